@@ -9,8 +9,9 @@
 // have one concern each: spec.go checks and translates a spec, create.go makes
 // containers, power.go starts, stops and resizes them, pull.go pulls images in the
 // background, list.go inspects many containers cheaply, watch.go follows the engine's
-// events. Package engine is the connection to the engine, and package pull classifies
-// what goes wrong with an image.
+// events. Package engine is the connection to the engine, package pull classifies what goes
+// wrong with an image, and package guest reaches into containers: console, logs, commands,
+// connections.
 //
 // What a user of Docker should know:
 //
@@ -40,6 +41,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/docker/guest"
 	"cloudnative.tw/drover/internal/driver/download"
 )
 
@@ -74,6 +76,7 @@ type Options struct {
 // Driver runs servers on a Docker Engine.
 type Driver struct {
 	Options
+	*guest.Access // what reaches into containers
 
 	engine  *engine.Client
 	fetches *download.Tracker
@@ -97,6 +100,12 @@ var (
 	_ driver.FieldDeclarer = (*Driver)(nil)
 	_ driver.Fetcher       = (*Driver)(nil)
 	_ driver.Closer        = (*Driver)(nil)
+
+	_ driver.Consoler        = (*Driver)(nil)
+	_ driver.LogReader       = (*Driver)(nil)
+	_ driver.Executor        = (*Driver)(nil)
+	_ driver.Dialer          = (*Driver)(nil)
+	_ driver.InterfaceLister = (*Driver)(nil)
 )
 
 // New returns a driver for the engine given by DOCKER_HOST, DOCKER_CERT_PATH and
@@ -111,6 +120,7 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{Options: o, engine: e}
+	d.Access = guest.New(guest.Options{Engine: e, Find: d.findID, CallTimeout: d.CallTimeout, Clock: d.Clock, Log: d.Log})
 	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.notifyWatches}
 	return d, nil
 }

@@ -47,6 +47,7 @@ func TestContract(t *testing.T) {
 			Kill: actions.kill, Stop: actions.stop, Exit: actions.exit, Pause: actions.pause,
 			Start: actions.start, Remove: actions.remove, BurnCPU: actions.burn,
 		},
+		Guest:       shellGuest(g.client),
 		Visible:     actions.visible,
 		Restarts:    true,
 		ResizesLive: true,

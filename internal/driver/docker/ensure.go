@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -123,6 +124,11 @@ func (d *Driver) findSummary(ctx context.Context, t driver.Target) (container.Su
 		return container.Summary{}, driver.Errorf(driver.ErrNotFound, "the container of UID %s is %s, not %s", t.UID, shortID(own[0].ID), shortID(t.ID))
 	}
 	return own[0], nil
+}
+
+func (d *Driver) findID(ctx context.Context, uid types.UID) (string, error) {
+	s, err := d.findSummary(ctx, driver.Target{UID: uid})
+	return s.ID, err
 }
 
 // inspectContainer inspects one container. errdefs.IsNotFound is true of its error if

@@ -122,6 +122,7 @@ func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, ch
 	if err == nil {
 		_, _ = c.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: true})
 	}
+	// The last one of several entry points counts.
 	changes := []string{`ENTRYPOINT ["/demo-guest"]`, "LABEL " + label + "=" + contentDigest(rootfs), change}
 	source := client.ImageImportSource{Source: bytes.NewReader(rootfs), SourceName: "-"}
 	res, err := c.ImageImport(ctx, source, image, client.ImageImportOptions{Changes: changes})

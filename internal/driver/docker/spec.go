@@ -229,6 +229,7 @@ func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) clien
 			Hostname:     containerHostname(spec.Name),
 			Labels:       containerLabels(spec, d.ClusterID, image),
 			ExposedPorts: exposed,
+			OpenStdin:    true, // the console's input; a container without is left as it is
 		},
 		HostConfig: &container.HostConfig{
 			Resources:     resourceLimits(spec),

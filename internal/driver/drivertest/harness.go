@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 )
 
 // Harness is what the suite needs to know about a driver and its engine. A case that
@@ -51,6 +52,10 @@ type Harness struct {
 
 	// OutOfBand acts on servers without the driver's knowledge.
 	OutOfBand OutOfBand
+
+	// Guest is what a guest can do for the cases of Consoler, LogReader, Executor, Dialer
+	// and InterfaceLister, which apply to drivers that implement these.
+	Guest Guest
 
 	// Visible returns everything about a server that users other than root can read
 	// from the engine: command lines, labels, environment, readable files. The
@@ -107,6 +112,12 @@ type OutOfBand struct {
 	// StubbornSpec is set.
 	IgnoreStop func(t *testing.T, s driver.Server)
 }
+
+// Guest is a guest that the cases of streams talk to.
+type Guest = streams.Guest
+
+// Commands are programs that such a guest can run.
+type Commands = streams.Commands
 
 // Decorated returns h with a decorator around every driver that it opens.
 func (h Harness) Decorated(wrap func(driver.Driver) driver.Driver) Harness {

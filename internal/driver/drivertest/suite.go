@@ -17,11 +17,15 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// contractCases are the contract. Harness.Skips refers to them by name.
-var contractCases = []struct {
+// contractCase is a case of the contract.
+type contractCase struct {
 	name string
 	run  func(t *testing.T, e *env)
-}{
+}
+
+// contractCases are the contract, with those of streamCases. Harness.Skips refers to them
+// by name.
+var contractCases = []contractCase{
 	{"EngineID", testEngineID},
 
 	{"FieldsDeclared", testFieldsDeclared},
@@ -87,7 +91,7 @@ var contractCases = []struct {
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	checkSkips(t, h.Skips)
-	for _, c := range contractCases {
+	for _, c := range append(contractCases, streamCases()...) {
 		t.Run(c.name, func(t *testing.T) {
 			if why := h.Skips[c.name]; why != "" {
 				t.Skip(why)
@@ -103,7 +107,7 @@ func Run(t *testing.T, h Harness) {
 func checkSkips(t *testing.T, skips map[string]string) {
 	t.Helper()
 	known := map[string]bool{}
-	for _, c := range contractCases {
+	for _, c := range append(contractCases, streamCases()...) {
 		known[c.name] = true
 	}
 	for name := range skips {

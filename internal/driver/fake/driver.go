@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake/guest"
 	"cloudnative.tw/drover/internal/driver/faultinject"
 	"cloudnative.tw/drover/internal/driver/journal"
 )
@@ -91,6 +92,8 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 
 // Driver simulates servers.
 type Driver struct {
+	*guest.Access // what reaches into servers
+
 	clusterID   string
 	latency     time.Duration
 	failureRate float64
@@ -105,6 +108,12 @@ var (
 	_ driver.Driver        = (*Driver)(nil)
 	_ driver.Identifier    = (*Driver)(nil)
 	_ driver.FieldDeclarer = (*Driver)(nil)
+
+	_ driver.Consoler        = (*Driver)(nil)
+	_ driver.LogReader       = (*Driver)(nil)
+	_ driver.Executor        = (*Driver)(nil)
+	_ driver.Dialer          = (*Driver)(nil)
+	_ driver.InterfaceLister = (*Driver)(nil)
 )
 
 // New opens the folder, creating it if it is missing, or uses memory.
@@ -125,11 +134,36 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{
+	d := &Driver{
 		clusterID: o.ClusterID, latency: o.Latency, failureRate: o.FailureRate,
 		clock: o.Clock, log: o.Log, store: s, meter: newMeter(),
 		simulation: simulation{bootTime: o.BootTime, shutdownTime: o.ShutdownTime, newName: newName},
-	}, nil
+	}
+	d.Access = &guest.Access{Clock: o.Clock, Find: d.findGuest}
+	return d, nil
+}
+
+// findGuest returns what is simulated in a server of this cluster.
+func (d *Driver) findGuest(ctx context.Context, uid types.UID) (guest.Server, error) {
+	if err := d.beginCall(ctx); err != nil {
+		return guest.Server{}, err
+	}
+	if err := driver.CheckUID(uid); err != nil {
+		return guest.Server{}, err
+	}
+	r, err := d.store.getRecord(uid)
+	switch {
+	case err != nil:
+		return guest.Server{}, err
+	case r == nil || r.ClusterID != d.clusterID:
+		return guest.Server{}, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
+	}
+	now := applyDueChanges(*r, d.clock.Now())
+	s := guest.Server{UID: uid, ID: now.ID, Name: now.Name, Run: now.Run, State: now.State, Interface: interfaceOf(uid)}
+	for _, p := range now.Ports {
+		s.Ports = append(s.Ports, p.Port)
+	}
+	return s, nil
 }
 
 func openStore(o Options) (store, error) {
@@ -204,6 +238,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		if old == nil || old.ClusterID != d.clusterID || (t.ID != "" && old.ID != t.ID) {
 			return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 		}
+		guest.Forget(old.ID)
 		if !retain {
 			return nil, nil //nolint:nilnil // Nil removes the record.
 		}

@@ -7,6 +7,8 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"net"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -164,6 +166,15 @@ func serverOf(r Record, now time.Time) driver.Server {
 func addressOf(uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return fmt.Sprintf("10.%d.%d.%d", sum[0], sum[1], 1+sum[2]%254)
+}
+
+func interfaceOf(uid types.UID) driver.Interface {
+	address := netip.MustParseAddr(addressOf(uid))
+	last := address.As4()
+	return driver.Interface{
+		Name: "eth0", MAC: net.HardwareAddr{2, 0, last[0], last[1], last[2], last[3]}.String(),
+		Addresses: []netip.Prefix{netip.PrefixFrom(address, 8)},
+	}
 }
 
 // portsOf returns the requested ports of the host; none is chosen.

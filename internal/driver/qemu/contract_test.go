@@ -48,9 +48,13 @@ func TestContract(t *testing.T) {
 			}
 		},
 		OutOfBand: e.engineActions(),
-		FailCode:  instance.CodePanicked,
-		Visible:   e.visible,
-		Timeout:   patience,
+		Guest: drivertest.Guest{
+			Print: func(t *testing.T, _ driver.Driver, s driver.Server, word string) { t.Helper(); e.printWord(t, s, word) },
+			Type:  func(word string) string { return word },
+		},
+		FailCode: instance.CodePanicked,
+		Visible:  e.visible,
+		Timeout:  patience,
 		Skips: map[string]string{
 			"StartedByHand": "a machine cannot be started without its driver",
 		},
@@ -133,6 +137,25 @@ func (e *engine) sendText(t *testing.T, s driver.Server, text string) {
 	defer func() { _ = conn.Close() }()
 	_, err = conn.Write([]byte(text))
 	must(t, err)
+}
+
+// printWord has the guest repeat a word. The guest reads slowly, and QEMU drops what it has
+// not read when the connection ends.
+func (e *engine) printWord(t *testing.T, s driver.Server, word string) {
+	t.Helper()
+	h := e.instanceFor(t, s)
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
+	must(t, err)
+	defer func() { _ = conn.Close() }()
+	_, err = conn.Write([]byte(word))
+	must(t, err)
+	framework.Eventually(t, patience, "the guest prints "+word, func() error {
+		content, err := os.ReadFile(h.File(machine.SerialLogFile))
+		if err == nil && !strings.Contains(string(content), word) {
+			err = textError(content)
+		}
+		return err
+	})
 }
 
 // visible returns the command line and the content of the files other than the disks,

@@ -165,6 +165,13 @@ func (e *Client) Capacity(ctx context.Context) (Capacity, error) {
 	return *e.capacity.Load(), nil
 }
 
+// IsDesktop reports whether the engine is that of Docker Desktop, which runs containers in a
+// virtual machine and forwards their published ports to this host.
+func (e *Client) IsDesktop(ctx context.Context) (bool, error) {
+	info, err := e.readInfo(ctx)
+	return info.OperatingSystem == "Docker Desktop", err
+}
+
 func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
 	err = e.Read(ctx, "read the engine's properties", func(ctx context.Context, c *client.Client) error {
 		res, err := c.Info(ctx, client.InfoOptions{})

@@ -8,6 +8,9 @@
 package faketest
 
 import (
+	"io"
+	"net"
+	"strconv"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -55,6 +58,39 @@ func InMemory(shape OptionsFunc) drivertest.Harness {
 	return h
 }
 
+// guestOf describes what is simulated in servers.
+func guestOf() drivertest.Guest {
+	command := func(name string) func(string) []string {
+		return func(argument string) []string { return []string{name, argument} }
+	}
+	return drivertest.Guest{
+		Print: func(t *testing.T, d driver.Driver, s driver.Server, word string) {
+			t.Helper()
+			x, _ := driver.As[driver.Executor](d)
+			if _, err := x.Exec(t.Context(), s.UID, driver.ExecRequest{Command: []string{"log", word}}); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Type: func(word string) string { return word },
+		Commands: drivertest.Commands{
+			Print: command("echo"), Complain: command("warn"), Copy: []string{"cat"},
+			Exit:   func(code int) []string { return []string{"exit", strconv.Itoa(code)} },
+			Killed: []string{"exit", "137"}, Sleep: []string{"sleep", "200"}, Size: []string{"size"},
+		},
+		Port: 80, DeadPort: 81, Talk: talkToEcho,
+	}
+}
+
+func talkToEcho(t *testing.T, conn net.Conn) {
+	t.Helper()
+	const text = "hello"
+	received := make([]byte, len(text))
+	_, err := io.WriteString(conn, text)
+	if _, failed := io.ReadFull(conn, received); err != nil || failed != nil || string(received) != text {
+		t.Errorf("sent %q and received %q: %v, %v", text, received, err, failed)
+	}
+}
+
 // OpenDriver opens a driver or fails the test.
 func OpenDriver(t *testing.T, o fake.Options) *fake.Driver {
 	t.Helper()
@@ -83,7 +119,7 @@ type OutOfBand struct {
 // Harness returns what the harnesses of both kinds of engine have in common.
 func Harness(h OutOfBand) drivertest.Harness {
 	return drivertest.Harness{
-		Spec: NewSpec, OtherImage: "second", ResizesLive: true, OutOfBand: h.toDrivertest(),
+		Spec: NewSpec, OtherImage: "second", ResizesLive: true, OutOfBand: h.toDrivertest(), Guest: guestOf(),
 	}
 }
 

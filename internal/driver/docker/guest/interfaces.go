@@ -1,0 +1,43 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/moby/moby/api/types/network"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Interfaces implements driver.InterfaceLister. The engine reports an interface by its
+// network, not by the name that it has in the container.
+func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interface, error) {
+	c, err := a.findContainer(ctx, uid)
+	if err != nil {
+		return nil, err
+	}
+	if !c.hasProcess() {
+		return nil, c.checkRunning()
+	}
+	var all []driver.Interface
+	names, networks := c.networks()
+	for _, name := range names {
+		n := networks[name]
+		all = append(all, driver.Interface{Name: name, MAC: n.MacAddress.String(), Addresses: prefixesOf(n)})
+	}
+	return all, nil
+}
+
+func prefixesOf(n *network.EndpointSettings) (all []netip.Prefix) {
+	if n.IPAddress.IsValid() {
+		all = append(all, netip.PrefixFrom(n.IPAddress, n.IPPrefixLen))
+	}
+	if n.GlobalIPv6Address.IsValid() {
+		all = append(all, netip.PrefixFrom(n.GlobalIPv6Address, n.GlobalIPv6PrefixLen))
+	}
+	return all
+}

@@ -1,0 +1,146 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// optional returns the driver as one of the optional interfaces, or skips the case.
+func optional[T any](t *testing.T, d driver.Driver) T {
+	t.Helper()
+	as, ok := driver.As[T](d)
+	if !ok {
+		t.Skipf("the driver is no %T", (*T)(nil))
+	}
+	return as
+}
+
+// word returns a word that no other case prints. The guests of tests take other letters
+// for commands.
+func word() string {
+	const letters = "uvwyz"
+	text := make([]byte, 16)
+	for i := range text {
+		text[i] = letters[rand.IntN(len(letters))] //nolint:gosec // not a secret
+	}
+	return string(text)
+}
+
+// print makes the guest print a new word.
+func (e *Env) print(t *testing.T, s driver.Server) string {
+	t.Helper()
+	requireGuest(t, e.Guest.Print != nil, "Guest.Print")
+	text := word()
+	e.Guest.Print(t, e.Driver, s, text)
+	return text
+}
+
+// reading is what was read of a stream so far, and the error that ended it.
+type reading struct {
+	mu   sync.Mutex
+	text string
+	err  error
+}
+
+// readAll reads a stream in the background, and closes it at the end of the case.
+func readAll(t *testing.T, stream io.ReadCloser) *reading {
+	t.Helper()
+	r := &reading{}
+	t.Cleanup(func() { _ = stream.Close() })
+	go func() {
+		buffer := make([]byte, 1<<10)
+		for {
+			n, err := stream.Read(buffer)
+			r.add(string(buffer[:n]), err)
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return r
+}
+
+func (r *reading) add(text string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.text, r.err = r.text+text, err
+}
+
+func (r *reading) now() (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text, r.err
+}
+
+// waitForText waits until a text was read, and checks that it was read once.
+func (e *Env) waitForText(t *testing.T, r *reading, text string) {
+	t.Helper()
+	e.WaitUntil(t, "the stream to have "+text, func() error {
+		all, err := r.now()
+		if n := strings.Count(all, text); n != 1 {
+			return fmt.Errorf("it has it %d times, and ended with %v: %q", n, err, all) //nolint:errorlint // there may be none
+		}
+		return nil
+	})
+}
+
+// waitForEnd waits until the stream has ended with an error of a kind, or with any other
+// than io.EOF if kind is nil.
+func (e *Env) waitForEnd(t *testing.T, r *reading, kind error) {
+	t.Helper()
+	e.WaitUntil(t, "the stream to end", func() error {
+		switch _, err := r.now(); {
+		case err == nil:
+			return errors.New("it goes on")
+		case kind == nil && !errors.Is(err, io.EOF), kind != nil && errors.Is(err, kind):
+			return nil
+		default:
+			t.Fatalf("the stream ended with %v, want %v", err, kind)
+		}
+		return nil
+	})
+}
+
+// requireGuest fails the case if the harness does not describe an ability of its guests.
+func requireGuest(t *testing.T, has bool, what string) {
+	t.Helper()
+	if !has {
+		t.Fatalf("the harness has no %s: set it, or give the reason in Skips under the name of this case", what)
+	}
+}
+
+func mustBeNil(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func wantKind(t *testing.T, what string, err, kind error) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%s: got error %q, want the kind %q", what, fmt.Sprint(err), fmt.Sprint(kind))
+	}
+}
+
+func errorOf[T any](_ T, err error) error { return err }
+
+// checkRuns checks that a server is still in the same run.
+func (e *Env) checkRuns(t *testing.T, s driver.Server) {
+	t.Helper()
+	now, err := e.Driver.List(t.Context(), s.UID)
+	mustBeNil(t, "List", err)
+	if len(now) != 1 || now[0].Run != s.Run || now[0].State != driver.StateRunning {
+		t.Errorf("List shows %+v, want it running in the run %s", now, s.Run)
+	}
+}

@@ -1,0 +1,122 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// readLog reads a log that is not followed to its end.
+func readLog(t *testing.T, d driver.LogReader, uid types.UID, o driver.LogOptions) string {
+	t.Helper()
+	l, err := d.Logs(t.Context(), uid, o)
+	mustBeNil(t, "Logs", err)
+	text, err := io.ReadAll(l)
+	mustBeNil(t, "reading the log", errors.Join(err, l.Close()))
+	return string(text)
+}
+
+// waitForLog waits until the log has texts in their order.
+func (e *Env) waitForLog(t *testing.T, uid types.UID, o driver.LogOptions, words ...string) {
+	t.Helper()
+	d := optional[driver.LogReader](t, e.Driver)
+	e.WaitUntil(t, "the log", func() error {
+		text, rest := readLog(t, d, uid, o), ""
+		rest = text
+		for _, w := range words {
+			_, after, has := strings.Cut(rest, w)
+			if !has {
+				return fmt.Errorf("it has no %s in the order %v: %q", w, words, text)
+			}
+			rest = after
+		}
+		return nil
+	})
+}
+
+func testLogs(t *testing.T, e *Env) {
+	optional[driver.LogReader](t, e.Driver)
+	spec, s := e.Start(t, "logs")
+	words := []string{e.print(t, s), e.print(t, s), e.print(t, s)}
+	e.waitForLog(t, spec.UID, driver.LogOptions{}, words...)
+	e.Stop(t, spec)
+	e.waitForLog(t, spec.UID, driver.LogOptions{}, words...)
+	e.waitForLog(t, spec.UID, driver.LogOptions{Follow: true}, words...)
+}
+
+// testLogsTail needs a guest that ends lines.
+func testLogsTail(t *testing.T, e *Env) {
+	d := optional[driver.LogReader](t, e.Driver)
+	spec, s := e.Start(t, "logs-tail")
+	words := []string{e.print(t, s), e.print(t, s), e.print(t, s)}
+	e.waitForLog(t, spec.UID, driver.LogOptions{}, words...)
+	for lines, want := range map[int64][]string{0: nil, 1: words[2:], 2: words[1:], 1000: words} {
+		text := readLog(t, d, spec.UID, driver.LogOptions{TailLines: &lines})
+		for i, w := range words {
+			if has, wants := strings.Contains(text, w), i >= len(words)-len(want); has != wants {
+				t.Errorf("the last %d lines have %s: %v, want %v: %q", lines, w, has, wants, text)
+			}
+		}
+	}
+	_, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})
+	wantKind(t, "Logs of -1 lines", err, driver.ErrInvalid)
+}
+
+func testLogsFollow(t *testing.T, e *Env) {
+	d := optional[driver.LogReader](t, e.Driver)
+	spec, s := e.Start(t, "logs-follow")
+	earlier := e.print(t, s)
+	e.waitForLog(t, spec.UID, driver.LogOptions{}, earlier)
+	ctx, cancel := context.WithCancel(t.Context())
+	followed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
+	mustBeNil(t, "Logs", err)
+	left, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
+	mustBeNil(t, "Logs", err)
+	all, some := readAll(t, followed), readAll(t, left)
+	e.waitForText(t, all, earlier)
+	e.waitForText(t, some, earlier)
+	later := e.print(t, s)
+	e.waitForText(t, all, later)
+	cancel()
+	e.waitForEnd(t, some, nil)
+	e.Stop(t, spec)
+	e.waitForEnd(t, all, io.EOF)
+}
+
+// testLogsPrevious needs a driver that knows the output of the run before.
+func testLogsPrevious(t *testing.T, e *Env) {
+	d := optional[driver.LogReader](t, e.Driver)
+	spec, s := e.Start(t, "logs-previous")
+	first := e.print(t, s)
+	e.waitForLog(t, spec.UID, driver.LogOptions{}, first)
+	_, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true})
+	wantKind(t, "Logs of the run before the first", err, driver.ErrRetry)
+
+	s = e.Restart(t, spec, s)
+	second := e.print(t, s)
+	e.waitForLog(t, spec.UID, driver.LogOptions{}, second)
+	check := func() {
+		t.Helper()
+		if text := readLog(t, d, spec.UID, driver.LogOptions{}); strings.Contains(text, first) || !strings.Contains(text, second) {
+			t.Errorf("the log has %q, want %s and not %s", text, second, first)
+		}
+		for _, o := range []driver.LogOptions{{Previous: true}, {Previous: true, Follow: true}, {Previous: true, TailLines: new(int64(1000))}} {
+			if text := readLog(t, d, spec.UID, o); !strings.Contains(text, first) || strings.Contains(text, second) {
+				t.Errorf("the previous log has %q, want %s and not %s", text, first, second)
+			}
+		}
+	}
+	check()
+	e.Stop(t, spec)
+	check()
+}

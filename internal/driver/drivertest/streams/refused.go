@@ -1,0 +1,88 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// streamCalls returns a call for each of the optional interfaces that the driver has.
+func (e *Env) streamCalls(d driver.Driver) map[string]func(ctx context.Context, uid types.UID) error {
+	calls := map[string]func(context.Context, types.UID) error{}
+	if c, ok := driver.As[driver.Consoler](d); ok {
+		calls["Console"] = func(ctx context.Context, uid types.UID) error { return errorOf(c.Console(ctx, uid)) }
+	}
+	if l, ok := driver.As[driver.LogReader](d); ok {
+		calls["Logs"] = func(ctx context.Context, uid types.UID) error {
+			return errorOf(l.Logs(ctx, uid, driver.LogOptions{}))
+		}
+	}
+	if x, ok := driver.As[driver.Executor](d); ok && e.Guest.Commands.Print != nil {
+		calls["Exec"] = func(ctx context.Context, uid types.UID) error {
+			_, _, _, err := exec(ctx, x, uid, e.Guest.Commands.Print(word()))
+			return err
+		}
+	}
+	if c, ok := driver.As[driver.Dialer](d); ok {
+		calls["Dial"] = func(ctx context.Context, uid types.UID) error { return errorOf(c.Dial(ctx, uid, max(1, e.Guest.Port))) }
+	}
+	if l, ok := driver.As[driver.InterfaceLister](d); ok {
+		calls["Interfaces"] = func(ctx context.Context, uid types.UID) error { return errorOf(l.Interfaces(ctx, uid)) }
+	}
+	return calls
+}
+
+// testStreamsRefused checks that only servers of this cluster that run are reached.
+func testStreamsRefused(t *testing.T, e *Env) {
+	running, _ := e.Start(t, "theirs")
+	released, s := e.Start(t, "released")
+	mustBeNil(t, "Release", e.Driver.Delete(t.Context(), driver.Target{UID: released.UID, ID: s.ID}, true))
+	stopped, _ := e.Start(t, "stopped")
+	e.Stop(t, stopped)
+	never := e.Create(t, "never")
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+
+	other := e.streamCalls(e.Open(t, string(uuid.NewUUID())))
+	for name, call := range e.streamCalls(e.Driver) {
+		wantKind(t, name+" of another cluster's server", other[name](t.Context(), running.UID), driver.ErrNotFound)
+		wantKind(t, name+" of a released server", call(t.Context(), released.UID), driver.ErrNotFound)
+		wantKind(t, name+" of a server that is not there", call(t.Context(), uuid.NewUUID()), driver.ErrNotFound)
+		wantKind(t, name+" of a server that never ran", call(t.Context(), never.UID), driver.ErrRetry)
+		for _, uid := range []types.UID{"", "../x", "a\nb"} {
+			wantKind(t, fmt.Sprintf("%s of the UID %q", name, uid), call(t.Context(), uid), driver.ErrInvalid)
+		}
+		if err := call(cancelled, running.UID); err == nil {
+			t.Errorf("%s: with a context that is over there is no error", name)
+		}
+		if name != "Logs" {
+			wantKind(t, name+" of a server that is off", call(t.Context(), stopped.UID), driver.ErrRetry)
+		}
+	}
+}
+
+func testStreamsWithoutEngine(t *testing.T, e *Env) {
+	requireGuest(t, e.Losable != nil, "Losable")
+	d, lose, restore := e.Losable(t)
+	calls := e.streamCalls(d)
+	if len(calls) == 0 {
+		t.Skip("the driver has none of the optional interfaces")
+	}
+	uid := uuid.NewUUID()
+	for name, call := range calls {
+		wantKind(t, name, call(t.Context(), uid), driver.ErrNotFound)
+	}
+	lose()
+	defer restore()
+	for name, call := range calls {
+		wantKind(t, name+" without the engine", call(t.Context(), uid), driver.ErrUnavailable)
+	}
+}
