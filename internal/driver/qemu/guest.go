@@ -16,6 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -104,7 +105,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if err != nil {
 		return nil, err
 	}
-	servers = slices.DeleteFunc(servers, func(s *instance.Instance) bool { return !s.IsAlive() || s.Phase != instance.PhaseOn })
+	servers = slices.DeleteFunc(servers, func(s *instance.Instance) bool { return !s.IsAlive() || s.Phase != record.PhaseOn })
 	samples, errs := make([]driver.Usage, len(servers)), make([]error, len(servers))
 	var all errgroup.Group
 	all.SetLimit(maxConcurrent)

@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -47,8 +48,8 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return inst.Host.StateDir.Explain(err)
 	}
 	inst.Host.diskFaults.Delete(inst.Path)
-	inst.Phase, inst.Run, inst.StartedAt = PhaseStarting, NewID(), inst.Host.Clock.Now()
-	inst.Stop, inst.Settings, inst.Forwards = nil, SettingsOf(spec, inst.Root.Image.ImageSettings), m.Forwards
+	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), inst.Host.Clock.Now()
+	inst.Stop, inst.Settings, inst.Forwards = nil, record.SettingsOf(spec, inst.Root.Image.ImageSettings), m.Forwards
 	inst.MachineType, inst.Accelerator = m.Type, m.Accel
 	inst.planCPUGroup(spec.CPUMilli)
 	if err := inst.Save(); err != nil {
@@ -64,7 +65,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 // rotateLog renames the previous log before a run. A start that was interrupted has left
 // its own.
 func (inst *Instance) rotateLog() error {
-	if inst.Phase == PhaseStarting {
+	if inst.Phase == record.PhaseStarting {
 		return inst.SetLogAside(machine.FailedLog)
 	}
 	return inst.SetLogAside(machine.OldLog)
@@ -147,7 +148,7 @@ func (inst *Instance) startMachine(ctx context.Context, m launch.Config, files *
 }
 
 // undoStart restores a server whose QEMU did not come up to what it was before.
-func (inst *Instance) undoStart(ctx context.Context, before Record) error {
+func (inst *Instance) undoStart(ctx context.Context, before record.Record) error {
 	if err := inst.Kill(ctx); err != nil {
 		return err
 	}
@@ -165,7 +166,7 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 	}
 	inst.limitCPU(ctx)
 	inst.Host.RemoveExits(inst.UID)
-	inst.Phase = PhaseOn
+	inst.Phase = record.PhaseOn
 	if err := inst.Save(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}
