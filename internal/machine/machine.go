@@ -11,14 +11,15 @@
 //   - program.go finds out what QEMU can do and what it needs of the host, accelerator.go
 //     what guests run on.
 //   - process.go starts, finds and ends processes, and files.go opens what each gets;
-//     started.go remembers which one was started; monitor.go talks to them by QMP.
+//     started.go remembers which one was started; monitor.go talks to them by QMP, and to
+//     the agents in their guests.
 //   - seed.go makes what cloud-init reads; logs.go and console.go read what is printed.
-//   - forward.go describes the ports of the host that lead to the guest, and checks that
-//     the guest answers there.
+//   - forward.go describes the ports of the host that lead to the guest, and connects to the
+//     guest there.
 //   - diskfault.go follows the disk errors that guests wait for.
 //
 // The packages below start QEMU as it is described (launch) and confined (confine), speak QMP
-// (qmp), and know processes of this host (proc), control groups (cgroup) and the memory that
+// (qmp) and the protocol of the guest agent (agent), and know processes of this host (proc), control groups (cgroup) and the memory that
 // guests share (memory).
 //
 // # Processes
@@ -61,6 +62,8 @@ const (
 	EventsSocket = "events.sock"
 	// SerialSocket is the serial console, for one client at a time.
 	SerialSocket = "serial.sock"
+	// AgentSocket leads to the guest's agent, for one client at a time.
+	AgentSocket = "agent.sock"
 	// SerialLogFile has what the guest printed on its serial console.
 	SerialLogFile = "serial.log"
 	// LogFile has what QEMU printed.
@@ -71,6 +74,8 @@ const (
 	FailedLog = ".failed"
 	// writerLock is held by the process that writes to the console.
 	writerLock = "writer.lock"
+	// agentLock is held by the process that talks to the guest's agent.
+	agentLock = "agent.lock"
 )
 
 // Kinds of failure; test with errors.Is.

@@ -126,7 +126,10 @@ func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 // startMachine starts QEMU. Another process may take a chosen host port before QEMU has it,
 // such as a machine that is started at the same time. Then it chooses another port and tries
 // again.
-func (inst *Instance) startMachine(ctx context.Context, m launch.Config, files *launch.Files, ports []driver.Port, runLock *os.File) error {
+func (inst *Instance) startMachine(ctx context.Context, m launch.Config, files *launch.Files, ports []driver.Port, runLock *os.File) (err error) {
+	if m.AgentFD, err = inst.AddAgent(files); err != nil {
+		return inst.Host.StateDir.Explain(err)
+	}
 	for try := 1; ; try++ {
 		err := inst.Start(ctx, inst.Host.Program, m, files, runLock)
 		ended, ok := errors.AsType[*machine.StartError](err)
