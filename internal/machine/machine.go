@@ -19,8 +19,9 @@
 //   - diskfault.go follows the disk errors that guests wait for.
 //
 // The packages below start QEMU as it is described (launch) and confined (confine), speak QMP
-// (qmp) and the protocol of the guest agent (agent), and know processes of this host (proc), control groups (cgroup) and the memory that
-// guests share (memory).
+// (qmp) and the protocol of guest agents (agent), and know connections to guests (usernet),
+// processes of this host (proc), control groups (cgroup) and the memory that guests share
+// (memory).
 //
 // # Processes
 //
@@ -96,6 +97,8 @@ var (
 	ErrDiskChanged = errors.New("unusable disk")
 	// ErrNoConsole : the machine has no console yet.
 	ErrNoConsole = errors.New("no console")
+	// ErrNoLog : there is no such part of the guest's log yet.
+	ErrNoLog = errors.New("no log")
 	// ErrConsoleTaken : another caller writes to the console.
 	ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
 	// ErrNoRoom : the guest waits for room on the host's disk.

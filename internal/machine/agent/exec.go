@@ -31,6 +31,8 @@ const (
 var (
 	// ErrCommand : the command cannot be started.
 	ErrCommand = errors.New("the command cannot be started")
+	// ErrEndUnknown : the command may have been started, and may run.
+	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
 	// ErrOutputCut : a part of the output is missing.
 	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", maxOutput>>20)
 )
@@ -48,24 +50,35 @@ type Result struct {
 	Stdout, Stderr []byte
 }
 
+// CheckExec fails unless the agent answers, and can run commands.
+func (a Agent) CheckExec(ctx context.Context) error { return a.converse(ctx, requireExec) }
+
+func requireExec(c *conversation) error {
+	return c.requireCommands("guest-exec", "guest-exec-status")
+}
+
 // Exec runs a command in the guest until it ends. Before that it has no output. If ctx ends
-// first, Exec ends the command where the guest has a program for that.
-//
-// With ErrOutputCut there is a result too. After any other error once the command was started,
-// it may still run.
+// first, Exec ends the command where the guest has a program for that. With ErrOutputCut there
+// is a result too.
 func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
 	if err := command.check(); err != nil {
 		return Result{}, err
 	}
 	var pid int64
-	err := a.converse(ctx, func(c *conversation) (err error) {
-		if err := c.requireCommands("guest-exec", "guest-exec-status"); err != nil {
-			return err
+	isSent := false
+	err := a.converse(ctx, func(c *conversation) error {
+		err := requireExec(c)
+		if err == nil {
+			isSent = true
+			pid, err = c.start(command)
 		}
-		pid, err = c.start(command)
 		return err
 	})
-	if err != nil {
+	switch {
+	case err == nil:
+	case isSent && ctx.Err() == nil && !errors.Is(err, ErrCommand) && !errors.Is(err, ErrDisabled):
+		return Result{}, endUnknown(err)
+	default:
 		return Result{}, err
 	}
 	result, err := a.waitEnd(ctx, pid)
@@ -134,11 +147,15 @@ func (a Agent) waitEnd(ctx context.Context, pid int64) (Result, error) {
 		case err == nil:
 			answered = a.Clock.Now()
 		case ctx.Err() == nil && (!isSilent || a.Clock.Since(answered) > maxSilence):
-			return Result{}, fmt.Errorf("how the command ends is not known, and it may still run: %w", err)
+			return Result{}, endUnknown(err)
 		}
 	}
 	return Result{}, fmt.Errorf("waiting for the command's end: %w", context.Cause(ctx))
 }
+
+// endUnknown makes an error of a kind of its own: that of the cause could mean that the
+// command may be tried again.
+func endUnknown(cause error) error { return fmt.Errorf("%w: %s", ErrEndUnknown, cause.Error()) }
 
 // pause waits, and reports whether ctx is still active.
 func (a Agent) pause(ctx context.Context, d time.Duration) bool {
