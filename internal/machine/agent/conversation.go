@@ -20,6 +20,8 @@ const (
 	// maxConversation is how many bytes are read from a connection, what other clients have not
 	// waited for included: two answers with all the output that the agent keeps.
 	maxConversation = 128 << 20
+	// maxStale is how many answers to other clients are skipped.
+	maxStale = 100
 	// maxDescription is how much of the agent's own words an error has.
 	maxDescription = 300
 )
@@ -87,11 +89,9 @@ func (c *conversation) synchronize() error {
 	if err := c.write(append([]byte{sentinel}, sync...)); err != nil {
 		return err
 	}
-	for {
-		if b, err := c.ReadByte(); err != nil {
+	for range maxStale {
+		if err := c.skipToSentinel(); err != nil {
 			return err
-		} else if b != sentinel {
-			continue
 		}
 		text, _, err := readObject(c, answerLimits)
 		if err != nil && c.cannotGoOn(err) {
@@ -101,6 +101,16 @@ func (c *conversation) synchronize() error {
 		var got int64
 		if err == nil && json.Unmarshal(text, &a) == nil && json.Unmarshal(a.Return, &got) == nil && got == id {
 			return nil
+		}
+	}
+	return fmt.Errorf("%w: it sends other things than it is asked for", ErrBadAnswer)
+}
+
+// skipToSentinel reads up to the next sentinel.
+func (c *conversation) skipToSentinel() error {
+	for {
+		if b, err := c.ReadByte(); err != nil || b == sentinel {
+			return err
 		}
 	}
 }
