@@ -249,11 +249,18 @@ func (a *guestAgent) status(pid int) (any, error) {
 	return status, nil
 }
 
-// runningProcesses returns how many commands the agent has not reported the end of.
-func (a *guestAgent) runningProcesses() int {
+// runningProcesses returns how many commands run.
+func (a *guestAgent) runningProcesses() (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(a.processes)
+	for _, p := range a.processes {
+		select {
+		case <-p.over:
+		default:
+			n++
+		}
+	}
+	return n
 }
 
 func listInterfaces() (any, error) {

@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
@@ -253,9 +255,12 @@ func TestExecTogether(t *testing.T) {
 	if err := <-left; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if n := g.ask("/processes"); n != "0" {
-		t.Errorf("%s commands still run", n)
-	}
+	framework.Eventually(t, patience, "the command ends", func() error {
+		if n := g.ask("/processes"); n != "0" {
+			return fmt.Errorf("%s run", n)
+		}
+		return nil
+	})
 	// A caller that types is not waited for.
 	ctx, leave = context.WithCancel(t.Context())
 	typed, closeTyped := io.Pipe()
@@ -323,29 +328,6 @@ func TestHostileAgents(t *testing.T) {
 		t.Errorf("a lie about a command is %v", err)
 	}
 
-	// While one caller waits for an agent, all else goes on.
-	g.set("silent")
-	waits := make(chan error, 2)
-	for range cap(waits) {
-		go func() {
-			_, err := d.Interfaces(t.Context(), g.spec.UID)
-			waits <- err
-		}()
-	}
-	if s := reach(t, d, g.spec, driver.StateRunning); s.Err != nil {
-		t.Errorf("it is %+v", s)
-	}
-	if _, err := d.Usage(t.Context(), g.spec.UID); err != nil {
-		t.Error(err)
-	}
-	select {
-	case err := <-waits:
-		t.Errorf("the calls did not take long enough to show anything: %v", err)
-	default:
-	}
-	for range cap(waits) {
-		wantError(t, <-waits, driver.ErrRetry)
-	}
 	g.set("off")
 	framework.Eventually(t, patience, "the agent is gone", func() error {
 		_, err := d.Interfaces(t.Context(), g.spec.UID)
@@ -360,6 +342,42 @@ func TestHostileAgents(t *testing.T) {
 			t.Errorf("%s is still open", link)
 		}
 	}
+}
+
+// TestAgentTaken checks that callers wait for an agent that another process talks to, for a
+// while, and that nothing else waits for it.
+func TestAgentTaken(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	g := bootAgent(t, e, d)
+	g.setHonest()
+	lock, err := os.Open(filepath.Join(d.InstanceOf(g.spec.UID).Path, "agent.lock"))
+	must(t, err)
+	defer func() { _ = lock.Close() }()
+	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	if s := reach(t, d, g.spec, driver.StateRunning); s.Err != nil {
+		t.Errorf("it is %+v", s)
+	}
+	if used, err := d.Usage(t.Context(), g.spec.UID); len(used) != 1 || err != nil {
+		t.Errorf("it uses %+v, %v", used, err)
+	}
+	attach(t, d, g.spec).shows(t, "is up")
+	_, err = d.Interfaces(t.Context(), g.spec.UID)
+	wantError(t, err, driver.ErrRetry, "busy")
+	ctx, leave := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer leave()
+	if _, err = d.Interfaces(ctx, g.spec.UID); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	waits := make(chan error, 1)
+	go func() {
+		_, err := d.Interfaces(t.Context(), g.spec.UID)
+		waits <- err
+	}()
+	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
+	must(t, <-waits)
+	gone(t, d, g.spec)
 }
 
 // ownDescriptors returns what this process has open.

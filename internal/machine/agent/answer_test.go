@@ -54,6 +54,7 @@ func TestEndlessSynchronization(t *testing.T) {
 			io.Reader
 			io.Writer
 		}{&endless{text: text}, io.Discard})
+		c.read = maxConversation - 1<<20
 		if err := c.synchronize(); !errors.Is(err, ErrBadAnswer) || !strings.Contains(err.Error(), "it sends") {
 			t.Errorf("%s: got %v", name, err)
 		}

@@ -24,7 +24,7 @@ const (
 	// maxSilence is how long an agent may not answer while a command runs in its guest.
 	maxSilence = 30 * time.Second
 	// endWithin is how long ending a command may take whose caller has left.
-	endWithin = 5 * time.Second
+	endWithin = 10 * time.Second
 )
 
 // Kinds of failure of Exec, beside those of every call.
