@@ -2,13 +2,15 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds a Debian guest with the real cloud-init, systemd and QEMU, for the slow tests
-# of what those make of a VM's user-data and of Drover's units: DIR/debian.img, a raw disk that is one ext4 file system,
-# and its kernel and initial RAM disk, DIR/vmlinuz and DIR/initrd.img.
+# Builds a Debian guest with the real cloud-init, guest agent, systemd and QEMU, for the
+# slow tests of what those make of a VM's user-data, of Drover's questions and of its
+# units: DIR/debian.img, a raw disk that is one ext4 file system, and its kernel and
+# initial RAM disk, DIR/vmlinuz and DIR/initrd.img.
 #
 #     hack/debian-guest.sh DIR
 #
-# It needs root, takes a few minutes and 2 GB below DIR, and keeps what is there.
+# It needs root, takes a few minutes and 2 GB below DIR, and keeps what is there, unless
+# DIR/packages says that it was built of other packages.
 # SUITE (bookworm) and MIRROR say which Debian; debootstrap is installed by apt
 # where it is missing.
 set -o errexit -o nounset -o pipefail
@@ -22,7 +24,7 @@ readonly size=2G
 # The network is for a cloud-init that has something to configure; python3-cffi-backend
 # stands for a virtual package, of which debootstrap knows nothing. QEMU is for the
 # machines of a Drover in the guest.
-readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo,python3-cffi-backend,qemu-system-x86
+readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo,python3-cffi-backend,qemu-system-x86,qemu-guest-agent
 
 # bootstrap makes the guest's file system in a folder.
 bootstrap() {
@@ -37,8 +39,13 @@ bootstrap() {
 	: >"${root}/etc/machine-id"
 }
 
+is_built() {
+	[[ -f "${dir}/debian.img" && -f "${dir}/vmlinuz" && -f "${dir}/initrd.img" && -f "${dir}/packages" ]] &&
+		[[ "$(<"${dir}/packages")" == "${packages}" ]]
+}
+
 main() {
-	[[ -f "${dir}/debian.img" && -f "${dir}/vmlinuz" && -f "${dir}/initrd.img" ]] && exit 0
+	is_built && exit 0
 	[[ "$(id -u)" -eq 0 ]] || die "debootstrap needs root"
 	command -v debootstrap >/dev/null || apt_install debootstrap
 	command -v mke2fs >/dev/null || apt_install e2fsprogs
@@ -51,6 +58,7 @@ main() {
 	cp "${work}"/root/boot/initrd.img-* "${work}/initrd.img"
 	mke2fs -q -t ext4 -d "${work}/root" "${work}/debian.img" "${size}"
 	mv "${work}/vmlinuz" "${work}/initrd.img" "${work}/debian.img" "${dir}/"
+	echo "${packages}" >"${dir}/packages"
 }
 
 main

@@ -8,7 +8,8 @@
 #     hack/linux-guest.sh DIR
 #
 # The kernel comes by apt-get download and is not installed. One that is there
-# already is kept; the init is built each time.
+# already is kept if DIR/modules.list says that it came with the same modules; the init
+# is built each time.
 set -o errexit -o nounset -o pipefail
 
 # shellcheck source=hack/install-lib.sh
@@ -19,6 +20,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 readonly modules=(
 	virtio virtio_ring virtio_pci virtio_pci_modern_dev virtio_pci_legacy_dev
 	virtio_blk failover net_failover virtio_net virtio_balloon virtio-rng
+	virtio_console
 	evdev button cdrom isofs pvpanic pvpanic-mmio
 )
 
@@ -53,6 +55,14 @@ fetch_kernel() {
 	unpack_modules
 	compgen -G "${dir}/modules/*.ko" >/dev/null || die "${package} has none of the modules ${modules[*]}"
 	mv "${work}"/root/boot/vmlinuz-* "${dir}/vmlinuz"
+	echo "${modules[*]}" >"${dir}/modules.list"
+}
+
+# is_complete : a kernel that was put there by hand, for lack of apt-get, has no list.
+is_complete() {
+	[[ -f "${dir}/vmlinuz" ]] || return 1
+	command -v apt-get >/dev/null || return 0
+	[[ -f "${dir}/modules.list" && "$(<"${dir}/modules.list")" == "${modules[*]}" ]]
 }
 
 # unpack_modules : from release 13 on Debian has them compressed, and the guest's
@@ -77,5 +87,5 @@ pack() {
 }
 
 mkdir -p "${dir}"
-[[ -f "${dir}/vmlinuz" ]] || fetch_kernel
+is_complete || fetch_kernel
 pack

@@ -33,8 +33,7 @@ type Console struct {
 
 	ctx context.Context // ends with the console
 	end context.CancelCauseFunc
-	log *os.File
-	at  int64 // in the log; Read's own
+	log growingLog // Read's own
 
 	mu     sync.Mutex
 	unlock func() // gives up the right to write
@@ -52,7 +51,7 @@ func (m Machine) OpenConsole(ctx context.Context) (*Console, error) {
 		return nil, errors.Join(err, log.Close())
 	}
 	ctx, end := context.WithCancelCause(ctx)
-	c := &Console{machine: m, ctx: ctx, end: end, log: log, at: max(0, info.Size()-consoleTail)}
+	c := &Console{machine: m, ctx: ctx, end: end, log: growingLog{m, log, max(0, info.Size()-consoleTail)}}
 	context.AfterFunc(ctx, c.releaseAll)
 	return c, nil
 }
@@ -60,8 +59,8 @@ func (m Machine) OpenConsole(ctx context.Context) (*Console, error) {
 // Read waits for what the guest prints.
 func (c *Console) Read(p []byte) (int, error) {
 	for len(p) > 0 {
-		if n, err := c.readLog(p); n > 0 || err != nil {
-			return n, err
+		if n, err := c.log.read(p); n > 0 || err != nil {
+			return n, c.endCause(err)
 		}
 		if !proc.Pause(c.ctx, consoleEvery) {
 			return 0, context.Cause(c.ctx)
@@ -70,39 +69,10 @@ func (c *Console) Read(p []byte) (int, error) {
 	return 0, nil
 }
 
-// readLog reads what is in the log. It checks first whether the machine runs, so that it
-// does not miss the last output.
-func (c *Console) readLog(p []byte) (int, error) {
-	on, err := c.machine.IsRunning()
-	if err != nil {
-		return 0, err
-	}
-	n, err := c.log.ReadAt(p, c.at)
-	c.at += int64(n)
-	if n > 0 || !errors.Is(err, io.EOF) {
-		return n, c.endCause(err)
-	}
-	info, err := c.log.Stat()
-	if err != nil {
-		return 0, c.endCause(err)
-	}
-	if info.Size() < c.at { // it was cut
-		c.at = 0
-		return 0, nil
-	}
-	if !on {
-		return 0, io.EOF
-	}
-	return 0, nil
-}
-
 // endCause replaces an error that the console's end caused by its cause.
 func (c *Console) endCause(err error) error {
-	switch {
-	case c.ctx.Err() != nil:
+	if c.ctx.Err() != nil {
 		return context.Cause(c.ctx)
-	case errors.Is(err, io.EOF):
-		return nil
 	}
 	return err
 }
@@ -174,7 +144,7 @@ func (c *Console) Close() error {
 func (c *Console) releaseAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_ = c.log.Close()
+	_ = c.log.file.Close()
 	if c.line != nil {
 		_ = c.line.Close()
 		c.unlock()

@@ -40,6 +40,16 @@ func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, close
 	return opened, closeAll, err
 }
 
+// AddAgent makes the socket that leads to the guest's agent, and returns its descriptor in
+// QEMU. The caller holds the run lock: a QEMU that runs would lose its socket.
+func (m Machine) AddAgent(files *launch.Files) (fd int, err error) {
+	socket, err := m.listen(AgentSocket)
+	if err != nil {
+		return 0, err
+	}
+	return files.Add(socket), nil
+}
+
 // listen makes a socket in the directory, in place of one that an earlier run has left.
 func (m Machine) listen(socket string) (*os.File, error) {
 	if err := os.Remove(m.File(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {

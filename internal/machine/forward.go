@@ -6,22 +6,17 @@ package machine
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/internal/machine/usernet"
 )
 
 var ruleFailed = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
@@ -67,39 +62,54 @@ const (
 	lastCheck  = 200 * time.Millisecond
 )
 
-// Probe connects to a port of the guest by way of its host port. The connection alone
-// proves nothing: QEMU's network accepts every connection to a host port and passes it on
-// later, even to a guest that has not booted yet. So Probe asks QEMU how far the
-// connection has come.
+// Probe returns nil once a port of the guest has accepted a connection by way of its host
+// port.
 func (m Machine) Probe(ctx context.Context, c clock.Clock, f launch.Forward) error {
-	address := cmp.Or(f.HostIP, randomLoopback())
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp4", net.JoinHostPort(address, strconv.Itoa(int(f.HostPort))))
+	conn, err := m.connectGuest(ctx, c, f, true)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
-	spoke := make(chan error, 1)
-	go func() {
-		_, err := conn.Read(make([]byte, 1))
-		spoke <- err
-	}()
-	if err := m.waitConnected(ctx, c, f, conn, spoke); err != nil {
-		return fmt.Errorf("port %d of the guest, which host port %d leads to, %w", f.Port, f.HostPort, err)
-	}
+	_ = conn.Close() // which proves no less
 	return nil
 }
 
-// randomLoopback returns one of the many loopback addresses of this host. QEMU's table shows
-// it, which distinguishes connections.
-func randomLoopback() string {
-	var b [3]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return net.IPv4(127, 1+b[0]%254, b[1], b[2]).String()
+// DialPort connects to a TCP port of the guest by way of its host port. Only a connection that
+// is in the table of this machine's QEMU counts: if the machine ends meanwhile, the host port
+// may belong to something else.
+func (m Machine) DialPort(ctx context.Context, c clock.Clock, f launch.Forward) (net.Conn, error) {
+	return m.connectGuest(ctx, c, f, false)
 }
 
-// waitConnected waits until the guest has taken a connection. A guest that sends data
-// first has taken it too.
-func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forward, conn net.Conn, spoke <-chan error) error {
+// connectGuest connects to a port of the guest. That the host port accepts the connection
+// proves nothing: QEMU's network accepts every connection to a host port and passes it on
+// later, even to a guest that has not booted yet. So it asks QEMU how far the connection has
+// come.
+func (m Machine) connectGuest(ctx context.Context, c clock.Clock, f launch.Forward, isAnswerEnough bool) (net.Conn, error) {
+	address := cmp.Or(f.HostIP, usernet.RandomLoopback())
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp4", net.JoinHostPort(address, strconv.Itoa(int(f.HostPort))))
+	if err != nil {
+		return nil, err
+	}
+	answered, isOver := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(isOver)
+		answered <- usernet.WaitReadable(conn)
+	}()
+	err = m.waitConnected(ctx, c, f, conn, answered, isAnswerEnough)
+	// The caller reads once nothing else does.
+	err = cmp.Or(err, conn.SetReadDeadline(time.Unix(1, 0)))
+	<-isOver
+	err = cmp.Or(err, conn.SetReadDeadline(time.Time{}))
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("port %d of the guest, which host port %d leads to, %w", f.Port, f.HostPort, err)
+	}
+	return conn, nil
+}
+
+// waitConnected waits until the guest has taken a connection. A guest that sends data first
+// has taken it too, if isAnswerEnough: then answered gets nil.
+func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forward, conn net.Conn, answered <-chan error, isAnswerEnough bool) error {
 	timer := c.NewTimer(firstCheck)
 	defer timer.Stop()
 	for wait := firstCheck; ; wait = min(2*wait, lastCheck) {
@@ -107,11 +117,14 @@ func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forw
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("took no connection: %w", ctx.Err())
-		case err := <-spoke:
+		case err := <-answered:
 			if err != nil {
 				return fmt.Errorf("refused the connection: %w", err)
 			}
-			return nil
+			if isAnswerEnough {
+				return nil
+			}
+			answered = nil
 		case <-timer.C():
 		}
 		table, err := m.connectionTable(ctx)
@@ -136,65 +149,8 @@ func (m Machine) connectionTable(ctx context.Context) (table string, err error) 
 func (m Machine) isAnswered(table string, f launch.Forward, conn net.Conn) bool {
 	address, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 	if f.HostIP == "" {
-		return isConnected(table, address, "")
+		return usernet.IsConnected(table, address, "")
 	}
-	fd := descriptorOf(m.PID(), acceptedSocket(conn))
-	return fd != "" && isConnected(table, address, fd)
-}
-
-// acceptedSocket returns the inode of a connection's other end on this host. It is 0
-// until the connection was accepted. A line of the kernel's table is
-//
-//	1: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000 0 0 98765 1 ...
-func acceptedSocket(conn net.Conn) string {
-	table, err := os.ReadFile("/proc/net/tcp")
-	if err != nil {
-		return ""
-	}
-	there, here := kernelAddress(conn.RemoteAddr()), kernelAddress(conn.LocalAddr())
-	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 9 && fields[1] == there && fields[2] == here {
-			return fields[9]
-		}
-	}
-	return ""
-}
-
-// kernelAddress formats an address as the kernel's table does: the bytes of the address
-// in the order of the only processors that machines run on, and those of the port in
-// network order.
-func kernelAddress(a net.Addr) string {
-	to, ok := a.(*net.TCPAddr)
-	if !ok || to.IP.To4() == nil {
-		return ""
-	}
-	return fmt.Sprintf("%08X:%04X", binary.LittleEndian.Uint32(to.IP.To4()), to.Port)
-}
-
-// descriptorOf returns the descriptor that a process has for a socket.
-func descriptorOf(pid int, inode string) string {
-	links, _ := filepath.Glob(proc.Path(pid, "fd/*"))
-	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && to == "socket:["+inode+"]" {
-			return filepath.Base(link)
-		}
-	}
-	return ""
-}
-
-// isConnected looks for a connection to an address of this host, with a descriptor
-// where one is given, and reports whether the guest has answered it. A line of the
-// table is
-//
-//	TCP[ESTABLISHED]  12  127.4.5.6  8080  10.0.2.15  80  0  0
-func isConnected(table, address, fd string) bool {
-	for line := range strings.Lines(table) {
-		fields := strings.Fields(line)
-		if len(fields) < 6 || fields[2] != address || fd != "" && fields[1] != fd {
-			continue
-		}
-		state := strings.TrimSuffix(strings.TrimPrefix(fields[0], "TCP["), "]")
-		return !slices.Contains([]string{"NONE", "CLOSED", "SYN_SENT", "SYN_RCVD"}, state)
-	}
-	return false
+	fd := usernet.FindDescriptor(m.PID(), conn)
+	return fd != "" && usernet.IsConnected(table, address, fd)
 }

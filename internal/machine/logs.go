@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -11,7 +12,10 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 	"unicode"
+
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // SetLogAside renames the log of what QEMU printed: to OldLog after a run, and to
@@ -115,4 +119,141 @@ func (m Machine) copyLogEnd(log *os.File, size, keep int64) error {
 		return err
 	}
 	return os.Rename(aside.Name(), log.Name()+OldLog)
+}
+
+// LogOptions select a part of what the guest printed on its serial console.
+type LogOptions struct {
+	// Follow waits for more at the end, until the machine has stopped.
+	Follow bool
+	// Previous selects what was cut off the log last.
+	Previous bool
+	// TailLines is how many lines from the end to read; nil means all.
+	TailLines *int64
+}
+
+// followEvery is the interval between two reads of a log that is followed.
+const followEvery = 100 * time.Millisecond
+
+// OpenLog opens what the guest printed, whether the machine runs or not. Reading ends with ctx.
+func (m Machine) OpenLog(ctx context.Context, o LogOptions) (io.ReadCloser, error) {
+	name, none := SerialLogFile, "the guest has printed nothing yet"
+	if o.Previous {
+		name, none = SerialLogFile+OldLog, "nothing was cut off the log of the guest yet"
+	}
+	file, err := os.Open(m.File(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errorf(ErrNoLog, "%s", none)
+	}
+	if err != nil {
+		return nil, err
+	}
+	begin, end, err := o.findPart(file)
+	switch {
+	case err != nil:
+		return nil, errors.Join(err, file.Close())
+	case o.Follow && !o.Previous:
+		return &followedLog{ctx, growingLog{m, file, begin}}, nil
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.NewSectionReader(file, begin, end-begin), file}, nil
+}
+
+// findPart returns the part of a log that is there and was selected.
+func (o LogOptions) findPart(log *os.File) (begin, end int64, err error) {
+	info, err := log.Stat()
+	if err != nil {
+		return 0, 0, err
+	}
+	if o.TailLines == nil {
+		return 0, info.Size(), nil
+	}
+	begin, err = findTail(log, info.Size(), *o.TailLines)
+	return begin, info.Size(), err
+}
+
+// findTail returns where the last lines of a file begin. What comes after the last end of a
+// line is a line too.
+func findTail(file io.ReaderAt, size, lines int64) (int64, error) {
+	if lines == 0 {
+		return size, nil
+	}
+	block := make([]byte, 64<<10)
+	for end := size; end > 0; {
+		begin := max(0, end-int64(len(block)))
+		part := block[:end-begin]
+		_, err := file.ReadAt(part, begin)
+		if errors.Is(err, io.EOF) { // it was cut meanwhile
+			return 0, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		for i := len(part) - 1; i >= 0; i-- {
+			if at := begin + int64(i) + 1; part[i] == '\n' && at < size {
+				if lines--; lines == 0 {
+					return at, nil
+				}
+			}
+		}
+		end = begin
+	}
+	return 0, nil
+}
+
+// followedLog waits for what is printed.
+type followedLog struct {
+	ctx context.Context
+	log growingLog
+}
+
+// Read implements io.Reader.
+func (l *followedLog) Read(p []byte) (int, error) {
+	for len(p) > 0 {
+		if n, err := l.log.read(p); n > 0 || err != nil {
+			return n, err
+		}
+		if !proc.Pause(l.ctx, followEvery) {
+			return 0, context.Cause(l.ctx)
+		}
+	}
+	return 0, nil
+}
+
+// Close implements io.Closer.
+func (l *followedLog) Close() error { return l.log.file.Close() }
+
+// growingLog reads the serial log of a machine, which grows and is cut.
+type growingLog struct {
+	machine Machine
+	file    *os.File
+	at      int64
+}
+
+// read reads what is there, without waiting. It returns io.EOF at the end of the log of a
+// machine that does not run. It checks that first, so that it does not miss the last output.
+func (l *growingLog) read(p []byte) (int, error) {
+	on, err := l.machine.IsRunning()
+	if err != nil {
+		return 0, err
+	}
+	n, err := l.file.ReadAt(p, l.at)
+	l.at += int64(n)
+	if n > 0 {
+		return n, nil
+	}
+	if !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	info, err := l.file.Stat()
+	switch {
+	case err != nil:
+		return 0, err
+	case info.Size() < l.at: // it was cut
+		l.at = 0
+	case !on:
+		return 0, io.EOF
+	}
+	return 0, nil
 }

@@ -64,3 +64,33 @@ func TestLastLine(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+// TestFindTail checks where the last lines begin, also across blocks.
+func TestFindTail(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 70<<10) + "\n"
+	for name, c := range map[string]struct {
+		text  string
+		lines int64
+		want  string
+	}{
+		"none":         {"a\nb\n", 0, ""},
+		"one":          {"a\nb\n", 1, "b\n"},
+		"open":         {"a\nb", 1, "b"},
+		"two":          {"a\nb\nc\n", 2, "b\nc\n"},
+		"empty ones":   {"a\n\n\n", 2, "\n\n"},
+		"all":          {"a\nb\n", 2, "a\nb\n"},
+		"more":         {"a\nb\n", 9, "a\nb\n"},
+		"of nothing":   {"", 1, ""},
+		"across block": {"a\n" + long + "b\n", 2, long + "b\n"},
+		"the largest":  {"a\n", 1<<63 - 1, "a\n"},
+	} {
+		at, err := findTail(strings.NewReader(c.text), int64(len(c.text)), c.lines)
+		if err != nil || c.text[at:] != c.want {
+			t.Errorf("%s: got %d, %v", name, at, err)
+		}
+	}
+	if at, err := findTail(strings.NewReader("a"), 100, 1); at != 0 || err != nil {
+		t.Errorf("of a log that is cut meanwhile: %d, %v", at, err)
+	}
+}

@@ -11,15 +11,17 @@
 //   - program.go finds out what QEMU can do and what it needs of the host, accelerator.go
 //     what guests run on.
 //   - process.go starts, finds and ends processes, and files.go opens what each gets;
-//     started.go remembers which one was started; monitor.go talks to them by QMP.
+//     started.go remembers which one was started; monitor.go talks to them by QMP, and to
+//     the agents in their guests.
 //   - seed.go makes what cloud-init reads; logs.go and console.go read what is printed.
-//   - forward.go describes the ports of the host that lead to the guest, and checks that
-//     the guest answers there.
+//   - forward.go describes the ports of the host that lead to the guest, and connects to the
+//     guest there.
 //   - diskfault.go follows the disk errors that guests wait for.
 //
 // The packages below start QEMU as it is described (launch) and confined (confine), speak QMP
-// (qmp), and know processes of this host (proc), control groups (cgroup) and the memory that
-// guests share (memory).
+// (qmp) and the protocol of guest agents (agent), and know connections to guests (usernet),
+// processes of this host (proc), control groups (cgroup) and the memory that guests share
+// (memory).
 //
 // # Processes
 //
@@ -61,6 +63,8 @@ const (
 	EventsSocket = "events.sock"
 	// SerialSocket is the serial console, for one client at a time.
 	SerialSocket = "serial.sock"
+	// AgentSocket leads to the guest's agent, for one client at a time.
+	AgentSocket = "agent.sock"
 	// SerialLogFile has what the guest printed on its serial console.
 	SerialLogFile = "serial.log"
 	// LogFile has what QEMU printed.
@@ -71,6 +75,8 @@ const (
 	FailedLog = ".failed"
 	// writerLock is held by the process that writes to the console.
 	writerLock = "writer.lock"
+	// agentLock is held by the process that talks to the guest's agent.
+	agentLock = "agent.lock"
 )
 
 // Kinds of failure; test with errors.Is.
@@ -91,6 +97,8 @@ var (
 	ErrDiskChanged = errors.New("unusable disk")
 	// ErrNoConsole : the machine has no console yet.
 	ErrNoConsole = errors.New("no console")
+	// ErrNoLog : there is no such part of the guest's log yet.
+	ErrNoLog = errors.New("no log")
 	// ErrConsoleTaken : another caller writes to the console.
 	ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
 	// ErrNoRoom : the guest waits for room on the host's disk.

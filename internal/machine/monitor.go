@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,9 +13,14 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
@@ -108,12 +114,97 @@ func (m Machine) Dial(ctx context.Context, socket string, onEvent func(qmp.Event
 
 // DialSerial connects to the serial console. QEMU serves one connection at a time, and
 // blocks the guest if what it prints is not read.
-func (m Machine) DialSerial(ctx context.Context) (line net.Conn, err error) {
-	err = m.atSocket(SerialSocket, func(path string) error {
-		line, err = (&net.Dialer{}).DialContext(ctx, "unix", path)
+func (m Machine) DialSerial(ctx context.Context) (net.Conn, error) {
+	return m.dialSocket(ctx, SerialSocket)
+}
+
+func (m Machine) dialSocket(ctx context.Context, socket string) (conn net.Conn, err error) {
+	err = m.atSocket(socket, func(path string) error {
+		conn, err = (&net.Dialer{}).DialContext(ctx, "unix", path)
 		return err
 	})
-	return line, err
+	return conn, err
+}
+
+// Agent returns the agent of the guest, which may have none.
+func (m Machine) Agent(c clock.Clock) agent.Agent {
+	return agent.Agent{Connect: m.connectAgent, Clock: c}
+}
+
+const (
+	// agentFreeWithin is how long a client waits for the agent while others talk to it, which
+	// is longer than one of them may talk to an agent that does not answer.
+	agentFreeWithin = 15 * time.Second
+	// agentFreeEvery is the interval between two looks whether the agent is free.
+	agentFreeEvery = 20 * time.Millisecond
+)
+
+// connectAgent connects to the guest's agent. QEMU would make a second client wait unseen
+// until the first one has left.
+func (m Machine) connectAgent(ctx context.Context) (net.Conn, error) {
+	if err := m.checkAgent(ctx); err != nil {
+		return nil, err
+	}
+	unlock, err := m.claimAgent(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bounded, cancel := context.WithTimeout(ctx, CommandWithin)
+	defer cancel()
+	conn, err := m.dialSocket(bounded, AgentSocket)
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	return agentConn{conn, unlock}, nil
+}
+
+// checkAgent finds out whether the machine has the device, and whether a program in the guest
+// has opened it.
+func (m Machine) checkAgent(ctx context.Context) error {
+	var devices []struct {
+		Label  string `json:"label"`
+		IsOpen bool   `json:"frontend-open"`
+	}
+	if err := m.Execute(ctx, "query-chardev", nil, &devices); err != nil {
+		return err
+	}
+	for _, d := range devices {
+		switch {
+		case d.Label == launch.AgentChardev && d.IsOpen:
+			return nil
+		case d.Label == launch.AgentChardev:
+			return agent.ErrNoAgent
+		}
+	}
+	return agent.ErrNoDevice
+}
+
+// claimAgent waits until no other client talks to the agent.
+func (m Machine) claimAgent(ctx context.Context) (unlock func(), err error) {
+	bounded, cancel := context.WithTimeout(ctx, agentFreeWithin)
+	defer cancel()
+	for {
+		unlock, err = tryLock(m.File(agentLock), os.O_CREATE)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return unlock, err
+		}
+		if !proc.Pause(bounded, agentFreeEvery) {
+			return nil, cmp.Or(ctx.Err(), agent.ErrBusy)
+		}
+	}
+}
+
+// agentConn is a connection to the agent, and the right to have it.
+type agentConn struct {
+	net.Conn
+	unlock func()
+}
+
+// Close implements net.Conn. It is called once.
+func (c agentConn) Close() error {
+	defer c.unlock()
+	return c.Conn.Close()
 }
 
 // atSocket passes connect the path of a socket by way of the directory's descriptor, so

@@ -42,7 +42,18 @@ func PlainUser(t testing.TB) *syscall.Credential {
 // hack/ of the repository, and standalone/go.mod, which marks its root.
 func RunAsPlainUser(t *testing.T, tests ...string) {
 	t.Helper()
+	runAsPlainUser(t, PlainUser(t), LinuxGuest{}, tests)
+}
+
+// RunWithGuestAsPlainUser is RunAsPlainUser for tests that boot the Linux guest.
+func RunWithGuestAsPlainUser(t *testing.T, tests ...string) {
+	t.Helper()
 	user := PlainUser(t)
+	runAsPlainUser(t, user, BuildLinuxGuest(t, t.TempDir()), tests)
+}
+
+func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, tests []string) {
+	t.Helper()
 	root, err := repositoryRoot()
 	if err != nil {
 		t.Fatal(err)
@@ -64,12 +75,15 @@ func RunAsPlainUser(t *testing.T, tests ...string) {
 	if err := errors.Join(
 		os.CopyFS(filepath.Join(work, "hack"), os.DirFS(filepath.Join(root, "hack"))),
 		os.Mkdir(filepath.Join(work, "standalone"), 0o700), CopyFile(filepath.Join(root, "standalone", "go.mod"), filepath.Join(work, "standalone", "go.mod")),
-		CopyFile(self, program), ChownAll(dir, user),
+		CopyFile(self, program), guest.copyTo(filepath.Join(dir, "guest")), ChownAll(dir, user),
 	); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), program, "-test.v", "-test.run=^("+strings.Join(tests, "|")+")$")
 	cmd.Dir, cmd.Env = work, append(os.Environ(), "HOME="+dir)
+	if guest.Kernel != "" {
+		cmd.Env = append(cmd.Env, builtGuestEnv+"="+filepath.Join(dir, "guest"))
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -58,29 +58,54 @@ type LinuxGuest struct {
 	Kernel, Initrd string
 }
 
-// BuildLinuxGuest builds the Linux guest in bin/guest of this checkout and returns
-// copies of its files in dir.
-func BuildLinuxGuest(t testing.TB, dir string) LinuxGuest {
-	t.Helper()
-	built, err := builtLinuxGuest()
-	if err != nil {
-		t.Fatal(err)
+// builtGuestEnv names the folder of a Linux guest that was built before.
+const builtGuestEnv = "DROVER_TEST_LINUX_GUEST"
+
+// guestIn returns the guest of a folder.
+func guestIn(dir string) LinuxGuest {
+	return LinuxGuest{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
+}
+
+// copyTo copies the files of the guest, if it has any, into a folder, which need not exist.
+func (g LinuxGuest) copyTo(dir string) error {
+	if g.Kernel == "" {
+		return nil
 	}
-	g := LinuxGuest{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
-	for from, to := range map[string]string{built.Kernel: g.Kernel, built.Initrd: g.Initrd} {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	to := guestIn(dir)
+	for from, to := range map[string]string{g.Kernel: to.Kernel, g.Initrd: to.Initrd} {
 		content, err := os.ReadFile(from)
 		if err == nil {
 			err = os.WriteFile(to, content, 0o600)
 		}
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
-	return g
+	return nil
+}
+
+// BuildLinuxGuest builds the Linux guest in bin/guest of this checkout and returns
+// copies of its files in dir.
+func BuildLinuxGuest(t testing.TB, dir string) LinuxGuest {
+	t.Helper()
+	built, err := builtLinuxGuest()
+	if err == nil {
+		err = built.copyTo(dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return guestIn(dir)
 }
 
 // builtLinuxGuest builds it once per process.
 var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
+	if dir := os.Getenv(builtGuestEnv); dir != "" {
+		return guestIn(dir), nil
+	}
 	root, err := repositoryRoot()
 	if err != nil {
 		return LinuxGuest{}, err
@@ -97,5 +122,5 @@ var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 	if err != nil {
 		return LinuxGuest{}, fmt.Errorf("building the Linux guest: %w\n%s", err, out)
 	}
-	return LinuxGuest{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}, nil
+	return guestIn(dir), nil
 })

@@ -14,6 +14,8 @@
 //	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
 //	/off     powers off without the button
+//	/agent?mode=M  starts or stops the guest agent: see agent.go
+//	/processes     how many commands the guest agent runs
 package main
 
 import (
@@ -41,6 +43,10 @@ type report struct {
 	MemoryKiB uint64            `json:"memoryKiB"`
 	Disks     map[string]disk   `json:"disks"` // by name, such as vda
 	Seed      map[string]string `json:"seed"`  // the files of a cloud-init disk
+	// PCI has what each device is, by its address.
+	PCI map[string]string `json:"pci"`
+	// Network has the PCI address of each network interface, by its name.
+	Network map[string]string `json:"network"`
 }
 
 type disk struct {
@@ -50,10 +56,15 @@ type disk struct {
 }
 
 func main() {
+	if os.Getpid() != 1 {
+		runProgram()
+		return
+	}
 	logLine("mounts", mountFilesystems())
 	loadModules("/modules")
 	go powerButton()
 	logLine("network", startNetwork())
+	logLine("programs", installPrograms())
 	boots, err := countBoot("/dev/vda")
 	logLine("disk", err)
 	logLine("file system", mountDisk("/dev/vda", "/disk"))
@@ -227,7 +238,31 @@ func newReport(boots int) report {
 	return report{
 		Boots: boots, Cmdline: readFile("/proc/cmdline"), CPUs: runtime.NumCPU(),
 		MemoryKiB: info.Totalram * uint64(info.Unit) / 1024, Disks: listDisks(), Seed: printSeed(),
+		PCI: listPCI(), Network: listNetwork(),
 	}
+}
+
+// listPCI returns vendor, device, class and driver of each device.
+func listPCI() map[string]string {
+	found := map[string]string{}
+	devices, _ := filepath.Glob("/sys/bus/pci/devices/*")
+	for _, device := range devices {
+		driver, _ := os.Readlink(filepath.Join(device, "driver"))
+		found[filepath.Base(device)] = strings.Join([]string{
+			readFile(filepath.Join(device, "vendor")), readFile(filepath.Join(device, "device")), readFile(filepath.Join(device, "class")), filepath.Base(driver),
+		}, " ")
+	}
+	return found
+}
+
+func listNetwork() map[string]string {
+	found := map[string]string{}
+	devices, _ := filepath.Glob("/sys/class/net/*/device")
+	for _, device := range devices {
+		path, _ := filepath.EvalSymlinks(device) // .../0000:00:02.0/virtio1
+		found[filepath.Base(filepath.Dir(device))] = filepath.Base(filepath.Dir(path))
+	}
+	return found
 }
 
 func readFile(path string) string {
@@ -288,6 +323,13 @@ func serveHTTP(r report) error {
 		_ = os.WriteFile("/proc/sys/kernel/sysrq", []byte("1"), 0)
 		_ = os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0)
 	})
+	agent := &guestAgent{processes: map[int]*process{}}
+	http.HandleFunc("/agent", func(w http.ResponseWriter, q *http.Request) {
+		if err := agent.setMode(q.FormValue("mode")); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
+	http.HandleFunc("/processes", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, agent.runningProcesses()) })
 	http.HandleFunc("/off", func(http.ResponseWriter, *http.Request) { powerOff() })
 	server := &http.Server{Addr: ":80", ReadHeaderTimeout: 10 * time.Second}
 	return server.ListenAndServe()

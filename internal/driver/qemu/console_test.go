@@ -37,19 +37,22 @@ func attach(t *testing.T, d *Driver, spec driver.ServerSpec) *screen {
 	must(t, err)
 	s := &screen{ReadWriteCloser: c}
 	t.Cleanup(func() { _ = s.Close() })
-	go func() {
-		buffer := make([]byte, 1<<10)
-		for {
-			n, err := c.Read(buffer)
-			s.mu.Lock()
-			s.text, s.err = s.text+string(buffer[:n]), err
-			s.mu.Unlock()
-			if err != nil {
-				return
-			}
-		}
-	}()
+	go s.copyFrom(c)
 	return s
+}
+
+// copyFrom reads until the end.
+func (s *screen) copyFrom(from io.Reader) {
+	buffer := make([]byte, 1<<10)
+	for {
+		n, err := from.Read(buffer)
+		s.mu.Lock()
+		s.text, s.err = s.text+string(buffer[:n]), err
+		s.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
 }
 
 func (s *screen) read() (string, error) {

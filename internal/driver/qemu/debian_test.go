@@ -5,10 +5,15 @@ package qemu
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // debianEnv is the folder of the guest that hack/debian-guest.sh builds.
@@ -73,6 +79,7 @@ ethernets:
 			t.Errorf("%s says %q, want %q", command, got, want)
 		}
 	}
+	checkRealAgent(t, d, spec)
 	off := spec
 	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(bootsWithin)
 	c.close()
@@ -80,6 +87,55 @@ ethernets:
 		t.Errorf("it ended with %+v", s.Exit)
 	}
 	gone(t, d, spec)
+}
+
+// checkRealAgent checks commands and interfaces by the QEMU guest agent of the distribution.
+func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
+	t.Helper()
+	g := agentGuest{t: t, d: d, spec: spec}
+	for name, c := range map[string]struct {
+		stdin   io.Reader
+		command []string
+		want    ran
+	}{
+		"output":       {nil, []string{"hostname"}, ran{out: "debian-guest\n"}},
+		"error output": {nil, []string{"sh", "-c", "echo a >&2; echo b; exit 7"}, ran{code: 7, out: "b\n", errors: "a\n"}},
+		"input":        {strings.NewReader("a\x00\xff\n"), []string{"cat"}, ran{out: "a\x00\xff\n"}},
+		"signal":       {nil, []string{"sh", "-c", "kill -9 $$"}, ran{code: 137}},
+		"a while":      {nil, []string{"sh", "-c", "sleep 15; echo over"}, ran{out: "over\n"}},
+	} {
+		if got := g.run(c.stdin, c.command...); got != c.want {
+			t.Errorf("%s by the agent: %+v", name, got)
+		}
+	}
+	wantError(t, g.run(nil, "no-such-program").err, driver.ErrInvalid, "no-such-program")
+	cut := g.run(nil, "head", "--bytes=4194304", "/dev/zero")
+	wantError(t, cut.err, driver.ErrUnsupported, "the exit code is 0")
+	if len(cut.out) != 3<<20 {
+		t.Errorf("%d bytes of the output came", len(cut.out))
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() { left <- g.runOn(ctx, d, nil, "sleep", "4711").err }()
+	framework.Eventually(t, answersWithin, "the command runs", func() error {
+		if got := g.run(nil, "pgrep", "-fx", "sleep 4711"); got.code != 0 || got.err != nil {
+			return fmt.Errorf("got %+v", got)
+		}
+		return nil
+	})
+	leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if got := g.run(nil, "pgrep", "-fx", "sleep 4711"); got.code != 1 || got.err != nil {
+		t.Errorf("the command of a caller who has left: %+v", got)
+	}
+	interfaces, err := d.Interfaces(t.Context(), spec.UID)
+	must(t, err)
+	if len(interfaces) != 1 || interfaces[0].Name != "drover0" || interfaces[0].MAC != launch.MACAddress(string(spec.UID)) ||
+		!slices.Contains(interfaces[0].Addresses, netip.MustParsePrefix("10.0.2.77/24")) {
+		t.Errorf("the interfaces are %+v", interfaces)
+	}
 }
 
 // debianSpec returns the guest that hack/debian-guest.sh has made in a folder.

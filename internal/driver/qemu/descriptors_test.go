@@ -182,7 +182,7 @@ func TestInheritedDescriptors(t *testing.T) {
 	if status, err := os.ReadFile(proc.Path(h.PID(), "status")); err != nil || !strings.Contains(string(status), "NoNewPrivs:\t1") {
 		t.Errorf("QEMU can gain privileges: %s, %v", status, err)
 	}
-	for _, socket := range []string{machine.ControlSocket, machine.EventsSocket, machine.SerialSocket} {
+	for _, socket := range []string{machine.ControlSocket, machine.EventsSocket, machine.SerialSocket, machine.AgentSocket} {
 		if info, err := os.Stat(h.File(socket)); err != nil || info.Mode() != os.ModeSocket|0o600 {
 			t.Errorf("%s is %v, %v", socket, info.Mode(), err)
 		}

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine/memory"
 )
 
@@ -119,7 +120,7 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 		return err
 	}
 	defer release()
-	requested := instance.RequestedImage(spec, disks.ImageSettings{Source: d.Image})
+	requested := record.RequestedImage(spec, disks.ImageSettings{Source: d.Image})
 	root, err := d.MakeRoot(inst.File(instance.RootDiskFile), spec, requested)
 	if err != nil {
 		return err
@@ -128,9 +129,9 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 	if err != nil {
 		return instance.ContractError(err)
 	}
-	inst.Record = instance.Record{
+	inst.Record = record.Record{
 		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: instance.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
-		GraceSeconds: new(graceSeconds(spec)), Settings: instance.SettingsOf(spec, requested), Root: root,
+		GraceSeconds: new(graceSeconds(spec)), Settings: record.SettingsOf(spec, requested), Root: root,
 	}
 	if err := inst.Save(); err != nil {
 		return err
@@ -177,7 +178,7 @@ func (d *Driver) reportResult(inst *instance.Instance, spec driver.ServerSpec) d
 	out := inst.Report()
 	out.Refused = d.refusedImage(inst, spec)
 	if inst.IsAlive() && !spec.PowerOnly {
-		want := instance.SettingsOf(spec, inst.Settings.Image)
+		want := record.SettingsOf(spec, inst.Settings.Image)
 		if inst.Root.Size == 0 {
 			want.Image = inst.ImageOf(spec)
 		}
@@ -250,7 +251,7 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepStart
 	case s.Stop != nil, spec.Power == driver.PowerOff, spec.RestartRun != "" && s.Run == spec.RestartRun:
 		return stepStop
-	case s.Phase == instance.PhaseStarting:
+	case s.Phase == record.PhaseStarting:
 		return stepFinish
 	case len(s.SizesToGrow(spec)) > 0:
 		return stepGrow

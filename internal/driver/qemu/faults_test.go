@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -287,7 +288,7 @@ func rewind(t *testing.T, h *instance.Instance) {
 	t.Helper()
 	r, err := h.Load()
 	must(t, err)
-	r.Phase = instance.PhaseStarting
+	r.Phase = record.PhaseStarting
 	must(t, r.Save())
 }
 

@@ -8,16 +8,16 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
-	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 )
 
 // pendingFields names the fields of the spec that the settings of a server do not have yet.
-func pendingFields(has, wants instance.Settings) []string {
+func pendingFields(has, wants record.Settings) []string {
 	return fields.Pending(settingsChange{has, wants})
 }
 
 // settingsChange are the settings of a server and those of its spec.
-type settingsChange struct{ has, wants instance.Settings }
+type settingsChange struct{ has, wants record.Settings }
 
 var fields = driver.Fields[settingsChange]{
 	{Name: "action", Support: driver.AppliedLive},

@@ -13,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -26,11 +27,11 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	look := func() (memory.Room, error) {
 		return memory.Room{Available: 16, Reserve: 4, Where: "on the host", Promised: map[string]int64{}}, nil
 	}
-	ran := &instance.Instance{Record: instance.Record{StartedAt: time.Unix(1, 0), Settings: instance.Settings{MemoryBytes: 20}}}
+	ran := &instance.Instance{Record: record.Record{StartedAt: time.Unix(1, 0), Settings: record.Settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
 	must(t, r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look))
 	wantError(t, instance.ContractError(r.Check(instance.DemandOf(&instance.Instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
-	smaller := &instance.Instance{Record: instance.Record{StartedAt: time.Unix(1, 0), Settings: instance.Settings{MemoryBytes: 19}}}
+	smaller := &instance.Instance{Record: record.Record{StartedAt: time.Unix(1, 0), Settings: record.Settings{MemoryBytes: 19}}}
 	wantError(t, instance.ContractError(r.Check(instance.DemandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	spec.MemoryBytes = 21
 	wantError(t, instance.ContractError(r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")

@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 )
@@ -63,7 +64,7 @@ func (d *Driver) rootImage(s *instance.Instance, spec driver.ServerSpec) image.R
 	if s.ID == "" {
 		have.Source = d.Image
 	}
-	requested := instance.RequestedImage(spec, have.ImageSettings)
+	requested := record.RequestedImage(spec, have.ImageSettings)
 	switch {
 	case s.Root.Size == 0:
 		return image.Ref{Source: requested.Source, Checksum: requested.Checksum, PullPolicy: policy}

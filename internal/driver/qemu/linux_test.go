@@ -34,6 +34,8 @@ type guestReport struct {
 		ReadOnly bool
 	}
 	Seed map[string]string
+	// PCI and Network are devices by address and interfaces by name.
+	PCI, Network map[string]string
 }
 
 // linuxSpec returns a Linux guest, and the host port that leads to its web server.

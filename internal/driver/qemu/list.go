@@ -78,7 +78,7 @@ func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*insta
 // listInstances returns the servers that have a directory, of the UIDs or all. The released
 // ones are last, so that a server that is being released is found in at least one place.
 func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instance.Instance, error) {
-	if err := checkContext(ctx); err != nil {
+	if err := instance.CheckContext(ctx); err != nil {
 		return nil, err
 	}
 	if err := d.StateDir.Reach(); err != nil {

@@ -14,3 +14,9 @@ func TestAsPlainUser(t *testing.T) {
 	t.Parallel()
 	framework.RunAsPlainUser(t, "TestContract", "TestControllerKilled", "TestControllerKilledInStart", "TestInheritedDescriptors")
 }
+
+// TestAgentAsPlainUser runs the tests again that reach guests.
+func TestAgentAsPlainUser(t *testing.T) {
+	t.Parallel()
+	framework.RunWithGuestAsPlainUser(t, "TestExec", "TestInterfaces", "TestDial", "TestLogs")
+}

@@ -5,12 +5,13 @@
 //
 // Start with Ensure in ensure.go. It observes a server and takes it to what the spec
 // says, one step of nextStep at a time. check.go and fields.go refuse specs, image.go
-// fetches what a run needs, list.go and guest.go report and reach servers, watch.go
-// notifies of changes, delete.go and shutdown.go end servers.
+// fetches what a run needs, list.go and usage.go report servers, watch.go notifies of changes,
+// delete.go and shutdown.go end servers.
 //
 // What one server is and does is in package instance below, in layers: instance is based on
-// disks (disks on top of images) and hostports (ports of the host), and on packages machine
-// (QEMU) and image (fetching).
+// record (what is stored of a server), disks (disks on top of images) and hostports (ports of
+// the host), and on packages machine (QEMU) and image (fetching). Package guest reaches what
+// runs in machines.
 //
 // # The folder
 //
@@ -25,7 +26,9 @@
 //	  ctl.sock             QMP, for one command at a time
 //	  events.sock          QMP, for listeners to events
 //	  serial.sock          the serial console; serial.log has what it printed
+//	  agent.sock           leads to the guest's agent
 //	  writer.lock          locked by the process that writes to the console through a driver
+//	  agent.lock           locked by the process that talks to the guest's agent
 //	  qemu.log             what QEMU printed
 //	  *.log.1              what a log held before it was cut, or in the previous run
 //	  qemu.log.failed      what QEMU printed at the last start that failed
@@ -58,6 +61,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/guest"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
@@ -132,17 +136,22 @@ type Options struct {
 type Driver struct {
 	Options
 	*instance.Host
+	*guest.Guests
 
 	fetches   *download.Tracker
 	hostPorts *hostports.Ports
 }
 
 var (
-	_ driver.Driver     = (*Driver)(nil)
-	_ driver.Identifier = (*Driver)(nil)
-	_ driver.Consoler   = (*Driver)(nil)
-	_ driver.Closer     = (*Driver)(nil)
-	_ driver.Prober     = (*Driver)(nil)
+	_ driver.Driver          = (*Driver)(nil)
+	_ driver.Identifier      = (*Driver)(nil)
+	_ driver.Closer          = (*Driver)(nil)
+	_ driver.Prober          = (*Driver)(nil)
+	_ driver.Consoler        = (*Driver)(nil)
+	_ driver.LogReader       = (*Driver)(nil)
+	_ driver.Executor        = (*Driver)(nil)
+	_ driver.Dialer          = (*Driver)(nil)
+	_ driver.InterfaceLister = (*Driver)(nil)
 )
 
 // New opens the driver's folder, and creates it if it is missing.
@@ -173,7 +182,8 @@ func New(o Options) (*Driver, error) {
 	if err := errors.Join(badPorts, badReserve, badSources, badUsers); err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(users), dir), hostPorts: ports}
+	host := instance.NewHost(o.hostConfig(users), dir)
+	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
 	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
 	d.Images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
@@ -243,7 +253,7 @@ func checkSocketPaths(dir *statedir.Dir) error {
 
 // EngineID returns the folder's own UUID, if there is a QEMU to run machines on.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	if err := checkContext(ctx); err != nil {
+	if err := instance.CheckContext(ctx); err != nil {
 		return "", err
 	}
 	if err := d.Program.Check(ctx); err != nil {
@@ -252,18 +262,10 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	return d.StateDir.ID()
 }
 
-// checkContext begins every call. It fails if ctx is done.
-func checkContext(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("the call to the qemu driver was cut short: %w", context.Cause(ctx))
-	}
-	return nil
-}
-
 // beginChange begins a change of a server and returns the server's lock. If it fails,
 // nothing was changed.
 func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
-	if err := checkContext(ctx); err != nil {
+	if err := instance.CheckContext(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	if err := instance.CheckUID(t.UID); err != nil {

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -186,7 +187,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	}
 	starting := func(t *testing.T, r *replacement) {
 		t.Helper()
-		r.Phase, r.Run, r.Settings.Image = instance.PhaseStarting, instance.NewID(), r.new.Image.ImageSettings
+		r.Phase, r.Run, r.Settings.Image = record.PhaseStarting, instance.NewID(), r.new.Image.ImageSettings
 		must(t, r.Save())
 	}
 	halted := func(t *testing.T, r *replacement) {
@@ -209,7 +210,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	begun := func(t *testing.T, r *replacement) {
 		t.Helper()
 		must(t, r.Kill(t.Context()))
-		r.Phase, r.Old = instance.PhaseOn, nil
+		r.Phase, r.Old = record.PhaseOn, nil
 		must(t, r.Save())
 	}
 	// The old image was requested again: the previous disk is linked back.

@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -109,7 +110,7 @@ func (d *Driver) shutDown(ctx context.Context, inst *instance.Instance, limit ti
 		return &Ended{Name: string(inst.UID), Err: err}
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
-	if s.IsAlive() && s.Phase != instance.PhaseStarting {
+	if s.IsAlive() && s.Phase != record.PhaseStarting {
 		within := d.recordShutdown(s, min(s.GracePeriod(), limit))
 		ended.Forced = !d.pressUntilOff(ctx, s, within)
 	}
@@ -134,7 +135,7 @@ func (d *Driver) recordShutdown(inst *instance.Instance, within time.Duration) t
 	if inst.Stop != nil && !inst.Stop.By.IsZero() && inst.Stop.By.Before(now.Add(within)) {
 		return inst.Stop.By.Sub(now)
 	}
-	inst.Stop = &instance.Stop{By: now.Add(within)}
+	inst.Stop = &record.Stop{By: now.Add(within)}
 	if err := inst.Save(); err != nil {
 		d.Log.Info("Machine is stopped, and that cannot be written down", "uid", inst.UID, "cause", err.Error())
 	}

@@ -16,7 +16,7 @@ import (
 // Watch reports servers whose notification file is written, whose directory comes or
 // goes, and for which QEMU itself reports a change.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	if err := checkContext(ctx); err != nil {
+	if err := instance.CheckContext(ctx); err != nil {
 		return nil, err
 	}
 	files, err := d.StateDir.Notify(instance.VMsDir, instance.RetainedDir, instance.NotificationsDir)

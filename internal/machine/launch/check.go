@@ -162,8 +162,16 @@ func (c Config) reopenedFDs() []int {
 	return all
 }
 
+// socketFDs returns the descriptors that QEMU takes as they are.
+func (c Config) socketFDs() []int {
+	if c.AgentFD == 0 {
+		return nil
+	}
+	return []int{c.AgentFD}
+}
+
 func (c Config) checkDescriptors(files *Files) error {
-	used := slices.Concat(c.diskFDs(), c.reopenedFDs())
+	used := slices.Concat(c.diskFDs(), c.reopenedFDs(), c.socketFDs())
 	for i, fd := range used {
 		if fd < firstFD || fd >= firstFD+len(files.files) || slices.Contains(used[:i], fd) {
 			return fmt.Errorf("descriptor %d: each must be used once, and there are those from %d to %d", fd, firstFD, firstFD+len(files.files)-1)

@@ -32,6 +32,10 @@ type Config struct {
 	Forwards    []Forward `json:"forwards,omitempty"`
 	// SeedFD is the disk that cloud-init reads, 0 for none.
 	SeedFD int `json:"seedFD,omitempty"`
+	// AgentFD is a listening socket that leads to the guest's agent, 0 for none. A description
+	// of a program that does not know the field has none, and describes the same machine as
+	// before. A program that does not know it refuses a description that has one.
+	AgentFD int `json:"agentFD,omitempty"`
 }
 
 // Drive is a disk of a machine: a qcow2 file, on top of an image if it has one.
@@ -162,7 +166,11 @@ func (c Config) arguments() []string {
 	if c.Kernel != nil {
 		args = append(args, c.Kernel.arguments()...)
 	}
-	return append(args, "-device", balloonDevice.Text())
+	args = append(args, "-device", balloonDevice.Text())
+	if c.AgentFD != 0 {
+		args = append(args, agentArguments(c.AgentFD)...)
+	}
+	return args
 }
 
 // BalloonInterval is how often QEMU asks the guest for its memory statistics.
@@ -172,6 +180,24 @@ const BalloonInterval = 5 * time.Second
 // guest.
 var balloonDevice = Object{
 	"driver": "virtio-balloon-pci", "id": "balloon", "guest-stats-polling-interval": int(BalloonInterval / time.Second),
+}
+
+// agentSlot is the PCI slot of the guest agent's device, the last one that machines have. QEMU
+// gives the other devices the lowest free slots in the order of the command line, so this one
+// must neither have such a slot nor come before them: guests name network interfaces by
+// slots. A later device of its kind is another function of this slot, and any other device
+// that machines get later has a fixed address too.
+const agentSlot = "1e"
+
+// AgentChardev is the name of the guest agent's socket in QEMU.
+const AgentChardev = "agent"
+
+// agentArguments returns the device by which the guest's agent is reached. The agent looks for
+// the name of the port.
+func agentArguments(fd int) []string {
+	controller := Object{"driver": "virtio-serial-pci", "id": "serial", "bus": "pcie.0", "addr": agentSlot + ".0", "multifunction": true}
+	port := Object{"driver": "virtserialport", "bus": "serial.0", "chardev": AgentChardev, "name": "org.qemu.guest_agent.0"}
+	return []string{"-chardev", socketDevice(AgentChardev, fd), "-device", controller.Text(), "-device", port.Text()}
 }
 
 // socketDevice returns a character device that serves the socket of a descriptor.

@@ -83,6 +83,49 @@ func TestDisksPause(t *testing.T) {
 	}
 }
 
+// TestAgentIsLast checks that the device of the guest's agent takes no slot that another
+// device would get: it has a slot of its own and comes last, so that the rest of the command
+// line is the same without it.
+func TestAgentIsLast(t *testing.T) {
+	t.Parallel()
+	with, without := plainConfig(), plainConfig()
+	without.AgentFD = 0
+	args := with.arguments()
+	before := len(without.arguments())
+	if !slices.Equal(args[:before], without.arguments()) {
+		t.Fatalf("it changes what comes before: %q", args)
+	}
+	if socket := args[before+1]; socket != "socket,id=agent,fd=14,server=on,wait=off" {
+		t.Errorf("its socket is %q", socket)
+	}
+	for _, device := range decodeAll(t, args, "-device") {
+		if address, fixed := device["addr"]; fixed != (device["driver"] == "virtio-serial-pci") || fixed && address != "1e.0" {
+			t.Errorf("the address of %v is %v", device, address)
+		}
+	}
+	if port := decode(t, args, "-device", "virtserialport"); port["name"] != "org.qemu.guest_agent.0" || port["bus"] != "serial.0" {
+		t.Errorf("its port is %v", port)
+	}
+}
+
+// TestOlderDescriptions checks that a description without the agent, as programs write it that
+// do not know of it, is that of the machine without.
+func TestOlderDescriptions(t *testing.T) {
+	t.Parallel()
+	older := plainConfig()
+	older.AgentFD = 0
+	text, err := json.Marshal(older)
+	must(t, err)
+	if strings.Contains(string(text), "agent") {
+		t.Errorf("an older program would refuse %s", text)
+	}
+	read, err := Parse(text)
+	must(t, err)
+	if err := read.check(&Files{files: make([]*os.File, 6)}); err != nil || strings.Contains(strings.Join(read.arguments(), " "), "virtserialport") {
+		t.Errorf("it is read as %+v: %v", read, err)
+	}
+}
+
 // TestSeedSerial checks that cloud-init's disk has the serial number that is reserved for it.
 func TestSeedSerial(t *testing.T) {
 	t.Parallel()
@@ -100,11 +143,12 @@ func plainConfig() Config {
 		Kernel:   &Kernel{FD: firstFD + 3, InitrdFD: firstFD + 4, Cmdline: "x"},
 		Forwards: []Forward{{Protocol: "tcp", HostPort: 1, Port: 1}, {Protocol: "udp", HostPort: 1, Port: 1}},
 		SeedFD:   firstFD + 5,
+		AgentFD:  firstFD + 6,
 	}
 }
 
 // plainFiles are as many as plainConfig names.
-func plainFiles() *Files { return &Files{files: make([]*os.File, 6)} }
+func plainFiles() *Files { return &Files{files: make([]*os.File, 7)} }
 
 // TestCheck checks that a description with a wrong value is refused, by the field's name.
 func TestCheck(t *testing.T) {
@@ -133,7 +177,8 @@ func TestCheck(t *testing.T) {
 		"format":            {func(c *Config) { c.Root.Backing.Format = "vmdk" }, "format"},
 		"standard output":   {func(c *Config) { c.Root.FD = 1 }, "descriptor 1"},
 		"a disk twice":      {func(c *Config) { c.Volumes[0].FD = c.Root.FD }, "descriptor 8"},
-		"a descriptor less": {func(c *Config) { c.SeedFD = 0 }, "6 files for 5"},
+		"a descriptor less": {func(c *Config) { c.SeedFD = 0 }, "7 files for 6"},
+		"a socket twice":    {func(c *Config) { c.AgentFD = c.SeedFD }, "descriptor 13"},
 		"too high":          {func(c *Config) { c.SeedFD = 100 }, "descriptor 100"},
 	} {
 		config := plainConfig()
@@ -157,7 +202,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, err := Parse(text)
-		if err != nil || c.check(&Files{files: make([]*os.File, len(c.diskFDs())+len(c.reopenedFDs()))}) != nil {
+		if err != nil || c.check(&Files{files: make([]*os.File, len(c.diskFDs())+len(c.reopenedFDs())+len(c.socketFDs()))}) != nil {
 			return
 		}
 		again, err := json.Marshal(c)

@@ -34,7 +34,7 @@ func (e Endpoints) files() []*os.File {
 	return []*os.File{e.RunLock, e.Control, e.Events, e.Serial, e.SerialLog}
 }
 
-// Files are the open files that a Config names. So QEMU uses what was checked, whatever
+// Files are the open files that a Config names, sockets among them. So QEMU uses what was checked, whatever
 // their paths lead to by then.
 type Files struct{ files []*os.File }
 

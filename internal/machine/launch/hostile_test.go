@@ -342,7 +342,7 @@ func makeTargets(t *testing.T) (dir string, config Config, files *Files) {
 	must(t, err)
 	files = &Files{}
 	config = plainConfig()
-	config.Root, config.Volumes, config.SeedFD = nil, nil, 0
+	config.Root, config.Volumes, config.SeedFD, config.AgentFD = nil, nil, 0, 0
 	config.Kernel = &Kernel{FD: files.Add(kernel), Cmdline: string(text)}
 	config.Forwards = []Forward{{Protocol: "tcp", HostPort: x.OwnPort, Port: 80}, {Protocol: "tcp", HostPort: x.LowPort, Port: 81}}
 	return dir, config, files

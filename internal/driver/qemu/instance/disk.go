@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -159,7 +160,7 @@ func (inst *Instance) SizesToGrow(spec driver.ServerSpec) map[string]int64 {
 		sizes[launch.RootNode] = spec.RootDiskBytes
 	}
 	for _, v := range spec.Volumes {
-		writable := slices.ContainsFunc(inst.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
+		writable := slices.ContainsFunc(inst.Settings.Volumes, func(a record.VolumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
 		if have := inst.Volumes[v.Name].Size; writable && v.SizeBytes > have {
 			sizes[launch.VolumeNode(v.Name)] = v.SizeBytes
 		}
@@ -231,7 +232,7 @@ func (inst *Instance) renameImage(spec driver.ServerSpec) error {
 // one had begun. If none had, no guest has written to the new one. restoreRoot may be
 // interrupted anywhere: until the end, the record says that the old disk is aside.
 func (inst *Instance) restoreRoot(ctx context.Context) error {
-	if inst.Old == nil || inst.On && inst.Phase == PhaseOn {
+	if inst.Old == nil || inst.On && inst.Phase == record.PhaseOn {
 		return nil
 	}
 	if inst.On { // and halted: its guest was not resumed

@@ -4,6 +4,7 @@
 package instance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -29,6 +30,7 @@ var machineErrors = []struct {
 	{machine.ErrNoMemory, driver.ErrExhausted, ""},
 	{machine.ErrDiskChanged, driver.ErrRetry, driver.ReasonImageUnavailable},
 	{machine.ErrNoConsole, driver.ErrRetry, ""},
+	{machine.ErrNoLog, driver.ErrRetry, ""},
 	{machine.ErrConsoleTaken, driver.ErrConsoleTaken, ""},
 	{machine.ErrNoRoom, driver.ErrExhausted, ""},
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
@@ -88,4 +90,12 @@ func ClassifyObserveError(err error) error {
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	return driver.Errorf(driver.ErrUnavailable, "%w", err)
+}
+
+// CheckContext begins every call. It fails if ctx is done.
+func CheckContext(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("the call to the qemu driver was cut short: %w", context.Cause(ctx))
+	}
+	return nil
 }

@@ -5,7 +5,7 @@
 // and the exit of its last run.
 //
 // Start with Instance in instance.go, and with Host (host.go), which is what instances
-// share. record.go has what is stored of a server, exits.go how its runs ended, and
+// share. Package record has what is stored of a server, exits.go how its runs ended, and
 // remembered.go what is only in memory. observe.go finds its state; start.go, stop.go and
 // disk.go change it; supervise.go follows its QEMU and completes stops. The callers of
 // methods that change a server hold its lock.
@@ -26,14 +26,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
+)
+
+// Names in a server's directory, beside those of its machine.
+const (
+	RecordFile   = "server.json"
+	RootDiskFile = "root.qcow2"
+	OldRootFile  = "root.old.qcow2"
 )
 
 // Instance is one server: its directory and machine, its record, and what was observed of
 // it.
 type Instance struct {
 	machine.Machine
-	Record
+	record.Record
 
 	Host *Host
 	// On reports whether its QEMU runs, even if the guest in it has ended.
@@ -58,7 +66,7 @@ func (h *Host) InstanceAt(path string) *Instance {
 	uid := UIDOf(path)
 	return &Instance{
 		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: h.StateDir},
-		Record:  Record{UID: uid}, Host: h,
+		Record:  record.Record{UID: uid}, Host: h,
 	}
 }
 
@@ -133,7 +141,7 @@ func (inst *Instance) Load() (*Instance, error) {
 	if err != nil {
 		return s, inst.ClassifyReadError(err)
 	}
-	var r Record
+	var r record.Record
 	if err := json.Unmarshal(content, &r); err != nil {
 		return s, brokenError{fmt.Errorf("repair %s, or remove its folder: %w", inst.File(RecordFile), err)}
 	}
@@ -171,14 +179,14 @@ func (inst *Instance) Save() error {
 
 // IsAlive reports whether a guest runs, or could continue.
 func (inst *Instance) IsAlive() bool {
-	return inst.On && (inst.Phase == PhaseStarting || inst.Exit == nil)
+	return inst.On && (inst.Phase == record.PhaseStarting || inst.Exit == nil)
 }
 
 // IsEnded reports whether a QEMU whose guest has ended waits to be reaped.
 func (inst *Instance) IsEnded() bool { return inst.On && !inst.IsAlive() }
 
 func (inst *Instance) isStopping() bool {
-	return inst.IsAlive() && inst.Phase == PhaseOn && inst.Stop != nil
+	return inst.IsAlive() && inst.Phase == record.PhaseOn && inst.Stop != nil
 }
 
 // IsPaused reports whether the guest waits to be resumed.
@@ -196,9 +204,9 @@ func (inst *Instance) driverState() driver.State {
 	switch {
 	case !inst.IsAlive():
 		return driver.StateStopped
-	case inst.Phase == PhaseStarting && inst.QueryErr != nil:
+	case inst.Phase == record.PhaseStarting && inst.QueryErr != nil:
 		return driver.StateStarting
-	case inst.Phase == PhaseStarting:
+	case inst.Phase == record.PhaseStarting:
 		return driver.StatePaused // QEMU is up, and a start continues only in a call
 	case inst.isStopping():
 		return driver.StateStopping
@@ -299,6 +307,11 @@ func CheckUID(uid types.UID) error {
 		return nil
 	}
 	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
+}
+
+// RetainedPath returns the directory of a released server.
+func (h *Host) RetainedPath(uid types.UID, id string) string {
+	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
 }
 
 // MoveToRetained frees the UID of a server that was marked. Its QEMU runs on in the

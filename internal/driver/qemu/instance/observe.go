@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -102,7 +103,7 @@ func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) err
 // observeExit finds how the run ended. It continues with an exit that cannot be recorded:
 // a full disk must not prevent a server from being observed or removed.
 func (inst *Instance) observeExit() error {
-	if inst.Phase != PhaseOn {
+	if inst.Phase != record.PhaseOn {
 		return nil // no guest was resumed: the previous run's exit is not this one's
 	}
 	if inst.Retained {
@@ -149,7 +150,7 @@ func (inst *Instance) observeDiskFault(ctx context.Context) {
 func (inst *Instance) findConfinement() *driver.Confinement {
 	c, err := inst.FindConfinement()
 	switch {
-	case err != nil || inst.Phase != PhaseOn:
+	case err != nil || inst.Phase != record.PhaseOn:
 		return nil
 	case c == nil || !inst.Host.Users.Matches(*c):
 		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}

@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -47,8 +48,8 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return inst.Host.StateDir.Explain(err)
 	}
 	inst.Host.diskFaults.Delete(inst.Path)
-	inst.Phase, inst.Run, inst.StartedAt = PhaseStarting, NewID(), inst.Host.Clock.Now()
-	inst.Stop, inst.Settings, inst.Forwards = nil, SettingsOf(spec, inst.Root.Image.ImageSettings), m.Forwards
+	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), inst.Host.Clock.Now()
+	inst.Stop, inst.Settings, inst.Forwards = nil, record.SettingsOf(spec, inst.Root.Image.ImageSettings), m.Forwards
 	inst.MachineType, inst.Accelerator = m.Type, m.Accel
 	inst.planCPUGroup(spec.CPUMilli)
 	if err := inst.Save(); err != nil {
@@ -64,7 +65,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 // rotateLog renames the previous log before a run. A start that was interrupted has left
 // its own.
 func (inst *Instance) rotateLog() error {
-	if inst.Phase == PhaseStarting {
+	if inst.Phase == record.PhaseStarting {
 		return inst.SetLogAside(machine.FailedLog)
 	}
 	return inst.SetLogAside(machine.OldLog)
@@ -125,7 +126,10 @@ func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 // startMachine starts QEMU. Another process may take a chosen host port before QEMU has it,
 // such as a machine that is started at the same time. Then it chooses another port and tries
 // again.
-func (inst *Instance) startMachine(ctx context.Context, m launch.Config, files *launch.Files, ports []driver.Port, runLock *os.File) error {
+func (inst *Instance) startMachine(ctx context.Context, m launch.Config, files *launch.Files, ports []driver.Port, runLock *os.File) (err error) {
+	if m.AgentFD, err = inst.AddAgent(files); err != nil {
+		return inst.Host.StateDir.Explain(err)
+	}
 	for try := 1; ; try++ {
 		err := inst.Start(ctx, inst.Host.Program, m, files, runLock)
 		ended, ok := errors.AsType[*machine.StartError](err)
@@ -147,7 +151,7 @@ func (inst *Instance) startMachine(ctx context.Context, m launch.Config, files *
 }
 
 // undoStart restores a server whose QEMU did not come up to what it was before.
-func (inst *Instance) undoStart(ctx context.Context, before Record) error {
+func (inst *Instance) undoStart(ctx context.Context, before record.Record) error {
 	if err := inst.Kill(ctx); err != nil {
 		return err
 	}
@@ -165,7 +169,7 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 	}
 	inst.limitCPU(ctx)
 	inst.Host.RemoveExits(inst.UID)
-	inst.Phase = PhaseOn
+	inst.Phase = record.PhaseOn
 	if err := inst.Save(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}

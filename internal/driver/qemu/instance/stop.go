@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
@@ -60,10 +61,10 @@ func (inst *Instance) ResumeGuest(ctx context.Context) error {
 // was not resumed yet has nothing to shut down, and its start may be one that cannot be
 // finished.
 func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
-	if inst.Phase == PhaseStarting {
+	if inst.Phase == record.PhaseStarting {
 		return false, inst.Quit(ctx)
 	}
-	now := Stop{By: spec.StopBy}
+	now := record.Stop{By: spec.StopBy}
 	if inst.Stop != nil && spec.Power != driver.PowerOff && spec.RestartRun != inst.Run {
 		now.By = inst.Stop.By
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
@@ -85,7 +86,7 @@ func (inst *Instance) superviseOnce(ctx context.Context, changed chan struct{}) 
 	}
 	if err == nil {
 		defer c.Close()
-		if recorded, err := inst.Load(); err == nil && recorded.Phase == PhaseStarting {
+		if recorded, err := inst.Load(); err == nil && recorded.Phase == record.PhaseStarting {
 			inst.NotifyWatchers() // the caller that waited for it to come up may be gone
 		}
 		inst.handleChanges(ctx, c, changed)
@@ -201,7 +202,7 @@ func (inst *Instance) completeStop(ctx context.Context) (isUnfinished bool, err 
 	}
 	defer c.Close()
 	recorded, err := inst.Load()
-	if err != nil || recorded.Phase != PhaseOn {
+	if err != nil || recorded.Phase != record.PhaseOn {
 		return false, err
 	}
 	status, err := machine.QueryStatus(ctx, c)

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package machine
+package usernet
 
 import (
 	"fmt"
@@ -18,15 +18,15 @@ func TestIsConnected(t *testing.T) {
 		"  TCP[ESTABLISHED]      13       127.1.2.30 45081       10.0.2.15    80     0     0\r\n" +
 		"  TCP[HOST_FORWARD]   8               * 45081       10.0.2.15    80     0     0\r\n"
 	for state, want := range map[string]bool{"ESTABLISHED": true, "CLOSE_WAIT": true, "SYN_SENT": false, "NONE": false} {
-		if got := isConnected(fmt.Sprintf(table, state), "127.1.2.3", ""); got != want {
+		if got := IsConnected(fmt.Sprintf(table, state), "127.1.2.3", ""); got != want {
 			t.Errorf("%s: got %t", state, got)
 		}
 	}
-	if isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.4", "") || isConnected("", "127.1.2.3", "") ||
-		isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.3", "13") {
+	if IsConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.4", "") || IsConnected("", "127.1.2.3", "") ||
+		IsConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.3", "13") {
 		t.Error("a connection that is not in the table is taken for one that was answered")
 	}
-	if isConnected(table, randomLoopback(), "") || !strings.HasPrefix(randomLoopback(), "127.") {
+	if IsConnected(table, RandomLoopback(), "") || !strings.HasPrefix(RandomLoopback(), "127.") {
 		t.Error("the address is not one of the host's own")
 	}
 }
@@ -49,5 +49,12 @@ func TestProbeOfOneAddress(t *testing.T) {
 	sockets := []string{acceptedSocket(ends[0]), acceptedSocket(ends[1])}
 	if sockets[0] == "" || sockets[0] == "0" || sockets[0] == sockets[1] {
 		t.Errorf("the sockets are %q", sockets)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

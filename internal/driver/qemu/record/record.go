@@ -1,7 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package instance
+// Package record is what the qemu driver stores of a server, in a file of JSON beside its
+// disks.
+//
+// Start with Record. A field that an older version does not write has a zero value that
+// says so, since records of older versions are read, and those of newer ones by older
+// versions.
+package record
 
 import (
 	"crypto/sha256"
@@ -17,22 +23,15 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// Names in a server's directory, beside those of its machine.
-const (
-	RecordFile   = "server.json"
-	RootDiskFile = "root.qcow2"
-	OldRootFile  = "root.old.qcow2"
-)
-
-// phase is how far a server's run has come; empty before the first.
-type phase string
+// Phase is how far a server's run has come; empty before the first.
+type Phase string
 
 const (
 	// PhaseStarting means that its QEMU is being started. A server in this phase that does
 	// not run got no further, and its guest did nothing.
-	PhaseStarting phase = "starting"
+	PhaseStarting Phase = "starting"
 	// PhaseOn means that it runs, or that it ran and its exit is in a file of its own.
-	PhaseOn phase = "on"
+	PhaseOn Phase = "on"
 )
 
 // Record is what is stored of a server, by the holder of its lock.
@@ -45,7 +44,7 @@ type Record struct {
 	Epoch     uint64    `json:"epoch"`
 	Retained  bool      `json:"retained,omitempty"`
 
-	Phase     phase     `json:"phase,omitempty"`
+	Phase     Phase     `json:"phase,omitempty"`
 	Run       string    `json:"run,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	Stop      *Stop     `json:"stop,omitempty"`
@@ -69,7 +68,7 @@ type Record struct {
 	Settings Settings   `json:"settings"`
 	Root     disks.Disk `json:"root"`
 	// Old is the previous root disk, of a replacement that an older version began and did
-	// not finish: see restoreRoot.
+	// not finish: see restoreRoot in package instance.
 	Old *disks.Disk `json:"old,omitempty"`
 	// Volumes are the volumes by name, including those that are not attached any more.
 	Volumes map[string]disks.Disk `json:"volumes,omitempty"`
@@ -82,16 +81,16 @@ type Settings struct {
 	Image       disks.ImageSettings `json:"image,omitzero"`
 	Kernel      driver.Kernel       `json:"kernel,omitzero"`
 	Ports       []driver.Port       `json:"ports,omitempty"`
-	Volumes     []volumeSettings    `json:"volumes,omitempty"`
+	Volumes     []VolumeSettings    `json:"volumes,omitempty"`
 	SSHKeys     []string            `json:"sshKeys,omitempty"`
 	// UserData and NetworkData are hashes, which show whether the texts changed.
 	UserData    string `json:"userData,omitempty"`
 	NetworkData string `json:"networkData,omitempty"`
 }
 
-// volumeSettings are a volume's settings without its image: a volume is made of that only
+// VolumeSettings are a volume's settings without its image: a volume is made of that only
 // once.
-type volumeSettings struct {
+type VolumeSettings struct {
 	Name     string `json:"name"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
@@ -111,14 +110,9 @@ func SettingsOf(spec driver.ServerSpec, image disks.ImageSettings) Settings {
 		s.Kernel = *spec.Image.Kernel
 	}
 	for _, v := range spec.Volumes {
-		s.Volumes = append(s.Volumes, volumeSettings{v.Name, v.ReadOnly})
+		s.Volumes = append(s.Volumes, VolumeSettings{v.Name, v.ReadOnly})
 	}
 	return s
-}
-
-// RetainedPath returns the directory of a released server.
-func (h *Host) RetainedPath(uid types.UID, id string) string {
-	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
 }
 
 // hashSecret returns a value by which two secrets can be compared without keeping them.
@@ -141,8 +135,8 @@ func RequestedImage(spec driver.ServerSpec, have disks.ImageSettings) disks.Imag
 
 // ImageOf returns the image that a spec requests, or the one that the root disk
 // stands on.
-func (inst *Instance) ImageOf(spec driver.ServerSpec) disks.ImageSettings {
-	return RequestedImage(spec, inst.Root.Image.ImageSettings)
+func (r Record) ImageOf(spec driver.ServerSpec) disks.ImageSettings {
+	return RequestedImage(spec, r.Root.Image.ImageSettings)
 }
 
 // BaseImageNames returns the names of the images that a server's disks stand on, each

@@ -1,0 +1,151 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package guest reaches what runs in the machines of the qemu driver: consoles, logs, commands,
+// ports and network interfaces. It changes no server, and takes no lock of one.
+//
+// Start with Guests. exec.go has what goes through the agent of a guest.
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+// Guests are the guests of the machines of a host.
+type Guests struct{ host *instance.Host }
+
+// New returns the guests of a host.
+func New(host *instance.Host) *Guests { return &Guests{host} }
+
+// Console implements driver.Consoler.
+func (g *Guests) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
+	s, err := g.findRunning(ctx, uid)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.OpenConsole(ctx)
+	if err != nil {
+		return nil, instance.ContractError(err)
+	}
+	return console{c}, nil
+}
+
+// console is a machine's console, with the errors of the contract.
+type console struct{ *machine.Console }
+
+// Write implements io.Writer.
+func (c console) Write(p []byte) (int, error) {
+	n, err := c.Console.Write(p)
+	return n, instance.ContractError(err)
+}
+
+// Logs implements driver.LogReader. The log has what all runs have printed.
+func (g *Guests) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
+	if o.TailLines != nil && *o.TailLines < 0 {
+		return nil, driver.Errorf(driver.ErrInvalid, "tailLines is %d: it must be 0 or more", *o.TailLines)
+	}
+	s, err := g.find(ctx, uid, (*instance.Instance).Load)
+	if err != nil {
+		return nil, err
+	}
+	log, err := s.OpenLog(ctx, machine.LogOptions(o))
+	return log, classify(ctx, err)
+}
+
+// find returns a server of this cluster as look finds it.
+func (g *Guests) find(ctx context.Context, uid types.UID, look func(*instance.Instance) (*instance.Instance, error)) (*instance.Instance, error) {
+	if err := instance.CheckContext(ctx); err != nil {
+		return nil, err
+	}
+	if err := instance.CheckUID(uid); err != nil {
+		return nil, err
+	}
+	if err := g.host.StateDir.Reach(); err != nil {
+		return nil, err
+	}
+	s, err := look(g.host.InstanceOf(uid))
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && (s.ClusterID != g.host.ClusterID || s.Retained):
+		return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
+	case err != nil:
+		return nil, instance.ClassifyObserveError(err)
+	}
+	return s, nil
+}
+
+// findRunning returns a server whose guest runs, or could continue.
+func (g *Guests) findRunning(ctx context.Context, uid types.UID) (*instance.Instance, error) {
+	s, err := g.find(ctx, uid, func(inst *instance.Instance) (*instance.Instance, error) { return inst.Observe(ctx) })
+	if err == nil && !s.IsAlive() {
+		err = driver.Errorf(driver.ErrRetry, "the server %s does not run", uid)
+	}
+	return s, err
+}
+
+// Probe implements driver.Prober, by way of the host port that leads to the guest's.
+func (g *Guests) Probe(ctx context.Context, uid types.UID, port int32) error {
+	if err := instance.CheckUID(uid); err != nil {
+		return err
+	}
+	s, err := g.host.InstanceOf(uid).Load()
+	if err != nil {
+		return err
+	}
+	f, err := forwardTo(s, "tcpSocket.port", port)
+	if err != nil {
+		return err
+	}
+	return s.Probe(ctx, g.host.Clock, f)
+}
+
+// Dial implements driver.Dialer, by way of the host port that leads to the guest's.
+func (g *Guests) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn, error) {
+	s, err := g.findRunning(ctx, uid)
+	if err != nil {
+		return nil, err
+	}
+	f, err := forwardTo(s, "port", port)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := s.DialPort(ctx, g.host.Clock, f)
+	return conn, classify(ctx, err)
+}
+
+// forwardTo returns the forward that leads to a TCP port of a guest.
+func forwardTo(s *instance.Instance, field string, port int32) (launch.Forward, error) {
+	n := slices.IndexFunc(s.Forwards, func(f launch.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
+	if n < 0 {
+		return launch.Forward{}, driver.Errorf(driver.ErrInvalid,
+			"%s is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", field, port)
+	}
+	return s.Forwards[n], nil
+}
+
+// classify gives an error of what changes nothing its kind in the contract.
+func classify(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	for _, e := range agentErrors {
+		if errors.Is(err, e.from) {
+			return driver.Errorf(e.kind, "%w", err)
+		}
+	}
+	if kind := instance.ContractError(err); kind != err { //nolint:errorlint // unchanged
+		return kind
+	}
+	return driver.Errorf(driver.ErrRetry, "%w", err)
+}

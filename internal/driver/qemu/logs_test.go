@@ -1,0 +1,167 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// readLogs returns a log up to its end.
+func readLogs(t *testing.T, d *Driver, spec driver.ServerSpec, o driver.LogOptions) string {
+	t.Helper()
+	log, err := d.Logs(t.Context(), spec.UID, o)
+	must(t, err)
+	text, err := io.ReadAll(log)
+	must(t, err)
+	must(t, log.Close())
+	return string(text)
+}
+
+// TestLogs checks the log of machines that run and of those that are off, its end, and what
+// was cut off it.
+func TestLogs(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	boots(t, d, spec, "drover guest 1 A\r\n")
+	first := readLogs(t, d, spec, driver.LogOptions{})
+	if !strings.HasSuffix(first, "drover guest 1 A\r\n") {
+		t.Errorf("the log is %q", first)
+	}
+	restart(t, d, spec, "drover guest 2 A\r\n")
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	all := readLogs(t, d, spec, driver.LogOptions{})
+	if !strings.HasPrefix(all, first) || strings.Count(all, "drover guest") != 2 {
+		t.Errorf("of two runs the log is %q", all)
+	}
+	if got := readLogs(t, d, spec, driver.LogOptions{Follow: true}); got != all {
+		t.Errorf("followed while it is off the log is %q", got)
+	}
+	if got := readLogs(t, d, spec, driver.LogOptions{TailLines: new(int64(1))}); !strings.HasSuffix(all, got) || strings.Count(got, "\n") > 1 || got == "" {
+		t.Errorf("the last line is %q", got)
+	}
+	if got := readLogs(t, d, spec, driver.LogOptions{TailLines: new(int64)}); got != "" {
+		t.Errorf("the last 0 lines are %q", got)
+	}
+	_, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true})
+	wantError(t, err, driver.ErrRetry, "nothing was cut off")
+	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})
+	wantError(t, err, driver.ErrInvalid, "tailLines is -1")
+
+	must(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
+	if got := readLogs(t, d, spec, driver.LogOptions{Previous: true, Follow: true}); got == "" || !strings.HasSuffix(all, got) {
+		t.Errorf("cut off was %q", got)
+	}
+	if got := readLogs(t, d, spec, driver.LogOptions{}); got != "" {
+		t.Errorf("left is %q", got)
+	}
+	_, err = e.openAs(t, "cluster-2", e.dir).Logs(t.Context(), spec.UID, driver.LogOptions{})
+	wantError(t, err, driver.ErrNotFound)
+	gone(t, d, spec)
+	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
+	wantError(t, err, driver.ErrNotFound)
+}
+
+// TestLogsOfNothing checks the errors about servers without a log.
+func TestLogsOfNothing(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	_, err := d.Logs(t.Context(), uuid.NewUUID(), driver.LogOptions{})
+	wantError(t, err, driver.ErrNotFound)
+	_, err = d.Logs(t.Context(), "../x", driver.LogOptions{})
+	wantError(t, err, driver.ErrInvalid, "metadata.uid")
+	spec := e.spec()
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped) // it never ran
+	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
+	wantError(t, err, driver.ErrRetry, "printed nothing yet")
+	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
+	must(t, os.Rename(path, path+".away"))
+	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
+	wantError(t, err, driver.ErrRetry, "repair")
+	must(t, os.Rename(path+".away", path))
+	gone(t, d, spec)
+}
+
+// TestLogsFollowed checks that a log that is followed goes on when it is cut, and ends with the
+// machine.
+func TestLogsFollowed(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	s := boots(t, d, spec, "drover guest 1 A\r\n")
+	followed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true, TailLines: new(int64(1))})
+	must(t, err)
+	log := follow(t, followed)
+	log.shows(t, "drover guest 1 A\r\n")
+	must(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
+	e.printText(t, d, spec, "zy")
+	log.shows(t, "A\r\nzy")
+
+	ctx, leave := context.WithCancel(t.Context())
+	other, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
+	must(t, err)
+	left := follow(t, other)
+	left.shows(t, "zy")
+	leave()
+	left.ends(t, context.Canceled)
+	closed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
+	must(t, err)
+	must(t, closed.Close())
+	if _, err := closed.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after it was closed: %v", err)
+	}
+
+	must(t, e.instanceFor(t, s).Kill(t.Context()))
+	log.ends(t, io.EOF)
+	if text, _ := log.read(); !strings.HasSuffix(text, "zy") {
+		t.Errorf("at its end it has %q", text)
+	}
+	gone(t, d, spec)
+}
+
+// follow shows what a log has.
+func follow(t *testing.T, log io.ReadCloser) *screen {
+	t.Helper()
+	s := &screen{ReadWriteCloser: struct {
+		io.ReadCloser
+		io.Writer
+	}{log, io.Discard}}
+	t.Cleanup(func() { _ = s.Close() })
+	go s.copyFrom(log)
+	return s
+}
+
+// printText has the guest print a text, once it listens.
+func (e *engine) printText(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
+	t.Helper()
+	c := attach(t, d, spec)
+	_, err := c.Write([]byte(text))
+	must(t, err)
+	framework.Eventually(t, patience, "the guest prints", func() error {
+		content, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile))
+		if err == nil && !strings.HasSuffix(string(content), text) {
+			err = textError(content)
+		}
+		return err
+	})
+	must(t, c.Close())
+}

@@ -1,0 +1,173 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agent is a client of the QEMU guest agent, a program in a guest that does what the
+// host of the guest asks for.
+//
+// Start with Agent. Each of its calls has one or more conversations (conversation.go) by
+// connections that Connect makes, and ends them soon, since the agent serves one client at a
+// time: a command that runs for long (exec.go) is asked about again and again. Whatever
+// answers may be hostile, so answer.go bounds what is read and kept, a conversation has a
+// time limit, and what answers contain is checked.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+	"unicode"
+
+	"k8s.io/utils/clock"
+)
+
+// Kinds of failure; test with errors.Is. Their texts are for users.
+var (
+	// ErrNoDevice : the machine lacks the device that leads to the agent.
+	ErrNoDevice = errors.New("the machine has no device for a guest agent, because an earlier version of Drover started it: restart the VM once")
+	// ErrNoAgent : no agent has opened the device.
+	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
+	// ErrBusy : other clients have used the agent for as long as this one waited.
+	ErrBusy = errors.New("the guest agent is busy with other callers: try again")
+	// ErrSilent : the agent has not answered in time, or has hung up.
+	ErrSilent = errors.New("the guest agent does not answer")
+	// ErrBadAnswer : the agent has sent what is no answer, or one that cannot be right.
+	ErrBadAnswer = errors.New("the guest agent gives an invalid answer")
+	// ErrDisabled : the agent lacks a command, or is configured not to run it.
+	ErrDisabled = errors.New("the guest agent does not allow what this needs")
+	// ErrRefused : the agent has refused a command.
+	ErrRefused = errors.New("the guest agent refuses")
+)
+
+// conversationWithin is how long a conversation may take, without what Connect waits for. An
+// agent that looks for clients only now and then needs 100 ms.
+const conversationWithin = 10 * time.Second
+
+// Agent is the agent of one guest.
+type Agent struct {
+	// Connect returns a connection to the agent that no other client has, in this process or
+	// another. It fails with ErrNoDevice, ErrNoAgent or ErrBusy.
+	Connect func(context.Context) (net.Conn, error)
+	Clock   clock.Clock
+}
+
+// converse has a conversation with the agent. It ends with ctx, or with ErrSilent.
+func (a Agent) converse(ctx context.Context, talk func(*conversation) error) error {
+	conn, err := a.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, conversationWithin)
+	defer cancel()
+	closeOnce := context.AfterFunc(bounded, func() { _ = conn.Close() })
+	defer func() {
+		if closeOnce() {
+			_ = conn.Close()
+		}
+	}()
+	c := newConversation(conn)
+	if err = c.synchronize(); err == nil {
+		err = talk(c)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("waiting for the guest agent: %w", context.Cause(ctx))
+	case bounded.Err() != nil:
+		return fmt.Errorf("%w: it took longer than %s", ErrSilent, conversationWithin)
+	}
+	return err
+}
+
+// Interface is a network interface of the guest.
+type Interface struct {
+	Name string
+	// MAC is empty where the interface has none.
+	MAC       string
+	Addresses []netip.Prefix
+}
+
+// Interfaces returns the guest's network interfaces, without those whose addresses are all
+// loopback ones.
+func (a Agent) Interfaces(ctx context.Context) ([]Interface, error) {
+	var reported []reportedInterface
+	err := a.converse(ctx, func(c *conversation) error {
+		return c.execute("guest-network-get-interfaces", nil, &reported)
+	})
+	if err != nil {
+		return nil, err
+	}
+	found := make([]Interface, 0, len(reported))
+	for _, r := range reported {
+		i, err := r.check()
+		if err != nil {
+			return nil, err
+		}
+		if !i.isLoopback() {
+			found = append(found, i)
+		}
+	}
+	return found, nil
+}
+
+// reportedInterface is an interface as the agent reports it.
+type reportedInterface struct {
+	Name      string `json:"name"`
+	MAC       string `json:"hardware-address"`
+	Addresses []struct {
+		IP     string `json:"ip-address"`
+		Prefix int    `json:"prefix"`
+	} `json:"ip-addresses"`
+}
+
+// check refuses what no interface has. What it returns may be shown on a terminal.
+func (r reportedInterface) check() (Interface, error) {
+	i := Interface{Name: r.Name}
+	if r.Name == "" || r.Name != printable(r.Name, maxName) {
+		return i, fmt.Errorf("%w: the name of an interface is %.80q", ErrBadAnswer, r.Name)
+	}
+	if r.MAC != "" {
+		mac, err := net.ParseMAC(r.MAC)
+		if err != nil {
+			return i, fmt.Errorf("%w: the hardware address of %s is %.80q", ErrBadAnswer, i.Name, r.MAC)
+		}
+		i.MAC = mac.String()
+	}
+	for _, a := range r.Addresses {
+		ip, err := netip.ParseAddr(a.IP)
+		prefix := netip.PrefixFrom(ip.WithZone(""), a.Prefix)
+		if err != nil || !prefix.IsValid() {
+			return i, fmt.Errorf("%w: an address of %s is %.80q with the prefix %d", ErrBadAnswer, i.Name, a.IP, a.Prefix)
+		}
+		i.Addresses = append(i.Addresses, prefix)
+	}
+	return i, nil
+}
+
+func (i Interface) isLoopback() bool {
+	for _, a := range i.Addresses {
+		if !a.Addr().IsLoopback() {
+			return false
+		}
+	}
+	return len(i.Addresses) > 0 || i.Name == "lo"
+}
+
+// maxName is how long the name of an interface may be. Windows has long ones.
+const maxName = 256
+
+// printable returns the beginning of a text of the guest without control characters, which
+// could be commands to a terminal.
+func printable(text string, most int) string {
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
+			return -1
+		}
+		return r
+	}, text)
+	return strings.ToValidUTF8(text[:min(len(text), most)], "")
+}

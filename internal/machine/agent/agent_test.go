@@ -1,0 +1,358 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// guest is what answers in place of a guest's agent.
+type guest struct {
+	// answer returns what it sends for a command other than a synchronization.
+	answer func(command string, arguments map[string]any) string
+	// before is what it sends before each answer to a synchronization.
+	before string
+	// isSilent, while it is set, makes it read and answer nothing.
+	isSilent atomic.Bool
+	// refuse is what Connect fails with.
+	refuse error
+
+	open  atomic.Int32
+	asked []string
+}
+
+func (g *guest) agent() Agent { return Agent{Connect: g.connect, Clock: clock.RealClock{}} }
+
+// countedConn counts connections that are open.
+type countedConn struct {
+	net.Conn
+	open *atomic.Int32
+}
+
+func (c countedConn) Close() error {
+	c.open.Add(-1)
+	return c.Conn.Close()
+}
+
+func (g *guest) connect(context.Context) (net.Conn, error) {
+	if g.refuse != nil {
+		return nil, g.refuse
+	}
+	here, there := net.Pipe()
+	g.open.Add(1)
+	go g.serve(there)
+	return countedConn{here, &g.open}, nil
+}
+
+func (g *guest) serve(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	for lines := bufio.NewReader(conn); ; {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			return
+		}
+		var r struct {
+			Execute   string
+			Arguments map[string]any
+		}
+		if err := json.Unmarshal(bytes.TrimLeft(line, "\xff"), &r); err != nil {
+			panic(err)
+		}
+		if g.isSilent.Load() {
+			continue
+		}
+		if _, err := io.WriteString(conn, g.reply(r.Execute, r.Arguments)); err != nil {
+			return
+		}
+	}
+}
+
+func (g *guest) reply(command string, arguments map[string]any) string {
+	if command == "guest-sync-delimited" {
+		return fmt.Sprintf("%s\xff{\"return\": %.0f}\n", g.before, arguments["id"])
+	}
+	g.asked = append(g.asked, command)
+	if command == "guest-info" {
+		return `{"return":{"version":"9.2.1","supported_commands":[{"name":"guest-exec","enabled":true},{"name":"guest-exec-status","enabled":true}]}}` + "\n"
+	}
+	return g.answer(command, arguments)
+}
+
+// checkClosed checks that no connection is left.
+func (g *guest) checkClosed(t *testing.T) {
+	t.Helper()
+	if n := g.open.Load(); n != 0 {
+		t.Errorf("%d connections are open", n)
+	}
+}
+
+// commands answers guest-exec, and the n-th guest-exec-status with the n-th text.
+func commands(statuses ...string) func(string, map[string]any) string {
+	n := -1
+	return func(command string, _ map[string]any) string {
+		if command == "guest-exec" {
+			return `{"return":{"pid":4711}}`
+		}
+		n = min(n+1, len(statuses)-1)
+		return statuses[n]
+	}
+}
+
+const runs = `{"return":{"exited":false}}`
+
+// TestExec checks how commands end.
+func TestExec(t *testing.T) {
+	t.Parallel()
+	long := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("x"), maxOutput+1))
+	for name, c := range map[string]struct {
+		statuses []string
+		want     Result
+		err      error
+		says     string
+	}{
+		"at once":        {[]string{`{"return":{"exited":true,"exitcode":0,"out-data":"YQ=="}}`}, Result{Stdout: []byte("a")}, nil, ""},
+		"later":          {[]string{runs, runs, runs, `{"return":{"exited":true,"exitcode":3,"err-data":"Yg=="}}`}, Result{ExitCode: 3, Stderr: []byte("b")}, nil, ""},
+		"by a signal":    {[]string{`{"return":{"exited":true,"signal":15}}`}, Result{ExitCode: 143}, nil, ""},
+		"by Windows":     {[]string{`{"return":{"exited":true,"signal":3221225477}}`}, Result{ExitCode: 255}, nil, ""},
+		"far below 0":    {[]string{`{"return":{"exited":true,"exitcode":-2147483648}}`}, Result{ExitCode: -1 << 31}, nil, ""},
+		"cut by us":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"` + long + `"}}`}, Result{ExitCode: 1, Stdout: bytes.Repeat([]byte("x"), maxOutput)}, ErrOutputCut, "the exit code is 1"},
+		"cut by it":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"YQ==","out-truncated":true}}`}, Result{ExitCode: 1, Stdout: []byte("a")}, ErrOutputCut, "use ssh"},
+		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, ErrBadAnswer, "has no exit code"},
+		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, ErrBadAnswer, "has no exit code"},
+		"a larger code":  {[]string{`{"return":{"exited":true,"exitcode":1e300}}`}, Result{}, ErrEndUnknown, "exitcode"},
+		"no base64":      {[]string{`{"return":{"exited":true,"exitcode":0,"out-data":"\u001b[2J"}}`}, Result{}, ErrEndUnknown, "invalid answer"},
+		"unknown":        {[]string{`{"error":{"class":"GenericError","desc":"PID 4711 does not exist"}}`}, Result{}, ErrEndUnknown, "PID 4711 does not exist"},
+		"neither":        {[]string{`{}`}, Result{}, ErrEndUnknown, "invalid answer"},
+		"another answer": {[]string{`{"return":[]}`}, Result{}, ErrEndUnknown, "invalid answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				g := &guest{answer: commands(c.statuses...)}
+				got, err := g.agent().Exec(t.Context(), Command{Args: []string{"x"}})
+				if !errors.Is(err, c.err) || err != nil && !strings.Contains(err.Error(), c.says) {
+					t.Errorf("got %v, want %v with %q", err, c.err, c.says)
+				}
+				if errors.Is(err, ErrEndUnknown) && errors.Is(err, ErrBadAnswer) {
+					t.Errorf("%v would be tried again", err)
+				}
+				if got.ExitCode != c.want.ExitCode || !bytes.Equal(got.Stdout, c.want.Stdout) || !bytes.Equal(got.Stderr, c.want.Stderr) {
+					t.Errorf("got %d, %d bytes, %d bytes", got.ExitCode, len(got.Stdout), len(got.Stderr))
+				}
+				g.checkClosed(t)
+			})
+		})
+	}
+}
+
+// TestArguments checks what the agent gets of a command.
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var got map[string]any
+		g := &guest{answer: func(command string, arguments map[string]any) string {
+			if command == "guest-exec" {
+				got = arguments
+				return `{"return":{"pid":1}}`
+			}
+			return `{"return":{"exited":true,"exitcode":0}}`
+		}}
+		_, err := g.agent().Exec(t.Context(), Command{Args: []string{"sh", "-c", "echo \"a\"\n"}, Stdin: []byte("in\xff")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := json.Marshal(got)
+		if want := `{"arg":["-c","echo \"a\"\n"],"capture-output":true,"input-data":"aW7/","path":"sh"}`; string(text) != want {
+			t.Errorf("it gets %s, want %s", text, want)
+		}
+		if want := []string{"guest-info", "guest-exec", "guest-exec-status"}; !slices.Equal(g.asked, want) {
+			t.Errorf("it is asked %q", g.asked)
+		}
+	})
+}
+
+// TestSilence checks that a call ends although the agent does not answer, and that an agent
+// may be silent for a while during a command.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := &guest{answer: commands(runs)}
+		g.isSilent.Store(true)
+		begin := time.Now()
+		if _, err := g.agent().Interfaces(t.Context()); !errors.Is(err, ErrSilent) || time.Since(begin) != conversationWithin {
+			t.Errorf("after %s: %v", time.Since(begin), err)
+		}
+		g.isSilent.Store(false)
+
+		for silence, want := range map[time.Duration]error{20 * time.Second: nil, time.Hour: ErrEndUnknown} {
+			g := &guest{answer: commands(runs)}
+			go func() {
+				time.Sleep(time.Minute)
+				g.isSilent.Store(true)
+				time.Sleep(silence)
+				g.answer = commands(`{"return":{"exited":true,"exitcode":0}}`)
+				g.isSilent.Store(false)
+			}()
+			begin := time.Now()
+			_, err := g.agent().Exec(t.Context(), Command{Args: []string{"x"}})
+			if !errors.Is(err, want) || (err == nil) != (want == nil) || time.Since(begin) > 2*time.Minute {
+				t.Errorf("%s of silence: after %s: %v", silence, time.Since(begin), err)
+			}
+			g.checkClosed(t)
+			time.Sleep(time.Hour)
+		}
+	})
+}
+
+// TestLeave checks that a command is ended whose caller has left, and that nothing is left of
+// it in the agent.
+func TestLeave(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		isKilled, reaped := false, map[float64]bool{}
+		g := &guest{answer: func(command string, arguments map[string]any) string {
+			switch {
+			case command == "guest-exec" && arguments["path"] == "kill":
+				isKilled = fmt.Sprint(arguments["arg"]) == "[4711]"
+				return `{"return":{"pid":4712}}`
+			case command == "guest-exec":
+				return `{"return":{"pid":4711}}`
+			case arguments["pid"] == 4711.0 && !isKilled:
+				return runs
+			}
+			reaped[arguments["pid"].(float64)] = true
+			return `{"return":{"exited":true,"signal":15}}`
+		}}
+		cause := errors.New("the caller has left")
+		ctx, leave := context.WithCancelCause(t.Context())
+		go func() {
+			time.Sleep(time.Minute)
+			leave(cause)
+		}()
+		_, err := g.agent().Exec(ctx, Command{Args: []string{"x"}})
+		if !errors.Is(err, cause) || !isKilled || len(reaped) != 2 {
+			t.Errorf("%v, killed: %t, asked for the end of %v", err, isKilled, reaped)
+		}
+		g.checkClosed(t)
+
+		// An agent that does not answer does not delay that for long.
+		g.isSilent.Store(true)
+		ctx, leave = context.WithCancelCause(t.Context())
+		go func() {
+			time.Sleep(time.Second)
+			leave(cause)
+		}()
+		begin := time.Now()
+		if _, err := g.agent().Interfaces(ctx); !errors.Is(err, cause) || time.Since(begin) != time.Second {
+			t.Errorf("after %s: %v", time.Since(begin), err)
+		}
+		g.agent().end(ctx, 1)
+		if took := time.Since(begin); took != time.Second+endWithin {
+			t.Errorf("it took %s", took)
+		}
+		g.checkClosed(t)
+	})
+}
+
+// TestNotStarted checks commands that are not started.
+func TestNotStarted(t *testing.T) {
+	t.Parallel()
+	refusal := func(string, map[string]any) string {
+		return `{"error":{"class":"GenericError","desc":"Failed to execute \u001b[31m\u202e` + strings.Repeat("x", 1000) + `"}}`
+	}
+	for name, c := range map[string]struct {
+		guest   *guest
+		command Command
+		want    error
+		says    string
+	}{
+		"empty":      {&guest{}, Command{}, ErrCommand, "it is empty"},
+		"no name":    {&guest{}, Command{Args: []string{""}}, ErrCommand, "it is empty"},
+		"zero byte":  {&guest{}, Command{Args: []string{"a", "b\x00"}}, ErrCommand, "command[1]"},
+		"long":       {&guest{}, Command{Args: []string{strings.Repeat("x", maxArguments+1)}}, ErrCommand, "131073 bytes"},
+		"input":      {&guest{}, Command{Args: []string{"x"}, Stdin: make([]byte, MaxInput+1)}, ErrCommand, "more than 1 MiB"},
+		"refused":    {&guest{answer: refusal}, Command{Args: []string{"x"}}, ErrCommand, "Failed to execute [31mxxx"},
+		"no agent":   {&guest{refuse: ErrNoAgent}, Command{Args: []string{"x"}}, ErrNoAgent, "qemu-guest-agent"},
+		"blocked":    {&guest{answer: func(string, map[string]any) string { return `{"error":{"class":"CommandNotFound"}}` }}, Command{Args: []string{"x"}}, ErrDisabled, "guest-exec"},
+		"a lie":      {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid":-1}}` }}, Command{Args: []string{"x"}}, ErrEndUnknown, "no process ID"},
+		"half of it": {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid"` }}, Command{Args: []string{"x"}}, ErrEndUnknown, "does not answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				_, err := c.guest.agent().Exec(t.Context(), c.command)
+				if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+					t.Fatalf("got %v, want %v with %q", err, c.want, c.says)
+				}
+				if text := err.Error(); len(text) > 500 || strings.ContainsAny(text, "\x1b\u202e") {
+					t.Errorf("got %q", text)
+				}
+				c.guest.checkClosed(t)
+			})
+		})
+	}
+}
+
+// TestDisabled checks agents that list what they allow.
+func TestDisabled(t *testing.T) {
+	t.Parallel()
+	c := newConversation(struct {
+		io.Reader
+		io.Writer
+	}{strings.NewReader(`{"return":{"supported_commands":[{"name":"guest-exec","enabled":true},{"name":"guest-exec-status","enabled":false}]}}`), io.Discard})
+	if err := requireExec(c); !errors.Is(err, ErrDisabled) || !strings.Contains(err.Error(), "guest-exec-status") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestInterfaces checks what is taken of an answer, and what is refused.
+func TestInterfaces(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ answer, want string }{
+		"usual": {`[{"name":"lo","hardware-address":"00:00:00:00:00:00","ip-addresses":[{"ip-address":"127.0.0.1","prefix":8},{"ip-address":"::1","prefix":128}]},
+			{"name":"eth0","hardware-address":"52:54:00:AA:00:01","ip-addresses":[{"ip-address":"10.0.2.15","prefix":24},{"ip-address":"fe80::1%eth0","prefix":64}],"statistics":{"rx-bytes":1}}]`,
+			"[{eth0 52:54:00:aa:00:01 [10.0.2.15/24 fe80::1/64]}] <nil>"},
+		"none":           {`[]`, "[] <nil>"},
+		"down":           {`[{"name":"lo"},{"name":"eth1"}]`, "[{eth1  []}] <nil>"},
+		"Windows":        {`[{"name":"Loopback Pseudo-Interface 1","ip-addresses":[{"ip-address":"127.0.0.1","prefix":8}]},{"name":"以太网"}]`, "[{以太网  []}] <nil>"},
+		"escape":         {`[{"name":"\u001b]0;x\u0007"}]`, "the name of an interface"},
+		"right to left":  {`[{"name":"a\u202eb"}]`, "the name of an interface"},
+		"no UTF-8":       {"[{\"name\":\"a\xc3\"}]", "the name of an interface"},
+		"long":           {`[{"name":"` + strings.Repeat("x", 257) + `"}]`, "the name of an interface"},
+		"MAC":            {`[{"name":"x","hardware-address":"y"}]`, `the hardware address of x is "y"`},
+		"address":        {`[{"name":"x","ip-addresses":[{"ip-address":"1.2.3"}]}]`, "an address of x"},
+		"prefix":         {`[{"name":"x","ip-addresses":[{"ip-address":"1.2.3.4","prefix":33}]}]`, "an address of x"},
+		"negative":       {`[{"name":"x","ip-addresses":[{"ip-address":"1.2.3.4","prefix":-1}]}]`, "an address of x"},
+		"another answer": {`{"name":"x"}`, "invalid answer"},
+		"nothing":        {``, "invalid answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				g := &guest{answer: func(string, map[string]any) string { return `{"return":` + c.answer + "}\n" }}
+				found, err := g.agent().Interfaces(t.Context())
+				if got := fmt.Sprint(found, " ", err); !strings.Contains(got, c.want) {
+					t.Errorf("got %s, want %s", got, c.want)
+				}
+				g.checkClosed(t)
+			})
+		})
+	}
+}

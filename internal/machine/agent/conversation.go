@@ -1,0 +1,199 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+)
+
+const (
+	// readAhead is how much is read from a connection at once.
+	readAhead = 64 << 10
+	// maxConversation is how many bytes are read from a connection, what other clients have not
+	// waited for included: two answers with all the output that the agent keeps.
+	maxConversation = 128 << 20
+	// maxStale is how many answers to other clients are skipped.
+	maxStale = 100
+	// maxDescription is how much of the agent's own words an error has.
+	maxDescription = 300
+)
+
+// sentinel is a byte that no JSON has. An agent that reads it forgets what it has read before,
+// and one that sends it is about to send a whole answer.
+const sentinel = 0xff
+
+// conversation is what is said over one connection.
+type conversation struct {
+	in   *bufio.Reader
+	out  io.Writer
+	read int // bytes
+}
+
+func newConversation(conn io.ReadWriter) *conversation {
+	return &conversation{in: bufio.NewReaderSize(conn, readAhead), out: conn}
+}
+
+// ReadByte implements io.ByteReader.
+func (c *conversation) ReadByte() (byte, error) {
+	if c.read++; c.read > maxConversation {
+		return 0, fmt.Errorf("%w: it sends more than %d MiB", ErrBadAnswer, maxConversation>>20)
+	}
+	b, err := c.in.ReadByte()
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrSilent, err)
+	}
+	return b, nil
+}
+
+// UnreadByte implements io.ByteScanner.
+func (c *conversation) UnreadByte() error { return c.in.UnreadByte() }
+
+// write sends a line, or what else the agent reads.
+func (c *conversation) write(line []byte) error {
+	if _, err := c.out.Write(line); err != nil {
+		return fmt.Errorf("%w: %w", ErrSilent, err)
+	}
+	return nil
+}
+
+// request is a command. It has no ID, which agents of earlier versions refuse.
+type request struct {
+	Execute   string `json:"execute"`
+	Arguments any    `json:"arguments,omitempty"`
+}
+
+// answer is what the agent sends.
+type answer struct {
+	Return json.RawMessage `json:"return"`
+	Error  *struct {
+		Class string `json:"class"`
+		Desc  string `json:"desc"`
+	} `json:"error"`
+}
+
+// synchronize finds the beginning of the agent's answers to this client. What another client
+// has left comes before: half an answer, or a late one.
+func (c *conversation) synchronize() error {
+	var random [8]byte
+	_, _ = rand.Read(random[:])                              // never fails
+	id := int64(binary.LittleEndian.Uint64(random[:]) >> 12) //nolint:gosec // a number that every JSON library keeps exactly
+	sync := marshal(request{"guest-sync-delimited", map[string]int64{"id": id}})
+	if err := c.write(append([]byte{sentinel}, sync...)); err != nil {
+		return err
+	}
+	for range maxStale {
+		if err := c.skipToSentinel(); err != nil {
+			return err
+		}
+		text, _, err := readObject(c, answerLimits)
+		if err != nil && c.cannotGoOn(err) {
+			return err
+		}
+		var a answer
+		var got int64
+		if err == nil && json.Unmarshal(text, &a) == nil && json.Unmarshal(a.Return, &got) == nil && got == id {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: it sends other things than it is asked for", ErrBadAnswer)
+}
+
+// skipToSentinel reads up to the next sentinel.
+func (c *conversation) skipToSentinel() error {
+	for {
+		if b, err := c.ReadByte(); err != nil || b == sentinel {
+			return err
+		}
+	}
+}
+
+// cannotGoOn reports whether no more can be read after an error.
+func (c *conversation) cannotGoOn(err error) bool {
+	return !errors.Is(err, ErrBadAnswer) || c.read > maxConversation
+}
+
+// execute has the agent execute a command, and decodes its answer.
+func (c *conversation) execute(command string, arguments, result any) error {
+	isCut, err := c.executeWithin(answerLimits, command, arguments, result)
+	if err == nil && isCut {
+		err = fmt.Errorf("%w: the one to %s is too long", ErrBadAnswer, command)
+	}
+	return err
+}
+
+// executeWithin is execute with limits of the answer. It reports whether a text in the answer
+// was longer than they allow, and was cut.
+func (c *conversation) executeWithin(most limits, command string, arguments, result any) (isCut bool, err error) {
+	if err := c.write(marshal(request{command, arguments})); err != nil {
+		return false, err
+	}
+	text, isCut, err := readObject(c, most)
+	if err != nil {
+		return isCut, err
+	}
+	var a answer
+	if err := json.Unmarshal(text, &a); err != nil {
+		return isCut, fmt.Errorf("%w: the one to %s: %s", ErrBadAnswer, command, printable(err.Error(), maxDescription))
+	}
+	if a.Error != nil {
+		return isCut, refusal(command, a.Error.Class, a.Error.Desc)
+	}
+	if err := json.Unmarshal(a.Return, result); err != nil {
+		return isCut, fmt.Errorf("%w: the one to %s: %s", ErrBadAnswer, command, printable(err.Error(), maxDescription))
+	}
+	return isCut, nil
+}
+
+// refusal returns the error for a refusal of the agent.
+func refusal(command, class, desc string) error {
+	if class == "CommandNotFound" {
+		return disabled(command)
+	}
+	return fmt.Errorf("%w %s: %s", ErrRefused, command, printable(desc, maxDescription))
+}
+
+func disabled(command string) error {
+	return fmt.Errorf("%w, %s: an administrator of the guest allows it in the agent's own configuration, such as /etc/qemu/qemu-ga.conf or /etc/sysconfig/qemu-ga", ErrDisabled, command)
+}
+
+// requireCommands fails with ErrDisabled unless the agent offers commands.
+func (c *conversation) requireCommands(commands ...string) error {
+	var info struct {
+		Commands []struct {
+			Name    string `json:"name"`
+			Enabled bool   `json:"enabled"`
+		} `json:"supported_commands"`
+	}
+	if err := c.execute("guest-info", nil, &info); err != nil {
+		return err
+	}
+	var enabled []string
+	for _, offered := range info.Commands {
+		if offered.Enabled {
+			enabled = append(enabled, offered.Name)
+		}
+	}
+	for _, command := range commands {
+		if !slices.Contains(enabled, command) {
+			return disabled(command)
+		}
+	}
+	return nil
+}
+
+// marshal returns a line of JSON.
+func marshal(r request) []byte {
+	line, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // texts, numbers and bytes can always be marshaled
+	}
+	return append(line, '\n')
+}

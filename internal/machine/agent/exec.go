@@ -1,0 +1,230 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	// MaxInput is how much input a command may have. The agent takes all of it at once.
+	MaxInput = 1 << 20
+	// maxArguments is how long a command may be, as Linux limits one argument.
+	maxArguments = 128 << 10
+	// firstPoll and lastPoll are the intervals between two questions for a command's end.
+	firstPoll, lastPoll = 50 * time.Millisecond, time.Second
+	// maxSilence is how long an agent may not answer while a command runs in its guest.
+	maxSilence = 30 * time.Second
+	// endWithin is how long ending a command may take whose caller has left.
+	endWithin = 10 * time.Second
+)
+
+// Kinds of failure of Exec, beside those of every call.
+var (
+	// ErrCommand : the command cannot be started.
+	ErrCommand = errors.New("the command cannot be started")
+	// ErrEndUnknown : the command may have been started, and may run.
+	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
+	// ErrOutputCut : a part of the output is missing.
+	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", maxOutput>>20)
+)
+
+// Command is a program to run in the guest, with its arguments.
+type Command struct {
+	Args  []string
+	Stdin []byte
+}
+
+// Result is how a command ended, and what it printed.
+type Result struct {
+	// ExitCode is 128 plus the signal's number if a signal ended the command.
+	ExitCode       int
+	Stdout, Stderr []byte
+}
+
+// CheckExec fails unless the agent answers, and can run commands.
+func (a Agent) CheckExec(ctx context.Context) error { return a.converse(ctx, requireExec) }
+
+func requireExec(c *conversation) error {
+	return c.requireCommands("guest-exec", "guest-exec-status")
+}
+
+// Exec runs a command in the guest until it ends. Before that it has no output. If ctx ends
+// first, Exec ends the command where the guest has a program for that. With ErrOutputCut there
+// is a result too.
+func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
+	if err := command.check(); err != nil {
+		return Result{}, err
+	}
+	var pid int64
+	isSent := false
+	err := a.converse(ctx, func(c *conversation) error {
+		err := requireExec(c)
+		if err == nil {
+			isSent = true
+			pid, err = c.start(command)
+		}
+		return err
+	})
+	switch {
+	case err == nil:
+	case isSent && ctx.Err() == nil && !errors.Is(err, ErrCommand) && !errors.Is(err, ErrDisabled):
+		return Result{}, endUnknown(err)
+	default:
+		return Result{}, err
+	}
+	result, err := a.waitEnd(ctx, pid)
+	if ctx.Err() != nil {
+		a.end(ctx, pid)
+	}
+	return result, err
+}
+
+func (c Command) check() error {
+	size := 0
+	for i, arg := range c.Args {
+		size += len(arg)
+		if !utf8.ValidString(arg) || strings.ContainsRune(arg, 0) {
+			return fmt.Errorf("%w: command[%d] is %.80q: it must be UTF-8 without zero bytes", ErrCommand, i, arg)
+		}
+	}
+	switch {
+	case len(c.Args) == 0 || c.Args[0] == "":
+		return fmt.Errorf("%w: it is empty: name a program", ErrCommand)
+	case size > maxArguments:
+		return fmt.Errorf("%w: it has %d bytes: at most %d are possible", ErrCommand, size, maxArguments)
+	case len(c.Stdin) > MaxInput:
+		return fmt.Errorf("%w: its input has more than %d MiB, which is what the guest agent takes: use ssh for more", ErrCommand, MaxInput>>20)
+	}
+	return nil
+}
+
+// start starts a command, and returns its process ID in the guest.
+func (c *conversation) start(command Command) (pid int64, err error) {
+	arguments := struct {
+		Path    string   `json:"path"`
+		Args    []string `json:"arg,omitempty"`
+		Input   []byte   `json:"input-data,omitempty"` // in base64
+		Capture bool     `json:"capture-output"`
+	}{command.Args[0], command.Args[1:], command.Stdin, true}
+	var started struct {
+		PID *int64 `json:"pid"`
+	}
+	err = c.execute("guest-exec", arguments, &started)
+	switch {
+	case errors.Is(err, ErrRefused):
+		return 0, fmt.Errorf("%w: %w", ErrCommand, err)
+	case err != nil:
+		return 0, err
+	case started.PID == nil || *started.PID <= 0:
+		return 0, fmt.Errorf("%w: a command has no process ID", ErrBadAnswer)
+	}
+	return *started.PID, nil
+}
+
+// waitEnd asks for a command's end until it has ended. An agent that does not answer for a
+// while, as in a guest that is busy, may answer later.
+func (a Agent) waitEnd(ctx context.Context, pid int64) (Result, error) {
+	answered := a.Clock.Now()
+	for wait := firstPoll; a.pause(ctx, wait); wait = min(2*wait, lastPoll) {
+		var status execStatus
+		err := a.converse(ctx, func(c *conversation) (err error) {
+			status, err = c.status(pid)
+			return err
+		})
+		isSilent := errors.Is(err, ErrSilent) || errors.Is(err, ErrBusy)
+		switch {
+		case err == nil && status.Exited:
+			return status.result()
+		case err == nil:
+			answered = a.Clock.Now()
+		case ctx.Err() == nil && (!isSilent || a.Clock.Since(answered) > maxSilence):
+			return Result{}, endUnknown(err)
+		}
+	}
+	return Result{}, fmt.Errorf("waiting for the command's end: %w", context.Cause(ctx))
+}
+
+// endUnknown makes an error of a kind of its own: that of the cause could mean that the
+// command may be tried again.
+func endUnknown(cause error) error { return fmt.Errorf("%w: %s", ErrEndUnknown, cause.Error()) }
+
+// pause waits, and reports whether ctx is still active.
+func (a Agent) pause(ctx context.Context, d time.Duration) bool {
+	timer := a.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C():
+	}
+	return ctx.Err() == nil
+}
+
+// end ends a command whose caller has left. The agent forgets a command once it was asked for
+// its end; one that it did not forget could be taken for a later one of the same process ID.
+func (a Agent) end(ctx context.Context, pid int64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
+	defer cancel()
+	var killer int64
+	err := a.converse(ctx, func(c *conversation) error {
+		status, err := c.status(pid)
+		if err != nil || status.Exited {
+			return err
+		}
+		killer, err = c.start(Command{Args: []string{"kill", strconv.FormatInt(pid, 10)}})
+		return err
+	})
+	if err == nil && killer != 0 {
+		_, _ = a.waitEnd(ctx, killer)
+		_, _ = a.waitEnd(ctx, pid)
+	}
+}
+
+// execStatus is how far a command has come.
+type execStatus struct {
+	Exited   bool   `json:"exited"`
+	ExitCode *int64 `json:"exitcode"`
+	Signal   *int64 `json:"signal"`
+	Stdout   []byte `json:"out-data"` // in base64
+	Stderr   []byte `json:"err-data"`
+	// Truncated says that the agent has not kept all. Agents before version 10.1 never say so,
+	// but keep more than this program does.
+	OutTruncated bool `json:"out-truncated"`
+	ErrTruncated bool `json:"err-truncated"`
+
+	isCut bool
+}
+
+func (c *conversation) status(pid int64) (execStatus, error) {
+	var s execStatus
+	isCut, err := c.executeWithin(outputLimits, "guest-exec-status", map[string]int64{"pid": pid}, &s)
+	s.isCut = isCut || s.OutTruncated || s.ErrTruncated
+	return s, err
+}
+
+func (s execStatus) result() (Result, error) {
+	r := Result{Stdout: s.Stdout, Stderr: s.Stderr}
+	const maxSignal, otherException = 127, 255 // Windows has exceptions in place of signals
+	switch {
+	case s.Signal != nil && *s.Signal > 0 && *s.Signal <= maxSignal:
+		r.ExitCode = 128 + int(*s.Signal)
+	case s.Signal != nil:
+		r.ExitCode = otherException
+	case s.ExitCode == nil || *s.ExitCode < math.MinInt32 || *s.ExitCode > math.MaxUint32:
+		return Result{}, fmt.Errorf("%w: a command that has ended has no exit code", ErrBadAnswer)
+	default:
+		r.ExitCode = int(*s.ExitCode)
+	}
+	if s.isCut {
+		return r, fmt.Errorf("%w; the exit code is %d", ErrOutputCut, r.ExitCode)
+	}
+	return r, nil
+}
