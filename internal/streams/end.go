@@ -97,33 +97,28 @@ func asFailure(err error) *apierrors.StatusError {
 	return failure(http.StatusInternalServerError, metav1.StatusReasonInternalError, "%v", err)
 }
 
-// respondError answers a request whose stream did not begin.
-func (c *call) respondError(err error) {
+// Refuse answers a request whose stream does not begin.
+func Refuse(w http.ResponseWriter, err error) {
 	status := statusOf(err)
 	if details := status.Details; details != nil && details.RetryAfterSeconds > 0 {
-		c.w.Header().Set("Retry-After", strconv.Itoa(int(details.RetryAfterSeconds)))
+		w.Header().Set("Retry-After", strconv.Itoa(int(details.RetryAfterSeconds)))
 	}
 	if status.Code == http.StatusMethodNotAllowed {
-		c.w.Header().Set("Allow", http.MethodGet)
+		w.Header().Set("Allow", http.MethodGet)
 	}
-	c.respond(int(status.Code), status)
-}
-
-// respond answers with an object.
-func (c *call) respond(code int, object any) {
-	text, err := json.Marshal(object)
+	text, err := json.Marshal(status)
 	if err != nil {
-		code, text = http.StatusInternalServerError, nil
+		text = nil // a Status can be marshalled
 	}
-	c.setHeader("application/json")
-	c.w.WriteHeader(code)
-	_, _ = body{c}.Write(text)
+	setHeader(w, "application/json")
+	w.WriteHeader(int(status.Code))
+	_, _ = w.Write(text)
 }
 
-func (c *call) setHeader(contentType string) {
-	c.w.Header().Set("Content-Type", contentType)
-	c.w.Header().Set("X-Content-Type-Options", "nosniff")
-	c.w.Header().Set("Cache-Control", "no-store")
+func setHeader(w http.ResponseWriter, contentType string) {
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
 }
 
 // writeError says why a write to the client failed.

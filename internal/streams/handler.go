@@ -95,7 +95,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case c.answered: // the client must not take a part of the response for all of it
 		panic(http.ErrAbortHandler)
 	default:
-		c.respondError(err)
+		Refuse(w, err)
 	}
 }
 

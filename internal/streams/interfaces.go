@@ -4,7 +4,7 @@
 package streams
 
 import (
-	"net/http"
+	"encoding/json"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -22,7 +22,12 @@ func (c *call) serveInterfaces() error {
 	if list == nil {
 		list = []driver.Interface{}
 	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
 	c.answered = true
-	c.respond(http.StatusOK, list)
-	return nil
+	setHeader(c.w, "application/json")
+	_, err = body{c}.Write(text)
+	return err
 }

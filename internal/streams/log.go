@@ -34,7 +34,7 @@ func (c *call) serveLog() error {
 	context.AfterFunc(c.ctx, closed)
 	defer closed()
 	c.answered = true
-	c.setHeader("text/plain; charset=utf-8")
+	setHeader(c.w, "text/plain; charset=utf-8")
 	c.w.WriteHeader(http.StatusOK)
 	if _, err := (body{c}).Write(nil); err != nil { // the client sees that the log is there
 		return err

@@ -67,8 +67,8 @@ func (c *call) checkHandshake() error {
 // overWebSocket opens the WebSocket and runs a stream over it, whose end it sends.
 func (c *call) overWebSocket(run func(*session) error) error {
 	own := upgrader
-	own.Error = func(_ http.ResponseWriter, _ *http.Request, code int, err error) {
-		c.respondError(failure(int32(code), "", "%v", err)) //nolint:gosec // an HTTP status
+	own.Error = func(w http.ResponseWriter, _ *http.Request, code int, err error) {
+		Refuse(w, failure(int32(code), "", "%v", err)) //nolint:gosec // an HTTP status
 	}
 	ws, err := own.Upgrade(c.w, c.r, nil)
 	c.answered, c.hijacked = err == nil, true

@@ -49,6 +49,8 @@ type Options struct {
 	OrphanPolicy string
 	OrphanMax    int
 
+	Streams StreamsOptions
+
 	Drivers registry.Settings
 	// OwnDirs are the program's own folders, whose files are never used as images.
 	OwnDirs []string
@@ -70,7 +72,7 @@ func NewOptions() *Options {
 		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", PprofAddress: "0", KubeAPIQPS: -1,
 		UsagePeriod: 30 * time.Second, ListPeriod: 30 * time.Second,
 		OrphanGrace: time.Minute, OrphanPolicy: string(inventory.OrphanDelete),
-		Drivers: registry.DefaultSettings(),
+		Streams: defaultStreams(), Drivers: registry.DefaultSettings(),
 	}
 }
 
@@ -78,6 +80,7 @@ func NewOptions() *Options {
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "path of a kubeconfig; empty means in-cluster")
 	o.addElectionFlags(fs)
+	o.Streams.addEndpointFlags(fs)
 	o.AddControllerFlags(fs)
 }
 
@@ -109,6 +112,7 @@ func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.OrphanGrace, "orphan-grace", o.OrphanGrace, "how long a server must have been without a VirtualMachine before it is removed")
 	fs.StringVar(&o.OrphanPolicy, "orphan-policy", o.OrphanPolicy, "what to do with servers without a VirtualMachine: delete or report")
 	fs.IntVar(&o.OrphanMax, "orphan-max", o.OrphanMax, "raises the number of orphans that may be removed at once, which is 3 or a tenth of the servers, whichever is more")
+	o.Streams.addLimitFlags(fs)
 	o.Drivers.AddFlags(fs)
 }
 
@@ -150,7 +154,7 @@ func (o *Options) Validate() error {
 			return fmt.Errorf("--%s is %s: it must be at least 1s", d.flag, d.value)
 		}
 	}
-	if err := o.validateElection(); err != nil {
+	if err := errors.Join(o.Streams.validate(), o.validateElection()); err != nil {
 		return err
 	}
 	_, err := registry.Parse(o.VMDriver)

@@ -30,8 +30,18 @@ func TestValidate(t *testing.T) {
 			setElectionTimes(3*time.Second, 2900*time.Millisecond, 500*time.Millisecond),
 			"leader election: retry period + renew deadline + 2 x request timeout + margin <= lease does not hold: 500ms + 2.9s + 2 x 1s + 1s = 6.4s is more than 3s",
 		},
-		"part of a second": {setElectionTimes(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
-		"no election":      {func(o *Options) { o.LeaderElect, o.Election.Lease, o.LeaseLockName = false, 0, "" }, ""},
+		"streams":                 {setStreams(StreamsOptions{":9444", "/certs", "https://drover.example:9444", 1, 1, nil}), ""},
+		"streams without a limit": {setStreams(StreamsOptions{PerVM: 0, Total: 1}), "--streams-per-vm is 0: it must be at least 1"},
+		"no streams at all":       {setStreams(StreamsOptions{PerVM: 1, Total: -1}), "--streams-max is -1: it must be at least 1"},
+		"streams by HTTP":         {setStreams(StreamsOptions{":9444", "/certs", "http://drover.example", 1, 1, nil}), `--streams-url is "http://drover.example": it must be https://HOST`},
+		"streams below a path":    {setStreams(StreamsOptions{":9444", "/certs", "https://drover.example/x", 1, 1, nil}), "--streams-url is"},
+		"streams without a URL":   {setStreams(StreamsOptions{":9444", "/certs", "", 1, 1, nil}), `--streams-url is ""`},
+		"streams in the clear":    {setStreams(StreamsOptions{":9444", "", "https://drover.example", 1, 1, nil}), "--streams-address is given without --streams-cert-dir"},
+		"streams nowhere":         {setStreams(StreamsOptions{"", "/certs", "", 1, 1, nil}), "--streams-cert-dir is given without --streams-address"},
+		"a URL of nothing":        {setStreams(StreamsOptions{"", "", "https://drover.example", 1, 1, nil}), "--streams-url is given without --streams-address"},
+		"streams without a port":  {setStreams(StreamsOptions{"drover.example", "/certs", "https://drover.example", 1, 1, nil}), `--streams-address is "drover.example": it must be HOST:PORT`},
+		"part of a second":        {setElectionTimes(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
+		"no election":             {func(o *Options) { o.LeaderElect, o.Election.Lease, o.LeaseLockName = false, 0, "" }, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -43,6 +53,10 @@ func TestValidate(t *testing.T) {
 			}
 		})
 	}
+}
+
+func setStreams(streams StreamsOptions) func(*Options) {
+	return func(o *Options) { o.Streams = streams }
 }
 
 func setElectionTimes(lease, renew, retry time.Duration) func(*Options) {

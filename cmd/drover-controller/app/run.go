@@ -77,16 +77,24 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 		return err
 	}
 	defer closeDrivers()
-	if err := addDriverControllers(ctx, mgr, o, controller.Options{
+	if err := addRunnables(ctx, mgr, o, controller.Options{
 		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
 		Epoch: guard.Epoch, MayAct: guard.Check,
 	}); err != nil {
 		return err
 	}
-	if err := mgr.Add(&starter{mgr: mgr, started: o.Started}); err != nil {
+	return runManager(ctx, mgr, lock)
+}
+
+// addRunnables adds what this process runs to the manager.
+func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
+	if err := addDriverControllers(ctx, mgr, o, of); err != nil {
 		return err
 	}
-	return runManager(ctx, mgr, lock)
+	if err := addStreams(ctx, mgr, o, of.Inventories); err != nil {
+		return err
+	}
+	return mgr.Add(&starter{mgr: mgr, started: o.Started})
 }
 
 // configFor returns the client configuration of this program.

@@ -1,0 +1,117 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package endpoint
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+
+	"cloudnative.tw/drover/internal/streams"
+)
+
+// How long the API server's answers count, and how long it may take to give one.
+const (
+	tokenTTL      = 10 * time.Second
+	allowedTTL    = 10 * time.Second
+	forbiddenTTL  = 5 * time.Second
+	reviewTimeout = 10 * time.Second
+)
+
+// Every API server publishes here the CA of its clients' certificates.
+const (
+	clientCAConfigMap = "extension-apiserver-authentication"
+	clientCAKey       = "client-ca-file"
+)
+
+// NewAuthorizer returns an authorizer that asks the API server by SubjectAccessReviews.
+func NewAuthorizer(client kubernetes.Interface) (authorizer.Authorizer, error) {
+	return authorizerfactory.DelegatingAuthorizerConfig{
+		SubjectAccessReviewClient: client.AuthorizationV1(),
+		AllowCacheTTL:             allowedTTL, DenyCacheTTL: forbiddenTTL, WebhookRetryBackoff: backoff(),
+	}.New()
+}
+
+// backoff is between tries to reach the API server.
+func backoff() *wait.Backoff {
+	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 4}
+}
+
+// clients authenticates the users of requests: by tokens, which the API server reviews, and
+// by certificates of the cluster's client CA.
+type clients struct {
+	authenticator.Request
+	ca   *dynamiccertificates.ConfigMapCAController
+	next http.Handler
+	log  logr.Logger
+}
+
+func newAuthenticator(client kubernetes.Interface, next http.Handler, log logr.Logger) (*clients, error) {
+	ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("streams", metav1.NamespaceSystem, clientCAConfigMap, clientCAKey, client)
+	if err != nil {
+		return nil, err
+	}
+	config := authenticatorfactory.DelegatingAuthenticatorConfig{
+		Anonymous:               &apiserver.AnonymousAuthConfig{Enabled: false},
+		TokenAccessReviewClient: client.AuthenticationV1(), TokenAccessReviewTimeout: reviewTimeout, CacheTTL: tokenTTL,
+		WebhookRetryBackoff: backoff(), ClientCertificateCAContentProvider: ca,
+		// Without a RequestHeaderConfig, headers of a proxy prove nothing.
+	}
+	check, _, err := config.New()
+	return &clients{Request: check, ca: ca, next: next, log: log}, err
+}
+
+// Start reads the CA until ctx ends.
+func (c *clients) Start(ctx context.Context) error {
+	c.ca.Run(ctx, 1)
+	return nil
+}
+
+// NeedLeaderElection returns false: every replica serves streams.
+func (c *clients) NeedLeaderElection() bool { return false }
+
+// ServeHTTP implements http.Handler.
+func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	for name := range r.Header {
+		if strings.HasPrefix(name, "Impersonate-") {
+			streams.Refuse(w, apierrors.NewBadRequest("the header "+name+" is not allowed: the server of streams does not impersonate users"))
+			return
+		}
+	}
+	answer, ok, err := c.AuthenticateRequest(r)
+	if err != nil || !ok {
+		c.log.V(2).Info("Client not authenticated", "cause", err)
+		streams.Refuse(w, apierrors.NewUnauthorized(refusal(err)))
+		return
+	}
+	c.next.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), answer.User)))
+}
+
+// refusal says more than "Unauthorized" only to whoever has the key of a certificate.
+func refusal(err error) string {
+	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)
+	switch {
+	case isInvalid && invalid.Reason == x509.Expired:
+		return "Unauthorized: the client certificate has expired or is not valid yet"
+	case isInvalid:
+		return "Unauthorized: the client certificate is not valid"
+	}
+	return "Unauthorized"
+}

@@ -1,0 +1,78 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package endpoint
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	certutil "k8s.io/client-go/util/cert"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+const (
+	// publishPeriod is how often the ConfigMap is compared, so that a new CA or a changed
+	// ConfigMap lasts no longer.
+	publishPeriod  = time.Minute
+	publishTimeout = 10 * time.Second
+	fieldManager   = "drover-streams"
+)
+
+// publisher keeps the ConfigMap that tells clients where the endpoint is. It runs on the
+// leader alone, so that replicas with different files do not take turns.
+type publisher struct{ Options }
+
+// Start publishes until ctx ends.
+func (p *publisher) Start(ctx context.Context) error {
+	ticker := p.Clock.NewTicker(publishPeriod)
+	defer ticker.Stop()
+	for {
+		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
+			p.Log.Error(err, "Could not publish the address of streams, will try again", "namespace", p.Namespace, "configMap", streams.ConfigMapName)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+	}
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (p *publisher) NeedLeaderElection() bool { return true }
+
+func (p *publisher) publish(ctx context.Context) error {
+	ca, err := readCA(p.CertDir)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	object := corev1.ConfigMap(streams.ConfigMapName, p.Namespace).
+		WithLabels(map[string]string{"app.kubernetes.io/name": "drover"}).
+		WithData(map[string]string{streams.AddressKey: p.URL, streams.CAKey: ca})
+	_, err = p.Client.CoreV1().ConfigMaps(p.Namespace).Apply(ctx, object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	return err
+}
+
+// readCA reads the certificates for clients, and nothing else that is in the file.
+func readCA(dir string) (string, error) {
+	path := filepath.Join(dir, caFile)
+	text, err := os.ReadFile(path) //nolint:gosec // the operator names the folder
+	if err != nil {
+		return "", err
+	}
+	certificates, err := certutil.ParseCertsPEM(text)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	encoded, err := certutil.EncodeCertificates(certificates...)
+	return string(encoded), err
+}

@@ -1,0 +1,99 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package endpoint serves streams at an address of their own, for clusters whose API server
+// is not Drover's.
+//
+// Start with New in server.go. authenticate.go asks the API server who a client is, and
+// publish.go says in a ConfigMap where the endpoint is.
+package endpoint
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/net/netutil"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+)
+
+// The files of Options.CertDir, named as in a Secret of type kubernetes.io/tls.
+const (
+	certFile = "tls.crt"
+	keyFile  = "tls.key"
+	caFile   = "ca.crt"
+)
+
+const (
+	headerTimeout = 10 * time.Second
+	// idleTimeout is how long a connection may wait for its next request.
+	idleTimeout = 30 * time.Second
+	// maxHeader allows commands of a length that people type.
+	maxHeader = 64 << 10
+	// spareConnections are those without a stream: of clients that are being authenticated,
+	// and of those that will not be.
+	spareConnections = 256
+)
+
+// Options are the settings of an endpoint.
+type Options struct {
+	// Address to listen on.
+	Address string
+	// CertDir has tls.crt and tls.key, and ca.crt for clients. The files are read again when
+	// they change.
+	CertDir string
+	// URL is the address that clients are given, in the ConfigMap in Namespace.
+	URL, Namespace string
+	// Streams is how many streams Handler serves at a time.
+	Streams int
+	Handler http.Handler
+	Client  kubernetes.Interface
+	Clock   clock.WithTicker
+	Log     logr.Logger
+}
+
+// New opens the endpoint. Adding the result to a manager serves it.
+func New(ctx context.Context, o Options) ([]manager.Runnable, error) {
+	certificate, err := certwatcher.New(filepath.Join(o.CertDir, certFile), filepath.Join(o.CertDir, keyFile))
+	if err != nil {
+		return nil, fmt.Errorf("--streams-cert-dir: %w", err)
+	}
+	if _, err := readCA(o.CertDir); err != nil {
+		return nil, fmt.Errorf("--streams-cert-dir: %w", err)
+	}
+	clients, err := newAuthenticator(o.Client, o.Handler, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Address)
+	if err != nil {
+		return nil, fmt.Errorf("--streams-address: %w", err)
+	}
+	// More connections than that wait, so that the controller keeps descriptors for its work.
+	listener = netutil.LimitListener(listener, o.Streams+spareConnections)
+	return []manager.Runnable{certificate, clients, &publisher{Options: o}, &manager.Server{
+		Name: "streams", Listener: tls.NewListener(listener, tlsConfig(certificate)), ShutdownTimeout: new(time.Second),
+		Server: &http.Server{
+			Handler: clients, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+			ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(o.Log.V(1)), slog.LevelInfo), // about clients that break off
+		},
+	}}, nil
+}
+
+// tlsConfig allows HTTP/1.1 alone, the version that has WebSockets. A client certificate is
+// checked for each request, by the authenticator, since the cluster's CA may change.
+func tlsConfig(certificate *certwatcher.CertWatcher) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+		GetCertificate: certificate.GetCertificate, ClientAuth: tls.RequestClientCert,
+	}
+}

@@ -1,0 +1,189 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestAnswers checks what requests that cannot become streams are answered, in the order of
+// the steps: an error of a later step must not show before an earlier one has passed.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(h *Handler) {
+		d := h.Drivers["stub"].(*stub)
+		d.logs = func(_ context.Context, o driver.LogOptions) (io.ReadCloser, error) {
+			switch {
+			case o.Previous:
+				return nil, driver.Errorf(driver.ErrRetry, "no earlier run is known")
+			case o.Follow:
+				return nil, driver.Errorf(driver.ErrUnsupported, "there is no log")
+			}
+			return nil, driver.Errorf(driver.ErrUnavailable, "the engine is away")
+		}
+		d.interfaces = func(context.Context) ([]driver.Interface, error) { return nil, driver.ErrNotFound }
+	})
+	f.create(t, framework.NewVM("unbound").Namespace("demo"))
+	f.create(t, framework.NewVM("elsewhere").Namespace("demo").Bound("other/engine-1"))
+	f.create(t, framework.NewVM("replaced").Namespace("demo").Bound("stub/engine-2"))
+	f.create(t, framework.NewVM("bare").Namespace("demo").Bound("bare/engine-1"))
+	path := streams.Path("demo", "vm", streams.Log)
+	for name, test := range map[string]struct {
+		who, path string
+		code      int
+		reason    metav1.StatusReason
+		says      string
+	}{
+		"no user":             {"", path, 401, metav1.StatusReasonUnauthorized, "Unauthorized"},
+		"no right":            {"mallory", path, 403, metav1.StatusReasonForbidden, `"vm" is forbidden: User "mallory" cannot get resource "virtualmachines/log"`},
+		"no right, no VM":     {"mallory", streams.Path("demo", "none", streams.Log), 403, metav1.StatusReasonForbidden, `"none" is forbidden`},
+		"no VM":               {"alice", streams.Path("demo", "none", streams.Log), 404, metav1.StatusReasonNotFound, `"none" not found`},
+		"another namespace":   {"alice", streams.Path("other", "vm", streams.Log), 404, metav1.StatusReasonNotFound, `"vm" not found`},
+		"no server":           {"alice", streams.Path("demo", "unbound", streams.Log), 409, metav1.StatusReasonConflict, "has no server yet"},
+		"driver elsewhere":    {"alice", streams.Path("demo", "elsewhere", streams.Log), 503, metav1.StatusReasonServiceUnavailable, `driver "other"`},
+		"another engine":      {"alice", streams.Path("demo", "replaced", streams.Log), 503, metav1.StatusReasonServiceUnavailable, "another engine"},
+		"not offered":         {"alice", streams.Path("demo", "bare", streams.Log), 501, streams.ReasonUnsupported, "driver bare does not offer the stream log"},
+		"nothing printed":     {"alice", path + "?previous=true", 409, metav1.StatusReasonConflict, "no earlier run"},
+		"refused by driver":   {"alice", path + "?follow=1", 501, streams.ReasonUnsupported, "there is no log"},
+		"engine away":         {"alice", path, 503, metav1.StatusReasonServiceUnavailable, "the engine is away"},
+		"server gone":         {"alice", streams.Path("demo", "vm", streams.Interfaces), 409, metav1.StatusReasonConflict, "there is no server"},
+		"bad flag":            {"alice", path + "?follow=maybe", 400, metav1.StatusReasonBadRequest, `follow is "maybe": it must be true or false`},
+		"bad number":          {"alice", path + "?tailLines=-1", 400, metav1.StatusReasonBadRequest, `tailLines is "-1"`},
+		"no WebSocket":        {"alice", streams.Path("demo", "vm", streams.Console), 400, metav1.StatusReasonBadRequest, "console needs a WebSocket"},
+		"no port":             {"alice", streams.Path("demo", "vm", streams.PortForward), 400, metav1.StatusReasonBadRequest, "port is missing"},
+		"bad port":            {"alice", streams.Path("demo", "vm", streams.PortForward) + "?port=65536", 400, metav1.StatusReasonBadRequest, `port is "65536": it must be a number from 1 to 65535`},
+		"no command":          {"alice", streams.Path("demo", "vm", streams.Exec) + "?stdout=true", 400, metav1.StatusReasonBadRequest, "command is missing"},
+		"no channel":          {"alice", streams.Path("demo", "vm", streams.Exec) + "?command=ls", 400, metav1.StatusReasonBadRequest, "none of the parameters stdin, stdout and stderr"},
+		"no such stream":      {"alice", streams.Path("demo", "vm", "delete"), 404, metav1.StatusReasonNotFound, `the stream is "delete": it must be console, exec, portforward, log or interfaces`},
+		"no such path":        {"alice", streams.PathPrefix + "/namespaces/demo", 404, metav1.StatusReasonNotFound, "no stream has this path"},
+		"other prefix":        {"alice", strings.Replace(path, "v1alpha1", "v1", 1), 404, metav1.StatusReasonNotFound, "no stream has this path"},
+		"trailing slash":      {"alice", path + "/", 404, metav1.StatusReasonNotFound, "no stream has this path"},
+		"traversal":           {"alice", streams.PathPrefix + "/namespaces/demo/virtualmachines/..%2f..%2fother/log", 404, metav1.StatusReasonNotFound, "no stream has this path"},
+		"dots":                {"alice", streams.PathPrefix + "/namespaces/demo/virtualmachines/%2e%2e/log", 400, metav1.StatusReasonBadRequest, `the VirtualMachine's name is ".."`},
+		"a namespace of dots": {"alice", streams.PathPrefix + "/namespaces/%2e%2e/virtualmachines/vm/log", 400, metav1.StatusReasonBadRequest, `the namespace is ".."`},
+		"capitals":            {"alice", streams.Path("demo", "VM", streams.Log), 400, metav1.StatusReasonBadRequest, `the VirtualMachine's name is "VM"`},
+		"a name with NUL":     {"alice", streams.PathPrefix + "/namespaces/demo/virtualmachines/vm%00/log", 400, metav1.StatusReasonBadRequest, "name is"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			response, status := f.get(t, test.who, test.path)
+			if response.StatusCode != test.code || int(status.Code) != test.code || status.Reason != test.reason || !strings.Contains(status.Message, test.says) {
+				t.Errorf("the answer is %d, %+v", response.StatusCode, status)
+			}
+			if kind := response.Header.Get("Content-Type"); kind != "application/json" || status.Kind != "Status" || status.APIVersion != "v1" {
+				t.Errorf("the answer is %s of kind %s %s", kind, status.APIVersion, status.Kind)
+			}
+		})
+	}
+}
+
+func (f *fixture) create(t *testing.T, b *framework.VMBuilder) {
+	t.Helper()
+	if err := f.objects.Create(t.Context(), b.Obj()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// get returns the answer to a plain request.
+func (f *fixture) get(t *testing.T, who, path string) (*http.Response, metav1.Status) {
+	t.Helper()
+	return f.send(t, http.MethodGet, who, path)
+}
+
+func (f *fixture) send(t *testing.T, method, who, path string) (*http.Response, metav1.Status) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, f.server.URL+path, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if who != "" {
+		r.Header.Set("Authorization", "Bearer "+who)
+	}
+	response, err := f.server.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	var status metav1.Status
+	if err := json.NewDecoder(response.Body).Decode(&status); err != nil {
+		t.Fatal(err)
+	}
+	return response, status
+}
+
+// TestVerbs checks which right each stream needs. It does not depend on the method, which
+// is always GET.
+func TestVerbs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	for stream, verb := range map[streams.Stream]string{
+		streams.Console: "create", streams.Exec: "create", streams.PortForward: "create",
+		streams.Log: "get", streams.Interfaces: "get",
+	} {
+		if response, _ := f.get(t, "mallory", streams.Path("demo", "vm", stream)); response.StatusCode != http.StatusForbidden {
+			t.Errorf("%s answers %d", stream, response.StatusCode)
+		}
+		a := f.rules.last
+		if a.GetVerb() != verb || a.GetSubresource() != string(stream) || a.GetResource() != "virtualmachines" || a.GetAPIGroup() != "cloudnative.tw" ||
+			a.GetNamespace() != "demo" || a.GetName() != "vm" || !a.IsResourceRequest() {
+			t.Errorf("%s is authorized as %+v", stream, a)
+		}
+		if response, _ := f.send(t, http.MethodPost, "alice", streams.Path("demo", "vm", stream)); response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET" {
+			t.Errorf("POST of %s answers %d", stream, response.StatusCode)
+		}
+	}
+}
+
+// TestUnansweredAuthorization checks that a stream begins only on a clear answer.
+func TestUnansweredAuthorization(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.rules.set(func() { f.rules.err = errors.New("secret detail") })
+	response, status := f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	if response.StatusCode != http.StatusServiceUnavailable || strings.Contains(status.Message, "secret") {
+		t.Errorf("the answer is %+v", status)
+	}
+}
+
+// TestBeforeAndAfter checks the answers of a Handler that does not run yet, and no longer.
+func TestBeforeAndAfter(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.admission.open(nil) //nolint:staticcheck // as before Start
+	response, _ := f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
+		t.Errorf("before it starts the answer is %d, Retry-After %q", response.StatusCode, response.Header.Get("Retry-After"))
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	f.admission.open(ended)
+	response, _ = f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") != "" {
+		t.Errorf("after it has stopped the answer is %d, Retry-After %q", response.StatusCode, response.Header.Get("Retry-After"))
+	}
+}
+
+// TestInterfaces checks that an empty list is a list.
+func TestInterfaces(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(h *Handler) {
+		h.Drivers["stub"].(*stub).interfaces = func(context.Context) ([]driver.Interface, error) { return nil, nil }
+	})
+	response := f.request(t, f.url(streams.Interfaces, ""))
+	if text, err := io.ReadAll(response.Body); string(text) != "[]" {
+		t.Errorf("the list is %s, %v", text, err)
+	}
+}

@@ -1,0 +1,383 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/exec"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestExec checks that input, output and the exit code pass unchanged, and that the end of
+// the input reaches the command.
+func TestExec(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.exec = func(_ context.Context, r driver.ExecRequest) (int, error) {
+		input, err := io.ReadAll(r.Stdin)
+		if err != nil {
+			return 0, err
+		}
+		_, _ = r.Stdout.Write(bytes.ToUpper(input))
+		_, _ = io.WriteString(r.Stderr, strings.Join(r.Command, "|"))
+		return len(r.Command), nil
+	}
+	var stdout, stderr bytes.Buffer
+	input := strings.Repeat("some input ", 100_000)
+	err := f.connect(t.Context(), "alice", f.url(streams.Exec, "command=a&command=b+c&stdin=true&stdout=true&stderr=true"),
+		remotecommand.StreamOptions{Stdin: strings.NewReader(input), Stdout: &stdout, Stderr: &stderr})
+	var code exec.CodeExitError
+	if !errors.As(err, &code) || code.Code != 2 {
+		t.Errorf("the end is %v, want exit code 2", err)
+	}
+	if stdout.String() != strings.ToUpper(input) || stderr.String() != "a|b c" {
+		t.Errorf("%d bytes of %d came back, and %q", stdout.Len(), len(input), stderr.String())
+	}
+	line := f.waitForEnds(t, 1)
+	for _, want := range []string{`"user"="alice"`, `"namespace"="demo"`, `"name"="vm"`, `"uid"="uid-1"`, `"stream"="exec"`, `"bytesIn"=1100000`, `"bytesOut"=1100005`, `"end"="exit code 2"`} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the log lacks %s: %s", want, line)
+		}
+	}
+	if strings.Contains(line, "b c") || strings.Contains(line, "some input") {
+		t.Errorf("the log has the command or its input: %s", line)
+	}
+}
+
+// TestExecWithTerminal checks that sizes pass, and that all output is that of the terminal.
+func TestExecWithTerminal(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
+		for r.TTY {
+			select {
+			case size := <-r.Resize:
+				if size == (driver.TerminalSize{Width: 132, Height: 50}) {
+					_, err := io.WriteString(r.Stdout, "large")
+					return 0, err
+				}
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		}
+		return 1, nil
+	}
+	var stdout bytes.Buffer
+	sizes := sizeQueue{make(chan *remotecommand.TerminalSize, 2)}
+	sizes.all <- &remotecommand.TerminalSize{Width: 80, Height: 24}
+	sizes.all <- &remotecommand.TerminalSize{Width: 132, Height: 50}
+	err := f.connect(t.Context(), "alice", f.url(streams.Exec, "command=sh&stdin=true&stdout=true&tty=true"),
+		remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: &stdout, Tty: true, TerminalSizeQueue: sizes})
+	if err != nil || stdout.String() != "large" {
+		t.Errorf("the output is %q, %v", stdout.String(), err)
+	}
+}
+
+type sizeQueue struct {
+	all chan *remotecommand.TerminalSize
+}
+
+// Next implements remotecommand.TerminalSizeQueue.
+func (q sizeQueue) Next() *remotecommand.TerminalSize { return <-q.all }
+
+// TestExecErrors checks that an error of the driver is the end of the stream.
+func TestExecErrors(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.exec = func(context.Context, driver.ExecRequest) (int, error) {
+		return 0, driver.Errorf(driver.ErrUnsupported, "the guest runs no agent")
+	}
+	err := f.connect(t.Context(), "alice", f.url(streams.Exec, "command=ls&stdout=true"), remotecommand.StreamOptions{Stdout: io.Discard})
+	if status := statusError(err); status.Reason != streams.ReasonUnsupported || status.Message != "the guest runs no agent" {
+		t.Errorf("the end is %v", err)
+	}
+}
+
+// TestCommandEndsWithClient checks that a command ends when its client leaves, and that its
+// input then is an error rather than complete.
+func TestCommandEndsWithClient(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	input := make(chan error, 1)
+	f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
+		_, err := io.ReadAll(r.Stdin)
+		input <- err
+		<-ctx.Done()
+		return 0, ctx.Err()
+	}
+	ws := f.dial(t, "alice", f.url(streams.Exec, "command=sh&stdin=true"))
+	_ = ws.Close()
+	if err := <-input; err == nil {
+		t.Error("the command took the input for complete")
+	}
+	if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="the client left"`) {
+		t.Errorf("the log has %s", line)
+	}
+}
+
+// TestConsole checks that both of two callers read, that the second to write is refused by
+// name, and that the end of the server can be told apart.
+func TestConsole(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	var console echoConsole
+	f.driver.console = console.open
+	alice := f.startConsole(t, "alice")
+	alice.write(t, "hello")
+	alice.expect(t, "hello")
+
+	bob := f.startConsole(t, "bob")
+	alice.write(t, "again")
+	bob.expect(t, "again")
+	bob.write(t, "me too")
+	status := statusError(<-bob.end)
+	if status.Reason != streams.ReasonConsoleTaken || !strings.HasPrefix(status.Message, "alice has been writing to this console since 20") {
+		t.Errorf("the second to write sees %+v", status)
+	}
+
+	console.stopServer()
+	if status := statusError(<-alice.end); status.Reason != streams.ReasonServerStopped || status.Message != "the server has stopped" {
+		t.Errorf("at the end of the server the first sees %+v", status)
+	}
+	f.waitForEnds(t, 2)
+	if console.closed != 2 {
+		t.Errorf("%d consoles were closed, of 2", console.closed)
+	}
+}
+
+// TestConsoleTakenElsewhere checks the refusal if the writer is not known here.
+func TestConsoleTakenElsewhere(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	console := echoConsole{writer: &echoCaller{}}
+	f.driver.console = console.open
+	bob := f.startConsole(t, "bob")
+	bob.write(t, "x")
+	if status := statusError(<-bob.end); status.Reason != streams.ReasonConsoleTaken || !strings.HasPrefix(status.Message, "another session writes") {
+		t.Errorf("the end is %+v", status)
+	}
+}
+
+// consoleUser is a user at a console.
+type consoleUser struct {
+	typed  *io.PipeWriter
+	output chan string
+	end    chan error
+	seen   string
+}
+
+func (f *fixture) startConsole(t *testing.T, who string) *consoleUser {
+	t.Helper()
+	u := &consoleUser{output: make(chan string, 100), end: make(chan error, 1)}
+	var input *io.PipeReader
+	input, u.typed = io.Pipe()
+	t.Cleanup(func() { _ = u.typed.Close() })
+	before := f.driver.console
+	opened := make(chan struct{})
+	f.driver.console = func(ctx context.Context) (io.ReadWriteCloser, error) {
+		defer close(opened)
+		return before(ctx)
+	}
+	go func() {
+		u.end <- f.connect(t.Context(), who, f.url(streams.Console, ""), remotecommand.StreamOptions{Stdin: input, Stdout: u, Tty: true})
+	}()
+	<-opened
+	f.driver.console = before
+	return u
+}
+
+// Write implements io.Writer.
+func (u *consoleUser) Write(p []byte) (int, error) {
+	u.output <- string(p)
+	return len(p), nil
+}
+
+func (u *consoleUser) write(t *testing.T, text string) {
+	t.Helper()
+	if _, err := io.WriteString(u.typed, text); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (u *consoleUser) expect(t *testing.T, text string) {
+	t.Helper()
+	for !strings.Contains(u.seen, text) {
+		select {
+		case more := <-u.output:
+			u.seen += more
+		case <-time.After(waitTimeout):
+			t.Fatalf("the console shows %q and not %q", u.seen, text)
+		}
+	}
+}
+
+// TestPortForward checks a connection in both directions, with a half-close by the client
+// and the end by the server.
+func TestPortForward(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		all, _ := io.ReadAll(conn) // until the client's half-close
+		_, _ = conn.Write(bytes.ToUpper(all))
+	}()
+	ports := make(chan int32, 1)
+	f.driver.dial = func(ctx context.Context, port int32) (net.Conn, error) {
+		ports <- port
+		return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
+	}
+	var output bytes.Buffer
+	input := strings.Repeat("abc", 200_000)
+	err = f.connect(t.Context(), "alice", f.url(streams.PortForward, "port=80"), remotecommand.StreamOptions{Stdin: strings.NewReader(input), Stdout: &output})
+	if err != nil || <-ports != 80 || output.String() != strings.ToUpper(input) {
+		t.Errorf("%d bytes came back of %d, %v", output.Len(), len(input), err)
+	}
+}
+
+// TestLog checks that a log that is followed arrives as it comes, and that its end by the
+// server is complete while one by Drover is not.
+func TestLog(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		end  func(*fixture, *io.PipeWriter)
+		want error
+	}{
+		"server stops":     {func(_ *fixture, log *io.PipeWriter) { _ = log.Close() }, nil},
+		"controller stops": {func(f *fixture, _ *io.PipeWriter) { f.stop() }, io.ErrUnexpectedEOF},
+		"engine fails":     {func(_ *fixture, log *io.PipeWriter) { _ = log.CloseWithError(driver.ErrUnavailable) }, io.ErrUnexpectedEOF},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			reader, log := io.Pipe()
+			f.driver.logs = func(_ context.Context, o driver.LogOptions) (io.ReadCloser, error) {
+				if !o.Follow || o.TailLines == nil || *o.TailLines != 5 {
+					return nil, errors.New("wrong options")
+				}
+				return reader, nil
+			}
+			body := f.openLog(t, "follow=true&tailLines=5")
+			for _, line := range []string{"first\n", "second\n"} { // the second is sent after the first was read
+				_, _ = io.WriteString(log, line)
+				if have := make([]byte, len(line)); readFull(body, have) != line {
+					t.Fatalf("read %q", have)
+				}
+			}
+			test.end(f, log)
+			if _, err := io.ReadAll(body); !errors.Is(err, test.want) {
+				t.Errorf("the end is %v, want %v", err, test.want)
+			}
+		})
+	}
+}
+
+func readFull(r io.Reader, p []byte) string {
+	_, _ = io.ReadFull(r, p)
+	return string(p)
+}
+
+func (f *fixture) openLog(t *testing.T, query string) io.ReadCloser {
+	t.Helper()
+	response := f.request(t, f.url(streams.Log, query))
+	if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
+		t.Fatalf("the log is answered by %d", response.StatusCode)
+	}
+	return response.Body
+}
+
+// TestEndOfRights checks that a stream ends soon after its user's right, its VirtualMachine or
+// its UID is gone, and says so.
+func TestEndOfRights(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*testing.T, *fixture)
+		reason string
+	}{
+		"right":  {func(_ *testing.T, f *fixture) { f.rules.set(func() { delete(f.rules.allowed, "alice") }) }, "Forbidden"},
+		"answer": {func(_ *testing.T, f *fixture) { f.rules.set(func() { f.rules.err = errors.New("away") }) }, "ServiceUnavailable"},
+		"VM":     {func(t *testing.T, f *fixture) { f.deleteVM(t) }, "Gone"},
+		"UID": {func(t *testing.T, f *fixture) {
+			f.deleteVM(t)
+			f.create(t, framework.NewVM("vm").Namespace("demo").UID("uid-2").Bound("stub/engine-1"))
+		}, "Gone"},
+		"idle":       {func(*testing.T, *fixture) {}, "Timeout"},
+		"controller": {func(_ *testing.T, f *fixture) { go f.stop() }, "ServiceUnavailable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, func(h *Handler) {
+				h.times.check, h.times.recheck, h.times.unanswered = 10*time.Millisecond, 20*time.Millisecond, 100*time.Millisecond
+				if name == "idle" {
+					h.times.idle = time.Second
+				}
+			})
+			var console echoConsole
+			f.driver.console = console.open
+			alice := f.startConsole(t, "alice")
+			alice.write(t, "hello")
+			alice.expect(t, "hello")
+			test.change(t, f)
+			if status := statusError(<-alice.end); string(status.Reason) != test.reason {
+				t.Errorf("the end is %+v, want %s", status, test.reason)
+			}
+			f.waitForEnds(t, 1)
+			if console.closed != 1 {
+				t.Errorf("the console was closed %d times", console.closed)
+			}
+		})
+	}
+}
+
+// deleteVM deletes the VirtualMachine and its finalizer.
+func (f *fixture) deleteVM(t *testing.T) {
+	t.Helper()
+	vm := framework.NewVM("vm").Namespace("demo").Obj()
+	free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+	if err := errors.Join(f.objects.Patch(t.Context(), vm, free), f.objects.Delete(t.Context(), vm)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestShortOutage checks that a stream outlives an API server that does not answer for a
+// moment.
+func TestShortOutage(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(h *Handler) { h.times.check, h.times.recheck = time.Millisecond, time.Millisecond })
+	var console echoConsole
+	f.driver.console = console.open
+	alice := f.startConsole(t, "alice")
+	f.rules.set(func() { f.rules.err = errors.New("away") })
+	asked := len(f.log.get()) // each failure is logged
+	framework.Eventually(t, waitTimeout, "rights are asked for", func() error {
+		if len(f.log.get()) < asked+3 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	alice.write(t, "hello")
+	alice.expect(t, "hello")
+}
