@@ -22,7 +22,6 @@ var update = flag.Bool("update", false, "update the golden file")
 
 const goldenFile = "testdata/rbac.yaml"
 
-
 // TestRBAC checks that the kustomizations and the chart give the same rights, and
 // that these are the reviewed ones.
 func TestRBAC(t *testing.T) {
