@@ -19,8 +19,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// allValues sets every value of the chart.
-const allValues = "testdata/values.yaml"
+// allValues sets every value of the chart. The PodMonitor among them needs its CRD.
+const (
+	allValues     = "testdata/values.yaml"
+	podMonitorCRD = "testdata/podmonitor-crd.yaml"
+)
 
 // chartValue is a value of the chart as values.yaml has it. An object whose members the
 // schema leaves open is one value.
