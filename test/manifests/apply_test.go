@@ -5,16 +5,20 @@ package manifests
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -193,6 +197,39 @@ func checkScraper(t *testing.T, c *framework.Cluster, token string) {
 		if !strings.HasPrefix(rule.Resources[0], "selfsubject") {
 			t.Errorf("it may %v %v", rule.Verbs, rule.Resources)
 		}
+	}
+}
+
+// TestChartAggregation checks that a value gives editors of namespaces their VMs, and takes
+// them away again.
+func TestChartAggregation(t *testing.T) {
+	t.Parallel()
+	c, kube := startCluster(t)
+	// A cluster that is not drover up has none.
+	runKubectl(t, c.Kubeconfig, "delete", "clusterroles", "drover-view", "drover-edit", "drover-admin")
+	args := []string{"drover", chart, "--namespace", namespace, "--set", "crds.install=false"}
+	for _, step := range []struct {
+		command []string
+		want    bool
+	}{
+		{[]string{"install", "--create-namespace"}, true},
+		{[]string{"upgrade", "--set", "rbac.aggregateRoles=false"}, false},
+		{[]string{"upgrade"}, true},
+	} {
+		runHelm(t, c.Kubeconfig, append(step.command, args...)...)
+		framework.Eventually(t, framework.StepTimeout, fmt.Sprintf("after %v role edit has VMs: %v", step.command, step.want), func() error {
+			edit, err := kube.RbacV1().ClusterRoles().Get(t.Context(), "edit", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			has := slices.ContainsFunc(edit.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.APIGroups, api.SchemeGroupVersion.Group) })
+			if has != step.want {
+				return fmt.Errorf("it has them: %v", has)
+			}
+			return nil
+		})
+		_, err := kube.RbacV1().ClusterRoles().Get(t.Context(), "drover-edit", metav1.GetOptions{})
+		checkError(t, err)
 	}
 }
 
