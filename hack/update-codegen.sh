@@ -4,7 +4,8 @@
 #
 # Writes everything that is generated from the API types in apis/: deep copies
 # beside them, the CRD in config/crd and charts/drover, the reference docs/api.md, and
-# under client/ the apply configurations, clientset, listers and informers.
+# under client/ the apply configurations, clientset, listers and informers. It also
+# copies the roles of config/rbac that the chart installs.
 #
 #     hack/update-codegen.sh [DIR]
 #
@@ -50,6 +51,7 @@ sed -i -E \
 echo "charts/drover/files" # a chart holds all that it needs
 mkdir -p charts/drover/files
 cp config/crd/cloudnative.tw_virtualmachines.yaml charts/drover/files/crd.yaml
+cp config/rbac/user_roles.yaml charts/drover/files/
 
 echo "docs/api.md"
 mkdir -p docs

@@ -14,9 +14,10 @@ readonly generated=(apis client config/crd charts/drover/files docs/api.md)
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT
 
-mkdir -p "${work}/config"
+mkdir -p "${work}/config/rbac"
 cp -R "${root}/apis" "${root}/go.mod" "${root}/go.sum" "${work}/"
 cp -R "${root}/config/crd" "${work}/config/"
+cp "${root}/config/rbac/user_roles.yaml" "${work}/config/rbac/"
 "${root}/hack/update-codegen.sh" "${work}" >/dev/null
 
 stale=0

@@ -35,6 +35,7 @@ type strategy interface {
 type apiServer struct {
 	schema       *schema.Structural
 	spec, status strategy
+	namespace    string
 }
 
 func newAPIServer(t *testing.T) apiServer {
@@ -48,7 +49,7 @@ func newAPIServer(t *testing.T) apiServer {
 	main := customresource.NewStrategy(nil, true, v1alpha1.SchemeGroupVersion.WithKind("VirtualMachine"),
 		validator(t, root), validator(t, &statusSchema), structural,
 		&apiextensions.CustomResourceSubresourceStatus{}, nil, nil)
-	return apiServer{schema: structural, spec: main, status: customresource.NewStatusStrategy(main)}
+	return apiServer{schema: structural, spec: main, status: customresource.NewStatusStrategy(main), namespace: "default"}
 }
 
 // definition is the CRD as kube-apiserver holds it.
@@ -89,7 +90,7 @@ func (s apiServer) decode(t *testing.T, manifest string) *unstructured.Unstructu
 	if err != nil {
 		t.Fatalf("decode the manifest: %v\n%s", err, manifest)
 	}
-	object.SetNamespace("default")
+	object.SetNamespace(s.namespace)
 	object.SetResourceVersion("1")
 	defaulting.PruneNonNullableNullsWithoutDefaults(object.Object, s.schema)
 	defaulting.Default(object.Object, s.schema)

@@ -7,14 +7,18 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -43,6 +47,7 @@ func TestRealAPIServer(t *testing.T) {
 	t.Run("examples", func(t *testing.T) { eachExample(t, server.create) })
 	t.Run("unknown fields", server.testUnknownField)
 	t.Run("a new object's status", server.testNewStatus)
+	t.Run("field selectors", server.testFieldSelectors)
 }
 
 type realServer struct {
@@ -77,19 +82,19 @@ func (s realServer) requireThisDefinition(t *testing.T) {
 	if err := yaml.Unmarshal(crd.VirtualMachine, &embedded.Object); err != nil {
 		t.Fatal(err)
 	}
-	got, want := schemaOf(t, installed), schemaOf(t, &embedded)
+	got, want := versionOf(t, installed), versionOf(t, &embedded)
 	if !equality.Semantic.DeepEqual(got, want) {
-		t.Fatal("bin/drover installs another CRD than config/crd: build it anew")
+		t.Fatal("bin/drover installs another CRD than config/crd: build it again")
 	}
 }
 
-func schemaOf(t *testing.T, definition *unstructured.Unstructured) any {
+func versionOf(t *testing.T, definition *unstructured.Unstructured) any {
 	t.Helper()
 	versions, _, err := unstructured.NestedSlice(roundTrip(t, definition).Object, "spec", "versions")
 	if err != nil || len(versions) != 1 {
 		t.Fatalf("%d versions, error %v, want one version", len(versions), err)
 	}
-	return versions[0].(map[string]any)["schema"]
+	return versions[0]
 }
 
 // roundTrip makes numbers of all decoders the same.
@@ -180,6 +185,102 @@ func (s realServer) testNewStatus(t *testing.T) {
 	if !equality.Semantic.DeepEqual(object.Object["status"], want) {
 		t.Errorf("status is %v, want %v", object.Object["status"], want)
 	}
+}
+
+// testFieldSelectors checks that the API server chooses by phase and driver, in a list
+// and in a watch, and refuses a field that it cannot choose by.
+func (s realServer) testFieldSelectors(t *testing.T) {
+	s = s.inNamespace(t, "selectors")
+	for name, status := range map[string]string{
+		"active": `{phase: Active, driver: qemu}`, "stopped": `{phase: Stopped, driver: qemu}`,
+		"other": `{phase: Active, driver: docker}`, "unseen": `{}`,
+	} {
+		if _, err := s.tryCreate(t, strings.Replace(vm(minimal), "test-vm", name, 1), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		s.setStatus(t, name, status)
+	}
+	for selector, want := range map[string][]string{
+		"status.phase=Active":                    {"active", "other"},
+		"status.driver=qemu":                     {"active", "stopped"},
+		"status.phase=Active,status.driver=qemu": {"active"},
+		"status.phase!=Active":                   {"stopped", "unseen"},
+		"status.phase=":                          {"unseen"},
+		"status.phase=active":                    nil,
+		"metadata.name=other":                    {"other"},
+	} {
+		if got := s.list(t, selector); !slices.Equal(got, want) {
+			t.Errorf("%s selects %q, want %q", selector, got, want)
+		}
+	}
+	_, err := s.vms.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.action=active"})
+	if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "field label not supported: spec.action") {
+		t.Errorf("error is %v, want one that names spec.action", err)
+	}
+	s.testSelectingWatch(t, "stopped")
+}
+
+// testSelectingWatch checks that a VM enters and leaves a watch with its phase.
+func (s realServer) testSelectingWatch(t *testing.T, name string) {
+	w, err := s.vms.Watch(t.Context(), metav1.ListOptions{FieldSelector: "status.phase=Paused"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	for _, step := range []struct {
+		phase string
+		want  watch.EventType
+	}{{"Paused", watch.Added}, {"Failed", watch.Deleted}} {
+		s.setStatus(t, name, "{phase: "+step.phase+"}")
+		select {
+		case e := <-w.ResultChan():
+			if e.Type != step.want {
+				t.Errorf("after phase %s the watch has %s, want %s", step.phase, e.Type, step.want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("after phase %s the watch has nothing", step.phase)
+		}
+	}
+}
+
+// inNamespace returns the same for another namespace, which it creates.
+func (s realServer) inNamespace(t *testing.T, name string) realServer {
+	t.Helper()
+	namespace := &unstructured.Unstructured{}
+	namespace.SetAPIVersion("v1")
+	namespace.SetKind("Namespace")
+	namespace.SetName(name)
+	resource := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	if _, err := s.all.Resource(resource).Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.vms = s.all.Resource(v1alpha1.SchemeGroupVersion.WithResource("virtualmachines")).Namespace(name)
+	s.decoder.namespace = name
+	return s
+}
+
+func (s realServer) setStatus(t *testing.T, name, status string) {
+	t.Helper()
+	patch, err := yaml.YAMLToJSON([]byte("{status: " + status + "}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.vms.Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s realServer) list(t *testing.T, selector string) []string {
+	t.Helper()
+	all, err := s.vms.List(t.Context(), metav1.ListOptions{FieldSelector: selector})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, object := range all.Items {
+		names = append(names, object.GetName())
+	}
+	return names
 }
 
 // eachExample checks that every manifest in examples/ is accepted.

@@ -35,6 +35,16 @@ func TestColumns(t *testing.T) {
 	}
 }
 
+func TestSelectableFields(t *testing.T) {
+	var got []string
+	for _, field := range definition(t).Spec.SelectableFields {
+		got = append(got, field.JSONPath)
+	}
+	if want := []string{".status.phase", ".status.driver"}; !slices.Equal(got, want) {
+		t.Errorf("selectable fields are %q, want %q", got, want)
+	}
+}
+
 func TestDefaults(t *testing.T) {
 	server := newAPIServer(t)
 	cases := map[string]struct {

@@ -18,15 +18,19 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
+	"cloudnative.tw/drover/config/rbac"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -281,10 +285,10 @@ func TestRolesAggregate(t *testing.T) {
 	client := clientFor(t, shared.Config)
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:   "view-virtualmachines",
+			Name:   "view-things",
 			Labels: map[string]string{"rbac.authorization.k8s.io/aggregate-to-view": "true"},
 		},
-		Rules: []rbacv1.PolicyRule{{APIGroups: []string{vms.Group}, Resources: []string{vms.Resource}, Verbs: []string{"get", "list"}}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"example.org"}, Resources: []string{"things"}, Verbs: []string{"get", "list"}}},
 	}
 	if _, err := client.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -292,15 +296,78 @@ func TestRolesAggregate(t *testing.T) {
 	t.Cleanup(func() {
 		_ = client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
 	})
-	framework.Eventually(t, waitTimeout, "view has the new rule", func() error {
-		view, err := client.RbacV1().ClusterRoles().Get(t.Context(), "view", metav1.GetOptions{})
-		if err == nil && !slices.ContainsFunc(view.Rules, func(r rbacv1.PolicyRule) bool {
-			return slices.Contains(r.APIGroups, vms.Group)
-		}) {
-			err = errors.New("it has not")
+	waitForRules(t, client, "view", role.Rules)
+}
+
+// waitForRules waits until a ClusterRole has these rules among others.
+func waitForRules(t *testing.T, client kubernetes.Interface, name string, rules []rbacv1.PolicyRule) {
+	t.Helper()
+	framework.Eventually(t, waitTimeout, name+" has the new rules", func() error {
+		role, err := client.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
 		}
-		return err
+		for _, rule := range rules {
+			if !slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return equality.Semantic.DeepEqual(r, rule) }) {
+				return fmt.Errorf("it has no %v", rule)
+			}
+		}
+		return nil
 	})
+}
+
+// TestUserRoles checks that the roles of config/rbac are installed, that view, edit and
+// admin have their rules, and that a start restores a role that was changed or deleted.
+// test/manifests checks what they allow.
+func TestUserRoles(t *testing.T) {
+	t.Parallel()
+	cluster := framework.StartCluster(t, framework.ClusterOptions{DataDir: t.TempDir()})
+	check := func() {
+		t.Helper()
+		client := clientFor(t, cluster.Config)
+		for name, want := range builtInRoles(t) {
+			got, err := client.RbacV1().ClusterRoles().Get(t.Context(), "drover-"+name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !equality.Semantic.DeepEqual(got.Rules, want.Rules) || !equality.Semantic.DeepEqual(got.Labels, want.Labels) {
+				t.Errorf("drover-%s is\n%v %v, want\n%v %v", name, got.Labels, got.Rules, want.Labels, want.Rules)
+			}
+			waitForRules(t, client, name, want.Rules)
+		}
+	}
+	check()
+	roles := clientFor(t, cluster.Config).RbacV1().ClusterRoles()
+	patch := []byte(`{"metadata":{"labels":null},"rules":[]}`)
+	_, err := roles.Patch(t.Context(), "drover-view", types.MergePatchType, patch, metav1.PatchOptions{})
+	must(t, err)
+	must(t, roles.Delete(t.Context(), "drover-edit", metav1.DeleteOptions{}))
+	must(t, cluster.Stop())
+	must(t, cluster.Start())
+	check()
+}
+
+// builtInRoles returns the roles of config/rbac by the role of Kubernetes that each is
+// added to.
+func builtInRoles(t *testing.T) map[string]*rbacv1.ClusterRole {
+	t.Helper()
+	roles := map[string]*rbacv1.ClusterRole{}
+	for text := range strings.SplitSeq(string(rbac.UserRoles), "\n---\n") {
+		role := &rbacv1.ClusterRole{}
+		must(t, yaml.UnmarshalStrict([]byte(text), role))
+		roles[strings.TrimPrefix(role.Name, "drover-")] = role
+	}
+	if len(roles) != 3 {
+		t.Fatalf("there are %d roles, want 3", len(roles))
+	}
+	return roles
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestUnauthenticatedRequestsAreRejected(t *testing.T) {

@@ -225,6 +225,10 @@ func permissionTable() []permission {
 		{false, "create", vms, "virtualmachines", "default", ""},
 		{false, "delete", vms, "virtualmachines", "default", "x"},
 		{false, "deletecollection", vms, "virtualmachines", "default", ""},
+		// Streams are opened with the user's rights, never with the controller's.
+		{false, "create", vms, "virtualmachines/console", "default", "x"},
+		{false, "create", vms, "virtualmachines/exec", "default", "x"},
+		{false, "get", vms, "virtualmachines/log", "default", "x"},
 		{true, "create", "events.k8s.io", "events", "default", ""},
 		{true, "patch", "", "events", "default", ""},
 		{false, "delete", "events.k8s.io", "events", "default", "x"},

@@ -5,15 +5,20 @@ package manifests
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -147,6 +152,87 @@ func TestChartInstalls(t *testing.T) {
 	checkUninstallKeepsVMs(t, c, kube)
 }
 
+// TestChartInstallsAllValues checks that the API server accepts what the values lead to, in
+// a namespace of restricted pods, and the PodMonitor as Prometheus Operator defines it.
+func TestChartInstallsAllValues(t *testing.T) {
+	t.Parallel()
+	c, kube := startCluster(t)
+	runKubectl(t, c.Kubeconfig, "apply", "-f", podMonitorCRD, "--validate=strict")
+	runKubectl(t, c.Kubeconfig, "wait", "--for=condition=Established", "--timeout=30s", "-f", podMonitorCRD)
+	runKubectl(t, c.Kubeconfig, "create", "namespace", namespace)
+	runKubectl(t, c.Kubeconfig, "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+	for _, args := range [][]string{{"--values", allValues}, {"--set", "metrics.podMonitor.enabled=true"}} {
+		manifests, _ := runHelm(t, c.Kubeconfig, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
+		file := t.TempDir() + "/chart.yaml"
+		if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict")
+		checkNoWarnings(t, stderr)
+		dryRunPod(t, kube, podTemplateOf(t, kube, namespace), "")
+	}
+	checkScraper(t, c, waitForToken(t, kube, "drover-metrics-scraper"))
+}
+
+// checkScraper checks that the PodMonitor's token allows to read metrics, and no more than
+// every account may.
+func checkScraper(t *testing.T, c *framework.Cluster, token string) {
+	t.Helper()
+	scraper := clientForToken(t, writeKubeconfig(t, c, token))
+	review := &authorizationv1.SelfSubjectAccessReview{}
+	review.Spec.NonResourceAttributes = &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/metrics"}
+	framework.Eventually(t, framework.StepTimeout, "the account may read metrics", func() error {
+		answer, err := scraper.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		if err == nil && !answer.Status.Allowed {
+			err = errors.New("it may not")
+		}
+		return err
+	})
+	rules := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace}}
+	answer, err := scraper.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), rules, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range answer.Status.ResourceRules {
+		if !strings.HasPrefix(rule.Resources[0], "selfsubject") {
+			t.Errorf("it may %v %v", rule.Verbs, rule.Resources)
+		}
+	}
+}
+
+// TestChartAggregation checks that a value gives editors of namespaces their VMs, and takes
+// them away again.
+func TestChartAggregation(t *testing.T) {
+	t.Parallel()
+	c, kube := startCluster(t)
+	// A cluster that is not drover up has none.
+	runKubectl(t, c.Kubeconfig, "delete", "clusterroles", "drover-view", "drover-edit", "drover-admin")
+	args := []string{"drover", chart, "--namespace", namespace, "--set", "crds.install=false"}
+	for _, step := range []struct {
+		command []string
+		want    bool
+	}{
+		{[]string{"install", "--create-namespace"}, true},
+		{[]string{"upgrade", "--set", "rbac.aggregateRoles=false"}, false},
+		{[]string{"upgrade"}, true},
+	} {
+		runHelm(t, c.Kubeconfig, append(step.command, args...)...)
+		framework.Eventually(t, framework.StepTimeout, fmt.Sprintf("after %v role edit has VMs: %v", step.command, step.want), func() error {
+			edit, err := kube.RbacV1().ClusterRoles().Get(t.Context(), "edit", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			has := slices.ContainsFunc(edit.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.APIGroups, api.SchemeGroupVersion.Group) })
+			if has != step.want {
+				return fmt.Errorf("it has them: %v", has)
+			}
+			return nil
+		})
+		_, err := kube.RbacV1().ClusterRoles().Get(t.Context(), "drover-edit", metav1.GetOptions{})
+		checkError(t, err)
+	}
+}
+
 // checkUninstallKeepsVMs checks that the CRD stays; otherwise every VM would be deleted
 // with it.
 func checkUninstallKeepsVMs(t *testing.T, c *framework.Cluster, kube kubernetes.Interface) {
@@ -181,7 +267,7 @@ func TestStaticPodApplies(t *testing.T) {
 	_, stderr = runKubectl(t, c.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
 	checkNoWarnings(t, stderr)
 
-	controller := clientForToken(t, writeKubeconfig(t, c, waitForToken(t, kube)))
+	controller := clientForToken(t, writeKubeconfig(t, c, waitForToken(t, kube, "drover-controller-token")))
 	if _, err := controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
@@ -200,11 +286,11 @@ func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 	})
 }
 
-func waitForToken(t *testing.T, kube kubernetes.Interface) string {
+func waitForToken(t *testing.T, kube kubernetes.Interface, name string) string {
 	t.Helper()
 	var token string
 	framework.Eventually(t, framework.StepTimeout, "the Secret has a token", func() error {
-		secret, err := kube.CoreV1().Secrets(namespace).Get(t.Context(), "drover-controller-token", metav1.GetOptions{})
+		secret, err := kube.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

@@ -6,12 +6,14 @@ package manifests
 import (
 	"cmp"
 	"flag"
+	"maps"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
@@ -87,6 +89,58 @@ func TestChartPodEqualsKustomizePod(t *testing.T) {
 	}
 }
 
+// TestChartHasTheObjectsOfKustomize checks that both install the same objects. Helm creates
+// the namespace itself.
+func TestChartHasTheObjectsOfKustomize(t *testing.T) {
+	names := func(all []*unstructured.Unstructured) []string {
+		var names []string
+		for _, o := range all {
+			if o.GetKind() != "Namespace" {
+				names = append(names, strings.Join([]string{o.GetAPIVersion(), o.GetKind(), o.GetNamespace(), o.GetName()}, " "))
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	fromConfig, fromChart := names(renderKustomization(t, "default")), names(renderChart(t))
+	if len(fromConfig) < 10 || !slices.Equal(fromConfig, fromChart) {
+		t.Errorf("config/default:\n%s\ncharts/drover:\n%s", strings.Join(fromConfig, "\n"), strings.Join(fromChart, "\n"))
+	}
+}
+
+// TestChartWithoutAggregation checks that the roles stay, so that they can be bound, and
+// that nothing else changes.
+func TestChartWithoutAggregation(t *testing.T) {
+	with := renderChart(t)
+	labelled := 0
+	for _, o := range with {
+		before := len(o.GetLabels())
+		keepLabels(o, func(key string) bool { return !isAggregation(key) })
+		labelled += before - len(o.GetLabels())
+	}
+	if labelled != 3 {
+		t.Errorf("%d labels add roles to others, want 3", labelled)
+	}
+	without := renderChart(t, "--set", "rbac.aggregateRoles=false")
+	if !equality.Semantic.DeepEqual(with, without) {
+		t.Error("rbac.aggregateRoles changes more than the labels of the three roles")
+	}
+}
+
+// isAggregation reports whether Kubernetes adds a ClusterRole to another by this label.
+func isAggregation(label string) bool {
+	return strings.HasPrefix(label, "rbac.authorization.k8s.io/aggregate-to-")
+}
+
+func keepLabels(o *unstructured.Unstructured, keep func(string) bool) {
+	labels := o.GetLabels()
+	maps.DeleteFunc(labels, func(key, _ string) bool { return !keep(key) })
+	if len(labels) == 0 {
+		labels = nil
+	}
+	o.SetLabels(labels)
+}
+
 func assertSameRules(t *testing.T, what string, a, b any) {
 	t.Helper()
 	if a == nil || !reflect.DeepEqual(a, b) {
@@ -94,8 +148,8 @@ func assertSameRules(t *testing.T, what string, a, b any) {
 	}
 }
 
-// permissionsOf returns all objects that grant permissions, without their labels, in one
-// order.
+// permissionsOf returns all objects that grant permissions, in one order and without
+// labels other than those that add a role to another.
 func permissionsOf(t *testing.T, all []*unstructured.Unstructured) string {
 	t.Helper()
 	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
@@ -104,7 +158,7 @@ func permissionsOf(t *testing.T, all []*unstructured.Unstructured) string {
 	for _, o := range all {
 		if slices.Contains(kinds, o.GetKind()) {
 			o = o.DeepCopy()
-			o.SetLabels(nil)
+			keepLabels(o, isAggregation)
 			o.SetAnnotations(nil)
 			kept = append(kept, o)
 		}

@@ -75,17 +75,37 @@ func runKubectl(t *testing.T, kubeconfig string, args ...string) (stdout, stderr
 	return mustRunCommand(t, commandWithin, []string{"KUBECONFIG=" + kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
 }
 
-var helmOnce sync.Mutex
+// helm is the path of the Helm that hack/tools/helm pins, once it is built.
+var helm struct {
+	sync.Mutex
+	path string
+}
 
-// runHelm is the one that hack/tools/helm pins.
+func helmPath(t *testing.T) string {
+	t.Helper()
+	helm.Lock()
+	defer helm.Unlock()
+	if helm.path == "" {
+		out, _ := mustRunCommand(t, buildWithin, nil, filepath.Join(repositoryRoot, "hack", "tool.sh"), "helm")
+		helm.path = strings.TrimSpace(out)
+	}
+	return helm.path
+}
+
 func runHelm(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string) {
 	t.Helper()
-	helmOnce.Lock()
-	path, _ := mustRunCommand(t, buildWithin, nil, filepath.Join(repositoryRoot, "hack", "tool.sh"), "helm")
-	helmOnce.Unlock()
+	stdout, stderr, err := tryHelm(t, kubeconfig, args...)
+	if err != nil {
+		t.Fatalf("helm %s: %v\n%s%s", strings.Join(args, " "), err, stdout, stderr)
+	}
+	return stdout, stderr
+}
+
+func tryHelm(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
 	dir := t.TempDir() // not the tester's own settings
 	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_DATA_HOME=" + dir}
-	return mustRunCommand(t, commandWithin, env, strings.TrimSpace(path), args...)
+	return runCommand(t, commandWithin, env, helmPath(t), args...)
 }
 
 // renderKustomization renders a folder of config/.

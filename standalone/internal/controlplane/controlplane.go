@@ -62,7 +62,7 @@ func (c *Config) Components() ([]supervisor.Component, error) {
 	return []supervisor.Component{
 		{Name: "etcd", Run: etcd.run, Ready: c.waitForEtcd(etcd), Within: startTimeout, StopBy: etcdStopTimeout},
 		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.clientURL()), Ready: c.waitForAPI, Within: startTimeout, StopBy: apiServerStopTimeout},
-		{Name: "VirtualMachine API", Ready: c.installCRDs, Within: startTimeout},
+		{Name: "VirtualMachine API", Ready: c.installAPI, Within: startTimeout},
 		{Name: "kube-controller-manager", Run: c.runControllerManager, StopBy: controllerManagerStopTimeout},
 	}, nil
 }

@@ -16,9 +16,9 @@ import (
 	"cloudnative.tw/drover/config/crd"
 )
 
-// installCRDs brings the API to this program's version before any part starts that
-// lists the existing kinds, such as the garbage collector.
-func (c *Config) installCRDs(ctx context.Context) error {
+// installAPI brings the API and its roles to this program's version before any part
+// starts that lists the existing kinds, such as the garbage collector.
+func (c *Config) installAPI(ctx context.Context) error {
 	client, err := apiextensions.NewForConfig(c.ClientConfig(c.Keys.Admin()))
 	if err != nil {
 		return err
@@ -31,6 +31,10 @@ func (c *Config) installCRDs(ctx context.Context) error {
 		return applyCRD(ctx, client, want.Name, crd.VirtualMachine)
 	})
 	if err != nil {
+		return err
+	}
+	// Meanwhile kube-apiserver prepares the kind, which takes it longer.
+	if err := c.installUserRoles(ctx); err != nil {
 		return err
 	}
 	return waitFor(ctx, func(ctx context.Context) error {

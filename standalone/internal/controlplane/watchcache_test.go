@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/registry/customresource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -36,8 +38,12 @@ func TestWatchCacheShrinksInCalmPeriods(t *testing.T) {
 	s := newThings(t)
 	var watches []watch.Interface
 	for range 3 { // with three watches the cache treats an event differently
-		watches = append(watches, s.watch(t, "0"))
+		watches = append(watches, s.watch(t, "0", storage.Everything))
 	}
+	// What has no phase is selected, and a marker has none.
+	watches = append(watches, s.watch(t, "0", storage.SelectionPredicate{
+		Label: labels.Everything(), Field: fields.OneTermEqualSelector("status.phase", ""), GetAttrs: thingAttributes(),
+	}))
 	last := ""
 	next := func(n int) {
 		s.create(t, n)
@@ -65,7 +71,7 @@ func TestWatchCacheShrinksInCalmPeriods(t *testing.T) {
 	if len(list.Items) != things {
 		t.Errorf("the cache lists %d objects, not %d", len(list.Items), things)
 	}
-	watches = append(watches, s.watch(t, last))
+	watches = append(watches, s.watch(t, last, storage.Everything))
 	next(things) // no marker comes before it
 }
 
@@ -94,12 +100,18 @@ func newThings(t *testing.T) *things {
 		},
 		func() runtime.Object { return newThing("") },
 		func() runtime.Object { return &unstructured.UnstructuredList{} },
-		func(runtime.Object) (labels.Set, fields.Set, error) { return nil, nil, nil },
+		thingAttributes(),
 		nil, &cache.Indexers{})
 	must(t, err)
 	t.Cleanup(destroy)
 	must(t, waitFor(t.Context(), func(context.Context) error { return s.ReadinessCheck() }))
 	return s
+}
+
+// thingAttributes returns what kube-apiserver selects custom resources by.
+func thingAttributes() storage.AttrFunc {
+	return customresource.NewStrategy(nil, false, newThing("").GroupVersionKind(), nil, nil, nil, nil, nil,
+		[]apiextensionsv1.SelectableField{{JSONPath: ".status.phase"}}).GetAttrs
 }
 
 func newThing(name string) *unstructured.Unstructured {
@@ -116,10 +128,10 @@ func (s *things) create(t *testing.T, n int) {
 	must(t, s.Create(t.Context(), thingsPrefix+name, newThing(name), &unstructured.Unstructured{}, 0))
 }
 
-func (s *things) watch(t *testing.T, version string) watch.Interface {
+func (s *things) watch(t *testing.T, version string, predicate storage.SelectionPredicate) watch.Interface {
 	t.Helper()
 	w, err := s.Watch(t.Context(), thingsPrefix, storage.ListOptions{
-		ResourceVersion: version, Recursive: true, Predicate: storage.Everything,
+		ResourceVersion: version, Recursive: true, Predicate: predicate,
 	})
 	must(t, err)
 	t.Cleanup(w.Stop)

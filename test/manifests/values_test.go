@@ -1,0 +1,373 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// allValues sets every value of the chart. The PodMonitor among them needs its CRD.
+const (
+	allValues     = "testdata/values.yaml"
+	podMonitorCRD = "testdata/podmonitor-crd.yaml"
+)
+
+// chartValue is a value of the chart as values.yaml has it. An object whose members the
+// schema leaves open is one value.
+type chartValue struct {
+	path        []string
+	node        *yaml.Node
+	description string
+}
+
+func (v chartValue) name() string { return strings.Join(v.path, ".") }
+
+// compact returns the value as JSON.
+func (v chartValue) compact(t *testing.T) string {
+	t.Helper()
+	var value any
+	if err := v.node.Decode(&value); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+type valuesSchema struct {
+	Type                 string                   `json:"type"`
+	Properties           map[string]*valuesSchema `json:"properties"`
+	AdditionalProperties any                      `json:"additionalProperties"`
+}
+
+// chartValues returns what values.yaml has, in its order, and checks that the schema
+// has the same.
+func chartValues(t *testing.T) []chartValue {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := &valuesSchema{}
+	if err := json.Unmarshal(text, schema); err != nil {
+		t.Fatal(err)
+	}
+	delete(schema.Properties, "global") // Helm's own, for charts that include this one
+	return collectValues(t, schema, readYAML(t, filepath.Join(chart, "values.yaml")), nil)
+}
+
+func readYAML(t *testing.T, path string) *yaml.Node {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(text, &document); err != nil {
+		t.Fatal(err)
+	}
+	return document.Content[0]
+}
+
+func collectValues(t *testing.T, schema *valuesSchema, object *yaml.Node, path []string) []chartValue {
+	t.Helper()
+	if schema.AdditionalProperties != false {
+		t.Errorf("the schema allows any value below %q", strings.Join(path, "."))
+	}
+	unused := maps.Clone(schema.Properties)
+	var all []chartValue
+	for i := 0; i < len(object.Content); i += 2 {
+		key, value := object.Content[i], object.Content[i+1]
+		v := chartValue{path: append(slices.Clone(path), key.Value), node: value, description: commentText(key.HeadComment)}
+		property := schema.Properties[key.Value]
+		delete(unused, key.Value)
+		switch {
+		case property == nil:
+			t.Errorf("the schema has no %s", v.name())
+		case property.Properties != nil:
+			all = append(all, collectValues(t, property, value, v.path)...)
+		default:
+			all = append(all, v)
+		}
+	}
+	for name := range unused {
+		t.Errorf("values.yaml has no %s", strings.Join(append(slices.Clone(path), name), "."))
+	}
+	return all
+}
+
+// commentText returns the last paragraph of a comment as one line.
+func commentText(comment string) string {
+	paragraphs := strings.Split(comment, "\n\n")
+	var words []string
+	for line := range strings.Lines(paragraphs[len(paragraphs)-1]) {
+		words = append(words, strings.TrimPrefix(strings.TrimSpace(line), "# "))
+	}
+	return strings.Join(words, " ")
+}
+
+// TestChartReadme checks that the table of values in the chart's README is that of
+// values.yaml.
+func TestChartReadme(t *testing.T) {
+	const begin = "TestChartReadme -update -->\n"
+	path := filepath.Join(chart, "README.md")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after, ok := strings.Cut(string(text), begin)
+	if !ok {
+		t.Fatalf("%s has no line that ends with %q", path, begin)
+	}
+	want := "\n" + valuesTable(t)
+	if *update {
+		if err := os.WriteFile(path, []byte(before+begin+want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if after != want {
+		t.Errorf("the table in %s is not that of values.yaml: go test ./test/manifests -run TestChartReadme -update", path)
+	}
+}
+
+func valuesTable(t *testing.T) string {
+	t.Helper()
+	var table strings.Builder
+	table.WriteString("| value | default | |\n| --- | --- | --- |\n")
+	for _, v := range chartValues(t) {
+		if v.description == "" {
+			t.Errorf("values.yaml has no comment for %s", v.name())
+		}
+		shown := "`" + v.compact(t) + "`"
+		if len(shown) > 60 {
+			shown = "[values.yaml](values.yaml)"
+		}
+		fmt.Fprintf(&table, "| `%s` | %s | %s |\n", v.name(), shown, strings.ReplaceAll(v.description, "|", `\|`))
+	}
+	return table.String()
+}
+
+// TestChartValues checks that each value changes what the chart installs: either alone,
+// or it is missed when all others are set. Without another one a value may be an error.
+func TestChartValues(t *testing.T) {
+	t.Parallel()
+	set := readYAML(t, allValues)
+	render := func(t *testing.T, args ...string) string {
+		stdout, stderr, err := tryHelm(t, os.DevNull, append([]string{"template", "drover", chart}, args...)...)
+		if err != nil {
+			return stderr
+		}
+		return stdout
+	}
+	renderChart(t, "--values", allValues) // no error
+	plain, all := render(t), render(t, "--values", allValues)
+	for _, v := range chartValues(t) {
+		t.Run(v.name(), func(t *testing.T) {
+			given := findValue(set, v.path)
+			if given == nil {
+				t.Fatalf("%s does not set it", allValues)
+			}
+			other := chartValue{node: given}.compact(t)
+			if other == v.compact(t) {
+				other = otherValue(t, other)
+			}
+			arg := "--set-json=" + v.name() + "="
+			if render(t, arg+other) == plain && render(t, "--values", allValues, arg+v.compact(t)) == all {
+				t.Errorf("%s has no effect", other)
+			}
+		})
+	}
+}
+
+// otherValue returns another value than a default that is a switch.
+func otherValue(t *testing.T, value string) string {
+	t.Helper()
+	switch value {
+	case "true":
+		return "false"
+	case "false":
+		return "true"
+	}
+	t.Fatalf("%s sets the default %s", allValues, value)
+	return ""
+}
+
+func findValue(object *yaml.Node, path []string) *yaml.Node {
+	for i := 0; i < len(object.Content); i += 2 {
+		if object.Content[i].Value != path[0] {
+			continue
+		}
+		if len(path) == 1 {
+			return object.Content[i+1]
+		}
+		return findValue(object.Content[i+1], path[1:])
+	}
+	return nil
+}
+
+// TestChartRefuses checks that wrong values are errors that name the value and say what
+// is allowed.
+func TestChartRefuses(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		value string
+		want  []string
+	}{
+		"an unknown value":          {`resource={}`, []string{"additional properties 'resource' not allowed"}},
+		"an unknown value below":    {`image={"tags":"v1"}`, []string{"at '/image'", "additional properties 'tags' not allowed"}},
+		"a deep unknown value":      {`metrics={"podMonitor":{"enable":true}}`, []string{"at '/metrics/podMonitor'", "'enable' not allowed"}},
+		"text for a switch":         {`rbac.aggregateRoles="no"`, []string{"at '/rbac/aggregateRoles'", "got string, want boolean"}},
+		"a pull policy":             {`image.pullPolicy="Sometimes"`, []string{"at '/image/pullPolicy'", "must be one of 'Always', 'IfNotPresent', 'Never'"}},
+		"a digest that is a tag":    {`image.digest="v1"`, []string{"at '/image/digest'", "'v1' does not match pattern", "sha256"}},
+		"a digest that is cut":      {`image.digest="sha256:0123"`, []string{"at '/image/digest'"}},
+		"a number for an interval":  {`metrics.podMonitor.interval=30`, []string{"at '/metrics/podMonitor/interval'", "want string"}},
+		"an interval without unit":  {`metrics.podMonitor.interval="30"`, []string{"at '/metrics/podMonitor/interval'"}},
+		"a pull secret without key": {`imagePullSecrets=["registry"]`, []string{"at '/imagePullSecrets/0'", "want object"}},
+		"a label that is no text":   {`podLabels={"team":1}`, []string{"at '/podLabels/team'", "want string"}},
+		"an account without name":   {`serviceAccount.create=false`, []string{"serviceAccount.name is required if serviceAccount.create is false"}},
+		"a label of the selector": {`podLabels={"app.kubernetes.io/name":"mine"}`, []string{
+			"podLabels has app.kubernetes.io/name: allowed are labels other than", "app.kubernetes.io/component and app.kubernetes.io/name",
+		}},
+		"values of an older chart": {`podSecurityContext=null`, []string{"there is no value podSecurityContext", "--reset-then-reuse-values"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stdout, stderr, err := tryHelm(t, os.DevNull, "template", "drover", chart, "--set-json", tc.value)
+			if err == nil {
+				t.Fatalf("it is accepted:\n%s", stdout)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(stderr, want) {
+					t.Errorf("the error has no %q:\n%s", want, stderr)
+				}
+			}
+		})
+	}
+}
+
+// TestChartPod checks what some values are for.
+func TestChartPod(t *testing.T) {
+	t.Parallel()
+	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	pod := []string{"spec", "template", "spec"}
+	for name, tc := range map[string]struct {
+		args []string
+		path []string
+		want any
+	}{
+		"a digest takes the tag's place": {[]string{"--set", "image.tag=v1,image.digest=" + digest}, nil, "drover-controller@" + digest},
+		"a tag":                          {[]string{"--set", "image.tag=v1"}, nil, "drover-controller:v1"},
+		"no affinity":                    {[]string{"--set", "affinity.podAntiAffinity=null"}, append(pod, "affinity"), nil},
+		"labels":                         {[]string{"--set", "podLabels.team=a"}, []string{"spec", "template", "metadata", "labels", "team"}, "a"},
+		"an annotation that is replaced": {
+			[]string{"--set-json", `podAnnotations={"kubectl.kubernetes.io/default-container":"sidecar"}`},
+			[]string{"spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/default-container"}, "sidecar",
+		},
+		"a field of the security context that is left out": {
+			[]string{"--set", "podSecurityContext.runAsUser=null"}, append(pod, "securityContext", "runAsUser"), nil,
+		},
+		"the rest of the security context": {
+			[]string{"--set", "podSecurityContext.runAsUser=null"}, append(pod, "securityContext", "runAsNonRoot"), true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deployment := findObject(t, renderChart(t, tc.args...), "Deployment")
+			got, _, err := unstructured.NestedFieldNoCopy(deployment.Object, tc.path...)
+			if tc.path == nil {
+				got = controllerContainer(t, deployment)["image"]
+			}
+			if err != nil || !equality.Semantic.DeepEqual(got, tc.want) {
+				t.Errorf("it is %v, want %v (error %v)", got, tc.want, err)
+			}
+		})
+	}
+}
+
+// TestChartAccount checks that rights and pods have the account that the values name.
+func TestChartAccount(t *testing.T) {
+	t.Parallel()
+	all := renderChart(t, "--set", "serviceAccount.create=false,serviceAccount.name=mine,secretNamespaces={default}")
+	subjects := 0
+	for _, o := range all {
+		if o.GetKind() == "ServiceAccount" {
+			t.Errorf("it creates ServiceAccount %s", o.GetName())
+		}
+		list, _, _ := unstructured.NestedSlice(o.Object, "subjects")
+		for _, s := range list {
+			subjects++
+			if got := s.(map[string]any)["name"]; got != "mine" {
+				t.Errorf("%s %s is for %v", o.GetKind(), o.GetName(), got)
+			}
+		}
+	}
+	if subjects != 4 {
+		t.Errorf("%d bindings, want 4", subjects)
+	}
+	if got := fieldAt(t, findObject(t, all, "Deployment"), "spec", "template", "spec", "serviceAccountName"); got != "mine" {
+		t.Errorf("the pods have account %v", got)
+	}
+}
+
+// TestChartOnOlderKubernetes checks that the CRD has no field that such an API server does
+// not know: Helm would stop.
+func TestChartOnOlderKubernetes(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]bool{"1.29.15": false, "1.29.15-gke.100": false, "1.30.0": true, "1.36.3": true} {
+		crd := findObject(t, renderChart(t, "--kube-version", version), "CustomResourceDefinition")
+		versions, _ := fieldAt(t, crd, "spec", "versions").([]any)
+		if _, got := versions[0].(map[string]any)["selectableFields"]; got != want {
+			t.Errorf("Kubernetes %s: the CRD has selectable fields: %v, want %v", version, got, want)
+		}
+	}
+}
+
+// TestChartIcon checks that the icon, which Helm and Artifact Hub take as a URL, is
+// icon.svg.
+func TestChartIcon(t *testing.T) {
+	svg, err := os.ReadFile(filepath.Join(chart, "icon.svg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(chart, "Chart.yaml")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(text), "\nicon: ")
+	if !ok {
+		t.Fatalf("%s has no icon", path)
+	}
+	got, after, _ := strings.Cut(rest, "\n")
+	want := "data:image/svg+xml;base64," + base64.StdEncoding.EncodeToString(svg)
+	if *update {
+		if err := os.WriteFile(path, []byte(before+"\nicon: "+want+"\n"+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if got != want {
+		t.Errorf("the icon in %s is not icon.svg: go test ./test/manifests -run TestChartIcon -update", path)
+	}
+}
+
+// TestChartLint checks that helm lint has nothing to say.
+func TestChartLint(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{nil, {"--values", allValues}} {
+		stdout, stderr := runHelm(t, os.DevNull, append([]string{"lint", "--strict", chart}, args...)...)
+		if out := stdout + stderr; strings.Contains(out, "[") {
+			t.Errorf("helm lint %v:\n%s", args, out)
+		}
+	}
+}
