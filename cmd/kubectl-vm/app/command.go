@@ -73,3 +73,11 @@ func normalizeFlags(cmd *cobra.Command) {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
 }
+
+// examples returns the examples of a verb's help.
+func (o *Options) examples(lines ...string) string {
+	for i, line := range lines {
+		lines[i] = "  " + o.Program + " " + line
+	}
+	return strings.Join(lines, "\n")
+}
