@@ -68,6 +68,14 @@ func (o *Options) describe(err error) string {
 	return fmt.Sprintf("cannot reach the cluster at %s: %v", serverOf(failed), failed.Err)
 }
 
+// describeFor returns what to print about an error of one VM of several.
+func (o *Options) describeFor(name string, err error) string {
+	if missing := (*notFoundError)(nil); errors.As(err, &missing) {
+		return err.Error()
+	}
+	return name + ": " + o.describe(err)
+}
+
 // serverOf returns the address of a request that failed.
 func serverOf(failed *url.Error) string {
 	u, err := url.Parse(failed.URL)

@@ -42,6 +42,7 @@ type Options struct {
 	DefaultKubeconfig func() string
 
 	kubeconfigOnce sync.Once
+	mu             sync.Mutex // guards vms
 	vms            rest.Interface
 }
 
@@ -99,6 +100,8 @@ func (o *Options) VMs(namespace string) (client.VirtualMachineInterface, error) 
 
 // vmClient returns the client of VMs.
 func (o *Options) vmClient() (rest.Interface, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if o.vms != nil {
 		return o.vms, nil
 	}

@@ -35,10 +35,18 @@ func (o *Options) GetVM(ctx context.Context, namespace, name string) (*api.Virtu
 	return vm, nil
 }
 
+// notFoundError means that there is no VM of a name.
+type notFoundError struct{ namespace, name string }
+
+// Error implements error.
+func (e *notFoundError) Error() string {
+	return fmt.Sprintf("%s %q not found in namespace %q", resourceVMs, e.name, e.namespace)
+}
+
 // describeVMError says what is not found, and where.
 func describeVMError(err error, namespace, name string) error {
 	if apierrors.IsNotFound(err) && !isMissingAPI(err) {
-		return fmt.Errorf("%s %q not found in namespace %q", resourceVMs, name, namespace)
+		return &notFoundError{namespace: namespace, name: name}
 	}
 	return err
 }

@@ -1,0 +1,72 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+// completionTimeout is how long a completion may ask the API server. A shell that hangs is worse
+// than one that proposes nothing.
+const completionTimeout = 3 * time.Second
+
+// knownDrivers are the drivers of this version. A cluster may have others.
+var knownDrivers = []string{"docker", "qemu", "fake"}
+
+// CompleteVMs proposes the VMs of the namespace that are not named yet.
+func (o *Options) CompleteVMs(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	for _, vm := range o.vmsForCompletion(cmd) {
+		if !slices.Contains(args, vm.name) {
+			names = append(names, vm.name+"\t"+vm.state)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// CompleteVM proposes the VMs of the namespace as the first argument.
+func (o *Options) CompleteVM(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return o.CompleteVMs(cmd, args, prefix)
+}
+
+// completeDrivers proposes the drivers.
+func (o *Options) completeDrivers(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	drivers := sets.New(knownDrivers...)
+	for _, vm := range o.vmsForCompletion(cmd) {
+		if vm.driver != "" {
+			drivers.Insert(vm.driver)
+		}
+	}
+	return sets.List(drivers), cobra.ShellCompDirectiveNoFileComp
+}
+
+type proposed struct{ name, state, driver string }
+
+func (o *Options) vmsForCompletion(cmd *cobra.Command) []proposed {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+	defer cancel()
+	namespace, err := o.Namespace()
+	if err != nil {
+		return nil
+	}
+	vms, err := o.listForTable(ctx, namespace, metav1.ListOptions{})
+	if err != nil {
+		return nil
+	}
+	all := make([]proposed, len(vms))
+	for i := range vms {
+		all[i] = proposed{name: vms[i].Name, state: stateOf(&vms[i]).text, driver: driverOf(&vms[i])}
+	}
+	return all
+}
