@@ -65,8 +65,15 @@ func (o *Options) describe(err error) string {
 	if failed.Timeout() && *o.Config.Timeout != "0" {
 		return fmt.Sprintf("%s did not answer within %s (--request-timeout)", serverOf(failed), *o.Config.Timeout)
 	}
-	return fmt.Sprintf("cannot reach the cluster at %s: %v", serverOf(failed), failed.Err)
+	text := fmt.Sprintf("cannot reach the cluster at %s: %v", serverOf(failed), failed.Err)
+	if serverOf(failed) == defaultServer {
+		text += "; no cluster is configured, see --kubeconfig and KUBECONFIG"
+	}
+	return text
 }
+
+// defaultServer is where client-go looks for a cluster if there is no kubeconfig.
+const defaultServer = "http://localhost:8080"
 
 // describeFor returns what to print about an error of one VM of several.
 func (o *Options) describeFor(name string, err error) string {

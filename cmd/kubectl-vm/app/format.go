@@ -11,7 +11,9 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -136,14 +138,54 @@ func joinSome(texts []string, most int) string {
 }
 
 // sizeText returns a quantity of spec.resource as the user wrote it.
-func sizeText(vm *api.VirtualMachine, name string) string {
-	for key, quantity := range vm.Spec.Resource {
-		if string(key) == name {
-			return quantity.String()
-		}
+func sizeText(vm *api.VirtualMachine, name corev1.ResourceName) string {
+	quantity, ok := vm.Spec.Resource[name]
+	if !ok {
+		return none
 	}
-	return none
+	return quantity.String()
 }
+
+// bytesText returns a number of bytes with three digits, in the units of a quantity: 1.25G
+// beside 4G, and 1.16Gi beside 4Gi.
+func bytesText(bytes float64, like resource.Quantity) string {
+	base, units := 1000.0, []string{"", "k", "M", "G", "T", "P"}
+	if like.Format == resource.BinarySI {
+		base, units = 1024, []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
+	}
+	n := 0
+	for ; bytes >= 999.5 && n < len(units)-1; n++ {
+		bytes /= base
+	}
+	digits := 2
+	for limit := 9.995; digits > 0 && bytes >= limit; limit *= 10 {
+		digits--
+	}
+	if n == 0 {
+		digits = 0
+	}
+	return strconv.FormatFloat(bytes, 'f', digits, 64) + units[n]
+}
+
+// decimalBytes is a quantity whose units are those of memory: 4G.
+var decimalBytes = resource.Quantity{Format: resource.DecimalSI}
+
+// usageOf returns what a VM uses: CPUs and bytes, and both in per cent of what it has.
+func usageOf(vm *api.VirtualMachine) (u usage, known bool) {
+	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
+		return usage{}, false
+	}
+	cpu, memory := vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory]
+	sample := vm.Status.Server.Usage
+	u = usage{cpus: sample.CPU / 100, cpuPercent: sample.CPU, bytes: sample.Memory / 100 * memory.AsApproximateFloat64(), memoryPercent: sample.Memory}
+	if has := cpu.AsApproximateFloat64(); has > 0 {
+		u.cpuPercent = sample.CPU / has
+	}
+	return u, true
+}
+
+// usage is what a VM uses.
+type usage struct{ cpus, cpuPercent, bytes, memoryPercent float64 }
 
 // percent returns a usage in per cent.
 func percent(f float64) string { return strconv.FormatFloat(f, 'f', 1, 64) + "%" }

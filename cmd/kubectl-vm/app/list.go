@@ -140,7 +140,7 @@ func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 		{text: vm.Name}, stateOf(vm),
 		{text: cmp.Or(string(conditionOf(vm, api.ConditionReady).Status), none)},
 		{text: cmp.Or(vm.Status.Reason, none)},
-		{text: sizeText(vm, "cpu")}, {text: sizeText(vm, "memory")},
+		{text: sizeText(vm, api.ResourceCPU)}, {text: sizeText(vm, api.ResourceMemory)},
 		{text: joinSome(portsOf(vm), most)}, {text: l.ageOf(vm.CreationTimestamp.Time)},
 	}
 	if l.allNamespaces {

@@ -81,6 +81,19 @@ func isBidi(r rune) bool {
 	return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 || r == 0x200e || r == 0x200f
 }
 
+// bar returns a bar of a length for a share in per cent, and its style.
+func bar(share float64, length int) cell {
+	filled := min(max(int(share/100*float64(length)+0.5), 0), length)
+	c := cell{text: strings.Repeat("■", filled) + strings.Repeat("·", length-filled), style: green}
+	switch {
+	case share >= 90:
+		c.style = red
+	case share >= 70:
+		c.style = yellow
+	}
+	return c
+}
+
 // shorten cuts a text to a width.
 func shorten(text string, width int) string {
 	runes := []rune(text)

@@ -35,6 +35,9 @@ type observer struct {
 	all func([]api.VirtualMachine) bool
 	// one sees a VM that was added, changed or deleted.
 	one func(kind watch.EventType, vm *api.VirtualMachine) bool
+	// lost, if any, is called with the error when the API server does not answer, and with
+	// nil when it does again.
+	lost func(error)
 }
 
 // follower lists and watches VMs until its observer has seen enough. It outlasts an API server
@@ -73,6 +76,8 @@ func (f *follower) run(ctx context.Context) error {
 			return err
 		case err == nil:
 			pause = 0
+		case f.lost != nil:
+			f.lost(err)
 		}
 		pause = min(max(2*pause, firstRetry), lastRetry)
 		select {
@@ -101,6 +106,9 @@ func (f *follower) listAndWatch(ctx context.Context, listed *bool) (enough bool,
 		return false, err
 	}
 	*listed = true
+	if f.lost != nil {
+		f.lost(nil)
+	}
 	if f.all(list.Items) {
 		return true, nil
 	}
