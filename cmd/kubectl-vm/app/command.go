@@ -64,7 +64,7 @@ func NewCommand(o *Options) *cobra.Command {
 func newVerbs(o *Options) []*cobra.Command {
 	return []*cobra.Command{
 		NewStartCommand(o), NewStopCommand(o), NewRestartCommand(o), NewPauseCommand(o), NewResumeCommand(o),
-		NewListCommand(o), NewShowCommand(o), NewTopCommand(o),
+		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o),
 	}
 }
 
