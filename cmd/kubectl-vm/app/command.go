@@ -63,6 +63,7 @@ func NewCommand(o *Options) *cobra.Command {
 // newVerbs returns the verbs, in the order of the help.
 func newVerbs(o *Options) []*cobra.Command {
 	return []*cobra.Command{
+		NewCreateCommand(o),
 		NewStartCommand(o), NewStopCommand(o), NewRestartCommand(o), NewPauseCommand(o), NewResumeCommand(o),
 		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o),
 	}

@@ -5,6 +5,7 @@ package app
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"net/url"
 	"sync"
@@ -52,6 +53,13 @@ func NewOptions(streams genericiooptions.IOStreams) *Options {
 	config.CacheDir = nil // for discovery, which no verb needs
 	config.Timeout = ptr.To(requestTimeout)
 	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm"}
+}
+
+// withOut returns options that print to another stream.
+func (o *Options) withOut(out io.Writer) *Options {
+	other := &Options{IOStreams: o.IOStreams, Config: o.Config, Clock: o.Clock, Program: o.Program, DefaultKubeconfig: o.DefaultKubeconfig}
+	other.Out = out
+	return other
 }
 
 // Namespace returns the namespace of --namespace, or else that of the kubeconfig.
