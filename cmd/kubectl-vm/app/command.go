@@ -65,6 +65,7 @@ func newVerbs(o *Options) []*cobra.Command {
 	return []*cobra.Command{
 		NewCreateCommand(o),
 		NewStartCommand(o), NewStopCommand(o), NewRestartCommand(o), NewPauseCommand(o), NewResumeCommand(o),
+		NewResizeCommand(o), NewPortCommand(o), NewDeleteCommand(o),
 		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o),
 	}
 }

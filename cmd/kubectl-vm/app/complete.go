@@ -51,10 +51,15 @@ func (o *Options) completeDrivers(cmd *cobra.Command, _ []string, _ string) ([]s
 	return sets.List(drivers), cobra.ShellCompDirectiveNoFileComp
 }
 
+func completionContext(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(cmd.Context(), completionTimeout)
+}
+
+// proposed is a VM that a completion proposes.
 type proposed struct{ name, state, driver string }
 
 func (o *Options) vmsForCompletion(cmd *cobra.Command) []proposed {
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+	ctx, cancel := completionContext(cmd)
 	defer cancel()
 	namespace, err := o.Namespace()
 	if err != nil {

@@ -143,6 +143,14 @@ func sizeText(vm *api.VirtualMachine, name corev1.ResourceName) string {
 	if !ok {
 		return none
 	}
+	return quantityText(name, quantity)
+}
+
+// quantityText returns a quantity as people write it: 1000 CPUs are no "1k".
+func quantityText(name corev1.ResourceName, quantity resource.Quantity) string {
+	if n, whole := quantity.AsInt64(); whole && name == api.ResourceCPU {
+		return strconv.FormatInt(n, 10)
+	}
 	return quantity.String()
 }
 

@@ -169,14 +169,6 @@ func (p *powerOptions) report(one *selected) {
 	}
 }
 
-// nameOf returns the name of a VM as kubectl prints it.
-func (p *powerOptions) nameOf(vm *api.VirtualMachine) string {
-	if p.allNamespaces {
-		return vmName(vm.Name) + " in namespace " + vm.Namespace
-	}
-	return vmName(vm.Name)
-}
-
 // fail reports the failure of one VM, with which the others go on.
 func (p *powerOptions) fail(name string, err error) {
 	p.failed = true
