@@ -5,10 +5,12 @@ package app
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -74,4 +76,33 @@ func (o *Options) vmsForCompletion(cmd *cobra.Command) []proposed {
 		all[i] = proposed{name: vms[i].Name, state: stateOf(&vms[i]).text, driver: driverOf(&vms[i])}
 	}
 	return all
+}
+
+// completeContexts proposes the contexts of the kubeconfig.
+func (o *Options) completeContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	o.useDefaultKubeconfig()
+	config, err := o.Config.ToRawKubeConfigLoader().RawConfig()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return slices.Sorted(maps.Keys(config.Contexts)), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeNamespaces proposes the namespaces of the cluster.
+func (o *Options) completeNamespaces(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := completionContext(cmd)
+	defer cancel()
+	core, err := o.Core()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	list := &corev1.NamespaceList{}
+	if err := core.Get().Resource("namespaces").Do(ctx).Into(list); err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	names := make([]string, len(list.Items))
+	for i := range list.Items {
+		names[i] = list.Items[i].Name
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }

@@ -38,7 +38,7 @@ func NewListCommand(o *Options) *cobra.Command {
 			"STATE is the state of the server, READY whether it is as the spec says, and REASON why.\n" +
 			"PORTS are the host's ports that lead to it now, as HOST:VM.",
 		Example: o.examples("list", "list -A -o wide", "list -l app=web -o name"),
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return l.run(cmd.Context()) },
 	}
 	l.output.add(cmd, formatWide)

@@ -17,10 +17,8 @@ func NewPortCommand(o *Options) *cobra.Command {
 		Use:     "port",
 		GroupID: groupLifecycle,
 		Short:   "Add or remove ports of the host that lead to a VM",
-		Args:    cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return errors.New("say what to do: port add or port rm; show NAME lists the ports")
-		},
+		Args:    unknownVerb,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newPortAddCommand(o), newPortRemoveCommand(o))
 	return cmd

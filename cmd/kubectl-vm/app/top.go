@@ -57,7 +57,7 @@ func NewTopCommand(o *Options) *cobra.Command {
 			"it. Drover takes a sample of each server every 30 s (--usage-period), and reports changes of at\n" +
 			"least one per cent.",
 		Example: o.examples("top", "top --watch", "top -A --sort-by memory"),
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return t.run(cmd.Context()) },
 	}
 	addListFlags(cmd, &t.allNamespaces, &t.selector)
