@@ -19,10 +19,19 @@ import (
 )
 
 func main() {
-	if err := newRootCommand().Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "drover:", err)
-		os.Exit(1)
+	root := newRootCommand()
+	o := newVMOptions()
+	vm := newVMCommand(o)
+	root.AddCommand(vm)
+	cmd, err := root.ExecuteC()
+	switch {
+	case err == nil:
+		return
+	case isBelow(cmd, vm):
+		os.Exit(o.Report(err))
 	}
+	fmt.Fprintln(os.Stderr, "drover:", err)
+	os.Exit(1)
 }
 
 func newRootCommand() *cobra.Command {
@@ -37,7 +46,7 @@ func newRootCommand() *cobra.Command {
 process, and runs a server for every VirtualMachine that is applied to it.`,
 		Example: `  drover up
   drover kubectl apply -f examples/test-vm.yaml
-  drover kubectl get vms`,
+  drover vm list`,
 		Version:       droverVersion,
 		SilenceUsage:  true,
 		SilenceErrors: true,
