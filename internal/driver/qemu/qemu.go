@@ -58,6 +58,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
@@ -69,7 +70,7 @@ import (
 // Names in the driver's folder, beside those of package instance.
 const (
 	imagesDir = "images"
-	cacheDir  = "cache"
+	cacheDir  = folder.ImagesDir
 )
 
 // Name is the driver's name in the API.
