@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -83,7 +84,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	}); err != nil {
 		return err
 	}
-	if err := mgr.Add(&starter{mgr: mgr, started: o.Started}); err != nil {
+	if err := addHooks(mgr, o, guard); err != nil {
 		return err
 	}
 	return runManager(ctx, mgr, lock)
@@ -111,6 +112,18 @@ func (s *starter) Start(ctx context.Context) error {
 		s.started()
 	}
 	return nil
+}
+
+// addHooks has the manager call Started, and on the leader Elected.
+func addHooks(mgr ctrl.Manager, o *Options, guard *leader.Guard) error {
+	err := mgr.Add(&starter{mgr: mgr, started: o.Started})
+	if err != nil || o.Elected == nil {
+		return err
+	}
+	return mgr.Add(manager.RunnableFunc(func(context.Context) error {
+		o.Elected(guard.Epoch())
+		return nil
+	}))
 }
 
 func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, error) {
