@@ -63,7 +63,7 @@ func (o *imageOptions) newSubcommand(name, short string, run func(context.Contex
 			return run(cmd.Context(), caches)
 		},
 	}
-	addDataDirFlag(cmd, &o.dataDir)
+	addDataDirFlag(cmd.Flags(), &o.dataDir)
 	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines (default: the folders that the Drover of the data dir has used)")
 	return cmd
 }

@@ -52,7 +52,7 @@ servers again.`,
 			return o.run(cmd.Context())
 		},
 	}
-	addDataDirFlag(cmd, &o.dataDir)
+	addDataDirFlag(cmd.Flags(), &o.dataDir)
 	cmd.Flags().BoolVar(&o.data, "data", false, "remove the data dir too: all VirtualMachines, keys and logs")
 	cmd.Flags().StringSliceVar(&o.skipped, "skip-engine", nil, "engines to skip, as DRIVER/ID; servers on them stay, and with --data no Drover can attribute them any more")
 	cmd.Flags().BoolVar(&o.yes, "yes", false, "do not ask")

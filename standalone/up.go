@@ -38,8 +38,10 @@ type upOptions struct {
 	out               io.Writer
 }
 
+func newUpOptions() *upOptions { return &upOptions{controller: newControllerOptions()} }
+
 func newUpCommand() *cobra.Command {
-	o := &upOptions{controller: newControllerOptions()}
+	o := newUpOptions()
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run a Kubernetes API and the Drover controller until Ctrl-C",
@@ -55,13 +57,12 @@ stops, and the next start takes them over.`,
 			return o.run(stopSignals(cmd.Context()), cmd.Flags())
 		},
 	}
-	o.addFlags(cmd)
+	o.addFlags(cmd.Flags())
 	return cmd
 }
 
-func (o *upOptions) addFlags(cmd *cobra.Command) {
-	addDataDirFlag(cmd, &o.dataDir)
-	f := cmd.Flags()
+func (o *upOptions) addFlags(f *pflag.FlagSet) {
+	addDataDirFlag(f, &o.dataDir)
 	f.StringVar(&o.bindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
 	f.IntVar(&o.port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts (first start: 6443 if free, else a free one)")
 	f.BoolVar(&o.withoutController, "without-controller", false, "run only the API, for tests or for a controller of your own")

@@ -48,6 +48,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -161,7 +162,7 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(checkSocketPaths(dir), disks.CheckDirs(o.ImageDirs, dir.Path(imagesDir), append([]string{dir.Path()}, o.Private...))); err != nil {
+	if err := errors.Join(CheckSocketPaths(dir.Path()), disks.CheckDirs(o.ImageDirs, dir.Path(imagesDir), append([]string{dir.Path()}, o.Private...))); err != nil {
 		return nil, err
 	}
 	ports, badPorts := hostports.Parse(o.HostPorts)
@@ -231,15 +232,15 @@ func (o Options) withDefaults() Options {
 // maxSocketPath is the longest path that fits into a Unix socket's address.
 const maxSocketPath = 107
 
-// checkSocketPaths rejects a folder whose sockets would have paths too long for people's
+// CheckSocketPaths rejects a folder whose sockets would have paths too long for people's
 // tools. The driver itself does not depend on the limit.
-func checkSocketPaths(dir *statedir.Dir) error {
-	longest := dir.Path(instance.VMsDir, string(uuid.NewUUID()), machine.EventsSocket)
+func CheckSocketPaths(folder string) error {
+	longest := filepath.Join(folder, instance.VMsDir, string(uuid.NewUUID()), machine.EventsSocket)
 	if len(longest) <= maxSocketPath {
 		return nil
 	}
 	return fmt.Errorf("the qemu driver's folder is %s: its path has %d bytes and may have %d, since sockets below it are limited to %d",
-		dir.Path(), len(dir.Path()), maxSocketPath-(len(longest)-len(dir.Path())), maxSocketPath)
+		folder, len(folder), maxSocketPath-(len(longest)-len(folder)), maxSocketPath)
 }
 
 // EngineID returns the folder's own UUID, if there is a QEMU to run machines on.
