@@ -79,7 +79,7 @@ func (o *upOptions) controllerComponents(plane *controlplane.Config, console *pr
 
 func (o *upOptions) controllerComponent(plane *controlplane.Config) supervisor.Component {
 	started := make(chan struct{})
-	o.controller.Started = func() { close(started) }
+	o.controller.Started, o.controller.Elected = func() { close(started) }, o.recorder.SetEpoch
 	return supervisor.Component{
 		Name: "drover-controller", Within: time.Minute, StopBy: controllerStopTimeout,
 		Run: func(ctx context.Context) error {
@@ -128,6 +128,7 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 		return err
 	}
 	o.controller.VMDriver = strings.Join(names, ",")
+	o.recorder.SetDrivers(names)
 	console.printf("  drivers: %s; the default is %s\n", strings.Join(names, ", "), names[0])
 	return nil
 }

@@ -15,13 +15,14 @@ import (
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/runstate"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // TestNoImagesFromTheDataDir checks that the drivers know the program's own folders.
 func TestNoImagesFromTheDataDir(t *testing.T) {
 	t.Parallel()
-	o := &upOptions{controller: newControllerOptions()}
+	o := &upOptions{controller: newControllerOptions(), recorder: &runstate.Recorder{}}
 	o.controllerComponents(&controlplane.Config{Dir: &datadir.Dir{Layout: "/data"}}, nil)
 	if own := o.controller.OwnDirs; !slices.Equal(own, []string{"/data"}) {
 		t.Errorf("its own folders are %q", own)

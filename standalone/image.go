@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
@@ -50,7 +51,7 @@ from registries. Drover may run meanwhile.`,
 	return cmd
 }
 
-func (o *imageOptions) newSubcommand(name, short string, run func(context.Context, []*qemu.Cache) error) *cobra.Command {
+func (o *imageOptions) newSubcommand(name, short string, run func(context.Context, []*folder.Folder) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: name, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -62,14 +63,14 @@ func (o *imageOptions) newSubcommand(name, short string, run func(context.Contex
 			return run(cmd.Context(), caches)
 		},
 	}
-	addDataDirFlag(cmd, &o.dataDir)
+	addDataDirFlag(cmd.Flags(), &o.dataDir)
 	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines (default: the folders that the Drover of the data dir has used)")
 	return cmd
 }
 
 // openCaches needs no data dir if --qemu-dir is given, as for the machines of a
 // drover-controller.
-func (o *imageOptions) openCaches() ([]*qemu.Cache, error) {
+func (o *imageOptions) openCaches() ([]*folder.Folder, error) {
 	dirs := []string{o.qemuDir}
 	if o.qemuDir == "" {
 		var err error
@@ -77,9 +78,9 @@ func (o *imageOptions) openCaches() ([]*qemu.Cache, error) {
 			return nil, err
 		}
 	}
-	caches := make([]*qemu.Cache, 0, len(dirs))
+	caches := make([]*folder.Folder, 0, len(dirs))
 	for _, dir := range dirs {
-		c, err := qemu.OpenCache(dir, o.clock)
+		c, err := folder.Open(dir, o.clock)
 		if errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
 			continue // it was used before, and has been removed
 		}
@@ -107,10 +108,10 @@ func (o *imageOptions) usedDirs() ([]string, error) {
 	return engines.DataDirs(layout.Engines(), qemu.Name)
 }
 
-func (o *imageOptions) listImages(_ context.Context, caches []*qemu.Cache) error {
-	var images []qemu.CachedImage
+func (o *imageOptions) listImages(_ context.Context, caches []*folder.Folder) error {
+	var images []folder.Image
 	for _, c := range caches {
-		some, err := c.List()
+		some, err := c.Images()
 		if err != nil {
 			return err
 		}
@@ -119,7 +120,7 @@ func (o *imageOptions) listImages(_ context.Context, caches []*qemu.Cache) error
 	if len(images) == 0 {
 		return o.printf("No images.\n")
 	}
-	slices.SortStableFunc(images, func(a, b qemu.CachedImage) int {
+	slices.SortStableFunc(images, func(a, b folder.Image) int {
 		return cmp.Compare(formatSources(a.Sources), formatSources(b.Sources))
 	})
 	table := tabwriter.NewWriter(o.out, 0, 0, 3, ' ', 0)
@@ -131,14 +132,14 @@ func (o *imageOptions) listImages(_ context.Context, caches []*qemu.Cache) error
 	return table.Flush()
 }
 
-func (o *imageOptions) pruneImages(ctx context.Context, caches []*qemu.Cache) error {
+func (o *imageOptions) pruneImages(ctx context.Context, caches []*folder.Folder) error {
 	ctx, cancel := context.WithTimeout(ctx, pruneTimeout)
 	defer cancel()
 	var count int
 	var bytes int64
 	var errs []error
 	for _, c := range caches {
-		removed, err := c.Prune(ctx)
+		removed, err := c.PruneImages(ctx)
 		errs = append(errs, err)
 		for _, i := range removed {
 			count, bytes = count+1, bytes+i.Size

@@ -50,7 +50,7 @@ drover-machines.service runs this when the host shuts down.`,
 			return o.shutDownMachines(cmd.Context())
 		},
 	}
-	addDataDirFlag(cmd, &o.dataDir)
+	addDataDirFlag(cmd.Flags(), &o.dataDir)
 	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of the machines of a stopped drover-controller (default: the folders that the Drover of the data dir has used)")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "maximum time that a guest may take, whatever its grace period")
 	return cmd

@@ -9,7 +9,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -30,8 +29,7 @@ func main() {
 	case isBelow(cmd, vm):
 		os.Exit(o.Report(err))
 	}
-	fmt.Fprintln(os.Stderr, "drover:", err)
-	os.Exit(1)
+	os.Exit(reportError(os.Stderr, err))
 }
 
 func newRootCommand() *cobra.Command {
@@ -52,12 +50,12 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newUpCommand(), newPurgeCommand(), newImageCommand(), newMachinesCommand(), newKubectlCommand(), newVersionCommand())
+	root.AddCommand(newUpCommand(), newPurgeCommand(), newImageCommand(), newMachinesCommand(), newDoctorCommand(), newKubectlCommand(), newVersionCommand())
 	return root
 }
 
 // addDataDirFlag is for every command that uses the data dir.
-func addDataDirFlag(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "data-dir", datadir.Default(os.Getenv, os.Getuid()),
+func addDataDirFlag(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "data-dir", datadir.Default(os.Getenv, os.Getuid()),
 		"folder of all data (also from DROVER_DATA_DIR)")
 }

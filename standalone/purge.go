@@ -19,6 +19,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
@@ -51,7 +52,7 @@ servers again.`,
 			return o.run(cmd.Context())
 		},
 	}
-	addDataDirFlag(cmd, &o.dataDir)
+	addDataDirFlag(cmd.Flags(), &o.dataDir)
 	cmd.Flags().BoolVar(&o.data, "data", false, "remove the data dir too: all VirtualMachines, keys and logs")
 	cmd.Flags().StringSliceVar(&o.skipped, "skip-engine", nil, "engines to skip, as DRIVER/ID; servers on them stay, and with --data no Drover can attribute them any more")
 	cmd.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
@@ -190,14 +191,14 @@ func checkNoMachines(dir *datadir.Dir) error {
 		if err != nil || !filepath.IsLocal(relative) {
 			continue
 		}
-		folder, err := qemu.OpenCache(path, clock.RealClock{})
+		opened, err := folder.Open(path, clock.RealClock{})
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		machines, err := folder.Machines()
+		machines, err := opened.Machines()
 		if err != nil {
 			return err
 		}

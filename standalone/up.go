@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
@@ -19,6 +20,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/pki"
 	"cloudnative.tw/drover/standalone/internal/port"
+	"cloudnative.tw/drover/standalone/internal/runstate"
 	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
@@ -32,11 +34,14 @@ type upOptions struct {
 	unsafeNoFsync     bool
 	allAPIs           bool
 	controller        *app.Options
+	recorder          *runstate.Recorder
 	out               io.Writer
 }
 
+func newUpOptions() *upOptions { return &upOptions{controller: newControllerOptions()} }
+
 func newUpCommand() *cobra.Command {
-	o := &upOptions{controller: newControllerOptions()}
+	o := newUpOptions()
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run a Kubernetes API and the Drover controller until Ctrl-C",
@@ -49,16 +54,15 @@ stops, and the next start takes them over.`,
 			if err := o.complete(cmd); err != nil {
 				return err
 			}
-			return o.run(stopSignals(cmd.Context()))
+			return o.run(stopSignals(cmd.Context()), cmd.Flags())
 		},
 	}
-	o.addFlags(cmd)
+	o.addFlags(cmd.Flags())
 	return cmd
 }
 
-func (o *upOptions) addFlags(cmd *cobra.Command) {
-	addDataDirFlag(cmd, &o.dataDir)
-	f := cmd.Flags()
+func (o *upOptions) addFlags(f *pflag.FlagSet) {
+	addDataDirFlag(f, &o.dataDir)
 	f.StringVar(&o.bindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
 	f.IntVar(&o.port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts (first start: 6443 if free, else a free one)")
 	f.BoolVar(&o.withoutController, "without-controller", false, "run only the API, for tests or for a controller of your own")
@@ -83,7 +87,7 @@ func (o *upOptions) complete(cmd *cobra.Command) error {
 }
 
 // run starts all parts and stops them when ctx ends.
-func (o *upOptions) run(ctx context.Context) (err error) {
+func (o *upOptions) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	begin := time.Now()
 	dir, err := datadir.Open(o.dataDir)
 	if err != nil {
@@ -99,12 +103,15 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 	}
 	context.AfterFunc(ctx, func() { _ = dir.ClearReady() })
 	console := &progress{out: o.out, begin: begin}
+	o.recorder = runstate.NewRecorder(droverVersion, clock.RealClock{}, dir.SetRunState)
 	parts, err := o.components(plane, console)
 	if err != nil {
 		return err
 	}
 	console.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
-	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: console}
+	o.recorder.Begin(plane.URL(), flags, os.Getenv, parts)
+	defer func() { o.recorder.End(err) }()
+	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: supervisor.Observers{console, o.recorder}}
 	err = runner.Run(ctx, parts, func() error {
 		console.printNextSteps(plane, o.exampleManifest())
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage

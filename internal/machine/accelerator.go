@@ -11,11 +11,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -49,7 +49,6 @@ const (
 type Accelerator struct {
 	requested string
 	program   *Program
-	staging   Staging
 	clock     clock.PassiveClock
 	log       logr.Logger
 	// Device is the KVM device, and probeWithin how long a guest may take under it.
@@ -64,9 +63,9 @@ type Accelerator struct {
 
 // NewAccelerator returns a chooser for a QEMU. requested is AccelAuto, AccelKVM or
 // AccelTCG.
-func NewAccelerator(requested string, program *Program, staging Staging, c clock.PassiveClock, log logr.Logger) *Accelerator {
+func NewAccelerator(requested string, program *Program, c clock.PassiveClock, log logr.Logger) *Accelerator {
 	return &Accelerator{
-		requested: requested, program: program, staging: staging, clock: c, log: log,
+		requested: requested, program: program, clock: c, log: log,
 		Device: launch.KVMDevice, probeWithin: probeWithin,
 	}
 }
@@ -86,12 +85,11 @@ func (a *Accelerator) Choose(ctx context.Context) (string, error) {
 		a.retryAt = a.clock.Now().Add(openAgain)
 		return a.chosen, nil
 	}
-	tmp, remove, err := a.makeProbe()
+	disk, err := makeProbe()
 	if err != nil { // which says nothing about KVM
 		return "", fmt.Errorf("making the guest that is to show whether KVM works: %w", err)
 	}
-	defer remove()
-	err = a.runProbe(ctx, tmp)
+	err = a.runProbe(ctx, disk)
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
@@ -135,35 +133,45 @@ const (
 	probeSize = 1 << 20
 )
 
-// makeProbe makes a folder with the disk of the probe's guest.
-func (a *Accelerator) makeProbe() (tmp string, remove func(), err error) {
-	tmp, remove, err = a.staging.Temp()
+// makeProbe makes the disk of the probe's guest, in memory.
+func makeProbe() (*os.File, error) {
+	fd, err := unix.MemfdCreate("probe", unix.MFD_CLOEXEC)
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
+	made := os.NewFile(uintptr(fd), "probe") //nolint:gosec // a descriptor
+	defer func() { _ = made.Close() }()
 	content := make([]byte, probeSize)
 	copy(content, probeGuest)
-	if err := os.WriteFile(filepath.Join(tmp, "probe"), content, 0o600); err != nil {
-		remove()
-		return "", nil, err
+	if _, err := made.Write(content); err != nil {
+		return nil, err
 	}
-	return tmp, remove, nil
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // for reading alone
 }
 
-// runProbe runs a guest under KVM, confined as any other. A device that opens proves
-// nothing: inside other machines guests may hang.
-func (a *Accelerator) runProbe(ctx context.Context, tmp string) error {
+// Probe reports whether a guest runs under KVM. It changes nothing on the host, and chooses
+// nothing.
+func (a *Accelerator) Probe(ctx context.Context) error {
+	if err := a.program.Users.CheckDevice(a.Device); err != nil {
+		return err
+	}
+	disk, err := makeProbe()
+	if err != nil {
+		return err
+	}
+	return a.runProbe(ctx, disk)
+}
+
+// runProbe runs a guest under KVM, confined as any other, and closes its disk. A device that
+// opens proves nothing: inside other machines guests may hang.
+func (a *Accelerator) runProbe(ctx context.Context, disk *os.File) error {
+	defer func() { _ = disk.Close() }()
 	policy, err := a.program.confinement.Find(ctx, a.program.Log, a.program.Name)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.probeWithin)
 	defer cancel()
-	disk, err := os.Open(filepath.Join(tmp, "probe")) //nolint:gosec // of makeProbe
-	if err != nil {
-		return err
-	}
-	defer func() { _ = disk.Close() }()
 	cmd := exec.CommandContext(ctx, a.program.Name, //nolint:gosec // an option
 		"-nodefaults", "-no-user-config", "-display", "none", "-machine", machineAlias, "-accel", AccelKVM, "-cpu", launch.CPUModel(AccelKVM), "-m", "16M",
 		"-add-fd", "fd=3,set=3",

@@ -5,6 +5,8 @@ package machine
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,7 +46,7 @@ func TestAccelerator(t *testing.T) {
 			t.Parallel()
 			ran := filepath.Join(t.TempDir(), "ran")
 			log := &logs{}
-			a := NewAccelerator(AccelAuto, ownProgram(script(t, "echo $* >> "+ran+"; "+c.body)), folder(t.TempDir()), clock.RealClock{}, log.logger())
+			a := NewAccelerator(AccelAuto, ownProgram(script(t, "echo $* >> "+ran+"; "+c.body)), clock.RealClock{}, log.logger())
 			a.Device, a.probeWithin = opens, c.within
 			for range 2 {
 				if got, err := a.Choose(t.Context()); err != nil || got != c.want {
@@ -67,7 +69,7 @@ func TestAccelerator(t *testing.T) {
 func TestAcceleratorAgain(t *testing.T) {
 	t.Parallel()
 	now, log := framework.NewFakeClock(time.Unix(0, 0)), &logs{}
-	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), folder(t.TempDir()), now, log.logger())
+	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), now, log.logger())
 	a.Device = filepath.Join(t.TempDir(), "kvm")
 	want := func(want string) {
 		t.Helper()
@@ -95,7 +97,7 @@ func TestAcceleratorAgain(t *testing.T) {
 func TestAcceleratorOfABusyHost(t *testing.T) {
 	t.Parallel()
 	now, ready := framework.NewFakeClock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
-	a := NewAccelerator(AccelAuto, ownProgram(script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")), folder(t.TempDir()), now, logr.Discard())
+	a := NewAccelerator(AccelAuto, ownProgram(script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")), now, logr.Discard())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
 	must(t, os.WriteFile(a.Device, nil, 0o600))
 	want := func(want string) {
@@ -120,10 +122,31 @@ func TestProbeGuest(t *testing.T) {
 	t.Parallel()
 	framework.QEMUBinary(t)
 	program := script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
-	a := NewAccelerator(AccelAuto, ownProgram(program), folder(t.TempDir()), clock.RealClock{}, logr.Discard())
+	a := NewAccelerator(AccelAuto, ownProgram(program), clock.RealClock{}, logr.Discard())
 	a.Device, a.probeWithin = os.DevNull, 90*time.Second // which a loaded machine may need
 	if got, err := a.Choose(t.Context()); err != nil || got != AccelKVM {
 		t.Errorf("got %s, %v", got, err)
+	}
+}
+
+// TestProbeChoosesNothing checks that a probe by hand reports what Choose would find, and
+// leaves the choice open.
+func TestProbeChoosesNothing(t *testing.T) {
+	t.Parallel()
+	log := &logs{}
+	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), clock.RealClock{}, log.logger())
+	a.Device = filepath.Join(t.TempDir(), "kvm")
+	if err := a.Probe(t.Context()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without the device: %v", err)
+	}
+	must(t, os.WriteFile(a.Device, nil, 0o600))
+	must(t, a.Probe(t.Context()))
+	a.program = ownProgram(script(t, "echo no KVM; exit 1"))
+	if err := a.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "no KVM") {
+		t.Errorf("of a QEMU that refuses: %v", err)
+	}
+	if a.chosen != "" || len(log.lines()) != 0 {
+		t.Errorf("chose %q and said %q", a.chosen, log.lines())
 	}
 }
 

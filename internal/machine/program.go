@@ -74,6 +74,32 @@ func (p *Program) checkLocked(ctx context.Context) error {
 	return nil
 }
 
+// MinVersion is the oldest QEMU that machines run on.
+var MinVersion = fmt.Sprintf("%d.%d", minMajor, minMinor)
+
+// Version returns the version that QEMU reports of itself, whether it is recent enough or not.
+func (p *Program) Version(ctx context.Context) (string, error) {
+	out, err := p.queryOutput(ctx, "--version")
+	if err != nil {
+		return "", err
+	}
+	found := longVersionPattern.FindSubmatch(out)
+	if found == nil {
+		return "", errorf(ErrProgram, "%s: it does not print its version but %.80q", p.Name, out)
+	}
+	return string(found[1]), nil
+}
+
+// Landlock returns the version of Landlock that machines are confined by. Zero means none,
+// and then the error says why.
+func (p *Program) Landlock(ctx context.Context) (abi int, err error) {
+	policy, err := p.confinement.Find(ctx, p.Log, p.Name)
+	if err != nil {
+		return 0, err
+	}
+	return policy.ABI, p.confinement.Unconfined()
+}
+
 func (p *Program) queryOutput(ctx context.Context, arguments ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryWithin)
 	defer cancel()
@@ -87,7 +113,10 @@ func (p *Program) queryOutput(ctx context.Context, arguments ...string) ([]byte,
 	return out, nil
 }
 
-var versionPattern = regexp.MustCompile(`version (\d+)\.(\d+)`)
+var (
+	versionPattern     = regexp.MustCompile(`version (\d+)\.(\d+)`)
+	longVersionPattern = regexp.MustCompile(`version (\d+\.\d+(\.\d+)*)`)
+)
 
 func checkVersion(out []byte) error {
 	found := versionPattern.FindSubmatch(out)

@@ -6,9 +6,11 @@ package machine
 import (
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -48,5 +50,43 @@ func TestMachineTypesOfQEMU(t *testing.T) {
 	}
 	if got, err := p.MachineType(t.Context(), newest); err != nil || got != newest {
 		t.Errorf("got %s, %v", got, err)
+	}
+}
+
+// TestVersion checks that the version of any QEMU is reported, and that of another program
+// is not taken for one.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	framework.QEMUBinary(t)
+	p := Program{Name: DefaultProgram}
+	if got, err := p.Version(t.Context()); err != nil || !regexp.MustCompile(`^\d+\.\d+\.\d+$`).MatchString(got) {
+		t.Errorf("of the installed one: %q, %v", got, err)
+	}
+	for text, want := range map[string]string{
+		"QEMU emulator version 6.1.50 (Debian 1:6)": "6.1.50",
+		"QEMU emulator version 10.0":                "10.0",
+		"GNU bash 5":                                "",
+	} {
+		p := Program{Name: script(t, "echo '"+text+"'")}
+		if got, err := p.Version(t.Context()); got != want || (err == nil) != (want != "") {
+			t.Errorf("%s: got %q, %v", text, got, err)
+		}
+	}
+	none := Program{Name: "qemu-of-nowhere"}
+	_, err := none.Version(t.Context())
+	wantError(t, err, ErrProgram, "is not installed")
+}
+
+// TestLandlock checks that a program that does not run confined says why.
+func TestLandlock(t *testing.T) {
+	t.Parallel()
+	p := ownProgram(script(t, "exit 0"))
+	if abi, err := p.Landlock(t.Context()); abi != 0 || err == nil {
+		t.Errorf("of a script: %d, %v", abi, err)
+	}
+	framework.QEMUBinary(t)
+	p = ownProgram(DefaultProgram)
+	if abi, err := p.Landlock(t.Context()); abi != confine.ABI() || (err == nil) != (abi > 0) {
+		t.Errorf("of QEMU: %d, %v, and the kernel has %d", abi, err, confine.ABI())
 	}
 }

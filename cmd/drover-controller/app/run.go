@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -77,7 +78,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 		return err
 	}
 	defer closeDrivers()
-	if err := addRunnables(ctx, mgr, o, controller.Options{
+	if err := addRunnables(ctx, mgr, o, guard, controller.Options{
 		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
 		Epoch: guard.Epoch, MayAct: guard.Check,
 	}); err != nil {
@@ -87,14 +88,14 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 }
 
 // addRunnables adds what this process runs to the manager.
-func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
+func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, guard *leader.Guard, of controller.Options) error {
 	if err := addDriverControllers(ctx, mgr, o, of); err != nil {
 		return err
 	}
 	if err := addStreams(ctx, mgr, o, of.Inventories); err != nil {
 		return err
 	}
-	return mgr.Add(&starter{mgr: mgr, started: o.Started})
+	return addHooks(mgr, o, guard)
 }
 
 // configFor returns the client configuration of this program.
@@ -119,6 +120,18 @@ func (s *starter) Start(ctx context.Context) error {
 		s.started()
 	}
 	return nil
+}
+
+// addHooks has the manager call Started, and on the leader Elected.
+func addHooks(mgr ctrl.Manager, o *Options, guard *leader.Guard) error {
+	err := mgr.Add(&starter{mgr: mgr, started: o.Started})
+	if err != nil || o.Elected == nil {
+		return err
+	}
+	return mgr.Add(manager.RunnableFunc(func(context.Context) error {
+		o.Elected(guard.Epoch())
+		return nil
+	}))
 }
 
 func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
 
@@ -42,30 +43,9 @@ func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
 	if holds, err := g.d.Disks.FindCapacity(); err == nil {
 		all <- prometheus.MustNewConstMetric(g.available, prometheus.GaugeValue, float64(holds.Available))
 	}
-	if promised, err := g.d.promisedDisk(); err == nil {
+	if promised, err := folder.PromisedDisk(g.d.Host); err == nil {
 		all <- prometheus.MustNewConstMetric(g.promised, prometheus.GaugeValue, float64(promised))
 	}
-}
-
-// promisedDisk returns what disks of all clusters' machines were promised and do not take
-// yet. A server that cannot be read counts as nothing.
-func (d *Driver) promisedDisk() (int64, error) {
-	instances, err := d.AllInstances()
-	if err != nil {
-		return 0, err
-	}
-	var promised int64
-	for _, inst := range instances {
-		r, err := inst.Load()
-		if err != nil {
-			continue
-		}
-		promised += max(0, r.Root.Size-inst.AllocatedBytes(instance.RootDiskFile))
-		for name, v := range r.Volumes {
-			promised += max(0, v.Size-inst.AllocatedBytes(instance.VolumeFile(name)))
-		}
-	}
-	return promised, nil
 }
 
 func parseReserve(text string) (func(total int64) int64, error) {

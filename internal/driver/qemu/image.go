@@ -5,18 +5,12 @@ package qemu
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
 	"slices"
-
-	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
-	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 )
 
@@ -118,92 +112,4 @@ func (d *Driver) checkRoot(s *instance.Instance, spec driver.ServerSpec) error {
 	}
 	_, err := d.Disks.FindImage(instance.RootOrder(spec, requested))
 	return err
-}
-
-// Cache holds the images that were fetched into a folder, for programs that run no
-// machines there. Controllers may run at the same time.
-type Cache struct {
-	dir   *statedir.Dir
-	store *image.Store
-}
-
-// CachedImage is a fetched image and its users.
-type CachedImage struct {
-	image.StoredImage
-	// UsedBy are the machines whose disks stand on the image, as namespace/name, including
-	// those of other clusters and released ones.
-	UsedBy []string
-}
-
-// OpenCache opens a folder of the driver, which must exist. It creates nothing in the
-// folder, since the caller may be another user than the one that runs machines.
-func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
-	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
-	if err != nil {
-		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
-	}
-	return &Cache{dir: dir, store: &image.Store{Dir: dir.Path(), Sub: cacheDir, Clock: c}}, nil
-}
-
-// Machines returns the directories of all machines, of every cluster.
-func (c *Cache) Machines() ([]string, error) {
-	instances, err := (&instance.Host{StateDir: c.dir}).AllInstances()
-	paths := make([]string, 0, len(instances))
-	for _, h := range instances {
-		paths = append(paths, h.Path)
-	}
-	return paths, err
-}
-
-// List returns the images in the folder, and their users.
-func (c *Cache) List() ([]CachedImage, error) {
-	images, err := c.store.List()
-	if err != nil {
-		return nil, err
-	}
-	users, err := c.usersByName()
-	if err != nil {
-		return nil, err
-	}
-	all := make([]CachedImage, 0, len(images))
-	for _, i := range images {
-		all = append(all, CachedImage{i, users[i.Name]})
-	}
-	return all, nil
-}
-
-// Prune removes the images that no machine uses, and returns them.
-func (c *Cache) Prune(ctx context.Context) ([]image.StoredImage, error) {
-	return c.store.Prune(ctx, func() (map[string]bool, error) {
-		users, err := c.usersByName()
-		used := make(map[string]bool, len(users))
-		for name := range users {
-			used[name] = true
-		}
-		return used, err
-	})
-}
-
-// usersByName returns the users of images, by the name of the image's file: the folder
-// may have been moved. A server that cannot be read may use any image, so that is an
-// error.
-func (c *Cache) usersByName() (map[string][]string, error) {
-	instances, err := (&instance.Host{StateDir: c.dir}).AllInstances()
-	if err != nil {
-		return nil, err
-	}
-	users := map[string][]string{}
-	for _, h := range instances {
-		r, err := h.Load()
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, name := range r.BaseImageNames() {
-			users[name] = append(users[name], r.Namespace+"/"+r.Name)
-		}
-	}
-	return users, nil
 }

@@ -36,6 +36,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
@@ -606,7 +607,7 @@ func TestUncheckedImage(t *testing.T) {
 // machine which is off, released or another cluster's.
 func TestCache(t *testing.T) {
 	t.Parallel()
-	if _, err := OpenCache(t.TempDir(), clock.RealClock{}); err == nil || !strings.Contains(err.Error(), "is no folder of the qemu driver") {
+	if _, err := folder.Open(t.TempDir(), clock.RealClock{}); err == nil || !strings.Contains(err.Error(), "is no folder of the qemu driver") {
 		t.Errorf("got the error %v", err)
 	}
 	e := newEngine(t)
@@ -633,15 +634,15 @@ func TestCache(t *testing.T) {
 	reach(t, other, specs["theirs"], driver.StateStopped)
 	must(t, d.Delete(t.Context(), specs["root"].Target, true))
 
-	c, err := OpenCache(e.dir, clock.RealClock{})
+	c, err := folder.Open(e.dir, clock.RealClock{})
 	must(t, err)
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img default/theirs")
-	if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 0 {
+	if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 0 {
 		t.Errorf("it removed %+v, %v", removed, err)
 	}
 	gone(t, other, specs["theirs"])
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img")
-	if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 1 || removed[0].Sources[0] != web+"/boot-S1.img" {
+	if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 1 || removed[0].Sources[0] != web+"/boot-S1.img" {
 		t.Errorf("it removed %+v, %v", removed, err)
 	}
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
@@ -650,7 +651,7 @@ func TestCache(t *testing.T) {
 	content, err := os.ReadFile(record)
 	must(t, err)
 	must(t, os.WriteFile(record, []byte("{"), 0o600))
-	if _, err := c.Prune(t.Context()); err == nil || !strings.Contains(err.Error(), "repair "+record) {
+	if _, err := c.PruneImages(t.Context()); err == nil || !strings.Contains(err.Error(), "repair "+record) {
 		t.Errorf("beside a server that cannot be read: %v", err)
 	}
 	must(t, os.WriteFile(record, content, 0o600))
@@ -659,9 +660,9 @@ func TestCache(t *testing.T) {
 	gone(t, d, specs["volume"])
 }
 
-// TestOpenCacheCreatesNothing checks that root may list images where another user runs
+// TestOpenFolderCreatesNothing checks that root may list images where another user runs
 // machines, and that there may be no images yet.
-func TestOpenCacheCreatesNothing(t *testing.T) {
+func TestOpenFolderCreatesNothing(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	e.open(t)
@@ -672,10 +673,10 @@ func TestOpenCacheCreatesNothing(t *testing.T) {
 	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, instance.NotificationsDir)} {
 		must(t, os.Remove(missing))
 		before := tree(t, e.dir)
-		c, err := OpenCache(e.dir, clock.RealClock{})
+		c, err := folder.Open(e.dir, clock.RealClock{})
 		must(t, err)
 		wantUsers(t, c)
-		if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 0 {
+		if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 0 {
 			t.Errorf("it removed %+v, %v", removed, err)
 		}
 		if after := tree(t, e.dir); !slices.Equal(after, before) {
@@ -701,9 +702,9 @@ func withoutPower(spec driver.ServerSpec) driver.ServerSpec {
 }
 
 // wantUsers compares the sources' paths and the users of each.
-func wantUsers(t *testing.T, c *Cache, want ...string) {
+func wantUsers(t *testing.T, c *folder.Folder, want ...string) {
 	t.Helper()
-	images, err := c.List()
+	images, err := c.Images()
 	must(t, err)
 	var got []string
 	for _, i := range images {

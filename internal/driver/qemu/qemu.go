@@ -51,6 +51,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -61,6 +62,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/guest"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -73,7 +75,7 @@ import (
 // Names in the driver's folder, beside those of package instance.
 const (
 	imagesDir = "images"
-	cacheDir  = "cache"
+	cacheDir  = folder.ImagesDir
 )
 
 // Name is the driver's name in the API.
@@ -169,7 +171,7 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(checkSocketPaths(dir), disks.CheckDirs(o.ImageDirs, dir.Path(imagesDir), append([]string{dir.Path()}, o.Private...))); err != nil {
+	if err := errors.Join(CheckSocketPaths(dir.Path()), disks.CheckDirs(o.ImageDirs, dir.Path(imagesDir), append([]string{dir.Path()}, o.Private...))); err != nil {
 		return nil, err
 	}
 	ports, badPorts := hostports.Parse(o.HostPorts)
@@ -240,15 +242,15 @@ func (o Options) withDefaults() Options {
 // maxSocketPath is the longest path that fits into a Unix socket's address.
 const maxSocketPath = 107
 
-// checkSocketPaths rejects a folder whose sockets would have paths too long for people's
+// CheckSocketPaths rejects a folder whose sockets would have paths too long for people's
 // tools. The driver itself does not depend on the limit.
-func checkSocketPaths(dir *statedir.Dir) error {
-	longest := dir.Path(instance.VMsDir, string(uuid.NewUUID()), machine.EventsSocket)
+func CheckSocketPaths(folder string) error {
+	longest := filepath.Join(folder, instance.VMsDir, string(uuid.NewUUID()), machine.EventsSocket)
 	if len(longest) <= maxSocketPath {
 		return nil
 	}
 	return fmt.Errorf("the qemu driver's folder is %s: its path has %d bytes and may have %d, since sockets below it are limited to %d",
-		dir.Path(), len(dir.Path()), maxSocketPath-(len(longest)-len(dir.Path())), maxSocketPath)
+		folder, len(folder), maxSocketPath-(len(longest)-len(folder)), maxSocketPath)
 }
 
 // EngineID returns the folder's own UUID, if there is a QEMU to run machines on.

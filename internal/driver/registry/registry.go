@@ -19,11 +19,15 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
+	dockeradmin "cloudnative.tw/drover/internal/driver/docker/admin"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fencing"
 	"cloudnative.tw/drover/internal/driver/metrics"
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Auto selects, in place of names, every driver whose engine answers.
@@ -47,10 +51,36 @@ type DriverOptions interface {
 var rows = []struct {
 	name     string
 	defaults func() DriverOptions
+	// admin opens an engine for command line tools. dir is its folder, if it is one.
+	admin func(dir string, env driver.Environment) (driver.Admin, error)
 }{
-	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }},
-	{qemu.Name, func() DriverOptions { return qemu.DefaultOptions() }},
-	{fake.Name, func() DriverOptions { return fake.DefaultOptions() }},
+	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }, openDockerAdmin},
+	{qemu.Name, func() DriverOptions { return qemu.DefaultOptions() }, openQEMUAdmin},
+	{fake.Name, func() DriverOptions { return fake.DefaultOptions() }, fake.OpenAdmin},
+}
+
+func openDockerAdmin(_ string, env driver.Environment) (driver.Admin, error) {
+	return dockeradmin.Open(env)
+}
+
+func openQEMUAdmin(dir string, env driver.Environment) (driver.Admin, error) {
+	f, err := folder.Open(dir, env.Clock)
+	if err != nil {
+		return nil, err
+	}
+	program := &machine.Program{Name: qemu.DefaultBinary, Users: &launch.Users{}, Log: env.Log}
+	return folder.Admin{Folder: f, ClusterID: env.ClusterID, Program: program}, nil
+}
+
+// OpenAdmin opens an engine beside the controllers that use it. dir is the folder that the
+// engine is; empty for one that is no folder.
+func OpenAdmin(name, dir string, env driver.Environment) (driver.Admin, error) {
+	for _, row := range rows {
+		if row.name == name {
+			return row.admin(dir, env)
+		}
+	}
+	return nil, fmt.Errorf("%q is not a driver; known are %s", name, strings.Join(Names(), ", "))
 }
 
 // Settings are the options of all drivers, by name.

@@ -10,6 +10,8 @@ package cgroup
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +22,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/machine/proc"
 )
@@ -44,8 +48,11 @@ type Folder struct {
 }
 
 // Find finds the folder in which this process may make groups that limit CPU time.
-func Find() (Folder, error) {
-	g, err := folderOf(os.Getpid(), "cpu")
+func Find() (Folder, error) { return FindOf(os.Getpid()) }
+
+// FindOf finds the folder in which another process may make such groups.
+func FindOf(pid int) (Folder, error) {
+	g, err := folderOf(pid, "cpu")
 	if err == nil && g.Unified && filepath.Base(g.Path) == controllerGroup {
 		g.Path = filepath.Dir(g.Path)
 	}
@@ -119,6 +126,37 @@ func mountedGroup(mounts, kind, option, path string) (folder, top string, err er
 // GroupPath returns where the group of a machine is.
 func (g Folder) GroupPath(uuid string) string { return filepath.Join(g.Path, prefix+uuid) }
 
+// Check returns what would keep the caller's user from making a group that limits CPU time.
+// It changes nothing.
+func (g Folder) Check() error {
+	if err := checkWritable(g.Path); err != nil || !g.Unified {
+		return err
+	}
+	if hasCPU, err := listsCPU(g.Path, "cgroup.controllers"); err != nil || !hasCPU {
+		return cmp.Or(err, fmt.Errorf("%s may not limit CPU time: the groups above it do not pass on the controller cpu", g.Path))
+	}
+	if enabled, err := listsCPU(g.Path, distributedFile); err != nil || enabled {
+		return err
+	}
+	if err := checkWritable(filepath.Join(g.Path, distributedFile)); err != nil {
+		return err
+	}
+	// The kernel's own group, which alone has no type, may have processes and distribute.
+	_, err := os.Stat(filepath.Join(g.Path, "cgroup.type"))
+	members, err2 := os.ReadFile(filepath.Join(g.Path, "cgroup.procs"))
+	if err == nil && err2 == nil && len(bytes.TrimSpace(members)) > 0 {
+		return fmt.Errorf("%s has processes of its own, beside which version 2 allows no limited groups", g.Path)
+	}
+	return nil
+}
+
+func checkWritable(path string) error {
+	if err := unix.Access(path, unix.W_OK); err != nil {
+		return &fs.PathError{Op: "writing to", Path: path, Err: err}
+	}
+	return nil
+}
+
 // LimitCPU makes a group, sets its quota and moves a process into it. It looks for the
 // process last: writing 0 for one that has ended would move the caller itself.
 func (g Folder) LimitCPU(group string, cpuMilli int64, findPID func() int) error {
@@ -147,14 +185,21 @@ func (g Folder) LimitCPU(group string, cpuMilli int64, findPID func() int) error
 	return writeFile(group, "cgroup.procs", strconv.Itoa(pid))
 }
 
+// distributedFile lists what version 2 distributes among the groups in a folder.
+const distributedFile = "cgroup.subtree_control"
+
 // enableCPU makes version 2 distribute CPU time among the groups in a folder.
 func enableCPU(folder string) error {
-	const file = "cgroup.subtree_control"
-	enabled, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a control group's
-	if err != nil || slices.Contains(strings.Fields(string(enabled)), "cpu") {
+	if enabled, err := listsCPU(folder, distributedFile); err != nil || enabled {
 		return err
 	}
-	return writeFile(folder, file, "+cpu")
+	return writeFile(folder, distributedFile, "+cpu")
+}
+
+// listsCPU reports whether a list of controllers has that of CPU time.
+func listsCPU(folder, file string) (bool, error) {
+	listed, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a control group's
+	return slices.Contains(strings.Fields(string(listed)), "cpu"), err
 }
 
 // writeFile writes to a file of a group, and never creates one: a file that is not the

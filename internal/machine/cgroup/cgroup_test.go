@@ -4,6 +4,8 @@
 package cgroup
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -162,5 +164,49 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestCheck checks what keeps groups from being made, with files in place of the kernel's.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		unified bool
+		files   map[string]string
+		says    string
+	}{
+		"version 1":               {false, nil, ""},
+		"version 2, delegated":    {true, map[string]string{"cgroup.controllers": "cpu memory", "cgroup.subtree_control": "cpu", "cgroup.type": "domain"}, ""},
+		"not yet distributed":     {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.type": "domain", "cgroup.procs": ""}, ""},
+		"the kernel's own":        {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.procs": "1"}, ""},
+		"without the controller":  {true, map[string]string{"cgroup.controllers": "memory", "cgroup.subtree_control": ""}, "controller cpu"},
+		"beside processes":        {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.type": "domain", "cgroup.procs": "7\n8"}, "processes of its own"},
+		"no control group at all": {true, nil, "cgroup.controllers"},
+	} {
+		g := Folder{Path: t.TempDir(), Unified: c.unified}
+		writeGroup(t, g.Path, c.files)
+		if err := g.Check(); (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: got %v, want %q", name, err, c.says)
+		}
+	}
+	missing := Folder{Path: filepath.Join(t.TempDir(), "none")}
+	if err := missing.Check(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of a group that is gone: %v", err)
+	}
+}
+
+// TestCheckPromises checks that where Check finds nothing, groups can be made.
+func TestCheckPromises(t *testing.T) {
+	t.Parallel()
+	g, err := Find()
+	must(t, err)
+	if err := g.Check(); err != nil {
+		t.Skip("control groups cannot be made here: ", err)
+	}
+	group := g.GroupPath("check")
+	defer func() { _ = os.Remove(group) }()
+	err = g.LimitCPU(group, 100, func() int { return 0 })
+	if err == nil || err.Error() != "its QEMU has ended" {
+		t.Errorf("Check finds nothing, and a group cannot be made: %v", err)
 	}
 }

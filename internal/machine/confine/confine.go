@@ -24,6 +24,7 @@ import (
 	"runtime"
 	"strconv"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -122,6 +123,39 @@ func runOnLostThread(f func()) {
 		runtime.UnlockOSThread()
 	}()
 	<-done
+}
+
+// RunAs calls f with the rights of another user, which takes root; nil means this program's
+// own. Only what f does itself has them, and not what it lets other goroutines do.
+func RunAs(u *User, f func() error) (err error) {
+	if u == nil {
+		return f()
+	}
+	runOnLostThread(func() {
+		if err = u.becomeOnThread(); err != nil {
+			err = fmt.Errorf("becoming user ID %d: %w", u.ID, err)
+			return
+		}
+		err = f()
+	})
+	return err
+}
+
+// becomeOnThread gives this thread alone the user's IDs, and takes its capabilities with
+// those of root. The functions of package syscall would do it for all threads.
+func (u *User) becomeOnThread() error {
+	groups := append([]uint32{u.GroupID}, u.Groups...)
+	for _, call := range [][4]uintptr{
+		{unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(&groups[0]))}, //nolint:gosec // a system call
+		{unix.SYS_SETRESGID, uintptr(u.GroupID), uintptr(u.GroupID), uintptr(u.GroupID)},
+		{unix.SYS_SETRESUID, uintptr(u.ID), uintptr(u.ID), uintptr(u.ID)},
+	} {
+		if _, _, errno := unix.RawSyscall(call[0], call[1], call[2], call[3]); errno != 0 {
+			return errno
+		}
+	}
+	runtime.KeepAlive(groups)
+	return nil
 }
 
 // setCredentials makes a command run as the user; nil leaves it as it is.

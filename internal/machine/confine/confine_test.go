@@ -4,6 +4,8 @@
 package confine
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -83,5 +85,36 @@ func TestGaps(t *testing.T) {
 		if got := handled(abi); got.fs != highest<<1-1 || (got.net != 0) != (abi >= 4) || (got.scope != 0) != (abi >= 6) {
 			t.Errorf("ABI %d handles %+v", abi, got)
 		}
+	}
+}
+
+// TestRunAs checks that a function has the rights of another user, supplementary groups
+// included, and that this program keeps its own.
+func TestRunAs(t *testing.T) {
+	t.Parallel()
+	must(t, RunAs(nil, func() error { return nil }))
+	if os.Geteuid() != 0 {
+		if err := RunAs(&User{ID: 0}, func() error { return nil }); err == nil {
+			t.Error("a plain user became root")
+		}
+		return
+	}
+	const user, group = 2100065801, 2100065802
+	dir := t.TempDir()
+	must(t, os.Chmod(dir, 0o755))
+	must(t, os.Chmod(filepath.Dir(dir), 0o755))
+	secret, shared := filepath.Join(dir, "secret"), filepath.Join(dir, "shared")
+	must(t, os.WriteFile(secret, nil, 0o600))
+	must(t, os.WriteFile(shared, nil, 0o640))
+	must(t, os.Chown(shared, 0, group))
+	read := func(path string) func() error {
+		return func() error { _, err := os.ReadFile(path); return err }
+	}
+	for range 20 {
+		if err := RunAs(&User{ID: user, GroupID: user}, read(secret)); !errors.Is(err, fs.ErrPermission) {
+			t.Fatalf("another user reads the file of root: %v", err)
+		}
+		must(t, RunAs(&User{ID: user, GroupID: user, Groups: []uint32{group}}, read(shared)))
+		must(t, read(secret)())
 	}
 }

@@ -40,6 +40,14 @@ type Finder struct {
 	mu     sync.Mutex
 	policy Policy
 	file   os.FileInfo
+	cause  error // why the policy is without Landlock
+}
+
+// Unconfined returns why a QEMU that Find was asked about runs without Landlock, or nil.
+func (f *Finder) Unconfined() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cause
 }
 
 // Find returns what a QEMU needs, whichever machine it runs. One that does not run confined
@@ -64,7 +72,7 @@ func (f *Finder) Find(ctx context.Context, log logr.Logger, program string) (Pol
 		log.Info("Machines are confined in part: the Landlock of this kernel does not prevent everything",
 			"landlockABI", policy.ABI, "allowed", strings.Join(gaps, "; "))
 	}
-	f.policy, f.file = policy, file
+	f.policy, f.file, f.cause = policy, file, err
 	return policy, nil
 }
 

@@ -101,9 +101,12 @@ var filterSockets = []bpf.Instruction{
 	failCall(unix.EPERM),
 }
 
+// FiltersCalls reports whether system calls are filtered on this architecture.
+func FiltersCalls() bool { return auditArch != 0 }
+
 // filterCalls filters the system calls of this thread and of all that it starts.
 func filterCalls() error {
-	if auditArch == 0 {
+	if !FiltersCalls() {
 		return nil
 	}
 	filter, err := bpf.Assemble(makeFilter())

@@ -63,23 +63,28 @@ func (u *Users) Matches(c Confinement) bool {
 // can make up for: a folder of theirs that other users can look into, and the right of this
 // program's user to command the Docker engine, which machines of that user have too.
 func (u *Users) FindExposures(folder string) []string {
+	groups, _ := os.Getgroups()
+	return u.FindExposuresOf(os.Geteuid(), append(groups, os.Getegid()), folder)
+}
+
+// FindExposuresOf is FindExposures for a Drover of another user with the given groups.
+func (u *Users) FindExposuresOf(uid int, groups []int, folder string) []string {
 	var found []string
 	if info, err := os.Stat(folder); err == nil && info.Mode().Perm()&0o077 != 0 {
 		found = append(found, fmt.Sprintf("other users can look into %s, whose mode is %#o: chmod 700 %[1]s", folder, info.Mode().Perm()))
 	}
-	if !u.AreSeparate() && os.Geteuid() != 0 && isInGroup("docker") {
+	if !u.AreSeparate() && uid != 0 && hasGroup(groups, "docker") {
 		found = append(found, "Drover's user is in group docker, which has all rights on this host, and machines run as that user: run the drivers docker and qemu as two Drovers of two users, or Drover as root")
 	}
 	return found
 }
 
-// isInGroup reports whether this program has a group.
-func isInGroup(name string) bool {
+// hasGroup reports whether a group of this name is among some groups.
+func hasGroup(groups []int, name string) bool {
 	group, err := user.LookupGroup(name)
 	if err != nil {
 		return false
 	}
 	id, err := strconv.Atoi(group.Gid)
-	groups, err2 := os.Getgroups()
-	return err == nil && err2 == nil && (slices.Contains(groups, id) || os.Getegid() == id)
+	return err == nil && slices.Contains(groups, id)
 }

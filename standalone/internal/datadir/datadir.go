@@ -18,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"cloudnative.tw/drover/internal/atomicfile"
 )
 
@@ -51,6 +53,9 @@ func (l Layout) Run() string { return filepath.Join(string(l), runDir) }
 
 // Ready exists while everything runs, for scripts and tests that wait.
 func (l Layout) Ready() string { return filepath.Join(l.Run(), "ready") }
+
+// RunState is what the process that runs, or ran last, says of itself: see package runstate.
+func (l Layout) RunState() string { return filepath.Join(l.Run(), "state.json") }
 
 // Logs holds log files.
 func (l Layout) Logs() string { return filepath.Join(string(l), logDir) }
@@ -158,7 +163,7 @@ func (d *Dir) claimFolder() error {
 	if err := os.MkdirAll(string(d.Layout), 0o700); err != nil {
 		return err
 	}
-	if err := d.refuseForeignFolder(); err != nil {
+	if err := d.RefuseForeign(); err != nil {
 		return err
 	}
 	return d.acquireLock()
@@ -176,19 +181,19 @@ func (d *Dir) acquireLock() error {
 	return d.writePID()
 }
 
-// refuseForeignFolder prevents Drover from using, and closing to others, a folder that has
+// RefuseForeign prevents Drover from using, and closing to others, a folder that has
 // other content, such as a home directory.
-func (d *Dir) refuseForeignFolder() error {
-	ours, err := d.Exists()
+func (l Layout) RefuseForeign() error {
+	ours, err := l.Exists()
 	if err != nil || ours {
 		return err
 	}
-	entries, err := os.ReadDir(string(d.Layout))
+	entries, err := os.ReadDir(string(l))
 	if err != nil {
 		return err
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%s is not empty and is no Drover data dir: name an empty or a new folder", d.Layout)
+		return fmt.Errorf("%s is not empty and is no Drover data dir: name an empty or a new folder", l)
 	}
 	return nil
 }
@@ -202,6 +207,48 @@ func (d *Dir) lockError(err error) error {
 		pid = "unknown"
 	}
 	return &InUseError{Path: string(d.Layout), PID: pid}
+}
+
+// Holder returns the process ID of the Drover that holds the data dir, or 0. It reads the
+// kernel's list of locks: to try the lock could keep another process from getting it.
+func (l Layout) Holder() (int, error) {
+	word, err := l.readWord(lockFile)
+	if err != nil || word == "" {
+		return 0, err
+	}
+	pid, err := strconv.Atoi(word)
+	if err != nil {
+		return 0, fmt.Errorf("%s should hold a process ID and holds %q", filepath.Join(string(l), lockFile), word)
+	}
+	var info syscall.Stat_t
+	if err := syscall.Stat(filepath.Join(string(l), lockFile), &info); err != nil {
+		return 0, err
+	}
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return 0, err
+	}
+	return findLockOwner(string(locks), pid, &info), nil
+}
+
+// findLockOwner returns the process that has locked a file, by /proc/locks, or 0. Either the
+// process or the device identifies the file besides its inode: some file systems have
+// another device there, and in another PID namespace the process has another ID.
+func findLockOwner(locks string, pid int, file *syscall.Stat_t) int {
+	const kind, owner, place = 1, 4, 5
+	inode := ":" + strconv.FormatUint(file.Ino, 10)
+	device := fmt.Sprintf("%02x:%02x", unix.Major(file.Dev), unix.Minor(file.Dev))
+	for line := range strings.Lines(locks) {
+		fields := strings.Fields(line)
+		if len(fields) <= place || fields[kind] != "FLOCK" || !strings.HasSuffix(fields[place], inode) {
+			continue
+		}
+		has, err := strconv.Atoi(fields[owner])
+		if err == nil && has > 0 && (has == pid || fields[place] == device+inode) {
+			return has
+		}
+	}
+	return 0
 }
 
 func (d *Dir) writePID() error {
@@ -248,17 +295,17 @@ func (d *Dir) removeUninitializedEtcd() error {
 // SetEtcdStarted records that etcd has come up once: from now on its data is never removed.
 func (d *Dir) SetEtcdStarted() error { return d.writeWord(etcdFile, "yes") }
 
-// minFree is the free space that a start needs: etcd reserves 64 MB for its log and
+// MinFree is the free space that a start needs: etcd reserves 64 MB for its log and
 // the same again for the next.
-const minFree = 200 << 20
+const MinFree = 200 << 20
 
 func (d *Dir) checkSpace() error {
 	free, err := freeBytes(string(d.Layout))
 	if err != nil {
 		return fmt.Errorf("free space: %w", err)
 	}
-	if free < minFree {
-		return fmt.Errorf("the disk of %s has %d MB free, and at least %d MB are needed", d.Layout, free>>20, minFree>>20)
+	if free < MinFree {
+		return fmt.Errorf("the disk of %s has %d MB free, and at least %d MB are needed", d.Layout, free>>20, MinFree>>20)
 	}
 	return nil
 }
@@ -274,6 +321,12 @@ func (d *Dir) ClearReady() error {
 		return err
 	}
 	return nil
+}
+
+// SetRunState stores what the process says of itself.
+func (d *Dir) SetRunState(content []byte) error {
+	staging := atomicfile.Folder{Path: d.Run(), Prefix: ".state-", Volatile: true}
+	return staging.Replace(d.RunState(), content, 0o600, nil)
 }
 
 // SetPort stores the port for the next start.

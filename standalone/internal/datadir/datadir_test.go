@@ -330,3 +330,50 @@ func TestUninitializedEtcdIsRemoved(t *testing.T) {
 		})
 	}
 }
+
+// TestHolder checks that the holder is found without the lock being tried, and that neither a
+// process ID that was left in the file nor another file's lock passes for one.
+func TestHolder(t *testing.T) {
+	path := t.TempDir()
+	if pid, err := Layout(path).Holder(); pid != 0 || err != nil {
+		t.Errorf("of an empty folder: %d, %v", pid, err)
+	}
+	d := openDir(t, path)
+	if pid, err := d.Holder(); pid != os.Getpid() || err != nil {
+		t.Errorf("while it is held: %d, %v", pid, err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if pid, err := d.Holder(); pid != 0 || err != nil {
+		t.Errorf("afterwards: %d, %v", pid, err)
+	}
+	if err := os.WriteFile(filepath.Join(path, lockFile), []byte("some\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Holder(); err == nil || !strings.Contains(err.Error(), `holds "some"`) {
+		t.Errorf("of a damaged file: %v", err)
+	}
+}
+
+func TestFindLockOwner(t *testing.T) {
+	file := &syscall.Stat_t{Dev: 0xfe01, Ino: 77}
+	for name, c := range map[string]struct {
+		line string
+		want int
+	}{
+		"it":                     {"1: FLOCK  ADVISORY  WRITE 42 fe:01:77 0 EOF", 42},
+		"on another device":      {"1: FLOCK  ADVISORY  WRITE 42 00:2f:77 0 EOF", 42},
+		"in another namespace":   {"1: FLOCK  ADVISORY  WRITE 999 fe:01:77 0 EOF", 999},
+		"of another process":     {"1: FLOCK  ADVISORY  WRITE 999 00:2f:77 0 EOF", 0},
+		"of another file":        {"1: FLOCK  ADVISORY  WRITE 42 fe:01:177 0 EOF", 0},
+		"of another kind":        {"1: POSIX  ADVISORY  WRITE 42 fe:01:77 0 EOF", 0},
+		"that waits":             {"1: -> FLOCK  ADVISORY  WRITE 42 fe:01:77 0 EOF", 0},
+		"of a process not shown": {"1: FLOCK  ADVISORY  WRITE -1 fe:01:77 0 EOF", 0},
+		"none":                   {"", 0},
+	} {
+		if got := findLockOwner(c.line+"\n", 42, file); got != c.want {
+			t.Errorf("%s: got %d, want %d", name, got, c.want)
+		}
+	}
+}

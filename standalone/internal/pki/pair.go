@@ -148,6 +148,10 @@ func loadPair(path string) (*pair, error) {
 	if err != nil {
 		return nil, err
 	}
+	return parsePair(path, data)
+}
+
+func parsePair(path string, data []byte) (*pair, error) {
 	both, err := tls.X509KeyPair(data, data)
 	if err != nil {
 		return nil, fmt.Errorf("%s is %w: %w", path, errDamaged, err)

@@ -14,8 +14,8 @@ import (
 	"syscall"
 )
 
-// defaultPort is tried first, so that most kubeconfigs look familiar.
-const defaultPort = 6443
+// Default is tried first, so that most kubeconfigs look familiar.
+const Default = 6443
 
 // Store stores a port between starts.
 type Store interface {
@@ -62,7 +62,7 @@ func listenOnChoice(ctx context.Context, ip net.IP, requested *int, store Store)
 		return listenOn(ctx, ip, stored)
 	}
 	if stored == 0 && requested == nil {
-		stored = defaultPort
+		stored = Default
 	}
 	if listener, err := listenOn(ctx, ip, stored); err == nil {
 		return listener, nil

@@ -148,6 +148,19 @@ func (e *Client) disconnect(c *client.Client) {
 	_ = c.Close()
 }
 
+// Versions are those of an engine, and of the API that it and this program speak.
+type Versions struct{ Engine, API string }
+
+// Versions returns the versions of the engine that answers.
+func (e *Client) Versions(ctx context.Context) (v Versions, err error) {
+	err = e.Read(ctx, "read the engine's version", func(ctx context.Context, c *client.Client) error {
+		res, err := c.ServerVersion(ctx, client.ServerVersionOptions{})
+		v = Versions{Engine: res.Version, API: c.ClientVersion()}
+		return err
+	})
+	return v, err
+}
+
 // SystemTime returns the time by the engine's own clock, in the engine's format.
 func (e *Client) SystemTime(ctx context.Context) (string, error) {
 	info, err := e.readInfo(ctx)

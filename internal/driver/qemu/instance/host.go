@@ -56,7 +56,7 @@ func NewHost(c Config, dir *statedir.Dir) *Host {
 	program := &machine.Program{Name: c.Binary, Users: c.Users, Log: c.Log}
 	return &Host{
 		Config: c, StateDir: dir, Program: program,
-		Accelerator: machine.NewAccelerator(c.Accelerator, program, dir, c.Clock, c.Log),
+		Accelerator: machine.NewAccelerator(c.Accelerator, program, c.Clock, c.Log),
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 	}
 }

@@ -1,0 +1,193 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package findings runs checks of an installation and prints what they find, for
+// `drover doctor` and for `kubectl vm doctor`.
+//
+// Start with Check and Run; print.go shows the findings to people.
+package findings
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Level says how bad a finding is.
+type Level string
+
+// The levels, from good to bad.
+const (
+	// LevelOK : all is as it should be.
+	LevelOK Level = "ok"
+	// LevelNote : something is worth knowing, and nothing has to be done.
+	LevelNote Level = "note"
+	// LevelWarning : Drover works, with a restriction, or soon will not.
+	LevelWarning Level = "warning"
+	// LevelError : Drover, or a driver that it should run, does not work.
+	LevelError Level = "error"
+)
+
+// levels has the levels from good to bad.
+var levels = []Level{LevelOK, LevelNote, LevelWarning, LevelError}
+
+// Finding is what a check has found.
+type Finding struct {
+	// Name of the check, and the Group under which it is shown.
+	Name  string `json:"name"`
+	Group string `json:"group"`
+	Level Level  `json:"level"`
+	// Observed is what is so, with the values that were read.
+	Observed string `json:"observed"`
+	// Meaning is what follows from it for the person who reads it.
+	Meaning string `json:"meaning,omitempty"`
+	// Fix says what to do, and Command is the one command that does it, if there is one.
+	Fix     string `json:"fix,omitempty"`
+	Command string `json:"command,omitempty"`
+}
+
+// OK returns a finding that all is well.
+func OK(format string, args ...any) Finding {
+	return Finding{Level: LevelOK, Observed: fmt.Sprintf(format, args...)}
+}
+
+// Note returns a finding that is worth knowing.
+func Note(format string, args ...any) Finding {
+	return Finding{Level: LevelNote, Observed: fmt.Sprintf(format, args...)}
+}
+
+// Warning returns a finding about a restriction.
+func Warning(format string, args ...any) Finding {
+	return Finding{Level: LevelWarning, Observed: fmt.Sprintf(format, args...)}
+}
+
+// Error returns a finding about something that does not work.
+func Error(format string, args ...any) Finding {
+	return Finding{Level: LevelError, Observed: fmt.Sprintf(format, args...)}
+}
+
+// Means returns the finding with its meaning.
+func (f Finding) Means(format string, args ...any) Finding {
+	f.Meaning = fmt.Sprintf(format, args...)
+	return f
+}
+
+// FixedBy returns the finding with what to do about it.
+func (f Finding) FixedBy(format string, args ...any) Finding {
+	f.Fix = fmt.Sprintf(format, args...)
+	return f
+}
+
+// FixedByCommand returns the finding with the command that repairs it.
+func (f Finding) FixedByCommand(format string, args ...any) Finding {
+	f.Command = fmt.Sprintf(format, args...)
+	return f
+}
+
+// Check looks at one thing.
+type Check struct {
+	Group, Name string
+	// Within is how long it may take; zero means DefaultWithin.
+	Within time.Duration
+	// Run returns what it finds; nothing means that the check does not apply. It changes
+	// nothing.
+	Run func(ctx context.Context) []Finding
+}
+
+// DefaultWithin is how long a check may take.
+const DefaultWithin = 5 * time.Second
+
+// Run runs all checks at the same time and returns their findings, in the order of the
+// checks. A check that panics or hangs becomes a finding, and does not keep the others from
+// ending.
+func Run(ctx context.Context, checks []Check) []Finding {
+	results := make([]<-chan []Finding, len(checks))
+	for i, c := range checks {
+		results[i] = c.start(ctx)
+	}
+	var all []Finding
+	for i, result := range results {
+		for _, f := range <-result {
+			f.Group, f.Name = checks[i].Group, checks[i].Name
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// start runs the check in the background. What it found is sent at the latest when its time
+// is over, even if it is stuck then.
+func (c Check) start(ctx context.Context) <-chan []Finding {
+	within := c.Within
+	if within == 0 {
+		within = DefaultWithin
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	found, result := make(chan []Finding, 1), make(chan []Finding, 1)
+	go func() {
+		defer recoverPanic(found)
+		found <- c.Run(ctx)
+	}()
+	go func() {
+		defer cancel()
+		select {
+		case f := <-found:
+			result <- f
+		case <-ctx.Done():
+			result <- c.waitLast(found, within)
+		}
+	}()
+	return result
+}
+
+// graceful is how long a check that notices the end of its time may take to report that
+// in its own words.
+const graceful = 200 * time.Millisecond
+
+// waitLast returns the findings of a check whose time is over, or that it hangs.
+func (c Check) waitLast(found <-chan []Finding, within time.Duration) []Finding {
+	timer := time.NewTimer(graceful)
+	defer timer.Stop()
+	select {
+	case f := <-found:
+		return f
+	case <-timer.C:
+	}
+	return []Finding{Warning("the check did not end within %v", within).
+		Means("What it looks at does not answer, such as a file system, a program or an engine. Nothing is known about it; the other checks are not affected.")}
+}
+
+func recoverPanic(found chan<- []Finding) {
+	if cause := recover(); cause != nil {
+		found <- []Finding{Warning("the check failed: %v", cause).
+			Means("This is a fault of the check, not of what it looks at. Nothing is known about that.").
+			FixedBy("report it, with this line")}
+	}
+}
+
+// Worst returns the worst level among findings.
+func Worst(all []Finding) Level {
+	worst := LevelOK
+	for _, f := range all {
+		if slices.Index(levels, f.Level) > slices.Index(levels, worst) {
+			worst = f.Level
+		}
+	}
+	return worst
+}
+
+// Report is the findings as JSON.
+type Report struct {
+	// Level is the worst of them.
+	Level    Level     `json:"level"`
+	Findings []Finding `json:"findings"`
+}
+
+// NewReport returns the report of findings.
+func NewReport(all []Finding) Report {
+	if all == nil {
+		all = []Finding{}
+	}
+	return Report{Level: Worst(all), Findings: all}
+}

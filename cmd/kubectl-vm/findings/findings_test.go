@@ -1,0 +1,154 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package findings
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// TestRunIsolatesChecks checks that a check that panics, hangs or ignores its context does
+// not hide what the others find, and that the findings are in the order of the checks.
+func TestRunIsolatesChecks(t *testing.T) {
+	t.Parallel()
+	stuck := make(chan struct{})
+	t.Cleanup(func() { close(stuck) })
+	got := Run(t.Context(), []Check{
+		{Group: "Host", Name: "hangs", Within: time.Millisecond, Run: func(context.Context) []Finding { <-stuck; return nil }},
+		{Group: "Host", Name: "panics", Run: func(context.Context) []Finding { panic("out of range") }},
+		{Group: "API", Name: "ends late", Within: time.Millisecond, Run: func(ctx context.Context) []Finding {
+			<-ctx.Done()
+			return []Finding{Error("no answer")}
+		}},
+		{Group: "API", Name: "does not apply", Run: func(context.Context) []Finding { return nil }},
+		{Group: "API", Name: "works", Run: func(context.Context) []Finding { return []Finding{OK("fine"), Note("twice")} }},
+	})
+	want := []Finding{
+		{Group: "Host", Name: "hangs", Level: LevelWarning, Observed: "the check did not end within 1ms"},
+		{Group: "Host", Name: "panics", Level: LevelWarning, Observed: "the check failed: out of range"},
+		{Group: "API", Name: "ends late", Level: LevelError, Observed: "no answer"},
+		{Group: "API", Name: "works", Level: LevelOK, Observed: "fine"},
+		{Group: "API", Name: "works", Level: LevelNote, Observed: "twice"},
+	}
+	for i := range got {
+		got[i].Meaning, got[i].Fix = "", ""
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestWorst(t *testing.T) {
+	t.Parallel()
+	for want, all := range map[Level][]Finding{
+		LevelOK:      nil,
+		LevelNote:    {OK("a"), Note("b")},
+		LevelWarning: {Warning("a"), Note("b")},
+		LevelError:   {OK("a"), Error("b"), Warning("c")},
+	} {
+		if got := Worst(all); got != want {
+			t.Errorf("%v: got %s, want %s", all, got, want)
+		}
+	}
+}
+
+func TestReportOfNothing(t *testing.T) {
+	t.Parallel()
+	text, err := json.Marshal(NewReport(nil))
+	if err != nil || string(text) != `{"level":"ok","findings":[]}` {
+		t.Errorf("got %s, %v", text, err)
+	}
+}
+
+func in(group, name string, f Finding) Finding {
+	f.Group, f.Name = group, name
+	return f
+}
+
+var printed = []Finding{
+	in("Host", "kvm", Warning("/dev/kvm is for root alone, and machines run as user drover-qemu").
+		Means("Machines are emulated, which is about ten times as slow.").
+		FixedBy("give the device a group").FixedByCommand("sudo chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm # this line is long and stays whole")),
+	in("Host", "kvm", Note("second")),
+	in("API", "certificates", OK("they are valid until 2027")),
+}
+
+func TestPrint(t *testing.T) {
+	t.Parallel()
+	const want = `Host
+  warning  kvm           /dev/kvm is for root alone, and
+                         machines run as user drover-qemu
+                         Machines are emulated, which is
+                         about ten times as slow.
+                         Fix: give the device a group
+                         $ sudo chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm # this line is long and stays whole
+  note                   second
+
+API
+  ok       certificates  they are valid until 2027
+
+1 warning, 1 note; 1 ok.
+`
+	var out bytes.Buffer
+	if err := Print(&out, printed, Style{Width: 58}); err != nil || out.String() != want {
+		t.Errorf("got\n%s, %v, want\n%s", out.String(), err, want)
+	}
+}
+
+// TestPrintNarrow checks that a terminal without room still gets lines that can be read,
+// and that no line but a command is longer than a wide one.
+func TestPrintNarrow(t *testing.T) {
+	t.Parallel()
+	for _, width := range []int{0, 20, 80, 200} {
+		var out bytes.Buffer
+		if err := Print(&out, printed, Style{Width: width}); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(out.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSpace(line)); !strings.Contains(line, "$ ") && n > max(width, minWidth+25) {
+				t.Errorf("width %d: %q has %d characters", width, line, n)
+			}
+		}
+	}
+}
+
+func TestPrintColor(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	if err := Print(&out, printed, Style{Width: 80, Color: true}); err != nil || !strings.Contains(out.String(), "\x1b[33mwarning\x1b[0m  kvm ") {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+}
+
+// TestPrintHostile checks that what was observed cannot command the terminal.
+func TestPrintHostile(t *testing.T) {
+	t.Parallel()
+	hostile := "file \x1b]0;title\x07 and\u009b31m\nnext"
+	var out bytes.Buffer
+	f := in("Host\x1b", "x", Note("%s", hostile).Means("%s", hostile).FixedBy("%s", hostile).FixedByCommand("%s", hostile))
+	if err := Print(&out, []Finding{f}, Style{Width: 80}); err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Replace(out.String(), "Host\x1b", "", 1); strings.ContainsAny(text, "\x1b\x07\u009b") {
+		t.Errorf("got %q", text)
+	}
+}
+
+func TestSummarize(t *testing.T) {
+	t.Parallel()
+	for want, all := range map[string][]Finding{
+		"All 2 checks are ok.":                {OK("a"), OK("b")},
+		"2 errors, 1 warning, 2 notes; 1 ok.": {Error("a"), Note("b"), Error("c"), Warning("d"), Note("e"), OK("f")},
+	} {
+		if got := Summarize(all); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

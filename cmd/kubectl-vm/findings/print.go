@@ -1,0 +1,144 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package findings
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// Style says how findings are printed.
+type Style struct {
+	// Width is that of the terminal, in characters.
+	Width int
+	// Color colors the levels.
+	Color bool
+}
+
+const (
+	// minWidth is the least width of the column of texts: narrower ones cannot be read.
+	minWidth = 30
+	// indent begins the lines below a heading.
+	indent = "  "
+	// levelWidth is that of the column of levels.
+	levelWidth = len(LevelWarning)
+)
+
+// colors are the codes of the levels' colors.
+var colors = map[Level]string{LevelOK: "32", LevelNote: "36", LevelWarning: "33", LevelError: "31;1"}
+
+// Print prints findings under the headings of their groups, and counts them in the last
+// line. Commands are never wrapped, so that they can be copied.
+func Print(out io.Writer, all []Finding, s Style) error {
+	var text bytes.Buffer
+	names := 0
+	for _, f := range all {
+		names = max(names, utf8.RuneCountInString(f.Name))
+	}
+	group, name := "", ""
+	for _, f := range all {
+		if f.Group != group {
+			if group != "" {
+				text.WriteByte('\n')
+			}
+			fmt.Fprintf(&text, "%s\n", f.Group)
+			name = ""
+		}
+		if f.Name == name && f.Group == group {
+			f.Name = ""
+		} else {
+			name = f.Name
+		}
+		group = f.Group
+		s.printFinding(&text, f, names)
+	}
+	fmt.Fprintf(&text, "\n%s\n", Summarize(all))
+	_, err := out.Write(text.Bytes())
+	return err
+}
+
+func (s Style) printFinding(text *bytes.Buffer, f Finding, names int) {
+	margin := indent + strings.Repeat(" ", levelWidth+names+4)
+	width := max(s.Width-len(margin), minWidth)
+	level := fmt.Sprintf("%-*s", levelWidth, f.Level)
+	if s.Color {
+		level = "\x1b[" + colors[f.Level] + "m" + level + "\x1b[0m"
+	}
+	first := fmt.Sprintf("%s%s  %-*s  ", indent, level, names, f.Name)
+	for i, line := range wrap(f.Observed, width) {
+		if i > 0 {
+			first = margin
+		}
+		fmt.Fprintf(text, "%s%s\n", first, line)
+	}
+	for _, line := range wrap(f.Meaning, width) {
+		fmt.Fprintf(text, "%s%s\n", margin, line)
+	}
+	if f.Fix != "" {
+		for _, line := range wrap("Fix: "+f.Fix, width) {
+			fmt.Fprintf(text, "%s%s\n", margin, line)
+		}
+	}
+	if f.Command != "" {
+		fmt.Fprintf(text, "%s$ %s\n", margin, printable(f.Command))
+	}
+}
+
+// wrap breaks a text into lines of at most width characters. A longer word has a line of its
+// own, since a path that is broken is no path.
+func wrap(text string, width int) []string {
+	var lines []string
+	for paragraph := range strings.Lines(text) {
+		line := ""
+		for word := range strings.FieldsSeq(paragraph) {
+			if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+				lines, line = append(lines, line), ""
+			}
+			if line != "" {
+				line += " "
+			}
+			line += printable(word)
+		}
+		if line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// printable replaces control characters, which the name of a file or the answer of an engine
+// may have and a terminal would obey.
+func printable(word string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return '\uFFFD'
+		}
+		return r
+	}, word)
+}
+
+// Summarize counts the findings by level, the worst first.
+func Summarize(all []Finding) string {
+	counts := map[Level]int{}
+	for _, f := range all {
+		counts[f.Level]++
+	}
+	var parts []string
+	for _, l := range []Level{LevelError, LevelWarning, LevelNote} {
+		switch n := counts[l]; n {
+		case 0:
+		case 1:
+			parts = append(parts, "1 "+string(l))
+		default:
+			parts = append(parts, fmt.Sprintf("%d %ss", n, l))
+		}
+	}
+	if len(parts) == 0 {
+		return fmt.Sprintf("All %d checks are ok.", counts[LevelOK])
+	}
+	return fmt.Sprintf("%s; %d ok.", strings.Join(parts, ", "), counts[LevelOK])
+}

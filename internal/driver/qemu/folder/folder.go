@@ -1,0 +1,143 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package folder reads and clears up a folder of the qemu driver, for programs that run no
+// machines there. Controllers may run at the same time.
+//
+// Start with Open. folder.go has the images that were fetched and what disks may grow by,
+// servers.go the machines.
+package folder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+// ImagesDir is the folder of the images that were fetched, in that of the driver.
+const ImagesDir = "cache"
+
+// Folder is a folder of the driver.
+type Folder struct {
+	dir    *statedir.Dir
+	host   *instance.Host
+	images *image.Store
+}
+
+// Image is a fetched image and its users.
+type Image struct {
+	image.StoredImage
+	// UsedBy are the machines whose disks stand on the image, as namespace/name, including
+	// those of other clusters and released ones.
+	UsedBy []string
+}
+
+// Open opens a folder of the driver, which must exist. It creates nothing in it, since the
+// caller may be another user than the one that runs machines.
+func Open(path string, c clock.WithTicker) (*Folder, error) {
+	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
+	if err != nil {
+		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
+	}
+	return &Folder{
+		dir:    dir,
+		host:   instance.NewHost(instance.Config{Users: &launch.Users{}, Clock: c, Log: logr.Discard()}, dir),
+		images: &image.Store{Dir: dir.Path(), Sub: ImagesDir, Clock: c},
+	}, nil
+}
+
+// Machines returns the directories of all machines, of every cluster.
+func (f *Folder) Machines() ([]string, error) {
+	instances, err := f.host.AllInstances()
+	paths := make([]string, 0, len(instances))
+	for _, h := range instances {
+		paths = append(paths, h.Path)
+	}
+	return paths, err
+}
+
+// Images returns the images that were fetched into the folder, and their users.
+func (f *Folder) Images() ([]Image, error) {
+	images, err := f.images.List()
+	if err != nil {
+		return nil, err
+	}
+	users, err := f.usersByName()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Image, 0, len(images))
+	for _, i := range images {
+		all = append(all, Image{i, users[i.Name]})
+	}
+	return all, nil
+}
+
+// PruneImages removes the images that no machine uses, and returns them.
+func (f *Folder) PruneImages(ctx context.Context) ([]image.StoredImage, error) {
+	return f.images.Prune(ctx, func() (map[string]bool, error) {
+		users, err := f.usersByName()
+		used := make(map[string]bool, len(users))
+		for name := range users {
+			used[name] = true
+		}
+		return used, err
+	})
+}
+
+// usersByName returns the users of images, by the name of the image's file: the folder
+// may have been moved. A server that cannot be read may use any image, so that is an
+// error.
+func (f *Folder) usersByName() (map[string][]string, error) {
+	instances, err := f.host.AllInstances()
+	if err != nil {
+		return nil, err
+	}
+	users := map[string][]string{}
+	for _, h := range instances {
+		r, err := h.Load()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range r.BaseImageNames() {
+			users[name] = append(users[name], r.Namespace+"/"+r.Name)
+		}
+	}
+	return users, nil
+}
+
+// PromisedDisk returns what the disks of all machines were promised and do not take yet.
+func (f *Folder) PromisedDisk() (int64, error) { return PromisedDisk(f.host) }
+
+// PromisedDisk returns what disks of all clusters' machines were promised and do not take
+// yet. A server that cannot be read counts as nothing.
+func PromisedDisk(h *instance.Host) (int64, error) {
+	instances, err := h.AllInstances()
+	if err != nil {
+		return 0, err
+	}
+	var promised int64
+	for _, inst := range instances {
+		r, err := inst.Load()
+		if err != nil {
+			continue
+		}
+		promised += max(0, r.Root.Size-inst.AllocatedBytes(instance.RootDiskFile))
+		for name, v := range r.Volumes {
+			promised += max(0, v.Size-inst.AllocatedBytes(instance.VolumeFile(name)))
+		}
+	}
+	return promised, nil
+}

@@ -1,0 +1,330 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+)
+
+// dataDirFacts are about the data dir itself.
+type dataDirFacts struct {
+	path    string
+	user    User
+	missing bool
+	parent  string // the nearest folder that exists, if it is missing
+	mode    fs.FileMode
+	owner   int
+	foreign error // why it is no data dir
+	access  error // why Drover may not write there
+}
+
+func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
+	f := dataDirFacts{path: string(h.Layout), user: h.User}
+	info, err := os.Stat(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		f.missing, f.parent = true, nearestFolder(f.path)
+		f.access = h.User.try(func() error { return checkWritable(f.parent) })
+		return f
+	}
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a folder", f.path)
+	}
+	if err != nil {
+		f.foreign = err
+		return f
+	}
+	f.mode = info.Mode().Perm()
+	if stat, is := info.Sys().(*syscall.Stat_t); is {
+		f.owner = int(stat.Uid)
+	}
+	f.foreign = h.Layout.RefuseForeign()
+	f.access = h.User.try(func() error { return checkWritable(f.path) })
+	return f
+}
+
+// nearestFolder returns the nearest folder above a path that exists.
+func nearestFolder(path string) string {
+	for at := filepath.Dir(path); ; at = filepath.Dir(at) {
+		if _, err := os.Stat(at); err == nil || at == filepath.Dir(at) {
+			return at
+		}
+	}
+}
+
+func checkWritable(path string) error {
+	if err := unix.Access(path, unix.W_OK|unix.X_OK); err != nil {
+		return &fs.PathError{Op: "write to", Path: path, Err: err}
+	}
+	return nil
+}
+
+func judgeDataDir(f dataDirFacts) []findings.Finding {
+	const others = 0o077
+	isOther := errors.Is(f.access, errOtherUser)
+	switch {
+	case f.missing && f.access != nil && !isOther:
+		return one(findings.Error("there is no %s, and user %s cannot make it: %v", f.path, f.user.Name, f.access).
+			Means("drover up does not start.").FixedBy("name another with --data-dir, or run drover up as root"))
+	case f.missing:
+		return one(findings.Note("there is no %s yet", f.path).Means("The first drover up makes it. Another one is named by --data-dir or DROVER_DATA_DIR."))
+	case errors.Is(f.foreign, fs.ErrPermission):
+		return one(findings.Note("%v", f.foreign).Means("What is in it could not be checked.").FixedByCommand("sudo drover doctor --data-dir %s", f.path))
+	case f.foreign != nil:
+		return one(findings.Error("%v", f.foreign).Means("drover up does not start.").FixedBy("name another with --data-dir"))
+	case errors.Is(f.access, syscall.EROFS):
+		return one(findings.Error("%s is on a read-only file system", f.path).
+			Means("Nothing can be stored. The kernel makes a file system read-only after errors of its disk.").
+			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err"))
+	case f.access != nil && !isOther:
+		return one(findings.Error("user %s may not write to %s: %v", f.user.Name, f.path, f.access).Means("drover up does not start.").
+			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", f.user.Name, f.path))
+	case f.mode&others != 0:
+		return one(findings.Warning("other users can look into %s, whose mode is %#o", f.path, f.mode).
+			Means("It has keys with all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", f.path))
+	}
+	return one(findings.OK("%s, private to its owner", f.path))
+}
+
+// filesFacts are about the files in the data dir.
+type filesFacts struct {
+	path    string
+	owner   User
+	foreign []string // of other users
+	exposed []string // with secrets that others can read
+	count   int
+	cut     bool // there were more files than were looked at
+	err     error
+	skipped bool // there is no data dir
+}
+
+// maxFiles is how many files are looked at.
+const maxFiles = 50_000
+
+func gatherFiles(ctx context.Context, h *Host) filesFacts {
+	f := filesFacts{path: string(h.Layout), owner: h.User}
+	if found, err := h.Layout.Exists(); err != nil || !found {
+		f.skipped = true
+		return f
+	}
+	f.err = filepath.WalkDir(f.path, func(path string, entry fs.DirEntry, err error) error {
+		if ctx.Err() != nil || f.count >= maxFiles {
+			f.cut = true
+			return fs.SkipAll
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		return f.addFile(h.Layout, path, entry)
+	})
+	return f
+}
+
+func (f *filesFacts) addFile(l datadir.Layout, path string, entry fs.DirEntry) error {
+	info, err := entry.Info()
+	if err != nil {
+		return nil //nolint:nilerr // removed meanwhile
+	}
+	f.count++
+	stat, is := info.Sys().(*syscall.Stat_t)
+	if is && int(stat.Uid) != f.owner.ID {
+		f.foreign = append(f.foreign, path)
+	}
+	isSecret := path == l.Kubeconfig() || filepath.Dir(path) == l.PKI() && filepath.Ext(path) != ".crt"
+	if isSecret && info.Mode().Perm()&0o077 != 0 {
+		f.exposed = append(f.exposed, path)
+	}
+	return nil
+}
+
+func judgeFiles(f filesFacts) []findings.Finding {
+	if f.skipped {
+		return nil
+	}
+	var all []findings.Finding
+	if len(f.foreign) > 0 {
+		all = append(all, findings.Warning("%s not user %s's: %s", countFiles(len(f.foreign), "is", "are"), f.owner.Name, shorten(f.foreign)).
+			Means("Drover may not be able to read or replace them. A command that was run as another user has made them.").
+			FixedByCommand("sudo chown -R --from=%s %s %s", ownerOf(f.foreign[0]), f.owner.Name, f.path))
+	}
+	if len(f.exposed) > 0 {
+		all = append(all, findings.Warning("%s secrets that others may read: %s", countFiles(len(f.exposed), "has", "have"), shorten(f.exposed)).
+			Means("The folder above keeps others out while it is private, and copies of the files do not.").
+			FixedByCommand("sudo chmod 600 %s", strings.Join(f.exposed, " ")))
+	}
+	switch {
+	case errors.Is(f.err, fs.ErrPermission):
+		all = append(all, findings.Note("%v", f.err).Means("The files could not all be checked."))
+	case f.err != nil:
+		all = append(all, findings.Error("%v", f.err).Means("The disk may be damaged.").FixedBy("look into the kernel's log").FixedByCommand("sudo dmesg --level err"))
+	case len(all) == 0 && f.cut:
+		all = append(all, findings.OK("the first %d files are user %s's", f.count, f.owner.Name))
+	case len(all) == 0:
+		all = append(all, findings.OK("all %d files are user %s's", f.count, f.owner.Name))
+	}
+	return all
+}
+
+func countFiles(n int, singular, plural string) string {
+	if n == 1 {
+		return "1 file " + singular
+	}
+	return fmt.Sprintf("%d files %s", n, plural)
+}
+
+// shorten names the first of some files.
+func shorten(paths []string) string {
+	const shown = 3
+	if len(paths) <= shown {
+		return strings.Join(paths, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(paths[:shown], ", "), len(paths)-shown)
+}
+
+// ownerOf returns the owner of a file for chown.
+func ownerOf(path string) string {
+	var info syscall.Stat_t
+	if err := syscall.Lstat(path, &info); err != nil {
+		return "root"
+	}
+	return User{ID: int(info.Uid)}.named().Name
+}
+
+// diskFacts are about a file system.
+type diskFacts struct {
+	path            string
+	use             string
+	free, total     uint64 // bytes
+	inodes, ofNodes uint64 // free and all; none if the file system counts no inodes
+	promised        int64  // what the disks of machines there may still grow by
+	readOnly        bool
+	err             error
+}
+
+// gatherDisks looks at each file system once.
+func gatherDisks(_ context.Context, h *Host) []diskFacts {
+	var all []diskFacts
+	seen := map[uint64]bool{}
+	add := func(path, use string) {
+		var info syscall.Stat_t
+		if err := syscall.Stat(path, &info); errors.Is(err, fs.ErrNotExist) {
+			path = nearestFolder(path)
+			_ = syscall.Stat(path, &info)
+		}
+		if path == "" || seen[info.Dev] {
+			return
+		}
+		seen[info.Dev] = true
+		all = append(all, readDisk(path, use))
+	}
+	for _, dir := range append([]string{h.QEMU.Dir}, h.QEMU.ImageDirs...) {
+		if dir == h.QEMU.Dir {
+			add(dir, "machines, images")
+			all = addPromised(all, h, dir)
+			continue
+		}
+		add(dir, "images")
+	}
+	add(string(h.Layout), "data dir")
+	return all
+}
+
+// addPromised adds to the disk of a folder what its machines may still take.
+func addPromised(all []diskFacts, h *Host, dir string) []diskFacts {
+	f, err := folder.Open(dir, h.Clock)
+	if err == nil && len(all) > 0 {
+		all[len(all)-1].promised, _ = f.PromisedDisk()
+	}
+	return all
+}
+
+func readDisk(path, use string) diskFacts {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return diskFacts{path: path, use: use, err: err}
+	}
+	size := uint64(st.Bsize) //nolint:gosec // positive
+	return diskFacts{
+		path: path, use: use, free: st.Bavail * size, total: st.Blocks * size, inodes: st.Ffree, ofNodes: st.Files,
+		readOnly: st.Flags&unix.ST_RDONLY != 0,
+	}
+}
+
+// What a disk should have free: the part and the bytes of which the smaller one counts.
+const (
+	lowPart  = 20 // a twentieth
+	lowBytes = 10 << 30
+)
+
+func judgeDisks(all []diskFacts) []findings.Finding {
+	var found []findings.Finding
+	for _, f := range all {
+		found = append(found, f.judge())
+	}
+	return found
+}
+
+func (f diskFacts) judge() findings.Finding {
+	text := fmt.Sprintf("%s free of %s at %s (%s)", formatBytes(f.free), formatBytes(f.total), f.path, f.use)
+	const full = "A full disk pauses guests, and keeps etcd from storing anything."
+	switch {
+	case f.err != nil:
+		return findings.Warning("%s: %v", f.path, f.err).Means("What is free on its disk is unknown.")
+	case f.readOnly:
+		return findings.Error("the file system of %s is read-only", f.path).Means("Nothing can be stored there.")
+	case f.free < datadir.MinFree:
+		return findings.Error("%s", text).Means("A start needs %s. %s", formatBytes(datadir.MinFree), full).
+			FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("drover image prune")
+	case f.ofNodes > 0 && f.inodes < f.ofNodes/100:
+		return findings.Warning("%s, and inodes for %d more files", text, f.inodes).Means("New files soon fail as on a full disk.").FixedBy("remove files, or enlarge the file system")
+	case f.free < min(f.total/lowPart, lowBytes):
+		return findings.Warning("%s", text).Means(full).FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("drover image prune")
+	case f.promised > 0 && uint64(f.promised) > f.free:
+		return findings.Warning("%s, and the disks of machines may grow by %s", text, formatBytes(uint64(f.promised))).
+			Means("If guests write to all of their disks, the disk gets full. %s", full).FixedBy("watch it (drover_qemu_disk_available_bytes), or enlarge it")
+	}
+	return findings.OK("%s", text)
+}
+
+func formatBytes(n uint64) string {
+	unit, name := uint64(1<<20), "Mi"
+	if n >= 10<<30 {
+		unit, name = 1<<30, "Gi"
+	}
+	return resource.NewQuantity(int64(n/unit), resource.DecimalExponent).String() + " " + name + "B" //nolint:gosec // small
+}
+
+// socketFacts are about the paths of sockets.
+type socketFacts struct {
+	machines string
+	err      error
+}
+
+func gatherSockets(_ context.Context, h *Host) socketFacts {
+	return socketFacts{machines: h.QEMU.Dir, err: qemu.CheckSocketPaths(h.QEMU.Dir)}
+}
+
+func judgeSockets(f socketFacts) []findings.Finding {
+	if f.err != nil {
+		return one(findings.Error("%v", f.err).Means("The qemu driver does not start.").FixedBy("choose a folder with a shorter path: --qemu-dir, or --data-dir"))
+	}
+	return one(findings.OK("the paths of sockets below %s are short enough", f.machines))
+}

@@ -1,0 +1,152 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doctor checks a host and the installation of Drover on it. It changes nothing: it
+// makes no file, starts no engine and takes no lock. It works without root, without a data
+// dir, and beside a Drover that runs.
+//
+// Start with table. Each check has a function that gathers facts, by the code that Drover
+// itself uses for them, and a pure one that judges them.
+package doctor
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/runstate"
+)
+
+// Settings are the flags of `drover up` that the checks depend on.
+type Settings struct {
+	BindAddress string
+	// Port is 0 unless one was requested.
+	Port     int
+	VMDriver string
+	QEMU     qemu.Options
+	// Addresses are further ones that are listened on, by the flag that names them.
+	Addresses map[string]string
+	// WithoutController is set if only the API runs.
+	WithoutController bool
+}
+
+// Host is what the checks look at.
+type Host struct {
+	Settings
+
+	Layout datadir.Layout
+	// Version is that of this program.
+	Version string
+	Clock   clock.WithTicker
+	// PID is that of the Drover that holds the data dir, 0 for none, and State what it, or
+	// else the last one, says of itself; nil if that is not known. The errors say why.
+	PID      int
+	PIDErr   error
+	State    *runstate.State
+	StateErr error
+	// User is the user whose rights Drover has.
+	User User
+}
+
+// NewHost returns the host with a data dir, which need not exist. Settings are set next.
+func NewHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {
+	h := &Host{Layout: layout, Version: version, Clock: c}
+	h.PID, h.PIDErr = layout.Holder()
+	h.State, h.StateErr = runstate.Read(layout.RunState())
+	if h.State != nil && h.PID != 0 && h.State.PID != h.PID {
+		h.State = nil // of the run before, whose successor is starting
+	}
+	h.User = findUser(h.PID, string(layout))
+	return h
+}
+
+// runs reports whether a Drover runs here.
+func (h *Host) runs() bool { return h.PID != 0 }
+
+// Headings of the findings.
+const (
+	groupHost         = "Host"
+	groupEngines      = "Engines"
+	groupInstallation = "Installation"
+	groupAPI          = "API"
+)
+
+// check is a row of the table.
+type check struct {
+	group, name string
+	within      time.Duration // zero means the default
+	// cheap is set if the check runs no program and calls no engine, so that status can
+	// include it.
+	cheap bool
+	run   func(ctx context.Context, h *Host) []findings.Finding
+}
+
+// slow is how long a check may take that runs QEMU.
+const slow = 25 * time.Second
+
+// table has all checks, in the order in which they are shown.
+var table = []check{
+	{group: groupHost, name: "clock", cheap: true, run: both(gatherClock, judgeClock)},
+	{group: groupHost, name: "kvm", within: slow, run: both(gatherKVM, judgeKVM)},
+	{group: groupHost, name: "cgroup", run: both(gatherCgroup, judgeCgroup)},
+	{group: groupHost, name: "confinement", within: slow, run: both(gatherConfinement, judgeConfinement)},
+	{group: groupHost, name: "machine-user", cheap: true, run: both(gatherMachineUser, judgeMachineUser)},
+	{group: groupHost, name: "open-files", cheap: true, run: both(gatherOpenFiles, judgeOpenFiles)},
+	{group: groupHost, name: "inotify", cheap: true, run: both(gatherInotify, judgeInotify)},
+	{group: groupEngines, name: "qemu", within: slow, run: both(gatherQEMU, judgeQEMU)},
+	{group: groupEngines, name: "docker", within: 2 * findings.DefaultWithin, run: both(gatherDocker, judgeDocker)},
+	{group: groupEngines, name: "used-engines", within: 2 * findings.DefaultWithin, run: both(gatherUsed, judgeUsed)},
+	{group: groupInstallation, name: "user", run: both(gatherUser, judgeUser)},
+	{group: groupInstallation, name: "data-dir", cheap: true, run: both(gatherDataDir, judgeDataDir)},
+	{group: groupInstallation, name: "files", within: 2 * findings.DefaultWithin, run: both(gatherFiles, judgeFiles)},
+	{group: groupInstallation, name: "disk", cheap: true, run: both(gatherDisks, judgeDisks)},
+	{group: groupInstallation, name: "sockets", cheap: true, run: both(gatherSockets, judgeSockets)},
+	{group: groupInstallation, name: "process", cheap: true, run: both(gatherProcess, judgeProcess)},
+	{group: groupInstallation, name: "ports", run: both(gatherPorts, judgePorts)},
+	{group: groupInstallation, name: "certificates", cheap: true, run: both(gatherCertificates, judgeCertificates)},
+	{group: groupInstallation, name: "kubeconfig", cheap: true, run: both(gatherKubeconfig, judgeKubeconfig)},
+	{group: groupAPI, name: "api-server", run: both(gatherAPI, judgeAPI)},
+	{group: groupAPI, name: "crd", run: both(gatherCRD, judgeCRD)},
+	{group: groupAPI, name: "leader", cheap: true, run: both(gatherLeader, judgeLeader)},
+}
+
+// both returns a check of facts that are gathered and then judged.
+func both[F any](gather func(context.Context, *Host) F, judge func(F) []findings.Finding) func(context.Context, *Host) []findings.Finding {
+	return func(ctx context.Context, h *Host) []findings.Finding { return judge(gather(ctx, h)) }
+}
+
+// Examine runs all checks.
+func (h *Host) Examine(ctx context.Context) []findings.Finding {
+	return findings.Run(ctx, h.checks(func(check) bool { return true }))
+}
+
+// Warnings runs the cheap checks and returns what is not well.
+func (h *Host) Warnings(ctx context.Context) []findings.Finding {
+	var found []findings.Finding
+	for _, f := range findings.Run(ctx, h.checks(func(c check) bool { return c.cheap })) {
+		if f.Level == findings.LevelWarning || f.Level == findings.LevelError {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+func (h *Host) checks(wanted func(check) bool) []findings.Check {
+	var all []findings.Check
+	for _, c := range table {
+		if wanted(c) {
+			all = append(all, findings.Check{
+				Group: c.group, Name: c.name, Within: c.within,
+				Run: func(ctx context.Context) []findings.Finding { return c.run(ctx, h) },
+			})
+		}
+	}
+	return all
+}
+
+// one returns a single finding as a list.
+func one(f findings.Finding) []findings.Finding { return []findings.Finding{f} }

@@ -1,0 +1,205 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/registry"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/standalone/internal/engines"
+)
+
+// isWanted reports whether a driver was requested, or has run here.
+func (h *Host) isWanted(name string) bool {
+	named, err := registry.Parse(h.VMDriver)
+	if err == nil && slices.Contains(named, name) {
+		return true
+	}
+	known, err := engines.Known(h.Layout.Engines())
+	return err == nil && slices.ContainsFunc(known, func(e engines.Engine) bool { return e.Driver == name })
+}
+
+// absent returns a finding about an engine that is missing: a note if nothing here needs it.
+func absent(wanted bool, text, driverName string) findings.Finding {
+	if wanted {
+		return findings.Error("%s", text).Means("The %s driver cannot run servers. Those that it has are unknown until then, and go on running.", driverName)
+	}
+	return findings.Note("%s", text).Means("Nothing here needs it, unless you want to run VMs with driver %s.", driverName)
+}
+
+// installCommand returns the command that installs packages on this distribution, "" for an
+// unknown one.
+func installCommand(debian, fedora string) string {
+	text, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		if key != "ID" && key != "ID_LIKE" {
+			continue
+		}
+		for id := range strings.FieldsSeq(strings.Trim(value, `"`)) {
+			switch id {
+			case "debian", "ubuntu":
+				return "sudo apt-get install " + debian
+			case "fedora", "rhel":
+				return "sudo dnf install " + fedora
+			}
+		}
+	}
+	return ""
+}
+
+// qemuFacts are about the QEMU that machines run on.
+type qemuFacts struct {
+	wanted       bool
+	name         string
+	version      string
+	missing, err error
+	install      string
+}
+
+func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
+	f := qemuFacts{wanted: h.isWanted(qemu.Name), name: h.QEMU.Binary, install: installCommand("qemu-system-x86", "qemu-system-x86")}
+	program := h.program(&launch.Users{})
+	if f.version, f.missing = program.Version(ctx); f.missing == nil {
+		f.err = program.Check(ctx)
+	}
+	return f
+}
+
+func judgeQEMU(f qemuFacts) []findings.Finding {
+	switch {
+	case f.missing != nil:
+		return one(absent(f.wanted, f.missing.Error(), qemu.Name).FixedBy("install QEMU %s or newer", machine.MinVersion).FixedByCommand("%s", f.install))
+	case f.err != nil:
+		return one(absent(f.wanted, f.err.Error(), qemu.Name).FixedBy("install a newer QEMU, and name it by --qemu-binary"))
+	}
+	return one(findings.OK("%s is version %s (at least %s is needed)", f.name, f.version, machine.MinVersion))
+}
+
+// dockerFacts are about the Docker engine.
+type dockerFacts struct {
+	wanted   bool
+	user     User
+	address  string
+	versions engine.Versions
+	err      error // of the caller
+	access   error // why Drover's user may not use the socket
+	install  string
+}
+
+func gatherDocker(ctx context.Context, h *Host) dockerFacts {
+	f := dockerFacts{wanted: h.isWanted(docker.Name), user: h.User, install: installCommand("docker.io", "moby-engine")}
+	e, err := engine.New("", h.Clock)
+	if err != nil {
+		f.err = err
+		return f
+	}
+	defer e.Close()
+	f.address = e.Address()
+	f.versions, f.err = e.Versions(ctx)
+	if socket, err := url.Parse(f.address); err == nil && socket.Scheme == "unix" {
+		f.access = h.User.try(func() error { return connectSocket(socket.Path) })
+	}
+	return f
+}
+
+// connectSocket connects on this thread, whose user is the one that counts.
+func connectSocket(path string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Connect(fd, &unix.SockaddrUnix{Name: path}), unix.Close(fd))
+}
+
+func judgeDocker(f dockerFacts) []findings.Finding {
+	switch {
+	case f.err != nil && errors.Is(f.access, unix.EACCES):
+		return one(absent(f.wanted, fmt.Sprintf("the engine at %s may not be used by user %s", f.address, f.user.Name), docker.Name).
+			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
+			FixedByCommand("sudo usermod --append --groups docker %s", f.user.Name))
+	case f.err != nil:
+		return one(absent(f.wanted, f.err.Error(), docker.Name).FixedBy("install Docker or start it, or set DOCKER_HOST").FixedByCommand("%s", f.install))
+	case errors.Is(f.access, unix.EACCES):
+		return one(absent(f.wanted, fmt.Sprintf("Docker Engine %s answers, and user %s may not use it", f.versions.Engine, f.user.Name), docker.Name).
+			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
+			FixedByCommand("sudo usermod --append --groups docker %s", f.user.Name))
+	}
+	return one(findings.OK("Docker Engine %s, API %s, at %s", f.versions.Engine, f.versions.API, f.address))
+}
+
+// usedFacts are about the engines that this installation has used.
+type usedFacts struct {
+	engines []engines.Surveyed
+	err     error
+	never   bool // nothing has run here yet
+}
+
+func gatherUsed(ctx context.Context, h *Host) usedFacts {
+	cluster, err := h.Layout.ClusterID()
+	if err != nil || cluster == "" {
+		return usedFacts{err: err, never: true}
+	}
+	all, err := engines.Survey(ctx, h.Layout.Engines(), driver.Environment{ClusterID: cluster, Clock: h.Clock, Log: logr.Discard()})
+	return usedFacts{engines: all, err: err}
+}
+
+func judgeUsed(f usedFacts) []findings.Finding {
+	switch {
+	case errors.Is(f.err, os.ErrPermission):
+		return one(findings.Note("%v", f.err))
+	case f.err != nil:
+		return one(findings.Error("%v", f.err).
+			Means("It is not known which engines have servers of this installation: drover up and drover purge refuse to go on.").
+			FixedBy("restore the file from a backup, or remove it: the next drover up writes the engines that VMs are bound to"))
+	case f.never || len(f.engines) == 0:
+		return nil
+	}
+	var all []findings.Finding
+	for _, e := range f.engines {
+		all = append(all, judgeUsedEngine(e))
+	}
+	return all
+}
+
+func judgeUsedEngine(e engines.Surveyed) findings.Finding {
+	switch {
+	case errors.Is(e.Err, os.ErrPermission):
+		return findings.Note("%s: %v", e.Engine, e.Err)
+	case errors.Is(e.Err, engines.ErrAnotherEngine):
+		return findings.Error("%s: %v", e.Engine, e.Err).
+			Means("The servers there are unknown, and nothing is done about the VMs that are bound to it.").
+			FixedBy("give Drover the engine that it had: DOCKER_HOST for Docker, the mount of the folder for others")
+	case e.IsGone():
+		return findings.Warning("%s: its folder %s is gone", e.Engine, e.Dir).
+			Means("VMs that are bound to it wait. If it is gone for good, delete them.").FixedBy("mount or restore the folder")
+	case e.Err != nil:
+		return findings.Error("%s: %v", e.Engine, e.Err).Means("Its servers are unknown until it answers; they go on running.")
+	}
+	text := fmt.Sprintf("%s answers", e.Engine)
+	if broken := slices.DeleteFunc(slices.Clone(e.Servers), func(s driver.Server) bool { return s.Err == nil }); len(broken) > 0 {
+		return findings.Warning("%s; %d of its servers cannot be read, such as %s: %v", text, len(broken), broken[0].UID, broken[0].Err).
+			Means("Nothing is done about these servers until that is repaired.")
+	}
+	return findings.OK("%s", text)
+}

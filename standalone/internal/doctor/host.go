@@ -1,0 +1,385 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+// clockFacts are about the host's time.
+type clockFacts struct {
+	now       time.Time
+	installed time.Time // of this program's file
+	synced    bool
+	err       error // of the question whether it is synchronised
+}
+
+func gatherClock(_ context.Context, h *Host) clockFacts {
+	f := clockFacts{now: h.Clock.Now()}
+	if path, err := os.Executable(); err == nil {
+		if info, err := os.Stat(path); err == nil {
+			f.installed = info.ModTime()
+		}
+	}
+	var answer unix.Timex // without modes, so it sets nothing
+	state, err := unix.Adjtimex(&answer)
+	f.synced, f.err = state != timeError && answer.Status&unix.STA_UNSYNC == 0, err
+	return f
+}
+
+// timeError is the state of a clock that is not synchronised: TIME_ERROR of Linux.
+const timeError = 5
+
+// clockSlack is how far the clock may be behind the program's file: the file's time may be
+// another host's.
+const clockSlack = 24 * time.Hour
+
+func judgeClock(f clockFacts) []findings.Finding {
+	now := f.now.UTC().Format(time.RFC3339)
+	switch {
+	case f.now.Before(f.installed.Add(-clockSlack)):
+		return one(findings.Error("it is %s by the clock, and this program's file is from %s", now, f.installed.UTC().Format(time.RFC3339)).
+			Means("The clock is wrong. Certificates are not valid yet, so that Drover does not start or cannot fetch images.").
+			FixedBy("set the clock").FixedByCommand("sudo timedatectl set-ntp true"))
+	case f.err != nil:
+		return one(findings.Note("%s; whether it is synchronised cannot be read: %v", now, f.err))
+	case !f.synced:
+		return one(findings.Warning("%s, and no time service keeps the clock right", now).
+			Means("Drover measures its waits without it, but times in logs and status drift, and once they are off by minutes, TLS to other hosts fails.").
+			FixedBy("run a time service, such as systemd-timesyncd or chrony").FixedByCommand("sudo timedatectl set-ntp true"))
+	}
+	return one(findings.OK("%s, synchronised", now))
+}
+
+// kvmFacts are about the acceleration of machines.
+type kvmFacts struct {
+	requested  string // --qemu-accel
+	user       User
+	device     error // why Drover, or a machine's user, may not open the device
+	group      string
+	processor  string // the module that the processor needs; empty if it has no virtualisation
+	probed     bool
+	probe      error // why no guest ran
+	probedUser bool  // the guest ran with Drover's rights
+}
+
+func gatherKVM(ctx context.Context, h *Host) kvmFacts {
+	f := kvmFacts{requested: h.QEMU.Accel, user: h.User, processor: findProcessor(), group: groupOfFile(launch.KVMDevice)}
+	users, err := h.machineUsers()
+	if err != nil {
+		f.device = err
+		return f
+	}
+	f.device = h.User.try(func() error { return users.CheckDevice(launch.KVMDevice) })
+	program := h.program(users)
+	if _, err := program.Version(ctx); f.device != nil || err != nil || !h.User.isCaller() {
+		return f
+	}
+	f.probed, f.probe = true, machine.NewAccelerator(machine.AccelKVM, program, h.Clock, logr.Discard()).Probe(ctx)
+	if errors.Is(f.probe, launch.ErrNoUser) { // another check says so
+		f.probed = false
+	}
+	return f
+}
+
+// program returns the QEMU that machines run on.
+func (h *Host) program(users *launch.Users) *machine.Program {
+	return &machine.Program{Name: h.QEMU.Binary, Users: users, Log: logr.Discard()}
+}
+
+// findProcessor returns the kernel module that gives machines this processor's
+// virtualisation, or "".
+func findProcessor() string {
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "flags") {
+			continue
+		}
+		for flag := range strings.FieldsSeq(line) {
+			switch flag {
+			case "vmx":
+				return "kvm_intel"
+			case "svm":
+				return "kvm_amd"
+			}
+		}
+		return ""
+	}
+	return ""
+}
+
+// groupOfFile returns the name of a file's group, "" if it has none but root's.
+func groupOfFile(path string) string {
+	var info syscall.Stat_t
+	if err := syscall.Stat(path, &info); err != nil || info.Gid == 0 {
+		return ""
+	}
+	if g, err := user.LookupGroupId(strconv.Itoa(int(info.Gid))); err == nil {
+		return g.Name
+	}
+	return strconv.Itoa(int(info.Gid))
+}
+
+const emulated = "Machines are emulated, which is many times slower. Containers are not affected."
+
+func judgeKVM(f kvmFacts) []findings.Finding {
+	problem := findings.Warning
+	meaning := emulated
+	switch f.requested {
+	case machine.AccelTCG:
+		return one(findings.Note("machines are emulated, as --qemu-accel=tcg says"))
+	case machine.AccelKVM:
+		problem, meaning = findings.Error, "Machines do not start, since --qemu-accel=kvm allows no emulation."
+	}
+	switch {
+	case errors.Is(f.device, errOtherUser):
+		return one(findings.Note("%s: %v", launch.KVMDevice, f.device))
+	case errors.Is(f.device, fs.ErrNotExist) && f.processor != "":
+		return one(problem("there is no %s, though the processor could have one", launch.KVMDevice).Means("%s", meaning).
+			FixedBy("load the kernel's module").FixedByCommand("sudo modprobe %s", f.processor))
+	case errors.Is(f.device, fs.ErrNotExist):
+		return one(problem("there is no %s, and the processor shows no virtualisation", launch.KVMDevice).Means("%s", meaning).
+			FixedBy("on hardware, turn on VT-x or AMD-V in the firmware; in a virtual machine, turn on nested virtualisation on its host"))
+	case f.device != nil:
+		return one(fixDevice(problem("%v", f.device).Means("%s", meaning), f))
+	case f.probed && f.probe != nil:
+		return one(problem("%s opens, and no guest runs under it: %v", launch.KVMDevice, f.probe).Means("%s", meaning).
+			FixedBy("in a virtual machine, its host may not support nested virtualisation well"))
+	case f.probed:
+		return one(findings.OK("a guest ran under %s", launch.KVMDevice))
+	}
+	return one(findings.OK("%s opens as user %s", launch.KVMDevice, f.user.Name))
+}
+
+// fixDevice adds the command that lets Drover or its machines use the device.
+func fixDevice(problem findings.Finding, f kvmFacts) findings.Finding {
+	switch {
+	case f.group != "" && !f.user.isRoot():
+		return problem.FixedBy("add user %s to the group of the device, then start its Drover again", f.user.Name).
+			FixedByCommand("sudo usermod --append --groups %s %s", f.group, f.user.Name)
+	case f.group == "":
+		return problem.FixedBy("give the device a group; udev does that once QEMU's package is installed").
+			FixedByCommand("sudo chgrp kvm %s && sudo chmod 660 %[1]s", launch.KVMDevice)
+	}
+	return problem.FixedByCommand("sudo chmod 660 %s", launch.KVMDevice)
+}
+
+// cgroupFacts are about the limits of CPU time of machines.
+type cgroupFacts struct {
+	folder cgroup.Folder
+	err    error // why no group can be made
+	runs   bool  // these are the groups of the Drover that runs
+}
+
+func gatherCgroup(_ context.Context, h *Host) cgroupFacts {
+	f := cgroupFacts{runs: h.runs()}
+	if f.runs {
+		f.folder, f.err = cgroup.FindOf(h.PID)
+	} else {
+		f.folder, f.err = cgroup.Find()
+	}
+	if f.err == nil {
+		f.err = h.User.try(f.folder.Check)
+	}
+	return f
+}
+
+func judgeCgroup(f cgroupFacts) []findings.Finding {
+	version := 1
+	if f.folder.Unified {
+		version = 2
+	}
+	of := "of this shell"
+	if f.runs {
+		of = "of Drover"
+	}
+	switch {
+	case errors.Is(f.err, errOtherUser):
+		return one(findings.Note("control groups: %v", f.err))
+	case f.err != nil:
+		return one(findings.Note("control groups (version %d) %s cannot be divided: %v", version, of, f.err).
+			Means("A machine with a fraction of a CPU gets whole CPUs, and its status says so. Containers are not affected.").
+			FixedBy("run Drover as the service of config/systemd, which has Delegate=cpu, with systemd 254 or newer"))
+	}
+	return one(findings.OK("control groups (version %d) %s can be divided: %s", version, of, f.folder.Path))
+}
+
+// confinementFacts are about what confines machines.
+type confinementFacts struct {
+	abi       int // of Landlock, as machines have it
+	landlock  error
+	filters   bool
+	exposures []string
+	noQEMU    bool
+}
+
+func gatherConfinement(ctx context.Context, h *Host) confinementFacts {
+	f := confinementFacts{abi: confine.ABI(), filters: confine.FiltersCalls()}
+	users, err := h.machineUsers()
+	if err != nil {
+		users = &launch.Users{} // another check says so
+	}
+	f.exposures = users.FindExposuresOf(h.User.ID, h.User.allGroups(), h.QEMU.Dir)
+	program := h.program(users)
+	if _, err := program.Version(ctx); err != nil {
+		f.noQEMU = true
+		return f
+	}
+	f.abi, f.landlock = program.Landlock(ctx)
+	return f
+}
+
+func judgeConfinement(f confinementFacts) []findings.Finding {
+	var all []findings.Finding
+	switch gaps := confine.Gaps(f.abi); {
+	case f.landlock != nil:
+		all = append(all, findings.Warning("machines run without Landlock: %v", f.landlock).
+			Means("A guest that breaks out of QEMU can open the files that its user may open.").
+			FixedBy("use a kernel with Landlock (5.13 or newer, and landlock in /sys/kernel/security/lsm) and the QEMU of the distribution"))
+	case f.abi == 0 && f.noQEMU:
+		all = append(all, findings.Warning("this kernel has no Landlock, or it is turned off").
+			Means("A guest that breaks out of QEMU can open the files that its user may open.").
+			FixedBy("use a kernel of version 5.13 or newer, with landlock in /sys/kernel/security/lsm"))
+	case len(gaps) > 0:
+		all = append(all, findings.Note("Landlock version %d confines machines", f.abi).
+			Means("A newer kernel would also prevent: %s.", strings.Join(gaps, "; ")))
+	default:
+		all = append(all, findings.OK("Landlock version %d confines machines", f.abi))
+	}
+	if !f.filters {
+		all = append(all, findings.Warning("system calls of machines are not filtered on this architecture").
+			Means("A guest that breaks out of QEMU can use every system call of the kernel."))
+	}
+	for _, exposure := range f.exposures {
+		all = append(all, findings.Warning("%s", exposure).Means("This gives away more of the host than the confinement of machines makes up for."))
+	}
+	return all
+}
+
+// openFilesFacts are about the limit of open files.
+type openFilesFacts struct {
+	limit uint64
+	runs  bool
+	err   error
+}
+
+func gatherOpenFiles(_ context.Context, h *Host) openFilesFacts {
+	if h.runs() {
+		process, err := procfs.NewProc(h.PID)
+		if err == nil {
+			var limits procfs.ProcLimits
+			limits, err = process.Limits()
+			return openFilesFacts{limit: limits.OpenFiles, runs: true, err: err}
+		}
+		return openFilesFacts{runs: true, err: err}
+	}
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	return openFilesFacts{limit: limit.Max, err: err} // Go raises the soft limit to it
+}
+
+// Limits of open files: etcd and the API server take some hundreds, and each machine and each
+// client some more.
+const (
+	fewFiles  = 1024
+	someFiles = 8192
+)
+
+func judgeOpenFiles(f openFilesFacts) []findings.Finding {
+	of := "this shell"
+	if f.runs {
+		of = "Drover"
+	}
+	const fix = "raise it: LimitNOFILE= of the service, or the hard limit of the shell"
+	switch {
+	case f.err != nil:
+		return one(findings.Note("the limit of %s cannot be read: %v", of, f.err))
+	case f.limit < fewFiles:
+		return one(findings.Error("%s may open %d files, and at least %d are needed", of, f.limit, fewFiles).
+			Means("Drover fails with \"too many open files\".").FixedBy(fix).FixedByCommand("ulimit -Hn %d", 1<<16))
+	case f.limit < someFiles:
+		return one(findings.Warning("%s may open %d files", of, f.limit).
+			Means("That is too few for hundreds of VMs or clients.").FixedBy(fix).FixedByCommand("ulimit -Hn %d", 1<<16))
+	}
+	return one(findings.OK("%s may open %d files", of, f.limit))
+}
+
+// inotifyFacts are about the kernel's notifications of changed files.
+type inotifyFacts struct {
+	user               User
+	instances, watches int
+	err                error // why the user gets no instance
+}
+
+func gatherInotify(_ context.Context, h *Host) inotifyFacts {
+	f := inotifyFacts{
+		user: h.User, instances: readNumber("/proc/sys/fs/inotify/max_user_instances"), watches: readNumber("/proc/sys/fs/inotify/max_user_watches"),
+	}
+	f.err = h.User.try(func() error {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+		if err != nil {
+			return err
+		}
+		return unix.Close(fd)
+	})
+	return f
+}
+
+// readNumber returns the number in a file, or -1.
+func readNumber(path string) int {
+	text, err := os.ReadFile(path) //nolint:gosec // of the kernel
+	if err != nil {
+		return -1
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// Limits of inotify: each driver with a folder and each certificate takes an instance.
+const (
+	fewInstances = 32
+	fewWatches   = 4096
+)
+
+func judgeInotify(f inotifyFacts) []findings.Finding {
+	text := fmt.Sprintf("a user may have %d instances with %d watches", f.instances, f.watches)
+	const command = "sudo sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
+	switch {
+	case errors.Is(f.err, syscall.EMFILE):
+		return one(findings.Error("user %s gets no inotify instance: it has all %d that a user may have", f.user.Name, f.instances).
+			Means("Drivers are not notified of changes, and report their engine as unavailable.").
+			FixedBy("end what uses them, or raise the limit").FixedByCommand(command))
+	case f.err != nil && !errors.Is(f.err, errOtherUser):
+		return one(findings.Warning("user %s gets no inotify instance: %v", f.user.Name, f.err).
+			Means("Drivers are not notified of changes, and report their engine as unavailable."))
+	case f.instances >= 0 && f.instances < fewInstances || f.watches >= 0 && f.watches < fewWatches:
+		return one(findings.Warning("%s", text).Means("Other programs of the user may leave too few for Drover.").FixedByCommand(command))
+	}
+	return one(findings.OK("%s", text))
+}

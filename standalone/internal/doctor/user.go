@@ -1,0 +1,195 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/proc"
+)
+
+// User is the user whose rights Drover has.
+type User struct {
+	ID, GroupID int
+	Groups      []int
+	Name        string
+	// By says how it is known which user that is.
+	By string
+}
+
+// findUser returns the user of the process that runs, else the owner of the data dir, else
+// the caller.
+func findUser(pid int, dir string) User {
+	if u, err := userOfProcess(pid); err == nil {
+		return u.named()
+	}
+	var info syscall.Stat_t
+	if err := syscall.Stat(dir, &info); err == nil {
+		u := User{ID: int(info.Uid), GroupID: int(info.Gid), By: "owns " + dir}
+		if u.ID == os.Geteuid() {
+			u.Groups, _ = os.Getgroups()
+			return u.named()
+		}
+		u = u.named()
+		u.Groups = groupsOf(u.Name)
+		return u
+	}
+	u := User{ID: os.Geteuid(), GroupID: os.Getegid(), By: "runs this command"}
+	u.Groups, _ = os.Getgroups()
+	return u.named()
+}
+
+// userOfProcess reads the effective user and the groups of a process.
+func userOfProcess(pid int) (User, error) {
+	if pid == 0 {
+		return User{}, os.ErrNotExist
+	}
+	status, err := os.ReadFile(proc.Path(pid, "status"))
+	if err != nil {
+		return User{}, err
+	}
+	u := User{By: fmt.Sprintf("runs process %d", pid)}
+	for line := range bytes.Lines(status) {
+		key, values, _ := strings.Cut(string(line), ":")
+		ids := parseIDs(values)
+		switch {
+		case key == "Uid" && len(ids) > 1:
+			u.ID = ids[1]
+		case key == "Gid" && len(ids) > 1:
+			u.GroupID = ids[1]
+		case key == "Groups":
+			u.Groups = ids
+		}
+	}
+	return u, nil
+}
+
+func parseIDs(text string) []int {
+	var ids []int
+	for word := range strings.FieldsSeq(text) {
+		if id, err := strconv.Atoi(word); err == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func (u User) named() User {
+	u.Name = strconv.Itoa(u.ID)
+	if found, err := user.LookupId(u.Name); err == nil {
+		u.Name = found.Username
+	}
+	return u
+}
+
+// groupsOf returns the groups of a user by name, as a login would have them.
+func groupsOf(name string) []int {
+	found, err := user.Lookup(name)
+	if err != nil {
+		return nil
+	}
+	listed, err := found.GroupIds()
+	if err != nil {
+		return nil
+	}
+	return parseIDs(strings.Join(listed, " "))
+}
+
+func (u User) isRoot() bool { return u.ID == 0 }
+
+func (u User) isCaller() bool { return u.ID == os.Geteuid() }
+
+// allGroups returns the primary group too.
+func (u User) allGroups() []int { return append([]int{u.GroupID}, u.Groups...) }
+
+// errOtherUser means that something can only be found out as another user.
+var errOtherUser = errors.New("it can only be found out as root or as the user that Drover has")
+
+// try calls f with the user's rights.
+func (u User) try(f func() error) error {
+	switch {
+	case u.isCaller():
+		return f()
+	case os.Geteuid() != 0:
+		return errOtherUser
+	}
+	as := &confine.User{ID: uint32(u.ID), GroupID: uint32(u.GroupID)} //nolint:gosec // of the kernel
+	for _, g := range u.Groups {
+		as.Groups = append(as.Groups, uint32(g)) //nolint:gosec // of the kernel
+	}
+	return confine.RunAs(as, f)
+}
+
+// machineUsers returns the users that machines are started as: others than a Drover that is
+// root, and else Drover's own.
+func (h *Host) machineUsers() (*launch.Users, error) {
+	if !h.User.isRoot() {
+		return launch.NewUsers("", "")
+	}
+	return launch.NewUsers(h.QEMU.User, h.QEMU.UserIDs)
+}
+
+// userFacts are about the user who runs the checks.
+type userFacts struct {
+	user             User
+	isRoot, isCaller bool
+}
+
+func gatherUser(_ context.Context, h *Host) userFacts {
+	return userFacts{user: h.User, isRoot: os.Geteuid() == 0, isCaller: h.User.isCaller()}
+}
+
+func judgeUser(f userFacts) []findings.Finding {
+	text := fmt.Sprintf("user %s %s", f.user.Name, f.user.By)
+	if !f.isCaller && !f.isRoot {
+		return one(findings.Note("%s, and you are another user", text).
+			Means("What depends on Drover's rights could not be checked, or was checked with yours.").
+			FixedBy("run this as root or as %s", f.user.Name).FixedByCommand("sudo drover doctor"))
+	}
+	return one(findings.OK("%s", text))
+}
+
+// machineUserFacts are about the users that machines run as.
+type machineUserFacts struct {
+	user User
+	name string
+	err  error
+}
+
+func gatherMachineUser(_ context.Context, h *Host) machineUserFacts {
+	f := machineUserFacts{user: h.User, name: h.QEMU.User}
+	users, err := h.machineUsers()
+	if f.err = err; err == nil {
+		f.err = users.Check()
+	}
+	return f
+}
+
+func judgeMachineUser(f machineUserFacts) []findings.Finding {
+	switch {
+	case f.err != nil:
+		return one(findings.Warning("%v", f.err).
+			Means("The qemu driver starts no machine while Drover is root and has no other user for them. Docker is not affected.").
+			FixedByCommand("sudo useradd --system --no-create-home --shell /usr/sbin/nologin %s", f.name))
+	case f.user.isRoot():
+		return one(findings.OK("machines run in the group of user %s", f.name))
+	}
+	return one(findings.Note("machines run as Drover's own user, %s", f.user.Name).
+		Means("A guest that breaks out of QEMU is held by Landlock and the filter of system calls alone. Only a Drover that is root can give each machine a user of its own: docs/qemu.md, Users."))
+}
+
+// hasGroup reports whether the user is in a group.
+func (u User) hasGroup(id int) bool { return slices.Contains(u.allGroups(), id) }

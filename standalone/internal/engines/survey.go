@@ -1,0 +1,86 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/registry"
+)
+
+// surveyTimeout is how long one engine may take.
+const surveyTimeout = 8 * time.Second
+
+// Surveyed is an engine that the installation has used, and what it shows.
+type Surveyed struct {
+	Engine
+	driver.Survey
+
+	// Err is why nothing is known of the engine.
+	Err error
+}
+
+// Known returns the engines that the installation has used.
+func Known(file string) ([]Engine, error) { return loadEngines(file) }
+
+// Survey looks at every engine that the installation has used, at the same time. It changes
+// none of them, and one that does not answer does not delay the others. An engine that is
+// recorded both with its id and without appears once.
+func Survey(ctx context.Context, file string, env driver.Environment) ([]Surveyed, error) {
+	known, err := loadEngines(file)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Surveyed, len(known))
+	var group errgroup.Group
+	for i, e := range known {
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, surveyTimeout)
+			defer cancel()
+			all[i] = Surveyed{Engine: e}
+			all[i].Survey, all[i].Err = surveyEngine(ctx, e, env)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return slices.DeleteFunc(all, func(s Surveyed) bool { return s.isRepeated(known) }), nil
+}
+
+// isRepeated reports whether an engine without a recorded id is one that is recorded with it.
+func (s Surveyed) isRepeated(known []Engine) bool {
+	return s.ID == "" && slices.ContainsFunc(known, func(e Engine) bool {
+		return e.Driver == s.Driver && e.Dir == s.Dir && e.ID != "" && (e.ID == s.EngineID || s.Err != nil)
+	})
+}
+
+func surveyEngine(ctx context.Context, e Engine, env driver.Environment) (driver.Survey, error) {
+	a, err := OpenAdmin(e, env)
+	if err != nil {
+		return driver.Survey{}, err
+	}
+	found, err := a.Survey(ctx)
+	if err == nil && e.ID != "" && found.EngineID != e.ID {
+		return driver.Survey{}, fmt.Errorf("%w: %s/%s", ErrAnotherEngine, e.Driver, found.EngineID)
+	}
+	return found, err
+}
+
+// OpenAdmin opens an engine beside the Drover that uses it.
+func OpenAdmin(e Engine, env driver.Environment) (driver.Admin, error) {
+	return registry.OpenAdmin(e.Driver, e.Dir, env)
+}
+
+// ErrAnotherEngine means that another engine answers than the one that was used.
+var ErrAnotherEngine = errors.New("another engine answers in its place")
+
+// IsGone reports whether the engine is a folder that does not exist any more.
+func (s Surveyed) IsGone() bool { return s.Dir != "" && errors.Is(s.Err, fs.ErrNotExist) }

@@ -1,0 +1,102 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/component-base/term"
+
+	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+)
+
+// Exit codes besides 0 and 1.
+const (
+	exitUsage   = 2
+	exitStopped = 3 // of status, as systemctl has it
+)
+
+// reportError prints an error and returns the exit code of the program.
+func reportError(out io.Writer, err error) int {
+	code := 1
+	if exit, is := errors.AsType[*vm.ExitError](err); is {
+		if code = exit.Code; exit.Err == nil {
+			return code
+		}
+	}
+	_, _ = fmt.Fprintln(out, "drover:", err)
+	return code
+}
+
+// useUsageCode gives wrong flags and arguments of a command, and of those below it, an exit
+// code of their own, since 1 is for what the command has found.
+func useUsageCode(cmd *cobra.Command) *cobra.Command {
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &vm.ExitError{Code: exitUsage, Err: err} })
+	for _, c := range append(cmd.Commands(), cmd) {
+		if check := c.Args; check != nil {
+			c.Args = func(cmd *cobra.Command, args []string) error {
+				if err := check(cmd, args); err != nil {
+					return &vm.ExitError{Code: exitUsage, Err: err}
+				}
+				return nil
+			}
+		}
+	}
+	return cmd
+}
+
+// outputFormat is the flag -o of commands that print a table.
+type outputFormat string
+
+const outputJSON outputFormat = "json"
+
+// addOutputFlag adds -o.
+func addOutputFlag(f *pflag.FlagSet, o *outputFormat) {
+	f.VarP(o, "output", "o", "json prints JSON in place of text for people")
+}
+
+// Set implements pflag.Value.
+func (o *outputFormat) Set(text string) error {
+	if text != string(outputJSON) {
+		return errors.New("it must be json, or left out")
+	}
+	*o = outputFormat(text)
+	return nil
+}
+
+func (o *outputFormat) String() string { return string(*o) }
+
+// Type returns the word for the value in the help text.
+func (o *outputFormat) Type() string { return "format" }
+
+// printJSON prints a value as people can read it too.
+func printJSON(out io.Writer, value any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
+}
+
+// The widths of text that is printed for people: without a terminal, and at most, since longer
+// lines are hard to read.
+const (
+	defaultWidth = 80
+	maxWidth     = 100
+)
+
+// styleOf returns how findings are printed on an output.
+func styleOf(out io.Writer) findings.Style {
+	width, _, err := term.TerminalSize(out)
+	if err != nil {
+		return findings.Style{Width: defaultWidth}
+	}
+	return findings.Style{Width: min(width, maxWidth), Color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+}
