@@ -158,6 +158,10 @@ func (o *upOptions) requestedPort() *int {
 }
 
 func (o *upOptions) components(plane *controlplane.Config, console *progress) ([]supervisor.Component, error) {
+	if !o.withoutController {
+		late := &lateStreams{}
+		plane.Streams, o.controller.Streams.Serve = late, late.set
+	}
 	parts, err := plane.Components()
 	if err != nil || o.withoutController {
 		return parts, err

@@ -25,7 +25,7 @@ func (c *call) serveConsole() error {
 	}
 	return c.serveJoined(func() (io.ReadWriteCloser, error) {
 		console, err := consoler.Console(c.ctx, c.vm.UID)
-		return &heldConsole{console, c}, err
+		return &heldConsole{ReadWriteCloser: console, call: c}, err
 	}, errStopped)
 }
 
@@ -52,14 +52,15 @@ type holders struct {
 }
 
 type holder struct {
-	call  *call
-	since time.Time
+	console *heldConsole
+	since   time.Time
 }
 
 // heldConsole is a console that records who writes to it.
 type heldConsole struct {
 	io.ReadWriteCloser
-	call *call
+	call   *call
+	closed bool // guarded by holders.mu
 }
 
 // Write implements io.Writer.
@@ -69,7 +70,7 @@ func (k *heldConsole) Write(p []byte) (int, error) {
 	case errors.Is(err, driver.ErrConsoleTaken):
 		return n, k.call.holders.describe(k.call.vm.UID)
 	case n > 0:
-		k.call.holders.record(k.call)
+		k.call.holders.record(k)
 	}
 	return n, err
 }
@@ -77,27 +78,30 @@ func (k *heldConsole) Write(p []byte) (int, error) {
 // Close implements io.Closer.
 func (k *heldConsole) Close() error {
 	err := k.ReadWriteCloser.Close()
-	k.call.holders.forget(k.call)
+	k.call.holders.forget(k)
 	return err
 }
 
-func (h *holders) record(c *call) {
+// record is called after each write, which may end after the console was closed.
+func (h *holders) record(k *heldConsole) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.first[c.vm.UID].call == c {
+	uid := k.call.vm.UID
+	if k.closed || h.first[uid].console == k {
 		return
 	}
 	if h.first == nil {
 		h.first = map[types.UID]holder{}
 	}
-	h.first[c.vm.UID] = holder{c, c.Clock.Now()}
+	h.first[uid] = holder{k, k.call.Clock.Now()}
 }
 
-func (h *holders) forget(c *call) {
+func (h *holders) forget(k *heldConsole) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.first[c.vm.UID].call == c {
-		delete(h.first, c.vm.UID)
+	k.closed = true
+	if uid := k.call.vm.UID; h.first[uid].console == k {
+		delete(h.first, uid)
 	}
 }
 
@@ -108,7 +112,7 @@ func (h *holders) describe(uid types.UID) error {
 	defer h.mu.Unlock()
 	who := "another session writes to this console"
 	if first, ok := h.first[uid]; ok {
-		who = first.call.user.GetName() + " has been writing to this console since " + first.since.UTC().Format(time.RFC3339)
+		who = first.console.call.user.GetName() + " has been writing to this console since " + first.since.UTC().Format(time.RFC3339)
 	}
 	return failure(http.StatusConflict, streams.ReasonConsoleTaken, "%s: it may be read, and written to once that session has ended", who)
 }

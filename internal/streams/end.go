@@ -26,11 +26,13 @@ var (
 
 	errNoUser   = failure(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "Unauthorized")
 	errStopping = unavailable("the controller stops: try again, another one may serve this stream")
-	errStarting = startingError()
 	errStopped  = failure(http.StatusConflict, streams.ReasonServerStopped, "the server has stopped")
 	errTooSlow  = failure(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not read for too long")
 	errSilent   = failure(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not answer for too long")
 )
+
+// ErrStarting is the answer until a Handler runs.
+var ErrStarting error = startingError()
 
 // failure returns an error that is answered as it is.
 func failure(code int32, reason metav1.StatusReason, format string, args ...any) *apierrors.StatusError {

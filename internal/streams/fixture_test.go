@@ -279,6 +279,7 @@ type echoCaller struct {
 	console *echoConsole
 	*io.PipeReader
 	output *io.PipeWriter
+	closed bool
 }
 
 func (e *echoConsole) open(context.Context) (io.ReadWriteCloser, error) {
@@ -294,7 +295,7 @@ func (e *echoConsole) open(context.Context) (io.ReadWriteCloser, error) {
 func (c *echoCaller) Write(p []byte) (int, error) {
 	e := c.console
 	e.mu.Lock()
-	if e.writer == nil {
+	if e.writer == nil && !c.closed {
 		e.writer = c
 	}
 	mine, all := e.writer == c, append([]*echoCaller(nil), e.all...)
@@ -312,6 +313,7 @@ func (c *echoCaller) Write(p []byte) (int, error) {
 func (c *echoCaller) Close() error {
 	c.console.mu.Lock()
 	defer c.console.mu.Unlock()
+	c.closed = true
 	c.console.closed++
 	if c.console.writer == c {
 		c.console.writer = nil

@@ -180,14 +180,15 @@ func (c *call) settle(err error) error {
 		err = errFinished
 	}
 	c.end(err)
-	switch err := context.Cause(c.ctx); err {
-	case errFinished:
+	switch cause := context.Cause(c.ctx); {
+	case errors.Is(cause, errFinished):
 		return nil
-	case context.Canceled: // the request's own context
-		return errClientLeft
-	default:
+	case !errors.Is(cause, context.Canceled):
+		return cause
+	case errors.Is(err, errTooSlow): // a write that fails ends the request's own context
 		return err
 	}
+	return errClientLeft
 }
 
 // touch records that there was traffic.

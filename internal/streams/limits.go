@@ -47,7 +47,7 @@ func (a *admission) enter(uid types.UID) (lifetime context.Context, exit func(),
 	defer a.mu.Unlock()
 	switch {
 	case a.lifetime == nil:
-		return nil, nil, errStarting
+		return nil, nil, ErrStarting
 	case a.lifetime.Err() != nil:
 		return nil, nil, errStopping
 	case a.perVM[uid] >= a.maxPerVM:

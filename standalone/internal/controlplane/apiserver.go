@@ -99,13 +99,14 @@ func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 			return utilerrors.NewAggregate(errs)
 		}
 		return c.runWithCertificates(ctx, func(ctx context.Context) error {
-			return serveAPI(ctx, completed)
+			return c.serveAPI(ctx, completed)
 		})
 	}
 }
 
-// serveAPI is app.Run, except that watch caches of custom resources shrink in calm periods.
-func serveAPI(ctx context.Context, opts options.CompletedOptions) error {
+// serveAPI is app.Run, except that watch caches of custom resources shrink in calm periods,
+// and that streams are served.
+func (c *Config) serveAPI(ctx context.Context, opts options.CompletedOptions) error {
 	config, err := app.NewConfig(opts)
 	if err != nil {
 		return err
@@ -115,6 +116,7 @@ func serveAPI(ctx context.Context, opts options.CompletedOptions) error {
 		RESTOptionsGetter: custom.CRDRESTOptionsGetter,
 		trimmer:           trimmer{clock: clock.RealClock{}, trimmed: func() { go debug.FreeOSMemory() }},
 	}
+	markStreamsLong(config.Aggregator)
 	completed, err := config.Complete()
 	if err != nil {
 		return err
@@ -122,6 +124,9 @@ func serveAPI(ctx context.Context, opts options.CompletedOptions) error {
 	server, err := app.CreateServerChain(completed)
 	if err != nil {
 		return err
+	}
+	if c.Streams != nil {
+		serveStreams(server, c.Streams)
 	}
 	prepared, err := server.PrepareRun()
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/http"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -38,6 +39,8 @@ type Config struct {
 	// AllAPIs serves what every cluster serves, including the APIs about pods on nodes,
 	// though nothing here acts on them.
 	AllAPIs bool
+	// Streams, if not nil, serves streams to users that kube-apiserver has authenticated.
+	Streams http.Handler
 }
 
 // ServiceIP is the first address of kube-apiserver's range of service IPs. No
@@ -59,12 +62,16 @@ func (c *Config) Components() ([]supervisor.Component, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []supervisor.Component{
+	parts := []supervisor.Component{
 		{Name: "etcd", Run: etcd.run, Ready: c.waitForEtcd(etcd), Within: startTimeout, StopBy: etcdStopTimeout},
 		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.clientURL()), Ready: c.waitForAPI, Within: startTimeout, StopBy: apiServerStopTimeout},
 		{Name: "VirtualMachine API", Ready: c.installAPI, Within: startTimeout},
 		{Name: "kube-controller-manager", Run: c.runControllerManager, StopBy: controllerManagerStopTimeout},
-	}, nil
+	}
+	if c.Streams != nil {
+		parts = append(parts, supervisor.Component{Name: "streams", Ready: c.installStreams, Within: startTimeout})
+	}
+	return parts, nil
 }
 
 // ClientConfig returns a connection to kube-apiserver as the user whose certificate

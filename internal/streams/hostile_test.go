@@ -1,0 +1,403 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestWrongProtocol checks what WebSockets of other protocols are answered, and that the
+// driver is not called for them.
+func TestWrongProtocol(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.console = func(context.Context) (io.ReadWriteCloser, error) {
+		t.Error("the driver was called")
+		return nil, errors.New("unexpected")
+	}
+	for _, protocols := range [][]string{nil, {"v4.channel.k8s.io"}, {"SPDY/3.1+portforward.k8s.io"}} {
+		_, response, err := f.tryDial("alice", f.url(streams.Console, ""), protocols...)
+		if err == nil || response.StatusCode != http.StatusBadRequest {
+			t.Fatalf("%q: error %v", protocols, err)
+		}
+		text, _ := io.ReadAll(response.Body)
+		if !strings.Contains(string(text), "one must be v5.channel.k8s.io") {
+			t.Errorf("%q: the answer is %s", protocols, text)
+		}
+	}
+}
+
+// TestForeignPage checks that a browser cannot use its certificate for another site's page.
+func TestForeignPage(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.console = (&echoConsole{}).open
+	dialer := websocket.Dialer{Subprotocols: []string{streams.Protocol}}
+	_, response, err := dialer.Dial(strings.Replace(f.url(streams.Console, ""), "http", "ws", 1),
+		http.Header{"Authorization": {"Bearer alice"}, "Origin": {"https://evil.example"}})
+	if err == nil || response.StatusCode != http.StatusForbidden {
+		t.Errorf("error %v", err)
+	}
+	_ = response.Body.Close()
+}
+
+// TestBadMessages checks that a message which breaks the protocol ends the stream, with an
+// answer that says why.
+func TestBadMessages(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		kind    int
+		message []byte
+		says    string
+	}{
+		"text":            {websocket.TextMessage, []byte("hello"), "BadRequest: a message was not binary"},
+		"unknown channel": {websocket.BinaryMessage, []byte{7, 1}, "BadRequest: a message was for channel 7: it must be 0, 4 or 255"},
+		"server's":        {websocket.BinaryMessage, []byte{1, 1}, "BadRequest: a message was for channel 1"},
+		"no size":         {websocket.BinaryMessage, []byte("\x04{"), "BadRequest: a size of the terminal was not understood"},
+		"large size":      {websocket.BinaryMessage, []byte("\x04{\"Width\":65536,\"Height\":1}"), "BadRequest: a size of the terminal was not understood"},
+		"close nothing":   {websocket.BinaryMessage, []byte{255}, "BadRequest: a channel was closed without its number"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			f.driver.console = (&echoConsole{}).open
+			ws := f.dial(t, "alice", f.url(streams.Console, ""))
+			if err := ws.WriteMessage(test.kind, test.message); err != nil {
+				t.Fatal(err)
+			}
+			if message := readEnd(t, ws); !strings.Contains(message, test.says) {
+				t.Errorf("the end is %s", message)
+			}
+			if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="BadRequest"`) {
+				t.Errorf("the log has %s", line)
+			}
+		})
+	}
+}
+
+// TestHarmlessMessages checks that a client may send what means nothing.
+func TestHarmlessMessages(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.console = (&echoConsole{}).open
+	ws := f.dial(t, "alice", f.url(streams.Console, ""))
+	for _, message := range [][]byte{{}, {0}, {255, 1}, {255, 200}, []byte("\x04{\"Width\":80,\"Height\":24}"), []byte("\x00hello")} {
+		if err := ws.WriteMessage(websocket.BinaryMessage, message); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, message, err := ws.ReadMessage(); err != nil || string(message) != "\x01hello" {
+		t.Errorf("the console shows %q, %v", message, err)
+	}
+}
+
+// readEnd returns the Status of channel 3.
+func readEnd(t *testing.T, ws *websocket.Conn) string {
+	t.Helper()
+	_ = ws.SetReadDeadline(time.Now().Add(waitTimeout))
+	for {
+		_, message, err := ws.ReadMessage()
+		if err != nil {
+			t.Fatalf("the stream ends without a Status: %v", err)
+		}
+		if message[0] == 3 {
+			return string(message[1:])
+		}
+	}
+}
+
+// TestOversizedMessage checks that a message larger than the limit ends the stream, whether
+// it comes in one frame or in many, before it was received.
+func TestOversizedMessage(t *testing.T) {
+	t.Parallel()
+	for name, frames := range map[string]int{"one frame": 1, "many frames": 64} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			received := make(chan int, 1)
+			f.driver.exec = func(_ context.Context, r driver.ExecRequest) (int, error) {
+				all, err := io.ReadAll(r.Stdin)
+				received <- len(all)
+				return 0, err
+			}
+			ws := f.dial(t, "alice", f.url(streams.Exec, "command=cat&stdin=true"))
+			w, err := ws.NextWriter(websocket.BinaryMessage)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = w.Write([]byte{0})
+			for range frames { // an error is fine: the server does not wait for the rest
+				_, _ = w.Write(make([]byte, 2*maxMessage/frames))
+			}
+			_ = w.Close()
+			if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="BadRequest"`) {
+				t.Errorf("the log has %s", line)
+			}
+			if n := <-received; n > maxMessage {
+				t.Errorf("%d bytes were received", n)
+			}
+		})
+	}
+}
+
+// TestHalfOpenClient checks that a client which is gone without a word is noticed, and that
+// one which only answers pings is not taken for one.
+func TestHalfOpenClient(t *testing.T) {
+	t.Parallel()
+	for name, answers := range map[string]bool{"silent": false, "idle": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, func(h *Handler) { h.times.ping, h.times.silence = 20*time.Millisecond, 2*time.Second })
+			f.driver.console = (&echoConsole{}).open
+			ws := f.dial(t, "alice", f.url(streams.Console, ""))
+			if !answers { // pings are answered only while something is read
+				if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="Timeout"`) {
+					t.Errorf("the log has %s", line)
+				}
+				return
+			}
+			_ = ws.SetReadDeadline(time.Now().Add(5 * time.Second))
+			if _, message, err := ws.ReadMessage(); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("a client that answers pings was sent %q, %v", message, err)
+			}
+		})
+	}
+}
+
+// TestSlowReader checks that a client which does not read is cut off, from each kind of
+// stream, and that the driver's side is let go.
+func TestSlowReader(t *testing.T) {
+	t.Parallel()
+	open := map[string]func(*testing.T, *fixture, *endless){
+		"console": func(t *testing.T, f *fixture, source *endless) {
+			f.driver.console = func(context.Context) (io.ReadWriteCloser, error) { return source, nil }
+			f.dial(t, "alice", f.url(streams.Console, ""))
+		},
+		"log": func(t *testing.T, f *fixture, source *endless) {
+			f.driver.logs = func(context.Context, driver.LogOptions) (io.ReadCloser, error) { return source, nil }
+			f.openLog(t, "follow=true")
+		},
+		"exec": func(t *testing.T, f *fixture, source *endless) {
+			f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
+				defer source.Close()
+				_, err := io.Copy(r.Stdout, source)
+				<-ctx.Done()
+				return 0, err
+			}
+			f.dial(t, "alice", f.url(streams.Exec, "command=yes&stdout=true"))
+		},
+	}
+	for name, start := range open {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, func(h *Handler) { h.times.write = 500 * time.Millisecond })
+			source := &endless{closed: make(chan struct{})}
+			start(t, f, source)
+			if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="Timeout"`) {
+				t.Errorf("the log has %s", line)
+			}
+			<-source.closed
+		})
+	}
+}
+
+// endless has always more to read.
+type endless struct{ closed chan struct{} }
+
+// Read implements io.Reader.
+func (e *endless) Read(p []byte) (int, error) { return len(p), nil }
+
+// Write implements io.Writer.
+func (e *endless) Write(p []byte) (int, error) { return len(p), nil }
+
+// Close implements io.Closer.
+func (e *endless) Close() error {
+	close(e.closed)
+	return nil
+}
+
+// TestInputThatIsNotRead checks that a client which sends more than the server takes is held
+// back, not cut off, and can still be told the end.
+func TestInputThatIsNotRead(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(h *Handler) { h.times.ping, h.times.silence = 20*time.Millisecond, time.Second })
+	end := make(chan struct{})
+	f.driver.exec = func(context.Context, driver.ExecRequest) (int, error) {
+		<-end
+		return 3, nil
+	}
+	ws := f.dial(t, "alice", f.url(streams.Exec, "command=sleep&stdin=true&stdout=true"))
+	pongs := make(chan struct{}, 1)
+	ws.SetPongHandler(func(string) error {
+		select {
+		case pongs <- struct{}{}:
+		default:
+		}
+		return nil
+	})
+	go func() {
+		for ws.WriteMessage(websocket.BinaryMessage, make([]byte, 32<<10)) == nil { // channel 0
+			continue
+		}
+	}()
+	go func() {
+		for began := time.Now(); time.Since(began) < 3*time.Second; { // longer than the silence that is allowed
+			<-pongs // else the client would take the server for gone
+		}
+		close(end)
+	}()
+	if message := readEnd(t, ws); !strings.Contains(message, "NonZeroExitCode") {
+		t.Errorf("the end is %s", message)
+	}
+}
+
+// TestLimits checks how many streams may be open, and that each gives its place back.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil) // 4 for a VM, 6 in all
+	f.driver.console = (&echoConsole{}).open
+	f.create(t, framework.NewVM("other").Namespace("demo").UID("uid-2").Bound("stub/engine-1"))
+	other := f.url(streams.Console, "", "other")
+	var open []*websocket.Conn
+	for range 4 {
+		open = append(open, f.dial(t, "alice", f.url(streams.Console, "")))
+	}
+	f.expectTooMany(t, f.url(streams.Console, ""), "this VirtualMachine has 4 open streams")
+	f.dial(t, "bob", other)
+	f.dial(t, "bob", other)
+	f.expectTooMany(t, other, "this controller has 6 open streams")
+	_ = open[0].Close()
+	f.waitForEnds(t, 1)
+	f.dial(t, "alice", f.url(streams.Console, ""))
+}
+
+func (f *fixture) expectTooMany(t *testing.T, url, says string) {
+	t.Helper()
+	_, response, err := f.tryDial("alice", url, streams.Protocol)
+	if err == nil || response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "" {
+		t.Fatalf("error %v", err)
+	}
+	if text, _ := io.ReadAll(response.Body); !strings.Contains(string(text), says) {
+		t.Errorf("the answer is %s", text)
+	}
+}
+
+// TestSlowEngine checks that an engine which does not answer does not hold a request for
+// ever.
+func TestSlowEngine(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(h *Handler) { h.times.open = 100 * time.Millisecond })
+	f.driver.console = func(ctx context.Context) (io.ReadWriteCloser, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	_, response, err := f.tryDial("alice", f.url(streams.Console, ""), streams.Protocol)
+	if err == nil || response.StatusCode != http.StatusGatewayTimeout {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestDroppedSessions opens and drops 1,000 sessions in the ways in which clients go, and
+// checks that no goroutine and no descriptor is left.
+func TestDroppedSessions(t *testing.T) { // not parallel: it counts
+	f := newFixture(t, func(h *Handler) {
+		h.PerVM, h.Total = 100, 100
+		h.admission = newAdmission(100, 100)
+		h.times.linger = 50 * time.Millisecond
+	})
+	var console echoConsole
+	f.driver.console = console.open
+	f.driver.logs = func(context.Context, driver.LogOptions) (io.ReadCloser, error) {
+		reader, _ := io.Pipe()
+		return reader, nil
+	}
+	f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
+		_, _ = io.Copy(io.Discard, r.Stdin)
+		<-ctx.Done()
+		return 0, ctx.Err()
+	}
+	f.dropSessions(t, 20) // what the first ones start stays
+	goroutines, descriptors := runtime.NumGoroutine(), countDescriptors(t)
+	for round := range 49 {
+		f.dropSessions(t, 20)
+		f.waitForEnds(t, (round+2)*20)
+	}
+	f.server.CloseClientConnections()
+	framework.Eventually(t, waitTimeout, "nothing is left", func() error {
+		if g, d := runtime.NumGoroutine(), countDescriptors(t); g > goroutines || d > descriptors {
+			return fmt.Errorf("%d goroutines after %d, %d descriptors after %d", g, goroutines, d, descriptors)
+		}
+		return nil
+	})
+	if f.admission.total != 0 || len(f.admission.perVM) != 0 || len(f.holders.first) != 0 || console.writer != nil {
+		t.Errorf("%d streams are counted, %d writers are known", f.admission.total, len(f.holders.first))
+	}
+}
+
+// dropSessions opens sessions of each kind, and drops them.
+func (f *fixture) dropSessions(t *testing.T, count int) {
+	t.Helper()
+	for i := range count {
+		switch i % 5 {
+		case 0: // with a message that says so
+			ws := f.dial(t, "alice", f.url(streams.Console, ""))
+			_ = ws.WriteControl(websocket.CloseMessage, nil, time.Now().Add(waitTimeout))
+			_ = ws.Close()
+		case 1: // after it typed, without a word
+			ws := f.dial(t, "alice", f.url(streams.Console, ""))
+			_ = ws.WriteMessage(websocket.BinaryMessage, []byte("\x00ls"))
+			_ = ws.Close()
+		case 2: // by a reset
+			ws := f.dial(t, "alice", f.url(streams.Exec, "command=sh&stdin=true"))
+			_ = ws.NetConn().(*net.TCPConn).SetLinger(0)
+			_ = ws.Close()
+		case 3: // in the middle of a message
+			ws := f.dial(t, "alice", f.url(streams.Exec, "command=sh&stdin=true"))
+			_, _ = ws.NetConn().Write([]byte{0x82, 0xfe, 0xff, 0xff})
+			_ = ws.Close()
+		case 4:
+			f.dropLog(t)
+		}
+	}
+}
+
+// dropLog leaves while the log is followed.
+func (f *fixture) dropLog(t *testing.T) {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(f.server.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_, _ = fmt.Fprintf(conn, "GET %s?follow=true HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer alice\r\n\r\n", streams.Path("demo", "vm", streams.Log))
+	if line, err := bufio.NewReader(conn).ReadString('\n'); !strings.Contains(line, "200") {
+		t.Fatalf("the log is answered by %q, %v", line, err)
+	}
+}
+
+func countDescriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
