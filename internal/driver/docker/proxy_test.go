@@ -25,6 +25,7 @@ type engineProxy struct {
 
 	mu       sync.Mutex
 	server   *http.Server
+	upgraded []net.Conn // which the server does not close
 	requests []string
 	// interceptor answers a request and returns true, or leaves it to the engine.
 	interceptor func(w http.ResponseWriter, r *http.Request) bool
@@ -59,6 +60,10 @@ func (p *engineProxy) disconnect() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_ = p.server.Close()
+	for _, c := range p.upgraded {
+		_ = c.Close()
+	}
+	p.upgraded = nil
 }
 
 func (p *engineProxy) reconnect() {
@@ -69,8 +74,17 @@ func (p *engineProxy) reconnect() {
 		p.t.Errorf("listening on %s: %v", p.path, err)
 		return
 	}
-	p.server = &http.Server{Handler: p, ErrorLog: nil} //nolint:gosec // a test's own socket
+	p.server = &http.Server{Handler: p, ErrorLog: nil, ConnState: p.noteUpgrade} //nolint:gosec // a test's own socket
 	go func(s *http.Server) { _ = s.Serve(l) }(p.server)
+}
+
+func (p *engineProxy) noteUpgrade(c net.Conn, state http.ConnState) {
+	if state != http.StateHijacked {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.upgraded = append(p.upgraded, c)
 }
 
 func (p *engineProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {

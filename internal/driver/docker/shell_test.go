@@ -148,8 +148,13 @@ func printInContainer(t *testing.T, c *client.Client, id, line string) {
 	must(t, err)
 	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
 	must(t, err)
-	eventually(t, "the end of the command that prints", func() error {
-		state, err := c.ExecInspect(t.Context(), made.ID, client.ExecInspectOptions{})
+	awaitExec(t, c, made.ID)
+}
+
+func awaitExec(t *testing.T, c *client.Client, id string) {
+	t.Helper()
+	eventually(t, "the end of a command", func() error {
+		state, err := c.ExecInspect(t.Context(), id, client.ExecInspectOptions{})
 		if err == nil && (state.Running || state.ExitCode != 0) {
 			err = fmt.Errorf("it is %+v", state)
 		}

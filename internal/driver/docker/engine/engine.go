@@ -136,6 +136,9 @@ func (e *Client) invoke(ctx context.Context, action string, changes bool, call C
 	if err = call(ctx, c); err == nil {
 		return nil
 	}
+	if ctx.Err() != nil && !IsContextError(err) { // a cause such as io.EOF would pass for a lost connection
+		err = fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
 	if IsConnectionLost(err) {
 		e.disconnect(c)
 	}

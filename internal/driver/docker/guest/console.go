@@ -60,9 +60,21 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	go c.show(conn.Reader)
 	if err := c.showEarlier(); err != nil {
 		c.end(err)
-		return nil, err
+		return nil, c.explainFailure(ctx, err)
 	}
 	return c, nil
+}
+
+// explainFailure returns the cause of an error that the end of the console caused.
+func (c *console) explainFailure(ctx context.Context, err error) error {
+	cause := context.Cause(c.ctx)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(cause, io.EOF):
+		return driver.Errorf(driver.ErrRetry, "container %s stopped or was restarted during the call", shortID(c.of.ID))
+	}
+	return cmp.Or(cause, err)
 }
 
 // attach opens a connection to the main process.

@@ -1,0 +1,184 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+func TestScreen(t *testing.T) {
+	t.Parallel()
+	s := newScreen()
+	for _, text := range []string{"c\n", "d\n"} {
+		_, _ = io.WriteString(s, text)
+	}
+	s.putBefore([]byte("a\nb\nc\n")) // c was printed while both were read
+	s.endWith(io.EOF)
+	s.endWith(os.ErrClosed)
+	text, err := io.ReadAll(s)
+	if string(text) != "a\nb\nc\nd\n" || err != nil {
+		t.Errorf("it shows %q and ends with %v", text, err)
+	}
+
+	s = newScreen()
+	for range 3 * screenSize / 1000 {
+		_, _ = s.Write(bytes.Repeat([]byte{'x'}, 1000))
+	}
+	_, _ = s.Write([]byte("end"))
+	if len(s.text) != screenSize || !bytes.HasSuffix(s.text, []byte("xend")) || cap(s.text) > 4*screenSize {
+		t.Errorf("it keeps %d bytes, in a place for %d, want the last %d", len(s.text), cap(s.text), screenSize)
+	}
+}
+
+func TestOverlap(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"a", "", 0}, {"", "a", 0}, {"abc", "cd", 1}, {"abc", "abcd", 3}, {"abc", "bd", 0}, {"aXa", "aXb", 1}, {"abab", "abab", 4}, {"xbar\n", "bar\nnext", 4}} {
+		if got := overlap([]byte(c.a), []byte(c.b)); got != c.want {
+			t.Errorf("%q and %q: got %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+}
+
+func TestRunBegin(t *testing.T) {
+	t.Parallel()
+	at := func(ms int) string {
+		return time.Date(2026, 1, 1, 0, 0, 0, ms*int(time.Millisecond), time.UTC).Format(time.RFC3339Nano)
+	}
+	const never = "0001-01-01T00:00:00Z"
+	for name, c := range map[string]struct{ began, ended, want string }{
+		"first run":            {at(500), never, ""},
+		"started again":        {at(500), at(100), at(300)},
+		"started again late":   {at(90_000), at(100), at(89_000)},
+		"stopped":              {at(500), at(900), at(400)},
+		"stopped at its start": {at(500), at(500), at(400)},
+	} {
+		if got := formatTime(runBegin(&container.State{StartedAt: c.began, FinishedAt: c.ended})); got != c.want {
+			t.Errorf("%s: got %s, want %s", name, got, c.want)
+		}
+	}
+}
+
+func TestSkipLines(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 100)
+	for _, c := range []struct {
+		text string
+		most int64
+		want int64
+		rest string
+	}{
+		{"", 5, 0, ""},
+		{"a\nb\nc", 0, 0, "a\nb\nc"},
+		{"a\nb\nc", 2, 2, "c"},
+		{"a\nb\nc", 9, 3, ""},
+		{"a\n\n\n", 9, 3, ""},
+		{long + "\n" + long, 1, 1, long},
+		{long, 9, 1, ""},
+	} {
+		r := bufio.NewReaderSize(strings.NewReader(c.text), 16)
+		n, err := skipLines(r, c.most)
+		rest, _ := io.ReadAll(r)
+		if err != nil || n != c.want || string(rest) != c.rest {
+			t.Errorf("%d lines of %.20q: skipped %d, %v, and left %.20q", c.most, c.text, n, err, rest)
+		}
+	}
+}
+
+// TestRemoteHost checks that a socket or a loopback address, which may be forwarded from
+// anywhere, is not taken for a host.
+func TestRemoteHost(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]string{
+		"unix:///var/run/docker.sock": "", "npipe:////./pipe/docker_engine": "", "tcp://127.0.0.1:2375": "", "tcp://localhost:2375": "",
+		"tcp://[::1]:2375": "", "tcp://0.0.0.0:2375": "", "tcp://docker.example.org:2376": "docker.example.org",
+		"tcp://192.0.2.7:2376": "192.0.2.7", "https://[2001:db8::7]:2376": "2001:db8::7", "::": "",
+	} {
+		if got := remoteHost(address); got != want {
+			t.Errorf("%s: got %q, want %q", address, got, want)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	t.Parallel()
+	ip := netip.MustParseAddr
+	c := found{NetworkSettings: &container.NetworkSettings{
+		Networks: map[string]*network.EndpointSettings{
+			"b": {IPAddress: ip("172.18.0.2")}, "a": {IPAddress: ip("172.17.0.2"), GlobalIPv6Address: ip("2001:db8::2")}, "host": {}, "none": nil,
+		},
+		Ports: network.PortMap{
+			network.MustParsePort("80/tcp"): {
+				{HostIP: ip("0.0.0.0"), HostPort: "8080"}, {HostIP: ip("::"), HostPort: "8081"}, {HostIP: ip("172.17.0.1"), HostPort: "8082"}, {HostIP: ip("0.0.0.0")},
+			},
+			network.MustParsePort("80/udp"): {{HostIP: ip("0.0.0.0"), HostPort: "9090"}},
+		},
+	}}
+	for name, check := range map[string]struct{ got, want []string }{
+		"own":       {c.ownAddresses(80), []string{"172.17.0.2:80", "[2001:db8::2]:80", "172.18.0.2:80"}},
+		"this host": {c.publishedAddresses(80, localhost, true), []string{"127.0.0.1:8080", "[::1]:8081", "172.17.0.1:8082"}},
+		// An address of the other host may be another machine's here.
+		"other host": {c.publishedAddresses(80, "docker.example.org", false), []string{"docker.example.org:8080", "docker.example.org:8081"}},
+		"desktop":    {c.publishedAddresses(80, localhost, false), []string{"127.0.0.1:8080", "[::1]:8081"}},
+		"no port":    {c.publishedAddresses(81, localhost, true), nil},
+	} {
+		if !slices.Equal(check.got, check.want) {
+			t.Errorf("%s: got %v, want %v", name, check.got, check.want)
+		}
+	}
+}
+
+// TestRoute has a container that cannot be reached by its own address, and one that refuses.
+func TestRoute(t *testing.T) {
+	t.Parallel()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	closed, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	const unreachable = "255.255.255.255:80"
+	open, refusing := listener.Addr().String(), closed.Addr().String()
+	for name, c := range map[string]struct {
+		route route
+		want  error
+	}{
+		"own":                        {route{own: []string{open}}, nil},
+		"second of its own":          {route{own: []string{refusing, open}}, nil},
+		"published":                  {route{own: []string{unreachable}, published: []string{open}}, nil},
+		"published only":             {route{published: []string{open}}, nil},
+		"refused, though published":  {route{own: []string{refusing}, published: []string{open}}, driver.ErrRetry},
+		"unreachable, not published": {route{own: []string{unreachable}}, driver.ErrRetry},
+		"nowhere":                    {route{}, driver.ErrInvalid},
+	} {
+		conn, err := c.route.dial(t.Context())
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: got %v, want %v", name, err, c.want)
+		}
+		if err == nil {
+			_ = conn.Close()
+		}
+	}
+}

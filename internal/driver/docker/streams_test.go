@@ -1,0 +1,581 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// startShell starts a server with a shell in it, by a driver for d's cluster.
+func startShell(t *testing.T, d *Driver) (driver.ServerSpec, driver.Server) {
+	t.Helper()
+	spec := newSpec(t, d, shellImage(t))
+	return spec, ensureState(t, d, spec, driver.StateRunning)
+}
+
+// reader reads a stream in the background.
+type reader struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	err  error
+}
+
+func readStream(t *testing.T, stream io.ReadCloser) *reader {
+	t.Helper()
+	t.Cleanup(func() { _ = stream.Close() })
+	r := &reader{}
+	go func() {
+		_, err := io.Copy(r, stream)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.err = err; err == nil {
+			r.err = io.EOF
+		}
+	}()
+	return r
+}
+
+// Write implements io.Writer.
+func (r *reader) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.Write(p)
+}
+
+func (r *reader) now() (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String(), r.err
+}
+
+func (r *reader) awaitText(t *testing.T, want string) {
+	t.Helper()
+	eventually(t, "the text "+want, func() error {
+		if text, err := r.now(); !strings.Contains(text, want) {
+			return fmt.Errorf("it is %q, %v", text, err) //nolint:errorlint // there may be none
+		}
+		return nil
+	})
+}
+
+func (r *reader) awaitEnd(t *testing.T) (err error) {
+	t.Helper()
+	eventually(t, "the end of the stream", func() error {
+		if _, err = r.now(); err == nil {
+			return errors.New("it goes on")
+		}
+		return nil
+	})
+	return err
+}
+
+func mustConsole(t *testing.T, d *Driver, spec driver.ServerSpec) (io.ReadWriteCloser, *reader) {
+	t.Helper()
+	c, err := d.Console(t.Context(), spec.UID)
+	must(t, err)
+	return c, readStream(t, c)
+}
+
+// TestConsoleOfOlderContainer has a container whose standard input is closed, as earlier
+// versions made them: it is neither replaced nor pending, and its console can be read.
+func TestConsoleOfOlderContainer(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := newSpec(t, d, shellImage(t))
+	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
+	options.Config.OpenStdin = false
+	made, err := guestImages(t).client.ContainerCreate(t.Context(), options)
+	must(t, err)
+	s := ensureState(t, d, spec, driver.StateRunning)
+	if s.ID != made.ID || len(s.Pending) > 0 || inspectRaw(t, s.ID).Config.OpenStdin {
+		t.Fatalf("it is %+v, want the container %s as it was", s, made.ID)
+	}
+	c, shown := mustConsole(t, d, spec)
+	shown.awaitText(t, "the shell is up")
+	_, err = io.WriteString(c, "x\n")
+	wantError(t, err, driver.ErrUnsupported, "", "can only be read", "standard input")
+}
+
+// TestConsoleOfTerminal has a container with a terminal, which was made by hand.
+func TestConsoleOfTerminal(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := newSpec(t, d, shellImage(t))
+	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
+	options.Config.Tty = true
+	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
+	must(t, err)
+	ensureState(t, d, spec, driver.StateRunning)
+	c, shown := mustConsole(t, d, spec)
+	shown.awaitText(t, "the shell is up\r\n")
+	_, err = io.WriteString(c, "a\x10\x11b\n") // Ctrl-P Ctrl-Q, by which docker attach leaves
+	must(t, err)
+	shown.awaitText(t, "heard a\x10b\r\n") // Ctrl-Q is the terminal's own
+	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
+	must(t, err)
+	text, err := io.ReadAll(l)
+	if must(t, err); !strings.Contains(string(text), "the shell is up\r\n") {
+		t.Errorf("the log is %q", text)
+	}
+}
+
+// TestConsoleShowsEarlierOutput checks that a console begins with the end of a long output.
+func TestConsoleShowsEarlierOutput(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec, s := startShell(t, d)
+	c := guestImages(t).client
+	runInContainer(t, c, s.ID, `i=0; while [ $i -lt 2000 ]; do echo "line $i end"; i=$((i+1)); done >/proc/1/fd/1`)
+	awaitLog(t, d, spec, "line 1999 end")
+	_, shown := mustConsole(t, d, spec)
+	shown.awaitText(t, "line 1999 end\n")
+	printInContainer(t, c, s.ID, "after")
+	shown.awaitText(t, "line 1999 end\nafter\n")
+	if text, _ := shown.now(); len(text) > 4<<10+len("after\n") || len(text) < 4<<10 {
+		t.Errorf("it shows %d bytes, want the last 4 KiB", len(text))
+	}
+}
+
+func awaitLog(t *testing.T, d *Driver, spec driver.ServerSpec, want string) {
+	t.Helper()
+	eventually(t, "the log", func() error {
+		l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
+		if err != nil {
+			return err
+		}
+		text, err := io.ReadAll(l)
+		if err == nil && !strings.Contains(string(text), want) {
+			err = fmt.Errorf("it has %d bytes and no %s", len(text), want)
+		}
+		return errors.Join(err, l.Close())
+	})
+}
+
+// runInContainer runs a script beside the main process.
+func runInContainer(t *testing.T, c *client.Client, id, script string) {
+	t.Helper()
+	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", script}})
+	must(t, err)
+	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
+	must(t, err)
+	awaitExec(t, c, made.ID)
+}
+
+// TestConsoleWithoutReader checks that a console whose caller does not read holds up neither
+// the guest nor other readers, and shows the end.
+func TestConsoleWithoutReader(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec, s := startShell(t, d)
+	slow, err := d.Console(t.Context(), spec.UID)
+	must(t, err)
+	runInContainer(t, guestImages(t).client, s.ID, `line=0123456789012345678901234567890123456789012345678901234567890123456789
+		i=0; while [ $i -lt 100000 ]; do echo "$line"; i=$((i+1)); done >/proc/1/fd/1; echo THE END >/proc/1/fd/1`)
+	_, other := mustConsole(t, d, spec)
+	other.awaitText(t, "THE END")
+	readStream(t, slow).awaitText(t, "THE END")
+}
+
+// TestLostConnections checks that an engine that is lost does not pass for the end of the
+// server.
+func TestLostConnections(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	spec, _ := startShell(t, d)
+	_, console := mustConsole(t, d, spec)
+	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
+	must(t, err)
+	log := readStream(t, l)
+	ended := make(chan error, 1)
+	started := newSignalWriter()
+	go func() {
+		_, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: []string{"sh", "-c", "echo started; sleep 300"}, Stdout: started})
+		ended <- err
+	}()
+	<-started.written
+	console.awaitText(t, "is up")
+	log.awaitText(t, "is up")
+	p.disconnect()
+	wantError(t, console.awaitEnd(t), driver.ErrUnavailable, "")
+	wantError(t, log.awaitEnd(t), driver.ErrUnavailable, "")
+	wantError(t, <-ended, driver.ErrUnavailable, "")
+	p.reconnect()
+	_, again := mustConsole(t, d, spec)
+	again.awaitText(t, "is up")
+}
+
+// signalWriter closes written at the first Write.
+type signalWriter struct {
+	once    sync.Once
+	written chan struct{}
+}
+
+func newSignalWriter() *signalWriter { return &signalWriter{written: make(chan struct{})} }
+
+// Write implements io.Writer.
+func (w *signalWriter) Write(p []byte) (int, error) {
+	w.once.Do(func() { close(w.written) })
+	return len(p), nil
+}
+
+// TestCommandEndsWithItsCaller checks that a command and what it started end when the caller
+// leaves, by their environment and not by their name.
+func TestCommandEndsWithItsCaller(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec, s := startShell(t, d)
+	for name, tty := range map[string]bool{"plain": false, "terminal": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			started := newSignalWriter()
+			seconds := map[bool]string{false: "1234", true: "1235"}[tty]
+			go func() {
+				_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{
+					Command: []string{"sh", "-c", "trap '' HUP TERM INT; sleep " + seconds + " & echo started; sleep " + seconds + "; sleep " + seconds}, Stdout: started, TTY: tty,
+				})
+				ended <- err
+			}()
+			<-started.written
+			awaitProcesses(t, s.ID, "sleep "+seconds, 2)
+			cancel()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Errorf("it ended with %v", err)
+			}
+			awaitProcesses(t, s.ID, seconds, 0)
+		})
+	}
+	t.Cleanup(func() { ensureState(t, newDriver(t, d.Options), spec, driver.StateRunning) })
+}
+
+// awaitProcesses waits until a container has a number of processes with a text in their
+// command line.
+func awaitProcesses(t *testing.T, id, text string, want int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d processes with %q", want, text), func() error {
+		top, err := guestImages(t).client.ContainerTop(t.Context(), id, client.ContainerTopOptions{})
+		if err != nil {
+			return err
+		}
+		lines := slices.DeleteFunc(top.Processes, func(fields []string) bool { return !strings.Contains(strings.Join(fields, " "), text) })
+		if len(lines) != want {
+			return fmt.Errorf("it has %v", lines)
+		}
+		return nil
+	})
+}
+
+// TestCommandWithoutShell checks that Exec ends with its caller in a container that has no
+// shell to end the command.
+func TestCommandWithoutShell(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := newSpec(t, d, guestImages(t).plain)
+	ensureState(t, d, spec, driver.StateRunning)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{Command: []string{"/demo-guest"}, Stdout: io.Discard})
+	if !errors.Is(err, context.DeadlineExceeded) && err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// TestCommandOfStoppedServer stops the server under a command.
+func TestCommandOfStoppedServer(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec, s := startShell(t, d)
+	started := newSignalWriter()
+	codes := make(chan int, 1)
+	go func() {
+		code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: []string{"sh", "-c", "echo started; sleep 300"}, Stdout: started})
+		if err != nil {
+			t.Errorf("Exec: %v", err)
+		}
+		codes <- code
+	}()
+	<-started.written
+	_, err := guestImages(t).client.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "KILL"})
+	must(t, err)
+	if code := <-codes; code != 137 {
+		t.Errorf("it ended with %d, want 137", code)
+	}
+}
+
+// TestTerminalInput checks how the end of the input reaches a terminal, and that no key is
+// withheld from the command.
+func TestTerminalInput(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec, _ := startShell(t, d)
+	for input, want := range map[string]string{
+		"":                 "0 ends",
+		"a\n":              "a ends",
+		"unfinished":       "unfinished ends",
+		"p\x10\x11q\n":     "p\x10q ends", // Ctrl-Q is the terminal's own
+		"\x1e\x1e\n":       "\x1e\x1e ends",
+		"\x1eback\x1e x\n": "\x1eback\x1e x ends",
+	} {
+		var out bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		code, err := d.Exec(ctx, spec.UID, driver.ExecRequest{
+			Command: []string{"sh", "-c", `stty -echo; last=0; while read -r line; do last=$line; done; echo "${line:-$last} ends"`},
+			Stdin:   strings.NewReader(input), Stdout: &out, TTY: true,
+		})
+		cancel()
+		if err != nil || code != 0 || !strings.Contains(out.String(), want) {
+			t.Errorf("%q: it ended with %d, %v, and printed %q, want %q", input, code, err, out.String(), want)
+		}
+	}
+}
+
+// TestStreamsOfDuplicate checks that two containers with one UID are both refused, and a
+// container that is paused.
+func TestStreamsOfDuplicate(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec, s := startShell(t, d)
+	_, err := guestImages(t).client.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
+	must(t, err)
+	for name, call := range streamCalls(d, spec) {
+		if err := call(t.Context()); name != "logs" && name != "interfaces" {
+			wantError(t, err, driver.ErrRetry, "", "paused")
+		} else if err != nil {
+			t.Errorf("%s of a paused server: %v", name, err)
+		}
+	}
+	createUnmanaged(t, "", containerLabels(spec, d.ClusterID, spec.Image.Source))
+	for _, call := range streamCalls(d, spec) {
+		wantError(t, call(t.Context()), driver.ErrRetry, driver.ReasonDuplicate)
+	}
+}
+
+func streamCalls(d *Driver, spec driver.ServerSpec) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"console": func(ctx context.Context) error {
+			c, err := d.Console(ctx, spec.UID)
+			if err == nil {
+				err = c.Close()
+			}
+			return err
+		},
+		"logs": func(ctx context.Context) error {
+			l, err := d.Logs(ctx, spec.UID, driver.LogOptions{})
+			if err == nil {
+				err = l.Close()
+			}
+			return err
+		},
+		"exec": func(ctx context.Context) error {
+			_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{Command: []string{"cat"}})
+			return err
+		},
+		"dial": func(ctx context.Context) error {
+			c, err := d.Dial(ctx, spec.UID, 80)
+			if err == nil {
+				err = c.Close()
+			}
+			return err
+		},
+		"interfaces": func(ctx context.Context) error {
+			_, err := d.Interfaces(ctx, spec.UID)
+			return err
+		},
+	}
+}
+
+// TestStreamsOfHangingEngine checks that no call waits for an engine that does not answer,
+// although its context has no deadline.
+func TestStreamsOfHangingEngine(t *testing.T) {
+	t.Parallel()
+	for at, calls := range map[string][]string{
+		"/containers/json": {"console", "logs", "exec", "dial", "interfaces"},
+		"/json":            {"console", "logs", "exec", "dial", "interfaces"},
+		"/attach":          {"console"}, "/logs": {"console", "logs"}, "/exec": {"exec"}, "/start": {"exec"},
+	} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			p := newProxy(t)
+			d := newDriver(t, Options{Host: p.host(), CallTimeout: time.Second})
+			spec, _ := startShell(t, newDriver(t, Options{ClusterID: d.ClusterID}))
+			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+				if !strings.HasSuffix(r.URL.Path, at) {
+					return false
+				}
+				_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that the caller leaves
+				return hangRequest(r)
+			})
+			for _, name := range calls {
+				err := streamCalls(d, spec)[name](t.Context())
+				if at == "/start" { // it may have been started
+					if !driver.Ambiguous(err) {
+						t.Errorf("%s: got %v, want an ambiguous error", name, err)
+					}
+					continue
+				}
+				wantError(t, err, driver.ErrUnavailable, "", "in time")
+			}
+		})
+	}
+}
+
+// TestRestartDuringCall restarts the container between the lookup and the connection, which
+// then may lead to another one.
+func TestRestartDuringCall(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"dial", "console"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newProxy(t)
+			d := newDriver(t, Options{Host: p.host()})
+			spec, s := startShell(t, d)
+			inspections := 0
+			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+				if strings.HasSuffix(r.URL.Path, s.ID+"/json") {
+					if inspections++; inspections == 2 {
+						_, err := guestImages(t).client.ContainerRestart(context.WithoutCancel(t.Context()), s.ID, client.ContainerRestartOptions{})
+						if err != nil {
+							t.Error(err)
+						}
+					}
+				}
+				return false
+			})
+			wantError(t, streamCalls(d, spec)[name](t.Context()), driver.ErrRetry, "", "restarted")
+		})
+	}
+}
+
+// TestLogsOfOtherDriver has a container whose log cannot be read.
+func TestLogsOfOtherDriver(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := newSpec(t, d, shellImage(t))
+	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
+	options.HostConfig.LogConfig = container.LogConfig{Type: "none"}
+	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
+	must(t, err)
+	s := ensureState(t, d, spec, driver.StateRunning)
+	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
+	wantError(t, err, driver.ErrUnsupported, "", "log driver")
+	_, shown := mustConsole(t, d, spec)
+	printInContainer(t, guestImages(t).client, s.ID, "later")
+	shown.awaitText(t, "later\n")
+}
+
+// TestPreviousLog checks the last lines of what came before a run, with lines that the engine
+// stores in parts, and one without an end.
+func TestPreviousLog(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec, s := startShell(t, d)
+	c := guestImages(t).client
+	long := strings.Repeat("x", 40<<10)
+	runInContainer(t, c, s.ID, `x=0123456789abcdef; while [ ${#x} -lt 40960 ]; do x=$x$x; done; { echo first; echo "$x"; printf unfinished; } >/proc/1/fd/1`)
+	spec.RestartRun, spec.StopBy = s.Run, time.Now().Add(time.Hour)
+	eventually(t, "the restart", func() error {
+		now, err := d.Ensure(t.Context(), spec)
+		if err == nil && (now.Run == s.Run || now.State != driver.StateRunning) {
+			err = fmt.Errorf("it is %+v", now)
+		}
+		return err
+	})
+	for lines, want := range map[int64]string{1: "unfinished", 2: long[:0] + "f\nunfinished", 3: "first\n", 0: ""} {
+		l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true, TailLines: &lines})
+		must(t, err)
+		text, err := io.ReadAll(l)
+		must(t, errors.Join(err, l.Close()))
+		if !strings.Contains(string(text), want) || int64(strings.Count(string(text)+"\n", "\n")) > max(1, lines) {
+			t.Errorf("the last %d lines are %.40q and %d bytes, want %q in them", lines, text, len(text), want)
+		}
+	}
+}
+
+// TestDialWithoutNetwork has a container without an address.
+func TestDialWithoutNetwork(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec, s := startShell(t, d)
+	_, err := guestImages(t).client.NetworkDisconnect(t.Context(), "bridge", client.NetworkDisconnectOptions{Container: s.ID})
+	must(t, err)
+	_, err = d.Dial(t.Context(), spec.UID, 80)
+	wantError(t, err, driver.ErrInvalid, "", "port 80", "spec.ports")
+	all, err := d.Interfaces(t.Context(), spec.UID)
+	if must(t, err); len(all) != 0 {
+		t.Errorf("it has %+v", all)
+	}
+}
+
+// TestStreamsLeaveNothing opens many streams and drops them in all stages.
+func TestStreamsLeaveNothing(t *testing.T) { //nolint:paralleltest // it counts what the process has
+	d := newDriver(t, Options{})
+	spec, _ := startShell(t, d)
+	open := func(n int) {
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() { dropStream(t, d, spec, i) })
+		}
+		all.Wait()
+	}
+	open(20)
+	routines, files := runtime.NumGoroutine(), openFiles(t)
+	open(100)
+	eventually(t, "the end of all that was opened", func() error {
+		if r, f := runtime.NumGoroutine(), openFiles(t); r > routines+10 || f > files+10 {
+			return fmt.Errorf("there are %d goroutines and %d files, before there were %d and %d", r, f, routines, files)
+		}
+		return nil
+	})
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(entries)
+}
+
+// dropStream opens a stream of some kind and leaves it after some time.
+func dropStream(t *testing.T, d *Driver, spec driver.ServerSpec, i int) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*10)*time.Millisecond)
+	defer cancel()
+	switch i % 4 {
+	case 0:
+		if c, err := d.Console(ctx, spec.UID); err == nil {
+			_, _ = io.WriteString(c, "x\n")
+			_, _ = io.Copy(io.Discard, c)
+		}
+	case 1:
+		if l, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true}); err == nil {
+			_, _ = io.Copy(io.Discard, l)
+		}
+	case 2:
+		in, typed := io.Pipe()
+		_, _ = d.Exec(ctx, spec.UID, driver.ExecRequest{Command: []string{"cat"}, Stdin: in, TTY: i%8 == 2})
+		_ = typed.Close()
+	case 3:
+		if c, err := d.Dial(ctx, spec.UID, 80); err == nil {
+			_ = c.Close()
+		}
+	}
+}
