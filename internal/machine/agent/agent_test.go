@@ -326,9 +326,11 @@ func TestDisabled(t *testing.T) {
 func TestInterfaces(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ answer, want string }{
-		"usual": {`[{"name":"lo","hardware-address":"00:00:00:00:00:00","ip-addresses":[{"ip-address":"127.0.0.1","prefix":8},{"ip-address":"::1","prefix":128}]},
+		"usual": {
+			`[{"name":"lo","hardware-address":"00:00:00:00:00:00","ip-addresses":[{"ip-address":"127.0.0.1","prefix":8},{"ip-address":"::1","prefix":128}]},
 			{"name":"eth0","hardware-address":"52:54:00:AA:00:01","ip-addresses":[{"ip-address":"10.0.2.15","prefix":24},{"ip-address":"fe80::1%eth0","prefix":64}],"statistics":{"rx-bytes":1}}]`,
-			"[{eth0 52:54:00:aa:00:01 [10.0.2.15/24 fe80::1/64]}] <nil>"},
+			"[{eth0 52:54:00:aa:00:01 [10.0.2.15/24 fe80::1/64]}] <nil>",
+		},
 		"none":           {`[]`, "[] <nil>"},
 		"down":           {`[{"name":"lo"},{"name":"eth1"}]`, "[{eth1  []}] <nil>"},
 		"Windows":        {`[{"name":"Loopback Pseudo-Interface 1","ip-addresses":[{"ip-address":"127.0.0.1","prefix":8}]},{"name":"以太网"}]`, "[{以太网  []}] <nil>"},
