@@ -6,7 +6,7 @@
 //
 // It counts its boots in the second sector of the first disk, prints "drover linux
 // guest N is up" to the console, powers off at the power button, and serves on port
-// 80. If the first disk is an ext4 file system, it reports whether that was clean,
+// 80. On port 7 it sends a line, and then back what it gets. If the first disk is an ext4 file system, it reports whether that was clean,
 // mounts it, and changes it until it powers off. It serves:
 //
 //	/        a report, as JSON: see report
@@ -19,9 +19,12 @@
 package main
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -302,7 +305,27 @@ func printSeed() map[string]string {
 	return nil
 }
 
+// serveEcho speaks first, as servers of ssh do.
+func serveEcho() error {
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", ":7")
+	if err != nil {
+		return err
+	}
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			_, _ = io.WriteString(conn, "drover linux guest\n")
+			_, _ = io.Copy(conn, conn)
+			_ = conn.Close()
+		}()
+	}
+}
+
 func serveHTTP(r report) error {
+	go func() { logLine("echo", serveEcho()) }()
 	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r) })
 	http.HandleFunc("/burn", func(http.ResponseWriter, *http.Request) {
 		go func() {
