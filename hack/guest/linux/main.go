@@ -14,7 +14,8 @@
 //	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
 //	/off     powers off without the button
-//	/agent?mode=M  starts or stops the guest agent: see agent.go
+//	/agent?mode=M  starts or stops the guest agent: see agent.go; agent=M on the
+//	               kernel's command line does that at the boot
 //	/processes     how many commands the guest agent runs
 package main
 
@@ -347,6 +348,9 @@ func serveHTTP(r report) error {
 		_ = os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0)
 	})
 	agent := &guestAgent{processes: map[int]*process{}}
+	if _, mode, ok := strings.Cut(r.Cmdline, "agent="); ok {
+		logLine("agent", agent.setMode(strings.Fields(mode)[0]))
+	}
 	http.HandleFunc("/agent", func(w http.ResponseWriter, q *http.Request) {
 		if err := agent.setMode(q.FormValue("mode")); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
