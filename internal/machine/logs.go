@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -190,8 +191,8 @@ func findTail(file io.ReaderAt, size, lines int64) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		for i := len(part) - 1; i >= 0; i-- {
-			if at := begin + int64(i) + 1; part[i] == '\n' && at < size {
+		for i, b := range slices.Backward(part) {
+			if at := begin + int64(i) + 1; b == '\n' && at < size {
 				if lines--; lines == 0 {
 					return at, nil
 				}

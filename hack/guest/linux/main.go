@@ -6,7 +6,7 @@
 //
 // It counts its boots in the second sector of the first disk, prints "drover linux
 // guest N is up" to the console, powers off at the power button, and serves on port
-// 80. If the first disk is an ext4 file system, it reports whether that was clean,
+// 80. On port 7 it sends a line, and then back what it gets. If the first disk is an ext4 file system, it reports whether that was clean,
 // mounts it, and changes it until it powers off. It serves:
 //
 //	/        a report, as JSON: see report
@@ -14,14 +14,18 @@
 //	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
 //	/off     powers off without the button
-//	/agent?mode=M  starts or stops the guest agent: see agent.go
+//	/agent?mode=M  starts or stops the guest agent: see agent.go; agent=M on the
+//	               kernel's command line does that at the boot
 //	/processes     how many commands the guest agent runs
 package main
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -302,7 +306,27 @@ func printSeed() map[string]string {
 	return nil
 }
 
+// serveEcho speaks first, as servers of ssh do.
+func serveEcho() error {
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", ":7")
+	if err != nil {
+		return err
+	}
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			_, _ = io.WriteString(conn, "drover linux guest\n")
+			_, _ = io.Copy(conn, conn)
+			_ = conn.Close()
+		}()
+	}
+}
+
 func serveHTTP(r report) error {
+	go func() { logLine("echo", serveEcho()) }()
 	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r) })
 	http.HandleFunc("/burn", func(http.ResponseWriter, *http.Request) {
 		go func() {
@@ -324,6 +348,9 @@ func serveHTTP(r report) error {
 		_ = os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0)
 	})
 	agent := &guestAgent{processes: map[int]*process{}}
+	if _, mode, ok := strings.Cut(r.Cmdline, "agent="); ok {
+		logLine("agent", agent.setMode(strings.Fields(mode)[0]))
+	}
 	http.HandleFunc("/agent", func(w http.ResponseWriter, q *http.Request) {
 		if err := agent.setMode(q.FormValue("mode")); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -134,8 +134,8 @@ func TestExec(t *testing.T) {
 		"far below 0":    {[]string{`{"return":{"exited":true,"exitcode":-2147483648}}`}, Result{ExitCode: -1 << 31}, nil, ""},
 		"cut by us":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"` + long + `"}}`}, Result{ExitCode: 1, Stdout: bytes.Repeat([]byte("x"), maxOutput)}, ErrOutputCut, "the exit code is 1"},
 		"cut by it":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"YQ==","out-truncated":true}}`}, Result{ExitCode: 1, Stdout: []byte("a")}, ErrOutputCut, "use ssh"},
-		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, ErrBadAnswer, "has no exit code"},
-		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, ErrBadAnswer, "has no exit code"},
+		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, ErrEndUnknown, "has no exit code"},
+		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, ErrEndUnknown, "has no exit code"},
 		"a larger code":  {[]string{`{"return":{"exited":true,"exitcode":1e300}}`}, Result{}, ErrEndUnknown, "exitcode"},
 		"no base64":      {[]string{`{"return":{"exited":true,"exitcode":0,"out-data":"\u001b[2J"}}`}, Result{}, ErrEndUnknown, "invalid answer"},
 		"unknown":        {[]string{`{"error":{"class":"GenericError","desc":"PID 4711 does not exist"}}`}, Result{}, ErrEndUnknown, "PID 4711 does not exist"},
@@ -287,7 +287,7 @@ func TestNotStarted(t *testing.T) {
 		"no name":    {&guest{}, Command{Args: []string{""}}, ErrCommand, "it is empty"},
 		"zero byte":  {&guest{}, Command{Args: []string{"a", "b\x00"}}, ErrCommand, "command[1]"},
 		"long":       {&guest{}, Command{Args: []string{strings.Repeat("x", maxArguments+1)}}, ErrCommand, "131073 bytes"},
-		"input":      {&guest{}, Command{Args: []string{"x"}, Stdin: make([]byte, MaxInput+1)}, ErrCommand, "more than 1 MiB"},
+		"input":      {&guest{}, Command{Args: []string{"x"}, Stdin: make([]byte, MaxInput+1)}, ErrCommand, "more than 2 MiB"},
 		"refused":    {&guest{answer: refusal}, Command{Args: []string{"x"}}, ErrCommand, "Failed to execute [31mxxx"},
 		"no agent":   {&guest{refuse: ErrNoAgent}, Command{Args: []string{"x"}}, ErrNoAgent, "qemu-guest-agent"},
 		"blocked":    {&guest{answer: func(string, map[string]any) string { return `{"error":{"class":"CommandNotFound"}}` }}, Command{Args: []string{"x"}}, ErrDisabled, "guest-exec"},
@@ -326,9 +326,11 @@ func TestDisabled(t *testing.T) {
 func TestInterfaces(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ answer, want string }{
-		"usual": {`[{"name":"lo","hardware-address":"00:00:00:00:00:00","ip-addresses":[{"ip-address":"127.0.0.1","prefix":8},{"ip-address":"::1","prefix":128}]},
+		"usual": {
+			`[{"name":"lo","hardware-address":"00:00:00:00:00:00","ip-addresses":[{"ip-address":"127.0.0.1","prefix":8},{"ip-address":"::1","prefix":128}]},
 			{"name":"eth0","hardware-address":"52:54:00:AA:00:01","ip-addresses":[{"ip-address":"10.0.2.15","prefix":24},{"ip-address":"fe80::1%eth0","prefix":64}],"statistics":{"rx-bytes":1}}]`,
-			"[{eth0 52:54:00:aa:00:01 [10.0.2.15/24 fe80::1/64]}] <nil>"},
+			"[{eth0 52:54:00:aa:00:01 [10.0.2.15/24 fe80::1/64]}] <nil>",
+		},
 		"none":           {`[]`, "[] <nil>"},
 		"down":           {`[{"name":"lo"},{"name":"eth1"}]`, "[{eth1  []}] <nil>"},
 		"Windows":        {`[{"name":"Loopback Pseudo-Interface 1","ip-addresses":[{"ip-address":"127.0.0.1","prefix":8}]},{"name":"以太网"}]`, "[{以太网  []}] <nil>"},

@@ -84,7 +84,7 @@ type answer struct {
 func (c *conversation) synchronize() error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])                              // never fails
-	id := int64(binary.LittleEndian.Uint64(random[:]) >> 12) //nolint:gosec // a number that every JSON library keeps exactly
+	id := int64(binary.LittleEndian.Uint64(random[:]) >> 12) // which every JSON library keeps exactly
 	sync := marshal(request{"guest-sync-delimited", map[string]int64{"id": id}})
 	if err := c.write(append([]byte{sentinel}, sync...)); err != nil {
 		return err

@@ -16,9 +16,12 @@ import (
 
 const (
 	// MaxInput is how much input a command may have. The agent takes all of it at once.
-	MaxInput = 1 << 20
+	MaxInput = 2 << 20
 	// maxArguments is how long a command may be, as Linux limits one argument.
 	maxArguments = 128 << 10
+	// quickPoll is the time after which a command that was just started is asked about, over the
+	// same connection: most commands take no longer.
+	quickPoll = 20 * time.Millisecond
 	// firstPoll and lastPoll are the intervals between two questions for a command's end.
 	firstPoll, lastPoll = 50 * time.Millisecond, time.Second
 	// maxSilence is how long an agent may not answer while a command runs in its guest.
@@ -65,16 +68,25 @@ func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
 		return Result{}, err
 	}
 	var pid int64
+	var status execStatus
 	isSent := false
 	err := a.converse(ctx, func(c *conversation) error {
 		err := requireExec(c)
-		if err == nil {
-			isSent = true
-			pid, err = c.start(command)
+		if err != nil {
+			return err
 		}
-		return err
+		isSent = true
+		if pid, err = c.start(command); err != nil || !a.pause(ctx, quickPoll) {
+			return err
+		}
+		if now, err := c.status(pid); err == nil { // else it is asked again
+			status = now
+		}
+		return nil
 	})
 	switch {
+	case err == nil && status.Exited:
+		return status.result()
 	case err == nil:
 	case isSent && ctx.Err() == nil && !errors.Is(err, ErrCommand) && !errors.Is(err, ErrDisabled):
 		return Result{}, endUnknown(err)
@@ -219,7 +231,7 @@ func (s execStatus) result() (Result, error) {
 	case s.Signal != nil:
 		r.ExitCode = otherException
 	case s.ExitCode == nil || *s.ExitCode < math.MinInt32 || *s.ExitCode > math.MaxUint32:
-		return Result{}, fmt.Errorf("%w: a command that has ended has no exit code", ErrBadAnswer)
+		return Result{}, endUnknown(fmt.Errorf("%w: a command that has ended has no exit code", ErrBadAnswer))
 	default:
 		r.ExitCode = int(*s.ExitCode)
 	}

@@ -4,10 +4,14 @@
 package usernet
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestIsConnected(t *testing.T) {
@@ -49,6 +53,35 @@ func TestProbeOfOneAddress(t *testing.T) {
 	sockets := []string{acceptedSocket(ends[0]), acceptedSocket(ends[1])}
 	if sockets[0] == "" || sockets[0] == "0" || sockets[0] == sockets[1] {
 		t.Errorf("the sockets are %q", sockets)
+	}
+}
+
+// TestWaitReadable checks that what the other end sends stays there, and that its end is
+// noticed.
+func TestWaitReadable(t *testing.T) {
+	t.Parallel()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	must(t, err)
+	defer func() { _ = listener.Close() }()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
+	must(t, err)
+	defer func() { _ = conn.Close() }()
+	taken, err := listener.Accept()
+	must(t, err)
+	must(t, conn.SetReadDeadline(time.Unix(1, 0)))
+	if err := WaitReadable(conn); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("with nothing there: %v", err)
+	}
+	must(t, conn.SetReadDeadline(time.Time{}))
+	_, err = io.WriteString(taken, "hello")
+	must(t, err)
+	must(t, WaitReadable(conn))
+	must(t, taken.Close())
+	if text, err := io.ReadAll(conn); string(text) != "hello" || err != nil {
+		t.Errorf("left is %q, %v", text, err)
+	}
+	if err := WaitReadable(conn); !errors.Is(err, io.EOF) {
+		t.Errorf("at its end: %v", err)
 	}
 }
 

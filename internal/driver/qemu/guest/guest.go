@@ -121,7 +121,10 @@ func (g *Guests) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 		return nil, err
 	}
 	conn, err := s.DialPort(ctx, g.host.Clock, f)
-	return conn, classify(ctx, err)
+	if err != nil { // also if ctx has ended, which limits the wait for the guest
+		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	return conn, nil
 }
 
 // forwardTo returns the forward that leads to a TCP port of a guest.
