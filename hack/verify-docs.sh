@@ -10,7 +10,7 @@ set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-mapfile -t pages < <(ls ./*.md docs/*.md docs/adr/*.md)
+mapfile -t pages < <(ls ./*.md docs/*.md docs/adr/*.md charts/*/*.md)
 stale=0
 report_error() {
 	echo "verify-docs.sh: $*" >&2
