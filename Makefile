@@ -41,7 +41,7 @@ up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C sto
 .PHONY: build
 build: ## build bin/drover, bin/drover-controller and bin/kubectl-vm
 	@mkdir -p bin
-	go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/kubectl-vm ./cmd/kubectl-vm
+	CGO_ENABLED=0 go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/kubectl-vm ./cmd/kubectl-vm # users copy it to other hosts
 	go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-controller ./cmd/drover-controller
 	go -C standalone build -buildvcs=false -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o ../bin/drover .
 

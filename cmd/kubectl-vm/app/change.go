@@ -143,9 +143,11 @@ func (c *changeOptions) reportEffect(ctx context.Context, vm *api.VirtualMachine
 		ended: func(one *awaited, err error) { last, failed = one.vm, err },
 	}
 	line := c.newProgressLine(w.describe)
-	c.await(ctx, w)
+	err := c.await(ctx, w)
 	line.stop()
 	switch {
+	case err != nil:
+		return err
 	case errors.Is(failed, errTimeout):
 		return c.printFields(made, func(changedField) string { return "not applied yet" })
 	case failed != nil:

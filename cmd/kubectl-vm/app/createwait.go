@@ -38,12 +38,15 @@ func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) 
 	p.print = func(text string) { line.print(c.ErrOut, "%s", text) }
 	var last *api.VirtualMachine
 	var failed error
-	c.Options.await(ctx, &waiter{
+	err := c.await(ctx, &waiter{
 		open:  map[types.UID]*awaited{vm.UID: {vm: vm, reached: whenReady(vm.Generation)}},
 		seen:  p.see,
 		ended: func(one *awaited, err error) { last, failed = one.vm, err },
 	})
 	line.stop()
+	if err != nil {
+		return err
+	}
 	if failed != nil {
 		return c.explainFailure(ctx, last, failed)
 	}

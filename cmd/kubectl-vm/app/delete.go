@@ -83,7 +83,9 @@ func (d *deleteOptions) run(ctx context.Context, args []string) error {
 			w.open[one.vm.UID] = &awaited{vm: one.vm, gone: true}
 		}
 	})
-	d.await(ctx, w)
+	if err := d.await(ctx, w); err != nil {
+		return err
+	}
 	return d.result()
 }
 
@@ -248,7 +250,7 @@ func (d *deleteOptions) release(ctx context.Context, one *selected, opts metav1.
 }
 
 // await waits until the VMs are gone.
-func (d *deleteOptions) await(ctx context.Context, w *waiter) {
+func (d *deleteOptions) await(ctx context.Context, w *waiter) error {
 	ctx, cancel := withTimeout(ctx, d.timeout)
 	defer cancel()
 	line := d.newProgressLine(w.describe)
@@ -272,7 +274,7 @@ func (d *deleteOptions) await(ctx context.Context, w *waiter) {
 			line.print(d.Out, "%s deleted", d.nameOf(one.vm))
 		}
 	}
-	d.Options.await(ctx, w)
+	return d.Options.await(ctx, w)
 }
 
 // serverName returns the engine's name of a server.

@@ -5,51 +5,64 @@ package app
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
 
-// usageTemplate is cobra's own without the flags of kubectl, which are many and the same for
-// every verb.
-const usageTemplate = `Usage:{{if and .Runnable (not .HasAvailableSubCommands)}}
-  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
-  {{.CommandPath}} VERB{{end}}{{if gt (len .Aliases) 0}}
-
-Aliases:
-  {{.NameAndAliases}}{{end}}{{if .HasExample}}
-
-Examples:
-{{.Example}}{{end}}{{if .HasAvailableSubCommands}}{{$cmds := .Commands}}{{range $group := .Groups}}{{$title := .Title}}{{$first := true}}{{range $cmds}}{{if (and (eq .GroupID $group.ID) (or .IsAvailableCommand (eq .Name "help")))}}{{if $first}}{{$first = false}}
-
-{{$title}}{{end}}
-  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{$first := true}}{{range $cmds}}{{if (and (eq .GroupID "") .IsAvailableCommand)}}{{if $first}}{{$first = false}}
-
-{{if .Groups}}Others:{{else}}Verbs:{{end}}{{end}}
-  {{rpad .Name .NamePadding }} {{.Short}}{{end}}{{end}}{{end}}{{if .HasAvailableLocalFlags}}
-
-Flags:
-{{localFlags . | trimTrailingWhitespaces}}{{end}}
-
-{{optionsHint . }}
-`
-
-// setUsage sets the texts of the help.
-func (o *Options) setUsage(cmd *cobra.Command) {
-	cobra.AddTemplateFunc("localFlags", localFlags)
-	cobra.AddTemplateFunc("optionsHint", func(cmd *cobra.Command) string {
-		hint := fmt.Sprintf("-n, --context and kubectl's other flags: %s options", o.Program)
-		if cmd.HasAvailableSubCommands() {
-			hint = fmt.Sprintf("More about a verb: %s --help\n%s", cmd.CommandPath()+" VERB", hint)
-		}
-		return hint
+// setUsage sets the text below a verb's description. It is cobra's own without the flags of
+// kubectl, which are many and the same for every verb.
+func (o *Options) setUsage(root *cobra.Command) {
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		_, err := fmt.Fprint(cmd.OutOrStdout(), o.usage(cmd))
+		return err
 	})
-	cmd.SetUsageTemplate(usageTemplate)
 }
 
-// localFlags returns the flags of a verb alone.
-func localFlags(cmd *cobra.Command) string {
-	flags := cmd.LocalNonPersistentFlags()
-	return flags.FlagUsagesWrapped(helpColumns)
+func (o *Options) usage(cmd *cobra.Command) string {
+	var b strings.Builder
+	verbs := cmd.HasAvailableSubCommands()
+	if verbs {
+		fmt.Fprintf(&b, "Usage:\n  %s VERB\n", cmd.CommandPath())
+	} else {
+		fmt.Fprintf(&b, "Usage:\n  %s\n", cmd.UseLine())
+	}
+	if len(cmd.Aliases) > 0 {
+		fmt.Fprintf(&b, "\nAlso called:\n  %s\n", strings.Join(cmd.Aliases, ", "))
+	}
+	if cmd.Example != "" {
+		fmt.Fprintf(&b, "\nExamples:\n%s\n", cmd.Example)
+	}
+	for _, group := range append(slices.Clone(cmd.Groups()), &cobra.Group{Title: "Others:"}) {
+		writeVerbs(&b, cmd, group)
+	}
+	if flags := cmd.LocalNonPersistentFlags(); flags.HasAvailableFlags() {
+		fmt.Fprintf(&b, "\nFlags:\n%s", flags.FlagUsagesWrapped(helpColumns))
+	}
+	if verbs {
+		fmt.Fprintf(&b, "\nMore about a verb: %s VERB --help", cmd.CommandPath())
+	}
+	fmt.Fprintf(&b, "\n-n, --context and kubectl's other flags: %s options\n", o.Program)
+	return b.String()
+}
+
+// writeVerbs lists the verbs of a group.
+func writeVerbs(b *strings.Builder, cmd *cobra.Command, group *cobra.Group) {
+	title := group.Title
+	if len(cmd.Groups()) == 0 {
+		title = "Verbs:"
+	}
+	for _, verb := range cmd.Commands() {
+		if verb.GroupID != group.ID || !verb.IsAvailableCommand() {
+			continue
+		}
+		if title != "" {
+			fmt.Fprintf(b, "\n%s\n", title)
+		}
+		title = ""
+		fmt.Fprintf(b, "  %-12s %s\n", verb.Name(), verb.Short)
+	}
 }
 
 // helpColumns is how wide the help is.

@@ -96,7 +96,9 @@ func (p *powerOptions) run(ctx context.Context, args []string) error {
 			w.open[one.vm.UID] = &awaited{vm: one.vm, reached: whenReady(one.vm.Generation), unchanged: one.outcome.unchanged != ""}
 		}
 	})
-	p.await(ctx, w)
+	if err := p.await(ctx, w); err != nil {
+		return err
+	}
 	if p.failed {
 		return &ExitError{Code: 1}
 	}
@@ -176,7 +178,7 @@ func (p *powerOptions) fail(name string, err error) {
 }
 
 // await waits for the VMs, and reports each.
-func (p *powerOptions) await(ctx context.Context, w *waiter) {
+func (p *powerOptions) await(ctx context.Context, w *waiter) error {
 	ctx, cancel := withTimeout(ctx, p.timeout)
 	defer cancel()
 	line := p.newProgressLine(w.describe)
@@ -193,7 +195,7 @@ func (p *powerOptions) await(ctx context.Context, w *waiter) {
 			line.print(p.Out, "%s %s", p.nameOf(one.vm), p.verb.done)
 		}
 	}
-	p.Options.await(ctx, w)
+	return p.Options.await(ctx, w)
 }
 
 // warn prints a warning as kubectl does.

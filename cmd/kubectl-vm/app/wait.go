@@ -65,17 +65,21 @@ type waiter struct {
 	seen func(vm *api.VirtualMachine)
 }
 
-// await waits until the wait for every VM has ended, or ctx ends, which is an error for those
-// that are left.
-func (o *Options) await(ctx context.Context, w *waiter) {
+// await waits until the wait for every VM has ended. What ends it before is an error of those
+// that are left, unless it is the user's Ctrl-C, which is returned.
+func (o *Options) await(ctx context.Context, w *waiter) error {
 	if len(w.open) == 0 {
-		return
+		return nil
 	}
 	namespace, opts := w.scope()
 	err := o.follow(ctx, namespace, opts, observer{all: w.seeAll, one: w.seeOne})
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
 	for _, one := range w.remaining() {
 		w.end(one, err)
 	}
+	return nil
 }
 
 // scope returns what has to be watched.

@@ -71,7 +71,7 @@ func (f *follower) run(ctx context.Context) error {
 		case enough:
 			return nil
 		case ctx.Err() != nil:
-			return context.Cause(ctx)
+			return endOf(ctx)
 		case err != nil && (!listed || !isTransient(err)):
 			return err
 		case err == nil:
@@ -82,7 +82,7 @@ func (f *follower) run(ctx context.Context) error {
 		pause = min(max(2*pause, firstRetry), lastRetry)
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return endOf(ctx)
 		case <-f.Clock.After(pause):
 		}
 	}
@@ -138,6 +138,14 @@ func named(name string) metav1.ListOptions {
 
 // errTimeout means that --timeout is over.
 var errTimeout = errors.New("timed out")
+
+// endOf returns why a context has ended: context.Canceled after Ctrl-C, or errTimeout.
+func endOf(ctx context.Context) error {
+	if err := ctx.Err(); errors.Is(err, context.Canceled) {
+		return err
+	}
+	return context.Cause(ctx)
+}
 
 // withTimeout limits a wait to --timeout, of which 0 means no limit.
 func withTimeout(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
