@@ -58,7 +58,7 @@ warnings are no errors.`,
 }
 
 func (o *doctorOptions) run(ctx context.Context) error {
-	host, err := o.findHost()
+	host, err := o.findHost(ctx)
 	if err != nil {
 		return err
 	}
@@ -75,12 +75,12 @@ func (o *doctorOptions) run(ctx context.Context) error {
 }
 
 // findHost returns the host with the settings of the run that is or was last.
-func (o *doctorOptions) findHost() (*doctor.Host, error) {
+func (o *doctorOptions) findHost(ctx context.Context) (*doctor.Host, error) {
 	path, err := filepath.Abs(o.dataDir)
 	if err != nil {
 		return nil, err
 	}
-	h := doctor.NewHost(datadir.Layout(path), droverVersion, clock.RealClock{})
+	h := doctor.NewHost(ctx, datadir.Layout(path), droverVersion, clock.RealClock{})
 	up, err := settingsOf(h)
 	if err != nil {
 		return nil, err

@@ -105,10 +105,11 @@ type kubeconfigFacts struct {
 	sameCA  bool
 	expires time.Time
 	now     time.Time
+	asOwner string // a kubectl of the user who may read it
 }
 
 func gatherKubeconfig(_ context.Context, h *Host) kubeconfigFacts {
-	f := kubeconfigFacts{path: h.Layout.Kubeconfig(), now: h.Clock.Now()}
+	f := kubeconfigFacts{path: h.Layout.Kubeconfig(), now: h.Clock.Now(), asOwner: "sudo drover kubectl --kubeconfig " + h.Layout.Kubeconfig() + " get vms"}
 	f.exists, _ = h.Layout.Exists()
 	config, err := h.ClientConfig()
 	if err != nil {
@@ -147,7 +148,7 @@ func judgeKubeconfig(f kubeconfigFacts) []findings.Finding {
 		return nil
 	case errors.Is(f.err, fs.ErrPermission):
 		return one(findings.Note("%v", f.err).Means("kubectl of this user cannot use it.").
-			FixedBy("give yourself a kubeconfig of your own, or use it as its owner").FixedByCommand("sudo drover kubectl get vms"))
+			FixedBy("give yourself a kubeconfig of your own, or use it as its owner").FixedByCommand("%s", f.asOwner))
 	case f.err != nil:
 		return one(findings.Warning("%s: %v", f.path, f.err).Means("kubectl cannot use it.").FixedBy(restart))
 	case f.want != "" && f.server != f.want:
