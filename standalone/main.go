@@ -41,7 +41,7 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newUpCommand(), newPurgeCommand(), newImageCommand(), newMachinesCommand(), newDoctorCommand(), newKubectlCommand(), newVersionCommand())
+	root.AddCommand(newUpCommand(), newPurgeCommand(), newImageCommand(), newMachinesCommand(), newStatusCommand(), newDoctorCommand(), newKubectlCommand(), newVersionCommand())
 	return root
 }
 

@@ -190,13 +190,13 @@ func gatherAPI(ctx context.Context, h *Host) apiFacts {
 	} else if f.version = info.GitVersion; f.version == "" {
 		f.version = "of an unknown version"
 	}
-	f.unready = unreadyParts(ctx, client.RESTClient())
+	f.unready = FailedChecks(ctx, client.RESTClient())
 	f.skew, f.err = measureSkew(ctx, h, config)
 	return f
 }
 
-// unreadyParts returns the checks of /readyz that fail, "" for none.
-func unreadyParts(ctx context.Context, client rest.Interface) string {
+// FailedChecks returns the checks of /readyz that fail, "" for none.
+func FailedChecks(ctx context.Context, client rest.Interface) string {
 	text, err := client.Get().AbsPath("/readyz").Param("verbose", "").DoRaw(ctx)
 	if err == nil {
 		return ""
