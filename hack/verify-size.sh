@@ -17,8 +17,9 @@ check() {
 	[[ "${size}" -le $(($2 * 1000000)) ]] || failed=1
 }
 
-check bin/drover 176
+check bin/drover 180
 check bin/drover-controller 60
+check bin/kubectl-vm 54
 if [[ "${failed}" -ne 0 ]]; then
 	echo "verify-size.sh: a program is too large; go tool nm -size -sort size shows what a build without -s has in it" >&2
 	exit 1

@@ -55,19 +55,32 @@ func kubectlConfigFlags() *genericclioptions.ConfigFlags {
 }
 
 // useDataDirKubeconfig points kubectl at this Drover unless the user chose another
-// kubeconfig. It never falls back to ~/.kube/config: a command meant for a Drover
-// that does not run must not reach some other cluster.
+// kubeconfig.
 func useDataDirKubeconfig(args []string) {
-	if os.Getenv("KUBECONFIG") != "" || slices.ContainsFunc(args, isKubeconfigFlag) {
+	if slices.ContainsFunc(args, isKubeconfigFlag) {
 		return
+	}
+	path := defaultKubeconfig()
+	if path == "" {
+		return
+	}
+	if err := os.Setenv("KUBECONFIG", path); err != nil {
+		fmt.Fprintln(os.Stderr, "drover:", err)
+	}
+}
+
+// defaultKubeconfig returns the kubeconfig of this Drover, or nothing if KUBECONFIG
+// names another one. It never falls back to ~/.kube/config: a command meant for a Drover
+// that does not run must not reach some other cluster.
+func defaultKubeconfig() string {
+	if os.Getenv("KUBECONFIG") != "" {
+		return ""
 	}
 	path := datadir.Layout(datadir.Default(os.Getenv, os.Getuid())).Kubeconfig()
 	if _, err := os.Stat(path); err != nil {
 		fmt.Fprintf(os.Stderr, "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
 	}
-	if err := os.Setenv("KUBECONFIG", path); err != nil {
-		fmt.Fprintln(os.Stderr, "drover:", err)
-	}
+	return path
 }
 
 func isKubeconfigFlag(arg string) bool {

@@ -13,14 +13,25 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/standalone/internal/command"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
 func main() {
-	if err := newRootCommand().Execute(); err != nil {
-		os.Exit(reportError(os.Stderr, err))
+	root := newRootCommand()
+	o := newVMOptions()
+	vm := newVMCommand(o)
+	root.AddCommand(vm)
+	cmd, err := root.ExecuteC()
+	switch {
+	case err == nil:
+		return
+	case isBelow(cmd, vm):
+		os.Exit(o.Report(err))
 	}
+	os.Exit(command.Report(os.Stderr, err))
 }
 
 func newRootCommand() *cobra.Command {
@@ -35,13 +46,15 @@ func newRootCommand() *cobra.Command {
 process, and runs a server for every VirtualMachine that is applied to it.`,
 		Example: `  drover up
   drover kubectl apply -f examples/test-vm.yaml
-  drover kubectl get vms`,
+  drover vm list`,
 		Version:       droverVersion,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newUpCommand(), newPurgeCommand(), newImageCommand(), newMachinesCommand(), newStatusCommand(), newDoctorCommand(), newKubectlCommand(), newVersionCommand())
+	root.AddCommand(newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), newVersionCommand())
+	shared := command.Program{Version: droverVersion, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}
+	root.AddCommand(shared.Commands()...)
 	return root
 }
 

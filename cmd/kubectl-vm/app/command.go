@@ -5,6 +5,8 @@ package app
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 
@@ -25,6 +27,11 @@ const (
 func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
 	o := NewOptions(streams)
 	cmd := NewCommand(o)
+	cmd.Version = Version
+	cmd.SetVersionTemplate(versionText() + "\n")
+	cmd.Flags().Bool("version", false, "print the version of this program") // -v is for something else in kubectl
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.AddCommand(NewCompletionCommand(o), NewVersionCommand(o))
 	cmd.SetArgs(args[1:])
 	if strings.HasPrefix(filepath.Base(args[0]), completerPrefix) {
 		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, args[1:]...))
@@ -39,31 +46,61 @@ const completerPrefix = "kubectl_complete-"
 // NewCommand returns the command with all verbs. Its errors are for Options.Report.
 func NewCommand(o *Options) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "kubectl-vm",
-		Short: "Use virtual machines",
-		Long: "Create, watch and use the virtual machines that Drover runs from VirtualMachine objects.\n" +
-			"Every verb takes the flags of kubectl, such as --context and --namespace.",
+		Use:          "kubectl-vm",
+		Short:        "Use virtual machines",
+		Long:         "Create, watch and use the virtual machines that Drover runs from VirtualMachine objects.",
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: o.Program},
 		SilenceUsage: true, SilenceErrors: true,
+		SuggestionsMinimumDistance: 2,
+
+		Args: unknownVerb,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.SetIn(o.In)
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Config.AddFlags(cmd.PersistentFlags())
 	normalizeFlags(cmd)
+	o.setUsage(cmd)
 	cmd.AddGroup(
 		&cobra.Group{ID: groupLifecycle, Title: "Create and change:"},
 		&cobra.Group{ID: groupObserve, Title: "Observe:"},
 		&cobra.Group{ID: groupConnect, Title: "Connect:"},
 	)
 	cmd.AddCommand(newVerbs(o)...)
+	cmd.AddCommand(NewOptionsCommand(o))
+	_ = cmd.RegisterFlagCompletionFunc("namespace", o.completeNamespaces)
+	_ = cmd.RegisterFlagCompletionFunc("context", o.completeContexts)
 	return cmd
+}
+
+// unknownVerb reports a verb that does not exist, and those that are meant perhaps.
+func unknownVerb(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("%q is no verb of %s", args[0], cmd.DisplayName())
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += ": did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return errors.New(text)
+}
+
+// noArgs refuses arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes no arguments, and %q was given", cmd.Name(), args[0])
+	}
+	return nil
 }
 
 // newVerbs returns the verbs, in the order of the help.
 func newVerbs(o *Options) []*cobra.Command {
 	return []*cobra.Command{
-		NewListCommand(o),
+		NewCreateCommand(o),
+		NewStartCommand(o), NewStopCommand(o), NewRestartCommand(o), NewPauseCommand(o), NewResumeCommand(o),
+		NewResizeCommand(o), NewPortCommand(o), NewDeleteCommand(o),
+		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o),
 	}
 }
 
@@ -72,4 +109,12 @@ func normalizeFlags(cmd *cobra.Command) {
 	cmd.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
+}
+
+// examples returns the examples of a verb's help.
+func (o *Options) examples(lines ...string) string {
+	for i, line := range lines {
+		lines[i] = "  " + o.Program + " " + line
+	}
+	return strings.Join(lines, "\n")
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -55,9 +56,40 @@ const exitInterrupted = 130
 // describe returns what to print about an error.
 func (o *Options) describe(err error) string {
 	if isMissingAPI(err) {
-		return "this cluster does not know VirtualMachines: Drover is not installed in it, or --context names another cluster"
+		return "the cluster does not know VirtualMachines: Drover is not installed in it, or --context names another cluster"
 	}
-	return strings.TrimPrefix(err.Error(), "error: ")
+	failed := (*url.Error)(nil)
+	if !errors.As(err, &failed) {
+		return strings.TrimPrefix(err.Error(), "error: ")
+	}
+	if failed.Timeout() && *o.Config.Timeout != "0" {
+		return fmt.Sprintf("%s did not answer within %s (--request-timeout)", serverOf(failed), *o.Config.Timeout)
+	}
+	text := fmt.Sprintf("cannot reach the cluster at %s: %v", serverOf(failed), failed.Err)
+	if serverOf(failed) == defaultServer {
+		text += "; no cluster is configured, see --kubeconfig and KUBECONFIG"
+	}
+	return text
+}
+
+// defaultServer is where client-go looks for a cluster if there is no kubeconfig.
+const defaultServer = "http://localhost:8080"
+
+// describeFor returns what to print about an error of one VM of several.
+func (o *Options) describeFor(name string, err error) string {
+	if missing := (*notFoundError)(nil); errors.As(err, &missing) {
+		return err.Error()
+	}
+	return name + ": " + o.describe(err)
+}
+
+// serverOf returns the address of a request that failed.
+func serverOf(failed *url.Error) string {
+	u, err := url.Parse(failed.URL)
+	if err != nil {
+		return failed.URL
+	}
+	return u.Scheme + "://" + u.Host
 }
 
 // isMissingAPI reports whether the API server knows no VirtualMachines, which it answers with

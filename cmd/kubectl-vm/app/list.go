@@ -8,23 +8,22 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// listOptions are the flags of list.
+// formatWide is the output format with all columns.
+const formatWide = "wide"
+
 type listOptions struct {
 	*Options
+	output        outputFlag
 	allNamespaces bool
 	selector      string
 	noHeaders     bool
-	output        string
 }
 
 // NewListCommand returns the verb list.
@@ -34,52 +33,139 @@ func NewListCommand(o *Options) *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		GroupID: groupObserve,
-		Short:   "List VMs",
-		Args:    cobra.NoArgs,
+		Short:   "List VMs with their state, size and ports",
+		Long: "List VMs with their state, size and ports.\n\n" +
+			"STATE is the state of the server, READY whether it is as the spec says, and REASON why.\n" +
+			"PORTS are the host's ports that lead to it now, as HOST:VM.",
+		Example: o.examples("list", "list -A -o wide", "list -l app=web -o name"),
+		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return l.run(cmd.Context()) },
 	}
-	cmd.Flags().BoolVarP(&l.allNamespaces, "all-namespaces", "A", false, "list the VMs of all namespaces")
-	cmd.Flags().StringVarP(&l.selector, "selector", "l", "", "list the VMs with these labels only, for example app=web")
+	l.output.add(cmd, formatWide)
+	addListFlags(cmd, &l.allNamespaces, &l.selector)
 	cmd.Flags().BoolVar(&l.noHeaders, "no-headers", false, "print no header")
-	cmd.Flags().StringVarP(&l.output, "output", "o", "", "output format: wide, json, yaml, name, jsonpath=TEMPLATE")
 	return cmd
 }
 
-func (l *listOptions) run(ctx context.Context) error {
-	namespace := ""
-	if !l.allNamespaces {
-		var err error
-		if namespace, err = l.Namespace(); err != nil {
-			return err
-		}
+// addListFlags adds the flags that select VMs of a list.
+func addListFlags(cmd *cobra.Command, allNamespaces *bool, selector *string) {
+	cmd.Flags().BoolVarP(allNamespaces, "all-namespaces", "A", false, "the VMs of all namespaces")
+	cmd.Flags().StringVarP(selector, "selector", "l", "", "only VMs with these labels, for example app=web")
+}
+
+// namespaceOf returns the namespace to list, which is "" for all.
+func (o *Options) namespaceOf(all bool) (string, error) {
+	if all {
+		return metav1.NamespaceAll, nil
 	}
-	vms, err := l.VMs(namespace)
+	return o.Namespace()
+}
+
+func (l *listOptions) run(ctx context.Context) error {
+	if err := l.output.check(); err != nil {
+		return err
+	}
+	namespace, err := l.namespaceOf(l.allNamespaces)
 	if err != nil {
 		return err
 	}
-	list, err := vms.List(ctx, metav1.ListOptions{LabelSelector: l.selector})
-	if err != nil {
-		return fmt.Errorf("list VMs: %w", err)
-	}
-	return l.print(list)
-}
-
-func (l *listOptions) print(list *api.VirtualMachineList) error {
-	for i := range list.Items {
-		vm := &list.Items[i]
-		ready := "-"
-		if c := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionReady); c != nil {
-			ready = string(c.Status)
-		}
-		ports := make([]string, 0, len(vm.Status.Ports))
-		for _, p := range vm.Status.Ports {
-			ports = append(ports, strconv.Itoa(int(p.HostPort)))
-		}
-		_, err := fmt.Fprintln(l.Out, vm.Name, cmp.Or(string(vm.Status.Phase), "-"), ready, strings.Join(ports, ","),
-			duration.HumanDuration(l.Clock.Since(vm.CreationTimestamp.Time)))
+	opts := metav1.ListOptions{LabelSelector: l.selector}
+	if l.output.printsObjects() {
+		list, err := l.listObjects(ctx, namespace, opts)
 		if err != nil {
 			return err
 		}
+		return l.output.print(l.Options, list)
 	}
-	return nil
+	vms, err := l.listForTable(ctx, namespace, opts)
+	if err != nil {
+		return err
+	}
+	return l.print(namespace, vms)
+}
+
+func (l *listOptions) print(namespace string, vms []api.VirtualMachine) error {
+	if len(vms) == 0 {
+		l.printNothingFound(namespace, l.selector)
+		return nil
+	}
+	t := table{columns: l.columns(), noHeaders: l.noHeaders}
+	for i := range vms {
+		t.addRow(l.row(&vms[i])...)
+	}
+	screen := screenOf(l.Out)
+	if l.output.format == formatWide {
+		screen.width = 0
+	}
+	return t.write(l.Out, screen)
+}
+
+// printNothingFound says that a list is empty, where it is not taken for output.
+func (o *Options) printNothingFound(namespace, selector string) {
+	text := "No VMs found"
+	if selector != "" {
+		text += fmt.Sprintf(" with labels %q", selector)
+	}
+	if namespace != "" {
+		text += fmt.Sprintf(" in namespace %q", namespace)
+	}
+	_, _ = fmt.Fprintln(o.ErrOut, text+".")
+}
+
+func (l *listOptions) columns() []column {
+	columns := []column{
+		{name: "NAME"}, {name: "STATE"}, {name: "READY", expendable: 3}, {name: "REASON", expendable: 1},
+		{name: "CPU", right: true, expendable: 4}, {name: "MEMORY", right: true, expendable: 5}, {name: "PORTS", expendable: 2}, {name: "AGE", expendable: 6},
+	}
+	if l.allNamespaces {
+		columns = append([]column{{name: "NAMESPACE"}}, columns...)
+	}
+	if l.output.format == formatWide {
+		columns = append(columns, column{name: "DRIVER"}, column{name: "ADDRESS"}, column{name: "RESTARTS", right: true},
+			column{name: "CPU%", right: true}, column{name: "MEM%", right: true}, column{name: "IMAGE"}, column{name: "ENGINE"}, column{name: "ID"})
+	}
+	return columns
+}
+
+// mostPorts is how many ports of a VM list shows, unless it is wide.
+const mostPorts = 3
+
+func (l *listOptions) row(vm *api.VirtualMachine) []cell {
+	wide := l.output.format == formatWide
+	most := mostPorts
+	if wide {
+		most = len(vm.Status.Ports)
+	}
+	row := []cell{
+		{text: vm.Name}, stateOf(vm),
+		{text: cmp.Or(string(conditionOf(vm, api.ConditionReady).Status), none)},
+		{text: cmp.Or(vm.Status.Reason, none)},
+		{text: sizeText(vm, api.ResourceCPU)}, {text: sizeText(vm, api.ResourceMemory)},
+		{text: joinSome(portsOf(vm), most)}, {text: l.ageOf(vm.CreationTimestamp.Time)},
+	}
+	if l.allNamespaces {
+		row = append([]cell{{text: vm.Namespace}}, row...)
+	}
+	if wide {
+		row = append(row, l.wideCells(vm)...)
+	}
+	return row
+}
+
+func (l *listOptions) wideCells(vm *api.VirtualMachine) []cell {
+	cpu, memory, engine, id := none, none, none, none
+	if s := vm.Status.Server; s != nil {
+		id = cmp.Or(shortID(s.ID), none)
+		if s.Usage != nil {
+			cpu, memory = percent(s.Usage.CPU), percent(s.Usage.Memory)
+		}
+	}
+	if b := vm.Status.Binding; b != nil {
+		engine = shortID(b.EngineID)
+	}
+	return []cell{
+		{text: cmp.Or(driverOf(vm), none)}, {text: joinSome(vm.Status.Addresses, 1)},
+		{text: strconv.FormatInt(vm.Status.RestartCount, 10)}, {text: cpu}, {text: memory},
+		{text: cmp.Or(imageOf(vm), none)}, {text: engine}, {text: id},
+	}
 }

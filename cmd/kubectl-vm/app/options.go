@@ -5,6 +5,9 @@ package app
 
 import (
 	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,6 +43,8 @@ type Options struct {
 	DefaultKubeconfig func() string
 
 	kubeconfigOnce sync.Once
+	mu             sync.Mutex // guards vms
+	vms            rest.Interface
 }
 
 // NewOptions returns the options of kubectl-vm.
@@ -48,6 +53,13 @@ func NewOptions(streams genericiooptions.IOStreams) *Options {
 	config.CacheDir = nil // for discovery, which no verb needs
 	config.Timeout = ptr.To(requestTimeout)
 	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm"}
+}
+
+// withOut returns options that print to another stream.
+func (o *Options) withOut(out io.Writer) *Options {
+	other := &Options{IOStreams: o.IOStreams, Config: o.Config, Clock: o.Clock, Program: o.Program, DefaultKubeconfig: o.DefaultKubeconfig}
+	other.Out = out
+	return other
 }
 
 // Namespace returns the namespace of --namespace, or else that of the kubeconfig.
@@ -69,7 +81,10 @@ func (o *Options) RESTConfig() (*rest.Config, error) {
 		return nil, fmt.Errorf("find the cluster: %w", err)
 	}
 	config.UserAgent = "kubectl-vm/" + Version
-	config.QPS, config.Burst = -1, 0 // the API server itself says when it has enough
+	config.QPS = -1 // the API server itself says when it has enough
+	config.WarningHandler = rest.NewWarningWriter(o.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: screenOf(o.ErrOut).color})
+	// Compression costs more than it saves where the API server is on this host.
+	config.DisableCompression = config.DisableCompression || isLocal(config.Host)
 	return config, nil
 }
 
@@ -84,6 +99,20 @@ func (o *Options) useDefaultKubeconfig() {
 
 // VMs returns a client for the VirtualMachines of a namespace, or of all with "".
 func (o *Options) VMs(namespace string) (client.VirtualMachineInterface, error) {
+	c, err := o.vmClient()
+	if err != nil {
+		return nil, err
+	}
+	return client.New(c).VirtualMachines(namespace), nil
+}
+
+// vmClient returns the client of VMs.
+func (o *Options) vmClient() (rest.Interface, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.vms != nil {
+		return o.vms, nil
+	}
 	config, err := o.RESTConfig()
 	if err != nil {
 		return nil, err
@@ -92,7 +121,8 @@ func (o *Options) VMs(namespace string) (client.VirtualMachineInterface, error) 
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	return c.VirtualMachines(namespace), nil
+	o.vms = c.RESTClient()
+	return o.vms, nil
 }
 
 // WatchVMs is VMs without a timeout of requests, which would end a watch.
@@ -127,4 +157,14 @@ func (o *Options) Core() (rest.Interface, error) {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
 	return c, nil
+}
+
+// isLocal reports whether a URL leads to this host.
+func isLocal(address string) bool {
+	u, err := url.Parse(address)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }

@@ -1,12 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package command
 
 import (
 	"context"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,11 +14,15 @@ import (
 )
 
 type statusOptions struct {
-	doctorOptions
+	Program
+
+	dataDir string
+	output  outputFormat
+	out     io.Writer
 }
 
-func newStatusCommand() *cobra.Command {
-	o := &statusOptions{}
+func (p Program) newStatusCommand() *cobra.Command {
+	o := &statusOptions{Program: p}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the installation at a glance",
@@ -35,13 +38,13 @@ a wrong flag, and 3 while Drover is stopped, starts or stops.`,
 			return o.run(cmd.Context())
 		},
 	}
-	addDataDirFlag(cmd.Flags(), &o.dataDir)
+	o.AddDataDirFlag(cmd.Flags(), &o.dataDir)
 	addOutputFlag(cmd.Flags(), &o.output)
 	return useUsageCode(cmd)
 }
 
 func (o *statusOptions) run(ctx context.Context) error {
-	host, err := o.findHost(ctx)
+	host, err := o.findHost(ctx, o.dataDir)
 	if err != nil {
 		return err
 	}
@@ -49,7 +52,12 @@ func (o *statusOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := printStatus(o.out, s, o.output); err != nil {
+	if o.output == outputJSON {
+		err = printJSON(o.out, s)
+	} else {
+		err = s.Print(o.out, o.Clock.Now(), styleOf(o.out))
+	}
+	if err != nil {
 		return err
 	}
 	switch {
@@ -59,11 +67,4 @@ func (o *statusOptions) run(ctx context.Context) error {
 		return &vm.ExitError{Code: 1}
 	}
 	return nil
-}
-
-func printStatus(out io.Writer, s *status.Status, format outputFormat) error {
-	if format == outputJSON {
-		return printJSON(out, s)
-	}
-	return s.Print(out, time.Now(), styleOf(out))
 }

@@ -1,0 +1,58 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package advice says what each reason of a VirtualMachine means, and what to do about it.
+//
+// Start with For. Every reason that the API package exports has an entry in table.go, which a
+// test checks.
+package advice
+
+import "strings"
+
+// Need is what a reason needs to end.
+type Need int
+
+// The needs.
+const (
+	// Nothing is needed: the server is as the spec says, or the reason is an event of success.
+	Nothing Need = iota
+	// Time is all that is needed: the step is in progress, or is tried again.
+	Time
+	// Attention is needed if time did not help: the failure may be one of a moment, or last until
+	// a person removes its cause.
+	Attention
+	// Person means that a person has to act.
+	Person
+)
+
+// Advice is what to know about a reason.
+type Advice struct {
+	Need Need
+	// Means is a sentence about the VM.
+	Means string
+	// Do says what to do, in sentences. It is empty if there is nothing to do.
+	Do string
+	// ByDriver is what to do in addition, by driver.
+	ByDriver map[string]string
+}
+
+// For returns the advice about a reason, and whether there is one. A later version of Drover may
+// have reasons that this one does not know.
+func For(reason string) (Advice, bool) {
+	a, ok := reasons[reason]
+	return a, ok
+}
+
+// ForEvent is For, for the reason of an event.
+func ForEvent(reason string) (Advice, bool) {
+	if a, ok := events[reason]; ok {
+		return a, true
+	}
+	return For(reason)
+}
+
+// Steps returns what to do about a VM. Program is how kubectl-vm is called.
+func (a Advice) Steps(program, vm, driver string) string {
+	text := strings.TrimSpace(a.Do + " " + a.ByDriver[driver])
+	return strings.NewReplacer("{program}", program, "{vm}", vm).Replace(text)
+}

@@ -1,0 +1,115 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package advice
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// apiFolder is where the API package is.
+const apiFolder = "../../../apis/cloudnative/v1alpha1/"
+
+// constants returns the constants of conditions.go whose names have a prefix, by value.
+func constants(t *testing.T, prefix string) map[string]string {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), apiFolder+"conditions.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok || !strings.HasPrefix(spec.Names[0].Name, prefix) {
+			return true
+		}
+		literal, ok := spec.Values[0].(*ast.BasicLit)
+		if !ok {
+			t.Fatalf("%s is no literal", spec.Names[0].Name)
+		}
+		value, err := strconv.Unquote(literal.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[value] = spec.Names[0].Name
+		return true
+	})
+	return all
+}
+
+func TestEveryReasonHasAdvice(t *testing.T) {
+	known := constants(t, "Reason")
+	if len(known) < 30 {
+		t.Fatalf("only %d reasons were found", len(known))
+	}
+	for reason, name := range known {
+		checkAdvice(t, name, reason, reasons)
+	}
+	for reason := range reasons {
+		if known[reason] == "" {
+			t.Errorf("there is advice about %q, which the API package does not have", reason)
+		}
+	}
+}
+
+func TestEveryEventHasAdvice(t *testing.T) {
+	known := constants(t, "Event")
+	if len(known) < 10 {
+		t.Fatalf("only %d events were found", len(known))
+	}
+	for reason, name := range known {
+		checkAdvice(t, name, reason, events)
+	}
+	for reason := range events {
+		if known[reason] == "" {
+			t.Errorf("there is advice about event %q, which the API package does not have", reason)
+		}
+	}
+}
+
+var placeholder = regexp.MustCompile(`\{[^}]*\}?`)
+
+func checkAdvice(t *testing.T, name, reason string, table map[string]Advice) {
+	t.Helper()
+	a, ok := table[reason]
+	switch {
+	case !ok:
+		t.Errorf("%s (%s) has no advice", name, reason)
+		return
+	case !strings.HasSuffix(a.Means, "."):
+		t.Errorf("%s means %q, want a sentence", name, a.Means)
+	case a.Need >= Attention && a.Do == "":
+		t.Errorf("%s needs somebody, and there is nothing to do", name)
+	}
+	for _, driver := range []string{"", docker, qemu} {
+		if left := placeholder.FindString(a.Steps("kubectl vm", "web", driver)); left != "" {
+			t.Errorf("%s: %s is not replaced", name, left)
+		}
+	}
+}
+
+func TestUnknownReason(t *testing.T) {
+	if a, ok := For("OfALaterVersion"); ok {
+		t.Errorf("there is advice about an unknown reason: %+v", a)
+	}
+	if _, ok := ForEvent("ImageUnavailable"); !ok {
+		t.Error("a failure's event has not the advice of its reason")
+	}
+}
+
+func TestStepsNameTheVM(t *testing.T) {
+	a, _ := For("ChangePending")
+	if got := a.Steps("drover vm", "web", docker); got != "drover vm restart web" {
+		t.Errorf("got %q", got)
+	}
+	b, _ := For("ProbeFailing")
+	if d, q := b.Steps("kubectl vm", "web", docker), b.Steps("kubectl vm", "web", qemu); d == q {
+		t.Error("the driver makes no difference")
+	}
+}

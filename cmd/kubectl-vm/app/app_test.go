@@ -1,0 +1,286 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	testingclock "k8s.io/utils/clock/testing"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// now is the time of tests.
+var now = time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
+
+// newOptions returns options whose clock stands still, and the output.
+func newOptions() (*Options, *bytes.Buffer) {
+	var out bytes.Buffer
+	o := NewOptions(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
+	o.Clock = testingclock.NewFakeClock(now)
+	return o, &out
+}
+
+// vmWith returns a VM of generation 2 that a controller has seen, with a reason and condition
+// Ready for five seconds.
+func vmWith(phase api.Phase, reason string, ready metav1.ConditionStatus) *framework.VMBuilder {
+	return framework.NewVM("web").Generation(2).Status(func(s *api.VirtualMachineStatus) {
+		s.Phase, s.Reason, s.ObservedGeneration = phase, reason, 2
+		s.Conditions = []metav1.Condition{{Type: api.ConditionReady, Status: ready, Reason: reason, LastTransitionTime: metav1.NewTime(now.Add(-5 * time.Second))}}
+	}).Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour)) })
+}
+
+func withCondition(kind string, status metav1.ConditionStatus) func(*api.VirtualMachineStatus) {
+	return func(s *api.VirtualMachineStatus) {
+		s.Conditions = append(s.Conditions, metav1.Condition{Type: kind, Status: status, Reason: s.Reason})
+	}
+}
+
+func withAttempts(n int32) func(*api.VirtualMachineStatus) {
+	return func(s *api.VirtualMachineStatus) {
+		next := metav1.NewMicroTime(now.Add(42 * time.Second))
+		s.Operation = &api.Operation{
+			Type: api.OperationCreate, Attempts: n, StartedAt: metav1.NewMicroTime(now.Add(-time.Minute)), NextRetryTime: &next, Reason: s.Reason, LastError: "it broke",
+		}
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	deleted := func(b *framework.VMBuilder) *framework.VMBuilder { return b.DeletionTimestamp(now) }
+	tests := map[string]struct {
+		vm   *framework.VMBuilder
+		want verdict
+	}{
+		"runs":                     {vmWith(api.PhaseActive, api.ReasonRunning, "True"), verdictHealthy},
+		"stopped as asked":         {vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True"), verdictHealthy},
+		"a job that is done":       {vmWith(api.PhaseStopped, api.ReasonCompleted, "True"), verdictHealthy},
+		"boots":                    {vmWith(api.PhaseCreating, api.ReasonStarting, "False"), verdictWaiting},
+		"fails for the first time": {vmWith(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(withAttempts(1)), verdictWaiting},
+		"fails again and again":    {vmWith(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(withAttempts(manyAttempts)), verdictNeedsYou},
+		"fails for long": {vmWith(api.PhaseActive, api.ReasonProbeFailing, "False").Status(func(s *api.VirtualMachineStatus) {
+			s.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Hour))
+		}), verdictNeedsYou},
+		"boots for long": {vmWith(api.PhaseCreating, api.ReasonFetching, "False").Status(func(s *api.VirtualMachineStatus) {
+			s.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Hour))
+		}), verdictWaiting},
+		"needs a person":              {vmWith(api.PhaseFailed, api.ReasonPortConflict, "False").Status(withAttempts(1)), verdictNeedsYou},
+		"stalled":                     {vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled, "True")), verdictNeedsYou},
+		"stalled by a later reason":   {vmWith(api.PhaseFailed, "OfALaterVersion", "False").Status(withCondition(api.ConditionStalled, "True")), verdictNeedsYou},
+		"a later reason":              {vmWith(api.PhaseFailed, "OfALaterVersion", "False"), verdictWaiting},
+		"waits for a restart":         {vmWith(api.PhaseActive, api.ReasonChangePending, "False"), verdictNeedsYou},
+		"an engine that is away":      {vmWith(api.PhaseUnknown, api.ReasonEngineUnavailable, "Unknown"), verdictWaiting},
+		"being deleted":               {deleted(vmWith(api.PhaseTerminating, api.ReasonTerminating, "False")), verdictWaiting},
+		"a deletion that is blocked":  {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineMismatch, "Unknown").Status(withCondition(api.ConditionDeletionBlocked, "True"))), verdictNeedsYou},
+		"a deletion that may go on":   {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineUnavailable, "Unknown").Status(withCondition(api.ConditionDeletionBlocked, "True"))), verdictWaiting},
+		"just created":                {framework.NewVM("web").Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now) }), verdictWaiting},
+		"seen by none":                {framework.NewVM("web").Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now.Add(-time.Minute)) }), verdictNeedsYou},
+		"just changed":                {vmWith(api.PhaseActive, api.ReasonRunning, "True").Generation(3).Meta(changedBefore(time.Second)), verdictWaiting},
+		"a change that none has seen": {vmWith(api.PhaseActive, api.ReasonRunning, "True").Generation(3).Meta(changedBefore(time.Minute)), verdictNeedsYou},
+	}
+	for name, test := range tests {
+		o, _ := newOptions()
+		d := o.diagnose(test.vm.Obj())
+		if d.verdict != test.want {
+			t.Errorf("%s: verdict %d, want %d", name, d.verdict, test.want)
+		}
+		if d.verdict != verdictHealthy && len(d.steps) == 0 && !strings.Contains(name, "later") {
+			t.Errorf("%s: nothing to do", name)
+		}
+	}
+}
+
+func changedBefore(ago time.Duration) func(*metav1.ObjectMeta) {
+	return func(m *metav1.ObjectMeta) {
+		at, status := metav1.NewTime(now.Add(-ago)), metav1.NewTime(now)
+		m.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl", Time: &at}, {Manager: "drover", Subresource: "status", Time: &status}}
+	}
+}
+
+func TestDiagnosis(t *testing.T) {
+	o, _ := newOptions()
+	vm := vmWith(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(withAttempts(7)).Status(func(s *api.VirtualMachineStatus) {
+		s.Message = "pull image x: \x1b[2Jnot found"
+		s.Driver, s.Binding = "docker", &api.Binding{Driver: "docker", EngineID: "3f6c8a52-8e1b-4f9a"}
+	}).Status(withCondition(api.ConditionObserved, "True")).Obj()
+	d := o.diagnose(vm)
+	text := strings.Join(append(append([]string{d.headline, d.message}, d.facts...), d.steps...), "\n")
+	for _, want := range []string{
+		"web is not ready: Failed, ImageUnavailable", "pull image x: ?[2Jnot found", "creating the server for 60s", "failed 7 times in a row",
+		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1)", "and has no server for it", "docker pull",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("it does not say %q:\n%s", want, text)
+		}
+	}
+}
+
+func TestPowerChanges(t *testing.T) {
+	running := vmWith(api.PhaseActive, api.ReasonRunning, "True")
+	tests := map[string]struct {
+		change  func(*api.VirtualMachine, time.Time) (*powerChange, string, error)
+		vm      *framework.VMBuilder
+		want    api.Action
+		restart bool
+		fails   bool
+	}{
+		"start what runs":        {change: startChange, vm: running},
+		"start what is off":      {change: startChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), want: api.ActionActive},
+		"start what is paused":   {change: startChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionActive},
+		"start what has ended":   {change: startChange, vm: vmWith(api.PhaseStopped, api.ReasonCompleted, "True"), restart: true},
+		"start what has failed":  {change: startChange, vm: vmWith(api.PhaseFailed, api.ReasonExited, "False"), restart: true},
+		"stop what runs":         {change: stopChange, vm: running, want: api.ActionStopped},
+		"stop what is paused":    {change: stopChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionStopped},
+		"stop what is off":       {change: stopChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped)},
+		"pause what runs":        {change: pauseChange, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True"), want: api.ActionPaused},
+		"pause what is off":      {change: pauseChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
+		"pause what is paused":   {change: pauseChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused)},
+		"resume what is paused":  {change: resumeChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionActive},
+		"resume what runs":       {change: resumeChange, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True")},
+		"resume what is off":     {change: resumeChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
+		"restart what runs":      {change: restartChange, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True"), restart: true},
+		"restart what is off":    {change: restartChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
+		"restart what is paused": {change: restartChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), fails: true},
+	}
+	for name, test := range tests {
+		change, unchanged, err := test.change(test.vm.Obj(), now)
+		switch {
+		case test.fails != (err != nil):
+			t.Errorf("%s: error %v", name, err)
+		case test.fails:
+		case test.want == "" && !test.restart:
+			if change != nil || unchanged == "" {
+				t.Errorf("%s: %+v, %q; want no change and why", name, change, unchanged)
+			}
+		case change == nil || change.Action != test.want || (change.RestartedAt != nil) != test.restart:
+			t.Errorf("%s: %+v, want %q, restart %t", name, change, test.want, test.restart)
+		}
+	}
+}
+
+func TestRestartHasAlwaysANewTime(t *testing.T) {
+	for name, had := range map[string]time.Time{"within a second": now, "by a clock that is ahead": now.Add(time.Hour), "long ago": now.Add(-time.Hour)} {
+		vm := vmWith(api.PhaseActive, api.ReasonRunning, "True").RestartedAt(had).Status(func(s *api.VirtualMachineStatus) {
+			s.RestartedAt = &metav1.Time{Time: had}
+		}).Obj()
+		at := restartAt(vm, now.Add(300*time.Millisecond)).RestartedAt
+		if !at.After(had) {
+			t.Errorf("%s: %s after %s", name, at, had)
+		}
+		if at.Nanosecond() != 0 {
+			t.Errorf("%s: %s has parts of a second, which the API drops", name, at)
+		}
+	}
+}
+
+func TestForeignOwner(t *testing.T) {
+	entry := func(manager, subresource string, operation metav1.ManagedFieldsOperationType, fields string) metav1.ManagedFieldsEntry {
+		return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, Operation: operation, FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}
+	}
+	tests := map[string]struct {
+		entry metav1.ManagedFieldsEntry
+		want  bool
+	}{
+		"applied by another":  {entry("flux", "", metav1.ManagedFieldsOperationApply, `{"f:spec":{"f:action":{}}}`), true},
+		"another field":       {entry("flux", "", metav1.ManagedFieldsOperationApply, `{"f:spec":{"f:resource":{}}}`), false},
+		"by a user's edit":    {entry("kubectl-edit", "", metav1.ManagedFieldsOperationUpdate, `{"f:spec":{"f:action":{}}}`), false},
+		"by this program":     {entry(fieldManager, "", metav1.ManagedFieldsOperationApply, `{"f:spec":{"f:action":{}}}`), false},
+		"what cannot be read": {entry("flux", "", metav1.ManagedFieldsOperationApply, `[`), false},
+	}
+	for name, test := range tests {
+		vm := vmWith(api.PhaseActive, api.ReasonRunning, "True").Meta(func(m *metav1.ObjectMeta) { m.ManagedFields = []metav1.ManagedFieldsEntry{test.entry} }).Obj()
+		if got := foreignOwner(vm, "action"); (got != "") != test.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+func TestDownloadRate(t *testing.T) {
+	var d download
+	at := now
+	for _, message := range []string{"pulling nginx", "pulling nginx: 10% (10.0/100.0 MB)", "pulling nginx: 30% (30.0/100.0 MB)", "fetching https://x/34.5 MB.img: 50% (50.0/100.0 MB)"} {
+		d.sample(message, at)
+		at = at.Add(2 * time.Second)
+	}
+	if got := d.rateText(at); got != ", 10.0MB/s" || d.total != 100e6 {
+		t.Errorf("the rate is %q of %g, want 10 MB/s of 100 MB", got, d.total)
+	}
+	if got := d.rateText(at.Add(time.Minute)); got != "" {
+		t.Errorf("a download that has not moved for a minute has the rate %q", got)
+	}
+	d.sample("fetching other: 2.0 MB", at)
+	if got := d.rateText(at); got != "" {
+		t.Errorf("a download that began again has the rate %q", got)
+	}
+}
+
+func TestGoalReady(t *testing.T) {
+	restarting := vmWith(api.PhaseActive, api.ReasonRunning, "True").RestartedAt(now)
+	tests := map[string]struct {
+		vm    *framework.VMBuilder
+		done  bool
+		fails bool
+	}{
+		"ready":                            {vm: vmWith(api.PhaseActive, api.ReasonRunning, "True"), done: true},
+		"ready before the change was seen": {vm: vmWith(api.PhaseActive, api.ReasonRunning, "True").Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })},
+		"not ready":                        {vm: vmWith(api.PhaseCreating, api.ReasonStarting, "False")},
+		"a restart that is to come":        {vm: restarting},
+		"stalled":                          {vm: vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled, "True")), fails: true},
+		"deleted":                          {vm: vmWith(api.PhaseActive, api.ReasonRunning, "True").DeletionTimestamp(now), fails: true},
+	}
+	for name, test := range tests {
+		done, err := whenReady(2)(test.vm.Obj())
+		if done != test.done || (err != nil) != test.fails {
+			t.Errorf("%s: %t and %v", name, done, err)
+		}
+	}
+}
+
+func TestRemovalText(t *testing.T) {
+	base := func(driver string) *framework.VMBuilder {
+		return vmWith(api.PhaseActive, api.ReasonRunning, "True").Driver(driver).Resource(api.ResourceRootDisk, "40G").Spec(func(s *api.VirtualMachineSpec) {
+			s.Volumes = []api.Volume{{Name: "data", Size: s.Resource[api.ResourceRootDisk]}}
+		})
+	}
+	tests := map[string]struct {
+		vm   *framework.VMBuilder
+		keep bool
+		want string
+		not  string
+	}{
+		"a machine":   {vm: base("qemu"), want: "root 40G, volume data 40G", not: "kept"},
+		"a container": {vm: base("docker"), want: "all that was written in the container", not: "40G"},
+		"kept":        {vm: base("qemu"), keep: true, want: "is kept with its data", not: "disks"},
+		"retained":    {vm: base("qemu").DeletionPolicy(api.DeletionRetain), want: "is kept with its data", not: "disks"},
+	}
+	for name, test := range tests {
+		got := removalText(test.vm.Obj(), test.keep)
+		if !strings.Contains(got, test.want) || strings.Contains(got, test.not) {
+			t.Errorf("%s: %q, want %q and not %q", name, got, test.want, test.not)
+		}
+	}
+}
+
+func TestListOfOneVM(t *testing.T) {
+	o, out := newOptions()
+	l := &listOptions{Options: o}
+	vm := vmWith(api.PhaseActive, api.ReasonRunning, "True").Resource(api.ResourceCPU, "1000").Status(func(s *api.VirtualMachineStatus) {
+		for _, port := range []int32{80, 81, 82, 83, 84} {
+			s.Ports = append(s.Ports, api.PortStatus{Port: port, HostPort: 8000 + port, Protocol: api.ProtocolTCP})
+		}
+	}).Obj()
+	if err := l.print("default", []api.VirtualMachine{*vm}); err != nil {
+		t.Fatal(err)
+	}
+	want := "NAME   STATE    READY   REASON     CPU   MEMORY   PORTS                        AGE\n" +
+		"web    Active   True    Running   1000       4G   8080:80,8081:81,8082:82,+2   60m\n"
+	if out.String() != want {
+		t.Errorf("got\n%swant\n%s", out, want)
+	}
+}

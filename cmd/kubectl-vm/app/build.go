@@ -1,0 +1,195 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	apply "cloudnative.tw/drover/client/applyconfiguration/cloudnative/v1alpha1"
+)
+
+// Keys of the Secret that create makes.
+const (
+	userDataKey    = "user-data"
+	networkDataKey = "network-data"
+)
+
+// vmFlags are the flags that describe a VM.
+type vmFlags struct {
+	image, checksum       string
+	cpu, memory, disk     string
+	ports, sshKeys        []string
+	userData, networkData string
+	driver, restartPolicy string
+	labels                []string
+	probe                 int32
+}
+
+// build returns the VM that the flags describe. secret is the name of the Secret with user-data
+// and network-data.
+func (f *vmFlags) build(ctx context.Context, namespace, name, secret string) (*apply.VirtualMachineApplyConfiguration, error) {
+	size, err := f.size()
+	if err != nil {
+		return nil, err
+	}
+	spec := apply.VirtualMachineSpec().WithResource(size)
+	f.setImage(spec)
+	if f.driver != "" {
+		spec.WithDriver(f.driver)
+	}
+	if f.restartPolicy != "" {
+		spec.WithRestartPolicy(api.RestartPolicy(f.restartPolicy))
+	}
+	if f.probe != 0 {
+		spec.WithReadinessProbe(apply.Probe().WithTCPSocket(apply.TCPSocket().WithPort(f.probe)))
+	}
+	f.setData(spec, secret)
+	keys, err := readKeys(ctx, f.sshKeys)
+	if err != nil {
+		return nil, err
+	}
+	spec.WithSSHAuthorizedKeys(keys...)
+	if err := f.setPorts(spec); err != nil {
+		return nil, err
+	}
+	labels, err := parseLabels(f.labels)
+	if err != nil {
+		return nil, err
+	}
+	vm := apply.VirtualMachine(name, namespace).WithSpec(spec)
+	if len(labels) > 0 {
+		vm.WithLabels(labels)
+	}
+	return vm, nil
+}
+
+// size returns spec.resource.
+func (f *vmFlags) size() (corev1.ResourceList, error) {
+	size := corev1.ResourceList{}
+	for _, one := range []struct {
+		flag, value string
+		name        corev1.ResourceName
+	}{{"--cpu", f.cpu, api.ResourceCPU}, {"--memory", f.memory, api.ResourceMemory}, {"--disk", f.disk, api.ResourceRootDisk}} {
+		if one.value == "" {
+			continue
+		}
+		quantity, err := parseSize(one.flag, one.value)
+		if err != nil {
+			return nil, err
+		}
+		size[one.name] = quantity
+	}
+	return size, nil
+}
+
+// parseSize reads a size of a flag.
+func parseSize(flag, value string) (resource.Quantity, error) {
+	quantity, err := resource.ParseQuantity(value)
+	switch {
+	case err != nil && flag == "--cpu":
+		return quantity, fmt.Errorf("%s %q: it must be a quantity, for example 2 or 500m", flag, value)
+	case err != nil:
+		return quantity, fmt.Errorf("%s %q: it must be a quantity, for example 4G or 512Mi", flag, value)
+	case quantity.Sign() <= 0:
+		return quantity, fmt.Errorf("%s %q: it must be more than 0", flag, value)
+	}
+	return quantity, nil
+}
+
+func (f *vmFlags) setImage(spec *apply.VirtualMachineSpecApplyConfiguration) {
+	if f.image == "" && f.checksum == "" {
+		return
+	}
+	image := apply.Image().WithSource(f.image)
+	if f.checksum != "" {
+		image.WithChecksum(f.checksum)
+	}
+	spec.WithImage(image)
+}
+
+func (f *vmFlags) setData(spec *apply.VirtualMachineSpecApplyConfiguration, secret string) {
+	if f.userData != "" {
+		spec.WithUserData(apply.DataSource().WithSecretKeyRef(apply.SecretKeyRef().WithName(secret).WithKey(userDataKey)))
+	}
+	if f.networkData != "" {
+		spec.WithNetworkData(apply.DataSource().WithSecretKeyRef(apply.SecretKeyRef().WithName(secret).WithKey(networkDataKey)))
+	}
+}
+
+func (f *vmFlags) setPorts(spec *apply.VirtualMachineSpecApplyConfiguration) error {
+	ports, err := addPorts(nil, f.ports)
+	if err != nil {
+		return fmt.Errorf("--%w", err)
+	}
+	for _, p := range ports {
+		next := apply.Port().WithName(p.Name).WithProtocol(p.Protocol).WithPort(p.Port)
+		if p.HostPort != 0 {
+			next.WithHostPort(p.HostPort)
+		}
+		if p.HostIP != "" {
+			next.WithHostIP(p.HostIP)
+		}
+		spec.WithPorts(next)
+	}
+	return nil
+}
+
+// needsSecret reports whether a Secret is made beside the VM.
+func (f *vmFlags) needsSecret() bool { return f.userData != "" || f.networkData != "" }
+
+// check finds what contradicts itself.
+func (f *vmFlags) check() error {
+	policies := []string{string(api.RestartAlways), string(api.RestartOnFailure), string(api.RestartNever)}
+	switch {
+	case f.userData == fromStdin && f.networkData == fromStdin:
+		return errors.New("--user-data and --network-data cannot both be standard input")
+	case f.checksum != "" && f.image == "":
+		return errors.New("--checksum needs --image")
+	case f.restartPolicy != "" && !slices.Contains(policies, f.restartPolicy):
+		return fmt.Errorf("--restart-policy %q: allowed are %s", f.restartPolicy, strings.Join(policies, ", "))
+	case f.probe < 0 || f.probe > 65535:
+		return fmt.Errorf("--probe %d: it must be a number from 1 to 65535", f.probe)
+	}
+	return nil
+}
+
+// secretData reads the files of the Secret.
+func (f *vmFlags) secretData(o *Options) (map[string][]byte, error) {
+	data := map[string][]byte{}
+	for key, path := range map[string]string{userDataKey: f.userData, networkDataKey: f.networkData} {
+		if path == "" {
+			continue
+		}
+		content, err := o.readData(path)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", key, err)
+		}
+		if len(content) == 0 {
+			return nil, fmt.Errorf("--%s: %s is empty", key, path)
+		}
+		data[key] = content
+	}
+	return data, nil
+}
+
+// parseLabels reads labels of the form key=value.
+func parseLabels(texts []string) (map[string]string, error) {
+	labels := map[string]string{}
+	for _, text := range texts {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("--labels %q: a label is KEY=VALUE", text)
+		}
+		labels[key] = value
+	}
+	return labels, nil
+}

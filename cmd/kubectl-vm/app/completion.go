@@ -1,0 +1,48 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+// NewCompletionCommand returns the verb completion.
+func NewCompletionCommand(o *Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "completion (bash | zsh | fish)",
+		Short: "Print a script that completes verbs, flags and VMs in a shell",
+		Long: `Print a script that completes verbs, flags and the names of VMs in a shell, for kubectl-vm as a
+program of its own:
+
+  source <(kubectl-vm completion bash)
+  kubectl-vm completion zsh > "${fpath[1]}/_kubectl-vm"
+  kubectl-vm completion fish > ~/.config/fish/completions/kubectl-vm.fish
+
+For "kubectl vm", kubectl's own completion asks a program of the name kubectl_complete-vm, which
+is this one by another name:
+
+  ln -s "$(command -v kubectl-vm)" "$(dirname "$(command -v kubectl-vm)")/kubectl_complete-vm"`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("name one shell: bash, zsh or fish")
+			}
+			return nil
+		},
+		ValidArgs: []string{"bash", "zsh", "fish"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch args[0] {
+			case "bash":
+				return cmd.Root().GenBashCompletionV2(o.Out, true)
+			case "zsh":
+				return cmd.Root().GenZshCompletion(o.Out)
+			case "fish":
+				return cmd.Root().GenFishCompletion(o.Out, true)
+			}
+			return fmt.Errorf("shell %q: allowed are bash, zsh and fish", args[0])
+		},
+	}
+}

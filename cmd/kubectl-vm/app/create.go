@@ -1,0 +1,259 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	apply "cloudnative.tw/drover/client/applyconfiguration/cloudnative/v1alpha1"
+)
+
+// undoTimeout is how long it may take to remove a Secret whose VM was not created.
+const undoTimeout = 10 * time.Second
+
+type createOptions struct {
+	*Options
+	vmFlags
+	output  outputFlag
+	dryRun  dryRun
+	wait    bool
+	timeout time.Duration
+}
+
+// NewCreateCommand returns the verb create.
+func NewCreateCommand(o *Options) *cobra.Command {
+	c := &createOptions{Options: o}
+	cmd := &cobra.Command{
+		Use:     "create NAME [--image IMAGE] [--cpu N] [--memory SIZE]",
+		GroupID: groupLifecycle,
+		Short:   "Create a VM",
+		Long: "Create a VM and, with --wait, follow it until it is ready.\n\n" +
+			"Under docker an image is a reference such as nginx:1.29. Under qemu it is https://... with a\n" +
+			"--checksum, oci://registry/name:tag, or the path of a file on Drover's host.\n" +
+			"User-data goes into a Secret that is removed with the VM. --dry-run=client -o yaml prints a\n" +
+			"manifest and creates nothing.",
+		Example: o.examples("create web --image nginx:1.29 --port 8080:80 --probe 80 --wait",
+			"create dev --driver qemu --image oci://quay.io/containerdisks/debian:12 --cpu 2 --memory 4G --disk 20G --ssh-key auto --port 2222:22",
+			"create web --image nginx:1.29 --dry-run=client -o yaml > web.yaml"),
+		Args: func(_ *cobra.Command, args []string) error { return needOneName(args) },
+		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
+
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	c.addFlags(cmd)
+	c.output.add(cmd)
+	c.dryRun.addFlag(cmd)
+	cmd.Flags().BoolVar(&c.wait, "wait", false, "wait until the VM is ready, and show its progress")
+	cmd.Flags().DurationVar(&c.timeout, "timeout", defaultWait, "with --wait: how long to wait, 0 without an end")
+	return cmd
+}
+
+func (c *createOptions) addFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.image, "image", "", "what the VM boots; the driver's default if there is none")
+	f.StringVar(&c.checksum, "checksum", "", "digest of the image, sha256: and 64 digits")
+	f.StringVar(&c.cpu, "cpu", "1", "number of CPUs, for example 2 or 500m")
+	f.StringVar(&c.memory, "memory", "1G", "memory, for example 4G or 512Mi")
+	f.StringVar(&c.disk, "disk", "", "size of the root disk, for example 40G; the driver's default if there is none")
+	f.StringArrayVarP(&c.ports, "port", "p", nil, "port of the host that leads to the VM, may be repeated: "+portSyntax)
+	f.StringArrayVar(&c.sshKeys, "ssh-key", nil, "who may log in, may be repeated: auto for your own public keys, the file of a public key, or a key")
+	f.StringVar(&c.userData, "user-data", "", "file for cloud-init in the guest; - is standard input")
+	f.StringVar(&c.networkData, "network-data", "", "file with cloud-init's network configuration; - is standard input")
+	f.StringVar(&c.driver, "driver", "", "driver that runs the VM, for example docker or qemu; the controller's first if there is none")
+	f.StringVar(&c.restartPolicy, "restart-policy", "", "Always (default), OnFailure or Never: what happens when the server ends by itself")
+	f.Int32Var(&c.probe, "probe", 0, "port of the VM that must answer before it is ready")
+	f.StringSliceVarP(&c.labels, "labels", "l", nil, "labels, for example app=web,tier=front")
+	_ = cmd.RegisterFlagCompletionFunc("driver", c.completeDrivers)
+	_ = cmd.RegisterFlagCompletionFunc("restart-policy", cobra.FixedCompletions(
+		[]string{string(api.RestartAlways), string(api.RestartOnFailure), string(api.RestartNever)}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("ssh-key", cobra.FixedCompletions([]string{keyAuto}, cobra.ShellCompDirectiveDefault))
+	for _, name := range []string{"image", "checksum", "cpu", "memory", "disk", "port", "labels", "probe"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+}
+
+func (c *createOptions) run(ctx context.Context, name string) error {
+	if err := errors.Join(c.check(), c.output.check(), c.dryRun.check()); err != nil {
+		return err
+	}
+	namespace, err := c.Namespace()
+	if err != nil {
+		return err
+	}
+	secret := name + "-" + userDataKey
+	if !c.dryRun.client() {
+		secret += "-" + rand.String(5) // the Secret of an earlier VM of that name may be about to go
+	}
+	vm, err := c.build(ctx, namespace, name, secret)
+	if err != nil {
+		return err
+	}
+	data, err := c.secretData(c.Options)
+	if err != nil {
+		return err
+	}
+	if c.dryRun.client() {
+		if *c.Config.Namespace == "" { // a manifest names no namespace unless the user does, as with kubectl
+			vm.Namespace, namespace = nil, ""
+		}
+		return c.printManifests(vm, newSecret(namespace, secret, data))
+	}
+	return c.create(ctx, vm, newSecret(namespace, secret, data))
+}
+
+// newSecret returns the Secret with the data of a VM, or nil if there are none.
+func newSecret(namespace, name string, data map[string][]byte) *corev1.Secret {
+	if len(data) == 0 {
+		return nil
+	}
+	return &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Data:       data,
+	}
+}
+
+// printManifests prints what would be sent.
+func (c *createOptions) printManifests(vm *apply.VirtualMachineApplyConfiguration, secret *corev1.Secret) error {
+	if !c.output.printsObjects() {
+		_, err := fmt.Fprintf(c.Out, "%s created%s\n", vmName(*vm.Name), c.dryRun.suffix())
+		return err
+	}
+	var objects []runtime.Object
+	if secret != nil {
+		object, err := toUnstructured(secret)
+		if err != nil {
+			return err
+		}
+		objects = append(objects, object)
+	}
+	object, err := toUnstructured(vm)
+	if err != nil {
+		return err
+	}
+	return c.output.print(c.Options, append(objects, object)...)
+}
+
+// toUnstructured returns an object without the fields that only the API server fills in.
+func toUnstructured(from any) (*unstructured.Unstructured, error) {
+	body, err := json.Marshal(from)
+	if err != nil {
+		return nil, fmt.Errorf("write the manifest: %w", err)
+	}
+	object := &unstructured.Unstructured{}
+	if err := json.Unmarshal(body, &object.Object); err != nil {
+		return nil, fmt.Errorf("write the manifest: %w", err)
+	}
+	unstructured.RemoveNestedField(object.Object, "metadata", "creationTimestamp")
+	return object, nil
+}
+
+// create creates the Secret, if there is one, and the VM. The Secret is first, because the
+// controller needs it at once; the VM owns it, and is removed with it.
+func (c *createOptions) create(ctx context.Context, wanted *apply.VirtualMachineApplyConfiguration, secret *corev1.Secret) error {
+	if err := c.checkAbsence(ctx, *wanted.Namespace, *wanted.Name); err != nil {
+		return err
+	}
+	if secret != nil {
+		if err := c.createSecret(ctx, secret); err != nil {
+			return fmt.Errorf("create a Secret for the user-data: %w", err)
+		}
+	}
+	vms, err := c.VMs(*wanted.Namespace)
+	if err != nil {
+		return err
+	}
+	vm, err := vms.Apply(ctx, wanted, metav1.ApplyOptions{FieldManager: fieldManager, DryRun: c.dryRun.options()})
+	if err != nil {
+		c.undoSecret(ctx, secret)
+		return err
+	}
+	if secret != nil && !c.dryRun.enabled() {
+		if err := c.ownSecret(ctx, vm, secret); err != nil {
+			c.warn(fmt.Sprintf("Secret %s will not be removed with the VM: %s", secret.Name, c.describe(err)))
+		}
+	}
+	return c.finish(ctx, vm)
+}
+
+// checkAbsence refuses to change a VM that exists: an apply would.
+func (c *createOptions) checkAbsence(ctx context.Context, namespace, name string) error {
+	_, err := c.GetVM(ctx, namespace, name)
+	missing := (*notFoundError)(nil)
+	switch {
+	case err == nil:
+		return fmt.Errorf("%s %q already exists in namespace %q", resourceVMs, name, namespace)
+	case errors.As(err, &missing), apierrors.IsForbidden(err): // who may only create is answered by the apply
+		return nil
+	}
+	return err
+}
+
+func (c *createOptions) createSecret(ctx context.Context, secret *corev1.Secret) error {
+	core, err := c.Core()
+	if err != nil {
+		return err
+	}
+	opts := metav1.CreateOptions{FieldManager: fieldManager, DryRun: c.dryRun.options()}
+	return core.Post().Namespace(secret.Namespace).Resource("secrets").VersionedParams(&opts, metav1.ParameterCodec).Body(secret).Do(ctx).Error()
+}
+
+// undoSecret removes the Secret of a VM that was not created, also after Ctrl-C.
+func (c *createOptions) undoSecret(ctx context.Context, secret *corev1.Secret) {
+	if secret == nil || c.dryRun.enabled() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	core, err := c.Core()
+	if err == nil {
+		err = core.Delete().Namespace(secret.Namespace).Resource("secrets").Name(secret.Name).Do(ctx).Error()
+	}
+	if err != nil {
+		c.warn(fmt.Sprintf("Secret %s was created and is not needed: %s", secret.Name, c.describe(err)))
+	}
+}
+
+// ownSecret makes the VM the owner of the Secret, which is then removed with it.
+func (c *createOptions) ownSecret(ctx context.Context, vm *api.VirtualMachine, secret *corev1.Secret) error {
+	core, err := c.Core()
+	if err != nil {
+		return err
+	}
+	owner := metav1.OwnerReference{APIVersion: api.SchemeGroupVersion.String(), Kind: "VirtualMachine", Name: vm.Name, UID: vm.UID}
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"ownerReferences": []metav1.OwnerReference{owner}}})
+	if err != nil {
+		return err
+	}
+	return core.Patch(types.MergePatchType).Namespace(secret.Namespace).Resource("secrets").Name(secret.Name).Param("fieldManager", fieldManager).Body(body).Do(ctx).Error()
+}
+
+// finish prints what was created, and waits if that was asked for.
+func (c *createOptions) finish(ctx context.Context, vm *api.VirtualMachine) error {
+	if c.output.printsObjects() {
+		if err := c.output.print(c.Options, vm); err != nil {
+			return err
+		}
+	} else if _, err := fmt.Fprintf(c.Out, "%s created%s\n", vmName(vm.Name), c.dryRun.suffix()); err != nil {
+		return err
+	}
+	if !c.wait || c.dryRun.enabled() {
+		return nil
+	}
+	return c.awaitReady(ctx, vm)
+}

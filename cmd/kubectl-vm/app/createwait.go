@@ -1,0 +1,233 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+const (
+	// plainPeriod is the least time between two lines that only report progress, where no
+	// terminal redraws one.
+	plainPeriod = 10 * time.Second
+	// rateWindow is the time over which the rate of a download is measured.
+	rateWindow = 12 * time.Second
+)
+
+// awaitReady shows the progress of a VM until it is ready.
+func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) error {
+	ctx, cancel := withTimeout(ctx, c.timeout)
+	defer cancel()
+	now := c.Clock.Now()
+	p := &createProgress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: screenOf(c.ErrOut), vm: vm}
+	line := c.newProgressLine(p.describe)
+	defer line.stop()
+	p.print = func(text string) { line.print(c.ErrOut, "%s", text) }
+	var last *api.VirtualMachine
+	var failed error
+	err := c.await(ctx, &waiter{
+		open:  map[types.UID]*awaited{vm.UID: {vm: vm, reached: whenReady(vm.Generation)}},
+		seen:  p.see,
+		ended: func(one *awaited, err error) { last, failed = one.vm, err },
+	})
+	line.stop()
+	if err != nil {
+		return err
+	}
+	if failed != nil {
+		return c.explainFailure(ctx, last, failed)
+	}
+	if !c.output.printsObjects() {
+		_, _ = fmt.Fprintf(c.Out, "%s is ready after %s%s\n", vmName(vm.Name), elapsedText(c.Clock.Since(p.began)), reachText(last))
+	}
+	return nil
+}
+
+// explainFailure says why a VM is not ready.
+func (c *createOptions) explainFailure(ctx context.Context, vm *api.VirtualMachine, failed error) error {
+	if !errors.Is(failed, errStalled) && !errors.Is(failed, errTimeout) {
+		return fmt.Errorf("%s: %w", vm.Name, failed)
+	}
+	if errors.Is(failed, errTimeout) {
+		_, _ = fmt.Fprintf(c.ErrOut, "error: %s: %s\n\n", vm.Name, failed)
+	}
+	v, err := c.withOut(c.ErrOut).explain(context.WithoutCancel(ctx), vm)
+	if err != nil {
+		return err
+	}
+	return &ExitError{Code: max(int(v), 1)}
+}
+
+// reachText says how to reach a VM.
+func reachText(vm *api.VirtualMachine) string {
+	text := ""
+	if len(vm.Status.Addresses) > 0 {
+		text = ", at " + strings.Join(vm.Status.Addresses, ", ")
+	}
+	if ports := portsOf(vm); len(ports) > 0 {
+		text += ", ports " + strings.Join(ports, ", ")
+	}
+	return clean(text)
+}
+
+// elapsedText returns a duration for people.
+func elapsedText(d time.Duration) string {
+	if d < 10*time.Second {
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+// createProgress follows the steps of a VM's creation.
+type createProgress struct {
+	clock  clock.WithTicker
+	screen screen
+	// print prints a line that stays.
+	print func(text string)
+	began time.Time
+
+	mu        sync.Mutex // guards what follows, which describe reads
+	vm        *api.VirtualMachine
+	step      string // the reason of the step in progress
+	stepBegan time.Time
+	printed   time.Time
+	attempts  int32
+	download  download
+}
+
+// stepNames say what a step has brought about when it is over.
+var stepNames = map[string]string{
+	api.ReasonCreating: "server created", api.ReasonFetching: "image fetched", api.ReasonStarting: "server started",
+	api.ReasonProbeFailing: "guest answers", api.ReasonRestarting: "server restarted", api.ReasonUpdating: "change applied",
+}
+
+// see reports a version of the VM.
+func (p *createProgress) see(vm *api.VirtualMachine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now, before := p.clock.Now(), p.step
+	p.vm, p.step = vm, vm.Status.Reason
+	if p.step != before {
+		p.endStep(before, now)
+	}
+	if p.step == api.ReasonFetching {
+		p.download.sample(vm.Status.Message, now)
+	}
+	failed := p.reportFailure(vm, now)
+	if !p.screen.terminal && !failed && !isReady(vm) && (p.step != before || now.Sub(p.printed) >= plainPeriod) {
+		p.printed = now
+		p.print("  " + p.text(now))
+	}
+}
+
+// endStep reports a step that is over. The caller has the lock.
+func (p *createProgress) endStep(step string, now time.Time) {
+	took := now.Sub(p.stepBegan)
+	p.stepBegan = now
+	name := stepNames[step]
+	if name == "" || !p.screen.terminal {
+		return
+	}
+	if step == api.ReasonFetching && p.download.total > 0 {
+		name += ", " + bytesText(p.download.total, decimalBytes)
+	}
+	p.print(fmt.Sprintf("  %s %-28s %s", p.screen.paint("✓", green), name, p.screen.paint(elapsedText(took), faint)))
+}
+
+// reportFailure reports a try that failed, and whether there is one. The caller has the lock.
+func (p *createProgress) reportFailure(vm *api.VirtualMachine, now time.Time) bool {
+	op := vm.Status.Operation
+	if op == nil || op.Attempts <= p.attempts || op.LastError == "" {
+		return false
+	}
+	p.attempts, p.stepBegan = op.Attempts, now
+	text := clean(op.Reason + ": " + op.LastError)
+	if op.NextRetryTime != nil {
+		text += fmt.Sprintf(" (next try in %s)", max(op.NextRetryTime.Sub(now), 0).Round(time.Second))
+	}
+	p.print("  " + p.screen.paint("✗", red) + " " + text)
+	p.printed = now
+	return true
+}
+
+// describe returns the line that is redrawn.
+func (p *createProgress) describe() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.clock.Now()
+	return fmt.Sprintf("%s  %s", elapsedText(now.Sub(p.began).Truncate(time.Second)), p.text(now))
+}
+
+// text returns what goes on. The caller has the lock.
+func (p *createProgress) text(now time.Time) string {
+	if p.step == "" {
+		return "waiting for a controller"
+	}
+	text := doing(p.vm)
+	if p.step == api.ReasonFetching {
+		text += p.download.rateText(now)
+	}
+	return text
+}
+
+// download is what is known of a download from its messages. They are for people, so one that
+// has no such numbers is shown as it is.
+type download struct {
+	total   float64
+	samples []downloadSample
+}
+
+type downloadSample struct {
+	at    time.Time
+	bytes float64
+}
+
+// megabytes finds the numbers of a message such as "fetching X: 34% (12.3/36.1 MB)".
+var megabytes = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))? MB\)?$`)
+})
+
+// sample takes the numbers of a message.
+func (d *download) sample(message string, now time.Time) {
+	found := megabytes().FindStringSubmatch(message)
+	if found == nil {
+		return
+	}
+	received, _ := strconv.ParseFloat(found[1], 64)
+	total, _ := strconv.ParseFloat(found[2], 64)
+	d.total = max(total, received) * 1e6
+	if n := len(d.samples); n > 0 && received*1e6 < d.samples[n-1].bytes {
+		d.samples = nil // it began again, or another image did
+	}
+	d.samples = append(d.samples, downloadSample{now, received * 1e6})
+	for len(d.samples) > 2 && now.Sub(d.samples[0].at) > rateWindow {
+		d.samples = d.samples[1:]
+	}
+}
+
+// rateText returns the rate, if it is known.
+func (d *download) rateText(now time.Time) string {
+	n := len(d.samples)
+	if n < 2 || now.Sub(d.samples[n-1].at) > rateWindow {
+		return ""
+	}
+	first, last := d.samples[0], d.samples[n-1]
+	took := last.at.Sub(first.at).Seconds()
+	if took <= 0 {
+		return ""
+	}
+	return ", " + bytesText((last.bytes-first.bytes)/took, decimalBytes) + "B/s"
+}

@@ -1,0 +1,294 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+type deleteOptions struct {
+	*Options
+	selection
+	dryRun     dryRun
+	keepServer bool
+	yes        bool
+	wait       bool
+	timeout    time.Duration
+	failed     bool
+	blocked    map[types.UID]string
+}
+
+// NewDeleteCommand returns the verb delete.
+func NewDeleteCommand(o *Options) *cobra.Command {
+	d := &deleteOptions{Options: o, blocked: map[types.UID]string{}}
+	cmd := &cobra.Command{
+		Use:     "delete (NAME... | -l SELECTOR | --all)",
+		Aliases: []string{"rm"},
+		GroupID: groupLifecycle,
+		Short:   "Delete VMs with their data, or keep their servers",
+		Long: "Delete VMs. Their servers are shut down and removed with their disks and all data, unless\n" +
+			"--keep-server leaves them running and no longer managed. What is removed is shown first, and\n" +
+			"has to be confirmed: on a terminal, or by --yes.",
+		Example: o.examples("delete web", "delete web db --yes", "delete web --keep-server", "delete -l app=web"),
+		RunE:    func(cmd *cobra.Command, args []string) error { return d.run(cmd.Context(), args) },
+
+		ValidArgsFunction: o.CompleteVMs,
+	}
+	d.addFlags(cmd)
+	d.dryRun.addFlag(cmd)
+	cmd.Flags().BoolVar(&d.keepServer, "keep-server", false, "release the servers: they go on running, with their data, and Drover no longer manages them")
+	cmd.Flags().BoolVarP(&d.yes, "yes", "y", false, "do not ask")
+	cmd.Flags().BoolVar(&d.wait, "wait", true, "wait until the VMs are gone")
+	cmd.Flags().DurationVar(&d.timeout, "timeout", 0, "how long to wait, 0 without an end")
+	return cmd
+}
+
+func (d *deleteOptions) run(ctx context.Context, args []string) error {
+	if err := errors.Join(d.parse(args), d.dryRun.check()); err != nil {
+		return err
+	}
+	found, err := d.find(ctx, d.Options)
+	if err != nil {
+		return err
+	}
+	found = d.reportMissing(found)
+	if len(found) == 0 {
+		return d.result()
+	}
+	if err := d.confirm(found); err != nil {
+		return err
+	}
+	w := &waiter{open: map[types.UID]*awaited{}}
+	forEach(found, func(one *selected) { one.err = d.deleteOne(ctx, one) }, func(one *selected) {
+		switch {
+		case one.err != nil:
+			d.fail(one.name, one.err)
+		case d.dryRun.enabled() || !d.wait:
+			_, _ = fmt.Fprintf(d.Out, "%s %s%s\n", d.nameOf(one.vm), d.word(), d.dryRun.suffix())
+		default:
+			w.open[one.vm.UID] = &awaited{vm: one.vm, gone: true}
+		}
+	})
+	if err := d.await(ctx, w); err != nil {
+		return err
+	}
+	return d.result()
+}
+
+func (d *deleteOptions) result() error {
+	if d.failed {
+		return &ExitError{Code: 1}
+	}
+	return nil
+}
+
+// word says what happens to a VM.
+func (d *deleteOptions) word() string {
+	if d.wait && !d.dryRun.enabled() {
+		return "deleted"
+	}
+	return "deletion requested"
+}
+
+func (d *deleteOptions) fail(name string, err error) {
+	d.failed = true
+	_, _ = fmt.Fprintf(d.ErrOut, "error: %s\n", d.describeFor(name, err))
+}
+
+// nameOf returns the name of a VM as kubectl prints it.
+func (s *selection) nameOf(vm *api.VirtualMachine) string {
+	if s.allNamespaces {
+		return vmName(vm.Name) + " in namespace " + vm.Namespace
+	}
+	return vmName(vm.Name)
+}
+
+// reportMissing reports VMs that were not found, and returns the others.
+func (d *deleteOptions) reportMissing(all []*selected) []*selected {
+	var found []*selected
+	for _, one := range all {
+		if one.err != nil {
+			d.fail(one.name, one.err)
+			continue
+		}
+		found = append(found, one)
+	}
+	return found
+}
+
+var (
+	errDeclined = errors.New("nothing was deleted")
+	errUnasked  = errors.New("nothing was deleted: there is no terminal to ask on, so confirm with --yes")
+)
+
+// confirm shows what is removed, and asks.
+func (d *deleteOptions) confirm(found []*selected) error {
+	if d.dryRun.enabled() {
+		d.printRemovals(found)
+		return nil
+	}
+	if d.yes {
+		return nil
+	}
+	d.printRemovals(found)
+	if !d.isInteractive() {
+		return errUnasked
+	}
+	_, _ = fmt.Fprintf(d.ErrOut, "Delete %s? [y/N] ", countText(len(found), "VM"))
+	answer, err := bufio.NewReader(d.In).ReadString('\n')
+	if err != nil && answer == "" {
+		_, _ = fmt.Fprintln(d.ErrOut)
+	}
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return nil
+	}
+	return errDeclined
+}
+
+// printRemovals says of each VM what is removed.
+func (d *deleteOptions) printRemovals(found []*selected) {
+	s := screenOf(d.ErrOut)
+	for _, one := range found {
+		name := one.vm.Name
+		if d.allNamespaces {
+			name = one.vm.Namespace + "/" + name
+		}
+		_, _ = fmt.Fprintf(d.ErrOut, "%s: %s\n", s.paint(clean(name), bold), clean(removalText(one.vm, d.keepServer)))
+	}
+}
+
+// removalText says what a deletion removes.
+func removalText(vm *api.VirtualMachine, keep bool) string {
+	state := "which is " + stateOf(vm).text
+	if keep || vm.Spec.DeletionPolicy == api.DeletionRetain {
+		return fmt.Sprintf("the VM only; its server, %s, is kept with its data and no longer managed", state)
+	}
+	what := []string{"the VM and its server, " + state}
+	switch driverOf(vm) {
+	case "docker":
+		what = append(what, "with all that was written in the container")
+	default:
+		what = append(what, "with its disks and all data on them")
+	}
+	if disks := disksText(vm); disks != "" {
+		what[len(what)-1] += " (" + disks + ")"
+	}
+	return strings.Join(what, ", ")
+}
+
+// disksText names the disks that a deletion removes.
+func disksText(vm *api.VirtualMachine) string {
+	if driverOf(vm) == "docker" {
+		return ""
+	}
+	var disks []string
+	if size, ok := vm.Spec.Resource[api.ResourceRootDisk]; ok {
+		disks = append(disks, "root "+size.String())
+	}
+	for _, v := range vm.Spec.Volumes {
+		disks = append(disks, "volume "+v.Name+" "+v.Size.String())
+	}
+	return strings.Join(disks, ", ")
+}
+
+// deleteOne requests the deletion of the VM that was shown, and of no other one of its name.
+func (d *deleteOptions) deleteOne(ctx context.Context, one *selected) error {
+	if d.dryRun.client() {
+		return nil
+	}
+	vms, err := d.VMs(one.namespace)
+	if err != nil {
+		return err
+	}
+	opts := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &one.vm.UID}, DryRun: d.dryRun.options()}
+	if d.keepServer {
+		return d.release(ctx, one, opts)
+	}
+	err = vms.Delete(ctx, one.name, opts)
+	if apierrors.IsConflict(err) {
+		return errors.New("it was replaced by another VM of that name meanwhile: nothing was deleted")
+	}
+	return describeVMError(err, one.namespace, one.name)
+}
+
+// release deletes a VM whose server is kept. The deletion has the object's version as a
+// precondition: if somebody takes the policy back in between, nothing is deleted.
+func (d *deleteOptions) release(ctx context.Context, one *selected, opts metav1.DeleteOptions) error {
+	if one.vm.DeletionTimestamp != nil {
+		return errDeleting
+	}
+	vms, err := d.VMs(one.namespace)
+	if err != nil {
+		return err
+	}
+	patch := map[string]any{"metadata": map[string]any{"uid": one.vm.UID}, "spec": map[string]any{"deletionPolicy": api.DeletionRetain}}
+	return retry.RetryOnConflict(conflictBackoff, func() error {
+		kept, err := d.patchVM(ctx, one, patch, opts.DryRun)
+		if err != nil {
+			return err
+		}
+		if !d.dryRun.enabled() {
+			opts.Preconditions.ResourceVersion = &kept.ResourceVersion
+		}
+		return vms.Delete(ctx, one.name, opts)
+	})
+}
+
+// await waits until the VMs are gone.
+func (d *deleteOptions) await(ctx context.Context, w *waiter) error {
+	ctx, cancel := withTimeout(ctx, d.timeout)
+	defer cancel()
+	line := d.newProgressLine(w.describe)
+	defer line.stop()
+	w.seen = func(vm *api.VirtualMachine) {
+		if text := blockedText(vm); text != d.blocked[vm.UID] {
+			d.blocked[vm.UID] = text
+			if text != "" {
+				line.print(d.ErrOut, "%s: the deletion waits: %s", vm.Name, text)
+			}
+		}
+	}
+	w.ended = func(one *awaited, err error) {
+		switch {
+		case err != nil:
+			d.failed = true
+			line.print(d.ErrOut, "error: %s: it is still being deleted: %s", one.vm.Name, d.describe(err))
+		case d.keepServer:
+			line.print(d.Out, "%s deleted, its server %s is kept", d.nameOf(one.vm), serverName(one.vm))
+		default:
+			line.print(d.Out, "%s deleted", d.nameOf(one.vm))
+		}
+	}
+	return d.Options.await(ctx, w)
+}
+
+// serverName returns the engine's name of a server.
+func serverName(vm *api.VirtualMachine) string {
+	if s := vm.Status.Server; s != nil && s.ID != "" {
+		return shortID(s.ID) + " on " + driverOf(vm)
+	}
+	return "on " + driverOf(vm)
+}
+
+// blockedText says what blocks a deletion.
+func blockedText(vm *api.VirtualMachine) string {
+	if c := conditionOf(vm, api.ConditionDeletionBlocked); c.Status == metav1.ConditionTrue {
+		return clean(c.Message)
+	}
+	return ""
+}

@@ -1,0 +1,269 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/advice"
+)
+
+// verdict says whether a VM needs somebody.
+type verdict int
+
+// The verdicts, which are exit codes of explain.
+const (
+	verdictHealthy  verdict = 0
+	verdictWaiting  verdict = 1
+	verdictNeedsYou verdict = 2
+)
+
+const (
+	// controllerDelay is how long a running controller may take to see a change.
+	controllerDelay = 30 * time.Second
+	// patience and manyAttempts are when a failure that may end by itself needs somebody.
+	patience     = 10 * time.Minute
+	manyAttempts = 5
+)
+
+// diagnosis is what explain has to say of a VM.
+type diagnosis struct {
+	verdict  verdict
+	headline string
+	// message is the controller's own.
+	message string
+	// facts and steps are sentences.
+	facts, steps []string
+}
+
+// diagnose returns what there is to say of a VM.
+func (o *Options) diagnose(vm *api.VirtualMachine) diagnosis {
+	now := o.Clock.Now()
+	d := diagnosis{message: clean(vm.Status.Message)}
+	known, ok := advice.For(vm.Status.Reason)
+	if ok {
+		d.facts = append(d.facts, known.Means)
+	}
+	d.verdict = verdictOf(vm, known, now)
+	d.headline = headline(vm, d.verdict)
+	if isUnseen(vm) {
+		d.facts = append(d.facts, unseenText(vm))
+	}
+	d.facts = append(d.facts, o.operationFacts(vm)...)
+	d.facts = append(d.facts, o.conditionFacts(vm)...)
+	d.facts = append(d.facts, engineFact(vm))
+	d.steps = o.steps(vm, known, d.verdict)
+	return d
+}
+
+// verdictOf says whether a VM needs somebody.
+func verdictOf(vm *api.VirtualMachine, known advice.Advice, now time.Time) verdict {
+	blocked := conditionOf(vm, api.ConditionDeletionBlocked).Status == metav1.ConditionTrue
+	switch {
+	case isUnseen(vm):
+		return verdictIf(now.Sub(changedAt(vm)) > controllerDelay)
+	case vm.DeletionTimestamp != nil:
+		return verdictIf(blocked && needsPerson(vm, known, now))
+	case isReady(vm):
+		return verdictHealthy
+	case isStalled(vm):
+		return verdictNeedsYou
+	}
+	return verdictIf(needsPerson(vm, known, now))
+}
+
+func verdictIf(needsYou bool) verdict {
+	if needsYou {
+		return verdictNeedsYou
+	}
+	return verdictWaiting
+}
+
+// needsPerson reports whether a person has to act, because nothing else helps or because time has
+// not helped.
+func needsPerson(vm *api.VirtualMachine, known advice.Advice, now time.Time) bool {
+	if known.Need != advice.Attention {
+		return known.Need == advice.Person
+	}
+	since := conditionOf(vm, api.ConditionReady).LastTransitionTime
+	op := vm.Status.Operation
+	return op != nil && op.Attempts >= manyAttempts || !since.IsZero() && now.Sub(since.Time) > patience
+}
+
+// isUnseen reports whether no controller has seen the VM, or its last change.
+func isUnseen(vm *api.VirtualMachine) bool { return vm.Status.Phase == "" || !isObserved(vm) }
+
+// changedAt returns when somebody other than the controller last changed the VM.
+func changedAt(vm *api.VirtualMachine) time.Time {
+	at := vm.CreationTimestamp.Time
+	for _, entry := range vm.ManagedFields {
+		if entry.Subresource == "" && entry.Time != nil && entry.Time.After(at) {
+			at = entry.Time.Time
+		}
+	}
+	return at
+}
+
+func headline(vm *api.VirtualMachine, v verdict) string {
+	state := stateOf(vm).text
+	if r := vm.Status.Reason; r != "" && r != state {
+		state += ", " + r
+	}
+	switch {
+	case vm.Status.Phase == "":
+		return vm.Name + " was not seen by any controller yet"
+	case vm.DeletionTimestamp != nil:
+		return vm.Name + " is being deleted: " + state
+	case v == verdictHealthy:
+		return vm.Name + " is ready: " + state
+	}
+	return vm.Name + " is not ready: " + state
+}
+
+func unseenText(vm *api.VirtualMachine) string {
+	if vm.Status.Phase == "" {
+		return "No controller has written a status."
+	}
+	return fmt.Sprintf("The controller has not seen the last change of the spec: it is generation %d, and the status is about generation %d.",
+		vm.Generation, vm.Status.ObservedGeneration)
+}
+
+// gerunds are the steps in the words of a sentence.
+var gerunds = map[api.OperationType]string{
+	api.OperationCreate: "creating the server", api.OperationStart: "starting the server", api.OperationStop: "stopping the server",
+	api.OperationPause: "pausing the server", api.OperationResume: "resuming the server", api.OperationRestart: "restarting the server",
+	api.OperationUpdate: "applying a change to the server", api.OperationDelete: "removing the server", api.OperationRelease: "releasing the server",
+}
+
+// operationFacts returns what is known of the step in progress.
+func (o *Options) operationFacts(vm *api.VirtualMachine) []string {
+	op := vm.Status.Operation
+	if op == nil {
+		return nil
+	}
+	what := gerunds[op.Type]
+	if what == "" {
+		what = string(op.Type)
+	}
+	text := fmt.Sprintf("Drover has been %s for %s.", what, o.ageOf(op.StartedAt.Time))
+	if op.Attempts > 0 {
+		text += " That has failed " + timesText(int(op.Attempts))
+		if op.Reason != "" && op.Reason != vm.Status.Reason {
+			text += ", last with " + op.Reason
+		}
+		text += "."
+	}
+	facts := []string{text + o.retryText(op)}
+	if e := clean(op.LastError); e != "" && !strings.Contains(clean(vm.Status.Message), e) {
+		facts = append(facts, "The last error: "+e)
+	}
+	return facts
+}
+
+// timesText returns how often something happened in a row.
+func timesText(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times in a row", n)
+}
+
+// retryText says when a step is tried again.
+func (o *Options) retryText(op *api.Operation) string {
+	switch {
+	case op.Failure == api.FailureRefused:
+		return " It is tried again when the spec changes, and once after a restart of Drover."
+	case op.NextRetryTime == nil:
+		return ""
+	}
+	wait := op.NextRetryTime.Sub(o.Clock.Now()).Round(time.Second)
+	if wait <= 0 {
+		return " The next try is due."
+	}
+	return fmt.Sprintf(" The next try is in %s, at %s.", wait, instantText(op.NextRetryTime.Time))
+}
+
+// conditionFacts returns what the conditions say that the reason does not.
+func (o *Options) conditionFacts(vm *api.VirtualMachine) []string {
+	var facts []string
+	if ready := conditionOf(vm, api.ConditionReady); ready.Type != "" {
+		facts = append(facts, fmt.Sprintf("Condition Ready has been %s for %s.", ready.Status, o.ageOf(ready.LastTransitionTime.Time)))
+	}
+	if isStalled(vm) {
+		facts = append(facts, "Condition Stalled is True: only a change of the spec can help.")
+	}
+	if c := conditionOf(vm, api.ConditionDeletionBlocked); c.Status == metav1.ConditionTrue {
+		facts = append(facts, "Condition DeletionBlocked is True: the deletion cannot complete.")
+	}
+	if c := conditionOf(vm, api.ConditionRestartRequired); c.Status == metav1.ConditionTrue && vm.Status.Reason != api.ReasonChangePending {
+		facts = append(facts, "Waiting for the next restart: "+strings.Join(vm.Status.PendingFields, ", ")+".")
+	}
+	if r := vm.Status.RefusedField; r != nil && r.Message != vm.Status.Message {
+		facts = append(facts, "Refused is "+clean(r.Field+": "+r.Message))
+	}
+	if c := conditionOf(vm, api.ConditionConfined); c.Status == metav1.ConditionFalse {
+		facts = append(facts, "Condition Confined is False: "+clean(c.Message))
+	}
+	return facts
+}
+
+// engineFact says whether the engine answers.
+func engineFact(vm *api.VirtualMachine) string {
+	driver := driverOf(vm)
+	if driver == "" {
+		return "It has no engine yet."
+	}
+	name := "The engine of driver " + driver
+	if b := vm.Status.Binding; b != nil {
+		name += " (" + shortID(b.EngineID) + ")"
+	}
+	switch c := conditionOf(vm, api.ConditionObserved); c.Status {
+	case metav1.ConditionTrue:
+		return name + " answers" + serverText(vm) + "."
+	case metav1.ConditionFalse:
+		return name + " cannot be asked: " + c.Reason + "."
+	case metav1.ConditionUnknown:
+	}
+	return name + " was not asked yet."
+}
+
+// serverText says what the engine has.
+func serverText(vm *api.VirtualMachine) string {
+	switch s := vm.Status.Server; {
+	case s == nil:
+		return ", and has no server for it"
+	case s.ID == "":
+		return ": the server is " + clean(s.State)
+	default:
+		return fmt.Sprintf(": server %s is %s", shortID(s.ID), clean(s.State))
+	}
+}
+
+// steps returns what to do.
+func (o *Options) steps(vm *api.VirtualMachine, known advice.Advice, v verdict) []string {
+	switch {
+	case isUnseen(vm) && v == verdictNeedsYou:
+		return []string{fmt.Sprintf("The change is %s old. Does Drover run (drover up, or drover-controller), and does it reach this cluster? Its log says more.",
+			o.ageOf(changedAt(vm)))}
+	case isUnseen(vm):
+		return []string{"Wait: a running controller sees a change within a second."}
+	}
+	var steps []string
+	if text := known.Steps(o.Program, vm.Name, driverOf(vm)); text != "" {
+		steps = append(steps, text)
+	} else if v == verdictWaiting {
+		steps = append(steps, "Nothing: Drover goes on by itself.")
+	}
+	if c, ok := advice.For(conditionOf(vm, api.ConditionConfined).Reason); ok && v == verdictHealthy {
+		if text := c.Steps(o.Program, vm.Name, driverOf(vm)); text != "" {
+			steps = append(steps, text)
+		}
+	}
+	return steps
+}

@@ -1,0 +1,211 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+// exitUnexplained is the exit code of an explain that has nothing to say: no such VM, no
+// cluster, wrong flags.
+const exitUnexplained = 3
+
+const (
+	// mostEvents is how many events explain prints.
+	mostEvents = 6
+	// mostColumns is how wide a text may be that is easy to read.
+	mostColumns = 100
+)
+
+type explainOptions struct {
+	*Options
+}
+
+// NewExplainCommand returns the verb explain.
+func NewExplainCommand(o *Options) *cobra.Command {
+	e := &explainOptions{Options: o}
+	unexplained := func(err error) error {
+		if err == nil {
+			return nil
+		}
+		return &ExitError{Code: exitUnexplained, Err: err}
+	}
+	cmd := &cobra.Command{
+		Use:     "explain NAME",
+		GroupID: groupObserve,
+		Short:   "Say why a VM is not ready, and what to do",
+		Long: "Say in sentences why a VM is not ready: what Drover is doing, how often that failed, when it is\n" +
+			"tried again, whether the engine answers, what happened last, and what to do.\n\n" +
+			"The exit code is\n" +
+			"  0  if the VM is as its spec says\n" +
+			"  1  if it is not yet, and time may help\n" +
+			"  2  if somebody has to act\n" +
+			"  3  if nothing is known: no such VM, no answer, wrong flags",
+		Example: o.examples("explain web", "explain web >/dev/null && echo healthy"),
+		Args:    func(_ *cobra.Command, args []string) error { return unexplained(needOneName(args)) },
+		RunE:    func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], unexplained) },
+
+		ValidArgsFunction: o.CompleteVM,
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unexplained(err) })
+	return cmd
+}
+
+// needOneName checks that one VM is named.
+func needOneName(args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%d arguments: give one NAME", len(args))
+	}
+	return nil
+}
+
+func (e *explainOptions) run(ctx context.Context, arg string, unexplained func(error) error) error {
+	name, err := parseName(arg)
+	if err != nil {
+		return unexplained(err)
+	}
+	namespace, err := e.Namespace()
+	if err != nil {
+		return unexplained(err)
+	}
+	vm, err := e.GetVM(ctx, namespace, name)
+	if err != nil {
+		return unexplained(err)
+	}
+	v, err := e.explain(ctx, vm)
+	if err != nil {
+		return unexplained(err)
+	}
+	if v != verdictHealthy {
+		return &ExitError{Code: int(v)}
+	}
+	return nil
+}
+
+// explain prints what there is to say of a VM.
+func (o *Options) explain(ctx context.Context, vm *api.VirtualMachine) (verdict, error) {
+	events, eventsErr := o.eventsOf(ctx, vm)
+	d := o.diagnose(vm)
+	s := screenOf(o.Out)
+	s.width = min(s.width, mostColumns)
+	var b strings.Builder
+	b.WriteString(s.paint(d.headline, bold+verdictStyles[d.verdict]) + ".\n")
+	if d.message != "" {
+		b.WriteString("\n")
+		writeIndented(&b, s, "  ", d.message)
+	}
+	b.WriteString("\n")
+	for _, fact := range d.facts {
+		writeIndented(&b, s, "", fact)
+	}
+	writeSteps(&b, s, d.steps)
+	o.writeEvents(&b, s, events, eventsErr)
+	_, err := fmt.Fprint(o.Out, b.String())
+	return d.verdict, err
+}
+
+var verdictStyles = map[verdict]style{verdictHealthy: green, verdictWaiting: yellow, verdictNeedsYou: red}
+
+func writeSteps(b *strings.Builder, s screen, steps []string) {
+	if len(steps) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n%s\n", s.paint("What to do:", bold))
+	for _, step := range steps {
+		writeIndented(b, s, "  ", step)
+	}
+}
+
+// eventsOf returns the last events about a VM, the newest first.
+func (o *Options) eventsOf(ctx context.Context, vm *api.VirtualMachine) ([]corev1.Event, error) {
+	c, err := o.Core()
+	if err != nil {
+		return nil, err
+	}
+	list := &corev1.EventList{}
+	err = c.Get().Namespace(vm.Namespace).Resource("events").
+		Param("fieldSelector", fields.OneTermEqualSelector("involvedObject.uid", string(vm.UID)).String()).Do(ctx).Into(list)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(list.Items, func(a, b corev1.Event) int { return eventTime(&b).Compare(eventTime(&a)) })
+	events := mergeEvents(list.Items)
+	return events[:min(len(events), mostEvents)], nil
+}
+
+// mergeEvents counts events in a row that say the same.
+func mergeEvents(events []corev1.Event) []corev1.Event {
+	var merged []corev1.Event
+	for i := range events {
+		next := events[i]
+		next.Count = int32(eventCount(&next)) //nolint:gosec // it was an int32
+		if n := len(merged) - 1; n >= 0 && merged[n].Reason == next.Reason && merged[n].Message == next.Message {
+			merged[n].Count += next.Count
+			continue
+		}
+		merged = append(merged, next)
+	}
+	return merged
+}
+
+// eventCount returns how often an event was seen.
+func eventCount(e *corev1.Event) int {
+	if e.Series != nil {
+		return int(e.Series.Count)
+	}
+	return max(int(e.Count), 1)
+}
+
+// eventTime returns when an event was last seen.
+func eventTime(e *corev1.Event) time.Time {
+	if e.Series != nil && !e.Series.LastObservedTime.IsZero() {
+		return e.Series.LastObservedTime.Time
+	}
+	for _, at := range []time.Time{e.LastTimestamp.Time, e.EventTime.Time, e.FirstTimestamp.Time} {
+		if !at.IsZero() {
+			return at
+		}
+	}
+	return e.CreationTimestamp.Time
+}
+
+func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Event, err error) {
+	if err != nil {
+		fmt.Fprintf(b, "\n%s\n", s.paint("Its events cannot be read: "+clean(o.describe(err)), faint))
+		return
+	}
+	if len(events) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n%s\n", s.paint("Last events:", bold))
+	t := table{columns: []column{{}, {}, {}}, noHeaders: true}
+	for i := range events {
+		e := &events[i]
+		kind := cell{text: e.Reason}
+		if e.Type == corev1.EventTypeWarning {
+			kind.style = yellow
+		}
+		t.addRow(cell{text: "  " + o.ageOf(eventTime(e))}, kind, cell{text: eventText(e)})
+	}
+	for _, line := range t.lines(screen{color: s.color}) {
+		b.WriteString(line)
+	}
+}
+
+func eventText(e *corev1.Event) string {
+	if e.Count > 1 {
+		return fmt.Sprintf("%s (%d times)", e.Message, e.Count)
+	}
+	return e.Message
+}

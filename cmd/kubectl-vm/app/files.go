@@ -1,0 +1,45 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"io"
+	"os"
+)
+
+// fromStdin is the file name that means standard input.
+const fromStdin = "-"
+
+// mostDataBytes is what a Secret may have.
+const mostDataBytes = 1 << 20
+
+// readData reads a file of the user, or standard input.
+func (o *Options) readData(path string) ([]byte, error) {
+	if path == fromStdin {
+		return readAtMost(o.In, "standard input", mostDataBytes)
+	}
+	return readLimited(path, mostDataBytes)
+}
+
+// readLimited reads a file of at most a size.
+func readLimited(path string, most int64) ([]byte, error) {
+	file, err := os.Open(path) //nolint:gosec // the user names the file
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	return readAtMost(file, path, most)
+}
+
+func readAtMost(r io.Reader, name string, most int64) ([]byte, error) {
+	content, err := io.ReadAll(io.LimitReader(r, most+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	case int64(len(content)) > most:
+		return nil, fmt.Errorf("%s has more than %d bytes", name, most)
+	}
+	return content, nil
+}

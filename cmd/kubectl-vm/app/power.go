@@ -1,0 +1,205 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+// fieldManager owns the fields that this program changes, in metadata.managedFields.
+const fieldManager = "kubectl-vm"
+
+// defaultWait is how long a wait lasts unless --timeout says otherwise.
+const defaultWait = 10 * time.Minute
+
+// powerVerb is a verb that changes the power state of VMs.
+type powerVerb struct {
+	use, short, long string
+	examples         []string
+	// begun and done are what is printed of a VM, before and after a wait.
+	begun, done string
+	// change returns the change of the spec, or nil and why there is none.
+	change func(vm *api.VirtualMachine, now time.Time) (*powerChange, string, error)
+}
+
+// powerChange is a change of a spec. Fields that are not set stay.
+type powerChange struct {
+	Action      api.Action   `json:"action,omitempty"`
+	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
+}
+
+// field returns the field of the spec that is changed.
+func (c *powerChange) field() string {
+	if c.RestartedAt != nil {
+		return "restartedAt"
+	}
+	return "action"
+}
+
+// errDeleting means that a VM is being deleted.
+var errDeleting = errors.New("it is being deleted")
+
+type powerOptions struct {
+	*Options
+	selection
+	verb    powerVerb
+	output  outputFlag
+	dryRun  dryRun
+	wait    bool
+	timeout time.Duration
+	failed  bool
+}
+
+// newPowerCommand returns a power verb.
+func newPowerCommand(o *Options, verb powerVerb) *cobra.Command {
+	p := &powerOptions{Options: o, verb: verb}
+	cmd := &cobra.Command{
+		Use:     verb.use + " (NAME... | -l SELECTOR | --all)",
+		GroupID: groupLifecycle,
+		Short:   verb.short,
+		Long:    verb.short + ".\n\n" + verb.long,
+		Example: o.examples(verb.examples...),
+		RunE:    func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), args) },
+
+		ValidArgsFunction: o.CompleteVMs,
+	}
+	p.addFlags(cmd)
+	p.output.add(cmd)
+	p.dryRun.addFlag(cmd)
+	cmd.Flags().BoolVar(&p.wait, "wait", false, "wait until it is done")
+	cmd.Flags().DurationVar(&p.timeout, "timeout", defaultWait, "with --wait: how long to wait, 0 without an end")
+	return cmd
+}
+
+func (p *powerOptions) run(ctx context.Context, args []string) error {
+	if err := errors.Join(p.parse(args), p.output.check(), p.dryRun.check()); err != nil {
+		return err
+	}
+	found, err := p.find(ctx, p.Options)
+	if err != nil {
+		return err
+	}
+	w := &waiter{open: map[types.UID]*awaited{}}
+	forEach(found, func(one *selected) { p.change(ctx, one) }, func(one *selected) {
+		if p.report(one); one.err == nil && p.wait && !p.dryRun.enabled() {
+			w.open[one.vm.UID] = &awaited{vm: one.vm, reached: whenReady(one.vm.Generation), unchanged: one.outcome.unchanged != ""}
+		}
+	})
+	if err := p.await(ctx, w); err != nil {
+		return err
+	}
+	if p.failed {
+		return &ExitError{Code: 1}
+	}
+	return nil
+}
+
+// change changes one VM.
+func (p *powerOptions) change(ctx context.Context, one *selected) {
+	if one.err != nil {
+		return
+	}
+	if one.vm.DeletionTimestamp != nil {
+		one.err = errDeleting
+		return
+	}
+	change, unchanged, err := p.verb.change(one.vm, p.Clock.Now())
+	if change == nil || err != nil {
+		one.outcome.unchanged, one.err = unchanged, err
+		return
+	}
+	one.outcome.warning = foreignOwner(one.vm, change.field())
+	if p.dryRun.client() {
+		return
+	}
+	patched, err := p.patchVM(ctx, one, map[string]any{"spec": change}, p.dryRun.options())
+	if err != nil {
+		one.err = err
+		return
+	}
+	one.vm = patched
+}
+
+// patchVM changes fields of a VM. It is a merge patch and no server-side apply, as with kubectl
+// scale: the user's word counts, and those who apply the field get a conflict that names
+// this program.
+func (o *Options) patchVM(ctx context.Context, one *selected, change any, dryRun []string) (*api.VirtualMachine, error) {
+	body, err := json.Marshal(change)
+	if err != nil {
+		return nil, fmt.Errorf("write the change: %w", err)
+	}
+	vms, err := o.VMs(one.namespace)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := vms.Patch(ctx, one.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager, DryRun: dryRun})
+	if err != nil {
+		return nil, describeVMError(err, one.namespace, one.name)
+	}
+	return vm, nil
+}
+
+// report prints what was requested of one VM, unless it is printed after the wait.
+func (p *powerOptions) report(one *selected) {
+	switch {
+	case one.err != nil:
+		p.fail(one.name, one.err)
+		return
+	case one.outcome.warning != "":
+		p.warn(one.outcome.warning)
+	}
+	switch {
+	case p.output.printsObjects():
+		if err := p.output.print(p.Options, one.vm); err != nil {
+			p.fail(one.name, err)
+		}
+	case one.outcome.unchanged != "":
+		_, _ = fmt.Fprintf(p.Out, "%s unchanged (%s)%s\n", p.nameOf(one.vm), one.outcome.unchanged, p.dryRun.suffix())
+	case !p.wait || p.dryRun.enabled():
+		_, _ = fmt.Fprintf(p.Out, "%s %s%s\n", p.nameOf(one.vm), p.verb.begun, p.dryRun.suffix())
+	}
+}
+
+// fail reports the failure of one VM, with which the others go on.
+func (p *powerOptions) fail(name string, err error) {
+	p.failed = true
+	_, _ = fmt.Fprintf(p.ErrOut, "error: %s\n", p.describeFor(name, err))
+}
+
+// await waits for the VMs, and reports each.
+func (p *powerOptions) await(ctx context.Context, w *waiter) error {
+	ctx, cancel := withTimeout(ctx, p.timeout)
+	defer cancel()
+	line := p.newProgressLine(w.describe)
+	defer line.stop()
+	w.ended = func(one *awaited, err error) {
+		switch {
+		case errors.Is(err, errTimeout):
+			p.failed = true
+			line.print(p.ErrOut, "error: %s: %s: %s", one.vm.Name, err, doing(one.vm))
+		case err != nil:
+			p.failed = true
+			line.print(p.ErrOut, "error: %s", p.describeFor(one.vm.Name, err))
+		case !p.output.printsObjects() && !one.unchanged:
+			line.print(p.Out, "%s %s", p.nameOf(one.vm), p.verb.done)
+		}
+	}
+	return p.Options.await(ctx, w)
+}
+
+// warn prints a warning as kubectl does.
+func (o *Options) warn(text string) {
+	s := screenOf(o.ErrOut)
+	_, _ = fmt.Fprintf(o.ErrOut, "%s %s\n", s.paint("Warning:", yellow), text)
+}

@@ -1,0 +1,102 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// redrawPeriod is the time between two redraws of a line of progress.
+const redrawPeriod = 150 * time.Millisecond
+
+// spinner shows that something goes on.
+const spinner = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+// progressLine is a line at the end of a terminal that is redrawn in place. Where there is no
+// terminal, it prints only what is printed above it.
+type progressLine struct {
+	out, err io.Writer
+	clock    clock.WithTicker
+	describe func() string
+
+	mu      sync.Mutex
+	drawn   bool
+	frame   int
+	stopped chan struct{}
+	ended   chan struct{}
+}
+
+// newProgressLine begins a line with what describe returns, which must be safe to call at any
+// time. The caller stops it.
+func (o *Options) newProgressLine(describe func() string) *progressLine {
+	p := &progressLine{out: o.Out, err: o.ErrOut, clock: o.Clock, describe: describe}
+	if screenOf(o.ErrOut).terminal {
+		p.stopped, p.ended = make(chan struct{}), make(chan struct{})
+		go p.run()
+	}
+	return p
+}
+
+func (p *progressLine) run() {
+	defer close(p.ended)
+	ticker := p.clock.NewTicker(redrawPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-p.stopped:
+			return
+		case <-ticker.C():
+			p.draw()
+		}
+	}
+}
+
+func (p *progressLine) draw() {
+	text := p.describe()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+	if text == "" {
+		return
+	}
+	s := screenOf(p.err)
+	frames := []rune(spinner)
+	p.frame++
+	_, _ = fmt.Fprintf(p.err, "%s %s", s.paint(string(frames[p.frame%len(frames)]), green), shorten(clean(text), s.width-3))
+	p.drawn = true
+}
+
+// erase removes the line. The caller has the lock.
+func (p *progressLine) erase() {
+	if p.drawn {
+		_, _ = io.WriteString(p.err, "\r\x1b[K")
+	}
+	p.drawn = false
+}
+
+// print prints a line that stays, above the one that is redrawn.
+func (p *progressLine) print(to io.Writer, format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+	_, _ = fmt.Fprintf(to, format+"\n", args...)
+}
+
+// stop removes the line. It may be called again.
+func (p *progressLine) stop() {
+	if p.stopped == nil {
+		return
+	}
+	close(p.stopped)
+	<-p.ended
+	p.stopped = nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+}

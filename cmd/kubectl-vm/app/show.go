@@ -1,0 +1,324 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+type showOptions struct {
+	*Options
+	output outputFlag
+}
+
+// NewShowCommand returns the verb show.
+func NewShowCommand(o *Options) *cobra.Command {
+	s := &showOptions{Options: o}
+	cmd := &cobra.Command{
+		Use:     "show NAME...",
+		GroupID: groupObserve,
+		Short:   "Show a VM on half a screen",
+		Long: "Show what a VM is, where it runs, how it is reached and what it uses. explain says why it is\n" +
+			"not ready.",
+		Example: o.examples("show web", "show web -o yaml", "show web -o jsonpath='{.status.addresses[0]}'"),
+		Args:    needNames,
+		RunE:    func(cmd *cobra.Command, args []string) error { return s.run(cmd.Context(), args) },
+
+		ValidArgsFunction: o.CompleteVMs,
+	}
+	s.output.add(cmd)
+	return cmd
+}
+
+// needNames checks that a VM is named.
+func needNames(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("no VM is named: give NAME")
+	}
+	return nil
+}
+
+func (s *showOptions) run(ctx context.Context, args []string) error {
+	selection := selection{}
+	if err := errors.Join(selection.parse(args), s.output.check()); err != nil {
+		return err
+	}
+	namespace, err := s.Namespace()
+	if err != nil {
+		return err
+	}
+	for i, name := range selection.names {
+		if s.output.printsObjects() {
+			err = s.printObject(ctx, namespace, name)
+		} else {
+			err = s.showOne(ctx, namespace, name, i > 0)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *showOptions) printObject(ctx context.Context, namespace, name string) error {
+	object, err := s.getObject(ctx, namespace, name)
+	if err != nil {
+		return err
+	}
+	return s.output.print(s.Options, object)
+}
+
+func (s *showOptions) showOne(ctx context.Context, namespace, name string, separate bool) error {
+	vm, err := s.GetVM(ctx, namespace, name)
+	if err != nil {
+		return err
+	}
+	if separate {
+		_, _ = fmt.Fprintln(s.Out)
+	}
+	return s.print(vm)
+}
+
+// fact is a line of show.
+type fact struct{ name, value string }
+
+// factIndent is where the values of facts begin.
+const factIndent = 14
+
+func (s *showOptions) print(vm *api.VirtualMachine) error {
+	screen := screenOf(s.Out)
+	state := stateOf(vm)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s  %s, %s\n", screen.paint(vm.Name, bold), screen.paint(state.text, state.style), readyText(vm))
+	if m := clean(vm.Status.Message); m != "" {
+		writeIndented(&b, screen, "  ", m)
+	}
+	for _, f := range s.facts(vm) {
+		if f.value == "" {
+			continue
+		}
+		lines := wrap(clean(f.value), max(screen.width-factIndent, 0))
+		fmt.Fprintf(&b, "  %s%s\n", screen.paint(fmt.Sprintf("%-*s", factIndent-2, f.name), faint), lines[0])
+		for _, line := range lines[1:] {
+			b.WriteString(strings.Repeat(" ", factIndent) + line + "\n")
+		}
+	}
+	_, err := fmt.Fprint(s.Out, b.String())
+	return err
+}
+
+// writeIndented writes a text that is as wide as the screen.
+func writeIndented(b *strings.Builder, s screen, indent, text string) {
+	for _, line := range wrap(text, max(s.width-len(indent), 0)) {
+		b.WriteString(indent + line + "\n")
+	}
+}
+
+// readyText says whether a VM is ready, in a few words.
+func readyText(vm *api.VirtualMachine) string {
+	switch reason := cmp.Or(vm.Status.Reason, "no controller has seen it yet"); {
+	case !isObserved(vm) && vm.Status.ObservedGeneration > 0:
+		return "its last change is not seen yet"
+	case isReady(vm) && reason == string(api.ReasonRunning):
+		return "ready"
+	case isReady(vm):
+		return "ready (" + reason + ")"
+	case vm.Status.Reason == "":
+		return reason
+	default:
+		return "not ready: " + reason
+	}
+}
+
+func (s *showOptions) facts(vm *api.VirtualMachine) []fact {
+	return []fact{
+		{"Wanted", wantedText(vm)},
+		{"Since", s.sinceText(vm)},
+		{"Runs on", placeText(vm)},
+		{"Image", imageText(vm)},
+		{"CPU", cpuText(vm)},
+		{"Memory", memoryText(vm)},
+		{"Disks", diskText(vm)},
+		{"Addresses", strings.Join(vm.Status.Addresses, ", ")},
+		{"Ports", portsText(vm)},
+		{"Probe", probeText(vm)},
+		{"At its end", endText(vm)},
+		{"In progress", s.operationText(vm)},
+		{"At restart", s.pendingText(vm)},
+		{"Refused", refusedText(vm)},
+		{"Labels", labelsText(vm.Labels)},
+		{"Created", s.ageOf(vm.CreationTimestamp.Time) + " ago, in namespace " + vm.Namespace},
+	}
+}
+
+func wantedText(vm *api.VirtualMachine) string {
+	if vm.DeletionTimestamp != nil {
+		return "to be deleted"
+	}
+	return string(vm.Spec.Action)
+}
+
+func (s *showOptions) sinceText(vm *api.VirtualMachine) string {
+	if vm.Status.StartTime == nil || vm.Status.Server == nil {
+		return ""
+	}
+	text := fmt.Sprintf("last started %s ago, at %s", s.ageOf(vm.Status.StartTime.Time), instantText(vm.Status.StartTime.Time))
+	if n := vm.Status.RestartCount; n > 0 {
+		text += ", after " + countText(int(n), "restart")
+	}
+	return text
+}
+
+// instantText returns an instant that people compare with logs.
+func instantText(at time.Time) string { return at.UTC().Format("2006-01-02 15:04:05Z") }
+
+func placeText(vm *api.VirtualMachine) string {
+	text := driverOf(vm)
+	if b := vm.Status.Binding; b != nil {
+		text += ", engine " + b.EngineID
+	}
+	if s := vm.Status.Server; s != nil {
+		text += ", as " + s.ID
+		switch s.Accelerator {
+		case "kvm":
+			text += ", by KVM"
+		case "tcg":
+			text += ", emulated"
+		}
+	}
+	return text
+}
+
+func imageText(vm *api.VirtualMachine) string {
+	text := imageOf(vm)
+	if s := vm.Status.Server; s != nil && s.ImageID != "" {
+		text = strings.TrimPrefix(text+", "+shorten(s.ImageID, 26), ", ")
+	}
+	return text
+}
+
+func cpuText(vm *api.VirtualMachine) string {
+	text := sizeText(vm, api.ResourceCPU)
+	if u, known := usageOf(vm); known {
+		text += fmt.Sprintf(", %.2f used (%s)", u.cpus, percent(u.cpuPercent))
+	}
+	return text
+}
+
+func memoryText(vm *api.VirtualMachine) string {
+	text := sizeText(vm, api.ResourceMemory)
+	if u, known := usageOf(vm); known {
+		text += fmt.Sprintf(", %s used (%s)", bytesText(u.bytes, vm.Spec.Resource[api.ResourceMemory]), percent(u.memoryPercent))
+	}
+	return text
+}
+
+func diskText(vm *api.VirtualMachine) string {
+	var disks []string
+	if size := sizeText(vm, api.ResourceRootDisk); size != none {
+		disks = append(disks, "root "+size)
+	}
+	for _, v := range vm.Spec.Volumes {
+		text := v.Name + " " + v.Size.String()
+		if v.ReadOnly {
+			text += " read-only"
+		}
+		disks = append(disks, text)
+	}
+	return strings.Join(disks, ", ")
+}
+
+// portsText returns the open ports with their names, and those that are to be opened.
+func portsText(vm *api.VirtualMachine) string {
+	var all []string
+	open := map[string]bool{}
+	for _, p := range vm.Status.Ports {
+		open[p.Name] = true
+		all = append(all, strings.TrimSpace(p.Name+" "+portText(p.HostIP, p.HostPort, p.Port, p.Protocol)))
+	}
+	for _, p := range vm.Spec.Ports {
+		if !open[p.Name] {
+			all = append(all, p.Name+" "+portText(p.HostIP, p.HostPort, p.Port, p.Protocol)+" (not open)")
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+func probeText(vm *api.VirtualMachine) string {
+	if p := vm.Spec.ReadinessProbe; p != nil {
+		return fmt.Sprintf("port %d must answer", p.TCPSocket.Port)
+	}
+	return ""
+}
+
+// endText says what happens when the server ends, stops or is deleted.
+func endText(vm *api.VirtualMachine) string {
+	texts := []string{"restart " + string(vm.Spec.RestartPolicy)}
+	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {
+		texts = append(texts, fmt.Sprintf("%d s to shut down", *s))
+	}
+	if vm.Spec.DeletionPolicy == api.DeletionRetain {
+		texts = append(texts, "kept when the VM is deleted")
+	} else {
+		texts = append(texts, "removed when the VM is deleted")
+	}
+	return strings.Join(texts, ", ")
+}
+
+func (s *showOptions) operationText(vm *api.VirtualMachine) string {
+	op := vm.Status.Operation
+	if op == nil {
+		return ""
+	}
+	text := string(op.Type) + ", since " + s.ageOf(op.StartedAt.Time)
+	if op.Attempts > 0 {
+		text += ", failed " + countText(int(op.Attempts), "time")
+	}
+	return text + s.nextTryText(op)
+}
+
+// nextTryText says when a step is tried again.
+func (o *Options) nextTryText(op *api.Operation) string {
+	if op.NextRetryTime == nil {
+		return ""
+	}
+	wait := op.NextRetryTime.Sub(o.Clock.Now()).Round(time.Second)
+	if wait <= 0 {
+		return ", next try due now"
+	}
+	return fmt.Sprintf(", next try in %s", wait)
+}
+
+func (s *showOptions) pendingText(vm *api.VirtualMachine) string {
+	if len(vm.Status.PendingFields) == 0 {
+		return ""
+	}
+	return strings.Join(vm.Status.PendingFields, ", ") + ": " + s.Program + " restart " + vm.Name
+}
+
+func refusedText(vm *api.VirtualMachine) string {
+	if r := vm.Status.RefusedField; r != nil {
+		return r.Field + ": " + r.Message
+	}
+	return ""
+}
+
+func labelsText(labels map[string]string) string {
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		all = append(all, key+"="+labels[key])
+	}
+	return strings.Join(all, ", ")
+}

@@ -1,0 +1,128 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+func TestTableFits(t *testing.T) {
+	all := &table{columns: []column{{name: "NAME"}, {name: "STATE", expendable: 1}, {name: "N", right: true}, {name: "LONG", expendable: 2}}}
+	all.addRow(cell{text: "web"}, cell{text: "Active", style: green}, cell{text: "12345"}, cell{text: strings.Repeat("x", 30)})
+	all.addRow(cell{text: "database"}, cell{text: "Off"}, cell{text: "1"}, cell{text: "-"})
+	tests := map[int][]string{
+		0: {
+			"NAME       STATE        N   LONG",
+			"web        Active   12345   " + strings.Repeat("x", 30),
+			"database   Off          1   -",
+		},
+		40: {"NAME       STATE        N", "web        Active   12345", "database   Off          1"},
+		20: {"NAME           N", "web        12345", "database       1"},
+		3:  {"NAME           N", "web        12345", "database       1"}, // what identifies a row stays
+	}
+	for width, want := range tests {
+		got := strings.Join(all.lines(screen{width: width}), "")
+		if got != strings.Join(want, "\n")+"\n" {
+			t.Errorf("width %d: got\n%swant\n%s", width, got, strings.Join(want, "\n"))
+		}
+	}
+}
+
+func TestTableColors(t *testing.T) {
+	one := &table{columns: []column{{name: "A"}, {name: "B"}}, noHeaders: true}
+	one.addRow(cell{text: "x", style: red}, cell{text: "y"})
+	if got := one.lines(screen{color: true})[0]; got != "\x1b[31mx\x1b[0m   y\n" {
+		t.Errorf("got %q", got)
+	}
+	if got := one.lines(screen{})[0]; got != "x   y\n" {
+		t.Errorf("got %q without colors", got)
+	}
+}
+
+func TestTableCleansCells(t *testing.T) {
+	one := &table{columns: []column{{name: "A"}}, noHeaders: true}
+	one.addRow(cell{text: "\x1b]0;owned\x07x\ny\u202e"})
+	if got := one.lines(screen{})[0]; got != "?]0;owned?x y?\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestClean(t *testing.T) {
+	tests := map[string]string{
+		"plain text, 34% (12.3/36.1 MB)": "plain text, 34% (12.3/36.1 MB)",
+		"\x1b[31mred\x1b[0m":             "?[31mred?[0m",
+		"a\r\nb":                         "a? b",
+		"\u009b31m":                      "?31m",
+		"größe ✓":                        "größe ✓",
+		"\xff\xfe":                       "\ufffd\ufffd",
+	}
+	for text, want := range tests {
+		if got := clean(text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestWrap(t *testing.T) {
+	for _, width := range []int{0, 1, 5, 12, 100} {
+		lines := wrap("the image could not be fetched", width)
+		if got := strings.Join(lines, " "); got != "the image could not be fetched" {
+			t.Errorf("width %d: %q", width, got)
+		}
+		for _, line := range lines {
+			if width > 0 && utf8.RuneCountInString(line) > width && strings.Contains(line, " ") {
+				t.Errorf("width %d: the line %q", width, line)
+			}
+		}
+	}
+	if got := wrap("", 10); len(got) != 1 || got[0] != "" {
+		t.Errorf("an empty text is %q", got)
+	}
+}
+
+func TestShorten(t *testing.T) {
+	for _, one := range []struct {
+		text  string
+		width int
+		want  string
+	}{{"abcdef", 4, "abc…"}, {"abcd", 4, "abcd"}, {"äöüß", 3, "äö…"}, {"abc", 0, "abc"}, {"abc", -3, "abc"}, {"abc", 1, "…"}} {
+		if got := shorten(one.text, one.width); got != one.want {
+			t.Errorf("%q in %d is %q, want %q", one.text, one.width, got, one.want)
+		}
+	}
+}
+
+func TestBytesText(t *testing.T) {
+	tests := map[string]map[float64]string{
+		"4G":  {0: "0", 999: "999", 1000: "1.00k", 12_345_678: "12.3M", 999_600_000: "1.00G", 4e9: "4.00G", 123.4e12: "123T", 5e18: "5000P"},
+		"4Gi": {1024: "1.00Ki", 1 << 30: "1.00Gi", 1.5 * (1 << 20): "1.50Mi", 1000: "0.98Ki"},
+	}
+	for like, values := range tests {
+		for bytes, want := range values {
+			if got := bytesText(bytes, resource.MustParse(like)); got != want {
+				t.Errorf("%g beside %s is %s, want %s", bytes, like, got, want)
+			}
+		}
+	}
+}
+
+func TestBar(t *testing.T) {
+	tests := map[float64]cell{
+		0:    {text: "··········", style: green},
+		34:   {text: "■■■·······", style: green},
+		75:   {text: "■■■■■■■■··", style: yellow},
+		100:  {text: "■■■■■■■■■■", style: red},
+		1234: {text: "■■■■■■■■■■", style: red},
+		-5:   {text: "··········", style: green},
+	}
+	for share, want := range tests {
+		if got := bar(share, 10); got != want {
+			t.Errorf("%g is %+v, want %+v", share, got, want)
+		}
+	}
+}

@@ -1,0 +1,182 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned/scheme"
+)
+
+// resourceVMs is the name of VirtualMachines in paths and errors.
+const resourceVMs = "virtualmachines"
+
+// GetVM returns a VM of a namespace.
+func (o *Options) GetVM(ctx context.Context, namespace, name string) (*api.VirtualMachine, error) {
+	vms, err := o.VMs(namespace)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := vms.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, describeVMError(err, namespace, name)
+	}
+	return vm, nil
+}
+
+// notFoundError means that there is no VM of a name.
+type notFoundError struct{ namespace, name string }
+
+// Error implements error.
+func (e *notFoundError) Error() string {
+	return fmt.Sprintf("%s %q not found in namespace %q", resourceVMs, e.name, e.namespace)
+}
+
+// describeVMError says what is not found, and where.
+func describeVMError(err error, namespace, name string) error {
+	if apierrors.IsNotFound(err) && !isMissingAPI(err) {
+		return &notFoundError{namespace: namespace, name: name}
+	}
+	return err
+}
+
+// getObject returns a VM as the API server has it, with fields that this version of the
+// program does not know.
+func (o *Options) getObject(ctx context.Context, namespace, name string) (*unstructured.Unstructured, error) {
+	c, err := o.vmClient()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := c.Get().Namespace(namespace).Resource(resourceVMs).Name(name).Do(ctx).Raw()
+	if err != nil {
+		return nil, describeVMError(err, namespace, name)
+	}
+	object := &unstructured.Unstructured{}
+	if err := object.UnmarshalJSON(raw); err != nil {
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return object, nil
+}
+
+// listObjects returns VMs as the API server has them.
+func (o *Options) listObjects(ctx context.Context, namespace string, opts metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	c, err := o.vmClient()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := c.Get().Namespace(namespace).Resource(resourceVMs).VersionedParams(&opts, scheme.ParameterCodec).Do(ctx).Raw()
+	if err != nil {
+		return nil, err
+	}
+	list := &unstructured.UnstructuredList{}
+	if err := list.UnmarshalJSON(raw); err != nil {
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return list, nil
+}
+
+// listedVM has the fields of a VM that tables need. Without the others, and without a second
+// pass for the API version, which the generated client makes, a list is read in half the time.
+type listedVM struct {
+	Metadata struct {
+		Namespace         string       `json:"namespace"`
+		Name              string       `json:"name"`
+		CreationTimestamp metav1.Time  `json:"creationTimestamp"`
+		DeletionTimestamp *metav1.Time `json:"deletionTimestamp"`
+		Generation        int64        `json:"generation"`
+	} `json:"metadata"`
+	Spec struct {
+		Action   api.Action          `json:"action"`
+		Resource corev1.ResourceList `json:"resource"`
+		Driver   string              `json:"driver"`
+		Image    *api.Image          `json:"image"`
+	} `json:"spec"`
+	Status api.VirtualMachineStatus `json:"status"`
+}
+
+func (l *listedVM) vm() api.VirtualMachine {
+	m := &l.Metadata
+	return api.VirtualMachine{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: m.Namespace, Name: m.Name, Generation: m.Generation,
+			CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp,
+		},
+		Spec:   api.VirtualMachineSpec{Action: l.Spec.Action, Resource: l.Spec.Resource, Driver: l.Spec.Driver, Image: l.Spec.Image},
+		Status: l.Status,
+	}
+}
+
+// listForTable returns VMs with the fields of listedVM alone. It reads them while the API
+// server still sends.
+func (o *Options) listForTable(ctx context.Context, namespace string, opts metav1.ListOptions) ([]api.VirtualMachine, error) {
+	c, err := o.vmClient()
+	if err != nil {
+		return nil, err
+	}
+	stream, err := c.Get().Namespace(namespace).Resource(resourceVMs).VersionedParams(&opts, scheme.ParameterCodec).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = stream.Close() }()
+	vms, err := readList(stream)
+	if err != nil {
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return vms, nil
+}
+
+// readList reads the items of a list, whatever comes before them.
+func readList(r io.Reader) ([]api.VirtualMachine, error) {
+	d := json.NewDecoder(r)
+	if err := enterItems(d); err != nil {
+		return nil, err
+	}
+	var vms []api.VirtualMachine
+	for d.More() {
+		var next listedVM
+		if err := d.Decode(&next); err != nil {
+			return nil, err
+		}
+		vms = append(vms, next.vm())
+	}
+	_, err := d.Token() // a list that was cut off has no end
+	return vms, err
+}
+
+// errNoList means that an answer is no list.
+var errNoList = errors.New("it is no list")
+
+// enterItems reads up to the first item.
+func enterItems(d *json.Decoder) error {
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return errors.Join(errNoList, err)
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		if key == "items" {
+			if t, err := d.Token(); err != nil || t != json.Delim('[') {
+				return errors.Join(errNoList, err)
+			}
+			return nil
+		}
+		var other json.RawMessage
+		if err := d.Decode(&other); err != nil {
+			return err
+		}
+	}
+	return errNoList
+}

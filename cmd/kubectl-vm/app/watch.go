@@ -1,0 +1,156 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	client "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+)
+
+const (
+	// watchTime is how long one watch lasts before the list is read again, in seconds.
+	watchTime = 240
+	// firstRetry and lastRetry bound the wait before an API server that does not answer is
+	// asked again.
+	firstRetry = 500 * time.Millisecond
+	lastRetry  = 8 * time.Second
+)
+
+// observer sees VMs. Both functions report whether they have seen enough.
+type observer struct {
+	// all sees the complete list, at the beginning and whenever a watch has ended.
+	all func([]api.VirtualMachine) bool
+	// one sees a VM that was added, changed or deleted.
+	one func(kind watch.EventType, vm *api.VirtualMachine) bool
+	// lost, if any, is called with the error when the API server does not answer, and with
+	// nil when it does again.
+	lost func(error)
+}
+
+// follower lists and watches VMs until its observer has seen enough. It outlasts an API server
+// that restarts.
+type follower struct {
+	*Options
+	namespace string
+	opts      metav1.ListOptions
+	observer
+	list, watch client.VirtualMachineInterface
+}
+
+// follow calls an observer with the VMs of a namespace, or of all with "". It ends with an
+// error if the first list fails, or ctx ends.
+func (o *Options) follow(ctx context.Context, namespace string, opts metav1.ListOptions, see observer) (err error) {
+	f := &follower{Options: o, namespace: namespace, opts: opts, observer: see}
+	if f.list, err = o.VMs(namespace); err != nil {
+		return err
+	}
+	if f.watch, err = o.WatchVMs(namespace); err != nil {
+		return err
+	}
+	return f.run(ctx)
+}
+
+func (f *follower) run(ctx context.Context) error {
+	pause := time.Duration(0)
+	for listed := false; ; {
+		enough, err := f.listAndWatch(ctx, &listed)
+		switch {
+		case enough:
+			return nil
+		case ctx.Err() != nil:
+			return endOf(ctx)
+		case err != nil && (!listed || !isTransient(err)):
+			return err
+		case err == nil:
+			pause = 0
+		case f.lost != nil:
+			f.lost(err)
+		}
+		pause = min(max(2*pause, firstRetry), lastRetry)
+		select {
+		case <-ctx.Done():
+			return endOf(ctx)
+		case <-f.Clock.After(pause):
+		}
+	}
+}
+
+// isTransient reports whether a request may succeed later: the API server did not answer, or
+// said so.
+func isTransient(err error) bool {
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+		code := status.Status().Code
+		return code == 429 || code >= 500 || code == 410
+	}
+	failed := (*url.Error)(nil)
+	return errors.As(err, &failed)
+}
+
+// listAndWatch lists once, and watches until the watch ends.
+func (f *follower) listAndWatch(ctx context.Context, listed *bool) (enough bool, err error) {
+	list, err := f.list.List(ctx, f.opts)
+	if err != nil {
+		return false, err
+	}
+	*listed = true
+	if f.lost != nil {
+		f.lost(nil)
+	}
+	if f.all(list.Items) {
+		return true, nil
+	}
+	opts := f.opts
+	opts.ResourceVersion, opts.TimeoutSeconds, opts.AllowWatchBookmarks = list.ResourceVersion, ptr.To[int64](watchTime), true
+	w, err := f.watch.Watch(ctx, opts)
+	if err != nil {
+		return false, err
+	}
+	defer w.Stop()
+	for event := range w.ResultChan() {
+		vm, ok := event.Object.(*api.VirtualMachine)
+		if !ok {
+			return false, apierrors.FromObject(event.Object)
+		}
+		if event.Type != watch.Bookmark && f.one(event.Type, vm) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// named selects the VM of a name.
+func named(name string) metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()}
+}
+
+// errTimeout means that --timeout is over.
+var errTimeout = errors.New("timed out")
+
+// endOf returns why a context has ended: context.Canceled after Ctrl-C, or errTimeout.
+func endOf(ctx context.Context) error {
+	if err := ctx.Err(); errors.Is(err, context.Canceled) {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+// withTimeout limits a wait to --timeout, of which 0 means no limit.
+func withTimeout(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
+	if within <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, within, fmt.Errorf("%w after %s", errTimeout, within))
+}

@@ -1,0 +1,47 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+)
+
+// newVMOptions returns what the verbs of drover vm share with those of kubectl vm, but
+// for the cluster, which is this Drover.
+func newVMOptions() *app.Options {
+	o := app.NewOptions(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
+	o.Program, o.DefaultKubeconfig = "drover vm", defaultKubeconfig
+	return o
+}
+
+// newVMCommand returns the verbs of kubectl vm, for hosts without kubectl. main prints
+// its errors as kubectl vm does.
+func newVMCommand(o *app.Options) *cobra.Command {
+	cmd := app.NewCommand(o)
+	cmd.Use, cmd.Short = "vm", "Use virtual machines: create, list, start, stop and so on"
+	cmd.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		context.AfterFunc(ctx, stop) // a second signal ends the process immediately
+		cmd.SetContext(ctx)
+	}
+	return cmd
+}
+
+// isBelow reports whether a command is another one, or one of its subcommands.
+func isBelow(cmd, parent *cobra.Command) bool {
+	for ; cmd != nil; cmd = cmd.Parent() {
+		if cmd == parent {
+			return true
+		}
+	}
+	return false
+}
