@@ -13,7 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/standalone/internal/command"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
@@ -29,7 +31,7 @@ func main() {
 	case isBelow(cmd, vm):
 		os.Exit(o.Report(err))
 	}
-	os.Exit(reportError(os.Stderr, err))
+	os.Exit(command.Report(os.Stderr, err))
 }
 
 func newRootCommand() *cobra.Command {
@@ -50,7 +52,9 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newUpCommand(), newPurgeCommand(), newImageCommand(), newMachinesCommand(), newDoctorCommand(), newKubectlCommand(), newVersionCommand())
+	root.AddCommand(newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), newVersionCommand())
+	shared := command.Program{Version: droverVersion, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}
+	root.AddCommand(shared.Commands()...)
 	return root
 }
 

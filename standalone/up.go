@@ -4,10 +4,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"time"
 
@@ -16,8 +18,10 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/pki"
 	"cloudnative.tw/drover/standalone/internal/port"
 	"cloudnative.tw/drover/standalone/internal/runstate"
@@ -167,4 +171,41 @@ func (o *upOptions) components(plane *controlplane.Config, console *progress) ([
 		return parts, err
 	}
 	return append(parts, o.controllerComponents(plane, console)...), nil
+}
+
+// settingsOf returns the flags of the last `drover up` on a host, and those of the
+// environment. It takes over which engine that one used.
+func settingsOf(h *doctor.Host) (doctor.Settings, error) {
+	up, f := newUpOptions(), pflag.NewFlagSet("up", pflag.ContinueOnError)
+	f.ParseErrorsAllowlist.UnknownFlags = true // those of another version
+	up.addFlags(f)
+	if h.State != nil {
+		_ = f.Parse(h.State.Args) // else the defaults remain
+		for name, value := range h.State.Environment {
+			if os.Getenv(name) == "" {
+				_ = os.Setenv(name, value)
+			}
+		}
+	}
+	if h.PID == 0 {
+		if err := app.SetFromEnv(f); err != nil {
+			return doctor.Settings{}, err
+		}
+	}
+	return up.settings(h.Layout)
+}
+
+func (o *upOptions) settings(dir datadir.Layout) (s doctor.Settings, err error) {
+	s = doctor.Settings{
+		BindAddress: o.bindAddress, Port: o.port, VMDriver: o.controller.VMDriver, WithoutController: o.withoutController,
+		Addresses: map[string]string{
+			"--metrics-bind-address": o.controller.MetricsAddress, "--health-probe-bind-address": o.controller.HealthAddress,
+			"--pprof-bind-address": o.controller.PprofAddress,
+		},
+	}
+	if machines, is := o.controller.Drivers[qemu.Name].(*qemu.Options); is {
+		s.QEMU = *machines
+	}
+	s.QEMU.Dir, err = filepath.Abs(cmp.Or(s.QEMU.Dir, filepath.Join(dir.Drivers(), qemu.Name)))
+	return s, err
 }

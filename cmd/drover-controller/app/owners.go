@@ -39,8 +39,8 @@ func cachedOwners(reader client.Reader, options ...client.ListOption) inventory.
 	}
 }
 
-// liveOwners does the same from the API, as metadata and page by page.
-func liveOwners(reader client.Reader) inventory.Owners {
+// LiveOwners does the same from the API, as metadata and page by page.
+func LiveOwners(reader client.Reader) inventory.Owners {
 	return func(ctx context.Context) (map[types.UID]bool, error) {
 		uids := map[types.UID]bool{}
 		var page metav1.PartialObjectMetadataList

@@ -78,7 +78,7 @@ func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, inventories [
 	if o.Streams.Address == "" && o.Streams.Serve == nil {
 		return nil
 	}
-	client, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	client, err := endpoint.NewClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return err
 	}

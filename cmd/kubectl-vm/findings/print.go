@@ -35,6 +35,21 @@ var colors = map[Level]string{LevelOK: "32", LevelNote: "36", LevelWarning: "33"
 // line. Commands are never wrapped, so that they can be copied.
 func Print(out io.Writer, all []Finding, s Style) error {
 	var text bytes.Buffer
+	s.printRows(&text, all)
+	fmt.Fprintf(&text, "\n%s\n", Summarize(all))
+	_, err := out.Write(text.Bytes())
+	return err
+}
+
+// PrintRows is Print without the last line.
+func PrintRows(out io.Writer, all []Finding, s Style) error {
+	var text bytes.Buffer
+	s.printRows(&text, all)
+	_, err := out.Write(text.Bytes())
+	return err
+}
+
+func (s Style) printRows(text *bytes.Buffer, all []Finding) {
 	names := 0
 	for _, f := range all {
 		names = max(names, utf8.RuneCountInString(f.Name))
@@ -45,7 +60,7 @@ func Print(out io.Writer, all []Finding, s Style) error {
 			if group != "" {
 				text.WriteByte('\n')
 			}
-			fmt.Fprintf(&text, "%s\n", f.Group)
+			fmt.Fprintf(text, "%s\n", f.Group)
 			name = ""
 		}
 		if f.Name == name && f.Group == group {
@@ -54,11 +69,8 @@ func Print(out io.Writer, all []Finding, s Style) error {
 			name = f.Name
 		}
 		group = f.Group
-		s.printFinding(&text, f, names)
+		s.printFinding(text, f, names)
 	}
-	fmt.Fprintf(&text, "\n%s\n", Summarize(all))
-	_, err := out.Write(text.Bytes())
-	return err
 }
 
 func (s Style) printFinding(text *bytes.Buffer, f Finding, names int) {

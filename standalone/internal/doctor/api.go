@@ -105,10 +105,11 @@ type kubeconfigFacts struct {
 	sameCA  bool
 	expires time.Time
 	now     time.Time
+	asOwner string // a kubectl of the user who may read it
 }
 
 func gatherKubeconfig(_ context.Context, h *Host) kubeconfigFacts {
-	f := kubeconfigFacts{path: h.Layout.Kubeconfig(), now: h.Clock.Now()}
+	f := kubeconfigFacts{path: h.Layout.Kubeconfig(), now: h.Clock.Now(), asOwner: "sudo drover kubectl --kubeconfig " + h.Layout.Kubeconfig() + " get vms"}
 	f.exists, _ = h.Layout.Exists()
 	config, err := h.ClientConfig()
 	if err != nil {
@@ -147,7 +148,7 @@ func judgeKubeconfig(f kubeconfigFacts) []findings.Finding {
 		return nil
 	case errors.Is(f.err, fs.ErrPermission):
 		return one(findings.Note("%v", f.err).Means("kubectl of this user cannot use it.").
-			FixedBy("give yourself a kubeconfig of your own, or use it as its owner").FixedByCommand("sudo drover kubectl get vms"))
+			FixedBy("give yourself a kubeconfig of your own, or use it as its owner").FixedByCommand("%s", f.asOwner))
 	case f.err != nil:
 		return one(findings.Warning("%s: %v", f.path, f.err).Means("kubectl cannot use it.").FixedBy(restart))
 	case f.want != "" && f.server != f.want:
@@ -189,13 +190,13 @@ func gatherAPI(ctx context.Context, h *Host) apiFacts {
 	} else if f.version = info.GitVersion; f.version == "" {
 		f.version = "of an unknown version"
 	}
-	f.unready = unreadyParts(ctx, client.RESTClient())
+	f.unready = FailedChecks(ctx, client.RESTClient())
 	f.skew, f.err = measureSkew(ctx, h, config)
 	return f
 }
 
-// unreadyParts returns the checks of /readyz that fail, "" for none.
-func unreadyParts(ctx context.Context, client rest.Interface) string {
+// FailedChecks returns the checks of /readyz that fail, "" for none.
+func FailedChecks(ctx context.Context, client rest.Interface) string {
 	text, err := client.Get().AbsPath("/readyz").Param("verbose", "").DoRaw(ctx)
 	if err == nil {
 		return ""

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -30,12 +31,13 @@ type dataDirFacts struct {
 	parent  string // the nearest folder that exists, if it is missing
 	mode    fs.FileMode
 	owner   int
-	foreign error // why it is no data dir
-	access  error // why Drover may not write there
+	foreign error  // why it is no data dir
+	access  error  // why Drover may not write there
+	again   string // the command that runs the checks as root
 }
 
 func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
-	f := dataDirFacts{path: string(h.Layout), user: h.User}
+	f := dataDirFacts{path: string(h.Layout), user: h.User, again: h.command("doctor")}
 	info, err := os.Stat(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		f.missing, f.parent = true, nearestFolder(f.path)
@@ -84,7 +86,7 @@ func judgeDataDir(f dataDirFacts) []findings.Finding {
 	case f.missing:
 		return one(findings.Note("there is no %s yet", f.path).Means("The first drover up makes it. Another one is named by --data-dir or DROVER_DATA_DIR."))
 	case errors.Is(f.foreign, fs.ErrPermission):
-		return one(findings.Note("%v", f.foreign).Means("What is in it could not be checked.").FixedByCommand("sudo drover doctor --data-dir %s", f.path))
+		return one(findings.Note("%v", f.foreign).Means("What is in it could not be checked.").FixedByCommand("%s", f.again))
 	case f.foreign != nil:
 		return one(findings.Error("%v", f.foreign).Means("drover up does not start.").FixedBy("name another with --data-dir"))
 	case errors.Is(f.access, syscall.EROFS):
@@ -93,10 +95,10 @@ func judgeDataDir(f dataDirFacts) []findings.Finding {
 			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err"))
 	case f.access != nil && !isOther:
 		return one(findings.Error("user %s may not write to %s: %v", f.user.Name, f.path, f.access).Means("drover up does not start.").
-			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", f.user.Name, f.path))
+			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", f.user.Name, quote(f.path)))
 	case f.mode&others != 0:
 		return one(findings.Warning("other users can look into %s, whose mode is %#o", f.path, f.mode).
-			Means("It has keys with all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", f.path))
+			Means("It has keys with all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", quote(f.path)))
 	}
 	return one(findings.OK("%s, private to its owner", f.path))
 }
@@ -163,12 +165,12 @@ func judgeFiles(f filesFacts) []findings.Finding {
 	if len(f.foreign) > 0 {
 		all = append(all, findings.Warning("%s not user %s's: %s", countFiles(len(f.foreign), "is", "are"), f.owner.Name, shorten(f.foreign)).
 			Means("Drover may not be able to read or replace them. A command that was run as another user has made them.").
-			FixedByCommand("sudo chown -R --from=%s %s %s", ownerOf(f.foreign[0]), f.owner.Name, f.path))
+			FixedByCommand("sudo chown --recursive --from %s %s %s", ownerOf(f.foreign[0]), f.owner.Name, quote(f.path)))
 	}
 	if len(f.exposed) > 0 {
 		all = append(all, findings.Warning("%s secrets that others may read: %s", countFiles(len(f.exposed), "has", "have"), shorten(f.exposed)).
 			Means("The folder above keeps others out while it is private, and copies of the files do not.").
-			FixedByCommand("sudo chmod 600 %s", strings.Join(f.exposed, " ")))
+			FixedByCommand("sudo chmod 600 %s", quoteAll(f.exposed)))
 	}
 	switch {
 	case errors.Is(f.err, fs.ErrPermission):
@@ -181,6 +183,14 @@ func judgeFiles(f filesFacts) []findings.Finding {
 		all = append(all, findings.OK("all %d files are user %s's", f.count, f.owner.Name))
 	}
 	return all
+}
+
+func quoteAll(paths []string) string {
+	words := make([]string, len(paths))
+	for i, path := range paths {
+		words[i] = quote(path)
+	}
+	return strings.Join(words, " ")
 }
 
 func countFiles(n int, singular, plural string) string {
@@ -211,61 +221,64 @@ func ownerOf(path string) string {
 // diskFacts are about a file system.
 type diskFacts struct {
 	path            string
-	use             string
+	uses            []string
 	free, total     uint64 // bytes
 	inodes, ofNodes uint64 // free and all; none if the file system counts no inodes
 	promised        int64  // what the disks of machines there may still grow by
 	readOnly        bool
 	err             error
+	prune           string // the command that frees some space
 }
 
 // gatherDisks looks at each file system once.
 func gatherDisks(_ context.Context, h *Host) []diskFacts {
 	var all []diskFacts
-	seen := map[uint64]bool{}
-	add := func(path, use string) {
+	places := map[uint64]int{}
+	add := func(path, use string) *diskFacts {
 		var info syscall.Stat_t
 		if err := syscall.Stat(path, &info); errors.Is(err, fs.ErrNotExist) {
 			path = nearestFolder(path)
 			_ = syscall.Stat(path, &info)
 		}
-		if path == "" || seen[info.Dev] {
-			return
+		i, met := places[info.Dev]
+		if !met {
+			i = len(all)
+			places[info.Dev] = i
+			all = append(all, readDisk(path))
+			all[i].prune = h.command("image prune")
 		}
-		seen[info.Dev] = true
-		all = append(all, readDisk(path, use))
-	}
-	for _, dir := range append([]string{h.QEMU.Dir}, h.QEMU.ImageDirs...) {
-		if dir == h.QEMU.Dir {
-			add(dir, "machines, images")
-			all = addPromised(all, h, dir)
-			continue
+		if !slices.Contains(all[i].uses, use) {
+			all[i].uses = append(all[i].uses, use)
 		}
-		add(dir, "images")
+		return &all[i]
 	}
 	add(string(h.Layout), "data dir")
-	return all
-}
-
-// addPromised adds to the disk of a folder what its machines may still take.
-func addPromised(all []diskFacts, h *Host, dir string) []diskFacts {
-	f, err := folder.Open(dir, h.Clock)
-	if err == nil && len(all) > 0 {
-		all[len(all)-1].promised, _ = f.PromisedDisk()
+	machines := add(h.QEMU.Dir, "machines")
+	if f, err := folder.Open(h.QEMU.Dir, h.Clock); err == nil {
+		machines.promised, _ = f.PromisedDisk()
+	}
+	for _, dir := range h.QEMU.ImageDirs {
+		add(dir, "images")
 	}
 	return all
 }
 
-func readDisk(path, use string) diskFacts {
+func readDisk(path string) diskFacts {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return diskFacts{path: path, use: use, err: err}
+		return diskFacts{path: path, err: err}
 	}
 	size := uint64(st.Bsize) //nolint:gosec // positive
 	return diskFacts{
-		path: path, use: use, free: st.Bavail * size, total: st.Blocks * size, inodes: st.Ffree, ofNodes: st.Files,
+		path: path, free: st.Bavail * size, total: st.Blocks * size, inodes: st.Ffree, ofNodes: st.Files,
 		readOnly: st.Flags&unix.ST_RDONLY != 0,
 	}
+}
+
+// FreeBytes returns what is free for Drover on the disk of a path, and its size.
+func FreeBytes(path string) (free, total uint64, err error) {
+	d := readDisk(path)
+	return d.free, d.total, d.err
 }
 
 // What a disk should have free: the part and the bytes of which the smaller one counts.
@@ -283,28 +296,30 @@ func judgeDisks(all []diskFacts) []findings.Finding {
 }
 
 func (f diskFacts) judge() findings.Finding {
-	text := fmt.Sprintf("%s free of %s at %s (%s)", formatBytes(f.free), formatBytes(f.total), f.path, f.use)
+	text := fmt.Sprintf("%s free of %s at %s (%s)", FormatBytes(f.free), FormatBytes(f.total), f.path, strings.Join(f.uses, ", "))
 	const full = "A full disk pauses guests, and keeps etcd from storing anything."
 	switch {
 	case f.err != nil:
 		return findings.Warning("%s: %v", f.path, f.err).Means("What is free on its disk is unknown.")
 	case f.readOnly:
-		return findings.Error("the file system of %s is read-only", f.path).Means("Nothing can be stored there.")
+		return findings.Error("the file system of %s is read-only", f.path).Means("Nothing can be stored there.").
+			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err")
 	case f.free < datadir.MinFree:
-		return findings.Error("%s", text).Means("A start needs %s. %s", formatBytes(datadir.MinFree), full).
-			FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("drover image prune")
+		return findings.Error("%s", text).Means("A start needs %s. %s", FormatBytes(datadir.MinFree), full).
+			FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("%s", f.prune)
 	case f.ofNodes > 0 && f.inodes < f.ofNodes/100:
 		return findings.Warning("%s, and inodes for %d more files", text, f.inodes).Means("New files soon fail as on a full disk.").FixedBy("remove files, or enlarge the file system")
 	case f.free < min(f.total/lowPart, lowBytes):
-		return findings.Warning("%s", text).Means(full).FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("drover image prune")
+		return findings.Warning("%s", text).Means(full).FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("%s", f.prune)
 	case f.promised > 0 && uint64(f.promised) > f.free:
-		return findings.Warning("%s, and the disks of machines may grow by %s", text, formatBytes(uint64(f.promised))).
+		return findings.Warning("%s, and the disks of machines may grow by %s", text, FormatBytes(uint64(f.promised))).
 			Means("If guests write to all of their disks, the disk gets full. %s", full).FixedBy("watch it (drover_qemu_disk_available_bytes), or enlarge it")
 	}
 	return findings.OK("%s", text)
 }
 
-func formatBytes(n uint64) string {
+// FormatBytes returns a number of bytes for people.
+func FormatBytes(n uint64) string {
 	unit, name := uint64(1<<20), "Mi"
 	if n >= 10<<30 {
 		unit, name = 1<<30, "Gi"

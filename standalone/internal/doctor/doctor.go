@@ -11,6 +11,10 @@ package doctor
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -18,6 +22,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/runstate"
 )
 
@@ -48,24 +53,64 @@ type Host struct {
 	PIDErr   error
 	State    *runstate.State
 	StateErr error
+	// Known are the engines that this installation has used, as far as they can be read.
+	Known []engines.Engine
 	// User is the user whose rights Drover has.
 	User User
 }
 
 // NewHost returns the host with a data dir, which need not exist. Settings are set next.
-func NewHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {
+func NewHost(ctx context.Context, layout datadir.Layout, version string, c clock.WithTicker) *Host {
+	ctx, cancel := context.WithTimeout(ctx, findings.DefaultWithin)
+	defer cancel()
+	read := make(chan *Host, 1)
+	go func() { read <- readHost(layout, version, c) }()
+	select {
+	case h := <-read:
+		return h
+	case <-ctx.Done(): // as with a file system whose server is away
+		err := fmt.Errorf("reading %s: %w", layout, ctx.Err())
+		return &Host{Layout: layout, Version: version, Clock: c, PIDErr: err, StateErr: err, User: callingUser()}
+	}
+}
+
+func readHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {
 	h := &Host{Layout: layout, Version: version, Clock: c}
 	h.PID, h.PIDErr = layout.Holder()
 	h.State, h.StateErr = runstate.Read(layout.RunState())
 	if h.State != nil && h.PID != 0 && h.State.PID != h.PID {
 		h.State = nil // of the run before, whose successor is starting
 	}
+	h.Known, _ = engines.Known(layout.Engines()) // a check of its own reports the error
 	h.User = findUser(h.PID, string(layout))
 	return h
 }
 
 // runs reports whether a Drover runs here.
 func (h *Host) runs() bool { return h.PID != 0 }
+
+// command returns a command line that acts on this data dir with the rights that it takes.
+func (h *Host) command(verb string) string {
+	line, usual := "sudo drover "+verb, datadir.Default(func(string) string { return "" }, 0)
+	if h.User.isCaller() && !h.User.isRoot() {
+		line, usual = "drover "+verb, datadir.Default(os.Getenv, h.User.ID)
+	}
+	if string(h.Layout) != usual {
+		line += " --data-dir " + quote(string(h.Layout))
+	}
+	return line
+}
+
+// plainWord matches what no shell interprets.
+var plainWord = regexp.MustCompile(`^[\w@%+=:,./-]+$`)
+
+// quote returns a word for a shell.
+func quote(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
 
 // Headings of the findings.
 const (

@@ -32,8 +32,7 @@ func (h *Host) isWanted(name string) bool {
 	if err == nil && slices.Contains(named, name) {
 		return true
 	}
-	known, err := engines.Known(h.Layout.Engines())
-	return err == nil && slices.ContainsFunc(known, func(e engines.Engine) bool { return e.Driver == name })
+	return slices.ContainsFunc(h.Known, func(e engines.Engine) bool { return e.Driver == name })
 }
 
 // absent returns a finding about an engine that is missing: a note if nothing here needs it.
@@ -167,7 +166,7 @@ func gatherUsed(ctx context.Context, h *Host) usedFacts {
 func judgeUsed(f usedFacts) []findings.Finding {
 	switch {
 	case errors.Is(f.err, os.ErrPermission):
-		return one(findings.Note("%v", f.err))
+		return one(findings.Note("%v", f.err).Means("Which engines were used is unknown."))
 	case f.err != nil:
 		return one(findings.Error("%v", f.err).
 			Means("It is not known which engines have servers of this installation: drover up and drover purge refuse to go on.").
@@ -182,21 +181,29 @@ func judgeUsed(f usedFacts) []findings.Finding {
 	return all
 }
 
+// ShortName returns the name of an engine with the beginning of its id.
+func ShortName(e engines.Engine) string {
+	const shown = 13 // two parts of a UUID
+	e.ID = e.ID[:min(len(e.ID), shown)]
+	return e.String()
+}
+
 func judgeUsedEngine(e engines.Surveyed) findings.Finding {
 	switch {
 	case errors.Is(e.Err, os.ErrPermission):
-		return findings.Note("%s: %v", e.Engine, e.Err)
+		return findings.Note("%s: %v", ShortName(e.Engine), e.Err).Means("What servers it has is unknown to this user.")
 	case errors.Is(e.Err, engines.ErrAnotherEngine):
-		return findings.Error("%s: %v", e.Engine, e.Err).
+		return findings.Error("%s: %v", ShortName(e.Engine), e.Err).
 			Means("The servers there are unknown, and nothing is done about the VMs that are bound to it.").
 			FixedBy("give Drover the engine that it had: DOCKER_HOST for Docker, the mount of the folder for others")
 	case e.IsGone():
-		return findings.Warning("%s: its folder %s is gone", e.Engine, e.Dir).
+		return findings.Warning("%s: its folder %s is gone", ShortName(e.Engine), e.Dir).
 			Means("VMs that are bound to it wait. If it is gone for good, delete them.").FixedBy("mount or restore the folder")
 	case e.Err != nil:
-		return findings.Error("%s: %v", e.Engine, e.Err).Means("Its servers are unknown until it answers; they go on running.")
+		return findings.Error("%s: %v", ShortName(e.Engine), e.Err).Means("Its servers are unknown until it answers; they go on running.").
+			FixedBy("start the engine, or give Drover the settings that reach it")
 	}
-	text := fmt.Sprintf("%s answers", e.Engine)
+	text := fmt.Sprintf("%s answers", ShortName(e.Engine))
 	if broken := slices.DeleteFunc(slices.Clone(e.Servers), func(s driver.Server) bool { return s.Err == nil }); len(broken) > 0 {
 		return findings.Warning("%s; %d of its servers cannot be read, such as %s: %v", text, len(broken), broken[0].UID, broken[0].Err).
 			Means("Nothing is done about these servers until that is repaired.")

@@ -64,7 +64,7 @@ func judgeClock(f clockFacts) []findings.Finding {
 	case f.err != nil:
 		return one(findings.Note("%s; whether it is synchronised cannot be read: %v", now, f.err))
 	case !f.synced:
-		return one(findings.Warning("%s, and no time service keeps the clock right", now).
+		return one(findings.Warning("no time service keeps the clock right, which shows %s", now).
 			Means("Drover measures its waits without it, but times in logs and status drift, and once they are off by minutes, TLS to other hosts fails.").
 			FixedBy("run a time service, such as systemd-timesyncd or chrony").FixedByCommand("sudo timedatectl set-ntp true"))
 	}

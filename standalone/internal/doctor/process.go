@@ -90,7 +90,7 @@ func (f processFacts) judgeRunning() []findings.Finding {
 		return one(findings.Note("%s, and is not ready", text))
 	}
 	since := f.now.Sub(f.state.StartedAt)
-	text = fmt.Sprintf("Drover %s runs as process %d since %s", f.state.Version, f.pid, duration.HumanDuration(since))
+	text = fmt.Sprintf("Drover %s runs as process %d, for %s", f.state.Version, f.pid, duration.HumanDuration(since))
 	switch {
 	case !f.ready && since > startTakes:
 		return one(findings.Error("%s, and is not ready: %s", text, f.unready()).
@@ -132,6 +132,7 @@ type portFacts struct {
 	taken bool
 	by    int    // the process that listens, 0 if that is not known
 	name  string // of its program
+	move  string // the command that takes another port
 }
 
 type portsFacts struct {
@@ -147,7 +148,7 @@ func gatherPorts(ctx context.Context, h *Host) portsFacts {
 	}
 	_, notReady := os.Stat(h.Layout.Ready())
 	for _, p := range h.expectedPorts() {
-		p.runs, p.ready, p.pid = h.runs(), notReady == nil, h.PID
+		p.runs, p.ready, p.pid, p.move = h.runs(), notReady == nil, h.PID, h.command("up --port 0")
 		for _, l := range listeners {
 			if l.covers(p) {
 				p.taken = true
@@ -265,7 +266,7 @@ func (p portFacts) judge() findings.Finding {
 		return findings.Note("%s is in use by %s", where, p.owner()).Means("The first start takes another port, and keeps it.")
 	case p.taken && p.flag == "--port":
 		return findings.Error("%s is in use by %s", where, p.owner()).Means("drover up does not start: it keeps its port, which kubeconfigs name.").
-			FixedBy("stop the other program, or take another port once").FixedByCommand("drover up --port 0")
+			FixedBy("stop the other program, or take another port once").FixedByCommand("%s", p.move)
 	case p.taken:
 		return findings.Error("%s is in use by %s", where, p.owner()).Means("drover up does not start.").FixedBy("stop the other program, or give another address with %s", p.flag)
 	}

@@ -47,6 +47,10 @@ func findUser(pid int, dir string) User {
 		u.Groups = groupsOf(u.Name)
 		return u
 	}
+	return callingUser()
+}
+
+func callingUser() User {
 	u := User{ID: os.Geteuid(), GroupID: os.Getegid(), By: "runs this command"}
 	u.Groups, _ = os.Getgroups()
 	return u.named()
@@ -146,31 +150,32 @@ func (h *Host) machineUsers() (*launch.Users, error) {
 type userFacts struct {
 	user             User
 	isRoot, isCaller bool
+	again            string // the command that runs the checks as root
 }
 
 func gatherUser(_ context.Context, h *Host) userFacts {
-	return userFacts{user: h.User, isRoot: os.Geteuid() == 0, isCaller: h.User.isCaller()}
+	return userFacts{user: h.User, isRoot: os.Geteuid() == 0, isCaller: h.User.isCaller(), again: h.command("doctor")}
 }
 
 func judgeUser(f userFacts) []findings.Finding {
-	text := fmt.Sprintf("user %s %s", f.user.Name, f.user.By)
 	if !f.isCaller && !f.isRoot {
-		return one(findings.Note("%s, and you are another user", text).
+		return one(findings.Note("%s %s, and you are another user", f.user.Name, f.user.By).
 			Means("What depends on Drover's rights could not be checked, or was checked with yours.").
-			FixedBy("run this as root or as %s", f.user.Name).FixedByCommand("sudo drover doctor"))
+			FixedBy("run this as root or as %s", f.user.Name).FixedByCommand("%s", f.again))
 	}
-	return one(findings.OK("%s", text))
+	return one(findings.OK("%s %s", f.user.Name, f.user.By))
 }
 
 // machineUserFacts are about the users that machines run as.
 type machineUserFacts struct {
 	user User
 	name string
+	ids  string // the range of user IDs, "" if all machines have the same
 	err  error
 }
 
 func gatherMachineUser(_ context.Context, h *Host) machineUserFacts {
-	f := machineUserFacts{user: h.User, name: h.QEMU.User}
+	f := machineUserFacts{user: h.User, name: h.QEMU.User, ids: h.QEMU.UserIDs}
 	users, err := h.machineUsers()
 	if f.err = err; err == nil {
 		f.err = users.Check()
@@ -184,8 +189,10 @@ func judgeMachineUser(f machineUserFacts) []findings.Finding {
 		return one(findings.Warning("%v", f.err).
 			Means("The qemu driver starts no machine while Drover is root and has no other user for them. Docker is not affected.").
 			FixedByCommand("sudo useradd --system --no-create-home --shell /usr/sbin/nologin %s", f.name))
+	case f.user.isRoot() && f.ids == "":
+		return one(findings.OK("all machines run as user %s", f.name))
 	case f.user.isRoot():
-		return one(findings.OK("machines run in the group of user %s", f.name))
+		return one(findings.OK("machines run in the group of %s, each with a user ID of its own", f.name))
 	}
 	return one(findings.Note("machines run as Drover's own user, %s", f.user.Name).
 		Means("A guest that breaks out of QEMU is held by Landlock and the filter of system calls alone. Only a Drover that is root can give each machine a user of its own: docs/qemu.md, Users."))

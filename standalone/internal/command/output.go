@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package command
 
 import (
 	"encoding/json"
@@ -24,8 +24,8 @@ const (
 	exitStopped = 3 // of status, as systemctl has it
 )
 
-// reportError prints an error and returns the exit code of the program.
-func reportError(out io.Writer, err error) int {
+// Report prints an error and returns the exit code of the program.
+func Report(out io.Writer, err error) int {
 	code := 1
 	if exit, is := errors.AsType[*vm.ExitError](err); is {
 		if code = exit.Code; exit.Err == nil {

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package command
 
 import (
 	"cmp"
@@ -18,7 +18,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
@@ -31,23 +30,24 @@ import (
 const pruneTimeout = time.Minute
 
 type imageOptions struct {
+	Program
+
 	dataDir, qemuDir string
-	clock            clock.WithTicker
+	output           outputFormat
 	out              io.Writer
 }
 
-func newImageCommand() *cobra.Command {
-	o := &imageOptions{clock: clock.RealClock{}}
+func (p Program) newImageCommand() *cobra.Command {
+	o := &imageOptions{Program: p}
 	cmd := &cobra.Command{
 		Use:   "image",
 		Short: "Show and remove the images that the qemu driver has fetched",
 		Long: `Show and remove the images that the qemu driver has fetched, from web servers and
 from registries. Drover may run meanwhile.`,
 	}
-	cmd.AddCommand(
-		o.newSubcommand("list", "Show the images and the machines that use them", o.listImages),
-		o.newSubcommand("prune", "Remove the images that no machine uses", o.pruneImages),
-	)
+	list := o.newSubcommand("list", "Show the images and the machines that use them", o.listImages)
+	addOutputFlag(list.Flags(), &o.output)
+	cmd.AddCommand(list, o.newSubcommand("prune", "Remove the images that no machine uses", o.pruneImages))
 	return cmd
 }
 
@@ -63,7 +63,7 @@ func (o *imageOptions) newSubcommand(name, short string, run func(context.Contex
 			return run(cmd.Context(), caches)
 		},
 	}
-	addDataDirFlag(cmd.Flags(), &o.dataDir)
+	o.AddDataDirFlag(cmd.Flags(), &o.dataDir)
 	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines (default: the folders that the Drover of the data dir has used)")
 	return cmd
 }
@@ -80,7 +80,7 @@ func (o *imageOptions) openCaches() ([]*folder.Folder, error) {
 	}
 	caches := make([]*folder.Folder, 0, len(dirs))
 	for _, dir := range dirs {
-		c, err := folder.Open(dir, o.clock)
+		c, err := folder.Open(dir, o.Clock)
 		if errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
 			continue // it was used before, and has been removed
 		}
@@ -117,19 +117,42 @@ func (o *imageOptions) listImages(_ context.Context, caches []*folder.Folder) er
 		}
 		images = append(images, some...)
 	}
-	if len(images) == 0 {
-		return o.printf("No images.\n")
-	}
 	slices.SortStableFunc(images, func(a, b folder.Image) int {
 		return cmp.Compare(formatSources(a.Sources), formatSources(b.Sources))
 	})
+	switch {
+	case o.output == outputJSON:
+		return printJSON(o.out, describeImages(images))
+	case len(images) == 0:
+		return o.printf("No images.\n")
+	}
 	table := tabwriter.NewWriter(o.out, 0, 0, 3, ' ', 0)
 	_, _ = fmt.Fprintln(table, "DIGEST\tSIZE\tAGE\tUSED BY\tSOURCE")
 	for _, i := range images {
-		age := duration.HumanDuration(o.clock.Since(i.FetchedAt))
+		age := duration.HumanDuration(o.Clock.Since(i.FetchedAt))
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", shortDigest(i.Digest), formatSize(i.Size), age, formatUsers(i.UsedBy), formatSources(i.Sources))
 	}
 	return table.Flush()
+}
+
+// imageJSON is an image as JSON.
+type imageJSON struct {
+	Digest    string    `json:"digest"`
+	SizeBytes int64     `json:"sizeBytes"`
+	FetchedAt time.Time `json:"fetchedAt"`
+	UsedBy    []string  `json:"usedBy"`
+	Sources   []string  `json:"sources"`
+}
+
+func describeImages(images []folder.Image) []imageJSON {
+	all := make([]imageJSON, 0, len(images))
+	for _, i := range images {
+		all = append(all, imageJSON{
+			Digest: i.Digest, SizeBytes: i.Size, FetchedAt: i.FetchedAt,
+			UsedBy: append([]string{}, i.UsedBy...), Sources: redactAll(i.Sources),
+		})
+	}
+	return all
 }
 
 func (o *imageOptions) pruneImages(ctx context.Context, caches []*folder.Folder) error {
@@ -184,9 +207,14 @@ func formatSources(all []string) string {
 	if len(all) == 0 {
 		return "-"
 	}
-	shown := make([]string, len(all))
-	for i, source := range all {
+	return strings.Join(redactAll(all), ",")
+}
+
+// redactAll removes passwords from sources.
+func redactAll(sources []string) []string {
+	shown := make([]string, len(sources))
+	for i, source := range sources {
 		shown[i] = image.Redact(source)
 	}
-	return strings.Join(shown, ",")
+	return shown
 }

@@ -1,0 +1,48 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package command has the commands of drover that look at an installation, and clear it up,
+// from another process than the one that runs it.
+//
+// Start with Program.Commands; each command has its own file. output.go has what they print
+// in common, servers.go the servers that orphans and retained show.
+package command
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/doctor"
+)
+
+// Program is what the commands share.
+type Program struct {
+	Version string
+	Clock   clock.WithTicker
+	// Settings returns the flags of the drover up that runs, or ran last, on a host.
+	Settings func(*doctor.Host) (doctor.Settings, error)
+	// AddDataDirFlag adds --data-dir.
+	AddDataDirFlag func(f *pflag.FlagSet, dir *string)
+}
+
+// Commands returns the commands.
+func (p Program) Commands() []*cobra.Command {
+	return []*cobra.Command{p.newStatusCommand(), p.newDoctorCommand(), p.newImageCommand()}
+}
+
+// findHost returns the host with a data dir, and with the settings of the run that is or was
+// last.
+func (p Program) findHost(ctx context.Context, dataDir string) (*doctor.Host, error) {
+	path, err := filepath.Abs(dataDir)
+	if err != nil {
+		return nil, err
+	}
+	h := doctor.NewHost(ctx, datadir.Layout(path), p.Version, p.Clock)
+	h.Settings, err = p.Settings(h)
+	return h, err
+}

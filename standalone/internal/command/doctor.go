@@ -1,0 +1,74 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/driver/qemu"
+)
+
+type doctorOptions struct {
+	Program
+
+	dataDir, qemuDir, qemuBinary string
+	output                       outputFormat
+	out                          io.Writer
+}
+
+func (p Program) newDoctorCommand() *cobra.Command {
+	o := &doctorOptions{Program: p}
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check this host and the installation on it, and say how to fix what is wrong",
+		Long: `Check this host and the installation of Drover on it: KVM, control groups, QEMU,
+Docker, disk room, clock, ports, permissions, confinement, certificates, the API.
+
+It changes nothing, and works with or without root, and whether Drover runs or not. As
+root it checks what the user that Drover runs as may do. It takes the settings of the
+drover up that runs or ran last, and else those of DROVER_ variables.
+
+The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. Notes and
+warnings are no errors.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.out = cmd.OutOrStdout()
+			return o.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	o.AddDataDirFlag(f, &o.dataDir)
+	f.StringVar(&o.qemuDir, "qemu-dir", "", "folder of the machines (default: that of the last drover up, else DIR/drivers/qemu)")
+	f.StringVar(&o.qemuBinary, "qemu-binary", "", "the QEMU to check (default: that of the last drover up, else "+qemu.DefaultBinary+")")
+	addOutputFlag(f, &o.output)
+	return useUsageCode(cmd)
+}
+
+func (o *doctorOptions) run(ctx context.Context) error {
+	host, err := o.findHost(ctx, o.dataDir)
+	if err != nil {
+		return err
+	}
+	host.QEMU.Binary = cmp.Or(o.qemuBinary, host.QEMU.Binary)
+	if host.QEMU.Dir, err = filepath.Abs(cmp.Or(o.qemuDir, host.QEMU.Dir)); err != nil {
+		return err
+	}
+	found := host.Examine(ctx)
+	if o.output == outputJSON {
+		err = printJSON(o.out, findings.NewReport(found))
+	} else {
+		err = findings.Print(o.out, found, styleOf(o.out))
+	}
+	if err == nil && findings.Worst(found) == findings.LevelError {
+		return &vm.ExitError{Code: 1} // what there is to say has been printed
+	}
+	return err
+}

@@ -1,0 +1,303 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/pki"
+	"cloudnative.tw/drover/standalone/internal/runstate"
+	"cloudnative.tw/drover/test/framework"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newHost returns a host as the command makes it.
+func newHost(t *testing.T, path string) *Host {
+	t.Helper()
+	h := NewHost(t.Context(), datadir.Layout(path), "v1", clock.RealClock{})
+	h.BindAddress, h.VMDriver, h.QEMU = "127.0.0.1", "auto", *qemu.DefaultOptions()
+	h.QEMU.Dir = filepath.Join(h.Layout.Drivers(), qemu.Name)
+	return h
+}
+
+// makeDataDir makes the data dir of a Drover that was ready once and has stopped.
+func makeDataDir(t *testing.T) datadir.Layout {
+	t.Helper()
+	dir, err := datadir.Open(filepath.Join(t.TempDir(), "d"))
+	must(t, err)
+	must(t, errors.Join(dir.SetPort(freePort(t)), dir.SetClusterID("cluster-1"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "fakeDir": "/nowhere"}]`), 0o600)))
+	_, err = (&pki.Store{Dir: dir.PKI(), Clock: clock.RealClock{}, Hosts: []string{"localhost"}}).Ensure()
+	must(t, err)
+	must(t, dir.Close())
+	return dir.Layout
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	must(t, err)
+	defer func() { _ = l.Close() }()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// TestExamine runs all checks on data dirs in every condition: each check ends, none fails by
+// itself, and none changes anything.
+func TestExamine(t *testing.T) {
+	for name, c := range map[string]struct {
+		make  func(t *testing.T) string
+		wants map[string]findings.Level
+	}{
+		"none":    {func(t *testing.T) string { t.Helper(); return filepath.Join(t.TempDir(), "some", "where") }, map[string]findings.Level{"data-dir": note}},
+		"empty":   {func(t *testing.T) string { t.Helper(); return t.TempDir() }, map[string]findings.Level{"disk": ""}},
+		"foreign": {makeForeign, map[string]findings.Level{"data-dir": mistaken}},
+		"a file": {func(t *testing.T) string {
+			t.Helper()
+			path := filepath.Join(t.TempDir(), "f")
+			must(t, os.WriteFile(path, nil, 0o600))
+			return path
+		}, map[string]findings.Level{"data-dir": mistaken}},
+		"stopped":  {func(t *testing.T) string { t.Helper(); return string(makeDataDir(t)) }, map[string]findings.Level{"data-dir": ok, "files": ok, "certificates": ok, "process": note, "ports": ok, "used-engines": warning}},
+		"garbage":  {makeGarbage, map[string]findings.Level{"certificates": warning, "kubeconfig": warning, "process": warning}},
+		"folders":  {makeFolders, map[string]findings.Level{"certificates": warning}},
+		"too long": {func(t *testing.T) string { t.Helper(); return filepath.Join(t.TempDir(), strings.Repeat("x", 100)) }, map[string]findings.Level{"sockets": mistaken}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := c.make(t)
+			before := listTree(t, path)
+			found := newHost(t, path).Examine(t.Context())
+			if after := listTree(t, path); !slices.Equal(before, after) {
+				t.Errorf("the checks changed\n%q\nto\n%q", before, after)
+			}
+			levels := map[string]findings.Level{}
+			for _, f := range found {
+				levels[f.Name] = worse(levels[f.Name], f.Level)
+				if strings.Contains(f.Observed, "the check failed") || strings.Contains(f.Observed, "did not end") {
+					t.Errorf("%s: %s", f.Name, f.Observed)
+				}
+			}
+			for check, want := range c.wants {
+				if want != "" && levels[check] != want {
+					t.Errorf("%s is %q, want %q: %+v", check, levels[check], want, found)
+				}
+			}
+		})
+	}
+}
+
+// TestExamineAsPlainUser runs the same without root.
+func TestExamineAsPlainUser(t *testing.T) {
+	t.Parallel()
+	framework.RunAsPlainUser(t, "TestExamine", "TestForeignFiles", "TestHangingFolder", "TestPortOfAnother")
+}
+
+func worse(a, b findings.Level) findings.Level {
+	return findings.Worst([]findings.Finding{{Level: a}, {Level: b}})
+}
+
+func makeForeign(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "thesis.txt"), nil, 0o600))
+	return dir
+}
+
+// makeGarbage makes a data dir whose files hold something else.
+func makeGarbage(t *testing.T) string {
+	t.Helper()
+	l := makeDataDir(t)
+	must(t, filepath.WalkDir(string(l), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		return os.WriteFile(path, []byte("\x00{garbage"), 0o600)
+	}))
+	must(t, errors.Join(os.WriteFile(l.Kubeconfig(), []byte("{"), 0o600), os.WriteFile(l.RunState(), []byte("{"), 0o600)))
+	return string(l)
+}
+
+// makeFolders makes a data dir with a folder in the place of every file.
+func makeFolders(t *testing.T) string {
+	t.Helper()
+	l := makeDataDir(t)
+	var files []string
+	must(t, filepath.WalkDir(string(l), func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && filepath.Base(path) != "lock" {
+			files = append(files, path)
+		}
+		return err
+	}))
+	for _, path := range append(files, l.Kubeconfig(), l.RunState()) {
+		must(t, errors.Join(os.RemoveAll(path), os.Mkdir(path, 0o700)))
+	}
+	return string(l)
+}
+
+// listTree returns all files below a path with what a change of them changes.
+func listTree(t *testing.T, path string) []string {
+	t.Helper()
+	var all []string
+	must(t, filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
+		}
+		return err
+	}))
+	return all
+}
+
+// TestHangingFolder checks that a file that never answers delays only what depends on it.
+func TestHangingFolder(t *testing.T) {
+	t.Parallel()
+	l := makeDataDir(t)
+	for _, path := range []string{filepath.Join(string(l), "lock"), l.Engines()} {
+		must(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
+	}
+	h := newHost(t, string(l))
+	if h.PIDErr == nil || h.runs() {
+		t.Errorf("it runs as %d, %v", h.PID, h.PIDErr)
+	}
+	found := h.Examine(t.Context())
+	byName := map[string]findings.Finding{}
+	for _, f := range found {
+		byName[f.Name] = f
+	}
+	if f := byName["used-engines"]; f.Level != warning || !strings.Contains(f.Observed, "did not end within") {
+		t.Errorf("of a file that does not answer: %+v", f)
+	}
+	for _, name := range []string{"clock", "disk", "certificates", "inotify"} {
+		if f := byName[name]; f.Observed == "" || strings.Contains(f.Observed, "did not end") {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+// TestForeignFiles checks that a file which a command left as another user is found, and one
+// that others may read.
+func TestForeignFiles(t *testing.T) {
+	l := makeDataDir(t)
+	must(t, os.WriteFile(l.Kubeconfig(), nil, 0o644))
+	must(t, os.Chmod(l.Kubeconfig(), 0o644))
+	h := newHost(t, string(l))
+	if f := gatherFiles(t.Context(), h); len(f.foreign) != 0 || !slices.Equal(f.exposed, []string{l.Kubeconfig()}) {
+		t.Errorf("got %+v", f)
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	path := filepath.Join(string(l), "logs", "other")
+	must(t, os.WriteFile(path, nil, 0o600))
+	must(t, os.Chown(path, 1234, 1234))
+	if f := gatherFiles(t.Context(), h); !slices.Equal(f.foreign, []string{path}) {
+		t.Errorf("got %+v", f)
+	}
+}
+
+// TestPortOfAnother checks that the program is named that has the port, and that a port is
+// found free without being opened.
+func TestPortOfAnother(t *testing.T) {
+	l := makeDataDir(t)
+	h := newHost(t, string(l))
+	if got := gatherPorts(t.Context(), h); got.err != nil || got.ports[0].taken {
+		t.Errorf("of a free one: %+v", got)
+	}
+	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	must(t, err)
+	defer func() { _ = taken.Close() }()
+	h.Port = taken.Addr().(*net.TCPAddr).Port
+	h.Addresses = map[string]string{"--metrics-bind-address": fmt.Sprintf(":%d", h.Port), "--pprof-bind-address": "0"}
+	got := gatherPorts(t.Context(), h)
+	if len(got.ports) != 2 {
+		t.Fatalf("got %+v", got)
+	}
+	for _, p := range got.ports {
+		if !p.taken || p.by != os.Getpid() || p.name == "" {
+			t.Errorf("got %+v, want process %d", p, os.Getpid())
+		}
+	}
+}
+
+// TestUserOfDrover checks whose rights count: those of the process that runs, else of the
+// owner of the data dir.
+func TestUserOfDrover(t *testing.T) {
+	t.Parallel()
+	own := findUser(os.Getpid(), "/nowhere")
+	if own.ID != os.Geteuid() || own.GroupID != os.Getegid() || !strings.HasPrefix(own.By, "runs process") || !own.isCaller() {
+		t.Errorf("of a process: %+v", own)
+	}
+	if got := findUser(0, "/nowhere"); got.ID != os.Geteuid() || got.By != "runs this command" {
+		t.Errorf("of the caller: %+v", got)
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	dir := t.TempDir()
+	must(t, os.Chown(dir, 1234, 1235))
+	got := findUser(0, dir)
+	if got.ID != 1234 || got.GroupID != 1235 || got.Name != "1234" || got.isCaller() {
+		t.Errorf("of the owner: %+v", got)
+	}
+	secret := filepath.Join(t.TempDir(), "secret")
+	must(t, os.WriteFile(secret, nil, 0o600))
+	if err := got.try(func() error { _, err := os.ReadFile(secret); return err }); !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("with the owner's rights: %v", err)
+	}
+}
+
+// TestCommandLines checks the commands that findings name.
+func TestCommandLines(t *testing.T) {
+	t.Parallel()
+	h := &Host{Layout: "/var/lib/drover", User: User{ID: os.Geteuid() + 1, Name: "other"}}
+	if got := h.command("doctor"); got != "sudo drover doctor" {
+		t.Errorf("got %q", got)
+	}
+	h.Layout = "/my data/it's"
+	if got := h.command("image prune"); got != `sudo drover image prune --data-dir '/my data/it'\''s'` {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestStateOfAnotherRun checks that the state of a run before is not taken for that of a
+// Drover that is starting.
+func TestStateOfAnotherRun(t *testing.T) {
+	dir, err := datadir.Open(filepath.Join(t.TempDir(), "d"))
+	must(t, err)
+	defer func() { _ = dir.Close() }()
+	for _, pid := range []int{os.Getpid(), os.Getpid() + 1} {
+		content, err := json.Marshal(runstate.State{PID: pid, StartedAt: time.Now()})
+		must(t, errors.Join(err, dir.SetRunState(content)))
+		h := newHost(t, string(dir.Layout))
+		if h.PID != os.Getpid() || (h.State != nil) != (pid == os.Getpid()) {
+			t.Errorf("the state is of process %d: got %+v of process %d", pid, h.State, h.PID)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/standalone/internal/doctor"
+	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/standalone/internal/runstate"
+)
+
+// Print prints the status for people.
+func (s *Status) Print(out io.Writer, now time.Time, style findings.Style) error {
+	var text bytes.Buffer
+	fmt.Fprintln(&text, s.headline(now))
+	if s.State != StateAbsent {
+		s.printBasics(&text, now)
+		s.printComponents(&text, now)
+		s.printDrivers(&text)
+	}
+	if err := s.printWarnings(&text, style); err != nil {
+		return err
+	}
+	_, err := out.Write(text.Bytes())
+	return err
+}
+
+func (s *Status) headline(now time.Time) string {
+	name := strings.TrimSpace("Drover " + s.Version)
+	since := ""
+	if !s.StartedAt.IsZero() {
+		since = ", for " + age(now, s.StartedAt)
+	}
+	switch s.State {
+	case StateAbsent:
+		return fmt.Sprintf("Drover has not run here: there is no data dir %s", s.DataDir)
+	case StateStopped:
+		return name + " is stopped" + s.lastEnd(now)
+	case StateReady:
+		return fmt.Sprintf("%s runs (process %d%s)", name, s.PID, since)
+	case StateStarting, StateStopping:
+	}
+	return fmt.Sprintf("%s is %s (process %d%s)", name, s.State, s.PID, since)
+}
+
+// lastEnd says how the last run ended.
+func (s *Status) lastEnd(now time.Time) string {
+	switch {
+	case s.Failure != "":
+		return fmt.Sprintf(": it ended %s ago, since %s", age(now, s.EndedAt), s.Failure)
+	case !s.EndedAt.IsZero():
+		return fmt.Sprintf(", since %s ago", age(now, s.EndedAt))
+	case !s.StartedAt.IsZero():
+		return ": it was killed, or the host went down"
+	}
+	return ""
+}
+
+func age(now, then time.Time) string { return duration.HumanDuration(max(0, now.Sub(then))) }
+
+func (s *Status) printBasics(text *bytes.Buffer, now time.Time) {
+	table := tabwriter.NewWriter(text, 0, 0, 3, ' ', 0)
+	row := func(name, format string, args ...any) {
+		_, _ = fmt.Fprintf(table, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	row("data dir", "%s", s.DataDir)
+	if s.Disk != nil {
+		row("disk", "%s free of %s", doctor.FormatBytes(s.Disk.FreeBytes), doctor.FormatBytes(s.Disk.TotalBytes))
+	}
+	if s.API != nil && s.API.Error != "" {
+		row("API", "%s: %s", cmp.Or(s.API.URL, "unknown"), s.API.Error)
+	} else if s.API != nil {
+		row("API", "%s (Kubernetes %s)", s.API.URL, s.API.Version)
+	}
+	if l := s.Leader; l != nil {
+		row("leader", "%s, renewed %s ago", l, age(now, l.RenewedAt))
+	}
+	if s.VMs != nil {
+		row("VMs", "%s", s.VMs)
+	}
+	_ = table.Flush()
+}
+
+// String returns who leads. Only the process that runs here reports its epoch.
+func (l *Leader) String() string {
+	if l.Epoch == 0 {
+		return l.Identity
+	}
+	return fmt.Sprintf("this process, epoch %d", l.Epoch)
+}
+
+// String returns the numbers by phase.
+func (v *VMs) String() string {
+	if v.Total == 0 {
+		return "none"
+	}
+	parts := make([]string, 0, len(v.Phases))
+	for _, phase := range v.phases() {
+		parts = append(parts, fmt.Sprintf("%d %s", v.Phases[phase], cmp.Or(phase, "not observed yet")))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (s *Status) printComponents(text *bytes.Buffer, now time.Time) {
+	if len(s.Components) == 0 {
+		return
+	}
+	table := tabwriter.NewWriter(text, 0, 0, 3, ' ', 0)
+	_, _ = fmt.Fprintln(table, "\nCOMPONENT\tSTATE\tFOR")
+	for _, c := range s.Components {
+		since := age(now, c.Since)
+		if c.State == runstate.StateWaiting {
+			since = "-"
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", c.Name, c.State, since)
+	}
+	_ = table.Flush()
+}
+
+func (s *Status) printDrivers(text *bytes.Buffer) {
+	if len(s.Drivers) == 0 {
+		return
+	}
+	table := tabwriter.NewWriter(text, 0, 0, 3, ' ', 0)
+	_, _ = fmt.Fprintln(table, "\nDRIVER\tENGINE\tVERSION\tSTATE\tRUNNING\tORPHANS\tRETAINED")
+	for _, d := range s.Drivers {
+		running, orphans, retained := fmt.Sprintf("%d/%d", d.Running, d.Servers), "?", fmt.Sprint(d.Retained)
+		if d.Orphans != nil {
+			orphans = fmt.Sprint(*d.Orphans)
+		}
+		if d.Error != "" {
+			running, orphans, retained = "?", "?", "?"
+		}
+		_, engine, _ := strings.Cut(doctor.ShortName(engines.Engine{Driver: d.Driver, ID: d.EngineID}), "/")
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Driver, engine, cmp.Or(d.Version, "-"), d.state(), running, orphans, retained)
+	}
+	_ = table.Flush()
+}
+
+// state says in a word or two how the driver is.
+func (d Driver) state() string {
+	switch {
+	case d.Error != "":
+		return "no answer"
+	case d.IsOff:
+		return "not in use"
+	case d.IsDefault:
+		return "default"
+	}
+	return "answers"
+}
+
+// printWarnings prints what is wrong in a line each; drover doctor says more.
+func (s *Status) printWarnings(text *bytes.Buffer, style findings.Style) error {
+	all := s.Warnings
+	for _, d := range s.Drivers {
+		if d.Error != "" {
+			f := findings.Warning("%s", d.Error)
+			f.Name = d.Driver
+			all = append(all, f)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	brief := make([]findings.Finding, 0, len(all))
+	for _, f := range all {
+		f.Group, f.Meaning, f.Fix, f.Command = "Warnings", "", "", ""
+		brief = append(brief, f)
+	}
+	text.WriteByte('\n')
+	return findings.PrintRows(text, brief, style)
+}

@@ -1,0 +1,349 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package status shows an installation at a glance: what runs, since when, on which engines.
+//
+// Start with Gather. It only reads: the data dir, the API server, the engines, and the
+// controller's metrics where they are served. print.go shows the result to people.
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/pager"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/standalone/internal/doctor"
+	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/standalone/internal/runstate"
+)
+
+// State says whether Drover runs.
+type State string
+
+// The states.
+const (
+	StateReady    State = "ready"
+	StateStarting State = "starting"
+	StateStopping State = "stopping"
+	StateStopped  State = "stopped"
+	// StateAbsent : there is no data dir.
+	StateAbsent State = "absent"
+)
+
+// Status is an installation. What is not known is left out.
+type Status struct {
+	State     State     `json:"state"`
+	Version   string    `json:"version,omitempty"`
+	PID       int       `json:"pid,omitempty"`
+	StartedAt time.Time `json:"startedAt,omitzero"`
+	// EndedAt and Failure are of the last run, while none runs.
+	EndedAt    time.Time            `json:"endedAt,omitzero"`
+	Failure    string               `json:"failure,omitempty"`
+	DataDir    string               `json:"dataDir"`
+	API        *API                 `json:"api,omitempty"`
+	Leader     *Leader              `json:"leader,omitempty"`
+	Components []runstate.Component `json:"components,omitempty"`
+	Drivers    []Driver             `json:"drivers"`
+	VMs        *VMs                 `json:"virtualMachines,omitempty"`
+	Disk       *Disk                `json:"disk,omitempty"`
+	Warnings   []findings.Finding   `json:"warnings"`
+}
+
+// API is the API server.
+type API struct {
+	URL     string `json:"url"`
+	Version string `json:"version,omitempty"`
+	// Error is why it does not answer, or is not ready.
+	Error string `json:"error,omitempty"`
+}
+
+// Leader is the controller that acts.
+type Leader struct {
+	Identity    string    `json:"identity"`
+	Epoch       uint64    `json:"epoch,omitempty"`
+	RenewedAt   time.Time `json:"renewedAt,omitzero"`
+	Transitions int32     `json:"transitions"`
+}
+
+// Driver is a driver and its engine.
+type Driver struct {
+	Driver   string `json:"driver"`
+	EngineID string `json:"engineID,omitempty"`
+	Version  string `json:"version,omitempty"`
+	Dir      string `json:"dir,omitempty"`
+	// IsDefault is set for the driver of VirtualMachines that name none, and IsOff for one
+	// that has run before, and not in this run.
+	IsDefault bool `json:"isDefault,omitempty"`
+	IsOff     bool `json:"isOff,omitempty"`
+	// Error is why the engine does not answer; then there are no numbers.
+	Error string `json:"error,omitempty"`
+	// Servers are all that were not released, Running those of them that are on, Orphans those
+	// that no VirtualMachine owns (nil while that is not known), and Retained those that were
+	// released.
+	Servers  int  `json:"servers"`
+	Running  int  `json:"running"`
+	Orphans  *int `json:"orphans,omitempty"`
+	Retained int  `json:"retained"`
+}
+
+// VMs are the VirtualMachines by phase. One without a phase is not observed yet.
+type VMs struct {
+	Total  int            `json:"total"`
+	Phases map[string]int `json:"phases"`
+}
+
+// Disk is that of the data dir.
+type Disk struct {
+	FreeBytes  uint64 `json:"freeBytes"`
+	TotalBytes uint64 `json:"totalBytes"`
+}
+
+// engineTimeout and apiTimeout are how long the engines and the API may take.
+const (
+	engineTimeout = 10 * time.Second
+	apiTimeout    = 10 * time.Second
+)
+
+// Gather reads the status of an installation. It fails if the data dir cannot be read.
+func Gather(ctx context.Context, h *doctor.Host) (*Status, error) {
+	if err := errors.Join(h.PIDErr, h.StateErr); errors.Is(err, fs.ErrPermission) || errors.Is(err, context.DeadlineExceeded) {
+		return nil, err
+	}
+	s := &Status{DataDir: string(h.Layout), Drivers: []Driver{}, Warnings: []findings.Finding{}}
+	if err := s.readRun(h); err != nil {
+		return nil, err
+	}
+	var warned sync.WaitGroup
+	warned.Go(func() { s.Warnings = append(s.Warnings, h.Warnings(ctx)...) })
+	s.readDisk()
+	surveyed := s.survey(ctx, h) // before the API: a VirtualMachine that is new then owns its server
+	owners := s.readAPI(ctx, h)
+	s.setDrivers(h, surveyed, owners)
+	warned.Wait()
+	s.readMetrics(ctx, h)
+	return s, nil
+}
+
+// readRun reads what the data dir says.
+func (s *Status) readRun(h *doctor.Host) error {
+	found, err := h.Layout.Exists()
+	if err != nil {
+		return err
+	}
+	_, notReady := os.Stat(h.Layout.Ready())
+	switch {
+	case !found:
+		s.State = StateAbsent
+	case h.PID == 0:
+		s.State = StateStopped
+	case notReady == nil:
+		s.State = StateReady
+	default:
+		s.State = StateStarting
+	}
+	s.PID = h.PID
+	if h.State == nil {
+		return nil
+	}
+	s.Version, s.StartedAt, s.EndedAt, s.Failure, s.Components = h.State.Version, h.State.StartedAt, h.State.EndedAt, h.State.Failure, h.State.Components
+	if s.State == StateStarting && slices.ContainsFunc(s.Components, func(c runstate.Component) bool { return c.State == runstate.StateStopping }) {
+		s.State = StateStopping
+	}
+	if s.State == StateStopped {
+		s.Components = nil
+	}
+	return nil
+}
+
+func (s *Status) readDisk() {
+	if free, total, err := doctor.FreeBytes(s.DataDir); err == nil {
+		s.Disk = &Disk{free, total}
+	}
+}
+
+// survey looks at the engines, whether Drover runs or not.
+func (s *Status) survey(ctx context.Context, h *doctor.Host) []engines.Surveyed {
+	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
+	defer cancel()
+	cluster, err := h.Layout.ClusterID()
+	if err != nil || cluster == "" {
+		return nil
+	}
+	all, err := engines.Survey(ctx, h.Layout.Engines(), driver.Environment{ClusterID: cluster, Clock: h.Clock, Log: logr.Discard()})
+	if err != nil {
+		s.warn("engines", "%v", err)
+	}
+	return all
+}
+
+func (s *Status) warn(name, format string, args ...any) {
+	f := findings.Warning(format, args...)
+	f.Name = name
+	s.Warnings = append(s.Warnings, f)
+}
+
+// readAPI reads what the API server knows, if Drover runs. It returns the UIDs of all
+// VirtualMachines, or nil if they are not known.
+func (s *Status) readAPI(ctx context.Context, h *doctor.Host) map[types.UID]bool {
+	if s.PID == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	config, err := h.ClientConfig()
+	if err != nil {
+		s.API = &API{Error: err.Error()}
+		return nil
+	}
+	config.QPS = -1
+	s.API = &API{URL: config.Host}
+	owners, err := s.askAPI(ctx, h, config)
+	if err != nil {
+		s.API.Error = err.Error()
+	}
+	return owners
+}
+
+func (s *Status) askAPI(ctx context.Context, h *doctor.Host, config *rest.Config) (map[types.UID]bool, error) {
+	server, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	version, err := server.ServerVersion()
+	if err != nil {
+		return nil, err
+	}
+	s.API.Version = version.GitVersion
+	if failed := doctor.FailedChecks(ctx, server.RESTClient()); failed != "" {
+		return nil, fmt.Errorf("not ready: %s", failed)
+	}
+	if !h.WithoutController {
+		if err := s.readLeader(ctx, h, config); err != nil {
+			return nil, err
+		}
+	}
+	return s.readVMs(ctx, config)
+}
+
+func (s *Status) readLeader(ctx context.Context, h *doctor.Host, config *rest.Config) error {
+	lease, _, err := doctor.Lease(ctx, config)
+	if err != nil || lease == nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+		return err
+	}
+	s.Leader = &Leader{Identity: *lease.Spec.HolderIdentity}
+	if t := lease.Spec.RenewTime; t != nil {
+		s.Leader.RenewedAt = t.Time
+	}
+	if n := lease.Spec.LeaseTransitions; n != nil {
+		s.Leader.Transitions = *n
+	}
+	if h.State != nil {
+		s.Leader.Epoch = h.State.Epoch
+	}
+	return nil
+}
+
+// readVMs counts the VirtualMachines, page by page.
+func (s *Status) readVMs(ctx context.Context, config *rest.Config) (map[types.UID]bool, error) {
+	scheme := runtime.NewScheme()
+	if err := api.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	reader, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, err
+	}
+	vms, owners := &VMs{Phases: map[string]int{}}, map[types.UID]bool{}
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		page := &api.VirtualMachineList{}
+		return page, reader.List(ctx, page, &client.ListOptions{Limit: o.Limit, Continue: o.Continue})
+	})
+	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		vm, is := object.(*api.VirtualMachine)
+		if !is {
+			return fmt.Errorf("the list of VirtualMachines has a %T", object)
+		}
+		vms.Total++
+		vms.Phases[string(vm.Status.Phase)]++
+		owners[vm.UID] = true
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.VMs = vms
+	return owners, nil
+}
+
+func (s *Status) setDrivers(h *doctor.Host, surveyed []engines.Surveyed, owners map[types.UID]bool) {
+	var running []string
+	if h.State != nil && h.PID != 0 {
+		running = h.State.Drivers
+	}
+	for _, e := range surveyed {
+		d := Driver{
+			Driver: e.Driver, EngineID: e.EngineID, Version: e.Version, Dir: e.Dir,
+			IsDefault: len(running) > 0 && running[0] == e.Driver, IsOff: len(running) > 0 && !slices.Contains(running, e.Driver),
+		}
+		if d.EngineID == "" {
+			d.EngineID = e.ID
+		}
+		if e.Err != nil {
+			d.Error = e.Err.Error()
+		} else {
+			d.count(e.Servers, owners)
+		}
+		s.Drivers = append(s.Drivers, d)
+	}
+	order := func(name string) int {
+		if i := slices.Index(running, name); i >= 0 {
+			return i
+		}
+		return len(running)
+	}
+	slices.SortStableFunc(s.Drivers, func(a, b Driver) int { return order(a.Driver) - order(b.Driver) })
+}
+
+func (d *Driver) count(servers []driver.Server, owners map[types.UID]bool) {
+	orphans := 0
+	for _, server := range servers {
+		if server.Retained {
+			d.Retained++
+			continue
+		}
+		d.Servers++
+		switch server.State {
+		case driver.StateStopped, driver.StatePending, driver.StateRemoving:
+		case driver.StateStarting, driver.StateRunning, driver.StatePaused, driver.StateStopping, driver.StateRestarting:
+			d.Running++
+		}
+		if inventory.MayBeOrphan(server) && !owners[server.UID] {
+			orphans++
+		}
+	}
+	if owners != nil {
+		d.Orphans = &orphans
+	}
+}
+
+// phases returns the phases in order.
+func (v *VMs) phases() []string { return slices.Sorted(maps.Keys(v.Phases)) }

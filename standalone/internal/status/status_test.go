@@ -1,0 +1,213 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/doctor"
+	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/standalone/internal/runstate"
+)
+
+var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+// TestPrint checks what people see, within 80 columns.
+func TestPrint(t *testing.T) {
+	t.Parallel()
+	two := 2
+	warned := findings.Warning("no time service").Means("not shown").FixedByCommand("not shown")
+	warned.Name, warned.Group = "clock", "Host"
+	full := &Status{
+		State: StateReady, Version: "v1", PID: 42, StartedAt: now.Add(-2 * time.Hour), DataDir: "/data",
+		Disk:       &Disk{FreeBytes: 60 << 30, TotalBytes: 251 << 30},
+		API:        &API{URL: "https://127.0.0.1:6443", Version: "v1.36.3"},
+		Leader:     &Leader{Identity: "drover_up_x", Epoch: 285, RenewedAt: now.Add(-5 * time.Second)},
+		VMs:        &VMs{Total: 4, Phases: map[string]int{"Active": 3, "": 1}},
+		Components: []runstate.Component{{Name: "etcd", State: runstate.StateReady, Since: now.Add(-2 * time.Hour)}},
+		Drivers: []Driver{
+			{Driver: "docker", EngineID: "3f6c8a52-8e1b-4f9a-a2c5-2f0b8a1c9d10", Version: "28.2.2", IsDefault: true, Servers: 3, Running: 2, Orphans: &two, Retained: 1},
+			{Driver: "qemu", Error: "its folder is gone"},
+		},
+		Warnings: []findings.Finding{warned},
+	}
+	for want, s := range map[string]*Status{
+		`Drover v1 runs (process 42, for 120m)
+  data dir   /data
+  disk       60 GiB free of 251 GiB
+  API        https://127.0.0.1:6443 (Kubernetes v1.36.3)
+  leader     this process, epoch 285, renewed 5s ago
+  VMs        1 not observed yet, 3 Active
+
+COMPONENT   STATE   FOR
+etcd        ready   120m
+
+DRIVER   ENGINE          VERSION   STATE       RUNNING   ORPHANS   RETAINED
+docker   3f6c8a52-8e1b   28.2.2    default     2/3       2         1
+qemu     unknown         -         no answer   ?         ?         ?
+
+Warnings
+  warning  clock  no time service
+  warning  qemu   its folder is gone
+`: full,
+		"Drover has not run here: there is no data dir /data\n":                             {State: StateAbsent, DataDir: "/data"},
+		"Drover v1 is stopped, since 60s ago\n  data dir   /data\n":                         {State: StateStopped, Version: "v1", DataDir: "/data", StartedAt: now.Add(-time.Hour), EndedAt: now.Add(-time.Minute)},
+		"Drover v1 is stopped: it ended 60s ago, since no disk\n  data dir   /data\n":       {State: StateStopped, Version: "v1", DataDir: "/data", EndedAt: now.Add(-time.Minute), Failure: "no disk"},
+		"Drover v1 is stopped: it was killed, or the host went down\n  data dir   /data\n":  {State: StateStopped, Version: "v1", DataDir: "/data", StartedAt: now.Add(-time.Hour)},
+		"Drover is stopped\n  data dir   /data\n":                                           {State: StateStopped, DataDir: "/data"},
+		"Drover v1 is starting (process 42, for 1s)\n  data dir   /data\n":                  {State: StateStarting, Version: "v1", PID: 42, StartedAt: now.Add(-time.Second), DataDir: "/data"},
+		"Drover runs (process 42)\n  data dir   /data\n  API        https://a:1: refused\n": {State: StateReady, PID: 42, DataDir: "/data", API: &API{URL: "https://a:1", Error: "refused"}},
+	} {
+		var out bytes.Buffer
+		if err := s.Print(&out, now, findings.Style{Width: 80}); err != nil || out.String() != want {
+			t.Errorf("got\n%s, %v, want\n%s", out.String(), err, want)
+		}
+		for line := range strings.Lines(out.String()) {
+			if len(line) > 81 {
+				t.Errorf("%q has %d columns", line, len(line)-1)
+			}
+		}
+	}
+}
+
+// TestDrivers checks the numbers, and that an engine whose servers cannot all be judged
+// shows no number of orphans.
+func TestDrivers(t *testing.T) {
+	t.Parallel()
+	surveyed := []engines.Surveyed{
+		{Engine: engines.Engine{Driver: "fake", ID: "old"}},
+		{Engine: engines.Engine{Driver: "qemu", ID: "gone"}, Err: errors.New("away")},
+		{Engine: engines.Engine{Driver: "docker", ID: "D"}, Survey: driver.Survey{EngineID: "D", Version: "28", Servers: []driver.Server{
+			{UID: "owned", ID: "1", State: driver.StateRunning},
+			{UID: "orphan", ID: "2", State: driver.StateStopped},
+			{UID: "kept", ID: "3", State: driver.StateRunning, Retained: true},
+			{UID: "unreadable", State: driver.StateRunning, Err: errors.New("repair it")},
+			{UID: "fetched", State: driver.StatePending},
+		}}},
+	}
+	s, h := &Status{}, &doctor.Host{PID: 42, State: &runstate.State{Drivers: []string{"docker", "qemu"}}}
+	s.setDrivers(h, surveyed, map[types.UID]bool{"owned": true})
+	if len(s.Drivers) != 3 || s.Drivers[0].Driver != "docker" || s.Drivers[1].Driver != "qemu" || s.Drivers[2].Driver != "fake" {
+		t.Fatalf("got %+v", s.Drivers)
+	}
+	if d := s.Drivers[0]; !d.IsDefault || d.IsOff || d.Servers != 4 || d.Running != 2 || *d.Orphans != 1 || d.Retained != 1 {
+		t.Errorf("got %+v", d)
+	}
+	if d := s.Drivers[1]; d.Error != "away" || d.EngineID != "gone" || d.Orphans != nil {
+		t.Errorf("got %+v", d)
+	}
+	if d := s.Drivers[2]; !d.IsOff || d.state() != "not in use" {
+		t.Errorf("got %+v", d)
+	}
+	s = &Status{}
+	s.setDrivers(h, surveyed, nil)
+	if d := s.Drivers[0]; d.Orphans != nil {
+		t.Errorf("without the API: %d orphans", *d.Orphans)
+	}
+}
+
+// TestMetrics checks what the controller's metrics add to the warnings, and that an endpoint
+// which fails, or answers without end, adds nothing.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	endless := make(chan struct{})
+	t.Cleanup(func() { close(endless) })
+	for name, c := range map[string]struct {
+		handle http.HandlerFunc
+		want   []string
+	}{
+		"all well": {answer("# TYPE drover_engine_up gauge\ndrover_engine_up{driver=\"docker\"} 1\ndrover_engine_fenced{driver=\"docker\"} 0\n"), nil},
+		"alarms": {answer("# TYPE drover_engine_up gauge\ndrover_engine_up{driver=\"docker\"} 0\ndrover_engine_up{driver=\"qemu\"} 1\n" +
+			"# TYPE drover_engine_fenced gauge\ndrover_engine_fenced{driver=\"qemu\"} 1\n# TYPE drover_orphan_sweep_frozen gauge\ndrover_orphan_sweep_frozen{driver=\"fake\"} 1\n"), []string{"docker", "fake", "qemu"}},
+		"garbage":       {answer("<html>"), nil},
+		"wants a login": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, nil},
+		"hangs":         {func(http.ResponseWriter, *http.Request) { <-endless }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(c.handle)
+			if name != "hangs" {
+				t.Cleanup(server.Close)
+			}
+			s, h := &Status{State: StateReady}, &doctor.Host{}
+			h.Addresses = map[string]string{"--metrics-bind-address": strings.TrimPrefix(server.URL, "http://")}
+			s.readMetrics(t.Context(), h)
+			var got []string
+			for _, f := range s.Warnings {
+				got = append(got, f.Name)
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func answer(text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(text)) }
+}
+
+// TestGatherStopped checks that a stopped installation is read without its API, and that
+// nothing is made of one that is missing.
+func TestGatherStopped(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	gather := func() *Status {
+		t.Helper()
+		h := doctor.NewHost(t.Context(), datadir.Layout(path), "v1", clock.RealClock{})
+		s, err := Gather(t.Context(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := json.Marshal(s); err != nil {
+			t.Error(err)
+		}
+		return s
+	}
+	if s := gather(); s.State != StateAbsent {
+		t.Errorf("got %+v", s)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it was made: %v", err)
+	}
+	dir, err := datadir.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := runstate.NewRecorder("v0", clock.RealClock{}, dir.SetRunState)
+	if err := errors.Join(dir.SetClusterID("c"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "fakeDir": "/nowhere"}]`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	r.SetDrivers([]string{"fake"})
+	if s := gather(); s.State != StateStarting || s.PID != os.Getpid() || s.Version != "v0" || s.API == nil || s.API.Error == "" {
+		t.Errorf("while it starts: %+v", s)
+	}
+	r.End(errors.New("no disk"))
+	if err := dir.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := gather()
+	if s.State != StateStopped || s.Failure != "no disk" || s.EndedAt.IsZero() || s.API != nil || s.Disk == nil {
+		t.Errorf("after its end: %+v", s)
+	}
+	if len(s.Drivers) != 1 || s.Drivers[0].Error == "" || s.Drivers[0].IsOff {
+		t.Errorf("its drivers: %+v", s.Drivers)
+	}
+}
