@@ -12,7 +12,6 @@ import (
 	"net/url"
 
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
@@ -78,11 +77,7 @@ func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, inventories [
 	if o.Streams.Address == "" && o.Streams.Serve == nil {
 		return nil
 	}
-	client, err := endpoint.NewClient(mgr.GetConfig(), mgr.GetHTTPClient())
-	if err != nil {
-		return err
-	}
-	rights, err := endpoint.NewAuthorizer(client)
+	rights, err := endpoint.NewAuthorizer(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return err
 	}
@@ -100,17 +95,18 @@ func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, inventories [
 	if err := mgr.Add(handler); err != nil || o.Streams.Address == "" {
 		return err
 	}
-	return addEndpoint(ctx, mgr, o, client, handler)
+	return addEndpoint(ctx, mgr, o, handler)
 }
 
-func addEndpoint(ctx context.Context, mgr ctrl.Manager, o *Options, client kubernetes.Interface, handler http.Handler) error {
+func addEndpoint(ctx context.Context, mgr ctrl.Manager, o *Options, handler http.Handler) error {
 	namespace, err := o.leaseNamespace()
 	if err != nil {
 		return err
 	}
 	parts, err := endpoint.New(ctx, endpoint.Options{
 		Address: o.Streams.Address, CertDir: o.Streams.CertDir, URL: o.Streams.URL, Namespace: namespace,
-		Streams: o.Streams.Total, Handler: handler, Client: client, Clock: clock.RealClock{}, Log: ctrl.Log.WithName("streams"),
+		Streams: o.Streams.Total, Handler: handler, Config: mgr.GetConfig(), HTTPClient: mgr.GetHTTPClient(),
+		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}, Log: ctrl.Log.WithName("streams"),
 	})
 	if err != nil {
 		return err

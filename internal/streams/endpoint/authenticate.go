@@ -4,7 +4,6 @@
 package endpoint
 
 import (
-	"context"
 	"crypto/x509"
 	"errors"
 	"net/http"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -22,7 +20,9 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
-	"k8s.io/client-go/kubernetes"
+	authenticationv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/internal/streams"
 )
@@ -35,16 +35,14 @@ const (
 	reviewTimeout = 10 * time.Second
 )
 
-// Every API server publishes here the CA of its clients' certificates.
-const (
-	clientCAConfigMap = "extension-apiserver-authentication"
-	clientCAKey       = "client-ca-file"
-)
-
 // NewAuthorizer returns an authorizer that asks the API server by SubjectAccessReviews.
-func NewAuthorizer(client kubernetes.Interface) (authorizer.Authorizer, error) {
+func NewAuthorizer(config *rest.Config, client *http.Client) (authorizer.Authorizer, error) {
+	reviews, err := authorizationv1.NewForConfigAndClient(config, client)
+	if err != nil {
+		return nil, err
+	}
 	return authorizerfactory.DelegatingAuthorizerConfig{
-		SubjectAccessReviewClient: client.AuthorizationV1(),
+		SubjectAccessReviewClient: reviews,
 		AllowCacheTTL:             allowedTTL, DenyCacheTTL: forbiddenTTL, WebhookRetryBackoff: backoff(),
 	}.New()
 }
@@ -58,34 +56,24 @@ func backoff() *wait.Backoff {
 // by certificates of the cluster's client CA.
 type clients struct {
 	authenticator.Request
-	ca   *dynamiccertificates.ConfigMapCAController
 	next http.Handler
 	log  logr.Logger
 }
 
-func newAuthenticator(client kubernetes.Interface, next http.Handler, log logr.Logger) (*clients, error) {
-	ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("streams", metav1.NamespaceSystem, clientCAConfigMap, clientCAKey, client)
+func newClients(o Options, ca dynamiccertificates.CAContentProvider) (*clients, error) {
+	reviews, err := authenticationv1.NewForConfigAndClient(o.Config, o.HTTPClient)
 	if err != nil {
 		return nil, err
 	}
 	config := authenticatorfactory.DelegatingAuthenticatorConfig{
 		Anonymous:               &apiserver.AnonymousAuthConfig{Enabled: false},
-		TokenAccessReviewClient: client.AuthenticationV1(), TokenAccessReviewTimeout: reviewTimeout, CacheTTL: tokenTTL,
+		TokenAccessReviewClient: reviews, TokenAccessReviewTimeout: reviewTimeout, CacheTTL: tokenTTL,
 		WebhookRetryBackoff: backoff(), ClientCertificateCAContentProvider: ca,
 		// Without a RequestHeaderConfig, headers of a proxy prove nothing.
 	}
 	check, _, err := config.New()
-	return &clients{Request: check, ca: ca, next: next, log: log}, err
+	return &clients{Request: check, next: o.Handler, log: o.Log}, err
 }
-
-// Start reads the CA until ctx ends.
-func (c *clients) Start(ctx context.Context) error {
-	c.ca.Run(ctx, 1)
-	return nil
-}
-
-// NeedLeaderElection returns false: every replica serves streams.
-func (c *clients) NeedLeaderElection() bool { return false }
 
 // ServeHTTP implements http.Handler.
 func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	certutil "k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 )
@@ -58,8 +58,7 @@ func (p *publisher) publish(ctx context.Context) error {
 	object := corev1.ConfigMap(streams.ConfigMapName, p.Namespace).
 		WithLabels(map[string]string{"app.kubernetes.io/name": "drover"}).
 		WithData(map[string]string{streams.AddressKey: p.URL, streams.CAKey: ca})
-	_, err = p.Client.CoreV1().ConfigMaps(p.Namespace).Apply(ctx, object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-	return err
+	return p.Client.Apply(ctx, object, client.FieldOwner(fieldManager), client.ForceOwnership)
 }
 
 // readCA reads the certificates for clients, and nothing else that is in the file.

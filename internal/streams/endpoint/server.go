@@ -4,8 +4,8 @@
 // Package endpoint serves streams at an address of their own, for clusters whose API server
 // is not Drover's.
 //
-// Start with New in server.go. authenticate.go asks the API server who a client is, and
-// publish.go says in a ConfigMap where the endpoint is.
+// Start with New in server.go. authenticate.go asks who a client is, and publish.go says in a
+// ConfigMap where the endpoint is.
 package endpoint
 
 import (
@@ -20,9 +20,10 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/net/netutil"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
@@ -56,9 +57,13 @@ type Options struct {
 	// Streams is how many streams Handler serves at a time.
 	Streams int
 	Handler http.Handler
-	Client  kubernetes.Interface
-	Clock   clock.WithTicker
-	Log     logr.Logger
+	// Config and HTTPClient connect to the API server, as Client and Live do.
+	Config     *rest.Config
+	HTTPClient *http.Client
+	Client     client.Client
+	Live       client.Reader
+	Clock      clock.WithTicker
+	Log        logr.Logger
 }
 
 // New opens the endpoint. Adding the result to a manager serves it.
@@ -70,7 +75,8 @@ func New(ctx context.Context, o Options) ([]manager.Runnable, error) {
 	if _, err := readCA(o.CertDir); err != nil {
 		return nil, fmt.Errorf("--streams-cert-dir: %w", err)
 	}
-	clients, err := newAuthenticator(o.Client, o.Handler, o.Log)
+	ca := &clientCA{Options: o}
+	clients, err := newClients(o, ca)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +86,7 @@ func New(ctx context.Context, o Options) ([]manager.Runnable, error) {
 	}
 	// More connections than that wait, so that the controller keeps descriptors for its work.
 	listener = netutil.LimitListener(listener, o.Streams+spareConnections)
-	return []manager.Runnable{certificate, clients, &publisher{Options: o}, &manager.Server{
+	return []manager.Runnable{certificate, ca, &publisher{Options: o}, &manager.Server{
 		Name: "streams", Listener: tls.NewListener(listener, tlsConfig(certificate)), ShutdownTimeout: new(time.Second),
 		Server: &http.Server{
 			Handler: clients, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
