@@ -41,7 +41,7 @@ func (e *env) forStreams() *streams.Env {
 	if e.Losable != nil {
 		s.Losable = func(t *testing.T) (d driver.Driver, lose, restore func()) {
 			t.Helper()
-			l := e.Harness.Losable(t, e.cluster)
+			l := e.Losable(t, e.cluster)
 			return l.Driver, l.Lose, l.Restore
 		}
 	}

@@ -44,9 +44,9 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	if err != nil {
 		return nil, err
 	}
-	r := route{port: uint16(port), published: c.publishedAddresses(uint16(port), host, own)} //nolint:gosec // 1 to 65535
+	r := route{port: uint16(port), published: c.publishedAddresses(uint16(port), host, own)}
 	if own {
-		r.own = c.ownAddresses(uint16(port)) //nolint:gosec // 1 to 65535
+		r.own = c.ownAddresses(uint16(port))
 	}
 	conn, err := r.dial(ctx)
 	if err != nil {

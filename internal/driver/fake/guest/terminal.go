@@ -113,14 +113,14 @@ type console struct {
 	of     Server
 	at     int
 
-	ctx context.Context // ends with the console
-	end context.CancelCauseFunc
+	ctx   context.Context // ends with the console
+	leave context.CancelCauseFunc
 }
 
 func (a *Access) newConsole(ctx context.Context, of Server, at int) *console {
-	c := &console{terminal: terminalOf(of), access: a, of: of, at: at}
-	c.ctx, c.end = context.WithCancelCause(ctx)
-	context.AfterFunc(c.ctx, func() { c.release(c) })
+	ctx, end := context.WithCancelCause(ctx)
+	c := &console{terminal: terminalOf(of), access: a, of: of, at: at, ctx: ctx, leave: end}
+	context.AfterFunc(ctx, func() { c.release(c) })
 	return c
 }
 
@@ -167,7 +167,7 @@ func (c *console) Write(p []byte) (int, error) {
 
 // Close implements io.Closer.
 func (c *console) Close() error {
-	c.end(os.ErrClosed)
+	c.leave(os.ErrClosed)
 	c.release(c)
 	return nil
 }
