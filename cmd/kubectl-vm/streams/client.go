@@ -17,11 +17,13 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/klog/v2"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 )
@@ -130,7 +132,8 @@ func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.Stream
 	if err != nil {
 		return err
 	}
-	return executor.StreamWithContext(ctx, o)
+	// The library logs what goes wrong at the end of a stream, which is normal when a person leaves.
+	return executor.StreamWithContext(klog.NewContext(ctx, logr.Discard()), o)
 }
 
 func get(ctx context.Context, client *http.Client, u *url.URL) (io.ReadCloser, error) {
