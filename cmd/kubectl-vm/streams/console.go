@@ -79,7 +79,7 @@ func (s *ConsoleSession) stayConnected(ctx context.Context) error {
 		if endReason(err) == streams.ReasonConsoleTaken {
 			s.readOnly = true
 		}
-		s.note("%s; connecting again.", describeEnd(err))
+		s.note("%s. Connecting again, from the last lines on; Ctrl-] leaves.", describeEnd(err))
 		connected, err = s.connectAgain(ctx)
 	}
 	if ctx.Err() != nil || s.terminal == nil && endReason(err) == streams.ReasonServerStopped {
@@ -163,11 +163,10 @@ func describeEnd(err error) string {
 	if err == nil {
 		return "The connection ended"
 	}
-	reason, text := streams.SplitReason(err.Error())
-	if reason == "" {
-		return "The connection was lost (" + text + ")"
+	if reason, text := streams.SplitReason(err.Error()); reason != "" {
+		return "The connection ended: " + text
 	}
-	return "The connection ended: " + text
+	return "The connection was lost"
 }
 
 // firstUse notes whether a connection was there: only then is anything read or written.
