@@ -61,7 +61,7 @@ Drover has to run: only its API knows which VirtualMachines there are.`,
 	}
 	list := o.newSubcommand("list", "Show the servers that no VirtualMachine owns", cobra.NoArgs, o.list)
 	addOutputFlag(list.Flags(), &o.output)
-	remove := o.newSubcommand("delete UID...", "Have Drover remove servers that no VirtualMachine owns", cobra.MinimumNArgs(1), o.remove)
+	remove := o.newSubcommand("delete UID...", "Have Drover remove servers that no VirtualMachine owns", atLeastOne("UID"), o.remove)
 	remove.Long = `Approve, after asking, that servers without a VirtualMachine are removed with their
 disks, and wait until the controller has removed them. It first reads the engine and the
 API live twice, --orphan-grace apart, so this takes a minute or two. A server that has a
@@ -71,7 +71,7 @@ VirtualMachine by then stays.`
 	f.BoolVar(&o.wait, "wait", true, "wait until they are removed")
 	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long to wait")
 	cmd.AddCommand(list, remove)
-	return useUsageCode(cmd)
+	return cmd
 }
 
 func (o *orphansOptions) newSubcommand(use, short string, args cobra.PositionalArgs, run func(context.Context, []string) error) *cobra.Command {
@@ -251,7 +251,7 @@ func (r *review) checkDriver(s server) error {
 	return fmt.Errorf("%s is a server of driver %s, which Drover does not run: start it with --vm-driver=%s", s.UID, s.engine.Driver, strings.Join(append(slices.Clone(state.Drivers), s.engine.Driver), ","))
 }
 
-// approve adds the approvals, and removes those of servers that are gone.
+// approve adds approvals, and removes those of servers that are gone.
 func (o *orphansOptions) approve(ctx context.Context, r *review, chosen []server) error {
 	approvals := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: app.ApprovalsName}}
 	err := r.api.Get(ctx, client.ObjectKeyFromObject(approvals), approvals)
@@ -261,7 +261,7 @@ func (o *orphansOptions) approve(ctx context.Context, r *review, chosen []server
 	exists := err == nil
 	data := map[string]any{}
 	for uid := range approvals.Data {
-		if !slices.ContainsFunc(r.servers, func(s server) bool { return string(s.UID) == uid }) {
+		if len(r.silent) == 0 && !slices.ContainsFunc(r.servers, func(s server) bool { return string(s.UID) == uid }) {
 			data[uid] = nil
 		}
 	}
@@ -269,7 +269,10 @@ func (o *orphansOptions) approve(ctx context.Context, r *review, chosen []server
 	for _, s := range chosen {
 		data[string(s.UID)], approvals.Data[string(s.UID)] = s.ID, s.ID
 	}
-	if !exists {
+	switch {
+	case len(data) == 0:
+		return nil
+	case !exists:
 		return r.api.Create(ctx, approvals)
 	}
 	patch, err := json.Marshal(map[string]any{"data": data})
@@ -294,7 +297,7 @@ func (o *orphansOptions) waitForRemoval(ctx context.Context, r *review, chosen [
 			chosen = o.reportGone(r, chosen)
 		}
 		if len(chosen) == 0 {
-			return nil
+			return o.approve(ctx, r, nil)
 		}
 		select {
 		case <-ctx.Done():

@@ -45,13 +45,13 @@ any more. Drover may run or be stopped meanwhile.`,
 	}
 	list := o.newSubcommand("list", "Show the servers that were released", cobra.NoArgs, func(ctx context.Context, _ []string) error { return o.list(ctx) })
 	addOutputFlag(list.Flags(), &o.output)
-	remove := o.newSubcommand("delete ID...", "End and remove servers that were released, with their disks", cobra.MinimumNArgs(1), o.remove)
+	remove := o.newSubcommand("delete ID...", "End and remove servers that were released, with their disks", atLeastOne("ID"), o.remove)
 	remove.Long = `End and remove servers that were released, by their IDs or the beginnings of these,
 after asking. A container goes with its anonymous volumes, a machine with all of its
 disks: nothing of them can be restored.`
 	remove.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
 	cmd.AddCommand(list, remove)
-	return useUsageCode(cmd)
+	return cmd
 }
 
 func (o *retainedOptions) newSubcommand(use, short string, args cobra.PositionalArgs, run func(context.Context, []string) error) *cobra.Command {
