@@ -32,7 +32,11 @@ type Program struct {
 
 // Commands returns the commands.
 func (p Program) Commands() []*cobra.Command {
-	return []*cobra.Command{p.newStatusCommand(), p.newDoctorCommand(), p.newImageCommand()}
+	all := []*cobra.Command{p.newStatusCommand(), p.newDoctorCommand(), p.newImageCommand(), p.newOrphansCommand(), p.newRetainedCommand()}
+	for _, cmd := range all {
+		useUsageCode(cmd)
+	}
+	return all
 }
 
 // findHost returns the host with a data dir, and with the settings of the run that is or was

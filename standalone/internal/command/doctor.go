@@ -49,7 +49,7 @@ warnings are no errors.`,
 	f.StringVar(&o.qemuDir, "qemu-dir", "", "folder of the machines (default: that of the last drover up, else DIR/drivers/qemu)")
 	f.StringVar(&o.qemuBinary, "qemu-binary", "", "the QEMU to check (default: that of the last drover up, else "+qemu.DefaultBinary+")")
 	addOutputFlag(f, &o.output)
-	return useUsageCode(cmd)
+	return cmd
 }
 
 func (o *doctorOptions) run(ctx context.Context) error {

@@ -4,6 +4,7 @@
 package datadir
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,4 +47,19 @@ func (d *Dir) Socket(name string) (string, error) {
 			path, len(path), maxSocketPath)
 	}
 	return short, nil
+}
+
+// BecomeOwner gives up root's rights for those of the user who owns a folder: that
+// user could not read files that root writes there.
+func BecomeOwner(path string) error {
+	var stat syscall.Stat_t
+	err := syscall.Stat(path, &stat)
+	if err != nil || os.Geteuid() != 0 || stat.Uid == 0 {
+		return nil //nolint:nilerr // Opening the folder next reports what is wrong with it.
+	}
+	gid, uid := int(stat.Gid), int(stat.Uid)
+	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
+		return fmt.Errorf("acting as the user %d, who owns %s: %w", uid, path, err)
+	}
+	return nil
 }
