@@ -65,19 +65,19 @@ func streamError(err error) error {
 	return err
 }
 
-// checkArgs returns a check of the number of arguments before and after the dashes.
-func checkArgs(before int, after bool) cobra.PositionalArgs {
+// oneName returns a check for one name before the dashes, and with a command for one after.
+func oneName(command bool) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		dash := cmd.ArgsLenAtDash()
 		if dash < 0 {
 			dash = len(args)
 		}
 		switch {
-		case dash < before:
+		case dash < 1:
 			return fmt.Errorf("%s: a name is missing", cmd.UseLine())
-		case dash > before:
-			return fmt.Errorf("%s: %q is not expected here; what is meant for the guest goes behind --", cmd.UseLine(), args[before])
-		case after && len(args) == dash:
+		case dash > 1:
+			return fmt.Errorf("%s: %q is not expected here; what is meant for the guest goes behind --", cmd.UseLine(), args[1])
+		case command && len(args) == dash:
 			return fmt.Errorf("%s: the command is missing, which goes behind --", cmd.UseLine())
 		}
 		return nil

@@ -26,7 +26,7 @@ func NewConsoleCommand(o *Options) *cobra.Command {
 		Short: "Use the serial console of a VM",
 		Long: "Use the serial console of a VM. Many people may watch, and the first to type may type.\n" +
 			"Ctrl-] leaves. The console connects again when the VM or Drover restarts.",
-		Args: checkArgs(1, false),
+		Args: oneName(false),
 		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
 	})
 	cmd.Flags().DurationVar(&c.giveUp, "give-up", 5*time.Minute, "how long to try to connect again")

@@ -30,7 +30,7 @@ func NewExecCommand(o *Options) *cobra.Command {
 		Long: "Run a command in a VM, and exit with its exit code.\n" +
 			"In a container, the engine runs it. In a machine, the QEMU guest agent does: the guest has to run\n" +
 			"qemu-guest-agent, and a command has no terminal.",
-		Args: checkArgs(1, true),
+		Args: oneName(true),
 		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], args[1:]) },
 	})
 	cmd.Flags().BoolVarP(&e.stdin, "stdin", "i", false, "pass standard input on")

@@ -31,7 +31,7 @@ func NewIPCommand(o *Options) *cobra.Command {
 		Short: "Show the network interfaces that a VM itself sees",
 		Long: "Show the network interfaces that a VM itself sees: those of a container, or what the QEMU guest agent\n" +
 			"of a machine reports.",
-		Args: checkArgs(1, false),
+		Args: oneName(false),
 		RunE: func(cmd *cobra.Command, args []string) error { return i.run(cmd.Context(), args[0]) },
 	})
 	cmd.Flags().StringVarP(&i.output, "output", "o", "", "output format: json")

@@ -28,7 +28,7 @@ func NewLogsCommand(o *Options) *cobra.Command {
 	cmd := l.newConnectCommand(&cobra.Command{
 		Use:   "logs NAME",
 		Short: "Print what a VM wrote to its serial console, or a container to its output",
-		Args:  checkArgs(1, false),
+		Args:  oneName(false),
 		RunE:  func(cmd *cobra.Command, args []string) error { return l.run(cmd.Context(), args[0]) },
 	})
 	cmd.Flags().BoolVarP(&l.follow, "follow", "f", false, "go on with what is written from now on")

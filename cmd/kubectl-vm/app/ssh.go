@@ -43,7 +43,7 @@ func NewSSHCommand(o *Options) *cobra.Command {
 			"The VM's host key is accepted at the first login and then kept under the VM's UID, so that a VM that\n" +
 			"was deleted and created again is another host.",
 		Example: "  kubectl vm ssh debian@web\n  kubectl vm ssh debian@web -- uptime",
-		Args:    checkArgs(1, false),
+		Args:    oneName(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s.passedOn = changedFlags(cmd)
 			return s.runSSH(cmd.Context(), args[0], args[1:])
@@ -263,7 +263,7 @@ func (s *sshOptions) runProgram(ctx context.Context, program string, args []stri
 	if err != nil {
 		return fmt.Errorf("%s is not installed on this computer (package openssh-client): %w", program, err)
 	}
-	cmd := exec.CommandContext(ctx, path, args...)
+	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // ssh or scp, with the arguments of its user
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.ErrOut
 	err = cmd.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {

@@ -82,10 +82,10 @@ func (s *ConsoleSession) stayConnected(ctx context.Context) error {
 		s.note("%s. Connecting again, from the last lines on; Ctrl-] leaves.", describeEnd(err))
 		connected, err = s.connectAgain(ctx)
 	}
-	if ctx.Err() != nil || s.terminal == nil && endReason(err) == streams.ReasonServerStopped {
-		return nil
+	if hasEnded := ctx.Err() != nil || s.terminal == nil && endReason(err) == streams.ReasonServerStopped; !hasEnded {
+		return err
 	}
-	return err
+	return nil
 }
 
 // connectAgain tries until a connection was there, or GiveUp has passed.
@@ -140,13 +140,11 @@ func (s *ConsoleSession) mayReturn(err error) bool {
 	if refused := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &refused) {
 		return apierrors.IsServiceUnavailable(refused.Cause) || apierrors.IsConflict(refused.Cause) || apierrors.IsTooManyRequests(refused.Cause)
 	}
-	switch endReason(err) {
-	case "", metav1.StatusReasonServiceUnavailable, streams.ReasonConsoleTaken:
-		return true
-	case streams.ReasonServerStopped:
+	reason := endReason(err)
+	if reason == streams.ReasonServerStopped {
 		return s.terminal != nil
 	}
-	return false
+	return reason == "" || reason == metav1.StatusReasonServiceUnavailable || reason == streams.ReasonConsoleTaken
 }
 
 // endReason returns the reason with which the server ended a stream, or nothing if the
