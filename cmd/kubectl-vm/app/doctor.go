@@ -156,6 +156,12 @@ func judgeServer(f serverFacts) []findings.Finding {
 	return one(findings.OK("Kubernetes %s at %s", f.version, f.url))
 }
 
+// isAway reports whether no API server has answered, which its own check says.
+func isAway(err error) bool {
+	_, is := errors.AsType[*url.Error](err)
+	return is
+}
+
 type crdFacts struct {
 	missing string
 	served  bool
@@ -175,6 +181,8 @@ func (d *doctorOptions) gatherCRD(ctx context.Context) crdFacts {
 func judgeCRD(f crdFacts) []findings.Finding {
 	const group = "cloudnative.tw/v1alpha1"
 	switch {
+	case isAway(f.err):
+		return nil
 	case f.err != nil:
 		return one(findings.Warning("the API %s cannot be read: %v", group, f.err).Means("Whether Drover is installed is unknown."))
 	case !f.served:
@@ -233,6 +241,8 @@ func (d *doctorOptions) gatherController(ctx context.Context) controllerFacts {
 func judgeController(f controllerFacts) []findings.Finding {
 	const unattended = "VMs are not looked after: nothing that you change takes effect."
 	switch {
+	case isAway(f.err):
+		return nil
 	case f.err != nil:
 		return one(findings.Warning("the Lease %s cannot be read: %v", f.where, f.err).Means("Whether the controller runs is unknown."))
 	case f.forbidden:
@@ -328,6 +338,8 @@ func judgeStreams(f streamsFacts) []findings.Finding {
 		where = "the API server"
 	}
 	switch {
+	case isAway(f.err):
+		return nil
 	case f.none:
 		return one(findings.Note("there is no ConfigMap %s", f.where).Means(without).
 			FixedBy("start drover-controller with --streams-address; if it runs elsewhere, name its namespace with --drover-namespace"))
@@ -394,6 +406,8 @@ func (d *doctorOptions) gatherRights(ctx context.Context, namespace string) righ
 func judgeRights(f rightsFacts) []findings.Finding {
 	const ask = "ask an admin for the role drover-view, drover-edit or drover-admin there, or name another namespace with --namespace"
 	switch {
+	case isAway(f.err):
+		return nil
 	case f.err != nil:
 		return one(findings.Warning("your rights cannot be read: %v", f.err).Means("What you may do with VMs is unknown."))
 	case slices.Contains(f.lack, right{"list", ""}):

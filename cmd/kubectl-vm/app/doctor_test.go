@@ -72,6 +72,19 @@ func TestDoctorJudgements(t *testing.T) {
 	}
 }
 
+// TestDoctorWithoutServer checks that a server that is away is reported once, with exit code 1.
+func TestDoctorWithoutServer(t *testing.T) {
+	t.Parallel()
+	o, out := newOptions()
+	address, namespace := "https://127.0.0.1:1", "default"
+	o.Config.APIServer, o.Config.Namespace = &address, &namespace
+	err := (&doctorOptions{Options: o, droverNamespace: "drover-system"}).run(t.Context())
+	exit, is := errors.AsType[*ExitError](err)
+	if !is || exit.Code != 1 || exit.Err != nil || strings.Count(out.String(), "refused") != 1 || !strings.Contains(out.String(), "\n1 error; 0 ok.\n") {
+		t.Errorf("got %v and\n%s", err, out)
+	}
+}
+
 // TestTryTLS checks that a server is reached only if its certificate is one of the CA's, and
 // that nothing is sent to it.
 func TestTryTLS(t *testing.T) {
