@@ -100,7 +100,7 @@ func newVerbs(o *Options) []*cobra.Command {
 		NewCreateCommand(o),
 		NewStartCommand(o), NewStopCommand(o), NewRestartCommand(o), NewPauseCommand(o), NewResumeCommand(o),
 		NewResizeCommand(o), NewPortCommand(o), NewDeleteCommand(o),
-		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o),
+		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o), NewDoctorCommand(o),
 		NewConsoleCommand(o), NewLogsCommand(o), NewExecCommand(o), NewIPCommand(o),
 		NewSSHCommand(o), NewCopyCommand(o), NewPortForwardCommand(o),
 	}
