@@ -207,9 +207,12 @@ func (s *session) receive() {
 	s.ws.SetPongHandler(func(string) error { return s.allowSilence() })
 	answer := s.ws.PingHandler()
 	s.ws.SetPingHandler(func(data string) error { return errors.Join(s.allowSilence(), answer(data)) })
-	err := s.receiveMessages()
-	_ = s.toStdin.CloseWithError(errClientLeft) // not io.EOF, which would be the end of the input
-	s.end(receiveError(err))
+	err := receiveError(s.receiveMessages())
+	s.end(err)                        // before stdin is closed, which ends the stream too
+	_ = s.toStdin.CloseWithError(err) // not io.EOF, which would be the end of the input
+	if !errors.Is(err, errClientLeft) {
+		_, _ = io.Copy(io.Discard, s.ws.NetConn()) // until close has sent why
+	}
 }
 
 // receiveError says why nothing more is received.

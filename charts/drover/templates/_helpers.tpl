@@ -20,7 +20,7 @@ With --reuse-values Helm takes the defaults of the release's former chart, and s
 for values that are newer: the pods would lose their security context.
 */}}
 {{- define "drover.checkValues" -}}
-{{- range list "rbac" "serviceAccount" "podSecurityContext" "securityContext" }}
+{{- range list "rbac" "serviceAccount" "streams" "podSecurityContext" "securityContext" }}
 {{- if not (hasKey $.Values .) }}
 {{- fail (printf "there is no value %s: upgrade with --reset-then-reuse-values instead of --reuse-values, which leaves out the defaults of this chart" .) }}
 {{- end }}
@@ -77,6 +77,11 @@ for values that are newer: the pods would lose their security context.
   mountPath: /etc/drover/metrics
   readOnly: true
 {{- end }}
+{{- if .Values.streams.enabled }}
+- name: streams-tls
+  mountPath: /etc/drover/streams
+  readOnly: true
+{{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -93,6 +98,12 @@ for values that are newer: the pods would lose their security context.
 - name: metrics-tls
   secret:
     secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- if .Values.streams.enabled }}
+- name: streams-tls
+  secret:
+    secretName: {{ include "drover.streamsSecret" . }}
     defaultMode: 0440
 {{- end }}
 {{- with .Values.extraVolumes }}

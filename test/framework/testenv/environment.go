@@ -44,8 +44,14 @@ type Environment struct {
 
 // New starts a cluster without a controller. The caller must Close it.
 func New() (*Environment, error) {
+	return NewWith(framework.ClusterOptions{})
+}
+
+// NewWith starts a cluster that may have a controller of its own, whose fake engine is not
+// that of FakeDir. The caller must Close it.
+func NewWith(opts framework.ClusterOptions) (*Environment, error) {
 	env := &Environment{}
-	cluster, err := framework.NewCluster(framework.ClusterOptions{})
+	cluster, err := framework.NewCluster(opts)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,253 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestStrangers checks that clients without valid credentials are all answered the same, by
+// both servers.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	for name, s := range servers() {
+		namespace := s.createVM(t)
+		none := rest.AnonymousClientConfig(s.Config)
+		garbage := rest.CopyConfig(none)
+		garbage.BearerToken = "no.token.atall"
+		password := rest.CopyConfig(none)
+		password.Username, password.Password = "admin", "admin"
+		selfMade := rest.CopyConfig(none)
+		selfMade.CertData, selfMade.KeyData = signCertificate(t, "drover-admin", time.Now().Add(time.Hour), nil, nil)
+		expired := s.signUser(t, "drover-admin", time.Now().Add(-time.Minute))
+		for who, user := range map[string]*rest.Config{"none": none, "garbage": garbage, "password": password, "self-made": selfMade, "expired": expired} {
+			code, text := s.open(t, user, namespace, streams.Log)
+			var status metav1.Status
+			if err := json.Unmarshal([]byte(text), &status); code != http.StatusUnauthorized || err != nil || status.Reason != metav1.StatusReasonUnauthorized {
+				t.Errorf("%s: %s is answered %d: %s", name, who, code, text)
+			}
+			if s == endpoint && who == "expired" && !strings.Contains(status.Message, "has expired") {
+				t.Errorf("%s: %s is answered %q", name, who, status.Message)
+			}
+		}
+	}
+}
+
+// TestProxyHeaders checks that headers of a front proxy prove nothing.
+func TestProxyHeaders(t *testing.T) {
+	t.Parallel()
+	for name, s := range servers() {
+		user := s.at(rest.AnonymousClientConfig(s.Config))
+		user.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				r.Header.Set("X-Remote-User", "drover-admin")
+				r.Header.Set("X-Remote-Group", "system:masters")
+				return next.RoundTrip(r)
+			})
+		}
+		response := s.get(t, user, streams.Path("default", "vm", streams.Log))
+		if response.StatusCode != http.StatusUnauthorized {
+			t.Errorf("%s answers %d", name, response.StatusCode)
+		}
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
+
+// TestTransport checks what the controller's own address speaks: TLS from 1.2 on, and
+// HTTP/1.1.
+func TestTransport(t *testing.T) {
+	t.Parallel()
+	address := strings.TrimPrefix(endpoint.url, "https://")
+	insecure := func(change func(*tls.Config)) *tls.Config {
+		c := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the test is about the versions
+		change(c)
+		return c
+	}
+	dialer := &net.Dialer{Timeout: framework.StepTimeout}
+	old, err := tls.DialWithDialer(dialer, "tcp", address, insecure(func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 }))
+	if err == nil {
+		_ = old.Close()
+		t.Error("TLS 1.1 is accepted")
+	}
+	both, err := tls.DialWithDialer(dialer, "tcp", address, insecure(func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = both.Close() }()
+	if got := both.ConnectionState().NegotiatedProtocol; got != "http/1.1" {
+		t.Errorf("of HTTP/2 and 1.1 it takes %q", got)
+	}
+	plain, err := http.Get("http://" + address + streams.Path("default", "vm", streams.Log))
+	if err == nil {
+		_ = plain.Body.Close()
+		if plain.StatusCode != http.StatusBadRequest {
+			t.Errorf("HTTP is answered %d", plain.StatusCode)
+		}
+	}
+}
+
+// TestNewCertificate checks that the address has a new certificate soon after the files
+// changed, and tells its users at the next start of the controller.
+func TestNewCertificate(t *testing.T) { // not parallel: it restarts the controller
+	s := endpoint
+	namespace := s.createVM(t)
+	ca, err := writeCertificate(filepath.Join(s.DataDir, "streams"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.ca = ca
+	framework.Eventually(t, framework.StepTimeout, "the new certificate is used", func() error {
+		client, err := rest.HTTPClientFor(s.at(s.Config))
+		if err != nil {
+			return err
+		}
+		defer client.CloseIdleConnections()
+		response, err := client.Get(s.url + streams.Path(namespace, "vm", streams.Log))
+		if err == nil {
+			_ = response.Body.Close()
+		}
+		return err
+	})
+	maps := s.KubeClient.CoreV1().ConfigMaps(streams.DefaultNamespace)
+	if err := maps.Delete(t.Context(), streams.ConfigMapName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.restart(); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, framework.StepTimeout, "the new certificate is published", func() error {
+		published, err := maps.Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
+		if err == nil && (published.Data[streams.AddressKey] != s.url || published.Data[streams.CAKey] != string(ca)) {
+			err = fmt.Errorf("the data is %v", published.Data)
+		}
+		return err
+	})
+}
+
+func clientOf(t *testing.T, user *rest.Config) kubernetes.Interface {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// TestPaths checks that kube-apiserver passes strange paths on as they are, and that none of
+// them reaches something else.
+func TestPaths(t *testing.T) {
+	t.Parallel()
+	for name, s := range servers() {
+		for path, want := range map[string]int{
+			streams.PathPrefix + "/": http.StatusNotFound,
+			streams.PathPrefix + "/namespaces/default/virtualmachines/..%2f..%2f..%2f..%2fhealthz/log": http.StatusNotFound,
+			streams.PathPrefix + "/namespaces/default/virtualmachines/%2e%2e/log":                      http.StatusBadRequest,
+			streams.PathPrefix + "/namespaces/%00/virtualmachines/vm/log":                              http.StatusBadRequest,
+			streams.PathPrefix + "/namespaces/default/pods/vm/log":                                     http.StatusNotFound,
+		} {
+			if response := s.get(t, s.at(s.Config), path); response.StatusCode != want {
+				t.Errorf("%s: %s is answered %d", name, path, response.StatusCode)
+			}
+		}
+	}
+}
+
+// TestNoStreams checks that a `drover up` without a controller has no streams.
+func TestNoStreams(t *testing.T) {
+	t.Parallel()
+	response := endpoint.get(t, endpoint.Config, streams.Path("default", "vm", streams.Log))
+	if response.StatusCode != http.StatusNotFound {
+		t.Errorf("it answers %d", response.StatusCode)
+	}
+}
+
+// TestDroppedSessions opens and drops 1,000 sessions through each server, and checks that no
+// goroutine and no descriptor of its process is left.
+func TestDroppedSessions(t *testing.T) { // not parallel: it counts
+	for name, s := range servers() {
+		t.Run(name, func(t *testing.T) {
+			namespace := s.createVM(t)
+			s.dropSessions(t, namespace, 50) // what the first ones start stays
+			var before counts
+			framework.Eventually(t, framework.StepTimeout, "the process is quiet", func() error {
+				last := before
+				before = s.count(t)
+				if before != last {
+					return fmt.Errorf("it has %+v after %+v", before, last)
+				}
+				return nil
+			})
+			s.dropSessions(t, namespace, 1000)
+			framework.Eventually(t, framework.StepTimeout, "nothing is left", func() error {
+				now := s.count(t)
+				// Some goroutines come and go, but not one for each session.
+				if now.goroutines > before.goroutines+20 || now.descriptors > before.descriptors+5 {
+					return fmt.Errorf("%+v after %+v", now, before)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// dropSessions opens sessions and drops them, some politely.
+func (s *server) dropSessions(t *testing.T, namespace string, count int) {
+	t.Helper()
+	all := []streams.Stream{streams.Console, streams.Exec, streams.PortForward}
+	for i := range count {
+		ws := s.mustDial(t, namespace, all[i%len(all)])
+		if i%2 == 0 {
+			_ = ws.WriteMessage(websocket.BinaryMessage, []byte("\x00hello"))
+		}
+		if i%4 == 1 {
+			_ = ws.WriteControl(websocket.CloseMessage, nil, time.Now().Add(time.Second))
+		}
+		_ = ws.Close()
+	}
+}
+
+// counts are those of a process.
+type counts struct{ goroutines, descriptors int }
+
+func (s *server) count(t *testing.T) counts {
+	t.Helper()
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := counts{descriptors: len(all), goroutines: runtime.NumGoroutine()}
+	if s.debug == "" {
+		return c
+	}
+	response, err := http.Get("http://" + s.debug + "/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(bodyOf(response), "goroutine profile: total %d", &c.goroutines); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}

@@ -1,0 +1,224 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/exec"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
+)
+
+// TestKubectlsClient checks each server with the client that kubectl has.
+func TestKubectlsClient(t *testing.T) {
+	t.Parallel()
+	for name, s := range servers() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			namespace := s.createVM(t)
+			text := strings.Repeat("0123456789abcdef\n", 50_000)
+			var output bytes.Buffer
+			err := s.connect(t, namespace, streams.Exec, "command=cat&stdin=true&stdout=true", remotecommand.StreamOptions{Stdin: strings.NewReader(text), Stdout: &output})
+			if err != nil || output.String() != text {
+				t.Errorf("%d bytes of %d came back, %v", output.Len(), len(text), err)
+			}
+			var code exec.CodeExitError
+			err = s.connect(t, namespace, streams.Exec, "command=exit&command=7&stdout=true", remotecommand.StreamOptions{Stdout: io.Discard})
+			if !errors.As(err, &code) || code.Code != 7 {
+				t.Errorf("exit 7 is %v", err)
+			}
+			err = s.connect(t, namespace, streams.Exec, "command=missing&stdout=true", remotecommand.StreamOptions{Stdout: io.Discard})
+			if err == nil || !strings.HasPrefix(err.Error(), "Invalid: command is") {
+				t.Errorf("a command that is not there is %v", err)
+			}
+		})
+	}
+}
+
+func (s *server) connect(t *testing.T, namespace string, stream streams.Stream, query string, o remotecommand.StreamOptions) error {
+	t.Helper()
+	config := s.at(s.Config)
+	e, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, config.Host+streams.Path(namespace, "vm", stream)+"?"+query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e.StreamWithContext(t.Context(), o)
+}
+
+// TestReboot checks that a console and a log end with the server, and can be opened again.
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	for name, s := range servers() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			namespace := s.createVM(t)
+			console := s.mustDial(t, namespace, streams.Console)
+			typeAndRead(t, console, "before")
+			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true")
+			vm := framework.NewVM("vm").Namespace(namespace).Obj()
+			s.setAction(t, namespace, api.ActionStopped)
+			if end := readEnd(t, console); !strings.Contains(end, `"reason":"ServerStopped"`) || !strings.Contains(end, `"code":409`) {
+				t.Errorf("the console ends with %s", end)
+			}
+			if text, err := io.ReadAll(log.Body); err != nil || !strings.Contains(string(text), "before") {
+				t.Errorf("the log ends with %q, %v", text, err)
+			}
+			if code, text := s.open(t, s.Config, namespace, streams.Console); code != http.StatusConflict {
+				t.Errorf("the console of a stopped server is answered %d: %s", code, text)
+			}
+			s.setAction(t, namespace, api.ActionActive)
+			s.waitUntilActive(t, vm)
+			typeAndRead(t, s.mustDial(t, namespace, streams.Console), "after")
+		})
+	}
+}
+
+func (s *server) setAction(t *testing.T, namespace string, action api.Action) {
+	t.Helper()
+	vm := framework.NewVM("vm").Namespace(namespace).Obj()
+	s.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = action })
+}
+
+func (s *server) waitUntilActive(t *testing.T, vm *api.VirtualMachine) {
+	t.Helper()
+	vm = s.UpdateVM(t, vm, func(*api.VirtualMachine) {})
+	s.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+}
+
+// TestIdleSession checks that no deadline of the API server ends a session that is open for
+// longer than a request may take.
+func TestIdleSession(t *testing.T) {
+	t.Parallel()
+	for name, s := range servers() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			namespace := s.createVM(t)
+			console := s.mustDial(t, namespace, streams.Console)
+			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true")
+			answering := make(chan error, 1)
+			go func() { answering <- readUntil(console, "still here") }() // which answers pings
+			time.Sleep(70 * time.Second)                                  // a request may take a minute
+			if err := console.WriteMessage(websocket.BinaryMessage, []byte("\x00still here\n")); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-answering; err != nil {
+				t.Error(err)
+			}
+			var text []byte
+			for buffer := make([]byte, 1024); !bytes.Contains(text, []byte("still here")); {
+				n, err := log.Body.Read(buffer)
+				if text = append(text, buffer[:n]...); err != nil {
+					t.Fatalf("the log ends with %q, %v", text, err)
+				}
+			}
+		})
+	}
+}
+
+// TestFairness checks that open streams take no seat of priority and fairness: requests
+// would wait for them.
+func TestFairness(t *testing.T) {
+	t.Parallel()
+	s := standalone
+	namespace := s.createVM(t)
+	user, subject := accountUser(t, s, namespace, "editor")
+	s.bind(t, namespace, "edit", subject)
+	checkStreams(t, s, user, namespace, s.CreateNamespace(t), roles["edit"])
+	for range 30 {
+		ws, _, err := s.dial(t, s.at(user), streams.Path(namespace, "vm", streams.Console))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = ws.Close() })
+	}
+	framework.Eventually(t, framework.StepTimeout, "the seats are free", func() error {
+		if seats := s.ReadAPIMetrics(t).Sum("apiserver_flowcontrol_current_executing_seats"); seats > 10 {
+			return fmt.Errorf("%v are taken", seats)
+		}
+		return nil
+	})
+}
+
+// TestStop checks that `drover up` ends open streams when it stops, says why, and does not
+// wait for their clients.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: []string{"--vm-driver=fake"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = env.Close() })
+	s := &server{Environment: env, url: env.Config.Host}
+	namespace := s.createVM(t)
+	console := s.mustDial(t, namespace, streams.Console)
+	typeAndRead(t, console, "hello")
+	s.mustDial(t, namespace, streams.Console) // and never reads
+	log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true")
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Cluster.Stop() }()
+	if end := readEnd(t, console); !strings.Contains(end, `"reason":"ServiceUnavailable"`) {
+		t.Errorf("the console ends with %s", end)
+	}
+	if text, err := io.ReadAll(log.Body); err == nil {
+		t.Errorf("the log ends as if %q was all", text)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(s.Output(), "left behind") {
+		t.Errorf("a part was left behind: %s", s.Output())
+	}
+}
+
+// typeAndRead types a line and waits until the console shows it.
+func typeAndRead(t *testing.T, ws *websocket.Conn, line string) {
+	t.Helper()
+	if err := ws.WriteMessage(websocket.BinaryMessage, []byte("\x00"+line+"\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := readUntil(ws, line); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func readUntil(ws *websocket.Conn, want string) error {
+	var seen []byte
+	_ = ws.SetReadDeadline(time.Now().Add(framework.StepTimeout))
+	for !bytes.Contains(seen, []byte(want)) {
+		_, message, err := ws.ReadMessage()
+		if err != nil || message[0] != 1 {
+			return fmt.Errorf("the stream shows %q, then %q, %w", seen, message, err)
+		}
+		seen = append(seen, message[1:]...)
+	}
+	return nil
+}
+
+// readEnd returns the Status of channel 3.
+func readEnd(t *testing.T, ws *websocket.Conn) string {
+	t.Helper()
+	_ = ws.SetReadDeadline(time.Now().Add(framework.StepTimeout))
+	for {
+		_, message, err := ws.ReadMessage()
+		if err != nil {
+			t.Fatalf("the stream ends without a Status: %v", err)
+		}
+		if message[0] == 3 {
+			return string(message[1:])
+		}
+	}
+}

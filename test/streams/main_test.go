@@ -1,0 +1,180 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package streams tests consoles, logs, commands and ports from the outside, through both
+// servers of streams: the kube-apiserver of `drover up`, and the controller's own address
+// in a cluster. The servers of VMs are simulated.
+//
+// Start with users_test.go for who may use what; hostile_test.go has clients that do not
+// behave, and life_test.go has how streams end.
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
+)
+
+// The servers of streams. Both have VirtualMachine vm in each of two namespaces.
+var (
+	// standalone is `drover up`.
+	standalone *server
+	// endpoint is a controller in this process, with an address for streams.
+	endpoint *server
+)
+
+// servers returns both by name.
+func servers() map[string]*server {
+	return map[string]*server{"drover up": standalone, "controller": endpoint}
+}
+
+// server is what serves streams.
+type server struct {
+	*testenv.Environment
+	// url and ca are where streams are served, as users find it.
+	url string
+	ca  []byte
+	// restart restarts the controller in this process.
+	restart func() error
+	// debug is the address of the process's profiles, empty for this process.
+	debug string
+}
+
+func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startServers)) }
+
+func startServers() (func() error, error) {
+	stopStandalone, err := startStandalone()
+	if err != nil {
+		return nil, err
+	}
+	stopEndpoint, err := startEndpoint()
+	if err != nil {
+		return nil, errors.Join(err, stopStandalone())
+	}
+	return func() error { return errors.Join(stopEndpoint(), stopStandalone()) }, nil
+}
+
+func startStandalone() (func() error, error) {
+	debug, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: []string{
+		"--vm-driver=fake", "--streams-per-vm=200", "--pprof-bind-address=" + debug,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	standalone = &server{Environment: env, url: env.Config.Host, debug: debug}
+	return env.Close, nil
+}
+
+func startEndpoint() (func() error, error) {
+	env, err := testenv.New()
+	if err != nil {
+		return nil, err
+	}
+	endpoint = &server{Environment: env}
+	stop, err := endpoint.startController()
+	if err != nil {
+		return nil, errors.Join(err, env.Close())
+	}
+	return func() error { return errors.Join(stop(), env.Close()) }, nil
+}
+
+// startController starts the controller that serves streams.
+func (s *server) startController() (stop func() error, err error) {
+	address, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(s.DataDir, "streams")
+	if s.ca, err = writeCertificate(dir); err != nil {
+		return nil, err
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: streams.DefaultNamespace}}
+	if _, err := s.KubeClient.CoreV1().Namespaces().Create(context.Background(), ns, metav1.CreateOptions{}); err != nil {
+		return nil, err
+	}
+	s.url = "https://" + address
+	start := func() (*testenv.LocalController, error) {
+		return s.StartController("--vm-driver=fake", "--lease-lock-namespace="+streams.DefaultNamespace, "--streams-per-vm=200",
+			"--streams-address="+address, "--streams-cert-dir="+dir, "--streams-url="+s.url)
+	}
+	controller, err := start()
+	s.restart = func() error {
+		if err := controller.Stop(); err != nil {
+			return err
+		}
+		var err error
+		controller, err = start()
+		return err
+	}
+	return func() error { return controller.Stop() }, err
+}
+
+func freeAddress() (string, error) {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// writeCertificate writes the files of --streams-cert-dir, and returns the CA.
+func writeCertificate(dir string) (ca []byte, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	if err != nil {
+		return nil, err
+	}
+	for name, text := range map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": certificate} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return certificate, nil
+}
+
+// at returns the configuration of a user of the API server for its server of streams.
+func (s *server) at(user *rest.Config) *rest.Config {
+	user = rest.CopyConfig(user)
+	user.Host = s.url
+	if s.ca != nil {
+		user.CAFile, user.CAData = "", s.ca
+	}
+	return user
+}
+
+// createVM creates a VM in a namespace of its own, and waits until its server runs.
+func (s *server) createVM(t *testing.T) (namespace string) {
+	t.Helper()
+	namespace = s.CreateNamespace(t)
+	vm := framework.NewVM("vm").Namespace(namespace).Driver("fake").Port("echo", 7, 0)
+	s.CreateActiveVM(t, vm)
+	return namespace
+}
+
+func (s *server) pid() int {
+	if s == standalone {
+		return s.PID()
+	}
+	return os.Getpid()
+}
+
+func (s *server) String() string { return fmt.Sprintf("%s (process %d)", s.url, s.pid()) }

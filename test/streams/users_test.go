@@ -1,0 +1,331 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"io"
+	"math/big"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// queries are the parameters of each stream.
+var queries = map[streams.Stream]string{
+	streams.Console: "", streams.Exec: "command=cat&stdin=true&stdout=true", streams.PortForward: "port=7",
+	streams.Log: "", streams.Interfaces: "",
+}
+
+// The streams by the right that they need.
+var (
+	readStreams  = []streams.Stream{streams.Log, streams.Interfaces}
+	writeStreams = []streams.Stream{streams.Console, streams.Exec, streams.PortForward}
+)
+
+// roles have the streams that each allows. Getters may get all subresources: that must not
+// be enough for those that are opened by GET and need create.
+var roles = map[string][]streams.Stream{
+	"":         nil,
+	"view":     readStreams,
+	"edit":     slices.Concat(readStreams, writeStreams),
+	"admin":    slices.Concat(readStreams, writeStreams),
+	"getters":  readStreams,
+	"creators": writeStreams,
+}
+
+// credentials make a user of the API server.
+var credentials = map[string]func(*testing.T, *server, string, string) (*rest.Config, rbacv1.Subject){
+	"token": accountUser, "certificate": certificateUser,
+}
+
+// TestUsers checks which streams users may open: with each role and with none, by tokens and
+// by certificates, through both servers.
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	for name, s := range servers() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			namespace, other := s.createVM(t), s.createVM(t)
+			s.createRoles(t)
+			for role, allowed := range roles {
+				for kind, create := range credentials {
+					t.Run(fmt.Sprintf("%q by %s", role, kind), func(t *testing.T) {
+						user, subject := create(t, s, namespace, kind+"-of-"+role)
+						s.bind(t, namespace, role, subject)
+						checkStreams(t, s, user, namespace, other, allowed)
+					})
+				}
+			}
+		})
+	}
+}
+
+// checkStreams tries each stream, in the user's namespace and in another one.
+func checkStreams(t *testing.T, s *server, user *rest.Config, namespace, other string, allowed []streams.Stream) {
+	t.Helper()
+	for stream := range queries {
+		want := http.StatusForbidden
+		switch {
+		case !slices.Contains(allowed, stream):
+		case slices.Contains(writeStreams, stream):
+			want = http.StatusSwitchingProtocols
+		default:
+			want = http.StatusOK
+		}
+		framework.Eventually(t, framework.StepTimeout, fmt.Sprintf("%s answers %d", stream, want), func() error { // a role counts after a moment
+			if got, text := s.open(t, user, namespace, stream); got != want {
+				return fmt.Errorf("it answers %d: %s", got, text)
+			}
+			return nil
+		})
+		for _, name := range []string{"vm", "none"} { // both look the same
+			got, text := s.openNamed(t, user, other, name, stream)
+			if says := fmt.Sprintf("%q is forbidden", name); got != http.StatusForbidden || !strings.Contains(text, says[1:len(says)-1]) {
+				t.Errorf("%s of %s in another namespace is answered %d: %s", stream, name, got, text)
+			}
+		}
+	}
+}
+
+// TestImpersonation checks that impersonation counts where kube-apiserver authorizes it, and
+// is refused elsewhere rather than ignored.
+func TestImpersonation(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]int{"drover up": http.StatusForbidden, "controller": http.StatusBadRequest} {
+		s := servers()[name]
+		namespace := s.createVM(t)
+		admin := rest.CopyConfig(s.Config)
+		if code, text := s.open(t, admin, namespace, streams.Log); code != http.StatusOK {
+			t.Errorf("%s: an administrator is answered %d: %s", name, code, text)
+		}
+		admin.Impersonate.UserName = "somebody"
+		if code, text := s.open(t, admin, namespace, streams.Log); code != want {
+			t.Errorf("%s: an administrator as another user is answered %d: %s", name, code, text)
+		}
+	}
+}
+
+// TestAddress checks that every user finds where streams are served, and nothing besides.
+func TestAddress(t *testing.T) {
+	t.Parallel()
+	for name, s := range servers() {
+		if s == endpoint {
+			continue // its roles are those of config/rbac: test/manifests
+		}
+		user, _ := accountUser(t, s, s.CreateNamespace(t), "reader")
+		config, err := clientOf(t, user).CoreV1().ConfigMaps(streams.DefaultNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if address, ok := config.Data[streams.AddressKey]; !ok || address != "" {
+			t.Errorf("%s: the address is %q", name, address)
+		}
+		if _, err := clientOf(t, user).CoreV1().ConfigMaps(streams.DefaultNamespace).List(t.Context(), metav1.ListOptions{}); err == nil {
+			t.Errorf("%s: the user may list all", name)
+		}
+	}
+}
+
+// open opens a stream of VirtualMachine vm, and returns the answer.
+func (s *server) open(t *testing.T, user *rest.Config, namespace string, stream streams.Stream) (code int, text string) {
+	t.Helper()
+	return s.openNamed(t, user, namespace, "vm", stream)
+}
+
+func (s *server) openNamed(t *testing.T, user *rest.Config, namespace, name string, stream streams.Stream) (code int, text string) {
+	t.Helper()
+	user = s.at(user)
+	path := streams.Path(namespace, name, stream) + "?" + queries[stream]
+	if slices.Contains(writeStreams, stream) {
+		ws, response, err := s.dial(t, user, path)
+		if err == nil {
+			_ = ws.Close()
+		} else if response == nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, bodyOf(response)
+	}
+	response := s.get(t, user, path)
+	return response.StatusCode, bodyOf(response)
+}
+
+func bodyOf(response *http.Response) string {
+	defer func() { _ = response.Body.Close() }()
+	text, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
+	return string(text)
+}
+
+// dial opens a WebSocket.
+func (s *server) dial(t *testing.T, user *rest.Config, path string) (*websocket.Conn, *http.Response, error) {
+	t.Helper()
+	tlsConfig, err := rest.TLSConfigFor(user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := http.Header{}
+	if user.BearerToken != "" {
+		header.Set("Authorization", "Bearer "+user.BearerToken)
+	}
+	if user.Impersonate.UserName != "" {
+		header.Set("Impersonate-User", user.Impersonate.UserName)
+	}
+	dialer := websocket.Dialer{TLSClientConfig: tlsConfig, Subprotocols: []string{streams.Protocol}, HandshakeTimeout: framework.StepTimeout}
+	return dialer.DialContext(t.Context(), strings.Replace(user.Host, "https", "wss", 1)+path, header)
+}
+
+// mustDial opens a WebSocket of VirtualMachine vm, as the administrator.
+func (s *server) mustDial(t *testing.T, namespace string, stream streams.Stream) *websocket.Conn {
+	t.Helper()
+	ws, response, err := s.dial(t, s.at(s.Config), streams.Path(namespace, "vm", stream)+"?"+queries[stream])
+	if err != nil {
+		t.Fatalf("%s is not opened: %v", stream, err)
+	}
+	_ = response.Body.Close()
+	t.Cleanup(func() { _ = ws.Close() })
+	return ws
+}
+
+// get sends a plain request.
+func (s *server) get(t *testing.T, user *rest.Config, path string) *http.Response {
+	t.Helper()
+	client, err := rest.HTTPClientFor(user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, user.Host+path, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = response.Body.Close() })
+	return response
+}
+
+// createRoles creates those that Kubernetes does not have.
+func (s *server) createRoles(t *testing.T) {
+	t.Helper()
+	for name, verb := range map[string]string{"getters": "get", "creators": "create"} {
+		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{"cloudnative.tw"}, Resources: []string{"virtualmachines", "virtualmachines/*"}, Verbs: []string{verb},
+		}}}
+		if _, err := s.KubeClient.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (s *server) bind(t *testing.T, namespace, role string, subject rbacv1.Subject) {
+	t.Helper()
+	if role == "" {
+		return
+	}
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: subject.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{subject},
+	}
+	if _, err := s.KubeClient.RbacV1().RoleBindings(namespace).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// accountUser returns a user with a ServiceAccount's token.
+func accountUser(t *testing.T, s *server, namespace, name string) (*rest.Config, rbacv1.Subject) {
+	t.Helper()
+	accounts := s.KubeClient.CoreV1().ServiceAccounts(namespace)
+	name = strings.TrimSuffix(name, "-of-")
+	if _, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	token, err := accounts.CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := rest.AnonymousClientConfig(s.Config)
+	user.BearerToken = token.Status.Token
+	return user, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: name}
+}
+
+// certificateUser returns a user with a certificate of the cluster's CA.
+func certificateUser(t *testing.T, s *server, _, name string) (*rest.Config, rbacv1.Subject) {
+	t.Helper()
+	name = fmt.Sprintf("%s-%d", name, time.Now().UnixNano())
+	return s.signUser(t, name, time.Now().Add(time.Hour)), rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
+}
+
+// signUser signs a certificate with the CA of `drover up`.
+func (s *server) signUser(t *testing.T, name string, until time.Time) *rest.Config {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.DataDir, "pki", "ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := certutil.ParseCertsPEM(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caKey, err := keyutil.ParsePrivateKeyPEM(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := rest.AnonymousClientConfig(s.Config)
+	user.CertData, user.KeyData = signCertificate(t, name, until, ca[0], caKey)
+	return user
+}
+
+func signCertificate(t *testing.T, name string, until time.Time, ca *x509.Certificate, caKey any) (certificate, key []byte) {
+	t.Helper()
+	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotBefore: until.Add(-2 * time.Hour), NotAfter: until,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	if ca == nil {
+		ca, caKey = template, own
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, own.Public(), caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if certificate, err = certutil.EncodeCertificates(made); err != nil {
+		t.Fatal(err)
+	}
+	if key, err = keyutil.MarshalPrivateKeyToPEM(own); err != nil {
+		t.Fatal(err)
+	}
+	return certificate, key
+}
