@@ -20,6 +20,9 @@ import (
 func newVMOptions() *app.Options {
 	o := app.NewOptions(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
 	o.Program, o.DefaultKubeconfig = "drover vm", defaultKubeconfig
+	if self, err := os.Executable(); err == nil { // else ssh finds it by its path
+		o.Self = []string{self, "vm"}
+	}
 	return o
 }
 
