@@ -37,9 +37,9 @@ func vmWith(phase api.Phase, reason string, ready metav1.ConditionStatus) *frame
 	}).Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour)) })
 }
 
-func withCondition(kind string, status metav1.ConditionStatus) func(*api.VirtualMachineStatus) {
+func withCondition(kind string) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
-		s.Conditions = append(s.Conditions, metav1.Condition{Type: kind, Status: status, Reason: s.Reason})
+		s.Conditions = append(s.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: s.Reason})
 	}
 }
 
@@ -71,14 +71,14 @@ func TestVerdict(t *testing.T) {
 			s.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Hour))
 		}), verdictWaiting},
 		"needs a person":              {vmWith(api.PhaseFailed, api.ReasonPortConflict, "False").Status(withAttempts(1)), verdictNeedsYou},
-		"stalled":                     {vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled, "True")), verdictNeedsYou},
-		"stalled by a later reason":   {vmWith(api.PhaseFailed, "OfALaterVersion", "False").Status(withCondition(api.ConditionStalled, "True")), verdictNeedsYou},
+		"stalled":                     {vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled)), verdictNeedsYou},
+		"stalled by a later reason":   {vmWith(api.PhaseFailed, "OfALaterVersion", "False").Status(withCondition(api.ConditionStalled)), verdictNeedsYou},
 		"a later reason":              {vmWith(api.PhaseFailed, "OfALaterVersion", "False"), verdictWaiting},
 		"waits for a restart":         {vmWith(api.PhaseActive, api.ReasonChangePending, "False"), verdictNeedsYou},
 		"an engine that is away":      {vmWith(api.PhaseUnknown, api.ReasonEngineUnavailable, "Unknown"), verdictWaiting},
 		"being deleted":               {deleted(vmWith(api.PhaseTerminating, api.ReasonTerminating, "False")), verdictWaiting},
-		"a deletion that is blocked":  {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineMismatch, "Unknown").Status(withCondition(api.ConditionDeletionBlocked, "True"))), verdictNeedsYou},
-		"a deletion that may go on":   {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineUnavailable, "Unknown").Status(withCondition(api.ConditionDeletionBlocked, "True"))), verdictWaiting},
+		"a deletion that is blocked":  {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineMismatch, "Unknown").Status(withCondition(api.ConditionDeletionBlocked))), verdictNeedsYou},
+		"a deletion that may go on":   {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineUnavailable, "Unknown").Status(withCondition(api.ConditionDeletionBlocked))), verdictWaiting},
 		"just created":                {framework.NewVM("web").Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now) }), verdictWaiting},
 		"seen by none":                {framework.NewVM("web").Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now.Add(-time.Minute)) }), verdictNeedsYou},
 		"just changed":                {vmWith(api.PhaseActive, api.ReasonRunning, "True").Generation(3).Meta(changedBefore(time.Second)), verdictWaiting},
@@ -108,7 +108,7 @@ func TestDiagnosis(t *testing.T) {
 	vm := vmWith(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(withAttempts(7)).Status(func(s *api.VirtualMachineStatus) {
 		s.Message = "pull image x: \x1b[2Jnot found"
 		s.Driver, s.Binding = "docker", &api.Binding{Driver: "docker", EngineID: "3f6c8a52-8e1b-4f9a"}
-	}).Status(withCondition(api.ConditionObserved, "True")).Obj()
+	}).Status(withCondition(api.ConditionObserved)).Obj()
 	d := o.diagnose(vm)
 	text := strings.Join(append(append([]string{d.headline, d.message}, d.facts...), d.steps...), "\n")
 	for _, want := range []string{
@@ -181,7 +181,7 @@ func TestRestartHasAlwaysANewTime(t *testing.T) {
 
 func TestForeignOwner(t *testing.T) {
 	entry := func(manager, subresource string, operation metav1.ManagedFieldsOperationType, fields string) metav1.ManagedFieldsEntry {
-		return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, Operation: operation, FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}
+		return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, Operation: operation, FieldsV1: metav1.NewFieldsV1(fields)}
 	}
 	tests := map[string]struct {
 		entry metav1.ManagedFieldsEntry
@@ -231,7 +231,7 @@ func TestGoalReady(t *testing.T) {
 		"ready before the change was seen": {vm: vmWith(api.PhaseActive, api.ReasonRunning, "True").Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })},
 		"not ready":                        {vm: vmWith(api.PhaseCreating, api.ReasonStarting, "False")},
 		"a restart that is to come":        {vm: restarting},
-		"stalled":                          {vm: vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled, "True")), fails: true},
+		"stalled":                          {vm: vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled)), fails: true},
 		"deleted":                          {vm: vmWith(api.PhaseActive, api.ReasonRunning, "True").DeletionTimestamp(now), fails: true},
 	}
 	for name, test := range tests {
