@@ -113,7 +113,7 @@ func TestDiagnosis(t *testing.T) {
 	text := strings.Join(append(append([]string{d.headline, d.message}, d.facts...), d.steps...), "\n")
 	for _, want := range []string{
 		"web is not ready: Failed, ImageUnavailable", "pull image x: ?[2Jnot found", "creating the server for 60s", "failed 7 times in a row",
-		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1)", "and has no server for it", "docker pull",
+		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1b-4f9a)", "and has no server for it", "docker pull",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("it does not say %q:\n%s", want, text)
@@ -208,8 +208,11 @@ func TestDownloadRate(t *testing.T) {
 		d.sample(message, at)
 		at = at.Add(2 * time.Second)
 	}
-	if got := d.rateText(at); got != ", 10.0MB/s" || d.total != 100e6 {
-		t.Errorf("the rate is %q of %g, want 10 MB/s of 100 MB", got, d.total)
+	if got := d.rateText(at); got != ", 10.0MB/s" || d.size() != 100e6 {
+		t.Errorf("the rate is %q of %g, want 10 MB/s of 100 MB", got, d.size())
+	}
+	if got := d.describe("fetching https://x/34.5 MB.img: 50% (50.0/100.0 MB)", at); got != "■■■■■····· 50% of 100MB, 10.0MB/s, 5s left  fetching https://x/34.5 MB.img" {
+		t.Errorf("it is described as %q", got)
 	}
 	if got := d.rateText(at.Add(time.Minute)); got != "" {
 		t.Errorf("a download that has not moved for a minute has the rate %q", got)
@@ -217,6 +220,9 @@ func TestDownloadRate(t *testing.T) {
 	d.sample("fetching other: 2.0 MB", at)
 	if got := d.rateText(at); got != "" {
 		t.Errorf("a download that began again has the rate %q", got)
+	}
+	if got := d.describe("fetching other: 2.0 MB", at); got != "2.00MB  fetching other" {
+		t.Errorf("one of an unknown size is described as %q", got)
 	}
 }
 
