@@ -6,6 +6,7 @@ package kubectlvm
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -191,7 +192,7 @@ func TestChangesOfPortsAreNotLost(t *testing.T) {
 	const adders = 6
 	done := make(chan result, adders)
 	for n := range adders {
-		go func() { done <- u.run("port", "add", "web", string(rune('1'+n)), "--wait=false") }()
+		go func() { done <- u.run("port", "add", "web", strconv.Itoa(n+1), "--wait=false") }()
 	}
 	for range adders {
 		if r := <-done; r.code != 0 {

@@ -192,7 +192,7 @@ func TestCreateOnATerminal(t *testing.T) {
 	}
 	text := tty.close()
 	want(t, text, "✓ server started", "web is ready after ")
-	for _, line := range strings.Split(strings.ReplaceAll(text, "\r\x1b[K", "\n"), "\n") {
+	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\r\x1b[K", "\n"), "\n") {
 		if n := len([]rune(strings.TrimSuffix(line, "\r"))); n > 40 && strings.ContainsAny(line, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") {
 			t.Errorf("a line of %d characters would be broken: %q", n, line)
 		}

@@ -121,9 +121,9 @@ func (u *user) find(name string) *api.VirtualMachine {
 }
 
 // waitFor waits for a VM to pass a check.
-func (u *user) waitFor(name string, check framework.VMCheck) *api.VirtualMachine {
+func (u *user) waitFor(name string, check framework.VMCheck) {
 	u.t.Helper()
-	return environment.WaitForVM(u.t, u.get(name), framework.StepTimeout, check)
+	environment.WaitForVM(u.t, u.get(name), framework.StepTimeout, check)
 }
 
 // buffer is a buffer that may be read while it is written.

@@ -26,7 +26,7 @@ const (
 // its exit code.
 func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
 	o := NewOptions(streams)
-	cmd := NewCommand(o)
+	cmd := NewCommand(o) //nolint:contextcheck // cobra passes ctx on to the verbs
 	cmd.Version = Version
 	cmd.SetVersionTemplate(versionText() + "\n")
 	cmd.Flags().Bool("version", false, "print the version of this program") // -v is for something else in kubectl

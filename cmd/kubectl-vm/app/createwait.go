@@ -141,8 +141,8 @@ func (p *createProgress) endStep(step string, now time.Time) {
 	if name == "" || !p.screen.terminal {
 		return
 	}
-	if step == api.ReasonFetching && p.download.total > 0 {
-		name += ", " + bytesText(p.download.total, decimalBytes)
+	if step == api.ReasonFetching && p.download.known() {
+		name += ", " + bytesText(p.download.size(), decimalBytes) + "B"
 	}
 	p.print(fmt.Sprintf("  %s %-28s %s", p.screen.paint("✓", green), name, p.screen.paint(elapsedText(took), faint)))
 }
@@ -177,16 +177,19 @@ func (p *createProgress) text(now time.Time) string {
 		return "waiting for a controller"
 	}
 	text := doing(p.vm)
-	if p.step == api.ReasonFetching {
-		text += p.download.rateText(now)
+	switch {
+	case p.step != api.ReasonFetching:
+		return text
+	case p.screen.terminal && p.download.known():
+		return p.download.describe(p.vm.Status.Message, now)
 	}
-	return text
+	return text + p.download.rateText(now)
 }
 
 // download is what is known of a download from its messages. They are for people, so one that
 // has no such numbers is shown as it is.
 type download struct {
-	total   float64
+	total   float64 // 0 if it is not known
 	samples []downloadSample
 }
 
@@ -197,7 +200,7 @@ type downloadSample struct {
 
 // megabytes finds the numbers of a message such as "fetching X: 34% (12.3/36.1 MB)".
 var megabytes = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))? MB\)?$`)
+	return regexp.MustCompile(`: (?:\d+% \()?(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))? MB\)?$`)
 })
 
 // sample takes the numbers of a message.
@@ -208,7 +211,7 @@ func (d *download) sample(message string, now time.Time) {
 	}
 	received, _ := strconv.ParseFloat(found[1], 64)
 	total, _ := strconv.ParseFloat(found[2], 64)
-	d.total = max(total, received) * 1e6
+	d.total = total * 1e6
 	if n := len(d.samples); n > 0 && received*1e6 < d.samples[n-1].bytes {
 		d.samples = nil // it began again, or another image did
 	}
@@ -218,16 +221,48 @@ func (d *download) sample(message string, now time.Time) {
 	}
 }
 
-// rateText returns the rate, if it is known.
-func (d *download) rateText(now time.Time) string {
+// known reports whether a message had numbers.
+func (d *download) known() bool { return len(d.samples) > 0 }
+
+// size returns the size of what was downloaded.
+func (d *download) size() float64 {
+	if !d.known() {
+		return 0
+	}
+	return max(d.total, d.samples[len(d.samples)-1].bytes)
+}
+
+// rate returns the bytes per second of the last moments, or 0.
+func (d *download) rate(now time.Time) float64 {
 	n := len(d.samples)
 	if n < 2 || now.Sub(d.samples[n-1].at) > rateWindow {
-		return ""
+		return 0
 	}
 	first, last := d.samples[0], d.samples[n-1]
-	took := last.at.Sub(first.at).Seconds()
-	if took <= 0 {
-		return ""
+	if took := last.at.Sub(first.at).Seconds(); took > 0 {
+		return (last.bytes - first.bytes) / took
 	}
-	return ", " + bytesText((last.bytes-first.bytes)/took, decimalBytes) + "B/s"
+	return 0
+}
+
+// rateText returns the rate, if it is known.
+func (d *download) rateText(now time.Time) string {
+	if rate := d.rate(now); rate > 0 {
+		return ", " + bytesText(rate, decimalBytes) + "B/s"
+	}
+	return ""
+}
+
+// describe returns a bar and the numbers, and what is downloaded, which may be cut off.
+func (d *download) describe(message string, now time.Time) string {
+	received := d.samples[len(d.samples)-1].bytes
+	text := bytesText(received, decimalBytes) + "B"
+	if d.total > 0 {
+		text = fmt.Sprintf("%s %.0f%% of %sB", bar(received/d.total*100, barLength).text, received/d.total*100, bytesText(d.total, decimalBytes))
+	}
+	text += d.rateText(now)
+	if rate := d.rate(now); rate > 0 && d.total > received {
+		text += fmt.Sprintf(", %s left", time.Duration((d.total-received)/rate*float64(time.Second)).Round(time.Second))
+	}
+	return text + "  " + megabytes().ReplaceAllString(message, "")
 }

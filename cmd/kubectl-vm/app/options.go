@@ -17,7 +17,6 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 
 	client "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 )
@@ -53,7 +52,7 @@ type Options struct {
 func NewOptions(streams genericiooptions.IOStreams) *Options {
 	config := genericclioptions.NewConfigFlags(true).WithWarningPrinter(streams)
 	config.CacheDir = nil // for discovery, which no verb needs
-	config.Timeout = ptr.To(requestTimeout)
+	config.Timeout = new(requestTimeout)
 	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm"}
 }
 
