@@ -189,7 +189,7 @@ func (o *orphansOptions) remove(ctx context.Context, uids []string) error {
 		if err := o.printServers(o.out, chosen, keyUID, "", ""); err != nil {
 			return err
 		}
-		if err := confirm(o.in, o.out, "Have Drover end and remove "+countServers(len(chosen))+" with all disks?"); err != nil {
+		if err := Confirm(o.in, o.out, "Have Drover end and remove "+countServers(len(chosen))+" with all disks?"); err != nil {
 			return err
 		}
 	}

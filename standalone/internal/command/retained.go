@@ -102,7 +102,7 @@ func (o *retainedOptions) remove(ctx context.Context, ids []string) error {
 		if err := o.printServers(o.out, chosen, keyID, "", ""); err != nil {
 			return err
 		}
-		if err := confirm(o.in, o.out, "End and remove "+countServers(len(chosen))+" with all disks?"); err != nil {
+		if err := Confirm(o.in, o.out, "End and remove "+countServers(len(chosen))+" with all disks?"); err != nil {
 			return err
 		}
 	}

@@ -135,11 +135,11 @@ func shortID(id string) string {
 	return id[:min(len(id), shown)]
 }
 
-// errDeclined ends a command that a person has declined.
-var errDeclined = errors.New("nothing was removed")
+// ErrDeclined ends a command that a person has declined.
+var ErrDeclined = errors.New("nothing was removed")
 
-// confirm asks a question. No answer, for example from a script without --yes, means no.
-func confirm(in io.Reader, out io.Writer, question string) error {
+// Confirm asks a question. No answer, for example from a script without --yes, means no.
+func Confirm(in io.Reader, out io.Writer, question string) error {
 	_, _ = fmt.Fprintf(out, "%s [y/N] ", question)
 	answer, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -150,7 +150,7 @@ func confirm(in io.Reader, out io.Writer, question string) error {
 		return nil
 	}
 	_, _ = fmt.Fprintln(out)
-	return errDeclined
+	return ErrDeclined
 }
 
 func countServers(n int) string {

@@ -64,7 +64,7 @@ func judgeCertificates(f certificateFacts) []findings.Finding {
 		}
 	}
 	if len(all) == 0 {
-		all = append(all, findings.OK("they are valid until %s at least, and renewed before", first.Format(time.DateOnly)))
+		all = append(all, findings.OK("valid until %s at least, and renewed before", first.Format(time.DateOnly)))
 	}
 	return all
 }
@@ -158,7 +158,7 @@ func judgeKubeconfig(f kubeconfigFacts) []findings.Finding {
 	case f.now.After(f.expires):
 		return one(findings.Warning("the certificate in %s has ended on %s", f.path, f.expires.Format(time.DateOnly)).Means("The API refuses it.").FixedBy(restart))
 	}
-	return one(findings.OK("%s names %s, until %s", f.path, f.server, f.expires.Format(time.DateOnly)))
+	return one(findings.OK("it names %s, and is valid until %s", f.server, f.expires.Format(time.DateOnly)))
 }
 
 // apiFacts are about the API server.
@@ -359,7 +359,7 @@ func judgeLeader(f leaderFacts) []findings.Finding {
 			FixedBy("remove one of them; the event LeaderConflict says more"))
 	}
 	age := f.now.Sub(f.lease.Spec.RenewTime.Time)
-	text := fmt.Sprintf("%s leads, and renewed its Lease %s ago", *f.lease.Spec.HolderIdentity, duration.HumanDuration(max(age, 0)))
+	text := fmt.Sprintf("%s leads, its Lease renewed %s ago", *f.lease.Spec.HolderIdentity, duration.HumanDuration(max(age, 0)))
 	if age > leaseTerm(f.lease) {
 		return one(findings.Error("%s", text).Means("The controller hangs or has ended: VMs are not looked after.").
 			FixedBy("look into the log, then start Drover again; servers go on running"))

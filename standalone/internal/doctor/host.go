@@ -224,7 +224,7 @@ func judgeCgroup(f cgroupFacts) []findings.Finding {
 			Means("A machine with a fraction of a CPU gets whole CPUs, and its status says so. Containers are not affected.").
 			FixedBy("run Drover as the service of config/systemd, which has Delegate=cpu, with systemd 254 or newer"))
 	}
-	return one(findings.OK("control groups (version %d) %s can be divided: %s", version, of, f.folder.Path))
+	return one(findings.OK("version %d; the group %s can be divided: %s", version, of, f.folder.Path))
 }
 
 // confinementFacts are about what confines machines.

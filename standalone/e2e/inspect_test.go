@@ -1,0 +1,425 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/test/framework"
+)
+
+// doctorReport is what drover doctor -o json prints.
+type doctorReport struct {
+	Level    string
+	Findings []struct{ Name, Group, Level, Observed, Meaning, Fix, Command string }
+}
+
+// levelsOf returns the worst level of each check.
+func (r doctorReport) levelsOf() map[string]string {
+	order := []string{"", "ok", "note", "warning", "error"}
+	levels := map[string]string{}
+	for _, f := range r.Findings {
+		if slices.Index(order, f.Level) > slices.Index(order, levels[f.Name]) {
+			levels[f.Name] = f.Level
+		}
+	}
+	return levels
+}
+
+func parseDoctor(t *testing.T, got commandResult) doctorReport {
+	t.Helper()
+	var r doctorReport
+	if err := json.Unmarshal([]byte(got.out), &r); err != nil || len(r.Findings) == 0 {
+		t.Fatalf("%v: %+v", err, got)
+	}
+	if wantCode := map[bool]int{true: 1, false: 0}[r.Level == "error"]; got.code != wantCode {
+		t.Errorf("exit code %d for level %s: %+v", got.code, r.Level, r.Findings)
+	}
+	for _, f := range r.Findings {
+		if strings.Contains(f.Observed, "the check failed") || strings.Contains(f.Observed, "did not end") || f.Name == "" || f.Group == "" || f.Observed == "" {
+			t.Errorf("got %+v", f)
+		}
+	}
+	return r
+}
+
+func wantLevels(t *testing.T, r doctorReport, want map[string]string) {
+	t.Helper()
+	for check, level := range want {
+		if got := r.levelsOf()[check]; got != level {
+			t.Errorf("%s is %q, want %q: %+v", check, got, level, r.Findings)
+		}
+	}
+}
+
+// statusReport is what drover status -o json prints.
+type statusReport struct {
+	State, Version, Failure string
+	PID                     int
+	API                     *struct{ URL, Version, Error string }
+	Leader                  *struct {
+		Identity string
+		Epoch    uint64
+	}
+	Components []struct{ Name, State string }
+	Drivers    []struct {
+		Driver, EngineID, Error string
+		IsDefault, IsOff        bool
+		Servers, Running        int
+		Orphans                 *int
+		Retained                int
+	}
+	VirtualMachines *struct {
+		Total  int
+		Phases map[string]int
+	}
+}
+
+func readStatus(t *testing.T, dir string, wantCode int) statusReport {
+	t.Helper()
+	got := runDrover(t, "", nil, "status", "-o", "json", "--data-dir", dir)
+	var s statusReport
+	if err := json.Unmarshal([]byte(got.out), &s); err != nil || got.code != wantCode {
+		t.Fatalf("%v, want exit code %d: %+v", err, wantCode, got)
+	}
+	return s
+}
+
+// TestDoctorAndStatus checks what both say of a Drover that runs, that was stopped, that was
+// killed, and whose files were damaged.
+func TestDoctorAndStatus(t *testing.T) {
+	t.Parallel()
+	c := framework.StartCluster(t, framework.ClusterOptions{
+		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true, Args: []string{"--vm-driver", "fake"},
+	})
+	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
+	waitForActiveServer(t, c, "")
+	doctor := func() doctorReport {
+		t.Helper()
+		return parseDoctor(t, runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", c.DataDir))
+	}
+	wantLevels(t, doctor(), map[string]string{
+		"process": "ok", "ports": "ok", "certificates": "ok", "kubeconfig": "ok", "data-dir": "ok", "files": "ok",
+		"used-engines": "ok", "api-server": "ok", "crd": "ok", "leader": "ok",
+	})
+	s := readStatus(t, c.DataDir, 0)
+	if s.State != "ready" || s.PID != c.PID() || s.API == nil || s.API.URL != c.Config.Host || s.API.Error != "" || s.Leader == nil || s.Leader.Epoch == 0 || len(s.Components) < 5 {
+		t.Errorf("it runs, and status says %+v", s)
+	}
+	if len(s.Drivers) != 1 || !s.Drivers[0].IsDefault || s.Drivers[0].Servers != 1 || s.Drivers[0].Running != 1 || *s.Drivers[0].Orphans != 0 || s.VirtualMachines.Phases["Active"] != 1 {
+		t.Errorf("its drivers and VMs: %+v, %+v", s.Drivers, s.VirtualMachines)
+	}
+	for _, text := range []string{"Drover ", " runs (process ", "COMPONENT", "DRIVER", "1 Active"} {
+		if got := runDrover(t, "", nil, "status", "--data-dir", c.DataDir); !strings.Contains(got.out, text) {
+			t.Errorf("%q is missing in %s", text, got.out)
+		}
+	}
+
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	before := listTree(t, c.DataDir)
+	wantLevels(t, doctor(), map[string]string{"process": "note", "ports": "ok", "certificates": "ok", "api-server": "", "leader": ""})
+	if s := readStatus(t, c.DataDir, 3); s.State != "stopped" || s.Failure != "" || s.API != nil || len(s.Drivers) != 1 || s.Drivers[0].Servers != 1 || s.Drivers[0].Orphans != nil {
+		t.Errorf("it was stopped, and status says %+v", s)
+	}
+	if after := listTree(t, c.DataDir); !slices.Equal(before, after) {
+		t.Errorf("they changed\n%q\nto\n%q", before, after)
+	}
+
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if got := runDrover(t, "", nil, "status", "--data-dir", c.DataDir); got.code != 3 || !strings.Contains(got.out, "is stopped: it was killed") {
+		t.Errorf("it was killed, and status says %+v", got)
+	}
+	if err := os.WriteFile(filepath.Join(c.DataDir, "engines.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantLevels(t, doctor(), map[string]string{"used-engines": "error", "process": "note"})
+}
+
+func listTree(t *testing.T, dir string) []string {
+	t.Helper()
+	var all []string
+	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+		if err == nil {
+			all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestInspectingUsage checks the exit codes of wrong flags and of what is not there.
+func TestInspectingUsage(t *testing.T) {
+	t.Parallel()
+	missing := filepath.Join(t.TempDir(), "missing")
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"doctor", "--nonsense"}, 2, "unknown flag"},
+		{[]string{"doctor", "-o", "yaml"}, 2, "it must be json"},
+		{[]string{"doctor", "now"}, 2, "now"},
+		{[]string{"status", "--nonsense"}, 2, "unknown flag"},
+		{[]string{"status", "--data-dir", missing}, 3, ""},
+		{[]string{"orphans", "list", "--data-dir", missing}, 1, "is no Drover data dir"},
+		{[]string{"orphans", "delete", "--data-dir", missing}, 2, "name at least one UID: drover orphans list shows them"},
+		{[]string{"orphans", "delete", "--timeout", "-1s", "x"}, 2, "--timeout is -1s: it must not be negative"},
+		{[]string{"retained", "list", "-o", "wide"}, 2, "it must be json"},
+		{[]string{"retained", "delete"}, 2, "name at least one ID: drover retained list shows them"},
+		{[]string{"image", "list", "-o", "x"}, 2, "it must be json"},
+	} {
+		got := runDrover(t, "", nil, c.args...)
+		if got.code != c.code || !strings.Contains(got.errOut, c.says) {
+			t.Errorf("%v: %+v, want code %d and %q", c.args, got, c.code, c.says)
+		}
+	}
+	if _, err := os.Stat(missing); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a data dir was made: %v", err)
+	}
+}
+
+// TestOrphansAndRetained checks that the leader removes an orphan that a person has approved,
+// and no other server; and that released servers are removed by name.
+func TestOrphansAndRetained(t *testing.T) {
+	t.Parallel()
+	c := framework.StartCluster(t, framework.ClusterOptions{
+		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true,
+		Args: []string{"--vm-driver", "fake", "--orphan-policy", "report", "--orphan-grace", "1s"},
+	})
+	objects := dynamicFor(t, c.Config)
+	createVM(t, objects, "default", newVM("test-vm", nil))
+	waitForActiveServer(t, c, "")
+	owned := uidOfVM(t, c, "test-vm")
+	lost, also, foreign := copyServer(t, c, owned, "cluster", "cluster"), copyServer(t, c, owned, "cluster", "cluster"), copyServer(t, c, owned, `"clusterID": "`, `"clusterID": "other-`)
+	run := func(stdin string, args ...string) commandResult {
+		t.Helper()
+		return runDrover(t, stdin, nil, append(args, "--data-dir", c.DataDir)...)
+	}
+	list := func(kind string) []string {
+		t.Helper()
+		got := run("", kind, "list", "-o", "json")
+		var all []struct{ UID, ID, Name, Driver string }
+		if err := json.Unmarshal([]byte(got.out), &all); err != nil || got.code != 0 {
+			t.Fatalf("%v: %+v", err, got)
+		}
+		uids := []string{}
+		for _, s := range all {
+			uids = append(uids, s.UID)
+		}
+		slices.Sort(uids)
+		return uids
+	}
+	want := []string{lost, also}
+	slices.Sort(want)
+	if got := list("orphans"); !slices.Equal(got, want) {
+		t.Errorf("the orphans are %q, want %q", got, want)
+	}
+	for uid, says := range map[string]string{
+		owned: "belongs to the VirtualMachine default/test-vm", foreign: "no server of this installation has the UID", "x": "no server of this installation",
+	} {
+		if got := run("y\n", "orphans", "delete", uid); got.code != 1 || !strings.Contains(got.errOut, says) {
+			t.Errorf("%s: %+v, want %q", uid, got, says)
+		}
+	}
+	if got := run("n\n", "orphans", "delete", lost); got.code != 1 || !strings.Contains(got.out, "[y/N]") || !strings.Contains(got.errOut, "nothing was removed") {
+		t.Errorf("it was declined: %+v", got)
+	}
+	if got := run("y\n", "orphans", "delete", lost); got.code != 0 || !strings.Contains(got.out, "Removed: fake server") {
+		t.Errorf("it was approved: %+v", got)
+	}
+	if got := list("orphans"); !slices.Equal(got, []string{also}) {
+		t.Errorf("left are %q, want %q", got, also)
+	}
+	approvals, err := clientFor(t, c.Config).CoreV1().ConfigMaps("kube-system").Get(t.Context(), "drover-orphan-approvals", metav1.GetOptions{})
+	if err != nil || len(approvals.Data) != 0 {
+		t.Errorf("the approvals are %v, %v", approvals.Data, err)
+	}
+	waitForActiveServer(t, c, "") // the server that has a VM
+	if _, err := os.Stat(recordOf(c, foreign)); err != nil {
+		t.Errorf("the other cluster's server: %v", err)
+	}
+
+	releaseVM(t, c, "test-vm")
+	if got := list("retained"); !slices.Equal(got, []string{owned}) {
+		t.Fatalf("released are %q, want %q", got, owned)
+	}
+	if got := run("y\n", "orphans", "delete", owned); got.code != 1 || !strings.Contains(got.errOut, "was released, and is no orphan") {
+		t.Errorf("as an orphan: %+v", got)
+	}
+	testRetainedDelete(t, c, run)
+}
+
+// testRetainedDelete removes the only released server, also while Drover is stopped.
+func testRetainedDelete(t *testing.T, c *framework.Cluster, run func(stdin string, args ...string) commandResult) {
+	t.Helper()
+	var all []struct{ ID string }
+	if err := json.Unmarshal([]byte(run("", "retained", "list", "-o", "json").out), &all); err != nil || len(all) != 1 {
+		t.Fatalf("%v: %+v", err, all)
+	}
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := run("", "orphans", "list"); got.code != 1 || !strings.Contains(got.errOut, "only its API knows") {
+		t.Errorf("orphans of a stopped Drover: %+v", got)
+	}
+	if got := run("y\n", "retained", "delete", "nonsense"); got.code != 1 || !strings.Contains(got.errOut, `no released server has the id "nonsense"`) {
+		t.Errorf("of another id: %+v", got)
+	}
+	if got := run("", "retained", "delete", all[0].ID); got.code != 1 || !strings.Contains(got.errOut, "nothing was removed") {
+		t.Errorf("without an answer: %+v", got)
+	}
+	if got := run("", "retained", "delete", "--yes", all[0].ID[:10]); got.code != 0 || !strings.Contains(got.out, "Removed: fake server") {
+		t.Errorf("with --yes: %+v", got)
+	}
+	if got := run("", "retained", "list"); got.out != "No servers were released.\n" {
+		t.Errorf("after that: %+v", got)
+	}
+}
+
+func recordOf(c *framework.Cluster, uid string) string {
+	return filepath.Join(c.DataDir, "drivers", "fake", uid+".json")
+}
+
+// copyServer makes a server like another one, of a VM that never was.
+func copyServer(t *testing.T, c *framework.Cluster, uid, old, changed string) string {
+	t.Helper()
+	content, err := os.ReadFile(recordOf(c, uid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := string(uuid.NewUUID())
+	content = bytes.ReplaceAll(content, []byte(uid), []byte(made))
+	content = bytes.ReplaceAll(content, []byte(`"id": "fake-`), []byte(`"id": "fake-`+made[:8]))
+	content = bytes.ReplaceAll(content, []byte(old), []byte(changed))
+	if err := os.WriteFile(recordOf(c, made), content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func uidOfVM(t *testing.T, c *framework.Cluster, name string) string {
+	t.Helper()
+	vm, err := dynamicFor(t, c.Config).Resource(vms).Namespace("default").Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(vm.GetUID())
+}
+
+// releaseVM deletes a VM and keeps its server.
+func releaseVM(t *testing.T, c *framework.Cluster, name string) {
+	t.Helper()
+	objects := dynamicFor(t, c.Config).Resource(vms).Namespace("default")
+	framework.Eventually(t, waitTimeout, "the VM is to be released", func() error {
+		vm, err := objects.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if err := unstructured.SetNestedField(vm.Object, "Retain", "spec", "deletionPolicy"); err != nil {
+			return err
+		}
+		_, err = objects.Update(t.Context(), vm, metav1.UpdateOptions{})
+		return err
+	})
+	if err := objects.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, waitTimeout, "the VM is gone", func() error {
+		_, err := objects.Get(t.Context(), name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.New("it is there")
+	})
+}
+
+// TestInspectingAsPlainUser checks both commands without root, of a Drover of the same user,
+// and that root sees that Drover with the rights that it has.
+func TestInspectingAsPlainUser(t *testing.T) {
+	t.Parallel()
+	user := framework.PlainUser(t)
+	home := t.TempDir()
+	dir := filepath.Join(home, "data")
+	if err := errors.Join(os.Chmod(home, 0o755), os.Chmod(filepath.Dir(home), 0o755), os.Mkdir(dir, 0o700), framework.ChownAll(dir, user)); err != nil {
+		t.Fatal(err)
+	}
+	command := func(ctx context.Context, args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, droverBinary(t), append(args, "--data-dir", dir)...)
+		cmd.Env, cmd.Dir = []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+		return cmd
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	up := command(ctx, "up", "--port", "0", "--vm-driver", "fake", "--unsafe-no-fsync")
+	up.Cancel = func() error { return up.Process.Signal(syscall.SIGTERM) }
+	up.WaitDelay = 20 * time.Second
+	var printed bytes.Buffer
+	up.Stdout, up.Stderr = &printed, &printed
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		stop()
+		if err := up.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("%v: %s", err, printed.String())
+		}
+	}()
+	framework.Eventually(t, framework.StepTimeout, "it is ready", func() error {
+		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
+		return err
+	})
+	out, err := command(t.Context(), "doctor", "-o", "json").Output()
+	code := 0
+	if exit, is := errors.AsType[*exec.ExitError](err); is {
+		code = exit.ExitCode()
+	}
+	want := map[string]string{"user": "ok", "process": "ok", "ports": "ok", "data-dir": "ok", "files": "ok", "api-server": "ok", "leader": "ok", "machine-user": "note"}
+	wantLevels(t, parseDoctor(t, commandResult{code: code, out: string(out)}), want)
+	if out, err := command(t.Context(), "status").CombinedOutput(); err != nil || !strings.Contains(string(out), " runs (process ") {
+		t.Errorf("status: %v, %s", err, out)
+	}
+	byRoot := parseDoctor(t, runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", dir))
+	wantLevels(t, byRoot, want)
+	for _, f := range byRoot.Findings {
+		if f.Name == "user" && !strings.HasPrefix(f.Observed, fmt.Sprint(user.Uid, " runs process ")) {
+			t.Errorf("root sees %q", f.Observed)
+		}
+	}
+	err = filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+		if stat, is := info.Sys().(*syscall.Stat_t); is && stat.Uid != user.Uid {
+			t.Errorf("root left %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
