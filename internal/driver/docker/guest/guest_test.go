@@ -220,7 +220,7 @@ func TestPlace(t *testing.T) {
 		"Docker Desktop":           {"docker-desktop", "Docker Desktop", "127.0.0.1", place{host: localhost}, false},
 	} {
 		info := fmt.Sprintf(`{"Name": %q, "OperatingSystem": %q, "KernelVersion": %q, "MemTotal": %d}`, c.name, c.system, here.Kernel, here.Memory)
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Api-Version", "1.41")
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = io.WriteString(w, info)
