@@ -36,6 +36,8 @@ type ConsoleSession struct {
 	Out             io.Writer
 	// Notes receives what is said about the connection, a line each.
 	Notes io.Writer
+	// Clean removes what a terminal would take as commands.
+	Clean func(string) string
 	Clock clock.Clock
 	// GiveUp is how long to try to connect again.
 	GiveUp time.Duration
@@ -131,7 +133,7 @@ func (s *ConsoleSession) connect(ctx context.Context) (connected bool, err error
 
 // note prints a line, which also starts a line where the terminal is raw.
 func (s *ConsoleSession) note(format string, args ...any) {
-	_, _ = fmt.Fprintf(s.Notes, "\r\n"+format+"\r\n", args...)
+	_, _ = fmt.Fprintf(s.Notes, "\r\n%s\r\n", s.Clean(fmt.Sprintf(format, args...)))
 }
 
 // mayReturn reports whether the console may be there again later: the connection was lost,
