@@ -182,9 +182,9 @@ func settingsOf(h *doctor.Host) (doctor.Settings, error) {
 	f.ParseErrorsAllowlist.UnknownFlags = true // those of another version
 	up.addFlags(f)
 	if h.State != nil {
-		_ = f.Parse(h.State.Args) // else the defaults remain
-		for name, value := range h.State.Environment {
-			if os.Getenv(name) == "" {
+		_ = f.Parse(h.State.Args)                       // else the defaults remain
+		for _, name := range runstate.EngineVariables { // and no others that the file may have
+			if value := h.State.Environment[name]; value != "" && os.Getenv(name) == "" {
 				_ = os.Setenv(name, value)
 			}
 		}

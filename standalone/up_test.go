@@ -4,6 +4,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -54,6 +55,7 @@ func TestSettings(t *testing.T) {
 	t.Setenv("DROVER_VM_DRIVER", "fake")
 	t.Setenv("DROVER_BIND_ADDRESS", "::1")
 	t.Setenv("DOCKER_HOST", "")
+	t.Setenv("LD_PRELOAD", "")
 	h := doctor.NewHost(t.Context(), datadir.Layout(t.TempDir()), "v1", clock.RealClock{})
 	s, err := settingsOf(h)
 	if err != nil || s.VMDriver != "fake" || s.BindAddress != "::1" || s.QEMU.Dir != string(h.Layout)+"/drivers/qemu" || s.QEMU.Binary != qemu.DefaultBinary {
@@ -61,11 +63,14 @@ func TestSettings(t *testing.T) {
 	}
 	h.State = &runstate.State{
 		Args:        []string{"--vm-driver=qemu,docker", "--qemu-image-dirs=/a", "--qemu-image-dirs=/b", "--flag-of-another-version=1", "--metrics-bind-address=:8080"},
-		Environment: map[string]string{"DOCKER_HOST": "unix:///run/other.sock"},
+		Environment: map[string]string{"DOCKER_HOST": "unix:///run/other.sock", "LD_PRELOAD": "/evil.so"},
 	}
 	s, err = settingsOf(h)
 	if err != nil || s.VMDriver != "qemu,docker" || s.BindAddress != "::1" || len(s.QEMU.ImageDirs) != 2 || s.Addresses["--metrics-bind-address"] != ":8080" {
 		t.Errorf("after a run: %+v, %v", s, err)
+	}
+	if os.Getenv("DOCKER_HOST") != "unix:///run/other.sock" || os.Getenv("LD_PRELOAD") != "" {
+		t.Errorf("the environment got DOCKER_HOST=%s, LD_PRELOAD=%s", os.Getenv("DOCKER_HOST"), os.Getenv("LD_PRELOAD"))
 	}
 	h.PID = 1
 	if s, err = settingsOf(h); err != nil || s.BindAddress != "127.0.0.1" {

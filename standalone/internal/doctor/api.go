@@ -21,11 +21,11 @@ import (
 	"k8s.io/client-go/discovery"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/config/crd"
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
 
@@ -129,10 +129,9 @@ func gatherKubeconfig(_ context.Context, h *Host) kubeconfigFacts {
 	return f
 }
 
-// ClientConfig returns the connection of the data dir's kubeconfig. It never falls back to
-// another cluster.
+// ClientConfig returns the connection of the data dir's kubeconfig.
 func (h *Host) ClientConfig() (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", h.Layout.Kubeconfig())
+	config, err := kubeconfig.Read(h.Layout.Kubeconfig())
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +163,6 @@ func judgeKubeconfig(f kubeconfigFacts) []findings.Finding {
 // apiFacts are about the API server.
 type apiFacts struct {
 	asked   bool // it should answer, and there is a kubeconfig
-	runs    bool
 	url     string
 	version string
 	unready string // what /readyz says is wrong
