@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/http"
 	"sync"
+	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -58,5 +59,6 @@ func (b body) Write(p []byte) (int, error) {
 	if err != nil {
 		return n, writeError(err)
 	}
+	_ = response.SetWriteDeadline(time.Time{}) // HTTP/2 would end the stream then, though nothing is written
 	return n, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -94,12 +95,22 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // refusal says more than "Unauthorized" only to whoever has the key of a certificate.
 func refusal(err error) string {
-	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)
-	switch {
-	case isInvalid && invalid.Reason == x509.Expired:
-		return "Unauthorized: the client certificate has expired or is not valid yet"
-	case isInvalid:
-		return "Unauthorized: the client certificate is not valid"
+	for _, one := range causes(err) {
+		invalid, ok := errors.AsType[x509.CertificateInvalidError](one)
+		switch {
+		case ok && invalid.Reason == x509.Expired:
+			return "Unauthorized: the client certificate has expired or is not valid yet"
+		case ok:
+			return "Unauthorized: the client certificate is not valid"
+		}
 	}
 	return "Unauthorized"
+}
+
+// causes returns the errors of the ways to authenticate, which errors.As does not see.
+func causes(err error) []error {
+	if all, ok := errors.AsType[utilerrors.Aggregate](err); ok {
+		return all.Errors()
+	}
+	return []error{err}
 }
