@@ -19,7 +19,7 @@ import (
 // for the cluster, which is this Drover.
 func newVMOptions() *app.Options {
 	o := app.NewOptions(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
-	o.Program, o.DefaultKubeconfig = "drover vm", defaultKubeconfig
+	o.Program, o.Kubectl, o.DefaultKubeconfig = "drover vm", "drover kubectl", defaultKubeconfig
 	return o
 }
 
