@@ -32,7 +32,7 @@ func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) 
 	ctx, cancel := withTimeout(ctx, c.timeout)
 	defer cancel()
 	now := c.Clock.Now()
-	p := &createProgress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: screenOf(c.ErrOut), vm: vm}
+	p := &createProgress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: screenOf(c.ErrOut), program: c.Program, vm: vm}
 	line := c.newProgressLine(p.describe)
 	defer line.stop()
 	p.print = func(text string) { line.print(c.ErrOut, "%s", text) }
@@ -95,6 +95,8 @@ func elapsedText(d time.Duration) string {
 type createProgress struct {
 	clock  clock.WithTicker
 	screen screen
+	// program is how the user calls this program.
+	program string
 	// print prints a line that stays.
 	print func(text string)
 	began time.Time
@@ -127,10 +129,19 @@ func (p *createProgress) see(vm *api.VirtualMachine) {
 		p.download.sample(vm.Status.Message, now)
 	}
 	failed := p.reportFailure(vm, now)
-	if !p.screen.terminal && !failed && !isReady(vm) && (p.step != before || now.Sub(p.printed) >= plainPeriod) {
+	if !p.screen.terminal && !failed && !isReady(vm) && p.mayPrint(before, now) {
 		p.printed = now
 		p.print("  " + p.text(now))
 	}
+}
+
+// mayPrint reports whether a line is due where no terminal redraws one. After a failure, that of
+// each further one is enough.
+func (p *createProgress) mayPrint(before string, now time.Time) bool {
+	if p.attempts > 0 && p.step != api.ReasonFetching {
+		return false
+	}
+	return p.step != before || now.Sub(p.printed) >= plainPeriod
 }
 
 // endStep reports a step that is over. The caller has the lock.
@@ -153,12 +164,16 @@ func (p *createProgress) reportFailure(vm *api.VirtualMachine, now time.Time) bo
 	if op == nil || op.Attempts <= p.attempts || op.LastError == "" {
 		return false
 	}
+	first := p.attempts == 0
 	p.attempts, p.stepBegan = op.Attempts, now
 	text := clean(op.Reason + ": " + op.LastError)
 	if op.NextRetryTime != nil {
 		text += fmt.Sprintf(" (next try in %s)", max(op.NextRetryTime.Sub(now), 0).Round(time.Second))
 	}
 	p.print("  " + p.screen.paint("✗", red) + " " + text)
+	if first && op.Failure != api.FailureRefused {
+		p.print(fmt.Sprintf("    What to do: %s explain %s", p.program, vm.Name))
+	}
 	p.printed = now
 	return true
 }
