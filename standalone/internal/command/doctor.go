@@ -33,8 +33,8 @@ func (p Program) newDoctorCommand() *cobra.Command {
 Docker, disk room, clock, ports, permissions, confinement, certificates, the API.
 
 It changes nothing, and works with or without root, and whether Drover runs or not. As
-root it checks what the user that Drover runs as may do. It takes the settings of the
-drover up that runs or ran last, and else those of DROVER_ variables.
+root it acts as the user who owns the data dir. It takes the settings of the drover up
+that runs or ran last, and else those of DROVER_ variables.
 
 The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. Notes and
 warnings are no errors.`,
