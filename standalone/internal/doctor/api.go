@@ -164,7 +164,6 @@ func judgeKubeconfig(f kubeconfigFacts) []findings.Finding {
 // apiFacts are about the API server.
 type apiFacts struct {
 	asked   bool // it should answer, and there is a kubeconfig
-	runs    bool
 	url     string
 	version string
 	unready string // what /readyz says is wrong

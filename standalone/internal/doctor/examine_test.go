@@ -128,12 +128,9 @@ func makeForeign(t *testing.T) string {
 func makeGarbage(t *testing.T) string {
 	t.Helper()
 	l := makeDataDir(t)
-	must(t, filepath.WalkDir(string(l), func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		return os.WriteFile(path, []byte("\x00{garbage"), 0o600)
-	}))
+	for _, path := range filesOf(t, l) {
+		must(t, os.WriteFile(path, []byte("\x00{garbage"), 0o600))
+	}
 	must(t, errors.Join(os.WriteFile(l.Kubeconfig(), []byte("{"), 0o600), os.WriteFile(l.RunState(), []byte("{"), 0o600)))
 	return string(l)
 }
@@ -142,17 +139,26 @@ func makeGarbage(t *testing.T) string {
 func makeFolders(t *testing.T) string {
 	t.Helper()
 	l := makeDataDir(t)
+	for _, path := range append(filesOf(t, l), l.Kubeconfig(), l.RunState()) {
+		if filepath.Base(path) == "lock" {
+			continue
+		}
+		must(t, errors.Join(os.RemoveAll(path), os.Mkdir(path, 0o700)))
+	}
+	return string(l)
+}
+
+// filesOf returns the files of a data dir.
+func filesOf(t *testing.T, l datadir.Layout) []string {
+	t.Helper()
 	var files []string
 	must(t, filepath.WalkDir(string(l), func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() && filepath.Base(path) != "lock" {
+		if err == nil && !entry.IsDir() {
 			files = append(files, path)
 		}
 		return err
 	}))
-	for _, path := range append(files, l.Kubeconfig(), l.RunState()) {
-		must(t, errors.Join(os.RemoveAll(path), os.Mkdir(path, 0o700)))
-	}
-	return string(l)
+	return files
 }
 
 // listTree returns all files below a path with what a change of them changes.

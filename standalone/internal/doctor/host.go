@@ -73,14 +73,13 @@ func judgeClock(f clockFacts) []findings.Finding {
 
 // kvmFacts are about the acceleration of machines.
 type kvmFacts struct {
-	requested  string // --qemu-accel
-	user       User
-	device     error // why Drover, or a machine's user, may not open the device
-	group      string
-	processor  string // the module that the processor needs; empty if it has no virtualisation
-	probed     bool
-	probe      error // why no guest ran
-	probedUser bool  // the guest ran with Drover's rights
+	requested string // --qemu-accel
+	user      User
+	device    error // why Drover, or a machine's user, may not open the device
+	group     string
+	processor string // the module that the processor needs; empty if it has no virtualisation
+	probed    bool
+	probe     error // why no guest ran
 }
 
 func gatherKVM(ctx context.Context, h *Host) kvmFacts {

@@ -39,7 +39,12 @@ func TestInspect(t *testing.T) {
 	if changed := ensure(t, s); len(changed) != len(leavesOnly) {
 		t.Errorf("after RenewAt it renews %v", changed)
 	}
+}
 
+// TestInspectDamage checks that certificates that are foreign or damaged are found, and left.
+func TestInspectDamage(t *testing.T) {
+	s, _ := newStore(t)
+	ensure(t, s)
 	path := filepath.Join(s.Dir, servingFile)
 	other, _ := newStore(t)
 	ensure(t, other)

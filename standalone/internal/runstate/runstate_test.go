@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,15 +64,17 @@ func TestRecorder(t *testing.T) {
 	}
 	r.Begin("https://127.0.0.1:1", flags, getenv, []supervisor.Component{{Name: "etcd"}, {Name: "api"}})
 	s := want("etcd starting 0s, api waiting 0s")
-	if s.Version != "v1" || s.PID != os.Getpid() || !s.StartedAt.Equal(clock.Now()) || !s.EndedAt.IsZero() || s.URL != "https://127.0.0.1:1" {
-		t.Errorf("got %+v", s)
-	}
-	if !reflect.DeepEqual(s.Environment, map[string]string{"DOCKER_HOST": "tcp://engine:1"}) {
-		t.Errorf("environment %v", s.Environment)
-	}
-	if err := parsed.flags().Parse(s.Args); err != nil || !reflect.DeepEqual(parsed, given) {
-		t.Errorf("%q give %+v, %v, want %+v", s.Args, parsed, err, given)
-	}
+	components := s.Components
+	s.Components = nil
+	args := s.Args
+	s.Args = nil
+	wantEqual(t, *s, State{
+		Version: "v1", PID: os.Getpid(), StartedAt: clock.Now(), URL: "https://127.0.0.1:1",
+		Environment: map[string]string{"DOCKER_HOST": "tcp://engine:1"},
+	})
+	wantEqual(t, len(components), 2)
+	wantEqual(t, parsed.flags().Parse(args), nil)
+	wantEqual(t, parsed, given)
 	clock.Step(time.Second)
 	r.Ready("etcd", 0)
 	want("etcd ready 1s, api starting 1s")
@@ -82,9 +83,9 @@ func TestRecorder(t *testing.T) {
 	r.Ready("unknown", 0)
 	r.SetDrivers([]string{"qemu", "fake"})
 	r.SetEpoch(42)
-	if s := want("etcd ready 1s, api ready 2s"); s.Epoch != 42 || !slices.Equal(s.Drivers, []string{"qemu", "fake"}) {
-		t.Errorf("got %+v", s)
-	}
+	s = want("etcd ready 1s, api ready 2s")
+	wantEqual(t, s.Epoch, 42)
+	wantEqual(t, s.Drivers, []string{"qemu", "fake"})
 	clock.Step(time.Second)
 	r.Stopping()
 	want("etcd stopping 3s, api stopping 3s")
@@ -92,8 +93,16 @@ func TestRecorder(t *testing.T) {
 	clock.Step(time.Second)
 	r.Stopped("etcd", 0)
 	r.End(errors.New("disk full"))
-	if s := want("etcd stopped 4s, api left behind 3s"); !s.EndedAt.Equal(clock.Now()) || s.Failure != "disk full" || s.Epoch != 0 {
-		t.Errorf("got %+v", s)
+	s = want("etcd stopped 4s, api left behind 3s")
+	wantEqual(t, s.EndedAt, clock.Now())
+	wantEqual(t, s.Failure, "disk full")
+	wantEqual(t, s.Epoch, 0)
+}
+
+func wantEqual[T any](t *testing.T, got, want T) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 
@@ -115,7 +124,7 @@ func TestReadRefuses(t *testing.T) {
 }
 
 // TestFullDisk checks that a run goes on if the file cannot be written.
-func TestFullDisk(t *testing.T) {
+func TestFullDisk(*testing.T) {
 	r := NewRecorder("v1", clocktesting.NewFakeClock(time.Unix(1000, 0)), func([]byte) error { return errors.New("full") })
 	r.Begin("", (&settings{}).flags(), os.Getenv, nil)
 	r.Stopping()
