@@ -183,7 +183,7 @@ func TestDoctorAndStatus(t *testing.T) {
 	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", "is stopped: it was killed")
 	must(t, os.WriteFile(filepath.Join(c.DataDir, "engines.json"), []byte("{"), 0o600))
 	c.wantDoctor(t, map[string]string{"used-engines": "error", "process": "note"})
-	c.wantStatus(t, 3, "stopped", "engines.json is damaged")
+	c.wantStatus(t, 3, "stopped", "engines.json")
 }
 
 func serverVersion(t *testing.T, c *framework.Cluster) string {
