@@ -103,61 +103,94 @@ func readStatus(t *testing.T, dir string, wantCode int) statusReport {
 	return s
 }
 
+// summarize returns what a status says, without what differs from run to run.
+func (s statusReport) summarize() string {
+	text := s.State
+	if s.API != nil {
+		text += ", API " + s.API.Version + s.API.Error
+	}
+	if s.Leader != nil {
+		text += fmt.Sprintf(", leads %t", s.Leader.Epoch > 0)
+	}
+	for _, d := range s.Drivers {
+		orphans := "?"
+		if d.Orphans != nil {
+			orphans = fmt.Sprint(*d.Orphans)
+		}
+		text += fmt.Sprintf(", %s default %t %d/%d %s %d%s", d.Driver, d.IsDefault, d.Running, d.Servers, orphans, d.Retained, d.Error)
+	}
+	if s.VirtualMachines != nil {
+		text += fmt.Sprintf(", VMs %d %v", s.VirtualMachines.Total, s.VirtualMachines.Phases)
+	}
+	return text + s.Failure
+}
+
+// inspected is a cluster that doctor and status look at.
+type inspected struct{ *framework.Cluster }
+
+func (c inspected) wantDoctor(t *testing.T, want map[string]string) {
+	t.Helper()
+	wantLevels(t, parseDoctor(t, runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", c.DataDir)), want)
+}
+
+// wantStatus compares the status as JSON, and requires some texts in that for people.
+func (c inspected) wantStatus(t *testing.T, code int, want string, texts ...string) {
+	t.Helper()
+	if got := readStatus(t, c.DataDir, code).summarize(); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	shown := runDrover(t, "", nil, "status", "--data-dir", c.DataDir)
+	for _, text := range texts {
+		if shown.code != code || !strings.Contains(shown.out, text) {
+			t.Errorf("%q is missing in %+v", text, shown)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestDoctorAndStatus checks what both say of a Drover that runs, that was stopped, that was
 // killed, and whose files were damaged.
 func TestDoctorAndStatus(t *testing.T) {
 	t.Parallel()
-	c := framework.StartCluster(t, framework.ClusterOptions{
+	c := inspected{framework.StartCluster(t, framework.ClusterOptions{
 		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true, Args: []string{"--vm-driver", "fake"},
-	})
+	})}
 	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
-	waitForActiveServer(t, c, "")
-	doctor := func() doctorReport {
-		t.Helper()
-		return parseDoctor(t, runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", c.DataDir))
-	}
-	wantLevels(t, doctor(), map[string]string{
+	waitForActiveServer(t, c.Cluster, "")
+	c.wantDoctor(t, map[string]string{
 		"process": "ok", "ports": "ok", "certificates": "ok", "kubeconfig": "ok", "data-dir": "ok", "files": "ok",
 		"used-engines": "ok", "api-server": "ok", "crd": "ok", "leader": "ok",
 	})
-	s := readStatus(t, c.DataDir, 0)
-	if s.State != "ready" || s.PID != c.PID() || s.API == nil || s.API.URL != c.Config.Host || s.API.Error != "" || s.Leader == nil || s.Leader.Epoch == 0 || len(s.Components) < 5 {
-		t.Errorf("it runs, and status says %+v", s)
-	}
-	if len(s.Drivers) != 1 || !s.Drivers[0].IsDefault || s.Drivers[0].Servers != 1 || s.Drivers[0].Running != 1 || *s.Drivers[0].Orphans != 0 || s.VirtualMachines.Phases["Active"] != 1 {
-		t.Errorf("its drivers and VMs: %+v, %+v", s.Drivers, s.VirtualMachines)
-	}
-	for _, text := range []string{"Drover ", " runs (process ", "COMPONENT", "DRIVER", "1 Active"} {
-		if got := runDrover(t, "", nil, "status", "--data-dir", c.DataDir); !strings.Contains(got.out, text) {
-			t.Errorf("%q is missing in %s", text, got.out)
-		}
-	}
+	c.wantStatus(t, 0, "ready, API "+serverVersion(t, c.Cluster)+", leads true, fake default true 1/1 0 0, VMs 1 map[Active:1]",
+		fmt.Sprintf(" runs (process %d, for ", c.PID()), c.Config.Host, "COMPONENT", "DRIVER", "1 Active")
 
-	if err := c.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Stop())
 	before := listTree(t, c.DataDir)
-	wantLevels(t, doctor(), map[string]string{"process": "note", "ports": "ok", "certificates": "ok", "api-server": "", "leader": ""})
-	if s := readStatus(t, c.DataDir, 3); s.State != "stopped" || s.Failure != "" || s.API != nil || len(s.Drivers) != 1 || s.Drivers[0].Servers != 1 || s.Drivers[0].Orphans != nil {
-		t.Errorf("it was stopped, and status says %+v", s)
-	}
+	c.wantDoctor(t, map[string]string{"process": "note", "ports": "ok", "certificates": "ok", "api-server": "", "leader": ""})
+	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", " is stopped, since ")
 	if after := listTree(t, c.DataDir); !slices.Equal(before, after) {
 		t.Errorf("they changed\n%q\nto\n%q", before, after)
 	}
 
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if got := runDrover(t, "", nil, "status", "--data-dir", c.DataDir); got.code != 3 || !strings.Contains(got.out, "is stopped: it was killed") {
-		t.Errorf("it was killed, and status says %+v", got)
-	}
-	if err := os.WriteFile(filepath.Join(c.DataDir, "engines.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	wantLevels(t, doctor(), map[string]string{"used-engines": "error", "process": "note"})
+	must(t, c.Start())
+	must(t, c.Kill())
+	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", "is stopped: it was killed")
+	must(t, os.WriteFile(filepath.Join(c.DataDir, "engines.json"), []byte("{"), 0o600))
+	c.wantDoctor(t, map[string]string{"used-engines": "error", "process": "note"})
+	c.wantStatus(t, 3, "stopped", "engines.json")
+}
+
+func serverVersion(t *testing.T, c *framework.Cluster) string {
+	t.Helper()
+	info, err := clientFor(t, c.Config).Discovery().ServerVersion()
+	must(t, err)
+	return info.GitVersion
 }
 
 func listTree(t *testing.T, dir string) []string {
@@ -206,109 +239,83 @@ func TestInspectingUsage(t *testing.T) {
 	}
 }
 
+// wantRun runs a command on the data dir and requires an exit code, and a text on either
+// output.
+func (c inspected) wantRun(t *testing.T, stdin string, code int, says string, args ...string) {
+	t.Helper()
+	got := runDrover(t, stdin, nil, append(args, "--data-dir", c.DataDir)...)
+	if got.code != code || !strings.Contains(got.out+got.errOut, says) {
+		t.Errorf("%v: %+v, want code %d and %q", args, got, code, says)
+	}
+}
+
+// wantList compares the UIDs of orphans or of released servers, and returns their IDs.
+func (c inspected) wantList(t *testing.T, kind string, want ...string) (ids []string) {
+	t.Helper()
+	got := runDrover(t, "", nil, kind, "list", "-o", "json", "--data-dir", c.DataDir)
+	var all []struct{ UID, ID string }
+	if err := json.Unmarshal([]byte(got.out), &all); err != nil || got.code != 0 {
+		t.Fatalf("%v: %+v", err, got)
+	}
+	uids := make([]string, 0, len(all))
+	for _, s := range all {
+		uids, ids = append(uids, s.UID), append(ids, s.ID)
+	}
+	slices.Sort(uids)
+	slices.Sort(want)
+	if !slices.Equal(uids, want) {
+		t.Errorf("%s are %q, want %q", kind, uids, want)
+	}
+	return ids
+}
+
 // TestOrphansAndRetained checks that the leader removes an orphan that a person has approved,
 // and no other server; and that released servers are removed by name.
 func TestOrphansAndRetained(t *testing.T) {
 	t.Parallel()
-	c := framework.StartCluster(t, framework.ClusterOptions{
+	c := inspected{framework.StartCluster(t, framework.ClusterOptions{
 		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true,
 		Args: []string{"--vm-driver", "fake", "--orphan-policy", "report", "--orphan-grace", "1s"},
-	})
-	objects := dynamicFor(t, c.Config)
-	createVM(t, objects, "default", newVM("test-vm", nil))
-	waitForActiveServer(t, c, "")
-	owned := uidOfVM(t, c, "test-vm")
-	lost, also, foreign := copyServer(t, c, owned, "cluster", "cluster"), copyServer(t, c, owned, "cluster", "cluster"), copyServer(t, c, owned, `"clusterID": "`, `"clusterID": "other-`)
-	run := func(stdin string, args ...string) commandResult {
-		t.Helper()
-		return runDrover(t, stdin, nil, append(args, "--data-dir", c.DataDir)...)
-	}
-	list := func(kind string) []string {
-		t.Helper()
-		got := run("", kind, "list", "-o", "json")
-		var all []struct{ UID, ID, Name, Driver string }
-		if err := json.Unmarshal([]byte(got.out), &all); err != nil || got.code != 0 {
-			t.Fatalf("%v: %+v", err, got)
-		}
-		uids := []string{}
-		for _, s := range all {
-			uids = append(uids, s.UID)
-		}
-		slices.Sort(uids)
-		return uids
-	}
-	want := []string{lost, also}
-	slices.Sort(want)
-	if got := list("orphans"); !slices.Equal(got, want) {
-		t.Errorf("the orphans are %q, want %q", got, want)
-	}
-	for uid, says := range map[string]string{
-		owned: "belongs to the VirtualMachine default/test-vm", foreign: "no server of this installation has the UID", "x": "no server of this installation",
-	} {
-		if got := run("y\n", "orphans", "delete", uid); got.code != 1 || !strings.Contains(got.errOut, says) {
-			t.Errorf("%s: %+v, want %q", uid, got, says)
-		}
-	}
-	if got := run("n\n", "orphans", "delete", lost); got.code != 1 || !strings.Contains(got.out, "[y/N]") || !strings.Contains(got.errOut, "nothing was removed") {
-		t.Errorf("it was declined: %+v", got)
-	}
-	if got := run("y\n", "orphans", "delete", lost); got.code != 0 || !strings.Contains(got.out, "Removed: fake server") {
-		t.Errorf("it was approved: %+v", got)
-	}
-	if got := list("orphans"); !slices.Equal(got, []string{also}) {
-		t.Errorf("left are %q, want %q", got, also)
-	}
+	})}
+	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
+	waitForActiveServer(t, c.Cluster, "")
+	owned := uidOfVM(t, c.Cluster, "test-vm")
+	lost, also := copyServer(t, c.Cluster, owned, "", ""), copyServer(t, c.Cluster, owned, "", "")
+	foreign := copyServer(t, c.Cluster, owned, `"clusterID": "`, `"clusterID": "other-`)
+
+	c.wantList(t, "orphans", lost, also)
+	c.wantRun(t, "y\n", 1, "belongs to the VirtualMachine default/test-vm", "orphans", "delete", owned)
+	c.wantRun(t, "y\n", 1, "no server of this installation has the UID", "orphans", "delete", foreign)
+	c.wantRun(t, "y\n", 1, "no server of this installation has the UID", "orphans", "delete", lost, "x")
+	c.wantRun(t, "n\n", 1, "nothing was removed", "orphans", "delete", lost)
+	c.wantRun(t, "y\n", 0, "Removed: fake server", "orphans", "delete", lost)
+	c.wantList(t, "orphans", also)
 	approvals, err := clientFor(t, c.Config).CoreV1().ConfigMaps("kube-system").Get(t.Context(), "drover-orphan-approvals", metav1.GetOptions{})
 	if err != nil || len(approvals.Data) != 0 {
 		t.Errorf("the approvals are %v, %v", approvals.Data, err)
 	}
-	waitForActiveServer(t, c, "") // the server that has a VM
-	if _, err := os.Stat(recordOf(c, foreign)); err != nil {
+	waitForActiveServer(t, c.Cluster, "") // the server that has a VM
+	if _, err := os.Stat(recordOf(c.Cluster, foreign)); err != nil {
 		t.Errorf("the other cluster's server: %v", err)
 	}
 
-	releaseVM(t, c, "test-vm")
-	if got := list("retained"); !slices.Equal(got, []string{owned}) {
-		t.Fatalf("released are %q, want %q", got, owned)
-	}
-	if got := run("y\n", "orphans", "delete", owned); got.code != 1 || !strings.Contains(got.errOut, "was released, and is no orphan") {
-		t.Errorf("as an orphan: %+v", got)
-	}
-	testRetainedDelete(t, c, run)
-}
-
-// testRetainedDelete removes the only released server, also while Drover is stopped.
-func testRetainedDelete(t *testing.T, c *framework.Cluster, run func(stdin string, args ...string) commandResult) {
-	t.Helper()
-	var all []struct{ ID string }
-	if err := json.Unmarshal([]byte(run("", "retained", "list", "-o", "json").out), &all); err != nil || len(all) != 1 {
-		t.Fatalf("%v: %+v", err, all)
-	}
-	if err := c.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	if got := run("", "orphans", "list"); got.code != 1 || !strings.Contains(got.errOut, "only its API knows") {
-		t.Errorf("orphans of a stopped Drover: %+v", got)
-	}
-	if got := run("y\n", "retained", "delete", "nonsense"); got.code != 1 || !strings.Contains(got.errOut, `no released server has the id "nonsense"`) {
-		t.Errorf("of another id: %+v", got)
-	}
-	if got := run("", "retained", "delete", all[0].ID); got.code != 1 || !strings.Contains(got.errOut, "nothing was removed") {
-		t.Errorf("without an answer: %+v", got)
-	}
-	if got := run("", "retained", "delete", "--yes", all[0].ID[:10]); got.code != 0 || !strings.Contains(got.out, "Removed: fake server") {
-		t.Errorf("with --yes: %+v", got)
-	}
-	if got := run("", "retained", "list"); got.out != "No servers were released.\n" {
-		t.Errorf("after that: %+v", got)
-	}
+	releaseVM(t, c.Cluster, "test-vm")
+	ids := c.wantList(t, "retained", owned)
+	c.wantRun(t, "y\n", 1, "was released, and is no orphan", "orphans", "delete", owned)
+	must(t, c.Stop())
+	c.wantRun(t, "", 1, "only its API knows", "orphans", "list")
+	c.wantRun(t, "y\n", 1, `no released server has the id "nonsense"`, "retained", "delete", "nonsense")
+	c.wantRun(t, "", 1, "nothing was removed", "retained", "delete", ids[0])
+	c.wantRun(t, "", 0, "Removed: fake server", "retained", "delete", "--yes", ids[0][:10])
+	c.wantRun(t, "", 0, "No servers were released.", "retained", "list")
 }
 
 func recordOf(c *framework.Cluster, uid string) string {
 	return filepath.Join(c.DataDir, "drivers", "fake", uid+".json")
 }
 
-// copyServer makes a server like another one, of a VM that never was.
+// copyServer makes a server like another one, of a VM that never was, and changes a part of
+// its record.
 func copyServer(t *testing.T, c *framework.Cluster, uid, old, changed string) string {
 	t.Helper()
 	content, err := os.ReadFile(recordOf(c, uid))
@@ -318,7 +325,9 @@ func copyServer(t *testing.T, c *framework.Cluster, uid, old, changed string) st
 	made := string(uuid.NewUUID())
 	content = bytes.ReplaceAll(content, []byte(uid), []byte(made))
 	content = bytes.ReplaceAll(content, []byte(`"id": "fake-`), []byte(`"id": "fake-`+made[:8]))
-	content = bytes.ReplaceAll(content, []byte(old), []byte(changed))
+	if old != "" {
+		content = bytes.ReplaceAll(content, []byte(old), []byte(changed))
+	}
 	if err := os.WriteFile(recordOf(c, made), content, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -366,9 +366,18 @@ func (r right) String() string {
 
 // rights are what the verbs of this program need.
 var rights = []right{
-	{"get", ""}, {"list", ""}, {"watch", ""}, {"create", ""}, {"update", ""}, {"patch", ""}, {"delete", ""},
-	{"create", string(streams.Console)}, {"get", string(streams.Log)}, {"create", string(streams.Exec)},
-	{"create", string(streams.PortForward)}, {"get", string(streams.Interfaces)},
+	{"get", ""},
+	{"list", ""},
+	{"watch", ""},
+	{"create", ""},
+	{"update", ""},
+	{"patch", ""},
+	{"delete", ""},
+	{"create", string(streams.Console)},
+	{"get", string(streams.Log)},
+	{"create", string(streams.Exec)},
+	{"create", string(streams.PortForward)},
+	{"get", string(streams.Interfaces)},
 }
 
 type rightsFacts struct {

@@ -146,7 +146,7 @@ func TestImagesAsJSON(t *testing.T) {
 
 func TestConfirm(t *testing.T) {
 	t.Parallel()
-	for answer, want := range map[string]error{"y\n": nil, "Yes\n": nil, " y": nil, "n\n": ErrDeclined, "\n": ErrDeclined, "": ErrDeclined, "yesterday\n": ErrDeclined} {
+	for answer, want := range map[string]error{"y\n": nil, "Yes\n": nil, "YES": nil, "n\n": ErrDeclined, "\n": ErrDeclined, "": ErrDeclined, "yesterday\n": ErrDeclined} {
 		if err := Confirm(strings.NewReader(answer), &bytes.Buffer{}, "Sure?"); !errors.Is(err, want) {
 			t.Errorf("%q: got %v", answer, err)
 		}
