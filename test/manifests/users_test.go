@@ -102,10 +102,13 @@ func TestUsers(t *testing.T) {
 	}
 }
 
+// createUser creates a user of the API server.
+type createUser func(t *testing.T, w *testenv.Environment, name string) (*rest.Config, rbacv1.Subject)
+
 // createUsers returns a user for each role and kind of credentials.
 func createUsers(t *testing.T, w *testenv.Environment) []user {
 	t.Helper()
-	kinds := map[string]func(t *testing.T, w *testenv.Environment, name string) (*rest.Config, rbacv1.Subject){
+	kinds := map[string]createUser{
 		"impersonation": impersonatedUser, "token": accountUser, "certificate": certificateUser,
 	}
 	var users []user

@@ -1,0 +1,182 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
+)
+
+// TestStreamsPermissions checks that the controller, with the rights of the manifests alone,
+// serves streams and publishes where; and that a user without any right finds that, and may
+// use a stream once bound to a role.
+func TestStreamsPermissions(t *testing.T) {
+	t.Parallel()
+	w := testenv.Start(t)
+	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
+	dir, address := writeStreamsCertificate(t), framework.FreeAddress(t)
+	controller := startControllerAs(t, w, "--streams-address="+address, "--streams-cert-dir="+dir, "--streams-url=https://"+address)
+	w.CreateActiveVM(t, fakeVM("vm").Namespace("default"))
+
+	for kind, create := range map[string]func(*testing.T, *testenv.Environment) *rest.Config{
+		"token": func(t *testing.T, w *testenv.Environment) *rest.Config { return boundUser(t, w, accountUser, "reader") },
+		"certificate": func(t *testing.T, w *testenv.Environment) *rest.Config {
+			return boundUser(t, w, certificateUser, "person")
+		},
+	} {
+		user := create(t, w)
+		framework.Eventually(t, framework.StepTimeout, "a user with a "+kind+" reads the log", func() error {
+			return readLog(t, user)
+		})
+	}
+	if strings.Contains(controller.Output(), "forbidden") {
+		t.Error("something was forbidden")
+	}
+	controller.MustStop()
+}
+
+// boundUser returns a user who may view namespace default.
+func boundUser(t *testing.T, w *testenv.Environment, create createUser, name string) *rest.Config {
+	t.Helper()
+	if _, err := w.KubeClient.CoreV1().Namespaces().Get(t.Context(), usersNamespace, metav1.GetOptions{}); err != nil {
+		w.CreateNamedNamespace(t, usersNamespace)
+	}
+	user, subject := create(t, w, name)
+	args := []string{"create", "rolebinding", name, "--namespace=default", "--clusterrole=view", "--user=" + subject.Name}
+	if subject.Namespace != "" {
+		args[len(args)-1] = "--serviceaccount=" + subject.Namespace + ":" + subject.Name
+	}
+	runKubectl(t, w.Kubeconfig, args...)
+	return user
+}
+
+// readLog finds the address as users do, and reads the log of VirtualMachine vm there.
+func readLog(t *testing.T, user *rest.Config) error {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(user)
+	if err != nil {
+		return err
+	}
+	found, err := client.CoreV1().ConfigMaps(streams.DefaultNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	at := rest.CopyConfig(user)
+	at.Host, at.CAFile, at.CAData = found.Data[streams.AddressKey], "", []byte(found.Data[streams.CAKey])
+	transport, err := rest.HTTPClientFor(at)
+	if err != nil {
+		return err
+	}
+	response, err := transport.Get(at.Host + streams.Path("default", "vm", streams.Log))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("the answer is %s", response.Status)
+	}
+	return nil
+}
+
+// writeStreamsCertificate writes the files of --streams-cert-dir.
+func writeStreamsCertificate(t *testing.T) (dir string) {
+	t.Helper()
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	for name, text := range map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": certificate} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestStreamsComponent checks that the component of kustomize and the chart's values serve
+// streams in the same way, and that both change nothing else.
+func TestStreamsComponent(t *testing.T) {
+	t.Parallel()
+	fromConfig := renderWithStreams(t)
+	fromChart := renderChart(t, "--set", "streams.enabled=true,streams.certSecret=drover-streams-tls")
+	for _, kind := range []string{"Service", "NetworkPolicy"} {
+		a, b := findNamed(t, fromConfig, kind, "drover-streams"), findNamed(t, fromChart, kind, "drover-streams")
+		if kind == "Service" {
+			unstructured.RemoveNestedField(b.Object, "spec", "type") // the default
+		}
+		assertSameRules(t, kind, fieldAt(t, a, "spec"), fieldAt(t, b, "spec"))
+	}
+	a, b := controllerContainer(t, findObject(t, fromConfig, "Deployment")), controllerContainer(t, findObject(t, fromChart, "Deployment"))
+	if got, want := portOf(t, a, "streams"), portOf(t, b, "streams"); got != want {
+		t.Errorf("the ports are %v and %v", got, want)
+	}
+	args := fmt.Sprint(b["args"])
+	for _, variable := range a["env"].([]any) {
+		name, value := variable.(map[string]any)["name"].(string), variable.(map[string]any)["value"]
+		if flag, ok := strings.CutPrefix(name, "DROVER_"); ok {
+			flag = "--" + strings.ToLower(strings.ReplaceAll(flag, "_", "-"))
+			if app.NewCommand().Flag(strings.TrimPrefix(flag, "--")) == nil || !strings.Contains(args, fmt.Sprintf("%s=%s", flag, value)) {
+				t.Errorf("%s is %s in config/streams, and the chart has %s", name, value, args)
+			}
+		}
+	}
+	if plain := permissionsOf(t, renderChart(t)); permissionsOf(t, fromConfig) != plain || permissionsOf(t, fromChart) != plain {
+		t.Error("streams change the rights of the controller")
+	}
+}
+
+// renderWithStreams renders config/default with the component, as docs/streams.md says.
+func renderWithStreams(t *testing.T) []*unstructured.Unstructured {
+	t.Helper()
+	dir, err := os.MkdirTemp(".", "overlay-") // kustomize refuses absolute paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	text := "resources: [../../../config/default]\ncomponents: [../../../config/streams]\n"
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, _ := runKubectl(t, os.DevNull, "kustomize", dir)
+	return decodeObjects(t, out)
+}
+
+func findNamed(t *testing.T, all []*unstructured.Unstructured, kind, name string) *unstructured.Unstructured {
+	t.Helper()
+	for _, o := range all {
+		if o.GetKind() == kind && o.GetName() == name {
+			return o
+		}
+	}
+	t.Fatalf("there is no %s %s", kind, name)
+	return nil
+}
+
+func portOf(t *testing.T, container map[string]any, name string) any {
+	t.Helper()
+	for _, port := range container["ports"].([]any) {
+		if p := port.(map[string]any); p["name"] == name {
+			return p["containerPort"]
+		}
+	}
+	t.Fatalf("there is no port %s: %v", name, container["ports"])
+	return nil
+}
