@@ -44,7 +44,7 @@ func TestOtherOrigin(t *testing.T) {
 		return nil, driver.ErrUnavailable
 	}
 	dialer := websocket.Dialer{Subprotocols: []string{streams.Protocol}}
-	_, response, err := dialer.Dial(strings.Replace(f.url(streams.Console, ""), "http", "ws", 1),
+	_, response, err := dialer.Dial(strings.Replace(f.url(streams.Console, ""), "http", "ws", 1), //nolint:bodyclose // it is closed
 		http.Header{"Authorization": {"Bearer alice"}, "Origin": {"https://evil.example"}})
 	if err == nil || response == nil || response.StatusCode != http.StatusForbidden {
 		t.Errorf("it is answered %v, %v", response, err)

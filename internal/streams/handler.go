@@ -90,7 +90,7 @@ func (h *Handler) NeedLeaderElection() bool { return false }
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{Handler: h, w: w, r: r}
-	err := c.serve()
+	err := c.serve() //nolint:contextcheck // a stream ends with the handler, and with its request
 	switch {
 	case err == nil, c.hijacked, errors.Is(err, errClientLeft):
 	case c.answered: // the client must not take a part of the response for all of it

@@ -79,7 +79,7 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			response, status := f.get(t, test.who, test.path)
+			response, status := f.get(t, test.who, test.path) //nolint:bodyclose // get reads and closes it
 			if response.StatusCode != test.code || int(status.Code) != test.code || status.Reason != test.reason || !strings.Contains(status.Message, test.says) {
 				t.Errorf("the answer is %d, %+v", response.StatusCode, status)
 			}
@@ -133,7 +133,7 @@ func TestVerbs(t *testing.T) {
 		streams.Console: "create", streams.Exec: "create", streams.PortForward: "create",
 		streams.Log: "get", streams.Interfaces: "get",
 	} {
-		if response, _ := f.get(t, "mallory", streams.Path("demo", "vm", stream)); response.StatusCode != http.StatusForbidden {
+		if response, _ := f.get(t, "mallory", streams.Path("demo", "vm", stream)); response.StatusCode != http.StatusForbidden { //nolint:bodyclose // it is closed
 			t.Errorf("%s answers %d", stream, response.StatusCode)
 		}
 		a := f.rules.last
@@ -141,7 +141,7 @@ func TestVerbs(t *testing.T) {
 			a.GetNamespace() != "demo" || a.GetName() != "vm" || !a.IsResourceRequest() {
 			t.Errorf("%s is authorized as %+v", stream, a)
 		}
-		if response, _ := f.send(t, http.MethodPost, "alice", streams.Path("demo", "vm", stream)); response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET" {
+		if response, _ := f.send(t, http.MethodPost, "alice", streams.Path("demo", "vm", stream)); response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET" { //nolint:bodyclose // it is closed
 			t.Errorf("POST of %s answers %d", stream, response.StatusCode)
 		}
 	}
@@ -152,7 +152,7 @@ func TestUnansweredAuthorization(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
 	f.rules.set(func() { f.rules.err = errors.New("secret detail") })
-	response, status := f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	response, status := f.get(t, "alice", streams.Path("demo", "vm", streams.Log)) //nolint:bodyclose // it is closed
 	if response.StatusCode != http.StatusServiceUnavailable || strings.Contains(status.Message, "secret") {
 		t.Errorf("the answer is %+v", status)
 	}
@@ -163,7 +163,7 @@ func TestBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
 	f.admission.open(nil) //nolint:staticcheck // as before Start
-	response, _ := f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	response, _ := f.get(t, "alice", streams.Path("demo", "vm", streams.Log)) //nolint:bodyclose // it is closed
 	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
 		t.Errorf("before it starts the answer is %d, Retry-After %q", response.StatusCode, response.Header.Get("Retry-After"))
 	}

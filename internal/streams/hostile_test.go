@@ -197,7 +197,7 @@ func TestSlowReader(t *testing.T) {
 		},
 		"exec": func(t *testing.T, f *fixture, source *endless) {
 			f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
-				defer source.Close()
+				defer func() { _ = source.Close() }()
 				_, err := io.Copy(r.Stdout, source)
 				<-ctx.Done()
 				return 0, err
@@ -383,7 +383,7 @@ func (f *fixture) dropSessions(t *testing.T, count int) {
 // dropLog leaves while the log is followed.
 func (f *fixture) dropLog(t *testing.T) {
 	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(f.server.URL, "http://"))
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(f.server.URL, "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,8 +41,8 @@ func (a *admission) open(lifetime context.Context) {
 
 // wait waits for the streams to end, after lifetime has ended.
 func (a *admission) wait() {
-	a.mu.Lock() // whoever entered has been added
-	a.mu.Unlock()
+	a.mu.Lock()
+	a.mu.Unlock() //nolint:staticcheck // every caller that passed enter has been added by now
 	a.all.Wait()
 }
 

@@ -84,7 +84,7 @@ func readLog(t *testing.T, user *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	response, err := transport.Get(at.Host + streams.Path("default", "vm", streams.Log))
+	response, err := transport.Get(at.Host + streams.Path("default", "vm", streams.Log)) //nolint:noctx // a test of one answer
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func TestStreamsComponent(t *testing.T) {
 // renderWithStreams renders config/default with the component, as docs/streams.md says.
 func renderWithStreams(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
-	dir, err := os.MkdirTemp(".", "overlay-") // kustomize refuses absolute paths
+	dir, err := os.MkdirTemp(".", "overlay-") // kustomize refuses absolute paths //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -87,12 +87,12 @@ func TestTransport(t *testing.T) {
 		return c
 	}
 	dialer := &net.Dialer{Timeout: framework.StepTimeout}
-	old, err := tls.DialWithDialer(dialer, "tcp", address, insecure(func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 }))
+	old, err := tls.DialWithDialer(dialer, "tcp", address, insecure(func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 })) //nolint:noctx // the dialer has a timeout
 	if err == nil {
 		_ = old.Close()
 		t.Error("TLS 1.1 is accepted")
 	}
-	both, err := tls.DialWithDialer(dialer, "tcp", address, insecure(func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} }))
+	both, err := tls.DialWithDialer(dialer, "tcp", address, insecure(func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} })) //nolint:noctx // the dialer has a timeout
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestTransport(t *testing.T) {
 	if got := both.ConnectionState().NegotiatedProtocol; got != "http/1.1" {
 		t.Errorf("of HTTP/2 and 1.1 it takes %q", got)
 	}
-	plain, err := http.Get("http://" + address + streams.Path("default", "vm", streams.Log))
+	plain, err := http.Get("http://" + address + streams.Path("default", "vm", streams.Log)) //nolint:noctx // it is refused at once
 	if err == nil {
 		_ = plain.Body.Close()
 		if plain.StatusCode != http.StatusBadRequest {
@@ -125,7 +125,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 			return err
 		}
 		defer client.CloseIdleConnections()
-		response, err := client.Get(s.url + streams.Path(namespace, "vm", streams.Log))
+		response, err := client.Get(s.url + streams.Path(namespace, "vm", streams.Log)) //nolint:noctx // it is refused at once
 		if err == nil {
 			_ = response.Body.Close()
 		}

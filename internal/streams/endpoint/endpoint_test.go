@@ -25,7 +25,7 @@ func TestBody(t *testing.T) {
 	server := httptest.NewServer(&clients{Request: stranger, log: logr.Discard()})
 	t.Cleanup(server.Close)
 	for _, header := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
-		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://"))
+		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://")) //nolint:noctx // a test of one connection
 		if err != nil {
 			t.Fatal(err)
 		}
