@@ -132,6 +132,12 @@ bench-qemu: build ## print how long a QEMU machine takes, beside QEMU alone, and
 	go build -buildvcs=false -o bin/bench/qemu ./test/bench/qemu
 	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/qemu $(ARGS)
 
+.PHONY: bench-cli
+bench-cli: build ## print how long kubectl-vm takes to start and to list 1,000 VMs, beside kubectl; ARGS
+	@mkdir -p bin/bench
+	go build -buildvcs=false -o bin/bench/cli ./test/bench/cli
+	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/cli $(ARGS)
+
 .PHONY: clean
 clean: ## remove bin/ (built programs and tools)
 	rm -rf bin

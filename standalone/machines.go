@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -61,7 +60,7 @@ func (o *machinesOptions) shutDownMachines(ctx context.Context) (err error) {
 	if o.timeout < 0 {
 		return fmt.Errorf("--timeout is %s: it must not be negative", o.timeout)
 	}
-	if err := becomeOwner(cmp.Or(o.qemuDir, o.dataDir)); err != nil {
+	if err := datadir.BecomeOwner(cmp.Or(o.qemuDir, o.dataDir)); err != nil {
 		return err
 	}
 	if o.qemuDir != "" {
@@ -121,19 +120,4 @@ func (o *machinesOptions) printResult(m *qemu.Ended) error {
 	}
 	_, err := fmt.Fprintf(o.out, "%s/%s: %s\n", m.Namespace, m.Name, how)
 	return err
-}
-
-// becomeOwner gives up root's rights for those of the user who owns a folder: that
-// user could not read files that root writes there.
-func becomeOwner(path string) error {
-	var stat syscall.Stat_t
-	err := syscall.Stat(path, &stat)
-	if err != nil || os.Geteuid() != 0 || stat.Uid == 0 {
-		return nil //nolint:nilerr // Opening the folder next reports what is wrong with it.
-	}
-	gid, uid := int(stat.Gid), int(stat.Uid)
-	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
-		return fmt.Errorf("acting as the user %d, who owns %s: %w", uid, path, err)
-	}
-	return nil
 }

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/registry"
+	"cloudnative.tw/drover/standalone/internal/command"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/purge"
@@ -130,10 +130,7 @@ func unprovenError(err error) error {
 		"Or give up the servers on an engine with --skip-engine and its name", err)
 }
 
-var errDeclined = errors.New("nothing was removed")
-
-// confirmRemoval shows what would be removed and asks. No answer, for example from a script
-// without --yes, means no.
+// confirmRemoval shows what would be removed and asks.
 func (o *purgeOptions) confirmRemoval(dir *datadir.Dir, found *purge.Found) error {
 	if err := found.Print(o.out); err != nil {
 		return err
@@ -148,17 +145,7 @@ func (o *purgeOptions) confirmRemoval(dir *datadir.Dir, found *purge.Found) erro
 	if o.yes {
 		return nil
 	}
-	o.printf("Remove %s? [y/N] ", what)
-	answer, err := bufio.NewReader(o.in).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return nil
-	}
-	o.printf("\n")
-	return errDeclined
+	return command.Confirm(o.in, o.out, fmt.Sprintf("Remove %s?", what))
 }
 
 func (o *purgeOptions) removeData(dir *datadir.Dir) error {

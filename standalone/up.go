@@ -52,7 +52,8 @@ func newUpCommand() *cobra.Command {
 		Long: `Run etcd, kube-apiserver and the Drover controller in this process.
 
 The data dir keeps everything between starts. Servers go on running when Drover
-stops, and the next start takes them over.`,
+stops, and the next start takes them over. Each flag can also be given as an
+environment variable DROVER_<FLAG>, for example DROVER_VM_DRIVER.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.complete(cmd); err != nil {
@@ -62,6 +63,7 @@ stops, and the next start takes them over.`,
 		},
 	}
 	o.addFlags(cmd.Flags())
+	app.GroupHelp(cmd)
 	return cmd
 }
 
@@ -180,9 +182,9 @@ func settingsOf(h *doctor.Host) (doctor.Settings, error) {
 	f.ParseErrorsAllowlist.UnknownFlags = true // those of another version
 	up.addFlags(f)
 	if h.State != nil {
-		_ = f.Parse(h.State.Args) // else the defaults remain
-		for name, value := range h.State.Environment {
-			if os.Getenv(name) == "" {
+		_ = f.Parse(h.State.Args)                       // else the defaults remain
+		for _, name := range runstate.EngineVariables { // and no others that the file may have
+			if value := h.State.Environment[name]; value != "" && os.Getenv(name) == "" {
 				_ = os.Setenv(name, value)
 			}
 		}

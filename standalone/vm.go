@@ -19,7 +19,10 @@ import (
 // for the cluster, which is this Drover.
 func newVMOptions() *app.Options {
 	o := app.NewOptions(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
-	o.Program, o.DefaultKubeconfig = "drover vm", defaultKubeconfig
+	if self, err := os.Executable(); err == nil { // else ssh finds it by its path
+		o.Self = []string{self, "vm"}
+	}
+	o.Program, o.Kubectl, o.DefaultKubeconfig = "drover vm", "drover kubectl", defaultKubeconfig
 	return o
 }
 

@@ -106,7 +106,9 @@ type Consoler interface {
 	// One caller may write at a time: the first to write has the right until Close,
 	// and the Write of any other caller fails with ErrConsoleTaken.
 	//
-	// Errors: ErrNotFound, and ErrRetry for a server that does not run.
+	// Errors: ErrNotFound, and ErrRetry for a server that does not run. A Write fails with
+	// ErrUnsupported where the console can only be read. A Read whose error is neither
+	// io.EOF nor the end of ctx has lost the engine: attach again.
 	Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error)
 }
 
@@ -116,8 +118,9 @@ type LogReader interface {
 	// the output of a container. Without Follow it ends with io.EOF at what is there now;
 	// with Follow it goes on until the server has stopped or ctx ends. The caller closes it.
 	//
-	// Errors: ErrNotFound, and ErrRetry where nothing was printed yet, or no previous run is
-	// known.
+	// Errors: ErrNotFound, ErrInvalid for a negative number of lines, ErrUnsupported for an
+	// engine that keeps no log, and ErrRetry where nothing was printed yet, or no previous
+	// run is known.
 	Logs(ctx context.Context, uid types.UID, o LogOptions) (io.ReadCloser, error)
 }
 
@@ -136,7 +139,8 @@ type LogOptions struct {
 type Executor interface {
 	// Exec runs a command until it ends and returns its exit code, 128 plus the signal's
 	// number if a signal ended it. If ctx ends first, the command is ended where the engine
-	// can do that. Exec does not close what is in the request.
+	// can do that. Exec does not close what is in the request, and a Read of Stdin that does
+	// not return outlasts it: the caller ends that.
 	//
 	// Errors: ErrNotFound, ErrInvalid for a command that cannot be started, ErrUnsupported
 	// for what this server cannot do (a terminal, a guest that runs no agent), and ErrRetry

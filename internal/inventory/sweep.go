@@ -41,6 +41,9 @@ type Sweep struct {
 	Grace time.Duration
 	// Max, if positive, allows that many orphans at once.
 	Max int
+	// Approved, if not nil, reads which servers a person has approved to be removed, by UID and
+	// ID, whatever Policy and Max say. They too must have had no owner in two readings.
+	Approved func(context.Context) (map[driver.Target]bool, error)
 	// Report is called for every orphan found, deleted or kept.
 	Report func(Finding)
 
@@ -63,6 +66,7 @@ type orphan struct {
 	since    time.Time
 	readings int
 	reported bool
+	deleted  bool
 }
 
 // alwaysAllowed is the number of orphans that are removed however few servers there are.
@@ -108,10 +112,27 @@ func (s *Sweep) RunOnce(ctx context.Context) error {
 	_, all := splitFetches(servers)
 	errs := s.abandonFetches(ctx, fetches)
 	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(orphans)))
-	if s.updateFreeze(len(orphans), len(all)) {
-		return errs
+	frozen := s.updateFreeze(len(orphans), len(all))
+	removable := s.Policy == OrphanDelete && !frozen
+	approved, err := s.readApproved(ctx, removable || len(orphans) == 0)
+	return errors.Join(errs, err, s.removeOrphans(ctx, orphans, func(server driver.Server) bool {
+		return removable || approved[driver.Target{UID: server.UID, ID: server.ID}]
+	}))
+}
+
+// readApproved reads the approvals, unless they are not needed. Without an answer nothing is
+// approved.
+func (s *Sweep) readApproved(ctx context.Context, needless bool) (map[driver.Target]bool, error) {
+	if s.Approved == nil || needless {
+		return nil, nil
 	}
-	return errors.Join(errs, s.removeOrphans(ctx, orphans))
+	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	approved, err := s.Approved(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the approvals of orphans: %w", err)
+	}
+	return approved, nil
 }
 
 // splitFetches separates fetches for servers that do not exist yet from servers.
@@ -243,27 +264,28 @@ func (s *Sweep) updateFreeze(orphans, servers int) bool {
 	}
 	if frozen && !s.frozen {
 		s.Report(Finding{Frozen: true, Message: fmt.Sprintf(
-			"%d of %d %s servers have no VirtualMachine, more than the %d that are removed without asking: remove them by hand or allow it with --orphan-max=%d",
+			"%d of %d %s servers have no VirtualMachine, more than the %d that are removed without asking: review them, then remove them by hand (drover orphans delete) or allow it with --orphan-max=%d",
 			orphans, servers, s.Inventory.Name, limit, orphans)})
 	}
 	s.frozen = frozen
 	return frozen
 }
 
-// removeOrphans deletes every orphan that is old enough or, with OrphanReport, reports
-// it.
-func (s *Sweep) removeOrphans(ctx context.Context, found []driver.Server) error {
+// removeOrphans deletes every orphan that is old enough and may be removed. With
+// OrphanReport it reports the others.
+func (s *Sweep) removeOrphans(ctx context.Context, found []driver.Server, mayRemove func(driver.Server) bool) error {
 	var errs []error
 	for _, server := range found {
 		if !s.isDue(server) {
 			continue
 		}
 		o := s.orphans[server.UID]
-		if s.Policy != OrphanDelete {
+		switch {
+		case mayRemove(server):
+			errs = append(errs, s.deleteOrphan(ctx, o, server))
+		case s.Policy != OrphanDelete:
 			s.reportOnce(o, Finding{Server: server, Message: "no VirtualMachine owns it; --orphan-policy=report leaves it"})
-			continue
 		}
-		errs = append(errs, s.deleteOrphan(ctx, o, server))
 	}
 	return errors.Join(errs...)
 }
@@ -283,6 +305,9 @@ func (s *Sweep) deleteOrphan(ctx context.Context, o *orphan, server driver.Serve
 	if err != nil && !errors.Is(err, driver.ErrNotFound) {
 		return fmt.Errorf("delete orphan %s (%s/%s): %w", server.ID, server.Namespace, server.Name, err)
 	}
-	s.reportOnce(o, Finding{Server: server, Deleted: true, Message: "no VirtualMachine owned it"})
+	if !o.deleted { // it may have been reported as left before
+		s.Report(Finding{Server: server, Deleted: true, Message: "no VirtualMachine owned it"})
+		o.reported, o.deleted = true, true
+	}
 	return nil
 }

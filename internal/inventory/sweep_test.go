@@ -451,3 +451,91 @@ func TestOrphanedFetchIsAbandoned(t *testing.T) {
 		})
 	}
 }
+
+// approve makes the sweep find approvals, by UID and ID.
+func (b *sweepFixture) approve(approved map[driver.Target]bool, err error) {
+	b.sweep.Approved = func(context.Context) (map[driver.Target]bool, error) { return approved, err }
+}
+
+// target returns the UID and the ID of a server.
+func (b *sweepFixture) target(uid types.UID) driver.Target {
+	b.t.Helper()
+	for _, r := range b.memory.Records() {
+		if r.UID == uid {
+			return driver.Target{UID: r.UID, ID: r.ID}
+		}
+	}
+	b.t.Fatalf("there is no server %s", uid)
+	return driver.Target{}
+}
+
+// TestApprovedOrphans checks that a person's approval removes an orphan that the sweep would
+// leave, after two readings and the grace period, and neither one that has an owner nor
+// another server of the UID.
+func TestApprovedOrphans(t *testing.T) {
+	for name, set := range map[string]func(*Sweep){
+		"reported": func(s *Sweep) { s.Policy = OrphanReport },
+		"frozen":   func(*Sweep) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newSweepFixture(t)
+			set(b.sweep)
+			b.addServers(6)
+			b.owners["s5"] = true
+			another := b.target("s1")
+			another.ID += "x"
+			b.approve(map[driver.Target]bool{b.target("s0"): true, b.target("s5"): true, another: true}, nil)
+			b.sweepOnce()
+			b.clock.Step(59 * time.Second)
+			b.sweepOnce()
+			b.wantRemaining("s0 s1 s2 s3 s4 s5")
+			b.clock.Step(time.Second)
+			b.sweepOnce()
+			b.wantRemaining("s1 s2 s3 s4 s5")
+			deleted := slices.DeleteFunc(b.findings, func(f Finding) bool { return !f.Deleted })
+			if len(deleted) != 1 || deleted[0].Server.UID != "s0" {
+				t.Errorf("reported %+v", deleted)
+			}
+		})
+	}
+}
+
+// TestApprovalAfterReport checks that a removal is reported though the orphan was reported
+// as left before.
+func TestApprovalAfterReport(t *testing.T) {
+	b := newSweepFixture(t)
+	b.sweep.Policy, b.sweep.Grace = OrphanReport, 0
+	b.addServers(1)
+	b.sweepOnce()
+	b.sweepOnce()
+	b.approve(map[driver.Target]bool{b.target("s0"): true}, nil)
+	b.sweepOnce()
+	b.sweepOnce()
+	b.wantRemaining("")
+	if len(b.findings) != 2 || b.findings[0].Deleted || !b.findings[1].Deleted {
+		t.Errorf("reported %+v", b.findings)
+	}
+}
+
+// TestUnreadableApprovals checks that nothing is removed without an answer, and that nothing is
+// read while it is not needed.
+func TestUnreadableApprovals(t *testing.T) {
+	b := newSweepFixture(t)
+	b.sweep.Policy, b.sweep.Grace = OrphanReport, 0
+	b.approve(nil, errors.New("the API is away"))
+	b.sweepOnce()
+	b.addServers(1)
+	b.sweepOnceFails("the API is away")
+	b.sweepOnceFails("the API is away")
+	b.wantRemaining("s0")
+	b.sweep.Policy = OrphanDelete
+	b.sweepOnce()
+	b.wantRemaining("")
+}
+
+func (b *sweepFixture) sweepOnceFails(says string) {
+	b.t.Helper()
+	if err := b.sweep.RunOnce(b.t.Context()); err == nil || !strings.Contains(err.Error(), says) {
+		b.t.Errorf("got %v, want %q", err, says)
+	}
+}

@@ -139,7 +139,7 @@ func makeProbe() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	made := os.NewFile(uintptr(fd), "probe") //nolint:gosec // a descriptor
+	made := os.NewFile(uintptr(fd), "probe")
 	defer func() { _ = made.Close() }()
 	content := make([]byte, probeSize)
 	copy(content, probeGuest)

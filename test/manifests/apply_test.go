@@ -63,7 +63,7 @@ func TestConfigApplies(t *testing.T) {
 	checkNoWarnings(t, stderr)
 	isInstalled(t, kube, namespace)
 
-	pod := podTemplateOf(t, kube, namespace)
+	pod := podTemplateOf(t, kube)
 	dryRunPod(t, kube, pod, "")
 	for name, spoil := range map[string]func(*corev1.Pod){
 		"root":      func(p *corev1.Pod) { p.Spec.SecurityContext.RunAsNonRoot = new(false) },
@@ -105,15 +105,15 @@ func checkError(t *testing.T, err error) {
 }
 
 // podTemplateOf returns the pod that the Deployment would create.
-func podTemplateOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
+func podTemplateOf(t *testing.T, kube kubernetes.Interface) *corev1.Pod {
 	t.Helper()
-	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", metav1.GetOptions{})
+	deployment, err := kube.AppsV1().Deployments(namespace).Get(t.Context(), "drover-controller", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := deployment.Spec.Template
 	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
-	pod.Name, pod.Namespace = "drover-controller-0", ns
+	pod.Name, pod.Namespace = "drover-controller-0", namespace
 	return pod
 }
 
@@ -145,11 +145,11 @@ func TestChartInstalls(t *testing.T) {
 	args := []string{chart, "--namespace", namespace, "--take-ownership", "--force-conflicts", "--set", "secretNamespaces={default}"}
 	runHelm(t, c.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
 	isInstalled(t, kube, namespace)
-	dryRunPod(t, kube, podTemplateOf(t, kube, namespace), "")
+	dryRunPod(t, kube, podTemplateOf(t, kube), "")
 	_, err := kube.RbacV1().RoleBindings("default").Get(t.Context(), "drover-secrets-reader", metav1.GetOptions{})
 	checkError(t, err)
 	runHelm(t, c.Kubeconfig, append([]string{"upgrade", "drover", "--set", "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics"}, args...)...)
-	dryRunPod(t, kube, podTemplateOf(t, kube, namespace), "")
+	dryRunPod(t, kube, podTemplateOf(t, kube), "")
 	checkUninstallKeepsVMs(t, c, kube)
 }
 
@@ -170,7 +170,7 @@ func TestChartInstallsAllValues(t *testing.T) {
 		}
 		_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict")
 		checkNoWarnings(t, stderr)
-		dryRunPod(t, kube, podTemplateOf(t, kube, namespace), "")
+		dryRunPod(t, kube, podTemplateOf(t, kube), "")
 	}
 	checkScraper(t, c, waitForToken(t, kube, "drover-metrics-scraper"))
 }

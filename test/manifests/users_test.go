@@ -13,6 +13,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"fmt"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -247,15 +248,17 @@ type request struct {
 	send  func(ctx context.Context, vms dynamic.ResourceInterface) error
 }
 
-// requests are tried without an effect.
+// dryRun tries a request without an effect.
+var dryRun = []string{metav1.DryRunAll}
+
+// requests returns every request that the API server knows for VirtualMachines.
 func requests() map[string]request {
-	dryRun := []string{metav1.DryRunAll}
-	patch := func(text string, subresources ...string) func(context.Context, dynamic.ResourceInterface) error {
-		return func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			_, err := vms.Patch(ctx, "vm", types.MergePatchType, []byte(text), metav1.PatchOptions{DryRun: dryRun}, subresources...)
-			return err
-		}
-	}
+	all := readRequests()
+	maps.Copy(all, writeRequests())
+	return all
+}
+
+func readRequests() map[string]request {
 	return map[string]request{
 		"get": {rankView, func(ctx context.Context, vms dynamic.ResourceInterface) error {
 			_, err := vms.Get(ctx, "vm", metav1.GetOptions{})
@@ -276,6 +279,11 @@ func requests() map[string]request {
 			}
 			return err
 		}},
+	}
+}
+
+func writeRequests() map[string]request {
+	return map[string]request{
 		"create": {rankEdit, func(ctx context.Context, vms dynamic.ResourceInterface) error {
 			_, err := vms.Create(ctx, newUnstructuredVM("new"), metav1.CreateOptions{DryRun: dryRun})
 			return err
@@ -284,18 +292,25 @@ func requests() map[string]request {
 			_, err := vms.Update(ctx, newUnstructuredVM("vm"), metav1.UpdateOptions{DryRun: dryRun})
 			return err
 		}},
-		"patch": {rankEdit, patch(`{"spec":{"action":"stopped"}}`)},
+		"patch": {rankEdit, patchRequest(`{"spec":{"action":"stopped"}}`)},
 		"delete": {rankEdit, func(ctx context.Context, vms dynamic.ResourceInterface) error {
 			return vms.Delete(ctx, "vm", metav1.DeleteOptions{DryRun: dryRun})
 		}},
 		"delete all": {rankEdit, func(ctx context.Context, vms dynamic.ResourceInterface) error {
 			return vms.DeleteCollection(ctx, metav1.DeleteOptions{DryRun: dryRun}, metav1.ListOptions{})
 		}},
-		"patch the status": {rankNever, patch(`{"status":{"phase":"Active"}}`, "status")},
+		"patch the status": {rankNever, patchRequest(`{"status":{"phase":"Active"}}`, "status")},
 		"update the status": {rankNever, func(ctx context.Context, vms dynamic.ResourceInterface) error {
 			_, err := vms.UpdateStatus(ctx, newUnstructuredVM("vm"), metav1.UpdateOptions{DryRun: dryRun})
 			return err
 		}},
+	}
+}
+
+func patchRequest(patch string, subresources ...string) func(context.Context, dynamic.ResourceInterface) error {
+	return func(ctx context.Context, vms dynamic.ResourceInterface) error {
+		_, err := vms.Patch(ctx, "vm", types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun}, subresources...)
+		return err
 	}
 }
 
@@ -393,7 +408,7 @@ func isAllowed(t *testing.T, controller kubernetes.Interface, u user, ns string,
 func checkControllerFields(t *testing.T, u user) {
 	t.Helper()
 	patch := []byte(`{"metadata":{"finalizers":null},"status":{"binding":{"driver":"fake","engineID":"mine"}}}`)
-	vm, err := u.vms.Patch(t.Context(), "vm", types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	vm, err := u.vms.Patch(t.Context(), "vm", types.MergePatchType, patch, metav1.PatchOptions{DryRun: dryRun})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -219,34 +219,37 @@ func findValue(object *yaml.Node, path []string) *yaml.Node {
 	return nil
 }
 
+// refusedValues are wrong values, and what the errors say.
+var refusedValues = map[string]struct {
+	value string
+	want  []string
+}{
+	"an unknown value":          {`resource={}`, []string{"additional properties 'resource' not allowed"}},
+	"an unknown value below":    {`image={"tags":"v1"}`, []string{"at '/image'", "additional properties 'tags' not allowed"}},
+	"a deep unknown value":      {`metrics={"podMonitor":{"enable":true}}`, []string{"at '/metrics/podMonitor'", "'enable' not allowed"}},
+	"text for a switch":         {`rbac.aggregateRoles="no"`, []string{"at '/rbac/aggregateRoles'", "got string, want boolean"}},
+	"a pull policy":             {`image.pullPolicy="Sometimes"`, []string{"at '/image/pullPolicy'", "must be one of 'Always', 'IfNotPresent', 'Never'"}},
+	"a digest that is a tag":    {`image.digest="v1"`, []string{"at '/image/digest'", "'v1' does not match pattern", "sha256"}},
+	"a digest that is cut":      {`image.digest="sha256:0123"`, []string{"at '/image/digest'"}},
+	"a number for an interval":  {`metrics.podMonitor.interval=30`, []string{"at '/metrics/podMonitor/interval'", "want string"}},
+	"an interval without unit":  {`metrics.podMonitor.interval="30"`, []string{"at '/metrics/podMonitor/interval'"}},
+	"a pull secret without key": {`imagePullSecrets=["registry"]`, []string{"at '/imagePullSecrets/0'", "want object"}},
+	"a label that is no text":   {`podLabels={"team":1}`, []string{"at '/podLabels/team'", "want string"}},
+	"an account without name":   {`serviceAccount.create=false`, []string{"serviceAccount.name is required if serviceAccount.create is false"}},
+	"a label of the selector": {`podLabels={"app.kubernetes.io/name":"mine"}`, []string{
+		"podLabels has app.kubernetes.io/name: allowed are labels other than", "app.kubernetes.io/component and app.kubernetes.io/name",
+	}},
+	"streams without a Secret": {`streams.enabled=true`, []string{"streams.certSecret is required if streams.enabled is true"}},
+	"a URL by HTTP":            {`streams.url="http://drover.example"`, []string{"at '/streams/url'", "does not match pattern"}},
+	"a URL with a path":        {`streams.url="https://drover.example/x"`, []string{"at '/streams/url'"}},
+	"values of an older chart": {`podSecurityContext=null`, []string{"there is no value podSecurityContext", "--reset-then-reuse-values"}},
+}
+
 // TestChartRefuses checks that wrong values are errors that name the value and say what
 // is allowed.
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
-		value string
-		want  []string
-	}{
-		"an unknown value":          {`resource={}`, []string{"additional properties 'resource' not allowed"}},
-		"an unknown value below":    {`image={"tags":"v1"}`, []string{"at '/image'", "additional properties 'tags' not allowed"}},
-		"a deep unknown value":      {`metrics={"podMonitor":{"enable":true}}`, []string{"at '/metrics/podMonitor'", "'enable' not allowed"}},
-		"text for a switch":         {`rbac.aggregateRoles="no"`, []string{"at '/rbac/aggregateRoles'", "got string, want boolean"}},
-		"a pull policy":             {`image.pullPolicy="Sometimes"`, []string{"at '/image/pullPolicy'", "must be one of 'Always', 'IfNotPresent', 'Never'"}},
-		"a digest that is a tag":    {`image.digest="v1"`, []string{"at '/image/digest'", "'v1' does not match pattern", "sha256"}},
-		"a digest that is cut":      {`image.digest="sha256:0123"`, []string{"at '/image/digest'"}},
-		"a number for an interval":  {`metrics.podMonitor.interval=30`, []string{"at '/metrics/podMonitor/interval'", "want string"}},
-		"an interval without unit":  {`metrics.podMonitor.interval="30"`, []string{"at '/metrics/podMonitor/interval'"}},
-		"a pull secret without key": {`imagePullSecrets=["registry"]`, []string{"at '/imagePullSecrets/0'", "want object"}},
-		"a label that is no text":   {`podLabels={"team":1}`, []string{"at '/podLabels/team'", "want string"}},
-		"an account without name":   {`serviceAccount.create=false`, []string{"serviceAccount.name is required if serviceAccount.create is false"}},
-		"a label of the selector": {`podLabels={"app.kubernetes.io/name":"mine"}`, []string{
-			"podLabels has app.kubernetes.io/name: allowed are labels other than", "app.kubernetes.io/component and app.kubernetes.io/name",
-		}},
-		"streams without a Secret": {`streams.enabled=true`, []string{"streams.certSecret is required if streams.enabled is true"}},
-		"a URL by HTTP":            {`streams.url="http://drover.example"`, []string{"at '/streams/url'", "does not match pattern"}},
-		"a URL with a path":        {`streams.url="https://drover.example/x"`, []string{"at '/streams/url'"}},
-		"values of an older chart": {`podSecurityContext=null`, []string{"there is no value podSecurityContext", "--reset-then-reuse-values"}},
-	} {
+	for name, tc := range refusedValues {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, err := tryHelm(t, os.DevNull, "template", "drover", chart, "--set-json", tc.value)
 			if err == nil {
@@ -277,7 +280,8 @@ func TestChartPod(t *testing.T) {
 		"labels":                         {[]string{"--set", "podLabels.team=a"}, []string{"spec", "template", "metadata", "labels", "team"}, "a"},
 		"an annotation that is replaced": {
 			[]string{"--set-json", `podAnnotations={"kubectl.kubernetes.io/default-container":"sidecar"}`},
-			[]string{"spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/default-container"}, "sidecar",
+			[]string{"spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/default-container"},
+			"sidecar",
 		},
 		"a field of the security context that is left out": {
 			[]string{"--set", "podSecurityContext.runAsUser=null"}, append(pod, "securityContext", "runAsUser"), nil,

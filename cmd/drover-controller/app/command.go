@@ -24,8 +24,9 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drover-controller",
 		Short: "Make servers for the VirtualMachines of a cluster",
-		Long: "drover-controller makes one server exist for every VirtualMachine and keeps it as declared.\n" +
-			"Each flag can also be given as an environment variable DROVER_<FLAG>, for example DROVER_VM_DRIVER.",
+		Long: "drover-controller makes one server exist for every VirtualMachine and keeps it\n" +
+			"as declared. Each flag can also be given as an environment variable\n" +
+			"DROVER_<FLAG>, for example DROVER_VM_DRIVER.",
 		Args: cobra.NoArgs, Version: Version, SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := SetFromEnv(cmd.Flags()); err != nil {
@@ -44,6 +45,7 @@ func NewCommand() *cobra.Command {
 	}
 	o.AddFlags(cmd.Flags())
 	AddLogFlags(cmd.Flags())
+	GroupHelp(cmd)
 	return cmd
 }
 

@@ -10,6 +10,8 @@ import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -18,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
 
@@ -56,6 +59,31 @@ func LiveOwners(reader client.Reader) inventory.Owners {
 				return uids, nil
 			}
 		}
+	}
+}
+
+// ApprovalsName is the ConfigMap of namespace kube-system in which a person approves the
+// removal of orphans: its keys are UIDs, and the values the IDs of their servers. Only who
+// may write in kube-system can approve any.
+const ApprovalsName = "drover-orphan-approvals"
+
+// approvedOrphans returns a function that reads the approvals. A controller that may not read
+// them, as with RBAC of an older version, has none.
+func approvedOrphans(reader client.Reader) func(context.Context) (map[driver.Target]bool, error) {
+	return func(ctx context.Context) (map[driver.Target]bool, error) {
+		var found corev1.ConfigMap
+		err := reader.Get(ctx, types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: ApprovalsName}, &found)
+		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			return nil, nil //nolint:nilnil // Nil is for no approvals.
+		}
+		if err != nil {
+			return nil, err
+		}
+		approved := make(map[driver.Target]bool, len(found.Data))
+		for uid, id := range found.Data {
+			approved[driver.Target{UID: types.UID(uid), ID: id}] = true
+		}
+		return approved, nil
 	}
 }
 

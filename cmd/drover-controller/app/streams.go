@@ -62,6 +62,10 @@ func (o *StreamsOptions) validate() error {
 	case o.CertDir == "":
 		return errors.New("--streams-address is given without --streams-cert-dir: it must have tls.crt, tls.key and ca.crt")
 	}
+	return o.validateAddresses()
+}
+
+func (o *StreamsOptions) validateAddresses() error {
 	if _, port, err := net.SplitHostPort(o.Address); err != nil || port == "" {
 		return fmt.Errorf("--streams-address is %q: it must be HOST:PORT or :PORT", o.Address)
 	}

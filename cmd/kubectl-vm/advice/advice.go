@@ -51,8 +51,15 @@ func ForEvent(reason string) (Advice, bool) {
 	return For(reason)
 }
 
-// Steps returns what to do about a VM. Program is how kubectl-vm is called.
-func (a Advice) Steps(program, vm, driver string) string {
-	text := strings.TrimSpace(a.Do + " " + a.ByDriver[driver])
-	return strings.NewReplacer("{program}", program, "{vm}", vm).Replace(text)
+// Names are the words of a VM's advice.
+type Names struct {
+	// Program and Kubectl are how this program and kubectl are called.
+	Program, Kubectl string
+	VM, Driver       string
+}
+
+// Steps returns what to do about a VM.
+func (a Advice) Steps(n Names) string {
+	text := strings.TrimSpace(a.Do + " " + a.ByDriver[n.Driver])
+	return strings.NewReplacer("{program}", n.Program, "{kubectl}", n.Kubectl, "{vm}", n.VM).Replace(text)
 }

@@ -88,10 +88,14 @@ func checkAdvice(t *testing.T, name, reason string, table map[string]Advice) {
 		t.Errorf("%s needs somebody, and there is nothing to do", name)
 	}
 	for _, driver := range []string{"", docker, qemu} {
-		if left := placeholder.FindString(a.Steps("kubectl vm", "web", driver)); left != "" {
+		if left := placeholder.FindString(a.Steps(names(driver))); left != "" {
 			t.Errorf("%s: %s is not replaced", name, left)
 		}
 	}
+}
+
+func names(driver string) Names {
+	return Names{Program: "kubectl vm", Kubectl: "kubectl", VM: "web", Driver: driver}
 }
 
 func TestUnknownReason(t *testing.T) {
@@ -105,11 +109,11 @@ func TestUnknownReason(t *testing.T) {
 
 func TestStepsNameTheVM(t *testing.T) {
 	a, _ := For("ChangePending")
-	if got := a.Steps("drover vm", "web", docker); got != "drover vm restart web" {
+	if got := a.Steps(Names{Program: "drover vm", VM: "web"}); got != "drover vm restart web" {
 		t.Errorf("got %q", got)
 	}
 	b, _ := For("ProbeFailing")
-	if d, q := b.Steps("kubectl vm", "web", docker), b.Steps("kubectl vm", "web", qemu); d == q {
+	if d, q := b.Steps(names(docker)), b.Steps(names(qemu)); d == q {
 		t.Error("the driver makes no difference")
 	}
 }

@@ -11,8 +11,8 @@ const (
 	qemu   = "qemu"
 )
 
-// reasons are the reasons of statuses and conditions. {program} and {vm} stand for how this
-// program is called, and for the VM's name.
+// reasons are the reasons of statuses and conditions. {program}, {kubectl} and {vm} stand for
+// how this program and kubectl are called, and for the VM's name.
 var reasons = map[string]Advice{
 	api.ReasonRunning:        {Need: Nothing, Means: "The server runs as the spec says."},
 	api.ReasonStoppedAsAsked: {Need: Nothing, Means: "The server is off because spec.action is stopped.", Do: "To start it: {program} start {vm}"},
@@ -76,15 +76,15 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonInvalid: {
 		Need: Person, Means: "The driver refuses the spec, and tries again only when it changes.",
-		Do: "The message above names the field. Correct it: kubectl edit vm {vm}",
+		Do: "The message above names the field. Correct it: {kubectl} edit vm {vm}",
 	},
 	api.ReasonUnsupported: {
 		Need: Person, Means: "The driver cannot honour a field of the spec.",
-		Do: "The message above names the field. Remove it (kubectl edit vm {vm}), or delete the VM and create it with a driver that supports it: docs/drivers.md has a table.",
+		Do: "The message above names the field. Remove it ({kubectl} edit vm {vm}), or delete the VM and create it with a driver that supports it: docs/drivers.md has a table.",
 	},
 	api.ReasonImageImmutable: {
 		Need: Person, Means: "The spec names another image than the one below the root disk, which holds data. The server goes on with its disk.",
-		Do: "Put the image back that the message above names (kubectl edit vm {vm}). For a new system, create another VM from the new image.",
+		Do: "Put the image back that the message above names ({kubectl} edit vm {vm}). For a new system, create another VM from the new image.",
 	},
 	api.ReasonDiskError: {
 		Need: Person, Means: "A disk of the host fails, and the guest waits until it works.",
@@ -106,7 +106,7 @@ var reasons = map[string]Advice{
 	api.ReasonImageUnavailable: {
 		Need: Attention, Means: "The image is missing, could not be fetched or cannot be used.",
 		Do: "Drover tries again by itself, which helps against an outage of the server that has the image. Otherwise check spec.image: its name, tag and checksum " +
-			"(kubectl edit vm {vm}).",
+			"({kubectl} edit vm {vm}).",
 		ByDriver: map[string]string{
 			docker: "docker pull on the engine's host shows the registry's own words.",
 			qemu:   "docs/qemu.md says where images may come from, and how Drover logs in to a registry.",
@@ -126,7 +126,7 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonSecretUnavailable: {
 		Need: Person, Means: "A Secret or key that the spec names does not exist, or Drover may not read it.",
-		Do: "The message above names it. Create it: kubectl create secret generic, with --from-file. Drover goes on by itself.",
+		Do: "The message above names it. Create it: {kubectl} create secret generic, with --from-file. Drover goes on by itself.",
 	},
 	api.ReasonOperationFailed: {
 		Need: Attention, Means: "The engine failed a call.",

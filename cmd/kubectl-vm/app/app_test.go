@@ -37,9 +37,9 @@ func vmWith(phase api.Phase, reason string, ready metav1.ConditionStatus) *frame
 	}).Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour)) })
 }
 
-func withCondition(kind string, status metav1.ConditionStatus) func(*api.VirtualMachineStatus) {
+func withCondition(kind string) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
-		s.Conditions = append(s.Conditions, metav1.Condition{Type: kind, Status: status, Reason: s.Reason})
+		s.Conditions = append(s.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: s.Reason})
 	}
 }
 
@@ -71,14 +71,14 @@ func TestVerdict(t *testing.T) {
 			s.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Hour))
 		}), verdictWaiting},
 		"needs a person":              {vmWith(api.PhaseFailed, api.ReasonPortConflict, "False").Status(withAttempts(1)), verdictNeedsYou},
-		"stalled":                     {vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled, "True")), verdictNeedsYou},
-		"stalled by a later reason":   {vmWith(api.PhaseFailed, "OfALaterVersion", "False").Status(withCondition(api.ConditionStalled, "True")), verdictNeedsYou},
+		"stalled":                     {vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled)), verdictNeedsYou},
+		"stalled by a later reason":   {vmWith(api.PhaseFailed, "OfALaterVersion", "False").Status(withCondition(api.ConditionStalled)), verdictNeedsYou},
 		"a later reason":              {vmWith(api.PhaseFailed, "OfALaterVersion", "False"), verdictWaiting},
 		"waits for a restart":         {vmWith(api.PhaseActive, api.ReasonChangePending, "False"), verdictNeedsYou},
 		"an engine that is away":      {vmWith(api.PhaseUnknown, api.ReasonEngineUnavailable, "Unknown"), verdictWaiting},
 		"being deleted":               {deleted(vmWith(api.PhaseTerminating, api.ReasonTerminating, "False")), verdictWaiting},
-		"a deletion that is blocked":  {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineMismatch, "Unknown").Status(withCondition(api.ConditionDeletionBlocked, "True"))), verdictNeedsYou},
-		"a deletion that may go on":   {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineUnavailable, "Unknown").Status(withCondition(api.ConditionDeletionBlocked, "True"))), verdictWaiting},
+		"a deletion that is blocked":  {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineMismatch, "Unknown").Status(withCondition(api.ConditionDeletionBlocked))), verdictNeedsYou},
+		"a deletion that may go on":   {deleted(vmWith(api.PhaseTerminating, api.ReasonEngineUnavailable, "Unknown").Status(withCondition(api.ConditionDeletionBlocked))), verdictWaiting},
 		"just created":                {framework.NewVM("web").Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now) }), verdictWaiting},
 		"seen by none":                {framework.NewVM("web").Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = metav1.NewTime(now.Add(-time.Minute)) }), verdictNeedsYou},
 		"just changed":                {vmWith(api.PhaseActive, api.ReasonRunning, "True").Generation(3).Meta(changedBefore(time.Second)), verdictWaiting},
@@ -108,12 +108,12 @@ func TestDiagnosis(t *testing.T) {
 	vm := vmWith(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(withAttempts(7)).Status(func(s *api.VirtualMachineStatus) {
 		s.Message = "pull image x: \x1b[2Jnot found"
 		s.Driver, s.Binding = "docker", &api.Binding{Driver: "docker", EngineID: "3f6c8a52-8e1b-4f9a"}
-	}).Status(withCondition(api.ConditionObserved, "True")).Obj()
+	}).Status(withCondition(api.ConditionObserved)).Obj()
 	d := o.diagnose(vm)
 	text := strings.Join(append(append([]string{d.headline, d.message}, d.facts...), d.steps...), "\n")
 	for _, want := range []string{
 		"web is not ready: Failed, ImageUnavailable", "pull image x: ?[2Jnot found", "creating the server for 60s", "failed 7 times in a row",
-		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1)", "and has no server for it", "docker pull",
+		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1b-4f9a)", "and has no server for it", "docker pull",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("it does not say %q:\n%s", want, text)
@@ -181,7 +181,7 @@ func TestRestartHasAlwaysANewTime(t *testing.T) {
 
 func TestForeignOwner(t *testing.T) {
 	entry := func(manager, subresource string, operation metav1.ManagedFieldsOperationType, fields string) metav1.ManagedFieldsEntry {
-		return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, Operation: operation, FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}
+		return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, Operation: operation, FieldsV1: metav1.NewFieldsV1(fields)}
 	}
 	tests := map[string]struct {
 		entry metav1.ManagedFieldsEntry
@@ -208,8 +208,11 @@ func TestDownloadRate(t *testing.T) {
 		d.sample(message, at)
 		at = at.Add(2 * time.Second)
 	}
-	if got := d.rateText(at); got != ", 10.0MB/s" || d.total != 100e6 {
-		t.Errorf("the rate is %q of %g, want 10 MB/s of 100 MB", got, d.total)
+	if got := d.rateText(at); got != ", 10.0MB/s" || d.size() != 100e6 {
+		t.Errorf("the rate is %q of %g, want 10 MB/s of 100 MB", got, d.size())
+	}
+	if got := d.describe("fetching https://x/34.5 MB.img: 50% (50.0/100.0 MB)", at); got != "■■■■■····· 50% of 100MB, 10.0MB/s, 5s left  fetching https://x/34.5 MB.img" {
+		t.Errorf("it is described as %q", got)
 	}
 	if got := d.rateText(at.Add(time.Minute)); got != "" {
 		t.Errorf("a download that has not moved for a minute has the rate %q", got)
@@ -217,6 +220,9 @@ func TestDownloadRate(t *testing.T) {
 	d.sample("fetching other: 2.0 MB", at)
 	if got := d.rateText(at); got != "" {
 		t.Errorf("a download that began again has the rate %q", got)
+	}
+	if got := d.describe("fetching other: 2.0 MB", at); got != "2.00MB  fetching other" {
+		t.Errorf("one of an unknown size is described as %q", got)
 	}
 }
 
@@ -231,7 +237,7 @@ func TestGoalReady(t *testing.T) {
 		"ready before the change was seen": {vm: vmWith(api.PhaseActive, api.ReasonRunning, "True").Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })},
 		"not ready":                        {vm: vmWith(api.PhaseCreating, api.ReasonStarting, "False")},
 		"a restart that is to come":        {vm: restarting},
-		"stalled":                          {vm: vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled, "True")), fails: true},
+		"stalled":                          {vm: vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled)), fails: true},
 		"deleted":                          {vm: vmWith(api.PhaseActive, api.ReasonRunning, "True").DeletionTimestamp(now), fails: true},
 	}
 	for name, test := range tests {

@@ -143,9 +143,6 @@ func (f *vmFlags) setPorts(spec *apply.VirtualMachineSpecApplyConfiguration) err
 	return nil
 }
 
-// needsSecret reports whether a Secret is made beside the VM.
-func (f *vmFlags) needsSecret() bool { return f.userData != "" || f.networkData != "" }
-
 // check finds what contradicts itself.
 func (f *vmFlags) check() error {
 	policies := []string{string(api.RestartAlways), string(api.RestartOnFailure), string(api.RestartNever)}

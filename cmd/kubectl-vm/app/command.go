@@ -26,7 +26,7 @@ const (
 // its exit code.
 func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
 	o := NewOptions(streams)
-	cmd := NewCommand(o)
+	cmd := NewCommand(o) //nolint:contextcheck // cobra passes ctx on to the verbs
 	cmd.Version = Version
 	cmd.SetVersionTemplate(versionText() + "\n")
 	cmd.Flags().Bool("version", false, "print the version of this program") // -v is for something else in kubectl
@@ -100,7 +100,7 @@ func newVerbs(o *Options) []*cobra.Command {
 		NewCreateCommand(o),
 		NewStartCommand(o), NewStopCommand(o), NewRestartCommand(o), NewPauseCommand(o), NewResumeCommand(o),
 		NewResizeCommand(o), NewPortCommand(o), NewDeleteCommand(o),
-		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o),
+		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o), NewDoctorCommand(o),
 		NewConsoleCommand(o), NewLogsCommand(o), NewExecCommand(o), NewIPCommand(o),
 		NewSSHCommand(o), NewCopyCommand(o), NewPortForwardCommand(o),
 	}

@@ -7,11 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/exec"
-	"k8s.io/streaming/pkg/httpstream"
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
@@ -23,62 +23,76 @@ type connection struct {
 	droverNamespace string
 }
 
+// droverNamespaceUsage is the help of --drover-namespace.
+const droverNamespaceUsage = "namespace of Drover, which has the ConfigMap " + streamsapi.ConfigMapName
+
 // newConnectCommand returns a command of the group that connects.
 func (c *connection) newConnectCommand(cmd *cobra.Command) *cobra.Command {
-	cmd.GroupID = groupConnect
-	cmd.Flags().StringVar(&c.droverNamespace, "drover-namespace", streamsapi.DefaultNamespace, "namespace in which Drover says where it serves consoles, logs, commands and ports")
+	cmd.GroupID, cmd.ValidArgsFunction = groupConnect, c.CompleteVM
+	cmd.Flags().StringVar(&c.droverNamespace, "drover-namespace", streamsapi.DefaultNamespace, droverNamespaceUsage)
 	return cmd
 }
 
-// connect returns a client of streams, and the namespace of VMs.
-func (c *connection) connect(ctx context.Context) (client *streams.Client, namespace string, err error) {
-	config, err := c.RESTConfig()
-	if err != nil {
-		return nil, "", err
-	}
-	if namespace, err = c.Namespace(); err != nil {
-		return nil, "", err
-	}
-	client, err = streams.Discover(ctx, config, c.droverNamespace)
-	return client, namespace, err
+// place is a VM that a verb connects to.
+type place struct {
+	client          *streams.Client
+	namespace, name string
 }
 
-// streamError returns what the server said about a stream, without the words of the layers
-// between, and passes the exit code of a command on.
-func streamError(err error) error {
+// connect returns where the VM of an argument is, and a client for it.
+func (c *connection) connect(ctx context.Context, arg string) (p place, err error) {
+	if p.name, err = parseName(arg); err != nil {
+		return p, err
+	}
+	if p.namespace, err = c.Namespace(); err != nil {
+		return p, err
+	}
+	config, err := c.RESTConfig()
+	if err != nil {
+		return p, err
+	}
+	p.client, err = streams.Discover(ctx, config, c.droverNamespace)
+	return p, err
+}
+
+// describe returns what the server said about a stream, and passes the exit code of a command
+// on.
+func (p place) describe(err error) error {
 	var exit exec.CodeExitError
-	var refused *httpstream.UpgradeFailureError
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &exit):
 		return &ExitError{Code: exit.Code}
-	case errors.As(err, &refused):
-		err = refused.Cause
+	case apierrors.IsNotFound(streams.Cause(err)):
+		return &notFoundError{namespace: p.namespace, name: p.name}
 	}
-	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
-		return errors.New(status.Status().Message)
-	}
-	if reason, text := streamsapi.SplitReason(err.Error()); reason != "" {
-		return errors.New(text)
-	}
-	return err
+	return streams.Cause(err)
 }
 
-// checkArgs returns a check of the number of arguments before and after the dashes.
-func checkArgs(before int, after bool) cobra.PositionalArgs {
+// What may follow the name of a VM behind the dashes.
+const (
+	noCommand = iota
+	mayHaveCommand
+	needsCommand
+)
+
+// oneName returns a check for the name of a VM, and a command behind the dashes.
+func oneName(command int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		dash := cmd.ArgsLenAtDash()
 		if dash < 0 {
 			dash = len(args)
 		}
 		switch {
-		case dash < before:
-			return fmt.Errorf("%s: a name is missing", cmd.UseLine())
-		case dash > before:
-			return fmt.Errorf("%s: %q is not expected here; what is meant for the guest goes behind --", cmd.UseLine(), args[before])
-		case after && len(args) == dash:
-			return fmt.Errorf("%s: the command is missing, which goes behind --", cmd.UseLine())
+		case dash == 0:
+			return errors.New("no VM is named: give NAME")
+		case dash > 1 && command != noCommand:
+			return fmt.Errorf("put -- before the command: %s %s -- %s", cmd.CommandPath(), args[0], strings.Join(args[1:], " "))
+		case dash > 1 || len(args) > dash && command == noCommand:
+			return fmt.Errorf("%q is not expected: give one NAME", args[1])
+		case len(args) == dash && command == needsCommand:
+			return fmt.Errorf("no command is given: %s %s -- COMMAND", cmd.CommandPath(), args[0])
 		}
 		return nil
 	}

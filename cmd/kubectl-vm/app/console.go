@@ -26,21 +26,21 @@ func NewConsoleCommand(o *Options) *cobra.Command {
 		Short: "Use the serial console of a VM",
 		Long: "Use the serial console of a VM. Many people may watch, and the first to type may type.\n" +
 			"Ctrl-] leaves. The console connects again when the VM or Drover restarts.",
-		Args: checkArgs(1, false),
+		Args: oneName(noCommand), Example: o.examples("console web"),
 		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
 	})
-	cmd.Flags().DurationVar(&c.giveUp, "give-up", 5*time.Minute, "how long to try to connect again")
+	cmd.Flags().DurationVar(&c.giveUp, "give-up", 5*time.Minute, "how long to try to reconnect after the connection is lost")
 	return cmd
 }
 
 func (c *consoleOptions) run(ctx context.Context, name string) error {
-	client, namespace, err := c.connect(ctx)
+	at, err := c.connect(ctx, name)
 	if err != nil {
 		return err
 	}
 	session := streams.ConsoleSession{
-		Client: client, Namespace: namespace, Name: name,
+		Client: at.client, Namespace: at.namespace, Name: at.name, Clean: clean,
 		In: c.In, Out: c.Out, Notes: c.ErrOut, Clock: c.Clock, GiveUp: c.giveUp,
 	}
-	return streamError(session.Run(ctx))
+	return at.describe(session.Run(ctx))
 }

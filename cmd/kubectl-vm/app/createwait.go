@@ -32,7 +32,7 @@ func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) 
 	ctx, cancel := withTimeout(ctx, c.timeout)
 	defer cancel()
 	now := c.Clock.Now()
-	p := &createProgress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: screenOf(c.ErrOut), vm: vm}
+	p := &createProgress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: screenOf(c.ErrOut), program: c.Program, vm: vm}
 	line := c.newProgressLine(p.describe)
 	defer line.stop()
 	p.print = func(text string) { line.print(c.ErrOut, "%s", text) }
@@ -95,6 +95,8 @@ func elapsedText(d time.Duration) string {
 type createProgress struct {
 	clock  clock.WithTicker
 	screen screen
+	// program is how the user calls this program.
+	program string
 	// print prints a line that stays.
 	print func(text string)
 	began time.Time
@@ -127,10 +129,19 @@ func (p *createProgress) see(vm *api.VirtualMachine) {
 		p.download.sample(vm.Status.Message, now)
 	}
 	failed := p.reportFailure(vm, now)
-	if !p.screen.terminal && !failed && !isReady(vm) && (p.step != before || now.Sub(p.printed) >= plainPeriod) {
+	if !p.screen.terminal && !failed && !isReady(vm) && p.mayPrint(before, now) {
 		p.printed = now
 		p.print("  " + p.text(now))
 	}
+}
+
+// mayPrint reports whether a line is due where no terminal redraws one. After a failure, that of
+// each further one is enough.
+func (p *createProgress) mayPrint(before string, now time.Time) bool {
+	if p.attempts > 0 && p.step != api.ReasonFetching {
+		return false
+	}
+	return p.step != before || now.Sub(p.printed) >= plainPeriod
 }
 
 // endStep reports a step that is over. The caller has the lock.
@@ -141,8 +152,8 @@ func (p *createProgress) endStep(step string, now time.Time) {
 	if name == "" || !p.screen.terminal {
 		return
 	}
-	if step == api.ReasonFetching && p.download.total > 0 {
-		name += ", " + bytesText(p.download.total, decimalBytes)
+	if step == api.ReasonFetching && p.download.known() {
+		name += ", " + bytesText(p.download.size(), decimalBytes) + "B"
 	}
 	p.print(fmt.Sprintf("  %s %-28s %s", p.screen.paint("✓", green), name, p.screen.paint(elapsedText(took), faint)))
 }
@@ -153,12 +164,16 @@ func (p *createProgress) reportFailure(vm *api.VirtualMachine, now time.Time) bo
 	if op == nil || op.Attempts <= p.attempts || op.LastError == "" {
 		return false
 	}
+	first := p.attempts == 0
 	p.attempts, p.stepBegan = op.Attempts, now
 	text := clean(op.Reason + ": " + op.LastError)
 	if op.NextRetryTime != nil {
 		text += fmt.Sprintf(" (next try in %s)", max(op.NextRetryTime.Sub(now), 0).Round(time.Second))
 	}
 	p.print("  " + p.screen.paint("✗", red) + " " + text)
+	if first && op.Failure != api.FailureRefused {
+		p.print(fmt.Sprintf("    What to do: %s explain %s", p.program, vm.Name))
+	}
 	p.printed = now
 	return true
 }
@@ -177,16 +192,19 @@ func (p *createProgress) text(now time.Time) string {
 		return "waiting for a controller"
 	}
 	text := doing(p.vm)
-	if p.step == api.ReasonFetching {
-		text += p.download.rateText(now)
+	switch {
+	case p.step != api.ReasonFetching:
+		return text
+	case p.screen.terminal && p.download.known():
+		return p.download.describe(p.vm.Status.Message, now)
 	}
-	return text
+	return text + p.download.rateText(now)
 }
 
 // download is what is known of a download from its messages. They are for people, so one that
 // has no such numbers is shown as it is.
 type download struct {
-	total   float64
+	total   float64 // 0 if it is not known
 	samples []downloadSample
 }
 
@@ -197,7 +215,7 @@ type downloadSample struct {
 
 // megabytes finds the numbers of a message such as "fetching X: 34% (12.3/36.1 MB)".
 var megabytes = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))? MB\)?$`)
+	return regexp.MustCompile(`: (?:\d+% \()?(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))? MB\)?$`)
 })
 
 // sample takes the numbers of a message.
@@ -208,7 +226,7 @@ func (d *download) sample(message string, now time.Time) {
 	}
 	received, _ := strconv.ParseFloat(found[1], 64)
 	total, _ := strconv.ParseFloat(found[2], 64)
-	d.total = max(total, received) * 1e6
+	d.total = total * 1e6
 	if n := len(d.samples); n > 0 && received*1e6 < d.samples[n-1].bytes {
 		d.samples = nil // it began again, or another image did
 	}
@@ -218,16 +236,48 @@ func (d *download) sample(message string, now time.Time) {
 	}
 }
 
-// rateText returns the rate, if it is known.
-func (d *download) rateText(now time.Time) string {
+// known reports whether a message had numbers.
+func (d *download) known() bool { return len(d.samples) > 0 }
+
+// size returns the size of what was downloaded.
+func (d *download) size() float64 {
+	if !d.known() {
+		return 0
+	}
+	return max(d.total, d.samples[len(d.samples)-1].bytes)
+}
+
+// rate returns the bytes per second of the last moments, or 0.
+func (d *download) rate(now time.Time) float64 {
 	n := len(d.samples)
 	if n < 2 || now.Sub(d.samples[n-1].at) > rateWindow {
-		return ""
+		return 0
 	}
 	first, last := d.samples[0], d.samples[n-1]
-	took := last.at.Sub(first.at).Seconds()
-	if took <= 0 {
-		return ""
+	if took := last.at.Sub(first.at).Seconds(); took > 0 {
+		return (last.bytes - first.bytes) / took
 	}
-	return ", " + bytesText((last.bytes-first.bytes)/took, decimalBytes) + "B/s"
+	return 0
+}
+
+// rateText returns the rate, if it is known.
+func (d *download) rateText(now time.Time) string {
+	if rate := d.rate(now); rate > 0 {
+		return ", " + bytesText(rate, decimalBytes) + "B/s"
+	}
+	return ""
+}
+
+// describe returns a bar and the numbers, and what is downloaded, which may be cut off.
+func (d *download) describe(message string, now time.Time) string {
+	received := d.samples[len(d.samples)-1].bytes
+	text := bytesText(received, decimalBytes) + "B"
+	if d.total > 0 {
+		text = fmt.Sprintf("%s %.0f%% of %sB", bar(received/d.total*100, barLength).text, received/d.total*100, bytesText(d.total, decimalBytes))
+	}
+	text += d.rateText(now)
+	if rate := d.rate(now); rate > 0 && d.total > received {
+		text += fmt.Sprintf(", %s left", time.Duration((d.total-received)/rate*float64(time.Second)).Round(time.Second))
+	}
+	return text + "  " + megabytes().ReplaceAllString(message, "")
 }

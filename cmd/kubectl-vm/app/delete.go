@@ -83,7 +83,7 @@ func (d *deleteOptions) run(ctx context.Context, args []string) error {
 			w.open[one.vm.UID] = &awaited{vm: one.vm, gone: true}
 		}
 	})
-	if err := d.await(ctx, w); err != nil {
+	if err := errors.Join(ctx.Err(), d.await(ctx, w)); err != nil {
 		return err
 	}
 	return d.result()
@@ -106,7 +106,9 @@ func (d *deleteOptions) word() string {
 
 func (d *deleteOptions) fail(name string, err error) {
 	d.failed = true
-	_, _ = fmt.Fprintf(d.ErrOut, "error: %s\n", d.describeFor(name, err))
+	if !errors.Is(err, context.Canceled) {
+		_, _ = fmt.Fprintf(d.ErrOut, "error: %s\n", d.describeFor(name, err))
+	}
 }
 
 // nameOf returns the name of a VM as kubectl prints it.

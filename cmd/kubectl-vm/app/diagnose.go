@@ -255,15 +255,20 @@ func (o *Options) steps(vm *api.VirtualMachine, known advice.Advice, v verdict) 
 		return []string{"Wait: a running controller sees a change within a second."}
 	}
 	var steps []string
-	if text := known.Steps(o.Program, vm.Name, driverOf(vm)); text != "" {
+	if text := known.Steps(o.namesOf(vm)); text != "" {
 		steps = append(steps, text)
 	} else if v == verdictWaiting {
 		steps = append(steps, "Nothing: Drover goes on by itself.")
 	}
 	if c, ok := advice.For(conditionOf(vm, api.ConditionConfined).Reason); ok && v == verdictHealthy {
-		if text := c.Steps(o.Program, vm.Name, driverOf(vm)); text != "" {
+		if text := c.Steps(o.namesOf(vm)); text != "" {
 			steps = append(steps, text)
 		}
 	}
 	return steps
+}
+
+// namesOf returns the words of a VM's advice.
+func (o *Options) namesOf(vm *api.VirtualMachine) advice.Names {
+	return advice.Names{Program: o.Program, Kubectl: o.Kubectl, VM: vm.Name, Driver: driverOf(vm)}
 }

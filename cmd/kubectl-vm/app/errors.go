@@ -46,7 +46,11 @@ func (o *Options) Report(err error) int {
 	if errors.Is(err, context.Canceled) {
 		return exitInterrupted
 	}
-	_, _ = fmt.Fprintf(o.ErrOut, "error: %s\n", o.describe(err))
+	lines := strings.Split(o.describe(err), "\n")
+	for i, line := range lines { // it may be about names and answers of others
+		lines[i] = clean(line)
+	}
+	_, _ = fmt.Fprintf(o.ErrOut, "error: %s\n", strings.Join(lines, "\n"))
 	return code
 }
 

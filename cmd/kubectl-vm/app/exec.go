@@ -25,12 +25,13 @@ type execOptions struct {
 func NewExecCommand(o *Options) *cobra.Command {
 	e := &execOptions{connection: connection{Options: o}}
 	cmd := e.newConnectCommand(&cobra.Command{
-		Use:   "exec NAME -- COMMAND [ARG...]",
-		Short: "Run a command in a VM: in a container by its engine, in a machine by its guest agent",
+		Use: "exec NAME [flags] -- COMMAND [ARG...]", DisableFlagsInUseLine: true,
+		Short:   "Run a command in a VM",
+		Example: o.examples("exec web -- uname -a", "exec -it web -- sh"),
 		Long: "Run a command in a VM, and exit with its exit code.\n" +
-			"In a container, the engine runs it. In a machine, the QEMU guest agent does: the guest has to run\n" +
-			"qemu-guest-agent, and a command has no terminal.",
-		Args: checkArgs(1, true),
+			"In a container, the engine runs it. In a machine, the QEMU guest agent does:\n" +
+			"the guest has to run qemu-guest-agent, and a command has no terminal.",
+		Args: oneName(needsCommand),
 		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], args[1:]) },
 	})
 	cmd.Flags().BoolVarP(&e.stdin, "stdin", "i", false, "pass standard input on")
@@ -39,7 +40,7 @@ func NewExecCommand(o *Options) *cobra.Command {
 }
 
 func (e *execOptions) run(ctx context.Context, name string, command []string) error {
-	client, namespace, err := e.connect(ctx)
+	at, err := e.connect(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -54,9 +55,9 @@ func (e *execOptions) run(ctx context.Context, name string, command []string) er
 	if err != nil {
 		return err
 	}
-	err = client.Connect(ctx, client.URL(namespace, name, streamsapi.Exec, query), o)
+	err = at.client.Connect(ctx, at.client.URL(at.namespace, at.name, streamsapi.Exec, query), o)
 	restore()
-	return streamError(err)
+	return at.describe(err)
 }
 
 // prepareTerminal asks for a terminal if there is one on this side, as kubectl does, or else

@@ -189,17 +189,23 @@ func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Even
 		return
 	}
 	fmt.Fprintf(b, "\n%s\n", s.paint("Last events:", bold))
-	t := table{columns: []column{{}, {}, {}}, noHeaders: true}
+	t := table{columns: []column{{}, {}}, noHeaders: true}
 	for i := range events {
-		e := &events[i]
-		kind := cell{text: e.Reason}
-		if e.Type == corev1.EventTypeWarning {
+		kind := cell{text: events[i].Reason}
+		if events[i].Type == corev1.EventTypeWarning {
 			kind.style = yellow
 		}
-		t.addRow(cell{text: "  " + o.ageOf(eventTime(e))}, kind, cell{text: eventText(e)})
+		t.addRow(cell{text: "  " + o.ageOf(eventTime(&events[i]))}, kind)
 	}
-	for _, line := range t.lines(screen{color: s.color}) {
-		b.WriteString(line)
+	widths := t.widths()
+	indent := widths[0] + widths[1] + 2*columnGap
+	for i, begin := range t.lines(screen{color: s.color}) {
+		lines := wrap(clean(eventText(&events[i])), max(s.width-indent, 0))
+		gap := strings.Repeat(" ", widths[1]-len(t.rows[i][1].text)+columnGap)
+		b.WriteString(strings.TrimSuffix(begin, "\n") + gap + lines[0] + "\n")
+		for _, line := range lines[1:] {
+			b.WriteString(strings.Repeat(" ", indent) + line + "\n")
+		}
 	}
 }
 

@@ -4,15 +4,15 @@
 package app
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/netip"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"k8s.io/cli-runtime/pkg/printers"
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 )
@@ -29,9 +29,9 @@ func NewIPCommand(o *Options) *cobra.Command {
 	cmd := i.newConnectCommand(&cobra.Command{
 		Use:   "ip NAME",
 		Short: "Show the network interfaces that a VM itself sees",
-		Long: "Show the network interfaces that a VM itself sees: those of a container, or what the QEMU guest agent\n" +
-			"of a machine reports.",
-		Args: checkArgs(1, false),
+		Long: "Show the network interfaces that a VM itself sees: those of a container, or what\n" +
+			"the QEMU guest agent of a machine reports.",
+		Args: oneName(noCommand), Example: o.examples("ip web"),
 		RunE: func(cmd *cobra.Command, args []string) error { return i.run(cmd.Context(), args[0]) },
 	})
 	cmd.Flags().StringVarP(&i.output, "output", "o", "", "output format: json")
@@ -43,15 +43,15 @@ const maxInterfaces = 1 << 20
 
 func (i *ipOptions) run(ctx context.Context, name string) error {
 	if i.output != "" && i.output != "json" {
-		return fmt.Errorf("--output is %q: it must be json or left out", i.output)
+		return fmt.Errorf("--output %q: allowed is json", i.output)
 	}
-	client, namespace, err := i.connect(ctx)
+	at, err := i.connect(ctx, name)
 	if err != nil {
 		return err
 	}
-	body, err := client.Get(ctx, namespace, name, streamsapi.Interfaces, nil)
+	body, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Interfaces, nil)
 	if err != nil {
-		return streamError(err)
+		return at.describe(err)
 	}
 	defer func() { _ = body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(body, maxInterfaces))
@@ -71,27 +71,23 @@ func (i *ipOptions) print(answer []byte) error {
 		return fmt.Errorf("read the interfaces: %w", err)
 	}
 	if i.output == "json" {
-		_, err := fmt.Fprintln(i.Out, strings.TrimSpace(string(answer)))
+		var indented bytes.Buffer
+		if err := json.Indent(&indented, bytes.TrimSpace(answer), "", "    "); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(i.Out, indented.String())
 		return err
 	}
-	table := printers.GetNewTabWriter(i.Out)
-	_, _ = fmt.Fprintln(table, "INTERFACE\tMAC\tADDRESSES")
+	t := table{columns: []column{{name: "INTERFACE"}, {name: "MAC"}, {name: "ADDRESS"}}}
 	for _, nic := range interfaces {
-		var addresses []string
+		name, mac := nic.Name, cmp.Or(nic.MAC, "-")
+		if len(nic.Addresses) == 0 {
+			t.addRow(cell{text: name}, cell{text: mac}, cell{text: "-"})
+		}
 		for _, a := range nic.Addresses {
-			addresses = append(addresses, a.String())
+			t.addRow(cell{text: name}, cell{text: mac}, cell{text: a.String()})
+			name, mac = "", ""
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", printable(nic.Name), printable(nic.MAC), strings.Join(addresses, ","))
 	}
-	return table.Flush()
-}
-
-// printable replaces what a guest could use to change the terminal.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, text)
+	return t.write(i.Out, screenOf(i.Out))
 }

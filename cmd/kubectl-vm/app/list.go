@@ -114,8 +114,14 @@ func (o *Options) printNothingFound(namespace, selector string) {
 
 func (l *listOptions) columns() []column {
 	columns := []column{
-		{name: "NAME"}, {name: "STATE"}, {name: "READY", expendable: 3}, {name: "REASON", expendable: 1},
-		{name: "CPU", right: true, expendable: 4}, {name: "MEMORY", right: true, expendable: 5}, {name: "PORTS", expendable: 2}, {name: "AGE", expendable: 6},
+		{name: "NAME"},
+		{name: "STATE"},
+		{name: "READY", expendable: 3},
+		{name: "REASON", expendable: 1},
+		{name: "CPU", right: true, expendable: 4},
+		{name: "MEMORY", right: true, expendable: 5},
+		{name: "PORTS", expendable: 2},
+		{name: "AGE", expendable: 6},
 	}
 	if l.allNamespaces {
 		columns = append([]column{{name: "NAMESPACE"}}, columns...)
@@ -137,11 +143,14 @@ func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 		most = len(vm.Status.Ports)
 	}
 	row := []cell{
-		{text: vm.Name}, stateOf(vm),
+		{text: vm.Name},
+		stateOf(vm),
 		{text: cmp.Or(string(conditionOf(vm, api.ConditionReady).Status), none)},
 		{text: cmp.Or(vm.Status.Reason, none)},
-		{text: sizeText(vm, api.ResourceCPU)}, {text: sizeText(vm, api.ResourceMemory)},
-		{text: joinSome(portsOf(vm), most)}, {text: l.ageOf(vm.CreationTimestamp.Time)},
+		{text: sizeText(vm, api.ResourceCPU)},
+		{text: sizeText(vm, api.ResourceMemory)},
+		{text: joinSome(portsOf(vm), most)},
+		{text: l.ageOf(vm.CreationTimestamp.Time)},
 	}
 	if l.allNamespaces {
 		row = append([]cell{{text: vm.Namespace}}, row...)
@@ -164,8 +173,13 @@ func (l *listOptions) wideCells(vm *api.VirtualMachine) []cell {
 		engine = shortID(b.EngineID)
 	}
 	return []cell{
-		{text: cmp.Or(driverOf(vm), none)}, {text: joinSome(vm.Status.Addresses, 1)},
-		{text: strconv.FormatInt(vm.Status.RestartCount, 10)}, {text: cpu}, {text: memory},
-		{text: cmp.Or(imageOf(vm), none)}, {text: engine}, {text: id},
+		{text: cmp.Or(driverOf(vm), none)},
+		{text: joinSome(vm.Status.Addresses, 1)},
+		{text: strconv.FormatInt(vm.Status.RestartCount, 10)},
+		{text: cpu},
+		{text: memory},
+		{text: cmp.Or(imageOf(vm), none)},
+		{text: engine},
+		{text: id},
 	}
 }

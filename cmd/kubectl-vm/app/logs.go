@@ -27,9 +27,9 @@ func NewLogsCommand(o *Options) *cobra.Command {
 	l := &logsOptions{connection: connection{Options: o}}
 	cmd := l.newConnectCommand(&cobra.Command{
 		Use:   "logs NAME",
-		Short: "Print what a VM wrote to its serial console, or a container to its output",
-		Args:  checkArgs(1, false),
-		RunE:  func(cmd *cobra.Command, args []string) error { return l.run(cmd.Context(), args[0]) },
+		Short: "Print what a VM wrote to its console or output",
+		Args:  oneName(noCommand), Example: o.examples("logs web", "logs web -f --tail 20"),
+		RunE: func(cmd *cobra.Command, args []string) error { return l.run(cmd.Context(), args[0]) },
 	})
 	cmd.Flags().BoolVarP(&l.follow, "follow", "f", false, "go on with what is written from now on")
 	cmd.Flags().BoolVarP(&l.previous, "previous", "p", false, "print what came before the current log: the container's run before, or what was cut off a machine's log")
@@ -41,7 +41,7 @@ func (l *logsOptions) run(ctx context.Context, name string) error {
 	if l.tail < -1 {
 		return fmt.Errorf("--tail is %d: it must be -1 or more", l.tail)
 	}
-	client, namespace, err := l.connect(ctx)
+	at, err := l.connect(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -49,9 +49,9 @@ func (l *logsOptions) run(ctx context.Context, name string) error {
 	if l.tail >= 0 {
 		query.Set("tailLines", strconv.FormatInt(l.tail, 10))
 	}
-	log, err := client.Get(ctx, namespace, name, streamsapi.Log, query)
+	log, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Log, query)
 	if err != nil {
-		return streamError(err)
+		return at.describe(err)
 	}
 	defer func() { _ = log.Close() }()
 	_, err = io.Copy(l.Out, log)

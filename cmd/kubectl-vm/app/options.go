@@ -17,7 +17,6 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 
 	client "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 )
@@ -36,10 +35,10 @@ type Options struct {
 	Config *genericclioptions.ConfigFlags
 	// Clock is the clock of ages, waits and screens.
 	Clock clock.WithTicker
-	// Program is how users call the program, for help and advice.
-	Program string
 	// Self is how this program is started again, by ssh; nil means its own file.
 	Self []string
+	// Program and Kubectl are how users call this program and kubectl, for help and advice.
+	Program, Kubectl string
 	// DefaultKubeconfig returns the kubeconfig that is used if the user named none, or
 	// nothing for kubectl's own rules. It may be nil.
 	DefaultKubeconfig func() string
@@ -53,13 +52,13 @@ type Options struct {
 func NewOptions(streams genericiooptions.IOStreams) *Options {
 	config := genericclioptions.NewConfigFlags(true).WithWarningPrinter(streams)
 	config.CacheDir = nil // for discovery, which no verb needs
-	config.Timeout = ptr.To(requestTimeout)
-	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm"}
+	config.Timeout = new(requestTimeout)
+	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm", Kubectl: "kubectl"}
 }
 
 // withOut returns options that print to another stream.
 func (o *Options) withOut(out io.Writer) *Options {
-	other := &Options{IOStreams: o.IOStreams, Config: o.Config, Clock: o.Clock, Program: o.Program, DefaultKubeconfig: o.DefaultKubeconfig}
+	other := &Options{IOStreams: o.IOStreams, Config: o.Config, Clock: o.Clock, Program: o.Program, Kubectl: o.Kubectl, DefaultKubeconfig: o.DefaultKubeconfig}
 	other.Out = out
 	return other
 }

@@ -31,7 +31,7 @@ func ownsSpecField(set *metav1.FieldsV1, field string) bool {
 	var owned struct {
 		Spec map[string]json.RawMessage `json:"f:spec"`
 	}
-	if set == nil || json.Unmarshal(set.Raw, &owned) != nil {
+	if set == nil || json.Unmarshal(set.GetRawBytes(), &owned) != nil {
 		return false
 	}
 	_, has := owned.Spec["f:"+field]

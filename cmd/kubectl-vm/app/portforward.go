@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
@@ -27,10 +29,15 @@ func NewPortForwardCommand(o *Options) *cobra.Command {
 	cmd := p.newConnectCommand(&cobra.Command{
 		Use:     "port-forward NAME [LOCAL:]REMOTE...",
 		Short:   "Forward local ports to TCP ports of a VM",
-		Long:    "Forward local ports to TCP ports of a VM until Ctrl-C. Of a machine, these are the ports of spec.ports.",
-		Example: "  kubectl vm port-forward web 8080:80",
-		Args:    cobra.MinimumNArgs(2),
-		RunE:    func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), args[0], args[1:]) },
+		Long:    "Forward local ports to TCP ports of a VM until Ctrl-C.\nUnder qemu, only TCP ports of spec.ports can be forwarded.",
+		Example: o.examples("port-forward web 8080:80"),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) < 2 {
+				return errors.New("give NAME and at least one [LOCAL:]REMOTE port")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), args[0], args[1:]) },
 	})
 	cmd.Flags().StringVar(&p.address, "address", "127.0.0.1", "local address to listen on")
 	cmd.Flags().BoolVar(&p.stdio, "stdio", false, "connect standard input and output to one port, as for ssh's ProxyCommand")
@@ -49,18 +56,36 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	if p.stdio && len(forwards) != 1 {
 		return fmt.Errorf("--stdio takes one port, and there are %d", len(forwards))
 	}
-	client, namespace, err := p.connect(ctx)
+	at, err := p.connect(ctx, name)
 	if err != nil {
 		return err
 	}
-	forwarder := streams.PortForwarder{Client: client, Namespace: namespace, Name: name, Address: p.address, Notes: p.ErrOut}
+	if err := p.check(ctx, at, forwards); err != nil {
+		return err
+	}
+	forwarder := streams.PortForwarder{Client: at.client, Namespace: at.namespace, Name: at.name, Address: p.address, Notes: p.ErrOut, Clean: clean}
 	if p.stdio {
-		return streamError(forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
+		return at.describe(forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
 	}
 	if err := forwarder.Run(ctx, forwards); err != nil {
 		return err
 	}
 	return context.Cause(ctx)
+}
+
+// check reports what would keep every connection from being made.
+func (p *portForwardOptions) check(ctx context.Context, at place, forwards []streams.Forward) error {
+	vm, err := p.GetVM(ctx, at.namespace, at.name)
+	if err != nil || vm.Status.Driver != "qemu" {
+		return err
+	}
+	for _, f := range forwards {
+		isPort := func(port api.Port) bool { return port.Port == int32(f.Remote) && port.Protocol != api.ProtocolUDP }
+		if !slices.ContainsFunc(vm.Spec.Ports, isPort) {
+			return fmt.Errorf("port %d: VM %s does not list this TCP port in spec.ports; add it with %s port add %s %d", f.Remote, at.name, p.Program, at.name, f.Remote)
+		}
+	}
+	return nil
 }
 
 // stdio is standard input and output as one connection.

@@ -96,7 +96,7 @@ func (p *powerOptions) run(ctx context.Context, args []string) error {
 			w.open[one.vm.UID] = &awaited{vm: one.vm, reached: whenReady(one.vm.Generation), unchanged: one.outcome.unchanged != ""}
 		}
 	})
-	if err := p.await(ctx, w); err != nil {
+	if err := errors.Join(ctx.Err(), p.await(ctx, w)); err != nil {
 		return err
 	}
 	if p.failed {
@@ -171,9 +171,13 @@ func (p *powerOptions) report(one *selected) {
 	}
 }
 
-// fail reports the failure of one VM, with which the others go on.
+// fail reports the failure of one VM, with which the others go on. After Ctrl-C there is nothing
+// to report.
 func (p *powerOptions) fail(name string, err error) {
 	p.failed = true
+	if errors.Is(err, context.Canceled) {
+		return
+	}
 	_, _ = fmt.Fprintf(p.ErrOut, "error: %s\n", p.describeFor(name, err))
 }
 

@@ -38,7 +38,7 @@ func NewResizeCommand(o *Options) *cobra.Command {
 	cmd.Flags().StringVar(&r.cpu, "cpu", "", "number of CPUs, for example 2 or 500m")
 	cmd.Flags().StringVar(&r.memory, "memory", "", "memory, for example 4G or 512Mi")
 	cmd.Flags().StringVar(&r.disk, "disk", "", "size of the root disk, for example 40G")
-	r.changeOptions.addFlags(cmd)
+	r.addFlags(cmd)
 	for _, name := range []string{"cpu", "memory", "disk"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}

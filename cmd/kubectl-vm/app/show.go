@@ -187,10 +187,10 @@ func instantText(at time.Time) string { return at.UTC().Format("2006-01-02 15:04
 func placeText(vm *api.VirtualMachine) string {
 	text := driverOf(vm)
 	if b := vm.Status.Binding; b != nil {
-		text += ", engine " + b.EngineID
+		text += ", engine " + shortID(b.EngineID)
 	}
 	if s := vm.Status.Server; s != nil {
-		text += ", as " + s.ID
+		text += ", as " + shortID(s.ID)
 		switch s.Accelerator {
 		case "kvm":
 			text += ", by KVM"

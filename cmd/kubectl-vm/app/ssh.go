@@ -17,7 +17,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -36,20 +35,22 @@ type sshOptions struct {
 func NewSSHCommand(o *Options) *cobra.Command {
 	s := &sshOptions{connection: connection{Options: o}}
 	cmd := s.newConnectCommand(&cobra.Command{
-		Use:   "ssh [USER@]NAME [-- COMMAND [ARG...]]",
+		Use: "ssh [USER@]NAME [flags] [-- COMMAND [ARG...]]", DisableFlagsInUseLine: true,
 		Short: "Log in to a VM with the ssh of this computer",
-		Long: "Log in to a VM with the ssh of this computer, through Drover: the VM needs no address that this\n" +
-			"computer reaches. Of a machine, port 22 has to be in spec.ports.\n" +
-			"The VM's host key is accepted at the first login and then kept under the VM's UID, so that a VM that\n" +
-			"was deleted and created again is another host.",
-		Example: "  kubectl vm ssh debian@web\n  kubectl vm ssh debian@web -- uptime",
-		Args:    checkArgs(1, false),
+		Long: "Log in to a VM with the ssh of this computer, through Drover: the VM needs no\n" +
+			"address that this computer reaches. Under qemu, the port (--port) has to be one of\n" +
+			"spec.ports.\n" +
+			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
+			"a VM that was deleted and created again is another host.",
+		Example: o.examples("ssh debian@web", "ssh debian@web -- uptime"),
+		Args:    oneName(mayHaveCommand),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s.passedOn = changedFlags(cmd)
+			if err := s.readFlags(cmd); err != nil {
+				return err
+			}
 			return s.runSSH(cmd.Context(), args[0], args[1:])
 		},
 	})
-	cmd.Args = checkSSHArgs
 	s.addFlags(cmd.Flags())
 	cmd.Flags().StringVarP(&s.user, "login", "l", "", "user to log in as, like USER@NAME")
 	return cmd
@@ -61,10 +62,17 @@ func NewCopyCommand(o *Options) *cobra.Command {
 	cmd := s.newConnectCommand(&cobra.Command{
 		Use:     "cp [USER@]NAME:PATH LOCAL | LOCAL... [USER@]NAME:PATH",
 		Short:   "Copy files to or from a VM with the scp of this computer",
-		Example: "  kubectl vm cp page.html debian@web:/tmp/\n  kubectl vm cp -r debian@web:/var/log ./log",
-		Args:    cobra.MinimumNArgs(2),
+		Example: o.examples("cp page.html debian@web:/tmp/", "cp -r debian@web:/var/log ./log"),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) < 2 {
+				return errors.New("give what to copy, and where to")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s.passedOn = changedFlags(cmd)
+			if err := s.readFlags(cmd); err != nil {
+				return err
+			}
 			return s.runCopy(cmd.Context(), args)
 		},
 	})
@@ -77,13 +85,6 @@ func (s *sshOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVarP(&s.identity, "identity", "i", "", "file of the private key to use")
 	f.Uint16Var(&s.port, "port", 22, "port of the VM at which its ssh server listens")
 	f.StringArrayVar(&s.options, "ssh-option", nil, "option for ssh, as for its -o; may be repeated")
-}
-
-func checkSSHArgs(cmd *cobra.Command, args []string) error {
-	if dash := cmd.ArgsLenAtDash(); dash < 0 && len(args) > 1 {
-		return fmt.Errorf("%s: %q is not expected here; a command for the VM goes behind --", cmd.UseLine(), args[1])
-	}
-	return cobra.MinimumNArgs(1)(cmd, args)
 }
 
 func (s *sshOptions) runSSH(ctx context.Context, target string, command []string) error {
@@ -162,8 +163,8 @@ func splitTarget(target string) (user, name string, err error) {
 			return "", "", fmt.Errorf("%q: the user before @ is empty or begins with a dash", target)
 		}
 	}
-	if name == "" {
-		return "", "", fmt.Errorf("%q: the name of a VM is missing", target)
+	if name, err = parseName(name); err != nil {
+		return "", "", fmt.Errorf("%q: %w", target, err)
 	}
 	return user, name, nil
 }
@@ -175,11 +176,7 @@ func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []stri
 	if err != nil {
 		return nil, "", err
 	}
-	vms, err := s.VMs(namespace)
-	if err != nil {
-		return nil, "", err
-	}
-	vm, err := vms.Get(ctx, name, metav1.GetOptions{})
+	vm, err := s.GetVM(ctx, namespace, name)
 	if err != nil {
 		return nil, "", err
 	}
@@ -217,6 +214,7 @@ func (s *sshOptions) hostOptions(self []string, name string, uid types.UID, know
 		"UserKnownHostsFile=" + quoteWord(known),
 		"StrictHostKeyChecking=accept-new",
 		"CheckHostIP=no",
+		"ControlPath=none", // its connections are found by the name, which VMs of other clusters may have
 	}
 }
 
@@ -237,7 +235,7 @@ func quoteCommand(words []string) string {
 	for i, word := range words {
 		quoted[i] = "'" + strings.ReplaceAll(word, "'", "'\\''") + "'"
 	}
-	return strings.ReplaceAll("exec "+strings.Join(quoted, " "), "%", "%%")
+	return strings.ReplaceAll(strings.Join(quoted, " "), "%", "%%")
 }
 
 // quoteWord quotes a path in ssh's configuration, where a space would end it.
@@ -245,16 +243,29 @@ func quoteWord(path string) string {
 	return "\"" + strings.ReplaceAll(path, "%", "%%") + "\""
 }
 
-// changedFlags returns the flags of the command line that all verbs have.
-func changedFlags(cmd *cobra.Command) (args []string) {
+// readFlags stores the flags of the command line that say which cluster is meant. Others of
+// this computer can read ssh's command line, so no secret may be in it.
+func (s *sshOptions) readFlags(cmd *cobra.Command) error {
+	for _, secret := range []string{"token", "password"} {
+		if f := cmd.Flags().Lookup(secret); f != nil && f.Changed {
+			return fmt.Errorf("--%s cannot be used here, since others could read it: put it into a kubeconfig", secret)
+		}
+	}
+	s.passedOn = nil
 	add := func(f *pflag.Flag) {
-		if f.Changed {
-			args = append(args, "--"+f.Name+"="+f.Value.String())
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, value := range values {
+			if f.Changed {
+				s.passedOn = append(s.passedOn, "--"+f.Name+"="+value)
+			}
 		}
 	}
 	cmd.InheritedFlags().VisitAll(add)
 	add(cmd.Flags().Lookup("drover-namespace"))
-	return args
+	return nil
 }
 
 // runProgram runs ssh or scp with the streams of this program, and passes its exit code on.
@@ -263,7 +274,7 @@ func (s *sshOptions) runProgram(ctx context.Context, program string, args []stri
 	if err != nil {
 		return fmt.Errorf("%s is not installed on this computer (package openssh-client): %w", program, err)
 	}
-	cmd := exec.CommandContext(ctx, path, args...)
+	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // ssh or scp, with the arguments of its user
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.ErrOut
 	err = cmd.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {

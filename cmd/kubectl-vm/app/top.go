@@ -200,18 +200,18 @@ func (f *fleet) setLost(err error) {
 }
 
 // take returns the VMs if something has changed since the last call.
-func (f *fleet) take(always bool) (vms []api.VirtualMachine, lost error, changed bool) {
+func (f *fleet) take(always bool) (vms []api.VirtualMachine, changed bool, lost error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.vms == nil || !f.changed && !always {
-		return nil, f.lost, false
+		return nil, false, f.lost
 	}
 	f.changed = false
 	vms = make([]api.VirtualMachine, 0, len(f.vms))
 	for _, vm := range f.vms {
 		vms = append(vms, vm)
 	}
-	return vms, f.lost, true
+	return vms, true, f.lost
 }
 
 // runWatch shows the VMs until ctx ends: in place on a terminal, else as a table for each
@@ -248,7 +248,7 @@ func (t *topOptions) draw(ctx context.Context, f *fleet, ended <-chan error) err
 	last := screen{}
 	for {
 		now := screenOf(t.Out)
-		if vms, lost, changed := f.take(now != last); changed {
+		if vms, changed, lost := f.take(now != last); changed {
 			if err := t.show(now, vms, lost); err != nil {
 				return err
 			}

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned/scheme"
@@ -58,7 +59,7 @@ func (o *Options) getObject(ctx context.Context, namespace, name string) (*unstr
 	if err != nil {
 		return nil, err
 	}
-	raw, err := c.Get().Namespace(namespace).Resource(resourceVMs).Name(name).Do(ctx).Raw()
+	raw, err := rawOf(c.Get().Namespace(namespace).Resource(resourceVMs).Name(name).Do(ctx))
 	if err != nil {
 		return nil, describeVMError(err, namespace, name)
 	}
@@ -69,13 +70,21 @@ func (o *Options) getObject(ctx context.Context, namespace, name string) (*unstr
 	return object, nil
 }
 
+// rawOf returns an answer as it is, or the error that it describes, which Raw alone does not read.
+func rawOf(answer rest.Result) ([]byte, error) {
+	if err := answer.Error(); err != nil {
+		return nil, err
+	}
+	return answer.Raw()
+}
+
 // listObjects returns VMs as the API server has them.
 func (o *Options) listObjects(ctx context.Context, namespace string, opts metav1.ListOptions) (*unstructured.UnstructuredList, error) {
 	c, err := o.vmClient()
 	if err != nil {
 		return nil, err
 	}
-	raw, err := c.Get().Namespace(namespace).Resource(resourceVMs).VersionedParams(&opts, scheme.ParameterCodec).Do(ctx).Raw()
+	raw, err := rawOf(c.Get().Namespace(namespace).Resource(resourceVMs).VersionedParams(&opts, scheme.ParameterCodec).Do(ctx))
 	if err != nil {
 		return nil, err
 	}

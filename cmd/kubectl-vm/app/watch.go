@@ -35,6 +35,9 @@ type observer struct {
 	all func([]api.VirtualMachine) bool
 	// one sees a VM that was added, changed or deleted.
 	one func(kind watch.EventType, vm *api.VirtualMachine) bool
+	// patient is set if the cluster is known to have answered before, so that the first list is
+	// tried again too.
+	patient bool
 	// lost, if any, is called with the error when the API server does not answer, and with
 	// nil when it does again.
 	lost func(error)
@@ -51,7 +54,7 @@ type follower struct {
 }
 
 // follow calls an observer with the VMs of a namespace, or of all with "". It ends with an
-// error if the first list fails, or ctx ends.
+// error if the first list fails, unless the observer is patient, or if ctx ends.
 func (o *Options) follow(ctx context.Context, namespace string, opts metav1.ListOptions, see observer) (err error) {
 	f := &follower{Options: o, namespace: namespace, opts: opts, observer: see}
 	if f.list, err = o.VMs(namespace); err != nil {
@@ -65,7 +68,7 @@ func (o *Options) follow(ctx context.Context, namespace string, opts metav1.List
 
 func (f *follower) run(ctx context.Context) error {
 	pause := time.Duration(0)
-	for listed := false; ; {
+	for listed := f.patient; ; {
 		enough, err := f.listAndWatch(ctx, &listed)
 		switch {
 		case enough:

@@ -28,8 +28,19 @@ const (
 	levelWidth = len(LevelWarning)
 )
 
+// bold is the code of bold text.
+const bold = "1"
+
 // colors are the codes of the levels' colors.
 var colors = map[Level]string{LevelOK: "32", LevelNote: "36", LevelWarning: "33", LevelError: "31;1"}
+
+// paint gives a text a color or a weight, where the style has them.
+func (s Style) paint(text, code string) string {
+	if !s.Color || code == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
 
 // Print prints findings under the headings of their groups, and counts them in the last
 // line. Commands are never wrapped, so that they can be copied.
@@ -60,7 +71,7 @@ func (s Style) printRows(text *bytes.Buffer, all []Finding) {
 			if group != "" {
 				text.WriteByte('\n')
 			}
-			fmt.Fprintf(text, "%s\n", f.Group)
+			fmt.Fprintf(text, "%s\n", s.paint(f.Group, bold))
 			name = ""
 		}
 		if f.Name == name && f.Group == group {
@@ -76,16 +87,16 @@ func (s Style) printRows(text *bytes.Buffer, all []Finding) {
 func (s Style) printFinding(text *bytes.Buffer, f Finding, names int) {
 	margin := indent + strings.Repeat(" ", levelWidth+names+4)
 	width := max(s.Width-len(margin), minWidth)
-	level := fmt.Sprintf("%-*s", levelWidth, f.Level)
-	if s.Color {
-		level = "\x1b[" + colors[f.Level] + "m" + level + "\x1b[0m"
+	level := s.paint(fmt.Sprintf("%-*s", levelWidth, f.Level), colors[f.Level])
+	first, weight := fmt.Sprintf("%s%s  %-*s  ", indent, level, names, f.Name), ""
+	if f.Level == LevelWarning || f.Level == LevelError {
+		weight = bold
 	}
-	first := fmt.Sprintf("%s%s  %-*s  ", indent, level, names, f.Name)
 	for i, line := range wrap(f.Observed, width) {
 		if i > 0 {
 			first = margin
 		}
-		fmt.Fprintf(text, "%s%s\n", first, line)
+		fmt.Fprintf(text, "%s%s\n", first, s.paint(line, weight))
 	}
 	for _, line := range wrap(f.Meaning, width) {
 		fmt.Fprintf(text, "%s%s\n", margin, line)

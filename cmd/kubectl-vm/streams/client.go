@@ -17,11 +17,14 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/klog/v2"
+	"k8s.io/streaming/pkg/httpstream"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 )
@@ -76,7 +79,7 @@ func readConfigMap(ctx context.Context, config *rest.Config, namespace string) (
 	body, err := get(ctx, transport, path)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("this Drover offers no consoles, logs, commands and ports: there is no ConfigMap %s in namespace %s (drover-controller needs --streams-address; --drover-namespace names another namespace)", streams.ConfigMapName, namespace)
+		return nil, fmt.Errorf("this cluster serves no consoles, logs, commands and ports of VMs: ConfigMap %s is not in namespace %s; name Drover's with --drover-namespace, or start drover-controller with --streams-address", streams.ConfigMapName, namespace)
 	case err != nil:
 		return nil, fmt.Errorf("find where streams are served: %w", err)
 	}
@@ -88,8 +91,8 @@ func readConfigMap(ctx context.Context, config *rest.Config, namespace string) (
 	return &found, nil
 }
 
-// useAddress changes a configuration to that of a server of its own. Certificates for the
-// API server do not count there, nor does a setting not to check them.
+// useAddress changes a configuration to that of a server of its own. It replaces the API
+// server's CA, and does not take over insecure-skip-tls-verify.
 func useAddress(config *rest.Config, address, ca string) error {
 	target, err := url.Parse(address)
 	if err != nil || target.Scheme != "https" || target.Host == "" || target.User != nil {
@@ -130,7 +133,8 @@ func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.Stream
 	if err != nil {
 		return err
 	}
-	return executor.StreamWithContext(ctx, o)
+	// The library logs what goes wrong at the end of a stream, which is normal when a person leaves.
+	return executor.StreamWithContext(klog.NewContext(ctx, logr.Discard()), o)
 }
 
 func get(ctx context.Context, client *http.Client, u *url.URL) (io.ReadCloser, error) {
@@ -177,4 +181,22 @@ func reasonOf(code int) metav1.StatusReason {
 		return metav1.StatusReasonServiceUnavailable
 	}
 	return metav1.StatusReasonUnknown
+}
+
+// Cause returns what the server said about a stream that failed, without the words of the
+// layers between.
+func Cause(err error) error {
+	if refused := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &refused) {
+		err = refused.Cause
+	}
+	if status := (*apierrors.StatusError)(nil); errors.As(err, &status) {
+		return status
+	}
+	if err == nil {
+		return nil
+	}
+	if reason, text := streams.SplitReason(err.Error()); reason != "" {
+		return errors.New(text)
+	}
+	return err
 }

@@ -71,7 +71,7 @@ func TestCredentials(t *testing.T) {
 			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
 			return
 		}
-		_, _ = io.WriteString(w, r.URL.Path+" "+r.Header.Get("Authorization"))
+		_, _ = io.WriteString(w, r.URL.Path+" "+r.Header.Get("Authorization")) //nolint:gosec // no browser asks
 	})
 	client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()), "drover-system")
 	if err != nil {

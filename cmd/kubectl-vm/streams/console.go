@@ -36,6 +36,8 @@ type ConsoleSession struct {
 	Out             io.Writer
 	// Notes receives what is said about the connection, a line each.
 	Notes io.Writer
+	// Clean removes what a terminal would take as commands.
+	Clean func(string) string
 	Clock clock.Clock
 	// GiveUp is how long to try to connect again.
 	GiveUp time.Duration
@@ -79,13 +81,13 @@ func (s *ConsoleSession) stayConnected(ctx context.Context) error {
 		if endReason(err) == streams.ReasonConsoleTaken {
 			s.readOnly = true
 		}
-		s.note("%s; connecting again.", describeEnd(err))
+		s.note("%s. Connecting again, from the last lines on; Ctrl-] leaves.", describeEnd(err))
 		connected, err = s.connectAgain(ctx)
 	}
-	if ctx.Err() != nil || s.terminal == nil && endReason(err) == streams.ReasonServerStopped {
-		return nil
+	if hasEnded := ctx.Err() != nil || s.terminal == nil && endReason(err) == streams.ReasonServerStopped; !hasEnded {
+		return err
 	}
-	return err
+	return nil
 }
 
 // connectAgain tries until a connection was there, or GiveUp has passed.
@@ -131,7 +133,7 @@ func (s *ConsoleSession) connect(ctx context.Context) (connected bool, err error
 
 // note prints a line, which also starts a line where the terminal is raw.
 func (s *ConsoleSession) note(format string, args ...any) {
-	_, _ = fmt.Fprintf(s.Notes, "\r\n"+format+"\r\n", args...)
+	_, _ = fmt.Fprintf(s.Notes, "\r\n%s\r\n", s.Clean(fmt.Sprintf(format, args...)))
 }
 
 // mayReturn reports whether the console may be there again later: the connection was lost,
@@ -140,13 +142,11 @@ func (s *ConsoleSession) mayReturn(err error) bool {
 	if refused := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &refused) {
 		return apierrors.IsServiceUnavailable(refused.Cause) || apierrors.IsConflict(refused.Cause) || apierrors.IsTooManyRequests(refused.Cause)
 	}
-	switch endReason(err) {
-	case "", metav1.StatusReasonServiceUnavailable, streams.ReasonConsoleTaken:
-		return true
-	case streams.ReasonServerStopped:
+	reason := endReason(err)
+	if reason == streams.ReasonServerStopped {
 		return s.terminal != nil
 	}
-	return false
+	return reason == "" || reason == metav1.StatusReasonServiceUnavailable || reason == streams.ReasonConsoleTaken
 }
 
 // endReason returns the reason with which the server ended a stream, or nothing if the
@@ -163,11 +163,10 @@ func describeEnd(err error) string {
 	if err == nil {
 		return "The connection ended"
 	}
-	reason, text := streams.SplitReason(err.Error())
-	if reason == "" {
-		return "The connection was lost (" + text + ")"
+	if reason, text := streams.SplitReason(err.Error()); reason != "" {
+		return "The connection ended: " + text
 	}
-	return "The connection ended: " + text
+	return "The connection was lost"
 }
 
 // firstUse notes whether a connection was there: only then is anything read or written.

@@ -34,7 +34,7 @@ func ParseForward(text string) (Forward, error) {
 	l, err := strconv.ParseUint(local, 10, 16)
 	r, remoteErr := strconv.ParseUint(remote, 10, 16)
 	if err != nil || remoteErr != nil || r == 0 || !both && l == 0 {
-		return Forward{}, fmt.Errorf("port %q: it must be LOCAL:REMOTE, :REMOTE or one port, each from 1 to 65535", text)
+		return Forward{}, fmt.Errorf("port %q: it must be REMOTE, LOCAL:REMOTE, or :REMOTE for any free local port; a port is 1 to 65535", text)
 	}
 	return Forward{Local: uint16(l), Remote: uint16(r)}, nil
 }
@@ -47,6 +47,8 @@ type PortForwarder struct {
 	Address string
 	// Notes receives what is said about connections, a line each.
 	Notes io.Writer
+	// Clean removes what a terminal would take as commands.
+	Clean func(string) string
 }
 
 // Run opens all ports, or none, and serves them until ctx ends.
@@ -70,7 +72,8 @@ func (f *PortForwarder) Run(ctx context.Context, forwards []Forward) error {
 	return nil
 }
 
-func (f *PortForwarder) listen(ctx context.Context, forwards []Forward) (all []net.Listener, err error) {
+func (f *PortForwarder) listen(ctx context.Context, forwards []Forward) ([]net.Listener, error) {
+	var all []net.Listener
 	var config net.ListenConfig
 	for _, forward := range forwards {
 		l, err := config.Listen(ctx, "tcp", net.JoinHostPort(f.Address, strconv.Itoa(int(forward.Local))))
@@ -93,7 +96,7 @@ func (f *PortForwarder) serve(ctx context.Context, l net.Listener, remote uint16
 		}
 		all.Go(func() {
 			if err := f.Connect(ctx, remote, conn); err != nil && ctx.Err() == nil {
-				f.note("A connection to port %d failed: %v", remote, err)
+				f.note("A connection to port %d failed: %v", remote, Cause(err))
 			}
 		})
 	}
@@ -116,5 +119,5 @@ func (f *PortForwarder) Connect(ctx context.Context, remote uint16, conn io.Read
 }
 
 func (f *PortForwarder) note(format string, args ...any) {
-	_, _ = fmt.Fprintf(f.Notes, format+"\n", args...)
+	_, _ = fmt.Fprintln(f.Notes, f.Clean(fmt.Sprintf(format, args...)))
 }

@@ -62,7 +62,7 @@ func (s *sizes) Next() *remotecommand.TerminalSize {
 		case <-s.changed:
 			width, height, err := term.GetSize(int(s.terminal.out.Fd()))
 			if err == nil && width > 0 && height > 0 {
-				return &remotecommand.TerminalSize{Width: uint16(min(width, 1<<16-1)), Height: uint16(min(height, 1<<16-1))} //nolint:gosec // limited
+				return &remotecommand.TerminalSize{Width: uint16(min(width, 1<<16-1)), Height: uint16(min(height, 1<<16-1))}
 			}
 		}
 	}

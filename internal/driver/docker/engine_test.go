@@ -4,6 +4,7 @@
 package docker
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -314,8 +315,13 @@ func TestTLS(t *testing.T) {
 	t.Setenv("DOCKER_TLS_VERIFY", "1")
 	t.Setenv("DOCKER_CERT_PATH", certs)
 	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	spec := newSpec(t, d, shellImage(t))
 	ensureState(t, d, spec, driver.StateRunning)
+	var out bytes.Buffer
+	code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: []string{"cat"}, Stdin: strings.NewReader("typed"), Stdout: &out})
+	if err != nil || code != 0 || out.String() != "typed" {
+		t.Errorf("a command ended with %d, %v, and printed %q", code, err, out.String())
+	}
 }
 
 func writePEM(t *testing.T, path, kind string, content []byte) {

@@ -8,12 +8,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 	"testing"
 
@@ -71,11 +73,11 @@ func shellArchive(ctx context.Context, guest []byte) ([]byte, error) {
 	}
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	for name, content := range files {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))}); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(files)) { // in an order, so that the image stays the same
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(files[name]))}); err != nil {
 			return nil, err
 		}
-		if _, err := w.Write(content); err != nil {
+		if _, err := w.Write(files[name]); err != nil {
 			return nil, err
 		}
 	}

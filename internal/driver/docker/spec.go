@@ -55,7 +55,7 @@ func (d *Driver) imageReference(spec driver.ServerSpec) string {
 // checkCapacity compares the spec with the host's capacity before the engine is called:
 // Docker refuses too many CPUs with a text of its own and accepts any amount of memory.
 func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
-	host, err := d.engine.Capacity(ctx)
+	host, err := d.engine.Machine(ctx)
 	switch {
 	case err != nil:
 		return err

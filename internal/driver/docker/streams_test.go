@@ -257,7 +257,7 @@ func TestCommandEndsWithItsCaller(t *testing.T) {
 				ended <- err
 			}()
 			<-started.written
-			awaitProcesses(t, s.ID, "sleep "+seconds, 2)
+			awaitProcesses(t, s.ID, seconds, 3)
 			cancel()
 			if err := <-ended; !errors.Is(err, context.Canceled) {
 				t.Errorf("it ended with %v", err)
@@ -265,7 +265,6 @@ func TestCommandEndsWithItsCaller(t *testing.T) {
 			awaitProcesses(t, s.ID, seconds, 0)
 		})
 	}
-	t.Cleanup(func() { ensureState(t, newDriver(t, d.Options), spec, driver.StateRunning) })
 }
 
 // awaitProcesses waits until a container has a number of processes with a text in their

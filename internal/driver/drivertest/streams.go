@@ -41,7 +41,7 @@ func (e *env) forStreams() *streams.Env {
 	if e.Losable != nil {
 		s.Losable = func(t *testing.T) (d driver.Driver, lose, restore func()) {
 			t.Helper()
-			l := e.Harness.Losable(t, e.cluster)
+			l := e.Losable(t, e.cluster)
 			return l.Driver, l.Lose, l.Restore
 		}
 	}
@@ -55,5 +55,9 @@ func (e *env) startGuest(t *testing.T, name string) (driver.ServerSpec, driver.S
 	if e.Guest.Spec != nil {
 		spec = e.nameSpec(e.Guest.Spec(t), spec.Namespace, name)
 	}
-	return spec, e.ensureState(t, spec, driver.StateRunning)
+	s := e.ensureState(t, spec, driver.StateRunning)
+	if e.Guest.Ready != nil {
+		e.Guest.Ready(t, e.driver, s)
+	}
+	return spec, s
 }

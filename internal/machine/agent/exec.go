@@ -67,37 +67,41 @@ func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
 	if err := command.check(); err != nil {
 		return Result{}, err
 	}
-	var pid int64
-	var status execStatus
-	isSent := false
-	err := a.converse(ctx, func(c *conversation) error {
-		err := requireExec(c)
-		if err != nil {
-			return err
-		}
-		isSent = true
-		if pid, err = c.start(command); err != nil || !a.pause(ctx, quickPoll) {
-			return err
-		}
-		if now, err := c.status(pid); err == nil { // else it is asked again
-			status = now
-		}
-		return nil
-	})
-	switch {
-	case err == nil && status.Exited:
-		return status.result()
-	case err == nil:
-	case isSent && ctx.Err() == nil && !errors.Is(err, ErrCommand) && !errors.Is(err, ErrDisabled):
-		return Result{}, endUnknown(err)
-	default:
+	pid, status, err := a.begin(ctx, command)
+	if err != nil {
 		return Result{}, err
+	}
+	if status.Exited {
+		return status.result()
 	}
 	result, err := a.waitEnd(ctx, pid)
 	if ctx.Err() != nil {
 		a.end(ctx, pid)
 	}
 	return result, err
+}
+
+// begin starts a command, and asks once for its end. An answer to that which is missing or
+// wrong is left to the next question.
+func (a Agent) begin(ctx context.Context, command Command) (pid int64, status execStatus, err error) {
+	isSent := false
+	err = a.converse(ctx, func(c *conversation) (err error) {
+		if err := requireExec(c); err != nil {
+			return err
+		}
+		isSent = true
+		if pid, err = c.start(command); err != nil || !a.pause(ctx, quickPoll) {
+			return err
+		}
+		if now, err := c.status(pid); err == nil {
+			status = now
+		}
+		return nil
+	})
+	if err != nil && isSent && ctx.Err() == nil && !errors.Is(err, ErrCommand) && !errors.Is(err, ErrDisabled) {
+		err = endUnknown(err)
+	}
+	return pid, status, err
 }
 
 func (c Command) check() error {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 )
@@ -32,17 +33,40 @@ type Program struct {
 
 // Commands returns the commands.
 func (p Program) Commands() []*cobra.Command {
-	return []*cobra.Command{p.newStatusCommand(), p.newDoctorCommand(), p.newImageCommand()}
+	all := []*cobra.Command{p.newStatusCommand(), p.newDoctorCommand(), p.newImageCommand(), p.newOrphansCommand(), p.newRetainedCommand()}
+	for _, cmd := range all {
+		useUsageCode(cmd)
+	}
+	return all
 }
 
 // findHost returns the host with a data dir, and with the settings of the run that is or was
-// last.
+// last. Root becomes the owner of the data dir before anything in it is read, since its
+// settings name programs to run.
 func (p Program) findHost(ctx context.Context, dataDir string) (*doctor.Host, error) {
 	path, err := filepath.Abs(dataDir)
 	if err != nil {
 		return nil, err
 	}
+	if err := becomeOwner(ctx, path); err != nil {
+		return nil, err
+	}
 	h := doctor.NewHost(ctx, datadir.Layout(path), p.Version, p.Clock)
 	h.Settings, err = p.Settings(h)
 	return h, err
+}
+
+// becomeOwner gives up root's rights for those of a folder's owner. A file system that does
+// not answer delays it no more than the checks, which report that.
+func becomeOwner(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, findings.DefaultWithin)
+	defer cancel()
+	became := make(chan error, 1)
+	go func() { became <- datadir.BecomeOwner(path) }()
+	select {
+	case err := <-became:
+		return err
+	case <-ctx.Done():
+		return nil // and a file that another user owns is not read
+	}
 }

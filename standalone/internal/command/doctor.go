@@ -33,8 +33,8 @@ func (p Program) newDoctorCommand() *cobra.Command {
 Docker, disk room, clock, ports, permissions, confinement, certificates, the API.
 
 It changes nothing, and works with or without root, and whether Drover runs or not. As
-root it checks what the user that Drover runs as may do. It takes the settings of the
-drover up that runs or ran last, and else those of DROVER_ variables.
+root it acts as the user who owns the data dir. It takes the settings of the drover up
+that runs or ran last, and else those of DROVER_ variables.
 
 The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. Notes and
 warnings are no errors.`,
@@ -49,7 +49,7 @@ warnings are no errors.`,
 	f.StringVar(&o.qemuDir, "qemu-dir", "", "folder of the machines (default: that of the last drover up, else DIR/drivers/qemu)")
 	f.StringVar(&o.qemuBinary, "qemu-binary", "", "the QEMU to check (default: that of the last drover up, else "+qemu.DefaultBinary+")")
 	addOutputFlag(f, &o.output)
-	return useUsageCode(cmd)
+	return cmd
 }
 
 func (o *doctorOptions) run(ctx context.Context) error {

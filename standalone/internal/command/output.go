@@ -38,7 +38,7 @@ func Report(out io.Writer, err error) int {
 
 // useUsageCode gives wrong flags and arguments of a command, and of those below it, an exit
 // code of their own, since 1 is for what the command has found.
-func useUsageCode(cmd *cobra.Command) *cobra.Command {
+func useUsageCode(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &vm.ExitError{Code: exitUsage, Err: err} })
 	for _, c := range append(cmd.Commands(), cmd) {
 		if check := c.Args; check != nil {
@@ -50,7 +50,16 @@ func useUsageCode(cmd *cobra.Command) *cobra.Command {
 			}
 		}
 	}
-	return cmd
+}
+
+// atLeastOne requires an argument, which is called what.
+func atLeastOne(what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return fmt.Errorf("name at least one %s: %s list shows them", what, cmd.Parent().CommandPath())
+		}
+		return nil
+	}
 }
 
 // outputFormat is the flag -o of commands that print a table.

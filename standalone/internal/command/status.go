@@ -40,7 +40,7 @@ a wrong flag, and 3 while Drover is stopped, starts or stops.`,
 	}
 	o.AddDataDirFlag(cmd.Flags(), &o.dataDir)
 	addOutputFlag(cmd.Flags(), &o.output)
-	return useUsageCode(cmd)
+	return cmd
 }
 
 func (o *statusOptions) run(ctx context.Context) error {

@@ -21,11 +21,11 @@ import (
 	"k8s.io/client-go/discovery"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/config/crd"
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
 
@@ -64,7 +64,7 @@ func judgeCertificates(f certificateFacts) []findings.Finding {
 		}
 	}
 	if len(all) == 0 {
-		all = append(all, findings.OK("they are valid until %s at least, and renewed before", first.Format(time.DateOnly)))
+		all = append(all, findings.OK("valid until %s at least, and renewed before", first.Format(time.DateOnly)))
 	}
 	return all
 }
@@ -129,10 +129,9 @@ func gatherKubeconfig(_ context.Context, h *Host) kubeconfigFacts {
 	return f
 }
 
-// ClientConfig returns the connection of the data dir's kubeconfig. It never falls back to
-// another cluster.
+// ClientConfig returns the connection of the data dir's kubeconfig.
 func (h *Host) ClientConfig() (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", h.Layout.Kubeconfig())
+	config, err := kubeconfig.Read(h.Layout.Kubeconfig())
 	if err != nil {
 		return nil, err
 	}
@@ -158,13 +157,12 @@ func judgeKubeconfig(f kubeconfigFacts) []findings.Finding {
 	case f.now.After(f.expires):
 		return one(findings.Warning("the certificate in %s has ended on %s", f.path, f.expires.Format(time.DateOnly)).Means("The API refuses it.").FixedBy(restart))
 	}
-	return one(findings.OK("%s names %s, until %s", f.path, f.server, f.expires.Format(time.DateOnly)))
+	return one(findings.OK("it names %s, and is valid until %s", f.server, f.expires.Format(time.DateOnly)))
 }
 
 // apiFacts are about the API server.
 type apiFacts struct {
 	asked   bool // it should answer, and there is a kubeconfig
-	runs    bool
 	url     string
 	version string
 	unready string // what /readyz says is wrong
@@ -359,7 +357,7 @@ func judgeLeader(f leaderFacts) []findings.Finding {
 			FixedBy("remove one of them; the event LeaderConflict says more"))
 	}
 	age := f.now.Sub(f.lease.Spec.RenewTime.Time)
-	text := fmt.Sprintf("%s leads, and renewed its Lease %s ago", *f.lease.Spec.HolderIdentity, duration.HumanDuration(max(age, 0)))
+	text := fmt.Sprintf("%s leads, its Lease renewed %s ago", *f.lease.Spec.HolderIdentity, duration.HumanDuration(max(age, 0)))
 	if age > leaseTerm(f.lease) {
 		return one(findings.Error("%s", text).Means("The controller hangs or has ended: VMs are not looked after.").
 			FixedBy("look into the log, then start Drover again; servers go on running"))

@@ -328,18 +328,15 @@ func FormatBytes(n uint64) string {
 }
 
 // socketFacts are about the paths of sockets.
-type socketFacts struct {
-	machines string
-	err      error
-}
+type socketFacts struct{ err error }
 
 func gatherSockets(_ context.Context, h *Host) socketFacts {
-	return socketFacts{machines: h.QEMU.Dir, err: qemu.CheckSocketPaths(h.QEMU.Dir)}
+	return socketFacts{qemu.CheckSocketPaths(h.QEMU.Dir)}
 }
 
 func judgeSockets(f socketFacts) []findings.Finding {
 	if f.err != nil {
 		return one(findings.Error("%v", f.err).Means("The qemu driver does not start.").FixedBy("choose a folder with a shorter path: --qemu-dir, or --data-dir"))
 	}
-	return one(findings.OK("the paths of sockets below %s are short enough", f.machines))
+	return one(findings.OK("the paths of machines' sockets are short enough"))
 }

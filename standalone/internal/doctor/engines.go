@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -92,7 +93,7 @@ func judgeQEMU(f qemuFacts) []findings.Finding {
 	case f.err != nil:
 		return one(absent(f.wanted, f.err.Error(), qemu.Name).FixedBy("install a newer QEMU, and name it by --qemu-binary"))
 	}
-	return one(findings.OK("%s is version %s (at least %s is needed)", f.name, f.version, machine.MinVersion))
+	return one(findings.OK("%s %s (%s or newer is needed)", filepath.Base(f.name), f.version, machine.MinVersion))
 }
 
 // dockerFacts are about the Docker engine.
@@ -144,7 +145,7 @@ func judgeDocker(f dockerFacts) []findings.Finding {
 			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
 			FixedByCommand("sudo usermod --append --groups docker %s", f.user.Name))
 	}
-	return one(findings.OK("Docker Engine %s, API %s, at %s", f.versions.Engine, f.versions.API, f.address))
+	return one(findings.OK("Engine %s (API %s) at %s", f.versions.Engine, f.versions.API, strings.TrimPrefix(f.address, "unix://")))
 }
 
 // usedFacts are about the engines that this installation has used.

@@ -128,11 +128,14 @@ func makeForeign(t *testing.T) string {
 func makeGarbage(t *testing.T) string {
 	t.Helper()
 	l := makeDataDir(t)
-	must(t, filepath.WalkDir(string(l), func(path string, entry fs.DirEntry, err error) error {
+	root, err := os.OpenRoot(string(l))
+	must(t, err)
+	defer func() { _ = root.Close() }()
+	must(t, fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		return os.WriteFile(path, []byte("\x00{garbage"), 0o600)
+		return root.WriteFile(path, []byte("\x00{garbage"), 0o600)
 	}))
 	must(t, errors.Join(os.WriteFile(l.Kubeconfig(), []byte("{"), 0o600), os.WriteFile(l.RunState(), []byte("{"), 0o600)))
 	return string(l)

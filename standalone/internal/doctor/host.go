@@ -73,14 +73,13 @@ func judgeClock(f clockFacts) []findings.Finding {
 
 // kvmFacts are about the acceleration of machines.
 type kvmFacts struct {
-	requested  string // --qemu-accel
-	user       User
-	device     error // why Drover, or a machine's user, may not open the device
-	group      string
-	processor  string // the module that the processor needs; empty if it has no virtualisation
-	probed     bool
-	probe      error // why no guest ran
-	probedUser bool  // the guest ran with Drover's rights
+	requested string // --qemu-accel
+	user      User
+	device    error // why Drover, or a machine's user, may not open the device
+	group     string
+	processor string // the module that the processor needs; empty if it has no virtualisation
+	probed    bool
+	probe     error // why no guest ran
 }
 
 func gatherKVM(ctx context.Context, h *Host) kvmFacts {
@@ -224,7 +223,7 @@ func judgeCgroup(f cgroupFacts) []findings.Finding {
 			Means("A machine with a fraction of a CPU gets whole CPUs, and its status says so. Containers are not affected.").
 			FixedBy("run Drover as the service of config/systemd, which has Delegate=cpu, with systemd 254 or newer"))
 	}
-	return one(findings.OK("control groups (version %d) %s can be divided: %s", version, of, f.folder.Path))
+	return one(findings.OK("version %d; the group %s can be divided: %s", version, of, f.folder.Path))
 }
 
 // confinementFacts are about what confines machines.

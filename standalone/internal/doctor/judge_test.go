@@ -126,12 +126,12 @@ func TestJudgeEngines(t *testing.T) {
 	}
 	docker, machines := engines.Engine{Driver: "docker", ID: "3f6c8a52-8e1b-4f9a-a2c5-2f0b8a1c9d10"}, engines.Engine{Driver: "qemu", Dir: "/m", ID: "x"}
 	wantJudged(t, map[string]judged{
-		"qemu: there":                  {judgeQEMU(qemuFacts{name: "qemu-system-x86_64", version: "8.2.2"}), ok, []string{"8.2.2", "6.2"}},
+		"qemu: there":                  {judgeQEMU(qemuFacts{name: "/usr/bin/qemu-system-x86_64", version: "8.2.2"}), ok, []string{"8.2.2", "6.2"}},
 		"qemu: missing":                {judgeQEMU(qemuFacts{missing: errors.New("it is not installed"), install: "sudo apt-get install qemu-system-x86"}), note, []string{"apt-get"}},
 		"qemu: missing and wanted":     {judgeQEMU(qemuFacts{wanted: true, missing: errors.New("it is not installed")}), mistaken, []string{"cannot run servers"}},
 		"qemu: old":                    {judgeQEMU(qemuFacts{version: "5.2", err: old}), note, []string{"6.2 or newer"}},
 		"qemu: old and wanted":         {judgeQEMU(qemuFacts{wanted: true, version: "5.2", err: old}), mistaken, []string{"--qemu-binary"}},
-		"docker: there":                {judgeDocker(dockerFacts{address: "unix:///s", versions: engine.Versions{Engine: "28.2.2", API: "1.50"}}), ok, []string{"28.2.2", "1.50", "unix:///s"}},
+		"docker: there":                {judgeDocker(dockerFacts{address: "unix:///s", versions: engine.Versions{Engine: "28.2.2", API: "1.50"}}), ok, []string{"28.2.2", "1.50", "at /s"}},
 		"docker: away":                 {judgeDocker(dockerFacts{err: errors.New("out of reach")}), note, []string{"DOCKER_HOST"}},
 		"docker: away and wanted":      {judgeDocker(dockerFacts{wanted: true, err: errors.New("out of reach")}), mistaken, []string{"go on running"}},
 		"docker: not Drover's":         {judgeDocker(dockerFacts{user: plain, access: syscall.EACCES}), note, []string{"drover may not use it", "--groups docker drover"}},
@@ -185,7 +185,7 @@ func TestJudgeInstallation(t *testing.T) {
 		"disk: counts no inodes":       {judgeDisks([]diskFacts{{free: 50 << 30, total: 100 << 30}}), ok, nil},
 		"disk: read-only":              {judgeDisks([]diskFacts{{free: 50 << 30, total: 100 << 30, readOnly: true}}), mistaken, []string{"read-only"}},
 		"disk: unknown":                {judgeDisks([]diskFacts{{path: "/data", err: syscall.EIO}}), warning, nil},
-		"sockets: short":               {judgeSockets(socketFacts{machines: "/m"}), ok, []string{"/m"}},
+		"sockets: short":               {judgeSockets(socketFacts{}), ok, []string{"short enough"}},
 		"sockets: long":                {judgeSockets(socketFacts{err: errors.New("its path has 90 bytes and may have 50")}), mistaken, []string{"may have 50", "--data-dir"}},
 		"certificates: none":           {judgeCertificates(certificateFacts{}), "", nil},
 		"kubeconfig: none yet":         {judgeKubeconfig(kubeconfigFacts{exists: true, err: fs.ErrNotExist}), "", nil},

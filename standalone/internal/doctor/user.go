@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"os/user"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -197,6 +196,3 @@ func judgeMachineUser(f machineUserFacts) []findings.Finding {
 	return one(findings.Note("machines run as Drover's own user, %s", f.user.Name).
 		Means("A guest that breaks out of QEMU is held by Landlock and the filter of system calls alone. Only a Drover that is root can give each machine a user of its own: docs/qemu.md, Users."))
 }
-
-// hasGroup reports whether the user is in a group.
-func (u User) hasGroup(id int) bool { return slices.Contains(u.allGroups(), id) }

@@ -1,12 +1,17 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeconfig writes kubeconfigs: WriteForPeople and WriteForPrograms.
+// Package kubeconfig writes kubeconfigs, by WriteForPeople and WriteForPrograms, and reads
+// them by Read.
 package kubeconfig
 
 import (
+	"fmt"
+	"maps"
 	"os"
+	"slices"
 
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -39,6 +44,28 @@ func WriteForPrograms(path, url, caFile, certFile string) error {
 	return writeConfig(path,
 		&clientcmdapi.Cluster{Server: url, CertificateAuthority: caFile},
 		&clientcmdapi.AuthInfo{ClientCertificate: certFile, ClientKey: certFile})
+}
+
+// Read returns the connection of a kubeconfig that this package has written. It refuses one
+// that names a program or a plugin to log in with, and never falls back to another cluster.
+func Read(path string) (*rest.Config, error) {
+	config, err := clientcmd.LoadFromFile(path)
+	if err != nil {
+		return nil, err
+	}
+	for _, user := range slices.Sorted(maps.Keys(config.AuthInfos)) {
+		switch info := config.AuthInfos[user]; {
+		case info == nil:
+		case info.Exec != nil:
+			return nil, fmt.Errorf("%s: user %q has exec, which names a program to run: only a certificate is allowed here", path, user)
+		case info.AuthProvider != nil:
+			return nil, fmt.Errorf("%s: user %q has auth-provider: only a certificate is allowed here", path, user)
+		}
+	}
+	if err := clientcmd.ResolveLocalPaths(config); err != nil {
+		return nil, err
+	}
+	return clientcmd.NewDefaultClientConfig(*config, &clientcmd.ConfigOverrides{}).ClientConfig()
 }
 
 func writeConfig(path string, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {

@@ -4,13 +4,17 @@
 package kubeconfig
 
 import (
+	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/standalone/internal/pki"
@@ -74,5 +78,36 @@ func TestWriteForProgramsNamesFiles(t *testing.T) {
 	config := loadConfig(t, path)
 	if config.CertFile != store.ControllerManager() || config.CAFile != store.CABundle() {
 		t.Errorf("names %s and %s", config.CertFile, config.CAFile)
+	}
+}
+
+// TestRead checks that the file is read, and that no program is run for one that names some.
+func TestRead(t *testing.T) {
+	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
+	if _, err := Read(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of no file: %v", err)
+	}
+	if err := WriteForPeople(path, url, store.CABundle(), store.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	if config, err := Read(path); err != nil || config.Host != url || len(config.CertData) == 0 || len(config.CAData) == 0 {
+		t.Errorf("got %+v, %v", config, err)
+	}
+	for says, user := range map[string]*clientcmdapi.AuthInfo{
+		"has exec":          {Exec: &clientcmdapi.ExecConfig{Command: "/bin/false", APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}},
+		"has auth-provider": {AuthProvider: &clientcmdapi.AuthProviderConfig{Name: "oidc"}},
+	} {
+		if err := writeConfig(path, &clientcmdapi.Cluster{Server: url}, user); err != nil {
+			t.Fatal(err)
+		}
+		if config, err := Read(path); err == nil || !strings.Contains(err.Error(), path+`: user "drover" `+says) {
+			t.Errorf("%s: got %+v, %v", says, config, err)
+		}
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if config, err := Read(path); err == nil {
+		t.Errorf("of an empty file: %+v", config)
 	}
 }

@@ -11,17 +11,10 @@ import (
 	"testing"
 )
 
-// TestInspect checks that Inspect sees what Ensure would repair, and repairs nothing.
+// TestInspect checks that Inspect sees what Ensure would make, and makes nothing.
 func TestInspect(t *testing.T) {
 	s, clock := newStore(t)
-	for _, c := range s.Inspect() {
-		if !errors.Is(c.Err, fs.ErrNotExist) {
-			t.Errorf("of an empty store: %+v", c)
-		}
-	}
-	if _, err := os.Stat(s.Dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it made the folder: %v", err)
-	}
+	wantMissing(t, s)
 	ensure(t, s)
 	for i, c := range s.Inspect() {
 		life := leafLife
@@ -39,7 +32,25 @@ func TestInspect(t *testing.T) {
 	if changed := ensure(t, s); len(changed) != len(leavesOnly) {
 		t.Errorf("after RenewAt it renews %v", changed)
 	}
+}
 
+// wantMissing checks an empty store.
+func wantMissing(t *testing.T, s *Store) {
+	t.Helper()
+	for _, c := range s.Inspect() {
+		if !errors.Is(c.Err, fs.ErrNotExist) {
+			t.Errorf("of an empty store: %+v", c)
+		}
+	}
+	if _, err := os.Stat(s.Dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it made the folder: %v", err)
+	}
+}
+
+// TestInspectBroken checks that Inspect sees files that do not fit, and leaves them.
+func TestInspectBroken(t *testing.T) {
+	s, _ := newStore(t)
+	ensure(t, s)
 	path := filepath.Join(s.Dir, servingFile)
 	other, _ := newStore(t)
 	ensure(t, other)

@@ -35,26 +35,35 @@ func (s *settings) flags() *pflag.FlagSet {
 	return fs
 }
 
-// TestRecorder checks that the file shows each step of a run, with times, and its settings.
-func TestRecorder(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.json")
-	clock := clocktesting.NewFakeClock(time.Unix(1000, 0).UTC())
-	r := NewRecorder("v1", clock, func(content []byte) error { return os.WriteFile(path, content, 0o600) })
-	want := func(text string) *State {
-		t.Helper()
-		s, err := Read(path)
-		if err != nil || s == nil {
-			t.Fatalf("got %v, %v", s, err)
-		}
-		var all []string
-		for _, c := range s.Components {
-			all = append(all, c.Name+" "+c.State+" "+c.Since.Sub(s.StartedAt).String())
-		}
-		if got := strings.Join(all, ", "); got != text {
-			t.Errorf("got %q, want %q", got, text)
-		}
-		return s
+// wantComponents checks the components in the file, with the times that have passed.
+func wantComponents(t *testing.T, path, text string) *State {
+	t.Helper()
+	s, err := Read(path)
+	if err != nil || s == nil {
+		t.Fatalf("got %v, %v", s, err)
 	}
+	var all []string
+	for _, c := range s.Components {
+		all = append(all, c.Name+" "+c.State+" "+c.Since.Sub(s.StartedAt).String())
+	}
+	if got := strings.Join(all, ", "); got != text {
+		t.Errorf("got %q, want %q", got, text)
+	}
+	return s
+}
+
+// newRecorder returns a recorder, and the file that it writes.
+func newRecorder(t *testing.T) (r *Recorder, clock *clocktesting.FakeClock, path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "state.json")
+	clock = clocktesting.NewFakeClock(time.Unix(1000, 0).UTC())
+	return NewRecorder("v1", clock, func(content []byte) error { return os.WriteFile(path, content, 0o600) }), clock, path
+}
+
+// TestRecordedSettings checks that the flags are the same after parsing, and that of the
+// environment nothing is stored but what decides on the engine.
+func TestRecordedSettings(t *testing.T) {
+	r, _, path := newRecorder(t)
 	var given, parsed settings
 	flags := given.flags()
 	if err := flags.Parse([]string{"--dir=/a b", "--dirs=/x", "--dirs=/y", "--on"}); err != nil {
@@ -63,16 +72,27 @@ func TestRecorder(t *testing.T) {
 	getenv := func(name string) string {
 		return map[string]string{"DOCKER_HOST": "tcp://engine:1", "PASSWORD": "secret"}[name]
 	}
-	r.Begin("https://127.0.0.1:1", flags, getenv, []supervisor.Component{{Name: "etcd"}, {Name: "api"}})
-	s := want("etcd starting 0s, api waiting 0s")
-	if s.Version != "v1" || s.PID != os.Getpid() || !s.StartedAt.Equal(clock.Now()) || !s.EndedAt.IsZero() || s.URL != "https://127.0.0.1:1" {
-		t.Errorf("got %+v", s)
-	}
+	r.Begin("", flags, getenv, nil)
+	s := wantComponents(t, path, "")
 	if !reflect.DeepEqual(s.Environment, map[string]string{"DOCKER_HOST": "tcp://engine:1"}) {
 		t.Errorf("environment %v", s.Environment)
 	}
 	if err := parsed.flags().Parse(s.Args); err != nil || !reflect.DeepEqual(parsed, given) {
 		t.Errorf("%q give %+v, %v, want %+v", s.Args, parsed, err, given)
+	}
+}
+
+// TestRecorder checks that the file shows each step of a run, with times.
+func TestRecorder(t *testing.T) {
+	r, clock, path := newRecorder(t)
+	want := func(text string) *State {
+		t.Helper()
+		return wantComponents(t, path, text)
+	}
+	r.Begin("https://127.0.0.1:1", (&settings{}).flags(), os.Getenv, []supervisor.Component{{Name: "etcd"}, {Name: "api"}})
+	s := want("etcd starting 0s, api waiting 0s")
+	if s.Version != "v1" || s.PID != os.Getpid() || !s.StartedAt.Equal(clock.Now()) || !s.EndedAt.IsZero() || s.URL != "https://127.0.0.1:1" {
+		t.Errorf("got %+v", s)
 	}
 	clock.Step(time.Second)
 	r.Ready("etcd", 0)
@@ -115,7 +135,7 @@ func TestReadRefuses(t *testing.T) {
 }
 
 // TestFullDisk checks that a run goes on if the file cannot be written.
-func TestFullDisk(t *testing.T) {
+func TestFullDisk(*testing.T) {
 	r := NewRecorder("v1", clocktesting.NewFakeClock(time.Unix(1000, 0)), func([]byte) error { return errors.New("full") })
 	r.Begin("", (&settings{}).flags(), os.Getenv, nil)
 	r.Stopping()

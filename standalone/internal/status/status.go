@@ -15,7 +15,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -132,14 +131,14 @@ func Gather(ctx context.Context, h *doctor.Host) (*Status, error) {
 	if err := s.readRun(h); err != nil {
 		return nil, err
 	}
-	var warned sync.WaitGroup
-	warned.Go(func() { s.Warnings = append(s.Warnings, h.Warnings(ctx)...) })
+	warnings := make(chan []findings.Finding, 1)
+	go func() { warnings <- h.Warnings(ctx) }()
 	s.readDisk()
 	surveyed := s.survey(ctx, h) // before the API: a VirtualMachine that is new then owns its server
 	owners := s.readAPI(ctx, h)
 	s.setDrivers(h, surveyed, owners)
-	warned.Wait()
 	s.readMetrics(ctx, h)
+	s.Warnings = append(s.Warnings, <-warnings...)
 	return s, nil
 }
 

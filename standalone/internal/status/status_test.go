@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -91,6 +92,12 @@ Warnings
 // shows no number of orphans.
 func TestDrivers(t *testing.T) {
 	t.Parallel()
+	none, one := 0, 1
+	wanted := []Driver{
+		{Driver: "docker", EngineID: "D", Version: "28", IsDefault: true, Servers: 4, Running: 2, Orphans: &one, Retained: 1},
+		{Driver: "qemu", EngineID: "gone", Error: "away"},
+		{Driver: "fake", EngineID: "old", IsOff: true, Orphans: &none},
+	}
 	surveyed := []engines.Surveyed{
 		{Engine: engines.Engine{Driver: "fake", ID: "old"}},
 		{Engine: engines.Engine{Driver: "qemu", ID: "gone"}, Err: errors.New("away")},
@@ -104,17 +111,16 @@ func TestDrivers(t *testing.T) {
 	}
 	s, h := &Status{}, &doctor.Host{PID: 42, State: &runstate.State{Drivers: []string{"docker", "qemu"}}}
 	s.setDrivers(h, surveyed, map[types.UID]bool{"owned": true})
-	if len(s.Drivers) != 3 || s.Drivers[0].Driver != "docker" || s.Drivers[1].Driver != "qemu" || s.Drivers[2].Driver != "fake" {
+	if len(s.Drivers) != len(wanted) {
 		t.Fatalf("got %+v", s.Drivers)
 	}
-	if d := s.Drivers[0]; !d.IsDefault || d.IsOff || d.Servers != 4 || d.Running != 2 || *d.Orphans != 1 || d.Retained != 1 {
-		t.Errorf("got %+v", d)
+	for i, d := range s.Drivers {
+		if !reflect.DeepEqual(d, wanted[i]) {
+			t.Errorf("got %+v, want %+v", d, wanted[i])
+		}
 	}
-	if d := s.Drivers[1]; d.Error != "away" || d.EngineID != "gone" || d.Orphans != nil {
-		t.Errorf("got %+v", d)
-	}
-	if d := s.Drivers[2]; !d.IsOff || d.state() != "not in use" {
-		t.Errorf("got %+v", d)
+	if state := s.Drivers[2].state(); state != "not in use" {
+		t.Errorf("its state is %q", state)
 	}
 	s = &Status{}
 	s.setDrivers(h, surveyed, nil)
@@ -165,28 +171,34 @@ func answer(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(text)) }
 }
 
-// TestGatherStopped checks that a stopped installation is read without its API, and that
-// nothing is made of one that is missing.
-func TestGatherStopped(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "d")
-	gather := func() *Status {
-		t.Helper()
-		h := doctor.NewHost(t.Context(), datadir.Layout(path), "v1", clock.RealClock{})
-		s, err := Gather(t.Context(), h)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := json.Marshal(s); err != nil {
-			t.Error(err)
-		}
-		return s
+// gather reads the status as the command does.
+func gather(t *testing.T, path string) *Status {
+	t.Helper()
+	h := doctor.NewHost(t.Context(), datadir.Layout(path), "v1", clock.RealClock{})
+	s, err := Gather(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if s := gather(); s.State != StateAbsent {
+	if _, err := json.Marshal(s); err != nil {
+		t.Error(err)
+	}
+	return s
+}
+
+// TestGatherAbsent checks that nothing is made of an installation that is missing.
+func TestGatherAbsent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	if s := gather(t, path); s.State != StateAbsent {
 		t.Errorf("got %+v", s)
 	}
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("it was made: %v", err)
 	}
+}
+
+// TestGatherStopped checks that a stopped installation is read without its API.
+func TestGatherStopped(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
 	dir, err := datadir.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -196,14 +208,19 @@ func TestGatherStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.SetDrivers([]string{"fake"})
-	if s := gather(); s.State != StateStarting || s.PID != os.Getpid() || s.Version != "v0" || s.API == nil || s.API.Error == "" {
+	if s := gather(t, path); s.State != StateStarting || s.PID != os.Getpid() || s.Version != "v0" || s.API == nil || s.API.Error == "" {
 		t.Errorf("while it starts: %+v", s)
 	}
 	r.End(errors.New("no disk"))
 	if err := dir.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s := gather()
+	wantEnded(t, gather(t, path))
+}
+
+// wantEnded checks an installation that has ended after a failure.
+func wantEnded(t *testing.T, s *Status) {
+	t.Helper()
 	if s.State != StateStopped || s.Failure != "no disk" || s.EndedAt.IsZero() || s.API != nil || s.Disk == nil {
 		t.Errorf("after its end: %+v", s)
 	}

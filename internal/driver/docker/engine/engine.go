@@ -28,9 +28,9 @@ import (
 // stats. The client library itself supports 1.40.
 const minAPIVersion = "1.41"
 
-// capacityAge is how long the host's capacity is cached. The query is expensive: the
-// engine runs other programs to answer it.
-const capacityAge = time.Minute
+// machineAge is how long the engine's host is cached. The query is expensive: the engine
+// runs other programs to answer it.
+const machineAge = time.Minute
 
 // Client is a connection to an engine. It is safe for concurrent use.
 type Client struct {
@@ -40,13 +40,14 @@ type Client struct {
 
 	connected atomic.Pointer[client.Client]
 	identity  atomic.Pointer[identity]
-	capacity  atomic.Pointer[Capacity]
+	machine   atomic.Pointer[Machine]
 }
 
-// Capacity is the CPUs and the memory of an engine's host.
-type Capacity struct {
-	CPUs   int
-	Memory int64 // bytes
+// Machine is an engine's host.
+type Machine struct {
+	CPUs                          int
+	Memory                        int64 // bytes
+	Name, Kernel, OperatingSystem string
 
 	readAt time.Time
 }
@@ -170,22 +171,15 @@ func (e *Client) SystemTime(ctx context.Context) (string, error) {
 	return info.SystemTime, err
 }
 
-// Capacity returns the host's capacity, from the cache if that is recent.
-func (e *Client) Capacity(ctx context.Context) (Capacity, error) {
-	if cached := e.capacity.Load(); cached != nil && e.clock.Since(cached.readAt) < capacityAge {
+// Machine returns the engine's host, from the cache if that is recent.
+func (e *Client) Machine(ctx context.Context) (Machine, error) {
+	if cached := e.machine.Load(); cached != nil && e.clock.Since(cached.readAt) < machineAge {
 		return *cached, nil
 	}
 	if _, err := e.readInfo(ctx); err != nil {
-		return Capacity{}, err
+		return Machine{}, err
 	}
-	return *e.capacity.Load(), nil
-}
-
-// IsDesktop reports whether the engine is that of Docker Desktop, which runs containers in a
-// virtual machine and forwards their published ports to this host.
-func (e *Client) IsDesktop(ctx context.Context) (bool, error) {
-	info, err := e.readInfo(ctx)
-	return info.OperatingSystem == "Docker Desktop", err
+	return *e.machine.Load(), nil
 }
 
 func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
@@ -195,7 +189,10 @@ func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
 		return err
 	})
 	if err == nil {
-		e.capacity.Store(&Capacity{CPUs: info.NCPU, Memory: info.MemTotal, readAt: e.clock.Now()})
+		e.machine.Store(&Machine{
+			CPUs: info.NCPU, Memory: info.MemTotal, Name: info.Name, Kernel: info.KernelVersion,
+			OperatingSystem: info.OperatingSystem, readAt: e.clock.Now(),
+		})
 	}
 	return info, err
 }

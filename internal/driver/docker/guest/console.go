@@ -51,15 +51,15 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	if err != nil {
 		return nil, err
 	}
-	c := &console{access: a, of: of, screen: newScreen()}
-	c.ctx, c.end = context.WithCancelCause(ctx)
-	context.AfterFunc(c.ctx, func() {
+	ctx, end := context.WithCancelCause(ctx)
+	c := &console{access: a, of: of, screen: newScreen(), ctx: ctx, end: end}
+	context.AfterFunc(ctx, func() {
 		conn.Close()
 		c.release()
 	})
-	go c.show(conn.Reader)
-	if err := c.showEarlier(); err != nil {
-		c.end(err)
+	go c.show(ctx, conn.Reader)
+	if err := c.showEarlier(ctx); err != nil {
+		end(err)
 		return nil, c.explainFailure(ctx, err)
 	}
 	return c, nil
@@ -67,11 +67,8 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 
 // explainFailure returns the cause of an error that the end of the console caused.
 func (c *console) explainFailure(ctx context.Context, err error) error {
-	cause := context.Cause(c.ctx)
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case errors.Is(cause, io.EOF):
+	cause := context.Cause(ctx)
+	if errors.Is(cause, io.EOF) {
 		return driver.Errorf(driver.ErrRetry, "container %s stopped or was restarted during the call", shortID(c.of.ID))
 	}
 	return cmp.Or(cause, err)
@@ -94,18 +91,18 @@ func (a *Access) attach(ctx context.Context, to found, o client.ContainerAttachO
 
 // showEarlier puts the end of the earlier output before what is shown. A log driver that
 // keeps nothing is no obstacle.
-func (c *console) showEarlier() error {
-	if err := c.access.checkUnchanged(c.ctx, c.of); err != nil {
+func (c *console) showEarlier(ctx context.Context) error {
+	if err := c.access.checkUnchanged(ctx, c.of); err != nil {
 		return err
 	}
-	ctx, cancel := c.access.withTimeout(c.ctx)
+	limited, cancel := c.access.withTimeout(ctx)
 	defer cancel()
-	earlier, err := c.readEarlier(ctx)
+	earlier, err := c.readEarlier(limited)
 	switch {
 	case err == nil, errors.Is(err, driver.ErrUnsupported):
 		c.screen.putBefore(earlier)
 		return nil
-	case c.ctx.Err() == nil && ctx.Err() != nil:
+	case ctx.Err() == nil && limited.Err() != nil:
 		return driver.Errorf(driver.ErrUnavailable, "the engine did not send the log of container %s in time: %w", shortID(c.of.ID), err)
 	}
 	return err
@@ -125,12 +122,12 @@ func (c *console) readEarlier(ctx context.Context) ([]byte, error) {
 }
 
 // show copies the output to the screen until the connection ends.
-func (c *console) show(from io.Reader) {
+func (c *console) show(ctx context.Context, from io.Reader) {
 	err := copyOutput(c.screen, from, c.of.hasTerminal())
-	if c.ctx.Err() == nil {
-		err = c.explainEnd(err)
+	if ctx.Err() == nil {
+		err = c.explainEnd(ctx, err)
 	} else {
-		err = context.Cause(c.ctx)
+		err = context.Cause(ctx)
 	}
 	c.screen.endWith(err)
 	c.end(err)
@@ -144,17 +141,17 @@ const (
 )
 
 // explainEnd returns io.EOF if the container stopped, else that the connection was lost.
-func (c *console) explainEnd(cause error) error {
-	ctx, cancel := context.WithTimeout(c.ctx, endWithin)
+func (c *console) explainEnd(ctx context.Context, cause error) error {
+	limited, cancel := context.WithTimeout(ctx, endWithin)
 	defer cancel()
 	for {
-		err := c.access.checkUnchanged(ctx, c.of)
+		err := c.access.checkUnchanged(limited, c.of)
 		switch {
-		case c.ctx.Err() != nil:
-			return context.Cause(c.ctx)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
 		case errors.Is(err, driver.ErrRetry), errors.Is(err, driver.ErrNotFound):
 			return io.EOF
-		case err == nil && c.access.pause(ctx, endEvery):
+		case err == nil && c.access.pause(limited, endEvery):
 			continue
 		case err == nil:
 			err = cmp.Or(cause, errConnectionEnded)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // dialTimeout limits the attempt at one address, so that there is time for another.
@@ -40,13 +41,13 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	}
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	host, own, err := a.findPlace(ctx, c)
+	at, err := a.findPlace(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	r := route{port: uint16(port), published: c.publishedAddresses(uint16(port), host, own)} //nolint:gosec // 1 to 65535
-	if own {
-		r.own = c.ownAddresses(uint16(port)) //nolint:gosec // 1 to 65535
+	r := route{port: uint16(port), published: c.publishedAddresses(uint16(port), at)}
+	if at.own {
+		r.own = c.ownAddresses(uint16(port))
 	}
 	conn, err := r.dial(ctx)
 	if err != nil {
@@ -58,27 +59,65 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	return conn, nil
 }
 
-// findPlace returns the engine's host, and whether the container runs on this one. Only then
-// does an address of the container, or a loopback address, mean the same to this process as
-// to the engine: anywhere else it may belong to somebody else. Docker Desktop forwards the
-// ports of its own virtual machine.
-func (a *Access) findPlace(ctx context.Context, c found) (host string, isThisHost bool, err error) {
-	if c.runsOnThisHost() {
-		return localhost, true, nil
-	}
-	address := a.options.Engine.Address()
-	if host := remoteHost(address); host != "" {
-		return host, false, nil
-	}
-	desktop, err := a.options.Engine.IsDesktop(ctx)
-	if err != nil || desktop {
-		return localhost, false, err
-	}
-	return "", false, driver.Errorf(driver.ErrInvalid,
-		"no port of this server can be reached: the containers of the Docker engine at %s are not among the processes that Drover sees, so they may run on another host", address)
+// place is where a container runs, as seen from this process. Only on the same host do an
+// address of the container and a loopback address mean the same to both; anywhere else they
+// may belong to somebody else.
+type place struct {
+	own  bool   // addresses of the container lead to it
+	host string // leads to published ports, if it is not empty
+	here bool   // host is this one, so that other addresses of it lead there too
 }
 
 const localhost = "127.0.0.1"
+
+// findPlace finds that out. Docker Desktop forwards the ports of its own virtual machine.
+func (a *Access) findPlace(ctx context.Context, c found) (place, error) {
+	if c.isProcessHere() {
+		return place{own: true, host: localhost, here: true}, nil
+	}
+	address := a.options.Engine.Address()
+	if host := remoteHost(address); host != "" {
+		return place{host: host}, nil
+	}
+	machine, err := a.options.Engine.Machine(ctx)
+	switch {
+	case err != nil:
+		return place{}, err
+	case isThis(machine) && c.hasGatewayHere(): // another PID namespace, the network of the host
+		return place{own: true, host: localhost, here: true}, nil
+	case isThis(machine):
+		return place{own: true}, nil
+	case machine.OperatingSystem == "Docker Desktop":
+		return place{host: localhost}, nil
+	}
+	return place{}, driver.Errorf(driver.ErrInvalid,
+		"no port of this server can be reached: the Docker engine at %s is on another host, %.60q, whose address is not known", address, machine.Name)
+}
+
+// isThis reports whether an engine's host is this one, by what no guest can influence.
+func isThis(m engine.Machine) bool {
+	name, err := os.Hostname()
+	kernel, failed := os.ReadFile("/proc/sys/kernel/osrelease")
+	memory, unknown := os.ReadFile("/proc/meminfo")
+	if err != nil || failed != nil || unknown != nil {
+		return false
+	}
+	total := strings.Fields(string(memory)) // MemTotal: 1234 kB
+	return m.Name == name && m.Kernel == strings.TrimSpace(string(kernel)) && len(total) > 1 && total[1] == strconv.FormatInt(m.Memory/1024, 10)
+}
+
+// hasGatewayHere reports whether a gateway of the container is an address of this process's
+// network.
+func (c found) hasGatewayHere() bool {
+	addresses, _ := net.InterfaceAddrs()
+	names, networks := c.networks()
+	return slices.ContainsFunc(names, func(name string) bool {
+		gateway := networks[name].Gateway
+		return gateway.IsValid() && slices.ContainsFunc(addresses, func(a net.Addr) bool {
+			return strings.HasPrefix(a.String(), gateway.String()+"/")
+		})
+	})
+}
 
 // remoteHost returns the host in an engine's address, or "" for a socket or a loopback
 // address, which may lead anywhere.
@@ -93,9 +132,9 @@ func remoteHost(address string) string {
 	return u.Hostname()
 }
 
-// runsOnThisHost reports whether the container's main process is that process here: its
+// isProcessHere reports whether the container's main process is that process here: its
 // control group has the container's id.
-func (c found) runsOnThisHost() bool {
+func (c found) isProcessHere() bool {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.State.Pid))
 	return err == nil && strings.Contains(string(groups), c.ID)
 }
@@ -122,25 +161,23 @@ func (c found) ownAddresses(port uint16) (all []string) {
 	return all
 }
 
-// publishedAddresses returns where the host has the port open: on all of its addresses, or on
-// one, which only the host itself is sure to have.
-func (c found) publishedAddresses(port uint16, host string, isThisHost bool) (all []string) {
-	if c.NetworkSettings == nil {
+// publishedAddresses returns where the engine's host has the port open: on all of its
+// addresses, or on one, which only that host is sure to have.
+func (c found) publishedAddresses(port uint16, at place) (all []string) {
+	if c.NetworkSettings == nil || at.host == "" {
 		return nil
 	}
 	for _, b := range c.NetworkSettings.Ports[network.MustParsePort(strconv.Itoa(int(port))+"/tcp")] {
-		at := host
+		host, isOne := at.host, b.HostIP.IsValid() && !b.HostIP.IsUnspecified()
 		switch {
-		case b.HostPort == "" || b.HostPort == "0":
+		case b.HostPort == "" || b.HostPort == "0", isOne && !at.here:
 			continue
-		case b.HostIP.IsValid() && !b.HostIP.IsUnspecified() && !isThisHost:
-			continue
-		case b.HostIP.IsValid() && !b.HostIP.IsUnspecified():
-			at = b.HostIP.String()
+		case isOne:
+			host = b.HostIP.String()
 		case host == localhost && b.HostIP.Is6():
-			at = netip.IPv6Loopback().String()
+			host = netip.IPv6Loopback().String()
 		}
-		all = append(all, net.JoinHostPort(at, b.HostPort))
+		all = append(all, net.JoinHostPort(host, b.HostPort))
 	}
 	return all
 }

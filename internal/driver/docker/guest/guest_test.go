@@ -7,8 +7,11 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"slices"
@@ -18,8 +21,10 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 func TestScreen(t *testing.T) {
@@ -134,11 +139,12 @@ func TestAddresses(t *testing.T) {
 	}}
 	for name, check := range map[string]struct{ got, want []string }{
 		"own":       {c.ownAddresses(80), []string{"172.17.0.2:80", "[2001:db8::2]:80", "172.18.0.2:80"}},
-		"this host": {c.publishedAddresses(80, localhost, true), []string{"127.0.0.1:8080", "[::1]:8081", "172.17.0.1:8082"}},
+		"this host": {c.publishedAddresses(80, place{own: true, host: localhost, here: true}), []string{"127.0.0.1:8080", "[::1]:8081", "172.17.0.1:8082"}},
 		// An address of the other host may be another machine's here.
-		"other host": {c.publishedAddresses(80, "docker.example.org", false), []string{"docker.example.org:8080", "docker.example.org:8081"}},
-		"desktop":    {c.publishedAddresses(80, localhost, false), []string{"127.0.0.1:8080", "[::1]:8081"}},
-		"no port":    {c.publishedAddresses(81, localhost, true), nil},
+		"other host": {c.publishedAddresses(80, place{host: "docker.example.org"}), []string{"docker.example.org:8080", "docker.example.org:8081"}},
+		"desktop":    {c.publishedAddresses(80, place{host: localhost}), []string{"127.0.0.1:8080", "[::1]:8081"}},
+		"unknown":    {c.publishedAddresses(80, place{own: true}), nil},
+		"no port":    {c.publishedAddresses(81, place{host: localhost}), nil},
 	} {
 		if !slices.Equal(check.got, check.want) {
 			t.Errorf("%s: got %v, want %v", name, check.got, check.want)
@@ -180,5 +186,53 @@ func TestRoute(t *testing.T) {
 		if err == nil {
 			_ = conn.Close()
 		}
+	}
+}
+
+// TestPlace has engines that say where they run. The container is not among the processes of
+// this host.
+func TestPlace(t *testing.T) {
+	t.Parallel()
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := engine.New("", clock.RealClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := e.Machine(t.Context())
+	if err != nil {
+		t.Fatalf("the tests need a Docker engine on this host, which hack/dockerd.sh installs and starts: %v", err)
+	}
+	bridge := func(gateway string) found {
+		return found{State: &container.State{}, NetworkSettings: &container.NetworkSettings{Networks: map[string]*network.EndpointSettings{"bridge": {Gateway: netip.MustParseAddr(gateway)}}}}
+	}
+	for label, c := range map[string]struct {
+		name, system string
+		gateway      string
+		want         place
+		refused      bool
+	}{
+		"this host":                {name, here.OperatingSystem, "127.0.0.1", place{own: true, host: localhost, here: true}, false},
+		"this host, other network": {name, here.OperatingSystem, "203.0.113.1", place{own: true}, false},
+		"other host":               {name + "2", here.OperatingSystem, "127.0.0.1", place{}, true},
+		"Docker Desktop":           {"docker-desktop", "Docker Desktop", "127.0.0.1", place{host: localhost}, false},
+	} {
+		info := fmt.Sprintf(`{"Name": %q, "OperatingSystem": %q, "KernelVersion": %q, "MemTotal": %d}`, c.name, c.system, here.Kernel, here.Memory)
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Api-Version", "1.41")
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, info)
+		}))
+		e, err := engine.New(strings.Replace(server.URL, "http", "tcp", 1), clock.RealClock{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := New(Options{Engine: e}).findPlace(t.Context(), bridge(c.gateway))
+		if got != c.want || errors.Is(err, driver.ErrInvalid) != c.refused {
+			t.Errorf("%s: got %+v, %v, want %+v", label, got, err, c.want)
+		}
+		server.Close()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 )
 
@@ -72,7 +73,7 @@ func (s *screen) endWith(err error) {
 func (s *screen) putBefore(earlier []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.text = append(earlier[:len(earlier):len(earlier)], s.text[overlap(earlier, s.text):]...)
+	s.text = append(slices.Clip(earlier), s.text[overlap(earlier, s.text):]...)
 	s.changed.Broadcast()
 }
 

@@ -83,21 +83,21 @@ func (x *execution) end() {
 	x.over = true
 }
 
-func (x *execution) write(to io.Writer, p []byte) (int, error) {
+func (x *execution) write(to io.Writer, p []byte) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
 	case x.over:
-		return 0, os.ErrClosed
+		return os.ErrClosed
 	case to == nil:
-		return len(p), nil
+		return nil
 	}
-	return to.Write(p)
+	_, err := to.Write(p)
+	return err
 }
 
 func (x *execution) print(to io.Writer, words []string) (int, error) {
-	_, err := x.write(to, []byte(strings.Join(words, " ")+"\n"))
-	return 0, err
+	return 0, x.write(to, []byte(strings.Join(words, " ")+"\n"))
 }
 
 func (x *execution) log(_ context.Context, words []string) (int, error) {
@@ -112,7 +112,7 @@ func (x *execution) cat(context.Context, []string) (int, error) {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, failed := x.Stdin.Read(buffer)
-		if _, err := x.write(x.Stdout, buffer[:n]); err != nil || failed != nil {
+		if err := x.write(x.Stdout, buffer[:n]); err != nil || failed != nil {
 			return 0, err
 		}
 	}

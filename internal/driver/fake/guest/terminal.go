@@ -19,8 +19,8 @@ const (
 	// with.
 	textSize = 64 << 10
 	tailSize = 4 << 10
-	// stateEvery is how often a reader checks whether its server still runs.
-	stateEvery = 100 * time.Millisecond
+	// stateEvery is how often the readers of a terminal check whether its server still runs.
+	stateEvery = 200 * time.Millisecond
 )
 
 // terminals has the terminals of servers by their IDs, for all drivers of this process.
@@ -36,6 +36,9 @@ type terminal struct {
 	dropped int           // how much of the beginning of text is gone
 	more    chan struct{} // closed when there is more
 	writer  *console
+
+	checkedAt time.Time // when it was checked whether the run goes on
+	over      bool
 }
 
 // terminalOf returns the terminal of the server's run, whose first line says that it booted.
@@ -113,14 +116,14 @@ type console struct {
 	of     Server
 	at     int
 
-	ctx context.Context // ends with the console
-	end context.CancelCauseFunc
+	ctx   context.Context // ends with the console
+	leave context.CancelCauseFunc
 }
 
 func (a *Access) newConsole(ctx context.Context, of Server, at int) *console {
-	c := &console{terminal: terminalOf(of), access: a, of: of, at: at}
-	c.ctx, c.end = context.WithCancelCause(ctx)
-	context.AfterFunc(c.ctx, func() { c.release(c) })
+	ctx, end := context.WithCancelCause(ctx)
+	c := &console{terminal: terminalOf(of), access: a, of: of, at: at, ctx: ctx, leave: end}
+	context.AfterFunc(ctx, func() { c.release(c) })
 	return c
 }
 
@@ -128,19 +131,39 @@ func (a *Access) newConsole(ctx context.Context, of Server, at int) *console {
 // last output.
 func (c *console) Read(p []byte) (n int, err error) {
 	for n == 0 && len(p) > 0 {
-		runs := c.access.goesOn(c.ctx, c.of)
+		over := c.isOver()
 		var more <-chan struct{}
 		n, c.at, more = c.readInto(p, c.at)
 		switch {
 		case c.ctx.Err() != nil:
 			return 0, context.Cause(c.ctx)
-		case n == 0 && !runs:
+		case n == 0 && over:
 			return 0, io.EOF
 		case n == 0:
 			c.wait(more)
 		}
 	}
 	return n, nil
+}
+
+// isOver reports whether the run is over. One check is for all readers.
+func (c *console) isOver() bool {
+	now := c.access.Clock.Now()
+	c.mu.Lock()
+	due := !c.over && now.Sub(c.checkedAt) >= stateEvery
+	if due {
+		c.checkedAt = now
+	}
+	over := c.over
+	c.mu.Unlock()
+	if !due {
+		return over
+	}
+	over = !c.access.goesOn(c.ctx, c.of)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over = over
+	return over
 }
 
 func (c *console) wait(more <-chan struct{}) {
@@ -167,7 +190,7 @@ func (c *console) Write(p []byte) (int, error) {
 
 // Close implements io.Closer.
 func (c *console) Close() error {
-	c.end(os.ErrClosed)
+	c.leave(os.ErrClosed)
 	c.release(c)
 	return nil
 }

@@ -87,7 +87,7 @@ func (a Admin) observe(inst *instance.Instance) (s driver.Server, ours bool, err
 	if on, lockErr := inst.IsRunning(); on || lockErr != nil {
 		s.State = driver.StateRunning
 	}
-	return s, err != nil || r.ClusterID == a.ClusterID, nil
+	return s, s.Err != nil || r.ClusterID == a.ClusterID, nil //nolint:nilerr // a server that is there and broken
 }
 
 func isReleased(inst *instance.Instance) bool {

@@ -1,0 +1,439 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/rest"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/config/crd"
+)
+
+// exitDoctorUsage is the exit code of doctor for wrong flags: 1 is for what it finds.
+const exitDoctorUsage = 2
+
+type doctorOptions struct {
+	*Options
+	droverNamespace string
+	output          string
+}
+
+// NewDoctorCommand returns the verb doctor.
+func NewDoctorCommand(o *Options) *cobra.Command {
+	d := &doctorOptions{Options: o}
+	usage := func(err error) error {
+		if err == nil {
+			return nil
+		}
+		return &ExitError{Code: exitDoctorUsage, Err: err}
+	}
+	cmd := &cobra.Command{
+		Use:     "doctor",
+		GroupID: groupObserve,
+		Short:   "Check whether Drover works in this cluster, and what you may do",
+		Long: "Check what a user of the cluster can see of Drover: the VirtualMachine API and its version, the\n" +
+			"controller, the server of consoles and logs, and your own rights. It changes nothing.\n\n" +
+			"The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. On the host itself,\n" +
+			"\"drover doctor\" checks much more.",
+		Example: o.examples("doctor", "doctor -n team-a -o json"),
+		Args: func(cmd *cobra.Command, args []string) error {
+			return usage(cobra.NoArgs(cmd, args))
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if d.output != "" && d.output != "json" {
+				return usage(fmt.Errorf("--output %q: allowed is json", d.output))
+			}
+			return d.run(cmd.Context())
+		},
+	}
+	cmd.Flags().StringVarP(&d.output, "output", "o", "", "output format: json")
+	cmd.Flags().StringVar(&d.droverNamespace, "drover-namespace", streams.DefaultNamespace, "namespace that Drover runs in")
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	return cmd
+}
+
+func (d *doctorOptions) run(ctx context.Context) error {
+	namespace, err := d.Namespace()
+	if err != nil {
+		return err
+	}
+	const server, drover, you = "API server", "Drover", "You"
+	found := findings.Run(ctx, []findings.Check{
+		{Group: server, Name: "version", Run: func(ctx context.Context) []findings.Finding { return judgeServer(d.gatherServer(ctx)) }},
+		{Group: server, Name: "crd", Run: func(ctx context.Context) []findings.Finding { return judgeCRD(d.gatherCRD(ctx)) }},
+		{Group: drover, Name: "controller", Run: func(ctx context.Context) []findings.Finding { return judgeController(d.gatherController(ctx)) }},
+		{Group: drover, Name: "streams", Run: func(ctx context.Context) []findings.Finding { return judgeStreams(d.gatherStreams(ctx)) }},
+		{Group: you, Name: "rights", Run: func(ctx context.Context) []findings.Finding { return judgeRights(d.gatherRights(ctx, namespace)) }},
+	})
+	if d.output == "json" {
+		encoder := json.NewEncoder(d.Out)
+		encoder.SetIndent("", "  ")
+		err = encoder.Encode(findings.NewReport(found))
+	} else {
+		s := screenOf(d.Out)
+		if !s.terminal {
+			s.width = 80
+		}
+		err = findings.Print(d.Out, found, findings.Style{Width: min(s.width, mostColumns), Color: s.color})
+	}
+	if err == nil && findings.Worst(found) == findings.LevelError {
+		return &ExitError{Code: 1} // what there is to say has been printed
+	}
+	return err
+}
+
+// groupClient returns a client that knows one API group, which initializes faster than a
+// clientset.
+func (d *doctorOptions) groupClient(gv schema.GroupVersion, add func(*runtime.Scheme) error) (rest.Interface, error) {
+	config, err := d.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	known := runtime.NewScheme()
+	if err := add(known); err != nil {
+		return nil, err
+	}
+	config.Timeout = findings.DefaultWithin
+	config.APIPath, config.GroupVersion = "/apis", &gv
+	config.NegotiatedSerializer = serializer.NewCodecFactory(known).WithoutConversion()
+	return rest.RESTClientFor(config)
+}
+
+type serverFacts struct {
+	url     string
+	version string
+	err     error
+}
+
+func (d *doctorOptions) gatherServer(ctx context.Context) serverFacts {
+	c, err := d.Core()
+	if err != nil {
+		return serverFacts{err: err}
+	}
+	f := serverFacts{url: c.Get().URL().Host}
+	text, err := c.Get().AbsPath("/version").DoRaw(ctx)
+	var info version.Info
+	if f.err = err; err == nil {
+		f.err = json.Unmarshal(text, &info)
+	}
+	f.version = info.GitVersion
+	return f
+}
+
+func judgeServer(f serverFacts) []findings.Finding {
+	switch {
+	case apierrors.IsUnauthorized(f.err):
+		return one(findings.Error("the API server at %s does not accept your login", f.url).Means("Nothing can be done in this cluster.").
+			FixedBy("log in again, or name another user or cluster with --context"))
+	case f.err != nil:
+		return one(findings.Error("the API server does not answer: %v", f.err).Means("Nothing can be done in this cluster.").
+			FixedBy("check --context, the network and the cluster"))
+	}
+	return one(findings.OK("Kubernetes %s at %s", f.version, f.url))
+}
+
+// isAway reports whether no API server has answered, which its own check says.
+func isAway(err error) bool {
+	_, is := errors.AsType[*url.Error](err)
+	return is
+}
+
+type crdFacts struct {
+	missing string
+	served  bool
+	err     error
+}
+
+func (d *doctorOptions) gatherCRD(ctx context.Context) crdFacts {
+	c, err := d.Core()
+	if err != nil {
+		return crdFacts{err: err}
+	}
+	f := crdFacts{}
+	f.missing, f.served, f.err = crd.FindMissing(ctx, c)
+	return f
+}
+
+func judgeCRD(f crdFacts) []findings.Finding {
+	const group = "cloudnative.tw/v1alpha1"
+	switch {
+	case isAway(f.err):
+		return nil
+	case f.err != nil:
+		return one(findings.Warning("the API %s cannot be read: %v", group, f.err).Means("Whether Drover is installed is unknown."))
+	case !f.served:
+		return one(findings.Error("this cluster does not know VirtualMachines").Means("Drover is not installed in it.").
+			FixedBy("install Drover (docs/cluster.md), or name another cluster with --context"))
+	case f.missing != "":
+		return one(findings.Warning("the API %s of the cluster has no %s", group, f.missing).
+			Means("The cluster's Drover is older than this program, which may offer what that does not know.").FixedBy("upgrade Drover, its CRD first"))
+	}
+	return one(findings.OK("VirtualMachines %s, this program's version or newer", group))
+}
+
+type controllerFacts struct {
+	where     string // the Lease
+	lease     *coordinationv1.Lease
+	forbidden bool
+	err       error
+	now       time.Time
+}
+
+// gatherController follows the cluster's claim to the Lease of the controller that leads, or
+// else looks where that usually is.
+func (d *doctorOptions) gatherController(ctx context.Context) controllerFacts {
+	f := controllerFacts{where: d.droverNamespace + "/drover-controller", now: d.Clock.Now()}
+	c, err := d.groupClient(coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme)
+	if err != nil {
+		f.err = err
+		return f
+	}
+	get := func(where string) (*coordinationv1.Lease, error) {
+		namespace, name, _ := strings.Cut(where, "/")
+		lease := &coordinationv1.Lease{}
+		return lease, c.Get().Namespace(namespace).Resource("leases").Name(name).Do(ctx).Into(lease)
+	}
+	claim, err := get("kube-system/drover-leader")
+	if err == nil && claim.Spec.HolderIdentity != nil && strings.Contains(*claim.Spec.HolderIdentity, "/") {
+		f.where = *claim.Spec.HolderIdentity
+	}
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+		f.err = err
+		return f
+	}
+	lease, err := get(f.where)
+	switch {
+	case apierrors.IsForbidden(err):
+		f.forbidden = true
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		f.err = err
+	default:
+		f.lease = lease
+	}
+	return f
+}
+
+func judgeController(f controllerFacts) []findings.Finding {
+	const unattended = "VMs are not looked after: nothing that you change takes effect."
+	switch {
+	case isAway(f.err):
+		return nil
+	case f.err != nil:
+		return one(findings.Warning("the Lease %s cannot be read: %v", f.where, f.err).Means("Whether the controller runs is unknown."))
+	case f.forbidden:
+		return one(findings.Note("you may not read the Lease %s", f.where).
+			Means("Whether the controller runs cannot be seen from it. A VM that the controller has not observed for a while says so: kubectl vm explain NAME."))
+	case f.lease == nil, f.lease.Spec.HolderIdentity == nil, *f.lease.Spec.HolderIdentity == "", f.lease.Spec.RenewTime == nil:
+		return one(findings.Error("no controller has the Lease %s", f.where).Means(unattended).
+			FixedBy("start drover-controller; if it runs elsewhere, name its namespace with --drover-namespace"))
+	}
+	age := max(0, f.now.Sub(f.lease.Spec.RenewTime.Time))
+	term := time.Minute
+	if s := f.lease.Spec.LeaseDurationSeconds; s != nil {
+		term = time.Duration(*s) * time.Second
+	}
+	text := fmt.Sprintf("%s leads, and renewed the Lease %s %s ago", *f.lease.Spec.HolderIdentity, f.where, duration.HumanDuration(age))
+	if age > term+clockSlack {
+		return one(findings.Error("%s", text).Means("%s", unattended).
+			FixedBy("look at the pods of drover-controller; if your clock is wrong by %s, set it", duration.HumanDuration(age)))
+	}
+	return one(findings.OK("%s", text))
+}
+
+// clockSlack allows for a clock here that is ahead of the controller's.
+const clockSlack = 15 * time.Second
+
+type streamsFacts struct {
+	where     string // the ConfigMap
+	none      bool
+	forbidden bool
+	address   string // "" if the API server serves them
+	err       error  // why they cannot be reached
+}
+
+func (d *doctorOptions) gatherStreams(ctx context.Context) streamsFacts {
+	f := streamsFacts{where: d.droverNamespace + "/" + streams.ConfigMapName}
+	c, err := d.Core()
+	if err != nil {
+		f.err = err
+		return f
+	}
+	found := &corev1.ConfigMap{}
+	err = c.Get().Namespace(d.droverNamespace).Resource("configmaps").Name(streams.ConfigMapName).Do(ctx).Into(found)
+	f.none, f.forbidden = apierrors.IsNotFound(err), apierrors.IsForbidden(err)
+	if err != nil {
+		f.err = err
+		return f
+	}
+	if f.address = found.Data[streams.AddressKey]; f.address != "" {
+		f.err = tryTLS(ctx, f.address, found.Data[streams.CAKey])
+		return f
+	}
+	// Any answer but a refusal shows that the path is served.
+	if err := c.Get().AbsPath(streams.PathPrefix).Do(ctx).Error(); apierrors.IsForbidden(err) || !isAnswer(err) {
+		f.err = err
+	}
+	return f
+}
+
+// isAnswer reports whether an error, or none, is an answer of a server.
+func isAnswer(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return err == nil || errors.As(err, &status)
+}
+
+// tryTLS connects without any credentials, and checks the server's certificate.
+func tryTLS(ctx context.Context, address, ca string) error {
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
+		return fmt.Errorf("the address %q is no https URL", address)
+	}
+	port := u.Port()
+	if port == "" {
+		port = "443"
+	}
+	config := &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12}
+	if ca != "" {
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM([]byte(ca)) {
+			return errors.New("its certificates cannot be read")
+		}
+	}
+	connection, err := (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", u.Hostname()+":"+port)
+	if err != nil {
+		return err
+	}
+	return connection.Close()
+}
+
+func judgeStreams(f streamsFacts) []findings.Finding {
+	const without = "Consoles, logs, commands and port-forward do not work; everything else does."
+	where := f.address
+	if where == "" {
+		where = "the API server"
+	}
+	switch {
+	case isAway(f.err):
+		return nil
+	case f.none:
+		return one(findings.Note("there is no ConfigMap %s", f.where).Means(without).
+			FixedBy("start drover-controller with --streams-address; if it runs elsewhere, name its namespace with --drover-namespace"))
+	case f.forbidden:
+		return one(findings.Warning("you may not read the ConfigMap %s", f.where).Means(without).FixedBy("apply Drover's RBAC, which lets every user read it"))
+	case f.err != nil:
+		return one(findings.Warning("consoles and logs are served by %s, which cannot be reached: %v", where, f.err).Means(without).
+			FixedBy("check the network and the Service of the streams"))
+	}
+	return one(findings.OK("consoles and logs are served by %s", where))
+}
+
+// right is something that a user may do with VMs.
+type right struct {
+	verb, subresource string
+}
+
+func (r right) String() string {
+	if r.subresource != "" {
+		return r.subresource
+	}
+	return r.verb
+}
+
+// rights are what the verbs of this program need.
+var rights = []right{
+	{"get", ""},
+	{"list", ""},
+	{"watch", ""},
+	{"create", ""},
+	{"update", ""},
+	{"patch", ""},
+	{"delete", ""},
+	{"create", string(streams.Console)},
+	{"get", string(streams.Log)},
+	{"create", string(streams.Exec)},
+	{"create", string(streams.PortForward)},
+	{"get", string(streams.Interfaces)},
+}
+
+type rightsFacts struct {
+	namespace string
+	may, lack []right
+	err       error
+}
+
+func (d *doctorOptions) gatherRights(ctx context.Context, namespace string) rightsFacts {
+	f := rightsFacts{namespace: namespace}
+	c, err := d.groupClient(authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme)
+	if err != nil {
+		f.err = err
+		return f
+	}
+	for _, r := range rights {
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+			ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Namespace: namespace, Verb: r.verb, Group: api.SchemeGroupVersion.Group, Resource: "virtualmachines", Subresource: r.subresource,
+			},
+		}}
+		if err := c.Post().Resource("selfsubjectaccessreviews").Body(review).Do(ctx).Into(review); err != nil {
+			f.err = err
+			return f
+		}
+		if review.Status.Allowed {
+			f.may = append(f.may, r)
+		} else {
+			f.lack = append(f.lack, r)
+		}
+	}
+	return f
+}
+
+func judgeRights(f rightsFacts) []findings.Finding {
+	const ask = "ask an admin for the role drover-view, drover-edit or drover-admin there, or name another namespace with --namespace"
+	switch {
+	case isAway(f.err):
+		return nil
+	case f.err != nil:
+		return one(findings.Warning("your rights cannot be read: %v", f.err).Means("What you may do with VMs is unknown."))
+	case slices.Contains(f.lack, right{"list", ""}):
+		return one(findings.Error("you may not list VMs in namespace %s", f.namespace).Means("You can do next to nothing with VMs there.").FixedBy(ask))
+	case len(f.lack) > 0:
+		return one(findings.Note("in namespace %s you may %s", f.namespace, joinRights(f.may)).
+			Means("You may not %s.", joinRights(f.lack)).FixedBy(ask))
+	}
+	return one(findings.OK("you may do everything with VMs in namespace %s", f.namespace))
+}
+
+func joinRights(all []right) string {
+	words := make([]string, len(all))
+	for i, r := range all {
+		words[i] = r.String()
+	}
+	return strings.Join(words, ", ")
+}
+
+func one(f findings.Finding) []findings.Finding { return []findings.Finding{f} }

@@ -1,0 +1,434 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/test/framework"
+)
+
+// doctorReport is what drover doctor -o json prints.
+type doctorReport struct {
+	Level    string
+	Findings []struct{ Name, Group, Level, Observed, Meaning, Fix, Command string }
+}
+
+// levelsOf returns the worst level of each check.
+func (r doctorReport) levelsOf() map[string]string {
+	order := []string{"", "ok", "note", "warning", "error"}
+	levels := map[string]string{}
+	for _, f := range r.Findings {
+		if slices.Index(order, f.Level) > slices.Index(order, levels[f.Name]) {
+			levels[f.Name] = f.Level
+		}
+	}
+	return levels
+}
+
+func parseDoctor(t *testing.T, got commandResult) doctorReport {
+	t.Helper()
+	var r doctorReport
+	if err := json.Unmarshal([]byte(got.out), &r); err != nil || len(r.Findings) == 0 {
+		t.Fatalf("%v: %+v", err, got)
+	}
+	if wantCode := map[bool]int{true: 1, false: 0}[r.Level == "error"]; got.code != wantCode {
+		t.Errorf("exit code %d for level %s: %+v", got.code, r.Level, r.Findings)
+	}
+	for _, f := range r.Findings {
+		if strings.Contains(f.Observed, "the check failed") || strings.Contains(f.Observed, "did not end") || f.Name == "" || f.Group == "" || f.Observed == "" {
+			t.Errorf("got %+v", f)
+		}
+	}
+	return r
+}
+
+func wantLevels(t *testing.T, r doctorReport, want map[string]string) {
+	t.Helper()
+	for check, level := range want {
+		if got := r.levelsOf()[check]; got != level {
+			t.Errorf("%s is %q, want %q: %+v", check, got, level, r.Findings)
+		}
+	}
+}
+
+// statusReport is what drover status -o json prints.
+type statusReport struct {
+	State, Version, Failure string
+	PID                     int
+	API                     *struct{ URL, Version, Error string }
+	Leader                  *struct {
+		Identity string
+		Epoch    uint64
+	}
+	Components []struct{ Name, State string }
+	Drivers    []struct {
+		Driver, EngineID, Error string
+		IsDefault, IsOff        bool
+		Servers, Running        int
+		Orphans                 *int
+		Retained                int
+	}
+	VirtualMachines *struct {
+		Total  int
+		Phases map[string]int
+	}
+}
+
+func readStatus(t *testing.T, dir string, wantCode int) statusReport {
+	t.Helper()
+	got := runDrover(t, "", nil, "status", "-o", "json", "--data-dir", dir)
+	var s statusReport
+	if err := json.Unmarshal([]byte(got.out), &s); err != nil || got.code != wantCode {
+		t.Fatalf("%v, want exit code %d: %+v", err, wantCode, got)
+	}
+	return s
+}
+
+// summarize returns what a status says, without what differs from run to run.
+func (s statusReport) summarize() string {
+	text := s.State
+	if s.API != nil {
+		text += ", API " + s.API.Version + s.API.Error
+	}
+	if s.Leader != nil {
+		text += fmt.Sprintf(", leads %t", s.Leader.Epoch > 0)
+	}
+	for _, d := range s.Drivers {
+		orphans := "?"
+		if d.Orphans != nil {
+			orphans = fmt.Sprint(*d.Orphans)
+		}
+		text += fmt.Sprintf(", %s default %t %d/%d %s %d%s", d.Driver, d.IsDefault, d.Running, d.Servers, orphans, d.Retained, d.Error)
+	}
+	if s.VirtualMachines != nil {
+		text += fmt.Sprintf(", VMs %d %v", s.VirtualMachines.Total, s.VirtualMachines.Phases)
+	}
+	return text + s.Failure
+}
+
+// inspected is a cluster that doctor and status look at.
+type inspected struct{ *framework.Cluster }
+
+func (c inspected) wantDoctor(t *testing.T, want map[string]string) {
+	t.Helper()
+	wantLevels(t, parseDoctor(t, runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", c.DataDir)), want)
+}
+
+// wantStatus compares the status as JSON, and requires some texts in that for people.
+func (c inspected) wantStatus(t *testing.T, code int, want string, texts ...string) {
+	t.Helper()
+	if got := readStatus(t, c.DataDir, code).summarize(); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	shown := runDrover(t, "", nil, "status", "--data-dir", c.DataDir)
+	for _, text := range texts {
+		if shown.code != code || !strings.Contains(shown.out, text) {
+			t.Errorf("%q is missing in %+v", text, shown)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDoctorAndStatus checks what both say of a Drover that runs, that was stopped, that was
+// killed, and whose files were damaged.
+func TestDoctorAndStatus(t *testing.T) {
+	t.Parallel()
+	c := inspected{framework.StartCluster(t, framework.ClusterOptions{
+		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true, Args: []string{"--vm-driver", "fake"},
+	})}
+	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
+	waitForActiveServer(t, c.Cluster, "")
+	c.wantDoctor(t, map[string]string{
+		"process": "ok", "ports": "ok", "certificates": "ok", "kubeconfig": "ok", "data-dir": "ok", "files": "ok",
+		"used-engines": "ok", "api-server": "ok", "crd": "ok", "leader": "ok",
+	})
+	c.wantStatus(t, 0, "ready, API "+serverVersion(t, c.Cluster)+", leads true, fake default true 1/1 0 0, VMs 1 map[Active:1]",
+		fmt.Sprintf(" runs (process %d, for ", c.PID()), c.Config.Host, "COMPONENT", "DRIVER", "1 Active")
+
+	must(t, c.Stop())
+	before := listTree(t, c.DataDir)
+	c.wantDoctor(t, map[string]string{"process": "note", "ports": "ok", "certificates": "ok", "api-server": "", "leader": ""})
+	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", " is stopped, since ")
+	if after := listTree(t, c.DataDir); !slices.Equal(before, after) {
+		t.Errorf("they changed\n%q\nto\n%q", before, after)
+	}
+
+	must(t, c.Start())
+	must(t, c.Kill())
+	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", "is stopped: it was killed")
+	must(t, os.WriteFile(filepath.Join(c.DataDir, "engines.json"), []byte("{"), 0o600))
+	c.wantDoctor(t, map[string]string{"used-engines": "error", "process": "note"})
+	c.wantStatus(t, 3, "stopped", "engines.json")
+}
+
+func serverVersion(t *testing.T, c *framework.Cluster) string {
+	t.Helper()
+	info, err := clientFor(t, c.Config).Discovery().ServerVersion()
+	must(t, err)
+	return info.GitVersion
+}
+
+func listTree(t *testing.T, dir string) []string {
+	t.Helper()
+	var all []string
+	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+		if err == nil {
+			all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestInspectingUsage checks the exit codes of wrong flags and of what is not there.
+func TestInspectingUsage(t *testing.T) {
+	t.Parallel()
+	missing := filepath.Join(t.TempDir(), "missing")
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"doctor", "--nonsense"}, 2, "unknown flag"},
+		{[]string{"doctor", "-o", "yaml"}, 2, "it must be json"},
+		{[]string{"doctor", "now"}, 2, "now"},
+		{[]string{"status", "--nonsense"}, 2, "unknown flag"},
+		{[]string{"status", "--data-dir", missing}, 3, ""},
+		{[]string{"orphans", "list", "--data-dir", missing}, 1, "is no Drover data dir"},
+		{[]string{"orphans", "delete", "--data-dir", missing}, 2, "name at least one UID: drover orphans list shows them"},
+		{[]string{"orphans", "delete", "--timeout", "-1s", "x"}, 2, "--timeout is -1s: it must not be negative"},
+		{[]string{"retained", "list", "-o", "wide"}, 2, "it must be json"},
+		{[]string{"retained", "delete"}, 2, "name at least one ID: drover retained list shows them"},
+		{[]string{"image", "list", "-o", "x"}, 2, "it must be json"},
+	} {
+		got := runDrover(t, "", nil, c.args...)
+		if got.code != c.code || !strings.Contains(got.errOut, c.says) {
+			t.Errorf("%v: %+v, want code %d and %q", c.args, got, c.code, c.says)
+		}
+	}
+	if _, err := os.Stat(missing); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a data dir was made: %v", err)
+	}
+}
+
+// wantRun runs a command on the data dir and requires an exit code, and a text on either
+// output.
+func (c inspected) wantRun(t *testing.T, stdin string, code int, says string, args ...string) {
+	t.Helper()
+	got := runDrover(t, stdin, nil, append(args, "--data-dir", c.DataDir)...)
+	if got.code != code || !strings.Contains(got.out+got.errOut, says) {
+		t.Errorf("%v: %+v, want code %d and %q", args, got, code, says)
+	}
+}
+
+// wantList compares the UIDs of orphans or of released servers, and returns their IDs.
+func (c inspected) wantList(t *testing.T, kind string, want ...string) (ids []string) {
+	t.Helper()
+	got := runDrover(t, "", nil, kind, "list", "-o", "json", "--data-dir", c.DataDir)
+	var all []struct{ UID, ID string }
+	if err := json.Unmarshal([]byte(got.out), &all); err != nil || got.code != 0 {
+		t.Fatalf("%v: %+v", err, got)
+	}
+	uids := make([]string, 0, len(all))
+	for _, s := range all {
+		uids, ids = append(uids, s.UID), append(ids, s.ID)
+	}
+	slices.Sort(uids)
+	slices.Sort(want)
+	if !slices.Equal(uids, want) {
+		t.Errorf("%s are %q, want %q", kind, uids, want)
+	}
+	return ids
+}
+
+// TestOrphansAndRetained checks that the leader removes an orphan that a person has approved,
+// and no other server; and that released servers are removed by name.
+func TestOrphansAndRetained(t *testing.T) {
+	t.Parallel()
+	c := inspected{framework.StartCluster(t, framework.ClusterOptions{
+		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true,
+		Args: []string{"--vm-driver", "fake", "--orphan-policy", "report", "--orphan-grace", "1s"},
+	})}
+	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
+	waitForActiveServer(t, c.Cluster, "")
+	owned := uidOfVM(t, c.Cluster, "test-vm")
+	lost, also := copyServer(t, c.Cluster, owned, "", ""), copyServer(t, c.Cluster, owned, "", "")
+	foreign := copyServer(t, c.Cluster, owned, `"clusterID": "`, `"clusterID": "other-`)
+
+	c.wantList(t, "orphans", lost, also)
+	c.wantRun(t, "y\n", 1, "belongs to the VirtualMachine default/test-vm", "orphans", "delete", owned)
+	c.wantRun(t, "y\n", 1, "no server of this installation has the UID", "orphans", "delete", foreign)
+	c.wantRun(t, "y\n", 1, "no server of this installation has the UID", "orphans", "delete", lost, "x")
+	c.wantRun(t, "n\n", 1, "nothing was removed", "orphans", "delete", lost)
+	c.wantRun(t, "y\n", 0, "Removed: fake server", "orphans", "delete", lost)
+	c.wantList(t, "orphans", also)
+	approvals, err := clientFor(t, c.Config).CoreV1().ConfigMaps("kube-system").Get(t.Context(), "drover-orphan-approvals", metav1.GetOptions{})
+	if err != nil || len(approvals.Data) != 0 {
+		t.Errorf("the approvals are %v, %v", approvals.Data, err)
+	}
+	waitForActiveServer(t, c.Cluster, "") // the server that has a VM
+	if _, err := os.Stat(recordOf(c.Cluster, foreign)); err != nil {
+		t.Errorf("the other cluster's server: %v", err)
+	}
+
+	releaseVM(t, c.Cluster, "test-vm")
+	ids := c.wantList(t, "retained", owned)
+	c.wantRun(t, "y\n", 1, "was released, and is no orphan", "orphans", "delete", owned)
+	must(t, c.Stop())
+	c.wantRun(t, "", 1, "only its API knows", "orphans", "list")
+	c.wantRun(t, "y\n", 1, `no released server has the id "nonsense"`, "retained", "delete", "nonsense")
+	c.wantRun(t, "", 1, "nothing was removed", "retained", "delete", ids[0])
+	c.wantRun(t, "", 0, "Removed: fake server", "retained", "delete", "--yes", ids[0][:10])
+	c.wantRun(t, "", 0, "No servers were released.", "retained", "list")
+}
+
+func recordOf(c *framework.Cluster, uid string) string {
+	return filepath.Join(c.DataDir, "drivers", "fake", uid+".json")
+}
+
+// copyServer makes a server like another one, of a VM that never was, and changes a part of
+// its record.
+func copyServer(t *testing.T, c *framework.Cluster, uid, old, changed string) string {
+	t.Helper()
+	content, err := os.ReadFile(recordOf(c, uid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := string(uuid.NewUUID())
+	content = bytes.ReplaceAll(content, []byte(uid), []byte(made))
+	content = bytes.ReplaceAll(content, []byte(`"id": "fake-`), []byte(`"id": "fake-`+made[:8]))
+	if old != "" {
+		content = bytes.ReplaceAll(content, []byte(old), []byte(changed))
+	}
+	if err := os.WriteFile(recordOf(c, made), content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func uidOfVM(t *testing.T, c *framework.Cluster, name string) string {
+	t.Helper()
+	vm, err := dynamicFor(t, c.Config).Resource(vms).Namespace("default").Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(vm.GetUID())
+}
+
+// releaseVM deletes a VM and keeps its server.
+func releaseVM(t *testing.T, c *framework.Cluster, name string) {
+	t.Helper()
+	objects := dynamicFor(t, c.Config).Resource(vms).Namespace("default")
+	framework.Eventually(t, waitTimeout, "the VM is to be released", func() error {
+		vm, err := objects.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if err := unstructured.SetNestedField(vm.Object, "Retain", "spec", "deletionPolicy"); err != nil {
+			return err
+		}
+		_, err = objects.Update(t.Context(), vm, metav1.UpdateOptions{})
+		return err
+	})
+	if err := objects.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, waitTimeout, "the VM is gone", func() error {
+		_, err := objects.Get(t.Context(), name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.New("it is there")
+	})
+}
+
+// TestInspectingAsPlainUser checks both commands without root, of a Drover of the same user,
+// and that root sees that Drover with the rights that it has.
+func TestInspectingAsPlainUser(t *testing.T) {
+	t.Parallel()
+	user := framework.PlainUser(t)
+	home := t.TempDir()
+	dir := filepath.Join(home, "data")
+	if err := errors.Join(os.Chmod(home, 0o755), os.Chmod(filepath.Dir(home), 0o755), os.Mkdir(dir, 0o700), framework.ChownAll(dir, user)); err != nil {
+		t.Fatal(err)
+	}
+	command := func(ctx context.Context, args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, droverBinary(t), append(args, "--data-dir", dir)...)
+		cmd.Env, cmd.Dir = []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+		return cmd
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	up := command(ctx, "up", "--port", "0", "--vm-driver", "fake", "--unsafe-no-fsync")
+	up.Cancel = func() error { return up.Process.Signal(syscall.SIGTERM) }
+	up.WaitDelay = 20 * time.Second
+	var printed bytes.Buffer
+	up.Stdout, up.Stderr = &printed, &printed
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		stop()
+		if err := up.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("%v: %s", err, printed.String())
+		}
+	}()
+	framework.Eventually(t, framework.StepTimeout, "it is ready", func() error {
+		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
+		return err
+	})
+	out, err := command(t.Context(), "doctor", "-o", "json").Output()
+	code := 0
+	if exit, is := errors.AsType[*exec.ExitError](err); is {
+		code = exit.ExitCode()
+	}
+	want := map[string]string{"user": "ok", "process": "ok", "ports": "ok", "data-dir": "ok", "files": "ok", "api-server": "ok", "leader": "ok", "machine-user": "note"}
+	wantLevels(t, parseDoctor(t, commandResult{code: code, out: string(out)}), want)
+	if out, err := command(t.Context(), "status").CombinedOutput(); err != nil || !strings.Contains(string(out), " runs (process ") {
+		t.Errorf("status: %v, %s", err, out)
+	}
+	byRoot := parseDoctor(t, runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", dir))
+	wantLevels(t, byRoot, want)
+	for _, f := range byRoot.Findings {
+		if f.Name == "user" && !strings.HasPrefix(f.Observed, fmt.Sprint(user.Uid, " runs process ")) {
+			t.Errorf("root sees %q", f.Observed)
+		}
+	}
+	err = filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+		if stat, is := info.Sys().(*syscall.Stat_t); is && stat.Uid != user.Uid {
+			t.Errorf("root left %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

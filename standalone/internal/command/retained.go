@@ -1,0 +1,181 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/engines"
+)
+
+// removeTimeout is for one server.
+const removeTimeout = time.Minute
+
+type retainedOptions struct {
+	Program
+
+	dataDir string
+	output  outputFormat
+	yes     bool
+	in      io.Reader
+	out     io.Writer
+	errOut  io.Writer
+}
+
+func (p Program) newRetainedCommand() *cobra.Command {
+	o := &retainedOptions{Program: p}
+	cmd := &cobra.Command{
+		Use:   "retained",
+		Short: "Show and remove servers that were released",
+		Long: `Show and remove the servers that were released when their VirtualMachine was
+deleted with deletionPolicy Retain. They go on running, and Drover does not touch them
+any more. Drover may run or be stopped meanwhile.`,
+	}
+	list := o.newSubcommand("list", "Show the servers that were released", cobra.NoArgs, func(ctx context.Context, _ []string) error { return o.list(ctx) })
+	addOutputFlag(list.Flags(), &o.output)
+	remove := o.newSubcommand("delete ID...", "End and remove servers that were released, with their disks", atLeastOne("ID"), o.remove)
+	remove.Long = `End and remove servers that were released, by their IDs or the beginnings of these,
+after asking. A container goes with its anonymous volumes, a machine with all of its
+disks: nothing of them can be restored.`
+	remove.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
+	cmd.AddCommand(list, remove)
+	return cmd
+}
+
+func (o *retainedOptions) newSubcommand(use, short string, args cobra.PositionalArgs, run func(context.Context, []string) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: args,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.in, o.out, o.errOut = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
+			return run(cmd.Context(), args)
+		},
+	}
+	o.AddDataDirFlag(cmd.Flags(), &o.dataDir)
+	return cmd
+}
+
+func (o *retainedOptions) list(ctx context.Context) error {
+	all, _, err := o.find(ctx)
+	if err != nil {
+		return err
+	}
+	return o.printServers(o.out, all, keyID, o.output, "No servers were released.")
+}
+
+// find returns the servers that were released, and the cluster's id.
+func (o *retainedOptions) find(ctx context.Context) ([]server, string, error) {
+	h, err := o.findHost(ctx, o.dataDir)
+	if err != nil {
+		return nil, "", err
+	}
+	cluster, err := clusterOf(h.Layout)
+	if err != nil {
+		return nil, "", err
+	}
+	all, silent, err := o.findServers(ctx, h.Layout, cluster)
+	warnSilent(o.errOut, silent)
+	return slices.DeleteFunc(all, func(s server) bool { return !s.Retained }), cluster, err
+}
+
+func (o *retainedOptions) remove(ctx context.Context, ids []string) error {
+	all, cluster, err := o.find(ctx)
+	if err != nil {
+		return err
+	}
+	chosen, err := chooseByID(all, ids)
+	if err != nil {
+		return err
+	}
+	if !o.yes {
+		if err := o.printServers(o.out, chosen, keyID, "", ""); err != nil {
+			return err
+		}
+		if err := Confirm(o.in, o.out, "End and remove "+countServers(len(chosen))+" with all disks?"); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, s := range foldersLast(chosen) {
+		if err := o.removeServer(ctx, s, cluster); err != nil {
+			errs = append(errs, fmt.Errorf("%s server %s of %s/%s: %w", s.engine.Driver, shortID(s.ID), s.Namespace, s.Name, err))
+			continue
+		}
+		_, _ = fmt.Fprintf(o.out, "Removed: %s server %s of %s/%s.\n", s.engine.Driver, shortID(s.ID), s.Namespace, s.Name)
+	}
+	return errors.Join(errs...)
+}
+
+// minPrefix is the least length of the beginning of an id.
+const minPrefix = 4
+
+// chooseByID returns the servers that ids name, each of which is the beginning of one server's
+// id.
+func chooseByID(all []server, ids []string) ([]server, error) {
+	var chosen []server
+	met := map[driver.Target]bool{}
+	for _, id := range ids {
+		var found []server
+		for _, s := range all {
+			if s.ID == id || len(id) >= minPrefix && strings.HasPrefix(s.ID, id) {
+				found = append(found, s)
+			}
+		}
+		switch len(found) {
+		case 0:
+			return nil, fmt.Errorf("no released server has the id %q: drover retained list shows them", id)
+		case 1:
+		default:
+			return nil, fmt.Errorf("%d released servers have an id that begins with %q: give more of it", len(found), id)
+		}
+		if target := (driver.Target{UID: found[0].UID, ID: found[0].ID}); !met[target] {
+			met[target] = true
+			chosen = append(chosen, found[0])
+		}
+	}
+	return chosen, nil
+}
+
+// foldersLast returns the servers in the order in which they are removed: the rights that a
+// folder takes are not enough for an engine that is none.
+func foldersLast(all []server) []server {
+	var first, last []server
+	for _, s := range all {
+		if s.engine.Dir == "" {
+			first = append(first, s)
+		} else {
+			last = append(last, s)
+		}
+	}
+	return append(first, last...)
+}
+
+func (o *retainedOptions) removeServer(ctx context.Context, s server, cluster string) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	if s.engine.Dir != "" {
+		if err := datadir.BecomeOwner(s.engine.Dir); err != nil {
+			return err
+		}
+	}
+	admin, err := engines.OpenAdmin(s.engine, o.environment(cluster))
+	if err != nil {
+		return err
+	}
+	err = admin.RemoveRetained(ctx, driver.Target{UID: s.UID, ID: s.ID})
+	if errors.Is(err, syscall.EPERM) {
+		return fmt.Errorf("%w: run this as root", err)
+	}
+	return err
+}

@@ -1,0 +1,84 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/doctor"
+	"cloudnative.tw/drover/standalone/internal/runstate"
+)
+
+// TestUpHelp checks that every flag is under a heading, within 80 columns.
+func TestUpHelp(t *testing.T) {
+	out, err := runDrover(t, "up", "--help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets := app.GroupFlags(flagsOfUp())
+	if other := sets.FlagSets["Other"]; other != nil && other.HasFlags() {
+		t.Errorf("flags without a heading:\n%s", other.FlagUsages())
+	}
+	for line := range strings.Lines(out) {
+		if len(line) > 81 {
+			t.Errorf("%q has %d columns", line, len(line)-1)
+		}
+	}
+	for _, want := range []string{"\nAPI server:\n  --data-dir string\n", "\nDriver qemu:\n", "\nLogging:\n  -v, --verbosity int\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "--unsafe-no-fsync") {
+		t.Error("hidden flags are shown")
+	}
+}
+
+func flagsOfUp() *pflag.FlagSet {
+	f := pflag.NewFlagSet("up", pflag.ContinueOnError)
+	newUpOptions().addFlags(f)
+	return f
+}
+
+// TestSettings checks that the flags of the last run count, and the environment only for a
+// Drover that does not run.
+func TestSettings(t *testing.T) {
+	t.Setenv("DROVER_VM_DRIVER", "fake")
+	t.Setenv("DROVER_BIND_ADDRESS", "::1")
+	t.Setenv("DOCKER_HOST", "")
+	t.Setenv("LD_PRELOAD", "")
+	h := doctor.NewHost(t.Context(), datadir.Layout(t.TempDir()), "v1", clock.RealClock{})
+	s, err := settingsOf(h)
+	if err != nil || s.VMDriver != "fake" || s.BindAddress != "::1" || s.QEMU.Dir != string(h.Layout)+"/drivers/qemu" || s.QEMU.Binary != qemu.DefaultBinary {
+		t.Errorf("before the first run: %+v, %v", s, err)
+	}
+	h.State = &runstate.State{
+		Args:        []string{"--vm-driver=qemu,docker", "--qemu-image-dirs=/a", "--qemu-image-dirs=/b", "--flag-of-another-version=1", "--metrics-bind-address=:8080"},
+		Environment: map[string]string{"DOCKER_HOST": "unix:///run/other.sock", "LD_PRELOAD": "/evil.so"},
+	}
+	s, err = settingsOf(h)
+	if err != nil || s.VMDriver != "qemu,docker" || s.BindAddress != "::1" || len(s.QEMU.ImageDirs) != 2 || s.Addresses["--metrics-bind-address"] != ":8080" {
+		t.Errorf("after a run: %+v, %v", s, err)
+	}
+	if os.Getenv("DOCKER_HOST") != "unix:///run/other.sock" || os.Getenv("LD_PRELOAD") != "" {
+		t.Errorf("the environment got DOCKER_HOST=%s, LD_PRELOAD=%s", os.Getenv("DOCKER_HOST"), os.Getenv("LD_PRELOAD"))
+	}
+	h.PID = 1
+	if s, err = settingsOf(h); err != nil || s.BindAddress != "127.0.0.1" {
+		t.Errorf("during a run: %+v, %v", s, err)
+	}
+	t.Setenv("DROVER_PORT", "many")
+	h.PID = 0
+	if _, err := settingsOf(h); err == nil || !strings.Contains(err.Error(), "DROVER_PORT") {
+		t.Errorf("of a wrong variable: %v", err)
+	}
+}

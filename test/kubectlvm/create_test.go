@@ -1,0 +1,193 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlvm
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/framework"
+)
+
+func TestCreateAndWait(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	r := u.run("create", "web", "--driver=fake", "--cpu=500m", "--memory=64Mi", "--disk=1G", "--port=18080:80", "--labels=app=web,tier=front", "--restart-policy=OnFailure", "--wait")
+	if r.code != 0 {
+		t.Fatalf("ended with %d: %s", r.code, r.errs)
+	}
+	want(t, r.out, "virtualmachine.cloudnative.tw/web created\n", "virtualmachine.cloudnative.tw/web is ready after ", "ports 18080:80\n")
+	if strings.Contains(r.out+r.errs, "\x1b") {
+		t.Errorf("there are escape sequences without a terminal: %q", r.out+r.errs)
+	}
+	vm := u.get("web")
+	if err := framework.IsActive(vm); err != nil {
+		t.Error(err)
+	}
+	cpu, memory, disk := vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory], vm.Spec.Resource[api.ResourceRootDisk]
+	if cpu.String() != "500m" || memory.String() != "64Mi" || disk.String() != "1G" || vm.Spec.RestartPolicy != api.RestartOnFailure || vm.Labels["tier"] != "front" {
+		t.Errorf("the VM is %+v, labels %v", vm.Spec, vm.Labels)
+	}
+	u.fails(1, []string{`error: virtualmachines "web" already exists in namespace "` + u.namespace + `"`}, "create", "web", "--cpu=4")
+	if cpu := u.get("web").Spec.Resource[api.ResourceCPU]; cpu.String() != "500m" {
+		t.Errorf("a VM that exists was changed: %s CPUs", &cpu)
+	}
+}
+
+func TestCreateAppliesServerSide(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.create("web")
+	for _, entry := range u.get("web").ManagedFields {
+		if entry.Manager == "kubectl-vm" && entry.Operation == metav1.ManagedFieldsOperationApply {
+			return
+		}
+	}
+	t.Errorf("no fields are applied by kubectl-vm: %+v", u.get("web").ManagedFields)
+}
+
+func TestDryRunCreatesNothing(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	data := writeFile(t, "user-data", "#cloud-config\n")
+	manifest := u.must("create", "web", "--driver=fake", "--image=guest", "--port=80", "--user-data="+data, "--dry-run=client", "-o", "yaml")
+	want(t, manifest, "kind: Secret\n", "kind: VirtualMachine\n", "name: web-user-data\n")
+	for _, text := range []string{"status", "creationTimestamp", "null"} {
+		if strings.Contains(manifest, text) {
+			t.Errorf("the manifest has %q:\n%s", text, manifest)
+		}
+	}
+	if out := u.must("create", "web", "--driver=fake", "--dry-run=client"); out != "virtualmachine.cloudnative.tw/web created (dry run)\n" {
+		t.Errorf("printed %q", out)
+	}
+	if out := u.must("create", "web", "--driver=fake", "--user-data="+data, "--dry-run=server", "--wait"); out != "virtualmachine.cloudnative.tw/web created (server dry run)\n" {
+		t.Errorf("printed %q", out)
+	}
+	u.fails(1, []string{"--cpu \"nope\""}, "create", "web", "--cpu=nope", "--dry-run=client")
+	u.fails(1, []string{"must be a quantity from 10m to 4096"}, "create", "web", "--cpu=9999", "--dry-run=server")
+	if vm, secrets := u.find("web"), u.secrets(); vm != nil || len(secrets) != 0 {
+		t.Fatalf("a dry run created %v and %d Secrets", vm, len(secrets))
+	}
+	environment.MustRunKubectl(t, manifest, "apply", "--namespace="+u.namespace, "--filename=-")
+	u.waitFor("web", framework.IsActive)
+}
+
+// writeFile writes a file for the test.
+func writeFile(t testing.TB, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// secrets returns the Secrets of the namespace.
+func (u *user) secrets() []corev1.Secret {
+	u.t.Helper()
+	list, err := environment.KubeClient.CoreV1().Secrets(u.namespace).List(u.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	return list.Items
+}
+
+func TestUserDataIsRemovedWithTheVM(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.stdin = strings.NewReader("#cloud-config\npassword: hidden\n")
+	vm := u.create("web", "--user-data=-", "--network-data="+writeFile(t, "network", "version: 2\n"))
+	secrets := u.secrets()
+	if len(secrets) != 1 || string(secrets[0].Data["user-data"]) != "#cloud-config\npassword: hidden\n" || string(secrets[0].Data["network-data"]) != "version: 2\n" {
+		t.Fatalf("the Secrets are %+v", secrets)
+	}
+	if ref := vm.Spec.UserData.SecretKeyRef; ref == nil || ref.Name != secrets[0].Name || ref.Key != "user-data" {
+		t.Errorf("the VM's user-data is %+v", vm.Spec.UserData)
+	}
+	for _, e := range environment.ListEvents(t, vm) {
+		if e.Reason == api.ReasonSecretUnavailable {
+			t.Errorf("the VM came before its Secret: %s", e.Note)
+		}
+	}
+	u.must("delete", "web", "--yes")
+	framework.Eventually(t, framework.StepTimeout, "the Secret is removed", func() error {
+		if left := u.secrets(); len(left) > 0 {
+			return fmt.Errorf("%d are left", len(left))
+		}
+		return nil
+	})
+}
+
+func TestRefusedVMLeavesNoSecret(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	r := u.fails(1, []string{"cpu is 9999"}, "create", "web", "--cpu=9999", "--user-data="+writeFile(t, "data", "password: hidden"))
+	if strings.Contains(r.out+r.errs, "hidden") {
+		t.Errorf("the user-data is printed: %s", r.errs)
+	}
+	if left := u.secrets(); len(left) > 0 {
+		t.Errorf("%d Secrets are left", len(left))
+	}
+}
+
+func TestCreateEndsWhenItStalls(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.fails(2, []string{"web created", "web is not ready: Failed, Invalid", "image.source", "What to do:", "kubectl edit vm web"},
+		"create", "web", "--driver=fake", "--image=an image with spaces", "--wait")
+}
+
+func TestCreateTimesOut(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	r := u.createFailing("--wait", "--timeout=2s")
+	if r.code != 1 && r.code != 2 { // 2 after many failures
+		t.Errorf("it ended with %d", r.code)
+	}
+	want(t, r.out, "virtualmachine.cloudnative.tw/failing created\n")
+	want(t, r.errs, "out of luck (next try in 1s)", "error: failing: timed out after 2s", "failing is not ready: Failed,", "times in a row.", "What to do:")
+}
+
+// TestWaitSurvivesAnOutage cuts the connection to the API server during a wait.
+func TestWaitSurvivesAnOutage(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	proxy := environment.NewAPIProxy(t)
+	environment.CreateVM(t, framework.NewVM("web").Namespace(u.namespace).Driver("fake").UserDataSecret("later", "user-data"))
+	u.waitFor("web", framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable))
+	u.fails(2, []string{"SecretUnavailable", "kubectl create secret"}, "explain", "web")
+	u.flags = []string{"--kubeconfig=" + proxy.Kubeconfig}
+	var out, errs buffer
+	done := make(chan int, 1)
+	go func() {
+		done <- app.Main(t.Context(), u.args([]string{"start", "web", "--wait"}), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: &errs})
+	}()
+	framework.Eventually(t, framework.StepTimeout, "the wait begins", func() error {
+		if !strings.Contains(out.String(), "web unchanged") {
+			return errNotYet
+		}
+		return nil
+	})
+	proxy.Disconnect()
+	environment.MustRunKubectl(t, "", "create", "secret", "generic", "later", "--namespace="+u.namespace, "--from-literal=user-data=x")
+	u.waitFor("web", framework.IsActive)
+	select {
+	case code := <-done:
+		t.Fatalf("it ended during the outage with %d: %s", code, errs.String())
+	default:
+	}
+	proxy.Restore()
+	if code := <-done; code != 0 || errs.String() != "" {
+		t.Errorf("it ended with %d: %s", code, errs.String())
+	}
+}

@@ -1,0 +1,268 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlvm
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// fields returns a table by its rows' first columns.
+func fields(table string) map[string][]string {
+	rows := map[string][]string{}
+	for line := range strings.Lines(table) {
+		if row := strings.Fields(line); len(row) > 0 {
+			rows[row[0]] = row
+		}
+	}
+	return rows
+}
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	r := u.run("list")
+	if r.code != 0 || r.out != "" || r.errs != "No VMs found in namespace \""+u.namespace+"\".\n" {
+		t.Errorf("an empty list is %+v", r)
+	}
+	u.create("web", "--port=18090:80", "--labels=app=web")
+	u.create("bad", "--image=guest")
+	u.must("stop", "bad", "--wait")
+	rows := fields(u.must("list"))
+	if got := strings.Join(rows["NAME"], " "); got != "NAME STATE READY REASON CPU MEMORY PORTS AGE" {
+		t.Errorf("the header is %s", got)
+	}
+	if got := strings.Join(rows["web"][:7], " "); got != "web Active True Running 1 1G 18090:80" {
+		t.Errorf("web is %s", got)
+	}
+	if got := strings.Join(rows["bad"][:7], " "); got != "bad Stopped True StoppedAsAsked 1 1G -" {
+		t.Errorf("bad is %s", got)
+	}
+	if rows := fields(u.must("ls", "-l", "app=web", "--no-headers")); len(rows) != 1 || rows["web"] == nil {
+		t.Errorf("with labels and without a header the list is %v", rows)
+	}
+	wide := fields(u.must("list", "-o", "wide"))
+	if wide["bad"][8] != "fake" || !strings.Contains(strings.Join(wide["bad"], " "), " guest ") {
+		t.Errorf("wide, bad is %v", wide["bad"])
+	}
+	everywhere := fields(u.must("list", "-A"))
+	if everywhere["NAMESPACE"] == nil || everywhere[u.namespace] == nil {
+		t.Error("the list of all namespaces lacks this one")
+	}
+	if got := u.must("list", "-o", "name"); got != "virtualmachine.cloudnative.tw/bad\nvirtualmachine.cloudnative.tw/web\n" {
+		t.Errorf("the names are %q", got)
+	}
+	u.fails(1, []string{`--output "table"`, "wide"}, "list", "-o", "table")
+	u.fails(1, []string{"takes no arguments"}, "list", "web")
+}
+
+// TestObjectsAreComplete compares with what the API server has.
+func TestObjectsAreComplete(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	vm := u.create("web", "--port=18091:80")
+	var list, one map[string]any
+	if err := json.Unmarshal([]byte(u.must("list", "-o", "json")), &list); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(u.must("show", "web", "-o", "json")), &one); err != nil {
+		t.Fatal(err)
+	}
+	items, _ := list["items"].([]any)
+	if list["kind"] != "VirtualMachineList" || len(items) != 1 || one["kind"] != "VirtualMachine" {
+		t.Fatalf("got a %v of %d, and a %v", list["kind"], len(items), one["kind"])
+	}
+	for _, object := range []any{items[0], one} {
+		fields, _ := object.(map[string]any)
+		metadata, _ := fields["metadata"].(map[string]any)
+		if metadata["uid"] != string(vm.UID) || metadata["managedFields"] != nil || fields["spec"] == nil || fields["status"] == nil {
+			t.Errorf("got %v", object)
+		}
+	}
+	if got := u.must("show", "web", "-o", "jsonpath={.status.ports[0].hostPort}"); got != "18091" {
+		t.Errorf("the port is %s", got)
+	}
+}
+
+func TestShow(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.create("web", "--cpu=2", "--memory=64Mi", "--disk=1G", "--port=http=18092:80", "--port=81", "--labels=app=web")
+	out := u.must("show", "web", "vm/web")
+	if strings.Count(out, "web  Active, ready\n") != 1 {
+		t.Errorf("it is not shown once:\n%s", out)
+	}
+	want(t, out, "Wanted      active", "fake, engine ", "CPU         2", "Memory      64Mi", "root 1G", "http 18092:80, tcp-81 81 (not open)", "app=web", "removed when the VM is deleted", u.namespace)
+	u.fails(1, []string{"no VM is named"}, "show")
+}
+
+func TestTop(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	big, small := u.create("big", "--cpu=2", "--memory=4G"), u.create("small", "--memory=100M")
+	for _, vm := range []*api.VirtualMachine{big, small} {
+		environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasUsage)
+	}
+	rows := fields(u.must("top", "--sort-by=memory"))
+	if got := rows["big"]; got[2] != "0.00/2" || got[4] != "1.00G/4G" || got[5] != "25.0%" {
+		t.Errorf("big is %v", got)
+	}
+	if out := u.must("top", "--sort-by=memory", "--no-headers"); !strings.HasPrefix(out, "big ") {
+		t.Errorf("the first is not big:\n%s", out)
+	}
+	if out := u.must("top", "--sort-by=name", "--no-headers"); !strings.HasPrefix(out, "big ") {
+		t.Errorf("by name, the first is not big:\n%s", out)
+	}
+	u.fails(1, []string{"allowed are cpu, memory and name"}, "top", "--sort-by=age")
+}
+
+// TestTopFollows reads what is printed where there is no terminal.
+func TestTopFollows(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var out, errs buffer
+	done := make(chan int, 1)
+	go func() {
+		done <- app.Main(ctx, u.args([]string{"top", "--watch"}), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: &errs})
+	}()
+	u.create("web")
+	waitForText := func(text string) {
+		t.Helper()
+		framework.Eventually(t, framework.StepTimeout, "top prints "+text, func() error {
+			if !strings.Contains(out.String(), text) {
+				return errNotYet
+			}
+			return nil
+		})
+	}
+	waitForText("1 VM (1 Active)")
+	u.must("stop", "web")
+	waitForText("1 VM (1 Stopped)")
+	u.must("delete", "web", "--yes")
+	waitForText("0 VMs  CPU")
+	cancel()
+	select {
+	case code := <-done:
+		if code != 0 || errs.String() != "" || strings.Contains(out.String(), "\x1b") {
+			t.Errorf("it ended with %d: %q", code, errs.String())
+		}
+	case <-time.After(framework.StepTimeout):
+		t.Fatal("it did not end")
+	}
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	environment.WaitForEvent(t, u.create("good"), api.EventStarted)
+	u.fails(0, []string{"good is ready: Active, Running.", "answers: server fake-", "Last events:", "Started"}, "explain", "good")
+	u.must("create", "bad", "--driver=fake", "--image=a b")
+	u.waitFor("bad", framework.HasPhase(api.PhaseFailed, api.ReasonInvalid))
+	u.fails(2, []string{"bad is not ready: Failed, Invalid.", "failed once.", "tried again when the spec changes", "Stalled is True", "kubectl edit vm bad"}, "explain", "vm/bad")
+	u.must("create", "elsewhere", "--driver=not-here")
+	u.waitFor("elsewhere", framework.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver))
+	u.fails(2, []string{"UnknownDriver", "--vm-driver"}, "explain", "elsewhere")
+	for _, args := range [][]string{{"explain", "none"}, {"explain"}, {"explain", "a", "b"}, {"explain", "good", "--nonsense"}, {"explain", "pod/good"}} {
+		u.fails(3, []string{"error: "}, args...)
+	}
+}
+
+// TestExplainRetries has an engine that fails.
+func TestExplainRetries(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.createFailing()
+	framework.Eventually(t, framework.StepTimeout, "it has failed twice", func() error {
+		if op := u.get(failing).Status.Operation; op == nil || op.Attempts < 2 {
+			return errNotYet
+		}
+		return nil
+	})
+	r := u.run("explain", failing)
+	want(t, r.out, "out of luck", "Drover has been creating the server for", "times in a row.", "Condition Ready has been False for", "What to do:", "Last events:")
+	if r.code != 1 && r.code != 2 { // 2 after many failures
+		t.Errorf("the exit code is %d", r.code)
+	}
+}
+
+// TestUnknownVM asks for a VM that another namespace has.
+func TestUnknownVM(t *testing.T) {
+	t.Parallel()
+	other, u := newUser(t), newUser(t)
+	other.must("create", "web", "--driver=fake")
+	for _, args := range [][]string{{"show", "web"}, {"start", "web"}, {"resize", "web", "--cpu=1"}, {"port", "add", "web", "80"}, {"delete", "web", "--yes"}, {"show", "web", "-o", "yaml"}} {
+		r := u.fails(1, nil, args...)
+		if r.errs != `error: virtualmachines "web" not found in namespace "`+u.namespace+"\"\n" {
+			t.Errorf("%v says %q", args, r.errs)
+		}
+	}
+}
+
+// TestRights runs the verbs as a user who may only look.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.create("web")
+	environment.MustRunKubectl(t, "", "create", "role", "viewer", "--namespace="+u.namespace, "--verb=get,list,watch", "--resource=virtualmachines.cloudnative.tw")
+	environment.MustRunKubectl(t, "", "create", "rolebinding", "viewer", "--namespace="+u.namespace, "--role=viewer", "--user=jane")
+	u.flags = append(u.flags, "--as=jane")
+	want(t, u.must("list"), "web")
+	u.must("show", "web")
+	u.must("top")
+	want(t, u.must("explain", "web"), "web is ready", "Its events cannot be read:", `User "jane" cannot list resource "events"`)
+	for _, args := range [][]string{{"stop", "web"}, {"resize", "web", "--cpu=2"}, {"port", "add", "web", "80"}, {"delete", "web", "--yes"}, {"create", "new"}, {"create", "new", "--user-data=/dev/null"}} {
+		texts := []string{"error: ", "forbidden", `User "jane"`}
+		if args[len(args)-1] == "--user-data=/dev/null" {
+			texts = []string{"/dev/null is empty"}
+		}
+		u.fails(1, texts, args...)
+	}
+	u.flags[len(u.flags)-1] = "--as=joe"
+	u.fails(1, []string{"forbidden", `User "joe" cannot list resource "virtualmachines"`}, "list")
+	if vm := u.get("web"); vm.Spec.Action != api.ActionActive || vm.DeletionTimestamp != nil {
+		t.Errorf("the VM was changed: %+v", vm.Spec)
+	}
+}
+
+func TestUnreachableClusters(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	proxy := environment.NewAPIProxy(t)
+	u.flags = []string{"--kubeconfig=" + proxy.Kubeconfig}
+	proxy.Disconnect()
+	u.fails(1, []string{"error: cannot reach the cluster at https://", "connection refused"}, "list")
+	u.fails(3, []string{"connection refused"}, "explain", "web")
+	proxy.Restore()
+	proxy.Blackhole()
+	u.fails(1, []string{"did not answer within 2s (--request-timeout)"}, "list", "--request-timeout=2s")
+	proxy.Restore()
+	u.must("list")
+	u.flags = []string{"--kubeconfig=" + t.TempDir() + "/absent"}
+	u.fails(1, []string{"absent: no such file"}, "list")
+	u.flags = []string{"--kubeconfig=" + environment.Kubeconfig, "--context=none"}
+	u.fails(1, []string{"none"}, "list")
+}
+
+// TestWithoutDrover uses a cluster that has no VirtualMachines.
+func TestWithoutDrover(t *testing.T) {
+	t.Parallel()
+	cluster := framework.StartCluster(t, framework.ClusterOptions{})
+	u := &user{t: t, namespace: metav1.NamespaceDefault, flags: []string{"--kubeconfig=" + cluster.Kubeconfig}, stdin: strings.NewReader("")}
+	deleteCRD(t, cluster)
+	for _, args := range [][]string{{"list"}, {"list", "-o", "json"}, {"show", "web"}, {"stop", "web"}, {"top"}, {"create", "web"}, {"delete", "web", "--yes"}, {"stop", "--all"}} {
+		u.fails(1, []string{"Drover is not installed in it"}, args...)
+	}
+	u.fails(3, []string{"Drover is not installed in it"}, "explain", "web")
+}

@@ -1,0 +1,272 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// deleteCRD deletes the VirtualMachine API of a cluster.
+func deleteCRD(t *testing.T, cluster *framework.Cluster) {
+	t.Helper()
+	kubectl := func(args ...string) (string, error) {
+		binary, err := framework.DroverBinary()
+		if err != nil {
+			return "", err
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), runTimeout)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, binary, append([]string{"kubectl", "--kubeconfig=" + cluster.Kubeconfig}, args...)...).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := kubectl("delete", "crd", "virtualmachines.cloudnative.tw"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	framework.Eventually(t, framework.StepTimeout, "the API is gone", func() error {
+		if _, err := kubectl("get", "--raw=/apis/cloudnative.tw/v1alpha1/virtualmachines"); err == nil {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// terminal is a pseudo-terminal.
+type terminal struct {
+	person, program *os.File
+	text            buffer
+	ended           chan struct{}
+}
+
+// newTerminal opens a terminal of a size, and collects what is written to it.
+func newTerminal(t *testing.T, width, height uint16) *terminal {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := int(person.Fd())
+	number, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN)
+	err = errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0),
+		unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: height, Col: width}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty := &terminal{person: person, program: program, ended: make(chan struct{})}
+	go func() {
+		defer close(tty.ended)
+		_, _ = io.Copy(&tty.text, person)
+	}()
+	return tty
+}
+
+// close ends the terminal and returns all that was written.
+func (tty *terminal) close() string {
+	_ = tty.program.Close()
+	<-tty.ended // reading fails once the program's side is closed
+	_ = tty.person.Close()
+	return tty.text.String()
+}
+
+// run runs a verb on the terminal.
+func (tty *terminal) run(ctx context.Context, u *user, args ...string) int {
+	return app.Main(ctx, u.args(args), genericiooptions.IOStreams{In: tty.program, Out: tty.program, ErrOut: tty.program})
+}
+
+func (tty *terminal) waitFor(t *testing.T, text string) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the terminal shows "+text, func() error {
+		if !strings.Contains(tty.text.String(), text) {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// TestDeleteAsks answers the question on a terminal.
+func TestDeleteAsks(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	u := newUser(t)
+	u.create("web")
+	for _, one := range []struct {
+		answer string
+		code   int
+		gone   bool
+	}{{"n\n", 1, false}, {"\n", 1, false}, {"\x04", 1, false}, {"y\n", 0, true}} {
+		tty := newTerminal(t, 80, 24)
+		done := make(chan int, 1)
+		go func() { done <- tty.run(t.Context(), u, "delete", "web") }()
+		tty.waitFor(t, "Delete 1 VM? [y/N] ")
+		if _, err := io.WriteString(tty.person, one.answer); err != nil {
+			t.Fatal(err)
+		}
+		code := <-done
+		text := tty.close()
+		if code != one.code || (u.find("web") == nil) != one.gone {
+			t.Errorf("the answer %q ended with %d: %q", one.answer, code, text)
+		}
+		if !one.gone {
+			want(t, text, "error: nothing was deleted")
+		}
+	}
+}
+
+// TestTopOnATerminal draws on a screen of its own, and leaves it.
+func TestTopOnATerminal(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "")
+	u := newUser(t)
+	for _, name := range []string{"a", "b", "c", "d"} {
+		u.must("create", name, "--driver=fake")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	tty := newTerminal(t, 40, 6)
+	done := make(chan int, 1)
+	go func() { done <- tty.run(ctx, u, "top", "--watch", "--sort-by=name") }()
+	tty.waitFor(t, "(2 more)")
+	cancel()
+	select {
+	case code := <-done:
+		if code != 0 {
+			t.Errorf("it ended with %d", code)
+		}
+	case <-time.After(framework.StepTimeout):
+		t.Fatal("it did not end")
+	}
+	text := tty.close()
+	if !strings.HasPrefix(text, "\x1b[?1049h\x1b[?25l") || !strings.HasSuffix(text, "\x1b[?25h\x1b[?1049l") {
+		t.Errorf("it began with %q and ended with %q", text[:20], text[len(text)-20:])
+	}
+}
+
+// TestColors looks for sequences that only a terminal may get.
+func TestColors(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	u := newUser(t)
+	u.create("web")
+	for noColor, colored := range map[string]bool{"": true, "1": false} {
+		t.Setenv("NO_COLOR", noColor)
+		tty := newTerminal(t, 80, 24)
+		if code := tty.run(t.Context(), u, "list"); code != 0 {
+			t.Errorf("list ended with %d", code)
+		}
+		if text := tty.close(); strings.Contains(text, "\x1b[32mActive") != colored || strings.Contains(text, "\x1b") != colored {
+			t.Errorf("with NO_COLOR=%q it printed %q", noColor, text)
+		}
+	}
+}
+
+// TestCreateOnATerminal checks that the line that is redrawn leaves nothing behind, and that no
+// line is longer than a narrow terminal.
+func TestCreateOnATerminal(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "1")
+	u := newUser(t)
+	tty := newTerminal(t, 40, 24)
+	done := make(chan int, 1)
+	go func() {
+		done <- tty.run(t.Context(), u, "create", "web", "--driver=fake", "--wait")
+	}()
+	tty.waitFor(t, "Creating, Starting: booting")
+	if code := <-done; code != 0 {
+		t.Errorf("it ended with %d", code)
+	}
+	text := tty.close()
+	want(t, text, "✓ server started", "web is ready after ")
+	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\r\x1b[K", "\n"), "\n") {
+		if n := len([]rune(strings.TrimSuffix(line, "\r"))); n > 40 && strings.ContainsAny(line, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") {
+			t.Errorf("a line of %d characters would be broken: %q", n, line)
+		}
+	}
+}
+
+// TestCompletion asks as kubectl does.
+func TestCompletion(t *testing.T) {
+	t.Setenv("KUBECONFIG", environment.Kubeconfig)
+	u := newUser(t)
+	u.create("web", "--port=http=18095:80")
+	u.create("db")
+	complete := func(args ...string) string {
+		var out buffer
+		code := app.Main(t.Context(), append([]string{"/usr/bin/kubectl_complete-vm"}, args...), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: io.Discard})
+		if code != 0 {
+			t.Errorf("the completion of %q ended with %d", args, code)
+		}
+		return out.String()
+	}
+	n := "--namespace=" + u.namespace
+	for want, args := range map[string][]string{
+		"db\tActive\nweb\tActive\n:4\n": {"stop", n, ""},
+		"db\tActive\n:4\n":              {"stop", n, "web", ""},
+		":4\n":                          {"explain", n, "web", ""},
+		"http\t18095:80\n:4\n":          {"port", "rm", n, "web", ""},
+		"docker\nfake\nqemu\n:4\n":      {"create", n, "--driver", ""},
+		"bash\nzsh\nfish\n:4\n":         {"completion", ""},
+	} {
+		if got := complete(args...); got != want {
+			t.Errorf("%q is completed by %q, want %q", args, got, want)
+		}
+	}
+	if got := complete("list", "--namespace", ""); !strings.Contains(got, u.namespace+"\n") {
+		t.Errorf("the namespaces are %q", got)
+	}
+	if got := complete("sto"); !strings.HasPrefix(got, "stop\t") {
+		t.Errorf("sto is completed by %q", got)
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		want(t, u.must("completion", shell), "kubectl-vm")
+	}
+}
+
+// TestPlugin builds the program and lets kubectl find it.
+func TestPlugin(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.create("web")
+	dir := t.TempDir()
+	run := func(program string, args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program, args...)
+		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "KUBECONFIG="+environment.Kubeconfig)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := run("go", "build", "-ldflags=-X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=v9.9", "-o", filepath.Join(dir, "kubectl-vm"), "../../cmd/kubectl-vm"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	drover, err := framework.DroverBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := run(drover, "kubectl", "vm", "list", "--namespace="+u.namespace)
+	if err != nil || !strings.Contains(out, "web    Active") {
+		t.Errorf("kubectl vm list: %v: %s", err, out)
+	}
+	out, err = run(drover, "kubectl", "vm", "explain", "none", "--namespace="+u.namespace)
+	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 3 {
+		t.Errorf("kubectl vm explain: %v: %s", err, out)
+	}
+	if out, err = run(filepath.Join(dir, "kubectl-vm"), "version"); err != nil || !strings.HasPrefix(out, "kubectl-vm v9.9 (") {
+		t.Errorf("version: %v: %s", err, out)
+	}
+}
