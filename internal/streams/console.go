@@ -24,7 +24,7 @@ func (c *call) serveConsole() error {
 		return err
 	}
 	return c.serveJoined(func() (io.ReadWriteCloser, error) {
-		console, err := consoler.Console(c.ctx, c.vm.UID)
+		console, err := within(c, func() (io.ReadWriteCloser, error) { return consoler.Console(c.ctx, c.vm.UID) })
 		return &heldConsole{ReadWriteCloser: console, call: c}, err
 	}, errStopped)
 }
@@ -35,7 +35,7 @@ func (c *call) serveJoined(open func() (io.ReadWriteCloser, error), atEOF error)
 	if err := c.checkHandshake(); err != nil {
 		return err
 	}
-	conn, err := within(c, open)
+	conn, err := open()
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@
 package streams
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,6 +96,8 @@ func asFailure(err error) *apierrors.StatusError {
 		return unsupported("%v", err)
 	case errors.Is(err, driver.ErrUnavailable):
 		return unavailable("%v", err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return failure(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "the engine did not answer in time")
 	}
 	return failure(http.StatusInternalServerError, metav1.StatusReasonInternalError, "%v", err)
 }

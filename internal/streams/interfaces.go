@@ -4,6 +4,7 @@
 package streams
 
 import (
+	"context"
 	"encoding/json"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -15,7 +16,9 @@ func (c *call) serveInterfaces() error {
 	if err != nil {
 		return err
 	}
-	list, err := within(c, func() ([]driver.Interface, error) { return lister.Interfaces(c.ctx, c.vm.UID) })
+	ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
+	defer cancel()
+	list, err := lister.Interfaces(ctx, c.vm.UID)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@
 package streams
 
 import (
+	"context"
 	"io"
 	"math"
 
@@ -25,6 +26,8 @@ func (c *call) servePort() error {
 		return badRequest("parameter port is missing: it must be a number from 1 to %d", math.MaxUint16)
 	}
 	return c.serveJoined(func() (io.ReadWriteCloser, error) {
-		return dialer.Dial(c.ctx, c.vm.UID, int32(*port)) //nolint:gosec // it is at most 65535
+		ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
+		defer cancel()
+		return dialer.Dial(ctx, c.vm.UID, int32(*port)) //nolint:gosec // it is at most 65535
 	}, nil)
 }

@@ -55,7 +55,9 @@ func (c *call) findDriver() error {
 	if !ok {
 		return unsupported("driver %s has no engine", bound.Driver)
 	}
-	id, err := within(c, func() (string, error) { return identifier.EngineID(c.ctx) })
+	ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
+	defer cancel()
+	id, err := identifier.EngineID(ctx)
 	if err != nil {
 		return unavailable("the engine of driver %s does not answer", bound.Driver)
 	}
@@ -79,11 +81,10 @@ func offered[T any](c *call) (T, error) {
 	return d, nil
 }
 
-// within ends the stream if the engine does not answer in time.
+// within opens what lasts as long as the stream's context. It ends the stream if the engine
+// does not answer in time.
 func within[T any](c *call, ask func() (T, error)) (T, error) {
-	timer := c.Clock.AfterFunc(c.times.open, func() {
-		c.end(failure(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "the engine did not answer within %s", c.times.open))
-	})
+	timer := c.Clock.AfterFunc(c.times.open, func() { c.end(context.DeadlineExceeded) })
 	defer timer.Stop()
 	return ask()
 }

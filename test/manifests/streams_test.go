@@ -146,7 +146,7 @@ func TestStreamsComponent(t *testing.T) {
 // renderWithStreams renders config/default with the component, as docs/streams.md says.
 func renderWithStreams(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
-	dir, err := os.MkdirTemp(".", "overlay-") // kustomize refuses absolute paths //nolint:usetesting // see above
+	dir, err := os.MkdirTemp(".", "overlay-") //nolint:usetesting // kustomize refuses absolute paths
 	if err != nil {
 		t.Fatal(err)
 	}
