@@ -4,8 +4,11 @@
 package framework
 
 import (
+	"fmt"
 	"net"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/util/rand"
 )
 
 // FreeAddress returns a loopback address without a listener at the moment.
@@ -19,4 +22,24 @@ func FreeAddress(t testing.TB) string {
 		t.Fatal(err)
 	}
 	return listener.Addr().String()
+}
+
+// FreePort returns a TCP port that is free now on all addresses, IPv4 and IPv6. Nothing
+// takes it by chance until it is needed: outgoing connections and a Docker engine that
+// chooses a port use the range of ephemeral ports, which begins above.
+func FreePort(t testing.TB) int32 {
+	t.Helper()
+	for range 100 {
+		port := rand.IntnRange(10_000, 30_000)
+		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
+		if err != nil {
+			continue
+		}
+		if err := listener.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return int32(port) //nolint:gosec // below 30,000
+	}
+	t.Fatal("none of 100 ports from 10000 to 30000 is free")
+	return 0
 }

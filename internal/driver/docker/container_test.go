@@ -9,16 +9,20 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func inspectRaw(t *testing.T, id string) container.InspectResponse {
@@ -230,14 +234,6 @@ func TestRootDiskIsNoted(t *testing.T) {
 	}
 }
 
-// freePort returns a port that is free now, and most likely when it is needed.
-func freePort(t *testing.T) int32 {
-	t.Helper()
-	l := listenOn(t, 0)
-	defer func() { _ = l.Close() }()
-	return int32(l.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
-}
-
 func listenOn(t *testing.T, port int32) net.Listener {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
@@ -245,9 +241,9 @@ func listenOn(t *testing.T, port int32) net.Listener {
 	return l
 }
 
-func answersAt(t *testing.T, port string) error {
+func answersAt(t *testing.T, address string) error {
 	t.Helper()
-	code, err := httpGet(t.Context(), "http://127.0.0.1:"+port+"/")
+	code, err := httpGet(t.Context(), "http://"+address+"/")
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("status %d", code)
 	}
@@ -258,13 +254,15 @@ func TestPorts(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	spec := newSpec(t, d, guestImages(t).plain)
-	fixed := freePort(t)
+	fixed := framework.FreePort(t)
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: fixed}, {Name: "any", Port: 81}, {Name: "dns", Protocol: "UDP", Port: 53}}
 	s := ensureState(t, d, spec, driver.StateRunning)
-	eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprint(fixed)) })
-	if open := s.Ports; len(open) != 3 || open[0].Protocol != "UDP" || open[0].HostPort == 0 || open[2].HostPort == 0 ||
-		open[1] != (driver.Port{Protocol: "TCP", Port: 80, HostPort: fixed}) {
-		t.Errorf("open are %+v", open)
+	eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", fixed)) })
+	if want := portsOf(t, s.ID); !slices.Equal(s.Ports, want) {
+		t.Errorf("open are %+v, want %+v", s.Ports, want)
+	}
+	if open := portsTo(s, 80); !slices.Equal(open, []driver.Port{{Protocol: "TCP", Port: 80, HostPort: fixed}}) {
+		t.Errorf("open to port 80 are %+v, want %d", open, fixed)
 	}
 	if listed := mustList(t, d, spec.UID)[0]; !slices.Equal(listed.Ports, s.Ports) || !slices.Equal(listed.Addresses, s.Addresses) {
 		t.Errorf("List shows %+v, Ensure %+v", listed, s)
@@ -285,10 +283,65 @@ func TestPorts(t *testing.T) {
 		}
 		return err
 	})
-	if len(after.Ports) != 1 {
-		t.Fatalf("open are %+v, want one", after.Ports)
+	if want := portsOf(t, after.ID); !slices.Equal(after.Ports, want) || len(portsTo(after, 80)) != len(want) {
+		t.Fatalf("open are %+v, want %+v, and none but to port 80", after.Ports, want)
 	}
-	eventually(t, "the port that the engine chose", func() error { return answersAt(t, fmt.Sprint(after.Ports[0].HostPort)) })
+	eventually(t, "the port that the engine chose", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", after.Ports[0].HostPort)) })
+}
+
+// portsOf returns what the engine publishes, by its own account: an entry for each port
+// that it publishes for both IPv4 and IPv6, and one for each of two that differ. The engine
+// chooses them apart, and chooses different ones once a port was taken for one of the two.
+func portsOf(t *testing.T, id string) (all []driver.Port) {
+	t.Helper()
+	for _, protocol := range []string{"53/udp", "80/tcp", "81/tcp"} {
+		port := network.MustParsePort(protocol)
+		bindings := inspectRaw(t, id).NetworkSettings.Ports[port]
+		for _, b := range bindings {
+			hostPort, err := strconv.Atoi(b.HostPort)
+			must(t, err)
+			p := driver.Port{Protocol: strings.ToUpper(string(port.Proto())), Port: int32(port.Num()), HostPort: int32(hostPort)} //nolint:gosec // a port
+			if len(bindings) == 2 && bindings[0].HostPort != bindings[1].HostPort {
+				p.HostIP = b.HostIP.String()
+			}
+			all = append(all, p)
+		}
+	}
+	return slices.Compact(all)
+}
+
+// portsTo returns the open ports that lead to a port of the server.
+func portsTo(s driver.Server, port int32) (all []driver.Port) {
+	for _, p := range s.Ports {
+		if p.Port == port {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// TestPortsThatDiffer has a container with one host port for IPv4 and another for IPv6, as
+// the engine makes it by itself once a port was taken for one of the two.
+func TestPortsThatDiffer(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := newSpec(t, d, guestImages(t).plain)
+	spec.Ports = []driver.Port{{Name: "http", Port: 80}}
+	four, six := framework.FreePort(t), framework.FreePort(t)
+	options := d.createOptions(spec, "", spec.Image.Source)
+	options.HostConfig.PortBindings = network.PortMap{network.MustParsePort("80/tcp"): {
+		{HostIP: netip.IPv4Unspecified(), HostPort: fmt.Sprint(four)}, {HostIP: netip.IPv6Unspecified(), HostPort: fmt.Sprint(six)},
+	}}
+	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
+	must(t, err)
+	s := ensureState(t, d, spec, driver.StateRunning)
+	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: four, HostIP: "0.0.0.0"}, {Protocol: "TCP", Port: 80, HostPort: six, HostIP: "::"}}
+	if !slices.Equal(s.Ports, want) {
+		t.Errorf("open are %+v, want %+v", s.Ports, want)
+	}
+	for _, p := range want {
+		eventually(t, "the published port", func() error { return answersAt(t, net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort))) })
+	}
 }
 
 func TestPortConflict(t *testing.T) {
@@ -308,7 +361,7 @@ func TestPortConflict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			port := freePort(t)
+			port := framework.FreePort(t)
 			free := take(t, port)
 			spec := newSpec(t, d, guestImages(t).plain)
 			spec.Ports = []driver.Port{{Port: 81}, {Port: 80, HostPort: port}}
@@ -321,7 +374,7 @@ func TestPortConflict(t *testing.T) {
 			}
 			free()
 			ensureState(t, d, spec, driver.StateRunning)
-			eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprint(port)) })
+			eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", port)) })
 		})
 	}
 }

@@ -125,14 +125,28 @@ func publishedPorts(published network.PortMap) []driver.Port {
 				continue
 			}
 			ports = append(ports, driver.Port{
-				Protocol: strings.ToUpper(string(port.Proto())), Port: int32(port.Num()), HostPort: int32(hostPort), HostIP: addressText(b.HostIP),
+				Protocol: strings.ToUpper(string(port.Proto())), Port: int32(port.Num()), HostPort: int32(hostPort), HostIP: publishedOn(b, bindings),
 			})
 		}
 	}
 	slices.SortFunc(ports, func(a, b driver.Port) int {
-		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.HostIP, b.HostIP))
+		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostIP, b.HostIP), cmp.Compare(a.HostPort, b.HostPort))
 	})
 	return slices.Compact(ports)
+}
+
+// publishedOn returns the address that a port is open on, or "" for all. Where the engine
+// chose different ports for IPv4 and IPv6, each is open on all addresses of its family only,
+// which 0.0.0.0 and :: stand for.
+func publishedOn(b network.PortBinding, all []network.PortBinding) string {
+	isOtherFamily := func(o network.PortBinding) bool {
+		return o.HostIP.IsUnspecified() && o.HostIP.Is4() != b.HostIP.Is4()
+	}
+	isSamePort := func(o network.PortBinding) bool { return isOtherFamily(o) && o.HostPort == b.HostPort }
+	if b.HostIP.IsUnspecified() && slices.ContainsFunc(all, isOtherFamily) && !slices.ContainsFunc(all, isSamePort) {
+		return b.HostIP.String()
+	}
+	return addressText(b.HostIP)
 }
 
 // addressText returns "" if ip means all addresses.

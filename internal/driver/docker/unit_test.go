@@ -167,6 +167,11 @@ func TestFormats(t *testing.T) {
 		network.MustParsePort("53/udp"): {{HostPort: "5353"}},
 		network.MustParsePort("81/tcp"): nil,
 	}
+	differing := network.PortMap{network.MustParsePort("80/tcp"): {{HostIP: netip.IPv6Unspecified(), HostPort: "32768"}, {HostIP: netip.IPv4Unspecified(), HostPort: "32769"}}}
+	wantDiffering := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: 32769, HostIP: "0.0.0.0"}, {Protocol: "TCP", Port: 80, HostPort: 32768, HostIP: "::"}}
+	if got := publishedPorts(differing); !slices.Equal(got, wantDiffering) {
+		t.Errorf("published are %+v, want %+v", got, wantDiffering)
+	}
 	want := []driver.Port{{Protocol: "UDP", Port: 53, HostPort: 5353}, {Protocol: "TCP", Port: 80, HostPort: 32768}, {Protocol: "TCP", Port: 80, HostPort: 32769}, {Protocol: "TCP", Port: 80, HostPort: 32769, HostIP: "127.0.0.1"}}
 	if got := publishedPorts(bindings); !slices.Equal(got, want) {
 		t.Errorf("published are %+v, want %+v", got, want)
