@@ -162,7 +162,7 @@ func TestUnansweredAuthorization(t *testing.T) {
 func TestBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.admission.open(nil) //nolint:staticcheck // as before Start
+	f.admission.open(nil)                                                     //nolint:staticcheck // as before Start
 	response, _ := f.get(t, "alice", streams.Path("demo", "vm", streams.Log)) //nolint:bodyclose // it is closed
 	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
 		t.Errorf("before it starts the answer is %d, Retry-After %q", response.StatusCode, response.Header.Get("Retry-After"))
@@ -170,7 +170,7 @@ func TestBeforeAndAfter(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	f.admission.open(ended)
-	response, _ = f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	response, _ = f.get(t, "alice", streams.Path("demo", "vm", streams.Log)) //nolint:bodyclose // it is closed
 	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") != "" {
 		t.Errorf("after it has stopped the answer is %d, Retry-After %q", response.StatusCode, response.Header.Get("Retry-After"))
 	}
@@ -182,7 +182,7 @@ func TestInterfaces(t *testing.T) {
 	f := newFixture(t, func(h *Handler) {
 		h.Drivers["stub"].(*stub).interfaces = func(context.Context) ([]driver.Interface, error) { return nil, nil }
 	})
-	response := f.request(t, f.url(streams.Interfaces, ""))
+	response := f.request(t, f.url(streams.Interfaces, "")) //nolint:bodyclose // it is closed
 	if text, err := io.ReadAll(response.Body); string(text) != "[]" {
 		t.Errorf("the list is %s, %v", text, err)
 	}

@@ -34,7 +34,7 @@ func TestWrongProtocol(t *testing.T) {
 		return nil, errors.New("unexpected")
 	}
 	for _, protocols := range [][]string{nil, {"v4.channel.k8s.io"}, {"SPDY/3.1+portforward.k8s.io"}} {
-		_, response, err := f.tryDial("alice", f.url(streams.Console, ""), protocols...)
+		_, response, err := f.tryDial("alice", f.url(streams.Console, ""), protocols...) //nolint:bodyclose // it is closed
 		if err == nil || response.StatusCode != http.StatusBadRequest {
 			t.Fatalf("%q: error %v", protocols, err)
 		}
