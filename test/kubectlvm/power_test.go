@@ -175,6 +175,11 @@ func TestResizeSaysWhatApplies(t *testing.T) {
 	want(t, u.must("port", "rm", "web", "http"), "close http 18081:80", "waits for a restart")
 	u.fails(1, []string{"no such port: it has tcp-443 18082:443, udp-53 53/udp"}, "port", "rm", "web", "80")
 	u.fails(2, []string{"ChangePending", "kubectl vm restart web"}, "explain", "web")
+	u.must("pause", "web", "--wait")
+	r := u.run("resume", "web", "--wait") // which does not await the ports
+	if want(t, r.out+r.errs, "web resumed\n", "Warning: ports of web waits for a restart: kubectl vm restart web"); r.code != 0 {
+		t.Errorf("resume ended with %d", r.code)
+	}
 	u.must("restart", "web", "--wait")
 	want(t, u.must("list"), "18082:443")
 	u.must("stop", "web", "--wait")

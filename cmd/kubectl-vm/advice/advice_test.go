@@ -85,7 +85,7 @@ func checkAdvice(t *testing.T, name, reason string, table map[string]Advice) {
 	case !strings.HasSuffix(a.Means, "."):
 		t.Errorf("%s means %q, want a sentence", name, a.Means)
 	case a.Need >= Attention && a.Do == "":
-		t.Errorf("%s needs somebody, and there is nothing to do", name)
+		t.Errorf("%s needs a person, and there is nothing to do", name)
 	}
 	for _, driver := range []string{"", docker, qemu} {
 		if left := placeholder.FindString(a.Steps(names(driver))); left != "" {

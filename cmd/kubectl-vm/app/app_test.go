@@ -248,6 +248,32 @@ func TestGoalReady(t *testing.T) {
 	}
 }
 
+func TestGoalPowered(t *testing.T) {
+	pending := func() *framework.VMBuilder { return vmWith(api.PhaseActive, api.ReasonChangePending, "False") }
+	refused := func(s *api.VirtualMachineStatus) { s.RefusedField = &api.RefusedField{Field: "image"} }
+	tests := map[string]struct {
+		vm    *framework.VMBuilder
+		done  bool
+		fails bool
+	}{
+		"ready":                     {vm: vmWith(api.PhaseActive, api.ReasonRunning, "True"), done: true},
+		"a change waits":            {vm: pending(), done: true},
+		"a change was not seen":     {vm: pending().Generation(3).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })},
+		"a restart is to come":      {vm: pending().RestartedAt(now)},
+		"paused, and wanted active": {vm: vmWith(api.PhasePaused, api.ReasonChangePending, "False")},
+		"a step is in progress":     {vm: pending().Status(withAttempts(0))},
+		"a field is refused":        {vm: vmWith(api.PhaseActive, api.ReasonImageImmutable, "False").Status(refused).Status(withCondition(api.ConditionStalled)), done: true},
+		"stalled":                   {vm: vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled)), fails: true},
+		"deleted":                   {vm: pending().DeletionTimestamp(now), fails: true},
+	}
+	for name, test := range tests {
+		done, err := whenPowered(2)(test.vm.Obj())
+		if done != test.done || (err != nil) != test.fails {
+			t.Errorf("%s: %t and %v", name, done, err)
+		}
+	}
+}
+
 func TestRemovalText(t *testing.T) {
 	base := func(driver string) *framework.VMBuilder {
 		return vmWith(api.PhaseActive, api.ReasonRunning, "True").Driver(driver).Resource(api.ResourceRootDisk, "40G").Spec(func(s *api.VirtualMachineSpec) {

@@ -248,7 +248,7 @@ func (d *deleteOptions) deleteOne(ctx context.Context, one *selected) error {
 }
 
 // release deletes a VM whose server is kept. The deletion has the object's version as a
-// precondition: if somebody takes the policy back in between, nothing is deleted.
+// precondition: if another user takes the policy back in between, nothing is deleted.
 func (d *deleteOptions) release(ctx context.Context, one *selected, opts metav1.DeleteOptions) error {
 	if one.vm.DeletionTimestamp != nil {
 		return errDeleting

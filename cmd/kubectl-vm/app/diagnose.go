@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/advice"
 )
 
-// verdict says whether a VM needs somebody.
+// verdict says whether a VM needs a person.
 type verdict int
 
 // The verdicts, which are exit codes of explain.
@@ -27,7 +27,7 @@ const (
 const (
 	// controllerDelay is how long a running controller may take to see a change.
 	controllerDelay = 30 * time.Second
-	// patience and manyAttempts are when a failure that may end by itself needs somebody.
+	// patience and manyAttempts are when a failure that may end by itself needs a person.
 	patience     = 10 * time.Minute
 	manyAttempts = 5
 )
@@ -62,7 +62,7 @@ func (o *Options) diagnose(vm *api.VirtualMachine) diagnosis {
 	return d
 }
 
-// verdictOf says whether a VM needs somebody.
+// verdictOf says whether a VM needs a person.
 func verdictOf(vm *api.VirtualMachine, known advice.Advice, now time.Time) verdict {
 	blocked := conditionOf(vm, api.ConditionDeletionBlocked).Status == metav1.ConditionTrue
 	switch {
@@ -99,7 +99,7 @@ func needsPerson(vm *api.VirtualMachine, known advice.Advice, now time.Time) boo
 // isUnseen reports whether no controller has seen the VM, or its last change.
 func isUnseen(vm *api.VirtualMachine) bool { return vm.Status.Phase == "" || !isObserved(vm) }
 
-// changedAt returns when somebody other than the controller last changed the VM.
+// changedAt returns when anyone other than the controller last changed the VM.
 func changedAt(vm *api.VirtualMachine) time.Time {
 	at := vm.CreationTimestamp.Time
 	for _, entry := range vm.ManagedFields {

@@ -50,7 +50,7 @@ func NewExplainCommand(o *Options) *cobra.Command {
 			"The exit code is\n" +
 			"  0  if the VM is as its spec says\n" +
 			"  1  if it is not yet, and time may help\n" +
-			"  2  if somebody has to act\n" +
+			"  2  if a person has to act\n" +
 			"  3  if nothing is known: no such VM, no answer, wrong flags",
 		Example: o.examples("explain web", "explain web >/dev/null && echo healthy"),
 		Args:    func(_ *cobra.Command, args []string) error { return unexplained(needOneName(args)) },

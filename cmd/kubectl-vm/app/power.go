@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -93,7 +94,7 @@ func (p *powerOptions) run(ctx context.Context, args []string) error {
 	w := &waiter{open: map[types.UID]*awaited{}}
 	forEach(found, func(one *selected) { p.change(ctx, one) }, func(one *selected) {
 		if p.report(one); one.err == nil && p.wait && !p.dryRun.enabled() {
-			w.open[one.vm.UID] = &awaited{vm: one.vm, reached: whenReady(one.vm.Generation), unchanged: one.outcome.unchanged != ""}
+			w.open[one.vm.UID] = &awaited{vm: one.vm, reached: whenPowered(one.vm.Generation), unchanged: one.outcome.unchanged != ""}
 		}
 	})
 	if err := errors.Join(ctx.Err(), p.await(ctx, w)); err != nil {
@@ -195,11 +196,27 @@ func (p *powerOptions) await(ctx context.Context, w *waiter) error {
 		case err != nil:
 			p.failed = true
 			line.print(p.ErrOut, "error: %s", p.describeFor(one.vm.Name, err))
-		case !p.output.printsObjects() && !one.unchanged:
-			line.print(p.Out, "%s %s", p.nameOf(one.vm), p.verb.done)
+		default:
+			if !p.output.printsObjects() && !one.unchanged {
+				line.print(p.Out, "%s %s", p.nameOf(one.vm), p.verb.done)
+			}
+			if text := p.unappliedText(one.vm); text != "" {
+				line.print(p.ErrOut, "%s %s", screenOf(p.ErrOut).paint("Warning:", yellow), text)
+			}
 		}
 	}
 	return p.Options.await(ctx, w)
+}
+
+// unappliedText says what of a VM's spec does not apply yet.
+func (o *Options) unappliedText(vm *api.VirtualMachine) string {
+	switch status := &vm.Status; {
+	case status.RefusedField != nil:
+		return clean(fmt.Sprintf("%s of %s is refused: %s", status.RefusedField.Field, vm.Name, status.RefusedField.Message))
+	case len(status.PendingFields) > 0:
+		return fmt.Sprintf("%s of %s waits for a restart: %s restart %s", strings.Join(status.PendingFields, ", "), vm.Name, o.Program, vm.Name)
+	}
+	return ""
 }
 
 // warn prints a warning as kubectl does.

@@ -34,7 +34,7 @@ func screenOf(w io.Writer) screen {
 	return s
 }
 
-// isInteractive reports whether somebody can answer a question.
+// isInteractive reports whether a person can answer a question.
 func (o *Options) isInteractive() bool {
 	file, ok := o.In.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd())) && screenOf(o.ErrOut).terminal

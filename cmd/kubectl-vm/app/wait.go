@@ -40,6 +40,32 @@ func whenReady(generation int64) goal {
 	}
 }
 
+// whenPowered awaits that a VM has the power state of a generation of its spec. Unlike
+// whenReady it does not await fields that wait for a restart, or are refused.
+func whenPowered(generation int64) goal {
+	return func(vm *api.VirtualMachine) (bool, error) {
+		status := &vm.Status
+		unready := status.Reason == api.ReasonChangePending || status.RefusedField != nil
+		settled := status.ObservedGeneration >= generation && status.Operation == nil && isRestartHandled(vm)
+		if settled && unready && vm.DeletionTimestamp == nil && status.Phase == phaseOf(vm.Spec.Action) {
+			return true, nil
+		}
+		return whenReady(generation)(vm)
+	}
+}
+
+// phaseOf returns the phase of a VM that has its power state.
+func phaseOf(action api.Action) api.Phase {
+	switch action {
+	case api.ActionStopped:
+		return api.PhaseStopped
+	case api.ActionPaused:
+		return api.PhasePaused
+	case api.ActionActive:
+	}
+	return api.PhaseActive
+}
+
 // isRestartHandled reports whether no requested restart is to come.
 func isRestartHandled(vm *api.VirtualMachine) bool {
 	return vm.Spec.RestartedAt == nil || vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt)

@@ -1,0 +1,44 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// TestDocsHaveEveryVerb checks that the page shows every verb, and that each has a help.
+func TestDocsHaveEveryVerb(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/kubectl-vm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, _ := newOptions()
+	root := NewCommand(o)
+	if len(root.Commands()) < 10 {
+		t.Fatalf("there are only %d verbs", len(root.Commands()))
+	}
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		for _, verb := range cmd.Commands() {
+			name := strings.TrimPrefix(verb.CommandPath(), root.CommandPath()+" ")
+			if !strings.Contains(string(page), "kubectl vm "+name) {
+				t.Errorf("the page does not show kubectl vm %s", name)
+			}
+			if verb.Short == "" || verb.ValidArgsFunction == nil && verb.ValidArgs == nil && verb.Runnable() && !verb.HasSubCommands() && !hasNoArguments(verb) {
+				t.Errorf("%s has no help, or proposes files as its arguments", name)
+			}
+			check(verb)
+		}
+	}
+	check(root)
+}
+
+// hasNoArguments reports whether a verb refuses arguments.
+func hasNoArguments(verb *cobra.Command) bool {
+	return verb.Args != nil && verb.Args(verb, []string{"x"}) != nil
+}
