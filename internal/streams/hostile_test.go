@@ -39,6 +39,7 @@ func TestWrongProtocol(t *testing.T) {
 			t.Fatalf("%q: error %v", protocols, err)
 		}
 		text, _ := io.ReadAll(response.Body)
+		_ = response.Body.Close()
 		if !strings.Contains(string(text), "one must be v5.channel.k8s.io") {
 			t.Errorf("%q: the answer is %s", protocols, text)
 		}
@@ -197,7 +198,7 @@ func TestSlowReader(t *testing.T) {
 		},
 		"exec": func(t *testing.T, f *fixture, source *endless) {
 			f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
-				defer source.Close()
+				defer func() { _ = source.Close() }()
 				_, err := io.Copy(r.Stdout, source)
 				<-ctx.Done()
 				return 0, err
@@ -292,7 +293,11 @@ func TestLimits(t *testing.T) {
 func (f *fixture) expectTooMany(t *testing.T, url, says string) {
 	t.Helper()
 	_, response, err := f.tryDial("alice", url, streams.Protocol)
-	if err == nil || response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "" {
+	if err == nil {
+		t.Fatal("it is opened")
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "" {
 		t.Fatalf("error %v", err)
 	}
 	if text, _ := io.ReadAll(response.Body); !strings.Contains(string(text), says) {
@@ -310,7 +315,11 @@ func TestSlowEngine(t *testing.T) {
 		return nil, ctx.Err()
 	}
 	_, response, err := f.tryDial("alice", f.url(streams.Console, ""), streams.Protocol)
-	if err == nil || response.StatusCode != http.StatusGatewayTimeout {
+	if err == nil {
+		t.Fatal("it is opened")
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusGatewayTimeout {
 		t.Errorf("error %v", err)
 	}
 }
@@ -383,7 +392,7 @@ func (f *fixture) dropSessions(t *testing.T, count int) {
 // dropLog leaves while the log is followed.
 func (f *fixture) dropLog(t *testing.T) {
 	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(f.server.URL, "http://"))
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(f.server.URL, "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -231,7 +231,7 @@ func (u *consoleUser) expect(t *testing.T, text string) {
 func TestPortForward(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -84,7 +84,11 @@ func readLog(t *testing.T, user *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	response, err := transport.Get(at.Host + streams.Path("default", "vm", streams.Log))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at.Host+streams.Path("default", "vm", streams.Log), http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := transport.Do(request)
 	if err != nil {
 		return err
 	}
@@ -146,7 +150,7 @@ func TestStreamsComponent(t *testing.T) {
 // renderWithStreams renders config/default with the component, as docs/streams.md says.
 func renderWithStreams(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
-	dir, err := os.MkdirTemp(".", "overlay-") // kustomize refuses absolute paths
+	dir, err := os.MkdirTemp(".", "overlay-") //nolint:usetesting // kustomize refuses absolute paths
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -169,7 +169,7 @@ func TestStop(t *testing.T) {
 	s.mustDial(t, namespace, streams.Console) // and never reads
 	log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true")
 	stopped := make(chan error, 1)
-	go func() { stopped <- s.Cluster.Stop() }()
+	go func() { stopped <- s.Stop() }()
 	if end := readEnd(t, console); !strings.Contains(end, `"reason":"ServiceUnavailable"`) {
 		t.Errorf("the console ends with %s", end)
 	}
