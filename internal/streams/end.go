@@ -8,8 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
-	"os"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -128,7 +128,7 @@ func setHeader(w http.ResponseWriter, contentType string) {
 
 // writeError says why a write to the client failed.
 func writeError(err error) error {
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return errTooSlow
 	}
 	return errClientLeft

@@ -35,7 +35,8 @@ type Options struct {
 	Cached, Live client.Reader
 	// Drivers are those that run here, by name.
 	Drivers map[string]driver.Driver
-	// PerVM and Total are how many streams may be open at a time.
+	// PerVM and Total are how many streams may be open at a time. A user has a quarter of
+	// Total, and at least PerVM.
 	PerVM, Total int
 	Clock        clock.WithTickerAndDelayedExecution
 	Log          logr.Logger
@@ -153,7 +154,7 @@ func (c *call) serve(ctx context.Context) error {
 
 // enter counts the stream and gives it its context, until leave is called.
 func (c *call) enter(ctx context.Context) (own context.Context, leave func(), err error) {
-	lifetime, exit, err := c.admission.enter(c.vm.UID)
+	lifetime, exit, err := c.admission.enter(c.vm.UID, c.user.GetName())
 	if err != nil {
 		return nil, nil, err
 	}

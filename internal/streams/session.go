@@ -9,11 +9,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/gorilla/websocket"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/remotecommand"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
@@ -61,7 +64,19 @@ func (c *call) checkHandshake() error {
 	if asked := websocket.Subprotocols(c.r); !slices.Contains(asked, streams.Protocol) {
 		return badRequest("the subprotocols of the WebSocket are %.200q: one must be %s", asked, streams.Protocol)
 	}
+	if !sameOrigin(c.r) {
+		return failure(http.StatusForbidden, metav1.StatusReasonForbidden, "the header Origin is %.200q: it must have the host %.200q, or be missing", c.r.Header.Get("Origin"), c.r.Host)
+	}
 	return nil
+}
+
+// sameOrigin returns whether a request is not one of another host's page.
+func sameOrigin(r *http.Request) bool {
+	if len(r.Header["Origin"]) == 0 {
+		return true
+	}
+	origin, err := url.Parse(r.Header.Get("Origin"))
+	return err == nil && strings.EqualFold(origin.Host, r.Host)
 }
 
 // overWebSocket opens the WebSocket and runs a stream over it, whose end it sends.
@@ -123,14 +138,18 @@ func (c channel) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	if err := c.send(c.number, p); err != nil {
-		err = writeError(err)
-		c.end(err)
-		return 0, err
+	written := 0
+	for part := range slices.Chunk(p, chunk) { // each has a deadline of its own
+		if err := c.send(c.number, part); err != nil {
+			err = writeError(err)
+			c.end(err)
+			return written, err
+		}
+		written += len(part)
+		c.out.Add(int64(len(part)))
+		c.touch()
 	}
-	c.out.Add(int64(len(p)))
-	c.touch()
-	return len(p), nil
+	return written, nil
 }
 
 // send sends a message.
@@ -163,7 +182,11 @@ func (s *session) keepAlive() {
 		case <-ticker.C():
 		}
 		for _, kind := range []int{websocket.PingMessage, websocket.PongMessage} {
-			_ = s.ws.WriteControl(kind, nil, s.Clock.Now().Add(s.times.ping)) // silence is noticed
+			// A deadline that passes spoils the connection, so it is that of any write.
+			if err := s.ws.WriteControl(kind, nil, s.Clock.Now().Add(s.times.write)); err != nil {
+				s.end(writeError(err))
+				return
+			}
 		}
 	}
 }

@@ -72,13 +72,36 @@ func TestKubectlExitCodes(t *testing.T) {
 	}
 }
 
+// TestVMUsesTheDataDir checks that drover vm reaches this Drover, and has the exit codes
+// of kubectl vm.
+func TestVMUsesTheDataDir(t *testing.T) {
+	t.Parallel()
+	env := []string{"DROVER_DATA_DIR=" + shared.DataDir}
+	got := runDrover(t, "", env, "vm", "list", "-n", "kube-public")
+	if got.code != 0 || got.out != "" || got.errOut != "No VMs found in namespace \"kube-public\".\n" {
+		t.Errorf("list: %+v", got)
+	}
+	got = runDrover(t, "", env, "vm", "explain", "missing", "-n", "kube-public")
+	if got.code != 3 || got.errOut != "error: virtualmachines \"missing\" not found in namespace \"kube-public\"\n" {
+		t.Errorf("explain: %+v", got)
+	}
+	got = runDrover(t, "", []string{"DROVER_DATA_DIR=" + filepath.Join(t.TempDir(), "missing")}, "vm", "list")
+	if got.code != 1 || got.out != "" || !strings.Contains(got.errOut, "run drover up first") {
+		t.Errorf("without a Drover: %+v", got)
+	}
+	if got = runDrover(t, "", env, "__complete", "vm", "sto"); !strings.HasPrefix(got.out, "stop\t") {
+		t.Errorf("completion: %+v", got)
+	}
+}
+
 func TestHelpAndVersion(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args []string
 		want []string
 	}{
-		"help":      {[]string{"--help"}, []string{"drover up", "purge", "kubectl"}},
+		"help":      {[]string{"--help"}, []string{"drover up", "purge", "kubectl", "drover vm list"}},
+		"vm help":   {[]string{"vm", "--help"}, []string{"drover vm VERB", "explain", "drover vm options"}},
 		"up help":   {[]string{"up", "--help"}, []string{"--data-dir", "--vm-driver", "--bind-address", "--port", "--without-controller"}},
 		"version":   {[]string{"version"}, []string{"drover ", "kubernetes "}},
 		"no at all": {nil, []string{"Usage:"}},

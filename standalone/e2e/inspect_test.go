@@ -147,13 +147,6 @@ func (c inspected) wantStatus(t *testing.T, code int, want string, texts ...stri
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestDoctorAndStatus checks what both say of a Drover that runs, that was stopped, that was
 // killed, and whose files were damaged.
 func TestDoctorAndStatus(t *testing.T) {

@@ -130,6 +130,31 @@ func TestDeleteAsks(t *testing.T) {
 	}
 }
 
+// TestQuestionEndsByCtrlC ends the program while it waits for an answer.
+func TestQuestionEndsByCtrlC(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	u := newUser(t)
+	u.create("web")
+	ctx, cancel := context.WithCancel(t.Context())
+	tty := newTerminal(t, 80, 24)
+	done := make(chan int, 1)
+	go func() { done <- tty.run(ctx, u, "delete", "web") }()
+	tty.waitFor(t, "[y/N] ")
+	cancel()
+	select {
+	case code := <-done:
+		if code != 130 || u.find("web") == nil {
+			t.Errorf("it ended with %d", code)
+		}
+	case <-time.After(framework.StepTimeout):
+		t.Fatal("it did not end")
+	}
+	if _, err := io.WriteString(tty.person, "\n"); err != nil { // ends the read
+		t.Fatal(err)
+	}
+	tty.close()
+}
+
 // TestTopOnATerminal draws on a screen of its own, and leaves it.
 func TestTopOnATerminal(t *testing.T) {
 	t.Setenv("TERM", "xterm")

@@ -64,7 +64,7 @@ func TestProxyHeaders(t *testing.T) {
 				return next.RoundTrip(r)
 			})
 		}
-		response := s.get(t, user, streams.Path("default", "vm", streams.Log))
+		response := s.get(t, user, streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
 		if response.StatusCode != http.StatusUnauthorized {
 			t.Errorf("%s answers %d", name, response.StatusCode)
 		}
@@ -176,7 +176,7 @@ func TestPaths(t *testing.T) {
 			streams.PathPrefix + "/namespaces/%00/virtualmachines/vm/log":                              http.StatusBadRequest,
 			streams.PathPrefix + "/namespaces/default/pods/vm/log":                                     http.StatusNotFound,
 		} {
-			if response := s.get(t, s.at(s.Config), path); response.StatusCode != want {
+			if response := s.get(t, s.at(s.Config), path); response.StatusCode != want { //nolint:bodyclose // it is closed
 				t.Errorf("%s: %s is answered %d", name, path, response.StatusCode)
 			}
 		}
@@ -186,7 +186,7 @@ func TestPaths(t *testing.T) {
 // TestNoStreams checks that a `drover up` without a controller has no streams.
 func TestNoStreams(t *testing.T) {
 	t.Parallel()
-	response := endpoint.get(t, endpoint.Config, streams.Path("default", "vm", streams.Log))
+	response := endpoint.get(t, endpoint.Config, streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
 	if response.StatusCode != http.StatusNotFound {
 		t.Errorf("it answers %d", response.StatusCode)
 	}
@@ -250,7 +250,7 @@ func (s *server) count(t *testing.T) counts {
 	if s.debug == "" {
 		return c
 	}
-	response, err := getFrom(t, http.DefaultClient, "http://"+s.debug+"/debug/pprof/goroutine?debug=1")
+	response, err := getFrom(t, http.DefaultClient, "http://"+s.debug+"/debug/pprof/goroutine?debug=1") //nolint:bodyclose // bodyOf closes it
 	if err != nil {
 		t.Fatal(err)
 	}

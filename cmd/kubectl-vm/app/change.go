@@ -184,7 +184,7 @@ func (c *changeOptions) effectOf(f changedField, vm *api.VirtualMachine) string 
 		return "refused"
 	case status.Server == nil, status.Server.Generation < vm.Generation:
 		return "applies when the server is created"
-	case conditionOf(vm, api.ConditionRunning).Status != "True":
+	case status.Phase == api.PhaseStopped:
 		return "applies when the VM is started"
 	}
 	return "applied"

@@ -23,8 +23,8 @@ import (
 	apply "cloudnative.tw/drover/client/applyconfiguration/cloudnative/v1alpha1"
 )
 
-// undoTimeout is how long it may take to remove a Secret whose VM was not created.
-const undoTimeout = 10 * time.Second
+// settleTimeout is how long it may take to give a Secret its owner, or to remove it.
+const settleTimeout = 10 * time.Second
 
 type createOptions struct {
 	*Options
@@ -179,16 +179,43 @@ func (c *createOptions) create(ctx context.Context, wanted *apply.VirtualMachine
 		return err
 	}
 	vm, err := vms.Apply(ctx, wanted, metav1.ApplyOptions{FieldManager: fieldManager, DryRun: c.dryRun.options()})
+	if secret != nil && !c.dryRun.enabled() {
+		c.settleSecret(ctx, vm, secret, err)
+	}
 	if err != nil {
-		c.undoSecret(ctx, secret)
 		return err
 	}
-	if secret != nil && !c.dryRun.enabled() {
-		if err := c.ownSecret(ctx, vm, secret); err != nil {
-			c.warn(fmt.Sprintf("Secret %s will not be removed with the VM: %s", secret.Name, c.describe(err)))
-		}
-	}
 	return c.finish(ctx, vm)
+}
+
+// settleSecret makes the VM the owner of the Secret, or removes that if the API server has refused
+// the VM. After any other failure the VM may exist, and need it. All of that is done after Ctrl-C
+// too.
+func (c *createOptions) settleSecret(ctx context.Context, vm *api.VirtualMachine, secret *corev1.Secret, failed error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	problem := ""
+	var err error
+	switch {
+	case failed == nil:
+		problem, err = "will not be removed with the VM", c.ownSecret(ctx, vm, secret)
+	case isRefusal(failed):
+		problem, err = "was created, and is not needed", c.deleteSecret(ctx, secret)
+	default:
+		problem, err = "was created, and is needed only if the VM was too", errUnknownOutcome
+	}
+	if err != nil {
+		c.warn(fmt.Sprintf("Secret %s %s: %s", secret.Name, problem, c.describe(err)))
+	}
+}
+
+// errUnknownOutcome means that a request may have been carried out.
+var errUnknownOutcome = errors.New("the API server has not answered")
+
+// isRefusal reports whether the API server has answered that it did nothing.
+func isRefusal(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
 }
 
 // checkAbsence refuses to change a VM that exists: an apply would.
@@ -213,20 +240,13 @@ func (c *createOptions) createSecret(ctx context.Context, secret *corev1.Secret)
 	return core.Post().Namespace(secret.Namespace).Resource("secrets").VersionedParams(&opts, metav1.ParameterCodec).Body(secret).Do(ctx).Error()
 }
 
-// undoSecret removes the Secret of a VM that was not created, also after Ctrl-C.
-func (c *createOptions) undoSecret(ctx context.Context, secret *corev1.Secret) {
-	if secret == nil || c.dryRun.enabled() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
+// deleteSecret removes the Secret of a VM that was not created.
+func (c *createOptions) deleteSecret(ctx context.Context, secret *corev1.Secret) error {
 	core, err := c.Core()
-	if err == nil {
-		err = core.Delete().Namespace(secret.Namespace).Resource("secrets").Name(secret.Name).Do(ctx).Error()
-	}
 	if err != nil {
-		c.warn(fmt.Sprintf("Secret %s was created and is not needed: %s", secret.Name, c.describe(err)))
+		return err
 	}
+	return core.Delete().Namespace(secret.Namespace).Resource("secrets").Name(secret.Name).Do(ctx).Error()
 }
 
 // ownSecret makes the VM the owner of the Secret, which is then removed with it.

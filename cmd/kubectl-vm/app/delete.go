@@ -69,7 +69,7 @@ func (d *deleteOptions) run(ctx context.Context, args []string) error {
 	if len(found) == 0 {
 		return d.result()
 	}
-	if err := d.confirm(found); err != nil {
+	if err := d.confirm(ctx, found); err != nil {
 		return err
 	}
 	w := &waiter{open: map[types.UID]*awaited{}}
@@ -138,7 +138,7 @@ var (
 )
 
 // confirm shows what is removed, and asks.
-func (d *deleteOptions) confirm(found []*selected) error {
+func (d *deleteOptions) confirm(ctx context.Context, found []*selected) error {
 	if d.dryRun.enabled() {
 		d.printRemovals(found)
 		return nil
@@ -151,15 +151,34 @@ func (d *deleteOptions) confirm(found []*selected) error {
 		return errUnasked
 	}
 	_, _ = fmt.Fprintf(d.ErrOut, "Delete %s? [y/N] ", countText(len(found), "VM"))
-	answer, err := bufio.NewReader(d.In).ReadString('\n')
-	if err != nil && answer == "" {
-		_, _ = fmt.Fprintln(d.ErrOut)
+	answer, err := d.readAnswer(ctx)
+	if err != nil {
+		return err
 	}
 	switch strings.ToLower(strings.TrimSpace(answer)) {
 	case "y", "yes":
 		return nil
 	}
 	return errDeclined
+}
+
+// readAnswer reads a line. Ctrl-C ends it, and so does Ctrl-D, which is an empty answer.
+func (o *Options) readAnswer(ctx context.Context) (string, error) {
+	answers := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(o.In).ReadString('\n')
+		answers <- line
+	}()
+	select {
+	case answer := <-answers:
+		if !strings.HasSuffix(answer, "\n") {
+			_, _ = fmt.Fprintln(o.ErrOut)
+		}
+		return answer, nil
+	case <-ctx.Done():
+		_, _ = fmt.Fprintln(o.ErrOut)
+		return "", ctx.Err()
+	}
 }
 
 // printRemovals says of each VM what is removed.

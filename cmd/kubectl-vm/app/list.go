@@ -165,9 +165,9 @@ func (l *listOptions) wideCells(vm *api.VirtualMachine) []cell {
 	cpu, memory, engine, id := none, none, none, none
 	if s := vm.Status.Server; s != nil {
 		id = cmp.Or(shortID(s.ID), none)
-		if s.Usage != nil {
-			cpu, memory = percent(s.Usage.CPU), percent(s.Usage.Memory)
-		}
+	}
+	if u, known := usageOf(vm); known {
+		cpu, memory = percent(u.cpuPercent), percent(u.memoryPercent)
 	}
 	if b := vm.Status.Binding; b != nil {
 		engine = shortID(b.EngineID)

@@ -78,6 +78,10 @@ func newClients(o Options, ca dynamiccertificates.CAContentProvider) (*clients, 
 
 // ServeHTTP implements http.Handler.
 func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		refuseBody(w)
+		return
+	}
 	for name := range r.Header {
 		if strings.HasPrefix(name, "Impersonate-") {
 			streams.Refuse(w, apierrors.NewBadRequest("the header "+name+" is not allowed: the server of streams does not impersonate users"))
@@ -91,6 +95,14 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c.next.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), answer.User)))
+}
+
+// refuseBody refuses a request that announces a body, which no stream has. The server would
+// wait for the body without end after any answer, and the client need not be a user.
+func refuseBody(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // in the past
+	streams.Refuse(w, apierrors.NewBadRequest("the request has a body: a stream has none"))
 }
 
 // refusal says more than "Unauthorized" only to whoever has the key of a certificate.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
@@ -67,11 +68,16 @@ func (c *clientCA) read(ctx context.Context) error {
 	defer cancel()
 	var published corev1.ConfigMap
 	key := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: clientCAConfigMap}
-	if err := c.Live.Get(ctx, key, &published); err != nil {
+	err := c.Live.Get(ctx, key, &published)
+	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	text := published.Data[clientCAKey]
-	if before := c.current.Load(); text == "" || before != nil && before.text == text {
+	if text == "" { // there is none, or it was withdrawn
+		c.current.Store(nil)
+		return err
+	}
+	if before := c.current.Load(); before != nil && before.text == text {
 		return nil
 	}
 	ca, err := dynamiccertificates.NewStaticCAContent(clientCAKey, []byte(text))

@@ -113,7 +113,7 @@ func TestOthersDataDir(t *testing.T) {
 		if !strings.Contains(out, "user: "+plain) {
 			t.Errorf("%s did not become user %s:\n%s", line, plain, out)
 		}
-		for _, user := range strings.Fields(users) {
+		for user := range strings.FieldsSeq(users) {
 			if user != plain {
 				t.Errorf("%s ran the QEMU as user %s", line, user)
 			}
@@ -134,7 +134,7 @@ func TestBrokenDataDir(t *testing.T) {
 	if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "another user owns it, or may write to it") {
 		t.Errorf("a file of another user: run by %q:\n%s", users, out)
 	}
-	if err := errors.Join(os.Chown(d.RunState(), 0, 0), os.Chmod(d.RunState(), 0o666)); err != nil { //nolint:gosec // what is checked
+	if err := errors.Join(os.Chown(d.RunState(), 0, 0), os.Chmod(d.RunState(), 0o666)); err != nil {
 		t.Fatal(err)
 	}
 	if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "another user owns it, or may write to it") {

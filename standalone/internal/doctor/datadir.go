@@ -60,7 +60,7 @@ func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
 	return f
 }
 
-// nearestFolder returns the nearest folder above a path that exists.
+// nearestFolder returns the nearest folder above a path that exists and can be seen.
 func nearestFolder(path string) string {
 	for at := filepath.Dir(path); ; at = filepath.Dir(at) {
 		if _, err := os.Stat(at); err == nil || at == filepath.Dir(at) {
@@ -236,7 +236,7 @@ func gatherDisks(_ context.Context, h *Host) []diskFacts {
 	places := map[uint64]int{}
 	add := func(path, use string) *diskFacts {
 		var info syscall.Stat_t
-		if err := syscall.Stat(path, &info); errors.Is(err, fs.ErrNotExist) {
+		if err := syscall.Stat(path, &info); err != nil { // missing, or not to be seen
 			path = nearestFolder(path)
 			_ = syscall.Stat(path, &info)
 		}

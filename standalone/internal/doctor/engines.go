@@ -104,6 +104,7 @@ type dockerFacts struct {
 	versions engine.Versions
 	err      error // of the caller
 	access   error // why Drover's user may not use the socket
+	isDenied bool  // the caller may not use it
 	install  string
 }
 
@@ -119,6 +120,7 @@ func gatherDocker(ctx context.Context, h *Host) dockerFacts {
 	f.versions, f.err = e.Versions(ctx)
 	if socket, err := url.Parse(f.address); err == nil && socket.Scheme == "unix" {
 		f.access = h.User.try(func() error { return connectSocket(socket.Path) })
+		f.isDenied = errors.Is(connectSocket(socket.Path), unix.EACCES)
 	}
 	return f
 }
@@ -134,6 +136,8 @@ func connectSocket(path string) error {
 
 func judgeDocker(f dockerFacts) []findings.Finding {
 	switch {
+	case f.isDenied && errors.Is(f.access, errOtherUser):
+		return one(findings.Note("you may not use the engine at %s", f.address).Means("Whether user %s may is unknown.", f.user.Name))
 	case f.err != nil && errors.Is(f.access, unix.EACCES):
 		return one(absent(f.wanted, fmt.Sprintf("the engine at %s may not be used by user %s", f.address, f.user.Name), docker.Name).
 			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").

@@ -217,7 +217,7 @@ func judgeCgroup(f cgroupFacts) []findings.Finding {
 	}
 	switch {
 	case errors.Is(f.err, errOtherUser):
-		return one(findings.Note("control groups: %v", f.err))
+		return one(findings.Note("%v", f.err))
 	case f.err != nil:
 		return one(findings.Note("control groups (version %d) %s cannot be divided: %v", version, of, f.err).
 			Means("A machine with a fraction of a CPU gets whole CPUs, and its status says so. Containers are not affected.").

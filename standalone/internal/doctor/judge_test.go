@@ -132,6 +132,7 @@ func TestJudgeEngines(t *testing.T) {
 		"qemu: old":                    {judgeQEMU(qemuFacts{version: "5.2", err: old}), note, []string{"6.2 or newer"}},
 		"qemu: old and wanted":         {judgeQEMU(qemuFacts{wanted: true, version: "5.2", err: old}), mistaken, []string{"--qemu-binary"}},
 		"docker: there":                {judgeDocker(dockerFacts{address: "unix:///s", versions: engine.Versions{Engine: "28.2.2", API: "1.50"}}), ok, []string{"28.2.2", "1.50", "at /s"}},
+		"docker: not the caller's":     {judgeDocker(dockerFacts{user: plain, isDenied: true, access: errOtherUser, err: errors.New("denied")}), note, []string{"you may not", "drover"}},
 		"docker: away":                 {judgeDocker(dockerFacts{err: errors.New("out of reach")}), note, []string{"DOCKER_HOST"}},
 		"docker: away and wanted":      {judgeDocker(dockerFacts{wanted: true, err: errors.New("out of reach")}), mistaken, []string{"go on running"}},
 		"docker: not Drover's":         {judgeDocker(dockerFacts{user: plain, access: syscall.EACCES}), note, []string{"drover may not use it", "--groups docker drover"}},

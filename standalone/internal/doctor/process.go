@@ -143,6 +143,9 @@ type portsFacts struct {
 func gatherPorts(ctx context.Context, h *Host) portsFacts {
 	f := portsFacts{}
 	listeners, err := findListeners()
+	if _, kept := h.Layout.Port(); err == nil && errors.Is(kept, fs.ErrPermission) {
+		err = kept // it may be another one than the flags say
+	}
 	if err != nil {
 		return portsFacts{err: err}
 	}
@@ -241,7 +244,7 @@ func findSocketOwner(ctx context.Context, inode uint64) (pid int, name string) {
 
 func judgePorts(f portsFacts) []findings.Finding {
 	if f.err != nil {
-		return one(findings.Note("ports: %v", f.err).Means("Whether the ports are free is unknown."))
+		return one(findings.Note("%v", f.err).Means("Whether the ports are free is unknown."))
 	}
 	var all []findings.Finding
 	for _, p := range f.ports {

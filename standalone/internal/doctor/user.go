@@ -160,7 +160,7 @@ func judgeUser(f userFacts) []findings.Finding {
 	if !f.isCaller && !f.isRoot {
 		return one(findings.Note("%s %s, and you are another user", f.user.Name, f.user.By).
 			Means("What depends on Drover's rights could not be checked, or was checked with yours.").
-			FixedBy("run this as root or as %s", f.user.Name).FixedByCommand("%s", f.again))
+			FixedBy("run this as root").FixedByCommand("%s", f.again))
 	}
 	return one(findings.OK("%s %s", f.user.Name, f.user.By))
 }

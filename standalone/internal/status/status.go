@@ -124,8 +124,11 @@ const (
 
 // Gather reads the status of an installation. It fails if the data dir cannot be read.
 func Gather(ctx context.Context, h *doctor.Host) (*Status, error) {
-	if err := errors.Join(h.PIDErr, h.StateErr); errors.Is(err, fs.ErrPermission) || errors.Is(err, context.DeadlineExceeded) {
-		return nil, err
+	if errors.Is(h.PIDErr, fs.ErrPermission) {
+		return nil, fmt.Errorf("%w: run this as root, or as the owner of the data dir", h.PIDErr)
+	}
+	if errors.Is(h.PIDErr, context.DeadlineExceeded) {
+		return nil, h.PIDErr
 	}
 	s := &Status{DataDir: string(h.Layout), Drivers: []Driver{}, Warnings: []findings.Finding{}}
 	if err := s.readRun(h); err != nil {

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -154,9 +155,9 @@ func (o *options) commands() ([]command, error) {
 	in := "--namespace=" + namespace
 	return []command{
 		{Name: "kubectl vm --help", args: []string{o.Program, "--help"}, aim: startAim, lines: 10},
-		{Name: "kubectl --help", args: append(kubectl[:len(kubectl):len(kubectl)], "--help"), lines: 10},
+		{Name: "kubectl --help", args: append(slices.Clip(kubectl), "--help"), lines: 10},
 		{Name: listName, args: []string{o.Program, "list", in}, lines: o.VMs + 1},
-		{Name: comparedName, args: append(kubectl[:len(kubectl):len(kubectl)], "get", "vms", in), lines: o.VMs + 1},
+		{Name: comparedName, args: append(slices.Clip(kubectl), "get", "vms", in), lines: o.VMs + 1},
 	}, nil
 }
 
@@ -188,7 +189,7 @@ func (o *options) measureAll(ctx context.Context, cluster *framework.Cluster) ([
 func (c command) measure(ctx context.Context, kubeconfig string, f *figure) error {
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, c.args[0], c.args[1:]...) //nolint:gosec // the caller names the program
+	cmd := exec.CommandContext(ctx, c.args[0], c.args[1:]...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
