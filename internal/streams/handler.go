@@ -90,7 +90,7 @@ func (h *Handler) NeedLeaderElection() bool { return false }
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{Handler: h, w: w, r: r}
-	err := c.serve() //nolint:contextcheck // a stream ends with the handler, and with its request
+	err := c.serve(r.Context())
 	switch {
 	case err == nil, c.hijacked, errors.Is(err, errClientLeft):
 	case c.answered: // the client must not take a part of the response for all of it
@@ -123,8 +123,8 @@ type call struct {
 
 // serve takes the request through its steps. What a user may not use looks the same to them
 // whether it exists or not, so the look-up comes after the authorization.
-func (c *call) serve() error {
-	who, ok := request.UserFrom(c.r.Context())
+func (c *call) serve(ctx context.Context) error {
+	who, ok := request.UserFrom(ctx)
 	if !ok {
 		return errNoUser
 	}
@@ -133,18 +133,18 @@ func (c *call) serve() error {
 	if err != nil {
 		return err
 	}
-	if err := c.authorize(c.r.Context()); err != nil {
+	if err := c.authorize(ctx); err != nil {
 		return err
 	}
-	if err := c.findVM(c.r.Context()); err != nil {
+	if err := c.findVM(ctx); err != nil {
 		return err
 	}
-	leave, err := c.enter()
+	ctx, leave, err := c.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if err := c.findDriver(); err != nil {
+	if err := c.findDriver(ctx); err != nil {
 		return err
 	}
 	err = c.settle(serve(c))
@@ -153,12 +153,12 @@ func (c *call) serve() error {
 }
 
 // enter counts the stream and gives it its context, until leave is called.
-func (c *call) enter() (leave func(), err error) {
+func (c *call) enter(ctx context.Context) (own context.Context, leave func(), err error) {
 	lifetime, exit, err := c.admission.enter(c.vm.UID, c.user.GetName())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	c.ctx, c.end = context.WithCancelCause(c.r.Context())
+	c.ctx, c.end = context.WithCancelCause(ctx)
 	stop := context.AfterFunc(lifetime, func() { c.end(errStopping) })
 	c.began = c.Clock.Now()
 	c.touch()
@@ -167,7 +167,7 @@ func (c *call) enter() (leave func(), err error) {
 		defer close(watching)
 		c.watch()
 	}()
-	return func() {
+	return c.ctx, func() {
 		stop()
 		c.end(nil)
 		<-watching

@@ -79,11 +79,11 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			response, status := f.get(t, test.who, test.path) //nolint:bodyclose // get reads and closes it
-			if response.StatusCode != test.code || int(status.Code) != test.code || status.Reason != test.reason || !strings.Contains(status.Message, test.says) {
-				t.Errorf("the answer is %d, %+v", response.StatusCode, status)
+			code, header, status := f.get(t, test.who, test.path)
+			if code != test.code || int(status.Code) != test.code || status.Reason != test.reason || !strings.Contains(status.Message, test.says) {
+				t.Errorf("the answer is %d, %+v", code, status)
 			}
-			if kind := response.Header.Get("Content-Type"); kind != "application/json" || status.Kind != "Status" || status.APIVersion != "v1" {
+			if kind := header.Get("Content-Type"); kind != "application/json" || status.Kind != "Status" || status.APIVersion != "v1" {
 				t.Errorf("the answer is %s of kind %s %s", kind, status.APIVersion, status.Kind)
 			}
 		})
@@ -98,12 +98,12 @@ func (f *fixture) create(t *testing.T, b *framework.VMBuilder) {
 }
 
 // get returns the answer to a plain request.
-func (f *fixture) get(t *testing.T, who, path string) (*http.Response, metav1.Status) {
+func (f *fixture) get(t *testing.T, who, path string) (code int, header http.Header, status metav1.Status) {
 	t.Helper()
 	return f.send(t, http.MethodGet, who, path)
 }
 
-func (f *fixture) send(t *testing.T, method, who, path string) (*http.Response, metav1.Status) {
+func (f *fixture) send(t *testing.T, method, who, path string) (code int, header http.Header, status metav1.Status) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, f.server.URL+path, http.NoBody)
 	if err != nil {
@@ -117,11 +117,10 @@ func (f *fixture) send(t *testing.T, method, who, path string) (*http.Response, 
 		t.Fatal(err)
 	}
 	defer func() { _ = response.Body.Close() }()
-	var status metav1.Status
 	if err := json.NewDecoder(response.Body).Decode(&status); err != nil {
 		t.Fatal(err)
 	}
-	return response, status
+	return response.StatusCode, response.Header, status
 }
 
 // TestVerbs checks which right each stream needs. It does not depend on the method, which
@@ -133,16 +132,16 @@ func TestVerbs(t *testing.T) {
 		streams.Console: "create", streams.Exec: "create", streams.PortForward: "create",
 		streams.Log: "get", streams.Interfaces: "get",
 	} {
-		if response, _ := f.get(t, "mallory", streams.Path("demo", "vm", stream)); response.StatusCode != http.StatusForbidden { //nolint:bodyclose // it is closed
-			t.Errorf("%s answers %d", stream, response.StatusCode)
+		if code, _, _ := f.get(t, "mallory", streams.Path("demo", "vm", stream)); code != http.StatusForbidden {
+			t.Errorf("%s answers %d", stream, code)
 		}
 		a := f.rules.last
 		if a.GetVerb() != verb || a.GetSubresource() != string(stream) || a.GetResource() != "virtualmachines" || a.GetAPIGroup() != "cloudnative.tw" ||
 			a.GetNamespace() != "demo" || a.GetName() != "vm" || !a.IsResourceRequest() {
 			t.Errorf("%s is authorized as %+v", stream, a)
 		}
-		if response, _ := f.send(t, http.MethodPost, "alice", streams.Path("demo", "vm", stream)); response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET" { //nolint:bodyclose // it is closed
-			t.Errorf("POST of %s answers %d", stream, response.StatusCode)
+		if code, header, _ := f.send(t, http.MethodPost, "alice", streams.Path("demo", "vm", stream)); code != http.StatusMethodNotAllowed || header.Get("Allow") != "GET" {
+			t.Errorf("POST of %s answers %d", stream, code)
 		}
 	}
 }
@@ -152,8 +151,8 @@ func TestUnansweredAuthorization(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
 	f.rules.set(func() { f.rules.err = errors.New("secret detail") })
-	response, status := f.get(t, "alice", streams.Path("demo", "vm", streams.Log)) //nolint:bodyclose // it is closed
-	if response.StatusCode != http.StatusServiceUnavailable || strings.Contains(status.Message, "secret") {
+	code, _, status := f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	if code != http.StatusServiceUnavailable || strings.Contains(status.Message, "secret") {
 		t.Errorf("the answer is %+v", status)
 	}
 }
@@ -162,17 +161,17 @@ func TestUnansweredAuthorization(t *testing.T) {
 func TestBeforeAndAfter(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.admission.open(nil)                                                     //nolint:staticcheck // as before Start
-	response, _ := f.get(t, "alice", streams.Path("demo", "vm", streams.Log)) //nolint:bodyclose // it is closed
-	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
-		t.Errorf("before it starts the answer is %d, Retry-After %q", response.StatusCode, response.Header.Get("Retry-After"))
+	f.admission.open(nil) //nolint:staticcheck // as before Start
+	code, header, _ := f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	if code != http.StatusServiceUnavailable || header.Get("Retry-After") == "" {
+		t.Errorf("before it starts the answer is %d, Retry-After %q", code, header.Get("Retry-After"))
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
 	f.admission.open(ended)
-	response, _ = f.get(t, "alice", streams.Path("demo", "vm", streams.Log)) //nolint:bodyclose // it is closed
-	if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") != "" {
-		t.Errorf("after it has stopped the answer is %d, Retry-After %q", response.StatusCode, response.Header.Get("Retry-After"))
+	code, header, _ = f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
+	if code != http.StatusServiceUnavailable || header.Get("Retry-After") != "" {
+		t.Errorf("after it has stopped the answer is %d, Retry-After %q", code, header.Get("Retry-After"))
 	}
 }
 
@@ -182,7 +181,8 @@ func TestInterfaces(t *testing.T) {
 	f := newFixture(t, func(h *Handler) {
 		h.Drivers["stub"].(*stub).interfaces = func(context.Context) ([]driver.Interface, error) { return nil, nil }
 	})
-	response := f.request(t, f.url(streams.Interfaces, "")) //nolint:bodyclose // it is closed
+	response := f.request(t, f.url(streams.Interfaces, ""))
+	defer func() { _ = response.Body.Close() }()
 	if text, err := io.ReadAll(response.Body); string(text) != "[]" {
 		t.Errorf("the list is %s, %v", text, err)
 	}

@@ -34,11 +34,12 @@ func TestWrongProtocol(t *testing.T) {
 		return nil, errors.New("unexpected")
 	}
 	for _, protocols := range [][]string{nil, {"v4.channel.k8s.io"}, {"SPDY/3.1+portforward.k8s.io"}} {
-		_, response, err := f.tryDial("alice", f.url(streams.Console, ""), protocols...) //nolint:bodyclose // it is closed
+		_, response, err := f.tryDial("alice", f.url(streams.Console, ""), protocols...)
 		if err == nil || response.StatusCode != http.StatusBadRequest {
 			t.Fatalf("%q: error %v", protocols, err)
 		}
 		text, _ := io.ReadAll(response.Body)
+		_ = response.Body.Close()
 		if !strings.Contains(string(text), "one must be v5.channel.k8s.io") {
 			t.Errorf("%q: the answer is %s", protocols, text)
 		}
@@ -292,7 +293,11 @@ func TestLimits(t *testing.T) {
 func (f *fixture) expectTooMany(t *testing.T, url, says string) {
 	t.Helper()
 	_, response, err := f.tryDial("alice", url, streams.Protocol)
-	if err == nil || response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "" {
+	if err == nil {
+		t.Fatal("it is opened")
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "" {
 		t.Fatalf("error %v", err)
 	}
 	if text, _ := io.ReadAll(response.Body); !strings.Contains(string(text), says) {
@@ -310,7 +315,11 @@ func TestSlowEngine(t *testing.T) {
 		return nil, ctx.Err()
 	}
 	_, response, err := f.tryDial("alice", f.url(streams.Console, ""), streams.Protocol)
-	if err == nil || response.StatusCode != http.StatusGatewayTimeout {
+	if err == nil {
+		t.Fatal("it is opened")
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusGatewayTimeout {
 		t.Errorf("error %v", err)
 	}
 }

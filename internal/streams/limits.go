@@ -18,6 +18,7 @@ type admission struct {
 
 	mu       sync.Mutex
 	lifetime context.Context // nil before the Handler runs
+	closed   bool            // no stream enters any more
 	perVM    map[types.UID]int
 	perUser  map[string]int
 	total    int
@@ -42,7 +43,8 @@ func (a *admission) open(lifetime context.Context) {
 // wait waits for the streams to end, after lifetime has ended.
 func (a *admission) wait() {
 	a.mu.Lock()
-	a.mu.Unlock() //nolint:staticcheck // every caller that passed enter has been added by now
+	a.closed = true // whoever entered has been added
+	a.mu.Unlock()
 	a.all.Wait()
 }
 
@@ -53,7 +55,7 @@ func (a *admission) enter(uid types.UID, user string) (lifetime context.Context,
 	switch {
 	case a.lifetime == nil:
 		return nil, nil, ErrStarting
-	case a.lifetime.Err() != nil:
+	case a.closed || a.lifetime.Err() != nil:
 		return nil, nil, errStopping
 	case a.perVM[uid] >= a.maxPerVM:
 		return nil, nil, tooMany("this VirtualMachine has %d open streams, the most that are allowed", a.maxPerVM)

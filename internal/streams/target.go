@@ -42,7 +42,7 @@ func (c *call) readVM(ctx context.Context) (*api.VirtualMachine, error) {
 }
 
 // findDriver finds the driver whose engine has the server, if that is one of this replica.
-func (c *call) findDriver() error {
+func (c *call) findDriver(ctx context.Context) error {
 	bound := policy.BindingOf(c.vm)
 	if bound.Driver == "" {
 		return c.noServer()
@@ -55,7 +55,7 @@ func (c *call) findDriver() error {
 	if !ok {
 		return unsupported("driver %s has no engine", bound.Driver)
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
+	ctx, cancel := context.WithTimeout(ctx, c.times.open)
 	defer cancel()
 	id, err := identifier.EngineID(ctx)
 	if err != nil {

@@ -84,7 +84,11 @@ func readLog(t *testing.T, user *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	response, err := transport.Get(at.Host + streams.Path("default", "vm", streams.Log)) //nolint:noctx // a test of one answer
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at.Host+streams.Path("default", "vm", streams.Log), http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := transport.Do(request)
 	if err != nil {
 		return err
 	}

@@ -81,32 +81,40 @@ func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) {
 func TestTransport(t *testing.T) {
 	t.Parallel()
 	address := strings.TrimPrefix(endpoint.url, "https://")
-	insecure := func(change func(*tls.Config)) *tls.Config {
-		c := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the test is about the versions
-		change(c)
-		return c
+	dial := func(change func(*tls.Config)) (net.Conn, error) {
+		d := &tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the test is about the versions
+		change(d.Config)
+		return d.DialContext(t.Context(), "tcp", address)
 	}
-	dialer := &net.Dialer{Timeout: framework.StepTimeout}
-	old, err := tls.DialWithDialer(dialer, "tcp", address, insecure(func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 })) //nolint:noctx // the dialer has a timeout
+	old, err := dial(func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 })
 	if err == nil {
 		_ = old.Close()
 		t.Error("TLS 1.1 is accepted")
 	}
-	both, err := tls.DialWithDialer(dialer, "tcp", address, insecure(func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} })) //nolint:noctx // the dialer has a timeout
+	both, err := dial(func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = both.Close() }()
-	if got := both.ConnectionState().NegotiatedProtocol; got != "http/1.1" {
+	if got := both.(*tls.Conn).ConnectionState().NegotiatedProtocol; got != "http/1.1" {
 		t.Errorf("of HTTP/2 and 1.1 it takes %q", got)
 	}
-	plain, err := http.Get("http://" + address + streams.Path("default", "vm", streams.Log)) //nolint:noctx // it is refused at once
+	plain, err := getFrom(t, http.DefaultClient, "http://"+address+streams.Path("default", "vm", streams.Log))
 	if err == nil {
 		_ = plain.Body.Close()
 		if plain.StatusCode != http.StatusBadRequest {
 			t.Errorf("HTTP is answered %d", plain.StatusCode)
 		}
 	}
+}
+
+func getFrom(t *testing.T, client *http.Client, url string) (*http.Response, error) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	return client.Do(request)
 }
 
 // TestNewCertificate checks that the address has a new certificate soon after the files
@@ -125,7 +133,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 			return err
 		}
 		defer client.CloseIdleConnections()
-		response, err := client.Get(s.url + streams.Path(namespace, "vm", streams.Log)) //nolint:noctx // it is refused at once
+		response, err := getFrom(t, client, s.url+streams.Path(namespace, "vm", streams.Log))
 		if err == nil {
 			_ = response.Body.Close()
 		}
@@ -242,7 +250,7 @@ func (s *server) count(t *testing.T) counts {
 	if s.debug == "" {
 		return c
 	}
-	response, err := http.Get("http://" + s.debug + "/debug/pprof/goroutine?debug=1")
+	response, err := getFrom(t, http.DefaultClient, "http://"+s.debug+"/debug/pprof/goroutine?debug=1") //nolint:bodyclose // bodyOf closes it
 	if err != nil {
 		t.Fatal(err)
 	}

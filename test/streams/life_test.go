@@ -68,7 +68,7 @@ func TestReboot(t *testing.T) {
 			namespace := s.createVM(t)
 			console := s.mustDial(t, namespace, streams.Console)
 			typeAndRead(t, console, "before")
-			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true")
+			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 			vm := framework.NewVM("vm").Namespace(namespace).Obj()
 			s.setAction(t, namespace, api.ActionStopped)
 			if end := readEnd(t, console); !strings.Contains(end, `"reason":"ServerStopped"`) || !strings.Contains(end, `"code":409`) {
@@ -108,7 +108,7 @@ func TestIdleSession(t *testing.T) {
 			t.Parallel()
 			namespace := s.createVM(t)
 			console := s.mustDial(t, namespace, streams.Console)
-			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true")
+			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 			answering := make(chan error, 1)
 			go func() { answering <- readUntil(console, "still here") }() // which answers pings
 			time.Sleep(70 * time.Second)                                  // a request may take a minute
@@ -139,10 +139,11 @@ func TestFairness(t *testing.T) {
 	s.bind(t, namespace, "edit", subject)
 	checkStreams(t, s, user, namespace, s.CreateNamespace(t), roles["edit"])
 	for range 30 {
-		ws, _, err := s.dial(t, s.at(user), streams.Path(namespace, "vm", streams.Console))
+		ws, response, err := s.dial(t, s.at(user), streams.Path(namespace, "vm", streams.Console))
 		if err != nil {
 			t.Fatal(err)
 		}
+		_ = response.Body.Close()
 		t.Cleanup(func() { _ = ws.Close() })
 	}
 	framework.Eventually(t, framework.StepTimeout, "the seats are free", func() error {
@@ -166,8 +167,8 @@ func TestStop(t *testing.T) {
 	namespace := s.createVM(t)
 	console := s.mustDial(t, namespace, streams.Console)
 	typeAndRead(t, console, "hello")
-	s.mustDial(t, namespace, streams.Console) // and never reads
-	log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true")
+	s.mustDial(t, namespace, streams.Console)                                                  // and never reads
+	log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.Stop() }()
 	if end := readEnd(t, console); !strings.Contains(end, `"reason":"ServiceUnavailable"`) {

@@ -160,7 +160,7 @@ func (s *server) openNamed(t *testing.T, user *rest.Config, namespace, name stri
 	user = s.at(user)
 	path := streams.Path(namespace, name, stream) + "?" + queries[stream]
 	if slices.Contains(writeStreams, stream) {
-		ws, response, err := s.dial(t, user, path)
+		ws, response, err := s.dial(t, user, path) //nolint:bodyclose // bodyOf closes it
 		if err == nil {
 			_ = ws.Close()
 		} else if response == nil {
@@ -168,7 +168,7 @@ func (s *server) openNamed(t *testing.T, user *rest.Config, namespace, name stri
 		}
 		return response.StatusCode, bodyOf(response)
 	}
-	response := s.get(t, user, path)
+	response := s.get(t, user, path) //nolint:bodyclose // bodyOf closes it
 	return response.StatusCode, bodyOf(response)
 }
 
