@@ -95,7 +95,7 @@ func (t *terminal) end() int {
 func (t *terminal) claim(c *console) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.writer == nil {
+	if t.writer == nil && c.ctx.Err() == nil { // a console that is closed would keep it
 		t.writer = c
 	}
 	return t.writer == c
