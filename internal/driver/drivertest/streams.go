@@ -55,9 +55,5 @@ func (e *env) startGuest(t *testing.T, name string) (driver.ServerSpec, driver.S
 	if e.Guest.Spec != nil {
 		spec = e.nameSpec(e.Guest.Spec(t), spec.Namespace, name)
 	}
-	s := e.ensureState(t, spec, driver.StateRunning)
-	if e.Guest.Ready != nil {
-		e.Guest.Ready(t, e.driver, s)
-	}
-	return spec, s
+	return spec, e.ensureState(t, spec, driver.StateRunning)
 }

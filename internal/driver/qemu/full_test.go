@@ -123,27 +123,6 @@ func TestDiskFullCreating(t *testing.T) {
 	leavesNothing(t, d)
 }
 
-// TestDiskFullProbing checks that a disk without room for the probe's guest decides
-// nothing about KVM.
-func TestDiskFullProbing(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	e.smallDisk(t, 8)
-	o := e.options()
-	o.Accel, o.Binary = AccelAuto, script(t, "case $1 in "+asks+" *) exit 85;; esac")
-	o.User, o.UserIDs = "", "" // who may use every device
-	d := openWith(t, o)
-	d.Accelerator.Device = e.plain
-	filler := e.fill(t)
-	_, err := d.InstanceOf("").FindPlatform(t.Context())
-	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "whether KVM works")
-	leavesNothing(t, d)
-	must(t, os.Remove(filler))
-	if got, err := d.InstanceOf("").FindPlatform(t.Context()); err != nil || got.Accelerator != AccelKVM {
-		t.Errorf("once there is room: %q, %v", got, err)
-	}
-}
-
 // TestDiskFullRunning checks that a guest whose disk cannot grow waits, is reported as
 // such, and continues where it was once there is room.
 func TestDiskFullRunning(t *testing.T) {

@@ -69,7 +69,7 @@ func testStreamsRefused(t *testing.T, e *Env) {
 	}
 }
 
-func testStreamsWithoutEngine(t *testing.T, e *Env) {
+func testStreamsLost(t *testing.T, e *Env) {
 	requireGuest(t, e.Losable != nil, "Losable")
 	d, lose, restore := e.Losable(t)
 	calls := e.streamCalls(d)

@@ -35,7 +35,7 @@ var Cases = []struct {
 	{"Dial", testDial},
 	{"Interfaces", testInterfaces},
 	{"StreamsRefused", testStreamsRefused},
-	{"StreamsWithoutEngine", testStreamsWithoutEngine},
+	{"StreamsLost", testStreamsLost},
 }
 
 // Env is what a case acts on.
@@ -64,8 +64,6 @@ type Env struct {
 type Guest struct {
 	// Spec is like Harness.Spec, with such a guest; nil means that the suite uses Harness.Spec.
 	Spec func(t *testing.T) driver.ServerSpec
-	// Ready waits until a guest that was started can do what follows.
-	Ready func(t *testing.T, d driver.Driver, s driver.Server)
 	// Print makes the guest print a word on its console, as a line if it can. It returns
 	// when the guest knows.
 	Print func(t *testing.T, d driver.Driver, s driver.Server, word string)
