@@ -15,6 +15,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -36,6 +37,14 @@ type guest struct {
 
 	open  atomic.Int32
 	asked []string
+	mu    sync.Mutex // guards answer where a test changes it
+}
+
+// setAnswer changes answer while it may be in use.
+func (g *guest) setAnswer(answer func(command string, arguments map[string]any) string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.answer = answer
 }
 
 func (g *guest) agent() Agent { return Agent{Connect: g.connect, Clock: clock.RealClock{}} }
@@ -92,7 +101,10 @@ func (g *guest) reply(command string, arguments map[string]any) string {
 	if command == "guest-info" {
 		return `{"return":{"version":"9.2.1","supported_commands":[{"name":"guest-exec","enabled":true},{"name":"guest-exec-status","enabled":true}]}}` + "\n"
 	}
-	return g.answer(command, arguments)
+	g.mu.Lock()
+	answer := g.answer
+	g.mu.Unlock()
+	return answer(command, arguments)
 }
 
 // checkClosed checks that no connection is left.
@@ -207,7 +219,7 @@ func TestSilence(t *testing.T) {
 				time.Sleep(time.Minute)
 				g.isSilent.Store(true)
 				time.Sleep(silence)
-				g.answer = commands(`{"return":{"exited":true,"exitcode":0}}`)
+				g.setAnswer(commands(`{"return":{"exited":true,"exitcode":0}}`))
 				g.isSilent.Store(false)
 			}()
 			begin := time.Now()
