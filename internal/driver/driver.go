@@ -135,6 +135,14 @@ type LogOptions struct {
 	TailLines *int64
 }
 
+// Check returns ErrInvalid for options that no log can honour.
+func (o LogOptions) Check() error {
+	if o.TailLines != nil && *o.TailLines < 0 {
+		return Errorf(ErrInvalid, "tailLines is %d: it must be 0 or more", *o.TailLines)
+	}
+	return nil
+}
+
 // Executor runs commands inside servers. It is optional.
 type Executor interface {
 	// Exec runs a command until it ends and returns its exit code, 128 plus the signal's

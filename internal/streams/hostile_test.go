@@ -184,7 +184,7 @@ func TestHalfOpenClient(t *testing.T) {
 }
 
 // TestSlowReader checks that a client which does not read is cut off, from each kind of
-// stream, and that the driver's side is let go.
+// stream, and that the driver's connection is closed.
 func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	open := map[string]func(*testing.T, *fixture, *endless){
@@ -236,7 +236,7 @@ func (e *endless) Close() error {
 }
 
 // TestInputThatIsNotRead checks that a client which sends more than the server takes is held
-// back, not cut off, and can still be told the end.
+// back, not cut off, and still receives the final Status.
 func TestInputThatIsNotRead(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, func(h *Handler) { h.times.ping, h.times.silence = 20*time.Millisecond, time.Second })

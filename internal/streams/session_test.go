@@ -131,7 +131,7 @@ func TestCommandEndsWithClient(t *testing.T) {
 }
 
 // TestConsole checks that both of two callers read, that the second to write is refused by
-// name, and that the end of the server can be told apart.
+// name, and that the end of the server has a reason of its own.
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)

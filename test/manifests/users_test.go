@@ -6,17 +6,8 @@ package manifests
 import (
 	"cmp"
 	"context"
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"fmt"
 	"maps"
-	"math/big"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -34,8 +25,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	certutil "k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
@@ -168,51 +157,7 @@ func accountUser(t *testing.T, w *testenv.Environment, name string) (*rest.Confi
 // certificateUser signs a client certificate with the CA of `drover up`.
 func certificateUser(t *testing.T, w *testenv.Environment, name string) (*rest.Config, rbacv1.Subject) {
 	t.Helper()
-	path := filepath.Join(w.DataDir, "pki", "ca.pem")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cas, err := certutil.ParseCertsPEM(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	signer, err := keyutil.ParsePrivateKeyPEM(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := rest.AnonymousClientConfig(w.Config)
-	config.CertData = signCertificate(t, name, cas[0], key, signer)
-	if config.KeyData, err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
-		t.Fatal(err)
-	}
-	return config, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
-}
-
-func signCertificate(t *testing.T, name string, ca *x509.Certificate, key crypto.Signer, caKey any) []byte {
-	t.Helper()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca, key.Public(), caKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	made, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := certutil.EncodeCertificates(made)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
+	return w.SignUser(t, name, time.Now().Add(time.Hour)), rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
 }
 
 func bindUser(t *testing.T, kube kubernetes.Interface, role string, subject rbacv1.Subject) {

@@ -37,8 +37,8 @@ func TestStrangers(t *testing.T) {
 		password := rest.CopyConfig(none)
 		password.Username, password.Password = "admin", "admin"
 		selfMade := rest.CopyConfig(none)
-		selfMade.CertData, selfMade.KeyData = signCertificate(t, "drover-admin", time.Now().Add(time.Hour), nil, nil)
-		expired := s.signUser(t, "drover-admin", time.Now().Add(-time.Minute))
+		selfMade.CertData, selfMade.KeyData = framework.SignCertificate(t, "drover-admin", time.Now().Add(time.Hour), nil, nil)
+		expired := s.SignUser(t, "drover-admin", time.Now().Add(-time.Minute))
 		for who, user := range map[string]*rest.Config{"none": none, "garbage": garbage, "password": password, "self-made": selfMade, "expired": expired} {
 			code, text := s.open(t, user, namespace, streams.Log)
 			var status metav1.Status

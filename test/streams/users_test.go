@@ -4,17 +4,9 @@
 package streams
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"fmt"
 	"io"
-	"math/big"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,8 +18,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	certutil "k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
@@ -280,56 +270,5 @@ func accountUser(t *testing.T, s *server, namespace, name string) (*rest.Config,
 func certificateUser(t *testing.T, s *server, _, name string) (*rest.Config, rbacv1.Subject) {
 	t.Helper()
 	name = fmt.Sprintf("%s-%d", name, time.Now().UnixNano())
-	return s.signUser(t, name, time.Now().Add(time.Hour)), rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
-}
-
-// signUser signs a certificate with the CA of `drover up`.
-func (s *server) signUser(t *testing.T, name string, until time.Time) *rest.Config {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(s.DataDir, "pki", "ca.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca, err := certutil.ParseCertsPEM(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	caKey, err := keyutil.ParsePrivateKeyPEM(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	user := rest.AnonymousClientConfig(s.Config)
-	user.CertData, user.KeyData = signCertificate(t, name, until, ca[0], caKey)
-	return user
-}
-
-func signCertificate(t *testing.T, name string, until time.Time, ca *x509.Certificate, caKey any) (certificate, key []byte) {
-	t.Helper()
-	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: until.Add(-2 * time.Hour), NotAfter: until,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	if ca == nil {
-		ca, caKey = template, own
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca, own.Public(), caKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	made, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if certificate, err = certutil.EncodeCertificates(made); err != nil {
-		t.Fatal(err)
-	}
-	if key, err = keyutil.MarshalPrivateKeyToPEM(own); err != nil {
-		t.Fatal(err)
-	}
-	return certificate, key
+	return s.SignUser(t, name, time.Now().Add(time.Hour)), rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
 }

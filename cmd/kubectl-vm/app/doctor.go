@@ -71,7 +71,7 @@ func NewDoctorCommand(o *Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&d.output, "output", "o", "", "output format: json")
-	cmd.Flags().StringVar(&d.droverNamespace, "drover-namespace", streams.DefaultNamespace, "namespace that Drover runs in")
+	cmd.Flags().StringVar(&d.droverNamespace, "drover-namespace", streams.DefaultNamespace, droverNamespaceUsage)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	return cmd
 }

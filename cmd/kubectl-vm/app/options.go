@@ -58,7 +58,7 @@ func NewOptions(streams genericiooptions.IOStreams) *Options {
 
 // withOut returns options that print to another stream.
 func (o *Options) withOut(out io.Writer) *Options {
-	other := &Options{IOStreams: o.IOStreams, Config: o.Config, Clock: o.Clock, Program: o.Program, Kubectl: o.Kubectl, DefaultKubeconfig: o.DefaultKubeconfig}
+	other := &Options{IOStreams: o.IOStreams, Config: o.Config, Clock: o.Clock, Program: o.Program, Kubectl: o.Kubectl, Self: o.Self, DefaultKubeconfig: o.DefaultKubeconfig}
 	other.Out = out
 	return other
 }

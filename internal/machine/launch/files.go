@@ -34,8 +34,8 @@ func (e Endpoints) files() []*os.File {
 	return []*os.File{e.RunLock, e.Control, e.Events, e.Serial, e.SerialLog}
 }
 
-// Files are the open files that a Config names, sockets among them. So QEMU uses what was checked, whatever
-// their paths lead to by then.
+// Files are the open files and sockets that a Config names. QEMU gets descriptors, so it uses
+// what was checked, whatever their paths lead to by then.
 type Files struct{ files []*os.File }
 
 // Add takes over a file, and returns the descriptor that it will have in QEMU. A disk must

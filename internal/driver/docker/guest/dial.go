@@ -61,7 +61,7 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 
 // place is where a container runs, as seen from this process. Only on the same host do an
 // address of the container and a loopback address mean the same to both; anywhere else they
-// may belong to somebody else.
+// may belong to another program.
 type place struct {
 	own  bool   // addresses of the container lead to it
 	host string // leads to published ports, if it is not empty

@@ -26,8 +26,8 @@ import (
 // knows only when the last one began: the log is the output from then on, and the previous
 // log is everything before, of as many runs as there were.
 func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
-	if o.TailLines != nil && *o.TailLines < 0 {
-		return nil, driver.Errorf(driver.ErrInvalid, "tailLines is %d: it must be 0 or more", *o.TailLines)
+	if err := o.Check(); err != nil {
+		return nil, err
 	}
 	c, err := a.findContainer(ctx, uid)
 	if err != nil {

@@ -79,11 +79,12 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 // Logs implements driver.LogReader.
 func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
 	s, err := a.Find(ctx, uid)
+	if err == nil {
+		err = o.Check()
+	}
 	switch {
 	case err != nil:
 		return nil, err
-	case o.TailLines != nil && *o.TailLines < 0:
-		return nil, driver.Errorf(driver.ErrInvalid, "tailLines is %d: it must be 0 or more", *o.TailLines)
 	case s.Run == "":
 		return nil, driver.Errorf(driver.ErrRetry, "the server has not run yet, and has no log")
 	}

@@ -53,8 +53,8 @@ func (c console) Write(p []byte) (int, error) {
 
 // Logs implements driver.LogReader. The log has what all runs have printed.
 func (g *Guests) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
-	if o.TailLines != nil && *o.TailLines < 0 {
-		return nil, driver.Errorf(driver.ErrInvalid, "tailLines is %d: it must be 0 or more", *o.TailLines)
+	if err := o.Check(); err != nil {
+		return nil, err
 	}
 	s, err := g.find(ctx, uid, (*instance.Instance).Load)
 	if err != nil {

@@ -1,0 +1,75 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// SignUser returns a connection as the user of that name, with a client certificate of the CA
+// of `drover up` that is valid until then.
+func (c *Cluster) SignUser(t testing.TB, name string, until time.Time) *rest.Config {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(c.DataDir, "pki", "ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := certutil.ParseCertsPEM(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caKey, err := keyutil.ParsePrivateKeyPEM(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := rest.AnonymousClientConfig(c.Config)
+	user.CertData, user.KeyData = SignCertificate(t, name, until, ca[0], caKey)
+	return user
+}
+
+// SignCertificate returns a client certificate and its key, in PEM. Without a CA it is signed
+// by itself.
+func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certificate, caKey any) (certificate, key []byte) {
+	t.Helper()
+	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotBefore: until.Add(-2 * time.Hour), NotAfter: until,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	if ca == nil {
+		ca, caKey = template, own
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, own.Public(), caKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if certificate, err = certutil.EncodeCertificates(made); err != nil {
+		t.Fatal(err)
+	}
+	if key, err = keyutil.MarshalPrivateKeyToPEM(own); err != nil {
+		t.Fatal(err)
+	}
+	return certificate, key
+}
