@@ -105,6 +105,7 @@ type agentGuest struct {
 func bootAgent(t *testing.T, e *engine, d *Driver) agentGuest {
 	t.Helper()
 	spec, port := e.linuxSpec(t)
+	spec.CPUMilli = 2000 // megabytes through the agent in time, also on a loaded host
 	reach(t, d, spec, driver.StateRunning)
 	report(t, port)
 	return agentGuest{t, d, spec, port}
