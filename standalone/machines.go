@@ -38,9 +38,9 @@ func newShutdownCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shutdown",
 		Short: "Shut down all machines before their host shuts down",
-		Long: `Press the power button of every machine, wait until its guest has shut down or its
-shutdownGracePeriodSeconds are over, and end it. Drover must be stopped, and starts
-the machines again when it is started.
+		Long: `Press the power button of every machine, wait until its guest has shut down or
+its shutdownGracePeriodSeconds are over, and end it. Drover must be stopped, and
+starts the machines again when it is started.
 
 drover-machines.service runs this when the host shuts down.`,
 		Args: cobra.NoArgs,

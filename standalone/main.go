@@ -10,6 +10,7 @@ package main
 
 import (
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -52,6 +53,7 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |", "FlagUsagesWrapped 80 |"))
 	root.AddCommand(newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), newVersionCommand())
 	shared := command.Program{Version: droverVersion, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}
 	root.AddCommand(shared.Commands()...)

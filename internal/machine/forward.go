@@ -112,6 +112,7 @@ func (m Machine) connectGuest(ctx context.Context, c clock.Clock, f launch.Forwa
 func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forward, conn net.Conn, answered <-chan error, isAnswerEnough bool) error {
 	timer := c.NewTimer(firstCheck)
 	defer timer.Stop()
+	wasAsked := false
 	for wait := firstCheck; ; wait = min(2*wait, lastCheck) {
 		timer.Reset(wait)
 		select {
@@ -128,12 +129,16 @@ func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forw
 		case <-timer.C():
 		}
 		table, err := m.connectionTable(ctx)
+		if err != nil && wasAsked && ctx.Err() != nil {
+			continue // to the error that does not depend on where the time ran out
+		}
 		if err != nil {
 			return fmt.Errorf("cannot be asked about: %w", err)
 		}
 		if m.isAnswered(table, f, conn) {
 			return nil
 		}
+		wasAsked = true
 	}
 }
 

@@ -6,6 +6,7 @@ package failover
 import (
 	"context"
 	"errors"
+	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -29,7 +30,7 @@ func TestLeaderHaltedDuringCreations(t *testing.T) {
 	creators := w.users
 	w.users = nil
 	e := w.runWithFaults(t, func(ctx context.Context, w *environment) ([]Fault, error) {
-		ctx, cancel := context.WithTimeout(ctx, defaultSettleTimeout)
+		ctx, cancel := context.WithTimeout(ctx, 2*defaultSettleTimeout) // creations, and deletions by the next leader
 		defer cancel()
 		fault, err := w.haltDuringCreations(ctx, creators)
 		return []Fault{fault}, err
@@ -44,15 +45,14 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*user)
 	err = forAllUsers(creators, func(u *user) error {
 		return errors.Join(u.createVM(ctx, framework.NewVM(u.name).Obj(), 1), u.waitFor(ctx, checkStarted))
 	})
-	r := w.leadingReplica(ctx)
-	if err != nil || r == nil {
-		return f, errors.Join(err, errors.New("no replica leads"))
-	}
-	p, _ := r.reserve()
-	f = Fault{Kind: Halt, PID: p.PID(), From: time.Now()}
-	if err := sendSignal(p, syscall.SIGSTOP); err != nil {
+	if err != nil {
 		return f, err
 	}
+	p, err := w.haltLeader(ctx)
+	if err != nil {
+		return f, err
+	}
+	f = Fault{Kind: Halt, PID: p.PID(), From: time.Now()}
 	err = forAllUsers(creators, func(u *user) error { return u.deleteVM(ctx) })
 	f.To = time.Now()
 	if err := errors.Join(err, sendSignal(p, syscall.SIGCONT)); err != nil {
@@ -62,6 +62,32 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*user)
 		sleepContext(ctx, pollPeriod)
 	}
 	return f, ctx.Err()
+}
+
+// haltLeader halts the process of the replica that has the Lease. One that has lost it
+// just before, as on a loaded machine, continues: it is a standby, which never ends.
+func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error) {
+	for ; ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
+		r := w.leadingReplica(ctx)
+		if r == nil {
+			continue
+		}
+		p, runs := r.reserve()
+		if !runs {
+			continue
+		}
+		if err := sendSignal(p, syscall.SIGSTOP); err != nil {
+			return nil, err
+		}
+		if w.leadingReplica(ctx) == r {
+			return p, nil
+		}
+		if err := sendSignal(p, syscall.SIGCONT); err != nil {
+			return nil, err
+		}
+		r.release()
+	}
+	return nil, fmt.Errorf("no replica leads: %w", ctx.Err())
 }
 
 func forAllUsers(all []*user, do func(*user) error) error {

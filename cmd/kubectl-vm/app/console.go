@@ -39,7 +39,7 @@ func (c *consoleOptions) run(ctx context.Context, name string) error {
 		return err
 	}
 	session := streams.ConsoleSession{
-		Client: at.client, Namespace: at.namespace, Name: at.name, Clean: clean,
+		Client: at.client, Namespace: at.namespace, Name: at.name,
 		In: c.In, Out: c.Out, Notes: c.ErrOut, Clock: c.Clock, GiveUp: c.giveUp,
 	}
 	return at.describe(session.Run(ctx))

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 const (
@@ -80,7 +81,7 @@ func reachText(vm *api.VirtualMachine) string {
 	if ports := portsOf(vm); len(ports) > 0 {
 		text += ", ports " + strings.Join(ports, ", ")
 	}
-	return clean(text)
+	return printable.Line(text)
 }
 
 // elapsedText returns a duration for people.
@@ -166,7 +167,7 @@ func (p *createProgress) reportFailure(vm *api.VirtualMachine, now time.Time) bo
 	}
 	first := p.attempts == 0
 	p.attempts, p.stepBegan = op.Attempts, now
-	text := clean(op.Reason + ": " + op.LastError)
+	text := printable.Line(op.Reason + ": " + op.LastError)
 	if op.NextRetryTime != nil {
 		text += fmt.Sprintf(" (next try in %s)", max(op.NextRetryTime.Sub(now), 0).Round(time.Second))
 	}

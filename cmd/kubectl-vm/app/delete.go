@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 type deleteOptions struct {
@@ -189,7 +190,7 @@ func (d *deleteOptions) printRemovals(found []*selected) {
 		if d.allNamespaces {
 			name = one.vm.Namespace + "/" + name
 		}
-		_, _ = fmt.Fprintf(d.ErrOut, "%s: %s\n", s.paint(clean(name), bold), clean(removalText(one.vm, d.keepServer)))
+		_, _ = fmt.Fprintf(d.ErrOut, "%s: %s\n", s.paint(printable.Line(name), bold), printable.Line(removalText(one.vm, d.keepServer)))
 	}
 }
 
@@ -309,7 +310,7 @@ func serverName(vm *api.VirtualMachine) string {
 // blockedText says what blocks a deletion.
 func blockedText(vm *api.VirtualMachine) string {
 	if c := conditionOf(vm, api.ConditionDeletionBlocked); c.Status == metav1.ConditionTrue {
-		return clean(c.Message)
+		return printable.Line(c.Message)
 	}
 	return ""
 }

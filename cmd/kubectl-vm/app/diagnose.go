@@ -12,6 +12,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/advice"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // verdict says whether a VM needs a person.
@@ -45,7 +46,7 @@ type diagnosis struct {
 // diagnose returns what there is to say of a VM.
 func (o *Options) diagnose(vm *api.VirtualMachine) diagnosis {
 	now := o.Clock.Now()
-	d := diagnosis{message: clean(vm.Status.Message)}
+	d := diagnosis{message: printable.Line(vm.Status.Message)}
 	known, ok := advice.For(vm.Status.Reason)
 	if ok {
 		d.facts = append(d.facts, known.Means)
@@ -160,7 +161,7 @@ func (o *Options) operationFacts(vm *api.VirtualMachine) []string {
 		text += "."
 	}
 	facts := []string{text + o.retryText(op)}
-	if e := clean(op.LastError); e != "" && !strings.Contains(clean(vm.Status.Message), e) {
+	if e := printable.Line(op.LastError); e != "" && !strings.Contains(printable.Line(vm.Status.Message), e) {
 		facts = append(facts, "The last error: "+e)
 	}
 	return facts
@@ -205,10 +206,10 @@ func (o *Options) conditionFacts(vm *api.VirtualMachine) []string {
 		facts = append(facts, "Waiting for the next restart: "+strings.Join(vm.Status.PendingFields, ", ")+".")
 	}
 	if r := vm.Status.RefusedField; r != nil && r.Message != vm.Status.Message {
-		facts = append(facts, "Refused is "+clean(r.Field+": "+r.Message))
+		facts = append(facts, "Refused is "+printable.Line(r.Field+": "+r.Message))
 	}
 	if c := conditionOf(vm, api.ConditionConfined); c.Status == metav1.ConditionFalse {
-		facts = append(facts, "Condition Confined is False: "+clean(c.Message))
+		facts = append(facts, "Condition Confined is False: "+printable.Line(c.Message))
 	}
 	return facts
 }
@@ -239,9 +240,9 @@ func serverText(vm *api.VirtualMachine) string {
 	case s == nil:
 		return ", and has no server for it"
 	case s.ID == "":
-		return ": the server is " + clean(s.State)
+		return ": the server is " + printable.Line(s.State)
 	default:
-		return fmt.Sprintf(": server %s is %s", shortID(s.ID), clean(s.State))
+		return fmt.Sprintf(": server %s is %s", shortID(s.ID), printable.Line(s.State))
 	}
 }
 

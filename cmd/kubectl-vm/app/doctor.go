@@ -196,6 +196,7 @@ func judgeCRD(f crdFacts) []findings.Finding {
 }
 
 type controllerFacts struct {
+	program   string // as which this one runs
 	where     string // the Lease
 	lease     *coordinationv1.Lease
 	forbidden bool
@@ -206,7 +207,7 @@ type controllerFacts struct {
 // gatherController follows the cluster's claim to the Lease of the controller that leads, or
 // else looks where that usually is.
 func (d *doctorOptions) gatherController(ctx context.Context) controllerFacts {
-	f := controllerFacts{where: d.droverNamespace + "/drover-controller", now: d.Clock.Now()}
+	f := controllerFacts{program: d.Program, where: d.droverNamespace + "/drover-controller", now: d.Clock.Now()}
 	c, err := d.groupClient(coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme)
 	if err != nil {
 		f.err = err
@@ -247,7 +248,7 @@ func judgeController(f controllerFacts) []findings.Finding {
 		return one(findings.Warning("the Lease %s cannot be read: %v", f.where, f.err).Means("Whether the controller runs is unknown."))
 	case f.forbidden:
 		return one(findings.Note("you may not read the Lease %s", f.where).
-			Means("Whether the controller runs cannot be seen from it. A VM that the controller has not observed for a while says so: kubectl vm explain NAME."))
+			Means("Whether the controller runs cannot be seen from it. A VM that the controller has not observed for a while says so: %s explain NAME.", f.program))
 	case f.lease == nil, f.lease.Spec.HolderIdentity == nil, *f.lease.Spec.HolderIdentity == "", f.lease.Spec.RenewTime == nil:
 		return one(findings.Error("no controller has the Lease %s", f.where).Means(unattended).
 			FixedBy("start drover-controller; if it runs elsewhere, name its namespace with --drover-namespace"))

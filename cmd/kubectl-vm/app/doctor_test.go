@@ -49,7 +49,7 @@ func TestDoctorJudgements(t *testing.T) {
 		"controller dead":        {led(lease("a_1", time.Minute)), mistaken, "60s ago"},
 		"controller released":    {led(lease("", time.Second)), mistaken, "no controller"},
 		"controller none":        {led(nil), mistaken, "--drover-namespace"},
-		"controller hidden":      {judgeController(controllerFacts{forbidden: true}), note, "explain"},
+		"controller hidden":      {judgeController(controllerFacts{program: "drover vm", forbidden: true}), note, "drover vm explain NAME"},
 		"controller unknown":     {judgeController(controllerFacts{err: errors.New("timeout")}), warning, "timeout"},
 		"streams":                {judgeStreams(streamsFacts{}), ok, "the API server"},
 		"streams elsewhere":      {judgeStreams(streamsFacts{address: "https://s:1"}), ok, "https://s:1"},

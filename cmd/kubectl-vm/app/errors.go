@@ -12,6 +12,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // ExitError ends the program with an exit code of its own. If Err is nil, what there is to say
@@ -48,7 +50,7 @@ func (o *Options) Report(err error) int {
 	}
 	lines := strings.Split(o.describe(err), "\n")
 	for i, line := range lines { // it may be about names and answers of others
-		lines[i] = clean(line)
+		lines[i] = printable.Line(line)
 	}
 	_, _ = fmt.Fprintf(o.ErrOut, "error: %s\n", strings.Join(lines, "\n"))
 	return code

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // exitUnexplained is the exit code of an explain that has nothing to say: no such VM, no
@@ -182,7 +183,7 @@ func eventTime(e *corev1.Event) time.Time {
 
 func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Event, err error) {
 	if err != nil {
-		fmt.Fprintf(b, "\n%s\n", s.paint("Its events cannot be read: "+clean(o.describe(err)), faint))
+		fmt.Fprintf(b, "\n%s\n", s.paint("Its events cannot be read: "+printable.Line(o.describe(err)), faint))
 		return
 	}
 	if len(events) == 0 {
@@ -200,7 +201,7 @@ func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Even
 	widths := t.widths()
 	indent := widths[0] + widths[1] + 2*columnGap
 	for i, begin := range t.lines(screen{color: s.color}) {
-		lines := wrap(clean(eventText(&events[i])), max(s.width-indent, 0))
+		lines := wrap(printable.Line(eventText(&events[i])), max(s.width-indent, 0))
 		gap := strings.Repeat(" ", widths[1]-len(t.rows[i][1].text)+columnGap)
 		b.WriteString(strings.TrimSuffix(begin, "\n") + gap + lines[0] + "\n")
 		for _, line := range lines[1:] {

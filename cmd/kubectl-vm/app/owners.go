@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // foreignOwner returns a warning if another program applies a field of the spec, such as one
@@ -20,7 +21,7 @@ func foreignOwner(vm *api.VirtualMachine, field string) string {
 			continue
 		}
 		if ownsSpecField(entry.FieldsV1, field) {
-			return fmt.Sprintf("spec.%s of %s is applied by %q too, which may change it back", field, vm.Name, clean(entry.Manager))
+			return fmt.Sprintf("spec.%s of %s is applied by %q too, which may change it back", field, vm.Name, printable.Line(entry.Manager))
 		}
 	}
 	return ""

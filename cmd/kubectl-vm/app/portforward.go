@@ -63,7 +63,7 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	if err := p.check(ctx, at, forwards); err != nil {
 		return err
 	}
-	forwarder := streams.PortForwarder{Client: at.client, Namespace: at.namespace, Name: at.name, Address: p.address, Notes: p.ErrOut, Clean: clean}
+	forwarder := streams.PortForwarder{Client: at.client, Namespace: at.namespace, Name: at.name, Address: p.address, Notes: p.ErrOut}
 	if p.stdio {
 		return at.describe(forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
 	}

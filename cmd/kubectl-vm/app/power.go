@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // fieldManager owns the fields that this program changes, in metadata.managedFields.
@@ -212,7 +213,7 @@ func (p *powerOptions) await(ctx context.Context, w *waiter) error {
 func (o *Options) unappliedText(vm *api.VirtualMachine) string {
 	switch status := &vm.Status; {
 	case status.RefusedField != nil:
-		return clean(fmt.Sprintf("%s of %s is refused: %s", status.RefusedField.Field, vm.Name, status.RefusedField.Message))
+		return printable.Line(fmt.Sprintf("%s of %s is refused: %s", status.RefusedField.Field, vm.Name, status.RefusedField.Message))
 	case len(status.PendingFields) > 0:
 		return fmt.Sprintf("%s of %s waits for a restart: %s restart %s", strings.Join(status.PendingFields, ", "), vm.Name, o.Program, vm.Name)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // redrawPeriod is the time between two redraws of a line of progress.
@@ -68,7 +70,7 @@ func (p *progressLine) draw() {
 	s := screenOf(p.err)
 	frames := []rune(spinner)
 	p.frame++
-	_, _ = fmt.Fprintf(p.err, "%s %s", s.paint(string(frames[p.frame%len(frames)]), green), shorten(clean(text), s.width-3))
+	_, _ = fmt.Fprintf(p.err, "%s %s", s.paint(string(frames[p.frame%len(frames)]), green), shorten(printable.Line(text), s.width-3))
 	p.drawn = true
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 type showOptions struct {
@@ -102,14 +103,14 @@ func (s *showOptions) print(vm *api.VirtualMachine) error {
 	state := stateOf(vm)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %s, %s\n", screen.paint(vm.Name, bold), screen.paint(state.text, state.style), readyText(vm))
-	if m := clean(vm.Status.Message); m != "" {
+	if m := printable.Line(vm.Status.Message); m != "" {
 		writeIndented(&b, screen, "  ", m)
 	}
 	for _, f := range s.facts(vm) {
 		if f.value == "" {
 			continue
 		}
-		lines := wrap(clean(f.value), max(screen.width-factIndent, 0))
+		lines := wrap(printable.Line(f.value), max(screen.width-factIndent, 0))
 		fmt.Fprintf(&b, "  %s%s\n", screen.paint(fmt.Sprintf("%-*s", factIndent-2, f.name), faint), lines[0])
 		for _, line := range lines[1:] {
 			b.WriteString(strings.Repeat(" ", factIndent) + line + "\n")

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // keyAuto is the value of --ssh-key for the user's own keys.
@@ -118,7 +120,7 @@ func parseKeys(text string) ([]string, error) {
 			continue
 		}
 		if !isPublicKey(line) {
-			return nil, fmt.Errorf("%q is no public key, which begins like ssh-ed25519 AAAA", shorten(clean(line), 40))
+			return nil, fmt.Errorf("%q is no public key, which begins like ssh-ed25519 AAAA", shorten(printable.Line(line), 40))
 		}
 		keys = append(keys, line)
 	}

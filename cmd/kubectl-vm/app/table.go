@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // columnGap is the space between two columns, as in kubectl.
@@ -38,7 +40,7 @@ type table struct {
 // addRow adds a row, with a cell for each column.
 func (t *table) addRow(cells ...cell) {
 	for i := range cells {
-		cells[i].text = clean(cells[i].text)
+		cells[i].text = printable.Line(cells[i].text)
 	}
 	t.rows = append(t.rows, cells)
 }

@@ -62,25 +62,6 @@ func (s screen) paint(text string, with style) string {
 	return string(with) + text + reset
 }
 
-// clean returns a text without control characters. Messages and fields may come from other
-// users, whose escape sequences must not reach this user's terminal.
-func clean(text string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t':
-			return ' '
-		case r < ' ' || r >= 0x7f && r <= 0x9f || isBidi(r):
-			return '?'
-		}
-		return r
-	}, text)
-}
-
-// isBidi reports whether a character reorders those around it.
-func isBidi(r rune) bool {
-	return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 || r == 0x200e || r == 0x200f
-}
-
 // bar returns a bar of a length for a share in per cent, and its style.
 func bar(share float64, length int) cell {
 	filled := min(max(int(share/100*float64(length)+0.5), 0), length)

@@ -52,22 +52,6 @@ func TestTableCleansCells(t *testing.T) {
 	}
 }
 
-func TestClean(t *testing.T) {
-	tests := map[string]string{
-		"plain text, 34% (12.3/36.1 MB)": "plain text, 34% (12.3/36.1 MB)",
-		"\x1b[31mred\x1b[0m":             "?[31mred?[0m",
-		"a\r\nb":                         "a? b",
-		"\u009b31m":                      "?31m",
-		"größe ✓":                        "größe ✓",
-		"\xff\xfe":                       "\ufffd\ufffd",
-	}
-	for text, want := range tests {
-		if got := clean(text); got != want {
-			t.Errorf("%q is %q, want %q", text, got, want)
-		}
-	}
-}
-
 func TestWrap(t *testing.T) {
 	for _, width := range []int{0, 1, 5, 12, 100} {
 		lines := wrap("the image could not be fetched", width)

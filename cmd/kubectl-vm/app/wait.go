@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // Errors of a wait for one VM.
@@ -34,7 +35,7 @@ func whenReady(generation int64) goal {
 		case vm.Status.ObservedGeneration < generation:
 			return false, nil
 		case isStalled(vm):
-			return false, fmt.Errorf("%w: %s: %s", errStalled, vm.Status.Reason, clean(vm.Status.Message))
+			return false, fmt.Errorf("%w: %s: %s", errStalled, vm.Status.Reason, printable.Line(vm.Status.Message))
 		}
 		return isReady(vm) && isRestartHandled(vm), nil
 	}
@@ -218,7 +219,7 @@ func doing(vm *api.VirtualMachine) string {
 		text += ", " + r
 	}
 	if m := vm.Status.Message; m != "" {
-		text += ": " + clean(m)
+		text += ": " + printable.Line(m)
 	}
 	return text
 }

@@ -9,6 +9,8 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // Style says how findings are printed.
@@ -107,7 +109,7 @@ func (s Style) printFinding(text *bytes.Buffer, f Finding, names int) {
 		}
 	}
 	if f.Command != "" {
-		fmt.Fprintf(text, "%s$ %s\n", margin, printable(f.Command))
+		fmt.Fprintf(text, "%s$ %s\n", margin, printable.Line(f.Command))
 	}
 }
 
@@ -124,24 +126,13 @@ func wrap(text string, width int) []string {
 			if line != "" {
 				line += " "
 			}
-			line += printable(word)
+			line += printable.Line(word)
 		}
 		if line != "" {
 			lines = append(lines, line)
 		}
 	}
 	return lines
-}
-
-// printable replaces control characters, which the name of a file or the answer of an engine
-// may have and a terminal would obey.
-func printable(word string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return '\uFFFD'
-		}
-		return r
-	}, word)
 }
 
 // Summarize counts the findings by level, the worst first.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // The waits between two tries to connect again.
@@ -36,8 +37,6 @@ type ConsoleSession struct {
 	Out             io.Writer
 	// Notes receives what is said about the connection, a line each.
 	Notes io.Writer
-	// Clean removes what a terminal would take as commands.
-	Clean func(string) string
 	Clock clock.Clock
 	// GiveUp is how long to try to connect again.
 	GiveUp time.Duration
@@ -133,7 +132,7 @@ func (s *ConsoleSession) connect(ctx context.Context) (connected bool, err error
 
 // note prints a line, which also starts a line where the terminal is raw.
 func (s *ConsoleSession) note(format string, args ...any) {
-	_, _ = fmt.Fprintf(s.Notes, "\r\n%s\r\n", s.Clean(fmt.Sprintf(format, args...)))
+	_, _ = fmt.Fprintf(s.Notes, "\r\n%s\r\n", printable.Line(fmt.Sprintf(format, args...)))
 }
 
 // mayReturn reports whether the console may be there again later: the connection was lost,

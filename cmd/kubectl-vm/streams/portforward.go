@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // Forward forwards a local port to one of a VM.
@@ -47,8 +48,6 @@ type PortForwarder struct {
 	Address string
 	// Notes receives what is said about connections, a line each.
 	Notes io.Writer
-	// Clean removes what a terminal would take as commands.
-	Clean func(string) string
 }
 
 // Run opens all ports, or none, and serves them until ctx ends.
@@ -119,5 +118,5 @@ func (f *PortForwarder) Connect(ctx context.Context, remote uint16, conn io.Read
 }
 
 func (f *PortForwarder) note(format string, args ...any) {
-	_, _ = fmt.Fprintln(f.Notes, f.Clean(fmt.Sprintf(format, args...)))
+	_, _ = fmt.Fprintln(f.Notes, printable.Line(fmt.Sprintf(format, args...)))
 }

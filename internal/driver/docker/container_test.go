@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -98,7 +99,7 @@ func TestNameConflict(t *testing.T) {
 			spec := newSpec(t, d, guestImages(t).plain)
 			id := createUnmanaged(t, containerName(spec), labels)
 			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, driver.ErrRetry, driver.ReasonNameConflict, containerName(spec), shortID(id), labels[LabelCluster], "rename or remove it")
+			wantError(t, err, driver.ErrRetry, driver.ReasonNameConflict, containerName(spec), engine.ShortID(id), labels[LabelCluster], "rename or remove it")
 			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
 			if in := inspectRaw(t, id); in.State.Status != container.StateCreated {
 				t.Errorf("the other container is %s, want it untouched", in.State.Status)

@@ -14,6 +14,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // createServer makes the container of a UID that has none, once its image is present. It
@@ -123,7 +124,7 @@ func nameConflictError(other *instance) error {
 		owner = fmt.Sprintf("belongs to VirtualMachine %s/%s of UID %s in the cluster %s", other.namespace, other.vmName, other.uid, other.cluster)
 	}
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
-		"container %s has the name %s, which this server needs, and %s: rename or remove it, it is left alone", shortID(other.id), other.name, owner))
+		"container %s has the name %s, which this server needs, and %s: rename or remove it, it is left alone", engine.ShortID(other.id), other.name, owner))
 }
 
 // waitFor pauses for a short time, or until ctx ends.

@@ -11,6 +11,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // Delete implements driver.Driver. It needs only the engine's list to find the
@@ -42,7 +43,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 
 // remove removes the container together with its anonymous volumes.
 func (i *instance) remove(ctx context.Context, force bool) error {
-	err := changeContainer(ctx, i, "remove container "+shortID(i.id), (*client.Client).ContainerRemove,
+	err := changeContainer(ctx, i, "remove container "+engine.ShortID(i.id), (*client.Client).ContainerRemove,
 		client.ContainerRemoveOptions{Force: force, RemoveVolumes: true})
 	if errdefs.IsConflict(err) && force {
 		return nil // its removal is under way already
@@ -52,16 +53,16 @@ func (i *instance) remove(ctx context.Context, force bool) error {
 
 // retain marks the container as released by renaming it, and does nothing else.
 func (i *instance) retain(ctx context.Context) error {
-	name := cmp.Or(i.name, shortID(i.id))
+	name := cmp.Or(i.name, engine.ShortID(i.id))
 	err := i.rename(ctx, name+RetainedSuffix)
 	if errdefs.IsConflict(err) {
-		err = i.rename(ctx, name+"."+shortID(i.id)+RetainedSuffix)
+		err = i.rename(ctx, name+"."+engine.ShortID(i.id)+RetainedSuffix)
 	}
 	return explainRefusal(err)
 }
 
 func (i *instance) rename(ctx context.Context, name string) error {
-	return changeContainer(ctx, i, "rename container "+shortID(i.id)+" to "+name, (*client.Client).ContainerRename,
+	return changeContainer(ctx, i, "rename container "+engine.ShortID(i.id)+" to "+name, (*client.Client).ContainerRename,
 		client.ContainerRenameOptions{NewName: name})
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // maxSteps is more than any server needs. It ends a conflict with another program
@@ -63,7 +64,7 @@ func (i *instance) convergeTo(ctx context.Context, spec driver.ServerSpec) (driv
 			return s, nil
 		}
 	}
-	return driver.Server{}, driver.Errorf(driver.ErrRetry, "container %s does not settle: it is %s again and again", shortID(i.id), i.state)
+	return driver.Server{}, driver.Errorf(driver.ErrRetry, "container %s does not settle: it is %s again and again", engine.ShortID(i.id), i.state)
 }
 
 // takeNextStep takes one step and inspects the container again. A stop comes first, so
@@ -103,7 +104,7 @@ func (d *Driver) findInstance(ctx context.Context, t driver.Target) (*instance, 
 	}
 	i, err := d.inspectContainer(ctx, s.ID)
 	if errdefs.IsNotFound(err) {
-		return nil, driver.Errorf(driver.ErrNotFound, "container %s is gone", shortID(s.ID))
+		return nil, driver.Errorf(driver.ErrNotFound, "container %s is gone", engine.ShortID(s.ID))
 	}
 	return i, err
 }
@@ -121,7 +122,7 @@ func (d *Driver) findSummary(ctx context.Context, t driver.Target) (container.Su
 	case len(own) == 0:
 		return container.Summary{}, driver.Errorf(driver.ErrNotFound, "there is no container of UID %s", t.UID)
 	case t.ID != "" && t.ID != own[0].ID:
-		return container.Summary{}, driver.Errorf(driver.ErrNotFound, "the container of UID %s is %s, not %s", t.UID, shortID(own[0].ID), shortID(t.ID))
+		return container.Summary{}, driver.Errorf(driver.ErrNotFound, "the container of UID %s is %s, not %s", t.UID, engine.ShortID(own[0].ID), engine.ShortID(t.ID))
 	}
 	return own[0], nil
 }
@@ -134,7 +135,7 @@ func (d *Driver) findID(ctx context.Context, uid types.UID) (string, error) {
 // inspectContainer inspects one container. errdefs.IsNotFound is true of its error if
 // there is none.
 func (d *Driver) inspectContainer(ctx context.Context, id string) (i *instance, err error) {
-	err = d.engine.Read(ctx, "inspect container "+shortID(id), func(ctx context.Context, c *client.Client) error {
+	err = d.engine.Read(ctx, "inspect container "+engine.ShortID(id), func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 		if err == nil {
 			i = d.newInstance(res.Container)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // instance is a container as it was last inspected. Its methods that change the
@@ -168,7 +169,7 @@ func (i *instance) runID() string {
 	if i.startedAt.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf("%s-%d", shortID(i.id), i.startedAt.UnixNano())
+	return fmt.Sprintf("%s-%d", engine.ShortID(i.id), i.startedAt.UnixNano())
 }
 
 func (i *instance) serverState() driver.State {
@@ -235,5 +236,5 @@ func (i *instance) rootDiskNote() string {
 
 // goneError is the error for a container that disappeared during a call.
 func (i *instance) goneError() error {
-	return driver.Errorf(driver.ErrRetry, "container %s disappeared during the call", shortID(i.id))
+	return driver.Errorf(driver.ErrRetry, "container %s disappeared during the call", engine.ShortID(i.id))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // changeContainer calls a method of Docker's client that changes a container.
@@ -89,7 +90,7 @@ func (i *instance) sendSignal(ctx context.Context, forced bool) error {
 	if !forced {
 		signal = cmp.Or(i.stopSignal, "SIGTERM")
 	}
-	return i.ignoreStateConflict(changeContainer(ctx, i, "stop container "+shortID(i.id)+" with "+signal,
+	return i.ignoreStateConflict(changeContainer(ctx, i, "stop container "+engine.ShortID(i.id)+" with "+signal,
 		(*client.Client).ContainerKill, client.ContainerKillOptions{Signal: signal}))
 }
 
@@ -110,7 +111,7 @@ var stateConflict = regexp.MustCompile(`is not running|is not paused|already pau
 
 // changePower starts, pauses or resumes a container.
 func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next step) (err error) {
-	action := string(next) + " container " + shortID(i.id)
+	action := string(next) + " container " + engine.ShortID(i.id)
 	switch next {
 	case stepStart:
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerStart, client.ContainerStartOptions{})
@@ -206,7 +207,7 @@ func (i *instance) matchesLimitsAndPolicy(spec driver.ServerSpec) bool {
 
 func (i *instance) updateLimitsAndPolicy(ctx context.Context, spec driver.ServerSpec) error {
 	limits := resourceLimits(spec)
-	err := changeContainer(ctx, i, "change the size of container "+shortID(i.id), (*client.Client).ContainerUpdate, client.ContainerUpdateOptions{
+	err := changeContainer(ctx, i, "change the size of container "+engine.ShortID(i.id), (*client.Client).ContainerUpdate, client.ContainerUpdateOptions{
 		Resources:     &limits,
 		RestartPolicy: &container.RestartPolicy{Name: restartPolicy(spec.RestartPolicy)},
 	})

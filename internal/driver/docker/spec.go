@@ -146,8 +146,6 @@ func containerHostname(name string) string {
 
 func isRetained(name string) bool { return strings.HasSuffix(name, RetainedSuffix) }
 
-func shortID(id string) string { return id[:min(len(id), 12)] }
-
 // portsText writes ports in a fixed order, so that texts can be compared. A port's
 // name is used only by Drover and is left out.
 func portsText(ports []driver.Port) string {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 const (
@@ -95,7 +96,7 @@ func (i *instance) sampleUsage(ctx context.Context) (*driver.Usage, error) {
 // readStats reads a container's counters once. Without one-shot the engine would take
 // a second for each.
 func (i *instance) readStats(ctx context.Context) (stats container.StatsResponse, err error) {
-	err = i.driver.engine.Read(ctx, "sample container "+shortID(i.id), func(ctx context.Context, c *client.Client) error {
+	err = i.driver.engine.Read(ctx, "sample container "+engine.ShortID(i.id), func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerStats(ctx, i.id, client.ContainerStatsOptions{})
 		if err != nil {
 			return err

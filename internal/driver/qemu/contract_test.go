@@ -178,10 +178,9 @@ func (e *engine) visible(t *testing.T, s driver.Server) string {
 // suite's guest does not have.
 func withGuestSkips(skips map[string]string) map[string]string {
 	for test, cases := range map[string][]string{
-		"TestLogs":       {"Logs", "LogsFollow", "LogsTail", "LogsPrevious"},
-		"TestExec":       {"Exec", "ExecEnds", "ExecInput", "ExecOfManyCallers", "ExecTerminal"},
-		"TestDial":       {"Dial"},
-		"TestInterfaces": {"Interfaces"},
+		"TestLogs":  {"Logs", "LogsFollow", "LogsTail", "LogsPrevious"},
+		"TestAgent": {"Exec", "ExecEnds", "ExecInput", "ExecOfManyCallers", "ExecTerminal", "Interfaces"},
+		"TestDial":  {"Dial"},
 	} {
 		for _, name := range cases {
 			skips[name] = test + " checks this with a Linux guest"

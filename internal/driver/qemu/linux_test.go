@@ -45,7 +45,7 @@ func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 	port, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
-	spec.CPUMilli, spec.MemoryBytes, spec.RootDiskBytes = 1500, 256<<20, 64<<20
+	spec.MemoryBytes, spec.RootDiskBytes = 256<<20, 64<<20
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: port}}
 	spec.Image = driver.Image{Kernel: &driver.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 drover=a,b\"c"}}
 	return spec, port
@@ -87,6 +87,7 @@ func TestLinux(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	spec, port := e.linuxSpec(t)
+	spec.CPUMilli = 1500
 	first := reach(t, d, spec, driver.StateRunning)
 	r := report(t, port)
 	if r.Boots != 1 || r.CPUs != 2 || r.MemoryKiB > 256<<10 || r.MemoryKiB < 192<<10 || !strings.HasSuffix(r.Cmdline, `drover=a,b"c`) {

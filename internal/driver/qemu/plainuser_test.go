@@ -18,5 +18,5 @@ func TestAsPlainUser(t *testing.T) {
 // TestAgentAsPlainUser runs the tests again that reach guests.
 func TestAgentAsPlainUser(t *testing.T) {
 	t.Parallel()
-	framework.RunWithGuestAsPlainUser(t, "TestExec", "TestInterfaces", "TestDial", "TestLogs")
+	framework.RunWithGuestAsPlainUser(t, "TestAgent", "TestDial", "TestLogs")
 }

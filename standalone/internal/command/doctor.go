@@ -28,16 +28,17 @@ func (p Program) newDoctorCommand() *cobra.Command {
 	o := &doctorOptions{Program: p}
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check this host and the installation on it, and say how to fix what is wrong",
-		Long: `Check this host and the installation of Drover on it: KVM, control groups, QEMU,
-Docker, disk room, clock, ports, permissions, confinement, certificates, the API.
+		Short: "Check this host and the installation on it, and say what to fix",
+		Long: `Check this host and the installation of Drover on it: KVM, control groups,
+QEMU, Docker, disk room, clock, ports, permissions, confinement, certificates,
+the API.
 
-It changes nothing, and works with or without root, and whether Drover runs or not. As
-root it acts as the user who owns the data dir. It takes the settings of the drover up
-that runs or ran last, and else those of DROVER_ variables.
+It changes nothing, and works with or without root, and whether Drover runs or
+not. As root it acts as the user who owns the data dir. It takes the settings of
+the drover up that runs or ran last, and else those of DROVER_ variables.
 
-The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. Notes and
-warnings are no errors.`,
+The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. Notes
+and warnings are no errors.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.out = cmd.OutOrStdout()

@@ -42,8 +42,8 @@ func (p Program) newImageCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "image",
 		Short: "Show and remove the images that the qemu driver has fetched",
-		Long: `Show and remove the images that the qemu driver has fetched, from web servers and
-from registries. Drover may run meanwhile.`,
+		Long: `Show and remove the images that the qemu driver has fetched, from web servers
+and from registries. Drover may run meanwhile.`,
 	}
 	list := o.newSubcommand("list", "Show the images and the machines that use them", o.listImages)
 	addOutputFlag(list.Flags(), &o.output)

@@ -62,10 +62,10 @@ Drover has to run: only its API knows which VirtualMachines there are.`,
 	list := o.newSubcommand("list", "Show the servers that no VirtualMachine owns", cobra.NoArgs, o.list)
 	addOutputFlag(list.Flags(), &o.output)
 	remove := o.newSubcommand("delete UID...", "Have Drover remove servers that no VirtualMachine owns", atLeastOne("UID"), o.remove)
-	remove.Long = `Approve, after asking, that servers without a VirtualMachine are removed with their
-disks, and wait until the controller has removed them. It first reads the engine and the
-API live twice, --orphan-grace apart, so this takes a minute or two. A server that has a
-VirtualMachine by then stays.`
+	remove.Long = `Approve, after asking, that servers without a VirtualMachine are removed with
+their disks, and wait until the controller has removed them. It first reads the
+engine and the API live twice, --orphan-grace apart, so this takes a minute or
+two. A server that has a VirtualMachine by then stays.`
 	f := remove.Flags()
 	f.BoolVar(&o.yes, "yes", false, "do not ask")
 	f.BoolVar(&o.wait, "wait", true, "wait until they are removed")

@@ -40,15 +40,15 @@ func (p Program) newRetainedCommand() *cobra.Command {
 		Use:   "retained",
 		Short: "Show and remove servers that were released",
 		Long: `Show and remove the servers that were released when their VirtualMachine was
-deleted with deletionPolicy Retain. They go on running, and Drover does not touch them
-any more. Drover may run or be stopped meanwhile.`,
+deleted with deletionPolicy Retain. They go on running, and Drover does not
+touch them any more. Drover may run or be stopped meanwhile.`,
 	}
 	list := o.newSubcommand("list", "Show the servers that were released", cobra.NoArgs, func(ctx context.Context, _ []string) error { return o.list(ctx) })
 	addOutputFlag(list.Flags(), &o.output)
 	remove := o.newSubcommand("delete ID...", "End and remove servers that were released, with their disks", atLeastOne("ID"), o.remove)
-	remove.Long = `End and remove servers that were released, by their IDs or the beginnings of these,
-after asking. A container goes with its anonymous volumes, a machine with all of its
-disks: nothing of them can be restored.`
+	remove.Long = `End and remove servers that were released, by their IDs or the beginnings of
+these, after asking. A container goes with its anonymous volumes, a machine with
+all of its disks: nothing of them can be restored.`
 	remove.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
 	cmd.AddCommand(list, remove)
 	return cmd

@@ -27,11 +27,11 @@ func (p Program) newStatusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show the installation at a glance",
 		Long: `Show whether Drover runs and since when, its components, its drivers with their
-engines and servers, who leads, the VMs by phase, the disk, and warnings. It only
-reads. "drover doctor" says what to do about the warnings.
+engines and servers, who leads, the VMs by phase, the disk, and warnings. It
+only reads. "drover doctor" says what to do about the warnings.
 
-The exit code is 0 while Drover runs and is ready, 1 if its API does not answer, 2 for
-a wrong flag, and 3 while Drover is stopped, starts or stops.`,
+The exit code is 0 while Drover runs and is ready, 1 if its API does not answer,
+2 for a wrong flag, and 3 while Drover is stopped, starts or stops.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.out = cmd.OutOrStdout()

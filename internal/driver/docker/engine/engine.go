@@ -196,3 +196,6 @@ func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
 	}
 	return info, err
 }
+
+// ShortID returns the beginning of a container's ID, which names it as docker ps does.
+func ShortID(id string) string { return id[:min(len(id), 12)] }

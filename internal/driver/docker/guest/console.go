@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // noDetachKeys replaces Ctrl-P Ctrl-Q, by which the engine leaves a terminal and which it
@@ -69,7 +70,7 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 func (c *console) explainFailure(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, io.EOF) {
-		return driver.Errorf(driver.ErrRetry, "container %s stopped or was restarted during the call", shortID(c.of.ID))
+		return driver.Errorf(driver.ErrRetry, "container %s stopped or was restarted during the call", engine.ShortID(c.of.ID))
 	}
 	return cmp.Or(cause, err)
 }
@@ -78,7 +79,7 @@ func (c *console) explainFailure(ctx context.Context, err error) error {
 func (a *Access) attach(ctx context.Context, to found, o client.ContainerAttachOptions) (conn client.HijackedResponse, err error) {
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	err = a.options.Engine.Read(ctx, "attach to container "+shortID(to.ID), func(ctx context.Context, e *client.Client) error {
+	err = a.options.Engine.Read(ctx, "attach to container "+engine.ShortID(to.ID), func(ctx context.Context, e *client.Client) error {
 		res, err := e.ContainerAttach(ctx, to.ID, o)
 		conn = res.HijackedResponse
 		return err
@@ -103,7 +104,7 @@ func (c *console) showEarlier(ctx context.Context) error {
 		c.screen.putBefore(earlier)
 		return nil
 	case ctx.Err() == nil && limited.Err() != nil:
-		return driver.Errorf(driver.ErrUnavailable, "the engine did not send the log of container %s in time: %w", shortID(c.of.ID), err)
+		return driver.Errorf(driver.ErrUnavailable, "the engine did not send the log of container %s in time: %w", engine.ShortID(c.of.ID), err)
 	}
 	return err
 }
@@ -156,7 +157,7 @@ func (c *console) explainEnd(ctx context.Context, cause error) error {
 		case err == nil:
 			err = cmp.Or(cause, errConnectionEnded)
 		}
-		return driver.Errorf(driver.ErrUnavailable, "the console of container %s is lost: %w", shortID(c.of.ID), err)
+		return driver.Errorf(driver.ErrUnavailable, "the console of container %s is lost: %w", engine.ShortID(c.of.ID), err)
 	}
 }
 
@@ -190,7 +191,7 @@ func (c *console) Write(p []byte) (int, error) {
 	case c.ctx.Err() != nil:
 		return n, context.Cause(c.ctx)
 	}
-	return n, driver.Errorf(driver.ErrRetry, "typing to container %s: %w", shortID(c.of.ID), err)
+	return n, driver.Errorf(driver.ErrRetry, "typing to container %s: %w", engine.ShortID(c.of.ID), err)
 }
 
 // openLine returns the connection to the standard input, which belongs to this console from
@@ -204,7 +205,7 @@ func (c *console) openLine() (io.WriteCloser, error) {
 	case c.line != nil:
 		return c.line, nil
 	case c.of.Config == nil || !c.of.Config.OpenStdin:
-		return nil, driver.Errorf(driver.ErrUnsupported, "the console of this server can only be read: container %s was made without an open standard input, by an earlier version of Drover; a new container has one", shortID(c.of.ID))
+		return nil, driver.Errorf(driver.ErrUnsupported, "the console of this server can only be read: container %s was made without an open standard input, by an earlier version of Drover; a new container has one", engine.ShortID(c.of.ID))
 	}
 	if holder, taken := writers.LoadOrStore(c.of.ID, c); taken && holder != c {
 		return nil, driver.ErrConsoleTaken

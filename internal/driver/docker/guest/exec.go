@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // execution is a command in a container.
@@ -69,7 +70,7 @@ func (x *execution) create(ctx context.Context) error {
 func (a *Access) createExec(ctx context.Context, container string, o client.ExecCreateOptions) (id string, err error) {
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	err = a.options.Engine.Read(ctx, "prepare a command in container "+shortID(container), func(ctx context.Context, e *client.Client) error {
+	err = a.options.Engine.Read(ctx, "prepare a command in container "+engine.ShortID(container), func(ctx context.Context, e *client.Client) error {
 		res, err := e.ExecCreate(ctx, container, o)
 		id = res.ID
 		return err
@@ -88,7 +89,7 @@ func (a *Access) createExec(ctx context.Context, container string, o client.Exec
 func (x *execution) start(ctx context.Context) (conn client.HijackedResponse, err error) {
 	ctx, cancel := x.access.withTimeout(ctx)
 	defer cancel()
-	err = x.access.options.Engine.Change(ctx, "start a command in container "+shortID(x.of.ID), func(ctx context.Context, e *client.Client) error {
+	err = x.access.options.Engine.Change(ctx, "start a command in container "+engine.ShortID(x.of.ID), func(ctx context.Context, e *client.Client) error {
 		res, err := e.ExecAttach(ctx, x.id, client.ExecAttachOptions{TTY: x.request.TTY})
 		conn = res.HijackedResponse
 		return err
@@ -197,7 +198,7 @@ func (x *execution) receive(ctx context.Context, from io.Reader) error {
 		return failed.error
 	}
 	if err != nil {
-		return driver.Errorf(driver.ErrUnavailable, "the connection to the command in container %s is lost: %w", shortID(x.of.ID), err)
+		return driver.Errorf(driver.ErrUnavailable, "the connection to the command in container %s is lost: %w", engine.ShortID(x.of.ID), err)
 	}
 	return nil
 }
@@ -263,7 +264,7 @@ func (x *execution) awaitState(ctx context.Context, reached func(client.ExecInsp
 func (x *execution) inspect(ctx context.Context) (state client.ExecInspectResult, err error) {
 	ctx, cancel := x.access.withTimeout(ctx)
 	defer cancel()
-	err = x.access.options.Engine.Read(ctx, "inspect a command in container "+shortID(x.of.ID), func(ctx context.Context, e *client.Client) (err error) {
+	err = x.access.options.Engine.Read(ctx, "inspect a command in container "+engine.ShortID(x.of.ID), func(ctx context.Context, e *client.Client) (err error) {
 		state, err = e.ExecInspect(ctx, x.id, client.ExecInspectOptions{})
 		return err
 	})
@@ -277,7 +278,7 @@ func (x *execution) awaitEnd(ctx context.Context) (exitCode int, err error) {
 	state, err := x.awaitState(limited, func(r client.ExecInspectResult) bool { return !r.Running })
 	switch {
 	case err != nil && ctx.Err() == nil && limited.Err() != nil:
-		return 0, driver.Errorf(driver.ErrUnavailable, "the connection to the command in container %s has ended before the command", shortID(x.of.ID))
+		return 0, driver.Errorf(driver.ErrUnavailable, "the connection to the command in container %s has ended before the command", engine.ShortID(x.of.ID))
 	case err != nil:
 		return 0, err
 	case state.PID == 0:
@@ -295,7 +296,7 @@ func (x *execution) explainRefusal() error {
 	if cannotStart.MatchString(text) {
 		kind = driver.ErrInvalid
 	}
-	return driver.Errorf(kind, "command %q cannot be started in container %s: %.500s", x.request.Command[0], shortID(x.of.ID), text)
+	return driver.Errorf(kind, "command %q cannot be started in container %s: %.500s", x.request.Command[0], engine.ShortID(x.of.ID), text)
 }
 
 // endScript ends every process whose environment has the text of its argument: first with the
@@ -323,10 +324,10 @@ func (x *execution) endCommand(ctx context.Context) {
 	defer cancel()
 	id, err := x.access.createExec(ctx, x.of.ID, client.ExecCreateOptions{Cmd: []string{"sh", "-c", endScript, "sh", x.mark}})
 	if err == nil {
-		err = x.access.options.Engine.Change(ctx, "end a command in container "+shortID(x.of.ID), func(ctx context.Context, e *client.Client) error {
+		err = x.access.options.Engine.Change(ctx, "end a command in container "+engine.ShortID(x.of.ID), func(ctx context.Context, e *client.Client) error {
 			_, err := e.ExecStart(ctx, id, client.ExecStartOptions{Detach: true})
 			return err
 		})
 	}
-	x.access.options.Log.V(1).Info("Ended a command whose caller has left", "container", shortID(x.of.ID), "err", err)
+	x.access.options.Log.V(1).Info("Ended a command whose caller has left", "container", engine.ShortID(x.of.ID), "err", err)
 }

@@ -73,13 +73,13 @@ func (a *Access) withTimeout(ctx context.Context) (context.Context, context.Canc
 
 func (a *Access) inspect(ctx context.Context, id string) (found, error) {
 	var c found
-	err := a.options.Engine.Read(ctx, "inspect container "+shortID(id), func(ctx context.Context, e *client.Client) error {
+	err := a.options.Engine.Read(ctx, "inspect container "+engine.ShortID(id), func(ctx context.Context, e *client.Client) error {
 		res, err := e.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 		c = found(res.Container)
 		return err
 	})
 	if errdefs.IsNotFound(err) {
-		err = driver.Errorf(driver.ErrNotFound, "container %s is gone", shortID(id))
+		err = driver.Errorf(driver.ErrNotFound, "container %s is gone", engine.ShortID(id))
 	}
 	return c, err
 }
@@ -107,7 +107,7 @@ func (a *Access) checkUnchanged(ctx context.Context, before found) error {
 		return err
 	}
 	if !now.isSameRun(before) {
-		return driver.Errorf(driver.ErrRetry, "container %s was restarted during the call", shortID(before.ID))
+		return driver.Errorf(driver.ErrRetry, "container %s was restarted during the call", engine.ShortID(before.ID))
 	}
 	return nil
 }
@@ -118,11 +118,11 @@ type found container.InspectResponse
 func (c found) checkRunning() error {
 	switch {
 	case c.State == nil:
-		return driver.Errorf(driver.ErrRetry, "the server does not run: the engine has no state of container %s", shortID(c.ID))
+		return driver.Errorf(driver.ErrRetry, "the server does not run: the engine has no state of container %s", engine.ShortID(c.ID))
 	case c.State.Status == container.StatePaused:
 		return driver.Errorf(driver.ErrRetry, "the server is paused: resume it first")
 	case c.State.Status != container.StateRunning:
-		return driver.Errorf(driver.ErrRetry, "the server does not run: container %s is %s", shortID(c.ID), c.State.Status)
+		return driver.Errorf(driver.ErrRetry, "the server does not run: container %s is %s", engine.ShortID(c.ID), c.State.Status)
 	}
 	return nil
 }
@@ -137,8 +137,6 @@ func (c found) isSameRun(other found) bool {
 }
 
 func (c found) hasTerminal() bool { return c.Config != nil && c.Config.Tty }
-
-func shortID(id string) string { return id[:min(len(id), 12)] }
 
 // openStream makes a call whose answer is open until ctx ends. If the engine does not begin
 // to answer in time, end is called.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // Logs implements driver.LogReader. The engine keeps one log for all runs of a container and
@@ -101,7 +102,7 @@ func (a *Access) openLog(ctx context.Context, c found, o client.ContainerLogsOpt
 	ctx, end := context.WithCancelCause(ctx)
 	o.ShowStdout, o.ShowStderr = true, true
 	var body io.ReadCloser
-	err := a.openStream(ctx, end, "read the log of container "+shortID(c.ID), func(ctx context.Context, e *client.Client) (err error) {
+	err := a.openStream(ctx, end, "read the log of container "+engine.ShortID(c.ID), func(ctx context.Context, e *client.Client) (err error) {
 		body, err = e.ContainerLogs(ctx, c.ID, o)
 		return err
 	})
@@ -117,7 +118,7 @@ func (a *Access) openLog(ctx context.Context, c found, o client.ContainerLogsOpt
 	go func() {
 		err := copyOutput(in, body, c.hasTerminal())
 		if err != nil && ctx.Err() == nil {
-			err = driver.Errorf(driver.ErrUnavailable, "the engine has cut off the log of container %s: %w", shortID(c.ID), err)
+			err = driver.Errorf(driver.ErrUnavailable, "the engine has cut off the log of container %s: %w", engine.ShortID(c.ID), err)
 		}
 		_ = in.CloseWithError(err)
 	}()

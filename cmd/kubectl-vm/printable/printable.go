@@ -1,0 +1,27 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package printable makes text from elsewhere fit for a terminal and a log. Names, messages
+// and answers may come from other users, from guests and from engines.
+package printable
+
+import (
+	"strings"
+	"unicode"
+)
+
+// Line returns a text as one line, in which a terminal finds nothing to obey and which shows
+// what it has in the order in which it has it. Every space becomes a plain one. Question
+// marks replace control characters, such as the beginning of an escape sequence, and
+// characters that no one sees, such as those that change the direction of writing.
+func Line(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case unicode.IsPrint(r):
+			return r
+		}
+		return '?'
+	}, text)
+}

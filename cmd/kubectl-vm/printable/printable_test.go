@@ -1,0 +1,36 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package printable
+
+import "testing"
+
+func TestLine(t *testing.T) {
+	tests := map[string]string{
+		"":                               "",
+		"plain text, 34% (12.3/36.1 MB)": "plain text, 34% (12.3/36.1 MB)",
+		"größe ✓ 漢字":                     "größe ✓ 漢字",
+		"\x1b]0;title\x07 \x1b[31mred":   "?]0;title? ?[31mred",
+		"\u009b31m\x7f\x00":              "?31m??",
+		"a\r\nb\tc\u0085d\u2028e":        "a  b c d e",
+		"non-breaking\u00a0space":        "non-breaking space",
+		"zero\u200bwidth\ufeff":          "zero?width?",
+		"\xff\xfe":                       "\ufffd\ufffd",
+	}
+	for text, want := range tests {
+		if got := Line(text); got != want {
+			t.Errorf("%q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestLineBidirectional checks every character that changes the direction of writing.
+func TestLineBidirectional(t *testing.T) {
+	for _, span := range [][2]rune{{0x061c, 0x061c}, {0x200e, 0x200f}, {0x202a, 0x202e}, {0x2066, 0x2069}} {
+		for r := span[0]; r <= span[1]; r++ {
+			if got := Line("a" + string(r) + "b"); got != "a?b" {
+				t.Errorf("with %U it is %q", r, got)
+			}
+		}
+	}
+}
