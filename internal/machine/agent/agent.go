@@ -42,9 +42,15 @@ var (
 	ErrRefused = errors.New("the guest agent refuses")
 )
 
-// conversationWithin is how long a conversation may take, without what Connect waits for. An
-// agent that looks for clients only now and then needs 100 ms.
-const conversationWithin = 10 * time.Second
+// Limits of a conversation, without what Connect waits for.
+const (
+	// silenceLimit is how long the agent may send nothing. One that looks for clients only now
+	// and then needs 100 ms.
+	silenceLimit = 10 * time.Second
+	// conversationLimit bounds all of it. The agent forgets a command whose end it has begun
+	// to report, so an answer of some megabytes from a slow guest must not be cut off.
+	conversationLimit = 2 * time.Minute
+)
 
 // Agent is the agent of one guest.
 type Agent struct {
@@ -54,21 +60,24 @@ type Agent struct {
 	Clock   clock.Clock
 }
 
-// converse has a conversation with the agent. It ends with ctx, or with ErrSilent.
+// converse has a conversation with the agent. It ends with ctx, or with ErrSilent when the
+// agent has sent nothing for a while.
 func (a Agent) converse(ctx context.Context, talk func(*conversation) error) error {
 	conn, err := a.Connect(ctx)
 	if err != nil {
 		return err
 	}
-	bounded, cancel := context.WithTimeout(ctx, conversationWithin)
+	bounded, cancel := context.WithTimeout(ctx, conversationLimit)
 	defer cancel()
+	silence := time.AfterFunc(silenceLimit, cancel)
+	defer silence.Stop()
 	closeOnce := context.AfterFunc(bounded, func() { _ = conn.Close() })
 	defer func() {
 		if closeOnce() {
 			_ = conn.Close()
 		}
 	}()
-	c := newConversation(conn)
+	c := newConversation(watchedConn{conn, func() { silence.Reset(silenceLimit) }})
 	if err = c.synchronize(); err == nil {
 		err = talk(c)
 	}
@@ -78,9 +87,27 @@ func (a Agent) converse(ctx context.Context, talk func(*conversation) error) err
 	case ctx.Err() != nil:
 		return fmt.Errorf("waiting for the guest agent: %w", context.Cause(ctx))
 	case bounded.Err() != nil:
-		return fmt.Errorf("%w: it took longer than %s", ErrSilent, conversationWithin)
+		return fmt.Errorf("%w: it was silent for %s, or took longer than %s", ErrSilent, silenceLimit, conversationLimit)
 	}
 	return err
+}
+
+// watchedConn reports all data that passes.
+type watchedConn struct {
+	net.Conn
+	passed func()
+}
+
+func (c watchedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.passed()
+	return n, err
+}
+
+func (c watchedConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.passed()
+	return n, err
 }
 
 // Interface is a network interface of the guest.

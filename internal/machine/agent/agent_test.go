@@ -32,6 +32,8 @@ type guest struct {
 	before string
 	// isSilent, while it is set, makes it read and answer nothing.
 	isSilent atomic.Bool
+	// pause is how long it pauses after every byte of an answer.
+	pause time.Duration
 	// refuse is what Connect fails with.
 	refuse error
 
@@ -87,10 +89,23 @@ func (g *guest) serve(conn net.Conn) {
 		if g.isSilent.Load() {
 			continue
 		}
-		if _, err := io.WriteString(conn, g.reply(r.Execute, r.Arguments)); err != nil {
+		if err := g.send(conn, g.reply(r.Execute, r.Arguments)); err != nil {
 			return
 		}
 	}
+}
+
+func (g *guest) send(conn net.Conn, text string) error {
+	// The client may not read what comes after the last brace before it writes again.
+	for g.pause > 0 && len(text) > 2 {
+		time.Sleep(g.pause)
+		if _, err := io.WriteString(conn, text[:1]); err != nil {
+			return err
+		}
+		text = text[1:]
+	}
+	_, err := io.WriteString(conn, text)
+	return err
 }
 
 func (g *guest) reply(command string, arguments map[string]any) string {
@@ -200,6 +215,23 @@ func TestArguments(t *testing.T) {
 	})
 }
 
+// TestSlowAnswer checks that an answer may take longer than an agent may be silent, and not
+// for ever.
+func TestSlowAnswer(t *testing.T) {
+	t.Parallel()
+	for pause, want := range map[time.Duration]error{500 * time.Millisecond: nil, 5 * time.Second: ErrSilent, 11 * time.Second: ErrSilent} {
+		synctest.Test(t, func(t *testing.T) {
+			g := &guest{pause: pause, answer: func(string, map[string]any) string { return `{"return":[]}` + "\n" }}
+			begin := time.Now()
+			_, err := g.agent().Interfaces(t.Context())
+			if !errors.Is(err, want) || time.Since(begin) > conversationLimit {
+				t.Errorf("%s after each byte: after %s: %v, want %v", pause, time.Since(begin), err, want)
+			}
+			g.checkClosed(t)
+		})
+	}
+}
+
 // TestSilence checks that a call ends although the agent does not answer, and that an agent
 // may be silent for a while during a command.
 func TestSilence(t *testing.T) {
@@ -208,7 +240,7 @@ func TestSilence(t *testing.T) {
 		g := &guest{answer: commands(runs)}
 		g.isSilent.Store(true)
 		begin := time.Now()
-		if _, err := g.agent().Interfaces(t.Context()); !errors.Is(err, ErrSilent) || time.Since(begin) != conversationWithin {
+		if _, err := g.agent().Interfaces(t.Context()); !errors.Is(err, ErrSilent) || time.Since(begin) != silenceLimit {
 			t.Errorf("after %s: %v", time.Since(begin), err)
 		}
 		g.isSilent.Store(false)
