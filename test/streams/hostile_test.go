@@ -122,7 +122,7 @@ func getFrom(t *testing.T, client *http.Client, url string) (*http.Response, err
 func TestNewCertificate(t *testing.T) { // not parallel: it restarts the controller
 	s := endpoint
 	namespace := s.createVM(t)
-	ca, err := writeCertificate(filepath.Join(s.DataDir, "streams"))
+	ca, err := framework.WriteServerCertificate(filepath.Join(s.DataDir, "streams"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 		}
 		return err
 	})
-	maps := s.KubeClient.CoreV1().ConfigMaps(streams.DefaultNamespace)
+	maps := s.KubeClient.CoreV1().ConfigMaps(streams.ConfigMapNamespace)
 	if err := maps.Delete(t.Context(), streams.ConfigMapName, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
