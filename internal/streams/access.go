@@ -87,9 +87,21 @@ func (c *call) checkVM() error {
 	return nil
 }
 
-// checkRight returns an error if the user has lost the right, or it could not be confirmed
-// for long.
+// identityKey is the key of a context for what WithIdentity stores.
+type identityKey struct{}
+
+// WithIdentity returns the context of a request whose stream ends soon after isKnown returns
+// false: the user is no longer who they proved to be.
+func WithIdentity(ctx context.Context, isKnown func() bool) context.Context {
+	return context.WithValue(ctx, identityKey{}, isKnown)
+}
+
+// checkRight returns an error if the user has lost the right or the identity, or the right
+// could not be confirmed for long.
 func (c *call) checkRight(now time.Time) error {
+	if isKnown, ok := c.ctx.Value(identityKey{}).(func() bool); ok && !isKnown() {
+		return errNotKnown
+	}
 	confirmed := c.authorized
 	err := c.authorize(c.ctx)
 	if apierrors.IsForbidden(err) || now.Sub(confirmed) >= c.times.unanswered {
