@@ -137,6 +137,15 @@ func (c *Client) Get(ctx context.Context, namespace, name string, s streams.Stre
 	return get(ctx, client, c.URL(namespace, name, s, query))
 }
 
+// GetPath returns the body of what is served at a path besides streams.
+func (c *Client) GetPath(ctx context.Context, path string) (io.ReadCloser, error) {
+	client, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return nil, err
+	}
+	return get(ctx, client, c.base.JoinPath(path))
+}
+
 // Connect opens a WebSocket and copies until the stream ends. Its error is that of the
 // server's final status.
 func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.StreamOptions) error {
