@@ -259,6 +259,11 @@ type bare struct {
 // EngineID implements driver.Identifier.
 func (b bare) EngineID(context.Context) (string, error) { return b.id, nil }
 
+// List implements driver.Driver.
+func (b bare) List(context.Context, ...types.UID) ([]driver.Server, error) {
+	return nil, fmt.Errorf("%w: away", driver.ErrUnavailable)
+}
+
 // stub is a driver whose streams are what a test sets.
 type stub struct {
 	driver.Driver
@@ -268,7 +273,11 @@ type stub struct {
 	dial       func(context.Context, int32) (net.Conn, error)
 	logs       func(context.Context, driver.LogOptions) (io.ReadCloser, error)
 	interfaces func(context.Context) ([]driver.Interface, error)
+	servers    []driver.Server
 }
+
+// List implements driver.Driver.
+func (s *stub) List(context.Context, ...types.UID) ([]driver.Server, error) { return s.servers, nil }
 
 // EngineID implements driver.Identifier.
 func (s *stub) EngineID(context.Context) (string, error) { return "engine-1", s.engineErr }

@@ -55,7 +55,7 @@ func NewOrphansCommand(o *Options) *cobra.Command {
 			"until the controller has removed them. It first reads the engine and the API live twice,\n" +
 			"--orphan-grace apart, so this takes a minute or two. A server that has a VM by then\n" +
 			"stays. You need the right to write ConfigMap " + streamsapi.OrphanApprovalsName + " in kube-system.",
-		Args: cobra.MinimumNArgs(1), Example: o.examples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
+		Args: atLeastOne("UID"), Example: o.examples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
 		ValidArgsFunction: s.completeOrphans,
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.removeOrphans(cmd.Context(), args) },
 	}
@@ -86,12 +86,22 @@ func NewRetainedCommand(o *Options) *cobra.Command {
 		Use: "delete ID...", Short: "Say how to remove servers that were released",
 		Long: "Say how to remove servers that were released. No controller touches them, so that is done\n" +
 			"on the engine's host.",
-		Args: cobra.MinimumNArgs(1), Example: o.examples("retained delete 0123456789ab"),
+		Args: atLeastOne("ID"), Example: o.examples("retained delete 0123456789ab"),
 		ValidArgsFunction: s.completeRetained,
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.explainRemoval(cmd.Context(), args) },
 	}
 	cmd.AddCommand(list, remove)
 	return cmd
+}
+
+// atLeastOne requires an argument, which is called what.
+func atLeastOne(what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return fmt.Errorf("no %s is given: %s list shows them", what, cmd.Parent().CommandPath())
+		}
+		return nil
+	}
 }
 
 func (s *serversOptions) addOutputFlag(cmd *cobra.Command) {
