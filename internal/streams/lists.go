@@ -85,3 +85,28 @@ func DescribeServer(s driver.Server) streams.Server {
 func wrongMethod(method string) error {
 	return failure(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the method is %.20q: it must be GET", method)
 }
+
+// serveInterfaces responds with the network interfaces that the server sees.
+func (c *call) serveInterfaces() error {
+	lister, err := offered[driver.InterfaceLister](c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
+	defer cancel()
+	list, err := lister.Interfaces(ctx, c.vm.UID)
+	if err != nil {
+		return err
+	}
+	if list == nil {
+		list = []driver.Interface{}
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	c.answered = true
+	setHeader(c.w, "application/json")
+	_, err = body{c}.Write(text)
+	return err
+}
