@@ -17,7 +17,6 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 )
 
 // serveServers answers with all servers, to those who may see all of them.
@@ -74,7 +73,7 @@ func describeEngine(ctx context.Context, name string, d driver.Driver) streams.D
 func DescribeServer(s driver.Server) streams.Server {
 	described := streams.Server{
 		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name, State: string(s.State), StartedAt: s.StartedAt,
-		Retained: s.Retained, MayBeOrphan: inventory.MayBeOrphan(s),
+		Retained: s.Retained, MayBeOrphan: s.MayBeOrphan(),
 	}
 	if s.Err != nil {
 		described.Error = s.Err.Error()

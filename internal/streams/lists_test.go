@@ -27,7 +27,8 @@ func TestServers(t *testing.T) {
 		{UID: "u3", Err: errors.New("repair it")},
 		{UID: "u4", ID: "i4", State: driver.StatePending},
 	}
-	body, err := io.ReadAll(f.request(t, f.server.URL+streams.ServersPath).Body)
+	response := f.request(t, f.server.URL+streams.ServersPath) //nolint:bodyclose // request closes it
+	body, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
 	}

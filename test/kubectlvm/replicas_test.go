@@ -53,7 +53,7 @@ func newReplicas(t *testing.T) *replicas {
 		t.Fatal(err)
 	}
 	r.start = func(n int) {
-		r.all[n] = r.StartControllerProcess(t, []string{"POD_NAME=" + string('a'+rune(n))},
+		r.all[n] = r.StartControllerProcess(t, []string{fmt.Sprintf("POD_NAME=replica-%d", n)},
 			"--vm-driver=qemu", "--qemu-dir="+filepath.Join(temp, "qemu"), "--qemu-image-dirs="+r.images, "--qemu-accel=tcg",
 			"--leader-elect=true", "--lease-lock-namespace=default",
 			"--streams-address="+r.addresses[n], "--streams-cert-dir="+filepath.Join(temp, "certs"), "--streams-url=https://"+service.Address())

@@ -18,7 +18,7 @@ import (
 const (
 	// maxReviews is how many clients are authenticated at a time.
 	maxReviews = 32
-	// An address that has failed failureBurst times may fail failureRate times a second more.
+	// failureRate is how often a second an address may fail that has failed failureBurst times.
 	failureRate  = rate.Limit(1)
 	failureBurst = 20
 	// knownAddresses is how many addresses are remembered.
@@ -67,7 +67,7 @@ func (g *gate) limiterOf(address string) *rate.Limiter {
 	defer g.mu.Unlock()
 	key := networkOf(address)
 	if known, ok := g.failures.Get(key); ok {
-		return known.(*rate.Limiter) //nolint:forcetypeassert,errcheck // it has no others
+		return known.(*rate.Limiter) //nolint:forcetypeassert // it has no others
 	}
 	limiter := rate.NewLimiter(failureRate, failureBurst)
 	g.failures.Add(key, limiter)
