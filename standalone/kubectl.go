@@ -4,6 +4,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -71,12 +72,18 @@ func useDataDirKubeconfig(args []string) {
 
 // defaultKubeconfig returns the kubeconfig of this Drover, or nothing if KUBECONFIG
 // names another one. It never falls back to ~/.kube/config: a command meant for a Drover
-// that does not run must not reach some other cluster.
+// that does not run must not reach some other cluster. Root becomes the owner of the file.
 func defaultKubeconfig() string {
 	if os.Getenv("KUBECONFIG") != "" {
 		return ""
 	}
-	path := datadir.Layout(datadir.Default(os.Getenv, os.Getuid())).Kubeconfig()
+	dir := datadir.Layout(datadir.Default(os.Getenv, os.Getuid()))
+	path := dir.Kubeconfig()
+	// It may name programs to run.
+	if err := errors.Join(datadir.BecomeOwner(string(dir)), datadir.BecomeOwner(path)); err != nil {
+		fmt.Fprintln(os.Stderr, "drover:", err)
+		os.Exit(1)
+	}
 	if _, err := os.Stat(path); err != nil {
 		fmt.Fprintf(os.Stderr, "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
 	}

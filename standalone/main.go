@@ -24,6 +24,7 @@ func main() {
 	root := newRootCommand()
 	o := newVMOptions()
 	vm := newVMCommand(o)
+	useHostCommands(vm)
 	root.AddCommand(vm)
 	cmd, err := root.ExecuteC()
 	switch {
@@ -55,9 +56,12 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |", "FlagUsagesWrapped 80 |"))
 	root.AddCommand(newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), newVersionCommand())
-	shared := command.Program{Version: droverVersion, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}
-	root.AddCommand(shared.Commands()...)
+	root.AddCommand(sharedCommands()...)
 	return root
+}
+
+func sharedCommands() []*cobra.Command {
+	return command.Program{Version: droverVersion, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}.Commands()
 }
 
 // addDataDirFlag is for every command that uses the data dir.

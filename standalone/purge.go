@@ -41,7 +41,7 @@ func newPurgeCommand() *cobra.Command {
 		Use:   "purge",
 		Short: "Remove this installation's servers and, with --data, its data",
 		Long: `Remove the servers of the Drover that has this data dir, and no others, after
-asking. Drover must be stopped. Servers that were released on purpose
+asking. Drover must be stopped. As root it acts as the user who owns the data dir. Servers that were released on purpose
 (deletionPolicy Retain) are left alone.
 
 Without --data the VirtualMachines stay, and the next "drover up" makes their
@@ -60,6 +60,9 @@ servers again.`,
 }
 
 func (o *purgeOptions) run(ctx context.Context) (err error) {
+	if err := datadir.BecomeOwner(o.dataDir); err != nil {
+		return err
+	}
 	dir, err := datadir.OpenExisting(o.dataDir)
 	if err != nil {
 		return err

@@ -39,6 +39,24 @@ func newVMCommand(o *app.Options) *cobra.Command {
 	return cmd
 }
 
+// useHostCommands gives drover vm the commands of drover that look at this host, in place of
+// the verbs that ask a controller. They do without a Drover that runs where they can.
+func useHostCommands(vm *cobra.Command) {
+	groups := map[string]string{"image": "", "orphans": "", "retained": ""}
+	for _, verb := range vm.Commands() {
+		if _, replaced := groups[verb.Name()]; replaced {
+			groups["image"], groups[verb.Name()] = verb.GroupID, verb.GroupID
+			vm.RemoveCommand(verb)
+		}
+	}
+	for _, cmd := range sharedCommands() {
+		if group, replaces := groups[cmd.Name()]; replaces {
+			cmd.GroupID = group
+			vm.AddCommand(cmd)
+		}
+	}
+}
+
 // isBelow reports whether a command is another one, or one of its subcommands.
 func isBelow(cmd, parent *cobra.Command) bool {
 	for ; cmd != nil; cmd = cmd.Parent() {

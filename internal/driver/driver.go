@@ -401,6 +401,12 @@ type Server struct {
 	Retained bool
 }
 
+// MayBeOrphan reports whether a server is an orphan if no VirtualMachine owns it. Released
+// servers are not, nor are those of which only the existence is known.
+func (s Server) MayBeOrphan() bool {
+	return !s.Retained && s.State != StatePending && s.ID != ""
+}
+
 // Refused is a field of the spec that a server cannot have.
 type Refused struct {
 	// Field of the spec, for example "image".

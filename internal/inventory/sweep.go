@@ -218,14 +218,8 @@ func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(all, func(server driver.Server) bool {
-		return !MayBeOrphan(server) && (server.Retained || !isFetch(server))
+		return !server.MayBeOrphan() && (server.Retained || !isFetch(server))
 	}), nil
-}
-
-// MayBeOrphan reports whether a server is an orphan if no VirtualMachine owns it. Released
-// servers are not, nor are those of which only the existence is known.
-func MayBeOrphan(s driver.Server) bool {
-	return !s.Retained && s.State != driver.StatePending && s.ID != ""
 }
 
 func (s *Sweep) readOwners(ctx context.Context, read Owners) (map[types.UID]bool, error) {

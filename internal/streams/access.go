@@ -24,27 +24,35 @@ var resource = schema.GroupResource{Group: api.SchemeGroupVersion.Group, Resourc
 func (c *call) authorize(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.times.open)
 	defer cancel()
-	decision, _, err := c.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
+	return c.authorizeAs(ctx, authorizer.AttributesRecord{
 		User: c.user, Verb: kinds[c.stream].verb, Namespace: c.namespace,
 		APIGroup: resource.Group, APIVersion: api.SchemeGroupVersion.Version,
 		Resource: resource.Resource, Subresource: string(c.stream), Name: c.name, ResourceRequest: true,
 	})
+}
+
+func (c *call) authorizeAs(ctx context.Context, a authorizer.AttributesRecord) error {
+	decision, _, err := c.Authorizer.Authorize(ctx, a)
 	switch {
 	case err != nil:
 		c.Log.Error(err, "Could not ask whether a user may use a stream")
 		return failure(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the API server does not answer whether %q may use this stream", c.user.GetName())
 	case decision != authorizer.DecisionAllow:
-		return c.forbidden()
+		return forbidden(a)
 	}
 	c.authorized = c.Clock.Now()
 	return nil
 }
 
 // forbidden reads like an answer of the API server.
-func (c *call) forbidden() error {
-	full := schema.GroupResource{Group: resource.Group, Resource: resource.Resource + "/" + string(c.stream)}
-	return apierrors.NewForbidden(full, c.name, errors.New("User \""+c.user.GetName()+"\" cannot "+kinds[c.stream].verb+
-		" resource \""+full.Resource+"\" in API group \""+full.Group+"\" in the namespace \""+c.namespace+"\""))
+func forbidden(a authorizer.AttributesRecord) error {
+	full := schema.GroupResource{Group: a.APIGroup, Resource: a.Resource + "/" + a.Subresource}
+	scope := "at the cluster scope"
+	if a.Namespace != "" {
+		scope = "in the namespace \"" + a.Namespace + "\""
+	}
+	return apierrors.NewForbidden(full, a.Name, errors.New("User \""+a.User.GetName()+"\" cannot "+a.Verb+
+		" resource \""+full.Resource+"\" in API group \""+full.Group+"\" "+scope))
 }
 
 // watch ends a stream that has been idle for long, whose VirtualMachine is gone, or whose
@@ -87,9 +95,21 @@ func (c *call) checkVM() error {
 	return nil
 }
 
-// checkRight returns an error if the user has lost the right, or it could not be confirmed
-// for long.
+// identityKey is the key of a context for what WithIdentity stores.
+type identityKey struct{}
+
+// WithIdentity returns the context of a request whose stream ends soon after isKnown returns
+// false: the user is no longer who they proved to be.
+func WithIdentity(ctx context.Context, isKnown func() bool) context.Context {
+	return context.WithValue(ctx, identityKey{}, isKnown)
+}
+
+// checkRight returns an error if the user has lost the right or the identity, or the right
+// could not be confirmed for long.
 func (c *call) checkRight(now time.Time) error {
+	if isKnown, ok := c.ctx.Value(identityKey{}).(func() bool); ok && !isKnown() {
+		return errNotKnown
+	}
 	confirmed := c.authorized
 	err := c.authorize(c.ctx)
 	if apierrors.IsForbidden(err) || now.Sub(confirmed) >= c.times.unanswered {

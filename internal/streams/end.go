@@ -26,6 +26,7 @@ var (
 	errClientLeft = errors.New("the client left")
 
 	errNoUser   = failure(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "Unauthorized")
+	errNotKnown = failure(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "the cluster no longer accepts the certificate of the client")
 	errStopping = unavailable("the controller stops: try again, another one may serve this stream")
 	errStopped  = failure(http.StatusConflict, streams.ReasonServerStopped, "the server has stopped")
 	errTooSlow  = failure(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not read for too long")

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,6 +51,8 @@ type fixture struct {
 	rules   *rules
 	log     *lines
 	stop    func()
+	// withdrawn ends the identity of users, and with broken every write to a client fails.
+	withdrawn, broken atomic.Bool
 }
 
 // newFixture starts a Handler. change may change its settings before.
@@ -86,7 +90,9 @@ func (f *fixture) serve(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	f.server = httptest.NewServer(asUser(f.Handler))
+	f.server = httptest.NewUnstartedServer(f.asUser(f.Handler))
+	f.server.Listener = &listener{f.server.Listener, &f.broken}
+	f.server.Start()
 	t.Cleanup(func() {
 		f.stop()
 		f.server.Close()
@@ -101,11 +107,37 @@ func (f *fixture) serve(t *testing.T) {
 	})
 }
 
+// listener accepts connections whose writes fail once broken is set, while reads go on.
+type listener struct {
+	net.Listener
+	broken *atomic.Bool
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return &breakable{conn, l.broken}, err
+}
+
+type breakable struct {
+	net.Conn
+	broken *atomic.Bool
+}
+
+// Write implements net.Conn.
+func (b *breakable) Write(p []byte) (int, error) {
+	if b.broken.Load() {
+		return 0, syscall.ENOBUFS
+	}
+	return b.Conn.Write(p)
+}
+
 // asUser takes the bearer token for the name of the user.
-func asUser(next http.Handler) http.Handler {
+func (f *fixture) asUser(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if name, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
-			r = r.WithContext(request.WithUser(r.Context(), &user.DefaultInfo{Name: name}))
+			ctx := request.WithUser(r.Context(), &user.DefaultInfo{Name: name})
+			r = r.WithContext(WithIdentity(ctx, func() bool { return !f.withdrawn.Load() }))
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -227,6 +259,11 @@ type bare struct {
 // EngineID implements driver.Identifier.
 func (b bare) EngineID(context.Context) (string, error) { return b.id, nil }
 
+// List implements driver.Driver.
+func (b bare) List(context.Context, ...types.UID) ([]driver.Server, error) {
+	return nil, fmt.Errorf("%w: away", driver.ErrUnavailable)
+}
+
 // stub is a driver whose streams are what a test sets.
 type stub struct {
 	driver.Driver
@@ -236,7 +273,11 @@ type stub struct {
 	dial       func(context.Context, int32) (net.Conn, error)
 	logs       func(context.Context, driver.LogOptions) (io.ReadCloser, error)
 	interfaces func(context.Context) ([]driver.Interface, error)
+	servers    []driver.Server
 }
+
+// List implements driver.Driver.
+func (s *stub) List(context.Context, ...types.UID) ([]driver.Server, error) { return s.servers, nil }
 
 // EngineID implements driver.Identifier.
 func (s *stub) EngineID(context.Context) (string, error) { return "engine-1", s.engineErr }

@@ -129,6 +129,9 @@ func (c *call) serve(ctx context.Context) error {
 		return errNoUser
 	}
 	c.user = who
+	if c.r.URL.Path == streams.ServersPath {
+		return c.serveServers(ctx)
+	}
 	serve, err := c.parse()
 	if err != nil {
 		return err

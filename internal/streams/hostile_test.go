@@ -183,6 +183,43 @@ func TestHalfOpenClient(t *testing.T) {
 	}
 }
 
+// TestFailingControlMessages checks that a stream ends, and nothing of it is left, whose
+// connection takes no ping, and one whose end cannot be sent.
+func TestFailingControlMessages(t *testing.T) {
+	t.Parallel()
+	for name, ping := range map[string]time.Duration{"ping": 10 * time.Millisecond, "end": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, func(h *Handler) { h.times.ping = ping })
+			var console echoConsole
+			f.driver.console = console.open
+			ws := f.dial(t, "alice", f.url(streams.Console, "stdin=true"))
+			if err := ws.WriteMessage(websocket.BinaryMessage, []byte("\x00hello")); err != nil {
+				t.Fatal(err)
+			}
+			_ = ws.SetReadDeadline(time.Now().Add(waitTimeout))
+			if _, message, err := ws.ReadMessage(); err != nil || string(message) != "\x01hello" {
+				t.Fatalf("the console repeats %q, %v", message, err)
+			}
+			f.broken.Store(true)
+			want := `"end"="the client left"`
+			if name == "end" {
+				want = `"end"="ServiceUnavailable"`
+				f.stop()
+			}
+			if line := f.waitForEnds(t, 1); !strings.Contains(line, want) {
+				t.Errorf("the log has %s", line)
+			}
+			if _, _, err := ws.ReadMessage(); err == nil {
+				t.Error("something was sent")
+			}
+			if console.closed != 1 {
+				t.Errorf("the console was closed %d times", console.closed)
+			}
+		})
+	}
+}
+
 // TestSlowReader checks that a client which does not read is cut off, from each kind of
 // stream, and that the driver's connection is closed.
 func TestSlowReader(t *testing.T) {

@@ -50,7 +50,7 @@ func (c *call) parse() (serve func(*call) error, err error) {
 			string(c.stream), streams.Console, streams.Exec, streams.PortForward, streams.Log, streams.Interfaces)
 	}
 	if c.r.Method != http.MethodGet {
-		return nil, failure(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the method is %.20q: it must be GET", c.r.Method)
+		return nil, wrongMethod(c.r.Method)
 	}
 	return k.serve, nil
 }

@@ -324,6 +324,7 @@ func TestEndOfRights(t *testing.T) {
 			f.deleteVM(t)
 			f.create(t, framework.NewVM("vm").Namespace("demo").UID("uid-2").Bound("stub/engine-1"))
 		}, "Gone"},
+		"identity":   {func(_ *testing.T, f *fixture) { f.withdrawn.Store(true) }, "Unauthorized"},
 		"idle":       {func(*testing.T, *fixture) {}, "Timeout"},
 		"controller": {func(_ *testing.T, f *fixture) { go f.stop() }, "ServiceUnavailable"},
 	} {

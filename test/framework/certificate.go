@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"math/big"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -39,6 +40,24 @@ func (c *Cluster) SignUser(t testing.TB, name string, until time.Time) *rest.Con
 	user := rest.AnonymousClientConfig(c.Config)
 	user.CertData, user.KeyData = SignCertificate(t, name, until, ca[0], caKey)
 	return user
+}
+
+// WriteServerCertificate writes tls.crt, tls.key and ca.crt of a server on 127.0.0.1 into a
+// folder, and returns the CA.
+func WriteServerCertificate(dir string) (ca []byte, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	if err != nil {
+		return nil, err
+	}
+	for name, text := range map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": certificate} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return certificate, nil
 }
 
 // SignCertificate returns a client certificate and its key, in PEM. Without a CA it is signed

@@ -81,3 +81,20 @@ func (c *Cluster) writeKubeconfig(path string, at net.Addr, name string) error {
 	}
 	return clientcmd.WriteToFile(*config, path)
 }
+
+// ServiceProxy forwards to the first of several replicas that answers, as a Service does to
+// one that is ready.
+type ServiceProxy struct{ *relay }
+
+// NewServiceProxy opens an address in front of those of replicas.
+func NewServiceProxy(t testing.TB, replicas ...string) *ServiceProxy {
+	t.Helper()
+	remotes := make([]net.Addr, len(replicas))
+	for i, replica := range replicas {
+		remotes[i] = address{"tcp", replica}
+	}
+	return &ServiceProxy{newRelay(t, address{"tcp", "127.0.0.1:0"}, remotes...)}
+}
+
+// Address is where the replicas are reached.
+func (p *ServiceProxy) Address() string { return p.local.String() }

@@ -18,8 +18,9 @@ const chunkSize = 32 << 10
 // traffic.
 type relay struct {
 	t testing.TB
-	// local and remote are the addresses of the two sides.
-	local, remote net.Addr
+	// local is the address of this side. Of the other side's, the first that answers is used.
+	local   net.Addr
+	remotes []net.Addr
 
 	mu       sync.Mutex
 	listener net.Listener
@@ -29,9 +30,9 @@ type relay struct {
 	changed  chan struct{} // closed when held changes
 }
 
-// newRelay returns a relay to remote, which is closed at the end of the test.
-func newRelay(t testing.TB, local, remote net.Addr) *relay {
-	r := &relay{t: t, local: local, remote: remote, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
+// newRelay returns a relay to the remotes, which is closed at the end of the test.
+func newRelay(t testing.TB, local net.Addr, remotes ...net.Addr) *relay {
+	r := &relay{t: t, local: local, remotes: remotes, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
 	r.Restore()
 	t.Cleanup(r.Disconnect)
 	return r
@@ -104,7 +105,7 @@ func (r *relay) acceptConnections(l net.Listener) {
 }
 
 func (r *relay) forwardConnection(c net.Conn) {
-	s, err := (&net.Dialer{}).DialContext(context.Background(), r.remote.Network(), r.remote.String())
+	s, err := r.dial()
 	if err != nil || !r.addConnections(c, s) {
 		_ = c.Close()
 		return
@@ -114,6 +115,16 @@ func (r *relay) forwardConnection(c net.Conn) {
 	both.Go(func() { r.forwardStream(c, s, r.replyDelay) })
 	both.Wait()
 	r.removeConnections(c, s)
+}
+
+// dial connects to the first of the remotes that answers.
+func (r *relay) dial() (conn net.Conn, err error) {
+	for _, remote := range r.remotes {
+		if conn, err = (&net.Dialer{}).DialContext(context.Background(), remote.Network(), remote.String()); err == nil {
+			return conn, nil
+		}
+	}
+	return nil, err
 }
 
 func (r *relay) replyDelay() time.Duration {

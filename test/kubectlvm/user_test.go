@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -61,8 +62,13 @@ func (u *user) runWith(ctx context.Context, args ...string) result {
 	return result{out.String(), errs.String(), code}
 }
 
+// args returns a command line with the flags of the user, in front of dashes.
 func (u *user) args(args []string) []string {
-	return append(append([]string{"kubectl-vm"}, args...), append([]string{"--namespace=" + u.namespace}, u.flags...)...)
+	end := slices.Index(args, "--")
+	if end < 0 {
+		end = len(args)
+	}
+	return slices.Concat([]string{"kubectl-vm"}, args[:end], []string{"--namespace=" + u.namespace}, u.flags, args[end:])
 }
 
 // must is run for what must succeed, and returns the output.

@@ -74,7 +74,7 @@ func readLog(t *testing.T, user *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	found, err := client.CoreV1().ConfigMaps(streams.DefaultNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
+	found, err := client.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}

@@ -76,6 +76,40 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
+// TestFlood checks that a client who tries one token after another causes few requests to the
+// API server, and keeps none of other addresses away.
+func TestFlood(t *testing.T) {
+	t.Parallel()
+	s := endpoint
+	reviews := func() float64 {
+		return s.ReadAPIMetrics(t).Sum("apiserver_request_total", "resource", "tokenreviews")
+	}
+	flooder := rest.AnonymousClientConfig(s.Config)
+	// Other tests are at 127.0.0.1, and have wrong tokens too.
+	flooder.Dial = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).DialContext
+	path, before, refused := streams.Path("default", "vm", streams.Log), reviews(), 0
+	for i := range 500 {
+		flooder.BearerToken = fmt.Sprintf("no.token.%d", i)
+		switch response := s.get(t, s.at(flooder), path); response.StatusCode { //nolint:bodyclose // it is closed
+		case http.StatusTooManyRequests:
+			refused++
+			if response.Header.Get("Retry-After") == "" {
+				t.Error("it is not said when to try again")
+			}
+		case http.StatusUnauthorized:
+		default:
+			t.Fatalf("a wrong token is answered %d", response.StatusCode)
+		}
+	}
+	if asked := reviews() - before; refused < 250 || asked > 250 {
+		t.Errorf("of 500 requests %d were refused, and %v reviews were asked for", refused, asked)
+	}
+	namespace := s.createVM(t)
+	if code, text := s.open(t, s.Config, namespace, streams.Log); code != http.StatusOK {
+		t.Errorf("a user is answered %d: %s", code, text)
+	}
+}
+
 // TestTransport checks what the controller's own address speaks: TLS from 1.2 on, and
 // HTTP/1.1.
 func TestTransport(t *testing.T) {
@@ -122,7 +156,7 @@ func getFrom(t *testing.T, client *http.Client, url string) (*http.Response, err
 func TestNewCertificate(t *testing.T) { // not parallel: it restarts the controller
 	s := endpoint
 	namespace := s.createVM(t)
-	ca, err := writeCertificate(filepath.Join(s.DataDir, "streams"))
+	ca, err := framework.WriteServerCertificate(filepath.Join(s.DataDir, "streams"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +173,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 		}
 		return err
 	})
-	maps := s.KubeClient.CoreV1().ConfigMaps(streams.DefaultNamespace)
+	maps := s.KubeClient.CoreV1().ConfigMaps(streams.ConfigMapNamespace)
 	if err := maps.Delete(t.Context(), streams.ConfigMapName, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,12 +18,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	certutil "k8s.io/client-go/util/cert"
 
-	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -102,16 +98,12 @@ func (s *server) startController() (stop func() error, err error) {
 		return nil, err
 	}
 	dir := filepath.Join(s.DataDir, "streams")
-	if s.ca, err = writeCertificate(dir); err != nil {
-		return nil, err
-	}
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: streams.DefaultNamespace}}
-	if _, err := s.KubeClient.CoreV1().Namespaces().Create(context.Background(), ns, metav1.CreateOptions{}); err != nil {
+	if s.ca, err = framework.WriteServerCertificate(dir); err != nil {
 		return nil, err
 	}
 	s.url = "https://" + address
 	start := func() (*testenv.LocalController, error) {
-		return s.StartController("--vm-driver=fake", "--lease-lock-namespace="+streams.DefaultNamespace, "--streams-per-vm=200",
+		return s.StartController("--vm-driver=fake", "--streams-per-vm=200",
 			"--streams-address="+address, "--streams-cert-dir="+dir, "--streams-url="+s.url)
 	}
 	controller, err := start()
@@ -132,23 +124,6 @@ func freeAddress() (string, error) {
 		return "", err
 	}
 	return l.Addr().String(), l.Close()
-}
-
-// writeCertificate writes the files of --streams-cert-dir, and returns the CA.
-func writeCertificate(dir string) (ca []byte, err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
-	if err != nil {
-		return nil, err
-	}
-	for name, text := range map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": certificate} {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			return nil, err
-		}
-	}
-	return certificate, nil
 }
 
 // at returns the configuration of a user of the API server for its server of streams.

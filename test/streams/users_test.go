@@ -126,14 +126,14 @@ func TestAddress(t *testing.T) {
 			continue // its roles are those of config/rbac: test/manifests
 		}
 		user, _ := accountUser(t, s, s.CreateNamespace(t), "reader")
-		config, err := clientOf(t, user).CoreV1().ConfigMaps(streams.DefaultNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
+		config, err := clientOf(t, user).CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if address, ok := config.Data[streams.AddressKey]; !ok || address != "" {
 			t.Errorf("%s: the address is %q", name, address)
 		}
-		if _, err := clientOf(t, user).CoreV1().ConfigMaps(streams.DefaultNamespace).List(t.Context(), metav1.ListOptions{}); err == nil {
+		if _, err := clientOf(t, user).CoreV1().ConfigMaps(streams.ConfigMapNamespace).List(t.Context(), metav1.ListOptions{}); err == nil {
 			t.Errorf("%s: the user may list all", name)
 		}
 	}

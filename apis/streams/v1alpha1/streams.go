@@ -9,7 +9,11 @@
 // its credentials to no other one.
 package v1alpha1
 
-import "strings"
+import (
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // Stream is what a client may connect to. Each is authorized by a SubjectAccessReview for
 // the subresource of this name of virtualmachines, with the verb of its comment.
@@ -42,12 +46,14 @@ const PathPrefix = "/streams.cloudnative.tw/v1alpha1"
 // terminal's size, 255 closes a channel.
 const Protocol = "v5.channel.k8s.io"
 
-// ConfigMapName is the ConfigMap in Drover's namespace that says where streams are served.
+// ConfigMapName is the ConfigMap in ConfigMapNamespace that says where streams are served.
 // Only Drover may write it, and every authenticated user may read it.
 const ConfigMapName = "drover-streams"
 
-// DefaultNamespace is Drover's namespace unless the operator chose another.
-const DefaultNamespace = "drover-system"
+// ConfigMapNamespace is the same in every cluster, whatever namespace Drover is installed in,
+// and exists in all. In one that may be missing, whoever creates it could have other users
+// send their credentials to a server of his own.
+const ConfigMapNamespace = metav1.NamespaceSystem
 
 // Keys of that ConfigMap.
 const (

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
@@ -62,17 +63,12 @@ func LiveOwners(reader client.Reader) inventory.Owners {
 	}
 }
 
-// ApprovalsName is the ConfigMap of namespace kube-system in which a person approves the
-// removal of orphans: its keys are UIDs, and the values the IDs of their servers. Only who
-// may write in kube-system can approve any.
-const ApprovalsName = "drover-orphan-approvals"
-
 // approvedOrphans returns a function that reads the approvals. A controller that may not read
 // them, as with RBAC of an older version, has none.
 func approvedOrphans(reader client.Reader) func(context.Context) (map[driver.Target]bool, error) {
 	return func(ctx context.Context) (map[driver.Target]bool, error) {
 		var found corev1.ConfigMap
-		err := reader.Get(ctx, types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: ApprovalsName}, &found)
+		err := reader.Get(ctx, types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: streams.OrphanApprovalsName}, &found)
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 			return nil, nil //nolint:nilnil // Nil is for no approvals.
 		}

@@ -17,6 +17,7 @@ import (
 	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -25,7 +26,7 @@ import (
 func TestApprovals(t *testing.T) {
 	t.Parallel()
 	approvals := func(namespace string) *corev1.ConfigMap {
-		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: ApprovalsName}, Data: map[string]string{"u1": "s1", "u2": "s2"}}
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: streams.OrphanApprovalsName}, Data: map[string]string{"u1": "s1", "u2": "s2"}}
 	}
 	for name, tc := range map[string]struct {
 		object  *corev1.ConfigMap
@@ -35,7 +36,7 @@ func TestApprovals(t *testing.T) {
 		"none":              {nil, nil, nil},
 		"approved":          {approvals("kube-system"), nil, map[driver.Target]bool{{UID: "u1", ID: "s1"}: true, {UID: "u2", ID: "s2"}: true}},
 		"another namespace": {approvals("default"), nil, nil},
-		"no right":          {approvals("kube-system"), apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, ApprovalsName, nil), nil},
+		"no right":          {approvals("kube-system"), apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, streams.OrphanApprovalsName, nil), nil},
 		"no answer":         {approvals("kube-system"), errors.New("timeout"), nil},
 	} {
 		b := clientfake.NewClientBuilder()

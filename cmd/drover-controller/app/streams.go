@@ -39,7 +39,7 @@ func defaultStreams() StreamsOptions { return StreamsOptions{PerVM: 32, Total: 1
 func (o *StreamsOptions) addEndpointFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Address, "streams-address", o.Address, "address that serves consoles, logs, commands and ports of VMs by HTTPS, such as :9444; empty turns that off")
 	fs.StringVar(&o.CertDir, "streams-cert-dir", o.CertDir, "folder with tls.crt and tls.key for --streams-address, and with ca.crt for its clients; read again when they change")
-	fs.StringVar(&o.URL, "streams-url", o.URL, "URL at which clients reach --streams-address, such as https://drover.example:9444; published in the ConfigMap drover-streams in the Lease's namespace")
+	fs.StringVar(&o.URL, "streams-url", o.URL, "URL at which clients reach --streams-address, such as https://drover.example:9444; published in the ConfigMap drover-streams of kube-system")
 }
 
 func (o *StreamsOptions) addLimitFlags(fs *pflag.FlagSet) {
@@ -103,12 +103,8 @@ func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, inventories [
 }
 
 func addEndpoint(ctx context.Context, mgr ctrl.Manager, o *Options, handler http.Handler) error {
-	namespace, err := o.leaseNamespace()
-	if err != nil {
-		return err
-	}
 	parts, err := endpoint.New(ctx, endpoint.Options{
-		Address: o.Streams.Address, CertDir: o.Streams.CertDir, URL: o.Streams.URL, Namespace: namespace,
+		Address: o.Streams.Address, CertDir: o.Streams.CertDir, URL: o.Streams.URL,
 		Streams: o.Streams.Total, Handler: handler, Config: mgr.GetConfig(), HTTPClient: mgr.GetHTTPClient(),
 		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}, Log: ctrl.Log.WithName("streams"),
 	})

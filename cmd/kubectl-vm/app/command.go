@@ -20,6 +20,7 @@ const (
 	groupLifecycle = "lifecycle"
 	groupObserve   = "observe"
 	groupConnect   = "connect"
+	groupAdmin     = "admin"
 )
 
 // Main runs the program with its arguments, the first of which is its own name, and returns
@@ -66,6 +67,7 @@ func NewCommand(o *Options) *cobra.Command {
 		&cobra.Group{ID: groupLifecycle, Title: "Create and change:"},
 		&cobra.Group{ID: groupObserve, Title: "Observe:"},
 		&cobra.Group{ID: groupConnect, Title: "Connect:"},
+		&cobra.Group{ID: groupAdmin, Title: "Clear up, as an administrator:"},
 	)
 	cmd.AddCommand(newVerbs(o)...)
 	cmd.AddCommand(NewOptionsCommand(o))
@@ -103,6 +105,7 @@ func newVerbs(o *Options) []*cobra.Command {
 		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o), NewDoctorCommand(o),
 		NewConsoleCommand(o), NewLogsCommand(o), NewExecCommand(o), NewIPCommand(o),
 		NewSSHCommand(o), NewCopyCommand(o), NewPortForwardCommand(o),
+		NewOrphansCommand(o), NewRetainedCommand(o),
 	}
 }
 

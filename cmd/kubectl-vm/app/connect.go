@@ -13,23 +13,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/exec"
 
-	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
 // connection is what the verbs share that connect to a VM.
-type connection struct {
-	*Options
-	droverNamespace string
-}
-
-// droverNamespaceUsage is the help of --drover-namespace.
-const droverNamespaceUsage = "namespace of Drover, which has the ConfigMap " + streamsapi.ConfigMapName
+type connection struct{ *Options }
 
 // newConnectCommand returns a command of the group that connects.
 func (c *connection) newConnectCommand(cmd *cobra.Command) *cobra.Command {
 	cmd.GroupID, cmd.ValidArgsFunction = groupConnect, c.CompleteVM
-	cmd.Flags().StringVar(&c.droverNamespace, "drover-namespace", streamsapi.DefaultNamespace, droverNamespaceUsage)
 	return cmd
 }
 
@@ -51,7 +43,7 @@ func (c *connection) connect(ctx context.Context, arg string) (p place, err erro
 	if err != nil {
 		return p, err
 	}
-	p.client, err = streams.Discover(ctx, config, c.droverNamespace)
+	p.client, err = streams.Discover(ctx, config)
 	return p, err
 }
 

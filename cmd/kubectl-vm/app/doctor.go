@@ -71,7 +71,7 @@ func NewDoctorCommand(o *Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&d.output, "output", "o", "", "output format: json")
-	cmd.Flags().StringVar(&d.droverNamespace, "drover-namespace", streams.DefaultNamespace, droverNamespaceUsage)
+	cmd.Flags().StringVar(&d.droverNamespace, "drover-namespace", "drover-system", "namespace of Drover, which has its Lease")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	return cmd
 }
@@ -278,14 +278,14 @@ type streamsFacts struct {
 }
 
 func (d *doctorOptions) gatherStreams(ctx context.Context) streamsFacts {
-	f := streamsFacts{where: d.droverNamespace + "/" + streams.ConfigMapName}
+	f := streamsFacts{where: streams.ConfigMapNamespace + "/" + streams.ConfigMapName}
 	c, err := d.Core()
 	if err != nil {
 		f.err = err
 		return f
 	}
 	found := &corev1.ConfigMap{}
-	err = c.Get().Namespace(d.droverNamespace).Resource("configmaps").Name(streams.ConfigMapName).Do(ctx).Into(found)
+	err = c.Get().Namespace(streams.ConfigMapNamespace).Resource("configmaps").Name(streams.ConfigMapName).Do(ctx).Into(found)
 	f.none, f.forbidden = apierrors.IsNotFound(err), apierrors.IsForbidden(err)
 	if err != nil {
 		f.err = err
@@ -343,7 +343,7 @@ func judgeStreams(f streamsFacts) []findings.Finding {
 		return nil
 	case f.none:
 		return one(findings.Note("there is no ConfigMap %s", f.where).Means(without).
-			FixedBy("start drover-controller with --streams-address; if it runs elsewhere, name its namespace with --drover-namespace"))
+			FixedBy("start drover-controller with --streams-address"))
 	case f.forbidden:
 		return one(findings.Warning("you may not read the ConfigMap %s", f.where).Means(without).FixedBy("apply Drover's RBAC, which lets every user read it"))
 	case f.err != nil:

@@ -252,7 +252,7 @@ func (s *sshOptions) readFlags(cmd *cobra.Command) error {
 		}
 	}
 	s.passedOn = nil
-	add := func(f *pflag.Flag) {
+	cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) {
 		values := []string{f.Value.String()}
 		if list, ok := f.Value.(pflag.SliceValue); ok {
 			values = list.GetSlice()
@@ -262,9 +262,7 @@ func (s *sshOptions) readFlags(cmd *cobra.Command) error {
 				s.passedOn = append(s.passedOn, "--"+f.Name+"="+value)
 			}
 		}
-	}
-	cmd.InheritedFlags().VisitAll(add)
-	add(cmd.Flags().Lookup("drover-namespace"))
+	})
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -42,21 +43,23 @@ type Client struct {
 	base   *url.URL
 }
 
-// Discover returns a Client for the Drover in a namespace of the cluster of config. The
-// ConfigMap that Drover writes there says where streams are served; credentials are sent to
-// no other address.
-func Discover(ctx context.Context, config *rest.Config, namespace string) (*Client, error) {
+// Discover returns a Client for the Drover in the cluster of config. The ConfigMap that only
+// Drover may write says where streams are served; credentials are sent to no other address.
+func Discover(ctx context.Context, config *rest.Config) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoverTimeout)
 	defer cancel()
-	found, err := readConfigMap(ctx, config, namespace)
+	found, err := readConfigMap(ctx, config)
 	if err != nil {
 		return nil, err
 	}
 	own := rest.CopyConfig(config)
 	own.Timeout = 0 // it would end a stream
+	if own.Dial == nil {
+		own.Dial = dialer().DialContext
+	}
 	if address := found.Data[streams.AddressKey]; address != "" {
 		if err := useAddress(own, address, found.Data[streams.CAKey]); err != nil {
-			return nil, fmt.Errorf("ConfigMap %s/%s: %w", namespace, streams.ConfigMapName, err)
+			return nil, fmt.Errorf("ConfigMap %s/%s: %w", streams.ConfigMapNamespace, streams.ConfigMapName, err)
 		}
 	}
 	base, _, err := rest.DefaultServerUrlFor(own)
@@ -66,7 +69,7 @@ func Discover(ctx context.Context, config *rest.Config, namespace string) (*Clie
 	return &Client{config: own, base: base}, nil
 }
 
-func readConfigMap(ctx context.Context, config *rest.Config, namespace string) (*corev1.ConfigMap, error) {
+func readConfigMap(ctx context.Context, config *rest.Config) (*corev1.ConfigMap, error) {
 	transport, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err
@@ -75,11 +78,11 @@ func readConfigMap(ctx context.Context, config *rest.Config, namespace string) (
 	if err != nil {
 		return nil, err
 	}
-	path := base.JoinPath("api/v1/namespaces", namespace, "configmaps", streams.ConfigMapName)
+	path := base.JoinPath("api/v1/namespaces", streams.ConfigMapNamespace, "configmaps", streams.ConfigMapName)
 	body, err := get(ctx, transport, path)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("this cluster serves no consoles, logs, commands and ports of VMs: ConfigMap %s is not in namespace %s; name Drover's with --drover-namespace, or start drover-controller with --streams-address", streams.ConfigMapName, namespace)
+		return nil, fmt.Errorf("this cluster serves no consoles, logs, commands and ports of VMs: there is no ConfigMap %s in %s; start drover-controller with --streams-address", streams.ConfigMapName, streams.ConfigMapNamespace)
 	case err != nil:
 		return nil, fmt.Errorf("find where streams are served: %w", err)
 	}
@@ -89,6 +92,14 @@ func readConfigMap(ctx context.Context, config *rest.Config, namespace string) (
 		return nil, fmt.Errorf("read ConfigMap %s: %w", streams.ConfigMapName, err)
 	}
 	return &found, nil
+}
+
+// dialer ends a connection within two minutes whose other end is gone without a word. Otherwise
+// a log would wait for its next line for ever. WebSockets have pings besides.
+func dialer() *net.Dialer {
+	return &net.Dialer{
+		Timeout: 30 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 15 * time.Second, Count: 4},
+	}
 }
 
 // useAddress changes a configuration to that of a server of its own. It replaces the API
@@ -124,6 +135,15 @@ func (c *Client) Get(ctx context.Context, namespace, name string, s streams.Stre
 		return nil, err
 	}
 	return get(ctx, client, c.URL(namespace, name, s, query))
+}
+
+// GetPath returns the body of what is served at a path besides streams.
+func (c *Client) GetPath(ctx context.Context, path string) (io.ReadCloser, error) {
+	client, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return nil, err
+	}
+	return get(ctx, client, c.base.JoinPath(path))
 }
 
 // Connect opens a WebSocket and copies until the stream ends. Its error is that of the

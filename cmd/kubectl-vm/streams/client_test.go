@@ -52,7 +52,7 @@ func (s *server) ca() []byte {
 func serveAPI(t *testing.T, address string, ca []byte) *rest.Config {
 	t.Helper()
 	api := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/api/v1/namespaces/drover-system/configmaps/drover-streams" {
+		if r.URL.Path != "/api/v1/namespaces/kube-system/configmaps/drover-streams" {
 			http.NotFound(w, r)
 			return
 		}
@@ -73,7 +73,7 @@ func TestCredentials(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, r.URL.Path+" "+r.Header.Get("Authorization")) //nolint:gosec // no browser asks
 	})
-	client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()), "drover-system")
+	client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestCredentials(t *testing.T) {
 		t.Errorf("a redirect gives %v", err)
 	}
 
-	client, err = Discover(t.Context(), serveAPI(t, elsewhere.URL, otherCA(t)), "drover-system")
+	client, err = Discover(t.Context(), serveAPI(t, elsewhere.URL, otherCA(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestBadConfigMap(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := Discover(t.Context(), serveAPI(t, test.address, []byte(test.ca)), "drover-system")
+			_, err := Discover(t.Context(), serveAPI(t, test.address, []byte(test.ca)))
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("it gives %v, want one about %s", err, test.want)
 			}
@@ -123,13 +123,15 @@ func TestBadConfigMap(t *testing.T) {
 		t.Parallel()
 		config := serveAPI(t, "https://drover.example", []byte("x"))
 		config.Impersonate.UserName = "someone"
-		if _, err := Discover(t.Context(), config, "drover-system"); err == nil || !strings.Contains(err.Error(), "--as") {
+		if _, err := Discover(t.Context(), config); err == nil || !strings.Contains(err.Error(), "--as") {
 			t.Errorf("it gives %v, want one about --as", err)
 		}
 	})
 	t.Run("missing", func(t *testing.T) {
 		t.Parallel()
-		if _, err := Discover(t.Context(), serveAPI(t, "", nil), "elsewhere"); err == nil || !strings.Contains(err.Error(), "--streams-address") {
+		api := serve(t, http.NotFound)
+		config := &rest.Config{Host: api.URL, TLSClientConfig: rest.TLSClientConfig{CAData: api.ca()}}
+		if _, err := Discover(t.Context(), config); err == nil || !strings.Contains(err.Error(), "--streams-address") {
 			t.Errorf("it gives %v, want one about --streams-address", err)
 		}
 	})

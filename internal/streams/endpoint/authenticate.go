@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -57,6 +58,8 @@ func backoff() *wait.Backoff {
 // by certificates of the cluster's client CA.
 type clients struct {
 	authenticator.Request
+	ca   dynamiccertificates.CAContentProvider
+	gate *gate
 	next http.Handler
 	log  logr.Logger
 }
@@ -73,7 +76,7 @@ func newClients(o Options, ca dynamiccertificates.CAContentProvider) (*clients, 
 		// Without a RequestHeaderConfig, headers of a proxy prove nothing.
 	}
 	check, _, err := config.New()
-	return &clients{Request: check, next: o.Handler, log: o.Log}, err
+	return &clients{Request: check, ca: ca, gate: newGate(o.Clock), next: o.Handler, log: o.Log}, err
 }
 
 // ServeHTTP implements http.Handler.
@@ -88,13 +91,49 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	answer, ok, err := c.AuthenticateRequest(r)
-	if err != nil || !ok {
-		c.log.V(2).Info("Client not authenticated", "cause", err)
-		streams.Refuse(w, apierrors.NewUnauthorized(refusal(err)))
+	user, err := c.identify(r)
+	if err != nil {
+		streams.Refuse(w, err)
 		return
 	}
-	c.next.ServeHTTP(w, r.WithContext(request.WithUser(r.Context(), answer.User)))
+	ctx := request.WithUser(r.Context(), user)
+	if began := c.gate.clock.Now(); c.hasCertificate(r, began) {
+		ctx = streams.WithIdentity(ctx, func() bool { return c.hasCertificate(r, began) })
+	}
+	c.next.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// identify returns the user of a request.
+func (c *clients) identify(r *http.Request) (user.Info, error) {
+	leave, err := c.gate.enter(r)
+	if err != nil {
+		return nil, err
+	}
+	answer, ok, err := c.AuthenticateRequest(r)
+	leave(ok && err == nil)
+	if err != nil || !ok {
+		c.log.V(2).Info("Client not authenticated", "cause", err)
+		return nil, apierrors.NewUnauthorized(refusal(err))
+	}
+	return answer.User, nil
+}
+
+// hasCertificate reports whether the request came with a certificate of the CA of today that
+// was valid at a time. Such a certificate counts before a token.
+func (c *clients) hasCertificate(r *http.Request, at time.Time) bool {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return false
+	}
+	options, ok := c.ca.VerifyOptions()
+	if !ok {
+		return false
+	}
+	options.CurrentTime, options.Intermediates = at, x509.NewCertPool()
+	for _, one := range r.TLS.PeerCertificates[1:] {
+		options.Intermediates.AddCert(one)
+	}
+	_, err := r.TLS.PeerCertificates[0].Verify(options)
+	return err == nil
 }
 
 // refuseBody refuses a request that announces a body, which no stream has. The server would

@@ -5,6 +5,15 @@ package endpoint
 
 import (
 	"bufio"
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,14 +24,23 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestBody checks that a request which announces a body does not hold its connection.
 func TestBody(t *testing.T) {
 	t.Parallel()
 	stranger := authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) { return nil, false, nil })
-	server := httptest.NewServer(&clients{Request: stranger, log: logr.Discard()})
+	server := httptest.NewServer(&clients{Request: stranger, gate: newGate(clock.RealClock{}), log: logr.Discard()})
 	t.Cleanup(server.Close)
 	for _, header := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://")) //nolint:noctx // a test of one connection
@@ -37,4 +55,158 @@ func TestBody(t *testing.T) {
 			t.Errorf("%s is answered %q, %v", header, all, err)
 		}
 	}
+}
+
+// TestGate checks that an address that keeps failing is refused without a request to the API
+// server, and that others, and clients that succeed, are not.
+func TestGate(t *testing.T) {
+	t.Parallel()
+	now := clocktesting.NewFakePassiveClock(time.Unix(1_000_000, 0))
+	asked := 0
+	c := &clients{gate: newGate(now), log: logr.Discard(), Request: authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+		asked++
+		return &authenticator.Response{User: &user.DefaultInfo{Name: "ann"}}, r.Header.Get("Authorization") == "good", nil
+	})}
+	from := func(address, token string) error {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+		r.RemoteAddr = address
+		r.Header.Set("Authorization", token)
+		_, err := c.identify(r)
+		return err
+	}
+	for range 3 * failureBurst {
+		if err := from("192.0.2.1:1000", "good"); err != nil {
+			t.Fatalf("a user is refused: %v", err)
+		}
+	}
+	asked = 0
+	for port := range 3 * failureBurst {
+		_ = from(fmt.Sprintf("[2001:db8::%x]:1000", port), "wrong")
+	}
+	if asked != failureBurst {
+		t.Errorf("the API server was asked %d times for one network, want %d", asked, failureBurst)
+	}
+	if err := from("[2001:db8::1]:2000", "good"); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("the network is answered %v", err)
+	}
+	for _, other := range []string{"[2001:db8:0:1::1]:1000", "192.0.2.1:1000"} {
+		if err := from(other, "good"); err != nil {
+			t.Errorf("%s is answered %v", other, err)
+		}
+	}
+	now.SetTime(now.Now().Add(time.Minute))
+	if err := from("[2001:db8::1]:2000", "good"); err != nil {
+		t.Errorf("after a minute the network is answered %v", err)
+	}
+	if len(c.gate.places) != 0 {
+		t.Errorf("%d places are taken", len(c.gate.places))
+	}
+}
+
+// TestFullGate checks that a client whose turn has not come leaves when its connection ends.
+func TestFullGate(t *testing.T) {
+	t.Parallel()
+	g := newGate(clock.RealClock{})
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+	var leave func(bool)
+	for range maxReviews {
+		var err error
+		if leave, err = g.enter(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := g.enter(r.WithContext(ctx)); !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that left is answered %v", err)
+	}
+	leave(true)
+	if _, err := g.enter(r); err != nil {
+		t.Errorf("there is a place, and the answer is %v", err)
+	}
+}
+
+// TestConnectionsInheritTimeouts checks what ends a connection whose client is gone.
+func TestConnectionsInheritTimeouts(t *testing.T) {
+	t.Parallel()
+	l, err := listenConfig().Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	client, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for option, want := range map[int]int{unix.TCP_USER_TIMEOUT: 60_000, unix.TCP_KEEPIDLE: 15, unix.TCP_KEEPINTVL: 15, unix.TCP_KEEPCNT: 4} {
+		var got int
+		controlErr := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option) })
+		if err := errors.Join(controlErr, err); err != nil || got != want {
+			t.Errorf("option %d is %d, %v, want %d", option, got, err, want)
+		}
+	}
+}
+
+// TestCertificateOfToday checks that a client's certificate counts as long as the cluster's CA
+// is the same, even past its own end, and no longer.
+func TestCertificateOfToday(t *testing.T) {
+	t.Parallel()
+	ca, caKey := newCA(t)
+	began := time.Now()
+	text, _ := framework.SignCertificate(t, "ann", began.Add(time.Minute), ca, caKey)
+	own, err := certutil.ParseCertsPEM(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority := &clientCA{}
+	publish := func(ca *x509.Certificate) {
+		static, err := dynamiccertificates.NewStaticCAContent("ca", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		authority.current.Store(&content{CAContentProvider: static})
+	}
+	c := &clients{ca: authority}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+	r.TLS = &tls.ConnectionState{PeerCertificates: own}
+	check := func(what string, at time.Time, want bool) {
+		t.Helper()
+		if got := c.hasCertificate(r, at); got != want {
+			t.Errorf("%s: it counts is %v, want %v", what, got, want)
+		}
+	}
+	check("no CA", began, false)
+	publish(ca)
+	check("valid", began, true)
+	check("expired at the begin", began.Add(time.Hour), false)
+	other, _ := newCA(t)
+	publish(other)
+	check("another CA", began, false)
+	publish(ca)
+	check("the first again", began, true)
+	authority.current.Store(nil)
+	check("withdrawn", began, false)
+}
+
+func newCA(t *testing.T) (*x509.Certificate, crypto.Signer) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "ca"}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca, key
 }

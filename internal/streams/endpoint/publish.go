@@ -35,7 +35,7 @@ func (p *publisher) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
-			p.Log.Error(err, "Could not publish the address of streams, will try again", "namespace", p.Namespace, "configMap", streams.ConfigMapName)
+			p.Log.Error(err, "Could not publish the address of streams, will try again", "namespace", streams.ConfigMapNamespace, "configMap", streams.ConfigMapName)
 		}
 		select {
 		case <-ctx.Done():
@@ -55,7 +55,7 @@ func (p *publisher) publish(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	object := corev1.ConfigMap(streams.ConfigMapName, p.Namespace).
+	object := corev1.ConfigMap(streams.ConfigMapName, streams.ConfigMapNamespace).
 		WithLabels(map[string]string{"app.kubernetes.io/name": "drover"}).
 		WithData(map[string]string{streams.AddressKey: p.URL, streams.CAKey: ca})
 	return p.Client.Apply(ctx, object, client.FieldOwner(fieldManager), client.ForceOwnership)

@@ -13,7 +13,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"path/filepath"
 	"time"
@@ -52,8 +51,8 @@ type Options struct {
 	// CertDir has tls.crt and tls.key, and ca.crt for clients. The files are read again when
 	// they change.
 	CertDir string
-	// URL is the address that clients are given, in the ConfigMap in Namespace.
-	URL, Namespace string
+	// URL is the address that clients are given, in a ConfigMap.
+	URL string
 	// Streams is how many streams Handler serves at a time.
 	Streams int
 	Handler http.Handler
@@ -80,7 +79,7 @@ func New(ctx context.Context, o Options) ([]manager.Runnable, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Address)
+	listener, err := listenConfig().Listen(ctx, "tcp", o.Address)
 	if err != nil {
 		return nil, fmt.Errorf("--streams-address: %w", err)
 	}

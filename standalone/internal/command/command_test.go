@@ -15,12 +15,11 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/engines"
-	"cloudnative.tw/drover/standalone/internal/runstate"
 )
 
 var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -61,77 +60,23 @@ func TestChooseByID(t *testing.T) {
 	}
 }
 
-// TestChooseOrphans checks that only an orphan of a driver that runs is chosen, and that the
-// others are explained.
-func TestChooseOrphans(t *testing.T) {
-	t.Parallel()
-	owned, orphan, kept, broken, off := newServer("a", "owned", "1"), newServer("b", "orphan", "2"), newServer("c", "kept", "3333333333333333"), newServer("d", "broken", ""), newServer("e", "off", "5")
-	kept.Retained, broken.Err, off.engine.Driver = true, errors.New("repair it"), "qemu"
-	r := &review{
-		host:    &doctor.Host{State: &runstate.State{Drivers: []string{"docker"}}},
-		servers: []server{owned, orphan, kept, broken, off}, owners: map[types.UID]bool{"owned": true},
-	}
-	if got := r.orphans(); len(got) != 2 || got[0].UID != "orphan" || got[1].UID != "off" {
-		t.Errorf("the orphans are %+v", got)
-	}
-	for uid, says := range map[string]string{
-		"owned": "belongs to the VirtualMachine default/a", "kept": "drover retained delete 333333333333", "broken": "repair it",
-		"none": `has the UID "none"`, "off": "start it with --vm-driver=docker,qemu",
-	} {
-		if _, err := r.choose([]string{uid}); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: got %v, want %q", uid, err, says)
-		}
-	}
-	if chosen, err := r.choose([]string{"orphan", "orphan"}); err != nil || len(chosen) != 1 {
-		t.Errorf("got %+v, %v", chosen, err)
-	}
-}
-
-// TestReportGone checks that a server counts as removed only if its engine has answered.
-func TestReportGone(t *testing.T) {
-	t.Parallel()
-	s := newServer("a", "u1", "id1")
-	for name, c := range map[string]struct {
-		r    review
-		left int
-		says string
-	}{
-		"gone":           {review{}, 0, "Removed: docker server id1 of default/a."},
-		"there":          {review{servers: []server{s}}, 1, ""},
-		"another's":      {review{servers: []server{newServer("a", "u1", "id2")}}, 0, "Removed"},
-		"no answer":      {review{silent: []engines.Surveyed{{Engine: s.engine}}}, 1, ""},
-		"another engine": {review{silent: []engines.Surveyed{{Engine: engines.Engine{Driver: "qemu"}}}}, 0, "Removed"},
-		"has an owner":   {review{servers: []server{s}, owners: map[types.UID]bool{"u1": true}}, 0, "has a VirtualMachine again"},
-	} {
-		var out bytes.Buffer
-		o := &orphansOptions{out: &out}
-		if left := o.reportGone(&c.r, []server{s}); len(left) != c.left || !strings.Contains(out.String(), c.says) || c.says == "" && out.Len() > 0 {
-			t.Errorf("%s: left %+v, printed %q", name, left, out.String())
-		}
-	}
-}
-
+// TestPrintServers checks that what is printed is what the API of streams says of a server.
 func TestPrintServers(t *testing.T) {
 	t.Parallel()
 	p := Program{Clock: clocktesting.NewFakeClock(now)}
-	never := newServer("b", "u2", "id2")
-	never.StartedAt, never.State = time.Time{}, driver.StateStopped
-	all := []server{newServer("a", "u1", "0123456789abcdef"), never}
+	all := describeServers([]server{newServer("a", "u1", "0123456789abcdef")})
 	var out bytes.Buffer
-	const want = "ID             DRIVER   VM          STATE     AGE\n0123456789ab   docker   default/a   Running   60m\nid2            docker   default/b   Stopped   -\n"
-	if err := p.printServers(&out, all, keyID, "", "none"); err != nil || out.String() != want {
+	const want = "ID             DRIVER   VM          STATE     AGE\n0123456789ab   docker   default/a   Running   60m\n"
+	if err := p.printServers(&out, all, servers.ByID, "", "none"); err != nil || out.String() != want {
 		t.Errorf("got\n%s, %v", out.String(), err)
 	}
-	out.Reset()
-	if err := p.printServers(&out, nil, keyUID, "", "None."); err != nil || out.String() != "None.\n" {
-		t.Errorf("got %q, %v", out.String(), err)
+	if !all[0].MayBeOrphan || all[0].EngineID != "D" {
+		t.Errorf("it is described as %+v", all[0])
 	}
-	for _, some := range [][]server{nil, all} {
-		out.Reset()
-		var got []serverJSON
-		if err := errors.Join(p.printServers(&out, some, keyUID, outputJSON, "None."), json.Unmarshal(out.Bytes(), &got)); err != nil || got == nil || len(got) != len(some) {
-			t.Errorf("got %q, %v", out.String(), err)
-		}
+	out.Reset()
+	var got []map[string]any
+	if err := errors.Join(p.printServers(&out, all, servers.ByUID, outputJSON, ""), json.Unmarshal(out.Bytes(), &got)); err != nil || got[0]["uid"] != "u1" {
+		t.Errorf("got %q, %v", out.String(), err)
 	}
 }
 

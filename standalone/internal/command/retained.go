@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
@@ -71,7 +72,7 @@ func (o *retainedOptions) list(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return o.printServers(o.out, all, keyID, o.output, "No servers were released.")
+	return o.printServers(o.out, describeServers(all), servers.ByID, o.output, "No servers were released.")
 }
 
 // find returns the servers that were released, and the cluster's id.
@@ -84,8 +85,8 @@ func (o *retainedOptions) find(ctx context.Context) ([]server, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	all, silent, err := o.findServers(ctx, h.Layout, cluster)
-	warnSilent(o.errOut, silent)
+	all, surveyed, err := o.findServers(ctx, h.Layout, cluster)
+	warnSilent(o.errOut, surveyed)
 	return slices.DeleteFunc(all, func(s server) bool { return !s.Retained }), cluster, err
 }
 
@@ -99,20 +100,20 @@ func (o *retainedOptions) remove(ctx context.Context, ids []string) error {
 		return err
 	}
 	if !o.yes {
-		if err := o.printServers(o.out, chosen, keyID, "", ""); err != nil {
+		if err := o.printServers(o.out, describeServers(chosen), servers.ByID, "", ""); err != nil {
 			return err
 		}
-		if err := Confirm(o.in, o.out, "End and remove "+countServers(len(chosen))+" with all disks?"); err != nil {
+		if err := Confirm(o.in, o.out, "End and remove "+servers.Count(len(chosen))+" with all disks?"); err != nil {
 			return err
 		}
 	}
 	var errs []error
 	for _, s := range foldersLast(chosen) {
 		if err := o.removeServer(ctx, s, cluster); err != nil {
-			errs = append(errs, fmt.Errorf("%s server %s of %s/%s: %w", s.engine.Driver, shortID(s.ID), s.Namespace, s.Name, err))
+			errs = append(errs, fmt.Errorf("%s server %s of %s/%s: %w", s.engine.Driver, servers.ShortID(s.ID), s.Namespace, s.Name, err))
 			continue
 		}
-		_, _ = fmt.Fprintf(o.out, "Removed: %s server %s of %s/%s.\n", s.engine.Driver, shortID(s.ID), s.Namespace, s.Name)
+		_, _ = fmt.Fprintf(o.out, "Removed: %s server %s of %s/%s.\n", s.engine.Driver, servers.ShortID(s.ID), s.Namespace, s.Name)
 	}
 	return errors.Join(errs...)
 }

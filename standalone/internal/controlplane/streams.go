@@ -60,10 +60,11 @@ func (c *Config) installStreams(ctx context.Context) error {
 
 // applyStreamsAddress publishes that kube-apiserver itself serves streams, to every user.
 func applyStreamsAddress(ctx context.Context, client kubernetes.Interface, o metav1.ApplyOptions) error {
-	ns := streams.DefaultNamespace
+	ns := streams.ConfigMapNamespace
 	role := rbacv1.Role(streamsName+"-reader", ns).WithRules(rbacv1.PolicyRule().
 		WithAPIGroups("").WithResources("configmaps").WithResourceNames(streams.ConfigMapName).WithVerbs("get"))
 	binding := rbacv1.RoleBinding(streamsName+"-reader", ns).WithRoleRef(roleRef("Role", streamsName+"-reader")).WithSubjects(everyUser())
+	// kube-apiserver creates the namespace too, perhaps later.
 	_, err := client.CoreV1().Namespaces().Apply(ctx, corev1.Namespace(ns), o)
 	if err == nil {
 		_, err = client.CoreV1().ConfigMaps(ns).Apply(ctx, corev1.ConfigMap(streams.ConfigMapName, ns).WithData(map[string]string{streams.AddressKey: ""}), o)

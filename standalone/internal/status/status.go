@@ -29,7 +29,6 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/runstate"
@@ -338,7 +337,7 @@ func (d *Driver) count(servers []driver.Server, owners map[types.UID]bool) {
 		case driver.StateStarting, driver.StateRunning, driver.StatePaused, driver.StateStopping, driver.StateRestarting:
 			d.Running++
 		}
-		if inventory.MayBeOrphan(server) && !owners[server.UID] {
+		if server.MayBeOrphan() && !owners[server.UID] {
 			orphans++
 		}
 	}

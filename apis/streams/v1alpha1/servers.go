@@ -1,0 +1,55 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ServersPath is answered with a ServerList: all servers on the engines of the controller that
+// answers. It needs the verb list on the subresource Servers of virtualmachines, in all
+// namespaces.
+const ServersPath = PathPrefix + "/" + Servers
+
+// Servers is the subresource for ServersPath.
+const Servers = "servers"
+
+// ServerList has the servers of a cluster, driver by driver, as the engines have them now.
+type ServerList struct {
+	Drivers []DriverServers `json:"drivers"`
+}
+
+// DriverServers are the servers of a driver.
+type DriverServers struct {
+	Driver   string `json:"driver"`
+	EngineID string `json:"engineID"`
+	// Error says why the engine did not answer. Its servers are not known then.
+	Error   string   `json:"error,omitempty"`
+	Servers []Server `json:"servers"`
+}
+
+// Server is what an engine runs for a VirtualMachine, or has run for one that is gone.
+type Server struct {
+	UID types.UID `json:"uid"`
+	// ID is the engine's name for the server.
+	ID string `json:"id"`
+	// Namespace and Name are those of the VirtualMachine that it was made for.
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	State     string    `json:"state"`
+	StartedAt time.Time `json:"startedAt,omitzero"`
+	// Retained is set if the server was released.
+	Retained bool `json:"retained,omitempty"`
+	// MayBeOrphan is set if the server is an orphan unless a VirtualMachine has its UID.
+	MayBeOrphan bool `json:"mayBeOrphan,omitempty"`
+	// Error says why the server cannot be read.
+	Error string `json:"error,omitempty"`
+}
+
+// OrphanApprovalsName is the ConfigMap of namespace kube-system in which a person approves the
+// removal of orphans: its keys are UIDs, and the values the IDs of their servers. Only who
+// may write in kube-system can approve any.
+const OrphanApprovalsName = "drover-orphan-approvals"

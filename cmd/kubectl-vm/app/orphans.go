@@ -1,0 +1,329 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned/scheme"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
+)
+
+// serversOptions are what orphans and retained share.
+type serversOptions struct {
+	*Options
+	output    string
+	yes, wait bool
+	timeout   time.Duration
+	warned    bool
+}
+
+// NewOrphansCommand returns the verb orphans.
+func NewOrphansCommand(o *Options) *cobra.Command {
+	s := &serversOptions{Options: o}
+	cmd := &cobra.Command{
+		Use: "orphans", GroupID: groupAdmin,
+		Short: "Show and remove servers that no VM owns",
+		Long: "Show and remove servers that no VM owns. Drover removes them by itself after a while,\n" +
+			"unless it only reports them, or suspiciously many look orphaned. For administrators:\n" +
+			"it needs the right to list virtualmachines/servers in all namespaces.",
+		Args: unknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	list := &cobra.Command{
+		Use: "list", Short: "Show the servers that no VM owns", Args: noArgs, Example: o.examples("orphans list"),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.listOrphans(cmd.Context()) },
+	}
+	s.addOutputFlag(list)
+	remove := &cobra.Command{
+		Use: "delete UID...", Aliases: []string{"rm"}, Short: "Have Drover remove servers that no VM owns",
+		Long: "Approve, after asking, that servers without a VM are removed with their disks, and wait\n" +
+			"until the controller has removed them. It first reads the engine and the API live twice,\n" +
+			"--orphan-grace apart, so this takes a minute or two. A server that has a VM by then\n" +
+			"stays. You need the right to write ConfigMap " + streamsapi.OrphanApprovalsName + " in kube-system.",
+		Args: atLeastOne("UID"), Example: o.examples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
+		ValidArgsFunction: s.completeOrphans,
+		RunE:              func(cmd *cobra.Command, args []string) error { return s.removeOrphans(cmd.Context(), args) },
+	}
+	f := remove.Flags()
+	f.BoolVarP(&s.yes, "yes", "y", false, "do not ask")
+	f.BoolVar(&s.wait, "wait", true, "wait until they are removed")
+	f.DurationVar(&s.timeout, "timeout", 5*time.Minute, "how long to wait")
+	cmd.AddCommand(list, remove)
+	return cmd
+}
+
+// NewRetainedCommand returns the verb retained.
+func NewRetainedCommand(o *Options) *cobra.Command {
+	s := &serversOptions{Options: o}
+	cmd := &cobra.Command{
+		Use: "retained", GroupID: groupAdmin,
+		Short: "Show servers that were released",
+		Long: "Show the servers that were released when their VM was deleted with deletionPolicy Retain.\n" +
+			"They go on running, and Drover does not touch them any more.",
+		Args: unknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	list := &cobra.Command{
+		Use: "list", Short: "Show the servers that were released", Args: noArgs, Example: o.examples("retained list"),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.listRetained(cmd.Context()) },
+	}
+	s.addOutputFlag(list)
+	remove := &cobra.Command{
+		Use: "delete ID...", Short: "Say how to remove servers that were released",
+		Long: "Say how to remove servers that were released. No controller touches them, so that is done\n" +
+			"on the engine's host.",
+		Args: atLeastOne("ID"), Example: o.examples("retained delete 0123456789ab"),
+		ValidArgsFunction: s.completeRetained,
+		RunE:              func(cmd *cobra.Command, args []string) error { return s.explainRemoval(cmd.Context(), args) },
+	}
+	cmd.AddCommand(list, remove)
+	return cmd
+}
+
+// atLeastOne requires an argument, which is called what.
+func atLeastOne(what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return fmt.Errorf("no %s is given: %s list shows them", what, cmd.Parent().CommandPath())
+		}
+		return nil
+	}
+}
+
+func (s *serversOptions) addOutputFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&s.output, "output", "o", "", "output format: json")
+}
+
+func (s *serversOptions) listOrphans(ctx context.Context) error {
+	look, err := s.look(ctx)
+	if err != nil {
+		return err
+	}
+	return s.print(look.Orphans(), servers.ByUID, "Every server has a VM.")
+}
+
+func (s *serversOptions) listRetained(ctx context.Context) error {
+	look, err := s.readServers(ctx)
+	if err != nil {
+		return err
+	}
+	return s.print(look.Retained(), servers.ByID, "No servers were released.")
+}
+
+func (s *serversOptions) print(all []servers.Server, key servers.Key, none string) error {
+	switch s.output {
+	case "":
+		return servers.PrintTable(s.Out, all, key, s.Clock.Now(), none)
+	case "json":
+		return servers.PrintJSON(s.Out, all)
+	}
+	return fmt.Errorf("--output %q: allowed is json", s.output)
+}
+
+func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error {
+	if s.timeout <= 0 {
+		return fmt.Errorf("--timeout is %s: it must be positive", s.timeout)
+	}
+	remover := servers.Remover{Look: s.look, Out: s.Out, Clock: s.Clock, Program: s.Program}
+	if !s.yes {
+		remover.Confirm = s.confirm
+	}
+	if s.wait {
+		remover.Timeout = s.timeout
+	}
+	return remover.Remove(ctx, uids)
+}
+
+func (s *serversOptions) confirm(ctx context.Context, question string) error {
+	if !s.isInteractive() {
+		return errUnasked
+	}
+	_, _ = fmt.Fprintf(s.ErrOut, "%s [y/N] ", question)
+	answer, err := s.readAnswer(ctx)
+	if err != nil {
+		return err
+	}
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return nil
+	}
+	return errDeclined
+}
+
+// look reads the engines first and the API live after, so that a VM that was created meanwhile
+// counts as an owner.
+func (s *serversOptions) look(ctx context.Context) (*servers.Look, error) {
+	look, err := s.readServers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if look.Owners, err = s.readUIDs(ctx); err != nil {
+		return nil, err
+	}
+	look.Core, err = s.Core()
+	return look, err
+}
+
+// maxServers limits what a controller answers, in bytes.
+const maxServers = 64 << 20
+
+// readServers asks a controller for all servers.
+func (s *serversOptions) readServers(ctx context.Context) (*servers.Look, error) {
+	config, err := s.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	client, err := streams.Discover(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	body, err := client.GetPath(ctx, streamsapi.ServersPath)
+	if apierrors.IsNotFound(err) {
+		return nil, errors.New("the controller is older than this program, and does not list servers")
+	}
+	if err != nil {
+		return nil, streams.Cause(err)
+	}
+	defer func() { _ = body.Close() }()
+	var list streamsapi.ServerList
+	if err := json.NewDecoder(io.LimitReader(body, maxServers)).Decode(&list); err != nil {
+		return nil, fmt.Errorf("read the servers: %w", err)
+	}
+	return s.lookAt(list), nil
+}
+
+func (s *serversOptions) lookAt(list streamsapi.ServerList) *servers.Look {
+	look := &servers.Look{Drivers: []string{}}
+	for _, d := range list.Drivers {
+		look.Drivers = append(look.Drivers, d.Driver)
+		if d.Error != "" {
+			if !s.warned {
+				_, _ = fmt.Fprintf(s.ErrOut, "warning: the engine of driver %s does not answer, and its servers are missing here: %s\n", clean(d.Driver), clean(d.Error))
+			}
+			continue
+		}
+		look.Answered = append(look.Answered, servers.Engine{Driver: d.Driver, ID: d.EngineID})
+		for _, one := range d.Servers {
+			look.Servers = append(look.Servers, servers.Server{Driver: d.Driver, EngineID: d.EngineID, Server: one})
+		}
+	}
+	s.warned = true
+	return look
+}
+
+// uidsPage is how many VMs are read at a time.
+const uidsPage = 500
+
+// readUIDs returns the UIDs of all VMs of the cluster, from the API itself.
+func (s *serversOptions) readUIDs(ctx context.Context) (map[types.UID]bool, error) {
+	c, err := s.vmClient()
+	if err != nil {
+		return nil, err
+	}
+	uids := map[types.UID]bool{}
+	for opts := (metav1.ListOptions{Limit: uidsPage}); ; {
+		raw, err := rawOf(c.Get().Resource(resourceVMs).VersionedParams(&opts, scheme.ParameterCodec).
+			SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx))
+		if err != nil {
+			return nil, err
+		}
+		var page metav1.PartialObjectMetadataList
+		if err := json.Unmarshal(raw, &page); err != nil {
+			return nil, fmt.Errorf("read the VMs: %w", err)
+		}
+		if page.Kind != "PartialObjectMetadataList" {
+			return nil, fmt.Errorf("the API server answers with a %q", page.Kind)
+		}
+		for i := range page.Items {
+			uids[page.Items[i].UID] = true
+		}
+		if opts.Continue = page.Continue; opts.Continue == "" {
+			return uids, nil
+		}
+	}
+}
+
+// completeOrphans proposes the UIDs of orphans.
+func (s *serversOptions) completeOrphans(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := completionContext(cmd)
+	defer cancel()
+	s.warned = true
+	look, err := s.look(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var all []string
+	for _, one := range look.Orphans() {
+		if !slices.Contains(args, string(one.UID)) {
+			all = append(all, string(one.UID)+"\t"+clean(one.Namespace+"/"+one.Name))
+		}
+	}
+	return all, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeRetained proposes the IDs of released servers.
+func (s *serversOptions) completeRetained(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := completionContext(cmd)
+	defer cancel()
+	s.warned = true
+	look, err := s.readServers(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var all []string
+	for _, one := range look.Retained() {
+		if id := servers.ShortID(one.ID); !slices.Contains(args, id) {
+			all = append(all, id+"\t"+clean(one.Namespace+"/"+one.Name))
+		}
+	}
+	return all, cobra.ShellCompDirectiveNoFileComp
+}
+
+// minPrefix is the least length of the beginning of an id.
+const minPrefix = 4
+
+// explainRemoval says what to do on the engine's host, which is not done here: exit code 1.
+func (s *serversOptions) explainRemoval(ctx context.Context, ids []string) error {
+	look, err := s.readServers(ctx)
+	if err != nil {
+		return err
+	}
+	lines := []string{"nothing was removed: no controller touches a released server. On the engine's host:"}
+	for _, id := range ids {
+		before := len(lines)
+		for _, one := range look.Retained() {
+			if one.ID == id || len(id) >= minPrefix && strings.HasPrefix(one.ID, id) {
+				lines = append(lines, "  "+clean(removalOf(one)))
+			}
+		}
+		if len(lines) == before {
+			return fmt.Errorf("no released server has the id %q: %s retained list shows them", id, s.Program)
+		}
+	}
+	return errors.New(strings.Join(lines, "\n"))
+}
+
+// removalOf returns how a person removes a released server.
+func removalOf(s servers.Server) string {
+	switch s.Driver {
+	case "docker":
+		return "docker rm --force --volumes " + s.ID
+	case "qemu":
+		return fmt.Sprintf("end the QEMU with -uuid %s, then remove the folder vms/%s of --qemu-dir", s.UID, s.UID)
+	}
+	return fmt.Sprintf("remove %s server %s of %s/%s", s.Driver, s.ID, s.Namespace, s.Name)
+}

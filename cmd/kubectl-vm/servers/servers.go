@@ -1,0 +1,127 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package servers shows the servers of an installation that no VirtualMachine owns, or that
+// were released, and has those without an owner removed. It is for the verbs orphans and
+// retained, in a cluster and on a host; where the servers come from is their callers' matter.
+//
+// Start with Look; orphans.go has the removal.
+package servers
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/rest"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+// Server is a server of an engine.
+type Server struct {
+	Driver   string `json:"driver"`
+	EngineID string `json:"engineID"`
+
+	streams.Server
+}
+
+// Engine names an engine.
+type Engine struct{ Driver, ID string }
+
+// Look is what was found at a look at the engines and, after that, at the API.
+type Look struct {
+	// Servers are those of the engines that Answered.
+	Servers  []Server
+	Answered []Engine
+	// Complete is set if these are all engines of the cluster.
+	Complete bool
+	// Owners are the UIDs of all VirtualMachines.
+	Owners map[types.UID]bool
+	// Drivers are those that the controller runs, nil if that is not known.
+	Drivers []string
+	// Core is a client of the API's core group.
+	Core rest.Interface
+}
+
+// Orphans returns the servers that no VirtualMachine owns.
+func (l *Look) Orphans() []Server {
+	return l.filter(func(s Server) bool { return s.MayBeOrphan && !l.Owners[s.UID] })
+}
+
+// Retained returns the servers that were released.
+func (l *Look) Retained() []Server { return l.filter(func(s Server) bool { return s.Retained }) }
+
+func (l *Look) filter(keep func(Server) bool) []Server {
+	return slices.DeleteFunc(slices.Clone(l.Servers), func(s Server) bool { return !keep(s) })
+}
+
+// Key is the first column of a table of servers, by which users name them.
+type Key struct {
+	header string
+	of     func(Server) string
+}
+
+// The keys of servers: orphans have a UID that no other server has, and released ones an ID.
+var (
+	ByUID = Key{"UID", func(s Server) string { return string(s.UID) }}
+	ByID  = Key{"ID", func(s Server) string { return ShortID(s.ID) }}
+)
+
+// ShortID returns the beginning of an id, which is enough to name a server.
+func ShortID(id string) string {
+	const shown = 12
+	return id[:min(len(id), shown)]
+}
+
+// PrintTable prints a table for people, or none if there are no servers.
+func PrintTable(out io.Writer, all []Server, key Key, now time.Time, none string) error {
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(out, none)
+		return err
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	_, _ = fmt.Fprintf(table, "%s\tDRIVER\tVM\tSTATE\tAGE\n", key.header)
+	for _, s := range all {
+		age := "-"
+		if !s.StartedAt.IsZero() {
+			age = duration.HumanDuration(now.Sub(s.StartedAt))
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key.of(s), s.Driver, nameOf(s), clean(s.State), age)
+	}
+	return table.Flush()
+}
+
+// PrintJSON prints servers as JSON.
+func PrintJSON(out io.Writer, all []Server) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(append([]Server{}, all...))
+}
+
+func nameOf(s Server) string { return clean(s.Namespace + "/" + s.Name) }
+
+// clean removes what a terminal would take as commands: an engine may have labels of others.
+func clean(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// Count returns the number of servers in words.
+func Count(n int) string {
+	if n == 1 {
+		return "1 server"
+	}
+	return fmt.Sprintf("%d servers", n)
+}

@@ -1,0 +1,102 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servers
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+func newServer(name, uid, id string) Server {
+	return Server{"docker", "D", streams.Server{
+		UID: types.UID(uid), ID: id, Namespace: "default", Name: name, State: "Running", StartedAt: now.Add(-time.Hour), MayBeOrphan: true,
+	}}
+}
+
+// TestChoose checks that only an orphan of a driver that runs is chosen, and that the others
+// are explained.
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	owned, orphan, kept, broken, off := newServer("a", "owned", "1"), newServer("b", "orphan", "2"), newServer("c", "kept", "3333333333333333"), newServer("d", "broken", ""), newServer("e", "off", "5")
+	kept.Retained, kept.MayBeOrphan = true, false
+	broken.Error, broken.MayBeOrphan, off.Driver = "repair it", false, "qemu"
+	look := &Look{
+		Drivers: []string{"docker"}, Servers: []Server{owned, orphan, kept, broken, off}, Owners: map[types.UID]bool{"owned": true},
+	}
+	if got := look.Orphans(); len(got) != 2 || got[0].UID != "orphan" || got[1].UID != "off" {
+		t.Errorf("the orphans are %+v", got)
+	}
+	if got := look.Retained(); len(got) != 1 || got[0].UID != "kept" {
+		t.Errorf("released are %+v", got)
+	}
+	r := &Remover{Program: "kubectl vm"}
+	for uid, says := range map[string]string{
+		"owned": "belongs to the VirtualMachine default/a", "kept": "kubectl vm retained delete 333333333333", "broken": "repair it",
+		"none": `has the UID "none"`, "off": "start it with --vm-driver=docker,qemu",
+	} {
+		if _, err := r.choose(look, []string{uid}); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: got %v, want %q", uid, err, says)
+		}
+	}
+	if chosen, err := r.choose(look, []string{"orphan", "orphan"}); err != nil || len(chosen) != 1 {
+		t.Errorf("got %+v, %v", chosen, err)
+	}
+}
+
+// TestReportGone checks that a server counts as removed only if its engine has answered.
+func TestReportGone(t *testing.T) {
+	t.Parallel()
+	s, own := newServer("a", "u1", "id1"), []Engine{{"docker", "D"}}
+	for name, c := range map[string]struct {
+		look Look
+		left int
+		says string
+	}{
+		"gone":           {Look{Answered: own}, 0, "Removed: docker server id1 of default/a."},
+		"there":          {Look{Answered: own, Servers: []Server{s}}, 1, ""},
+		"another's":      {Look{Answered: own, Servers: []Server{newServer("a", "u1", "id2")}}, 0, "Removed"},
+		"no answer":      {Look{}, 1, ""},
+		"another engine": {Look{Answered: []Engine{{"docker", "E"}, {"qemu", "D"}}}, 1, ""},
+		"has an owner":   {Look{Answered: own, Servers: []Server{s}, Owners: map[types.UID]bool{"u1": true}}, 0, "has a VirtualMachine again"},
+	} {
+		var out bytes.Buffer
+		r := &Remover{Out: &out}
+		if left := r.reportGone(&c.look, []Server{s}); len(left) != c.left || !strings.Contains(out.String(), c.says) || c.says == "" && out.Len() > 0 {
+			t.Errorf("%s: left %+v, printed %q", name, left, out.String())
+		}
+	}
+}
+
+func TestPrint(t *testing.T) {
+	t.Parallel()
+	never := newServer("b\x1b[2J", "u2", "id2")
+	never.StartedAt, never.State = time.Time{}, "Stopped"
+	all := []Server{newServer("a", "u1", "0123456789abcdef"), never}
+	var out bytes.Buffer
+	const want = "ID             DRIVER   VM               STATE     AGE\n0123456789ab   docker   default/a        Running   60m\nid2            docker   default/b?[2J   Stopped   -\n"
+	if err := PrintTable(&out, all, ByID, now, "none"); err != nil || strings.ReplaceAll(out.String(), " ", "") != strings.ReplaceAll(want, " ", "") {
+		t.Errorf("got\n%s, %v", out.String(), err)
+	}
+	out.Reset()
+	if err := PrintTable(&out, nil, ByUID, now, "None."); err != nil || out.String() != "None.\n" {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+	for _, some := range [][]Server{nil, all} {
+		out.Reset()
+		var got []Server
+		if err := errors.Join(PrintJSON(&out, some), json.Unmarshal(out.Bytes(), &got)); err != nil || got == nil || len(got) != len(some) {
+			t.Errorf("got %q, %v", out.String(), err)
+		}
+	}
+}

@@ -1,0 +1,111 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// serveServers answers with all servers, to those who may see all of them.
+func (c *call) serveServers(ctx context.Context) error {
+	if c.r.Method != http.MethodGet {
+		return wrongMethod(c.r.Method)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.times.open)
+	defer cancel()
+	if err := c.authorizeAs(ctx, authorizer.AttributesRecord{
+		User: c.user, Verb: "list", APIGroup: resource.Group, APIVersion: api.SchemeGroupVersion.Version,
+		Resource: resource.Resource, Subresource: streams.Servers, ResourceRequest: true,
+	}); err != nil {
+		return err
+	}
+	text, err := json.Marshal(c.listServers(ctx))
+	if err != nil {
+		return err
+	}
+	setHeader(c.w, "application/json")
+	_, _ = c.w.Write(text)
+	return nil
+}
+
+// listServers asks all engines at the same time. One that does not answer has an error.
+func (c *call) listServers(ctx context.Context) streams.ServerList {
+	names := slices.Sorted(maps.Keys(c.Drivers))
+	list := streams.ServerList{Drivers: make([]streams.DriverServers, len(names))}
+	var all sync.WaitGroup
+	for i, name := range names {
+		all.Go(func() { list.Drivers[i] = describeEngine(ctx, name, c.Drivers[name]) })
+	}
+	all.Wait()
+	return list
+}
+
+func describeEngine(ctx context.Context, name string, d driver.Driver) streams.DriverServers {
+	described := streams.DriverServers{Driver: name, Servers: []streams.Server{}}
+	servers, err := d.List(ctx)
+	if identifier, ok := d.(driver.Identifier); ok && err == nil {
+		described.EngineID, err = identifier.EngineID(ctx)
+	}
+	if err != nil {
+		described.Error = statusOf(err).Message
+		return described
+	}
+	for _, s := range servers {
+		described.Servers = append(described.Servers, DescribeServer(s))
+	}
+	return described
+}
+
+// DescribeServer returns a server as clients see it.
+func DescribeServer(s driver.Server) streams.Server {
+	described := streams.Server{
+		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name, State: string(s.State), StartedAt: s.StartedAt,
+		Retained: s.Retained, MayBeOrphan: s.MayBeOrphan(),
+	}
+	if s.Err != nil {
+		described.Error = s.Err.Error()
+	}
+	return described
+}
+
+func wrongMethod(method string) error {
+	return failure(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the method is %.20q: it must be GET", method)
+}
+
+// serveInterfaces responds with the network interfaces that the server sees.
+func (c *call) serveInterfaces() error {
+	lister, err := offered[driver.InterfaceLister](c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
+	defer cancel()
+	list, err := lister.Interfaces(ctx, c.vm.UID)
+	if err != nil {
+		return err
+	}
+	if list == nil {
+		list = []driver.Interface{}
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return err
+	}
+	c.answered = true
+	setHeader(c.w, "application/json")
+	_, err = body{c}.Write(text)
+	return err
+}

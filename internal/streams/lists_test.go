@@ -1,0 +1,62 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// TestServers checks that all servers are listed to those with a right of its own, and that an
+// engine that does not answer hides none of another.
+func TestServers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.servers = []driver.Server{
+		{UID: "u1", ID: "i1", Namespace: "demo", Name: "vm", State: driver.StateRunning},
+		{UID: "u2", ID: "i2", Retained: true, State: driver.StateStopped},
+		{UID: "u3", Err: errors.New("repair it")},
+		{UID: "u4", ID: "i4", State: driver.StatePending},
+	}
+	response := f.request(t, f.server.URL+streams.ServersPath) //nolint:bodyclose // request closes it
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got streams.ServerList
+	if err := json.Unmarshal(body, &got); err != nil {
+		t.Fatal(err)
+	}
+	want := streams.ServerList{Drivers: []streams.DriverServers{
+		{Driver: "bare", Error: got.Drivers[0].Error, Servers: []streams.Server{}},
+		{Driver: "stub", EngineID: "engine-1", Servers: []streams.Server{
+			{UID: "u1", ID: "i1", Namespace: "demo", Name: "vm", State: "Running", MayBeOrphan: true},
+			{UID: "u2", ID: "i2", State: "Stopped", Retained: true},
+			{UID: "u3", Error: "repair it"},
+			{UID: "u4", ID: "i4", State: "Pending"},
+		}},
+	}}
+	if !reflect.DeepEqual(got, want) || !strings.Contains(got.Drivers[0].Error, "away") {
+		t.Errorf("got %s", body)
+	}
+	a := f.rules.last
+	if a.GetVerb() != "list" || a.GetResource() != "virtualmachines" || a.GetSubresource() != "servers" || a.GetNamespace() != "" || a.GetName() != "" {
+		t.Errorf("it is authorized as %+v", a)
+	}
+	code, _, status := f.get(t, "mallory", streams.ServersPath)
+	if code != http.StatusForbidden || !strings.Contains(status.Message, `"virtualmachines/servers" in API group "cloudnative.tw" at the cluster scope`) {
+		t.Errorf("without the right the answer is %+v", status)
+	}
+	if code, header, _ := f.send(t, http.MethodPost, "alice", streams.ServersPath); code != http.StatusMethodNotAllowed || header.Get("Allow") != "GET" {
+		t.Errorf("POST answers %d", code)
+	}
+}

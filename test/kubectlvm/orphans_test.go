@@ -1,0 +1,119 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlvm
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
+)
+
+// TestOrphans has an administrator remove an orphan that the controller only reports, and look
+// at a server that was released, without access to the engine's host.
+func TestOrphans(t *testing.T) {
+	t.Parallel()
+	env := testenv.Start(t)
+	certs, address := filepath.Join(t.TempDir(), "certs"), framework.FreeAddress(t)
+	if _, err := framework.WriteServerCertificate(certs); err != nil {
+		t.Fatal(err)
+	}
+	env.RunController(t, "--vm-driver=fake", "--orphan-policy=report", "--orphan-grace=1s",
+		"--streams-address="+address, "--streams-cert-dir="+certs, "--streams-url=https://"+address)
+	u := &user{t: t, namespace: env.CreateNamespace(t), flags: []string{"--kubeconfig=" + env.Kubeconfig}, stdin: strings.NewReader("")}
+	framework.Eventually(t, framework.StepTimeout, "the address is published", func() error {
+		_, err := env.KubeClient.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
+		return err
+	})
+	owned := env.CreateActiveVM(t, framework.NewVM("owned").Namespace(u.namespace).Driver("fake"))
+	orphan := env.CreateActiveVM(t, framework.NewVM("orphan").Namespace(u.namespace).Driver("fake"))
+	kept := env.CreateActiveVM(t, framework.NewVM("kept").Namespace(u.namespace).Driver("fake").DeletionPolicy(api.DeletionRetain))
+	env.DeleteVM(t, kept)
+	env.WaitForDeletion(t, kept, framework.StepTimeout)
+	u.checkNoOrphans()
+	env.UpdateVM(t, orphan, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
+	env.DeleteVM(t, orphan)
+	env.WaitForDeletion(t, orphan, framework.StepTimeout)
+
+	out := u.must("orphans", "list")
+	want(t, out, "UID ", string(orphan.UID), u.namespace+"/orphan")
+	if strings.Contains(out, string(owned.UID)) || strings.Contains(out, string(kept.UID)) {
+		t.Errorf("servers with an owner and released ones are listed:\n%s", out)
+	}
+	want(t, u.must("orphans", "list", "-o", "json"), `"uid": "`+string(orphan.UID)+`"`)
+	want(t, u.must("retained", "list"), u.namespace+"/kept")
+	u.fails(1, []string{"no controller touches a released server", kept.Status.Server.ID}, "retained", "delete", kept.Status.Server.ID)
+	u.fails(1, []string{"belongs to the VirtualMachine " + u.namespace + "/owned"}, "orphans", "delete", string(owned.UID), "--yes")
+	u.fails(1, []string{"no terminal to ask on"}, "orphans", "delete", string(orphan.UID))
+	want(t, u.must("orphans", "delete", string(orphan.UID), "--yes"), "Removed: fake server ", u.namespace+"/orphan")
+	u.checkNoOrphans()
+	if env.ReadFakeServer(t, orphan.UID) != nil || env.ReadFakeServer(t, owned.UID) == nil {
+		t.Error("not the orphan alone was removed")
+	}
+	approvals, err := env.KubeClient.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(t.Context(), streams.OrphanApprovalsName, metav1.GetOptions{})
+	if err != nil || len(approvals.Data) != 0 {
+		t.Errorf("the approvals that stay are %v, %v", approvals.Data, err)
+	}
+	checkRightToListServers(t, env, u)
+}
+
+func (u *user) checkNoOrphans() {
+	u.t.Helper()
+	if got := u.must("orphans", "list"); got != "Every server has a VM.\n" {
+		u.t.Errorf("orphans are:\n%s", got)
+	}
+}
+
+// checkRightToListServers checks that the roles of Drover do not show the servers of all
+// namespaces, and that one right does.
+func checkRightToListServers(t *testing.T, env *testenv.Environment, u *user) {
+	t.Helper()
+	const name = "reviewer"
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
+	bind := func(role string) {
+		t.Helper()
+		_, err := env.KubeClient.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	bind("admin")
+	signed := env.SignUser(t, name, time.Now().Add(time.Hour))
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: signed.Host, CertificateAuthority: signed.CAFile, CertificateAuthorityData: signed.CAData}
+	config.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: signed.CertData, ClientKeyData: signed.KeyData}
+	config.Contexts["c"], config.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "c"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	other := &user{t: t, namespace: u.namespace, flags: []string{"--kubeconfig=" + path}, stdin: u.stdin}
+	other.fails(1, []string{`cannot list resource "virtualmachines/servers"`, "at the cluster scope"}, "orphans", "list")
+	_, err := env.KubeClient.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{api.SchemeGroupVersion.Group}, Resources: []string{"virtualmachines/" + streams.Servers}, Verbs: []string{"list"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bind(name)
+	framework.Eventually(t, framework.StepTimeout, "the right counts", func() error {
+		if other.run("orphans", "list").code != 0 {
+			return errNotYet
+		}
+		return nil
+	})
+}

@@ -1,0 +1,91 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlvm
+
+import (
+	"encoding/pem"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+// TestNamespaceOfATenant has a tenant who may create namespaces, and administers those, in a
+// cluster where Drover is not in drover-system. What he publishes in that namespace reaches
+// no user: nobody connects to his server.
+func TestNamespaceOfATenant(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.create("vm")
+	var connections atomic.Int32
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			connections.Add(1)
+		}
+	}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	lie := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: streams.ConfigMapName},
+		Data:       map[string]string{streams.AddressKey: server.URL, streams.CAKey: string(ca)},
+	}
+
+	tenant := newTenant(t, "drover-system")
+	if _, err := tenant.CoreV1().ConfigMaps("drover-system").Create(t.Context(), lie, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tenant.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Create(t.Context(), lie, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a tenant publishes an address in %s: %v", streams.ConfigMapNamespace, err)
+	}
+	for _, verb := range [][]string{{"console", "vm"}, {"logs", "vm"}, {"exec", "vm", "--", "true"}, {"ip", "vm"}} {
+		u.fails(1, []string{"there is no ConfigMap drover-streams in kube-system"}, verb...)
+	}
+	want(t, u.run("doctor").out, "there is no ConfigMap kube-system/drover-streams")
+	if n := connections.Load(); n != 0 {
+		t.Errorf("the tenant's server had %d connections", n)
+	}
+}
+
+// newTenant returns a user who has created a namespace and, as clusters give it, is its
+// administrator.
+func newTenant(t *testing.T, namespace string) kubernetes.Interface {
+	t.Helper()
+	const name = "tenant"
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
+	roles := environment.KubeClient.RbacV1()
+	_, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"create"}}},
+	}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		}, metav1.CreateOptions{})
+	}
+	tenant := kubernetes.NewForConfigOrDie(environment.SignUser(t, name, time.Now().Add(time.Hour)))
+	if err == nil {
+		_, err = tenant.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	}
+	if err == nil {
+		_, err = roles.RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "admin"},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tenant
+}
