@@ -228,6 +228,7 @@ func TestSlowAnswer(t *testing.T) {
 				t.Errorf("%s after each byte: after %s: %v, want %v", pause, time.Since(begin), err, want)
 			}
 			g.checkClosed(t)
+			time.Sleep(pause) // until the guest notices that
 		})
 	}
 }
