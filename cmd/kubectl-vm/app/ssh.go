@@ -180,6 +180,9 @@ func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []stri
 	if err != nil {
 		return nil, "", err
 	}
+	if isStopped(vm) {
+		return nil, "", fmt.Errorf("%s is stopped; to start it: %s start %s", vm.Name, s.Program, vm.Name)
+	}
 	known, err := knownHostsFile()
 	if err != nil {
 		return nil, "", err
