@@ -48,7 +48,10 @@ unpack() {
 		dpkg -x "${package}" "${root}"
 	done
 	rm -rf "${root}"/usr/share/{doc,man,locale,lintian,bug,perl*}
-	chroot "${root}" /bin/busybox --install -s /bin
+	local applet
+	for applet in $("${root}/bin/busybox" --list); do
+		[[ -e "${root}/bin/${applet}" ]] || ln -s busybox "${root}/bin/${applet}"
+	done
 }
 
 configure() {
@@ -80,14 +83,13 @@ configure() {
 }
 
 main() {
-	is_built && exit 0
+	is_built && return 0
 	command -v apt-get >/dev/null || die "there is no apt-get to get an OpenSSH server with"
-	[[ "$(id -u)" -eq 0 ]] || die "it needs root, for the owners of files"
 	fetch_packages || { apt_update && fetch_packages; } || die "apt-get could not download ${programs[*]}"
 	unpack
 	configure
 	mkdir -p "${dir}"
-	tar -C "${root}" -cf "${archive}.new" .
+	tar -C "${root}" --owner=0 --group=0 --numeric-owner -cf "${archive}.new" .
 	mv "${archive}.new" "${archive}"
 	this_version >"${built_by}"
 }
