@@ -189,7 +189,10 @@ func (d *deleteOptions) printRemovals(found []*selected) {
 		if d.allNamespaces {
 			name = one.vm.Namespace + "/" + name
 		}
-		_, _ = fmt.Fprintf(d.ErrOut, "%s: %s\n", s.paint(clean(name), bold), clean(removalText(one.vm, d.keepServer)))
+		name = clean(name)
+		lines := wrap(name+": "+clean(removalText(one.vm, d.keepServer)), max(s.width-2, 0))
+		lines[0] = s.paint(name, bold) + strings.TrimPrefix(lines[0], name)
+		_, _ = fmt.Fprintln(d.ErrOut, strings.Join(lines, "\n  "))
 	}
 }
 
