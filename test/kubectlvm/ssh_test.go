@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -15,7 +16,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -24,15 +29,19 @@ import (
 // with the docker driver.
 type sshUser struct {
 	t                   *testing.T
-	program, image, dir string
+	cluster             *testenv.Environment
+	program, dir        string
 	environment         []string
+	user                string // of the guest
 	identity, publicKey string
 }
 
-func newSSHUser(t *testing.T) *sshUser {
+// machineBootsWithin is how long a Debian may take to boot where it is emulated.
+const machineBootsWithin = 20 * time.Minute
+
+func newSSHUser(t *testing.T, flags ...string) *sshUser {
 	t.Helper()
-	image := framework.SSHGuest(t)
-	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: []string{"--vm-driver=docker"}})
+	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: flags})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +51,7 @@ func newSSHUser(t *testing.T) *sshUser {
 		}
 	})
 	dir := t.TempDir()
-	u := &sshUser{t: t, program: buildPlugin(t, dir), image: image, dir: dir, identity: filepath.Join(dir, "key")}
+	u := &sshUser{t: t, program: buildPlugin(t, dir), cluster: env, user: "ann", dir: dir, identity: filepath.Join(dir, "key")}
 	u.environment = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig, "HOME="+dir, "XDG_CONFIG_HOME="+filepath.Join(dir, "it's a %d folder"), "SSH_AUTH_SOCK=")
 	out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", u.identity).CombinedOutput()
 	if err != nil {
@@ -89,9 +98,9 @@ func (u *sshUser) ssh(args ...string) []string {
 }
 
 // create creates a VM to which the user may log in as ann.
-func (u *sshUser) create(name string) {
+func (u *sshUser) create(name, image string) {
 	u.t.Helper()
-	if r := u.run("", "create", name, "--image="+u.image, "--memory=128M", "--probe=22", "--wait"); r.code != 0 {
+	if r := u.run("", "create", name, "--image="+image, "--memory=128M", "--probe=22", "--wait"); r.code != 0 {
 		u.t.Fatalf("create ended with %d: %s", r.code, r.errs)
 	}
 	if r := u.run(u.publicKey, "exec", "-i", name, "--", "sh", "-c", "cat >>/home/ann/.ssh/authorized_keys"); r.code != 0 {
@@ -102,9 +111,10 @@ func (u *sshUser) create(name string) {
 // TestSSH logs in to real OpenSSH servers, and copies files.
 func TestSSH(t *testing.T) {
 	t.Parallel()
-	u := newSSHUser(t)
-	u.create("web")
-	u.create("db")
+	image := framework.SSHGuest(t)
+	u := newSSHUser(t, "--vm-driver=docker")
+	u.create("web", image)
+	u.create("db", image)
 	u.expect(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
 	u.expect(0, "db\n", "Permanently added", u.ssh("db", "-l", "ann", "--", "hostname")...)
 	u.expect(7, "ann\n", "", u.ssh("ann@web", "--", "whoami; exit 7")...)
@@ -116,20 +126,62 @@ func TestSSH(t *testing.T) {
 	}
 	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
 	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
+	u.testExecOfNoProgram()
 
 	u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes")
-	u.create("web")
+	u.create("web", image)
 	u.expect(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
 	u.expect(0, "virtualmachine.cloudnative.tw/web stopped\n", "", "stop", "web", "--wait")
 	for _, args := range [][]string{u.ssh("ann@web"), {"cp", "key", "ann@web:"}, {"exec", "web", "--", "id"}, {"console", "web"}} {
-		u.expect(1, "", "; to start it: kubectl vm start web\n", args...)
+		u.expect(1, "", "web is stopped, to start it: kubectl vm start web\n", args...)
 	}
+	u.expect(0, "virtualmachine.cloudnative.tw/db paused\n", "", "pause", "db", "--wait")
+	for _, args := range [][]string{u.ssh("ann@db"), {"exec", "db", "--", "id"}} {
+		u.expect(1, "", "db is paused, to resume it: kubectl vm resume db\n", args...)
+	}
+}
+
+// testExecOfNoProgram checks the exit codes that shells have.
+func (u *sshUser) testExecOfNoProgram() {
+	u.t.Helper()
+	u.expect(127, "", "error: ", "exec", "web", "--", "no-such-program")
+	u.expect(126, "", "error: ", "exec", "web", "--", "/etc")
+	u.expect(9, "", "", "exec", "web", "--", "sh", "-c", "exit 9")
+}
+
+// TestSSHToMachine logs in to the Debian of hack/debian-guest.sh.
+func TestSSHToMachine(t *testing.T) {
+	guest := os.Getenv("DROVER_DEBIAN_GUEST")
+	if guest == "" {
+		t.Skip("DROVER_DEBIAN_GUEST is empty: make test-debian builds the guest and runs this, which takes minutes")
+	}
+	u := newSSHUser(t, "--vm-driver=qemu", "--qemu-image-dirs="+guest)
+	r := u.run("", "create", "web", "--image="+filepath.Join(guest, "debian.img"), "--disk=3G", "--cpu=2", "--ssh-key="+u.identity+".pub",
+		"--port=22", "--probe=22", "--dry-run=client", "-o=json")
+	vm := &api.VirtualMachine{}
+	if err := json.Unmarshal([]byte(r.out), vm); err != nil {
+		t.Fatalf("%v: %s", err, r.errs)
+	}
+	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1"}
+	vm, err := u.cluster.VMClient.CloudnativeV1alpha1().VirtualMachines("default").Create(t.Context(), vm, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
+	u.cluster.WaitForVM(t, vm, machineBootsWithin, framework.IsActive)
+	u.expect(0, "", "", u.ssh("debian@web", "--", "cloud-init status --wait >/dev/null")...)
+	u.expect(7, "debian\n", "", u.ssh("debian@web", "--", "whoami; exit 7")...)
+	u.expect(1, "", "does not list this TCP port in spec.ports", "port-forward", "web", "8080:80")
+	u.user = "debian"
+	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
+	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
+	u.testExecOfNoProgram()
 }
 
 // testInteractive types into a shell on a terminal.
 func (u *sshUser) testInteractive(t *testing.T) {
 	tty := newTerminal(t, 91, 33)
-	cmd := u.command(u.ssh("ann@web")...)
+	cmd := u.command(u.ssh(u.user + "@web")...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty.program, tty.program, tty.program
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := cmd.Start(); err != nil {
@@ -159,13 +211,13 @@ func (u *sshUser) testCopy(t *testing.T) {
 	must(os.MkdirAll(filepath.Join(u.dir, "folder", "a b"), 0o700))
 	must(os.WriteFile(filepath.Join(u.dir, "folder", "a b", "c:d"), content, 0o600))
 	cp := []string{"cp", "--identity", u.identity}
-	u.expect(0, "", "", append(cp, "-r", "folder", "ann@web:/tmp/")...)
-	u.expect(0, "", "", append(cp, "-r", "ann@web:/tmp/folder", "back")...)
+	u.expect(0, "", "", append(cp, "-r", "folder", u.user+"@web:/tmp/")...)
+	u.expect(0, "", "", append(cp, "-r", u.user+"@web:/tmp/folder", "back")...)
 	got, err := os.ReadFile(filepath.Join(u.dir, "back", "a b", "c:d"))
 	if err != nil || !bytes.Equal(got, content) {
 		t.Errorf("%d bytes of %d came back, %v", len(got), len(content), err)
 	}
-	u.expect(1, "", "not a regular file", append(cp, "folder", "ann@web:/tmp/other")...)
-	u.expect(1, "", "No such file or directory", append(cp, "ann@web:/tmp/none", ".")...)
-	u.expect(1, "", "one of the paths has to be in a VM", append(cp, "ann@web:/tmp/x", "ann@db:/tmp/x")...)
+	u.expect(1, "", "not a regular file", append(cp, "folder", u.user+"@web:/tmp/other")...)
+	u.expect(1, "", "No such file or directory", append(cp, u.user+"@web:/tmp/none", ".")...)
+	u.expect(1, "", "one of the paths has to be in a VM", append(cp, u.user+"@web:/tmp/x", "ann@db:/tmp/x")...)
 }

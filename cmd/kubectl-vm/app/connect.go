@@ -93,19 +93,27 @@ func (p place) describe(ctx context.Context, err error) error {
 // has it.
 func (p place) withAdvice(ctx context.Context, cause error) error {
 	vm, err := p.GetVM(ctx, p.namespace, p.name)
-	switch {
-	case err != nil:
-	case isStopped(vm):
-		return fmt.Errorf("%w; to start it: %s start %s", cause, p.Program, p.name)
-	case !isReady(vm):
+	if err != nil {
+		return cause
+	}
+	if off := p.checkPower(vm); off != nil {
+		return fmt.Errorf("%w; %w", cause, off)
+	}
+	if !isReady(vm) {
 		return fmt.Errorf("%w; to see why: %s explain %s", cause, p.Program, p.name)
 	}
 	return cause
 }
 
-// isStopped reports whether a VM is stopped because its spec says so.
-func isStopped(vm *api.VirtualMachine) bool {
-	return vm.Spec.Action == api.ActionStopped && vm.Status.Phase == api.PhaseStopped
+// checkPower fails if a VM takes no connections because its spec says so.
+func (o *Options) checkPower(vm *api.VirtualMachine) error {
+	switch {
+	case vm.Spec.Action == api.ActionStopped && vm.Status.Phase == api.PhaseStopped:
+		return fmt.Errorf("%s is stopped, to start it: %s start %s", vm.Name, o.Program, vm.Name)
+	case vm.Spec.Action == api.ActionPaused && vm.Status.Phase == api.PhasePaused:
+		return fmt.Errorf("%s is paused, to resume it: %s resume %s", vm.Name, o.Program, vm.Name)
+	}
+	return nil
 }
 
 // What may follow the name of a VM behind the dashes.

@@ -180,8 +180,8 @@ func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []stri
 	if err != nil {
 		return nil, "", err
 	}
-	if isStopped(vm) {
-		return nil, "", fmt.Errorf("%s is stopped; to start it: %s start %s", vm.Name, s.Program, vm.Name)
+	if err := s.checkPower(vm); err != nil {
+		return nil, "", err
 	}
 	known, err := knownHostsFile()
 	if err != nil {
