@@ -33,6 +33,7 @@ type sshUser struct {
 	program, dir        string
 	environment         []string
 	user                string // of the guest
+	runTimeout          time.Duration
 	identity, publicKey string
 }
 
@@ -51,7 +52,7 @@ func newSSHUser(t *testing.T, flags ...string) *sshUser {
 		}
 	})
 	dir := t.TempDir()
-	u := &sshUser{t: t, program: buildPlugin(t, dir), cluster: env, user: "ann", dir: dir, identity: filepath.Join(dir, "key")}
+	u := &sshUser{t: t, program: buildPlugin(t, dir), cluster: env, user: "ann", runTimeout: runTimeout, dir: dir, identity: filepath.Join(dir, "key")}
 	u.environment = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig, "HOME="+dir, "XDG_CONFIG_HOME="+filepath.Join(dir, "it's a %d folder"), "SSH_AUTH_SOCK=")
 	out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", u.identity).CombinedOutput()
 	if err != nil {
@@ -66,10 +67,11 @@ func newSSHUser(t *testing.T, flags ...string) *sshUser {
 }
 
 func (u *sshUser) command(args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(u.t.Context(), runTimeout)
+	ctx, cancel := context.WithTimeout(u.t.Context(), u.runTimeout)
 	u.t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, u.program, args...)
 	cmd.Env, cmd.Dir = u.environment, u.dir
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, framework.StepTimeout // it ends ssh
 	return cmd
 }
 
@@ -125,6 +127,7 @@ func TestSSH(t *testing.T) {
 		u.expect(255, "", "error: port 23 of the server takes no connection", u.ssh("ann@web", "--port=23", "--", "id")...)
 	}
 	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
+	t.Run("interrupted", func(t *testing.T) { u.testInterrupted(t) })
 	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
 	u.testExecOfNoProgram()
 
@@ -156,6 +159,7 @@ func TestSSHToMachine(t *testing.T) {
 		t.Skip("DROVER_DEBIAN_GUEST is empty: make test-debian builds the guest and runs this, which takes minutes")
 	}
 	u := newSSHUser(t, "--vm-driver=qemu", "--qemu-image-dirs="+guest)
+	u.user, u.runTimeout = "debian", machineBootsWithin
 	r := u.run("", "create", "web", "--image="+filepath.Join(guest, "debian.img"), "--disk=3G", "--cpu=2", "--ssh-key="+u.identity+".pub",
 		"--port=22", "--probe=22", "--dry-run=client", "-o=json")
 	vm := &api.VirtualMachine{}
@@ -172,7 +176,6 @@ func TestSSHToMachine(t *testing.T) {
 	u.expect(0, "", "", u.ssh("debian@web", "--", "cloud-init status --wait >/dev/null")...)
 	u.expect(7, "debian\n", "", u.ssh("debian@web", "--", "whoami; exit 7")...)
 	u.expect(1, "", "does not list this TCP port in spec.ports", "port-forward", "web", "8080:80")
-	u.user = "debian"
 	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
 	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
 	u.testExecOfNoProgram()
@@ -195,6 +198,28 @@ func (u *sshUser) testInteractive(t *testing.T) {
 	text := tty.close()
 	if code := cmd.ProcessState.ExitCode(); code != 5 || !strings.Contains(text, "33 91") {
 		t.Errorf("it ended with %d, %v: %q", code, err, text)
+	}
+}
+
+// testInterrupted ends the program alone, which has to end ssh.
+func (u *sshUser) testInterrupted(t *testing.T) {
+	cmd := u.command(u.ssh(u.user+"@web", "--", "echo begun; sleep 1000")...)
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = io.ReadFull(out, make([]byte, len("begun\n")))
+	}
+	if err == nil {
+		err = cmd.Process.Signal(os.Interrupt)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(out) // ends with ssh
+	if _ = cmd.Wait(); err != nil || len(rest) > 0 || cmd.ProcessState.ExitCode() != 130 {
+		t.Errorf("it ended with %d, %q, %v", cmd.ProcessState.ExitCode(), rest, err)
 	}
 }
 
