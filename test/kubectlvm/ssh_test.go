@@ -34,6 +34,7 @@ type sshUser struct {
 	environment         []string
 	user                string // of the guest
 	runTimeout          time.Duration
+	copySize            int
 	identity, publicKey string
 }
 
@@ -52,7 +53,7 @@ func newSSHUser(t *testing.T, flags ...string) *sshUser {
 		}
 	})
 	dir := t.TempDir()
-	u := &sshUser{t: t, program: buildPlugin(t, dir), cluster: env, user: "ann", runTimeout: runTimeout, dir: dir, identity: filepath.Join(dir, "key")}
+	u := &sshUser{t: t, program: buildPlugin(t, dir), cluster: env, user: "ann", runTimeout: runTimeout, copySize: 20 << 20, dir: dir, identity: filepath.Join(dir, "key")}
 	u.environment = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig, "HOME="+dir, "XDG_CONFIG_HOME="+filepath.Join(dir, "it's a %d folder"), "SSH_AUTH_SOCK=")
 	out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", u.identity).CombinedOutput()
 	if err != nil {
@@ -67,9 +68,9 @@ func newSSHUser(t *testing.T, flags ...string) *sshUser {
 }
 
 func (u *sshUser) command(args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(u.t.Context(), u.runTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(u.t.Context()), u.runTimeout) // cleanups run verbs too
 	u.t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, u.program, args...)
+	cmd := exec.CommandContext(ctx, u.program, args...) //nolint:gosec // built by this test
 	cmd.Env, cmd.Dir = u.environment, u.dir
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, framework.StepTimeout // it ends ssh
 	return cmd
@@ -159,7 +160,7 @@ func TestSSHToMachine(t *testing.T) {
 		t.Skip("DROVER_DEBIAN_GUEST is empty: make test-debian builds the guest and runs this, which takes minutes")
 	}
 	u := newSSHUser(t, "--vm-driver=qemu", "--qemu-image-dirs="+guest)
-	u.user, u.runTimeout = "debian", machineBootsWithin
+	u.user, u.runTimeout, u.copySize = "debian", machineBootsWithin, 2<<20
 	r := u.run("", "create", "web", "--image="+filepath.Join(guest, "debian.img"), "--disk=3G", "--cpu=2", "--ssh-key="+u.identity+".pub",
 		"--port=22", "--probe=22", "--dry-run=client", "-o=json")
 	vm := &api.VirtualMachine{}
@@ -225,7 +226,7 @@ func (u *sshUser) testInterrupted(t *testing.T) {
 
 // testCopy copies a file that is larger than all buffers, and a folder, both ways.
 func (u *sshUser) testCopy(t *testing.T) {
-	content := make([]byte, 20<<20)
+	content := make([]byte, u.copySize)
 	_, _ = rand.Read(content)
 	must := func(err error) {
 		t.Helper()
