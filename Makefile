@@ -59,8 +59,9 @@ failover: build ## test failover at length (10 minutes): replicas halted, killed
 	DROVER_FAILOVER=full DROVER_BIN="$(CURDIR)/bin/drover" go test -count 1 -timeout 60m -v ./test/failover
 
 .PHONY: test-debian
-test-debian: ## boot a Debian under qemu and see from inside what cloud-init made of its user-data; root, 10 minutes
+test-debian: build ## boot a Debian under qemu, see from inside what cloud-init made of its user-data, and log in by ssh; root, 15 minutes
 	@hack/debian-test.sh TestDebian
+	@hack/debian-test.sh TestSSHToMachine ./test/kubectlvm
 
 .PHONY: test-systemd
 test-systemd: build ## reboot a Debian under qemu that runs Drover as a service, and a machine in it; root, 20 minutes

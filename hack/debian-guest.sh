@@ -24,7 +24,7 @@ readonly size=2G
 # The network is for a cloud-init that has something to configure; python3-cffi-backend
 # stands for a virtual package, of which debootstrap knows nothing. QEMU is for the
 # machines of a Drover in the guest.
-readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo,python3-cffi-backend,qemu-system-x86,qemu-guest-agent
+readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo,python3-cffi-backend,qemu-system-x86,qemu-guest-agent,openssh-server
 
 # bootstrap makes the guest's file system in a folder.
 bootstrap() {

@@ -36,6 +36,7 @@ main() {
 	apply_manifest
 	show_vm
 	query_guest
+	run_in_guest
 	power_off
 	power_on
 	delete_vm
@@ -71,7 +72,7 @@ manifest() {
 		    kernel:
 		      source: ${guest}/vmlinuz
 		      initrd: ${guest}/initrd
-		      cmdline: console=ttyS0 quiet panic=-1
+		      cmdline: console=ttyS0 quiet panic=-1 agent=honest
 		  userData:
 		    inline: "hello from user-data"
 		  ports:
@@ -107,13 +108,20 @@ show_vm() {
 
 # shows prints the console and requires a text on it.
 shows() {
-	run tail -n 20 "${machine_dir}/serial.log"
+	run bin/drover vm logs "${vm}" --tail 20
 	[[ "${out}" == *"$1"* ]] || fail "the console does not show: $1"
+}
+
+run_in_guest() {
+	print_step "Run a command in it, by the guest agent, and list its network interfaces"
+	run bin/drover vm exec "${vm}" -- echo "hello from the guest"
+	[[ "${out}" == "hello from the guest" ]] || fail "the command has another output"
+	run bin/drover vm ip "${vm}"
 }
 
 query_guest() {
 	print_step "Query its web server, by the port of this host that leads to it"
-	run bin/drover kubectl get vm "${vm}" --output "jsonpath={.status.addresses} {.status.ports}"
+	run bin/drover vm show "${vm}"
 	port="$(field '.status.ports[?(@.name=="http")].hostPort')"
 	[[ -n "${port}" ]] || fail "status has no host port"
 	http_get 1
@@ -136,21 +144,17 @@ http_get() {
 power_off() {
 	print_step "Power it off: Drover presses its power button, and the guest shuts down"
 	start_watch
-	action stopped
-	run bin/drover kubectl wait "--for=jsonpath={.status.phase}=Stopped" --timeout=150s "vm/${vm}"
+	run bin/drover vm stop "${vm}" --wait --timeout 150s
 	stop_watch
 	shows "drover linux guest powers off"
 	[[ "$(field .status.reason)" == StoppedAsAsked ]] || fail "the reason is $(field .status.reason)"
 	! process_is_there || fail "a process still runs the machine"
 }
 
-action() { run bin/drover kubectl patch vm "${vm}" --type merge --patch "{\"spec\":{\"action\":\"$1\"}}"; }
-
 power_on() {
 	print_step "Power it on again: the guest counts its boots on its disk"
 	start_watch
-	action active
-	run bin/drover kubectl wait --for=condition=Ready --timeout="${boot_within}s" "vm/${vm}"
+	run bin/drover vm start "${vm}" --wait --timeout "${boot_within}s"
 	stop_watch
 	port="$(field '.status.ports[?(@.name=="http")].hostPort')"
 	http_get 2
@@ -158,7 +162,7 @@ power_on() {
 
 delete_vm() {
 	print_step "Delete it: the object stays until the machine is gone"
-	run bin/drover kubectl delete vm "${vm}" --timeout=60s
+	run bin/drover vm delete "${vm}" --yes --timeout 60s
 	run find "${data}/drivers/qemu/vms" -mindepth 1
 	[[ -z "${out}" ]] || fail "files of the machine are left"
 	run bin/drover kubectl get vms

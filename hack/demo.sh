@@ -147,7 +147,8 @@ show_vm() {
 		"every ${usage_period} s here, and every 30 s by default."
 	until_within $((2 * usage_period + 5)) has_usage || fail "no usage was reported"
 	run bin/drover kubectl get vms
-	run bin/drover kubectl get vms --output wide
+	run bin/drover vm show "${vm}"
+	run bin/drover vm logs "${vm}" --tail 3
 }
 
 show_container() {

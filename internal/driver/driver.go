@@ -150,9 +150,10 @@ type Executor interface {
 	// can do that. Exec does not close what is in the request, and a Read of Stdin that does
 	// not return outlasts it: the caller ends that.
 	//
-	// Errors: ErrNotFound, ErrInvalid for a command that cannot be started, ErrUnsupported
-	// for what this server cannot do (a terminal, a guest that runs no agent), and ErrRetry
-	// for a server that does not run or has to be restarted first.
+	// Errors: ErrNotFound, ErrInvalid for a command that cannot be started (where the cause
+	// is known, ErrCommandNotFound or ErrCommandNotExecutable), ErrUnsupported for what this
+	// server cannot do (a terminal, a guest that runs no agent), and ErrRetry for a server
+	// that does not run or has to be restarted first.
 	Exec(ctx context.Context, uid types.UID, r ExecRequest) (exitCode int, err error)
 }
 

@@ -6,6 +6,7 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"regexp"
 )
 
 // The kinds of failure that a driver distinguishes. Make them with Errorf, which
@@ -39,6 +40,31 @@ var (
 
 // ErrConsoleTaken means that another caller writes to the console.
 var ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
+
+// Kinds of ErrInvalid for a command that cannot be started.
+var (
+	// ErrCommandNotFound means that the server has no such program.
+	ErrCommandNotFound = Errorf(ErrInvalid, "command not found")
+	// ErrCommandNotExecutable means that the server has it, and cannot run it.
+	ErrCommandNotExecutable = Errorf(ErrInvalid, "command not executable")
+)
+
+var (
+	saysNotFound      = regexp.MustCompile(`(?i)executable file not found|no such file or directory`)
+	saysNotExecutable = regexp.MustCompile(`(?i)permission denied|is a directory|not a directory|exec format error|invalid argument|argument list too long|file name too long`)
+)
+
+// CommandError returns the kind that the words of Linux in a refusal to start a command mean,
+// or nil if they could change with the next try.
+func CommandError(refusal string) error {
+	switch {
+	case saysNotFound.MatchString(refusal):
+		return ErrCommandNotFound
+	case saysNotExecutable.MatchString(refusal):
+		return ErrCommandNotExecutable
+	}
+	return nil
+}
 
 type kindError struct {
 	kind, err error

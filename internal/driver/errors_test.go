@@ -76,3 +76,18 @@ func TestAmbiguous(t *testing.T) {
 		})
 	}
 }
+
+func TestCommandError(t *testing.T) {
+	for refusal, want := range map[string]error{
+		`exec: "x": executable file not found in $PATH: unknown`:          ErrCommandNotFound,
+		`Failed to execute child process “x” (No such file or directory)`: ErrCommandNotFound,
+		`exec: "/etc": permission denied: unknown`:                        ErrCommandNotExecutable,
+		`Failed to execute child process “/x” (Exec format error)`:        ErrCommandNotExecutable,
+		`Failed to fork (Cannot allocate memory)`:                         nil,
+		``: nil,
+	} {
+		if got := CommandError(refusal); got != want { //nolint:errorlint // a kind itself
+			t.Errorf("%q is %v, want %v", refusal, got, want)
+		}
+	}
+}

@@ -91,6 +91,10 @@ func asFailure(err error) *apierrors.StatusError {
 		return failure(http.StatusConflict, metav1.StatusReasonConflict, "there is no server: %v", err)
 	case errors.Is(err, driver.ErrRetry):
 		return failure(http.StatusConflict, metav1.StatusReasonConflict, "%v", err)
+	case errors.Is(err, driver.ErrCommandNotFound):
+		return failure(http.StatusUnprocessableEntity, streams.ReasonCommandNotFound, "%v", err)
+	case errors.Is(err, driver.ErrCommandNotExecutable):
+		return failure(http.StatusUnprocessableEntity, streams.ReasonCommandNotExecutable, "%v", err)
 	case errors.Is(err, driver.ErrInvalid):
 		return failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "%v", err)
 	case errors.Is(err, driver.ErrUnsupported):

@@ -76,12 +76,45 @@ var newDockerClient = sync.OnceValues(func() (*client.Client, error) {
 		return nil, err
 	}
 	for _, image := range slices.Sorted(maps.Keys(guestEnvironment)) {
-		if err := importGuestImage(ctx, c, rootfs, image); err != nil {
+		changes := []string{`ENTRYPOINT ["/demo-guest"]`, "EXPOSE 80/tcp"}
+		if env := guestEnvironment[image]; env != "" {
+			changes = append(changes, "ENV "+env)
+		}
+		if err := importGuestImage(ctx, c, rootfs, image, changes...); err != nil {
 			return nil, err
 		}
 	}
 	return c, nil
 })
+
+// SSHGuest puts the image of hack/ssh-guest.sh into the Docker engine, and returns its name.
+// User ann may log in with a key of /home/ann/.ssh/authorized_keys.
+func SSHGuest(t testing.TB) string {
+	t.Helper()
+	const image = "drover-test:ssh"
+	c := DockerClient(t)
+	root, err := repositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := lockBuild(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	dir := filepath.Join(root, "bin", "guest")
+	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "ssh-guest.sh"), dir).CombinedOutput(); err != nil {
+		t.Fatalf("building the guest: %v\n%s", err, out)
+	}
+	rootfs, err := os.ReadFile(filepath.Join(dir, "ssh-guest.tar"))
+	if err == nil {
+		err = importGuestImage(t.Context(), c, rootfs, image, `ENTRYPOINT ["/init"]`)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
 
 // buildGuestArchive returns a tar archive of the guest's file system, the same one for
 // the same source.
@@ -114,17 +147,14 @@ func buildGuestArchive(ctx context.Context) ([]byte, error) {
 }
 
 // importGuestImage creates an image, unless an earlier run has created the same one.
-func importGuestImage(ctx context.Context, c *client.Client, rootfs []byte, image string) error {
+func importGuestImage(ctx context.Context, c *client.Client, rootfs []byte, image string, changes ...string) error {
 	sum := sha256.Sum256(rootfs)
 	build := hex.EncodeToString(sum[:8])
 	old, err := c.ImageInspect(ctx, image)
 	if err == nil && old.Config != nil && old.Config.Labels[guestLabel] == build {
 		return nil
 	}
-	changes := []string{`ENTRYPOINT ["/demo-guest"]`, "EXPOSE 80/tcp", "LABEL " + guestLabel + "=" + build}
-	if env := guestEnvironment[image]; env != "" {
-		changes = append(changes, "ENV "+env)
-	}
+	changes = append(changes, "LABEL "+guestLabel+"="+build)
 	source := client.ImageImportSource{Source: bytes.NewReader(rootfs), SourceName: "-"}
 	res, err := c.ImageImport(ctx, source, image, client.ImageImportOptions{Changes: changes})
 	if err != nil {

@@ -262,6 +262,17 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
+// buildPlugin builds kubectl-vm in a folder, and returns its path.
+func buildPlugin(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "kubectl-vm")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=v9.9", "-o", path, "../../cmd/kubectl-vm").CombinedOutput()
+	if err != nil {
+		t.Fatalf("building kubectl-vm: %v: %s", err, out)
+	}
+	return path
+}
+
 // TestPlugin builds the program and lets kubectl find it.
 func TestPlugin(t *testing.T) {
 	t.Parallel()
@@ -276,9 +287,7 @@ func TestPlugin(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	if out, err := run("go", "build", "-ldflags=-X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=v9.9", "-o", filepath.Join(dir, "kubectl-vm"), "../../cmd/kubectl-vm"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	buildPlugin(t, dir)
 	drover, err := framework.DroverBinary()
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func TestKubectlsClient(t *testing.T) {
 				t.Errorf("exit 7 is %v", err)
 			}
 			err = s.connect(t, namespace, streams.Exec, "command=missing&stdout=true", remotecommand.StreamOptions{Stdout: io.Discard})
-			if err == nil || !strings.HasPrefix(err.Error(), "Invalid: command is") {
+			if err == nil || !strings.HasPrefix(err.Error(), "CommandNotFound: command is") {
 				t.Errorf("a command that is not there is %v", err)
 			}
 		})

@@ -19,6 +19,11 @@ const (
 	// ReasonConsoleTaken is the end of a console that someone else writes to, with code 409.
 	// The message says who and since when. It may be opened to read.
 	ReasonConsoleTaken metav1.StatusReason = "ConsoleTaken"
+	// ReasonCommandNotFound says that the server lacks the program of a command, and
+	// ReasonCommandNotExecutable that it has it but cannot run it, with code 422. Shells have
+	// the exit codes 127 and 126 for them.
+	ReasonCommandNotFound      metav1.StatusReason = "CommandNotFound"
+	ReasonCommandNotExecutable metav1.StatusReason = "CommandNotExecutable"
 	// ReasonUnsupported says that the driver, or the server as it is, does not offer the
 	// stream, with code 501.
 	ReasonUnsupported metav1.StatusReason = "Unsupported"

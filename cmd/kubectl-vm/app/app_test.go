@@ -5,6 +5,7 @@ package app
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -314,5 +315,43 @@ func TestListOfOneVM(t *testing.T) {
 		"web    Active   True    Running   1000       4G   8080:80,8081:81,8082:82,+2   60m\n"
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", out, want)
+	}
+}
+
+// TestCreateProgress checks that only steps that succeeded are reported as done.
+func TestCreateProgress(t *testing.T) {
+	t.Parallel()
+	var shown []string
+	p := &createProgress{
+		clock: testingclock.NewFakeClock(now), screen: screen{terminal: true, width: 40}, program: "kubectl vm",
+		print: func(text string) { shown = append(shown, text) },
+	}
+	failed := vmWith(api.PhaseFailed, api.ReasonImageUnavailable, metav1.ConditionFalse).Obj()
+	failed.Status.Operation = &api.Operation{Attempts: 1, Reason: api.ReasonImageUnavailable, LastError: "pull image localhost:5000/absent: refused"}
+	crashed := vmWith(api.PhaseActive, api.ReasonRestarting, metav1.ConditionFalse).Obj()
+	crashed.Status.Message = "the server ended with code 127"
+	for _, vm := range []*api.VirtualMachine{
+		vmWith(api.PhaseCreating, api.ReasonFetching, metav1.ConditionFalse).Obj(),
+		failed,
+		vmWith(api.PhaseCreating, api.ReasonFetching, metav1.ConditionFalse).Obj(),
+		vmWith(api.PhaseActive, api.ReasonProbeFailing, metav1.ConditionFalse).Obj(),
+		crashed,
+		vmWith(api.PhaseActive, api.ReasonProbeFailing, metav1.ConditionFalse).Obj(),
+		vmWith(api.PhaseActive, api.ReasonRunning, metav1.ConditionTrue).Obj(),
+	} {
+		p.see(vm)
+	}
+	name := failed.Name
+	want := []string{
+		"  ✗ ImageUnavailable: pull image\n    localhost:5000/absent: refused",
+		"    What to do: kubectl vm explain " + name,
+		"  ✓ image fetched                0s",
+		"  ✗ Restarting: the server ended with\n    code 127",
+		"    What it printed: kubectl vm logs " + name,
+		"  ✓ server restarted             0s",
+		"  ✓ guest answers                0s",
+	}
+	if !slices.Equal(shown, want) {
+		t.Errorf("printed %q, want %q", shown, want)
 	}
 }

@@ -11,8 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/exec"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
@@ -27,12 +30,14 @@ func (c *connection) newConnectCommand(cmd *cobra.Command) *cobra.Command {
 
 // place is a VM that a verb connects to.
 type place struct {
+	*Options
 	client          *streams.Client
 	namespace, name string
 }
 
 // connect returns where the VM of an argument is, and a client for it.
 func (c *connection) connect(ctx context.Context, arg string) (p place, err error) {
+	p.Options = c.Options
 	if p.name, err = parseName(arg); err != nil {
 		return p, err
 	}
@@ -47,19 +52,61 @@ func (c *connection) connect(ctx context.Context, arg string) (p place, err erro
 	return p, err
 }
 
+// The exit codes that shells have for commands that cannot be started.
+const (
+	exitNotExecutable = 126
+	exitNotFound      = 127
+)
+
 // describe returns what the server said about a stream, and passes the exit code of a command
 // on.
-func (p place) describe(err error) error {
-	var exit exec.CodeExitError
-	switch {
-	case err == nil:
+func (p place) describe(ctx context.Context, err error) error {
+	if err == nil {
 		return nil
+	}
+	var exit exec.CodeExitError
+	status, cause := apierrors.APIStatus(nil), streams.Cause(err)
+	isStatus := errors.As(cause, &status)
+	switch reason := streams.EndReason(err); {
 	case errors.As(err, &exit):
 		return &ExitError{Code: exit.Code}
-	case apierrors.IsNotFound(streams.Cause(err)):
+	case reason == streamsapi.ReasonCommandNotFound:
+		return &ExitError{Code: exitNotFound, Err: cause}
+	case reason == streamsapi.ReasonCommandNotExecutable:
+		return &ExitError{Code: exitNotExecutable, Err: cause}
+	case apierrors.IsNotFound(cause) && isStatus && status.Status().Details != nil:
 		return &notFoundError{namespace: p.namespace, name: p.name}
+	case apierrors.IsConflict(cause), reason == metav1.StatusReasonConflict:
+		return p.withAdvice(ctx, cause)
 	}
-	return streams.Cause(err)
+	return cause
+}
+
+// withAdvice adds to an error of a server that takes no streams what to do, if the VM's status
+// has it.
+func (p place) withAdvice(ctx context.Context, cause error) error {
+	vm, err := p.GetVM(ctx, p.namespace, p.name)
+	if err != nil {
+		return cause
+	}
+	if off := p.checkPower(vm); off != nil {
+		return fmt.Errorf("%w; %w", cause, off)
+	}
+	if !isReady(vm) {
+		return fmt.Errorf("%w; to see why: %s explain %s", cause, p.Program, p.name)
+	}
+	return cause
+}
+
+// checkPower fails if a VM takes no connections because its spec says so.
+func (o *Options) checkPower(vm *api.VirtualMachine) error {
+	switch {
+	case vm.Spec.Action == api.ActionStopped && vm.Status.Phase == api.PhaseStopped:
+		return fmt.Errorf("%s is stopped, to start it: %s start %s", vm.Name, o.Program, vm.Name)
+	case vm.Spec.Action == api.ActionPaused && vm.Status.Phase == api.PhasePaused:
+		return fmt.Errorf("%s is paused, to resume it: %s resume %s", vm.Name, o.Program, vm.Name)
+	}
+	return nil
 }
 
 // What may follow the name of a VM behind the dashes.

@@ -42,5 +42,5 @@ func (c *consoleOptions) run(ctx context.Context, name string) error {
 		Client: at.client, Namespace: at.namespace, Name: at.name,
 		In: c.In, Out: c.Out, Notes: c.ErrOut, Clock: c.Clock, GiveUp: c.giveUp,
 	}
-	return at.describe(session.Run(ctx))
+	return at.describe(ctx, session.Run(ctx))
 }

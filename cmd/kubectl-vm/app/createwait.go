@@ -108,6 +108,7 @@ type createProgress struct {
 	stepBegan time.Time
 	printed   time.Time
 	attempts  int32
+	hasEnded  bool // the server, by itself
 	download  download
 }
 
@@ -123,13 +124,18 @@ func (p *createProgress) see(vm *api.VirtualMachine) {
 	defer p.mu.Unlock()
 	now, before := p.clock.Now(), p.step
 	p.vm, p.step = vm, vm.Status.Reason
-	if p.step != before {
-		p.endStep(before, now)
-	}
 	if p.step == api.ReasonFetching {
 		p.download.sample(vm.Status.Message, now)
 	}
 	failed := p.reportFailure(vm, now)
+	switch {
+	case p.step == before:
+	case p.step == api.ReasonRestarting:
+		failed = true
+		p.reportEnd(vm, now)
+	case !failed && vm.Status.Phase != api.PhaseFailed:
+		p.endStep(before, now)
+	}
 	if !p.screen.terminal && !failed && !isReady(vm) && p.mayPrint(before, now) {
 		p.printed = now
 		p.print("  " + p.text(now))
@@ -167,16 +173,32 @@ func (p *createProgress) reportFailure(vm *api.VirtualMachine, now time.Time) bo
 	}
 	first := p.attempts == 0
 	p.attempts, p.stepBegan = op.Attempts, now
-	text := printable.Line(op.Reason + ": " + op.LastError)
+	text := op.Reason + ": " + op.LastError
 	if op.NextRetryTime != nil {
 		text += fmt.Sprintf(" (next try in %s)", max(op.NextRetryTime.Sub(now), 0).Round(time.Second))
 	}
-	p.print("  " + p.screen.paint("✗", red) + " " + text)
+	p.printFailure(text)
 	if first && op.Failure != api.FailureRefused {
 		p.print(fmt.Sprintf("    What to do: %s explain %s", p.program, vm.Name))
 	}
 	p.printed = now
 	return true
+}
+
+// reportEnd reports a server that has ended by itself. The caller has the lock.
+func (p *createProgress) reportEnd(vm *api.VirtualMachine, now time.Time) {
+	p.printFailure(vm.Status.Reason + ": " + vm.Status.Message)
+	if !p.hasEnded {
+		p.print(fmt.Sprintf("    What it printed: %s logs %s", p.program, vm.Name))
+	}
+	p.hasEnded, p.stepBegan, p.printed = true, now, now
+}
+
+// printFailure prints what failed, as wide as the screen.
+func (p *createProgress) printFailure(text string) {
+	const indent = "    "
+	lines := printable.Wrap(printable.Line(text), max(p.screen.width-len(indent), 0))
+	p.print("  " + p.screen.paint("✗", red) + " " + strings.Join(lines, "\n"+indent))
 }
 
 // describe returns the line that is redrawn.

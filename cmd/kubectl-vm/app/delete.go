@@ -190,7 +190,10 @@ func (d *deleteOptions) printRemovals(found []*selected) {
 		if d.allNamespaces {
 			name = one.vm.Namespace + "/" + name
 		}
-		_, _ = fmt.Fprintf(d.ErrOut, "%s: %s\n", s.paint(printable.Line(name), bold), printable.Line(removalText(one.vm, d.keepServer)))
+		name = printable.Line(name)
+		lines := printable.Wrap(name+": "+printable.Line(removalText(one.vm, d.keepServer)), max(s.width-2, 0))
+		lines[0] = s.paint(name, bold) + strings.TrimPrefix(lines[0], name)
+		_, _ = fmt.Fprintln(d.ErrOut, strings.Join(lines, "\n  "))
 	}
 }
 

@@ -57,7 +57,7 @@ func (e *execOptions) run(ctx context.Context, name string, command []string) er
 	}
 	err = at.client.Connect(ctx, at.client.URL(at.namespace, at.name, streamsapi.Exec, query), o)
 	restore()
-	return at.describe(err)
+	return at.describe(ctx, err)
 }
 
 // prepareTerminal asks for a terminal if there is one on this side, as kubectl does, or else

@@ -201,7 +201,7 @@ func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Even
 	widths := t.widths()
 	indent := widths[0] + widths[1] + 2*columnGap
 	for i, begin := range t.lines(screen{color: s.color}) {
-		lines := wrap(printable.Line(eventText(&events[i])), max(s.width-indent, 0))
+		lines := printable.Wrap(printable.Line(eventText(&events[i])), max(s.width-indent, 0))
 		gap := strings.Repeat(" ", widths[1]-len(t.rows[i][1].text)+columnGap)
 		b.WriteString(strings.TrimSuffix(begin, "\n") + gap + lines[0] + "\n")
 		for _, line := range lines[1:] {

@@ -51,7 +51,7 @@ func (i *ipOptions) run(ctx context.Context, name string) error {
 	}
 	body, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Interfaces, nil)
 	if err != nil {
-		return at.describe(err)
+		return at.describe(ctx, err)
 	}
 	defer func() { _ = body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(body, maxInterfaces))

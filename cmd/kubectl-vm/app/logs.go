@@ -51,7 +51,7 @@ func (l *logsOptions) run(ctx context.Context, name string) error {
 	}
 	log, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Log, query)
 	if err != nil {
-		return at.describe(err)
+		return at.describe(ctx, err)
 	}
 	defer func() { _ = log.Close() }()
 	_, err = io.Copy(l.Out, log)

@@ -20,6 +20,7 @@ import (
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned/scheme"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
@@ -212,7 +213,7 @@ func (s *serversOptions) lookAt(list streamsapi.ServerList) *servers.Look {
 		look.Drivers = append(look.Drivers, d.Driver)
 		if d.Error != "" {
 			if !s.warned {
-				_, _ = fmt.Fprintf(s.ErrOut, "warning: the engine of driver %s does not answer, and its servers are missing here: %s\n", clean(d.Driver), clean(d.Error))
+				_, _ = fmt.Fprintf(s.ErrOut, "warning: the engine of driver %s does not answer, and its servers are missing here: %s\n", printable.Line(d.Driver), printable.Line(d.Error))
 			}
 			continue
 		}
@@ -269,7 +270,7 @@ func (s *serversOptions) completeOrphans(cmd *cobra.Command, args []string, _ st
 	var all []string
 	for _, one := range look.Orphans() {
 		if !slices.Contains(args, string(one.UID)) {
-			all = append(all, string(one.UID)+"\t"+clean(one.Namespace+"/"+one.Name))
+			all = append(all, string(one.UID)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
 		}
 	}
 	return all, cobra.ShellCompDirectiveNoFileComp
@@ -287,7 +288,7 @@ func (s *serversOptions) completeRetained(cmd *cobra.Command, args []string, _ s
 	var all []string
 	for _, one := range look.Retained() {
 		if id := servers.ShortID(one.ID); !slices.Contains(args, id) {
-			all = append(all, id+"\t"+clean(one.Namespace+"/"+one.Name))
+			all = append(all, id+"\t"+printable.Line(one.Namespace+"/"+one.Name))
 		}
 	}
 	return all, cobra.ShellCompDirectiveNoFileComp
@@ -307,7 +308,7 @@ func (s *serversOptions) explainRemoval(ctx context.Context, ids []string) error
 		before := len(lines)
 		for _, one := range look.Retained() {
 			if one.ID == id || len(id) >= minPrefix && strings.HasPrefix(one.ID, id) {
-				lines = append(lines, "  "+clean(removalOf(one)))
+				lines = append(lines, "  "+printable.Line(removalOf(one)))
 			}
 		}
 		if len(lines) == before {

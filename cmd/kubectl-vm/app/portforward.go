@@ -65,7 +65,7 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	}
 	forwarder := streams.PortForwarder{Client: at.client, Namespace: at.namespace, Name: at.name, Address: p.address, Notes: p.ErrOut}
 	if p.stdio {
-		return at.describe(forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
+		return at.describe(ctx, forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
 	}
 	if err := forwarder.Run(ctx, forwards); err != nil {
 		return err
@@ -88,20 +88,12 @@ func (p *portForwardOptions) check(ctx context.Context, at place, forwards []str
 	return nil
 }
 
-// stdio is standard input and output as one connection.
+// stdio is standard input and output as one connection. Both stay open until the program ends,
+// because ssh ends with its connection, and the program with ssh, before an error is printed.
 type stdio struct {
 	io.Reader
 	io.Writer
 }
 
-// Close implements io.Closer. Reading goes on until the program ends.
-func (s stdio) Close() error {
-	var errs []error
-	if c, ok := s.Reader.(io.Closer); ok {
-		errs = append(errs, c.Close())
-	}
-	if c, ok := s.Writer.(io.Closer); ok {
-		errs = append(errs, c.Close())
-	}
-	return errors.Join(errs...)
-}
+// Close implements io.Closer.
+func (stdio) Close() error { return nil }

@@ -110,7 +110,7 @@ func (s *showOptions) print(vm *api.VirtualMachine) error {
 		if f.value == "" {
 			continue
 		}
-		lines := wrap(printable.Line(f.value), max(screen.width-factIndent, 0))
+		lines := printable.Wrap(printable.Line(f.value), max(screen.width-factIndent, 0))
 		fmt.Fprintf(&b, "  %s%s\n", screen.paint(fmt.Sprintf("%-*s", factIndent-2, f.name), faint), lines[0])
 		for _, line := range lines[1:] {
 			b.WriteString(strings.Repeat(" ", factIndent) + line + "\n")
@@ -122,7 +122,7 @@ func (s *showOptions) print(vm *api.VirtualMachine) error {
 
 // writeIndented writes a text that is as wide as the screen.
 func writeIndented(b *strings.Builder, s screen, indent, text string) {
-	for _, line := range wrap(text, max(s.width-len(indent), 0)) {
+	for _, line := range printable.Wrap(text, max(s.width-len(indent), 0)) {
 		b.WriteString(indent + line + "\n")
 	}
 }

@@ -14,11 +14,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 )
+
+// endDelay is how long ssh may take to end after Ctrl-C.
+const endDelay = 5 * time.Second
 
 // sshOptions are the flags of ssh and cp.
 type sshOptions struct {
@@ -180,6 +185,9 @@ func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []stri
 	if err != nil {
 		return nil, "", err
 	}
+	if err := s.checkPower(vm); err != nil {
+		return nil, "", err
+	}
 	known, err := knownHostsFile()
 	if err != nil {
 		return nil, "", err
@@ -274,7 +282,12 @@ func (s *sshOptions) runProgram(ctx context.Context, program string, args []stri
 	}
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // ssh or scp, with the arguments of its user
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.ErrOut
+	// ssh gets the time to restore the terminal.
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, endDelay
 	err = cmd.Run()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return &ExitError{Code: cmp.Or(max(exit.ExitCode(), 0), 1)}
 	}

@@ -83,21 +83,3 @@ func shorten(text string, width int) string {
 	}
 	return string(runes[:width-1]) + "…"
 }
-
-// wrap breaks a text into lines of at most width characters, at spaces. A word that is longer
-// has a line of its own. Width 0 means no limit.
-func wrap(text string, width int) []string {
-	var lines []string
-	line, length := "", 0
-	for word := range strings.FieldsSeq(text) {
-		size := len([]rune(word))
-		if width > 0 && length > 0 && length+1+size > width {
-			lines, line, length = append(lines, line), "", 0
-		}
-		if length > 0 {
-			line, length = line+" ", length+1
-		}
-		line, length = line+word, length+size
-	}
-	return append(lines, line)
-}

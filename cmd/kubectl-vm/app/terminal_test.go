@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 func TestTableFits(t *testing.T) {
@@ -54,7 +56,7 @@ func TestTableCleansCells(t *testing.T) {
 
 func TestWrap(t *testing.T) {
 	for _, width := range []int{0, 1, 5, 12, 100} {
-		lines := wrap("the image could not be fetched", width)
+		lines := printable.Wrap("the image could not be fetched", width)
 		if got := strings.Join(lines, " "); got != "the image could not be fetched" {
 			t.Errorf("width %d: %q", width, got)
 		}
@@ -64,7 +66,7 @@ func TestWrap(t *testing.T) {
 			}
 		}
 	}
-	if got := wrap("", 10); len(got) != 1 || got[0] != "" {
+	if got := printable.Wrap("", 10); len(got) != 1 || got[0] != "" {
 		t.Errorf("an empty text is %q", got)
 	}
 }

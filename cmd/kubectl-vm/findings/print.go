@@ -94,17 +94,17 @@ func (s Style) printFinding(text *bytes.Buffer, f Finding, names int) {
 	if f.Level == LevelWarning || f.Level == LevelError {
 		weight = bold
 	}
-	for i, line := range wrap(f.Observed, width) {
+	for i, line := range wrapParagraphs(f.Observed, width) {
 		if i > 0 {
 			first = margin
 		}
 		fmt.Fprintf(text, "%s%s\n", first, s.paint(line, weight))
 	}
-	for _, line := range wrap(f.Meaning, width) {
+	for _, line := range wrapParagraphs(f.Meaning, width) {
 		fmt.Fprintf(text, "%s%s\n", margin, line)
 	}
 	if f.Fix != "" {
-		for _, line := range wrap("Fix: "+f.Fix, width) {
+		for _, line := range wrapParagraphs("Fix: "+f.Fix, width) {
 			fmt.Fprintf(text, "%s%s\n", margin, line)
 		}
 	}
@@ -113,23 +113,12 @@ func (s Style) printFinding(text *bytes.Buffer, f Finding, names int) {
 	}
 }
 
-// wrap breaks a text into lines of at most width characters. A longer word has a line of its
-// own, since a path that is broken is no path.
-func wrap(text string, width int) []string {
+// wrapParagraphs breaks each line of a text into lines of at most width characters.
+func wrapParagraphs(text string, width int) []string {
 	var lines []string
 	for paragraph := range strings.Lines(text) {
-		line := ""
-		for word := range strings.FieldsSeq(paragraph) {
-			if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
-				lines, line = append(lines, line), ""
-			}
-			if line != "" {
-				line += " "
-			}
-			line += printable.Line(word)
-		}
-		if line != "" {
-			lines = append(lines, line)
+		if paragraph = printable.Line(paragraph); strings.TrimSpace(paragraph) != "" {
+			lines = append(lines, printable.Wrap(paragraph, width)...)
 		}
 	}
 	return lines

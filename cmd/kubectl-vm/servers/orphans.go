@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // pollPeriod is the interval between two looks for a server that is to go.
@@ -99,7 +100,7 @@ func (r *Remover) explain(look *Look, uid types.UID) error {
 		case look.Owners[uid]:
 			return fmt.Errorf("%s belongs to the VirtualMachine %s: delete that", uid, nameOf(s))
 		case s.Error != "":
-			return fmt.Errorf("%s cannot be read, so it is not known whose it is: %s", uid, clean(s.Error))
+			return fmt.Errorf("%s cannot be read, so it is not known whose it is: %s", uid, printable.Line(s.Error))
 		}
 	}
 	return fmt.Errorf("no server of this installation has the UID %q: %s orphans list shows those without a VirtualMachine", uid, r.Program)

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // Server is a server of an engine.
@@ -93,7 +93,7 @@ func PrintTable(out io.Writer, all []Server, key Key, now time.Time, none string
 		if !s.StartedAt.IsZero() {
 			age = duration.HumanDuration(now.Sub(s.StartedAt))
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key.of(s), s.Driver, nameOf(s), clean(s.State), age)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key.of(s), s.Driver, nameOf(s), printable.Line(s.State), age)
 	}
 	return table.Flush()
 }
@@ -106,17 +106,7 @@ func PrintJSON(out io.Writer, all []Server) error {
 	return encoder.Encode(append([]Server{}, all...))
 }
 
-func nameOf(s Server) string { return clean(s.Namespace + "/" + s.Name) }
-
-// clean removes what a terminal would take as commands: an engine may have labels of others.
-func clean(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, text)
-}
+func nameOf(s Server) string { return printable.Line(s.Namespace + "/" + s.Name) }
 
 // Count returns the number of servers in words.
 func Count(n int) string {

@@ -16,9 +16,11 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -134,7 +136,18 @@ func (c *Client) Get(ctx context.Context, namespace, name string, s streams.Stre
 	if err != nil {
 		return nil, err
 	}
-	return get(ctx, client, c.URL(namespace, name, s, query))
+	body, err := get(ctx, client, c.URL(namespace, name, s, query))
+	status := (*apierrors.StatusError)(nil)
+	if errors.As(err, &status) && status.ErrStatus.Code == http.StatusNotFound && status.ErrStatus.Kind == "" {
+		err = c.notServed()
+	}
+	return body, err
+}
+
+// notServed is the error of a server that does not know the path of streams, which it answers
+// with a 404 that is no Status.
+func (c *Client) notServed() error {
+	return fmt.Errorf("no Drover serves consoles, logs, commands and ports of VMs at %s: it runs without its controller (drover up --without-controller), or ConfigMap %s names another server", c.base, streams.ConfigMapName)
 }
 
 // GetPath returns the body of what is served at a path besides streams.
@@ -154,7 +167,12 @@ func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.Stream
 		return err
 	}
 	// The library logs what goes wrong at the end of a stream, which is normal when a person leaves.
-	return executor.StreamWithContext(klog.NewContext(ctx, logr.Discard()), o)
+	err = executor.StreamWithContext(klog.NewContext(ctx, logr.Discard()), o)
+	refused := (*httpstream.UpgradeFailureError)(nil)
+	if errors.As(err, &refused) && strings.HasPrefix(refused.Cause.Error(), websocket.ErrBadHandshake.Error()+" (404 ") {
+		return c.notServed()
+	}
+	return err
 }
 
 func get(ctx context.Context, client *http.Client, u *url.URL) (io.ReadCloser, error) {
@@ -201,6 +219,16 @@ func reasonOf(code int) metav1.StatusReason {
 		return metav1.StatusReasonServiceUnavailable
 	}
 	return metav1.StatusReasonUnknown
+}
+
+// EndReason returns the reason with which the server ended a stream, or nothing if the
+// connection was lost.
+func EndReason(err error) metav1.StatusReason {
+	if err == nil {
+		return ""
+	}
+	reason, _ := streams.SplitReason(err.Error())
+	return reason
 }
 
 // Cause returns what the server said about a stream that failed, without the words of the

@@ -16,7 +16,11 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/cert"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
@@ -148,4 +152,34 @@ func otherCA(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})
+}
+
+// TestNotServed checks that a server which does not know the path of streams is not taken for
+// one that does not know the VM.
+func TestNotServed(t *testing.T) {
+	t.Parallel()
+	isKnown := func(r *http.Request) bool { return strings.Contains(r.URL.Path, "/known/") }
+	target := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if !isKnown(r) {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		status := apierrors.NewNotFound(schema.GroupResource{Resource: "virtualmachines"}, "vm").ErrStatus
+		status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+		_ = json.NewEncoder(w).Encode(status)
+	})
+	client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for namespace, says := range map[string]string{"known": `"vm" not found`, "ns": "no Drover serves consoles"} {
+		_, err := client.Get(t.Context(), namespace, "vm", streams.Log, nil)
+		for kind, err := range map[string]error{"Get": err, "Connect": client.Connect(t.Context(), client.URL(namespace, "vm", streams.Console, nil), remotecommand.StreamOptions{Stdout: io.Discard})} {
+			if err = Cause(err); err == nil || !strings.Contains(err.Error(), says) || apierrors.IsNotFound(err) != (namespace == "known") {
+				t.Errorf("%s in %s gives %v, want %q", kind, namespace, err, says)
+			}
+		}
+	}
 }

@@ -77,13 +77,13 @@ func (s *ConsoleSession) Run(ctx context.Context) error {
 func (s *ConsoleSession) stayConnected(ctx context.Context) error {
 	connected, err := s.connect(ctx)
 	for ctx.Err() == nil && connected && s.mayReturn(err) {
-		if endReason(err) == streams.ReasonConsoleTaken {
+		if EndReason(err) == streams.ReasonConsoleTaken {
 			s.readOnly = true
 		}
 		s.note("%s. Connecting again, from the last lines on; Ctrl-] leaves.", describeEnd(err))
 		connected, err = s.connectAgain(ctx)
 	}
-	if hasEnded := ctx.Err() != nil || s.terminal == nil && endReason(err) == streams.ReasonServerStopped; !hasEnded {
+	if hasEnded := ctx.Err() != nil || s.terminal == nil && EndReason(err) == streams.ReasonServerStopped; !hasEnded {
 		return err
 	}
 	return nil
@@ -141,21 +141,11 @@ func (s *ConsoleSession) mayReturn(err error) bool {
 	if refused := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &refused) {
 		return apierrors.IsServiceUnavailable(refused.Cause) || apierrors.IsConflict(refused.Cause) || apierrors.IsTooManyRequests(refused.Cause)
 	}
-	reason := endReason(err)
+	reason := EndReason(err)
 	if reason == streams.ReasonServerStopped {
 		return s.terminal != nil
 	}
 	return reason == "" || reason == metav1.StatusReasonServiceUnavailable || reason == streams.ReasonConsoleTaken
-}
-
-// endReason returns the reason with which the server ended a stream, or nothing if the
-// connection was lost.
-func endReason(err error) metav1.StatusReason {
-	if err == nil {
-		return ""
-	}
-	reason, _ := streams.SplitReason(err.Error())
-	return reason
 }
 
 func describeEnd(err error) string {

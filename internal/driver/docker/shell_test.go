@@ -138,7 +138,10 @@ func shellGuest(c *client.Client) drivertest.Guest {
 			Exit:     func(code int) []string { return shell(`exit "$1"`, fmt.Sprint(code)) },
 			Killed:   shell(`kill -KILL $$`),
 			Sleep:    []string{"sleep", "300"},
-			Size:     shell(`while read -r line; do stty size; done`),
+
+			NotExecutable: []string{"/etc"},
+
+			Size: shell(`while read -r line; do stty size; done`),
 		},
 	}
 }

@@ -203,7 +203,8 @@ func TestAgent(t *testing.T) {
 		kind    error
 		says    string
 	}{
-		"unknown":        {nil, []string{"no-such-program"}, driver.ErrInvalid, "no-such-program"},
+		"unknown":        {nil, []string{"no-such-program"}, driver.ErrCommandNotFound, "no-such-program"},
+		"a folder":       {nil, []string{"/proc"}, driver.ErrCommandNotExecutable, "/proc"},
 		"none":           {nil, nil, driver.ErrInvalid, "it is empty"},
 		"no text":        {nil, []string{"echo", "\xff"}, driver.ErrInvalid, "command[1]"},
 		"too much input": {strings.NewReader(large + "x"), []string{"cat"}, driver.ErrInvalid, "more than 2 MiB"},

@@ -108,7 +108,8 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 			t.Errorf("%s by the agent: %+v", name, got)
 		}
 	}
-	wantError(t, g.run(nil, "no-such-program").err, driver.ErrInvalid, "no-such-program")
+	wantError(t, g.run(nil, "no-such-program").err, driver.ErrCommandNotFound, "no-such-program")
+	wantError(t, g.run(nil, "/etc/passwd").err, driver.ErrCommandNotExecutable, "/etc/passwd")
 	cut := g.run(nil, "head", "--bytes=4194304", "/dev/zero")
 	wantError(t, cut.err, driver.ErrUnsupported, "the exit code is 0")
 	if len(cut.out) != 3<<20 {

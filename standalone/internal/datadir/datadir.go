@@ -147,7 +147,7 @@ func OpenExisting(path string) (*Dir, error) {
 	d := &Dir{Layout: Layout(path)}
 	found, err := d.Exists()
 	if err == nil && !found {
-		return nil, fmt.Errorf("%s is no Drover data dir", path)
+		return nil, fmt.Errorf("%s is no Drover data dir: name the one of drover up by --data-dir or DROVER_DATA_DIR", path)
 	}
 	if err == nil {
 		err = d.acquireLock()

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -288,14 +287,9 @@ func (x *execution) awaitEnd(ctx context.Context) (exitCode int, err error) {
 	return state.ExitCode, nil
 }
 
-// cannotStart matches the engine's refusals that another command would not get.
-var cannotStart = regexp.MustCompile(`(?i)executable file not found|no such file or directory|permission denied|is a directory|not a directory|exec format error|invalid argument|argument list too long|file name too long`)
-
 func (x *execution) explainRefusal() error {
-	kind, text := driver.ErrRetry, cmp.Or(strings.TrimSpace(x.refusal.String()), "the engine gives no reason")
-	if cannotStart.MatchString(text) {
-		kind = driver.ErrInvalid
-	}
+	text := cmp.Or(strings.TrimSpace(x.refusal.String()), "the engine gives no reason")
+	kind := cmp.Or(driver.CommandError(text), driver.ErrRetry)
 	return driver.Errorf(kind, "command %q cannot be started in container %s: %.500s", x.request.Command[0], engine.ShortID(x.of.ID), text)
 }
 

@@ -48,11 +48,25 @@ func testExec(t *testing.T, e *Env) {
 			t.Errorf("%s: %q ended with %d, %v, %q, %q, want %d, %q, %q", name, c.command, code, err, stdout, stderr, c.code, c.stdout, c.stderr)
 		}
 	}
-	for _, command := range [][]string{nil, {"no-such-program"}, {""}} {
-		stdout, stderr, _, err := exec(t.Context(), d, spec.UID, command)
-		wantKind(t, fmt.Sprintf("Exec of %q", command), err, driver.ErrInvalid)
+	testExecRefused(t, e, d, spec.UID)
+}
+
+// testExecRefused checks commands that cannot be started.
+func testExecRefused(t *testing.T, e *Env, d driver.Executor, uid types.UID) {
+	type refused struct {
+		command []string
+		kind    error
+	}
+	all := []refused{{nil, driver.ErrInvalid}, {[]string{""}, driver.ErrInvalid}, {[]string{"no-such-program"}, driver.ErrCommandNotFound}}
+	if command := e.Guest.Commands.NotExecutable; command != nil {
+		all = append(all, refused{command, driver.ErrCommandNotExecutable})
+	}
+	for _, c := range all {
+		stdout, stderr, _, err := exec(t.Context(), d, uid, c.command)
+		wantKind(t, fmt.Sprintf("Exec of %q", c.command), err, c.kind)
+		wantKind(t, fmt.Sprintf("Exec of %q", c.command), err, driver.ErrInvalid)
 		if stdout != "" || stderr != "" {
-			t.Errorf("%q printed %q, %q", command, stdout, stderr)
+			t.Errorf("%q printed %q, %q", c.command, stdout, stderr)
 		}
 	}
 }

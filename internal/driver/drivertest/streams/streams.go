@@ -89,6 +89,8 @@ type Commands struct {
 	Killed []string
 	// Sleep goes on for minutes.
 	Sleep []string
+	// NotExecutable is a file that is there and no program, nil if there is none.
+	NotExecutable []string
 	// Size prints the rows and the columns of its terminal, as stty size does, whenever
 	// it has read a line. It is nil if there are no terminals: then one is ErrUnsupported.
 	Size []string

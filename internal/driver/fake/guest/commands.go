@@ -51,8 +51,11 @@ func (a *Access) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) 
 	if err != nil {
 		return 0, err
 	}
-	if len(r.Command) == 0 || commands[r.Command[0]] == nil {
-		return 0, driver.Errorf(driver.ErrInvalid, "command is %.100q: a simulated server has cat, echo, exit, false, log, size, sleep, true and warn", r.Command)
+	if len(r.Command) == 0 || r.Command[0] == "" {
+		return 0, driver.Errorf(driver.ErrInvalid, "command is empty: it must be a program and its arguments")
+	}
+	if commands[r.Command[0]] == nil {
+		return 0, driver.Errorf(driver.ErrCommandNotFound, "command is %.100q: a simulated server has cat, echo, exit, false, log, size, sleep, true and warn", r.Command)
 	}
 	x := &execution{ExecRequest: r, access: a, on: terminalOf(s)}
 	ctx, cancel := context.WithCancel(ctx)

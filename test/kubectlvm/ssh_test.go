@@ -1,0 +1,250 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlvm
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
+)
+
+// sshUser runs the program, which starts itself again as the proxy of ssh, beside `drover up`
+// with the docker driver.
+type sshUser struct {
+	t                   *testing.T
+	cluster             *testenv.Environment
+	program, dir        string
+	environment         []string
+	user                string // of the guest
+	runTimeout          time.Duration
+	copySize            int
+	identity, publicKey string
+}
+
+// machineBootsWithin is how long a Debian may take to boot where it is emulated.
+const machineBootsWithin = 20 * time.Minute
+
+func newSSHUser(t *testing.T, flags ...string) *sshUser {
+	t.Helper()
+	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: flags})
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.KillMachinesAtEnd(t, env.DataDir)
+	t.Cleanup(func() {
+		if err := env.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	u := &sshUser{t: t, program: buildPlugin(t, dir), cluster: env, user: "ann", runTimeout: runTimeout, copySize: 20 << 20, dir: dir, identity: filepath.Join(dir, "key")}
+	u.environment = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig, "HOME="+dir, "XDG_CONFIG_HOME="+filepath.Join(dir, "it's a %d folder"), "SSH_AUTH_SOCK=")
+	out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", u.identity).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ssh-keygen: %v: %s", err, out)
+	}
+	key, err := os.ReadFile(u.identity + ".pub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.publicKey = string(key)
+	return u
+}
+
+func (u *sshUser) command(args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(u.t.Context()), u.runTimeout) // cleanups run verbs too
+	u.t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, u.program, args...) //nolint:gosec // built by this test
+	cmd.Env, cmd.Dir = u.environment, u.dir
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, framework.StepTimeout // it ends ssh
+	return cmd
+}
+
+func (u *sshUser) run(stdin string, args ...string) result {
+	u.t.Helper()
+	var out, errs bytes.Buffer
+	cmd := u.command(args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		u.t.Fatal(err)
+	}
+	return result{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+}
+
+// expect runs a verb, and checks its exit code, its output and a part of its errors.
+func (u *sshUser) expect(code int, out, errs string, args ...string) {
+	u.t.Helper()
+	if r := u.run("", args...); r.code != code || r.out != out || !strings.Contains(r.errs, errs) {
+		u.t.Errorf("kubectl vm %q ended with %d: %q, %q, want %d, %q, %q", args, r.code, r.out, r.errs, code, out, errs)
+	}
+}
+
+func (u *sshUser) ssh(args ...string) []string {
+	return append([]string{"ssh", "--identity", u.identity}, args...)
+}
+
+// create creates a VM to which the user may log in as ann.
+func (u *sshUser) create(name, image string) {
+	u.t.Helper()
+	if r := u.run("", "create", name, "--image="+image, "--memory=128M", "--probe=22", "--wait"); r.code != 0 {
+		u.t.Fatalf("create ended with %d: %s", r.code, r.errs)
+	}
+	if r := u.run(u.publicKey, "exec", "-i", name, "--", "sh", "-c", "cat >>/home/ann/.ssh/authorized_keys"); r.code != 0 {
+		u.t.Fatalf("storing the key ended with %d: %s", r.code, r.errs)
+	}
+}
+
+// TestSSH logs in to real OpenSSH servers, and copies files.
+func TestSSH(t *testing.T) {
+	t.Parallel()
+	image := framework.SSHGuest(t)
+	u := newSSHUser(t, "--vm-driver=docker")
+	u.create("web", image)
+	u.create("db", image)
+	u.expect(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
+	u.expect(0, "db\n", "Permanently added", u.ssh("db", "-l", "ann", "--", "hostname")...)
+	u.expect(7, "ann\n", "", u.ssh("ann@web", "--", "whoami; exit 7")...)
+	u.expect(255, "", "nobody@web.default.vm: Permission denied (publickey)", u.ssh("nobody@web", "--", "id")...)
+	u.expect(255, "", "Permission denied (publickey)", "ssh", "ann@web", "--ssh-option=IdentityFile=none", "--ssh-option=IdentitiesOnly=yes", "--", "id")
+	u.expect(1, "", `virtualmachines "none" not found in namespace "default"`, u.ssh("ann@none", "--", "id")...)
+	for range 5 { // ssh must not end its proxy before that has said why
+		u.expect(255, "", "error: port 23 of the server takes no connection", u.ssh("ann@web", "--port=23", "--", "id")...)
+	}
+	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
+	t.Run("interrupted", func(t *testing.T) { u.testInterrupted(t) })
+	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
+	u.testExecOfNoProgram()
+
+	u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes")
+	u.create("web", image)
+	u.expect(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
+	u.expect(0, "virtualmachine.cloudnative.tw/web stopped\n", "", "stop", "web", "--wait")
+	for _, args := range [][]string{u.ssh("ann@web"), {"cp", "key", "ann@web:"}, {"exec", "web", "--", "id"}, {"console", "web"}} {
+		u.expect(1, "", "web is stopped, to start it: kubectl vm start web\n", args...)
+	}
+	u.expect(0, "virtualmachine.cloudnative.tw/db paused\n", "", "pause", "db", "--wait")
+	for _, args := range [][]string{u.ssh("ann@db"), {"exec", "db", "--", "id"}} {
+		u.expect(1, "", "db is paused, to resume it: kubectl vm resume db\n", args...)
+	}
+}
+
+// testExecOfNoProgram checks the exit codes that shells have.
+func (u *sshUser) testExecOfNoProgram() {
+	u.t.Helper()
+	u.expect(127, "", "error: ", "exec", "web", "--", "no-such-program")
+	u.expect(126, "", "error: ", "exec", "web", "--", "/etc")
+	u.expect(9, "", "", "exec", "web", "--", "sh", "-c", "exit 9")
+}
+
+// TestSSHToMachine logs in to the Debian of hack/debian-guest.sh.
+func TestSSHToMachine(t *testing.T) {
+	guest := os.Getenv("DROVER_DEBIAN_GUEST")
+	if guest == "" {
+		t.Skip("DROVER_DEBIAN_GUEST is empty: make test-debian builds the guest and runs this, which takes minutes")
+	}
+	u := newSSHUser(t, "--vm-driver=qemu", "--qemu-image-dirs="+guest)
+	u.user, u.runTimeout, u.copySize = "debian", machineBootsWithin, 2<<20
+	r := u.run("", "create", "web", "--image="+filepath.Join(guest, "debian.img"), "--disk=3G", "--cpu=2", "--ssh-key="+u.identity+".pub",
+		"--port=22", "--probe=22", "--dry-run=client", "-o=json")
+	vm := &api.VirtualMachine{}
+	if err := json.Unmarshal([]byte(r.out), vm); err != nil {
+		t.Fatalf("%v: %s", err, r.errs)
+	}
+	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1"}
+	vm, err := u.cluster.VMClient.CloudnativeV1alpha1().VirtualMachines("default").Create(t.Context(), vm, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
+	u.cluster.WaitForVM(t, vm, machineBootsWithin, framework.IsActive)
+	u.expect(0, "", "", u.ssh("debian@web", "--", "cloud-init status --wait >/dev/null || :")...)
+	u.expect(7, "debian\n", "", u.ssh("debian@web", "--", "whoami; exit 7")...)
+	u.expect(1, "", "does not list this TCP port in spec.ports", "port-forward", "web", "8080:80")
+	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
+	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
+	u.testExecOfNoProgram()
+}
+
+// testInteractive types into a shell on a terminal.
+func (u *sshUser) testInteractive(t *testing.T) {
+	tty := newTerminal(t, 91, 33)
+	cmd := u.command(u.ssh(u.user + "@web")...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty.program, tty.program, tty.program
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	tty.waitFor(t, "$ ")
+	if _, err := io.WriteString(tty.person, "stty size; exit 5\n"); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	text := tty.close()
+	if code := cmd.ProcessState.ExitCode(); code != 5 || !strings.Contains(text, "33 91") {
+		t.Errorf("it ended with %d, %v: %q", code, err, text)
+	}
+}
+
+// testInterrupted ends the program alone, which has to end ssh.
+func (u *sshUser) testInterrupted(t *testing.T) {
+	cmd := u.command(u.ssh(u.user+"@web", "--", "echo begun; sleep 1000")...)
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = io.ReadFull(out, make([]byte, len("begun\n")))
+	}
+	if err == nil {
+		err = cmd.Process.Signal(os.Interrupt)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(out) // ends with ssh
+	if _ = cmd.Wait(); err != nil || len(rest) > 0 || cmd.ProcessState.ExitCode() != 130 {
+		t.Errorf("it ended with %d, %q, %v", cmd.ProcessState.ExitCode(), rest, err)
+	}
+}
+
+// testCopy copies a file that is larger than all buffers, and a folder, both ways.
+func (u *sshUser) testCopy(t *testing.T) {
+	content := make([]byte, u.copySize)
+	_, _ = rand.Read(content)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.MkdirAll(filepath.Join(u.dir, "folder", "a b"), 0o700))
+	must(os.WriteFile(filepath.Join(u.dir, "folder", "a b", "c:d"), content, 0o600))
+	cp := []string{"cp", "--identity", u.identity}
+	u.expect(0, "", "", append(cp, "-r", "folder", u.user+"@web:/tmp/")...)
+	u.expect(0, "", "", append(cp, "-r", u.user+"@web:/tmp/folder", "back")...)
+	got, err := os.ReadFile(filepath.Join(u.dir, "back", "a b", "c:d"))
+	if err != nil || !bytes.Equal(got, content) {
+		t.Errorf("%d bytes of %d came back, %v", len(got), len(content), err)
+	}
+	u.expect(1, "", "not a regular file", append(cp, "folder", u.user+"@web:/tmp/other")...)
+	u.expect(1, "", "No such file or directory", append(cp, u.user+"@web:/tmp/none", ".")...)
+	u.expect(1, "", "one of the paths has to be in a VM", append(cp, u.user+"@web:/tmp/x", "ann@db:/tmp/x")...)
+}
