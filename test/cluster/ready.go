@@ -5,7 +5,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -39,26 +38,17 @@ func (c *Cluster) waitUntilUsable(ctx context.Context) error {
 
 // checkUsable reports why pods cannot run on all nodes. They need a ServiceAccount.
 func (c *Cluster) checkUsable(ctx context.Context) error {
-	var err error
 	for _, node := range c.Nodes() {
-		err = errors.Join(err, node.CheckReady(ctx))
-	}
-	_, accountErr := c.Client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
-	return errors.Join(err, accountErr)
-}
-
-// CheckReady returns an error unless the node is Ready.
-func (n *Node) CheckReady(ctx context.Context) error {
-	node, err := n.cluster.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
-			return nil
+		ready, err := node.IsReady(ctx)
+		if err != nil {
+			return err
+		}
+		if !ready {
+			return fmt.Errorf("node %s is not Ready", node.Name)
 		}
 	}
-	return fmt.Errorf("node %s is not Ready", n.Name)
+	_, err := c.Client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+	return err
 }
 
 // addStorage adds a StorageClass and volumes for it.
