@@ -155,7 +155,8 @@ func addressHost(p plan.Plan, link netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(netlink.AddrAdd(link, address), netlink.LinkSetUp(link)); err != nil {
+	// By the alias it is known whose link it is, also when another cluster has the slot.
+	if err := errors.Join(netlink.LinkSetAlias(link, p.Name), netlink.AddrAdd(link, address), netlink.LinkSetUp(link)); err != nil {
 		return err
 	}
 	for i := 1; i <= p.Nodes; i++ {
@@ -207,12 +208,30 @@ func Clean(input io.Reader, name, dir string) error {
 	return clean(name, dir)
 }
 
-// clean removes control groups first: as long as the folder is there, something is left.
+// clean removes the folder last: as long as it is there, something is left.
 func clean(name, dir string) error {
-	if err := cgroups.Remove("/" + name); err != nil {
+	if err := errors.Join(unlinkHost(name), cgroups.Remove("/"+name)); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
+}
+
+// unlinkHost removes the host's link to a cluster. It would vanish with the cluster's
+// network namespace, which the kernel keeps for connections that were not closed.
+func unlinkHost(name string) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		if link.Attrs().Alias != name {
+			continue
+		}
+		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, syscall.ENODEV) {
+			return fmt.Errorf("remove %s: %w", link.Attrs().Name, err)
+		}
+	}
+	return nil
 }
 
 // ShutDown ends the cluster in a folder, if it runs, and removes what is left of it.
