@@ -182,21 +182,19 @@ func (r *rigProcess) stop() error {
 	return nil
 }
 
-// shutDown ends a cluster that another process started.
+// shutDown ends a cluster that another process started, and removes what is left even if
+// the process that would do so has been killed.
 func shutDown(p plan.Plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	_ = control.Post(ctx, p.Socket(), "/shutdown") // it ends without an answer
-	for {
-		if _, err := os.Stat(p.Dir); errors.Is(err, os.ErrNotExist) {
+	err := control.Post(ctx, p.Socket(), "/shutdown") // it ends without an answer
+	for ctx.Err() == nil {
+		if err = clean(p.Name, p.Dir); err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return clean(p.Name, p.Dir)
-		case <-time.After(20 * time.Millisecond):
-		}
+		time.Sleep(20 * time.Millisecond) // its processes may still write files
 	}
+	return fmt.Errorf("the cluster in %s has not ended: %w", p.Dir, err)
 }
 
 // Clean removes what is left of a cluster once input has ended, which the cluster's first
@@ -234,11 +232,11 @@ func unlinkHost(name string) error {
 	return nil
 }
 
-// ShutDown ends the cluster in a folder, if it runs, and removes what is left of it.
+// ShutDown ends the cluster in a folder, if there is one, and removes what is left of it.
 func ShutDown(dir string) error {
 	p, err := plan.Read(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("there is no cluster in %s", dir)
+		return nil
 	}
 	if err != nil {
 		return err

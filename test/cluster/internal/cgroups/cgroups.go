@@ -75,7 +75,7 @@ func delegate(dir string) {
 	if err != nil {
 		return
 	}
-	for _, controller := range strings.Fields(string(controllers)) {
+	for controller := range strings.FieldsSeq(string(controllers)) {
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
 	}
 }
@@ -144,7 +144,7 @@ func removeOnce(dir string) error {
 
 func killAll(dir string) {
 	content, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-	for _, field := range strings.Fields(string(content)) {
+	for field := range strings.FieldsSeq(string(content)) {
 		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
