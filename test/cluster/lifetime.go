@@ -28,7 +28,7 @@ import (
 )
 
 // stopTimeout is how long it may take until nothing is left of a cluster.
-const stopTimeout = time.Minute
+const stopTimeout = 3 * time.Minute
 
 // rigProcess is the first process of a cluster, and the process that cleans up after it.
 type rigProcess struct {
@@ -203,7 +203,11 @@ func Clean(input io.Reader, name, dir string) error {
 	if _, err := io.Copy(io.Discard, input); err != nil {
 		return err
 	}
-	return clean(name, dir)
+	err := clean(name, dir)
+	if err != nil { // who started the cluster may be gone, so the folder has it too
+		_ = os.WriteFile(filepath.Join(dir, "clean.log"), []byte(err.Error()+"\n"), 0o600)
+	}
+	return err
 }
 
 // clean removes the folder last: as long as it is there, something is left.

@@ -91,7 +91,7 @@ func internalCommands() []*cobra.Command {
 	clean := &cobra.Command{
 		Use: "clean DIR", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			signal.Ignore(syscall.SIGPIPE, syscall.SIGINT, syscall.SIGTERM)
+			signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM)
 			return cluster.Clean(os.Stdin, name, args[0])
 		},
 	}

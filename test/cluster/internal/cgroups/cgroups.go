@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// removeTimeout is how long the processes of a group may take to end.
-const removeTimeout = 30 * time.Second
+// removeTimeout is how long the processes of a group may take to end, on a busy machine.
+const removeTimeout = 2 * time.Minute
 
 // hierarchies returns where the hierarchies are mounted.
 func hierarchies() ([]string, error) {
