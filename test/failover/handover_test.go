@@ -12,6 +12,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 // TestLeaderHaltedDuringCreations halts a leader while it creates servers. The next leader,
@@ -40,9 +41,9 @@ func TestLeaderHaltedDuringCreations(t *testing.T) {
 	}
 }
 
-func (w *environment) haltDuringCreations(ctx context.Context, creators []*user) (f Fault, err error) {
-	err = forAllUsers(creators, func(u *user) error {
-		return errors.Join(u.createVM(ctx, framework.NewVM(u.name).Obj(), 1), u.waitFor(ctx, checkStarted))
+func (w *environment) haltDuringCreations(ctx context.Context, creators []*users.User) (f Fault, err error) {
+	err = forAllUsers(creators, func(u *users.User) error {
+		return errors.Join(u.CreateVM(ctx, framework.NewVM(u.Name).Obj(), 1), u.WaitFor(ctx, checkStarted))
 	})
 	r := w.leadingReplica(ctx)
 	if err != nil || r == nil {
@@ -53,18 +54,18 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*user)
 	if err := sendSignal(p, syscall.SIGSTOP); err != nil {
 		return f, err
 	}
-	err = forAllUsers(creators, func(u *user) error { return u.deleteVM(ctx) })
+	err = forAllUsers(creators, func(u *users.User) error { return u.DeleteVM(ctx) })
 	f.To = time.Now()
 	if err := errors.Join(err, sendSignal(p, syscall.SIGCONT)); err != nil {
 		return f, err
 	}
 	for ctx.Err() == nil && !p.HasEnded() { // it lost the Lease
-		sleepContext(ctx, pollPeriod)
+		users.Sleep(ctx, pollPeriod)
 	}
 	return f, ctx.Err()
 }
 
-func forAllUsers(all []*user, do func(*user) error) error {
+func forAllUsers(all []*users.User, do func(*users.User) error) error {
 	errs := make(chan error, len(all))
 	for _, u := range all {
 		go func() { errs <- do(u) }()
