@@ -71,17 +71,22 @@ var newDockerClient = sync.OnceValues(func() (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	return c, ImportGuests(ctx, c)
+})
+
+// ImportGuests puts the guests' images into an engine.
+func ImportGuests(ctx context.Context, c *client.Client) error {
 	rootfs, err := buildGuestArchive(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, image := range slices.Sorted(maps.Keys(guestEnvironment)) {
 		if err := importGuestImage(ctx, c, rootfs, image); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return c, nil
-})
+	return nil
+}
 
 // buildGuestArchive returns a tar archive of the guest's file system, the same one for
 // the same source.
