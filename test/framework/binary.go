@@ -20,7 +20,7 @@ func DroverBinary() (string, error) {
 	if binary := os.Getenv("DROVER_BIN"); binary != "" {
 		return binary, nil
 	}
-	root, err := findRepositoryRoot()
+	root, err := RepositoryRoot()
 	if err != nil {
 		return "", err
 	}
@@ -65,9 +65,9 @@ func buildDrover(root, binary string) error {
 	return os.Rename(fresh, binary)
 }
 
-// findRepositoryRoot returns the folder above the working directory that contains standalone/:
+// RepositoryRoot returns the folder above the working directory that contains standalone/:
 // tests run in their package's folder.
-func findRepositoryRoot() (string, error) {
+func RepositoryRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err

@@ -21,16 +21,6 @@ const (
 	BuildTimeout   = 10 * time.Minute
 )
 
-// RepositoryRoot returns the folder of the checkout that the test is in.
-func RepositoryRoot(t testing.TB) string {
-	t.Helper()
-	root, err := findRepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return root
-}
-
 // RunCommand runs a program to its end and returns what it printed.
 func RunCommand(t testing.TB, within time.Duration, env []string, name string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
@@ -70,12 +60,17 @@ var helm struct {
 	path string
 }
 
-func helmPath(t testing.TB) string {
+// HelmPath returns the Helm that hack/tools pins, which is built if it is not there yet.
+func HelmPath(t testing.TB) string {
 	t.Helper()
 	helm.Lock()
 	defer helm.Unlock()
 	if helm.path == "" {
-		out, _ := MustRunCommand(t, BuildTimeout, nil, filepath.Join(RepositoryRoot(t), "hack", "tool.sh"), "helm")
+		root, err := RepositoryRoot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, _ := MustRunCommand(t, BuildTimeout, nil, filepath.Join(root, "hack", "tool.sh"), "helm")
 		helm.path = strings.TrimSpace(out)
 	}
 	return helm.path
@@ -96,5 +91,5 @@ func TryHelm(t testing.TB, kubeconfig string, args ...string) (stdout, stderr st
 	t.Helper()
 	dir := t.TempDir() // not the tester's own settings
 	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_DATA_HOME=" + dir}
-	return RunCommand(t, CommandTimeout, env, helmPath(t), args...)
+	return RunCommand(t, CommandTimeout, env, HelmPath(t), args...)
 }

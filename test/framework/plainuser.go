@@ -54,7 +54,7 @@ func RunWithGuestAsPlainUser(t *testing.T, tests ...string) {
 
 func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, tests []string) {
 	t.Helper()
-	root, err := findRepositoryRoot()
+	root, err := RepositoryRoot()
 	if err != nil {
 		t.Fatal(err)
 	}

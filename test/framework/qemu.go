@@ -37,7 +37,7 @@ func RunQEMUImg(t testing.TB, args ...string) string {
 // its banner; a stubborn guest ignores the power button.
 func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	t.Helper()
-	root, err := findRepositoryRoot()
+	root, err := RepositoryRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 	if dir := os.Getenv(builtGuestEnv); dir != "" {
 		return guestIn(dir), nil
 	}
-	root, err := findRepositoryRoot()
+	root, err := RepositoryRoot()
 	if err != nil {
 		return LinuxGuest{}, err
 	}

@@ -35,7 +35,7 @@ func fakePackages(t *testing.T, depends string) (env []string) {
 
 func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	t.Helper()
-	root, err := findRepositoryRoot()
+	root, err := RepositoryRoot()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,6 +58,7 @@ type Deployment struct {
 	leases     *bench.Log[*coordinationv1.Lease]
 	probes     *bench.Log[*api.VirtualMachine]
 	requests   *users.Log
+	root       string // of the checkout
 	helm       string
 	image      string // its tag
 	probeCount int
@@ -66,11 +67,15 @@ type Deployment struct {
 // New starts a cluster of three nodes and an engine, without Drover.
 func New(t testing.TB) *Deployment {
 	t.Helper()
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := cluster.Start(t, cluster.Options{Nodes: replicas, Images: []string{buildImage(t, imageDev), buildImage(t, imageOther)}})
 	d := &Deployment{
 		Cluster: c, Engine: StartEngine(t, c.HostIP(), c.ControlGroup("engine")),
 		Kube: kubernetes.NewForConfigOrDie(c.Config), VMs: versioned.NewForConfigOrDie(c.Config),
-		requests: &users.Log{}, helm: framework.HelmPath(t), image: imageDev,
+		requests: &users.Log{}, root: root, helm: framework.HelmPath(t), image: imageDev,
 	}
 	if err := framework.ImportGuests(t.Context(), d.Engine.Client); err != nil {
 		t.Fatal(err)
@@ -124,6 +129,8 @@ func (d *Deployment) install(ctx context.Context, args ...string) error {
 		"--set", "extraArgs={--docker-image=" + framework.GuestPlain + "}",
 	}, args...)...)
 }
+
+func (d *Deployment) chart() string { return filepath.Join(d.root, "charts", "drover") }
 
 // upgrade changes values of the release and waits until all pods have them.
 func (d *Deployment) upgrade(ctx context.Context, args ...string) error {

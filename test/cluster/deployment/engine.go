@@ -5,14 +5,9 @@ package deployment
 
 import (
 	"crypto"
-	"context"
-	"errors"
-	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 

@@ -1,0 +1,204 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster runs a Kubernetes cluster of several nodes on this machine. Each node
+// is a process tree with namespaces, containerd and a kubelet of its own, so that tests
+// can switch one off, cut its link or end one of its programs.
+//
+// Tests call Start. Nothing is left of a cluster after Close, or after the process that
+// started it has been killed: all its processes are in one PID namespace, and what the
+// kernel does not remove with them is removed by another process, which waits for that.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"cloudnative.tw/drover/test/cluster/internal/control"
+	"cloudnative.tw/drover/test/cluster/internal/plan"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// startTimeout is how long a cluster may take to start, on a slow and busy machine.
+const startTimeout = 5 * time.Minute
+
+// ProbeImage is an image that every node has. Its program /probe serves HTTP and asks
+// for URLs: see cmd/probe.
+const ProbeImage = plan.ProbeImage
+
+// Options of a cluster.
+type Options struct {
+	// Nodes is how many nodes there are, from 1 to 9; 0 means 3.
+	Nodes int
+	// Dir gets the files of the cluster. It must not exist, and is removed with the
+	// cluster. Empty means a temporary one.
+	Dir string
+	// Images are archives, as docker save writes them, that all nodes import.
+	Images []string
+	// Detached clusters run until Close, even if this process ends.
+	Detached bool
+	// Binaries is the folder that hack/cluster-binaries.sh printed; empty means to run it.
+	Binaries string
+}
+
+// Cluster that runs.
+type Cluster struct {
+	// Config connects as the cluster's administrator.
+	Config *rest.Config
+	// Client is a client for Config.
+	Client kubernetes.Interface
+	// Kubeconfig is the path of a kubeconfig for the same user, for programs.
+	Kubeconfig string
+	// Dir has the cluster's files.
+	Dir string
+
+	plan  plan.Plan
+	rig   *rigProcess // nil if another process started it
+	close sync.Once
+	err   error // of close
+}
+
+// New starts a cluster that the caller must Close. All nodes are Ready when it returns,
+// and pods can be created.
+func New(ctx context.Context, opts Options) (*Cluster, error) {
+	p, err := newPlan(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	c := &Cluster{plan: p, Dir: p.Dir, Kubeconfig: p.Kubeconfig()}
+	if c.rig, err = startRig(&c.plan); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(p.Dir))
+	}
+	if err := c.waitUntilStarted(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start a cluster: %w; its programs printed:\n%s", err, c.Logs()), c.Close())
+	}
+	return c, nil
+}
+
+// Open returns the cluster that runs in a folder.
+func Open(ctx context.Context, dir string) (*Cluster, error) {
+	p, err := plan.Read(dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{plan: p, Dir: p.Dir, Kubeconfig: p.Kubeconfig()}
+	if err := control.Get(ctx, p.Socket(), "/started"); err != nil {
+		return nil, fmt.Errorf("the cluster in %s does not run: %w", dir, err)
+	}
+	return c, c.connect()
+}
+
+func (c *Cluster) waitUntilStarted(ctx context.Context) error {
+	if err := control.WaitUntilStarted(ctx, c.plan.Socket(), c.rig.ended); err != nil {
+		return err
+	}
+	if err := c.connect(); err != nil {
+		return err
+	}
+	if err := c.addStorage(ctx); err != nil {
+		return err
+	}
+	return c.waitUntilUsable(ctx)
+}
+
+func (c *Cluster) connect() error {
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	// Tests should not wait for a limit that protects busy clusters.
+	config.QPS = -1
+	c.Config = config
+	c.Client, err = kubernetes.NewForConfig(config)
+	return err
+}
+
+// newPlan checks what a cluster needs and makes its folder.
+func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
+	if opts.Nodes == 0 {
+		opts.Nodes = 3
+	}
+	p := plan.Plan{Nodes: opts.Nodes, Dir: opts.Dir, Binaries: opts.Binaries, Detached: opts.Detached}
+	if err := check(p); err != nil {
+		return p, err
+	}
+	if p.Binaries == "" {
+		binaries, err := buildBinaries(ctx)
+		if err != nil {
+			return p, err
+		}
+		p.Binaries = binaries
+	}
+	if err := makeDir(&p); err != nil {
+		return p, err
+	}
+	// Two clusters at a time have different groups, whatever their folders are called.
+	p.Name = fmt.Sprintf("drover-cluster-%d-%d", os.Getpid(), time.Now().UnixNano())
+	p.Images = []string{p.Path("probe.tar")}
+	for _, archive := range opts.Images {
+		path, err := filepath.Abs(archive)
+		if err != nil {
+			return p, err
+		}
+		p.Images = append(p.Images, path)
+	}
+	if err := writeProbeImage(p); err != nil {
+		return p, errors.Join(err, os.RemoveAll(p.Dir))
+	}
+	return p, nil
+}
+
+func makeDir(p *plan.Plan) error {
+	if p.Dir == "" {
+		dir, err := os.MkdirTemp("", "drover-cluster-")
+		p.Dir = dir
+		return err
+	}
+	dir, err := filepath.Abs(p.Dir)
+	if err != nil {
+		return err
+	}
+	p.Dir = dir
+	return os.Mkdir(dir, 0o700)
+}
+
+// buildBinaries builds what is out of date, and returns the folder.
+func buildBinaries(ctx context.Context) (string, error) {
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "cluster-binaries.sh")).Output()
+	if err != nil {
+		if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+			err = fmt.Errorf("%w\n%s", err, failed.Stderr)
+		}
+		return "", fmt.Errorf("build the cluster's programs: %w", err)
+	}
+	return string(out[:len(out)-1]), nil
+}
+
+// Close ends all nodes and the control plane, and removes what they have left. It may be
+// called again.
+func (c *Cluster) Close() error {
+	c.close.Do(func() {
+		if c.rig != nil {
+			c.err = c.rig.stop()
+			return
+		}
+		c.err = shutDown(c.plan)
+	})
+	return c.err
+}

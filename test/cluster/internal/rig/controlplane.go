@@ -1,0 +1,139 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"cloudnative.tw/drover/test/cluster/internal/plan"
+	"cloudnative.tw/drover/test/cluster/internal/processes"
+)
+
+// Programs of the control plane.
+const (
+	etcd              = "etcd"
+	apiServer         = "kube-apiserver"
+	controllerManager = "kube-controller-manager"
+	scheduler         = "kube-scheduler"
+)
+
+// addControlPlane makes the control plane's programs known.
+func addControlPlane(p plan.Plan, group *processes.Group) {
+	for name, args := range map[string][]string{
+		etcd:              etcdArgs(p),
+		apiServer:         apiServerArgs(p),
+		controllerManager: controllerManagerArgs(p),
+		scheduler:         append(clientArgs(p, scheduler), "--leader-elect=false"),
+	} {
+		group.Add(name, p.Program(name), p.Path("logs", name+".log"), args...)
+	}
+}
+
+func etcdArgs(p plan.Plan) []string {
+	return []string{
+		"--data-dir=" + p.Path("etcd"),
+		"--unsafe-no-fsync",
+		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
+		"--listen-peer-urls=http://127.0.0.1:2380",
+		"--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380",
+		"--log-level=warn",
+	}
+}
+
+func apiServerArgs(p plan.Plan) []string {
+	pki := func(file string) string { return p.Path("pki", file) }
+	return []string{
+		"--etcd-servers=http://127.0.0.1:2379",
+		"--bind-address=" + p.ControlPlaneIP(), "--advertise-address=" + p.ControlPlaneIP(),
+		fmt.Sprintf("--secure-port=%d", plan.APIPort),
+		"--service-cluster-ip-range=" + plan.ServiceCIDR,
+		"--tls-cert-file=" + pki("kube-apiserver.crt"), "--tls-private-key-file=" + pki("kube-apiserver.key"),
+		"--client-ca-file=" + pki("ca.crt"),
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file=" + pki("sa.pub"), "--service-account-signing-key-file=" + pki("sa.key"),
+		"--kubelet-client-certificate=" + pki("admin.crt"), "--kubelet-client-key=" + pki("admin.key"),
+		"--kubelet-certificate-authority=" + pki("ca.crt"),
+		// The names of nodes are in no DNS.
+		"--kubelet-preferred-address-types=InternalIP",
+		"--requestheader-client-ca-file=" + pki("front-proxy-ca.crt"), "--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + pki("front-proxy-client.crt"), "--proxy-client-key-file=" + pki("front-proxy-client.key"),
+		// Service addresses are not routed here.
+		"--enable-aggregator-routing=true",
+		// Pods leave a lost node soon.
+		"--default-unreachable-toleration-seconds=2", "--default-not-ready-toleration-seconds=2",
+	}
+}
+
+func controllerManagerArgs(p plan.Plan) []string {
+	return append(clientArgs(p, controllerManager),
+		"--leader-elect=false", "--use-service-account-credentials",
+		"--service-account-private-key-file="+p.Path("pki", "sa.key"), "--root-ca-file="+p.Path("pki", "ca.crt"),
+		"--cluster-signing-cert-file="+p.Path("pki", "ca.crt"), "--cluster-signing-key-file="+p.Path("pki", "ca.key"),
+		"--kube-api-qps=200", "--kube-api-burst=400",
+		// A lost node is noticed soon.
+		"--node-monitor-grace-period=6s", "--node-monitor-period=1s",
+	)
+}
+
+func clientArgs(p plan.Plan, name string) []string {
+	kubeconfig := p.Path("pki", name+".kubeconfig")
+	return []string{
+		"--bind-address=127.0.0.1", "--kubeconfig=" + kubeconfig,
+		"--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
+	}
+}
+
+// waitForAPI returns when kube-apiserver is ready. The controller manager ends at once
+// where it is not.
+func waitForAPI(ctx context.Context, p plan.Plan, group *processes.Group) error {
+	ca, err := os.ReadFile(p.Path("pki", "ca.crt"))
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	client := &http.Client{
+		Timeout:   5 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}},
+	}
+	ended := group.Ended(apiServer)
+	for {
+		err := checkReady(ctx, client, p.Server()+"/readyz")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ended:
+			return fmt.Errorf("kube-apiserver has ended: see %s", p.Path("logs", apiServer+".log"))
+		case <-ctx.Done():
+			return fmt.Errorf("kube-apiserver is not ready: %w", err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func checkReady(ctx context.Context, client *http.Client, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", url, response.Status)
+	}
+	return nil
+}

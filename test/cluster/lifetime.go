@@ -1,0 +1,245 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"cloudnative.tw/drover/test/cluster/internal/cgroups"
+	"cloudnative.tw/drover/test/cluster/internal/control"
+	"cloudnative.tw/drover/test/cluster/internal/node"
+	"cloudnative.tw/drover/test/cluster/internal/plan"
+	"cloudnative.tw/drover/test/cluster/internal/rig"
+)
+
+// stopTimeout is how long it may take until nothing is left of a cluster.
+const stopTimeout = time.Minute
+
+// rigProcess is the first process of a cluster, and the process that cleans up after it.
+type rigProcess struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+	ended chan struct{}
+
+	cleaner       *exec.Cmd
+	cleanerOutput bytes.Buffer
+}
+
+// startRig starts the cluster's first process, gives the host a link to it, and tells it
+// the plan. It decides the plan's slot.
+func startRig(p *plan.Plan) (*rigProcess, error) {
+	r := &rigProcess{ended: make(chan struct{})}
+	alive, err := r.startCleaner(*p)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = alive.Close() }()
+	stdin, err := r.startProcess(*p, alive)
+	if err != nil {
+		return nil, err
+	}
+	r.stdin = stdin
+	if err := errors.Join(linkHost(p, r.cmd.Process.Pid), p.Write()); err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	if err := json.NewEncoder(stdin).Encode(p); err != nil {
+		return nil, errors.Join(err, r.stop())
+	}
+	return r, nil
+}
+
+// startCleaner starts the process that removes what the cluster leaves, as soon as the
+// other end of the pipe is closed in all processes that have it.
+func (r *rigProcess) startCleaner(p plan.Plan) (*os.File, error) {
+	ended, alive, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = ended.Close() }()
+	//nolint:noctx // It must outlive whatever is cancelled.
+	r.cleaner = exec.Command(p.Program("drover-cluster"), "clean", "--name", p.Name, p.Dir)
+	r.cleaner.Stdin = ended
+	r.cleaner.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if !p.Detached {
+		r.cleaner.Stderr = &r.cleanerOutput
+	}
+	return alive, r.cleaner.Start()
+}
+
+func (r *rigProcess) startProcess(p plan.Plan, alive *os.File) (io.WriteCloser, error) {
+	output, err := os.OpenFile(filepath.Join(p.Dir, "cluster.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = output.Close() }()
+	//nolint:noctx // It ends with its standard input.
+	r.cmd = exec.Command(p.Program("drover-cluster"), "rig")
+	r.cmd.Stdout, r.cmd.Stderr = output, output
+	r.cmd.ExtraFiles = []*os.File{alive}
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS |
+		syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
+	stdin, err := r.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := r.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(r.ended)
+		_ = r.cmd.Wait()
+	}()
+	return stdin, nil
+}
+
+// linkHost gives the host an address in the first network that no other cluster has, and
+// routes to the pods. They vanish with the cluster's network namespace.
+func linkHost(p *plan.Plan, pid int) error {
+	for p.Slot = range plan.Slots {
+		link := &netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: p.HostLink()},
+			PeerName:  rig.HostPeer, PeerNamespace: netlink.NsPid(pid),
+		}
+		used, err := isRouted(p.ControlPlaneIP())
+		if err != nil {
+			return err
+		}
+		if used {
+			continue
+		}
+		if err := netlink.LinkAdd(link); errors.Is(err, os.ErrExist) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("link the host to the cluster: %w", err)
+		}
+		return addressHost(*p, link)
+	}
+	return fmt.Errorf("%d clusters run already, or their networks 10.89.0.0/24 and following are used otherwise", plan.Slots)
+}
+
+// isRouted reports whether the host has a network with an address, beside the default
+// route.
+func isRouted(ip string) (bool, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return false, err
+	}
+	for _, route := range routes {
+		if route.Dst == nil {
+			continue
+		}
+		if ones, _ := route.Dst.Mask.Size(); ones > 0 && route.Dst.Contains(net.ParseIP(ip)) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func addressHost(p plan.Plan, link netlink.Link) error {
+	address, err := netlink.ParseAddr(p.HostIP() + "/24")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(netlink.AddrAdd(link, address), netlink.LinkSetUp(link)); err != nil {
+		return err
+	}
+	for i := 1; i <= p.Nodes; i++ {
+		_, pods, err := net.ParseCIDR(p.PodCIDR(i))
+		if err != nil {
+			return err
+		}
+		if err := netlink.RouteAdd(&netlink.Route{Dst: pods, Gw: net.ParseIP(p.NodeIP(i))}); err != nil {
+			return fmt.Errorf("route to %s: %w", pods, err)
+		}
+	}
+	return nil
+}
+
+// stop ends the cluster, and returns when nothing is left.
+func (r *rigProcess) stop() error {
+	_ = r.cmd.Process.Kill() // with it, the kernel ends all processes of the namespace
+	<-r.ended
+	_ = r.stdin.Close()
+	if err := r.cleaner.Wait(); err != nil {
+		return fmt.Errorf("clean up after the cluster: %w: %s", err, r.cleanerOutput.String())
+	}
+	return nil
+}
+
+// shutDown ends a cluster that another process started.
+func shutDown(p plan.Plan) error {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	_ = control.Post(ctx, p.Socket(), "/shutdown") // it ends without an answer
+	for {
+		if _, err := os.Stat(p.Dir); errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return clean(p.Name, p.Dir)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Clean removes what is left of a cluster once input has ended, which the cluster's first
+// process holds open.
+func Clean(input io.Reader, name, dir string) error {
+	if _, err := io.Copy(io.Discard, input); err != nil {
+		return err
+	}
+	return clean(name, dir)
+}
+
+// clean removes control groups first: as long as the folder is there, something is left.
+func clean(name, dir string) error {
+	if err := cgroups.Remove("/" + name); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// ShutDown ends the cluster in a folder, if it runs, and removes what is left of it.
+func ShutDown(dir string) error {
+	p, err := plan.Read(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("there is no cluster in %s", dir)
+	}
+	if err != nil {
+		return err
+	}
+	return shutDown(p)
+}
+
+// RunRig runs the first process of a cluster.
+func RunRig(ctx context.Context) error { return rig.Run(ctx, os.Stdin) }
+
+// RunNodeInit runs the first process of a node.
+func RunNodeInit(context.Context) error { return node.Init() }
+
+// RunNode runs a node.
+func RunNode(ctx context.Context) error { return node.Run(ctx, os.Stdin) }
+
+func (c *Cluster) post(path string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	return control.Post(ctx, c.plan.Socket(), path)
+}
+
+func nodePath(i int, verb string) string { return "/nodes/" + strconv.Itoa(i) + "/" + verb }

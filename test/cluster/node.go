@@ -1,0 +1,131 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"path"
+	"path/filepath"
+
+	"cloudnative.tw/drover/test/cluster/internal/control"
+	"cloudnative.tw/drover/test/cluster/internal/plan"
+)
+
+// Node of a cluster.
+type Node struct {
+	// Name of the Node object.
+	Name string
+	// IP is its address, reachable from this machine.
+	IP string
+	// Dir has its files and logs. A manifest of a static pod goes to manifests/ there.
+	Dir string
+
+	cluster *Cluster
+	index   int
+}
+
+// Node returns a node by its number, from 1.
+func (c *Cluster) Node(i int) *Node {
+	return &Node{Name: plan.NodeName(i), IP: c.plan.NodeIP(i), Dir: c.plan.NodePath(i), cluster: c, index: i}
+}
+
+// Nodes returns all nodes.
+func (c *Cluster) Nodes() []*Node {
+	var nodes []*Node
+	for i := range c.plan.Nodes {
+		nodes = append(nodes, c.Node(i+1))
+	}
+	return nodes
+}
+
+// NodeByName returns a node by the name that a pod's spec.nodeName has.
+func (c *Cluster) NodeByName(name string) (*Node, error) {
+	for _, node := range c.Nodes() {
+		if node.Name == name {
+			return node, nil
+		}
+	}
+	return nil, fmt.Errorf("there is no node %q", name)
+}
+
+// HostIP is the address of this machine as pods see it.
+func (c *Cluster) HostIP() string { return c.plan.HostIP() }
+
+// ControlGroup returns a name below which a test may have control groups of its own. They
+// are removed with the cluster.
+func (c *Cluster) ControlGroup(name string) string { return path.Join("/", c.plan.Name, name) }
+
+// PowerOff ends all processes of the node at once, as a loss of power does.
+func (n *Node) PowerOff() error { return n.post("power-off") }
+
+// PowerOn starts a node that is off. It returns when its kubelet has been started.
+func (n *Node) PowerOn() error { return n.post("power-on") }
+
+// CutLink cuts the node from the network. Its processes go on.
+func (n *Node) CutLink() error { return n.post("cut-link") }
+
+// RestoreLink undoes CutLink.
+func (n *Node) RestoreLink() error { return n.post("restore-link") }
+
+func (n *Node) post(verb string) error { return n.cluster.post(nodePath(n.index, verb)) }
+
+// KillKubelet ends the kubelet alone. Containers go on.
+func (n *Node) KillKubelet() error { return n.process("kubelet", "kill") }
+
+// StartKubelet starts a kubelet that was killed.
+func (n *Node) StartKubelet() error { return n.process("kubelet", "start") }
+
+// RestartKubelet kills the kubelet and starts it again.
+func (n *Node) RestartKubelet() error { return errors.Join(n.KillKubelet(), n.StartKubelet()) }
+
+// StopKubelet suspends the kubelet with SIGSTOP.
+func (n *Node) StopKubelet() error { return n.process("kubelet", "stop") }
+
+// ContinueKubelet undoes StopKubelet.
+func (n *Node) ContinueKubelet() error { return n.process("kubelet", "cont") }
+
+// KillContainerd ends containerd alone. Containers go on.
+func (n *Node) KillContainerd() error { return n.process("containerd", "kill") }
+
+// StartContainerd starts a containerd that was killed.
+func (n *Node) StartContainerd() error { return n.process("containerd", "start") }
+
+func (n *Node) process(name, verb string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	err := control.Post(ctx, n.cluster.plan.NodeSocket(n.index), "/processes/"+name+"/"+verb)
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// ImportImage imports the images of an archive, as docker save writes it. Pods use them
+// with the pull policy Never or IfNotPresent.
+func (n *Node) ImportImage(ctx context.Context, archive string) error {
+	path, err := filepath.Abs(archive)
+	if err != nil {
+		return err
+	}
+	if err := control.Post(ctx, n.cluster.plan.NodeSocket(n.index), "/import?archive="+url.QueryEscape(path)); err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// ImportImage imports the images of an archive on all nodes.
+func (c *Cluster) ImportImage(ctx context.Context, archive string) error {
+	errs := make(chan error)
+	for _, node := range c.Nodes() {
+		go func() { errs <- node.ImportImage(ctx, archive) }()
+	}
+	var err error
+	for range c.plan.Nodes {
+		err = errors.Join(err, <-errs)
+	}
+	return err
+}

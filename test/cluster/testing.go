@@ -1,0 +1,54 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+)
+
+// Start starts a cluster for one test and closes it with the test, whose log gets the
+// ends of the programs' logs if the test failed.
+func Start(t testing.TB, opts Options) *Cluster {
+	t.Helper()
+	c, err := New(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the cluster's programs printed:\n%s", c.Logs())
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// RunTests runs a package's tests with one cluster that they share; get it with the
+// pointer, which is set before the first test runs:
+//
+//	var shared *cluster.Cluster
+//
+//	func TestMain(m *testing.M) { os.Exit(cluster.RunTests(m, &shared, cluster.Options{})) }
+func RunTests(m *testing.M, shared **Cluster, opts Options) int {
+	c, err := New(context.Background(), opts)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	*shared = c
+	code := m.Run()
+	if code != 0 {
+		fmt.Fprintf(os.Stderr, "the cluster's programs printed:\n%s", c.Logs())
+	}
+	if err := c.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return max(code, 1)
+	}
+	return code
+}
