@@ -37,7 +37,7 @@ const (
 	leaseName = "drover-controller"
 	replicas  = 3
 	// userNamespace has the VMs of users.
-	userNamespace = "blue"
+	userNamespace = metav1.NamespaceDefault
 	engineSecret  = "drover-engine-tls"
 )
 
@@ -88,29 +88,26 @@ func New(t testing.TB) *Deployment {
 func Start(t testing.TB, args ...string) *Deployment {
 	t.Helper()
 	d := New(t)
-	d.CreateNamespaces(t)
+	d.CreateNamespace(t)
 	d.must(t, d.install(t.Context(), args...))
 	d.Follow(t)
 	return d
 }
 
-// CreateNamespaces creates those of Drover and of users, with the Secret that names the
-// engine's client.
-func (d *Deployment) CreateNamespaces(t testing.TB) {
+// CreateNamespace creates Drover's namespace, with the Secret of the engine's client.
+func (d *Deployment) CreateNamespace(t testing.TB) {
 	t.Helper()
 	restricted := map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
-	for name, labels := range map[string]map[string]string{namespace: restricted, userNamespace: nil} {
-		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
-		_, err := d.Kube.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
-		d.must(t, err)
-	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: restricted}}
+	_, err := d.Kube.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
+	d.must(t, err)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: engineSecret}, Data: map[string][]byte{}}
 	for _, name := range []string{"ca.pem", "cert.pem", "key.pem"} {
 		content, err := os.ReadFile(filepath.Join(d.Engine.Certificates, name))
 		d.must(t, err)
 		secret.Data[name] = content
 	}
-	_, err := d.Kube.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{})
+	_, err = d.Kube.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{})
 	d.must(t, err)
 }
 

@@ -31,7 +31,7 @@ func RetryRequest(ctx context.Context, do func(context.Context) error) error {
 		attempt, cancel := context.WithTimeout(ctx, RequestTimeout)
 		err := do(attempt)
 		cancel()
-		if err == nil || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
+		if err == nil || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || apierrors.IsBadRequest(err) {
 			return err
 		}
 		if Sleep(ctx, PollPeriod); ctx.Err() != nil {
