@@ -16,17 +16,13 @@ import (
 	"time"
 
 	"github.com/moby/moby/client"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
-	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
@@ -55,8 +51,6 @@ type Deployment struct {
 	Kube     kubernetes.Interface
 	VMs      versioned.Interface
 
-	leases     *bench.Log[*coordinationv1.Lease]
-	probes     *bench.Log[*api.VirtualMachine]
 	requests   *users.Log
 	root       string // of the checkout
 	helm       string
@@ -90,7 +84,6 @@ func Start(t testing.TB, args ...string) *Deployment {
 	d := New(t)
 	d.CreateNamespace(t)
 	d.must(t, d.install(t.Context(), args...))
-	d.Follow(t)
 	return d
 }
 
@@ -136,17 +129,6 @@ func (d *Deployment) upgrade(ctx context.Context, args ...string) error {
 	}, args...)...)
 }
 
-// Follow records the Lease's holders, and the VMs that measure handovers.
-func (d *Deployment) Follow(t testing.TB) {
-	t.Helper()
-	lease, err := bench.StartLog[*coordinationv1.Lease](t.Context(), cache.NewListWatchFromClient(
-		d.Kube.CoordinationV1().RESTClient(), "leases", namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, leaseName)))
-	d.must(t, err)
-	probes, err := bench.StartLog[*api.VirtualMachine](t.Context(), bench.WatchVMs(d.VMs.CloudnativeV1alpha1().VirtualMachines(userNamespace)))
-	d.must(t, err)
-	d.leases, d.probes = lease, probes
-}
-
 // WaitUntilSteady waits until all replicas are ready, and returns who holds the Lease.
 func (d *Deployment) WaitUntilSteady(ctx context.Context) (holder string, err error) {
 	for ; ctx.Err() == nil; users.Sleep(ctx, users.PollPeriod) {
@@ -169,7 +151,7 @@ func (d *Deployment) findHolder(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	holder := holderOf(leaseEvent{Object: lease})
+	holder := holderOf(lease)
 	if holder == "" {
 		return "", errors.New("no replica leads")
 	}

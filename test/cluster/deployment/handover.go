@@ -9,12 +9,15 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 // handoverTimeout bounds a handover. The longest is that of a node without power, whose
@@ -42,8 +45,7 @@ func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, er
 	if err != nil {
 		return Handover{}, err
 	}
-	o := &observer{d: d, old: leader, from: d.leases.Len(), vmFrom: d.probes.Len()}
-	o.begin = time.Now()
+	o := &observer{d: d, old: leader, begin: time.Now()}
 	undo, err := f.Inject(ctx, d, podOf(leader))
 	if err != nil {
 		return Handover{}, fmt.Errorf("%s: %w", f.Name, err)
@@ -57,13 +59,13 @@ func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, er
 	return o.handover, undo(ctx)
 }
 
-// observer follows one handover.
+// observer follows one handover. It asks again and again, because the API server may be
+// away.
 type observer struct {
-	d            *Deployment
-	old          string
-	from, vmFrom int
-	begin        time.Time
-	handover     Handover
+	d        *Deployment
+	old      string
+	begin    time.Time
+	handover Handover
 }
 
 func (o *observer) follow(ctx context.Context, changesLeader bool) error {
@@ -73,17 +75,18 @@ func (o *observer) follow(ctx context.Context, changesLeader bool) error {
 	if err := probe.CreateVM(ctx, vm, 1); err != nil {
 		return err
 	}
-	if changesLeader {
-		next, err := o.d.leases.Await(ctx, o.from, func(e leaseEvent) bool {
-			holder := holderOf(e)
-			return holder != "" && holder != o.old
-		})
-		if err != nil {
-			return fmt.Errorf("a new leader: %w", err)
+	var group errgroup.Group
+	group.Go(func() (err error) {
+		if changesLeader {
+			o.handover.Elected, err = o.poll(ctx, func(ctx context.Context) error { return o.checkElected(ctx) })
 		}
-		o.handover.Elected = next.At.Sub(o.begin)
-	}
-	if err := o.awaitReconcile(ctx, probe.Name); err != nil {
+		return err
+	})
+	group.Go(func() (err error) {
+		o.handover.Reconciled, err = o.poll(ctx, func(ctx context.Context) error { return o.checkReconciled(ctx, probe) })
+		return err
+	})
+	if err := group.Wait(); err != nil {
 		return err
 	}
 	if err := probe.WaitUntilApplied(ctx, 1); err != nil {
@@ -92,24 +95,37 @@ func (o *observer) follow(ctx context.Context, changesLeader bool) error {
 	return probe.DeleteVM(ctx)
 }
 
-func (o *observer) awaitReconcile(ctx context.Context, name string) error {
-	touched, err := o.d.probes.Await(ctx, o.vmFrom, func(e vmEvent) bool {
-		return e.Object.Name == name && (len(e.Object.Finalizers) > 0 || e.Object.Status.ObservedGeneration > 0)
+// poll returns how long after the fault check succeeded.
+func (o *observer) poll(ctx context.Context, check func(context.Context) error) (time.Duration, error) {
+	_, err := framework.Poll(handoverTimeout, func() error {
+		attempt, cancel := context.WithTimeout(ctx, users.RequestTimeout)
+		defer cancel()
+		return check(attempt)
 	})
+	return time.Since(o.begin), err
+}
+
+func (o *observer) checkElected(ctx context.Context) error {
+	lease, err := o.d.Kube.CoordinationV1().Leases(namespace).Get(ctx, leaseName, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("the first write to VM %s: %w", name, err)
+		return err
 	}
-	o.handover.Reconciled = touched.At.Sub(o.begin)
+	if holder := holderOf(lease); holder == "" || holder == o.old {
+		return fmt.Errorf("the Lease names %q, after %q", holder, o.old)
+	}
 	return nil
 }
 
-type (
-	leaseEvent = bench.Event[*coordinationv1.Lease]
-	vmEvent    = bench.Event[*api.VirtualMachine]
-)
+func (o *observer) checkReconciled(ctx context.Context, probe *users.User) error {
+	vm, err := probe.VMs.Get(ctx, probe.Name, metav1.GetOptions{})
+	if err == nil && len(vm.Finalizers) == 0 {
+		err = fmt.Errorf("no controller has written to VM %s", probe.Name)
+	}
+	return err
+}
 
-// holderOf returns who holds the Lease, or nothing.
-func holderOf(e leaseEvent) string { return ptr.Deref(e.Object.Spec.HolderIdentity, "") }
+// holderOf returns who holds a Lease, or nothing.
+func holderOf(lease *coordinationv1.Lease) string { return ptr.Deref(lease.Spec.HolderIdentity, "") }
 
 // podOf returns the pod of a holder. Drover adds a suffix to the pod's name.
 func podOf(holder string) string {
