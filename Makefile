@@ -20,6 +20,8 @@ KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 
 ARGS ?=
 # What the demo runs: docker, qemu or fake.
 DRIVER ?= docker
+# How many nodes make cluster starts, from 1 to 9.
+NODES ?= 3
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
 IMAGE ?= drover-controller:dev
 PLATFORMS ?= linux/$(shell go env GOARCH)
@@ -69,6 +71,19 @@ test-systemd: build ## reboot a Debian under qemu that runs Drover as a service,
 .PHONY: test-upgrade
 test-upgrade: build ## exchange Drover for this version and back, beside servers in every state; BEFORE=bin/drover or FROM=revision
 	@FROM="$(FROM)" hack/test-upgrade.sh $(BEFORE)
+
+.PHONY: cluster
+cluster: ## start a Kubernetes cluster of several nodes on this host, in the background; root; NODES=3
+	@hack/cluster-deps.sh
+	@"$$(hack/cluster-binaries.sh)/drover-cluster" up --nodes "$(NODES)"
+
+.PHONY: cluster-down
+cluster-down: ## end the cluster that make cluster started, and remove all of it
+	@"$$(hack/cluster-binaries.sh)/drover-cluster" down
+
+.PHONY: test-cluster
+test-cluster: build ## test that cluster, and Drover deployed on it; root; 10 minutes
+	@hack/test-cluster.sh
 
 .PHONY: lint
 lint: ## run golangci-lint on all modules, formatting included, and kube-api-linter on apis/

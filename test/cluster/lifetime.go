@@ -88,7 +88,7 @@ func (r *rigProcess) startProcess(p plan.Plan, alive *os.File) (io.WriteCloser, 
 	}
 	defer func() { _ = output.Close() }()
 	//nolint:noctx // It ends with its standard input.
-	r.cmd = exec.Command(p.Program("drover-cluster"), "rig")
+	r.cmd = exec.Command(p.Program("drover-cluster"), "rig", p.Name)
 	r.cmd.Stdout, r.cmd.Stderr = output, output
 	r.cmd.ExtraFiles = []*os.File{alive}
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS |

@@ -97,7 +97,7 @@ func internalCommands() []*cobra.Command {
 		"rig": cluster.RunRig, "node-init": cluster.RunNodeInit, "node": cluster.RunNode,
 	} {
 		commands = append(commands, &cobra.Command{
-			Use: use, Hidden: true, Args: cobra.NoArgs,
+			Use: use, Hidden: true, Args: cobra.ArbitraryArgs, // names, for ps
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return errors.Join(run(context.WithoutCancel(cmd.Context())), fmt.Errorf("%s has ended", use))
 			},

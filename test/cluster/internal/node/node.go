@@ -54,7 +54,7 @@ func Init() error {
 	if err != nil {
 		return err
 	}
-	child, err := syscall.ForkExec(self, []string{self, "node"}, &syscall.ProcAttr{
+	child, err := syscall.ForkExec(self, append([]string{self, "node"}, os.Args[2:]...), &syscall.ProcAttr{
 		Env: os.Environ(), Files: []uintptr{0, 1, 2},
 	})
 	if err != nil {

@@ -50,11 +50,11 @@ func etcdArgs(p plan.Plan) []string {
 func apiServerArgs(p plan.Plan) []string {
 	pki := func(file string) string { return p.Path("pki", file) }
 	return []string{
+		"--tls-cert-file=" + pki("kube-apiserver.crt"), "--tls-private-key-file=" + pki("kube-apiserver.key"),
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--bind-address=" + p.ControlPlaneIP(), "--advertise-address=" + p.ControlPlaneIP(),
 		fmt.Sprintf("--secure-port=%d", plan.APIPort),
 		"--service-cluster-ip-range=" + plan.ServiceCIDR,
-		"--tls-cert-file=" + pki("kube-apiserver.crt"), "--tls-private-key-file=" + pki("kube-apiserver.key"),
 		"--client-ca-file=" + pki("ca.crt"),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",

@@ -77,7 +77,7 @@ func (m *machine) start() error {
 	}
 	defer func() { _ = output.Close() }()
 	//nolint:noctx // It outlives the call that started it.
-	cmd := exec.Command(m.plan.Program("drover-cluster"), "node-init")
+	cmd := exec.Command(m.plan.Program("drover-cluster"), "node-init", m.plan.Name, plan.NodeName(m.index))
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS |
 		syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}

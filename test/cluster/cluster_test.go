@@ -1,0 +1,354 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// wait is how long anything may take on a slow and busy machine.
+const wait = 2 * time.Minute
+
+var shared *cluster.Cluster
+
+func TestMain(m *testing.M) {
+	if options := os.Getenv(childEnv); options != "" {
+		os.Exit(runChild(options))
+	}
+	os.Exit(cluster.RunTests(m, &shared, cluster.Options{Nodes: 3}))
+}
+
+// runPod runs a pod that serves on a node, until the end of the test. It stays when the
+// node is lost.
+func runPod(t *testing.T, name string, node *cluster.Node, volumes ...corev1.Volume) *corev1.Pod {
+	t.Helper()
+	var grace int64
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"test": t.Name()}},
+		Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{
+				Name: "probe", Image: cluster.ProbeImage, Command: []string{"/probe", "serve"},
+			}},
+			SecurityContext: &corev1.PodSecurityContext{FSGroup: new(int64(65532))},
+			Tolerations:     []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			Volumes:         volumes, TerminationGracePeriodSeconds: &grace,
+		},
+	}
+	if node != nil {
+		pod.Spec.NodeName = node.Name
+	}
+	for _, volume := range volumes {
+		mount := corev1.VolumeMount{Name: volume.Name, MountPath: "/" + volume.Name}
+		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, mount)
+	}
+	pods := shared.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { deletePod(t, name) })
+	framework.Eventually(t, wait, name+" is Ready", func() (err error) {
+		pod, err = readyPod(t.Context(), name)
+		return err
+	})
+	return pod
+}
+
+func deletePod(t *testing.T, name string) {
+	ctx := context.WithoutCancel(t.Context())
+	pods := shared.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+	framework.Eventually(t, wait, name+" is gone", func() error {
+		if _, err := pods.Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is there: %w", err)
+		}
+		return nil
+	})
+}
+
+func readyPod(ctx context.Context, name string) (*corev1.Pod, error) {
+	pod, err := shared.Client.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+			return pod, nil
+		}
+	}
+	return nil, fmt.Errorf("%s: %+v", pod.Status.Phase, pod.Status.ContainerStatuses)
+}
+
+func waitForNode(t *testing.T, node *cluster.Node, ready bool) {
+	t.Helper()
+	framework.Eventually(t, wait, fmt.Sprintf("%s is Ready: %t", node.Name, ready), func() error {
+		is, err := node.IsReady(t.Context())
+		if err == nil && is != ready {
+			err = fmt.Errorf("it is Ready: %t", is)
+		}
+		return err
+	})
+}
+
+// get is what a pod gets from a URL.
+func get(t *testing.T, pod, url string) string {
+	t.Helper()
+	var out string
+	framework.Eventually(t, wait, pod+" gets "+url, func() (err error) {
+		out, err = shared.Exec(t.Context(), metav1.NamespaceDefault, pod, "/probe", "get", url)
+		return err
+	})
+	return strings.TrimSpace(out)
+}
+
+// isServed reports whether a pod accepts connections of the host.
+func isServed(t *testing.T, pod *corev1.Pod) error {
+	dialer := net.Dialer{Timeout: time.Second}
+	conn, err := dialer.DialContext(t.Context(), "tcp", net.JoinHostPort(pod.Status.PodIP, "8080"))
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// TestPods checks that pods of all nodes reach each other, Services, the API and the host,
+// and that the API reaches them.
+func TestPods(t *testing.T) {
+	nodes := shared.Nodes()
+	var pods []*corev1.Pod
+	for _, node := range nodes {
+		pods = append(pods, runPod(t, "pods-"+node.Name, node))
+	}
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "pods"},
+		Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"test": t.Name()},
+			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
+		},
+	}
+	services := shared.Client.CoreV1().Services(metav1.NamespaceDefault)
+	service, err := services.Create(t.Context(), service, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := services.Delete(context.WithoutCancel(t.Context()), "pods", metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	for i, pod := range pods {
+		next := pods[(i+1)%len(pods)]
+		if got := get(t, pod.Name, "http://"+next.Status.PodIP+":8080"); got != next.Name {
+			t.Errorf("%s reached %q, want %s", pod.Name, got, next.Name)
+		}
+		if got := get(t, pod.Name, "http://"+service.Spec.ClusterIP); !strings.HasPrefix(got, "pods-") {
+			t.Errorf("%s reached %q through the Service", pod.Name, got)
+		}
+		if got := get(t, pod.Name, "https://10.96.0.1/version"); !strings.Contains(got, "gitVersion") {
+			t.Errorf("the API answered %s: %q", pod.Name, got)
+		}
+		if log, err := shared.PodLog(t.Context(), metav1.NamespaceDefault, pod.Name); err != nil || !strings.Contains(log, "serving") {
+			t.Errorf("log of %s: %q, %v", pod.Name, log, err)
+		}
+		if err := isServed(t, pod); err != nil {
+			t.Errorf("the host does not reach %s: %v", pod.Name, err)
+		}
+	}
+}
+
+func TestVolume(t *testing.T) {
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "volume"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
+			Resources: corev1.VolumeResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			},
+		},
+	}
+	claims := shared.Client.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault)
+	if _, err := claims.Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := claims.Delete(context.WithoutCancel(t.Context()), "volume", metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	volume := corev1.Volume{Name: "data"}
+	volume.PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "volume"}
+	runPod(t, "volume-writer", nil, volume)
+	if _, err := shared.Exec(t.Context(), metav1.NamespaceDefault, "volume-writer", "/probe", "write", "/data/file", "kept"); err != nil {
+		t.Fatal(err)
+	}
+	deletePod(t, "volume-writer")
+	runPod(t, "volume-reader", nil, volume)
+	if got, err := shared.Exec(t.Context(), metav1.NamespaceDefault, "volume-reader", "/probe", "read", "/data/file"); got != "kept" {
+		t.Errorf("the next pod read %q; %v", got, err)
+	}
+}
+
+// TestPowerCycle checks that a node that is switched off is lost with its processes, and
+// runs its pods again after it was switched on.
+func TestPowerCycle(t *testing.T) {
+	node := shared.Node(3)
+	pod := runPod(t, "power", node)
+	if err := node.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	if err := isServed(t, pod); err == nil {
+		t.Error("its pod still serves")
+	}
+	if err := node.PowerOff(); err == nil {
+		t.Error("it could be switched off again")
+	}
+	waitForNode(t, node, false)
+	if err := node.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+	waitForNode(t, node, true)
+	framework.Eventually(t, wait, "the pod was started again", func() error {
+		again, err := readyPod(t.Context(), pod.Name)
+		if err == nil && again.Status.ContainerStatuses[0].RestartCount == 0 {
+			err = errors.New("it has the state of before")
+		}
+		return err
+	})
+	runPod(t, "power-next", node)
+}
+
+// checkSurvives checks that a pod's container is the one that it was.
+func checkSurvives(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	var again *corev1.Pod
+	framework.Eventually(t, wait, pod.Name+" is Ready", func() (err error) {
+		again, err = readyPod(t.Context(), pod.Name)
+		return err
+	})
+	before, after := pod.Status.ContainerStatuses[0], again.Status.ContainerStatuses[0]
+	if before.ContainerID != after.ContainerID || after.RestartCount != 0 {
+		t.Errorf("the container was %s and is %s, restarted %d times", before.ContainerID, after.ContainerID, after.RestartCount)
+	}
+	framework.Eventually(t, wait, pod.Name+" serves", func() error { return isServed(t, again) })
+}
+
+func TestCutLink(t *testing.T) {
+	node := shared.Node(2)
+	pod := runPod(t, "cut", node)
+	if err := node.CutLink(); err != nil {
+		t.Fatal(err)
+	}
+	if err := isServed(t, pod); err == nil {
+		t.Error("its pod still serves")
+	}
+	waitForNode(t, node, false)
+	if err := node.RestoreLink(); err != nil {
+		t.Fatal(err)
+	}
+	waitForNode(t, node, true)
+	checkSurvives(t, pod)
+}
+
+// TestKubelet checks that containers go on without their kubelet, whether it was killed
+// or suspended.
+func TestKubelet(t *testing.T) {
+	node := shared.Node(1)
+	pod := runPod(t, "kubelet", node)
+	for _, step := range []struct{ lose, restore func() error }{
+		{node.KillKubelet, node.StartKubelet},
+		{node.StopKubelet, node.ContinueKubelet},
+	} {
+		if err := step.lose(); err != nil {
+			t.Fatal(err)
+		}
+		waitForNode(t, node, false)
+		if err := isServed(t, pod); err != nil {
+			t.Errorf("the pod does not serve: %v", err)
+		}
+		if err := step.restore(); err != nil {
+			t.Fatal(err)
+		}
+		waitForNode(t, node, true)
+		checkSurvives(t, pod)
+	}
+}
+
+func TestContainerd(t *testing.T) {
+	node := shared.Node(1)
+	pod := runPod(t, "containerd", node)
+	if err := node.KillContainerd(); err != nil {
+		t.Fatal(err)
+	}
+	if err := isServed(t, pod); err != nil {
+		t.Errorf("the pod does not serve: %v", err)
+	}
+	if err := node.StartContainerd(); err != nil {
+		t.Fatal(err)
+	}
+	runPod(t, "containerd-next", node)
+	checkSurvives(t, pod)
+}
+
+func TestAPIServer(t *testing.T) {
+	if err := shared.KillAPIServer(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shared.Node(1).IsReady(t.Context()); err == nil {
+		t.Error("the API still answers")
+	}
+	if err := shared.StartAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range shared.Nodes() {
+		waitForNode(t, node, true)
+	}
+	runPod(t, "api", nil)
+}
+
+// TestNodeObject drains, taints and deletes a node.
+func TestNodeObject(t *testing.T) {
+	node := shared.Node(2)
+	pod := runPod(t, "object", node)
+	if err := node.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readyPod(t.Context(), pod.Name); !apierrors.IsNotFound(err) {
+		t.Errorf("after draining the pod is there: %v", err)
+	}
+	taint := corev1.Taint{Key: "test", Effect: corev1.TaintEffectNoSchedule}
+	if err := errors.Join(node.Uncordon(t.Context()), node.Taint(t.Context(), taint), node.Untaint(t.Context(), "test")); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.RestartKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, wait, "the node is Ready again", func() error {
+		ready, err := node.IsReady(t.Context())
+		if err == nil && !ready {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	runPod(t, "object-next", node)
+}
