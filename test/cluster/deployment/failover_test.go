@@ -30,7 +30,7 @@ var shortForm = []string{"pod deleted", "node powered off", "API server restarte
 func TestFailover(t *testing.T) {
 	d := Start(t)
 	settle := d.KeepBusy(t, busyUsers)
-	table := bench.NewTable("fault", "leader after", "first reconcile after")
+	table := bench.NewTable("fault", "without a leader", "to the first reconcile")
 	for _, fault := range Faults() {
 		if os.Getenv(variableForm) != "full" && !slices.Contains(shortForm, fault.Name) {
 			continue
@@ -40,18 +40,18 @@ func TestFailover(t *testing.T) {
 			t.Error(err)
 			break
 		}
-		table.Row(fault.Name, formatElected(h), bench.FormatDuration(h.Reconciled))
+		table.Row(fault.Name, formatLeaderless(h), bench.FormatDuration(h.Reconciled))
 	}
 	settle()
 	d.Judge(t)
 	t.Logf("\n%s", table)
 }
 
-func formatElected(h Handover) string {
-	if h.Elected == 0 {
+func formatLeaderless(h Handover) string {
+	if h.Leaderless == 0 {
 		return "no change"
 	}
-	return bench.FormatDuration(h.Elected)
+	return bench.FormatDuration(h.Leaderless)
 }
 
 // TestBenchmark measures each fault several times, while nothing else happens. It is what
@@ -65,21 +65,21 @@ func TestBenchmark(t *testing.T) {
 		t.Fatalf("%s is %q: it must be a number from 1", variableRuns, os.Getenv(variableRuns))
 	}
 	d := Start(t)
-	table := bench.NewTable("fault", "from its begin to", "runs", "p50", "p99", "max")
+	table := bench.NewTable("fault", "time", "runs", "p50", "p99", "max")
 	for _, fault := range Faults() {
-		var elected, reconciled bench.Sample
+		var leaderless, reconciled bench.Sample
 		for range runs {
 			h, err := d.MeasureHandover(t.Context(), fault)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if fault.ChangesLeader {
-				elected = append(elected, h.Elected)
+				leaderless = append(leaderless, h.Leaderless)
 			}
 			reconciled = append(reconciled, h.Reconciled)
 		}
-		addFigures(table, fault.Name, "another leader", elected)
-		addFigures(table, fault.Name, "the first reconcile", reconciled)
+		addFigures(table, fault.Name, "without a leader", leaderless)
+		addFigures(table, fault.Name, "to the first reconcile", reconciled)
 	}
 	d.Judge(t)
 	t.Logf("\n%s", table)

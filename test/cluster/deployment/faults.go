@@ -20,6 +20,8 @@ type Fault struct {
 	Name string
 	// ChangesLeader says that another replica leads afterwards.
 	ChangesLeader bool
+	// Releases says that the leader ends in good order, and releases the Lease.
+	Releases bool
 	// Inject lets it happen. What it returns undoes it; nil means that there is nothing to
 	// undo.
 	Inject func(ctx context.Context, d *Deployment, leader string) (undo func(context.Context) error, err error)
@@ -28,15 +30,15 @@ type Fault struct {
 // Faults are all that there are.
 func Faults() []Fault {
 	return []Fault{
-		{"pod deleted", true, deletePod},
-		{"process killed", true, killProcess},
-		{"process stopped", true, stopProcess},
-		{"node powered off", true, powerOffNode},
-		{"node cut off", true, cutOffNode},
-		{"node drained", true, drainNode},
-		{"image exchanged", true, exchangeImage},
-		{"kubelet killed", false, killKubelet},
-		{"API server restarted", false, restartAPIServer},
+		{Name: "pod deleted", ChangesLeader: true, Releases: true, Inject: deletePod},
+		{Name: "node drained", ChangesLeader: true, Releases: true, Inject: drainNode},
+		{Name: "image exchanged", ChangesLeader: true, Releases: true, Inject: exchangeImage},
+		{Name: "process killed", ChangesLeader: true, Inject: killProcess},
+		{Name: "process stopped", ChangesLeader: true, Inject: stopProcess},
+		{Name: "node powered off", ChangesLeader: true, Inject: powerOffNode},
+		{Name: "node cut off", ChangesLeader: true, Inject: cutOffNode},
+		{Name: "kubelet killed", Inject: killKubelet},
+		{Name: "API server restarted", Inject: restartAPIServer},
 	}
 }
 

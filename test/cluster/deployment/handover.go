@@ -15,7 +15,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -24,16 +23,14 @@ import (
 // Lease expires after 15 s.
 const handoverTimeout = 3 * time.Minute
 
-// Handover is what a fault did, in time since it began.
+// Handover is what a fault did.
 type Handover struct {
-	// Elected is when the Lease names a new leader; 0 if the leader did not change.
-	Elected time.Duration
-	// Reconciled is when Drover first writes to a VM that was created after the fault.
+	// Leaderless is how long no replica led; 0 if the leader did not change. A leader that
+	// releases the Lease leads until it was last seen there, any other until the fault.
+	Leaderless time.Duration
+	// Reconciled is how long after the fault's begin Drover first writes to a VM that was
+	// created after it. A leader that ends in good order may do that itself.
 	Reconciled time.Duration
-}
-
-func (h Handover) String() string {
-	return fmt.Sprintf("leader after %s, first reconcile after %s", bench.FormatDuration(h.Elected), bench.FormatDuration(h.Reconciled))
 }
 
 // MeasureHandover hits the leader by a fault, and follows what happens until Drover has
@@ -45,12 +42,12 @@ func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, er
 	if err != nil {
 		return Handover{}, err
 	}
-	o := &observer{d: d, old: leader, begin: time.Now()}
+	o := &observer{d: d, fault: f, old: leader, begin: time.Now()}
 	undo, err := f.Inject(ctx, d, podOf(leader))
 	if err != nil {
 		return Handover{}, fmt.Errorf("%s: %w", f.Name, err)
 	}
-	if err := o.follow(ctx, f.ChangesLeader); err != nil {
+	if err := o.follow(ctx); err != nil {
 		return o.handover, fmt.Errorf("%s of %s: %w", f.Name, leader, err)
 	}
 	if undo == nil {
@@ -63,12 +60,14 @@ func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, er
 // away.
 type observer struct {
 	d        *Deployment
-	old      string
+	fault    Fault
+	old      string // holder of the Lease
 	begin    time.Time
+	led      time.Time // when the old holder was last seen
 	handover Handover
 }
 
-func (o *observer) follow(ctx context.Context, changesLeader bool) error {
+func (o *observer) follow(ctx context.Context) error {
 	o.d.probeCount++
 	probe := o.d.newUser(fmt.Sprintf("probe-%d", o.d.probeCount), 0)
 	vm := framework.NewVM(probe.Name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(1).Obj()
@@ -76,14 +75,12 @@ func (o *observer) follow(ctx context.Context, changesLeader bool) error {
 		return err
 	}
 	var group errgroup.Group
-	group.Go(func() (err error) {
-		if changesLeader {
-			o.handover.Elected, err = o.poll(ctx, func(ctx context.Context) error { return o.checkElected(ctx) })
-		}
-		return err
-	})
-	group.Go(func() (err error) {
-		o.handover.Reconciled, err = o.poll(ctx, func(ctx context.Context) error { return o.checkReconciled(ctx, probe) })
+	if o.fault.ChangesLeader {
+		group.Go(func() error { return o.awaitLeader(ctx) })
+	}
+	group.Go(func() error {
+		err := o.poll(ctx, func(ctx context.Context) error { return checkReconciled(ctx, probe) })
+		o.handover.Reconciled = time.Since(o.begin)
 		return err
 	})
 	if err := group.Wait(); err != nil {
@@ -95,28 +92,40 @@ func (o *observer) follow(ctx context.Context, changesLeader bool) error {
 	return probe.DeleteVM(ctx)
 }
 
-// poll returns how long after the fault check succeeded.
-func (o *observer) poll(ctx context.Context, check func(context.Context) error) (time.Duration, error) {
+// awaitLeader waits for another leader.
+func (o *observer) awaitLeader(ctx context.Context) error {
+	o.led = o.begin
+	err := o.poll(ctx, o.checkElected)
+	o.handover.Leaderless = time.Since(o.led)
+	return err
+}
+
+func (o *observer) poll(ctx context.Context, check func(context.Context) error) error {
 	_, err := framework.Poll(handoverTimeout, func() error {
 		attempt, cancel := context.WithTimeout(ctx, users.RequestTimeout)
 		defer cancel()
 		return check(attempt)
 	})
-	return time.Since(o.begin), err
+	return err
 }
 
 func (o *observer) checkElected(ctx context.Context) error {
+	asked := time.Now()
 	lease, err := o.d.Kube.CoordinationV1().Leases(namespace).Get(ctx, leaseName, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	if holder := holderOf(lease); holder == "" || holder == o.old {
-		return fmt.Errorf("the Lease names %q, after %q", holder, o.old)
+	holder := holderOf(lease)
+	if holder != "" && holder != o.old {
+		return nil
 	}
-	return nil
+	if holder == o.old && o.fault.Releases {
+		o.led = asked
+	}
+	return fmt.Errorf("the Lease names %q, after %q", holder, o.old)
 }
 
-func (o *observer) checkReconciled(ctx context.Context, probe *users.User) error {
+func checkReconciled(ctx context.Context, probe *users.User) error {
 	vm, err := probe.VMs.Get(ctx, probe.Name, metav1.GetOptions{})
 	if err == nil && len(vm.Finalizers) == 0 {
 		err = fmt.Errorf("no controller has written to VM %s", probe.Name)
