@@ -44,19 +44,38 @@ func StartEngine(t testing.TB, address, controlGroup string) *Engine {
 	}
 	e := &Engine{URL: "tcp://" + net.JoinHostPort(address, enginePort), Certificates: filepath.Join(dir, "client")}
 	server := writeCertificates(t, dir, address)
-	// It is the first process of a PID namespace: its end ends containers and mounts too.
-	process, err := framework.StartProcess("unshare", append([]string{
-		"--pid", "--mount", "--propagation", "private", "--fork", "--kill-child", "--mount-proc", "dockerd",
-		"--host", e.URL, "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+	process := startEngineProcess(t, net.JoinHostPort(address, enginePort), append([]string{
+		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"--pidfile", filepath.Join(dir, "pid"), "--cgroup-parent", controlGroup, "--storage-driver", "vfs",
-		"--bridge", "none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
-	}, server...), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, server...))
 	t.Cleanup(func() { endEngine(t, process, dir) })
 	e.connect(t)
 	return e
+}
+
+// startEngineProcess runs dockerd as the first process of a PID namespace, whose end ends
+// its containers and mounts too. It has a network namespace of its own, because an engine
+// without a bridge removes that of another engine, so it is given its listener.
+func startEngineProcess(t testing.TB, address string, args []string) *framework.Process {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	file, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	process, err := framework.StartProcessWithFiles([]*os.File{file}, "unshare", append([]string{
+		"--net", "--pid", "--mount", "--propagation", "private", "--fork", "--kill-child", "--mount-proc",
+		"dockerd", "--host", "fd://", "--bridge=none", "--iptables=false", "--ip6tables=false",
+	}, args...), []string{"LISTEN_PID=1", "LISTEN_FDS=1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process
 }
 
 // endEngine ends the engine and removes its files.
