@@ -154,6 +154,10 @@ bench-cli: build ## print how long kubectl-vm takes to start and to list 1,000 V
 	go build -buildvcs=false -o bin/bench/cli ./test/bench/cli
 	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/cli $(ARGS)
 
+.PHONY: bench-cluster
+bench-cluster: build ## print how long a deployment in that cluster is without a leader, beside processes; root; RUNS=10, 30 minutes
+	@RUNS="$(RUNS)" DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" hack/bench-cluster.sh
+
 .PHONY: clean
 clean: ## remove bin/ (built programs and tools)
 	rm -rf bin

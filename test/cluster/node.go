@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path"
 	"path/filepath"
 
 	"cloudnative.tw/drover/test/cluster/internal/control"
@@ -53,6 +54,10 @@ func (c *Cluster) NodeByName(name string) (*Node, error) {
 
 // HostIP is the address of this machine as pods see it.
 func (c *Cluster) HostIP() string { return c.plan.HostIP() }
+
+// ControlGroup returns a name below which a test may have control groups of its own. They
+// are removed with the cluster.
+func (c *Cluster) ControlGroup(name string) string { return path.Join("/", c.plan.Name, name) }
 
 // PowerOff ends all processes of the node at once, as a loss of power does.
 func (n *Node) PowerOff() error { return n.post("power-off") }

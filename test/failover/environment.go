@@ -24,11 +24,12 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 const (
 	leaseName = "drover-controller"
-	users     = 14
+	userCount = 14
 	slowUsers = 4
 	// requestLimit is how long a replica's request for the Lease may take.
 	requestLimit = 250 * time.Millisecond
@@ -48,8 +49,8 @@ var latencies = []string{"20ms", "50ms", "200ms"}
 type environment struct {
 	*testenv.Environment
 	replicas []*replica
-	users    []*user
-	book     *requestLog
+	users    []*users.User
+	requests *users.Log
 	// settleTimeout is how long it may take until all is as users requested, after the
 	// last fault; 0 is for an environment where that does not matter.
 	settleTimeout time.Duration
@@ -67,11 +68,11 @@ type environment struct {
 func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment {
 	t.Helper()
 	w := newEmptyEnvironment(t, dir)
-	w.addUsers(users, seed)
+	w.addUsers(userCount, seed)
 	faults := filepath.Join(dir, "faults.yaml")
 	var slow strings.Builder
 	for _, u := range w.users[:slowUsers] {
-		fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.name)
+		fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.Name)
 	}
 	if err := os.WriteFile(faults, []byte(slow.String()), 0o600); err != nil {
 		t.Fatal(err)
@@ -88,7 +89,7 @@ func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment 
 func newEmptyEnvironment(t testing.TB, dir string) *environment {
 	t.Helper()
 	w := &environment{
-		Environment: testenv.Start(t), book: &requestLog{requested: map[types.UID]Requested{}},
+		Environment: testenv.Start(t), requests: &users.Log{},
 		dir: dir, journal: filepath.Join(dir, "journal"), settleTimeout: defaultSettleTimeout,
 	}
 	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
@@ -100,9 +101,9 @@ func newEmptyEnvironment(t testing.TB, dir string) *environment {
 // addUsers adds users.
 func (w *environment) addUsers(count int, seed uint64) {
 	for n := range count {
-		w.users = append(w.users, &user{
-			vms: w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
-			random: newRandomSource(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n),
+		w.users = append(w.users, &users.User{
+			VMs: w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), Log: w.requests,
+			Random: users.NewRandom(seed, uint64(100+n)), Name: fmt.Sprintf("vm-%d", n),
 		})
 	}
 }
@@ -148,7 +149,7 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	stop := make(chan struct{})
 	for _, u := range w.users {
 		userGroup.Go(func() {
-			if err := u.runUntilStopped(ctx, stop); w.settleTimeout > 0 {
+			if err := u.Run(ctx, stop); w.settleTimeout > 0 {
 				reportError(t, err)
 			}
 		})
@@ -183,7 +184,7 @@ func reportError(t testing.TB, err error) {
 // gatherEvidence records the final state, before the replicas stop.
 func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	t.Helper()
-	e := Evidence{Requested: w.book.requested, VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.ReadFakeServers(t)}
+	e := Evidence{Requested: w.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.ReadFakeServers(t)}
 	list, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +240,7 @@ func (w *environment) recordObjects(ctx context.Context) error {
 		return err
 	}
 	lines := json.NewEncoder(f)
-	for ; ctx.Err() == nil; sleepContext(ctx, userPollPeriod) {
+	for ; ctx.Err() == nil; users.Sleep(ctx, users.PollPeriod) {
 		changes, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
 		if err != nil {
 			continue // the API server is down
@@ -286,7 +287,7 @@ type finalizerWatcher struct {
 
 func (l *finalizerWatcher) watchJournal(ctx context.Context) {
 	var offset int64
-	for ; ctx.Err() == nil; sleepContext(ctx, journalPollPeriod) {
+	for ; ctx.Err() == nil; users.Sleep(ctx, journalPollPeriod) {
 		entries, err := readJournal(l.journal, &offset)
 		if err != nil {
 			continue // gather reports it
@@ -300,9 +301,9 @@ func (l *finalizerWatcher) watchJournal(ctx context.Context) {
 }
 
 func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
-	name, ok := l.book.vmName(uid)
-	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.book.vmName(uid) {
-		sleepContext(ctx, journalPollPeriod) // the server may exist before its user has received the object
+	name, ok := l.requests.NameOf(uid)
+	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.requests.NameOf(uid) {
+		users.Sleep(ctx, journalPollPeriod) // the server may exist before its user has received the object
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, setUp)) }
@@ -195,7 +196,7 @@ func haltUntilViolations(seed uint64) faultFunc {
 		ctx, cancel := context.WithTimeout(ctx, haltTimeout)
 		defer cancel()
 		go func() {
-			for ; ctx.Err() == nil; sleepContext(ctx, time.Second) {
+			for ; ctx.Err() == nil; users.Sleep(ctx, time.Second) {
 				if len(currentEpochDecreases(w.journal)) >= minViolations {
 					cancel()
 				}

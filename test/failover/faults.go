@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 // Kind of a fault.
@@ -46,8 +46,6 @@ const (
 	leaderShare = 0.8
 	// stopTimeout is how long a replica may take to end on SIGTERM.
 	stopTimeout = 20 * time.Second
-	// requestTimeout bounds requests to the API.
-	requestTimeout = 5 * time.Second
 )
 
 // Fault is an injected fault, with its time. PID is 0 for one that affected all
@@ -61,7 +59,7 @@ type Fault struct {
 // faultInjector injects faults into an environment.
 type faultInjector struct {
 	*environment
-	random  *randomSource
+	random  *users.Random
 	workers int
 
 	mu      sync.Mutex
@@ -70,39 +68,10 @@ type faultInjector struct {
 	api     sync.Mutex // held while the API server is down
 }
 
-// randomSource is a random generator for several workers.
-type randomSource struct {
-	mu     sync.Mutex
-	random *rand.Rand
-}
-
-func newRandomSource(seed, stream uint64) *randomSource {
-	return &randomSource{random: rand.New(rand.NewPCG(seed, stream))} //nolint:gosec // no secret
-}
-
-// durationUpTo returns a random time.
-func (c *randomSource) durationUpTo(d time.Duration) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return time.Duration(c.random.Int64N(int64(d)))
-}
-
-func (c *randomSource) intN(n int) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.random.IntN(n)
-}
-
-func (c *randomSource) withProbability(share float64) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.random.Float64() < share
-}
-
 // newFaultInjector returns the faults of a plan in a random order.
 func newFaultInjector(w *environment, plan []Kind, seed uint64) *faultInjector {
-	s := &faultInjector{environment: w, random: newRandomSource(seed, 1), workers: defaultWorkers, pending: append([]Kind(nil), plan...)}
-	s.random.random.Shuffle(len(s.pending), func(i, j int) { s.pending[i], s.pending[j] = s.pending[j], s.pending[i] })
+	s := &faultInjector{environment: w, random: users.NewRandom(seed, 1), workers: defaultWorkers, pending: append([]Kind(nil), plan...)}
+	s.random.Shuffle(len(s.pending), func(i, j int) { s.pending[i], s.pending[j] = s.pending[j], s.pending[i] })
 	return s
 }
 
@@ -121,7 +90,7 @@ func (s *faultInjector) injectAll(ctx context.Context) ([]Fault, error) {
 
 func (s *faultInjector) injectFaults(ctx context.Context) error {
 	for kind, ok := s.nextKind(); ok && ctx.Err() == nil; kind, ok = s.nextKind() {
-		sleepContext(ctx, s.random.durationUpTo(maxGap))
+		users.Sleep(ctx, s.random.DurationUpTo(maxGap))
 		fault, err := s.injectFault(ctx, kind)
 		switch {
 		case ctx.Err() != nil: // the result of an interrupted fault means nothing
@@ -173,9 +142,9 @@ func (s *faultInjector) injectFault(ctx context.Context, kind Kind) (f Fault, er
 
 // reserveTarget reserves the leader, most of the time, or any running replica.
 func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *framework.Process) {
-	wanted := s.random.withProbability(leaderShare)
-	for begin := time.Now(); ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
-		r := s.replicas[s.random.intN(len(s.replicas))]
+	wanted := s.random.WithProbability(leaderShare)
+	for begin := time.Now(); ctx.Err() == nil; users.Sleep(ctx, pollPeriod) {
+		r := s.replicas[s.random.IntN(len(s.replicas))]
 		if wanted && time.Since(begin) < 2*leaseDuration {
 			if r = s.leadingReplica(ctx); r == nil {
 				continue
@@ -210,7 +179,7 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p
 	switch kind {
 	case Halt:
 		err := sendSignal(p, syscall.SIGSTOP)
-		sleepContext(ctx, s.random.durationUpTo(maxFaultDuration))
+		users.Sleep(ctx, s.random.DurationUpTo(maxFaultDuration))
 		return errors.Join(err, sendSignal(p, syscall.SIGCONT))
 	case Kill:
 		return sendSignal(p, syscall.SIGKILL)
@@ -225,24 +194,24 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p
 	default:
 		return errors.New("it affects no single replica")
 	}
-	sleepContext(ctx, s.random.durationUpTo(maxFaultDuration))
+	users.Sleep(ctx, s.random.DurationUpTo(maxFaultDuration))
 	r.proxy.Restore()
 	return nil
 }
 
 // randomDelay returns, half of the time, a delay that a renewal may survive.
 func (s *faultInjector) randomDelay() time.Duration {
-	if s.random.withProbability(0.5) {
-		return s.random.durationUpTo(requestLimit)
+	if s.random.WithProbability(0.5) {
+		return s.random.DurationUpTo(requestLimit)
 	}
-	return requestLimit + s.random.durationUpTo(leaseDuration)
+	return requestLimit + s.random.DurationUpTo(leaseDuration)
 }
 
 func terminateProcess(ctx context.Context, p *framework.Process) error {
 	if err := sendSignal(p, syscall.SIGTERM); err != nil {
 		return err
 	}
-	for begin := time.Now(); !p.HasEnded() && ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
+	for begin := time.Now(); !p.HasEnded() && ctx.Err() == nil; users.Sleep(ctx, pollPeriod) {
 		if time.Since(begin) > stopTimeout {
 			return errors.Join(fmt.Errorf("process %d did not end within %s", p.PID(), stopTimeout), sendSignal(p, syscall.SIGKILL))
 		}
@@ -252,7 +221,7 @@ func terminateProcess(ctx context.Context, p *framework.Process) error {
 
 // deleteLease deletes it as a user does, once the API server answers.
 func (s *faultInjector) deleteLease(ctx context.Context) error {
-	return retryRequest(ctx, func(ctx context.Context) error {
+	return users.RetryRequest(ctx, func(ctx context.Context) error {
 		err := s.KubeClient.CoordinationV1().Leases(metav1.NamespaceDefault).Delete(ctx, leaseName, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -265,6 +234,6 @@ func (s *faultInjector) killAPI(ctx context.Context) error {
 	if err := s.Kill(); err != nil {
 		return err
 	}
-	sleepContext(ctx, s.random.durationUpTo(leaseDuration))
+	users.Sleep(ctx, s.random.DurationUpTo(leaseDuration))
 	return s.Start()
 }

@@ -13,6 +13,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 // TestLeaderHaltedDuringCreations halts a leader while it creates servers. The next leader,
@@ -41,9 +42,9 @@ func TestLeaderHaltedDuringCreations(t *testing.T) {
 	}
 }
 
-func (w *environment) haltDuringCreations(ctx context.Context, creators []*user) (f Fault, err error) {
-	err = forAllUsers(creators, func(u *user) error {
-		return errors.Join(u.createVM(ctx, framework.NewVM(u.name).Obj(), 1), u.waitFor(ctx, checkStarted))
+func (w *environment) haltDuringCreations(ctx context.Context, creators []*users.User) (f Fault, err error) {
+	err = forAllUsers(creators, func(u *users.User) error {
+		return errors.Join(u.CreateVM(ctx, framework.NewVM(u.Name).Obj(), 1), u.WaitFor(ctx, checkStarted))
 	})
 	if err != nil {
 		return f, err
@@ -53,13 +54,13 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*user)
 		return f, err
 	}
 	f = Fault{Kind: Halt, PID: p.PID(), From: time.Now()}
-	err = forAllUsers(creators, func(u *user) error { return u.deleteVM(ctx) })
+	err = forAllUsers(creators, func(u *users.User) error { return u.DeleteVM(ctx) })
 	f.To = time.Now()
 	if err := errors.Join(err, sendSignal(p, syscall.SIGCONT)); err != nil {
 		return f, err
 	}
 	for ctx.Err() == nil && !p.HasEnded() { // it lost the Lease
-		sleepContext(ctx, pollPeriod)
+		users.Sleep(ctx, pollPeriod)
 	}
 	return f, ctx.Err()
 }
@@ -67,7 +68,7 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*user)
 // haltLeader halts the process of the replica that has the Lease. One that has lost it
 // just before, as on a loaded machine, continues: it is a standby, which never ends.
 func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error) {
-	for ; ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
+	for ; ctx.Err() == nil; users.Sleep(ctx, pollPeriod) {
 		r := w.leadingReplica(ctx)
 		if r == nil {
 			continue
@@ -90,7 +91,7 @@ func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error
 	return nil, fmt.Errorf("no replica leads: %w", ctx.Err())
 }
 
-func forAllUsers(all []*user, do func(*user) error) error {
+func forAllUsers(all []*users.User, do func(*users.User) error) error {
 	errs := make(chan error, len(all))
 	for _, u := range all {
 		go func() { errs <- do(u) }()

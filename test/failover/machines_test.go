@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 const (
@@ -41,9 +42,9 @@ func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uin
 	t.Helper()
 	framework.QEMUBinary(t)
 	w := newEmptyEnvironment(t, dir)
-	w.addUsers(users, seed)
+	w.addUsers(userCount, seed)
 	for _, u := range w.users {
-		u.usesQEMU = true
+		u.UsesQEMU = true
 	}
 	w.makeEngine(t, asPlainUser)
 	guest := framework.BuildBootGuest(t, w.images(), "A", false)
@@ -135,7 +136,7 @@ func inEachForm(t *testing.T, test func(t *testing.T, asPlainUser bool)) {
 // endMachines ends the machines that a failed test has left running.
 func (w *environment) endMachines(t testing.TB) {
 	t.Helper()
-	for uid := range w.book.requested {
+	for uid := range w.requests.Requested() {
 		pids, err := processlog.Processes(uid)
 		reportError(t, err)
 		for _, pid := range pids {
@@ -170,7 +171,7 @@ func (w *environment) judgeMachines(t testing.TB, inject faultFunc) MachineEvide
 func (w *environment) listLeftovers(t testing.TB) []string {
 	t.Helper()
 	var all []string
-	for uid, requested := range w.book.requested {
+	for uid, requested := range w.requests.Requested() {
 		pids, err := processlog.Processes(uid)
 		reportError(t, err)
 		for _, pid := range pids {
@@ -242,11 +243,11 @@ func killLeaderDuringStarts(t *testing.T, asPlainUser bool) {
 	}
 }
 
-func (w *environment) killDuringStarts(ctx context.Context, creators []*user) (f Fault, err error) {
-	err = forAllUsers(creators, func(u *user) error {
-		return u.createVM(ctx, framework.NewVM(u.name).Resource(api.ResourceMemory, "32M").Obj(), 1)
+func (w *environment) killDuringStarts(ctx context.Context, creators []*users.User) (f Fault, err error) {
+	err = forAllUsers(creators, func(u *users.User) error {
+		return u.CreateVM(ctx, framework.NewVM(u.Name).Resource(api.ResourceMemory, "32M").Obj(), 1)
 	})
-	for n := 0; n < len(creators)/3 && err == nil; sleepContext(ctx, pollPeriod) {
+	for n := 0; n < len(creators)/3 && err == nil; users.Sleep(ctx, pollPeriod) {
 		var starts []processlog.ProcessStart
 		starts, err = w.log.Starts()
 		n, err = len(starts), errors.Join(err, ctx.Err())
@@ -262,9 +263,9 @@ func (w *environment) killDuringStarts(ctx context.Context, creators []*user) (f
 	f = Fault{Kind: Kill, PID: p.PID(), From: time.Now()}
 	err = sendSignal(p, syscall.SIGKILL)
 	r.release()
-	err = errors.Join(err, forAllUsers(creators, func(u *user) error { return u.waitUntilApplied(ctx, 1) }))
+	err = errors.Join(err, forAllUsers(creators, func(u *users.User) error { return u.WaitUntilApplied(ctx, 1) }))
 	f.To = time.Now()
-	return f, errors.Join(err, forAllUsers(creators, func(u *user) error { return u.deleteVM(ctx) }))
+	return f, errors.Join(err, forAllUsers(creators, func(u *users.User) error { return u.DeleteVM(ctx) }))
 }
 
 // TestJudgeMachinesDetectsViolations checks that without guard and fence, replicas that
@@ -303,7 +304,7 @@ func TestJudgeMachines(t *testing.T) {
 	addStart := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
 		e.Starts = append(e.Starts, processlog.ProcessStart{At: atSecond(9), PID: 22, UID: uid, Run: run, Others: others})
 	}
-	twice := func(e *MachineEvidence) { e.Requested[one] = Requested{"vm-1", time.Time{}, 2, 2, nil} }
+	twice := func(e *MachineEvidence) { e.Requested[one] = users.Requested{Name: "vm-1", AtLeast: 2, AtMost: 2} }
 	for name, c := range map[string]struct {
 		change func(*MachineEvidence)
 		want   Rule // empty: all is well
@@ -312,7 +313,7 @@ func TestJudgeMachines(t *testing.T) {
 		"a restart": {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-2") }, ""},
 		"refused":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, journal.ActionRefused) }, ""},
 		"deleted": {func(e *MachineEvidence) {
-			e.Requested[one] = Requested{"vm-1", atSecond(5), 1, 1, nil}
+			e.Requested[one] = users.Requested{Name: "vm-1", DeletedAt: atSecond(5), AtLeast: 1, AtMost: 1}
 			entry(e, 6, one, journal.ActionDelete)
 		}, ""},
 		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, RuleEpochOrder},
@@ -322,7 +323,7 @@ func TestJudgeMachines(t *testing.T) {
 		"never":       {func(e *MachineEvidence) { e.Starts = nil }, RuleStartCount},
 		"unrequested": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionDelete) }, RuleNothingLost},
 		"too early": {func(e *MachineEvidence) {
-			e.Requested[one] = Requested{"vm-1", atSecond(11), 1, 1, nil}
+			e.Requested[one] = users.Requested{Name: "vm-1", DeletedAt: atSecond(11), AtLeast: 1, AtMost: 1}
 			entry(e, 6, one, journal.ActionDelete)
 		}, RuleNothingLost},
 		"of no user": {func(e *MachineEvidence) { addStart(e, two, "run-1") }, RuleNothingLost},

@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 // Evidence is the complete input of the oracle.
@@ -25,7 +26,7 @@ type Evidence struct {
 	Processes []Process
 	Faults    []Fault
 	// Requested is what users requested, for all VirtualMachines that ever existed.
-	Requested map[types.UID]Requested
+	Requested map[types.UID]users.Requested
 	// Observations are reads of VirtualMachines whose server had been created.
 	Observations []Observation
 	// VMs and Servers are those that exist at the end.
@@ -39,18 +40,6 @@ type Process struct {
 	Replica  string
 	PID      int
 	From, To time.Time
-}
-
-// Requested is what users requested for one VirtualMachine.
-type Requested struct {
-	Name string
-	// DeletedAt is when its deletion was requested, or zero.
-	DeletedAt time.Time
-	// AtLeast and AtMost are how often its server may have been started. They differ
-	// where users did not wait for one request to complete before the next.
-	AtLeast, AtMost int
-	// Log are the requests, for finding the cause of a violation.
-	Log []string
 }
 
 // Observation is a VirtualMachine as the API had it at some time after Since.
@@ -308,7 +297,7 @@ func (e Evidence) checkFinalState() []Violation {
 
 // checkSettled returns an error unless VM and server are as the spec says.
 func checkSettled(vm *api.VirtualMachine, server *fake.Record) error {
-	if err := checkApplied(vm); err != nil {
+	if err := users.CheckApplied(vm); err != nil {
 		return err
 	}
 	states := map[api.Action]driver.State{

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 const (
@@ -39,7 +40,7 @@ type evidenceBuilder struct {
 func newEvidence() *evidenceBuilder {
 	return &evidenceBuilder{Evidence: Evidence{
 		Processes: []Process{{"replica-1", 11, start, time.Time{}}, {"replica-2", 12, start, time.Time{}}},
-		Requested: map[types.UID]Requested{one: {"vm-1", time.Time{}, 1, 1, nil}},
+		Requested: map[types.UID]users.Requested{one: {Name: "vm-1", AtLeast: 1, AtMost: 1}},
 		VMs:       map[types.UID]*api.VirtualMachine{}, Servers: map[types.UID]*fake.Record{},
 	}}
 }
@@ -80,7 +81,7 @@ func (s *evidenceBuilder) withFinalState(uid types.UID, server string) *evidence
 }
 
 // withRequests changes what users requested.
-func (s *evidenceBuilder) withRequests(change func(map[types.UID]Requested)) *evidenceBuilder {
+func (s *evidenceBuilder) withRequests(change func(map[types.UID]users.Requested)) *evidenceBuilder {
 	change(s.Requested)
 	return s
 }
@@ -113,18 +114,20 @@ func evidenceOfCreation() *evidenceBuilder {
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	twoStarts := func(requested map[types.UID]Requested) { requested[one] = Requested{"vm-1", time.Time{}, 2, 2, nil} }
+	twoStarts := func(requested map[types.UID]users.Requested) {
+		requested[one] = users.Requested{Name: "vm-1", AtLeast: 2, AtMost: 2}
+	}
 	for name, c := range map[string]struct {
 		story *evidenceBuilder
 		want  Rule // empty: all is well
 	}{
-		"nothing":           {newEvidence().withRequests(func(a map[types.UID]Requested) { delete(a, one) }), ""},
+		"nothing":           {newEvidence().withRequests(func(a map[types.UID]users.Requested) { delete(a, one) }), ""},
 		"a creation":        {evidenceOfCreation().withFinalState(one, first), ""},
 		"another leader":    {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withFinalState(one, first), ""},
 		"refused":           {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionRefused, "", "").withFinalState(one, first), ""},
 		"stop and start":    {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, stopped).withEntry(12, 6, one, journal.ActionChange, stopped, again).withFinalState(one, again), ""},
 		"deletion":          {evidenceOfCreation().withDeletionRequested().withEntry(12, 6, one, journal.ActionDelete, first, ""), ""},
-		"two servers' own":  {evidenceOfCreation().withRequests(func(a map[types.UID]Requested) { a[two] = Requested{"vm-2", time.Time{}, 1, 1, nil} }).withEntry(12, 6, two, journal.ActionCreate, "", another).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first).withFinalState(two, another), ""},
+		"two servers' own":  {evidenceOfCreation().withRequests(func(a map[types.UID]users.Requested) { a[two] = users.Requested{Name: "vm-2", AtLeast: 1, AtMost: 1} }).withEntry(12, 6, two, journal.ActionCreate, "", another).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first).withFinalState(two, another), ""},
 		"killed in between": {evidenceOfCreation().withProcessKilled().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), ""},
 		"killed at the end": {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(11, 5, one, journal.ActionDelete, again, "").withProcessKilled().withFinalState(one, again), ""},
 

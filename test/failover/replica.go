@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 const (
@@ -57,7 +58,7 @@ func (r *replica) runUntilDone(ctx context.Context) error {
 			time.Sleep(pollPeriod)
 		}
 		r.recordExit(p)
-		sleepContext(ctx, restartDelay)
+		users.Sleep(ctx, restartDelay)
 	}
 	return nil
 }
@@ -121,12 +122,4 @@ func sendSignal(p *framework.Process, s syscall.Signal) error {
 		return fmt.Errorf("signal %s to process %d: %w", s, p.PID(), err)
 	}
 	return nil
-}
-
-// sleepContext waits, and ends early when ctx does.
-func sleepContext(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }

@@ -70,7 +70,7 @@ func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certif
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: until.Add(-2 * time.Hour), NotAfter: until,
+		NotBefore: earlier(until, time.Now()).Add(-2 * time.Hour), NotAfter: until,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	if ca == nil {
@@ -91,4 +91,11 @@ func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certif
 		t.Fatal(err)
 	}
 	return certificate, key
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }

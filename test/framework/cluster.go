@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -144,7 +145,7 @@ func (c *Cluster) Start() error {
 	if err := os.Remove(c.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	c.process = startChild(nil, c.binary, c.args, nil, &c.output)
+	c.process = startChild(func(*exec.Cmd) {}, c.binary, c.args, nil, &c.output)
 	if err := c.waitUntilReady(); err != nil {
 		return fmt.Errorf("%w; it printed:\n%s", err, c.Output())
 	}

@@ -71,9 +71,14 @@ var newDockerClient = sync.OnceValues(func() (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	return c, ImportGuests(ctx, c)
+})
+
+// ImportGuests puts the guests' images into an engine.
+func ImportGuests(ctx context.Context, c *client.Client) error {
 	rootfs, err := buildGuestArchive(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, image := range slices.Sorted(maps.Keys(guestEnvironment)) {
 		changes := []string{`ENTRYPOINT ["/demo-guest"]`, "EXPOSE 80/tcp"}
@@ -81,11 +86,11 @@ var newDockerClient = sync.OnceValues(func() (*client.Client, error) {
 			changes = append(changes, "ENV "+env)
 		}
 		if err := importGuestImage(ctx, c, rootfs, image, changes...); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return c, nil
-})
+	return nil
+}
 
 // SSHGuest puts the image of hack/ssh-guest.sh into the Docker engine, and returns its name.
 // User ann may log in with a key of /home/ann/.ssh/authorized_keys.
@@ -93,7 +98,7 @@ func SSHGuest(t testing.TB) string {
 	t.Helper()
 	const image = "drover-test:ssh"
 	c := DockerClient(t)
-	root, err := repositoryRoot()
+	root, err := RepositoryRoot()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,8 +30,17 @@ func StartProcess(binary string, args, env []string) (*Process, error) {
 
 // StartProcessAs starts a program as a user; nil means the test's own.
 func StartProcessAs(user *syscall.Credential, binary string, args, env []string) (*Process, error) {
+	return startProcess(func(cmd *exec.Cmd) { cmd.SysProcAttr.Credential = user }, binary, args, env)
+}
+
+// StartProcessWithFiles starts a program that has these files from descriptor 3 on.
+func StartProcessWithFiles(files []*os.File, binary string, args, env []string) (*Process, error) {
+	return startProcess(func(cmd *exec.Cmd) { cmd.ExtraFiles = files }, binary, args, env)
+}
+
+func startProcess(configure func(*exec.Cmd), binary string, args, env []string) (*Process, error) {
 	p := &Process{}
-	p.process = startChild(user, binary, args, env, &p.output)
+	p.process = startChild(configure, binary, args, env, &p.output)
 	if p.process.pid == 0 {
 		<-p.process.done
 		return nil, p.process.err
@@ -74,7 +83,7 @@ type childProcess struct {
 
 // startChild keeps a thread for the child, because the kernel treats the end of
 // the thread that started a child as the parent's death.
-func startChild(user *syscall.Credential, binary string, args, env []string, output io.Writer) *childProcess {
+func startChild(configure func(*exec.Cmd), binary string, args, env []string, output io.Writer) *childProcess {
 	p := &childProcess{done: make(chan struct{})}
 	started := make(chan struct{})
 	go func() {
@@ -84,7 +93,8 @@ func startChild(user *syscall.Credential, binary string, args, env []string, out
 		cmd := exec.CommandContext(context.Background(), binary, args...)
 		cmd.Env = append(os.Environ(), env...)
 		cmd.Stdout, cmd.Stderr = output, output
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: user}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		configure(cmd)
 		p.err = cmd.Start()
 		if p.err == nil {
 			p.pid = cmd.Process.Pid

@@ -32,7 +32,7 @@ const accountName = "drover-controller"
 func TestControllerPermissions(t *testing.T) {
 	t.Parallel()
 	w := testenv.Start(t)
-	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
+	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
 	controller := startControllerAs(t, w)
 
 	vm := w.CreateActiveVM(t, fakeVM("life"))
@@ -91,7 +91,7 @@ func secretsByNamespace(t *testing.T, w *testenv.Environment) {
 // bindSecrets does what docs/cluster.md instructs users to do.
 func bindSecrets(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
-	runKubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
+	framework.RunKubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
 		"--clusterrole", "drover-secrets-reader", "--serviceaccount", namespace+":"+accountName)
 	waitForPermissions(t, w, ns)
 }
@@ -180,7 +180,7 @@ func clientForToken(t *testing.T, kubeconfig string) kubernetes.Interface {
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	w := testenv.Start(t)
-	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
+	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 	kube := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
 	for _, tc := range permissionTable() {
 		name := strings.Join([]string{tc.verb, tc.group, tc.resource, tc.ns, tc.name}, " ")

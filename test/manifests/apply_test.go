@@ -56,10 +56,10 @@ func checkNoWarnings(t *testing.T, stderr string) {
 func TestConfigApplies(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
-	_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict")
+	_, stderr := framework.RunKubectl(t, c.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict")
 	checkNoWarnings(t, stderr)
 	// Again, as server-side apply does.
-	_, stderr = runKubectl(t, c.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict", "--server-side", "--force-conflicts", "--dry-run=server")
+	_, stderr = framework.RunKubectl(t, c.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict", "--server-side", "--force-conflicts", "--dry-run=server")
 	checkNoWarnings(t, stderr)
 	isInstalled(t, kube, namespace)
 
@@ -133,22 +133,22 @@ func dryRunPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal
 func TestChartInstalls(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
-	manifests, _ := runHelm(t, c.Kubeconfig, "template", "drover", chart, "--namespace", metav1.NamespaceDefault)
+	manifests, _ := framework.RunHelm(t, c.Kubeconfig, "template", "drover", chart, "--namespace", metav1.NamespaceDefault)
 	file := t.TempDir() + "/chart.yaml"
 	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict", "--dry-run=server")
+	_, stderr := framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict", "--dry-run=server")
 	checkNoWarnings(t, stderr)
 
 	// drover up has installed the CRD: from now on it is the chart's.
 	args := []string{chart, "--namespace", namespace, "--take-ownership", "--force-conflicts", "--set", "secretNamespaces={default}"}
-	runHelm(t, c.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
+	framework.RunHelm(t, c.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
 	isInstalled(t, kube, namespace)
 	dryRunPod(t, kube, podTemplateOf(t, kube), "")
 	_, err := kube.RbacV1().RoleBindings("default").Get(t.Context(), "drover-secrets-reader", metav1.GetOptions{})
 	checkError(t, err)
-	runHelm(t, c.Kubeconfig, append([]string{"upgrade", "drover", "--set", "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics"}, args...)...)
+	framework.RunHelm(t, c.Kubeconfig, append([]string{"upgrade", "drover", "--set", "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics"}, args...)...)
 	dryRunPod(t, kube, podTemplateOf(t, kube), "")
 	checkUninstallKeepsVMs(t, c, kube)
 }
@@ -158,17 +158,17 @@ func TestChartInstalls(t *testing.T) {
 func TestChartInstallsAllValues(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
-	runKubectl(t, c.Kubeconfig, "apply", "-f", podMonitorCRD, "--validate=strict")
-	runKubectl(t, c.Kubeconfig, "wait", "--for=condition=Established", "--timeout=30s", "-f", podMonitorCRD)
-	runKubectl(t, c.Kubeconfig, "create", "namespace", namespace)
-	runKubectl(t, c.Kubeconfig, "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+	framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", podMonitorCRD, "--validate=strict")
+	framework.RunKubectl(t, c.Kubeconfig, "wait", "--for=condition=Established", "--timeout=30s", "-f", podMonitorCRD)
+	framework.RunKubectl(t, c.Kubeconfig, "create", "namespace", namespace)
+	framework.RunKubectl(t, c.Kubeconfig, "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
 	for _, args := range [][]string{{"--values", allValues}, {"--set", "metrics.podMonitor.enabled=true"}} {
-		manifests, _ := runHelm(t, c.Kubeconfig, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
+		manifests, _ := framework.RunHelm(t, c.Kubeconfig, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
 		file := t.TempDir() + "/chart.yaml"
 		if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict")
+		_, stderr := framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict")
 		checkNoWarnings(t, stderr)
 		dryRunPod(t, kube, podTemplateOf(t, kube), "")
 	}
@@ -207,7 +207,7 @@ func TestChartAggregation(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
 	// A cluster that is not drover up has none.
-	runKubectl(t, c.Kubeconfig, "delete", "clusterroles", "drover-view", "drover-edit", "drover-admin")
+	framework.RunKubectl(t, c.Kubeconfig, "delete", "clusterroles", "drover-view", "drover-edit", "drover-admin")
 	args := []string{"drover", chart, "--namespace", namespace, "--set", "crds.install=false"}
 	for _, step := range []struct {
 		command []string
@@ -217,7 +217,7 @@ func TestChartAggregation(t *testing.T) {
 		{[]string{"upgrade", "--set", "rbac.aggregateRoles=false"}, false},
 		{[]string{"upgrade"}, true},
 	} {
-		runHelm(t, c.Kubeconfig, append(step.command, args...)...)
+		framework.RunHelm(t, c.Kubeconfig, append(step.command, args...)...)
 		framework.Eventually(t, framework.StepTimeout, fmt.Sprintf("after %v role edit has VMs: %v", step.command, step.want), func() error {
 			edit, err := kube.RbacV1().ClusterRoles().Get(t.Context(), "edit", metav1.GetOptions{})
 			if err != nil {
@@ -247,7 +247,7 @@ func checkUninstallKeepsVMs(t *testing.T, c *framework.Cluster, kube kubernetes.
 	if _, err := vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	runHelm(t, c.Kubeconfig, "uninstall", "drover", "--namespace", namespace)
+	framework.RunHelm(t, c.Kubeconfig, "uninstall", "drover", "--namespace", namespace)
 	if _, err := kube.AppsV1().Deployments(namespace).Get(t.Context(), "drover-controller", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the Deployment is still there: error %v", err)
 	}
@@ -262,10 +262,10 @@ func checkUninstallKeepsVMs(t *testing.T, c *framework.Cluster, kube kubernetes.
 func TestStaticPodApplies(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
-	_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-k", configPath("static-pod"), "--validate=strict")
+	_, stderr := framework.RunKubectl(t, c.Kubeconfig, "apply", "-k", configPath("static-pod"), "--validate=strict")
 	checkNoWarnings(t, stderr)
 	waitForDefaultAccount(t, kube, metav1.NamespaceSystem)
-	_, stderr = runKubectl(t, c.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
+	_, stderr = framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
 	checkNoWarnings(t, stderr)
 
 	controller := clientForToken(t, writeKubeconfig(t, c, waitForToken(t, kube, "drover-controller-token")))

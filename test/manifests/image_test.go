@@ -28,7 +28,7 @@ func TestImage(t *testing.T) {
 	docker := framework.DockerClient(t)
 	image := loadImage(t, docker)
 	w := testenv.Start(t)
-	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
+	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 
 	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
 	vm := w.CreateVM(t, framework.NewVM("vm").Driver("fake"))
@@ -52,7 +52,7 @@ func loadImage(t *testing.T, docker *client.Client) string {
 	t.Helper()
 	out, tag := t.TempDir(), fmt.Sprintf("drover-test-controller:%d", os.Getpid())
 	platform := "linux-" + runtime.GOARCH
-	mustRunCommand(t, buildWithin, nil, "go", "-C", filepath.Join(repositoryRoot, "hack", "image"), "run", ".",
+	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", filepath.Join(repositoryRoot, "hack", "image"), "run", ".",
 		"--out", out, "--tag", tag, "--platforms", "linux/"+runtime.GOARCH)
 	file, err := os.Open(filepath.Join(out, "drover-controller-"+platform+".tar"))
 	if err != nil {

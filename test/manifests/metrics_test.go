@@ -65,9 +65,9 @@ func readPod(t *testing.T) *unstructured.Unstructured {
 func TestMetricsNeedPermission(t *testing.T) {
 	t.Parallel()
 	w := testenv.Start(t)
-	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
+	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 	scraper, stranger := newAccount(t, w, "scraper"), newAccount(t, w, "stranger")
-	runKubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
+	framework.RunKubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
 		"--clusterrole", "drover-metrics-reader", "--serviceaccount", namespace+":scraper")
 	addr := framework.FreeAddress(t)
 	startControllerAs(t, w, "--metrics-secure", "--metrics-bind-address="+addr)

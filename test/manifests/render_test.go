@@ -4,18 +4,13 @@
 package manifests
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -29,12 +24,6 @@ const repositoryRoot = "../.."
 // namespace that Drover is installed in.
 const namespace = "drover-system"
 
-// How long a program may take; Helm is built if it is not there yet.
-const (
-	commandWithin = time.Minute
-	buildWithin   = 10 * time.Minute
-)
-
 // Where the chart and the kubelet's file are.
 var (
 	chart     = filepath.Join(repositoryRoot, "charts", "drover")
@@ -43,82 +32,17 @@ var (
 
 func configPath(name string) string { return filepath.Join(repositoryRoot, "config", name) }
 
-// runCommand runs a program to its end and returns what it printed.
-func runCommand(t *testing.T, within time.Duration, env []string, name string, args ...string) (stdout, stderr string, err error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), within)
-	defer cancel()
-	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stdout, cmd.Stderr = &out, &errOut
-	err = cmd.Run()
-	return out.String(), errOut.String(), err
-}
-
-func mustRunCommand(t *testing.T, within time.Duration, env []string, name string, args ...string) (stdout, stderr string) {
-	t.Helper()
-	stdout, stderr, err := runCommand(t, within, env, name, args...)
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s%s", filepath.Base(name), strings.Join(args, " "), err, stdout, stderr)
-	}
-	return stdout, stderr
-}
-
-// runKubectl is the one in bin/drover.
-func runKubectl(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string) {
-	t.Helper()
-	binary, err := framework.DroverBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return mustRunCommand(t, commandWithin, []string{"KUBECONFIG=" + kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
-}
-
-// helm is the path of the Helm that hack/tools/helm pins, once it is built.
-var helm struct {
-	sync.Mutex
-	path string
-}
-
-func helmPath(t *testing.T) string {
-	t.Helper()
-	helm.Lock()
-	defer helm.Unlock()
-	if helm.path == "" {
-		out, _ := mustRunCommand(t, buildWithin, nil, filepath.Join(repositoryRoot, "hack", "tool.sh"), "helm")
-		helm.path = strings.TrimSpace(out)
-	}
-	return helm.path
-}
-
-func runHelm(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string) {
-	t.Helper()
-	stdout, stderr, err := tryHelm(t, kubeconfig, args...)
-	if err != nil {
-		t.Fatalf("helm %s: %v\n%s%s", strings.Join(args, " "), err, stdout, stderr)
-	}
-	return stdout, stderr
-}
-
-func tryHelm(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string, err error) {
-	t.Helper()
-	dir := t.TempDir() // not the tester's own settings
-	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_DATA_HOME=" + dir}
-	return runCommand(t, commandWithin, env, helmPath(t), args...)
-}
-
 // renderKustomization renders a folder of config/.
 func renderKustomization(t *testing.T, name string) []*unstructured.Unstructured {
 	t.Helper()
-	out, _ := runKubectl(t, os.DevNull, "kustomize", configPath(name))
+	out, _ := framework.RunKubectl(t, os.DevNull, "kustomize", configPath(name))
 	return decodeObjects(t, out)
 }
 
 // renderChart renders the chart.
 func renderChart(t *testing.T, args ...string) []*unstructured.Unstructured {
 	t.Helper()
-	out, _ := runHelm(t, os.DevNull, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
+	out, _ := framework.RunHelm(t, os.DevNull, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
 	return decodeObjects(t, out)
 }
 

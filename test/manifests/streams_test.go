@@ -30,7 +30,7 @@ import (
 func TestStreamsPermissions(t *testing.T) {
 	t.Parallel()
 	w := testenv.Start(t)
-	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
+	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
 	dir, address := writeStreamsCertificate(t), framework.FreeAddress(t)
 	controller := startControllerAs(t, w, "--streams-address="+address, "--streams-cert-dir="+dir, "--streams-url=https://"+address)
 	w.CreateActiveVM(t, fakeVM("vm").Namespace("default"))
@@ -63,7 +63,7 @@ func boundUser(t *testing.T, w *testenv.Environment, create createUser, name str
 	if subject.Namespace != "" {
 		args[len(args)-1] = "--serviceaccount=" + subject.Namespace + ":" + subject.Name
 	}
-	runKubectl(t, w.Kubeconfig, args...)
+	framework.RunKubectl(t, w.Kubeconfig, args...)
 	return user
 }
 
@@ -159,7 +159,7 @@ func renderWithStreams(t *testing.T) []*unstructured.Unstructured {
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, _ := runKubectl(t, os.DevNull, "kustomize", dir)
+	out, _ := framework.RunKubectl(t, os.DevNull, "kustomize", dir)
 	return decodeObjects(t, out)
 }
 

@@ -72,9 +72,9 @@ func (u user) rank() rank { return userRanks[u.role] }
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	w := testenv.Start(t)
-	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
+	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
 	for _, ns := range []string{usersNamespace, otherNamespace} {
-		runKubectl(t, w.Kubeconfig, "create", "namespace", ns)
+		framework.RunKubectl(t, w.Kubeconfig, "create", "namespace", ns)
 		w.CreateVM(t, fakeVM("vm").Namespace(ns).Bound("fake/engine"))
 	}
 	controller := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))

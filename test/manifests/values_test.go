@@ -17,6 +17,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"cloudnative.tw/drover/test/framework"
 )
 
 // allValues sets every value of the chart. The PodMonitor among them needs its CRD.
@@ -167,7 +169,7 @@ func TestChartValues(t *testing.T) {
 	t.Parallel()
 	set := readYAML(t, allValues)
 	render := func(t *testing.T, args ...string) string {
-		stdout, stderr, err := tryHelm(t, os.DevNull, append([]string{"template", "drover", chart}, args...)...)
+		stdout, stderr, err := framework.TryHelm(t, os.DevNull, append([]string{"template", "drover", chart}, args...)...)
 		if err != nil {
 			return stderr
 		}
@@ -251,7 +253,7 @@ func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for name, tc := range refusedValues {
 		t.Run(name, func(t *testing.T) {
-			stdout, stderr, err := tryHelm(t, os.DevNull, "template", "drover", chart, "--set-json", tc.value)
+			stdout, stderr, err := framework.TryHelm(t, os.DevNull, "template", "drover", chart, "--set-json", tc.value)
 			if err == nil {
 				t.Fatalf("it is accepted:\n%s", stdout)
 			}
@@ -375,7 +377,7 @@ func TestChartIcon(t *testing.T) {
 func TestChartLint(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--values", allValues}} {
-		stdout, stderr := runHelm(t, os.DevNull, append([]string{"lint", "--strict", chart}, args...)...)
+		stdout, stderr := framework.RunHelm(t, os.DevNull, append([]string{"lint", "--strict", chart}, args...)...)
 		if out := stdout + stderr; strings.Contains(out, "[") {
 			t.Errorf("helm lint %v:\n%s", args, out)
 		}

@@ -134,12 +134,22 @@ func removeOnce(dir string) error {
 		return err
 	})
 	for _, dir := range slices.Backward(dirs) {
+		thaw(dir)
 		killAll(dir)
 		if e := os.Remove(dir); e != nil && !errors.Is(e, fs.ErrNotExist) {
 			err = e
 		}
 	}
 	return err
+}
+
+// thaw lets frozen processes go on, as those of a paused container: in version 1 they do not
+// end before.
+func thaw(dir string) {
+	state := filepath.Join(dir, "freezer.state")
+	if _, err := os.Stat(state); err == nil {
+		_ = os.WriteFile(state, []byte("THAWED"), 0o600)
+	}
 }
 
 func killAll(dir string) {

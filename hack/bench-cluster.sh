@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Prints how long a deployment in a cluster of three nodes is without a leader, fault by
+# fault, and beside it the figures of replicas that are processes of this host, with the
+# same Lease. make bench-cluster calls it, which needs root.
+#
+#     [RUNS=10] hack/bench-cluster.sh
+set -o errexit -o nounset -o pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly runs="${RUNS:-10}"
+hack/cluster-deps.sh
+hack/cluster-binaries.sh >/dev/null
+echo "In a cluster, ${runs} runs of each fault:"
+DROVER_CLUSTER_RUNS="${runs}" go -C test/cluster test -count 1 -timeout 3h -v -run '^TestBenchmark$' ./deployment
+echo
+echo "Processes without a cluster, ${runs} runs of each signal:"
+mkdir -p bin/bench
+go build -buildvcs=false -o bin/bench/failover ./test/bench/failover
+bin/bench/failover --runs "${runs}" --vms 0 --json bin/bench/failover-lease15.json \
+	--lease-duration 15s --renew-deadline 10s --retry-period 2s --request-timeout 1s --margin 1s

@@ -1,0 +1,239 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
+)
+
+const (
+	namespace = "drover-system"
+	leaseName = "drover-controller"
+	replicas  = 3
+	// userNamespace has the VMs of users.
+	userNamespace = metav1.NamespaceDefault
+	engineSecret  = "drover-engine-tls"
+)
+
+// Tags of two images of the same program, which every node has.
+const (
+	imageDev   = "dev"
+	imageOther = "other"
+)
+
+// Deployment is Drover in a cluster, installed as the docs say.
+type Deployment struct {
+	Cluster  *cluster.Cluster
+	Engine   *Engine
+	Recorder *Recorder
+	Kube     kubernetes.Interface
+	VMs      versioned.Interface
+
+	requests   *users.Log
+	root       string // of the checkout
+	helm       string
+	image      string // its tag
+	probeCount int
+}
+
+// New starts a cluster of three nodes and an engine, without Drover.
+func New(t testing.TB) *Deployment {
+	t.Helper()
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cluster.Start(t, cluster.Options{Nodes: replicas, Images: []string{buildImage(t, imageDev), buildImage(t, imageOther)}})
+	d := &Deployment{
+		Cluster: c, Engine: StartEngine(t, c.HostIP(), c.ControlGroup("engine")),
+		Kube: kubernetes.NewForConfigOrDie(c.Config), VMs: versioned.NewForConfigOrDie(c.Config),
+		requests: &users.Log{}, root: root, helm: framework.HelmPath(t), image: imageDev,
+	}
+	if err := framework.ImportGuests(t.Context(), d.Engine.Client); err != nil {
+		t.Fatal(err)
+	}
+	d.Recorder = StartRecorder(t, d.Engine)
+	return d
+}
+
+// Start starts a cluster and an engine, and installs Drover with the chart.
+func Start(t testing.TB, args ...string) *Deployment {
+	t.Helper()
+	d := New(t)
+	d.CreateNamespace(t)
+	d.must(t, d.install(t.Context(), args...))
+	return d
+}
+
+// CreateNamespace creates Drover's namespace, with the Secret of the engine's client.
+func (d *Deployment) CreateNamespace(t testing.TB) {
+	t.Helper()
+	restricted := map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: restricted}}
+	_, err := d.Kube.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
+	d.must(t, err)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: engineSecret}, Data: map[string][]byte{}}
+	for _, name := range []string{"ca.pem", "cert.pem", "key.pem"} {
+		content, err := os.ReadFile(filepath.Join(d.Engine.Certificates, name))
+		d.must(t, err)
+		secret.Data[name] = content
+	}
+	_, err = d.Kube.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{})
+	d.must(t, err)
+}
+
+func (d *Deployment) must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (d *Deployment) install(ctx context.Context, args ...string) error {
+	return d.Helm(ctx, append([]string{
+		"install", "drover", d.chart(), "--namespace", namespace, "--wait", "--timeout", "2m",
+		"--set", "image.tag=" + d.image + ",image.pullPolicy=Never",
+		"--set", "docker.host=" + d.Engine.URL + ",docker.tlsSecret=" + engineSecret,
+		"--set", "extraArgs={--docker-image=" + framework.GuestPlain + "}",
+	}, args...)...)
+}
+
+func (d *Deployment) chart() string { return filepath.Join(d.root, "charts", "drover") }
+
+// upgrade changes values of the release and waits until all pods have them.
+func (d *Deployment) upgrade(ctx context.Context, args ...string) error {
+	return d.Helm(ctx, append([]string{
+		"upgrade", "drover", d.chart(), "--namespace", namespace, "--reset-then-reuse-values", "--wait", "--timeout", "2m",
+	}, args...)...)
+}
+
+// WaitUntilSteady waits until all replicas are ready, and returns who holds the Lease.
+func (d *Deployment) WaitUntilSteady(ctx context.Context) (holder string, err error) {
+	for ; ctx.Err() == nil; users.Sleep(ctx, users.PollPeriod) {
+		if holder, err = d.findHolder(ctx); err == nil {
+			return holder, nil
+		}
+	}
+	return "", fmt.Errorf("%w: %w", context.Cause(ctx), err)
+}
+
+func (d *Deployment) findHolder(ctx context.Context) (string, error) {
+	deployment, err := d.Kube.AppsV1().Deployments(namespace).Get(ctx, leaseName, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	if s := deployment.Status; s.ObservedGeneration != deployment.Generation || s.ReadyReplicas != replicas || s.UpdatedReplicas != replicas || s.Replicas != replicas {
+		return "", fmt.Errorf("%d of %d replicas are ready, %d of them updated", s.ReadyReplicas, s.Replicas, s.UpdatedReplicas)
+	}
+	lease, err := d.Kube.CoordinationV1().Leases(namespace).Get(ctx, leaseName, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	holder := holderOf(lease)
+	if holder == "" {
+		return "", errors.New("no replica leads")
+	}
+	// A pod that is gone may still be named by the Lease.
+	pod, err := d.Kube.CoreV1().Pods(namespace).Get(ctx, podOf(holder), metav1.GetOptions{})
+	if err == nil && pod.DeletionTimestamp != nil {
+		err = fmt.Errorf("leader %s is being deleted", pod.Name)
+	}
+	return holder, err
+}
+
+// nodeOf returns the node of a pod of Drover.
+func (d *Deployment) nodeOf(ctx context.Context, pod string) (*cluster.Node, error) {
+	p, err := d.Kube.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return d.Cluster.NodeByName(p.Spec.NodeName)
+}
+
+// newUser returns a person with a VM of that name.
+func (d *Deployment) newUser(name string, seed uint64) *users.User {
+	return &users.User{
+		VMs: d.VMs.CloudnativeV1alpha1().VirtualMachines(userNamespace), Log: d.requests,
+		Random: users.NewRandom(seed, 1), Name: name,
+	}
+}
+
+// KeepBusy lets users create, change and delete VMs. The function that it returns ends
+// that, and waits until all is as they requested.
+func (d *Deployment) KeepBusy(t testing.TB, count int) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := make(chan struct{})
+	var group sync.WaitGroup
+	for n := range count {
+		group.Go(func() {
+			if err := d.newUser(fmt.Sprintf("vm-%d", n), uint64(n)).Run(ctx, done); err != nil && t.Context().Err() == nil {
+				t.Error(err)
+			}
+		})
+	}
+	return func() {
+		close(done)
+		timer := time.AfterFunc(handoverTimeout, func() { cancel(fmt.Errorf("not within %s after the last fault", handoverTimeout)) })
+		group.Wait()
+		timer.Stop()
+	}
+}
+
+// Judge fails the test with what should not have happened.
+func (d *Deployment) Judge(t testing.TB) {
+	t.Helper()
+	e := Evidence{Requested: d.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}}
+	var err error
+	e.Events, err = d.Recorder.Events()
+	d.must(t, err)
+	list, err := d.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	d.must(t, err)
+	for n := range list.Items {
+		e.VMs[list.Items[n].UID] = &list.Items[n]
+	}
+	containers, err := d.Engine.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
+	d.must(t, err)
+	e.Containers = containers.Items
+	for _, found := range Judge(e) {
+		t.Error(found)
+	}
+	t.Logf("%d VMs, %d events of containers", len(e.Requested), len(e.Events))
+}
+
+// Helm runs Helm on the cluster, without the settings of the user who tests.
+func (d *Deployment) Helm(ctx context.Context, args ...string) error {
+	dir, err := os.MkdirTemp("", "drover-helm-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	cmd := exec.CommandContext(ctx, d.helm, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.Cluster.Kubeconfig, "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"crypto"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+
+	"cloudnative.tw/drover/test/framework"
+)
+
+const (
+	enginePort    = "2376"
+	engineTimeout = time.Minute
+)
+
+// Engine is a Docker engine of its own on this host. It listens with TLS at one address and
+// changes nothing of the host's network: its containers have none.
+type Engine struct {
+	// Client is connected to it, as its clients in the cluster are.
+	Client *client.Client
+	// URL is where it listens, tcp://HOST:PORT.
+	URL string
+	// Certificates is a folder with ca.pem, cert.pem and key.pem of a client.
+	Certificates string
+}
+
+// StartEngine starts an engine that listens at an address of this host, with its containers
+// below a control group. It ends with the test, with all of its processes and mounts.
+func StartEngine(t testing.TB, address, controlGroup string) *Engine {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "drover-engine-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &Engine{URL: "tcp://" + net.JoinHostPort(address, enginePort), Certificates: filepath.Join(dir, "client")}
+	server := writeCertificates(t, dir, address)
+	process := startEngineProcess(t, net.JoinHostPort(address, enginePort), append([]string{
+		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+		"--pidfile", filepath.Join(dir, "pid"), "--cgroup-parent", controlGroup, "--storage-driver", "vfs",
+	}, server...))
+	t.Cleanup(func() { endEngine(t, process, dir) })
+	e.connect(t)
+	return e
+}
+
+// startEngineProcess runs dockerd as the first process of a PID namespace, whose end ends
+// its containers and mounts too. It has a network namespace of its own, because an engine
+// without a bridge removes that of another engine, so it is given its listener.
+func startEngineProcess(t testing.TB, address string, args []string) *framework.Process {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	file, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	process, err := framework.StartProcessWithFiles([]*os.File{file}, "unshare", append([]string{
+		"--net", "--pid", "--mount", "--propagation", "private", "--fork", "--kill-child", "--mount-proc",
+		"dockerd", "--host", "fd://", "--bridge=none", "--iptables=false", "--ip6tables=false",
+	}, args...), []string{"LISTEN_PID=1", "LISTEN_FDS=1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process
+}
+
+// endEngine ends the engine and removes its files.
+func endEngine(t testing.TB, process *framework.Process, dir string) {
+	t.Helper()
+	if t.Failed() {
+		t.Logf("dockerd printed:\n%s", process.Output())
+	}
+	if err := process.Kill(); err != nil {
+		t.Error(err)
+	}
+	if _, err := framework.Poll(engineTimeout, func() error { return os.RemoveAll(dir) }); err != nil {
+		t.Error(err)
+	}
+}
+
+// connect waits until the engine answers.
+func (e *Engine) connect(t testing.TB) {
+	t.Helper()
+	c, err := client.New(client.WithHost(e.URL), client.WithTLSClientConfig(
+		filepath.Join(e.Certificates, "ca.pem"), filepath.Join(e.Certificates, "cert.pem"), filepath.Join(e.Certificates, "key.pem")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, engineTimeout, "the engine to answer", func() error {
+		_, err := c.Ping(t.Context(), client.PingOptions{})
+		return err
+	})
+	e.Client = c
+}
+
+// writeCertificates writes the client's files, and returns the engine's flags for its own.
+func writeCertificates(t testing.TB, dir, address string) []string {
+	t.Helper()
+	// The first is the certificate of the server, the other that of its authority.
+	server, serverKey, err := certutil.GenerateSelfSignedCertKey(address, []net.IP{net.ParseIP(address)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	authorityKey, err := keyutil.ParsePrivateKeyPEM(keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, ok := authorityKey.(crypto.Signer)
+	if !ok {
+		t.Fatalf("the key is a %T", authorityKey)
+	}
+	authority, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "engine-clients"}, signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := certutil.EncodeCertificates(authority)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user, userKey := framework.SignCertificate(t, "drover", time.Now().Add(24*time.Hour), authority, authorityKey)
+	for name, content := range map[string][]byte{
+		"server/cert.pem": server, "server/key.pem": serverKey, "server/ca.pem": encoded,
+		"client/ca.pem": server, "client/cert.pem": user, "client/key.pem": userKey,
+	} {
+		writeFile(t, filepath.Join(dir, name), content)
+	}
+	path := func(name string) string { return filepath.Join(dir, "server", name) }
+	return []string{"--tlsverify", "--tlscacert", path("ca.pem"), "--tlscert", path("cert.pem"), "--tlskey", path("key.pem")}
+}
+
+func writeFile(t testing.TB, path string, content []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

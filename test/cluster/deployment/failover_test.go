@@ -1,0 +1,97 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/bench"
+)
+
+const (
+	// busyUsers is how many users keep the deployment busy.
+	busyUsers = 6
+	// variableForm is "full" for all faults.
+	variableForm = "DROVER_CLUSTER"
+	// variableRuns is how often each fault is to be measured.
+	variableRuns = "DROVER_CLUSTER_RUNS"
+)
+
+// shortForm has the faults that need little time.
+var shortForm = []string{"pod deleted", "node powered off", "API server restarted"}
+
+// TestFailover lets each fault happen while users create, change and delete VMs. Another
+// replica takes over, nothing is lost, and nothing is there twice.
+func TestFailover(t *testing.T) {
+	d := Start(t)
+	settle := d.KeepBusy(t, busyUsers)
+	table := bench.NewTable("fault", "without a leader", "to the first reconcile")
+	for _, fault := range Faults() {
+		if os.Getenv(variableForm) != "full" && !slices.Contains(shortForm, fault.Name) {
+			continue
+		}
+		h, err := d.MeasureHandover(t.Context(), fault)
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		table.Row(fault.Name, formatLeaderless(h), bench.FormatDuration(h.Reconciled))
+	}
+	settle()
+	d.Judge(t)
+	t.Logf("\n%s", table)
+}
+
+func formatLeaderless(h Handover) string {
+	if h.Leaderless == 0 {
+		return "no change"
+	}
+	return bench.FormatDuration(h.Leaderless)
+}
+
+// TestBenchmark measures each fault several times, while nothing else happens. It is what
+// make bench-cluster runs.
+func TestBenchmark(t *testing.T) {
+	if os.Getenv(variableRuns) == "" {
+		t.Skipf("%s is not set: it is for make bench-cluster", variableRuns)
+	}
+	runs, err := strconv.Atoi(os.Getenv(variableRuns))
+	if err != nil || runs < 1 {
+		t.Fatalf("%s is %q: it must be a number from 1", variableRuns, os.Getenv(variableRuns))
+	}
+	d := Start(t)
+	table := bench.NewTable("fault", "time", "runs", "p50", "p99", "max")
+	for _, fault := range Faults() {
+		var leaderless, reconciled bench.Sample
+		for range runs {
+			h, err := d.MeasureHandover(t.Context(), fault)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fault.ChangesLeader {
+				leaderless = append(leaderless, h.Leaderless)
+			}
+			reconciled = append(reconciled, h.Reconciled)
+		}
+		addFigures(table, fault.Name, "without a leader", leaderless)
+		addFigures(table, fault.Name, "to the first reconcile", reconciled)
+	}
+	d.Judge(t)
+	t.Logf("\n%s", table)
+}
+
+func addFigures(table *bench.Table, fault, what string, sample bench.Sample) {
+	if len(sample) == 0 {
+		return
+	}
+	row := []string{fault, what, strconv.Itoa(len(sample))}
+	for _, d := range []time.Duration{sample.Median(), sample.Percentile(99), sample.Percentile(100)} {
+		row = append(row, bench.FormatDuration(d))
+	}
+	table.Row(row...)
+}

@@ -1,0 +1,143 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
+)
+
+// handoverTimeout bounds a handover. The longest is that of a node without power, whose
+// Lease expires after 15 s.
+const handoverTimeout = 3 * time.Minute
+
+// Handover is what a fault did.
+type Handover struct {
+	// Leaderless is how long no replica led; 0 if the leader did not change. A leader that
+	// releases the Lease leads until it was last seen there, any other until the fault.
+	Leaderless time.Duration
+	// Reconciled is how long after the fault's begin Drover first writes to a VM that was
+	// created after it. A leader that ends in good order may do that itself.
+	Reconciled time.Duration
+}
+
+// MeasureHandover hits the leader by a fault, and follows what happens until Drover has
+// taken care of a VM that was created meanwhile.
+func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, handoverTimeout, fmt.Errorf("not within %s", handoverTimeout))
+	defer cancel()
+	leader, err := d.WaitUntilSteady(ctx)
+	if err != nil {
+		return Handover{}, err
+	}
+	o := &observer{d: d, fault: f, old: leader, begin: time.Now()}
+	undo, err := f.Inject(ctx, d, podOf(leader))
+	if err != nil {
+		return Handover{}, fmt.Errorf("%s: %w", f.Name, err)
+	}
+	if err := o.follow(ctx); err != nil {
+		return o.handover, fmt.Errorf("%s of %s: %w", f.Name, leader, err)
+	}
+	if undo == nil {
+		return o.handover, nil
+	}
+	return o.handover, undo(ctx)
+}
+
+// observer follows one handover. It asks again and again, because the API server may be
+// away.
+type observer struct {
+	d        *Deployment
+	fault    Fault
+	old      string // holder of the Lease
+	begin    time.Time
+	led      time.Time // when the old holder was last seen
+	handover Handover
+}
+
+func (o *observer) follow(ctx context.Context) error {
+	o.d.probeCount++
+	probe := o.d.newUser(fmt.Sprintf("probe-%d", o.d.probeCount), 0)
+	vm := framework.NewVM(probe.Name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(1).Obj()
+	if err := probe.CreateVM(ctx, vm, 1); err != nil {
+		return err
+	}
+	var group errgroup.Group
+	if o.fault.ChangesLeader {
+		group.Go(func() error { return o.awaitLeader(ctx) })
+	}
+	group.Go(func() error {
+		err := o.poll(ctx, func(ctx context.Context) error { return checkReconciled(ctx, probe) })
+		o.handover.Reconciled = time.Since(o.begin)
+		return err
+	})
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if err := probe.WaitUntilApplied(ctx, 1); err != nil {
+		return err
+	}
+	return probe.DeleteVM(ctx)
+}
+
+// awaitLeader waits for another leader.
+func (o *observer) awaitLeader(ctx context.Context) error {
+	o.led = o.begin
+	err := o.poll(ctx, o.checkElected)
+	o.handover.Leaderless = time.Since(o.led)
+	return err
+}
+
+func (o *observer) poll(ctx context.Context, check func(context.Context) error) error {
+	_, err := framework.Poll(handoverTimeout, func() error {
+		attempt, cancel := context.WithTimeout(ctx, users.RequestTimeout)
+		defer cancel()
+		return check(attempt)
+	})
+	return err
+}
+
+func (o *observer) checkElected(ctx context.Context) error {
+	asked := time.Now()
+	lease, err := o.d.Kube.CoordinationV1().Leases(namespace).Get(ctx, leaseName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	holder := holderOf(lease)
+	if holder != "" && holder != o.old {
+		return nil
+	}
+	if holder == o.old && o.fault.Releases {
+		o.led = asked
+	}
+	return fmt.Errorf("the Lease names %q, after %q", holder, o.old)
+}
+
+func checkReconciled(ctx context.Context, probe *users.User) error {
+	vm, err := probe.VMs.Get(ctx, probe.Name, metav1.GetOptions{})
+	if err == nil && len(vm.Finalizers) == 0 {
+		err = fmt.Errorf("no controller has written to VM %s", probe.Name)
+	}
+	return err
+}
+
+// holderOf returns who holds a Lease, or nothing.
+func holderOf(lease *coordinationv1.Lease) string { return ptr.Deref(lease.Spec.HolderIdentity, "") }
+
+// podOf returns the pod of a holder. Drover adds a suffix to the pod's name.
+func podOf(holder string) string {
+	pod, _, _ := strings.Cut(holder, "_")
+	return pod
+}

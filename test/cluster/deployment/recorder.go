@@ -1,0 +1,77 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/events"
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/docker"
+)
+
+// ContainerEvent is what happened to a container, by the engine's own account.
+type ContainerEvent struct {
+	UID    types.UID
+	ID     string
+	Action events.Action
+	At     time.Time
+}
+
+// Recorder records the events of all containers that carry a UID.
+type Recorder struct {
+	mu     sync.Mutex
+	events []ContainerEvent
+	err    error
+}
+
+// StartRecorder records from now on, until the test ends.
+func StartRecorder(t testing.TB, engine *Engine) *Recorder {
+	t.Helper()
+	r := &Recorder{}
+	info, err := engine.Client.Info(t.Context(), client.InfoOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Since a time of the engine: it answers before it begins to listen.
+	stream := engine.Client.Events(t.Context(), client.EventsListOptions{
+		Since:   info.Info.SystemTime,
+		Filters: client.Filters{}.Add("type", string(events.ContainerEventType)).Add("label", docker.LabelUID),
+	})
+	go r.follow(t.Context(), stream)
+	return r
+}
+
+func (r *Recorder) follow(ctx context.Context, stream client.EventsResult) {
+	for {
+		select {
+		case e := <-stream.Messages:
+			r.mu.Lock()
+			r.events = append(r.events, ContainerEvent{
+				UID: types.UID(e.Actor.Attributes[docker.LabelUID]), ID: e.Actor.ID, Action: e.Action, At: time.Unix(0, e.TimeNano),
+			})
+			r.mu.Unlock()
+		case err := <-stream.Err:
+			r.mu.Lock()
+			r.err = errors.Join(err, errors.New("the engine's events ended"))
+			r.mu.Unlock()
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Events returns what was recorded. An incomplete record is an error.
+func (r *Recorder) Events() ([]ContainerEvent, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]ContainerEvent(nil), r.events...), r.err
+}

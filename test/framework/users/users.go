@@ -1,0 +1,289 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package users acts as people who use VirtualMachines do, each with a VirtualMachine of
+// its own, and records what they requested: what a test then compares with what happened.
+//
+// Start with User in users.go; log.go has the record.
+package users
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+)
+
+const (
+	// maxIdleTime is the longest time that a user is idle.
+	maxIdleTime = 400 * time.Millisecond
+	// impatientShare is the share of requests for whose completion a user does not wait.
+	impatientShare = 0.2
+)
+
+// User creates, changes and deletes one VirtualMachine of one name, repeatedly.
+type User struct {
+	VMs    typed.VirtualMachineInterface
+	Log    *Log
+	Random *Random
+	Name   string
+
+	// UsesQEMU says that the VirtualMachine is a QEMU machine, and is deleted when the user
+	// leaves.
+	UsesQEMU bool
+
+	vm                *api.VirtualMachine
+	restarts, resizes int
+}
+
+// Run runs until stop is closed, then waits for the last request. It ends early
+// with ctx.
+func (u *User) Run(ctx context.Context, stop <-chan struct{}) error {
+	for {
+		var err error
+		switch {
+		case u.vm == nil && !isClosed(stop):
+			err = u.createRandomVM(ctx)
+		case u.vm != nil && !isClosed(stop):
+			err = u.requestChange(ctx)
+		case u.vm != nil && u.UsesQEMU:
+			err = u.DeleteVM(ctx)
+		default:
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", u.Name, err)
+		}
+		Sleep(ctx, u.Random.DurationUpTo(maxIdleTime))
+	}
+}
+
+func isClosed(stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// createRandomVM creates the VirtualMachine; an impatient user deletes it immediately.
+func (u *User) createRandomVM(ctx context.Context) error {
+	b := framework.NewVM(u.Name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
+	starts := 1
+	if u.Random.WithProbability(0.2) {
+		b.Action(api.ActionStopped)
+		starts = 0
+	}
+	if err := u.CreateVM(ctx, b.Obj(), starts); err != nil {
+		return err
+	}
+	if u.Random.WithProbability(impatientShare) {
+		Sleep(ctx, u.Random.DurationUpTo(maxIdleTime))
+		return u.DeleteVM(ctx)
+	}
+	return u.WaitUntilApplied(ctx, starts)
+}
+
+// CreateVM creates the VirtualMachine, which is to be started so many times.
+func (u *User) CreateVM(ctx context.Context, vm *api.VirtualMachine, starts int) error {
+	err := RetryRequest(ctx, func(ctx context.Context) (err error) {
+		u.vm, err = u.VMs.Create(ctx, vm, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) { // the response to an earlier attempt was lost
+			u.vm, err = u.VMs.Get(ctx, u.Name, metav1.GetOptions{})
+		}
+		return err
+	})
+	if err == nil {
+		u.Log.update(u.vm.UID, func(a *Requested) { a.Name, a.AtMost = u.Name, starts })
+	}
+	return err
+}
+
+// requestChange requests one more change of a VirtualMachine that is as requested before.
+func (u *User) requestChange(ctx context.Context) error {
+	running := u.vm.Spec.Action == api.ActionActive
+	switch do := u.Random.IntN(20); {
+	case do < 2:
+		return u.DeleteVM(ctx)
+	case !running && do < 16:
+		return u.requestAction(ctx, api.ActionActive)
+	case running && do < 5:
+		return u.requestAction(ctx, api.ActionPaused)
+	case running && do < 9:
+		return u.requestAction(ctx, api.ActionStopped)
+	case running && do < 14:
+		return u.requestRestart(ctx)
+	}
+	return u.applyChange(ctx, 0, u.randomResize())
+}
+
+// randomResize requests another size, of resources that need no restart to change.
+func (u *User) randomResize() func(*api.VirtualMachineSpec) {
+	if u.UsesQEMU {
+		u.resizes++
+		disk := resource.NewQuantity(int64(1+u.resizes)<<20, resource.BinarySI)
+		return func(spec *api.VirtualMachineSpec) { spec.Resource[api.ResourceRootDisk] = *disk }
+	}
+	cpu := resource.NewMilliQuantity(100+int64(u.Random.IntN(900)), resource.DecimalSI)
+	return func(spec *api.VirtualMachineSpec) { spec.Resource[api.ResourceCPU] = *cpu }
+}
+
+func (u *User) requestAction(ctx context.Context, action api.Action) error {
+	starts := 0
+	if action == api.ActionActive && u.vm.Spec.Action == api.ActionStopped {
+		starts = 1
+	}
+	if action == api.ActionStopped && u.Random.WithProbability(impatientShare) {
+		return u.requestStopAndStart(ctx)
+	}
+	return u.applyChange(ctx, starts, func(spec *api.VirtualMachineSpec) { spec.Action = action })
+}
+
+// requestStopAndStart requests a stop and a start, with no time to notice the first
+// request.
+func (u *User) requestStopAndStart(ctx context.Context) error {
+	u.Log.update(u.vm.UID, func(a *Requested) { a.AtMost++ })
+	if err := u.updateSpec(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
+		return err
+	}
+	Sleep(ctx, u.Random.DurationUpTo(PollPeriod))
+	return u.applyChange(ctx, 0, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionActive })
+}
+
+// requestRestart requests a restart, or a second one before the first is done: then one
+// restart is enough.
+func (u *User) requestRestart(ctx context.Context) error {
+	if u.Random.WithProbability(impatientShare) {
+		u.Log.update(u.vm.UID, func(a *Requested) { a.AtMost++ })
+		if err := u.updateSpec(ctx, u.nextRestart()); err != nil {
+			return err
+		}
+		Sleep(ctx, u.Random.DurationUpTo(PollPeriod))
+	}
+	return u.applyChange(ctx, 1, u.nextRestart())
+}
+
+// nextRestart counts up, because times in the API are whole seconds.
+func (u *User) nextRestart() func(*api.VirtualMachineSpec) {
+	u.restarts++
+	at := metav1.Unix(int64(u.restarts), 0)
+	return func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at }
+}
+
+// applyChange changes the spec and waits until that is applied, which starts the server so
+// many times.
+func (u *User) applyChange(ctx context.Context, starts int, change func(*api.VirtualMachineSpec)) error {
+	u.Log.update(u.vm.UID, func(a *Requested) { a.AtMost += starts })
+	if err := u.updateSpec(ctx, change); err != nil {
+		return err
+	}
+	return u.WaitUntilApplied(ctx, starts)
+}
+
+// updateSpec changes the spec. It can be repeated when a response was lost.
+func (u *User) updateSpec(ctx context.Context, change func(*api.VirtualMachineSpec)) error {
+	return RetryRequest(ctx, func(ctx context.Context) error {
+		now, err := u.VMs.Get(ctx, u.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(&now.Spec)
+		if now, err = u.VMs.Update(ctx, now, metav1.UpdateOptions{}); err == nil {
+			u.vm = now
+		}
+		u.logRequest(now, err)
+		return err
+	})
+}
+
+// logRequest records what was requested.
+func (u *User) logRequest(vm *api.VirtualMachine, err error) {
+	entry := fmt.Sprintf("%s: %v", time.Now().UTC().Format(time.StampMilli), err)
+	if err == nil {
+		entry = fmt.Sprintf("%s: generation %d, %s, restart %d", time.Now().UTC().Format(time.StampMilli), vm.Generation, vm.Spec.Action, u.restarts)
+	}
+	u.Log.update(u.vm.UID, func(a *Requested) { a.Log = append(a.Log, entry) })
+}
+
+// WaitUntilApplied waits until the VirtualMachine is as its spec says.
+func (u *User) WaitUntilApplied(ctx context.Context, starts int) error {
+	err := u.WaitFor(ctx, func(vm *api.VirtualMachine) error {
+		if vm == nil || vm.UID != u.vm.UID {
+			return errors.New("it is gone")
+		}
+		u.vm = vm
+		return CheckApplied(vm)
+	})
+	if err == nil {
+		u.Log.update(u.vm.UID, func(a *Requested) { a.AtLeast += starts })
+	}
+	return err
+}
+
+// DeleteVM deletes the VirtualMachine and waits until it is gone, because its name is
+// used again. It deletes the version that it has just read: without that
+// precondition, kube-apiserver removes an object immediately if its finalizer is added
+// during the deletion (kubernetes/kubernetes #77988), and leaves its server to the
+// orphan sweep.
+func (u *User) DeleteVM(ctx context.Context) error {
+	uid := u.vm.UID
+	u.Log.update(uid, func(a *Requested) { a.DeletedAt = time.Now() })
+	err := RetryRequest(ctx, func(ctx context.Context) error {
+		vm, err := u.VMs.Get(ctx, u.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return client.IgnoreNotFound(u.VMs.Delete(ctx, u.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &vm.ResourceVersion},
+		}))
+	})
+	if err != nil {
+		return err
+	}
+	u.vm = nil
+	return u.WaitFor(ctx, func(vm *api.VirtualMachine) error {
+		if vm != nil {
+			return fmt.Errorf("it was deleted and still exists: %s", framework.FormatStatus(vm))
+		}
+		return nil
+	})
+}
+
+// WaitFor polls until check succeeds. Its error is the last result of check.
+func (u *User) WaitFor(ctx context.Context, check func(*api.VirtualMachine) error) error {
+	var last error
+	for ; ctx.Err() == nil; Sleep(ctx, PollPeriod) {
+		vm, err := u.getVM(ctx)
+		if err != nil {
+			continue
+		}
+		if last = check(vm); last == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %w", context.Cause(ctx), last)
+}
+
+// getVM returns nil if there is no VirtualMachine.
+func (u *User) getVM(ctx context.Context) (*api.VirtualMachine, error) {
+	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
+	defer cancel()
+	vm, err := u.VMs.Get(ctx, u.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // Nil is the answer for none.
+	}
+	return vm, err
+}
