@@ -83,8 +83,17 @@ echo "test, module hack/image"
 # kube-apiserver is in the next module: compiling it once more, for -race, would
 # take longer than all tests together.
 echo "test, module standalone"
-cd standalone
-run "$@" || failed=1
+(cd standalone && run "$@") || failed=1
+
+# The short form of make test-cluster: compiling it for -race would take longer, too.
+if [[ "$(id -u)" -eq 0 ]]; then
+	echo "test, module test/cluster"
+	hack/cluster-deps.sh
+	hack/cluster-binaries.sh >/dev/null
+	(cd test/cluster && run "$@") || failed=1
+else
+	echo "module test/cluster is left out, because clusters need root: sudo make test-cluster"
+fi
 
 if [[ -z "${DROVER_TEST_SHARED:-}" ]]; then
 	remove_images || failed=1

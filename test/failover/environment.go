@@ -29,7 +29,7 @@ import (
 
 const (
 	leaseName = "drover-controller"
-	userCount = 14
+	defaultUsers = 14
 	slowUsers = 4
 	// requestLimit is how long a replica's request for the Lease may take.
 	requestLimit = 250 * time.Millisecond
@@ -68,7 +68,7 @@ type environment struct {
 func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment {
 	t.Helper()
 	w := newEmptyEnvironment(t, dir)
-	w.addUsers(userCount, seed)
+	w.addUsers(defaultUsers, seed)
 	faults := filepath.Join(dir, "faults.yaml")
 	var slow strings.Builder
 	for _, u := range w.users[:slowUsers] {

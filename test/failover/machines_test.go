@@ -38,7 +38,7 @@ var machinePlans = map[string]faultPlan{
 
 // newMachineEnvironment returns an environment whose servers are QEMU machines with the
 // guest of one boot sector.
-func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uint64, asPlainUser bool) *environment {
+func newMachineEnvironment(t testing.TB, binary, dir string, userCount int, seed uint64, asPlainUser bool) *environment {
 	t.Helper()
 	framework.QEMUBinary(t)
 	w := newEmptyEnvironment(t, dir)

@@ -71,7 +71,7 @@ func newSSHUser(t *testing.T, flags ...string) *sshUser {
 func (u *sshUser) command(args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(u.t.Context()), u.runTimeout) // cleanups run verbs too
 	u.t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, u.program, args...) //nolint:gosec // built by this test
+	cmd := exec.CommandContext(ctx, u.program, args...)
 	cmd.Env, cmd.Dir = u.environment, u.dir
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, framework.StepTimeout // it ends ssh
 	return cmd

@@ -69,7 +69,7 @@ func (p crashPlan) controller(t *testing.T) *exec.Cmd {
 	t.Helper()
 	text, err := json.Marshal(p)
 	must(t, err)
-	cmd := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // this test itself
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), crashEnv+"="+string(text))
 	return cmd
 }

@@ -262,7 +262,7 @@ func isRunAgain(t *testing.T, below ...string) bool {
 		return true
 	}
 	args := append(slices.Clone(below[1:]), os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
-	cmd := exec.CommandContext(t.Context(), below[0], args...) //nolint:gosec // this test
+	cmd := exec.CommandContext(t.Context(), below[0], args...)
 	cmd.Env = append(os.Environ(), again+"=1")
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
 		t.Errorf("%v: %s", err, out)

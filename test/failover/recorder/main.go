@@ -40,5 +40,5 @@ func runQEMU() error {
 	if err != nil {
 		return err
 	}
-	return syscall.Exec(qemu, append([]string{qemu}, os.Args[1:]...), os.Environ()) //nolint:gosec // It is started as QEMU.
+	return syscall.Exec(qemu, append([]string{qemu}, os.Args[1:]...), os.Environ())
 }
