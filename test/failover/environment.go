@@ -28,9 +28,9 @@ import (
 )
 
 const (
-	leaseName = "drover-controller"
+	leaseName    = "drover-controller"
 	defaultUsers = 14
-	slowUsers = 4
+	slowUsers    = 4
 	// requestLimit is how long a replica's request for the Lease may take.
 	requestLimit = 250 * time.Millisecond
 	// defaultSettleTimeout is how long it may take until all is as users requested, after
