@@ -26,5 +26,5 @@ for module in . standalone test/cluster hack/image hack/plot; do
 	(cd "${root}/${module}" && "${lint}" run --allow-serial-runners --config="${root}/.golangci.yml" "$@" ./...) || failed=1
 done
 echo "lint the API"
-(cd "${root}" && "${lint}" run --allow-serial-runners --config=hack/kube-api-linter.yml "$@" ./apis/...) || failed=1
+(cd "${root}" && "${lint}" run --allow-serial-runners --config=hack/kube-api-linter.yml "$@" ./apis/cloudnative/...) || failed=1
 exit "${failed}"

@@ -34,7 +34,7 @@ const (
 	replicas  = 3
 	// userNamespace has the VMs of users.
 	userNamespace = metav1.NamespaceDefault
-	engineSecret  = "drover-engine-tls"
+	engineSecret  = "drover-engine-tls" //nolint:gosec // its name
 )
 
 // Tags of two images of the same program, which every node has.
@@ -182,14 +182,14 @@ func (d *Deployment) newUser(name string, seed uint64) *users.User {
 
 // KeepBusy lets users create, change and delete VMs. The function that it returns ends
 // that, and waits until all is as they requested.
-func (d *Deployment) KeepBusy(t testing.TB, count int) (stop func()) {
+func (d *Deployment) KeepBusy(t testing.TB, count uint64) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan struct{})
 	var group sync.WaitGroup
 	for n := range count {
 		group.Go(func() {
-			if err := d.newUser(fmt.Sprintf("vm-%d", n), uint64(n)).Run(ctx, done); err != nil && t.Context().Err() == nil {
+			if err := d.newUser(fmt.Sprintf("vm-%d", n), n).Run(ctx, done); err != nil && t.Context().Err() == nil {
 				t.Error(err)
 			}
 		})

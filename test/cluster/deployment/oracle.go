@@ -57,15 +57,14 @@ func judgeHistory(uid types.UID, history []ContainerEvent, requested users.Reque
 	}
 	created, started := 0, 0
 	for _, event := range history {
-		switch event.Action {
-		case events.ActionCreate:
+		isRequested := !requested.DeletedAt.IsZero() && !event.At.Before(requested.DeletedAt)
+		switch {
+		case event.Action == events.ActionCreate:
 			created++
-		case events.ActionStart:
+		case event.Action == events.ActionStart:
 			started++
-		case events.ActionDestroy:
-			if requested.DeletedAt.IsZero() || event.At.Before(requested.DeletedAt) {
-				report(uid, "container %.12s was removed at %s, and no user had requested that", event.ID, event.At.UTC().Format(time.StampMilli))
-			}
+		case event.Action == events.ActionDestroy && !isRequested:
+			report(uid, "container %.12s was removed at %s, and no user had requested that", event.ID, event.At.UTC().Format(time.StampMilli))
 		}
 	}
 	if created != 1 {

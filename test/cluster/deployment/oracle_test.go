@@ -44,8 +44,9 @@ func newContainer(id string) container.Summary {
 	return container.Summary{ID: id, State: container.StateRunning, Labels: map[string]string{docker.LabelUID: string(vmUID)}}
 }
 
-func (e *Evidence) addEvent(action events.Action, at int64) {
-	e.Events = append(e.Events, ContainerEvent{UID: vmUID, ID: "another", Action: action, At: atSecond(at)})
+// addEvent adds what happens in second 3.
+func (e *Evidence) addEvent(action events.Action) {
+	e.Events = append(e.Events, ContainerEvent{UID: vmUID, ID: "another", Action: action, At: atSecond(3)})
 }
 
 func (e *Evidence) requestDeletion(at int64) {
@@ -61,11 +62,11 @@ func TestJudge(t *testing.T) {
 		want   string
 	}{
 		"as requested":      {func(*Evidence) {}, ""},
-		"created twice":     {func(e *Evidence) { e.addEvent(events.ActionCreate, 3) }, "2 containers were created"},
-		"started too often": {func(e *Evidence) { e.addEvent(events.ActionStart, 3) }, "was started 2 times"},
+		"created twice":     {func(e *Evidence) { e.addEvent(events.ActionCreate) }, "2 containers were created"},
+		"started too often": {func(e *Evidence) { e.addEvent(events.ActionStart) }, "was started 2 times"},
 		"not started":       {func(e *Evidence) { e.Events = e.Events[:1] }, "was started 0 times"},
-		"removed":           {func(e *Evidence) { e.addEvent(events.ActionDestroy, 3) }, "no user had requested that"},
-		"removed before":    {func(e *Evidence) { e.requestDeletion(4); e.addEvent(events.ActionDestroy, 3) }, "no user had requested that"},
+		"removed":           {func(e *Evidence) { e.addEvent(events.ActionDestroy) }, "no user had requested that"},
+		"removed before":    {func(e *Evidence) { e.requestDeletion(4); e.addEvent(events.ActionDestroy) }, "no user had requested that"},
 		"unknown":           {func(e *Evidence) { delete(e.Requested, vmUID) }, "no user requested it"},
 		"still there":       {func(e *Evidence) { e.requestDeletion(4) }, "was deleted and still exists"},
 		"VM gone":           {func(e *Evidence) { delete(e.VMs, vmUID) }, "it is gone"},
