@@ -267,6 +267,7 @@ func checkSurvives(t *testing.T, pod *corev1.Pod) {
 }
 
 func TestCutLink(t *testing.T) {
+	cluster.SkipUnlessFull(t)
 	node := shared.Node(2)
 	pod := runPod(t, "cut", node)
 	if err := node.CutLink(); err != nil {
@@ -286,6 +287,7 @@ func TestCutLink(t *testing.T) {
 // TestKubelet checks that containers go on without their kubelet, whether it was killed
 // or suspended.
 func TestKubelet(t *testing.T) {
+	cluster.SkipUnlessFull(t)
 	node := shared.Node(1)
 	pod := runPod(t, "kubelet", node)
 	for _, step := range []struct{ lose, restore func() error }{
@@ -308,6 +310,7 @@ func TestKubelet(t *testing.T) {
 }
 
 func TestContainerd(t *testing.T) {
+	cluster.SkipUnlessFull(t)
 	node := shared.Node(1)
 	pod := runPod(t, "containerd", node)
 	if err := node.KillContainerd(); err != nil {
@@ -324,6 +327,7 @@ func TestContainerd(t *testing.T) {
 }
 
 func TestAPIServer(t *testing.T) {
+	cluster.SkipUnlessFull(t)
 	if err := shared.KillAPIServer(); err != nil {
 		t.Fatal(err)
 	}
@@ -341,6 +345,7 @@ func TestAPIServer(t *testing.T) {
 
 // TestNodeObject drains, taints and deletes a node.
 func TestNodeObject(t *testing.T) {
+	cluster.SkipUnlessFull(t)
 	node := shared.Node(2)
 	pod := runPod(t, "object", node)
 	if err := node.Drain(t.Context()); err != nil {

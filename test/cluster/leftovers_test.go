@@ -180,6 +180,7 @@ func killChild(t *testing.T, parent *exec.Cmd, command string) error {
 // TestDetached checks that a detached cluster outlives its starter and can be ended by
 // another process.
 func TestDetached(t *testing.T) {
+	cluster.SkipUnlessFull(t)
 	dir := filepath.Join(t.TempDir(), "cluster")
 	_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
 	cmd := startChild(t, cluster.Options{Nodes: 1, Dir: dir, Detached: true})

@@ -11,13 +11,12 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/cluster"
 )
 
 const (
 	// busyUsers is how many users keep the deployment busy.
 	busyUsers = 6
-	// variableForm is "full" for all faults.
-	variableForm = "DROVER_CLUSTER"
 	// variableRuns is how often each fault is to be measured.
 	variableRuns = "DROVER_CLUSTER_RUNS"
 )
@@ -32,7 +31,7 @@ func TestFailover(t *testing.T) {
 	settle := d.KeepBusy(t, busyUsers)
 	table := bench.NewTable("fault", "without a leader", "to the first reconcile")
 	for _, fault := range Faults() {
-		if os.Getenv(variableForm) != "full" && !slices.Contains(shortForm, fault.Name) {
+		if !cluster.IsFull() && !slices.Contains(shortForm, fault.Name) {
 			continue
 		}
 		h, err := d.MeasureHandover(t.Context(), fault)
