@@ -97,22 +97,19 @@ func inheritCPUs(parent, dir string) error {
 	return nil
 }
 
-// Remove kills what runs in a group and removes it with all groups below.
+// Remove kills what runs in a group and removes it with all groups below. It repeats what
+// fails, because processes that were killed take a moment to end, and goes through all
+// hierarchies each time, because what is frozen in one ends in none.
 func Remove(group string) error {
 	roots, err := hierarchies()
 	if err != nil {
 		return err
 	}
-	for _, root := range roots {
-		err = errors.Join(err, removeTree(filepath.Join(root, group)))
-	}
-	return err
-}
-
-// removeTree repeats what fails: processes that were killed take a moment to end.
-func removeTree(dir string) error {
 	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		err := removeOnce(dir)
+		err = nil
+		for _, root := range roots {
+			err = errors.Join(err, removeOnce(filepath.Join(root, group)))
+		}
 		if err == nil {
 			return nil
 		}

@@ -1,0 +1,78 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroups
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// TestRemoveFrozen removes a group, in all hierarchies, whose process is frozen, as that of
+// a container that is paused.
+func TestRemoveFrozen(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Fatal("control groups need root")
+	}
+	group := fmt.Sprintf("/drover-test-cgroups-%d", os.Getpid())
+	if err := Make(group + "/below"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = Remove(group) })
+	process := exec.CommandContext(t.Context(), "sleep", "1h")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- process.Wait() }()
+	roots, err := hierarchies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, root := range roots {
+		freeze(t, filepath.Join(root, group, "below"), process.Process.Pid)
+	}
+	if err := Remove(group); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("the process was not killed")
+	}
+	for _, root := range roots {
+		if _, err := os.Stat(filepath.Join(root, group)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left in %s: %v", group, root, err)
+		}
+	}
+}
+
+// freeze moves a process into a group and freezes it, if that is in a hierarchy that can.
+func freeze(t *testing.T, group string, pid int) {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join(group, "cgroup.controllers")); err == nil {
+		// Version 2 has no processes beside groups with controllers.
+		group = filepath.Join(group, "process")
+		if err := os.Mkdir(group, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeFile(t, filepath.Join(group, "cgroup.procs"), fmt.Sprint(pid))
+	for file, state := range map[string]string{"freezer.state": "FROZEN", "cgroup.freeze": "1"} {
+		path := filepath.Join(group, file)
+		if _, err := os.Stat(path); err == nil {
+			writeFile(t, path, state)
+		}
+	}
+}
+
+func writeFile(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
