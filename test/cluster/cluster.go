@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,7 +46,7 @@ type Options struct {
 	Dir string
 	// Images are archives, as docker save writes them, that all nodes import.
 	Images []string
-	// Detached clusters run until Close, even if this process ends.
+	// Detached clusters run until Close, even if this process ends once they have started.
 	Detached bool
 	// Binaries is the folder that hack/cluster-binaries.sh printed; empty means to run it.
 	Binaries string
@@ -81,7 +82,11 @@ func New(ctx context.Context, opts Options) (*Cluster, error) {
 	if c.rig, err = startRig(&c.plan); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(p.Dir))
 	}
-	if err := c.waitUntilStarted(ctx); err != nil {
+	err = c.waitUntilStarted(ctx)
+	if err == nil && opts.Detached {
+		err = c.rig.detach()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start a cluster: %w; its programs printed:\n%s", err, c.Logs()), c.Close())
 	}
 	return c, nil
@@ -130,7 +135,7 @@ func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
 	if opts.Nodes == 0 {
 		opts.Nodes = 3
 	}
-	p := plan.Plan{Nodes: opts.Nodes, Dir: opts.Dir, Binaries: opts.Binaries, Detached: opts.Detached}
+	p := plan.Plan{Nodes: opts.Nodes, Dir: opts.Dir, Binaries: opts.Binaries}
 	if err := check(p); err != nil {
 		return p, err
 	}
@@ -141,12 +146,8 @@ func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
 		}
 		p.Binaries = binaries
 	}
-	if err := makeDir(&p); err != nil {
-		return p, err
-	}
 	// Two clusters at a time have different groups, whatever their folders are called.
-	p.Name = fmt.Sprintf("drover-cluster-%d-%d", os.Getpid(), time.Now().UnixNano())
-	p.Images = []string{p.Path("probe.tar")}
+	p.Name = fmt.Sprintf("%s%d-%d", plan.NamePrefix, os.Getpid(), time.Now().UnixNano())
 	for _, archive := range opts.Images {
 		path, err := filepath.Abs(archive)
 		if err != nil {
@@ -154,7 +155,12 @@ func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
 		}
 		p.Images = append(p.Images, path)
 	}
-	if err := writeProbeImage(p); err != nil {
+	if err := makeDir(&p); err != nil {
+		return p, err
+	}
+	p.Images = append(p.Images, p.Path("probe.tar"))
+	// With a plan, ShutDown removes the folder if this process is killed now.
+	if err := errors.Join(p.Write(), writeProbeImage(p)); err != nil {
 		return p, errors.Join(err, os.RemoveAll(p.Dir))
 	}
 	return p, nil
@@ -187,7 +193,7 @@ func buildBinaries(ctx context.Context) (string, error) {
 		}
 		return "", fmt.Errorf("build the cluster's programs: %w", err)
 	}
-	return string(out[:len(out)-1]), nil
+	return strings.TrimSpace(string(out)), nil
 }
 
 // Close ends all nodes and the control plane, and removes what they have left. It may be

@@ -9,8 +9,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,26 +25,44 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// childEnv has the options of a cluster that a process starts and keeps until it is
-// killed.
+// childEnv has the options of a cluster that a process starts, and closes when it is
+// terminated.
 const childEnv = "DROVER_TEST_CLUSTER_CHILD"
 
 func runChild(options string) int {
 	var opts cluster.Options
 	err := json.Unmarshal([]byte(options), &opts)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	var c *cluster.Cluster
 	if err == nil {
-		_, err = cluster.New(context.Background(), opts)
+		c, err = cluster.New(ctx, opts)
+	}
+	if err == nil {
+		fmt.Println("ready")
+		<-ctx.Done()
+		err = c.Close()
 	}
 	if err != nil {
 		fmt.Println(err)
 		return 1
 	}
-	fmt.Println("ready")
-	select {}
+	return 0
 }
 
 // startChild starts a process that starts a cluster, and returns when that is ready.
 func startChild(t *testing.T, opts cluster.Options) *exec.Cmd {
+	t.Helper()
+	cmd, output := startChildOnly(t, opts)
+	lines := bufio.NewScanner(output)
+	if !lines.Scan() || lines.Text() != "ready" {
+		t.Fatalf("the child printed %q", lines.Text())
+	}
+	return cmd
+}
+
+// startChildOnly starts a process that starts a cluster, and returns before that is ready.
+func startChildOnly(t *testing.T, opts cluster.Options) (*exec.Cmd, io.Reader) {
 	t.Helper()
 	options, err := json.Marshal(opts)
 	if err != nil {
@@ -61,11 +81,7 @@ func startChild(t *testing.T, opts cluster.Options) *exec.Cmd {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	lines := bufio.NewScanner(output)
-	if !lines.Scan() || lines.Text() != "ready" {
-		t.Fatalf("the child printed %q", lines.Text())
-	}
-	return cmd
+	return cmd, output
 }
 
 // leftovers returns what a cluster has left, as hack/leftovers.sh prints it, and settings
@@ -116,6 +132,9 @@ func TestNothingIsLeft(t *testing.T) {
 			return errors.Join(killChild(t, cmd, "drover-cluster clean"), killChild(t, cmd, "drover-cluster rig"),
 				cmd.Process.Kill(), cluster.ShutDown(c.Dir))
 		},
+		"cleaner killed": func(t *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
+			return errors.Join(killChild(t, cmd, "drover-cluster clean"), cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
+		},
 		"shut down": func(_ *testing.T, cmd *exec.Cmd, c *cluster.Cluster) error {
 			return errors.Join(c.Close(), cmd.Process.Kill())
 		},
@@ -152,13 +171,18 @@ func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Clust
 	if err := end(c); err != nil {
 		t.Error(err)
 	}
+	checkNothingLeft(t, p, before)
+}
+
+func checkNothingLeft(t *testing.T, p plan.Plan, before []string) {
+	t.Helper()
 	framework.Eventually(t, wait, "nothing is left", func() error {
 		if left, settings := leftovers(t, p); len(left) > 0 || !slices.Equal(before, settings) {
 			return fmt.Errorf("%q, settings before %q, after %q", left, before, settings)
 		}
 		return nil
 	})
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(p.Dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its folder is left: %v", err)
 	}
 }
@@ -166,15 +190,25 @@ func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Clust
 // killChild kills a child of a process, by its command line.
 func killChild(t *testing.T, parent *exec.Cmd, command string) error {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "pgrep", "--parent", strconv.Itoa(parent.Process.Pid), "--full", command).Output()
-	if err != nil {
-		return fmt.Errorf("find %s: %w", command, err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent.Process.Pid))
 	if err != nil {
 		return err
 	}
-	return syscall.Kill(pid, syscall.SIGKILL)
+	for _, path := range paths {
+		children, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for child := range strings.FieldsSeq(string(children)) {
+			line, err := os.ReadFile(filepath.Join("/proc", child, "cmdline"))
+			if err != nil || !strings.Contains(strings.ReplaceAll(string(line), "\x00", " "), command) {
+				continue
+			}
+			pid, err := strconv.Atoi(child)
+			return errors.Join(err, syscall.Kill(pid, syscall.SIGKILL))
+		}
+	}
+	return fmt.Errorf("process %d has no child %s", parent.Process.Pid, command)
 }
 
 // TestDetached checks that a detached cluster outlives its starter and can be ended by
@@ -189,6 +223,28 @@ func TestDetached(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	checkEnd(t, dir, before, (*cluster.Cluster).Close)
+}
+
+// TestKilledStart checks that nothing is left of a cluster whose starter was killed, also of
+// one that would be detached.
+func TestKilledStart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cluster")
+	_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
+	cmd, _ := startChildOnly(t, cluster.Options{Nodes: 1, Dir: dir, Detached: true})
+	t.Cleanup(func() { _ = cluster.ShutDown(dir) })
+	var p plan.Plan
+	framework.Eventually(t, wait, "the cluster has its plan", func() (err error) {
+		if _, err := os.Stat(filepath.Join(dir, "control.sock")); err != nil {
+			return err
+		}
+		p, err = plan.Read(dir)
+		return err
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	checkNothingLeft(t, p, before)
 }
 
 func TestBadOptions(t *testing.T) {

@@ -4,7 +4,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/test/cluster/internal/cgroups"
 	"cloudnative.tw/drover/test/cluster/internal/control"
@@ -32,56 +32,51 @@ const stopTimeout = 3 * time.Minute
 
 // rigProcess is the first process of a cluster, and the process that cleans up after it.
 type rigProcess struct {
+	name, dir string // of the cluster
+
 	cmd   *exec.Cmd
-	stdin io.Closer
+	stdin io.WriteCloser
 	ended chan struct{}
 
-	cleaner       *exec.Cmd
-	cleanerOutput bytes.Buffer
+	cleaner *exec.Cmd
 }
 
 // startRig starts the cluster's first process, gives the host a link to it, and tells it
 // the plan. It decides the plan's slot.
 func startRig(p *plan.Plan) (*rigProcess, error) {
-	r := &rigProcess{ended: make(chan struct{})}
-	alive, err := r.startCleaner(*p)
+	r := &rigProcess{name: p.Name, dir: p.Dir, ended: make(chan struct{})}
+	pidfd, err := r.startProcess(*p)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = alive.Close() }()
-	stdin, err := r.startProcess(*p, alive)
-	if err != nil {
-		return nil, err
-	}
-	r.stdin = stdin
-	if err := errors.Join(linkHost(p, r.cmd.Process.Pid), p.Write()); err != nil {
+	defer func() { _ = pidfd.Close() }()
+	// The process ends with its input, and does nothing before it has read the plan.
+	if err := errors.Join(r.startCleaner(*p, pidfd), linkHost(p, r.cmd.Process.Pid), p.Write()); err != nil {
 		return nil, errors.Join(err, r.stop())
 	}
-	if err := json.NewEncoder(stdin).Encode(p); err != nil {
+	if err := json.NewEncoder(r.stdin).Encode(p); err != nil {
 		return nil, errors.Join(err, r.stop())
 	}
 	return r, nil
 }
 
 // startCleaner starts the process that removes what the cluster leaves, as soon as the
-// other end of the pipe is closed in all processes that have it.
-func (r *rigProcess) startCleaner(p plan.Plan) (*os.File, error) {
-	ended, alive, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = ended.Close() }()
+// process of pidfd has ended.
+func (r *rigProcess) startCleaner(p plan.Plan, pidfd *os.File) error {
 	//nolint:noctx // It must outlive whatever is cancelled.
-	r.cleaner = exec.Command(p.Program("drover-cluster"), "clean", "--name", p.Name, p.Dir)
-	r.cleaner.Stdin = ended
-	r.cleaner.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if !p.Detached {
-		r.cleaner.Stderr = &r.cleanerOutput
+	cleaner := exec.Command(p.Program("drover-cluster"), "clean", "--name", p.Name, p.Dir)
+	cleaner.ExtraFiles = []*os.File{pidfd}
+	cleaner.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cleaner.Start(); err != nil {
+		return err
 	}
-	return alive, r.cleaner.Start()
+	r.cleaner = cleaner
+	return nil
 }
 
-func (r *rigProcess) startProcess(p plan.Plan, alive *os.File) (io.WriteCloser, error) {
+// startProcess returns a file that is ready to be read when the process has ended, and with
+// it all others of its PID namespace.
+func (r *rigProcess) startProcess(p plan.Plan) (*os.File, error) {
 	output, err := os.OpenFile(filepath.Join(p.Dir, "cluster.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -90,11 +85,10 @@ func (r *rigProcess) startProcess(p plan.Plan, alive *os.File) (io.WriteCloser, 
 	//nolint:noctx // It ends with its standard input.
 	r.cmd = exec.Command(p.Program("drover-cluster"), "rig", p.Name)
 	r.cmd.Stdout, r.cmd.Stderr = output, output
-	r.cmd.ExtraFiles = []*os.File{alive}
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS |
+	pidfd := -1
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS |
 		syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
-	stdin, err := r.cmd.StdinPipe()
-	if err != nil {
+	if r.stdin, err = r.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
 	if err := r.cmd.Start(); err != nil {
@@ -104,8 +98,14 @@ func (r *rigProcess) startProcess(p plan.Plan, alive *os.File) (io.WriteCloser, 
 		defer close(r.ended)
 		_ = r.cmd.Wait()
 	}()
-	return stdin, nil
+	if pidfd < 0 {
+		return nil, errors.Join(errors.New("a cluster needs Linux 5.3 or later, for pidfds"), r.stop())
+	}
+	return os.NewFile(uintptr(pidfd), "pidfd"), nil
 }
+
+// detach lets the cluster run on after this process.
+func (r *rigProcess) detach() error { return json.NewEncoder(r.stdin).Encode(true) }
 
 // linkHost gives the host an address in the first network that no other cluster has, and
 // routes to the pods. They vanish with the cluster's network namespace.
@@ -176,10 +176,10 @@ func (r *rigProcess) stop() error {
 	_ = r.cmd.Process.Kill() // with it, the kernel ends all processes of the namespace
 	<-r.ended
 	_ = r.stdin.Close()
-	if err := r.cleaner.Wait(); err != nil {
-		return fmt.Errorf("clean up after the cluster: %w: %s", err, r.cleanerOutput.String())
+	if r.cleaner != nil && r.cleaner.Wait() == nil {
+		return nil
 	}
-	return nil
+	return cleanRepeatedly(r.name, r.dir) // it was killed, or says again what is left
 }
 
 // shutDown ends a cluster that another process started, and removes what is left even if
@@ -187,27 +187,44 @@ func (r *rigProcess) stop() error {
 func shutDown(p plan.Plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	err := control.Post(ctx, p.Socket(), "/shutdown") // it ends without an answer
-	for ctx.Err() == nil {
-		if err = clean(p.Name, p.Dir); err == nil {
-			return nil
-		}
-		time.Sleep(20 * time.Millisecond) // its processes may still write files
-	}
-	return fmt.Errorf("the cluster in %s has not ended: %w", p.Dir, err)
+	_ = control.Post(ctx, p.Socket(), "/shutdown") // it ends without an answer
+	return cleanRepeatedly(p.Name, p.Dir)
 }
 
-// Clean removes what is left of a cluster once input has ended, which the cluster's first
-// process holds open.
-func Clean(input io.Reader, name, dir string) error {
-	if _, err := io.Copy(io.Discard, input); err != nil {
-		return err
+// Clean removes what is left of a cluster once its first process has ended, whose pidfd is
+// descriptor 3.
+func Clean(name, dir string) error {
+	for {
+		_, err := unix.Poll([]unix.PollFd{{Fd: 3, Events: unix.POLLIN}}, -1)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for the cluster's end: %w", err)
+		}
 	}
-	err := clean(name, dir)
-	if err != nil { // who started the cluster may be gone, so the folder has it too
+	err := cleanRepeatedly(name, dir)
+	if err != nil { // who started the cluster may be gone, so the folder has it
 		_ = os.WriteFile(filepath.Join(dir, "clean.log"), []byte(err.Error()+"\n"), 0o600)
 	}
 	return err
+}
+
+// cleanRepeatedly cleans until it succeeds: processes that are about to end may still write
+// files.
+func cleanRepeatedly(name, dir string) error {
+	if err := plan.CheckName(name); err != nil {
+		return err
+	}
+	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		err := clean(name, dir)
+		if err == nil {
+			return nil
+		}
+		if time.Since(begin) > stopTimeout {
+			return fmt.Errorf("clean up after the cluster in %s: %w", dir, err)
+		}
+	}
 }
 
 // clean removes the folder last: as long as it is there, something is left.

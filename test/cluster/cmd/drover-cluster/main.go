@@ -92,10 +92,10 @@ func internalCommands() []*cobra.Command {
 		Use: "clean DIR", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM)
-			return cluster.Clean(os.Stdin, name, args[0])
+			return cluster.Clean(name, args[0])
 		},
 	}
-	clean.Flags().StringVar(&name, "name", "", "name of the cluster")
+	clean.Flags().StringVar(&name, "name", "", "name of the cluster, whose first process is descriptor 3")
 	commands := []*cobra.Command{clean}
 	for use, run := range map[string]func(context.Context) error{
 		"rig": cluster.RunRig, "node-init": cluster.RunNodeInit, "node": cluster.RunNode,

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // Limits of a cluster.
@@ -32,6 +33,8 @@ const (
 	// ProbeImage is an image that every node has. Its programs are /pause, which runs
 	// first in every pod, and /probe, for tests.
 	ProbeImage = "drover.test/probe:1"
+	// NamePrefix begins the names of clusters.
+	NamePrefix = "drover-cluster-"
 	// APIPort is the port of kube-apiserver.
 	APIPort = 6443
 )
@@ -50,8 +53,6 @@ type Plan struct {
 	Slot int `json:"slot"`
 	// Images are archives that every node imports when it starts.
 	Images []string `json:"images,omitempty"`
-	// Detached clusters outlive the process that started them.
-	Detached bool `json:"detached,omitempty"`
 }
 
 // Read returns the plan of the cluster in a folder.
@@ -61,7 +62,19 @@ func Read(dir string) (Plan, error) {
 	if err != nil {
 		return p, err
 	}
-	return p, json.Unmarshal(content, &p)
+	if err := json.Unmarshal(content, &p); err != nil {
+		return p, fmt.Errorf("read the plan of the cluster in %s: %w", dir, err)
+	}
+	return p, CheckName(p.Name)
+}
+
+// CheckName refuses names that no cluster has. To clean up after one removes interfaces and
+// control groups, with what runs there, by its name.
+func CheckName(name string) error {
+	if rest, ok := strings.CutPrefix(name, NamePrefix); !ok || rest == "" || strings.Contains(rest, "/") {
+		return fmt.Errorf("%q is not the name of a cluster", name)
+	}
+	return nil
 }
 
 // Write stores the plan in the cluster's folder.

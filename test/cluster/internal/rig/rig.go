@@ -37,17 +37,17 @@ type rig struct {
 	started  *control.Outcome
 }
 
-// Run runs the cluster whose plan stands in input, until that ends; a detached one until
-// it is shut down.
+// Run runs the cluster whose plan stands in input, until that ends. If true follows there,
+// the cluster is detached: it runs until it is shut down.
 func Run(ctx context.Context, input io.Reader) error {
 	if os.Getpid() != 1 {
 		return errors.New("runs only as the first process of its namespaces")
 	}
 	r := &rig{started: control.NewOutcome()}
-	if err := json.NewDecoder(input).Decode(&r.plan); err != nil {
+	decoder := json.NewDecoder(input)
+	if err := decoder.Decode(&r.plan); err != nil {
 		return fmt.Errorf("read the plan: %w", err)
 	}
-	unix.CloseOnExec(3) // what waits for this process, not for its children, has the other end
 	for i := 1; i <= r.plan.Nodes; i++ {
 		r.machines = append(r.machines, &machine{plan: r.plan, index: i})
 	}
@@ -59,18 +59,21 @@ func Run(ctx context.Context, input io.Reader) error {
 		log.Printf("started: %v", err)
 		r.started.Set(err)
 	}()
-	if r.plan.Detached {
-		select {}
+	var detached bool
+	if err := decoder.Decode(&detached); err != nil || !detached {
+		return err
 	}
-	_, err := io.Copy(io.Discard, input)
-	return err
+	select {}
 }
 
 func (r *rig) serve(ctx context.Context) error {
 	mux := http.NewServeMux()
 	r.group.Serve(mux)
 	r.started.Serve(mux)
-	mux.HandleFunc("POST /shutdown", func(http.ResponseWriter, *http.Request) { os.Exit(0) })
+	mux.HandleFunc("POST /shutdown", func(http.ResponseWriter, *http.Request) {
+		_ = unix.Kill(-1, unix.SIGKILL) // all others, before the connection ends with this process
+		os.Exit(0)
+	})
 	mux.HandleFunc("POST /nodes/{index}/{verb}", control.Handler(func(request *http.Request) error {
 		i, err := strconv.Atoi(request.PathValue("index"))
 		if err != nil || i < 1 || i > len(r.machines) {
