@@ -67,7 +67,7 @@ func New(t testing.TB) *Deployment {
 	}
 	c := cluster.Start(t, cluster.Options{Nodes: replicas, Images: []string{buildImage(t, imageDev), buildImage(t, imageOther)}})
 	d := &Deployment{
-		Cluster: c, Engine: StartEngine(t, c.HostIP(), c.ControlGroup("engine")),
+		Cluster: c, Engine: StartEngine(t, c),
 		Kube: kubernetes.NewForConfigOrDie(c.Config), VMs: versioned.NewForConfigOrDie(c.Config),
 		requests: &users.Log{}, root: root, helm: framework.HelmPath(t), image: imageDev,
 	}

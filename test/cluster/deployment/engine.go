@@ -15,6 +15,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 
+	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -34,21 +35,19 @@ type Engine struct {
 	Certificates string
 }
 
-// StartEngine starts an engine that listens at an address of this host, with its containers
-// below a control group. It ends with the test, with all of its processes and mounts.
-func StartEngine(t testing.TB, address, controlGroup string) *Engine {
+// StartEngine starts an engine that listens at the host's address in a cluster. It ends with
+// the test, with all of its processes and mounts. Its files and its containers' control
+// groups are below the cluster's, and removed with them, also if the test is killed.
+func StartEngine(t testing.TB, c *cluster.Cluster) *Engine {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "drover-engine-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	address, dir := c.HostIP(), filepath.Join(c.Dir, "engine")
 	e := &Engine{URL: "tcp://" + net.JoinHostPort(address, enginePort), Certificates: filepath.Join(dir, "client")}
 	server := writeCertificates(t, dir, address)
 	process := startEngineProcess(t, net.JoinHostPort(address, enginePort), append([]string{
 		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
-		"--pidfile", filepath.Join(dir, "pid"), "--cgroup-parent", controlGroup, "--storage-driver", "vfs",
+		"--pidfile", filepath.Join(dir, "pid"), "--cgroup-parent", c.ControlGroup("engine"), "--storage-driver", "vfs",
 	}, server...))
-	t.Cleanup(func() { endEngine(t, process, dir) })
+	t.Cleanup(func() { endEngine(t, process) })
 	e.connect(t)
 	return e
 }
@@ -78,16 +77,12 @@ func startEngineProcess(t testing.TB, address string, args []string) *framework.
 	return process
 }
 
-// endEngine ends the engine and removes its files.
-func endEngine(t testing.TB, process *framework.Process, dir string) {
+func endEngine(t testing.TB, process *framework.Process) {
 	t.Helper()
 	if t.Failed() {
 		t.Logf("dockerd printed:\n%s", process.Output())
 	}
 	if err := process.Kill(); err != nil {
-		t.Error(err)
-	}
-	if _, err := framework.Poll(engineTimeout, func() error { return os.RemoveAll(dir) }); err != nil {
 		t.Error(err)
 	}
 }
