@@ -5,6 +5,7 @@ package deployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,13 +48,27 @@ func deletePod(ctx context.Context, d *Deployment, leader string) (func(context.
 }
 
 func killProcess(_ context.Context, _ *Deployment, leader string) (func(context.Context) error, error) {
-	return nil, signalProcess(leader, syscall.SIGKILL)
+	process, err := findProcess(leader)
+	if err != nil {
+		return nil, err
+	}
+	return nil, process.Signal(syscall.SIGKILL)
 }
 
-// stopProcess halts the leader. When it continues, it has been deposed.
+// stopProcess halts the leader. When it continues, it has been deposed. On a busy machine
+// the kubelet may have killed it before, because it does not answer its liveness probe.
 func stopProcess(_ context.Context, _ *Deployment, leader string) (func(context.Context) error, error) {
-	undo := func(context.Context) error { return signalProcess(leader, syscall.SIGCONT) }
-	return undo, signalProcess(leader, syscall.SIGSTOP)
+	process, err := findProcess(leader)
+	if err != nil {
+		return nil, err
+	}
+	undo := func(context.Context) error {
+		if err := process.Signal(syscall.SIGCONT); !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+		return nil
+	}
+	return undo, process.Signal(syscall.SIGSTOP)
 }
 
 func powerOffNode(ctx context.Context, d *Deployment, leader string) (func(context.Context) error, error) {
@@ -106,20 +121,11 @@ func ignoreContext(do func() error) func(context.Context) error {
 	return func(context.Context) error { return do() }
 }
 
-// signalProcess signals the controller of a pod.
-func signalProcess(pod string, sig syscall.Signal) error {
-	pid, err := findProcess(pod)
-	if err != nil {
-		return err
-	}
-	return syscall.Kill(pid, sig)
-}
-
-// findProcess returns the process of the controller in a pod, as this host numbers it.
-func findProcess(pod string) (int, error) {
+// findProcess returns the process of the controller in a pod.
+func findProcess(pod string) (*os.Process, error) {
 	programs, err := filepath.Glob("/proc/[0-9]*/exe")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	for _, link := range programs {
 		// A process that has ended meanwhile has no files.
@@ -129,8 +135,12 @@ func findProcess(pod string) (int, error) {
 		dir := filepath.Dir(link)
 		environ, err := os.ReadFile(filepath.Join(dir, "environ"))
 		if err == nil && strings.Contains("\x00"+string(environ), "\x00POD_NAME="+pod+"\x00") {
-			return strconv.Atoi(filepath.Base(dir))
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			if err != nil {
+				return nil, err
+			}
+			return os.FindProcess(pid)
 		}
 	}
-	return 0, fmt.Errorf("pod %s has no process", pod)
+	return nil, fmt.Errorf("pod %s has no process", pod)
 }
