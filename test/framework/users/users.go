@@ -262,16 +262,20 @@ func (u *User) DeleteVM(ctx context.Context) error {
 	})
 }
 
-// WaitFor polls until check succeeds. Its error is the last result of check.
+// WaitFor polls until check succeeds. Its error has the last result of check, or of the
+// request before it.
 func (u *User) WaitFor(ctx context.Context, check func(*api.VirtualMachine) error) error {
-	var last error
+	last := errors.New("it was not looked at")
 	for ; ctx.Err() == nil; Sleep(ctx, PollPeriod) {
 		vm, err := u.getVM(ctx)
-		if err != nil {
-			continue
+		if err == nil {
+			err = check(vm)
 		}
-		if last = check(vm); last == nil {
+		if err == nil {
 			return nil
+		}
+		if ctx.Err() == nil {
+			last = err
 		}
 	}
 	return fmt.Errorf("%w: %w", context.Cause(ctx), last)
