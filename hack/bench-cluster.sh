@@ -11,7 +11,7 @@ set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly runs="${RUNS:-10}"
-hack/cluster-deps.sh
+hack/cluster-deps.sh engine
 hack/cluster-binaries.sh >/dev/null
 echo "In a cluster, ${runs} runs of each fault:"
 DROVER_CLUSTER_RUNS="${runs}" go -C test/cluster test -count 1 -timeout 3h -v -run '^TestBenchmark$' ./deployment

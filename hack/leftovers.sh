@@ -22,7 +22,7 @@ processes() {
 	for comm in /proc/[0-9]*/comm; do
 		pid="${comm#/proc/}"
 		case "$(cat "${comm}" 2>/dev/null || true)" in
-		qemu-system* | drover* | dockerd | containerd* | kubelet | kube-* | etcd | pause) echo "process ${pid%/comm} $(tr '\0' ' ' <"${comm%comm}cmdline" 2>/dev/null | cut -c 1-200)" ;;
+		qemu-system* | drover* | dockerd | containerd* | runc* | kubelet | kube-* | etcd | pause | probe) echo "process ${pid%/comm} $(tr '\0' ' ' <"${comm%comm}cmdline" 2>/dev/null | cut -c 1-200)" ;;
 		esac
 	done
 }

@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 	echo "hack/test-cluster.sh: needs root, for namespaces, network interfaces and control groups" >&2
 	exit 1
 }
-hack/cluster-deps.sh
+hack/cluster-deps.sh engine
 hack/cluster-binaries.sh >/dev/null # outside of the tests' time limit
 
 export DROVER_CLUSTER="${DROVER_CLUSTER:-full}" # make test runs a shorter form
