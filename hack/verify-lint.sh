@@ -21,7 +21,7 @@ readonly lint
 export GOGC="${GOGC:-50}" GOWORK=off
 
 failed=0
-for module in . standalone hack/image hack/plot; do
+for module in . standalone test/cluster hack/image hack/plot; do
 	echo "lint ${module}"
 	(cd "${root}/${module}" && "${lint}" run --allow-serial-runners --config="${root}/.golangci.yml" "$@" ./...) || failed=1
 done

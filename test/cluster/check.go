@@ -22,18 +22,27 @@ func check(p plan.Plan) error {
 	if os.Geteuid() != 0 {
 		return errors.New("a cluster needs root: it makes namespaces, network interfaces and control groups")
 	}
-	// Nodes have folders of their own there, which would hide the cluster's.
-	for _, hidden := range []string{"/run", "/var/run", "/var/lib", "/var/log", "/proc", "/sys"} {
-		for _, dir := range []string{p.Dir, os.TempDir()} {
-			if path, err := filepath.Abs(dir); dir != "" && err == nil && strings.HasPrefix(path+"/", hidden+"/") {
-				return fmt.Errorf("a cluster cannot be in %s: set TMPDIR to a folder that is not below %s", dir, hidden)
-			}
-			if p.Dir != "" {
-				break
-			}
-		}
+	if err := checkDir(p.Dir); err != nil {
+		return err
 	}
 	return checkPrograms()
+}
+
+// checkDir refuses folders that nodes do not see: they have their own in their place.
+func checkDir(dir string) error {
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	for _, hidden := range []string{"/run/", "/var/run/", "/var/lib/", "/var/log/", "/proc/", "/sys/"} {
+		if strings.HasPrefix(path+"/", hidden) {
+			return fmt.Errorf("a cluster cannot be in %s: choose another folder, or TMPDIR, outside of %s", dir, hidden)
+		}
+	}
+	return nil
 }
 
 func checkPrograms() error {

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
@@ -129,41 +131,55 @@ func isServed(t *testing.T, pod *corev1.Pod) error {
 	return conn.Close()
 }
 
-// TestPods checks that pods of all nodes reach each other, Services, the API and the host,
-// and that the API reaches them.
-func TestPods(t *testing.T) {
-	nodes := shared.Nodes()
-	var pods []*corev1.Pod
-	for _, node := range nodes {
-		pods = append(pods, runPod(t, "pods-"+node.Name, node))
-	}
-	service := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "pods"},
+// newService makes a Service for the pods of a test.
+func newService(t *testing.T, name string) *corev1.Service {
+	t.Helper()
+	services := shared.Client.CoreV1().Services(metav1.NamespaceDefault)
+	service, err := services.Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"test": t.Name()},
 			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
 		},
-	}
-	services := shared.Client.CoreV1().Services(metav1.NamespaceDefault)
-	service, err := services.Create(t.Context(), service, metav1.CreateOptions{})
+	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := services.Delete(context.WithoutCancel(t.Context()), "pods", metav1.DeleteOptions{}); err != nil {
+		if err := services.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
+	return service
+}
+
+// TestPods checks that pods of all nodes reach each other, Services, the API and the host,
+// and that the API and the host reach them.
+func TestPods(t *testing.T) {
+	var pods []*corev1.Pod
+	for _, node := range shared.Nodes() {
+		pods = append(pods, runPod(t, "pods-"+node.Name, node))
+	}
+	service := newService(t, "pods")
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", net.JoinHostPort(shared.HostIP(), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("host")) }))
+	host.Listener = listener
+	host.Start()
+	t.Cleanup(host.Close)
 	for i, pod := range pods {
 		next := pods[(i+1)%len(pods)]
-		if got := get(t, pod.Name, "http://"+next.Status.PodIP+":8080"); got != next.Name {
-			t.Errorf("%s reached %q, want %s", pod.Name, got, next.Name)
-		}
-		if got := get(t, pod.Name, "http://"+service.Spec.ClusterIP); !strings.HasPrefix(got, "pods-") {
-			t.Errorf("%s reached %q through the Service", pod.Name, got)
-		}
-		if got := get(t, pod.Name, "https://10.96.0.1/version"); !strings.Contains(got, "gitVersion") {
-			t.Errorf("the API answered %s: %q", pod.Name, got)
+		for url, want := range map[string]string{
+			"http://" + next.Status.PodIP + ":8080": next.Name,
+			"http://" + service.Spec.ClusterIP:      "pods-",
+			"https://10.96.0.1/version":             "gitVersion",
+			host.URL:                                "host",
+		} {
+			if got := get(t, pod.Name, url); !strings.Contains(got, want) {
+				t.Errorf("%s got %q from %s, want %q", pod.Name, got, url, want)
+			}
 		}
 		if log, err := shared.PodLog(t.Context(), metav1.NamespaceDefault, pod.Name); err != nil || !strings.Contains(log, "serving") {
 			t.Errorf("log of %s: %q, %v", pod.Name, log, err)

@@ -11,6 +11,7 @@ import (
 	"runtime"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
@@ -28,27 +29,11 @@ func writeProbeImage(p plan.Plan) error {
 // WriteImage writes an archive with an image of some programs: names in the image's root
 // and files of this machine. It runs as a user who is not root.
 func WriteImage(archive, tag string, programs map[string]string, entrypoint ...string) error {
-	var content bytes.Buffer
-	w := tar.NewWriter(&content)
-	for name, path := range programs {
-		program, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(program))}
-		if err := w.WriteHeader(header); err != nil {
-			return err
-		}
-		if _, err := w.Write(program); err != nil {
-			return err
-		}
-	}
-	if err := w.Close(); err != nil {
+	reference, err := name.NewTag(tag)
+	if err != nil {
 		return err
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(content.Bytes())), nil
-	})
+	layer, err := newLayer(programs)
 	if err != nil {
 		return err
 	}
@@ -66,9 +51,27 @@ func WriteImage(archive, tag string, programs map[string]string, entrypoint ...s
 	if image, err = mutate.ConfigFile(image, config); err != nil {
 		return err
 	}
-	reference, err := name.NewTag(tag)
-	if err != nil {
-		return err
-	}
 	return tarball.WriteToFile(archive, reference, image)
+}
+
+func newLayer(programs map[string]string) (v1.Layer, error) {
+	var content bytes.Buffer
+	w := tar.NewWriter(&content)
+	for name, path := range programs {
+		program, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(program))}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(program); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content.Bytes())), nil })
 }

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,8 +109,12 @@ func TestNothingIsLeft(t *testing.T) {
 		"process killed": func(_ *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
 			return cmd.Process.Kill()
 		},
-		"cluster killed": func(t *testing.T, cmd *exec.Cmd, c *cluster.Cluster) error {
-			return errors.Join(syscall.Kill(firstProcess(t, cmd.Process.Pid), syscall.SIGKILL), cmd.Process.Kill())
+		"cluster killed": func(t *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
+			return errors.Join(killChild(t, cmd, "drover-cluster rig"), cmd.Process.Kill())
+		},
+		"all killed": func(t *testing.T, cmd *exec.Cmd, c *cluster.Cluster) error {
+			return errors.Join(killChild(t, cmd, "drover-cluster clean"), killChild(t, cmd, "drover-cluster rig"),
+				cmd.Process.Kill(), cluster.ShutDown(c.Dir))
 		},
 		"shut down": func(_ *testing.T, cmd *exec.Cmd, c *cluster.Cluster) error {
 			return errors.Join(c.Close(), cmd.Process.Kill())
@@ -158,19 +163,18 @@ func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Clust
 	}
 }
 
-// firstProcess returns the process of a cluster that runs it: a child of the one that
-// started it.
-func firstProcess(t *testing.T, parent int) int {
+// killChild kills a child of a process, by its command line.
+func killChild(t *testing.T, parent *exec.Cmd, command string) error {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "pgrep", "--parent", fmt.Sprint(parent), "--full", "drover-cluster rig").Output()
+	out, err := exec.CommandContext(t.Context(), "pgrep", "--parent", strconv.Itoa(parent.Process.Pid), "--full", command).Output()
 	if err != nil {
-		t.Fatal(err)
+		return fmt.Errorf("find %s: %w", command, err)
 	}
-	var pid int
-	if _, err := fmt.Sscan(string(out), &pid); err != nil {
-		t.Fatal(err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		return err
 	}
-	return pid
+	return syscall.Kill(pid, syscall.SIGKILL)
 }
 
 // TestDetached checks that a detached cluster outlives its starter and can be ended by

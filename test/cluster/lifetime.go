@@ -28,7 +28,7 @@ import (
 )
 
 // stopTimeout is how long it may take until nothing is left of a cluster.
-const stopTimeout = time.Minute
+const stopTimeout = 3 * time.Minute
 
 // rigProcess is the first process of a cluster, and the process that cleans up after it.
 type rigProcess struct {
@@ -155,7 +155,8 @@ func addressHost(p plan.Plan, link netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(netlink.AddrAdd(link, address), netlink.LinkSetUp(link)); err != nil {
+	// By the alias it is known whose link it is, also when another cluster has the slot.
+	if err := errors.Join(netlink.LinkSetAlias(link, p.Name), netlink.AddrAdd(link, address), netlink.LinkSetUp(link)); err != nil {
 		return err
 	}
 	for i := 1; i <= p.Nodes; i++ {
@@ -181,21 +182,19 @@ func (r *rigProcess) stop() error {
 	return nil
 }
 
-// shutDown ends a cluster that another process started.
+// shutDown ends a cluster that another process started, and removes what is left even if
+// the process that would do so has been killed.
 func shutDown(p plan.Plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	_ = control.Post(ctx, p.Socket(), "/shutdown") // it ends without an answer
-	for {
-		if _, err := os.Stat(p.Dir); errors.Is(err, os.ErrNotExist) {
+	err := control.Post(ctx, p.Socket(), "/shutdown") // it ends without an answer
+	for ctx.Err() == nil {
+		if err = clean(p.Name, p.Dir); err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return clean(p.Name, p.Dir)
-		case <-time.After(20 * time.Millisecond):
-		}
+		time.Sleep(20 * time.Millisecond) // its processes may still write files
 	}
+	return fmt.Errorf("the cluster in %s has not ended: %w", p.Dir, err)
 }
 
 // Clean removes what is left of a cluster once input has ended, which the cluster's first
@@ -204,22 +203,44 @@ func Clean(input io.Reader, name, dir string) error {
 	if _, err := io.Copy(io.Discard, input); err != nil {
 		return err
 	}
-	return clean(name, dir)
+	err := clean(name, dir)
+	if err != nil { // who started the cluster may be gone, so the folder has it too
+		_ = os.WriteFile(filepath.Join(dir, "clean.log"), []byte(err.Error()+"\n"), 0o600)
+	}
+	return err
 }
 
-// clean removes control groups first: as long as the folder is there, something is left.
+// clean removes the folder last: as long as it is there, something is left.
 func clean(name, dir string) error {
-	if err := cgroups.Remove("/" + name); err != nil {
+	if err := errors.Join(unlinkHost(name), cgroups.Remove("/"+name)); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
 }
 
-// ShutDown ends the cluster in a folder, if it runs, and removes what is left of it.
+// unlinkHost removes the host's link to a cluster. It would vanish with the cluster's
+// network namespace, which the kernel keeps for connections that were not closed.
+func unlinkHost(name string) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		if link.Attrs().Alias != name {
+			continue
+		}
+		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, syscall.ENODEV) {
+			return fmt.Errorf("remove %s: %w", link.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// ShutDown ends the cluster in a folder, if there is one, and removes what is left of it.
 func ShutDown(dir string) error {
 	p, err := plan.Read(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("there is no cluster in %s", dir)
+		return nil
 	}
 	if err != nil {
 		return err

@@ -20,10 +20,10 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	if err := newCommand().ExecuteContext(ctx); err != nil {
+	err := newCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "drover-cluster:", err)
-		stop()
 		os.Exit(1)
 	}
 }
@@ -51,6 +51,10 @@ func newUp(dir *string) *cobra.Command {
 				fmt.Println("A cluster runs already.")
 				printUsage(c)
 				return nil
+			}
+			// One that was killed together with what cleans up after it.
+			if err := cluster.ShutDown(*dir); err != nil {
+				return err
 			}
 			self, err := os.Executable()
 			if err != nil {
@@ -87,7 +91,7 @@ func internalCommands() []*cobra.Command {
 	clean := &cobra.Command{
 		Use: "clean DIR", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			signal.Ignore(syscall.SIGPIPE, syscall.SIGINT, syscall.SIGTERM)
+			signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM)
 			return cluster.Clean(os.Stdin, name, args[0])
 		},
 	}

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// removeTimeout is how long the processes of a group may take to end.
-const removeTimeout = 30 * time.Second
+// removeTimeout is how long the processes of a group may take to end, on a busy machine.
+const removeTimeout = 2 * time.Minute
 
 // hierarchies returns where the hierarchies are mounted.
 func hierarchies() ([]string, error) {
@@ -75,7 +75,7 @@ func delegate(dir string) {
 	if err != nil {
 		return
 	}
-	for _, controller := range strings.Fields(string(controllers)) {
+	for controller := range strings.FieldsSeq(string(controllers)) {
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
 	}
 }
@@ -154,7 +154,7 @@ func thaw(dir string) {
 
 func killAll(dir string) {
 	content, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-	for _, field := range strings.Fields(string(content)) {
+	for field := range strings.FieldsSeq(string(content)) {
 		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}

@@ -35,7 +35,14 @@ func (n *node) configureNetwork() error {
 		netlink.RouteReplace(&netlink.Route{Gw: net.ParseIP(n.plan.ControlPlaneIP())}),
 		AddPodRoutes(n.plan, n.index),
 		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644),
+		ForgetConnections(),
 	)
+}
+
+// ForgetConnections lets the kernel give up soon on connections of processes that have
+// ended: for minutes they would keep a network namespace that nobody uses.
+func ForgetConnections() error {
+	return os.WriteFile("/proc/sys/net/ipv4/tcp_orphan_retries", []byte("1"), 0o644)
 }
 
 // AddPodRoutes routes to the pods of all nodes except one, which is that of the caller.

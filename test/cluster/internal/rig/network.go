@@ -45,6 +45,7 @@ func makeNetwork(p plan.Plan) error {
 		netlink.LinkSetMaster(host, br),
 		netlink.LinkSetUp(host), netlink.LinkSetUp(loopback), netlink.LinkSetUp(br),
 		node.AddPodRoutes(p, 0),
+		node.ForgetConnections(),
 	)
 }
 

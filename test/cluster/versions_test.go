@@ -1,0 +1,35 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+)
+
+// TestVersions checks that the cluster runs the Kubernetes and etcd of bin/drover: its
+// clients are tested against that, and the two share what is compiled.
+func TestVersions(t *testing.T) {
+	for _, module := range []string{"k8s.io/kubernetes", "go.etcd.io/etcd/server/v3"} {
+		here, there := requirement(t, "binaries", module), requirement(t, "../../standalone", module)
+		if here == "" || here != there {
+			t.Errorf("%s is %q in binaries/go.mod and %q in standalone/go.mod", module, here, there)
+		}
+	}
+}
+
+func requirement(t *testing.T, dir, module string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	match := regexp.MustCompile(`\t` + regexp.QuoteMeta(module) + ` (v\S+)`).FindSubmatch(content)
+	if match == nil {
+		return ""
+	}
+	return string(match[1])
+}
