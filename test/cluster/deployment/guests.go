@@ -5,6 +5,7 @@ package deployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"testing"
@@ -29,15 +30,17 @@ const stepTimeout = 3 * time.Minute
 type guests struct {
 	d                       *Deployment
 	active, stopped, paused *users.User
+	leaving                 *users.User // is deleted while Drover is away
+	left                    chan error
 	uids                    map[types.UID]bool
 	containers              map[string]container.ContainerState
 	events                  int
 }
 
-// newVM returns a small VM whose image needs no flag of the controller.
+// newVM returns a small VM of any namespace, whose image needs no flag of the controller.
 func newVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").
-		GracePeriod(1).Image(framework.GuestPlain)
+		Namespace("").GracePeriod(1).Image(framework.GuestPlain)
 }
 
 // createGuests creates them and waits until they are as they shall stay.
@@ -46,14 +49,10 @@ func (d *Deployment) createGuests(t testing.TB) *guests {
 	g := &guests{
 		d: d, uids: map[types.UID]bool{}, active: d.newUser("active", 0),
 		stopped: d.newUser("stopped", 0), paused: d.newUser("paused", 0),
+		leaving: d.newUser("leaving", 0), left: make(chan error, 1),
 	}
 	for _, user := range []*users.User{g.active, g.stopped, g.paused} {
-		d.within(t, "VM "+user.Name, func(ctx context.Context) error {
-			if err := user.CreateVM(ctx, newVM(user.Name).Obj(), 1); err != nil {
-				return err
-			}
-			return user.WaitUntilApplied(ctx, 1)
-		})
+		d.createVM(t, user)
 	}
 	d.changeVM(t, g.stopped, `{"spec": {"action": "stopped"}}`)
 	d.changeVM(t, g.paused, `{"spec": {"action": "paused"}}`)
@@ -61,7 +60,19 @@ func (d *Deployment) createGuests(t testing.TB) *guests {
 		g.uids[uid] = requested.DeletedAt.IsZero()
 	}
 	g.containers, g.events = g.look(t)
+	d.createVM(t, g.leaving)
 	return g
+}
+
+// createVM has a user create a VM and wait until it runs.
+func (d *Deployment) createVM(t testing.TB, user *users.User) {
+	t.Helper()
+	d.within(t, "VM "+user.Name, func(ctx context.Context) error {
+		if err := user.CreateVM(ctx, newVM(user.Name).Obj(), 1); err != nil {
+			return err
+		}
+		return user.WaitUntilApplied(ctx, 1)
+	})
 }
 
 // within bounds a step.
@@ -127,13 +138,18 @@ func (g *guests) checkUntouched(t testing.TB, after string) {
 	}
 	list, err := g.d.VMs.CloudnativeV1alpha1().VirtualMachines(userNamespace).List(t.Context(), metav1.ListOptions{})
 	g.d.must(t, err)
+	found := 0
 	for _, vm := range list.Items {
-		if _, ok := g.containers[vm.Status.Server.ID]; g.uids[vm.UID] && !ok {
+		if !g.uids[vm.UID] {
+			continue
+		}
+		found++
+		if vm.Status.Server == nil || g.containers[vm.Status.Server.ID] == "" {
 			t.Errorf("after %s, VM %s has another server: %+v", after, vm.Name, vm.Status.Server)
 		}
 	}
-	if len(list.Items) != len(g.containers) {
-		t.Fatalf("after %s there are %d VMs", after, len(list.Items))
+	if found != len(g.containers) {
+		t.Fatalf("after %s there are %d of %d VMs", after, found, len(g.containers))
 	}
 }
 
@@ -142,14 +158,25 @@ func (d *Deployment) checkManaged(t testing.TB) {
 	t.Helper()
 	d.probeCount++
 	probe := d.newUser(fmt.Sprintf("probe-%d", d.probeCount), 0)
-	d.within(t, "VM "+probe.Name, func(ctx context.Context) error {
-		if err := probe.CreateVM(ctx, newVM(probe.Name).Obj(), 1); err != nil {
-			return err
+	d.createVM(t, probe)
+	d.within(t, "deletion of VM "+probe.Name, probe.DeleteVM)
+}
+
+// requestWithoutDrover requests a change and a deletion that wait for Drover.
+func (g *guests) requestWithoutDrover(t testing.TB) {
+	t.Helper()
+	g.d.patchVM(t, g.active, `{"spec": {"resource": {"cpu": "200m"}}}`)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
+		defer cancel()
+		g.left <- g.leaving.DeleteVM(ctx)
+	}()
+	framework.Eventually(t, stepTimeout, "a deletion is requested", func() error {
+		vm, err := g.leaving.VMs.Get(t.Context(), g.leaving.Name, metav1.GetOptions{})
+		if err == nil && vm.DeletionTimestamp == nil {
+			err = errors.New("it is not")
 		}
-		if err := probe.WaitUntilApplied(ctx, 1); err != nil {
-			return err
-		}
-		return probe.DeleteVM(ctx)
+		return err
 	})
 }
 
@@ -157,17 +184,14 @@ func (d *Deployment) checkManaged(t testing.TB) {
 // meanwhile is applied, and what is requested now.
 func (g *guests) checkReinstalled(t testing.TB) {
 	t.Helper()
+	if err := <-g.left; err != nil {
+		t.Fatalf("deletion during the absence: %v", err)
+	}
 	g.d.within(t, "change during the absence", func(ctx context.Context) error { return g.active.WaitUntilApplied(ctx, 0) })
 	g.d.changeVM(t, g.paused, `{"spec": {"action": "active"}}`)
 	g.d.changeVM(t, g.active, `{"spec": {"action": "stopped"}}`)
 	g.d.within(t, "deletion", g.stopped.DeleteVM)
 	g.d.Judge(t)
-}
-
-// requestWithoutDrover requests a change that waits for Drover.
-func (g *guests) requestWithoutDrover(t testing.TB) {
-	t.Helper()
-	g.d.patchVM(t, g.active, `{"spec": {"resource": {"cpu": "200m"}}}`)
 }
 
 // waitUntilImage waits until all replicas run an image, by its tag.
