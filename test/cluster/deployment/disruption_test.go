@@ -14,13 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // TestDisruption drains the nodes in turn, and has replicas that cannot run. Meanwhile users
 // create, change and delete VMs.
 func TestDisruption(t *testing.T) {
-	skipShortForm(t)
+	cluster.SkipUnlessFull(t)
 	d := Start(t)
 	settle := d.KeepBusy(t, busyUsers)
 	d.checkDrains(t)

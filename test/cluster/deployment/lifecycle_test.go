@@ -5,11 +5,11 @@ package deployment
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -42,18 +42,19 @@ func TestHelmLifecycle(t *testing.T) {
 	g.checkReinstalled(t)
 }
 
-// formerChart returns the chart of the commit before this one. A checkout without it has the
-// present chart.
+// formerChart returns the chart as it was before its last change. A checkout without that
+// commit, such as a shallow clone, has the present chart alone.
 func (d *Deployment) formerChart(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	archive := filepath.Join(dir, "chart.tar")
-	_, stderr, err := framework.RunCommand(t, framework.CommandTimeout, nil,
-		"git", "-C", d.root, "archive", "--output", archive, "HEAD~1", "charts/drover")
-	if err != nil {
-		t.Logf("there is no former chart, so the present one takes its place: %v: %s", err, stderr)
+	log, _, err := framework.RunCommand(t, framework.CommandTimeout, nil, "git", "-C", d.root, "log", "--max-count=2", "--format=%H", "--", "charts/drover")
+	commits := strings.Fields(log)
+	if err != nil || len(commits) < 2 {
+		t.Logf("there is no former chart, so the present one takes its place: %v", err)
 		return d.chart()
 	}
+	framework.MustRunCommand(t, framework.CommandTimeout, nil, "git", "-C", d.root, "archive", "--output", archive, commits[1], "charts/drover")
 	framework.MustRunCommand(t, framework.CommandTimeout, nil, "tar", "-xf", archive, "-C", dir)
 	return filepath.Join(dir, "charts", "drover")
 }
@@ -61,7 +62,7 @@ func (d *Deployment) formerChart(t *testing.T) string {
 // TestKustomizeLifecycle is TestHelmLifecycle with kustomize and the commands of
 // docs/cluster.md.
 func TestKustomizeLifecycle(t *testing.T) {
-	skipShortForm(t)
+	cluster.SkipUnlessFull(t)
 	d := New(t)
 	d.applyOverlay(t, imageOther)
 	d.nameEngine(t)
@@ -86,13 +87,6 @@ func TestKustomizeLifecycle(t *testing.T) {
 	d.waitUntilImage(t, imageDev)
 	g.checkUntouched(t, "the second installation")
 	g.checkReinstalled(t)
-}
-
-func skipShortForm(t *testing.T) {
-	t.Helper()
-	if os.Getenv(variableForm) != "full" {
-		t.Skipf("%s is not full", variableForm)
-	}
 }
 
 // applyOverlay applies config/default with an image.

@@ -14,13 +14,14 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // TestStaticPod runs Drover as docs/cluster.md says for one host: its commands, and the
 // manifest but for the paths of this host, which is not the kubelet's alone.
 func TestStaticPod(t *testing.T) {
-	skipShortForm(t)
+	cluster.SkipUnlessFull(t)
 	d := New(t)
 	node := d.Cluster.Node(1)
 	d.kubectl(t, "apply", "-k", filepath.Join(d.root, "config", "static-pod"))
