@@ -68,14 +68,10 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*users
 // haltLeader halts the process of the replica that has the Lease. One that has lost it
 // just before, as on a loaded machine, continues: it is a standby, which never ends.
 func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error) {
-	for ; ctx.Err() == nil; users.Sleep(ctx, pollPeriod) {
-		r := w.leadingReplica(ctx)
-		if r == nil {
-			continue
-		}
-		p, runs := r.reserve()
-		if !runs {
-			continue
+	for ctx.Err() == nil {
+		r, p, err := w.reserveLeader(ctx)
+		if err != nil {
+			return nil, err
 		}
 		if err := sendSignal(p, syscall.SIGSTOP); err != nil {
 			return nil, err
@@ -89,6 +85,21 @@ func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error
 		r.release()
 	}
 	return nil, fmt.Errorf("no replica leads: %w", ctx.Err())
+}
+
+// reserveLeader reserves the replica that the Lease names for a fault, once its process runs:
+// on a loaded machine one may have lost the Lease, and ended.
+func (w *environment) reserveLeader(ctx context.Context) (*replica, *framework.Process, error) {
+	for ; ctx.Err() == nil; users.Sleep(ctx, pollPeriod) {
+		r := w.leadingReplica(ctx)
+		if r == nil {
+			continue
+		}
+		if p, runs := r.reserve(); runs {
+			return r, p, nil
+		}
+	}
+	return nil, nil, fmt.Errorf("no replica leads: %w", ctx.Err())
 }
 
 func forAllUsers(all []*users.User, do func(*users.User) error) error {

@@ -252,13 +252,12 @@ func (w *environment) killDuringStarts(ctx context.Context, creators []*users.Us
 		starts, err = w.log.Starts()
 		n, err = len(starts), errors.Join(err, ctx.Err())
 	}
-	r := w.leadingReplica(ctx)
-	if err != nil || r == nil {
-		return f, errors.Join(err, errors.New("no replica leads"))
+	if err != nil {
+		return f, err
 	}
-	p, ok := r.reserve()
-	if !ok {
-		return f, errors.New("the leader does not run")
+	r, p, err := w.reserveLeader(ctx)
+	if err != nil {
+		return f, err
 	}
 	f = Fault{Kind: Kill, PID: p.PID(), From: time.Now()}
 	err = sendSignal(p, syscall.SIGKILL)

@@ -112,8 +112,12 @@ func (d *Deployment) must(t testing.TB, err error) {
 }
 
 func (d *Deployment) install(ctx context.Context, args ...string) error {
+	return d.installChart(ctx, d.chart(), args...)
+}
+
+func (d *Deployment) installChart(ctx context.Context, chart string, args ...string) error {
 	return d.Helm(ctx, append([]string{
-		"install", "drover", d.chart(), "--namespace", namespace, "--wait", "--timeout", "2m",
+		"install", "drover", chart, "--namespace", namespace, "--wait", "--timeout", "2m",
 		"--set", "image.tag=" + d.image + ",image.pullPolicy=Never",
 		"--set", "docker.host=" + d.Engine.URL + ",docker.tlsSecret=" + engineSecret,
 		"--set", "extraArgs={--docker-image=" + framework.GuestPlain + "}",

@@ -8,5 +8,6 @@
 // Start with Start in deployment.go, which installs all of it. engine.go runs the engine,
 // recorder.go records what happens to its containers, and Judge in oracle.go finds what
 // should not have happened. faults.go injects faults, handover.go measures how long they
-// leave the VMs without a leader.
+// leave the VMs without a leader. guests.go has VMs that installations and removals of Drover
+// leave alone. By default the tests have a short form; DROVER_CLUSTER=full is all of them.
 package deployment

@@ -1,0 +1,307 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certutil "k8s.io/client-go/util/cert"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+)
+
+const (
+	monitoring = "monitoring"
+	// blue is a namespace whose Secrets Drover may get by the chart's values, green is not.
+	blue, green = "blue", "green"
+
+	streamsSecret = "drover-streams-tls"
+	streamsPort   = "30944"
+)
+
+// TestAccess has one Drover for all that others reach: metrics, streams and Secrets.
+func TestAccess(t *testing.T) {
+	d := New(t)
+	d.CreateNamespace(t)
+	for _, name := range []string{monitoring, blue, green} {
+		d.kubectl(t, "create", "namespace", name)
+	}
+	address := net.JoinHostPort(d.Cluster.Node(1).IP, streamsPort)
+	d.createStreamsSecret(t)
+	d.must(t, d.install(t.Context(), "--set", `vmDriver=docker\,fake,secretNamespaces={`+blue+"}",
+		"--set", "streams.enabled=true,streams.certSecret="+streamsSecret+",streams.url=https://"+address,
+		"--set", "streams.service.type=NodePort,streams.service.nodePort="+streamsPort))
+	t.Run("metrics", func(t *testing.T) { testMetrics(t, d) })
+	t.Run("streams", func(t *testing.T) { testStreams(t, d) })
+	t.Run("secrets", func(t *testing.T) { testSecrets(t, d) })
+}
+
+// createStreamsSecret has a certificate for all nodes.
+func (d *Deployment) createStreamsSecret(t *testing.T) {
+	t.Helper()
+	var addresses []net.IP
+	for _, node := range d.Cluster.Nodes() {
+		addresses = append(addresses, net.ParseIP(node.IP))
+	}
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("drover-streams."+namespace+".svc", addresses, nil)
+	d.must(t, err)
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: streamsSecret},
+		Data:       map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": certificate},
+	}
+	_, err = d.Kube.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{})
+	d.must(t, err)
+}
+
+// testMetrics reads the metrics of every replica, with the right and without it.
+func testMetrics(t *testing.T, d *Deployment) {
+	d.kubectl(t, "-n", monitoring, "create", "serviceaccount", "prometheus")
+	d.kubectl(t, "-n", monitoring, "create", "serviceaccount", "other")
+	d.kubectl(t, "create", "clusterrolebinding", "drover-metrics", "--clusterrole", "drover-metrics-reader", "--serviceaccount", monitoring+":prometheus")
+	prometheus := d.kubectl(t, "-n", monitoring, "create", "token", "prometheus")
+	other := d.kubectl(t, "-n", monitoring, "create", "token", "other")
+	leading := 0
+	for _, address := range d.waitForEndpoints(t, "drover-metrics") {
+		url := "https://" + net.JoinHostPort(address, "8443") + "/metrics"
+		text := getMetrics(t, url, prometheus, http.StatusOK)
+		if !strings.Contains(text, "drover_") {
+			t.Errorf("%s has no metrics of Drover: %.1000s", url, text)
+		}
+		if strings.Contains(text, `leader_election_master_status{name="drover-controller"} 1`) {
+			leading++
+		}
+		getMetrics(t, url, "", http.StatusUnauthorized)
+		// controller-runtime answers so where the API server does not know the token.
+		getMetrics(t, url, "unknown", http.StatusInternalServerError)
+		getMetrics(t, url, other, http.StatusForbidden)
+	}
+	if leading != 1 {
+		t.Errorf("by their metrics, %d replicas lead", leading)
+	}
+}
+
+// waitForEndpoints returns the addresses of a Service, which are those of all replicas.
+func (d *Deployment) waitForEndpoints(t *testing.T, service string) (addresses []string) {
+	t.Helper()
+	framework.Eventually(t, stepTimeout, "endpoints of Service "+service, func() error {
+		slices, err := d.Kube.DiscoveryV1().EndpointSlices(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+		if err != nil {
+			return err
+		}
+		addresses = nil
+		for _, slice := range slices.Items {
+			for _, endpoint := range slice.Endpoints {
+				if endpoint.Conditions.Ready != nil && *endpoint.Conditions.Ready {
+					addresses = append(addresses, endpoint.Addresses...)
+				}
+			}
+		}
+		if len(addresses) != replicas {
+			return fmt.Errorf("they are %v", addresses)
+		}
+		return nil
+	})
+	return addresses
+}
+
+// getMetrics requests a URL with a token, or without one, and returns the body.
+func getMetrics(t *testing.T, url, token string, code int) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), framework.CommandTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	// Each replica has signed its certificate itself.
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // see above
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.StatusCode != code {
+		t.Errorf("%s answered %d, not %d: %.500s", url, response.StatusCode, code, body)
+	}
+	return string(body)
+}
+
+// testStreams uses streams as a person outside the cluster does, with kubectl-vm.
+func testStreams(t *testing.T, d *Deployment) {
+	program := filepath.Join(t.TempDir(), "kubectl-vm")
+	framework.MustRunCommand(t, framework.BuildTimeout, []string{"CGO_ENABLED=0"}, "go", "-C", d.root, "build", "-o", program, "./cmd/kubectl-vm")
+	editor, viewer := d.newAccount(t, program, "editor"), d.newAccount(t, program, "viewer")
+	web := d.newUser("web", 0)
+	web.VMs = d.VMs.CloudnativeV1alpha1().VirtualMachines(blue)
+	d.createVM(t, web)
+	// The only program in the image listens at a port that the guest has already.
+	editor.run(t, 1, "address already in use", "exec", "web", "--", "/demo-guest")
+	viewer.run(t, 1, "orbidden", "exec", "web", "--", "/demo-guest")
+	viewer.run(t, 1, "orbidden", "console", "web")
+	editor.run(t, 0, "the demo guest is up", "logs", "web")
+	viewer.run(t, 0, "the demo guest is up", "logs", "web")
+	editor.useConsole(t, "web")
+	checkReplicasServe(t, d, viewer)
+	d.within(t, "deletion", web.DeleteVM)
+	d.Judge(t)
+}
+
+// account is a person with a kubeconfig.
+type account struct {
+	program, kubeconfig string
+}
+
+// newAccount returns a ServiceAccount in namespace blue with a role of Drover there:
+// drover-edit for editor, drover-view for viewer.
+func (d *Deployment) newAccount(t *testing.T, program, name string) *account {
+	t.Helper()
+	role := strings.TrimSuffix(strings.TrimSuffix("drover-"+name, "or"), "er")
+	d.kubectl(t, "-n", blue, "create", "serviceaccount", name)
+	d.kubectl(t, "-n", blue, "create", "rolebinding", name, "--clusterrole", role, "--serviceaccount", blue+":"+name)
+	token := d.kubectl(t, "-n", blue, "create", "token", name)
+	a := &account{program: program, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	config := func(args ...string) {
+		d.kubectl(t, append([]string{"config", "--kubeconfig", a.kubeconfig}, args...)...)
+	}
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	writeFile(t, ca, d.Cluster.Config.CAData)
+	config("set-cluster", "c", "--embed-certs", "--certificate-authority", ca, "--server", d.Cluster.Config.Host)
+	config("set-credentials", name, "--token", token)
+	config("set-context", "c", "--cluster", "c", "--user", name, "--namespace", blue)
+	config("use-context", "c")
+	return a
+}
+
+// run runs kubectl vm, which must end with a code and print a text.
+func (a *account) run(t *testing.T, code int, text string, args ...string) {
+	t.Helper()
+	stdout, stderr, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + a.kubeconfig}, a.program, args...)
+	got := 0
+	if err != nil {
+		got = -1
+		if exit, ok := err.(*exec.ExitError); ok { //nolint:errorlint // as Run returns it
+			got = exit.ExitCode()
+		}
+	}
+	if got != code || !strings.Contains(stdout+stderr, text) {
+		t.Errorf("kubectl vm %s ended with %d, not with %d and %q: %s%s", strings.Join(args, " "), got, code, text, stdout, stderr)
+	}
+}
+
+// useConsole has a console at a terminal, reads it and leaves it.
+func (a *account) useConsole(t *testing.T, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
+	defer cancel()
+	// script gives the program a terminal.
+	cmd := exec.CommandContext(ctx, "script", "--quiet", "--return", "--flush", "--command", a.program+" console "+name, "/dev/null")
+	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+a.kubeconfig)
+	keyboard, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	screen, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	seen := readUntil(screen, "the demo guest is up")
+	_, err = io.WriteString(keyboard, "\x1d")
+	seen += readUntil(screen, "Left the console")
+	if endErr := cmd.Wait(); err != nil || endErr != nil || !strings.Contains(seen, "the demo guest is up") {
+		t.Errorf("kubectl vm console ended with %v, %v: %s", err, endErr, seen)
+	}
+}
+
+// readUntil returns what was read up to a text, or to the end.
+func readUntil(r io.Reader, text string) string {
+	var seen strings.Builder
+	buffer := make([]byte, 1024)
+	for !strings.Contains(seen.String(), text) {
+		n, err := r.Read(buffer)
+		seen.Write(buffer[:n])
+		if err != nil {
+			break
+		}
+	}
+	return seen.String()
+}
+
+// checkReplicasServe uses the Service until each replica has served a stream.
+func checkReplicasServe(t *testing.T, d *Deployment, a *account) {
+	t.Helper()
+	framework.Eventually(t, stepTimeout, "each replica behind the Service serves streams", func() error {
+		a.run(t, 0, "the demo guest is up", "logs", "web")
+		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var serving []string
+		for _, pod := range pods.Items {
+			log, err := d.Cluster.PodLog(t.Context(), namespace, pod.Name)
+			if err != nil {
+				return err
+			}
+			if strings.Contains(log, "Stream ended") {
+				serving = append(serving, pod.Name)
+			}
+		}
+		if len(serving) < replicas {
+			return fmt.Errorf("only %v have", serving)
+		}
+		return nil
+	})
+}
+
+// testSecrets creates VMs whose user-data is in a Secret. Drover may get those of namespace
+// blue by secretNamespaces, and those of green by a RoleBinding afterwards.
+func testSecrets(t *testing.T, d *Deployment) {
+	for _, ns := range []string{blue, green} {
+		d.kubectl(t, "-n", ns, "create", "secret", "generic", "user-data", "--from-literal=user-data=#cloud-config")
+		vm := newVM("cloud").Namespace(ns).Driver("fake").UserDataSecret("user-data", "user-data").Obj()
+		vm.Spec.Image = nil
+		_, err := d.VMs.CloudnativeV1alpha1().VirtualMachines(ns).Create(t.Context(), vm, metav1.CreateOptions{})
+		d.must(t, err)
+	}
+	d.waitForCloudVM(t, blue, framework.IsActive)
+	d.waitForCloudVM(t, green, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable))
+	d.waitForCloudVM(t, green, framework.HasMessage("system:serviceaccount:drover-system:drover-controller"))
+	d.kubectl(t, "create", "rolebinding", "drover-secrets-reader", "--namespace", green,
+		"--clusterrole", "drover-secrets-reader", "--serviceaccount", namespace+":drover-controller")
+	d.waitForCloudVM(t, green, framework.IsActive)
+}
+
+func (d *Deployment) waitForCloudVM(t testing.TB, ns string, check framework.VMCheck) {
+	t.Helper()
+	framework.Eventually(t, stepTimeout, "the VM in namespace "+ns, func() error {
+		vm, err := d.VMs.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), "cloud", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		return check(vm)
+	})
+}

@@ -1,0 +1,185 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestDisruption drains the nodes in turn, and has replicas that cannot run. Meanwhile users
+// create, change and delete VMs.
+func TestDisruption(t *testing.T) {
+	cluster.SkipUnlessFull(t)
+	d := Start(t)
+	settle := d.KeepBusy(t, busyUsers)
+	d.checkDrains(t)
+	d.checkUnschedulable(t)
+	d.checkAbsentImage(t)
+	settle()
+	d.Judge(t)
+}
+
+// checkDrains drains each node. The PodDisruptionBudget keeps two replicas ready.
+func (d *Deployment) checkDrains(t *testing.T) {
+	t.Helper()
+	ready := d.countReadyReplicas(t)
+	for _, node := range d.Cluster.Nodes() {
+		d.within(t, "drain of "+node.Name, node.Drain)
+		d.checkManaged(t)
+		d.must(t, node.Uncordon(t.Context()))
+	}
+	d.waitUntilImage(t, imageDev)
+	if least := ready(); least < replicas-1 {
+		t.Errorf("during the drains only %d replicas were ready", least)
+	}
+}
+
+// countReadyReplicas returns a function that ends the count, and returns the least number
+// of pods that were ready and were not being deleted.
+func (d *Deployment) countReadyReplicas(t *testing.T) (least func() int) {
+	t.Helper()
+	pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+	d.must(t, err)
+	ready := map[types.UID]bool{}
+	for _, pod := range pods.Items {
+		ready[pod.UID] = isReady(&pod)
+	}
+	watcher, err := d.Kube.CoreV1().Pods(namespace).Watch(t.Context(), metav1.ListOptions{ResourceVersion: pods.ResourceVersion})
+	d.must(t, err)
+	counted := make(chan int, 1)
+	go func() { counted <- followReadyReplicas(watcher.ResultChan(), ready) }()
+	return func() int {
+		watcher.Stop()
+		return <-counted
+	}
+}
+
+func followReadyReplicas(events <-chan watch.Event, ready map[types.UID]bool) (least int) {
+	least = replicas
+	for event := range events {
+		pod, ok := event.Object.(*corev1.Pod)
+		if !ok {
+			continue
+		}
+		ready[pod.UID] = event.Type != watch.Deleted && isReady(pod)
+		count := 0
+		for _, is := range ready {
+			if is {
+				count++
+			}
+		}
+		least = min(least, count)
+	}
+	return least
+}
+
+func isReady(pod *corev1.Pod) bool {
+	if pod.DeletionTimestamp != nil {
+		return false
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// checkUnschedulable deletes a standby while no node takes pods. The others go on.
+func (d *Deployment) checkUnschedulable(t *testing.T) {
+	t.Helper()
+	for _, node := range d.Cluster.Nodes() {
+		d.must(t, node.Cordon(t.Context()))
+	}
+	standby, err := d.findStandby(t.Context())
+	d.must(t, err)
+	d.must(t, d.Kube.CoreV1().Pods(namespace).Delete(t.Context(), standby, metav1.DeleteOptions{}))
+	d.waitForPod(t, "a replica that cannot be scheduled", func(pod *corev1.Pod) bool {
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+				return true
+			}
+		}
+		return false
+	})
+	d.checkManaged(t)
+	for _, node := range d.Cluster.Nodes() {
+		d.must(t, node.Uncordon(t.Context()))
+	}
+	d.waitUntilImage(t, imageDev)
+}
+
+// findStandby returns a pod that does not lead.
+func (d *Deployment) findStandby(ctx context.Context) (string, error) {
+	holder, err := d.findHolder(ctx)
+	if err != nil {
+		return "", err
+	}
+	pods, err := d.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, pod := range pods.Items {
+		if pod.Name != podOf(holder) && isReady(&pod) {
+			return pod.Name, nil
+		}
+	}
+	return "", errors.New("there is no standby")
+}
+
+// checkAbsentImage upgrades to an image that is nowhere, and back. The old replicas go on.
+func (d *Deployment) checkAbsentImage(t *testing.T) {
+	t.Helper()
+	d.must(t, d.Helm(t.Context(), "upgrade", "drover", d.chart(), "--namespace", namespace, "--reset-then-reuse-values",
+		"--set", "image.tag=absent,image.pullPolicy=IfNotPresent"))
+	d.waitForPod(t, "a replica without an image", func(pod *corev1.Pod) bool {
+		for _, c := range pod.Status.ContainerStatuses {
+			if w := c.State.Waiting; w != nil && (w.Reason == "ErrImagePull" || w.Reason == "ImagePullBackOff") {
+				return true
+			}
+		}
+		return false
+	})
+	d.checkManaged(t)
+	pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+	d.must(t, err)
+	ready := 0
+	for _, pod := range pods.Items {
+		if isReady(&pod) {
+			ready++
+		}
+	}
+	if ready != replicas {
+		t.Errorf("beside a replica without an image %d replicas are ready", ready)
+	}
+	d.must(t, d.Helm(t.Context(), "rollback", "drover", "--namespace", namespace, "--wait", "--timeout", "2m"))
+	d.waitUntilImage(t, imageDev)
+}
+
+func (d *Deployment) waitForPod(t *testing.T, what string, is func(*corev1.Pod) bool) {
+	t.Helper()
+	framework.Eventually(t, stepTimeout, what, func() error {
+		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, pod := range pods.Items {
+			if is(&pod) {
+				return nil
+			}
+		}
+		return fmt.Errorf("none of %d pods is that", len(pods.Items))
+	})
+}

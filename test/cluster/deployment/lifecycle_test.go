@@ -1,0 +1,124 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestHelmLifecycle installs, upgrades, rolls back, uninstalls and installs again while VMs
+// exist. Nothing happens to their containers by that.
+func TestHelmLifecycle(t *testing.T) {
+	d := New(t)
+	d.CreateNamespace(t)
+	d.must(t, d.installChart(t.Context(), d.formerChart(t), "--set", "image.tag="+imageOther))
+	g := d.createGuests(t)
+
+	d.must(t, d.upgrade(t.Context(), "--set", "image.tag="+imageDev))
+	d.waitUntilImage(t, imageDev)
+	g.checkUntouched(t, "upgrade")
+	d.checkManaged(t)
+
+	d.must(t, d.Helm(t.Context(), "rollback", "drover", "1", "--namespace", namespace, "--wait", "--timeout", "2m"))
+	d.waitUntilImage(t, imageOther)
+	g.checkUntouched(t, "rollback")
+	d.checkManaged(t)
+
+	d.must(t, d.Helm(t.Context(), "uninstall", "drover", "--namespace", namespace, "--wait", "--timeout", "2m"))
+	d.waitUntilGone(t)
+	g.checkUntouched(t, "uninstall")
+	g.requestWithoutDrover(t)
+
+	d.must(t, d.install(t.Context()))
+	d.waitUntilImage(t, imageDev)
+	g.checkUntouched(t, "the second installation")
+	g.checkReinstalled(t)
+}
+
+// formerChart returns the chart as it was before its last change. A checkout without that
+// commit, such as a shallow clone, has the present chart alone.
+func (d *Deployment) formerChart(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	archive := filepath.Join(dir, "chart.tar")
+	log, _, err := framework.RunCommand(t, framework.CommandTimeout, nil, "git", "-C", d.root, "log", "--max-count=2", "--format=%H", "--", "charts/drover")
+	commits := strings.Fields(log)
+	if err != nil || len(commits) < 2 {
+		t.Logf("there is no former chart, so the present one takes its place: %v", err)
+		return d.chart()
+	}
+	framework.MustRunCommand(t, framework.CommandTimeout, nil, "git", "-C", d.root, "archive", "--output", archive, commits[1], "charts/drover")
+	framework.MustRunCommand(t, framework.CommandTimeout, nil, "tar", "-xf", archive, "-C", dir)
+	return filepath.Join(dir, "charts", "drover")
+}
+
+// TestKustomizeLifecycle is TestHelmLifecycle with kustomize and the commands of
+// docs/cluster.md.
+func TestKustomizeLifecycle(t *testing.T) {
+	cluster.SkipUnlessFull(t)
+	d := New(t)
+	d.applyOverlay(t, imageOther)
+	d.nameEngine(t)
+	d.waitUntilImage(t, imageOther)
+	g := d.createGuests(t)
+
+	d.applyOverlay(t, imageDev)
+	d.waitUntilImage(t, imageDev)
+	g.checkUntouched(t, "the change of the image")
+	d.checkManaged(t)
+
+	d.applyOverlay(t, imageOther)
+	d.waitUntilImage(t, imageOther)
+	g.checkUntouched(t, "the change back")
+
+	d.kubectl(t, "delete", "-k", filepath.Join(d.root, "config", "manager"))
+	d.waitUntilGone(t)
+	g.checkUntouched(t, "the removal of the controller")
+	g.requestWithoutDrover(t)
+
+	d.applyOverlay(t, imageDev)
+	d.waitUntilImage(t, imageDev)
+	g.checkUntouched(t, "the second installation")
+	g.checkReinstalled(t)
+}
+
+// applyOverlay applies config/default with an image.
+func (d *Deployment) applyOverlay(t testing.TB, tag string) {
+	t.Helper()
+	dir := t.TempDir()
+	base, err := filepath.Rel(dir, filepath.Join(d.root, "config", "default"))
+	d.must(t, err)
+	writeFile(t, filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, `apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources:
+- %s
+images:
+- name: drover-controller
+  newTag: %s
+`, base, tag))
+	d.kubectl(t, "apply", "-k", dir)
+}
+
+// nameEngine tells a Drover that kustomize has installed where its engine is.
+func (d *Deployment) nameEngine(t testing.TB) {
+	t.Helper()
+	file := func(name string) string { return "--from-file=" + filepath.Join(d.Engine.Certificates, name) }
+	d.kubectl(t, "-n", namespace, "create", "secret", "generic", engineSecret, file("ca.pem"), file("cert.pem"), file("key.pem"))
+	d.kubectl(t, "-n", namespace, "create", "configmap", "drover-engine", "--from-literal=DOCKER_HOST="+d.Engine.URL,
+		"--from-literal=DOCKER_TLS_VERIFY=1", "--from-literal=DOCKER_CERT_PATH=/etc/drover/engine")
+	d.kubectl(t, "-n", namespace, "rollout", "restart", "deployment/drover-controller")
+}
+
+// kubectl runs kubectl as an administrator, and returns what it printed.
+func (d *Deployment) kubectl(t testing.TB, args ...string) string {
+	t.Helper()
+	out, _ := framework.RunKubectl(t, d.Cluster.Kubeconfig, args...)
+	return strings.TrimSpace(out)
+}

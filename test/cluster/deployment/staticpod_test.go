@@ -1,0 +1,136 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deployment
+
+import (
+	"crypto/tls"
+	"encoding/base64"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestStaticPod runs Drover as docs/cluster.md says for one host: its commands, and the
+// manifest but for the paths of this host, which is not the kubelet's alone.
+func TestStaticPod(t *testing.T) {
+	cluster.SkipUnlessFull(t)
+	d := New(t)
+	node := d.Cluster.Node(1)
+	d.kubectl(t, "apply", "-k", filepath.Join(d.root, "config", "static-pod"))
+	kubeconfig := filepath.Join(node.Dir, "drover-controller.kubeconfig")
+	d.writeStaticKubeconfig(t, kubeconfig)
+	socket := filepath.Join(node.Dir, "docker.sock")
+	d.Engine.serveSocket(t, socket)
+
+	manifest, err := os.ReadFile(filepath.Join(d.root, "config", "static-pod", "drover-controller.yaml"))
+	d.must(t, err)
+	const kubeconfigPath, socketPath = "path: /etc/kubernetes/drover-controller.kubeconfig", "path: /var/run/docker.sock"
+	for _, path := range []string{kubeconfigPath, socketPath} {
+		if strings.Count(string(manifest), "      "+path+"\n") != 1 {
+			t.Fatalf("the manifest has no hostPath with %s", path)
+		}
+	}
+	content := strings.NewReplacer("      "+kubeconfigPath+"\n", "      path: "+kubeconfig+"\n", "      "+socketPath+"\n", "      path: "+socket+"\n").Replace(string(manifest))
+	file := filepath.Join(node.Dir, "manifests", "drover-controller.yaml")
+	writeFile(t, file, []byte(content))
+
+	framework.Eventually(t, stepTimeout, "the static pod is ready", func() error {
+		_, err := d.tryKubectl(t, "-n", "kube-system", "wait", "--for=condition=Ready", "pod/drover-controller-"+node.Name, "--timeout=1s")
+		return err
+	})
+	d.checkManaged(t)
+	g := d.createGuests(t)
+
+	d.must(t, os.Remove(file))
+	framework.Eventually(t, stepTimeout, "the static pod is gone", func() error {
+		_, err := d.tryKubectl(t, "-n", "kube-system", "wait", "--for=delete", "pod/drover-controller-"+node.Name, "--timeout=1s")
+		return err
+	})
+	g.checkUntouched(t, "the removal of the static pod")
+	g.requestWithoutDrover(t)
+	writeFile(t, file, []byte(content))
+	g.checkReinstalled(t)
+}
+
+// writeStaticKubeconfig runs the commands of the docs.
+func (d *Deployment) writeStaticKubeconfig(t *testing.T, file string) {
+	t.Helper()
+	config := func(args ...string) string { return d.kubectl(t, append([]string{"config"}, args...)...) }
+	decode := func(text string) []byte {
+		content, err := base64.StdEncoding.DecodeString(text)
+		d.must(t, err)
+		return content
+	}
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	writeFile(t, ca, decode(config("view", "--raw", "--minify", "--flatten", "-o", "jsonpath={.clusters[0].cluster.certificate-authority-data}")))
+	config("--kubeconfig", file, "set-cluster", "c", "--embed-certs", "--certificate-authority", ca,
+		"--server", config("view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}"))
+	token := d.kubectl(t, "-n", namespace, "get", "secret", "drover-controller-token", "-o", "jsonpath={.data.token}")
+	config("--kubeconfig", file, "set-credentials", "drover-controller", "--token", string(decode(token)))
+	config("--kubeconfig", file, "set-context", "c", "--cluster", "c", "--user", "drover-controller")
+	config("--kubeconfig", file, "use-context", "c")
+	d.must(t, os.Chmod(file, 0o600))
+}
+
+func (d *Deployment) tryKubectl(t testing.TB, args ...string) (string, error) {
+	t.Helper()
+	binary, err := framework.DroverBinary()
+	d.must(t, err)
+	out, _, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + d.Cluster.Kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
+	return out, err
+}
+
+// serveSocket serves the engine at a socket too, as a Docker does on its own host.
+func (e *Engine) serveSocket(t *testing.T, path string) {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	pair, err := tls.LoadX509KeyPair(filepath.Join(e.Certificates, "cert.pem"), filepath.Join(e.Certificates, "key.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := url.Parse(e.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The test itself has started the engine, so its certificate need not be verified.
+	config := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true} //nolint:gosec // see above
+	go func() {
+		for {
+			near, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go relay(near, at.Host, config)
+		}
+	}()
+}
+
+// relay connects a connection to an address with TLS, until either side ends.
+func relay(near net.Conn, address string, config *tls.Config) {
+	defer func() { _ = near.Close() }()
+	far, err := tls.Dial("tcp", address, config) //nolint:noctx // it ends with its listener
+	if err != nil {
+		return
+	}
+	defer func() { _ = far.Close() }()
+	ended := make(chan struct{}, 2)
+	for _, pair := range [][2]io.ReadWriter{{near, far}, {far, near}} {
+		go func() {
+			_, _ = io.Copy(pair[0], pair[1])
+			ended <- struct{}{}
+		}()
+	}
+	<-ended
+}
