@@ -140,6 +140,9 @@ func TestNothingIsLeft(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "process killed" {
+				cluster.SkipUnlessFull(t)
+			}
 			dir := filepath.Join(t.TempDir(), "cluster")
 			_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
 			cmd := startChild(t, cluster.Options{Nodes: 1, Dir: dir})

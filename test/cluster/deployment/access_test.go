@@ -21,6 +21,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -35,6 +36,7 @@ const (
 
 // TestAccess has one Drover for all that others reach: metrics, streams and Secrets.
 func TestAccess(t *testing.T) {
+	cluster.SkipUnlessFull(t)
 	d := New(t)
 	d.CreateNamespace(t)
 	for _, name := range []string{monitoring, blue, green} {
