@@ -20,13 +20,14 @@ const keptChunks = 64
 type Keyboard struct {
 	typed chan []byte
 	left  chan struct{} // closed once LeaveKey was typed
+	turn  chan struct{} // has room for the one that may use typed and rest
 	rest  []byte
 }
 
 // ReadKeyboard starts reading. If in is a terminal, LeaveKey ends it and is not passed on,
 // and what is typed while nothing takes it is lost; of a pipe nothing is.
 func ReadKeyboard(in io.Reader, isTerminal bool) *Keyboard {
-	k := &Keyboard{typed: make(chan []byte, keptChunks), left: make(chan struct{})}
+	k := &Keyboard{typed: make(chan []byte, keptChunks), left: make(chan struct{}), turn: make(chan struct{}, 1)}
 	go k.run(in, isTerminal)
 	return k
 }
@@ -64,8 +65,11 @@ func (k *Keyboard) keep(chunk []byte, mayDrop bool) {
 	}
 }
 
-// Drop forgets what was typed and not sent.
+// Drop forgets what was typed and not sent. The reader of an earlier connection, if there is
+// one, must have ended or be about to end.
 func (k *Keyboard) Drop() {
+	k.turn <- struct{}{}
+	defer func() { <-k.turn }()
 	k.rest = nil
 	for {
 		select {
@@ -90,9 +94,15 @@ type keys struct {
 	keyboard *Keyboard
 }
 
-// Read implements io.Reader.
+// Read implements io.Reader. What it has when ctx ends is left to the next reader.
 func (r *keys) Read(p []byte) (int, error) {
 	k := r.keyboard
+	select {
+	case <-r.ctx.Done():
+		return 0, io.EOF
+	case k.turn <- struct{}{}:
+	}
+	defer func() { <-k.turn }()
 	if len(k.rest) == 0 {
 		select {
 		case <-r.ctx.Done():
@@ -103,6 +113,9 @@ func (r *keys) Read(p []byte) (int, error) {
 			}
 			k.rest = chunk
 		}
+	}
+	if r.ctx.Err() != nil {
+		return 0, io.EOF
 	}
 	n := copy(p, k.rest)
 	k.rest = k.rest[n:]

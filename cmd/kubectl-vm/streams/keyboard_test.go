@@ -63,3 +63,25 @@ func TestKeysOfTwoConnections(t *testing.T) {
 		}
 	}
 }
+
+// TestKeyboardOfNextConnection checks that the reader of a connection that has ended takes
+// nothing from the next one's, also while it is ending.
+func TestKeyboardOfNextConnection(t *testing.T) {
+	t.Parallel()
+	in, typed := io.Pipe()
+	k := ReadKeyboard(in, true)
+	for n := range 200 {
+		ctx, cancel := context.WithCancel(t.Context())
+		former := k.For(ctx)
+		go func() { _, _ = former.Read(make([]byte, 8)) }()
+		cancel()
+		k.Drop()
+		key := []byte{'a' + byte(n%26)}
+		go func() { _, _ = typed.Write(key) }()
+		got := make([]byte, 8)
+		if size, err := k.For(t.Context()).Read(got); err != nil || string(got[:size]) != string(key) {
+			t.Fatalf("key %d: %q, %v, want %q", n, got[:size], err, key)
+		}
+	}
+	_ = typed.Close()
+}
