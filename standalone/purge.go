@@ -41,8 +41,9 @@ func newPurgeCommand() *cobra.Command {
 		Use:   "purge",
 		Short: "Remove this installation's servers and, with --data, its data",
 		Long: `Remove the servers of the Drover that has this data dir, and no others, after
-asking. Drover must be stopped. As root it acts as the user who owns the data dir. Servers that were released on purpose
-(deletionPolicy Retain) are left alone.
+asking. Drover must be stopped. As root it acts as the user who owns the data
+dir. Servers that were released on purpose (deletionPolicy Retain) are left
+alone.
 
 Without --data the VirtualMachines stay, and the next "drover up" makes their
 servers again.`,
@@ -62,6 +63,10 @@ servers again.`,
 func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err := datadir.BecomeOwner(o.dataDir); err != nil {
 		return err
+	}
+	if empty, err := datadir.Layout(o.dataDir).IsEmpty(); err == nil && empty {
+		o.printf("%s is empty: there is nothing to remove.\n", o.dataDir)
+		return nil
 	}
 	dir, err := datadir.OpenExisting(o.dataDir)
 	if err != nil {
@@ -165,6 +170,10 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 	o.printf("Data removed.\n")
 	if len(left) > 0 {
 		o.printf("%s stays, since these are not Drover's: %s\n", dir.Layout, strings.Join(left, ", "))
+		return nil
+	}
+	if empty, err := dir.IsEmpty(); err == nil && empty {
+		o.printf("%s stays, empty: only the owner of the folder above may remove it.\n", dir.Layout)
 	}
 	return nil
 }
