@@ -318,13 +318,16 @@ func (s *serversOptions) explainRemoval(ctx context.Context, ids []string) error
 	return errors.New(strings.Join(lines, "\n"))
 }
 
-// removalOf returns how a person removes a released server.
+// removalOf returns how a person removes a released server. What an engine says is quoted for
+// the shell. The process that has the number of a machine's QEMU may be another one by now.
 func removalOf(s servers.Server) string {
 	switch s.Driver {
 	case "docker":
-		return "docker rm --force --volumes " + s.ID
+		return "docker rm --force --volumes -- " + quoteShell(s.ID)
 	case "qemu":
-		return fmt.Sprintf("end the QEMU with -uuid %s, then remove the folder vms/%s of --qemu-dir", s.UID, s.UID)
+		folder := fmt.Sprintf("./retained/%s.%s", s.UID, s.ID)
+		return fmt.Sprintf("in --qemu-dir: sudo pkill --full --pidfile %s -- %s; sudo rm -r %s",
+			quoteShell(folder+"/pid"), quoteShell("-uuid "+string(s.UID)), quoteShell(folder))
 	}
 	return fmt.Sprintf("remove %s server %s of %s/%s", s.Driver, s.ID, s.Namespace, s.Name)
 }
