@@ -67,11 +67,16 @@ func TestReportGone(t *testing.T) {
 		"there":          {Look{Answered: own, Servers: []Server{s}}, 1, ""},
 		"another's":      {Look{Answered: own, Servers: []Server{newServer("a", "u1", "id2")}}, 0, "Removed"},
 		"no answer":      {Look{}, 1, ""},
+		"no id":          {Look{Answered: []Engine{{"docker", ""}}}, 1, ""},
 		"another engine": {Look{Answered: []Engine{{"docker", "E"}, {"qemu", "D"}}}, 1, ""},
 		"has an owner":   {Look{Answered: own, Servers: []Server{s}, Owners: map[types.UID]bool{"u1": true}}, 0, "has a VirtualMachine again"},
 	} {
 		var out bytes.Buffer
 		r := &Remover{Out: &out}
+		s := s
+		if name == "no id" {
+			s.EngineID = ""
+		}
 		if left := r.reportGone(&c.look, []Server{s}); len(left) != c.left || !strings.Contains(out.String(), c.says) || c.says == "" && out.Len() > 0 {
 			t.Errorf("%s: left %+v, printed %q", name, left, out.String())
 		}
