@@ -130,7 +130,7 @@ func keepInMemory(content []byte) (string, error) {
 		rest = rest[n:]
 	}
 	const sealed = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sealed); err != nil { //nolint:gosec // a descriptor
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sealed); err != nil {
 		return "", fmt.Errorf("protect a file in memory: %w", err)
 	}
 	return fmt.Sprintf("/proc/self/fd/%d", fd), nil
