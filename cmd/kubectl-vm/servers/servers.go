@@ -93,7 +93,7 @@ func PrintTable(out io.Writer, all []Server, key Key, now time.Time, none string
 		if !s.StartedAt.IsZero() {
 			age = duration.HumanDuration(now.Sub(s.StartedAt))
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key.of(s), s.Driver, nameOf(s), printable.Line(s.State), age)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", printable.Line(key.of(s)), printable.Line(s.Driver), nameOf(s), printable.Line(s.State), age)
 	}
 	return table.Flush()
 }

@@ -85,11 +85,11 @@ func TestReportGone(t *testing.T) {
 
 func TestPrint(t *testing.T) {
 	t.Parallel()
-	never := newServer("b\x1b[2J", "u2", "id2")
-	never.StartedAt, never.State = time.Time{}, "Stopped"
+	never := newServer("b\x1b[2J", "u2", "id\x1b2")
+	never.Driver, never.StartedAt, never.State = "d\x1b", time.Time{}, "Stopped"
 	all := []Server{newServer("a", "u1", "0123456789abcdef"), never}
 	var out bytes.Buffer
-	const want = "ID             DRIVER   VM               STATE     AGE\n0123456789ab   docker   default/a        Running   60m\nid2            docker   default/b?[2J   Stopped   -\n"
+	const want = "ID             DRIVER   VM               STATE     AGE\n0123456789ab   docker   default/a        Running   60m\nid?2           d?       default/b?[2J   Stopped   -\n"
 	if err := PrintTable(&out, all, ByID, now, "none"); err != nil || strings.ReplaceAll(out.String(), " ", "") != strings.ReplaceAll(want, " ", "") {
 		t.Errorf("got\n%s, %v", out.String(), err)
 	}
