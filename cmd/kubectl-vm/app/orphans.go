@@ -32,6 +32,7 @@ type serversOptions struct {
 	yes, wait bool
 	timeout   time.Duration
 	warned    bool
+	client    *streams.Client // nil before the first look, and after one that failed
 }
 
 // NewOrphansCommand returns the verb orphans.
@@ -184,27 +185,43 @@ const maxServers = 64 << 20
 
 // readServers asks a controller for all servers.
 func (s *serversOptions) readServers(ctx context.Context) (*servers.Look, error) {
-	config, err := s.RESTConfig()
-	if err != nil {
-		return nil, err
-	}
-	client, err := streams.Discover(ctx, config)
-	if err != nil {
-		return nil, err
-	}
-	body, err := client.GetPath(ctx, streamsapi.ServersPath)
+	body, err := s.openServers(ctx)
 	if apierrors.IsNotFound(err) {
 		return nil, errors.New("the controller is older than this program, and does not list servers")
 	}
 	if err != nil {
-		return nil, streams.Cause(err)
+		return nil, err
 	}
 	defer func() { _ = body.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(body, maxServers)) // to its end, or the connection is not used again
+	if err != nil {
+		return nil, fmt.Errorf("read the servers: %w", err)
+	}
 	var list streamsapi.ServerList
-	if err := json.NewDecoder(io.LimitReader(body, maxServers)).Decode(&list); err != nil {
+	if err := json.Unmarshal(raw, &list); err != nil {
 		return nil, fmt.Errorf("read the servers: %w", err)
 	}
 	return s.lookAt(list), nil
+}
+
+// openServers keeps the client, and so its connection, for the next look. After a failure the
+// servers may be served elsewhere.
+func (s *serversOptions) openServers(ctx context.Context) (io.ReadCloser, error) {
+	if s.client == nil {
+		config, err := s.RESTConfig()
+		if err != nil {
+			return nil, err
+		}
+		if s.client, err = streams.Discover(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	body, err := s.client.GetPath(ctx, streamsapi.ServersPath)
+	if err != nil {
+		s.client.Close()
+		s.client = nil
+	}
+	return body, streams.Cause(err)
 }
 
 func (s *serversOptions) lookAt(list streamsapi.ServerList) *servers.Look {
