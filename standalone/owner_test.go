@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -126,6 +127,33 @@ func TestPurgeOfService(t *testing.T) {
 		out := runCommand(t, dir, "purge --yes --data")
 		if !strings.Contains(out, says) || !strings.Contains(out, "result: <nil>") {
 			t.Errorf("it does not print %q:\n%s", says, out)
+		}
+	}
+}
+
+// TestDockerOfService checks that commands which act as the owner of the data dir say how that
+// gets the right to use Docker.
+func TestDockerOfService(t *testing.T) {
+	base, user := framework.PublicDir(t), framework.PlainUser(t)
+	dir, socket := datadir.Layout(filepath.Join(base, "data")), filepath.Join(base, "s")
+	listener, err := net.Listen("unix", socket) //nolint:noctx // no wait
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	makeDataDir(t, dir, "", user)
+	for path, content := range map[string]string{dir.Engines(): `[{"driver": "docker", "engineID": "D"}]`, filepath.Join(string(dir), "cluster-id"): "c"} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Chmod(socket, 0o600), framework.ChownAll(string(dir), user)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("DOCKER_HOST", "unix://"+socket)
+	for _, line := range []string{"purge --yes", "retained list"} {
+		if out := runCommand(t, dir, line); !strings.Contains(out, "sudo usermod --append --groups docker ") {
+			t.Errorf("%s printed\n%s", line, out)
 		}
 	}
 }
