@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
@@ -90,7 +91,7 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err := found.Remove(ctx, clock.RealClock{}); err != nil {
 		return fmt.Errorf("some servers are still there, and the data: %w", err)
 	}
-	o.printf("Removed: %s.\n", formatCount(found.Count()))
+	o.printf("Removed: %s.\n", servers.Count(found.Count(), "server"))
 	return o.removeData(dir)
 }
 
@@ -144,9 +145,9 @@ func (o *purgeOptions) confirmRemoval(dir *datadir.Dir, found *purge.Found) erro
 		return err
 	}
 	if found.Released > 0 {
-		o.printf("(Released on purpose and left alone: %s.)\n", formatCount(found.Released))
+		o.printf("(Released on purpose and left alone: %s.)\n", servers.Count(found.Released, "server"))
 	}
-	what := formatCount(found.Count())
+	what := servers.Count(found.Count(), "server")
 	if o.data {
 		what += fmt.Sprintf(" and the data dir %s with all VirtualMachines", dir.Layout)
 	}
@@ -211,11 +212,4 @@ func checkNoMachines(dir *datadir.Dir) error {
 
 func (o *purgeOptions) printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(o.out, format, args...)
-}
-
-func formatCount(n int) string {
-	if n == 1 {
-		return "1 server"
-	}
-	return fmt.Sprintf("%d servers", n)
 }

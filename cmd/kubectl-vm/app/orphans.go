@@ -58,7 +58,7 @@ func NewOrphansCommand(o *Options) *cobra.Command {
 			"--orphan-grace apart, so this takes a minute or two. A server that has a VM by then\n" +
 			"stays. You need the right to write ConfigMap " + streamsapi.OrphanApprovalsName + " in kube-system.",
 		Args: atLeastOne("UID"), Example: o.examples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
-		ValidArgsFunction: s.completeOrphans,
+		ValidArgsFunction: s.complete(s.look, (*servers.Look).Orphans, servers.ByUID),
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.removeOrphans(cmd.Context(), args) },
 	}
 	f := remove.Flags()
@@ -89,7 +89,7 @@ func NewRetainedCommand(o *Options) *cobra.Command {
 		Long: "Say how to remove servers that were released. No controller touches them, so that is done\n" +
 			"on the engine's host.",
 		Args: atLeastOne("ID"), Example: o.examples("retained delete 0123456789ab"),
-		ValidArgsFunction: s.completeRetained,
+		ValidArgsFunction: s.complete(s.readServers, (*servers.Look).Retained, servers.ByID),
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.explainRemoval(cmd.Context(), args) },
 	}
 	cmd.AddCommand(list, remove)
@@ -115,7 +115,7 @@ func (s *serversOptions) listOrphans(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.print(look.Orphans(), servers.ByUID, "Every server has a VM.")
+	return s.print(look.Orphans(), servers.ByUID, servers.NoOrphans)
 }
 
 func (s *serversOptions) listRetained(ctx context.Context) error {
@@ -123,7 +123,7 @@ func (s *serversOptions) listRetained(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.print(look.Retained(), servers.ByID, "No servers were released.")
+	return s.print(look.Retained(), servers.ByID, servers.NoRetained)
 }
 
 func (s *serversOptions) print(all []servers.Server, key servers.Key, none string) error {
@@ -142,28 +142,12 @@ func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error
 	}
 	remover := servers.Remover{Look: s.look, Out: s.Out, Clock: s.Clock, Program: s.Program}
 	if !s.yes {
-		remover.Confirm = s.confirm
+		remover.Confirm = s.ask
 	}
 	if s.wait {
 		remover.Timeout = s.timeout
 	}
 	return remover.Remove(ctx, uids)
-}
-
-func (s *serversOptions) confirm(ctx context.Context, question string) error {
-	if !s.isInteractive() {
-		return errUnasked
-	}
-	_, _ = fmt.Fprintf(s.ErrOut, "%s [y/N] ", question)
-	answer, err := s.readAnswer(ctx)
-	if err != nil {
-		return err
-	}
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return nil
-	}
-	return errDeclined
 }
 
 // look reads the engines first and the API live after, so that a VM that was created meanwhile
@@ -275,40 +259,24 @@ func (s *serversOptions) readUIDs(ctx context.Context) (map[types.UID]bool, erro
 	}
 }
 
-// completeOrphans proposes the UIDs of orphans.
-func (s *serversOptions) completeOrphans(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := completionContext(cmd)
-	defer cancel()
-	s.warned = true
-	look, err := s.look(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var all []string
-	for _, one := range look.Orphans() {
-		if !slices.Contains(args, string(one.UID)) {
-			all = append(all, string(one.UID)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
+// complete proposes the keys of servers.
+func (s *serversOptions) complete(look func(context.Context) (*servers.Look, error), choose func(*servers.Look) []servers.Server, key servers.Key) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		ctx, cancel := completionContext(cmd)
+		defer cancel()
+		s.warned = true
+		found, err := look(ctx)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-	}
-	return all, cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeRetained proposes the IDs of released servers.
-func (s *serversOptions) completeRetained(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := completionContext(cmd)
-	defer cancel()
-	s.warned = true
-	look, err := s.readServers(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var all []string
-	for _, one := range look.Retained() {
-		if id := servers.ShortID(one.ID); !slices.Contains(args, id) {
-			all = append(all, id+"\t"+printable.Line(one.Namespace+"/"+one.Name))
+		var all []string
+		for _, one := range choose(found) {
+			if id := key.Of(one); !slices.Contains(args, id) {
+				all = append(all, printable.Line(id)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
+			}
 		}
+		return all, cobra.ShellCompDirectiveNoFileComp
 	}
-	return all, cobra.ShellCompDirectiveNoFileComp
 }
 
 // minPrefix is the least length of the beginning of an id.

@@ -54,7 +54,7 @@ func (r *Remover) Remove(ctx context.Context, uids []string) error {
 		if err := PrintTable(r.Out, chosen, ByUID, r.Clock.Now(), ""); err != nil {
 			return err
 		}
-		if err := r.Confirm(ctx, "Have Drover end and remove "+Count(len(chosen))+" with all disks?"); err != nil {
+		if err := r.Confirm(ctx, "Have Drover end and remove "+Count(len(chosen), "server")+" with all disks?"); err != nil {
 			return err
 		}
 	}
@@ -62,7 +62,7 @@ func (r *Remover) Remove(ctx context.Context, uids []string) error {
 		return fmt.Errorf("approve the removal: %w", err)
 	}
 	if r.Timeout == 0 {
-		_, _ = fmt.Fprintf(r.Out, "Approved: %s. Drover removes them after it has read engine and API twice more.\n", Count(len(chosen)))
+		_, _ = fmt.Fprintf(r.Out, "Approved: %s. Drover removes them after it has read engine and API twice more.\n", Count(len(chosen), "server"))
 		return nil
 	}
 	return r.wait(ctx, chosen)
@@ -186,7 +186,7 @@ func (r *Remover) timeoutError(left []Server, last error) error {
 	if len(left) == 0 {
 		return fmt.Errorf("all are removed, but the approval stays: %w", last)
 	}
-	err := fmt.Errorf("%s, such as %s, not removed within %s: the approval stays; the log says what the sweep waits for", Count(len(left)), left[0].UID, r.Timeout)
+	err := fmt.Errorf("%s, such as %s, not removed within %s: the approval stays; the log says what the sweep waits for", Count(len(left), "server"), left[0].UID, r.Timeout)
 	if last != nil {
 		err = fmt.Errorf("%w; the last look failed: %w", err, last)
 	}

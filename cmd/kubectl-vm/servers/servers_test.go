@@ -28,7 +28,7 @@ func newServer(name, uid, id string) Server {
 // are explained.
 func TestChoose(t *testing.T) {
 	t.Parallel()
-	owned, orphan, kept, broken, off := newServer("a", "owned", "1"), newServer("b", "orphan", "2"), newServer("c", "kept", "3333333333333333"), newServer("d", "broken", ""), newServer("e", "off", "5")
+	owned, orphan, kept, broken, off := newServer("a", "owned", "1"), newServer("b", "orphan", "2"), newServer("c", "kept", "333333333333333333333"), newServer("d", "broken", ""), newServer("e", "off", "5")
 	kept.Retained, kept.MayBeOrphan = true, false
 	broken.Error, broken.MayBeOrphan, off.Driver = "repair it", false, "qemu"
 	look := &Look{
@@ -87,7 +87,7 @@ func TestPrint(t *testing.T) {
 	t.Parallel()
 	never := newServer("b\x1b[2J", "u2", "id\x1b2")
 	never.Driver, never.StartedAt, never.State = "d\x1b", time.Time{}, "Stopped"
-	all := []Server{newServer("a", "u1", "0123456789abcdef"), never}
+	all := []Server{newServer("a", "u1", "0123456789abcdef01234"), never}
 	var out bytes.Buffer
 	const want = "ID             DRIVER   VM               STATE     AGE\n0123456789ab   docker   default/a        Running   60m\nid?2           d?       default/b?[2J   Stopped   -\n"
 	if err := PrintTable(&out, all, ByID, now, "none"); err != nil || strings.ReplaceAll(out.String(), " ", "") != strings.ReplaceAll(want, " ", "") {
