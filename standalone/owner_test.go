@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -76,7 +77,9 @@ func TestRootReadsItsFiles(t *testing.T) {
 	base, user, manifest := framework.PublicDir(t), framework.PlainUser(t), filepath.Join(t.TempDir(), "vm.yaml")
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"path": %q}`, r.URL.Path)
+		if r.Method == http.MethodPost && r.URL.Path == "/some/path" {
+			_, _ = io.WriteString(w, `{"was": "created"}`)
+		}
 	}))
 	defer server.Close()
 	dir := datadir.Layout(filepath.Join(base, "data"))
@@ -85,7 +88,7 @@ func TestRootReadsItsFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := runCommand(t, dir, "kubectl create --raw=/some/path -f "+manifest)
-	if !strings.Contains(out, `{"path": "/some/path"}`) || !strings.Contains(out, "user: 0\n") {
+	if !strings.Contains(out, `{"was": "created"}`) || !strings.Contains(out, "user: 0\n") {
 		t.Errorf("it printed\n%s", out)
 	}
 }
