@@ -61,13 +61,16 @@ check_left() {
 # Packages are tested one by one: within each, many tests already run at a time, and
 # a step that must happen within two seconds should not wait for another package's
 # clusters. Meanwhile the next package's tests are linked (-p 2), so the time that go
-# test prints includes the wait for the lock. Cached results do not count, because go
-# test cannot detect that an engine has changed.
+# test prints includes the wait for the lock. So does the time after which go test kills
+# a package: that is long enough for the package before, while the tests themselves get
+# 15 minutes (the last -test.timeout counts). The kill reaches only flock, and setpriv
+# passes it on. Cached results do not count, because go test cannot detect that an engine
+# has changed.
 lock="$(mktemp)"
 readonly lock
 trap 'rm -f "${lock}"' EXIT
 run() {
-	go test -p 2 -exec "flock --close ${lock}" -count 1 -timeout 15m "$@" ./... | { grep -v '\[no test files\]$' || true; }
+	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 40m "$@" ./... -args -test.timeout=15m | { grep -v '\[no test files\]$' || true; }
 }
 
 echo "compile, module ."

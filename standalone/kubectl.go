@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/kubectl/pkg/cmd/util"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 )
 
 func newKubectlCommand() *cobra.Command {
@@ -72,20 +74,27 @@ func useDataDirKubeconfig(args []string) {
 
 // defaultKubeconfig returns the kubeconfig of this Drover, or nothing if KUBECONFIG
 // names another one. It never falls back to ~/.kube/config: a command meant for a Drover
-// that does not run must not reach some other cluster. Root becomes the owner of the file.
+// that does not run must not reach some other cluster.
 func defaultKubeconfig() string {
 	if os.Getenv("KUBECONFIG") != "" {
 		return ""
 	}
-	dir := datadir.Layout(datadir.Default(os.Getenv, os.Getuid()))
-	path := dir.Kubeconfig()
-	// It may name programs to run.
-	if err := errors.Join(datadir.BecomeOwner(string(dir)), datadir.BecomeOwner(path)); err != nil {
+	path := datadir.Layout(datadir.Default(os.Getenv, os.Getuid())).Kubeconfig()
+	_, err := os.Stat(path)
+	if err == nil && os.Geteuid() == 0 {
+		// Root stays root, to read the files that the command line names.
+		path, err = kubeconfig.ForRoot(path)
+	}
+	switch {
+	case err == nil:
+		return path
+	case os.Geteuid() == 0 && !errors.Is(err, fs.ErrNotExist):
 		fmt.Fprintln(os.Stderr, "drover:", err)
 		os.Exit(1)
 	}
-	if _, err := os.Stat(path); err != nil {
-		fmt.Fprintf(os.Stderr, "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
+	fmt.Fprintf(os.Stderr, "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
+	if os.Geteuid() == 0 {
+		return os.DevNull // Another user could write the missing one meanwhile.
 	}
 	return path
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
@@ -41,8 +42,9 @@ func newPurgeCommand() *cobra.Command {
 		Use:   "purge",
 		Short: "Remove this installation's servers and, with --data, its data",
 		Long: `Remove the servers of the Drover that has this data dir, and no others, after
-asking. Drover must be stopped. As root it acts as the user who owns the data dir. Servers that were released on purpose
-(deletionPolicy Retain) are left alone.
+asking. Drover must be stopped. As root it acts as the user who owns the data
+dir. Servers that were released on purpose (deletionPolicy Retain) are left
+alone.
 
 Without --data the VirtualMachines stay, and the next "drover up" makes their
 servers again.`,
@@ -62,6 +64,10 @@ servers again.`,
 func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err := datadir.BecomeOwner(o.dataDir); err != nil {
 		return err
+	}
+	if empty, err := datadir.Layout(o.dataDir).IsEmpty(); err == nil && empty {
+		o.printf("%s is empty: there is nothing to remove.\n", o.dataDir)
+		return nil
 	}
 	dir, err := datadir.OpenExisting(o.dataDir)
 	if err != nil {
@@ -85,7 +91,7 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err := found.Remove(ctx, clock.RealClock{}); err != nil {
 		return fmt.Errorf("some servers are still there, and the data: %w", err)
 	}
-	o.printf("Removed: %s.\n", formatCount(found.Count()))
+	o.printf("Removed: %s.\n", servers.Count(found.Count(), "server"))
 	return o.removeData(dir)
 }
 
@@ -139,9 +145,9 @@ func (o *purgeOptions) confirmRemoval(dir *datadir.Dir, found *purge.Found) erro
 		return err
 	}
 	if found.Released > 0 {
-		o.printf("(Released on purpose and left alone: %s.)\n", formatCount(found.Released))
+		o.printf("(Released on purpose and left alone: %s.)\n", servers.Count(found.Released, "server"))
 	}
-	what := formatCount(found.Count())
+	what := servers.Count(found.Count(), "server")
 	if o.data {
 		what += fmt.Sprintf(" and the data dir %s with all VirtualMachines", dir.Layout)
 	}
@@ -165,6 +171,10 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 	o.printf("Data removed.\n")
 	if len(left) > 0 {
 		o.printf("%s stays, since these are not Drover's: %s\n", dir.Layout, strings.Join(left, ", "))
+		return nil
+	}
+	if empty, err := dir.IsEmpty(); err == nil && empty {
+		o.printf("%s stays, empty: only the owner of the folder above may remove it.\n", dir.Layout)
 	}
 	return nil
 }
@@ -202,11 +212,4 @@ func checkNoMachines(dir *datadir.Dir) error {
 
 func (o *purgeOptions) printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(o.out, format, args...)
-}
-
-func formatCount(n int) string {
-	if n == 1 {
-		return "1 server"
-	}
-	return fmt.Sprintf("%d servers", n)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -42,15 +43,16 @@ func newVMCommand(o *app.Options) *cobra.Command {
 // useHostCommands gives drover vm the commands of drover that look at this host, in place of
 // the verbs that ask a controller. They do without a Drover that runs where they can.
 func useHostCommands(vm *cobra.Command) {
-	groups := map[string]string{"image": "", "orphans": "", "retained": ""}
+	names := []string{"image", "orphans", "retained"}
+	group := "" // that of the verbs which are replaced
 	for _, verb := range vm.Commands() {
-		if _, replaced := groups[verb.Name()]; replaced {
-			groups["image"], groups[verb.Name()] = verb.GroupID, verb.GroupID
+		if slices.Contains(names, verb.Name()) {
+			group = verb.GroupID
 			vm.RemoveCommand(verb)
 		}
 	}
 	for _, cmd := range sharedCommands() {
-		if group, replaces := groups[cmd.Name()]; replaces {
+		if slices.Contains(names, cmd.Name()) {
 			cmd.GroupID = group
 			vm.AddCommand(cmd)
 		}

@@ -217,7 +217,7 @@ func TestInspectingUsage(t *testing.T) {
 		{[]string{"status", "--data-dir", missing}, 3, ""},
 		{[]string{"orphans", "list", "--data-dir", missing}, 1, "is no Drover data dir"},
 		{[]string{"orphans", "delete", "--data-dir", missing}, 2, "name at least one UID: drover orphans list shows them"},
-		{[]string{"orphans", "delete", "--timeout", "-1s", "x"}, 2, "--timeout is -1s: it must not be negative"},
+		{[]string{"orphans", "delete", "--timeout", "-1s", "x"}, 2, "--timeout is -1s: it must be positive"},
 		{[]string{"retained", "list", "-o", "wide"}, 2, "it must be json"},
 		{[]string{"retained", "delete"}, 2, "name at least one ID: drover retained list shows them"},
 		{[]string{"image", "list", "-o", "x"}, 2, "it must be json"},

@@ -70,7 +70,7 @@ func TestOrphans(t *testing.T) {
 
 func (u *user) checkNoOrphans() {
 	u.t.Helper()
-	if got := u.must("orphans", "list"); got != "Every server has a VM.\n" {
+	if got := u.must("orphans", "list"); got != "Every server has a VirtualMachine.\n" {
 		u.t.Errorf("orphans are:\n%s", got)
 	}
 }

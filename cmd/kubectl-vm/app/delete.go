@@ -19,6 +19,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 )
 
 type deleteOptions struct {
@@ -148,19 +149,23 @@ func (d *deleteOptions) confirm(ctx context.Context, found []*selected) error {
 		return nil
 	}
 	d.printRemovals(found)
-	if !d.isInteractive() {
+	return d.ask(ctx, "Delete "+servers.Count(len(found), "VM")+"?")
+}
+
+// ask asks a question, and returns an error unless the answer is yes.
+func (o *Options) ask(ctx context.Context, question string) error {
+	if !o.isInteractive() {
 		return errUnasked
 	}
-	_, _ = fmt.Fprintf(d.ErrOut, "Delete %s? [y/N] ", countText(len(found), "VM"))
-	answer, err := d.readAnswer(ctx)
+	_, _ = fmt.Fprintf(o.ErrOut, "%s [y/N] ", question)
+	answer, err := o.readAnswer(ctx)
 	if err != nil {
 		return err
 	}
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return nil
+	if !servers.IsYes(answer) {
+		return errDeclined
 	}
-	return errDeclined
+	return nil
 }
 
 // readAnswer reads a line. Ctrl-C ends it, and so does Ctrl-D, which is an empty answer.
@@ -305,7 +310,7 @@ func (d *deleteOptions) await(ctx context.Context, w *waiter) error {
 // serverName returns the engine's name of a server.
 func serverName(vm *api.VirtualMachine) string {
 	if s := vm.Status.Server; s != nil && s.ID != "" {
-		return shortID(s.ID) + " on " + driverOf(vm)
+		return servers.ShortID(s.ID) + " on " + driverOf(vm)
 	}
 	return "on " + driverOf(vm)
 }

@@ -13,6 +13,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/advice"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 )
 
 // verdict says whether a VM needs a person.
@@ -222,7 +223,7 @@ func engineFact(vm *api.VirtualMachine) string {
 	}
 	name := "The engine of driver " + driver
 	if b := vm.Status.Binding; b != nil {
-		name += " (" + shortID(b.EngineID) + ")"
+		name += " (" + servers.ShortID(b.EngineID) + ")"
 	}
 	switch c := conditionOf(vm, api.ConditionObserved); c.Status {
 	case metav1.ConditionTrue:
@@ -242,7 +243,7 @@ func serverText(vm *api.VirtualMachine) string {
 	case s.ID == "":
 		return ": the server is " + printable.Line(s.State)
 	default:
-		return fmt.Sprintf(": server %s is %s", shortID(s.ID), printable.Line(s.State))
+		return fmt.Sprintf(": server %s is %s", servers.ShortID(s.ID), printable.Line(s.State))
 	}
 }
 

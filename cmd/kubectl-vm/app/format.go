@@ -197,12 +197,3 @@ type usage struct{ cpus, cpuPercent, bytes, memoryPercent float64 }
 
 // percent returns a usage in per cent.
 func percent(f float64) string { return strconv.FormatFloat(f, 'f', 1, 64) + "%" }
-
-// shortID returns an identifier, or the beginning of a long one, as docker ps has it.
-func shortID(id string) string {
-	const long, short = 20, 12
-	if len(id) <= long {
-		return id
-	}
-	return id[:short]
-}

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 )
 
 // formatWide is the output format with all columns.
@@ -164,13 +165,13 @@ func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 func (l *listOptions) wideCells(vm *api.VirtualMachine) []cell {
 	cpu, memory, engine, id := none, none, none, none
 	if s := vm.Status.Server; s != nil {
-		id = cmp.Or(shortID(s.ID), none)
+		id = cmp.Or(servers.ShortID(s.ID), none)
 	}
 	if u, known := usageOf(vm); known {
 		cpu, memory = percent(u.cpuPercent), percent(u.memoryPercent)
 	}
 	if b := vm.Status.Binding; b != nil {
-		engine = shortID(b.EngineID)
+		engine = servers.ShortID(b.EngineID)
 	}
 	return []cell{
 		{text: cmp.Or(driverOf(vm), none)},

@@ -32,6 +32,7 @@ type serversOptions struct {
 	yes, wait bool
 	timeout   time.Duration
 	warned    bool
+	client    *streams.Client // nil before the first look, and after one that failed
 }
 
 // NewOrphansCommand returns the verb orphans.
@@ -57,7 +58,7 @@ func NewOrphansCommand(o *Options) *cobra.Command {
 			"--orphan-grace apart, so this takes a minute or two. A server that has a VM by then\n" +
 			"stays. You need the right to write ConfigMap " + streamsapi.OrphanApprovalsName + " in kube-system.",
 		Args: atLeastOne("UID"), Example: o.examples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
-		ValidArgsFunction: s.completeOrphans,
+		ValidArgsFunction: s.complete(s.look, (*servers.Look).Orphans, servers.ByUID),
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.removeOrphans(cmd.Context(), args) },
 	}
 	f := remove.Flags()
@@ -88,7 +89,7 @@ func NewRetainedCommand(o *Options) *cobra.Command {
 		Long: "Say how to remove servers that were released. No controller touches them, so that is done\n" +
 			"on the engine's host.",
 		Args: atLeastOne("ID"), Example: o.examples("retained delete 0123456789ab"),
-		ValidArgsFunction: s.completeRetained,
+		ValidArgsFunction: s.complete(s.readServers, (*servers.Look).Retained, servers.ByID),
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.explainRemoval(cmd.Context(), args) },
 	}
 	cmd.AddCommand(list, remove)
@@ -114,7 +115,7 @@ func (s *serversOptions) listOrphans(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.print(look.Orphans(), servers.ByUID, "Every server has a VM.")
+	return s.print(look.Orphans(), servers.ByUID, servers.NoOrphans)
 }
 
 func (s *serversOptions) listRetained(ctx context.Context) error {
@@ -122,7 +123,7 @@ func (s *serversOptions) listRetained(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.print(look.Retained(), servers.ByID, "No servers were released.")
+	return s.print(look.Retained(), servers.ByID, servers.NoRetained)
 }
 
 func (s *serversOptions) print(all []servers.Server, key servers.Key, none string) error {
@@ -141,28 +142,12 @@ func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error
 	}
 	remover := servers.Remover{Look: s.look, Out: s.Out, Clock: s.Clock, Program: s.Program}
 	if !s.yes {
-		remover.Confirm = s.confirm
+		remover.Confirm = s.ask
 	}
 	if s.wait {
 		remover.Timeout = s.timeout
 	}
 	return remover.Remove(ctx, uids)
-}
-
-func (s *serversOptions) confirm(ctx context.Context, question string) error {
-	if !s.isInteractive() {
-		return errUnasked
-	}
-	_, _ = fmt.Fprintf(s.ErrOut, "%s [y/N] ", question)
-	answer, err := s.readAnswer(ctx)
-	if err != nil {
-		return err
-	}
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return nil
-	}
-	return errDeclined
 }
 
 // look reads the engines first and the API live after, so that a VM that was created meanwhile
@@ -184,27 +169,43 @@ const maxServers = 64 << 20
 
 // readServers asks a controller for all servers.
 func (s *serversOptions) readServers(ctx context.Context) (*servers.Look, error) {
-	config, err := s.RESTConfig()
-	if err != nil {
-		return nil, err
-	}
-	client, err := streams.Discover(ctx, config)
-	if err != nil {
-		return nil, err
-	}
-	body, err := client.GetPath(ctx, streamsapi.ServersPath)
+	body, err := s.openServers(ctx)
 	if apierrors.IsNotFound(err) {
 		return nil, errors.New("the controller is older than this program, and does not list servers")
 	}
 	if err != nil {
-		return nil, streams.Cause(err)
+		return nil, err
 	}
 	defer func() { _ = body.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(body, maxServers)) // to its end, or the connection is not used again
+	if err != nil {
+		return nil, fmt.Errorf("read the servers: %w", err)
+	}
 	var list streamsapi.ServerList
-	if err := json.NewDecoder(io.LimitReader(body, maxServers)).Decode(&list); err != nil {
+	if err := json.Unmarshal(raw, &list); err != nil {
 		return nil, fmt.Errorf("read the servers: %w", err)
 	}
 	return s.lookAt(list), nil
+}
+
+// openServers keeps the client, and so its connection, for the next look. After a failure the
+// servers may be served elsewhere.
+func (s *serversOptions) openServers(ctx context.Context) (io.ReadCloser, error) {
+	if s.client == nil {
+		config, err := s.RESTConfig()
+		if err != nil {
+			return nil, err
+		}
+		if s.client, err = streams.Discover(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	body, err := s.client.GetPath(ctx, streamsapi.ServersPath)
+	if err != nil {
+		s.client.Close()
+		s.client = nil
+	}
+	return body, streams.Cause(err)
 }
 
 func (s *serversOptions) lookAt(list streamsapi.ServerList) *servers.Look {
@@ -258,40 +259,24 @@ func (s *serversOptions) readUIDs(ctx context.Context) (map[types.UID]bool, erro
 	}
 }
 
-// completeOrphans proposes the UIDs of orphans.
-func (s *serversOptions) completeOrphans(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := completionContext(cmd)
-	defer cancel()
-	s.warned = true
-	look, err := s.look(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var all []string
-	for _, one := range look.Orphans() {
-		if !slices.Contains(args, string(one.UID)) {
-			all = append(all, string(one.UID)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
+// complete proposes the keys of servers.
+func (s *serversOptions) complete(look func(context.Context) (*servers.Look, error), choose func(*servers.Look) []servers.Server, key servers.Key) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		ctx, cancel := completionContext(cmd)
+		defer cancel()
+		s.warned = true
+		found, err := look(ctx)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-	}
-	return all, cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeRetained proposes the IDs of released servers.
-func (s *serversOptions) completeRetained(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := completionContext(cmd)
-	defer cancel()
-	s.warned = true
-	look, err := s.readServers(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var all []string
-	for _, one := range look.Retained() {
-		if id := servers.ShortID(one.ID); !slices.Contains(args, id) {
-			all = append(all, id+"\t"+printable.Line(one.Namespace+"/"+one.Name))
+		var all []string
+		for _, one := range choose(found) {
+			if id := key.Of(one); !slices.Contains(args, id) {
+				all = append(all, printable.Line(id)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
+			}
 		}
+		return all, cobra.ShellCompDirectiveNoFileComp
 	}
-	return all, cobra.ShellCompDirectiveNoFileComp
 }
 
 // minPrefix is the least length of the beginning of an id.
@@ -318,13 +303,16 @@ func (s *serversOptions) explainRemoval(ctx context.Context, ids []string) error
 	return errors.New(strings.Join(lines, "\n"))
 }
 
-// removalOf returns how a person removes a released server.
+// removalOf returns how a person removes a released server. What an engine says is quoted for
+// the shell. The process that has the number of a machine's QEMU may be another one by now.
 func removalOf(s servers.Server) string {
 	switch s.Driver {
 	case "docker":
-		return "docker rm --force --volumes " + s.ID
+		return "docker rm --force --volumes -- " + quoteShell(s.ID)
 	case "qemu":
-		return fmt.Sprintf("end the QEMU with -uuid %s, then remove the folder vms/%s of --qemu-dir", s.UID, s.UID)
+		folder := fmt.Sprintf("./retained/%s.%s", s.UID, s.ID)
+		return fmt.Sprintf("in --qemu-dir: sudo pkill --full --pidfile %s -- %s; sudo rm -r %s",
+			quoteShell(folder+"/pid"), quoteShell("-uuid "+string(s.UID)), quoteShell(folder))
 	}
 	return fmt.Sprintf("remove %s server %s of %s/%s", s.Driver, s.ID, s.Namespace, s.Name)
 }

@@ -17,6 +17,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 )
 
 type showOptions struct {
@@ -177,7 +178,7 @@ func (s *showOptions) sinceText(vm *api.VirtualMachine) string {
 	}
 	text := fmt.Sprintf("last started %s ago, at %s", s.ageOf(vm.Status.StartTime.Time), instantText(vm.Status.StartTime.Time))
 	if n := vm.Status.RestartCount; n > 0 {
-		text += ", after " + countText(int(n), "restart")
+		text += ", after " + servers.Count(int(n), "restart")
 	}
 	return text
 }
@@ -188,10 +189,10 @@ func instantText(at time.Time) string { return at.UTC().Format("2006-01-02 15:04
 func placeText(vm *api.VirtualMachine) string {
 	text := driverOf(vm)
 	if b := vm.Status.Binding; b != nil {
-		text += ", engine " + shortID(b.EngineID)
+		text += ", engine " + servers.ShortID(b.EngineID)
 	}
 	if s := vm.Status.Server; s != nil {
-		text += ", as " + shortID(s.ID)
+		text += ", as " + servers.ShortID(s.ID)
 		switch s.Accelerator {
 		case "kvm":
 			text += ", by KVM"
@@ -285,7 +286,7 @@ func (s *showOptions) operationText(vm *api.VirtualMachine) string {
 	}
 	text := string(op.Type) + ", since " + s.ageOf(op.StartedAt.Time)
 	if op.Attempts > 0 {
-		text += ", failed " + countText(int(op.Attempts), "time")
+		text += ", failed " + servers.Count(int(op.Attempts), "time")
 	}
 	return text + s.nextTryText(op)
 }

@@ -241,10 +241,13 @@ func knownHostsFile() (string, error) {
 func quoteCommand(words []string) string {
 	quoted := make([]string, len(words))
 	for i, word := range words {
-		quoted[i] = "'" + strings.ReplaceAll(word, "'", "'\\''") + "'"
+		quoted[i] = quoteShell(word)
 	}
 	return strings.ReplaceAll(strings.Join(quoted, " "), "%", "%%")
 }
+
+// quoteShell quotes a word for a shell.
+func quoteShell(word string) string { return "'" + strings.ReplaceAll(word, "'", "'\\''") + "'" }
 
 // quoteWord quotes a path in ssh's configuration, where a space would end it.
 func quoteWord(path string) string {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 )
 
 // topPeriod is the time between two looks at whether something has changed.
@@ -292,7 +293,7 @@ func (t *topOptions) summary(vms []api.VirtualMachine, lost error) string {
 		cpus, bytes = cpus+u.cpus, bytes+u.bytes
 		states[stateOf(&vms[i]).text]++
 	}
-	text := fmt.Sprintf("%s  %s%s  CPU %.2f/%g  memory %s/%s", t.Clock.Now().Format(time.TimeOnly), countText(len(vms), "VM"), statesText(states),
+	text := fmt.Sprintf("%s  %s%s  CPU %.2f/%g  memory %s/%s", t.Clock.Now().Format(time.TimeOnly), servers.Count(len(vms), "VM"), statesText(states),
 		cpus, allCPUs, bytesText(bytes, decimalBytes), bytesText(allBytes, decimalBytes))
 	if lost != nil {
 		text += "  (no answer from the API server)"
@@ -314,12 +315,4 @@ func statesText(states map[string]int) string {
 		return ""
 	}
 	return " (" + strings.Join(names, ", ") + ")"
-}
-
-// countText returns a number of things.
-func countText(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

@@ -54,7 +54,7 @@ func (r *Remover) Remove(ctx context.Context, uids []string) error {
 		if err := PrintTable(r.Out, chosen, ByUID, r.Clock.Now(), ""); err != nil {
 			return err
 		}
-		if err := r.Confirm(ctx, "Have Drover end and remove "+Count(len(chosen))+" with all disks?"); err != nil {
+		if err := r.Confirm(ctx, "Have Drover end and remove "+Count(len(chosen), "server")+" with all disks?"); err != nil {
 			return err
 		}
 	}
@@ -62,7 +62,7 @@ func (r *Remover) Remove(ctx context.Context, uids []string) error {
 		return fmt.Errorf("approve the removal: %w", err)
 	}
 	if r.Timeout == 0 {
-		_, _ = fmt.Fprintf(r.Out, "Approved: %s. Drover removes them after it has read engine and API twice more.\n", Count(len(chosen)))
+		_, _ = fmt.Fprintf(r.Out, "Approved: %s. Drover removes them after it has read engine and API twice more.\n", Count(len(chosen), "server"))
 		return nil
 	}
 	return r.wait(ctx, chosen)
@@ -149,29 +149,48 @@ func approve(ctx context.Context, look *Look, chosen, done []Server) error {
 	return look.Core.Patch(types.MergePatchType).Namespace(metav1.NamespaceSystem).Resource(resource).Name(streams.OrphanApprovalsName).Body(patch).Do(ctx).Error()
 }
 
-// wait waits until the controller has removed the servers.
+// wait waits until the controller has removed the servers. A failure to look may pass, as while
+// a replica starts, unless it is one of rights.
 func (r *Remover) wait(ctx context.Context, chosen []Server) error {
 	_, _ = fmt.Fprintln(r.Out, "Approved. Drover reads engine and API twice more, then removes them ...")
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	ticker := r.Clock.NewTicker(pollPeriod)
 	defer ticker.Stop()
+	var last error
 	for all := chosen; ; {
 		look, err := r.Look(ctx)
-		if err != nil && ctx.Err() == nil {
-			return err
-		}
 		if err == nil {
 			if chosen = r.reportGone(look, chosen); len(chosen) == 0 {
-				return approve(ctx, look, nil, all)
+				if err = approve(ctx, look, nil, all); err == nil {
+					return nil
+				}
 			}
+		}
+		switch {
+		case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
+			return fmt.Errorf("the approval stays: %w", err)
+		case ctx.Err() == nil:
+			last = err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s, such as %s, not removed within %s: the approval stays; the log says what the sweep waits for", Count(len(chosen)), chosen[0].UID, r.Timeout)
+			return r.timeoutError(chosen, last)
 		case <-ticker.C():
 		}
 	}
+}
+
+// timeoutError says what was waited for in vain, and what failed last.
+func (r *Remover) timeoutError(left []Server, last error) error {
+	if len(left) == 0 {
+		return fmt.Errorf("all are removed, but the approval stays: %w", last)
+	}
+	err := fmt.Errorf("%s, such as %s, not removed within %s: the approval stays; the log says what the sweep waits for", Count(len(left), "server"), left[0].UID, r.Timeout)
+	if last != nil {
+		err = fmt.Errorf("%w; the last look failed: %w", err, last)
+	}
+	return err
 }
 
 // reportGone prints which servers are gone, or have a VirtualMachine again, and returns the
@@ -180,7 +199,8 @@ func (r *Remover) reportGone(look *Look, waited []Server) []Server {
 	var left []Server
 	for _, s := range waited {
 		isThere := slices.ContainsFunc(look.Servers, func(other Server) bool { return other.UID == s.UID && other.ID == s.ID })
-		isKnown := slices.Contains(look.Answered, Engine{s.Driver, s.EngineID})
+		// An engine that does not answer has no id.
+		isKnown := s.EngineID != "" && slices.Contains(look.Answered, Engine{s.Driver, s.EngineID})
 		switch {
 		case !isKnown:
 			left = append(left, s)

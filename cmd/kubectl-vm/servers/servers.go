@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -65,7 +66,8 @@ func (l *Look) filter(keep func(Server) bool) []Server {
 // Key is the first column of a table of servers, by which users name them.
 type Key struct {
 	header string
-	of     func(Server) string
+	// Of returns the key of a server.
+	Of func(Server) string
 }
 
 // The keys of servers: orphans have a UID that no other server has, and released ones an ID.
@@ -74,11 +76,21 @@ var (
 	ByID  = Key{"ID", func(s Server) string { return ShortID(s.ID) }}
 )
 
-// ShortID returns the beginning of an id, which is enough to name a server.
+// ShortID returns an id, or the beginning of a long one, as docker ps has it, which is enough to
+// name a server.
 func ShortID(id string) string {
-	const shown = 12
-	return id[:min(len(id), shown)]
+	const long, short = 20, 12
+	if len(id) <= long {
+		return id
+	}
+	return id[:short]
 }
+
+// What is printed instead of an empty table.
+const (
+	NoOrphans  = "Every server has a VirtualMachine."
+	NoRetained = "No servers were released."
+)
 
 // PrintTable prints a table for people, or none if there are no servers.
 func PrintTable(out io.Writer, all []Server, key Key, now time.Time, none string) error {
@@ -93,7 +105,7 @@ func PrintTable(out io.Writer, all []Server, key Key, now time.Time, none string
 		if !s.StartedAt.IsZero() {
 			age = duration.HumanDuration(now.Sub(s.StartedAt))
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key.of(s), s.Driver, nameOf(s), printable.Line(s.State), age)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", printable.Line(key.Of(s)), printable.Line(s.Driver), nameOf(s), printable.Line(s.State), age)
 	}
 	return table.Flush()
 }
@@ -108,10 +120,16 @@ func PrintJSON(out io.Writer, all []Server) error {
 
 func nameOf(s Server) string { return printable.Line(s.Namespace + "/" + s.Name) }
 
-// Count returns the number of servers in words.
-func Count(n int) string {
+// Count returns a number of things, such as servers.
+func Count(n int, what string) string {
 	if n == 1 {
-		return "1 server"
+		return "1 " + what
 	}
-	return fmt.Sprintf("%d servers", n)
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// IsYes reports whether the answer to a question is yes.
+func IsYes(answer string) bool {
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes"
 }

@@ -28,7 +28,7 @@ func newServer(name, uid, id string) Server {
 // are explained.
 func TestChoose(t *testing.T) {
 	t.Parallel()
-	owned, orphan, kept, broken, off := newServer("a", "owned", "1"), newServer("b", "orphan", "2"), newServer("c", "kept", "3333333333333333"), newServer("d", "broken", ""), newServer("e", "off", "5")
+	owned, orphan, kept, broken, off := newServer("a", "owned", "1"), newServer("b", "orphan", "2"), newServer("c", "kept", "333333333333333333333"), newServer("d", "broken", ""), newServer("e", "off", "5")
 	kept.Retained, kept.MayBeOrphan = true, false
 	broken.Error, broken.MayBeOrphan, off.Driver = "repair it", false, "qemu"
 	look := &Look{
@@ -67,11 +67,16 @@ func TestReportGone(t *testing.T) {
 		"there":          {Look{Answered: own, Servers: []Server{s}}, 1, ""},
 		"another's":      {Look{Answered: own, Servers: []Server{newServer("a", "u1", "id2")}}, 0, "Removed"},
 		"no answer":      {Look{}, 1, ""},
+		"no id":          {Look{Answered: []Engine{{"docker", ""}}}, 1, ""},
 		"another engine": {Look{Answered: []Engine{{"docker", "E"}, {"qemu", "D"}}}, 1, ""},
 		"has an owner":   {Look{Answered: own, Servers: []Server{s}, Owners: map[types.UID]bool{"u1": true}}, 0, "has a VirtualMachine again"},
 	} {
 		var out bytes.Buffer
 		r := &Remover{Out: &out}
+		s := s
+		if name == "no id" {
+			s.EngineID = ""
+		}
 		if left := r.reportGone(&c.look, []Server{s}); len(left) != c.left || !strings.Contains(out.String(), c.says) || c.says == "" && out.Len() > 0 {
 			t.Errorf("%s: left %+v, printed %q", name, left, out.String())
 		}
@@ -80,11 +85,11 @@ func TestReportGone(t *testing.T) {
 
 func TestPrint(t *testing.T) {
 	t.Parallel()
-	never := newServer("b\x1b[2J", "u2", "id2")
-	never.StartedAt, never.State = time.Time{}, "Stopped"
-	all := []Server{newServer("a", "u1", "0123456789abcdef"), never}
+	never := newServer("b\x1b[2J", "u2", "id\x1b2")
+	never.Driver, never.StartedAt, never.State = "d\x1b", time.Time{}, "Stopped"
+	all := []Server{newServer("a", "u1", "0123456789abcdef01234"), never}
 	var out bytes.Buffer
-	const want = "ID             DRIVER   VM               STATE     AGE\n0123456789ab   docker   default/a        Running   60m\nid2            docker   default/b?[2J   Stopped   -\n"
+	const want = "ID             DRIVER   VM               STATE     AGE\n0123456789ab   docker   default/a        Running   60m\nid?2           d?       default/b?[2J   Stopped   -\n"
 	if err := PrintTable(&out, all, ByID, now, "none"); err != nil || strings.ReplaceAll(out.String(), " ", "") != strings.ReplaceAll(want, " ", "") {
 		t.Errorf("got\n%s, %v", out.String(), err)
 	}

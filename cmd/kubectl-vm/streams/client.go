@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/klog/v2"
@@ -43,6 +44,8 @@ const (
 type Client struct {
 	config *rest.Config
 	base   *url.URL
+	// http is for plain responses. One of a configuration with a Dial keeps connections of its own.
+	http *http.Client
 }
 
 // Discover returns a Client for the Drover in the cluster of config. The ConfigMap that only
@@ -68,8 +71,15 @@ func Discover(ctx context.Context, config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{config: own, base: base}, nil
+	client, err := rest.HTTPClientFor(own)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{config: own, base: base, http: client}, nil
 }
+
+// Close closes connections that no response uses.
+func (c *Client) Close() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
 
 func readConfigMap(ctx context.Context, config *rest.Config) (*corev1.ConfigMap, error) {
 	transport, err := rest.HTTPClientFor(config)
@@ -132,11 +142,7 @@ func (c *Client) URL(namespace, name string, s streams.Stream, query url.Values)
 
 // Get returns the body of a stream that is a plain response: Log and Interfaces.
 func (c *Client) Get(ctx context.Context, namespace, name string, s streams.Stream, query url.Values) (io.ReadCloser, error) {
-	client, err := rest.HTTPClientFor(c.config)
-	if err != nil {
-		return nil, err
-	}
-	body, err := get(ctx, client, c.URL(namespace, name, s, query))
+	body, err := get(ctx, c.http, c.URL(namespace, name, s, query))
 	status := (*apierrors.StatusError)(nil)
 	if errors.As(err, &status) && status.ErrStatus.Code == http.StatusNotFound && status.ErrStatus.Kind == "" {
 		err = c.notServed()
@@ -152,11 +158,7 @@ func (c *Client) notServed() error {
 
 // GetPath returns the body of what is served at a path besides streams.
 func (c *Client) GetPath(ctx context.Context, path string) (io.ReadCloser, error) {
-	client, err := rest.HTTPClientFor(c.config)
-	if err != nil {
-		return nil, err
-	}
-	return get(ctx, client, c.base.JoinPath(path))
+	return get(ctx, c.http, c.base.JoinPath(path))
 }
 
 // Connect opens a WebSocket and copies until the stream ends. Its error is that of the

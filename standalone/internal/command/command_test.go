@@ -64,7 +64,7 @@ func TestChooseByID(t *testing.T) {
 func TestPrintServers(t *testing.T) {
 	t.Parallel()
 	p := Program{Clock: clocktesting.NewFakeClock(now)}
-	all := describeServers([]server{newServer("a", "u1", "0123456789abcdef")})
+	all := describeServers([]server{newServer("a", "u1", "0123456789abcdef01234")})
 	var out bytes.Buffer
 	const want = "ID             DRIVER   VM          STATE     AGE\n0123456789ab   docker   default/a   Running   60m\n"
 	if err := p.printServers(&out, all, servers.ByID, "", "none"); err != nil || out.String() != want {

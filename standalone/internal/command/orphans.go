@@ -167,7 +167,7 @@ func (o *orphansOptions) list(ctx context.Context, _ []string) error {
 	if err != nil {
 		return err
 	}
-	return o.printServers(o.out, look.Orphans(), servers.ByUID, o.output, "Every server has a VirtualMachine.")
+	return o.printServers(o.out, look.Orphans(), servers.ByUID, o.output, servers.NoOrphans)
 }
 
 func (o *orphansOptions) remove(ctx context.Context, uids []string) error {

@@ -72,7 +72,7 @@ func (o *retainedOptions) list(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return o.printServers(o.out, describeServers(all), servers.ByID, o.output, "No servers were released.")
+	return o.printServers(o.out, describeServers(all), servers.ByID, o.output, servers.NoRetained)
 }
 
 // find returns the servers that were released, and the cluster's id.
@@ -103,7 +103,7 @@ func (o *retainedOptions) remove(ctx context.Context, ids []string) error {
 		if err := o.printServers(o.out, describeServers(chosen), servers.ByID, "", ""); err != nil {
 			return err
 		}
-		if err := Confirm(o.in, o.out, "End and remove "+servers.Count(len(chosen))+" with all disks?"); err != nil {
+		if err := Confirm(o.in, o.out, "End and remove "+servers.Count(len(chosen), "server")+" with all disks?"); err != nil {
 			return err
 		}
 	}

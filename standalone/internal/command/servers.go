@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	"github.com/go-logr/logr"
 
@@ -104,8 +103,7 @@ func Confirm(in io.Reader, out io.Writer, question string) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
+	if servers.IsYes(answer) {
 		return nil
 	}
 	_, _ = fmt.Fprintln(out)

@@ -89,6 +89,16 @@ func (l Layout) Port() (int, error) {
 	return int(port), nil
 }
 
+// IsEmpty reports whether the path is an empty folder, such as purge leaves where it may not
+// remove the folder itself.
+func (l Layout) IsEmpty() (bool, error) {
+	entries, err := os.ReadDir(string(l))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && len(entries) == 0, err
+}
+
 // Exists reports whether there is a Drover data dir at the path.
 func (l Layout) Exists() (bool, error) {
 	_, err := os.Stat(filepath.Join(string(l), lockFile))
@@ -344,7 +354,7 @@ func (d *Dir) writeWord(name, word string) error {
 }
 
 // Remove removes Drover's files from the data dir, and the folder itself if nothing else
-// is in it. It returns the names of what is left.
+// is in it and this user may remove it. It returns the names of what is left.
 func (d *Dir) Remove() ([]string, error) {
 	names := []string{
 		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, etcdFile, enginesFile,
@@ -364,7 +374,11 @@ func (d *Dir) removeIfEmpty() ([]string, error) {
 		return nil, err
 	}
 	if len(entries) == 0 {
-		return nil, os.Remove(string(d.Layout))
+		// The folder above may be another user's, as that of a service is.
+		if err := os.Remove(string(d.Layout)); !errors.Is(err, fs.ErrPermission) {
+			return nil, err
+		}
+		return nil, nil
 	}
 	left := make([]string, len(entries))
 	for i, e := range entries {

@@ -214,7 +214,7 @@ func reopenEngine(ctx context.Context, e Engine, o registry.Options) (Reopened, 
 	id, err := engineID(ctx, e, r.Driver)
 	switch {
 	case err != nil:
-		return r, fmt.Errorf("%s cannot be asked: %w", e, err)
+		return r, fmt.Errorf("%s cannot be asked: %w", e, adviseGroup(e, err))
 	case e.ID == "" && e.Dir == "":
 		r.Doubt = fmt.Errorf("%s: no id is kept of the engine that was used, and the one that answers, %s/%s, has no servers of this installation", e, e.Driver, id)
 	case e.ID != "" && e.ID != id:

@@ -8,12 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"os/user"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/registry"
 )
 
@@ -71,7 +76,22 @@ func surveyEngine(ctx context.Context, e Engine, env driver.Environment) (driver
 	if err == nil && e.ID != "" && found.EngineID != e.ID {
 		return driver.Survey{}, fmt.Errorf("%w: %s/%s", ErrAnotherEngine, e.Driver, found.EngineID)
 	}
-	return found, err
+	return found, adviseGroup(e, err)
+}
+
+// adviseGroup says how a user gets the right to use a Docker engine. Root that became the owner
+// of the data dir has the groups that the host lists, and not those of a systemd unit: only the
+// owner could say which these were, and might name more than it has.
+func adviseGroup(e Engine, err error) error {
+	const denied = "permission denied" // the client's error wraps none
+	if err == nil || e.Driver != docker.Name || !strings.Contains(err.Error(), denied) {
+		return err
+	}
+	name := strconv.Itoa(os.Geteuid())
+	if listed, err := user.LookupId(name); err == nil {
+		name = listed.Username
+	}
+	return fmt.Errorf("%w: user %s is not in the group of its socket (SupplementaryGroups= of a service do not count here); sudo usermod --append --groups docker %[2]s adds it, which gives it all rights on this host", err, name)
 }
 
 // OpenAdmin opens an engine beside the Drover that uses it.
