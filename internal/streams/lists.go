@@ -55,8 +55,13 @@ func (c *call) listServers(ctx context.Context) streams.ServerList {
 
 func describeEngine(ctx context.Context, name string, d driver.Driver) streams.DriverServers {
 	described := streams.DriverServers{Driver: name, Servers: []streams.Server{}}
+	identifier, ok := driver.As[driver.Identifier](d)
+	if !ok { // clients could take its servers for those of another engine
+		described.Error = "the driver does not report its engine's ID"
+		return described
+	}
 	servers, err := d.List(ctx)
-	if identifier, ok := d.(driver.Identifier); ok && err == nil {
+	if err == nil {
 		described.EngineID, err = identifier.EngineID(ctx)
 	}
 	if err != nil {

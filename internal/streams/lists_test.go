@@ -20,7 +20,9 @@ import (
 // engine that does not answer hides none of another.
 func TestServers(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, nil)
+	f := newFixture(t, func(h *Handler) {
+		h.Drivers["nameless"] = struct{ driver.Driver }{h.Drivers["stub"]}
+	})
 	f.driver.servers = []driver.Server{
 		{UID: "u1", ID: "i1", Namespace: "demo", Name: "vm", State: driver.StateRunning},
 		{UID: "u2", ID: "i2", Retained: true, State: driver.StateStopped},
@@ -38,6 +40,7 @@ func TestServers(t *testing.T) {
 	}
 	want := streams.ServerList{Drivers: []streams.DriverServers{
 		{Driver: "bare", Error: got.Drivers[0].Error, Servers: []streams.Server{}},
+		{Driver: "nameless", Error: "the driver does not report its engine's ID", Servers: []streams.Server{}},
 		{Driver: "stub", EngineID: "engine-1", Servers: []streams.Server{
 			{UID: "u1", ID: "i1", Namespace: "demo", Name: "vm", State: "Running", MayBeOrphan: true},
 			{UID: "u2", ID: "i2", State: "Stopped", Retained: true},
