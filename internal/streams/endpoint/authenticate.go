@@ -110,7 +110,7 @@ func (c *clients) identify(r *http.Request) (user.Info, error) {
 		return nil, err
 	}
 	answer, ok, err := c.AuthenticateRequest(r)
-	leave(ok && err == nil)
+	leave(err != nil || !ok)
 	if err != nil || !ok {
 		c.log.V(2).Info("Client not authenticated", "cause", err)
 		return nil, apierrors.NewUnauthorized(refusal(err))

@@ -20,7 +20,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -103,6 +105,47 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// TestGateAtOnce checks that requests which come at the same time do not pass the limit either,
+// but for those that have a place, for which the address waits longer.
+func TestGateAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		var mu sync.Mutex
+		c := &clients{gate: newGate(clock.RealClock{}), log: logr.Discard(), Request: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+			mu.Lock()
+			asked++
+			mu.Unlock()
+			time.Sleep(10 * time.Millisecond)
+			return nil, false, nil
+		})}
+		flood := func() int {
+			asked = 0
+			var all sync.WaitGroup
+			for range 1200 {
+				all.Go(func() {
+					r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+					_, _ = c.identify(r)
+				})
+			}
+			all.Wait()
+			return asked
+		}
+		first := flood()
+		if first < failureBurst || first >= failureBurst+maxReviews {
+			t.Errorf("the API server was asked %d times, want %d, and fewer than %d more", first, failureBurst, maxReviews)
+		}
+		time.Sleep(time.Duration(first-failureBurst) * time.Second)
+		if got := flood(); got != 0 {
+			t.Errorf("while there is a debt the API server was asked %d times", got)
+		}
+		time.Sleep(2 * time.Second)
+		if got := flood(); got == 0 || got >= 2+maxReviews {
+			t.Errorf("after that the API server was asked %d times", got)
+		}
+	})
+}
+
 // TestFullGate checks that a client whose turn has not come leaves when its connection ends.
 func TestFullGate(t *testing.T) {
 	t.Parallel()
@@ -120,7 +163,7 @@ func TestFullGate(t *testing.T) {
 	if _, err := g.enter(r.WithContext(ctx)); !errors.Is(err, context.Canceled) {
 		t.Errorf("a client that left is answered %v", err)
 	}
-	leave(true)
+	leave(false)
 	if _, err := g.enter(r); err != nil {
 		t.Errorf("there is a place, and the answer is %v", err)
 	}
