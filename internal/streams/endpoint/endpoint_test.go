@@ -21,6 +21,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +32,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -144,6 +146,71 @@ func TestGateAtOnce(t *testing.T) {
 			t.Errorf("after that the API server was asked %d times", got)
 		}
 	})
+}
+
+// TestUnanswered checks that clients may come again which the API server has not answered about,
+// for whatever reason, and that only what it says of a token counts as a client's failure.
+func TestUnanswered(t *testing.T) {
+	t.Parallel()
+	var answer atomic.Pointer[http.HandlerFunc]
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*answer.Load())(w, r) }))
+	t.Cleanup(api.Close)
+	served := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	o := Options{Config: &rest.Config{Host: api.URL, QPS: -1}, HTTPClient: api.Client(), Clock: clock.RealClock{}, Log: logr.Discard(), Handler: served}
+	c, err := newClients(o, &clientCA{Options: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := 0
+	ask := func(ctx context.Context) *http.Response {
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody)
+		port++
+		r.Header.Set("Authorization", fmt.Sprintf("Bearer token-%d", port))
+		w := httptest.NewRecorder()
+		c.ServeHTTP(w, r)
+		return w.Result()
+	}
+	review := func(status string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = fmt.Fprintf(w, `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","status":%s}`, status)
+		}
+	}
+	respond := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+	}
+	for name, outage := range map[string]http.HandlerFunc{
+		"broken off": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"forbidden":  respond(http.StatusForbidden), "503": respond(http.StatusServiceUnavailable),
+	} {
+		answer.Store(&outage)
+		for range failureBurst + 1 {
+			response := ask(t.Context()) //nolint:bodyclose // a recorder's
+			if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
+				t.Fatalf("%s: the answer is %s, Retry-After %q", name, response.Status, response.Header.Get("Retry-After"))
+			}
+		}
+	}
+	good, bad := review(`{"authenticated":true,"user":{"username":"ann"}}`), review(`{"error":"invalid bearer token"}`)
+	answer.Store(&good)
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	for range failureBurst + 1 {
+		_ = ask(left) //nolint:bodyclose // a recorder's
+	}
+	if response := ask(t.Context()); response.StatusCode != http.StatusNoContent { //nolint:bodyclose // a recorder's
+		t.Errorf("a user is answered %s", response.Status)
+	}
+	answer.Store(&bad)
+	if response := ask(t.Context()); response.StatusCode != http.StatusUnauthorized { //nolint:bodyclose // a recorder's
+		t.Errorf("a stranger is answered %s", response.Status)
+	}
+	for range 2 * failureBurst {
+		_ = ask(t.Context()) //nolint:bodyclose // a recorder's
+	}
+	if response := ask(t.Context()); response.StatusCode != http.StatusTooManyRequests { //nolint:bodyclose // a recorder's
+		t.Errorf("a stranger that comes again is answered %s", response.Status)
+	}
 }
 
 // TestFullGate checks that a client whose turn has not come leaves when its connection ends.
