@@ -62,6 +62,9 @@ func backoff() *wait.Backoff {
 // by certificates of the cluster's client CA.
 type clients struct {
 	authenticator.Request
+	// certificates is the part of Request that asks nothing of the API server.
+	certificates authenticator.Request
+
 	ca   dynamiccertificates.CAContentProvider
 	gate *gate
 	next http.Handler
@@ -74,13 +77,18 @@ func newClients(o Options, ca dynamiccertificates.CAContentProvider) (*clients, 
 		return nil, err
 	}
 	config := authenticatorfactory.DelegatingAuthenticatorConfig{
-		Anonymous:               &apiserver.AnonymousAuthConfig{Enabled: false},
-		TokenAccessReviewClient: reviews, TokenAccessReviewTimeout: reviewTimeout, CacheTTL: tokenTTL,
-		WebhookRetryBackoff: backoff(), ClientCertificateCAContentProvider: ca,
+		Anonymous:                          &apiserver.AnonymousAuthConfig{Enabled: false},
+		ClientCertificateCAContentProvider: ca,
 		// Without a RequestHeaderConfig, headers of a proxy prove nothing.
 	}
+	certificates, _, err := config.New()
+	if err != nil {
+		return nil, err
+	}
+	config.TokenAccessReviewClient, config.TokenAccessReviewTimeout = reviews, reviewTimeout
+	config.CacheTTL, config.WebhookRetryBackoff = tokenTTL, backoff()
 	check, _, err := config.New()
-	return &clients{Request: check, ca: ca, gate: newGate(o.Clock), next: o.Handler, log: o.Log}, err
+	return &clients{Request: check, certificates: certificates, ca: ca, gate: newGate(o.Clock), next: o.Handler, log: o.Log}, err
 }
 
 // ServeHTTP implements http.Handler.
@@ -107,8 +115,12 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.next.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// identify returns the user of a request.
+// identify returns the user of a request. One with a certificate is known without the API
+// server, so strangers who share the address do not keep it out.
 func (c *clients) identify(r *http.Request) (user.Info, error) {
+	if answer, ok, err := c.certificates.AuthenticateRequest(r); ok && err == nil {
+		return answer.User, nil
+	}
 	leave, err := c.gate.enter(r)
 	if err != nil {
 		return nil, err

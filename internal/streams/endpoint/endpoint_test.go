@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,11 +41,13 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
+// strangers knows no client.
+var strangers = authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) { return nil, false, nil })
+
 // TestBody checks that a request which announces a body does not hold its connection.
 func TestBody(t *testing.T) {
 	t.Parallel()
-	stranger := authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) { return nil, false, nil })
-	server := httptest.NewServer(&clients{Request: stranger, gate: newGate(clock.RealClock{}), log: logr.Discard()})
+	server := httptest.NewServer(&clients{Request: strangers, certificates: strangers, gate: newGate(clock.RealClock{}), log: logr.Discard()})
 	t.Cleanup(server.Close)
 	for _, header := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://")) //nolint:noctx // a test of one connection
@@ -67,7 +70,7 @@ func TestGate(t *testing.T) {
 	t.Parallel()
 	now := clocktesting.NewFakePassiveClock(time.Unix(1_000_000, 0))
 	asked := 0
-	c := &clients{gate: newGate(now), log: logr.Discard(), Request: authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+	c := &clients{certificates: strangers, gate: newGate(now), log: logr.Discard(), Request: authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		asked++
 		return &authenticator.Response{User: &user.DefaultInfo{Name: "ann"}}, r.Header.Get("Authorization") == "good", nil
 	})}
@@ -114,7 +117,7 @@ func TestGateAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
 		var mu sync.Mutex
-		c := &clients{gate: newGate(clock.RealClock{}), log: logr.Discard(), Request: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+		c := &clients{certificates: strangers, gate: newGate(clock.RealClock{}), log: logr.Discard(), Request: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 			mu.Lock()
 			asked++
 			mu.Unlock()
@@ -306,6 +309,43 @@ func TestCertificateOfToday(t *testing.T) {
 	check("the first again", began, true)
 	authority.current.Store(nil)
 	check("withdrawn", began, false)
+}
+
+// TestCertificateAtFullGate checks that users with a certificate do not depend on others of the
+// same address, who may be anyone where a load balancer hides the addresses of clients.
+func TestCertificateAtFullGate(t *testing.T) {
+	t.Parallel()
+	ca, caKey := newCA(t)
+	text, _ := framework.SignCertificate(t, "ann", time.Now().Add(time.Hour), ca, caKey)
+	own, err := certutil.ParseCertsPEM(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	static, err := dynamiccertificates.NewStaticCAContent("ca", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority := &clientCA{}
+	authority.current.Store(&content{CAContentProvider: static})
+	o := Options{Config: &rest.Config{Host: "127.0.0.1:0"}, HTTPClient: http.DefaultClient, Clock: clock.RealClock{}, Log: logr.Discard()}
+	c, err := newClients(o, authority)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+	for range 2 * failureBurst {
+		_, _ = c.identify(r)
+	}
+	for range maxReviews {
+		c.gate.places <- struct{}{}
+	}
+	if _, err := c.identify(r); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("a stranger is answered %v", err)
+	}
+	r.TLS = &tls.ConnectionState{PeerCertificates: own}
+	if who, err := c.identify(r); err != nil || who.GetName() != "ann" || !slices.Contains(who.GetGroups(), user.AllAuthenticated) {
+		t.Errorf("a user with a certificate is %v, %v", who, err)
+	}
 }
 
 func newCA(t *testing.T) (*x509.Certificate, crypto.Signer) {
