@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
@@ -51,6 +53,9 @@ func TestServers(t *testing.T) {
 	if !reflect.DeepEqual(got, want) || !strings.Contains(got.Drivers[0].Error, "away") {
 		t.Errorf("got %s", body)
 	}
+	if line := f.waitForEnds(t, 1); !strings.Contains(line, `"user"="alice"`) || !strings.Contains(line, `"stream"="servers"`) {
+		t.Errorf("the log has %s", line)
+	}
 	a := f.rules.last
 	if a.GetVerb() != "list" || a.GetResource() != "virtualmachines" || a.GetSubresource() != "servers" || a.GetNamespace() != "" || a.GetName() != "" {
 		t.Errorf("it is authorized as %+v", a)
@@ -61,5 +66,21 @@ func TestServers(t *testing.T) {
 	}
 	if code, header, _ := f.send(t, http.MethodPost, "alice", streams.ServersPath); code != http.StatusMethodNotAllowed || header.Get("Allow") != "GET" {
 		t.Errorf("POST answers %d", code)
+	}
+}
+
+// TestServersUnread checks that a client which does not read the list is cut off.
+func TestServersUnread(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(h *Handler) { h.times.write = 500 * time.Millisecond })
+	f.driver.servers = []driver.Server{{UID: "u1", Err: errors.New(strings.Repeat("x", 64<<20))}} // more than sockets hold
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", f.server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_, _ = io.WriteString(conn, "GET "+streams.ServersPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer alice\r\n\r\n")
+	if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="Timeout"`) {
+		t.Errorf("the log has %s", line)
 	}
 }
