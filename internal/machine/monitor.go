@@ -132,8 +132,9 @@ func (m Machine) Agent(c clock.Clock) agent.Agent {
 }
 
 const (
-	// agentFreeWithin is how long a client waits for the agent while others talk to it, which
-	// is longer than one of them may talk to an agent that does not answer.
+	// agentFreeWithin is how long a client waits for the agent while others talk to it, which is
+	// longer than one of them waits for an agent that is silent. An answer that goes on may take
+	// another client longer than that: then this one fails with ErrBusy, and may try again.
 	agentFreeWithin = 15 * time.Second
 	// agentFreeEvery is the interval between two looks whether the agent is free.
 	agentFreeEvery = 20 * time.Millisecond

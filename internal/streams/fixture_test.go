@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/gorilla/websocket"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,6 +37,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fencing"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -69,7 +71,7 @@ func newFixture(t *testing.T, change func(*Handler)) *fixture {
 	}
 	f.Handler = New(Options{
 		Authorizer: f.rules, Cached: f.objects, Live: f.objects, Clock: clock.RealClock{},
-		Drivers: map[string]driver.Driver{"stub": f.driver, "bare": bare{id: "engine-1"}},
+		Drivers: map[string]driver.Driver{"stub": fencing.Wrap("stub", f.driver, nil, logr.Discard(), nil), "bare": bare{id: "engine-1"}},
 		PerVM:   4, Total: 6, Log: funcr.New(f.log.add, funcr.Options{}),
 	})
 	if change != nil {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -203,6 +204,10 @@ func (c *call) audit(end error) {
 	if !c.answered {
 		return
 	}
-	c.Log.Info("Stream ended", "user", c.user.GetName(), "namespace", c.namespace, "name", c.name, "uid", c.vm.UID,
+	var uid types.UID // the list of all servers is of no VirtualMachine
+	if c.vm != nil {
+		uid = c.vm.UID
+	}
+	c.Log.Info("Stream ended", "user", c.user.GetName(), "namespace", c.namespace, "name", c.name, "uid", uid,
 		"stream", c.stream, "duration", c.Clock.Since(c.began), "bytesIn", c.in.Load(), "bytesOut", c.out.Load(), "end", describeEnd(end))
 }

@@ -24,7 +24,7 @@ import (
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, func(h *Handler) {
-		d := h.Drivers["stub"].(*stub)
+		d, _ := driver.As[*stub](h.Drivers["stub"])
 		d.logs = func(_ context.Context, o driver.LogOptions) (io.ReadCloser, error) {
 			switch {
 			case o.Previous:
@@ -178,9 +178,8 @@ func TestBeforeAndAfter(t *testing.T) {
 // TestInterfaces checks that an empty list is a list.
 func TestInterfaces(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, func(h *Handler) {
-		h.Drivers["stub"].(*stub).interfaces = func(context.Context) ([]driver.Interface, error) { return nil, nil }
-	})
+	f := newFixture(t, nil)
+	f.driver.interfaces = func(context.Context) ([]driver.Interface, error) { return nil, nil }
 	response := f.request(t, f.url(streams.Interfaces, ""))
 	defer func() { _ = response.Body.Close() }()
 	if text, err := io.ReadAll(response.Body); string(text) != "[]" {

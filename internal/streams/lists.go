@@ -24,6 +24,7 @@ func (c *call) serveServers(ctx context.Context) error {
 	if c.r.Method != http.MethodGet {
 		return wrongMethod(c.r.Method)
 	}
+	c.stream, c.began = streams.Servers, c.Clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, c.times.open)
 	defer cancel()
 	if err := c.authorizeAs(ctx, authorizer.AttributesRecord{
@@ -36,9 +37,11 @@ func (c *call) serveServers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.answered = true
 	setHeader(c.w, "application/json")
-	_, _ = c.w.Write(text)
-	return nil
+	_, err = body{c}.Write(text)
+	c.audit(err)
+	return err
 }
 
 // listServers asks all engines at the same time. One that does not answer has an error.
@@ -55,8 +58,13 @@ func (c *call) listServers(ctx context.Context) streams.ServerList {
 
 func describeEngine(ctx context.Context, name string, d driver.Driver) streams.DriverServers {
 	described := streams.DriverServers{Driver: name, Servers: []streams.Server{}}
+	identifier, ok := driver.As[driver.Identifier](d)
+	if !ok { // clients could take its servers for those of another engine
+		described.Error = "the driver does not report its engine's ID"
+		return described
+	}
 	servers, err := d.List(ctx)
-	if identifier, ok := d.(driver.Identifier); ok && err == nil {
+	if err == nil {
 		described.EngineID, err = identifier.EngineID(ctx)
 	}
 	if err != nil {

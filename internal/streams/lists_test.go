@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
@@ -20,7 +22,9 @@ import (
 // engine that does not answer hides none of another.
 func TestServers(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, nil)
+	f := newFixture(t, func(h *Handler) {
+		h.Drivers["nameless"] = struct{ driver.Driver }{h.Drivers["stub"]}
+	})
 	f.driver.servers = []driver.Server{
 		{UID: "u1", ID: "i1", Namespace: "demo", Name: "vm", State: driver.StateRunning},
 		{UID: "u2", ID: "i2", Retained: true, State: driver.StateStopped},
@@ -38,6 +42,7 @@ func TestServers(t *testing.T) {
 	}
 	want := streams.ServerList{Drivers: []streams.DriverServers{
 		{Driver: "bare", Error: got.Drivers[0].Error, Servers: []streams.Server{}},
+		{Driver: "nameless", Error: "the driver does not report its engine's ID", Servers: []streams.Server{}},
 		{Driver: "stub", EngineID: "engine-1", Servers: []streams.Server{
 			{UID: "u1", ID: "i1", Namespace: "demo", Name: "vm", State: "Running", MayBeOrphan: true},
 			{UID: "u2", ID: "i2", State: "Stopped", Retained: true},
@@ -58,5 +63,25 @@ func TestServers(t *testing.T) {
 	}
 	if code, header, _ := f.send(t, http.MethodPost, "alice", streams.ServersPath); code != http.StatusMethodNotAllowed || header.Get("Allow") != "GET" {
 		t.Errorf("POST answers %d", code)
+	}
+}
+
+// TestServersUnread checks that a client which does not read the list is cut off, and that the
+// log says who it was.
+func TestServersUnread(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(h *Handler) { h.times.write = 500 * time.Millisecond })
+	f.driver.servers = []driver.Server{{UID: "u1", Err: errors.New(strings.Repeat("x", 64<<20))}} // more than sockets hold
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", f.server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_, _ = io.WriteString(conn, "GET "+streams.ServersPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer alice\r\n\r\n")
+	line := f.waitForEnds(t, 1)
+	for _, want := range []string{`"user"="alice"`, `"stream"="servers"`, `"end"="Timeout"`} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the log lacks %s: %s", want, line)
+		}
 	}
 }

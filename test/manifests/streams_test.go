@@ -147,6 +147,18 @@ func TestStreamsComponent(t *testing.T) {
 	}
 }
 
+// TestStreamsTrafficPolicy checks that a Service for users outside the cluster keeps their
+// addresses, whose failures are counted.
+func TestStreamsTrafficPolicy(t *testing.T) {
+	t.Parallel()
+	for serviceType, want := range map[string]any{"LoadBalancer": "Local", "NodePort": "Local", "ClusterIP": nil} {
+		objects := renderChart(t, "--set", "streams.enabled=true,streams.certSecret=x,streams.service.type="+serviceType)
+		if got := findNamed(t, objects, "Service", "drover-streams").Object["spec"].(map[string]any)["externalTrafficPolicy"]; got != want {
+			t.Errorf("%s has the policy %v, want %v", serviceType, got, want)
+		}
+	}
+}
+
 // renderWithStreams renders config/default with the component, as docs/streams.md says.
 func renderWithStreams(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()

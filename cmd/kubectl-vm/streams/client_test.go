@@ -183,3 +183,27 @@ func TestNotServed(t *testing.T) {
 		}
 	}
 }
+
+// TestConsoleReturns checks that a console is tried again while the API server does not answer
+// who the user is, and not with credentials that it has refused.
+func TestConsoleReturns(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[int]bool{http.StatusServiceUnavailable: true, http.StatusTooManyRequests: true, http.StatusUnauthorized: false} {
+		target := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Retry-After", "5")
+			w.WriteHeader(code)
+			status := apierrors.NewGenericServerResponse(code, "get", schema.GroupResource{}, "", "", 5, true).ErrStatus
+			status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+			_ = json.NewEncoder(w).Encode(status)
+		})
+		client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = client.Connect(t.Context(), client.URL("ns", "vm", streams.Console, nil), remotecommand.StreamOptions{Stdout: io.Discard})
+		if got := (&ConsoleSession{}).mayReturn(err); got != want {
+			t.Errorf("after %v it is tried again: %t, want %t", err, got, want)
+		}
+	}
+}

@@ -266,6 +266,44 @@ func TestSilence(t *testing.T) {
 	})
 }
 
+// TestBusy checks that a command goes on while other clients keep the agent, each for as long
+// as it may, and that this does not hide an agent which is silent whenever it is asked.
+func TestBusy(t *testing.T) {
+	t.Parallel()
+	for isSilent, want := range map[bool]error{false: nil, true: ErrEndUnknown} {
+		synctest.Test(t, func(t *testing.T) {
+			g := &guest{answer: commands(runs)}
+			var isBusy atomic.Bool
+			a := g.agent()
+			a.Connect = func(ctx context.Context) (net.Conn, error) {
+				if isBusy.Load() {
+					time.Sleep(15 * time.Second)
+					return nil, ErrBusy
+				}
+				return g.connect(ctx)
+			}
+			go func() {
+				time.Sleep(time.Minute)
+				g.isSilent.Store(isSilent)
+				for range 20 { // others take turns with this client
+					isBusy.Store(true)
+					time.Sleep(conversationLimit)
+					isBusy.Store(false)
+					time.Sleep(12 * time.Second)
+				}
+				g.setAnswer(commands(`{"return":{"exited":true,"exitcode":0}}`))
+				g.isSilent.Store(false)
+			}()
+			_, err := a.Exec(t.Context(), Command{Args: []string{"x"}})
+			if !errors.Is(err, want) || (err == nil) != (want == nil) {
+				t.Errorf("silent: %t, got %v, want %v", isSilent, err, want)
+			}
+			g.checkClosed(t)
+			time.Sleep(2 * time.Hour)
+		})
+	}
+}
+
 // TestLeave checks that a command is ended whose caller has left, and that nothing is left of
 // it in the agent.
 func TestLeave(t *testing.T) {

@@ -24,7 +24,8 @@ const (
 	quickPoll = 20 * time.Millisecond
 	// firstPoll and lastPoll are the intervals between two questions for a command's end.
 	firstPoll, lastPoll = 50 * time.Millisecond, time.Second
-	// maxSilence is how long an agent may not answer while a command runs in its guest.
+	// maxSilence is how long an agent may not answer while a command runs in its guest. Time in
+	// which the agent is busy with other clients, each for up to conversationLimit, is not counted.
 	maxSilence = 30 * time.Second
 	// endWithin is how long ending a command may take whose caller has left.
 	endWithin = 10 * time.Second
@@ -152,17 +153,19 @@ func (a Agent) waitEnd(ctx context.Context, pid int64) (Result, error) {
 	answered := a.Clock.Now()
 	for wait := firstPoll; a.pause(ctx, wait); wait = min(2*wait, lastPoll) {
 		var status execStatus
+		began := a.Clock.Now()
 		err := a.converse(ctx, func(c *conversation) (err error) {
 			status, err = c.status(pid)
 			return err
 		})
-		isSilent := errors.Is(err, ErrSilent) || errors.Is(err, ErrBusy)
 		switch {
 		case err == nil && status.Exited:
 			return status.result()
 		case err == nil:
 			answered = a.Clock.Now()
-		case ctx.Err() == nil && (!isSilent || a.Clock.Since(answered) > maxSilence):
+		case errors.Is(err, ErrBusy): // the agent was not asked
+			answered = answered.Add(a.Clock.Since(began))
+		case ctx.Err() == nil && (!errors.Is(err, ErrSilent) || a.Clock.Since(answered) > maxSilence):
 			return Result{}, endUnknown(err)
 		}
 	}

@@ -4,14 +4,18 @@
 package endpoint
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/apis/apiserver"
@@ -58,6 +62,9 @@ func backoff() *wait.Backoff {
 // by certificates of the cluster's client CA.
 type clients struct {
 	authenticator.Request
+	// certificates is the part of Request that asks nothing of the API server.
+	certificates authenticator.Request
+
 	ca   dynamiccertificates.CAContentProvider
 	gate *gate
 	next http.Handler
@@ -70,13 +77,18 @@ func newClients(o Options, ca dynamiccertificates.CAContentProvider) (*clients, 
 		return nil, err
 	}
 	config := authenticatorfactory.DelegatingAuthenticatorConfig{
-		Anonymous:               &apiserver.AnonymousAuthConfig{Enabled: false},
-		TokenAccessReviewClient: reviews, TokenAccessReviewTimeout: reviewTimeout, CacheTTL: tokenTTL,
-		WebhookRetryBackoff: backoff(), ClientCertificateCAContentProvider: ca,
+		Anonymous:                          &apiserver.AnonymousAuthConfig{Enabled: false},
+		ClientCertificateCAContentProvider: ca,
 		// Without a RequestHeaderConfig, headers of a proxy prove nothing.
 	}
+	certificates, _, err := config.New()
+	if err != nil {
+		return nil, err
+	}
+	config.TokenAccessReviewClient, config.TokenAccessReviewTimeout = reviews, reviewTimeout
+	config.CacheTTL, config.WebhookRetryBackoff = tokenTTL, backoff()
 	check, _, err := config.New()
-	return &clients{Request: check, ca: ca, gate: newGate(o.Clock), next: o.Handler, log: o.Log}, err
+	return &clients{Request: check, certificates: certificates, ca: ca, gate: newGate(o.Clock), next: o.Handler, log: o.Log}, err
 }
 
 // ServeHTTP implements http.Handler.
@@ -91,31 +103,62 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	user, err := c.identify(r)
+	who, err := c.identify(r)
 	if err != nil {
 		streams.Refuse(w, err)
 		return
 	}
-	ctx := request.WithUser(r.Context(), user)
+	ctx := request.WithUser(r.Context(), who)
 	if began := c.gate.clock.Now(); c.hasCertificate(r, began) {
 		ctx = streams.WithIdentity(ctx, func() bool { return c.hasCertificate(r, began) })
 	}
 	c.next.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// identify returns the user of a request.
+// identify returns the user of a request. One with a certificate is known without the API
+// server, so strangers who share the address do not keep it out.
 func (c *clients) identify(r *http.Request) (user.Info, error) {
+	if answer, ok, err := c.certificates.AuthenticateRequest(r); ok && err == nil {
+		return answer.User, nil
+	}
 	leave, err := c.gate.enter(r)
 	if err != nil {
 		return nil, err
 	}
-	answer, ok, err := c.AuthenticateRequest(r)
-	leave(ok && err == nil)
-	if err != nil || !ok {
+	// A review goes on when its client has left. It keeps its place, and its result counts.
+	answer, ok, err := c.AuthenticateRequest(r.WithContext(context.WithoutCancel(r.Context())))
+	isAnswered := !isUnanswered(err)
+	leave(isAnswered && !ok)
+	switch {
+	case !isAnswered:
+		c.log.Error(err, "Could not ask who a client is")
+		return nil, unavailable()
+	case !ok:
 		c.log.V(2).Info("Client not authenticated", "cause", err)
 		return nil, apierrors.NewUnauthorized(refusal(err))
 	}
 	return answer.User, nil
+}
+
+// unavailable is the answer to clients that may be valid.
+func unavailable() error {
+	err := apierrors.NewServiceUnavailable("the API server does not answer who the client is")
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
+	return err
+}
+
+// isUnanswered reports whether a review has failed for a reason other than the client: the API
+// server cannot be reached, is too slow, or answers the controller with an error. What it says
+// of a token is an error of no kind of these.
+func isUnanswered(err error) bool {
+	for _, one := range causes(err) {
+		_, isStatus := errors.AsType[*apierrors.StatusError](one)
+		_, isNetwork := errors.AsType[net.Error](one) // so are deadlines
+		if isStatus || isNetwork || errors.Is(one, io.ErrUnexpectedEOF) {
+			return true
+		}
+	}
+	return false
 }
 
 // hasCertificate reports whether the request came with a certificate of the CA of today that

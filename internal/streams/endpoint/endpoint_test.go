@@ -19,8 +19,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -29,6 +33,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -36,11 +41,13 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
+// strangers knows no client.
+var strangers = authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) { return nil, false, nil })
+
 // TestBody checks that a request which announces a body does not hold its connection.
 func TestBody(t *testing.T) {
 	t.Parallel()
-	stranger := authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) { return nil, false, nil })
-	server := httptest.NewServer(&clients{Request: stranger, gate: newGate(clock.RealClock{}), log: logr.Discard()})
+	server := httptest.NewServer(&clients{Request: strangers, certificates: strangers, gate: newGate(clock.RealClock{}), log: logr.Discard()})
 	t.Cleanup(server.Close)
 	for _, header := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://")) //nolint:noctx // a test of one connection
@@ -63,7 +70,7 @@ func TestGate(t *testing.T) {
 	t.Parallel()
 	now := clocktesting.NewFakePassiveClock(time.Unix(1_000_000, 0))
 	asked := 0
-	c := &clients{gate: newGate(now), log: logr.Discard(), Request: authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+	c := &clients{certificates: strangers, gate: newGate(now), log: logr.Discard(), Request: authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
 		asked++
 		return &authenticator.Response{User: &user.DefaultInfo{Name: "ann"}}, r.Header.Get("Authorization") == "good", nil
 	})}
@@ -103,6 +110,112 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// TestGateAtOnce checks that requests which come at the same time do not pass the limit either,
+// but for those that have a place, for which the address waits longer.
+func TestGateAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		var mu sync.Mutex
+		c := &clients{certificates: strangers, gate: newGate(clock.RealClock{}), log: logr.Discard(), Request: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+			mu.Lock()
+			asked++
+			mu.Unlock()
+			time.Sleep(10 * time.Millisecond)
+			return nil, false, nil
+		})}
+		flood := func() int {
+			asked = 0
+			var all sync.WaitGroup
+			for range 1200 {
+				all.Go(func() {
+					r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+					_, _ = c.identify(r)
+				})
+			}
+			all.Wait()
+			return asked
+		}
+		first := flood()
+		if first < failureBurst || first >= failureBurst+maxReviews {
+			t.Errorf("the API server was asked %d times, want %d, and fewer than %d more", first, failureBurst, maxReviews)
+		}
+		time.Sleep(time.Duration(first-failureBurst) * time.Second)
+		if got := flood(); got != 0 {
+			t.Errorf("while there is a debt the API server was asked %d times", got)
+		}
+		time.Sleep(2 * time.Second)
+		if got := flood(); got == 0 || got >= 2+maxReviews {
+			t.Errorf("after that the API server was asked %d times", got)
+		}
+	})
+}
+
+// TestUnanswered checks that clients may come again which the API server has not answered about,
+// for whatever reason, and that only what it says of a token counts as a client's failure.
+func TestUnanswered(t *testing.T) {
+	t.Parallel()
+	var answer atomic.Pointer[http.HandlerFunc]
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*answer.Load())(w, r) }))
+	t.Cleanup(api.Close)
+	served := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	o := Options{Config: &rest.Config{Host: api.URL, QPS: -1}, HTTPClient: api.Client(), Clock: clock.RealClock{}, Log: logr.Discard(), Handler: served}
+	c, err := newClients(o, &clientCA{Options: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := 0
+	ask := func(ctx context.Context) *http.Response {
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody)
+		port++
+		r.Header.Set("Authorization", fmt.Sprintf("Bearer token-%d", port))
+		w := httptest.NewRecorder()
+		c.ServeHTTP(w, r)
+		return w.Result()
+	}
+	review := func(status string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = fmt.Fprintf(w, `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","status":%s}`, status)
+		}
+	}
+	respond := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+	}
+	for name, outage := range map[string]http.HandlerFunc{
+		"broken off": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"forbidden":  respond(http.StatusForbidden), "503": respond(http.StatusServiceUnavailable),
+	} {
+		answer.Store(&outage)
+		for range failureBurst + 1 {
+			response := ask(t.Context()) //nolint:bodyclose // a recorder's
+			if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
+				t.Fatalf("%s: the answer is %s, Retry-After %q", name, response.Status, response.Header.Get("Retry-After"))
+			}
+		}
+	}
+	good, bad := review(`{"authenticated":true,"user":{"username":"ann"}}`), review(`{"error":"invalid bearer token"}`)
+	answer.Store(&good)
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	for range failureBurst + 1 {
+		_ = ask(left) //nolint:bodyclose // a recorder's
+	}
+	if response := ask(t.Context()); response.StatusCode != http.StatusNoContent { //nolint:bodyclose // a recorder's
+		t.Errorf("a user is answered %s", response.Status)
+	}
+	answer.Store(&bad)
+	if response := ask(t.Context()); response.StatusCode != http.StatusUnauthorized { //nolint:bodyclose // a recorder's
+		t.Errorf("a stranger is answered %s", response.Status)
+	}
+	for range 2 * failureBurst {
+		_ = ask(t.Context()) //nolint:bodyclose // a recorder's
+	}
+	if response := ask(t.Context()); response.StatusCode != http.StatusTooManyRequests { //nolint:bodyclose // a recorder's
+		t.Errorf("a stranger that comes again is answered %s", response.Status)
+	}
+}
+
 // TestFullGate checks that a client whose turn has not come leaves when its connection ends.
 func TestFullGate(t *testing.T) {
 	t.Parallel()
@@ -120,7 +233,7 @@ func TestFullGate(t *testing.T) {
 	if _, err := g.enter(r.WithContext(ctx)); !errors.Is(err, context.Canceled) {
 		t.Errorf("a client that left is answered %v", err)
 	}
-	leave(true)
+	leave(false)
 	if _, err := g.enter(r); err != nil {
 		t.Errorf("there is a place, and the answer is %v", err)
 	}
@@ -196,6 +309,43 @@ func TestCertificateOfToday(t *testing.T) {
 	check("the first again", began, true)
 	authority.current.Store(nil)
 	check("withdrawn", began, false)
+}
+
+// TestCertificateAtFullGate checks that users with a certificate do not depend on others of the
+// same address, who may be anyone where a load balancer hides the addresses of clients.
+func TestCertificateAtFullGate(t *testing.T) {
+	t.Parallel()
+	ca, caKey := newCA(t)
+	text, _ := framework.SignCertificate(t, "ann", time.Now().Add(time.Hour), ca, caKey)
+	own, err := certutil.ParseCertsPEM(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	static, err := dynamiccertificates.NewStaticCAContent("ca", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority := &clientCA{}
+	authority.current.Store(&content{CAContentProvider: static})
+	o := Options{Config: &rest.Config{Host: "127.0.0.1:0"}, HTTPClient: http.DefaultClient, Clock: clock.RealClock{}, Log: logr.Discard()}
+	c, err := newClients(o, authority)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+	for range 2 * failureBurst {
+		_, _ = c.identify(r)
+	}
+	for range maxReviews {
+		c.gate.places <- struct{}{}
+	}
+	if _, err := c.identify(r); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("a stranger is answered %v", err)
+	}
+	r.TLS = &tls.ConnectionState{PeerCertificates: own}
+	if who, err := c.identify(r); err != nil || who.GetName() != "ann" || !slices.Contains(who.GetGroups(), user.AllAuthenticated) {
+		t.Errorf("a user with a certificate is %v, %v", who, err)
+	}
 }
 
 func newCA(t *testing.T) (*x509.Certificate, crypto.Signer) {

@@ -41,23 +41,38 @@ func newGate(c clock.PassiveClock) *gate {
 	return &gate{clock: c, places: make(chan struct{}, maxReviews), failures: lru.New(knownAddresses)}
 }
 
-// enter waits for the turn of a request. leave is to be called with the result.
-func (g *gate) enter(r *http.Request) (leave func(succeeded bool), err error) {
+// enter waits for the turn of a request. leave is to be called with whether the request failed
+// for want of valid credentials.
+func (g *gate) enter(r *http.Request) (leave func(failed bool), err error) {
 	limiter := g.limiterOf(r.RemoteAddr)
-	if limiter.TokensAt(g.clock.Now()) < 1 {
-		return nil, apierrors.NewTooManyRequests("too many requests from this address had no valid credentials", retryAfter)
+	if err := g.checkFailures(limiter); err != nil {
+		return nil, err
 	}
 	select {
 	case g.places <- struct{}{}:
 	case <-r.Context().Done():
 		return nil, r.Context().Err()
 	}
-	return func(succeeded bool) {
-		<-g.places
-		if !succeeded {
-			limiter.AllowN(g.clock.Now(), 1)
+	leave = func(failed bool) {
+		if failed { // before the next one is let in, and as a debt if there was no token left
+			limiter.ReserveN(g.clock.Now(), 1)
 		}
-	}, nil
+		<-g.places
+	}
+	if err := g.checkFailures(limiter); err != nil { // others have failed meanwhile
+		leave(false)
+		return nil, err
+	}
+	return leave, nil
+}
+
+// checkFailures refuses an address that has failed too often. Those of its requests that have a
+// place by then, at most maxReviews, may fail beyond that, and it waits for them longer.
+func (g *gate) checkFailures(limiter *rate.Limiter) error {
+	if limiter.TokensAt(g.clock.Now()) < 1 {
+		return apierrors.NewTooManyRequests("too many requests from this address had no valid credentials", retryAfter)
+	}
+	return nil
 }
 
 // limiterOf returns the limiter of an address. Those of one IPv6 network share theirs, since a
