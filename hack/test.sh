@@ -70,7 +70,7 @@ lock="$(mktemp)"
 readonly lock
 trap 'rm -f "${lock}"' EXIT
 run() {
-	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 40m "$@" ./... -args -test.timeout=15m | { grep -v '\[no test files\]$' || true; }
+	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 40m "$@" ./... -args -test.timeout=15m | { grep --line-buffered -v '\[no test files\]$' || true; }
 }
 
 echo "compile, module ."
