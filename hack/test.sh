@@ -32,6 +32,9 @@ answers() { command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>
 started_engine=yes
 ! answers || started_engine=no
 hack/test-deps.sh
+lock="$(mktemp)"
+readonly lock
+trap 'rm -f "${lock}"' EXIT
 before="$(hack/leftovers.sh)"
 readonly before
 
@@ -66,9 +69,6 @@ check_left() {
 # 15 minutes (the last -test.timeout counts). The kill reaches only flock, and setpriv
 # passes it on. Cached results do not count, because go test cannot detect that an engine
 # has changed.
-lock="$(mktemp)"
-readonly lock
-trap 'rm -f "${lock}"' EXIT
 run() {
 	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 40m "$@" ./... -args -test.timeout=15m | { grep --line-buffered -v '\[no test files\]$' || true; }
 }
