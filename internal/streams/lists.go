@@ -33,14 +33,20 @@ func (c *call) serveServers(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	text, err := json.Marshal(c.listServers(ctx))
+	err := c.writeJSON(c.listServers(ctx))
+	c.audit(err) // no line if nothing was answered
+	return err
+}
+
+// writeJSON answers with a value as JSON.
+func (c *call) writeJSON(value any) error {
+	text, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
 	c.answered = true
 	setHeader(c.w, "application/json")
 	_, err = body{c}.Write(text)
-	c.audit(err)
 	return err
 }
 
@@ -108,12 +114,5 @@ func (c *call) serveInterfaces() error {
 	if list == nil {
 		list = []driver.Interface{}
 	}
-	text, err := json.Marshal(list)
-	if err != nil {
-		return err
-	}
-	c.answered = true
-	setHeader(c.w, "application/json")
-	_, err = body{c}.Write(text)
-	return err
+	return c.writeJSON(list)
 }

@@ -22,8 +22,8 @@ import (
 )
 
 // TestNamespaceOfATenant has a tenant who may create namespaces, and administers those, in a
-// cluster where Drover is not in drover-system. What he publishes in that namespace reaches
-// no user: nobody connects to his server.
+// cluster where Drover is not in drover-system. No user connects to the server that he
+// publishes in that namespace.
 func TestNamespaceOfATenant(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)

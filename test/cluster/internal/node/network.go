@@ -39,8 +39,8 @@ func (n *node) configureNetwork() error {
 	)
 }
 
-// ForgetConnections lets the kernel give up soon on connections of processes that have
-// ended: for minutes they would keep a network namespace that nobody uses.
+// ForgetConnections shortens how long the kernel retries on connections of processes that
+// have ended. By default they keep an unused network namespace for minutes.
 func ForgetConnections() error {
 	return os.WriteFile("/proc/sys/net/ipv4/tcp_orphan_retries", []byte("1"), 0o644)
 }
