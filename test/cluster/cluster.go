@@ -160,7 +160,7 @@ func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
 	}
 	p.Images = append(p.Images, p.Path("probe.tar"))
 	// With a plan, ShutDown removes the folder if this process is killed now.
-	if err := errors.Join(p.Write(), writeProbeImage(p)); err != nil {
+	if err := p.Write(); err != nil {
 		return p, errors.Join(err, os.RemoveAll(p.Dir))
 	}
 	return p, nil

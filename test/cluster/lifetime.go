@@ -51,7 +51,7 @@ func startRig(p *plan.Plan) (*rigProcess, error) {
 	}
 	defer func() { _ = pidfd.Close() }()
 	// The process ends with its input, and does nothing before it has read the plan.
-	if err := errors.Join(r.startCleaner(*p, pidfd), linkHost(p, r.cmd.Process.Pid), p.Write()); err != nil {
+	if err := errors.Join(r.startCleaner(*p, pidfd), writeProbeImage(*p), linkHost(p, r.cmd.Process.Pid), p.Write()); err != nil {
 		return nil, errors.Join(err, r.stop())
 	}
 	if err := json.NewEncoder(r.stdin).Encode(p); err != nil {

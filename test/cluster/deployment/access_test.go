@@ -21,6 +21,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -37,6 +38,7 @@ const (
 // TestAccess has one Drover for all that others reach: metrics, streams and Secrets.
 func TestAccess(t *testing.T) {
 	cluster.SkipUnlessFull(t)
+	t.Parallel()
 	d := New(t)
 	d.CreateNamespace(t)
 	for _, name := range []string{monitoring, blue, green} {
@@ -79,17 +81,17 @@ func testMetrics(t *testing.T, d *Deployment) {
 	leading := 0
 	for _, address := range d.waitForEndpoints(t, "drover-metrics") {
 		url := "https://" + net.JoinHostPort(address, "8443") + "/metrics"
-		text := getMetrics(t, url, prometheus, http.StatusOK)
+		text := getWithToken(t, url, prometheus, http.StatusOK)
 		if !strings.Contains(text, "drover_") {
 			t.Errorf("%s has no metrics of Drover: %.1000s", url, text)
 		}
 		if strings.Contains(text, `leader_election_master_status{name="drover-controller"} 1`) {
 			leading++
 		}
-		getMetrics(t, url, "", http.StatusUnauthorized)
+		getWithToken(t, url, "", http.StatusUnauthorized)
 		// controller-runtime answers so where the API server does not know the token.
-		getMetrics(t, url, "unknown", http.StatusInternalServerError)
-		getMetrics(t, url, other, http.StatusForbidden)
+		getWithToken(t, url, "unknown", http.StatusInternalServerError)
+		getWithToken(t, url, other, http.StatusForbidden)
 	}
 	if leading != 1 {
 		t.Errorf("by their metrics, %d replicas lead", leading)
@@ -120,8 +122,8 @@ func (d *Deployment) waitForEndpoints(t *testing.T, service string) (addresses [
 	return addresses
 }
 
-// getMetrics requests a URL with a token, or without one, and returns the body.
-func getMetrics(t *testing.T, url, token string, code int) string {
+// getWithToken requests a URL with a token, or without one, and returns the body.
+func getWithToken(t *testing.T, url, token string, code int) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), framework.CommandTimeout)
 	defer cancel()
@@ -172,7 +174,7 @@ func testStreams(t *testing.T, d *Deployment) {
 
 // account is a person with a kubeconfig.
 type account struct {
-	program, kubeconfig string
+	program, kubeconfig, token string
 }
 
 // newAccount returns a ServiceAccount in namespace blue with a role of Drover there:
@@ -183,7 +185,7 @@ func (d *Deployment) newAccount(t *testing.T, program, name string) *account {
 	d.kubectl(t, "-n", blue, "create", "serviceaccount", name)
 	d.kubectl(t, "-n", blue, "create", "rolebinding", name, "--clusterrole", role, "--serviceaccount", blue+":"+name)
 	token := d.kubectl(t, "-n", blue, "create", "token", name)
-	a := &account{program: program, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	a := &account{program: program, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"), token: token}
 	config := func(args ...string) {
 		d.kubectl(t, append([]string{"config", "--kubeconfig", a.kubeconfig}, args...)...)
 	}
@@ -253,27 +255,30 @@ func readUntil(r io.Reader, text string) string {
 	return seen.String()
 }
 
-// checkReplicasServe uses the Service until each replica has served a stream.
+// checkReplicasServe reads a log at each node. The Service leads a connection to the replica
+// on the node that it reaches, so that the replica sees the address of the client.
 func checkReplicasServe(t *testing.T, d *Deployment, a *account) {
 	t.Helper()
-	framework.Eventually(t, stepTimeout, "each replica behind the Service serves streams", func() error {
-		a.run(t, 0, "the demo guest is up", "logs", "web")
+	path := streams.Path(blue, "web", streams.Log)
+	for _, node := range d.Cluster.Nodes() {
+		text := getWithToken(t, "https://"+net.JoinHostPort(node.IP, streamsPort)+path, a.token, http.StatusOK)
+		if !strings.Contains(text, "the demo guest is up") {
+			t.Errorf("the log by node %s is %q", node.Name, text)
+		}
+	}
+	framework.Eventually(t, stepTimeout, "each replica has served a stream", func() error {
 		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		var serving []string
 		for _, pod := range pods.Items {
 			log, err := d.Cluster.PodLog(t.Context(), namespace, pod.Name)
 			if err != nil {
 				return err
 			}
-			if strings.Contains(log, "Stream ended") {
-				serving = append(serving, pod.Name)
+			if !strings.Contains(log, "Stream ended") {
+				return fmt.Errorf("pod %s on node %s has served none", pod.Name, pod.Spec.NodeName)
 			}
-		}
-		if len(serving) < replicas {
-			return fmt.Errorf("only %v have", serving)
 		}
 		return nil
 	})

@@ -22,6 +22,7 @@ import (
 // create, change and delete VMs.
 func TestDisruption(t *testing.T) {
 	cluster.SkipUnlessFull(t)
+	t.Parallel()
 	d := Start(t)
 	settle := d.KeepBusy(t, busyUsers)
 	d.checkDrains(t)

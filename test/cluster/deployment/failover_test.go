@@ -27,6 +27,7 @@ var shortForm = []string{"pod deleted", "node powered off", "API server restarte
 // TestFailover lets each fault happen while users create, change and delete VMs. Another
 // replica takes over, nothing is lost, and nothing is there twice.
 func TestFailover(t *testing.T) {
+	t.Parallel()
 	d := Start(t)
 	settle := d.KeepBusy(t, busyUsers)
 	table := bench.NewTable("fault", "without a leader", "to the first reconcile")

@@ -16,6 +16,7 @@ import (
 // TestHelmLifecycle installs, upgrades, rolls back, uninstalls and installs again while VMs
 // exist. Nothing happens to their containers by that.
 func TestHelmLifecycle(t *testing.T) {
+	t.Parallel()
 	d := New(t)
 	d.CreateNamespace(t)
 	d.must(t, d.installChart(t.Context(), d.formerChart(t), "--set", "image.tag="+imageOther))
@@ -63,6 +64,7 @@ func (d *Deployment) formerChart(t *testing.T) string {
 // docs/cluster.md.
 func TestKustomizeLifecycle(t *testing.T) {
 	cluster.SkipUnlessFull(t)
+	t.Parallel()
 	d := New(t)
 	d.applyOverlay(t, imageOther)
 	d.nameEngine(t)

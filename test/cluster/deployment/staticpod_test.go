@@ -22,6 +22,7 @@ import (
 // manifest but for the paths of this host, which is not the kubelet's alone.
 func TestStaticPod(t *testing.T) {
 	cluster.SkipUnlessFull(t)
+	t.Parallel()
 	d := New(t)
 	node := d.Cluster.Node(1)
 	d.kubectl(t, "apply", "-k", filepath.Join(d.root, "config", "static-pod"))
