@@ -36,12 +36,14 @@ type Handover struct {
 // MeasureHandover hits the leader by a fault, and follows what happens until Drover has
 // taken care of a VM that was created meanwhile.
 func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, handoverTimeout, fmt.Errorf("not within %s", handoverTimeout))
-	defer cancel()
-	leader, err := d.WaitUntilSteady(ctx)
+	steady, cancelSteady := withHandoverTimeout(ctx)
+	defer cancelSteady()
+	leader, err := d.WaitUntilSteady(steady)
 	if err != nil {
-		return Handover{}, err
+		return Handover{}, fmt.Errorf("before the fault: %w", err)
 	}
+	ctx, cancel := withHandoverTimeout(ctx)
+	defer cancel()
 	o := &observer{d: d, fault: f, old: leader, begin: time.Now()}
 	undo, err := f.Inject(ctx, d, podOf(leader))
 	if err != nil {
@@ -54,6 +56,10 @@ func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, er
 		return o.handover, nil
 	}
 	return o.handover, undo(ctx)
+}
+
+func withHandoverTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, handoverTimeout, fmt.Errorf("not within %s", handoverTimeout))
 }
 
 // observer follows one handover. It asks again and again, because the API server may be
