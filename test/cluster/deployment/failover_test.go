@@ -67,22 +67,28 @@ func TestBenchmark(t *testing.T) {
 	d := Start(t)
 	table := bench.NewTable("fault", "time", "runs", "p50", "p99", "max")
 	for _, fault := range Faults() {
-		var leaderless, reconciled bench.Sample
-		for range runs {
-			h, err := d.MeasureHandover(t.Context(), fault)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if fault.ChangesLeader {
-				leaderless = append(leaderless, h.Leaderless)
-			}
-			reconciled = append(reconciled, h.Reconciled)
-		}
-		addFigures(table, fault.Name, "without a leader", leaderless)
-		addFigures(table, fault.Name, "to the first reconcile", reconciled)
+		t.Run(fault.Name, func(t *testing.T) { d.measureFault(t, table, fault, runs) })
 	}
 	d.Judge(t)
 	t.Logf("\n%s", table)
+}
+
+func (d *Deployment) measureFault(t *testing.T, table *bench.Table, fault Fault, runs int) {
+	t.Helper()
+	var leaderless, reconciled bench.Sample
+	for range runs {
+		h, err := d.MeasureHandover(t.Context(), fault)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("without a leader: %s; to the first reconcile: %s", formatLeaderless(h), bench.FormatDuration(h.Reconciled))
+		if fault.ChangesLeader {
+			leaderless = append(leaderless, h.Leaderless)
+		}
+		reconciled = append(reconciled, h.Reconciled)
+	}
+	addFigures(table, fault.Name, "without a leader", leaderless)
+	addFigures(table, fault.Name, "to the first reconcile", reconciled)
 }
 
 func addFigures(table *bench.Table, fault, what string, sample bench.Sample) {

@@ -45,15 +45,18 @@ func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, er
 	ctx, cancel := withHandoverTimeout(ctx)
 	defer cancel()
 	o := &observer{d: d, fault: f, old: leader, begin: time.Now()}
-	undo, err := f.Inject(ctx, d, podOf(leader))
-	if err != nil {
-		return Handover{}, fmt.Errorf("%s: %w", f.Name, err)
-	}
-	if err := o.follow(ctx); err != nil {
+	undo := func(context.Context) error { return nil }
+	var group errgroup.Group
+	group.Go(func() error { // which may wait for the end of what it does
+		again, err := f.Inject(ctx, d, podOf(leader))
+		if again != nil {
+			undo = again
+		}
+		return err
+	})
+	group.Go(func() error { return o.follow(ctx) })
+	if err := group.Wait(); err != nil {
 		return o.handover, fmt.Errorf("%s of %s: %w", f.Name, leader, err)
-	}
-	if undo == nil {
-		return o.handover, nil
 	}
 	return o.handover, undo(ctx)
 }
