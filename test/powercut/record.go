@@ -21,8 +21,9 @@ const markFolder = "/powercut-mark/"
 // Mark marks a place in a workload.
 func Mark(name string) { _ = os.Remove(markFolder + name) }
 
-// Record runs a command and returns what it, and the programs that it starts, changed below a
-// folder, which must be empty and in none of whose parents there is a symbolic link.
+// Record runs a program and returns what it changed below a folder, which must be empty and in
+// none of whose parents there is a symbolic link. It leaves out what programs that this one
+// starts change, such as QEMU.
 func Record(ctx context.Context, folder, program string, args, env []string) (*Recording, error) {
 	trace, err := os.CreateTemp("", "powercut-*.strace")
 	if err != nil {
@@ -30,7 +31,7 @@ func Record(ctx context.Context, folder, program string, args, env []string) (*R
 	}
 	defer func() { _ = errors.Join(trace.Close(), os.Remove(trace.Name())) }()
 	cmd := exec.CommandContext(ctx, "strace", append([]string{
-		"--follow-forks", "--seccomp-bpf", "--decode-fds=path", "--strings-in-hex=all", "--string-limit=16777216",
+		"--follow-forks", "--detach-on=execve", "--seccomp-bpf", "--decode-fds=path", "--strings-in-hex=all", "--string-limit=16777216",
 		"--trace=" + systemCalls, "--quiet=all", "--output=" + trace.Name(), "--", program,
 	}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
@@ -117,7 +118,7 @@ func (r *recorder) open(c call) error {
 		return nil
 	}
 	flags := c.args[2]
-	if strings.Contains(flags, "O_TMPFILE") || strings.Contains(flags, "O_APPEND") {
+	if strings.Contains(flags, "O_TMPFILE") {
 		return errUnknown
 	}
 	file := r.disk.folders[folder][name]
@@ -128,6 +129,9 @@ func (r *recorder) open(c call) error {
 		r.add(op{kind: opTruncate, file: file, text: "truncation of " + r.pathOf(c.path)})
 	}
 	r.positions[fd] = 0
+	if strings.Contains(flags, "O_APPEND") {
+		r.positions[fd] = int64(len(r.disk.files[file])) // no other process appends
+	}
 	return nil
 }
 

@@ -61,16 +61,25 @@ func (r *Recording) After(mark string) (State, bool) {
 	return r.replay(n+1, choice{text: "all written"}), true
 }
 
+// Options choose states.
+type Options struct {
+	// Random is how many random choices of lost and torn writes there are for each prefix.
+	Random int
+	// Share is 1 for all states, and n for one of n.
+	Share int
+	Seed  uint64
+}
+
 // States calls look with each state to look at, every one once: for each prefix of the record
 // all that was not durable is there, none of it is, all but one change, one change alone, and
 // some random choices, of which writes may be torn. It returns how many there were.
-func (r *Recording) States(random int, seed uint64, look func(State) error) (int, error) {
-	e := explorer{recording: r, random: rand.New(rand.NewPCG(seed, 0)), seen: map[[32]byte]bool{}, look: look} //nolint:gosec // no secret
+func (r *Recording) States(o Options, look func(State) error) (int, error) {
+	e := explorer{Options: o, recording: r, random: rand.New(rand.NewPCG(o.Seed, 0)), seen: map[[32]byte]bool{}, look: look} //nolint:gosec // no secret
 	for n := range len(r.ops) + 1 {
 		if n > 0 && r.ops[n-1].kind == opSync {
 			continue // the state after it is among those before the next change
 		}
-		if err := e.explorePrefix(n, random); err != nil {
+		if err := e.explorePrefix(n); err != nil {
 			return e.count, err
 		}
 	}
@@ -78,6 +87,8 @@ func (r *Recording) States(random int, seed uint64, look func(State) error) (int
 }
 
 type explorer struct {
+	Options
+
 	recording *Recording
 	random    *rand.Rand
 	seen      map[[32]byte]bool
@@ -86,7 +97,7 @@ type explorer struct {
 }
 
 // explorePrefix looks at the states that a power cut after n operations may leave.
-func (e *explorer) explorePrefix(n, random int) error {
+func (e *explorer) explorePrefix(n int) error {
 	loose := e.recording.looseAt(n)
 	choices := []choice{{text: "all written"}, {dropped: setOf(loose...), text: "nothing written that was not synced"}}
 	for _, i := range loose[max(0, len(loose)-recent):] {
@@ -96,7 +107,7 @@ func (e *explorer) explorePrefix(n, random int) error {
 			choice{dropped: setOf(i), text: "not written: " + e.recording.ops[i].text},
 			choice{dropped: others, text: "alone written: " + e.recording.ops[i].text})
 	}
-	for range random {
+	for range e.Random {
 		choices = append(choices, e.randomChoice(loose))
 	}
 	for _, c := range choices {
@@ -138,6 +149,9 @@ func (e *explorer) visit(n int, c choice) error {
 		return nil
 	}
 	e.seen[sum] = true
+	if e.Share > 1 && e.random.IntN(e.Share) > 0 {
+		return nil
+	}
 	e.count++
 	s.Number = e.count
 	return e.look(s)
