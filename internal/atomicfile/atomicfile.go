@@ -148,7 +148,8 @@ func (d Folder) createTemp() (*lockedFile, error) {
 }
 
 // Discard removes a file or folder. It disappears at once, even if the removal
-// takes a while or is interrupted. Discard needs no disk space.
+// takes a while or is interrupted, and a power cut does not bring it back. Discard needs no
+// disk space.
 func (d Folder) Discard(path string) error {
 	lock, err := openLocked(path)
 	if err != nil {
@@ -158,6 +159,11 @@ func (d Folder) Discard(path string) error {
 	gone := filepath.Join(d.Path, d.Prefix+"gone-"+string(uuid.NewUUID()))
 	if err := os.Rename(path, gone); err != nil {
 		return err
+	}
+	if !d.Volatile {
+		if err := SyncFolder(filepath.Dir(path)); err != nil {
+			return err
+		}
 	}
 	return os.RemoveAll(gone)
 }

@@ -78,7 +78,7 @@ func (inst *Instance) addRoot(spec driver.ServerSpec) error {
 		return err
 	}
 	inst.Root = root
-	return inst.Save()
+	return inst.saveDisks()
 }
 
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
@@ -130,7 +130,16 @@ func (inst *Instance) makeVolume(i int, v driver.Volume) error {
 		inst.Volumes = map[string]disks.Disk{}
 	}
 	inst.Volumes[v.Name] = made
-	return inst.Save()
+	return inst.saveDisks()
+}
+
+// saveDisks replaces the record, and returns once a power cut leaves the new one. A guest may
+// write to a disk only after that: a disk that holds data and has no record is not used.
+func (inst *Instance) saveDisks() error {
+	if err := inst.Save(); err != nil {
+		return err
+	}
+	return inst.Host.StateDir.Sync(inst.Path)
 }
 
 // placeDisk moves a new disk to where the record will name it. A disk that is there
@@ -142,7 +151,10 @@ func (inst *Instance) placeDisk(made string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, RecordFile, err)
 	}
-	return os.Rename(made, place)
+	if err := os.Rename(made, place); err != nil {
+		return err
+	}
+	return inst.Host.StateDir.Sync(inst.Path) // a record must not name a disk that a power cut takes
 }
 
 func imageOfVolume(v driver.Volume) disks.ImageSettings {
@@ -255,7 +267,7 @@ func (inst *Instance) restoreRoot(ctx context.Context) error {
 		return err
 	}
 	inst.Root, inst.Old, inst.Settings.Image = *inst.Old, nil, inst.Old.Image.ImageSettings
-	if err := errors.Join(inst.Save(), inst.Host.StateDir.Sync(inst.Path)); err != nil {
+	if err := inst.saveDisks(); err != nil {
 		return err
 	}
 	inst.Host.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", inst.UID)

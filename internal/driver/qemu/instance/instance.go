@@ -315,7 +315,8 @@ func (h *Host) RetainedPath(uid types.UID, id string) string {
 }
 
 // MoveToRetained frees the UID of a server that was marked. Its QEMU runs on in the
-// directory, wherever that is.
+// directory, wherever that is. When it returns, a power cut does not take the release back:
+// the server would be an orphan.
 func (inst *Instance) MoveToRetained() error {
 	// A search for the images in use must not miss it during the move.
 	release, err := inst.Host.Images.Hold()
@@ -323,7 +324,7 @@ func (inst *Instance) MoveToRetained() error {
 		return err
 	}
 	defer release()
-	if err := os.Rename(inst.Path, inst.Host.RetainedPath(inst.UID, inst.ID)); err != nil {
+	if err := inst.Host.StateDir.Install(inst.Path, inst.Host.RetainedPath(inst.UID, inst.ID)); err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
 	}
 	inst.NotifyWatchers()

@@ -1,0 +1,222 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package powercut
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// markFolder is a folder that does not exist. A mark is the attempt to remove a file there,
+// which strace records like any change.
+const markFolder = "/powercut-mark/"
+
+// Mark marks a place in a workload.
+func Mark(name string) { _ = os.Remove(markFolder + name) }
+
+// Record runs a program and returns what it changed below a folder, which must be empty and in
+// none of whose parents there is a symbolic link. It leaves out what programs that this one
+// starts change, such as QEMU.
+func Record(ctx context.Context, folder, program string, args, env []string) (*Recording, error) {
+	trace, err := os.CreateTemp("", "powercut-*.strace")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = errors.Join(trace.Close(), os.Remove(trace.Name())) }()
+	cmd := exec.CommandContext(ctx, "strace", append([]string{
+		"--follow-forks", "--detach-on=execve", "--seccomp-bpf", "--decode-fds=path", "--strings-in-hex=all", "--string-limit=16777216",
+		"--trace=" + systemCalls, "--quiet=all", "--output=" + trace.Name(), "--", program,
+	}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%s under strace: %w\n%s", program, err, out)
+	}
+	r := recorder{folder: filepath.Clean(folder), disk: newDisk(), last: rootID, positions: map[string]int64{}}
+	if err := readCalls(trace, r.record); err != nil {
+		return nil, err
+	}
+	return &Recording{ops: r.ops}, nil
+}
+
+// recorder turns system calls into changes.
+type recorder struct {
+	folder string
+	ops    []op
+	disk   *disk // as it is now
+	last   fileID
+	// positions are where the next read or write of a descriptor is.
+	positions map[string]int64
+}
+
+// errUnknown is a call that changes files in a way that the model does not have.
+var errUnknown = errors.New("the model of a disk does not have this call")
+
+func (r *recorder) record(c call) error {
+	switch c.name {
+	case "openat":
+		return r.open(c)
+	case "read", "write", "pwrite64", "lseek", "ftruncate", "fsync", "fdatasync":
+		return r.recordDescriptor(c)
+	case "renameat", "renameat2", "linkat":
+		return r.recordNames(c)
+	case "mkdirat", "unlinkat":
+		return r.recordName(c)
+	case "mmap":
+		return r.recordMapping(c)
+	case "ioctl":
+		return nil // the terminal's, and FS_IOC_* of none of these programs
+	}
+	if slices.ContainsFunc(c.args, func(arg string) bool { return strings.Contains(unescape(arg), r.folder) }) {
+		return errUnknown
+	}
+	return nil
+}
+
+// below returns a path relative to the folder.
+func (r *recorder) below(path string) (string, bool) {
+	if path == r.folder {
+		return "", true
+	}
+	return strings.CutPrefix(path, r.folder+"/")
+}
+
+// resolve returns the folder and the name of a path that is relative to a descriptor.
+func (r *recorder) resolve(c call, n int) (folder fileID, name string, ok bool) {
+	path := c.text(n + 1)
+	if !filepath.IsAbs(path) {
+		_, base := c.descriptor(n)
+		path = filepath.Join(base, path)
+	}
+	path, ok = r.below(filepath.Clean(path))
+	if !ok || path == "" {
+		return 0, "", false
+	}
+	return r.disk.find(filepath.Dir(path)), filepath.Base(path), true
+}
+
+func (r *recorder) add(o op) {
+	r.ops = append(r.ops, o)
+	if o.isMkdir {
+		r.disk.folders[o.entries[0].file] = map[string]fileID{}
+	}
+	r.disk.apply(o)
+}
+
+func (r *recorder) newFile() fileID { r.last++; return r.last }
+
+func (r *recorder) open(c call) error {
+	folder, name, ok := r.resolve(c, 0)
+	fd := fmt.Sprint(c.result)
+	if !ok {
+		return nil
+	}
+	flags := c.args[2]
+	if strings.Contains(flags, "O_TMPFILE") {
+		return errUnknown
+	}
+	file := r.disk.folders[folder][name]
+	if file == 0 && strings.Contains(flags, "O_CREAT") {
+		file = r.newFile()
+		r.add(op{kind: opEntries, entries: []entry{{folder, name, file}}, text: "creation of " + r.pathOf(c.path)})
+	} else if strings.Contains(flags, "O_TRUNC") && len(r.disk.files[file]) > 0 {
+		r.add(op{kind: opTruncate, file: file, text: "truncation of " + r.pathOf(c.path)})
+	}
+	r.positions[fd] = 0
+	if strings.Contains(flags, "O_APPEND") {
+		r.positions[fd] = int64(len(r.disk.files[file])) // no other process appends
+	}
+	return nil
+}
+
+func (r *recorder) pathOf(path string) string {
+	short, _ := r.below(path)
+	return short
+}
+
+// recordDescriptor records what a call does to an open file. One that has lost its name does
+// not matter any more.
+func (r *recorder) recordDescriptor(c call) error {
+	fd, path := c.descriptor(0)
+	short, ok := r.below(path)
+	if !ok {
+		return nil
+	}
+	file := r.disk.find(short)
+	switch c.name {
+	case "read":
+		r.positions[fd] += c.result
+	case "lseek":
+		r.positions[fd] = c.result
+	case "write":
+		r.add(op{kind: opWrite, file: file, offset: r.positions[fd], data: []byte(c.text(1))[:c.result], text: fmt.Sprintf("%d bytes of %s", c.result, short)})
+		r.positions[fd] += c.result
+	case "pwrite64":
+		offset, err := c.number(3)
+		if err != nil {
+			return err
+		}
+		r.add(op{kind: opWrite, file: file, offset: offset, data: []byte(c.text(1))[:c.result], text: fmt.Sprintf("%d bytes of %s at %d", c.result, short, offset)})
+	case "ftruncate":
+		size, err := c.number(1)
+		if err != nil {
+			return err
+		}
+		r.add(op{kind: opTruncate, file: file, offset: size, text: fmt.Sprintf("the size %d of %s", size, short)})
+	default:
+		r.add(op{kind: opSync, file: file, text: "sync of " + short})
+	}
+	return nil
+}
+
+// recordNames records a call with two paths.
+func (r *recorder) recordNames(c call) error {
+	from, fromName, fromBelow := r.resolve(c, 0)
+	to, toName, toBelow := r.resolve(c, 2)
+	if fromBelow != toBelow || c.name == "renameat2" {
+		return errUnknown
+	}
+	if !fromBelow {
+		return nil
+	}
+	o := op{kind: opEntries, text: fmt.Sprintf("%s of %s to %s", c.name, r.pathOf(c.text(1)), r.pathOf(c.text(3)))}
+	o.entries = []entry{{to, toName, r.disk.folders[from][fromName]}}
+	if c.name != "linkat" {
+		o.entries = append(o.entries, entry{from, fromName, 0})
+	}
+	r.add(o)
+	return nil
+}
+
+// recordName records a call with one path.
+func (r *recorder) recordName(c call) error {
+	if mark, ok := strings.CutPrefix(c.text(1), markFolder); ok {
+		r.ops = append(r.ops, op{kind: opMark, text: mark})
+		return nil
+	}
+	folder, name, ok := r.resolve(c, 0)
+	if !ok || c.result < 0 {
+		return nil
+	}
+	if c.name == "mkdirat" {
+		r.add(op{kind: opEntries, isMkdir: true, entries: []entry{{folder, name, r.newFile()}}, text: "creation of folder " + name})
+		return nil
+	}
+	r.add(op{kind: opEntries, entries: []entry{{folder, name, 0}}, text: "removal of " + name})
+	return nil
+}
+
+// recordMapping refuses memory through which a file is written.
+func (r *recorder) recordMapping(c call) error {
+	_, path := c.descriptor(4)
+	if _, ok := r.below(path); ok && strings.Contains(c.args[2], "PROT_WRITE") && strings.Contains(c.args[3], "MAP_SHARED") {
+		return errUnknown
+	}
+	return nil
+}

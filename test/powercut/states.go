@@ -1,0 +1,201 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package powercut
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+)
+
+// sector is what a disk writes whole or not at all, in bytes.
+const sector = 512
+
+// recent is how many of the last changes are lost, or written, one by one. Older ones have had
+// their turn, and files that are never synced would be tried again and again.
+const recent = 8
+
+// State is what a power cut may leave.
+type State struct {
+	// Marks are the marks that the workload had passed, in order.
+	Marks []string
+	// Text says how it came about, for people, and Number names it.
+	Text   string
+	Number int
+
+	disk *disk
+}
+
+// Write creates the state in a folder of this host.
+func (s State) Write(path string) error { return s.disk.write(path) }
+
+// FileAt returns the content of a file of the state by its path, and whether it is there.
+func (s State) FileAt(path string) ([]byte, bool) {
+	content, ok := s.disk.files[s.disk.find(path)]
+	return content, ok
+}
+
+// Recording is what a workload changed, in order.
+type Recording struct{ ops []op }
+
+// Len returns how many changes there are; syncs and marks are none.
+func (r *Recording) Len() int {
+	n := 0
+	for _, o := range r.ops {
+		if o.kind != opSync && o.kind != opMark {
+			n++
+		}
+	}
+	return n
+}
+
+// After returns the state after a mark if the power is not cut.
+func (r *Recording) After(mark string) (State, bool) {
+	n := slices.IndexFunc(r.ops, func(o op) bool { return o.kind == opMark && o.text == mark })
+	if n < 0 {
+		return State{}, false
+	}
+	return r.replay(n+1, choice{text: "all written"}), true
+}
+
+// Options choose states.
+type Options struct {
+	// Random is how many random choices of lost and torn writes there are for each prefix.
+	Random int
+	// Share is 1 for all states, and n for one of n.
+	Share int
+	Seed  uint64
+}
+
+// States calls look with each state to look at, every one once: for each prefix of the record
+// all that was not durable is there, none of it is, all but one change, one change alone, and
+// some random choices, of which writes may be torn. It returns how many there were.
+func (r *Recording) States(o Options, look func(State) error) (int, error) {
+	e := explorer{Options: o, recording: r, random: rand.New(rand.NewPCG(o.Seed, 0)), seen: map[[32]byte]bool{}, look: look} //nolint:gosec // no secret
+	for n := range len(r.ops) + 1 {
+		if n > 0 && r.ops[n-1].kind == opSync {
+			continue // the state after it is among those before the next change
+		}
+		if err := e.explorePrefix(n); err != nil {
+			return e.count, err
+		}
+	}
+	return e.count, nil
+}
+
+type explorer struct {
+	Options
+
+	recording *Recording
+	random    *rand.Rand
+	seen      map[[32]byte]bool
+	count     int
+	look      func(State) error
+}
+
+// explorePrefix looks at the states that a power cut after n operations may leave.
+func (e *explorer) explorePrefix(n int) error {
+	loose := e.recording.looseAt(n)
+	choices := []choice{{text: "all written"}, {dropped: setOf(loose...), text: "nothing written that was not synced"}}
+	for _, i := range loose[max(0, len(loose)-recent):] {
+		others := setOf(loose...)
+		delete(others, i)
+		choices = append(choices,
+			choice{dropped: setOf(i), text: "not written: " + e.recording.ops[i].text},
+			choice{dropped: others, text: "alone written: " + e.recording.ops[i].text})
+	}
+	for range e.Random {
+		choices = append(choices, e.randomChoice(loose))
+	}
+	for _, c := range choices {
+		if err := e.visit(n, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// choice is which changes are lost.
+type choice struct {
+	dropped map[int]bool
+	// torn has the length of what was written of a change.
+	torn map[int]int
+	text string
+}
+
+func (e *explorer) randomChoice(loose []int) choice {
+	c := choice{dropped: map[int]bool{}, torn: map[int]int{}, text: "by chance"}
+	for _, i := range loose {
+		sectors := len(e.recording.ops[i].data) / sector
+		switch {
+		case e.random.IntN(2) == 0:
+			c.dropped[i] = true
+			c.text += "; not written: " + e.recording.ops[i].text
+		case sectors > 0 && e.random.IntN(2) == 0:
+			c.torn[i] = e.random.IntN(sectors) * sector
+			c.text += fmt.Sprintf("; only %d bytes written: %s", c.torn[i], e.recording.ops[i].text)
+		}
+	}
+	return c
+}
+
+func (e *explorer) visit(n int, c choice) error {
+	s := e.recording.replay(n, c)
+	sum := sha256.Sum256(fmt.Append(nil, s.Marks, s.disk.describe()))
+	if e.seen[sum] {
+		return nil
+	}
+	e.seen[sum] = true
+	if e.Share > 1 && e.random.IntN(e.Share) > 0 {
+		return nil
+	}
+	e.count++
+	s.Number = e.count
+	return e.look(s)
+}
+
+// looseAt returns the changes among the first n that were not durable then.
+func (r *Recording) looseAt(n int) []int {
+	var loose []int
+	for i, o := range r.ops[:n] {
+		if o.kind == opSync {
+			loose = slices.DeleteFunc(loose, func(i int) bool { return r.ops[i].isDurableBy(o) })
+		} else if o.kind != opMark {
+			loose = append(loose, i)
+		}
+	}
+	return loose
+}
+
+// replay returns the state after n operations without those that a choice drops.
+func (r *Recording) replay(n int, c choice) State {
+	s := State{disk: newDisk(), Text: fmt.Sprintf("after operation %d, %s", n, c.text)}
+	for i, o := range r.ops[:n] {
+		if o.isMkdir { // also if its name is lost: what is in it may get another name
+			s.disk.folders[o.entries[0].file] = map[string]fileID{}
+		}
+		if length, torn := c.torn[i]; torn {
+			o.data = o.data[:length]
+		}
+		if o.kind == opMark {
+			s.Marks = append(s.Marks, o.text)
+		}
+		if !c.dropped[i] {
+			s.disk.apply(o)
+		}
+	}
+	return s
+}
+
+func setOf(all ...int) map[int]bool {
+	set := make(map[int]bool, len(all))
+	for _, i := range all {
+		set[i] = true
+	}
+	return set
+}
+
+func sortedKeys(m map[string]fileID) []string { return slices.Sorted(maps.Keys(m)) }
