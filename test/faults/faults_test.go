@@ -1,0 +1,123 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// sizeEnv selects how much is explored: default, full, or short, which is also the default.
+const sizeEnv = "DROVER_FAULTS"
+
+var caseFlag = flag.String("case", "", "name of the one case to run again, with -run and the kind's name")
+
+var size = lab.Size(cmp.Or(os.Getenv(sizeEnv), string(lab.SizeShort)))
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(runTests(m))
+}
+
+// programs is the folder of built programs.
+var programs string
+
+func runTests(m *testing.M) int {
+	var err error
+	if programs, err = os.MkdirTemp("", "drover-faults-programs-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(programs) }()
+	return m.Run()
+}
+
+// faultsController is a controller with crash points.
+var faultsController = sync.OnceValues(func() (string, error) { return buildController("faults", "-tags=faults") })
+
+// buildController builds a controller with further flags of go build.
+func buildController(name string, flags ...string) (string, error) {
+	binary := filepath.Join(programs, name)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	args := append([]string{"build", "-buildvcs=false", "-o", binary}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, "cloudnative.tw/drover/cmd/drover-controller")...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build drover-controller: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+func openLab(t *testing.T) *lab.Lab {
+	t.Helper()
+	program, err := faultsController()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := lab.Open(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// TestFaults explores every kind of fault and prints the table.
+func TestFaults(t *testing.T) {
+	results, names := map[string]lab.Result{}, []string{}
+	for _, k := range kinds {
+		names = append(names, k.Name)
+		t.Run(k.Name, func(t *testing.T) {
+			l := openLab(t)
+			r, err := explore(t.Context(), k, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			results[k.Name] = r
+			for _, v := range r.Violations {
+				t.Errorf("%s\n  again: go test ./test/faults -run 'TestFaults/%s' -case '%s'", v, k.Name, v.Case)
+			}
+		})
+	}
+	lab.PrintTable(os.Stdout, names, results)
+}
+
+func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {
+	if *caseFlag != "" {
+		return k.Replay(ctx, l, *caseFlag)
+	}
+	return k.Explore(ctx, l, size)
+}
+
+// TestNoTraceInNormalBuild checks that a controller as users get it has no crash points.
+func TestNoTraceInNormalBuild(t *testing.T) {
+	binary, err := buildController("plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, trace := range []string{"internal/crashpoint", "DROVER_CRASHPOINT"} {
+		if strings.Contains(string(content), trace) {
+			t.Errorf("the program contains %q", trace)
+		}
+	}
+}
