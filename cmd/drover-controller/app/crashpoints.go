@@ -7,11 +7,13 @@ package app
 
 import (
 	"bytes"
-	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
 
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/internal/crashpoint"
@@ -74,14 +76,16 @@ func namedInBody(req *http.Request) string {
 	content, _ := io.ReadAll(req.Body)
 	_ = req.Body.Close()
 	req.Body = io.NopCloser(bytes.NewReader(content))
-	var o struct {
-		Reason    string
-		Metadata  struct{ Name string }
-		Regarding struct{ Name string }
+	o, _, err := clientgoscheme.Codecs.UniversalDeserializer().Decode(content, nil, nil)
+	if err != nil {
+		return "new"
 	}
-	_ = json.Unmarshal(content, &o)
-	if o.Regarding.Name != "" {
-		return o.Regarding.Name + "-" + o.Reason
+	if event, ok := o.(*eventsv1.Event); ok {
+		return event.Regarding.Name + "-" + event.Reason
 	}
-	return o.Metadata.Name
+	named, err := meta.Accessor(o)
+	if err != nil {
+		return "new"
+	}
+	return named.GetName()
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // parallelRuns is how many runs take place at a time. They wait most of the time.
-const parallelRuns = 12
+const parallelRuns = 16
 
 // keepEnv names a folder in which the logs of runs with violations are left.
 const keepEnv = "DROVER_FAULTS_DIR"
@@ -137,21 +137,33 @@ func casesOf(workload string, points []string, limit int) []testCase {
 	if limit > 0 {
 		points = slices.DeleteFunc(slices.Clone(points), func(p string) bool { return !isMutation(p) })
 	}
+	if limit > 0 {
+		return someCases(workload, points, limit)
+	}
 	var all []testCase
 	for _, p := range points {
-		for _, moment := range []string{before, after} {
-			for _, recovery := range []lab.Recovery{lab.ByRestart, lab.ByStandby} {
+		for _, moment := range moments {
+			for _, recovery := range recoveries {
 				all = append(all, testCase{workload, recovery, []crashPoint{crashPoint(p + "/" + moment)}})
 			}
 		}
 	}
-	if limit == 0 || len(all) <= limit {
-		return all
-	}
+	return all
+}
+
+var (
+	moments    = []string{before, after}
+	recoveries = []lab.Recovery{lab.ByRestart, lab.ByStandby}
+)
+
+// someCases returns cases whose points are spread over all, with moment and recovery in
+// turn.
+func someCases(workload string, points []string, limit int) []testCase {
 	var some []testCase
+	limit = min(limit, len(points))
 	for n := range limit {
-		// An odd distance goes through all combinations of moment and recovery.
-		some = append(some, all[(n*len(all)/limit+n%4)%len(all)])
+		p := points[n*len(points)/limit]
+		some = append(some, testCase{workload, recoveries[n/2%2], []crashPoint{crashPoint(p + "/" + moments[n%2])}})
 	}
 	return some
 }

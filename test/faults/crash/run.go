@@ -51,6 +51,9 @@ type runner struct {
 // run runs a case and compares it with the state of a run without crashes, if there is
 // one.
 func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcome, err error) {
+	defer func(begin time.Time) {
+		debugf("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), c, o.crashed, len(o.violations))
+	}(time.Now())
 	work, engine, err := findWorkload(c.workload, r.engines)
 	if err != nil {
 		return o, err
@@ -80,6 +83,9 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		return o, fmt.Errorf("%s: %w\n%s", c, err, replicas.Output())
 	}
 	err = s.finish(ctx, c, want, &o)
+	if v := violationOf(err); v != nil {
+		o.violations, err = append(o.violations, *v), nil
+	}
 	if learned, learnErr := s.learnedSince(setup); learnErr == nil {
 		o.learned = learned
 	}
@@ -139,7 +145,8 @@ func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outc
 	if len(o.violations) > 0 {
 		return nil // what had not converged explains itself
 	}
-	if want == nil {
+	checkRest := want == nil || isSampled(c, restShare)
+	if checkRest {
 		if err := s.waitQuiet(ctx); err != nil {
 			return err
 		}
@@ -159,7 +166,7 @@ func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outc
 			break
 		}
 	}
-	if want == nil || isSampled(c, restShare) {
+	if checkRest {
 		o.violations = append(o.violations, s.CheckRest(ctx, restTime)...)
 	}
 	return nil
@@ -172,7 +179,7 @@ func (s *stage) waitQuiet(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	return errors.New("the workload does not come to rest")
+	return &lab.NotConverged{What: "rest", Cause: errors.New("there are writes all the time")}
 }
 
 // isSampled reports whether a case is one of each so many, always the same ones.
@@ -202,4 +209,8 @@ func (r *runner) keepLog(c testCase, o outcome) error {
 	h := fnv.New32()
 	_, _ = h.Write([]byte(c.String()))
 	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", h.Sum32())), fmt.Appendf(nil, "%s\n%v\n%s", c, o.violations, o.log), 0o600)
+}
+
+func debugf(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05.000 ")+format+"\n", args...)
 }

@@ -52,7 +52,7 @@ var workloads = []workload{
 	{name: "restart", setup: created, act: []step{restart, waitApplied}},
 	{name: "replace", setup: created, act: []step{replace, waitApplied}},
 	{name: "delete", setup: created, act: []step{remove, waitGone}},
-	{name: "create-delete", act: []step{create, remove, waitGone}},
+	{name: "create-delete", act: []step{create, waitBound, remove, waitGone}},
 	{name: "recreate", setup: created, act: []step{remove, waitGone, create, waitApplied}},
 	{name: "retain", setup: append(created, retain, waitApplied), act: []step{remove, waitGone}},
 	{name: "namespace", setup: created, act: []step{removeNamespace, waitGone, waitNamespaceGone}},
@@ -74,6 +74,17 @@ func remove(ctx context.Context, s *stage) error { return s.DeleteVM(ctx, vmName
 
 func waitApplied(ctx context.Context, s *stage) error {
 	return s.WaitVM(ctx, vmName, users.CheckApplied)
+}
+
+// waitBound waits until Drover has seen the VirtualMachine and is about to create its
+// server.
+func waitBound(ctx context.Context, s *stage) error {
+	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
+		if len(vm.Finalizers) == 0 {
+			return errors.New("it has no finalizer")
+		}
+		return nil
+	})
 }
 
 func waitGone(ctx context.Context, s *stage) error { return s.WaitGone(ctx, vmName) }

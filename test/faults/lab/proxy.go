@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -33,7 +32,7 @@ func (s *worldsByName) find(name string) *World {
 }
 
 // newProxy returns a handler that makes two namespaces of the API server look like a
-// cluster: one has all VirtualMachines, the other stands for kube-system and default. The
+// cluster: one has all VirtualMachines, the other stands for kube-system. The
 // first element of a request's path is the world's name.
 func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 	transport, err := rest.TransportFor(config)
@@ -71,31 +70,24 @@ func (w *World) realPath(path string) string {
 	if path == vmsPath {
 		return "/apis/cloudnative.tw/v1alpha1/namespaces/" + w.Name + "/virtualmachines"
 	}
-	for _, ns := range []string{metav1.NamespaceSystem, metav1.NamespaceDefault} {
-		before, after, found := strings.Cut(path, "/namespaces/"+ns)
-		if found && (after == "" || after[0] == '/') {
-			return before + "/namespaces/" + w.systemName() + after
-		}
+	before, after, found := strings.Cut(path, "/namespaces/"+metav1.NamespaceSystem)
+	if found && (after == "" || after[0] == '/') {
+		return before + "/namespaces/" + w.System + after
 	}
 	return path
 }
 
-// rewriteBody replaces the namespace in an object that is written.
+// rewriteBody replaces the namespace in an object that is written. Both names have the
+// same length, so that this works for every encoding.
 func (w *World) rewriteBody(req *http.Request) error {
-	if req.Body == nil || req.Method == http.MethodGet {
+	if !strings.Contains(req.URL.Path, "/namespaces/"+w.System+"/") || req.Method == http.MethodGet {
 		return nil
 	}
 	content, err := io.ReadAll(req.Body)
 	if err != nil {
 		return err
 	}
-	if strings.Contains(req.URL.Path, "/namespaces/"+w.systemName()+"/") {
-		for _, ns := range []string{metav1.NamespaceSystem, metav1.NamespaceDefault} {
-			content = bytes.ReplaceAll(content, []byte(`"namespace":"`+ns+`"`), []byte(`"namespace":"`+w.systemName()+`"`))
-		}
-	}
-	req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(content)), int64(len(content))
-	req.Header.Set("Content-Length", strconv.Itoa(len(content)))
+	req.Body = io.NopCloser(bytes.NewReader(bytes.ReplaceAll(content, []byte(metav1.NamespaceSystem), []byte(w.System))))
 	return nil
 }
 

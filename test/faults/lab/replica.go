@@ -67,6 +67,8 @@ type process struct {
 	info history.Process
 	// crashes is set if it is to end at a point, and replaced once the test has ended it.
 	crashes, replaced bool
+	// crashed is set once it has ended in that way.
+	crashed bool
 }
 
 // StartReplicas starts the processes of a plan.
@@ -139,7 +141,7 @@ func (r *Replicas) program(n int) string {
 }
 
 func (r *Replicas) args() []string {
-	return append(r.plan.Engine.Args(r.world), "--kubeconfig="+r.world.kubeconfig,
+	return append(r.plan.Engine.Args(r.world), "--kubeconfig="+r.world.kubeconfig, "--lease-lock-namespace="+r.world.System,
 		"--orphan-grace=1s", "--usage-period=1h", "--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1")
 }
 
@@ -159,7 +161,8 @@ func (r *Replicas) supervise(p *process) {
 	err := p.Wait(time.Hour)
 	r.mu.Lock()
 	p.info.To = time.Now()
-	if !r.isDone() && !p.hasCrashed(err) {
+	p.crashed = p.endedByKill(err)
+	if !r.isDone() && !p.crashed {
 		r.failures = append(r.failures, fmt.Sprintf("%s ended: %v: %s", p.info.Replica, err, tail(p.Output())))
 	}
 	running := 0
@@ -197,8 +200,8 @@ func (r *Replicas) fail(err error) {
 	r.failures = append(r.failures, err.Error())
 }
 
-// hasCrashed reports whether a process ended at its point, as kill -9 ends it.
-func (p *process) hasCrashed(err error) bool {
+// endedByKill reports whether a process that was to crash has ended as kill -9 ends it.
+func (p *process) endedByKill(err error) bool {
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || !p.crashes && !p.replaced {
 		return false
@@ -212,7 +215,7 @@ func (p *process) hasCrashed(err error) bool {
 func (r *Replicas) clearLease(replica string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), ConvergeTimeout)
 	defer cancel()
-	leases := r.world.Kube.CoordinationV1().Leases(r.world.systemName())
+	leases := r.world.Kube.CoordinationV1().Leases(r.world.System)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		lease, err := leases.Get(ctx, leaseName, metav1.GetOptions{})
 		switch {
@@ -259,7 +262,7 @@ func (r *Replicas) Crashed() int {
 	defer r.mu.Unlock()
 	n := 0
 	for _, p := range r.all {
-		if p.crashes && p.HasEnded() && p.hasCrashed(p.Wait(0)) {
+		if p.crashes && p.crashed {
 			n++
 		}
 	}

@@ -30,6 +30,8 @@ type World struct {
 	*Lab
 	// Name is the world's, and that of the namespace that has its VirtualMachines.
 	Name string
+	// System is the namespace that stands for kube-system, and has the Lease.
+	System string
 	// Dir has the engine's folder, the journal and the logs.
 	Dir string
 	// ClusterID is the cluster's id, as servers carry it.
@@ -49,9 +51,10 @@ type World struct {
 
 // NewWorld makes a world. The caller must Close it.
 func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
-	name := fmt.Sprintf("w%d", l.count.Add(1))
+	n := l.count.Add(1)
+	name := fmt.Sprintf("world-%d", n)
 	w := &World{
-		Lab: l, Name: name, Dir: filepath.Join(l.dir, name),
+		Lab: l, Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
 		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{},
 	}
 	if err := os.Mkdir(w.Dir, 0o700); err != nil {
@@ -61,7 +64,7 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 	if w.kubeconfig, err = l.kubeconfigFor(w); err != nil {
 		return nil, err
 	}
-	if w.ClusterID, err = l.createNamespace(ctx, w.systemName()); err != nil {
+	if w.ClusterID, err = l.createNamespace(ctx, w.System); err != nil {
 		return nil, err
 	}
 	if _, err = l.createNamespace(ctx, name); err != nil {
@@ -109,8 +112,6 @@ func (w *World) Close() error {
 	w.worlds.byName.Delete(w.Name)
 	return os.RemoveAll(w.Dir)
 }
-
-func (w *World) systemName() string { return w.Name + "-system" }
 
 func (w *World) virtualMachines() typed.VirtualMachineInterface {
 	return w.VMs.CloudnativeV1alpha1().VirtualMachines(w.Name)
