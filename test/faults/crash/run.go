@@ -75,13 +75,14 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		return o, err
 	}
 	defer replicas.Stop()
-	s := &stage{World: w, engine: engine, replicas: replicas}
+	s := &stage{World: w, work: work, engine: engine, replicas: replicas}
 	setup, err := s.play(ctx, work, want == nil)
 	if v := violationOf(err); v != nil {
 		o.violations = append(o.violations, *v)
 	} else if err != nil {
 		return o, fmt.Errorf("%s: %w\n%s", c, err, replicas.Output())
 	}
+	s.awaitCrashes(len(c.crashes))
 	err = s.finish(ctx, c, want, &o)
 	if v := violationOf(err); v != nil {
 		o.violations, err = append(o.violations, *v), nil
@@ -140,6 +141,13 @@ func (s *stage) learnedSince(setup []int) (map[int][]string, error) {
 	return learned, nil
 }
 
+// awaitCrashes waits for crashes that come after the last step, such as at its event.
+func (s *stage) awaitCrashes(count int) {
+	for begin := time.Now(); s.replicas.Crashed() < count && time.Since(begin) < quietTime; {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // finish waits until the world is as it should be, and judges it.
 func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outcome) error {
 	if len(o.violations) > 0 {
@@ -157,7 +165,7 @@ func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outc
 			return err
 		}
 		if want != nil {
-			for _, text := range state.Differences(*want) {
+			for _, text := range s.work.differences(state, *want) {
 				violations = append(violations, lab.Violation{Rule: "O7", Text: text})
 			}
 		}
