@@ -16,7 +16,10 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/faults/bugs"
+	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // sizeEnv selects how much is explored: default, full, or short, which is also the default.
@@ -60,9 +63,10 @@ func buildController(name string, flags ...string) (string, error) {
 	return binary, nil
 }
 
-func openLab(t *testing.T) *lab.Lab {
+// openLab opens a lab for a controller.
+func openLab(t *testing.T, build func() (string, error)) *lab.Lab {
 	t.Helper()
-	program, err := faultsController()
+	program, err := build()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +88,7 @@ func TestFaults(t *testing.T) {
 	for _, k := range kinds {
 		names = append(names, k.Name)
 		t.Run(k.Name, func(t *testing.T) {
-			l := openLab(t)
+			l := openLab(t, faultsController)
 			r, err := explore(t.Context(), k, l)
 			if err != nil {
 				t.Fatal(err)
@@ -120,4 +124,47 @@ func TestNoTraceInNormalBuild(t *testing.T) {
 			t.Errorf("the program contains %q", trace)
 		}
 	}
+}
+
+// seededBugs are bugs that crashes must show, with the workload in which they do.
+var seededBugs = map[string]struct {
+	engine   lab.Engine
+	workload string
+}{
+	"finalizer-after-creation": {lab.Fake{}, "create"},
+	"restart-without-intent":   {lab.Fake{Instant: true}, "restart"},
+	"server-by-recorded-id":    {lab.Fake{}, "create"},
+}
+
+// TestSeededBugs checks that each bug is found.
+func TestSeededBugs(t *testing.T) {
+	if size == lab.SizeShort {
+		t.Skip("make faults finds them: each takes a build")
+	}
+	for bug, in := range seededBugs {
+		t.Run(bug, func(t *testing.T) {
+			l := openLab(t, func() (string, error) { return buildWithBug(t, bug) })
+			r, err := crash.Hunt(t.Context(), l, in.engine, in.workload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(r.Violations) == 0 {
+				t.Fatalf("not found in %d runs", r.Runs)
+			}
+			t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
+		})
+	}
+}
+
+func buildWithBug(t *testing.T, bug string) (string, error) {
+	t.Helper()
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	overlay, err := bugs.WriteOverlay(t.Context(), root, t.TempDir(), bug)
+	if err != nil {
+		return "", err
+	}
+	return buildController(bug, "-tags=faults", "-overlay="+overlay)
 }

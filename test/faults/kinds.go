@@ -16,5 +16,5 @@ import (
 
 // kinds are the kinds of fault, in the order in which they are explored.
 var kinds = []lab.Kind{
-	crash.Kind("crash points, fake", lab.Fake{}),
+	crash.Kind("crash points, fake", lab.Fake{}, lab.Fake{Instant: true}),
 }

@@ -68,7 +68,9 @@ func (r *runner) explore(ctx context.Context, size lab.Size) (lab.Result, error)
 	var learning []testCase
 	for _, e := range r.engines {
 		for _, w := range workloads {
-			learning = append(learning, testCase{workload: w.name + "/" + e.Name(), recovery: lab.ByRestart})
+			if e.Runs(w.name) {
+				learning = append(learning, testCase{workload: w.name + "/" + e.Name(), recovery: lab.ByRestart})
+			}
 		}
 	}
 	err := r.runAll(ctx, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t, size) })
@@ -247,6 +249,41 @@ func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 	}
 	if len(o.violations) > 0 {
 		t.result.Notes = append(t.result.Notes, o.log)
+	}
+	return t.result, err
+}
+
+// errFound ends a hunt.
+var errFound = errors.New("a violation was found")
+
+// Hunt explores the crashes of some workloads until there is a violation, which it
+// returns. It is for controllers that have a bug.
+func Hunt(ctx context.Context, l *lab.Lab, engine lab.Engine, names ...string) (lab.Result, error) {
+	r := &runner{Lab: l, engines: []lab.Engine{engine}}
+	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
+	var learning []testCase
+	for _, name := range names {
+		learning = append(learning, testCase{workload: name + "/" + engine.Name(), recovery: lab.ByRestart})
+	}
+	err := r.runAll(ctx, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t, lab.SizeDefault) })
+	cases := slices.DeleteFunc(t.cases, func(c testCase) bool {
+		point, _, _ := strings.Cut(string(c.crashes[0]), "/")
+		return !isMutation(point)
+	})
+	if err == nil && len(t.result.Violations) == 0 {
+		err = r.runAll(ctx, cases, func(ctx context.Context, c testCase) error {
+			err := r.runOnce(ctx, c, t)
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if err == nil && len(t.result.Violations) > 0 {
+				return errFound
+			}
+			return err
+		})
+	}
+	t.result.Points = len(t.reached)
+	if errors.Is(err, errFound) {
+		err = nil
 	}
 	return t.result, err
 }

@@ -12,8 +12,10 @@ import (
 
 // Engine is what the servers of a world run on.
 type Engine interface {
-	// Name is the driver's.
+	// Name is the driver's, or that of a variant of it.
 	Name() string
+	// Runs reports whether a workload has anything to show on this engine.
+	Runs(workload string) bool
 	// Args are the driver's flags.
 	Args(w *World) []string
 	// Prepare makes what is not Drover's, which must stay as it is (O6).

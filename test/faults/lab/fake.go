@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,10 +26,23 @@ import (
 )
 
 // Fake is the engine whose servers are files.
-type Fake struct{}
+type Fake struct {
+	// Instant engines start and stop a server within a call, so that one call restarts it.
+	Instant bool
+}
 
 // Name implements Engine.
-func (Fake) Name() string { return fake.Name }
+func (e Fake) Name() string {
+	if e.Instant {
+		return "instant"
+	}
+	return fake.Name
+}
+
+// Runs implements Engine.
+func (e Fake) Runs(workload string) bool {
+	return !e.Instant || slices.Contains([]string{"create-delete", "power", "restart"}, workload)
+}
 
 func (Fake) dir(w *World) string { return filepath.Join(w.Dir, "fake") }
 
@@ -39,10 +53,13 @@ func (Fake) FaultsFile(w *World) string { return filepath.Join(w.Dir, "faults.ya
 
 // Args implements Engine.
 func (e Fake) Args(w *World) []string {
-	return []string{
+	args := []string{
 		"--vm-driver=fake", "--fake-dir=" + e.dir(w), "--fake-journal=" + e.journal(w), "--fake-faults=" + e.FaultsFile(w),
-		"--fake-boot-time=20ms", "--fake-shutdown-time=20ms",
 	}
+	if !e.Instant {
+		args = append(args, "--fake-boot-time=20ms", "--fake-shutdown-time=20ms")
+	}
+	return args
 }
 
 // foreign are files that are not this world's: a server of another cluster, one that was

@@ -67,7 +67,7 @@ func (w *World) Judge(ctx context.Context, r *Replicas) (State, []Violation, err
 	w.mu.Lock()
 	now, versions := maps.Clone(w.now), slices.Clone(w.versions)
 	w.mu.Unlock()
-	all := slices.Concat(seen.Violations, checkServers(now, seen.Servers), checkClaims(versions, seen))
+	all := slices.Concat(r.BrokenAtCrashes(), seen.Violations, checkServers(now, seen.Servers), checkClaims(versions, seen))
 	for _, text := range r.Failures() {
 		all = append(all, Violation{Rule: "O10", Text: "a process ended by itself: " + text})
 	}
@@ -109,6 +109,26 @@ func checkServers(now map[string]*api.VirtualMachine, servers []Server) []Violat
 
 var phases = map[api.Phase]driver.State{
 	api.PhaseActive: driver.StateRunning, api.PhaseStopped: driver.StateStopped, api.PhasePaused: driver.StatePaused,
+}
+
+// checkProtected reads the API live: a server without a VirtualMachine, or whose
+// VirtualMachine could be deleted without a trace, would be lost with the controller.
+func (w *World) checkProtected(ctx context.Context, servers []Server) ([]Violation, error) {
+	list, err := w.virtualMachines().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	protected := map[string]bool{}
+	for n := range list.Items {
+		protected[string(list.Items[n].UID)] = slices.Contains(list.Items[n].Finalizers, api.FinalizerServer)
+	}
+	var all []Violation
+	for _, s := range servers {
+		if !s.Released && !protected[s.UID] {
+			all = append(all, Violation{Rule: "O2", Text: fmt.Sprintf("after a crash the server of %s has no VirtualMachine with a finalizer", s.Name)})
+		}
+	}
+	return all, nil
 }
 
 // checkServer compares a status with its server.

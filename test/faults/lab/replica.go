@@ -59,6 +59,7 @@ type Replicas struct {
 	mu       sync.Mutex
 	all      []*process
 	failures []string
+	broken   []Violation // at the moments of crashes
 }
 
 // process is a process of a replica.
@@ -175,7 +176,7 @@ func (r *Replicas) supervise(p *process) {
 	if r.isDone() {
 		return
 	}
-	if err := r.clearLease(p.info.Replica); err != nil {
+	if err := errors.Join(r.judgeCrash(), r.clearLease(p.info.Replica)); err != nil {
 		r.fail(err)
 	}
 	if running == 0 {
@@ -289,6 +290,34 @@ func (r *Replicas) Output() string {
 		fmt.Fprintf(&all, "=== process %d, %s, %d\n%s", n, p.info.Replica, p.info.PID, p.Output())
 	}
 	return all.String()
+}
+
+// judgeCrash checks what must hold even while no process runs: each server has a
+// VirtualMachine, which has the finalizer.
+func (r *Replicas) judgeCrash() error {
+	ctx, cancel := context.WithTimeout(context.Background(), ConvergeTimeout)
+	defer cancel()
+	var broken []Violation
+	for range 2 { // a standby may remove a server and its finalizer between the two reads
+		seen, err := r.plan.Engine.Inspect(ctx, r.world, nil)
+		if err != nil {
+			return nil //nolint:nilerr // The engine may be away.
+		}
+		if broken, err = r.world.checkProtected(ctx, seen.Servers); err != nil || len(broken) == 0 {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.broken = append(r.broken, broken...)
+	return nil
+}
+
+// BrokenAtCrashes returns what did not hold when processes had ended.
+func (r *Replicas) BrokenAtCrashes() []Violation {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]Violation(nil), r.broken...)
 }
 
 // Failures returns why processes ended that no point had ended.
