@@ -72,7 +72,9 @@ func (p Point) End() { crashAt(p.name + "/after") }
 
 var (
 	uuids   = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
-	ids     = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}`)
+	ids     = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}|\b[0-9a-f]{12}\b`)
+	// containers have the names <vm>.<namespace>.<first 8 of the UID>.
+	containers = regexp.MustCompile(`\.[a-z0-9-]+\.[0-9a-f]{8}\b`)
 	numbers = regexp.MustCompile(`^[0-9]+$`)
 )
 
@@ -100,7 +102,7 @@ func (r *recorder) stableName(object string) string {
 		}
 		return "UID"
 	})
-	object = ids.ReplaceAllString(object, "ID")
+	object = containers.ReplaceAllString(ids.ReplaceAllString(object, "ID"), "")
 	parts := strings.Split(object, "/")
 	for n, part := range parts {
 		parts[n] = numbers.ReplaceAllString(part, "N")

@@ -63,6 +63,22 @@ func buildController(name string, flags ...string) (string, error) {
 	return binary, nil
 }
 
+// previousController is the same of the version before. It is built from the last tag, or
+// the commit before this one, unless FROM names another revision, as for make test-upgrade.
+var previousController = sync.OnceValues(func() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	dir, binary := filepath.Join(programs, "previous-source"), filepath.Join(programs, "previous")
+	script := `from="${FROM:-$(git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD^)}"
+mkdir -p "$1" && git -C "$(git rev-parse --show-toplevel)" archive "${from}" | tar -x -C "$1" &&
+go -C "$1" build -buildvcs=false -tags=faults -o "$2" ./cmd/drover-controller`
+	out, err := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-c", script, "previous", dir, binary).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the version before: %w\n%s", err, out)
+	}
+	return binary, nil
+})
+
 // openLab opens a lab for a controller.
 func openLab(t *testing.T, build func() (string, error)) *lab.Lab {
 	t.Helper()
@@ -89,6 +105,7 @@ func TestFaults(t *testing.T) {
 		names = append(names, k.Name)
 		t.Run(k.Name, func(t *testing.T) {
 			l := openLab(t, faultsController)
+			addPrevious(t, l)
 			r, err := explore(t.Context(), k, l)
 			if err != nil {
 				t.Fatal(err)
@@ -100,6 +117,19 @@ func TestFaults(t *testing.T) {
 		})
 	}
 	lab.PrintTable(os.Stdout, names, results)
+}
+
+// addPrevious adds the version before, if there is time for its build.
+func addPrevious(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	if size == lab.SizeShort && *caseFlag == "" {
+		return
+	}
+	previous, err := previousController()
+	if err != nil {
+		t.Logf("upgrades are left out: %v", err)
+	}
+	l.Previous = previous
 }
 
 func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {

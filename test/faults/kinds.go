@@ -16,5 +16,6 @@ import (
 
 // kinds are the kinds of fault, in the order in which they are explored.
 var kinds = []lab.Kind{
-	crash.Kind("crash points, fake", lab.Fake{}, lab.Fake{Instant: true}),
+	crash.Kind("crash points, fake", 16, lab.Fake{}, lab.Fake{Instant: true}),
+	crash.Kind("crash points, docker", 6, lab.Docker{}),
 }

@@ -17,9 +17,6 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// parallelRuns is how many runs take place at a time. They wait most of the time.
-const parallelRuns = 16
-
 // keepEnv names a folder in which the logs of runs with violations are left.
 const keepEnv = "DROVER_FAULTS_DIR"
 
@@ -34,17 +31,18 @@ var bounds = map[lab.Size]struct{ cases, pairs int }{
 // pairSeed selects the pairs that are run.
 const pairSeed = 15
 
-// Kind returns the kind of fault for the servers of engines.
-func Kind(name string, engines ...lab.Engine) lab.Kind {
+// Kind returns the kind of fault for the servers of engines, with so many runs at a time.
+func Kind(name string, parallel int, engines ...lab.Engine) lab.Kind {
+	newRunner := func(l *lab.Lab) *runner {
+		return &runner{Lab: l, engines: engines, parallel: parallel, keep: os.Getenv(keepEnv)}
+	}
 	return lab.Kind{
 		Name: name,
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
-			r := &runner{Lab: l, engines: engines, keep: os.Getenv(keepEnv)}
-			return r.explore(ctx, size)
+			return newRunner(l).explore(ctx, size)
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			r := &runner{Lab: l, engines: engines, keep: os.Getenv(keepEnv)}
-			return r.replay(ctx, name)
+			return newRunner(l).replay(ctx, name)
 		},
 	}
 }
@@ -68,7 +66,7 @@ func (r *runner) explore(ctx context.Context, size lab.Size) (lab.Result, error)
 	var learning []testCase
 	for _, e := range r.engines {
 		for _, w := range workloads {
-			if e.Runs(w.name) {
+			if e.Runs(w.name) && w.isPossible(r.Lab) {
 				learning = append(learning, testCase{workload: w.name + "/" + e.Name(), recovery: lab.ByRestart})
 			}
 		}
@@ -97,7 +95,7 @@ func (r *runner) runAll(ctx context.Context, cases []testCase, run func(context.
 	defer cancel(nil)
 	next := make(chan testCase)
 	var workers sync.WaitGroup
-	for range parallelRuns {
+	for range r.parallel {
 		workers.Go(func() {
 			for c := range next {
 				if err := run(ctx, c); err != nil {
@@ -127,6 +125,9 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally, size lab.Size)
 	t.result.Runs++
 	t.result.Violations = append(t.result.Violations, o.violations...)
 	t.states[c.workload] = &o.state
+	if len(o.learned) == 0 {
+		return fmt.Errorf("%s: nothing was learned", c)
+	}
 	points := o.learned[0]
 	t.known += len(points)
 	t.cases = append(t.cases, casesOf(c.workload, points, bounds[size].cases)...)
@@ -189,7 +190,9 @@ func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
 	point, _, _ := strings.Cut(string(c.crashes[0]), "/")
 	if o.crashed > 0 {
 		t.reached[c.workload+"/"+point] = true
-		t.addPairs(c, o.learned[1])
+		if len(o.learned) > 1 {
+			t.addPairs(c, o.learned[1])
+		}
 	} else {
 		t.unreached = append(t.unreached, c.String())
 	}
@@ -253,13 +256,16 @@ func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 	return t.result, err
 }
 
+// huntParallel is how many runs of a hunt take place at a time.
+const huntParallel = 16
+
 // errFound ends a hunt.
 var errFound = errors.New("a violation was found")
 
 // Hunt explores the crashes of some workloads until there is a violation, which it
 // returns. It is for controllers that have a bug.
 func Hunt(ctx context.Context, l *lab.Lab, engine lab.Engine, names ...string) (lab.Result, error) {
-	r := &runner{Lab: l, engines: []lab.Engine{engine}}
+	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: huntParallel}
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
 	var learning []testCase
 	for _, name := range names {

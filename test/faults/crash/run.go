@@ -35,8 +35,9 @@ type outcome struct {
 	crashed    int
 	violations []lab.Violation
 	state      lab.State
-	// learned are the points of the workload by the number of the process.
-	learned map[int][]string
+	// learned are the points of the workload of each process, from the first on that
+	// may crash.
+	learned [][]string
 	log     string
 }
 
@@ -44,6 +45,8 @@ type outcome struct {
 type runner struct {
 	*lab.Lab
 	engines []lab.Engine
+	// parallel is how many runs take place at a time. They wait most of the time.
+	parallel int
 	// keep is a folder in which the logs of runs with violations are left; empty means none.
 	keep string
 }
@@ -66,7 +69,10 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	if err := engine.Prepare(ctx, w); err != nil {
 		return o, err
 	}
-	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery}
+	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Crashes: make([]string, work.firstCrash())}
+	if work.programs != nil {
+		plan.Programs = work.programs(r.Lab)
+	}
 	for _, p := range c.crashes {
 		plan.Crashes = append(plan.Crashes, string(p))
 	}
@@ -88,7 +94,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		o.violations, err = append(o.violations, *v), nil
 	}
 	if learned, learnErr := s.learnedSince(setup); learnErr == nil {
-		o.learned = learned
+		o.learned = learned[min(work.firstCrash(), len(learned)):]
 	}
 	o.crashed, o.log = replicas.Crashed(), replicas.Output()
 	for n := range o.violations {
@@ -126,17 +132,17 @@ func (s *stage) play(ctx context.Context, work workload, learning bool) (setup [
 }
 
 // learnedSince returns the points that the workload reached.
-func (s *stage) learnedSince(setup []int) (map[int][]string, error) {
-	learned := map[int][]string{}
+func (s *stage) learnedSince(setup []int) ([][]string, error) {
+	var learned [][]string
 	for n := range s.replicas.Processes() {
 		points, err := readPoints(s.LearnFile(n))
 		if err != nil {
 			return nil, err
 		}
 		if n < len(setup) {
-			points = points[setup[n]:]
+			points = points[min(setup[n], len(points)):]
 		}
-		learned[n] = slices.DeleteFunc(points, unstable.MatchString)
+		learned = append(learned, slices.DeleteFunc(points, unstable.MatchString))
 	}
 	return learned, nil
 }

@@ -30,6 +30,7 @@ type stage struct {
 	work     workload
 	engine   lab.Engine
 	replicas *lab.Replicas
+	image    string // to create with; empty means the engine's default
 }
 
 // step is what a user does, with a wait for the result.
@@ -43,7 +44,24 @@ type workload struct {
 	// hasty is set if users do not wait, so that a server may be created and deleted, or
 	// neither.
 	hasty bool
+	// programs returns the programs of the processes, of which the first is replaced by
+	// the second; nil means that all are the same.
+	programs func(*lab.Lab) []string
 }
+
+// firstCrash is the number of the process that crashes first.
+func (w workload) firstCrash() int {
+	if w.programs != nil {
+		return 1
+	}
+	return 0
+}
+
+// isPossible reports whether the programs of a workload are there.
+func (w workload) isPossible(l *lab.Lab) bool { return w.programs == nil || l.Previous != "" }
+
+func upgrade(l *lab.Lab) []string  { return []string{l.Previous, l.Program} }
+func rollback(l *lab.Lab) []string { return []string{l.Previous, l.Program, l.Previous} }
 
 // differences returns in what a state differs from that of a run without crashes.
 func (w workload) differences(got, want lab.State) []string {
@@ -74,12 +92,20 @@ var workloads = []workload{
 	{name: "stop-exchange", setup: created, act: []step{duringOutage(true, setAction(api.ActionStopped)), waitApplied}},
 	{name: "delete-exchange", setup: created, act: []step{duringOutage(true, remove), waitGone}},
 	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
+	{name: "upgrade-restart", programs: upgrade, setup: created, act: []step{restart, replaceProgram, waitApplied}},
+	{name: "upgrade-delete", programs: upgrade, setup: created, act: []step{remove, replaceProgram, waitGone}},
+	{name: "rollback-restart", programs: rollback, setup: created, act: []step{replaceProgram, restart, waitApplied}},
+	{name: "rollback-create", programs: rollback, act: []step{replaceProgram, create, waitApplied}},
 }
 
 var created = []step{create, waitApplied}
 
 func create(ctx context.Context, s *stage) error {
-	return s.CreateVM(ctx, s.engine.NewVM(vmName).UserDataSecret(lab.SecretName, lab.SecretKey).Obj())
+	vm := s.engine.NewVM(vmName)
+	if s.image != "" {
+		vm.Image(s.image)
+	}
+	return s.CreateVM(ctx, vm.Obj())
 }
 
 func remove(ctx context.Context, s *stage) error { return s.DeleteVM(ctx, vmName) }
@@ -148,8 +174,12 @@ func duringOutage(exchanged bool, do step) step {
 	}
 }
 
-func breakImage(ctx context.Context, s *stage) error {
-	return s.engine.BreakImage(ctx, s.World, vmName)
+// replaceProgram has the next version go on, in the midst of what a user requested.
+func replaceProgram(_ context.Context, s *stage) error { return s.replicas.Replace() }
+
+func breakImage(ctx context.Context, s *stage) (err error) {
+	s.image, err = s.engine.BreakImage(ctx, s.World, vmName)
+	return err
 }
 
 func repairImage(ctx context.Context, s *stage) error {

@@ -27,9 +27,9 @@ type Engine interface {
 	Outage(ctx context.Context, w *World, exchanged bool) (back func() error, err error)
 	// NewVM returns a VirtualMachine that runs on this engine.
 	NewVM(name string) *framework.VMBuilder
-	// BreakImage makes the creation of a server fail as a wrong image does, until
-	// RepairImage, which returns the image to use then.
-	BreakImage(ctx context.Context, w *World, vm string) error
+	// BreakImage makes the creation of a server fail as a wrong image does, and returns the
+	// image to use for that; empty means any. RepairImage returns a good one.
+	BreakImage(ctx context.Context, w *World, vm string) (image string, err error)
 	RepairImage(ctx context.Context, w *World) (image string, err error)
 	// CleanUp removes all servers.
 	CleanUp(ctx context.Context, w *World) error

@@ -220,11 +220,13 @@ func (Fake) checkEmpty(dir string) error {
 }
 
 // NewVM implements Engine.
-func (Fake) NewVM(name string) *framework.VMBuilder { return framework.NewVM(name).Driver(fake.Name) }
+func (Fake) NewVM(name string) *framework.VMBuilder {
+	return framework.NewVM(name).Driver(fake.Name).UserDataSecret(SecretName, SecretKey)
+}
 
 // BreakImage implements Engine.
-func (e Fake) BreakImage(_ context.Context, w *World, vm string) error {
-	return e.SetFaults(w, vm+": {failCreate: 1000, kind: invalid, message: no such image}")
+func (e Fake) BreakImage(_ context.Context, w *World, vm string) (image string, err error) {
+	return "", e.SetFaults(w, vm+": {failCreate: 1000, kind: invalid, message: no such image}")
 }
 
 // RepairImage implements Engine.

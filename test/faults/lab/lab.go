@@ -38,6 +38,8 @@ type Lab struct {
 	Kube kubernetes.Interface
 	// Program is a drover-controller with crash points.
 	Program string
+	// Previous is the same of the version before; empty leaves out the upgrades.
+	Previous string
 
 	dir      string
 	listener net.Listener

@@ -233,12 +233,12 @@ func (r *Replicas) clearLease(replica string) error {
 	})
 }
 
-// Replace ends the running process as a crash does, so that the next one goes on.
+// Replace ends the first process as a crash does, so that the next one goes on.
 func (r *Replicas) Replace() error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	p := r.all[len(r.all)-1]
+	p := r.all[0]
 	p.replaced = true
+	r.mu.Unlock()
 	return p.Kill()
 }
 

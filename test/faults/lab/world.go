@@ -37,6 +37,7 @@ type World struct {
 	// ClusterID is the cluster's id, as servers carry it.
 	ClusterID string
 
+	begin      time.Time
 	kubeconfig string
 	stop       context.CancelFunc
 
@@ -54,7 +55,7 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 	n := l.count.Add(1)
 	name := fmt.Sprintf("world-%d", n)
 	w := &World{
-		Lab: l, Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
+		Lab: l, begin: time.Now(), Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
 		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{},
 	}
 	if err := os.Mkdir(w.Dir, 0o700); err != nil {
