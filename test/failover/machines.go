@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/failover/processlog"
+	"cloudnative.tw/drover/test/framework/history"
 )
 
 // MachineEvidence is the evidence where servers are QEMU machines: what leaders
@@ -39,7 +40,7 @@ const (
 
 // JudgeMachines returns the rules that were broken.
 func JudgeMachines(e MachineEvidence) []Violation {
-	all := slices.Concat(EpochDecreases(e.Journal), e.checkFinalizers(), e.checkRemovals())
+	all := slices.Concat(history.EpochDecreases(e.Journal), e.checkFinalizers(), e.checkRemovals())
 	starts := map[types.UID][]processlog.ProcessStart{}
 	for _, b := range e.Starts {
 		starts[b.UID] = append(starts[b.UID], b)
@@ -52,7 +53,7 @@ func JudgeMachines(e MachineEvidence) []Violation {
 		delete(starts, uid)
 	}
 	for uid := range starts {
-		all = append(all, Violation{RuleNothingLost, uid, "a QEMU was started for it, and no user requested it"})
+		all = append(all, Violation{history.RuleNothingLost, uid, "a QEMU was started for it, and no user requested it"})
 	}
 	for _, left := range e.Leftovers {
 		all = append(all, Violation{RuleNoLeftovers, "", left})
@@ -89,18 +90,18 @@ func (e MachineEvidence) checkStartCount(uid types.UID, count int) []Violation {
 // requested that.
 func (e MachineEvidence) checkRemovals() []Violation {
 	var broken []Violation
-	for uid, entries := range byServer(e.Journal) {
+	for uid, entries := range history.ByServer(e.Journal) {
 		requested, known := e.Requested[uid]
 		if !known {
-			broken = append(broken, Violation{RuleNothingLost, uid, "there is an entry for it, and no user requested it"})
+			broken = append(broken, Violation{history.RuleNothingLost, uid, "there is an entry for it, and no user requested it"})
 			continue
 		}
 		for n, entry := range entries {
 			if entry.Action == journal.ActionCreate && n > 0 && entries[n-1].Action != journal.ActionCreate {
-				broken = append(broken, Violation{RuleCreatedOnce, uid, describeEntry(entry) + ", though it had been created"})
+				broken = append(broken, Violation{history.RuleCreatedOnce, uid, history.DescribeEntry(entry) + ", though it had been created"})
 			}
 			if entry.Action == journal.ActionDelete && (requested.DeletedAt.IsZero() || entry.At.Before(requested.DeletedAt)) {
-				broken = append(broken, Violation{RuleNothingLost, uid, describeEntry(entry) + ", and no user had requested that"})
+				broken = append(broken, Violation{history.RuleNothingLost, uid, history.DescribeEntry(entry) + ", and no user had requested that"})
 			}
 		}
 	}
