@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/test/faults/bugs"
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/powercut"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -30,6 +31,13 @@ var caseFlag = flag.String("case", "", "name of the one case to run again, with 
 var size = lab.Size(cmp.Or(os.Getenv(sizeEnv), string(lab.SizeShort)))
 
 func TestMain(m *testing.M) {
+	if ran, err := powercut.RunWorkload(context.Background()); ran {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
 	os.Exit(runTests(m))
 }

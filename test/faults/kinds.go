@@ -12,10 +12,13 @@ package faults
 import (
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/powercut"
 )
 
 // kinds are the kinds of fault, in the order in which they are explored.
 var kinds = []lab.Kind{
 	crash.Kind("crash points, fake", 16, lab.Fake{}, lab.Fake{Instant: true}),
 	crash.Kind("crash points, docker", 6, lab.Docker{}),
+	powercut.Kind("fake"),
+	powercut.Kind("qemu"),
 }

@@ -6,9 +6,10 @@
 // each prefix of the record is replayed with what had not reached the disk left out, torn or
 // out of order, and a driver is opened on the result.
 //
-// Start with Record in record.go, which runs a workload and reads what strace printed
-// (strace.go). disk.go is the model of a file system: what it has after a power cut.
-// states.go chooses which states to look at. The tests have the workloads.
+// Start with Kind in kind.go. record.go runs a workload and reads what strace printed
+// (strace.go). disk.go is the model of a file system: what it has after a power cut. states.go
+// chooses which states to look at, and check.go opens the driver on them. workload.go has what
+// the workloads of qemu.go and fake.go share.
 //
 // The model promises no more than POSIX does. Data of a file is on disk after an fsync of the
 // file, and names in a folder after an fsync of the folder; a rename is atomic. Before that,

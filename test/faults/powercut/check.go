@@ -1,0 +1,201 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package powercut
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// maxViolations is after how many the search ends.
+const maxViolations = 20
+
+// marksSuffix is added to a folder that a violation has left, for a file with the marks.
+const marksSuffix = ".marks.json"
+
+// checker opens the driver on what power cuts have left. What was reported as done stays, what
+// was begun can be finished, and guests keep what they had written.
+type checker struct {
+	*bench
+
+	recording  *Recording // nil where what disks had is not known
+	violations []lab.Violation
+}
+
+func (c *checker) check(ctx context.Context, s State) error {
+	dir := filepath.Join(c.dir, fmt.Sprintf("state-%d", s.Number))
+	if err := s.Write(dir); err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	broken := c.checkFolder(ctx, s.Marks, dir)
+	if broken == nil {
+		return nil
+	}
+	kept, err := keep(s)
+	if err != nil {
+		return err
+	}
+	c.violations = append(c.violations, lab.Violation{Case: kept, Rule: "O10", Text: fmt.Sprintf("%s: %v", s.Text, broken)})
+	if len(c.violations) >= maxViolations {
+		return errors.New("too many violations to go on")
+	}
+	return nil
+}
+
+// keep leaves a state for Replay.
+func keep(s State) (string, error) {
+	dir, err := os.MkdirTemp("", "drover-powercut-state-")
+	if err != nil {
+		return "", err
+	}
+	marks, err := json.Marshal(s.Marks)
+	return dir, errors.Join(err, s.Write(dir), os.WriteFile(dir+marksSuffix, marks, 0o600))
+}
+
+// checkFolder opens the driver, compares what it has with what was done, and finishes what was
+// begun.
+func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) error {
+	w, err := c.at(dir).open(c.program)
+	if err != nil {
+		return err
+	}
+	if closer, ok := driver.As[driver.Closer](w.driver); ok {
+		defer func() { _ = closer.Close(ctx) }()
+	}
+	if w.isVolatile {
+		_, err := w.driver.List(ctx)
+		return err
+	}
+	done, begun := w.progress(marks)
+	if err := w.checkPlaces(ctx, done, begun); err != nil {
+		return err
+	}
+	if err := c.checkDisks(w, dir, done, begun); err != nil {
+		return err
+	}
+	if begun != nil {
+		if err := w.doStep(ctx, *begun); err != nil {
+			return fmt.Errorf("%s cannot be finished: %w", begun.name, err)
+		}
+		if err := w.checkPlaces(ctx, append(done, *begun), nil); err != nil {
+			return fmt.Errorf("%s was finished: %w", begun.name, err)
+		}
+	}
+	return c.checkRemoval(ctx, w, dir)
+}
+
+// progress returns the steps that had ended, and the one that had only begun.
+func (w *workload) progress(marks []string) (done []step, begun *step) {
+	for _, s := range w.steps {
+		switch {
+		case slices.Contains(marks, "end "+s.name):
+			done = append(done, s)
+		case slices.Contains(marks, "begin "+s.name):
+			begun = &s
+		}
+	}
+	return done, begun
+}
+
+// checkPlaces checks where each server is.
+func (w *workload) checkPlaces(ctx context.Context, done []step, begun *step) error {
+	servers, err := w.driver.List(ctx)
+	if err != nil {
+		return err
+	}
+	found := map[types.UID][]place{}
+	for _, s := range servers {
+		if s.Err != nil {
+			return fmt.Errorf("server %s: %w", s.Name, s.Err)
+		}
+		at := placeHere
+		if s.Retained {
+			at = placeRetained
+		}
+		found[s.UID] = append(found[s.UID], at)
+	}
+	for uid, spec := range w.specs {
+		want, is := placeNone, placeNone
+		if s := lastStep(uid, done); s != nil {
+			want = s.to
+		}
+		if len(found[uid]) > 0 {
+			is = found[uid][0]
+		}
+		if len(found[uid]) > 1 || is != want && (begun == nil || begun.uid != uid || is != begun.to) {
+			return fmt.Errorf("server %s is %q, and was %s", spec.Name, found[uid], want)
+		}
+	}
+	return nil
+}
+
+// lastStep returns the last step of a server, or nil.
+func lastStep(uid types.UID, done []step) (last *step) {
+	for _, s := range done {
+		if s.uid == uid {
+			last = &s
+		}
+	}
+	return last
+}
+
+// checkDisks checks that disks have what they had when their server's last step had ended.
+func (c *checker) checkDisks(w *workload, dir string, done []step, begun *step) error {
+	for uid := range w.specs {
+		last := lastStep(uid, done)
+		if c.recording == nil || last == nil || last.to != placeHere || begun != nil && begun.uid == uid && begun.to != placeHere {
+			continue
+		}
+		then, _ := c.recording.After("end " + last.name)
+		for _, disk := range w.disks {
+			want, made := then.FileAt(w.diskPath(uid, disk))
+			if !made {
+				continue // a volume is made at the first start
+			}
+			have, err := os.ReadFile(filepath.Join(dir, w.diskPath(uid, disk))) //nolint:gosec // of the test
+			if err != nil {
+				return fmt.Errorf("after %s: %w", last.name, err)
+			}
+			if begun != nil && begun.uid == uid {
+				have = have[:min(len(have), len(want))] // more may be written by now
+			}
+			if !bytes.Equal(have, want) {
+				return fmt.Errorf("after %s %s had %d bytes and now has %d others", last.name, disk, len(want), len(have))
+			}
+		}
+	}
+	return nil
+}
+
+// checkRemoval deletes all servers, of which nothing may be left.
+func (c *checker) checkRemoval(ctx context.Context, w *workload, dir string) error {
+	for uid, spec := range w.specs {
+		if err := w.removeServer(ctx, uid, false); err != nil {
+			return fmt.Errorf("server %s cannot be deleted: %w", spec.Name, err)
+		}
+	}
+	if _, err := c.at(dir).open(c.program); err != nil { // which also clears up
+		return fmt.Errorf("opened again: %w", err)
+	}
+	for _, name := range w.folders {
+		left, err := filepath.Glob(filepath.Join(dir, name, "*"))
+		if err != nil || len(left) > 0 {
+			return fmt.Errorf("left are %s", strings.Join(left, ", "))
+		}
+	}
+	return nil
+}

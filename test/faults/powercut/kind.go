@@ -1,0 +1,209 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package powercut
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework"
+)
+
+const clusterID = "cluster-1"
+
+// inputsEnv has the inputs of the process that runs a workload, in JSON.
+const inputsEnv = "DROVER_POWERCUT_INPUTS"
+
+// inputs are what a workload is made from.
+type inputs struct {
+	// Driver is qemu or fake, and Dir its folder.
+	Driver, Dir string
+	// Image is the file of an image, which URL serves.
+	Image, URL string
+}
+
+// open returns the workload.
+func (in inputs) open(program *machine.Program) (*workload, error) {
+	if in.Driver == "fake" {
+		return newFakeWorkload(in)
+	}
+	return newQEMUWorkload(in, program)
+}
+
+// RunWorkload runs a workload if Kind has started this process for that, and reports whether
+// it did. A test program calls it first.
+func RunWorkload(ctx context.Context) (ran bool, err error) {
+	text := os.Getenv(inputsEnv)
+	if text == "" {
+		return false, nil
+	}
+	var in inputs
+	if err := json.Unmarshal([]byte(text), &in); err != nil {
+		return true, err
+	}
+	w, err := in.open(nil)
+	if err != nil {
+		return true, err
+	}
+	return true, w.run(ctx)
+}
+
+// sizes say how much is looked at in a size.
+var sizes = map[lab.Size]Options{
+	lab.SizeShort:   {Random: 2, Share: 25},
+	lab.SizeDefault: {Random: 2, Share: 5},
+	lab.SizeFull:    {Random: 6, Share: 1},
+}
+
+// Kind returns the kind of fault for the folder of a driver.
+func Kind(driver string) lab.Kind {
+	return lab.Kind{
+		Name: "power cuts, " + driver,
+		Explore: func(ctx context.Context, _ *lab.Lab, size lab.Size) (lab.Result, error) {
+			return explore(ctx, driver, sizes[size])
+		},
+		Replay: func(ctx context.Context, _ *lab.Lab, folder string) (lab.Result, error) {
+			return replay(ctx, driver, folder)
+		},
+	}
+}
+
+// explore records a workload and looks at what power cuts leave.
+func explore(ctx context.Context, driver string, o Options) (lab.Result, error) {
+	begin := time.Now()
+	b, err := newBench(ctx, driver)
+	if err != nil {
+		return lab.Result{}, err
+	}
+	defer b.close()
+	recording, err := b.record(ctx)
+	if err != nil {
+		return lab.Result{}, err
+	}
+	c := &checker{bench: b, recording: recording}
+	count, err := recording.States(o, func(s State) error { return c.check(ctx, s) })
+	return lab.Result{
+		Points: recording.Len(), Runs: count, Violations: c.violations, Took: time.Since(begin),
+		Notes: []string{fmt.Sprintf("%d changes of the folder, looked at one of %d states", recording.Len(), o.Share)},
+	}, err
+}
+
+// replay checks a folder that a violation has left. What its disks had is not known.
+func replay(ctx context.Context, driver, folder string) (lab.Result, error) {
+	b, err := newBench(ctx, driver)
+	if err != nil {
+		return lab.Result{}, err
+	}
+	defer b.close()
+	var marks []string
+	content, err := os.ReadFile(folder + marksSuffix)
+	if err == nil {
+		err = json.Unmarshal(content, &marks)
+	}
+	if err != nil {
+		return lab.Result{}, err
+	}
+	dir := filepath.Join(b.dir, "again")
+	if err := os.CopyFS(dir, os.DirFS(folder)); err != nil {
+		return lab.Result{}, err
+	}
+	c := &checker{bench: b}
+	r := lab.Result{Points: 1, Runs: 1}
+	if err := c.checkFolder(ctx, marks, dir); err != nil {
+		r.Violations = []lab.Violation{{Case: folder, Rule: "O10", Text: err.Error()}}
+	}
+	return r, nil
+}
+
+// bench is where workloads run and folders are checked.
+type bench struct {
+	inputs
+
+	dir     string
+	server  *http.Server
+	program *machine.Program
+}
+
+func newBench(ctx context.Context, driver string) (*bench, error) {
+	dir, err := os.MkdirTemp("", "drover-powercut-")
+	if err != nil {
+		return nil, err
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return nil, err
+	}
+	b := &bench{inputs: inputs{Driver: driver}, dir: dir}
+	if driver != "fake" {
+		err = b.addImage(ctx)
+	}
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// addImage builds an image and serves it.
+func (b *bench) addImage(ctx context.Context) error {
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	images := filepath.Join(b.dir, "images")
+	b.Image = filepath.Join(images, "boot.img")
+	if err := os.Mkdir(images, 0o755); err != nil { //nolint:gosec // images are not secret
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "boot-guest.sh"), b.Image, "P", "0").CombinedOutput(); err != nil {
+		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	b.server = &http.Server{Handler: http.FileServer(http.Dir(images)), ReadHeaderTimeout: stepTimeout}
+	go func() { _ = b.server.Serve(listener) }()
+	b.URL = "http://" + listener.Addr().String() + "/boot.img"
+	// All drivers share what the first has learned of QEMU, which takes as long as all else.
+	first, err := newQEMUWorkload(b.at(filepath.Join(b.dir, "first")), nil)
+	if err != nil {
+		return err
+	}
+	b.program = first.program
+	return nil
+}
+
+// at returns the inputs for another folder.
+func (b *bench) at(dir string) inputs {
+	in := b.inputs
+	in.Dir = dir
+	return in
+}
+
+func (b *bench) close() {
+	if b.server != nil {
+		_ = b.server.Close()
+	}
+	_ = os.RemoveAll(b.dir)
+}
+
+// record runs the workload under strace.
+func (b *bench) record(ctx context.Context) (*Recording, error) {
+	dir := filepath.Join(b.dir, "engine")
+	text, err := json.Marshal(b.at(dir))
+	if err := errors.Join(err, os.Mkdir(dir, 0o700)); err != nil {
+		return nil, err
+	}
+	return Record(ctx, dir, os.Args[0], nil, []string{inputsEnv + "=" + string(text)})
+}

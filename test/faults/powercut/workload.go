@@ -1,0 +1,155 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package powercut
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+)
+
+// stepTimeout bounds a step.
+const stepTimeout = 2 * time.Minute
+
+// Servers of the workloads: one that is released, one of an image that is fetched, and one
+// more.
+const (
+	uidKept    types.UID = "00000000-0000-4000-8000-00000000000a"
+	uidFetched types.UID = "00000000-0000-4000-8000-00000000000b"
+	uidLast    types.UID = "00000000-0000-4000-8000-00000000000c"
+)
+
+// place is where a server is.
+type place string
+
+const (
+	placeNone     place = "nowhere"
+	placeHere     place = "there"
+	placeRetained place = "retained"
+)
+
+// step is a step of a workload, and where it leaves its server.
+type step struct {
+	name string
+	uid  types.UID
+	to   place
+	do   func(context.Context) error
+}
+
+// workload uses a driver as the controller does.
+type workload struct {
+	driver driver.Driver
+	specs  map[types.UID]driver.ServerSpec
+	steps  []step
+	// folders have nothing in them once all servers are deleted.
+	folders []string
+	// disks are what guests write to in a server's folder; diskPath returns where one is,
+	// below the driver's folder.
+	disks    []string
+	diskPath func(uid types.UID, disk string) string
+	// isVolatile says that the driver promises only to work after a power cut.
+	isVolatile bool
+	// program is the QEMU that the driver starts; nil for the fake driver.
+	program *machine.Program
+}
+
+// run is what the process under strace does.
+func (w *workload) run(ctx context.Context) error {
+	for _, s := range w.steps {
+		Mark("begin " + s.name)
+		if err := w.doStep(ctx, s); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		Mark("end " + s.name)
+	}
+	return nil
+}
+
+func (w *workload) doStep(ctx context.Context, s step) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	return s.do(ctx)
+}
+
+// reach returns a step that repeats Ensure until a server is in a state; its image may be
+// fetched first.
+func (w *workload) reach(name string, uid types.UID, power driver.Power, want driver.State, change func(*driver.ServerSpec)) step {
+	return step{name, uid, placeHere, func(ctx context.Context) error {
+		spec := w.specs[uid]
+		spec.Power, spec.StopBy = power, time.Now()
+		if change != nil {
+			change(&spec)
+		}
+		for {
+			s, err := w.driver.Ensure(ctx, spec)
+			if err != nil || s.State == want {
+				return err
+			}
+			if err := pause(ctx); err != nil {
+				return fmt.Errorf("it is %s, not %s: %w", s.State, want, err)
+			}
+		}
+	}}
+}
+
+func pause(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(5 * time.Millisecond):
+		return nil
+	}
+}
+
+// remove returns a step that deletes a server until nothing is left, or releases it.
+func (w *workload) remove(name string, uid types.UID, retain bool) step {
+	to := placeNone
+	if retain {
+		to = placeRetained
+	}
+	return step{name, uid, to, func(ctx context.Context) error { return w.removeServer(ctx, uid, retain) }}
+}
+
+func (w *workload) removeServer(ctx context.Context, uid types.UID, retain bool) error {
+	for {
+		err := w.driver.Delete(ctx, driver.Target{UID: uid, Epoch: 1}, retain)
+		if errors.Is(err, driver.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := pause(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// guestData is what guests write to their disks and flush, in bytes.
+const guestData = 4096
+
+// use returns a step in which a guest writes to a disk at its end, and flushes it.
+func (w *workload) use(name string, uid types.UID, file string) step {
+	return step{name, uid, placeHere, func(context.Context) error {
+		f, err := os.OpenFile(file, os.O_RDWR, 0) //nolint:gosec // in the driver's folder
+		if err != nil {
+			return err
+		}
+		info, err := f.Stat()
+		if err == nil {
+			_, err = f.WriteAt([]byte(fmt.Sprintf("%*s", guestData, name)), info.Size())
+		}
+		if err == nil {
+			err = f.Sync()
+		}
+		return errors.Join(err, f.Close())
+	}}
+}
