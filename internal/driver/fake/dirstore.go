@@ -49,7 +49,31 @@ func openDirStore(path string) (*dirStore, error) {
 		return nil, err
 	}
 	dir.Volatile = true // simulated servers need not survive a power cut
+	for _, folder := range []string{dir.Path(), dir.Path(retainedDir)} {
+		if err := removeEmpty(filepath.Join(folder, "*"+fileSuffix)); err != nil {
+			return nil, fmt.Errorf("the fake driver's folder: %w", err)
+		}
+	}
 	return &dirStore{dir: dir, mailboxes: map[*mailbox]bool{}, known: map[string]bool{}}, nil
+}
+
+// removeEmpty removes records that have lost their content in a power cut. One such file
+// would make the engine unavailable. No process writes an empty record.
+func removeEmpty(pattern string) error {
+	paths, err := filepath.Glob(pattern)
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		info, err := os.Lstat(path)
+		if err == nil && info.Mode().IsRegular() && info.Size() == 0 {
+			err = os.Remove(path)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *dirStore) engineID() (string, error) { return s.dir.ID() }

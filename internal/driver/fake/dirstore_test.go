@@ -514,6 +514,23 @@ func TestPartialFilesAreRemoved(t *testing.T) {
 	}
 }
 
+// TestEmptyRecordsAreRemoved checks that records which a power cut has emptied do not make the
+// engine unavailable, and that nothing else is removed.
+func TestEmptyRecordsAreRemoved(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	ensureServer(t, f.d, specOf("uid-1"))
+	f.writeFile(t, "uid-0.json", "")
+	f.writeFile(t, "notes", "")
+	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	if servers, err := next.List(t.Context()); err != nil || len(servers) != 1 || servers[0].UID != "uid-1" {
+		t.Errorf("it has %+v, %v", servers, err)
+	}
+	if _, err := os.Stat(f.path("notes")); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestUncreatableFolder(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")

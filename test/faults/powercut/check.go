@@ -23,6 +23,9 @@ import (
 // maxViolations is after how many the search ends.
 const maxViolations = 20
 
+// errEnough ends a search.
+var errEnough = errors.New("enough violations were found")
+
 // marksSuffix is added to a folder that a violation has left, for a file with the marks.
 const marksSuffix = ".marks.json"
 
@@ -51,7 +54,7 @@ func (c *checker) check(ctx context.Context, s State) error {
 	}
 	c.violations = append(c.violations, lab.Violation{Case: kept, Rule: "O10", Text: fmt.Sprintf("%s: %v", s.Text, broken)})
 	if len(c.violations) >= maxViolations {
-		return errors.New("too many violations to go on")
+		return errEnough
 	}
 	return nil
 }

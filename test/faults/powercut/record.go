@@ -197,6 +197,9 @@ func (r *recorder) recordNames(c call) error {
 // recordName records a call with one path.
 func (r *recorder) recordName(c call) error {
 	if mark, ok := strings.CutPrefix(c.text(1), markFolder); ok {
+		if c.args[2] != "0" {
+			return nil // os.Remove tries twice, as a file and as a folder
+		}
 		r.ops = append(r.ops, op{kind: opMark, text: mark})
 		return nil
 	}
