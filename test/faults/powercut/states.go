@@ -34,8 +34,9 @@ func (s State) Write(path string) error { return s.disk.write(path) }
 
 // FileAt returns the content of a file of the state by its path, and whether it is there.
 func (s State) FileAt(path string) ([]byte, bool) {
-	content, ok := s.disk.files[s.disk.find(path)]
-	return content, ok
+	file := s.disk.find(path)
+	_, isFolder := s.disk.folders[file]
+	return s.disk.files[file], file != 0 && !isFolder
 }
 
 // Recording is what a workload changed, in order.

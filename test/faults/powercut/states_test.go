@@ -1,0 +1,128 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package powercut
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// writerEnv names the writer that TestWriter runs, and writerDir its folder.
+const (
+	writerEnv = "DROVER_POWERCUT_WRITER"
+	writerDir = "DROVER_POWERCUT_WRITER_DIR"
+)
+
+// content is several sectors long.
+var content = bytes.Repeat([]byte("content "), 200)
+
+// writers replace the content of a file, in ways that are more and less careful.
+var writers = map[string]func(dir string) error{
+	"in place":           func(dir string) error { return write(filepath.Join(dir, "file"), false) },
+	"synced in place":    func(dir string) error { return write(filepath.Join(dir, "file"), true) },
+	"renamed":            func(dir string) error { return replace(dir, false, false) },
+	"synced and renamed": func(dir string) error { return replace(dir, true, false) },
+	"all synced":         func(dir string) error { return replace(dir, true, true) },
+}
+
+func write(path string, isSynced bool) error {
+	f, err := os.Create(path) //nolint:gosec // of the test
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil && isSynced {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func replace(dir string, isFileSynced, isFolderSynced bool) error {
+	if err := write(filepath.Join(dir, "new"), isFileSynced); err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "file")); err != nil || !isFolderSynced {
+		return err
+	}
+	f, err := os.Open(dir) //nolint:gosec // of the test
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// TestWriter is the process under strace.
+func TestWriter(t *testing.T) {
+	writer := writers[os.Getenv(writerEnv)]
+	if writer == nil {
+		t.Skip("TestStates runs it")
+	}
+	err := writer(os.Getenv(writerDir))
+	Mark("written")
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStates checks what each writer risks: a file that is empty or torn when its name is
+// there, and a file that is missing when the writer was done.
+func TestStates(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"in place":           "empty, lost, torn",
+		"synced in place":    "empty, lost, torn",
+		"renamed":            "empty, lost, torn",
+		"synced and renamed": "lost",
+		"all synced":         "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, err := filepath.EvalSymlinks(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			recording, err := Record(t.Context(), dir, os.Args[0], []string{"-test.run=^TestWriter$"}, []string{writerEnv + "=" + name, writerDir + "=" + dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen := map[string]bool{}
+			if _, err := recording.States(Options{Random: 20, Seed: 1}, func(s State) error {
+				seen[riskOf(s)] = true
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if got := listRisks(seen); got != want {
+				t.Errorf("the risks are %q, not %q", got, want)
+			}
+		})
+	}
+}
+
+func riskOf(s State) string {
+	have, found := s.FileAt("file")
+	switch {
+	case !found && len(s.Marks) > 0:
+		return "lost"
+	case !found || bytes.Equal(have, content):
+		return ""
+	case len(have) == 0:
+		return "empty"
+	}
+	return "torn"
+}
+
+func listRisks(seen map[string]bool) string {
+	var risks []string
+	for _, risk := range []string{"empty", "lost", "torn"} {
+		if seen[risk] {
+			risks = append(risks, risk)
+		}
+	}
+	return strings.Join(risks, ", ")
+}
