@@ -169,7 +169,7 @@ func (c *checker) checkDisks(w *workload, dir string, done []step, begun *step) 
 			if !made {
 				continue // a volume is made at the first start
 			}
-			have, err := os.ReadFile(filepath.Join(dir, w.diskPath(uid, disk))) //nolint:gosec // of the test
+			have, err := os.ReadFile(filepath.Join(dir, w.diskPath(uid, disk)))
 			if err != nil {
 				return fmt.Errorf("after %s: %w", last.name, err)
 			}

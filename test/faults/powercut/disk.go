@@ -59,6 +59,7 @@ func (o op) isDurableBy(sync op) bool {
 				return true
 			}
 		}
+	case opSync, opMark:
 	}
 	return false
 }

@@ -169,7 +169,7 @@ func (b *bench) addImage(ctx context.Context) error {
 	}
 	images := filepath.Join(b.dir, "images")
 	b.Image = filepath.Join(images, "boot.img")
-	if err := os.Mkdir(images, 0o755); err != nil { //nolint:gosec // images are not secret
+	if err := os.Mkdir(images, 0o755); err != nil {
 		return err
 	}
 	if out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "boot-guest.sh"), b.Image, "P", "0").CombinedOutput(); err != nil {

@@ -31,7 +31,7 @@ var writers = map[string]func(dir string) error{
 }
 
 func write(path string, isSynced bool) error {
-	f, err := os.Create(path) //nolint:gosec // of the test
+	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func replace(dir string, isFileSynced, isFolderSynced bool) error {
 	if err := os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "file")); err != nil || !isFolderSynced {
 		return err
 	}
-	f, err := os.Open(dir) //nolint:gosec // of the test
+	f, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
