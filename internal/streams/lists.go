@@ -119,11 +119,11 @@ func (c *call) serveInterfaces() error {
 }
 
 // serveDecisions responds with the decisions of this replica, also for a VirtualMachine that is
-// gone.
+// gone. Only a leader knows that there are none: a client of another replica goes on asking.
 func (c *call) serveDecisions(ctx context.Context) error {
 	c.began = c.Clock.Now()
 	history := c.Decisions(types.NamespacedName{Namespace: c.namespace, Name: c.name})
-	if len(history.Decisions) == 0 {
+	if len(history.Decisions) == 0 && history.Leads {
 		if err := c.findVM(ctx); err != nil {
 			return err
 		}

@@ -107,7 +107,8 @@ func newClockBase(now time.Time) clockBase { return clockBase{now, now.Round(0).
 
 // at returns the time to record. The zero time stays what it is.
 func (b clockBase) at(t time.Time) time.Time {
-	if wall := t.Round(0); wall == t { // it has no monotonic reading
+	wall := t.Round(0)
+	if wall == t { //nolint:staticcheck // Equal would not tell that there is no monotonic reading.
 		return wall.UTC()
 	}
 	return b.wall.Add(t.Sub(b.now))
