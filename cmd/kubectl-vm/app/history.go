@@ -178,8 +178,9 @@ func (e *explainOptions) replayRecord(b *strings.Builder, s screen, r *decisions
 		writeIndented(b, s, "  ", printable.Line(err.Error()))
 	}
 	for _, d := range differences {
-		text := fmt.Sprintf("%s: Drover %s decided %v, and Drover %s decides %v", d.Field, r.Version, valueText(d.Recorded), Version, valueText(d.Derived))
-		writeIndented(b, s, "  ! ", printable.Line(text))
+		writeIndented(b, s, "  ", printable.Line(fmt.Sprintf("%s differs:", d.Field)))
+		writeIndented(b, s, "    ", printable.Line(fmt.Sprintf("Drover %s decided %s", r.Version, valueText(d.Recorded))))
+		writeIndented(b, s, "    ", printable.Line(fmt.Sprintf("Drover %s decides %s", Version, valueText(d.Derived))))
 	}
 	b.WriteString("\n")
 	return true

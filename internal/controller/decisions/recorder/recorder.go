@@ -90,8 +90,9 @@ func (r *Recorder) Record(in *policy.Input, d *policy.Decision) {
 		r.File.update(last)
 	}
 	r.sequence++
-	record.Sequence = r.sequence
-	r.add(key, &record)
+	kept := record // a repeated one stays on the stack
+	kept.Sequence = r.sequence
+	r.add(key, &kept)
 }
 
 // Finish records what came of the last decision of a VirtualMachine.
