@@ -59,7 +59,7 @@ func Read(from io.Reader) (File, error) {
 // line is a line of a file: a record, or an update, which has no input.
 type line struct {
 	Record
-	Input *Input  `json:"input"`
+	Input *Input `json:"input"`
 	Later *Later `json:"later"`
 }
 

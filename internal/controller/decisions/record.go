@@ -27,8 +27,8 @@ type Record struct {
 // Later is what becomes known of a decision after it was made.
 type Later struct {
 	// Repeats is how often the same was decided again in a row, and Until when it last was.
-	Repeats int                `json:"repeats,omitzero"`
-	Until   time.Time          `json:"until,omitzero"`
+	Repeats int               `json:"repeats,omitzero"`
+	Until   time.Time         `json:"until,omitzero"`
 	Outcome Optional[Outcome] `json:"outcome,omitzero"`
 }
 

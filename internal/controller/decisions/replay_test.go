@@ -26,9 +26,12 @@ const randomDecisions = "10000"
 // TestRandomDecisionsReplay records random decisions, reads the records back and derives each
 // again: the decision is the same, to the nanosecond.
 func TestRandomDecisionsReplay(t *testing.T) {
-	if err := flag.Set("rapid.checks", randomDecisions); err != nil {
+	checks := flag.Lookup("rapid.checks").Value
+	before := checks.String()
+	if err := checks.Set(randomDecisions); err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = checks.Set(before) }()
 	kinds, steps, n := map[string]bool{}, map[policy.Step]int{}, 0
 	rapid.Check(t, func(t *rapid.T) {
 		in := randomInput(t)

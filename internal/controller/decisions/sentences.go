@@ -11,6 +11,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
 )
 
 // timeFormat is how times are printed, in UTC.
@@ -75,9 +76,9 @@ func (r *Record) seen() string {
 	}
 	o, engine := &in.Observed, "The "+in.Driver+" engine"
 	switch o.Answer {
-	case "gone":
+	case answers[inventory.Gone]:
 		return engine + " has no server."
-	case "present":
+	case answers[inventory.Present]:
 		if len(o.Duplicates.Names()) > 0 {
 			return fmt.Sprintf("%s has %d servers: %s.", engine, len(o.Duplicates.Names()), strings.Join(o.Duplicates.Names(), ", "))
 		}
@@ -123,6 +124,16 @@ func (r *Record) facts() []string {
 	if op := in.VM.Status.Operation; op.Set {
 		facts = append(facts, op.Value.fact(in.Now))
 	}
+	if s := &in.VM.Status; r.Decision.Action.RecordFirst {
+		handled := "none was handled before"
+		if s.RestartedAt.Set {
+			handled = "that at " + instant(s.RestartedAt.Value) + " was the last"
+		}
+		facts = append(facts, fmt.Sprintf("The spec asks for a restart at %s, and %s.", instant(in.VM.Spec.RestartedAt.Value), handled))
+	}
+	if in.Observed.Answer == answers[inventory.Present] && in.PassedGeneration != in.VM.Generation {
+		facts = append(facts, fmt.Sprintf("The driver has generation %d of the spec.", in.PassedGeneration))
+	}
 	if in.Probe.Wanted && in.Probe.Completed && !in.Probe.OK && in.Observed.Server.State == driver.StateRunning {
 		facts = append(facts, sentence("The probe fails: "+in.Probe.Message))
 	}
@@ -145,6 +156,9 @@ func (op Operation) fact(now time.Time) string {
 	}
 	return sentence(text)
 }
+
+// instant formats a time as a spec has it.
+func instant(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
 
 func times(n int32) string {
 	if n == 1 {
@@ -202,7 +216,7 @@ func (r *Record) wakes() string {
 // outcome says what came of a step.
 func (r *Record) outcome() string {
 	o := r.Outcome.Value
-	after := o.At.Sub(r.At()).Round(time.Millisecond)
+	after := durationText(o.At.Sub(r.At()))
 	switch {
 	case !r.Outcome.Set && r.Decision.Action.Step == stepWait:
 		return ""
@@ -224,6 +238,14 @@ func (r *Record) outcome() string {
 		text += ": " + o.Error.Value.Text
 	}
 	return sentence(text)
+}
+
+// durationText returns a duration with its first digits.
+func durationText(d time.Duration) string {
+	if d < time.Millisecond {
+		return "less than 1ms"
+	}
+	return d.Round(time.Millisecond).String()
 }
 
 // sentence ends a text with a full stop.

@@ -84,7 +84,7 @@ type Operation struct {
 	Epoch       int64                `json:"epoch,omitzero"`
 }
 
-func (b clockBase) time(t metav1.Time) time.Time      { return b.at(t.Time) }
+func (b clockBase) time(t metav1.Time) time.Time       { return b.at(t.Time) }
 func (b clockBase) micro(t metav1.MicroTime) time.Time { return b.at(t.Time) }
 
 func (b clockBase) vm(vm *api.VirtualMachine) VM {
