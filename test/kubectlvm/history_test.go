@@ -128,7 +128,7 @@ func TestHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range []string{saved, h.files[0]} {
-		want(t, u.must("explain", "--replay", file), "decisions about 1 VMs were derived again by Drover dev: 0 differ.")
+		want(t, u.must("explain", "--replay", file), "decisions about 1 VM were derived again by Drover dev: 0 differ.")
 	}
 	checkTampered(t, u, saved)
 

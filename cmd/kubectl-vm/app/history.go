@@ -156,7 +156,11 @@ func (e *explainOptions) replay(path string) error {
 	if f.Broken > 0 {
 		_, _ = fmt.Fprintf(e.ErrOut, "warning: %d lines of %s cannot be read\n", f.Broken, path)
 	}
-	writeIndented(&b, s, "", fmt.Sprintf("%d decisions about %d VMs were derived again by Drover %s: %d differ.", len(f.Records), len(vms), Version, differ))
+	plural := "s"
+	if len(vms) == 1 {
+		plural = ""
+	}
+	writeIndented(&b, s, "", fmt.Sprintf("%d decisions about %d VM%s were derived again by Drover %s: %d differ.", len(f.Records), len(vms), plural, Version, differ))
 	if _, err := fmt.Fprint(e.Out, b.String()); err != nil {
 		return err
 	}

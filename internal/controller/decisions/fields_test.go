@@ -9,6 +9,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -112,14 +113,14 @@ func walkFrom(of reflect.Type, path string, steps []int, f func(string, []int)) 
 		return
 	}
 	for i := range of.NumField() {
-		walkFrom(of.Field(i).Type, path+"."+of.Field(i).Name, append(steps[:len(steps):len(steps)], i), f)
+		walkFrom(of.Field(i).Type, path+"."+of.Field(i).Name, append(slices.Clip(steps), i), f)
 	}
 }
 
 // isRecorded reports whether records of inputs that differ in a field alone differ.
 func isRecorded(t *testing.T, steps []int) bool {
 	t.Helper()
-	random := rand.New(rand.NewPCG(1, 2))
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // It has to be the same each time.
 	for range 60 {
 		one, other := baseInput(), baseInput()
 		fill(fieldOf(reflect.ValueOf(&one).Elem(), steps), "?", random.IntN, random.IntN)
@@ -152,12 +153,12 @@ func baseInput() policy.Input {
 // TestEveryPartOfADecisionIsRecorded fails for a field of policy.Decision that is not recorded.
 func TestEveryPartOfADecisionIsRecorded(t *testing.T) {
 	t.Parallel()
-	random := rand.New(rand.NewPCG(1, 2))
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // It has to be the same each time.
 	var check func(of reflect.Type, path string, steps []int)
 	check = func(of reflect.Type, path string, steps []int) {
 		if of.Kind() == reflect.Struct && pool[of] == nil {
 			for i := range of.NumField() {
-				check(of.Field(i).Type, path+"."+of.Field(i).Name, append(steps[:len(steps):len(steps)], i))
+				check(of.Field(i).Type, path+"."+of.Field(i).Name, append(slices.Clip(steps), i))
 			}
 			return
 		}

@@ -25,7 +25,7 @@ func TestReports(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer file.Close()
+			defer func() { _ = file.Close() }()
 			report, err := Read(file)
 			if err != nil || report.Broken > 0 {
 				t.Fatalf("%v, %d lines are broken", err, report.Broken)

@@ -28,7 +28,7 @@ func TestSentences(t *testing.T) {
 		later   Later
 		want    string
 	}{
-		"a creation": {change: func(in *policy.Input) {}, outcome: NewOutcome(policytest.T0.Add(time.Second), Succeeded, nil), want: `default/vm 2026-01-02 03:04:05.000Z
+		"a creation": {change: func(*policy.Input) {}, outcome: NewOutcome(policytest.T0.Add(time.Second), Succeeded, nil), want: `default/vm 2026-01-02 03:04:05.000Z
   Generation 2 wants it active. The fake engine has no server.
   So Drover creates the server. The status is Creating, Creating.
   It succeeded after 1s.

@@ -28,13 +28,12 @@ func newRecorder() *Recorder {
 }
 
 // record decides about a server and records that, some time after T0.
-func record(r *Recorder, name string, observed inventory.Observation, after time.Duration) policy.Decision {
+func record(r *Recorder, name string, observed inventory.Observation, after time.Duration) {
 	vm := policytest.ReportedVM().Obj()
 	vm.Name = name
 	in := policy.Input{VM: vm, Observed: observed, Now: policytest.T0.Add(after), Driver: "fake", Drivers: []string{"fake"}, PassedGeneration: vm.Generation}
 	d := policy.Decide(in)
 	r.Record(&in, &d)
-	return d
 }
 
 // TestRepeatedDecisionsAreFolded checks that routine passes count, that their progress does not
