@@ -52,7 +52,7 @@ func TestOutcomesAreRecorded(t *testing.T) {
 		play func(g *rig)
 		want string
 	}{
-		"a success": {func(g *rig) {}, "Create Succeeded"},
+		"a success": {func(*rig) {}, "Create Succeeded"},
 		"a failure": {func(g *rig) {
 			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 				return driver.Server{}, driver.Errorf(driver.ErrRetry, "no image")

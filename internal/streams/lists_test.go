@@ -97,12 +97,9 @@ func TestDecisions(t *testing.T) {
 	leads := atomic.Bool{}
 	leads.Store(true)
 	f := newFixture(t, func(h *Handler) {
-		h.Options.Decisions = func(key types.NamespacedName) decisions.History {
-			h := decisions.History{Replica: "r", Leads: leads.Load(), Decisions: []decisions.Record{}}
-			if key.Name == "gone" && key.Namespace == "demo" {
-				h.Decisions = append(h.Decisions, decisions.Record{Sequence: 3})
-			}
-			return h
+		h.Decisions = func(key types.NamespacedName) decisions.History {
+			known := map[string][]decisions.Record{"demo/gone": {{Sequence: 3}}}
+			return decisions.History{Replica: "r", Leads: leads.Load(), Decisions: known[key.String()]}
 		}
 	})
 	ask := func(name string) decisions.History {
@@ -123,11 +120,10 @@ func TestDecisions(t *testing.T) {
 	if a := f.rules.last; a.GetVerb() != "get" || a.GetSubresource() != "decisions" || a.GetNamespace() != "demo" || a.GetName() != "gone" {
 		t.Errorf("it is authorized as %+v", a)
 	}
-	if code, _, status := f.get(t, "alice", streams.Path("demo", "never", streams.Decisions)); code != http.StatusNotFound {
-		t.Errorf("without a VM the answer is %+v", status)
-	}
-	if code, _, status := f.get(t, "mallory", streams.Path("demo", "gone", streams.Decisions)); code != http.StatusForbidden {
-		t.Errorf("without the right the answer is %+v", status)
+	for user, want := range map[string]int{"alice": http.StatusNotFound, "mallory": http.StatusForbidden} {
+		if code, _, status := f.get(t, user, streams.Path("demo", "never", streams.Decisions)); code != want {
+			t.Errorf("%s gets %+v", user, status)
+		}
 	}
 	leads.Store(false)
 	if h := ask("never"); h.Leads {
