@@ -50,12 +50,13 @@ func FuzzMessages(f *testing.F) {
 				}
 				_ = ws.WriteMessage(kind, m)
 			}
+			_ = ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(waitTimeout))
 		})
-		want, wrong := expectedInput(messages, isText)
+		want, wrong, isOver := expectedInput(messages, isText)
 		if !bytes.Equal(got.input, want) {
 			t.Errorf("of %q the command reads %q, want %q", messages, got.input, want)
 		}
-		if wrong != (got.end.Reason == metav1.StatusReasonBadRequest) {
+		if !isOver && wrong != (got.end.Reason == metav1.StatusReasonBadRequest) {
 			t.Errorf("%q ends the stream with %+v, want a bad request: %t", messages, got.end, wrong)
 		}
 	})
@@ -106,7 +107,6 @@ func (f *fixture) exchange(t *testing.T, send func(*websocket.Conn)) (got exchan
 		got.end = readStatus(ws)
 	}()
 	send(ws)
-	_ = ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(waitTimeout))
 	if half, ok := ws.NetConn().(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 	}
@@ -136,30 +136,31 @@ func readStatus(ws *websocket.Conn) (end metav1.Status) {
 	}
 }
 
-// expectedInput returns what messages mean for the input, up to the first that is wrong.
-func expectedInput(messages [][]byte, isFirstText bool) (input []byte, wrong bool) {
+// expectedInput returns what messages mean for the input, up to the first that is wrong. The
+// command is over when its input ends, so that what follows may be read, or may not.
+func expectedInput(messages [][]byte, isFirstText bool) (input []byte, wrong, isOver bool) {
 	for i, m := range messages {
 		switch {
 		case i == 0 && isFirstText:
-			return input, true
+			return input, true, false
 		case len(m) == 0:
 		case m[0] == remotecommand.StreamStdIn:
 			input = append(input, m[1:]...)
 		case m[0] == remotecommand.StreamResize:
 			var size driver.TerminalSize
 			if json.NewDecoder(bytes.NewReader(m[1:])).Decode(&size) != nil {
-				return input, true
+				return input, true, false
 			}
 		case m[0] == remotecommand.StreamClose && len(m) == 1:
-			return input, true
+			return input, true, false
 		case m[0] == remotecommand.StreamClose && m[1] == remotecommand.StreamStdIn:
-			return input, false // the command ends
+			return input, false, true
 		case m[0] == remotecommand.StreamClose:
 		default:
-			return input, true
+			return input, true, false
 		}
 	}
-	return input, false
+	return input, false, false
 }
 
 // FuzzRequest checks that a request is for a stream of a VirtualMachine that can exist, or is
