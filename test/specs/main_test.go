@@ -56,7 +56,7 @@ func startEnvironment() (func() error, error) {
 	if e.objects, err = dynamic.NewForConfig(e.Config); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
-	controller, err := e.StartController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h",
+	controller, err := e.StartController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h", "--orphan-grace=1s",
 		"--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
 	if err != nil {
 		return nil, errors.Join(err, e.Close())

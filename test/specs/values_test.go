@@ -162,7 +162,7 @@ func outcome(vm *api.VirtualMachine) settled {
 		return stalled
 	case is(api.ConditionReady):
 		return ready
-	case op != nil && op.Failure != "", vm.Status.Reason == api.ReasonProbeFailing:
+	case op != nil && op.NextRetryTime != nil && op.Generation == vm.Generation, vm.Status.Reason == api.ReasonProbeFailing:
 		return waits
 	case op == nil && vm.Status.Reason == api.ReasonChangePending:
 		return pending
@@ -202,12 +202,18 @@ func namesAny(message string, paths []string) bool {
 	return slices.ContainsFunc(paths, func(path string) bool { return namesField(message, path) })
 }
 
-// namesField reports whether a message names a field by its path or by its last part.
+// namesField reports whether a message names a field by its path or by its last part, or one
+// that it is in, of which nothing is possible.
 func namesField(message, path string) bool {
 	parts := slices.DeleteFunc(steps(path), func(step string) bool { return step == "[]" })
 	last := regexp.MustCompile(`\b` + regexp.QuoteMeta(parts[len(parts)-1]) + `\b`)
 	plain := regexp.MustCompile(`\[[0-9]+\]`).ReplaceAllString(message, "")
-	return last.MatchString(plain) && strings.Contains(plain, parts[0]) || strings.Contains(plain, parts[0]+":")
+	for n := range parts {
+		if strings.Contains(plain, strings.Join(parts[:n+1], ".")+":") {
+			return true
+		}
+	}
+	return last.MatchString(plain) && strings.Contains(plain, parts[0])
 }
 
 // saysAllowed are the words by which a refusal says what is allowed.
