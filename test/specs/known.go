@@ -20,6 +20,8 @@ type Known struct {
 	Exclusive [][]string
 	// Growing is a field that no change takes back.
 	Growing string
+	// Masking are objects that keep a server from being ready, whatever else its spec says.
+	Masking []string
 	// Forbidden is an object that the schema has and a rule does not allow.
 	Forbidden string
 }
@@ -27,6 +29,8 @@ type Known struct {
 // Values of one field.
 type Values struct {
 	Valid, Invalid []any
+	// Real is how many of the valid values a real engine has room for; zero means all.
+	Real int
 	// Only replaces the valid values of the schema, and Alone keeps them from rows.
 	Only, Alone bool
 }
@@ -44,11 +48,11 @@ func KnownFor(driver, image string) Known {
 	digest := "sha256:" + strings.Repeat("0", 64)
 	values := map[string]Values{
 		"driver":                        {Valid: []any{driver}, Alone: true},
-		"resource{cpu}":                 {Valid: []any{1, "10m", "0.5", 4096}, Invalid: []any{"9m", 4097, "x", -1, nil}},
-		"resource{memory}":              {Valid: []any{"32Mi", "48Mi", "6Mi", "64Ti"}, Invalid: []any{"5Mi", "65Ti", "x", 0, nil}},
-		"resource{rootDisk}":            {Valid: []any{"2Mi", "1Mi", "1Pi"}, Invalid: []any{"1Ki", "2Pi", "x", 0}},
-		"volumes[].size":                {Valid: []any{"2Mi", "1Mi", "1Pi"}, Invalid: []any{"1Ki", "2Pi", "x", 0}},
-		"ports[].hostIP":                {Valid: []any{"127.0.0.1", "", "::1"}, Invalid: []any{"localhost", "1.2.3", "::1%lo"}},
+		"resource{cpu}":                 {Valid: []any{1, "10m", "0.5", 4096}, Real: 3, Invalid: []any{"9m", 4097, "x", -1, nil}},
+		"resource{memory}":              {Valid: []any{"32Mi", "48Mi", "6Mi", "64Ti"}, Real: 2, Invalid: []any{"5Mi", "65Ti", "x", 0, nil}},
+		"resource{rootDisk}":            {Valid: []any{"2Mi", "3Mi", "1Mi", "1Pi"}, Real: 2, Invalid: []any{"1Ki", "2Pi", "x", 0}},
+		"volumes[].size":                {Valid: []any{"2Mi", "3Mi", "1Mi", "1Pi"}, Real: 2, Invalid: []any{"1Ki", "2Pi", "x", 0}},
+		"ports[].hostIP":                {Valid: []any{"127.0.0.1", "", "::1"}, Real: 2, Invalid: []any{"localhost", "1.2.3", "::1%lo"}},
 		"image.source":                  source,
 		"volumes[].source.image.source": source,
 		"image.checksum":                {Valid: []any{digest}},
@@ -57,16 +61,21 @@ func KnownFor(driver, image string) Known {
 		"networkData.secretKeyRef.name": {Valid: []any{secretName}},
 		"networkData.secretKeyRef.key":  {Valid: []any{secretKey}},
 	}
-	return Known{
+	known := Known{
 		Values: values,
 		Keys:   map[string][]string{"resource": {"cpu", "memory", "rootDisk"}},
 		With: map[string]map[string]any{
 			"image": {"source": image}, "volumes[].source.image": {"source": image},
 		},
 		Exclusive: [][]string{{"userData.inline", "userData.secretKeyRef"}, {"networkData.inline", "networkData.secretKeyRef"}},
+		Masking:   []string{"readinessProbe"},
 		Growing:   "resource{rootDisk}",
 		Forbidden: "volumes[].source.image.kernel",
 	}
+	if driver == "qemu" {
+		known.Masking = append(known.Masking, "image.kernel") // no text is the path of a kernel
+	}
+	return known
 }
 
 // set returns a copy of a spec with a field set, and with what has to be beside it.

@@ -6,6 +6,7 @@ package specs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,7 +63,18 @@ func startEnvironment() (func() error, error) {
 		return nil, errors.Join(err, e.Close())
 	}
 	environment = e
-	return func() error { return errors.Join(controller.Stop(), e.Close(), os.RemoveAll(temp)) }, nil
+	return func() error {
+		return errors.Join(controller.Stop(), e.checkLeft(), e.Close(), os.RemoveAll(temp))
+	}, nil
+}
+
+// checkLeft returns an error if a simulated server is left.
+func (e *specEnvironment) checkLeft() error {
+	left, err := filepath.Glob(filepath.Join(e.FakeDir, "*.json"))
+	if len(left) > 0 {
+		err = fmt.Errorf("these servers are left: %q", left)
+	}
+	return err
 }
 
 // newNamespace makes a namespace with the Secret that specs refer to.

@@ -29,9 +29,10 @@ import (
 // TestUsers runs random sequences of what users do on a fake engine, and compares what comes
 // of them with a model. rapid shortens a sequence that fails.
 func TestUsers(t *testing.T) {
+	t.Parallel()
 	began := time.Now()
 	u := &users{suite: newSuite(t, fakeEngine())}
-	setFlag(t, "rapid.checks", "40", "1500")
+	setFlag(t, "rapid.checks", "12", "400")
 	if !isFull() {
 		setFlag(t, "rapid.seed", "1", "1")
 	}
@@ -205,7 +206,9 @@ func (u *users) delete(t *rapid.T, m *model) {
 	}
 	if environment.ReadFakeServer(u.t, types.UID(m.uid)) != nil {
 		u.count("orphans")
-		u.waitSwept(t, m)
+		if err := u.waitSwept(m); err != nil {
+			t.Fatal(err)
+		}
 	}
 	m.spec, m.run = nil, ""
 }
@@ -213,16 +216,14 @@ func (u *users) delete(t *rapid.T, m *model) {
 // waitSwept waits until the server of a VirtualMachine that is gone is removed. A deletion at
 // the time at which the finalizer is added ends the object and not its server, since
 // kube-apiserver does not look again: then the orphan sweep removes it.
-func (u *users) waitSwept(t *rapid.T, m *model) {
+func (u *users) waitSwept(m *model) error {
 	_, err := framework.Poll(framework.StepTimeout, func() error {
 		if r := environment.ReadFakeServer(u.t, types.UID(m.uid)); r != nil {
 			return fmt.Errorf("%s is gone, and its server is there: %+v", m.name, r)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	return err
 }
 
 // recreate deletes and creates under one name, as kubectl replace --force does.
@@ -275,5 +276,6 @@ func (u *users) clean(models []*model) {
 		}
 		_ = u.vms.Delete(context.Background(), m.name, metav1.DeleteOptions{})
 		_, _ = u.states.wait("gone", m.name, func(vm *api.VirtualMachine) bool { return vm == nil })
+		_ = u.waitSwept(m)
 	}
 }
