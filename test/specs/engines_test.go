@@ -34,7 +34,7 @@ func fakeEngine() engine {
 	return engine{
 		name: "fake", image: "image:1", support: (&fake.Driver{}).SupportedFields(), workers: 8, valueStride: 1, rowStride: 8,
 		base: map[string]any{"driver": "fake", "resource": map[string]any{"cpu": 1, "memory": "32Mi"}},
-		read: readFake, left: leftFake,
+		read: readFake, left: leftFake, seesAll: true,
 	}
 }
 

@@ -18,6 +18,8 @@ type Known struct {
 	With map[string]map[string]any
 	// Exclusive are fields of which at most one of each group may be set.
 	Exclusive [][]string
+	// Unseen are fields that only guide calls, and Growing, which is left out of comparisons.
+	Unseen []string
 	// Growing is a field that no change takes back.
 	Growing string
 	// Masking are objects that keep a server from being ready, whatever else its spec says.
@@ -69,6 +71,7 @@ func KnownFor(driver, image string) Known {
 		},
 		Exclusive: [][]string{{"userData.inline", "userData.secretKeyRef"}, {"networkData.inline", "networkData.secretKeyRef"}},
 		Masking:   []string{"readinessProbe"},
+		Unseen:    []string{"shutdownGracePeriodSeconds", "resource{rootDisk}"},
 		Growing:   "resource{rootDisk}",
 		Forbidden: "volumes[].source.image.kernel",
 	}

@@ -33,7 +33,9 @@ import (
 type engine struct {
 	name, image string
 	base        map[string]any
-	support     map[string]driver.Support
+	// seesAll is set if read returns all fields that the driver applies.
+	seesAll bool
+	support map[string]driver.Support
 	// read returns what the engine has of a VirtualMachine, without what differs from run to
 	// run; left returns what it has of one that is gone.
 	read func(t *testing.T, vm *api.VirtualMachine) any
@@ -261,11 +263,44 @@ func (s *suite) runValue(f Field, value any) {
 		s.count("only at creation")
 		return
 	}
-	if _, err := s.apply(name, changed, []string{f.Path}, vm, err); err != nil {
+	how, err := s.apply(name, changed, []string{f.Path}, vm, err)
+	if err != nil {
 		s.failf("%s: %v", what, err)
 		return
 	}
+	if how == ready && s.isSeen(f, value) && reflect.DeepEqual(s.read(s.t, vm), s.initial) {
+		s.failf("%s: it is ready, and the server is as it was without", what)
+	}
 	s.rollBack(what, name, changed)
+}
+
+// isSeen reports whether the engine shows that a field has a value which is none of the base's.
+func (s *suite) isSeen(f Field, value any) bool {
+	support := s.support[specName(f.Path)]
+	if !s.seesAll || support != driver.AppliedLive && support != driver.AppliedAtRestart || slices.Contains(s.known.Unseen, f.Path) {
+		return false
+	}
+	if list, ok := value.([]any); ok && len(list) == 0 {
+		return false
+	}
+	schema := schemaAt(s.root, f.Path)
+	var usual any
+	if schema.Default != nil {
+		_ = json.Unmarshal(schema.Default.Raw, &usual)
+	}
+	at, err := s.set(s.base, f.Path, value)
+	return err == nil && !reflect.DeepEqual(at, s.base) && value != usual && value != "" && value != false
+}
+
+// specName returns the name that drivers have for a field.
+func specName(path string) string {
+	name := strings.NewReplacer("[]", "", "{", ".", "}", "").Replace(path)
+	for _, secret := range []string{"userData", "networkData"} {
+		if strings.HasPrefix(name, secret+".") {
+			return secret
+		}
+	}
+	return name
 }
 
 func isRefusal(err error) bool { return apierrors.IsInvalid(err) }
@@ -484,7 +519,7 @@ func (s *suite) rowFields() (fields []Field) {
 // isUnsupported reports whether the driver refuses a field, which would hide all others of a
 // row.
 func (s *suite) isUnsupported(path string) bool {
-	name := strings.NewReplacer("[]", "", "{", ".", "}", "").Replace(path)
+	name := specName(path)
 	for declared, support := range s.support {
 		if support == driver.Unsupported && (name == declared || strings.HasPrefix(name, declared+".") || strings.HasPrefix(declared, name+".")) {
 			return true
