@@ -29,8 +29,13 @@ import (
 func FuzzRef(f *testing.F) {
 	digest := digestPrefix + strings.Repeat("0", 64)
 	for _, c := range [][2]string{
-		{"https://user:secret@host/path?token=secret", digest}, {"oci://host/name@" + digest, ""}, {"/images/a.qcow2", ""},
-		{"http://", digestPrefix + "../../x"}, {"https://a@b@c/d#e?f", ""}, {"oci://user:p/w@host/name", ""}, {"file:///a?b", ""},
+		{"https://user:secret@host/path?token=secret", digest},
+		{"oci://host/name@" + digest, ""},
+		{"/images/a.qcow2", ""},
+		{"http://", digestPrefix + "../../x"},
+		{"https://a@b@c/d#e?f", ""},
+		{"oci://user:p/w@host/name", ""},
+		{"file:///a?b", ""},
 	} {
 		f.Add(c[0], c[1])
 	}

@@ -65,8 +65,14 @@ func FuzzMessages(f *testing.F) {
 // FuzzFrames does the same for what is no message: the bytes follow the handshake.
 func FuzzFrames(f *testing.F) {
 	for _, frame := range [][]byte{
-		nil, {0x82, 0x80, 0, 0, 0, 0}, {0x82, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}, {0x82, 0x02, 0, 'a'},
-		{0x89, 0x80, 0, 0, 0, 0}, {0x88, 0x82, 0, 0, 0, 0, 3, 0xe8}, {0x02, 0x82, 0, 0, 0, 0, 0, 'a', 0x80, 0x81, 0, 0, 0, 0, 'b'}, {0xc2, 0x80, 0, 0, 0, 0},
+		nil,
+		{0x82, 0x80, 0, 0, 0, 0},
+		{0x82, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0},
+		{0x82, 0x02, 0, 'a'},
+		{0x89, 0x80, 0, 0, 0, 0},
+		{0x88, 0x82, 0, 0, 0, 0, 3, 0xe8},
+		{0x02, 0x82, 0, 0, 0, 0, 0, 'a', 0x80, 0x81, 0, 0, 0, 0, 'b'},
+		{0xc2, 0x80, 0, 0, 0, 0},
 	} {
 		f.Add(frame)
 	}
@@ -168,13 +174,17 @@ func expectedInput(messages [][]byte, isFirstText bool) (input []byte, wrong, is
 func FuzzRequest(f *testing.F) {
 	good := streams.Path("demo", "vm", streams.Exec)
 	for _, c := range [][2]string{
-		{good, "command=a&stdout=true"}, {good + "/../log", "command="}, {streams.Path("a/b", "%2e%2e", streams.Log), "tailLines=-1"},
-		{streams.Path("demo", "vm", streams.PortForward), "port=65536"}, {"/", "%"}, {streams.PathPrefix + "/namespaces//virtualmachines//exec", "stdin=2"},
+		{good, "command=a&stdout=true"},
+		{good + "/../log", "command="},
+		{streams.Path("a/b", "%2e%2e", streams.Log), "tailLines=-1"},
+		{streams.Path("demo", "vm", streams.PortForward), "port=65536"},
+		{"/", "%"},
+		{streams.PathPrefix + "/namespaces//virtualmachines//exec", "stdin=2"},
 	} {
 		f.Add(c[0], c[1])
 	}
 	f.Fuzz(func(t *testing.T, path, query string) {
-		c := &call{r: httptest.NewRequest(http.MethodGet, "/", http.NoBody)}
+		c := &call{r: httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)}
 		c.r.URL = &url.URL{Path: path, RawQuery: query}
 		_, err := c.parse()
 		if err != nil {

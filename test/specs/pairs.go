@@ -23,11 +23,12 @@ const tries = 8
 // absent. It is greedy, and the same each time.
 func Rows(fields []Field, exclusive [][]string) (rows [][]int, pairs int) {
 	missing := map[pair]bool{}
-	for a := range fields {
-		for b := range a {
-			for _, va := range choices(fields[a]) {
-				for _, vb := range choices(fields[b]) {
-					if va == absent || vb == absent || !areExclusive(fields[a].Path, fields[b].Path, exclusive) {
+	for a, field := range fields {
+		for b, other := range fields[:a] {
+			isExclusive := areExclusive(field.Path, other.Path, exclusive)
+			for _, va := range choices(field) {
+				for _, vb := range choices(other) {
+					if va == absent || vb == absent || !isExclusive {
 						missing[pair{a, va, b, vb}] = true
 					}
 				}

@@ -247,19 +247,26 @@ func (u *users) rest(t *rapid.T, m *model) {
 	wantState := map[api.Action]driver.State{api.ActionActive: driver.StateRunning, api.ActionStopped: driver.StateStopped, api.ActionPaused: driver.StatePaused}[m.spec.Action]
 	cpu := m.spec.Resource[api.ResourceCPU]
 	wantPending := r.Image != m.spec.Image.Source || len(r.Ports) != len(m.spec.Ports)
-	switch {
-	case r.State != wantState || r.CPUMilli != cpu.MilliValue():
+	if r.State != wantState || r.CPUMilli != cpu.MilliValue() {
 		t.Fatalf("%s is %s with %dm, want %s with %s: %s", m.name, r.State, r.CPUMilli, wantState, cpu.String(), framework.FormatStatus(vm))
-	case wantPending != (len(vm.Status.PendingFields) > 0) || wantPending && wantState == driver.StateStopped:
+	}
+	m.checkRun(t, vm, r.Run)
+	if wantPending != (len(vm.Status.PendingFields) > 0) || wantPending && wantState == driver.StateStopped {
 		t.Fatalf("%s has %+v, wants %+v: %s", m.name, r.Config, m.spec, framework.FormatStatus(vm))
-	case m.run != "" && r.Run != m.run && !m.mayRestart:
-		t.Fatalf("%s was restarted, and nobody asked for that: %s", m.name, framework.FormatStatus(vm))
-	case m.run == r.Run && m.mustRestart:
-		t.Fatalf("%s was not restarted: %s", m.name, framework.FormatStatus(vm))
 	}
 	m.run, m.mayRestart, m.mustRestart = r.Run, false, false
 	if wantState == driver.StateStopped {
 		m.run = ""
+	}
+}
+
+// checkRun checks that the server was restarted if that was asked for, and only then.
+func (m *model) checkRun(t *rapid.T, vm *api.VirtualMachine, run string) {
+	switch {
+	case m.run != "" && run != m.run && !m.mayRestart:
+		t.Fatalf("%s was restarted, and nobody asked for that: %s", m.name, framework.FormatStatus(vm))
+	case m.run == run && m.mustRestart:
+		t.Fatalf("%s was not restarted: %s", m.name, framework.FormatStatus(vm))
 	}
 }
 

@@ -229,7 +229,9 @@ func (s *suite) checkRefused(f Field, value any, err error) {
 		s.failf("%s: %.100v is accepted", f.Path, value)
 		return
 	}
-	if !(apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)) || !namesField(err.Error(), f.Path) && !namesField(err.Error(), parent(f.Path)) || !saysAllowed.MatchString(err.Error()) {
+	isRefused := apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
+	isNamed := namesField(err.Error(), f.Path) || namesField(err.Error(), parent(f.Path))
+	if !isRefused || !isNamed || !saysAllowed.MatchString(err.Error()) {
 		s.failf("%s: %.100v is refused with: %.400v", f.Path, value, err)
 	}
 }

@@ -170,18 +170,27 @@ func FuzzLabels(f *testing.F) {
 		})
 		listed := d.instanceFromSummary(container.Summary{ID: i.id, Names: []string{containerName}, Labels: labels, State: i.state})
 		for _, s := range []driver.Server{i.toServer(), listed.toServer()} {
-			if s.UID != types.UID(uid) || s.Namespace != namespace || s.Name != name || s.ID == "" {
-				t.Errorf("%q is read as %+v", labels, s)
-			}
-			if size, err := strconv.ParseInt(disk, 10, 64); (s.Note != "") != (err == nil && size > 0) {
-				t.Errorf("a root disk of %q is noted as %q", disk, s.Note)
-			}
-			if s.State == "" || s.Exit != nil && s.StartedAt.IsZero() || s.Retained != isRetained(containerName) && !strings.Contains(strings.TrimPrefix(containerName, "/"), "/") {
-				t.Errorf("%s, %s is read as %+v", state, started, s)
+			checkLabelled(t, s, labels)
+			if s.Retained != isRetained(containerName) && !strings.Contains(strings.TrimPrefix(containerName, "/"), "/") {
+				t.Errorf("%q is read as %+v", containerName, s)
 			}
 		}
 		if i.cluster != cluster || i.image != image || i.ports != ports {
 			t.Errorf("%q is read as %+v", labels, i)
 		}
 	})
+}
+
+// checkLabelled checks that a server is what labels say.
+func checkLabelled(t *testing.T, s driver.Server, labels map[string]string) {
+	t.Helper()
+	if s.UID != types.UID(labels[LabelUID]) || s.Namespace != labels[LabelNamespace] || s.Name != labels[LabelName] || s.ID == "" {
+		t.Errorf("%q is read as %+v", labels, s)
+	}
+	if size, err := strconv.ParseInt(labels[LabelRootDisk], 10, 64); (s.Note != "") != (err == nil && size > 0) {
+		t.Errorf("a root disk of %q is noted as %q", labels[LabelRootDisk], s.Note)
+	}
+	if s.State == "" || s.Exit != nil && s.StartedAt.IsZero() {
+		t.Errorf("%q is read as %+v", labels, s)
+	}
 }

@@ -76,7 +76,9 @@ func newFuzzHost(f *testing.F) *fuzzHost {
 	if err != nil {
 		f.Fatal(err)
 	}
-	h.ChoosePort = func(_ context.Context, forward launch.Forward) (int32, error) { return max(forward.HostPort, 1024), nil }
+	h.ChoosePort = func(_ context.Context, forward launch.Forward) (int32, error) {
+		return max(forward.HostPort, 1024), nil
+	}
 	h.outside = h.filesOutside(f)
 	return h
 }
@@ -95,7 +97,7 @@ func fakeQEMU(f *testing.F, dir string) string {
 // filesOutside returns what is in the root but not in the engine's folder.
 func (h *fuzzHost) filesOutside(t testing.TB) (found []string) {
 	t.Helper()
-	err := filepath.WalkDir(h.root, func(path string, e fs.DirEntry, err error) error {
+	err := filepath.WalkDir(h.root, func(path string, _ fs.DirEntry, err error) error {
 		if path == filepath.Join(h.root, "engine") {
 			return filepath.SkipDir
 		}
