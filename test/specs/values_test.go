@@ -180,7 +180,7 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 	}
 	how := outcome(vm)
 	if how == pending {
-		if !slices.ContainsFunc(changed, func(path string) bool { return slices.Contains(vm.Status.PendingFields, top(path)) }) {
+		if !slices.ContainsFunc(changed, func(path string) bool { return slices.ContainsFunc(vm.Status.PendingFields, func(name string) bool { return name == top(path) || name == specName(path) }) }) {
 			return how, fmt.Errorf("%v waits for a restart, and changed was %v", vm.Status.PendingFields, changed)
 		}
 		s.count("restarts")
@@ -211,7 +211,7 @@ func namesField(message, path string) bool {
 	last := regexp.MustCompile(`\b` + regexp.QuoteMeta(parts[len(parts)-1]) + `\b`)
 	plain := regexp.MustCompile(`\[[0-9]+\]`).ReplaceAllString(message, "")
 	for n := range parts {
-		if strings.Contains(plain, strings.Join(parts[:n+1], ".")+":") {
+		if name := strings.Join(parts[:n+1], "."); strings.Contains(plain, name+":") || strings.Contains(plain, "spec."+name+" is ") {
 			return true
 		}
 	}
@@ -265,7 +265,7 @@ func (s *suite) runValue(f Field, value any) {
 		s.count("only at creation")
 		return
 	}
-	how, err := s.apply(name, changed, []string{f.Path}, vm, err)
+	how, err := s.apply(name, changed, s.besides([]string{f.Path}), vm, err)
 	if err != nil {
 		s.failf("%s: %v", what, err)
 		return
