@@ -32,7 +32,7 @@ func TestFake(t *testing.T) {
 
 func fakeEngine() engine {
 	return engine{
-		name: "fake", image: "image:1", support: (&fake.Driver{}).SupportedFields(), workers: 8, valueStride: 1, rowStride: 8,
+		name: "fake", image: "image:1", support: (&fake.Driver{}).SupportedFields(), workers: 8, valueStride: 1, rowStride: 7,
 		base: map[string]any{"driver": "fake", "resource": map[string]any{"cpu": 1, "memory": "32Mi"}},
 		read: readFake, left: leftFake, seesAll: true,
 	}
@@ -61,7 +61,7 @@ func leftFake(t *testing.T, vm *api.VirtualMachine) (left []string) {
 func TestDocker(t *testing.T) {
 	t.Parallel()
 	newSuite(t, engine{
-		name: "docker", image: framework.GuestPlain, support: (&docker.Driver{}).SupportedFields(), workers: 4, valueStride: 13, rowStride: 50,
+		name: "docker", image: framework.GuestPlain, support: (&docker.Driver{}).SupportedFields(), workers: 4, valueStride: 13, rowStride: 33,
 		base: map[string]any{
 			"driver": "docker", "shutdownGracePeriodSeconds": 5,
 			"resource": map[string]any{"cpu": "100m", "memory": "32Mi"}, "image": map[string]any{"source": framework.GuestPlain},
@@ -107,7 +107,7 @@ func TestQEMU(t *testing.T) {
 	image := framework.BuildBootGuest(t, environment.images, "A", false)
 	testenv.KillMachinesAtEnd(t, filepath.Dir(environment.qemuDir))
 	newSuite(t, engine{
-		name: "qemu", image: image, support: (&qemu.Driver{}).SupportedFields(), workers: 3, valueStride: 29, rowStride: 100,
+		name: "qemu", image: image, support: (&qemu.Driver{}).SupportedFields(), workers: 3, valueStride: 29, rowStride: 81,
 		base: map[string]any{
 			"driver": "qemu", "shutdownGracePeriodSeconds": 5,
 			"resource": map[string]any{"cpu": 1, "memory": "32Mi"}, "image": map[string]any{"source": image},

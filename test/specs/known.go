@@ -18,7 +18,8 @@ type Known struct {
 	With map[string]map[string]any
 	// Exclusive are fields of which at most one of each group may be set.
 	Exclusive [][]string
-	// Unseen are fields that only guide calls, and Growing, which is left out of comparisons.
+	// Unseen are fields whose value no simulated server shows: those that only guide calls,
+	// secrets, and Growing.
 	Unseen []string
 	// Growing is a field that no change takes back.
 	Growing string
@@ -71,7 +72,7 @@ func KnownFor(driver, image string) Known {
 		},
 		Exclusive: [][]string{{"userData.inline", "userData.secretKeyRef"}, {"networkData.inline", "networkData.secretKeyRef"}},
 		Masking:   []string{"readinessProbe"},
-		Unseen:    []string{"shutdownGracePeriodSeconds", "resource{rootDisk}"},
+		Unseen:    []string{"shutdownGracePeriodSeconds", "resource{rootDisk}", "userData", "networkData"},
 		Growing:   "resource{rootDisk}",
 		Forbidden: "volumes[].source.image.kernel",
 	}
