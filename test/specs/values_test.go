@@ -60,7 +60,7 @@ type suite struct {
 	counts map[string]int
 	// servers has, by a field and the state of a server, the value that has made it so.
 	servers map[string]string
-	wrong  []string
+	wrong   []string
 }
 
 func newSuite(t *testing.T, e engine) *suite {
@@ -182,7 +182,9 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 	}
 	how := outcome(vm)
 	if how == pending {
-		if !slices.ContainsFunc(changed, func(path string) bool { return slices.ContainsFunc(vm.Status.PendingFields, func(name string) bool { return name == top(path) || name == specName(path) }) }) {
+		if !slices.ContainsFunc(changed, func(path string) bool {
+			return slices.ContainsFunc(vm.Status.PendingFields, func(name string) bool { return name == top(path) || name == specName(path) })
+		}) {
 			return how, fmt.Errorf("%v waits for a restart, and changed was %v", vm.Status.PendingFields, changed)
 		}
 		s.count("restarts")
