@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
@@ -142,7 +143,10 @@ func (inst *Instance) placeDisk(made string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, RecordFile, err)
 	}
-	return os.Rename(made, place)
+	point := crashpoint.Begin("place", place)
+	err = os.Rename(made, place)
+	point.End()
+	return err
 }
 
 func imageOfVolume(v driver.Volume) disks.ImageSettings {
