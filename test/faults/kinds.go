@@ -18,4 +18,5 @@ import (
 var kinds = []lab.Kind{
 	crash.Kind("crash points, fake", 16, lab.Fake{}, lab.Fake{Instant: true}),
 	crash.Kind("crash points, docker", 6, lab.Docker{}),
+	crash.Kind("crash points, qemu", 4, lab.NewQEMU()),
 }

@@ -69,7 +69,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	if err := engine.Prepare(ctx, w); err != nil {
 		return o, err
 	}
-	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Crashes: make([]string, work.firstCrash())}
+	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected, Crashes: make([]string, work.firstCrash())}
 	if work.programs != nil {
 		plan.Programs = work.programs(r.Lab)
 	}

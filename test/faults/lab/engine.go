@@ -6,6 +6,7 @@ package lab
 import (
 	"context"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
 )
@@ -31,6 +32,8 @@ type Engine interface {
 	// image to use for that; empty means any. RepairImage returns a good one.
 	BreakImage(ctx context.Context, w *World, vm string) (image string, err error)
 	RepairImage(ctx context.Context, w *World) (image string, err error)
+	// Resize changes a spec in what a running server can follow.
+	Resize(vm *api.VirtualMachine)
 	// CleanUp removes all servers.
 	CleanUp(ctx context.Context, w *World) error
 }

@@ -70,7 +70,10 @@ func (l *Lab) open() (err error) {
 	if l.Kube, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
-	if l.dir, err = os.MkdirTemp("", "drover-faults-"); err != nil {
+	if l.dir, err = os.MkdirTemp("", "drover-fl-"); err != nil { // short, as sockets need
+		return err
+	}
+	if err := os.Chmod(l.dir, 0o711); err != nil { //nolint:gosec // for the user of machines
 		return err
 	}
 	handler, err := newProxy(config, &l.worlds)

@@ -58,7 +58,7 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 		Lab: l, begin: time.Now(), Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
 		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{},
 	}
-	if err := os.Mkdir(w.Dir, 0o700); err != nil {
+	if err := os.Mkdir(w.Dir, 0o711); err != nil { // the user of machines has to find QEMU's place
 		return nil, err
 	}
 	var err error
