@@ -194,7 +194,7 @@ func (s *stage) waitQuiet(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	return &lab.NotConverged{What: "rest", Cause: errors.New("there are writes all the time")}
+	return &lab.NotConvergedError{What: "rest", Cause: errors.New("there are writes all the time")}
 }
 
 // isSampled reports whether a case is one of each so many, always the same ones.
@@ -206,7 +206,7 @@ func isSampled(c testCase, share uint32) bool {
 
 // violationOf returns the violation that an error of a step is, if it is one.
 func violationOf(err error) *lab.Violation {
-	late, ok := errors.AsType[*lab.NotConverged](err)
+	late, ok := errors.AsType[*lab.NotConvergedError](err)
 	switch {
 	case !ok:
 		return nil

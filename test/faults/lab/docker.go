@@ -152,6 +152,7 @@ func countEvent(e Effects, event events.Message) Effects {
 		e.Releases++
 	case events.ActionStart:
 		e.Runs++
+	default:
 	}
 	return e
 }

@@ -117,7 +117,7 @@ func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) 
 			o.Violations = append(o.Violations, Violation{Rule: "O6", Text: fmt.Sprintf("%s, which is not Drover's, is %q, %v", name, got, err)})
 		}
 	}
-	o.Text, err = readAll(e.dir(w), e.journal(w))
+	o.Text, err = readAll(e.dir(w))
 	return o, err
 }
 
@@ -128,8 +128,9 @@ func ruleOf(r history.Rule) string {
 		return "O5"
 	case history.RuleCreatedOnce:
 		return "O3"
+	default:
+		return "O1"
 	}
-	return "O1"
 }
 
 func addEffects(e Effects, applied []journal.Entry) Effects {
@@ -142,6 +143,7 @@ func addEffects(e Effects, applied []journal.Entry) Effects {
 			e.Deletes++
 		case journal.ActionRelease:
 			e.Releases++
+		default:
 		}
 		if entry.After != nil && entry.After.Run != run {
 			run = entry.After.Run
@@ -254,21 +256,20 @@ func setCPU(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resour
 // CleanUp implements Engine: the servers go with the world's folder.
 func (Fake) CleanUp(context.Context, *World) error { return nil }
 
-// readAll returns the content of all files.
-func readAll(paths ...string) (string, error) {
+// readAll returns the content of all files below a folder.
+func readAll(dir string) (string, error) {
 	var all strings.Builder
-	for _, root := range paths {
-		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || !d.Type().IsRegular() {
-				return err
-			}
-			content, err := os.ReadFile(path)
-			all.Write(content)
-			return err
-		})
-		if err != nil {
-			return "", err
+	files := os.DirFS(dir)
+	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+		var content []byte
+		if err == nil && d.Type().IsRegular() {
+			content, err = fs.ReadFile(files, path)
 		}
-	}
-	return all.String(), nil
+		all.Write(content)
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			return nil
+		}
+		return err
+	})
+	return all.String(), err
 }

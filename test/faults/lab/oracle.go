@@ -201,18 +201,19 @@ func stateOf(now map[string]*api.VirtualMachine, seen Observed) State {
 // comparableStatus is a status without what differs from run to run.
 func comparableStatus(vm *api.VirtualMachine) string {
 	s := vm.Status
-	text := fmt.Sprintf("phase=%s reason=%s generation=%d/%d restarts=%d pending=%v restarted=%v server=%v finalizers=%v",
+	var text strings.Builder
+	fmt.Fprintf(&text, "phase=%s reason=%s generation=%d/%d restarts=%d pending=%v restarted=%v server=%v finalizers=%v",
 		s.Phase, s.Reason, s.ObservedGeneration, vm.Generation, s.RestartCount, s.PendingFields, s.RestartedAt != nil, s.Server != nil, vm.Finalizers)
 	for _, c := range s.Conditions {
 		if c.Type == api.ConditionConfined {
 			continue // a crash right after QEMU was started leaves unknown how, and the reason says so
 		}
-		text += fmt.Sprintf(" %s=%s/%s", c.Type, c.Status, c.Reason)
+		fmt.Fprintf(&text, " %s=%s/%s", c.Type, c.Status, c.Reason)
 	}
 	if s.Operation != nil {
-		text += fmt.Sprintf(" operation=%s", s.Operation.Type)
+		fmt.Fprintf(&text, " operation=%s", s.Operation.Type)
 	}
-	return text
+	return text.String()
 }
 
 func formatStatus(vm *api.VirtualMachine) string {

@@ -69,7 +69,7 @@ func (e QEMU) Args(w *World) []string {
 
 // Prepare implements Engine.
 func (e QEMU) Prepare(ctx context.Context, w *World) error {
-	e.tools.prepare.Do(func() { e.tools.err = e.tools.make(context.WithoutCancel(ctx), w.Lab.dir) })
+	e.tools.prepare.Do(func() { e.tools.err = e.tools.make(context.WithoutCancel(ctx), w.labDir()) })
 	return errors.Join(e.tools.err, os.Mkdir(e.dir(w), 0o700), os.WriteFile(e.journal(w), nil, 0o600))
 }
 
@@ -95,7 +95,7 @@ func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
 			return fmt.Errorf("%v: %w\n%s", args, err, out)
 		}
 	}
-	return os.Chmod(t.recorder, 0o755) //nolint:gosec // for the user of machines
+	return os.Chmod(t.recorder, 0o755) // for the user of machines
 }
 
 // NewVM implements Engine.

@@ -306,7 +306,7 @@ func (r *Replicas) judgeCrash() error {
 	for range 2 { // a standby may remove a server and its finalizer between the two reads
 		seen, err := r.plan.Engine.Inspect(ctx, r.world, nil)
 		if err != nil {
-			return nil //nolint:nilerr // The engine may be away.
+			return nil // the engine may be away
 		}
 		if broken, err = r.world.checkProtected(ctx, seen.Servers); err != nil || len(broken) == 0 {
 			return err

@@ -169,20 +169,20 @@ func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]
 		case <-changed:
 		case <-time.After(200 * time.Millisecond): // the check may look at more than objects
 		case <-timer.C:
-			return &NotConverged{what, err}
+			return &NotConvergedError{what, err}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// NotConverged is what had not become as it should be.
-type NotConverged struct {
+// NotConvergedError is what had not become as it should be.
+type NotConvergedError struct {
 	What  string
 	Cause error
 }
 
-func (e *NotConverged) Error() string {
+func (e *NotConvergedError) Error() string {
 	return fmt.Sprintf("%s: not within %s: %v", e.What, ConvergeTimeout, e.Cause)
 }
 
