@@ -13,4 +13,4 @@ hack/test-deps.sh
 export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}" DROVER_FAULTS_DIR="${DROVER_FAULTS_DIR:-${PWD}/bin/faults}"
 rm -rf "${DROVER_FAULTS_DIR}"
 mkdir -p "${DROVER_FAULTS_DIR}"
-go test -count 1 -timeout 12h ./test/faults "$@"
+go test -count 1 -timeout 12h -v ./test/faults "$@"
