@@ -18,6 +18,8 @@ import (
 	"syscall"
 
 	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/crashpoint"
 )
 
 // tempPrefix marks the temporary files of Write in a folder that has other files
@@ -69,7 +71,10 @@ func (d Folder) Create(path string, content []byte, perm fs.FileMode) error {
 		return err
 	}
 	defer tmp.removeAndUnlock()
-	if err := os.Link(tmp.Name(), path); err != nil || d.Volatile {
+	point := crashpoint.Begin("create", path)
+	err = os.Link(tmp.Name(), path)
+	point.End()
+	if err != nil || d.Volatile {
 		return err
 	}
 	return SyncFolder(filepath.Dir(path))
@@ -89,7 +94,10 @@ func (d Folder) Replace(path string, content []byte, perm fs.FileMode, check fun
 			return err
 		}
 	}
-	return os.Rename(tmp.Name(), path)
+	point := crashpoint.Begin("replace", path)
+	err = os.Rename(tmp.Name(), path)
+	point.End()
+	return err
 }
 
 // writeTemp makes a temporary file that the caller owns until it is moved or removed.
@@ -157,7 +165,10 @@ func (d Folder) Discard(path string) error {
 	}
 	defer lock.unlock()
 	gone := filepath.Join(d.Path, d.Prefix+"gone-"+string(uuid.NewUUID()))
-	if err := os.Rename(path, gone); err != nil {
+	point := crashpoint.Begin("discard", path)
+	err = os.Rename(path, gone)
+	point.End()
+	if err != nil {
 		return err
 	}
 	if !d.Volatile {

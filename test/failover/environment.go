@@ -4,7 +4,6 @@
 package failover
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -23,6 +22,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/failover/processlog"
+	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -192,44 +192,10 @@ func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	for n := range list.Items {
 		e.VMs[list.Items[n].UID] = &list.Items[n]
 	}
-	if e.Journal, err = readJournal(w.journal, new(int64)); err != nil {
+	if e.Journal, err = history.Read(w.journal, new(int64)); err != nil {
 		t.Fatal(err)
 	}
 	return e
-}
-
-// readJournal reads the complete lines from an offset on, and moves the offset.
-func readJournal(path string, offset *int64) ([]journal.Entry, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	content := make([]byte, info.Size()-*offset)
-	if _, err := f.ReadAt(content, *offset); err != nil {
-		return nil, err
-	}
-	var entries []journal.Entry
-	for line := range bytes.Lines(content) {
-		if !bytes.HasSuffix(line, []byte("\n")) {
-			break
-		}
-		if len(line) == 1 { // two processes wrote at the same time
-			*offset++
-			continue
-		}
-		var entry journal.Entry
-		if err := json.Unmarshal(line, &entry); err != nil {
-			return nil, fmt.Errorf("journal: %q: %w", line, err)
-		}
-		*offset += int64(len(line))
-		entries = append(entries, entry)
-	}
-	return entries, nil
 }
 
 // recordObjects stores the states of the VirtualMachines, for people who look for the cause
@@ -288,7 +254,7 @@ type finalizerWatcher struct {
 func (l *finalizerWatcher) watchJournal(ctx context.Context) {
 	var offset int64
 	for ; ctx.Err() == nil; users.Sleep(ctx, journalPollPeriod) {
-		entries, err := readJournal(l.journal, &offset)
+		entries, err := history.Read(l.journal, &offset)
 		if err != nil {
 			continue // gather reports it
 		}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -180,7 +181,7 @@ func TestJudgeDetectsViolations(t *testing.T) {
 	e := w.runWithFaults(t, haltUntilViolations(seed))
 	f := Count(e)
 	f.Took, f.Elections = time.Since(begin), w.countElections()
-	f.Violations = EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
+	f.Violations = history.EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
 	t.Logf("without guard and fence:\n%s", f)
 	for _, v := range f.Violations {
 		t.Log(v)
@@ -207,9 +208,9 @@ func haltUntilViolations(seed uint64) faultFunc {
 }
 
 func currentEpochDecreases(journal string) []Violation {
-	entries, err := readJournal(journal, new(int64))
+	entries, err := history.Read(journal, new(int64))
 	if err != nil {
 		return nil // the evidence shows it
 	}
-	return EpochDecreases(entries)
+	return history.EpochDecreases(entries)
 }

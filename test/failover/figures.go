@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/framework/history"
 )
 
 // effectDuration is how long after its end a fault counts as the cause of what happens.
@@ -57,8 +58,8 @@ func Count(e Evidence) Figures {
 	for _, fault := range e.Faults {
 		f.Faults[fault.Kind]++
 	}
-	for uid, entries := range byServer(e.Journal) {
-		f.Unapplied += e.traceServer(uid, entries).unapplied
+	for uid, entries := range history.ByServer(e.Journal) {
+		f.Unapplied += e.traceServer(uid, entries).Unapplied
 	}
 	for _, requested := range e.Requested {
 		if !requested.DeletedAt.IsZero() {
@@ -102,7 +103,7 @@ func (e Evidence) History(uid types.UID) string {
 		if entry.UID != uid {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", describeEntry(entry), e.processOf(entry).Replica, describeSnapshot(entry.Before), describeSnapshot(entry.After)))
+		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", history.DescribeEntry(entry), history.ProcessOf(e.Processes, entry).Replica, history.DescribeSnapshot(entry.Before), history.DescribeSnapshot(entry.After)))
 		pids[entry.PID] = true
 	}
 	for _, f := range e.Faults {

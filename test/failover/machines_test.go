@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -315,20 +316,20 @@ func TestJudgeMachines(t *testing.T) {
 			e.Requested[one] = users.Requested{Name: "vm-1", DeletedAt: atSecond(5), AtLeast: 1, AtMost: 1}
 			entry(e, 6, one, journal.ActionDelete)
 		}, ""},
-		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, RuleEpochOrder},
+		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, history.RuleEpochOrder},
 		"two at once": {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-2", 21) }, RuleOneProcess},
 		"run twice":   {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-1") }, RuleOneProcessPerRun},
 		"once more":   {func(e *MachineEvidence) { addStart(e, one, "run-2") }, RuleStartCount},
 		"never":       {func(e *MachineEvidence) { e.Starts = nil }, RuleStartCount},
-		"unrequested": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionDelete) }, RuleNothingLost},
+		"unrequested": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionDelete) }, history.RuleNothingLost},
 		"too early": {func(e *MachineEvidence) {
 			e.Requested[one] = users.Requested{Name: "vm-1", DeletedAt: atSecond(11), AtLeast: 1, AtMost: 1}
 			entry(e, 6, one, journal.ActionDelete)
-		}, RuleNothingLost},
-		"of no user": {func(e *MachineEvidence) { addStart(e, two, "run-1") }, RuleNothingLost},
-		"entry only": {func(e *MachineEvidence) { entry(e, 6, two, journal.ActionCreate) }, RuleNothingLost},
+		}, history.RuleNothingLost},
+		"of no user": {func(e *MachineEvidence) { addStart(e, two, "run-1") }, history.RuleNothingLost},
+		"entry only": {func(e *MachineEvidence) { entry(e, 6, two, journal.ActionCreate) }, history.RuleNothingLost},
 		"finalizer":  {func(e *MachineEvidence) { e.Observations = []Observation{{one, atSecond(4), false}} }, RuleFinalizerFirst},
-		"made again": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionCreate) }, RuleCreatedOnce},
+		"made again": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionCreate) }, history.RuleCreatedOnce},
 		"left":       {func(e *MachineEvidence) { e.Leftovers = []string{"process 21"} }, RuleNoLeftovers},
 	} {
 		t.Run(name, func(t *testing.T) {

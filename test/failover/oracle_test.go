@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -39,7 +40,7 @@ type evidenceBuilder struct {
 
 func newEvidence() *evidenceBuilder {
 	return &evidenceBuilder{Evidence: Evidence{
-		Processes: []Process{{"replica-1", 11, start, time.Time{}}, {"replica-2", 12, start, time.Time{}}},
+		Processes: []Process{{Replica: "replica-1", PID: 11, From: start}, {Replica: "replica-2", PID: 12, From: start}},
 		Requested: map[types.UID]users.Requested{one: {Name: "vm-1", AtLeast: 1, AtMost: 1}},
 		VMs:       map[types.UID]*api.VirtualMachine{}, Servers: map[types.UID]*fake.Record{},
 	}}
@@ -131,22 +132,22 @@ func TestJudge(t *testing.T) {
 		"killed in between": {evidenceOfCreation().withProcessKilled().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), ""},
 		"killed at the end": {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(11, 5, one, journal.ActionDelete, again, "").withProcessKilled().withFinalState(one, again), ""},
 
-		"an old epoch": {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first), RuleEpochOrder},
+		"an old epoch": {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first), history.RuleEpochOrder},
 
-		"made twice":             {evidenceOfCreation().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), RuleCreatedOnce},
-		"made over another":      {evidenceOfCreation().withEntry(12, 6, one, journal.ActionCreate, first, another).withFinalState(one, another), RuleCreatedOnce},
-		"exchanged":              {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, "fake-2 run-1 Running").withFinalState(one, "fake-2 run-1 Running"), RuleCreatedOnce},
-		"made after its end":     {evidenceOfCreation().withDeletionRequested().withEntry(12, 6, one, journal.ActionDelete, first, "").withEntry(11, 6, one, journal.ActionCreate, "", another), RuleCreatedOnce},
-		"gone and made again":    {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, first, first).withProcessKilled().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), RuleCreatedOnce},
-		"changed into no server": {newEvidence().withEntry(11, 5, one, journal.ActionChange, "", first).withFinalState(one, first), RuleCreatedOnce},
+		"made twice":             {evidenceOfCreation().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), history.RuleCreatedOnce},
+		"made over another":      {evidenceOfCreation().withEntry(12, 6, one, journal.ActionCreate, first, another).withFinalState(one, another), history.RuleCreatedOnce},
+		"exchanged":              {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, "fake-2 run-1 Running").withFinalState(one, "fake-2 run-1 Running"), history.RuleCreatedOnce},
+		"made after its end":     {evidenceOfCreation().withDeletionRequested().withEntry(12, 6, one, journal.ActionDelete, first, "").withEntry(11, 6, one, journal.ActionCreate, "", another), history.RuleCreatedOnce},
+		"gone and made again":    {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, first, first).withProcessKilled().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), history.RuleCreatedOnce},
+		"changed into no server": {newEvidence().withEntry(11, 5, one, journal.ActionChange, "", first).withFinalState(one, first), history.RuleCreatedOnce},
 
-		"not as it was left":       {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, stopped, first).withFinalState(one, first), RuleNothingLost},
-		"not done, and alive":      {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withFinalState(one, first), RuleNothingLost},
-		"not done, killed later":   {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(12, 6, one, journal.ActionChange, first, first).withProcessKilled().withFinalState(one, first), RuleNothingLost},
-		"removed without an entry": {evidenceOfCreation(), RuleNothingLost},
-		"removed unrequested":      {evidenceOfCreation().withEntry(11, 5, one, journal.ActionDelete, first, ""), RuleNothingLost},
-		"removed before":           {evidenceOfCreation().withEntry(11, 5, one, journal.ActionDelete, first, "").withEntry(11, 5, two, journal.ActionRefused, "", "").withDeletionRequested(), RuleNothingLost},
-		"of no user":               {evidenceOfCreation().withFinalState(one, first).withEntry(11, 5, two, journal.ActionCreate, "", another).withFinalState(two, another), RuleNothingLost},
+		"not as it was left":       {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, stopped, first).withFinalState(one, first), history.RuleNothingLost},
+		"not done, and alive":      {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withFinalState(one, first), history.RuleNothingLost},
+		"not done, killed later":   {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(12, 6, one, journal.ActionChange, first, first).withProcessKilled().withFinalState(one, first), history.RuleNothingLost},
+		"removed without an entry": {evidenceOfCreation(), history.RuleNothingLost},
+		"removed unrequested":      {evidenceOfCreation().withEntry(11, 5, one, journal.ActionDelete, first, ""), history.RuleNothingLost},
+		"removed before":           {evidenceOfCreation().withEntry(11, 5, one, journal.ActionDelete, first, "").withEntry(11, 5, two, journal.ActionRefused, "", "").withDeletionRequested(), history.RuleNothingLost},
+		"of no user":               {evidenceOfCreation().withFinalState(one, first).withEntry(11, 5, two, journal.ActionCreate, "", another).withFinalState(two, another), history.RuleNothingLost},
 
 		"restarted twice":   {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, again, "fake-1 run-3 Running").withFinalState(one, "fake-1 run-3 Running"), RuleStartCount},
 		"never restarted":   {evidenceOfCreation().withRequests(twoStarts).withFinalState(one, first), RuleStartCount},
@@ -183,11 +184,11 @@ func TestJudge(t *testing.T) {
 func TestEpochDecreases(t *testing.T) {
 	t.Parallel()
 	s := evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first)
-	if got := EpochDecreases(s.Journal); len(got) != 0 {
+	if got := history.EpochDecreases(s.Journal); len(got) != 0 {
 		t.Errorf("got %v", got)
 	}
 	s.withEntry(11, 5, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionChange, first, first)
-	if got := EpochDecreases(s.Journal); len(got) != 2 {
+	if got := history.EpochDecreases(s.Journal); len(got) != 2 {
 		t.Errorf("got %v, want 2", got)
 	}
 }

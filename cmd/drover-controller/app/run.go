@@ -106,6 +106,7 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, guard *lead
 func configFor(o *Options, cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = o.KubeAPIQPS
+	addCrashPoints(cfg)
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
 

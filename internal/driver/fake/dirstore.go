@@ -18,6 +18,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
@@ -322,7 +323,10 @@ func (s *dirStore) classifyError(err error) error {
 func (s *dirStore) writeRecord(uid types.UID, stamp fs.FileInfo, next *Record) error {
 	path := s.dir.Path(string(uid) + fileSuffix)
 	if next == nil {
-		return os.Remove(path)
+		point := crashpoint.Begin("remove", path)
+		err := os.Remove(path)
+		point.End()
+		return err
 	}
 	content, err := encodeRecord(*next)
 	if err != nil {
@@ -342,7 +346,11 @@ func (s *dirStore) writeRecord(uid types.UID, stamp fs.FileInfo, next *Record) e
 
 // moveToRetained frees the UID of a server that is marked as released.
 func (s *dirStore) moveToRetained(r *Record) error {
-	return os.Rename(s.dir.Path(string(r.UID)+fileSuffix), s.dir.Path(retainedDir, string(r.UID)+"."+r.ID+fileSuffix))
+	to := s.dir.Path(retainedDir, string(r.UID)+"."+r.ID+fileSuffix)
+	point := crashpoint.Begin("move", to)
+	err := os.Rename(s.dir.Path(string(r.UID)+fileSuffix), to)
+	point.End()
+	return err
 }
 
 // replaceFile replaces a file if it has not changed since stamp was taken.

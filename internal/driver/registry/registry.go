@@ -186,7 +186,7 @@ func openDriver(name string, o Options) (driver.Driver, error) {
 	if o.Gate != nil {
 		d = fencing.Wrap(name, d, o.Gate, o.Log, o.Registerer)
 	}
-	return d, nil
+	return addCrashPoints(name, d), nil
 }
 
 // Close ends the drivers' background work, as far as it ends before ctx does.

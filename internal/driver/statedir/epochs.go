@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+
+	"cloudnative.tw/drover/internal/crashpoint"
 )
 
 // maxEpochs is how many epochs are kept for a cluster.
@@ -69,7 +71,9 @@ func recordEpoch(dir string, epoch uint64) ([]uint64, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
+	point := crashpoint.Begin("record epoch", epochPath(dir, epoch))
 	f, err := os.OpenFile(epochPath(dir, epoch), os.O_CREATE|os.O_WRONLY, 0o600)
+	point.End()
 	if err != nil {
 		return nil, err
 	}

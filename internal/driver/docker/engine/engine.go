@@ -21,6 +21,7 @@ import (
 	"github.com/moby/moby/client/pkg/versions"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -126,7 +127,10 @@ func (e *Client) Read(ctx context.Context, action string, call Call) error {
 // Change makes the engine change something. After a timeout it is unknown whether
 // that was done.
 func (e *Client) Change(ctx context.Context, action string, call Call) error {
-	return e.invoke(ctx, action, true, call)
+	point := crashpoint.Begin("docker", action)
+	err := e.invoke(ctx, action, true, call)
+	point.End()
+	return err
 }
 
 func (e *Client) invoke(ctx context.Context, action string, changes bool, call Call) error {

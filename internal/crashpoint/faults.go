@@ -1,0 +1,120 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build faults
+
+// Package crashpoint marks operations before and after which a process may crash, for
+// the tests of test/faults. It is empty in a normal build: see none.go.
+package crashpoint
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// The environment of a process.
+const (
+	// LearnEnv names a file to which every point that is reached is appended.
+	LearnEnv = "DROVER_CRASHPOINT_LEARN"
+	// CrashEnv is the point at which the process ends: "<operation> <object>#<ordinal>/before",
+	// or after.
+	CrashEnv = "DROVER_CRASHPOINT"
+)
+
+// Point is one operation on one object, with its ordinal among those in this process.
+type Point struct{ name string }
+
+// recorder counts the operations of this process.
+type recorder struct {
+	mu     sync.Mutex
+	counts map[string]int
+	names  map[string]string
+	learn  *os.File
+	crash  string
+}
+
+var points = sync.OnceValue(func() *recorder {
+	r := &recorder{counts: map[string]int{}, names: map[string]string{}, crash: os.Getenv(CrashEnv)}
+	if path := os.Getenv(LearnEnv); path != "" {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600) //nolint:gosec // The tests chose it.
+		if err != nil {
+			panic(err)
+		}
+		r.learn = f
+	}
+	return r
+})
+
+// NameObject makes points show a UID as a name, which is the same in every run.
+func NameObject(uid, name string) {
+	r := points()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.names[uid] = name
+}
+
+// Begin marks the begin of an operation. An object that is a path is shown by its last
+// two elements.
+func Begin(operation, object string) Point {
+	p := Point{points().count(operation, object)}
+	crashAt(p.name + "/before")
+	return p
+}
+
+// End marks its end.
+func (p Point) End() { crashAt(p.name + "/after") }
+
+var (
+	uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+	ids   = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}|\b[0-9a-f]{12,16}\b`)
+	// containers have the names <vm>.<namespace>.<first 8 of the UID>.
+	containers = regexp.MustCompile(`\.[a-z0-9-]+\.[0-9a-f]{8}\b`)
+	numbers    = regexp.MustCompile(`^[0-9]+$`)
+)
+
+// count returns the name of the next point of an operation on an object.
+func (r *recorder) count(operation, object string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	name := operation + " " + r.stableName(object)
+	r.counts[name]++
+	name += "#" + strconv.Itoa(r.counts[name])
+	if r.learn != nil {
+		_, _ = fmt.Fprintln(r.learn, name)
+	}
+	return name
+}
+
+// stableName returns a name for an object that is the same in every run.
+func (r *recorder) stableName(object string) string {
+	if filepath.IsAbs(object) {
+		object = filepath.Join(filepath.Base(filepath.Dir(object)), filepath.Base(object))
+	}
+	object = uuids.ReplaceAllStringFunc(object, func(uid string) string {
+		if name := r.names[uid]; name != "" {
+			return name
+		}
+		return "UID"
+	})
+	object = containers.ReplaceAllString(ids.ReplaceAllString(object, "ID"), "")
+	parts := strings.Split(object, "/")
+	for n, part := range parts {
+		parts[n] = numbers.ReplaceAllString(part, "N")
+	}
+	return strings.Join(parts, ":")
+}
+
+// crashAt ends the process, as kill -9 does, if the point is the chosen one.
+func crashAt(point string) {
+	if point != points().crash {
+		return
+	}
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
+}

@@ -1,0 +1,19 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !faults
+
+// Package crashpoint marks operations before and after which a process may crash, for
+// the tests of test/faults. In a normal build it is empty, and the compiler leaves no
+// trace of it. In a build with the tag faults, environment variables make it record the
+// operations, or end the process at one of them.
+package crashpoint
+
+// Point is one operation on one object.
+type Point struct{}
+
+// Begin marks the begin of an operation.
+func Begin(string, string) Point { return Point{} }
+
+// End marks its end.
+func (Point) End() {}

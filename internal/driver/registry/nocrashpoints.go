@@ -1,0 +1,11 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !faults
+
+package registry
+
+import "cloudnative.tw/drover/internal/driver"
+
+// addCrashPoints does nothing: see crashpoints.go.
+func addCrashPoints(_ string, d driver.Driver) driver.Driver { return d }

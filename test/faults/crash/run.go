@@ -1,0 +1,240 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+const (
+	// quietTime is how long a world without faults must be at rest before its state is
+	// that of others to compare with.
+	quietTime = 500 * time.Millisecond
+	// settleTime is how long a state may differ after the last step: an orphan's grace
+	// period and the time to notice it twice.
+	settleTime = 15 * time.Second
+	// restTime is how long a world is watched at rest, and restShare how many are.
+	restTime  = 3 * time.Second
+	restShare = 10
+)
+
+// outcome is what came of a run.
+type outcome struct {
+	// crashed is how many processes ended at their points.
+	crashed    int
+	violations []lab.Violation
+	state      lab.State
+	// learned are the points of the workload of each process, from the first on that
+	// may crash.
+	learned [][]string
+	log     string
+}
+
+// runner runs cases.
+type runner struct {
+	*lab.Lab
+	engines []lab.Engine
+	// parallel is how many runs take place at a time. They wait most of the time.
+	parallel int
+	bounds   Bounds
+	// keep is a folder in which the logs of runs with violations are left; empty means none.
+	keep string
+}
+
+// run runs a case and compares it with the state of a run without crashes, if there is
+// one.
+func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcome, err error) {
+	defer func(begin time.Time) {
+		r.logProgress("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), c, o.crashed, len(o.violations))
+	}(time.Now())
+	work, engine, err := findWorkload(c.workload, r.engines)
+	if err != nil {
+		return o, err
+	}
+	w, err := r.NewWorld(ctx)
+	if err != nil {
+		return o, err
+	}
+	defer func() { err = errors.Join(err, engine.CleanUp(context.WithoutCancel(ctx), w), w.Close()) }()
+	if err := engine.Prepare(ctx, w); err != nil {
+		return o, err
+	}
+	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected, Crashes: make([]string, work.firstCrash())}
+	if work.programs != nil {
+		plan.Programs = work.programs(r.Lab)
+	}
+	for _, p := range c.crashes {
+		plan.Crashes = append(plan.Crashes, string(p))
+	}
+	replicas, err := w.StartReplicas(plan)
+	if err != nil {
+		return o, err
+	}
+	defer replicas.Stop()
+	s := &stage{World: w, work: work, engine: engine, replicas: replicas}
+	setup, err := s.play(ctx, work, want == nil)
+	if v := violationOf(err); v != nil {
+		o.violations = append(o.violations, *v)
+	} else if err != nil {
+		return o, fmt.Errorf("%s: %w\n%s", c, err, replicas.Output())
+	}
+	s.awaitCrashes(len(c.crashes))
+	err = s.finish(ctx, c, want, &o)
+	if v := violationOf(err); v != nil {
+		o.violations, err = append(o.violations, *v), nil
+	}
+	if learned, learnErr := s.learnedSince(setup); learnErr == nil {
+		o.learned = learned[min(work.firstCrash(), len(learned)):]
+	}
+	o.crashed, o.log = replicas.Crashed(), replicas.Output()
+	for n := range o.violations {
+		o.violations[n].Case = c.String()
+	}
+	return o, errors.Join(err, r.keepLog(c, o))
+}
+
+// play does what users do, and returns how many points each process had reached before
+// the points counted.
+func (s *stage) play(ctx context.Context, work workload, learning bool) (setup []int, err error) {
+	for _, do := range work.setup {
+		if err := do(ctx, s); err != nil {
+			return nil, fmt.Errorf("setup: %w", err)
+		}
+	}
+	if len(work.setup) > 0 {
+		if learning {
+			time.Sleep(quietTime) // events of the setup are sent late
+		}
+		for n := range s.replicas.Processes() {
+			points, err := readPoints(s.LearnFile(n))
+			if err != nil {
+				return nil, err
+			}
+			setup = append(setup, len(points))
+		}
+	}
+	for _, do := range work.act {
+		if err := do(ctx, s); err != nil {
+			return setup, err
+		}
+	}
+	return setup, nil
+}
+
+// learnedSince returns the points that the workload reached.
+func (s *stage) learnedSince(setup []int) ([][]string, error) {
+	var learned [][]string
+	for n := range s.replicas.Processes() {
+		points, err := readPoints(s.LearnFile(n))
+		if err != nil {
+			return nil, err
+		}
+		if n < len(setup) {
+			points = points[min(setup[n], len(points)):]
+		}
+		learned = append(learned, slices.DeleteFunc(points, unstable.MatchString))
+	}
+	return learned, nil
+}
+
+// awaitCrashes waits for crashes that come after the last step, such as at its event.
+func (s *stage) awaitCrashes(count int) {
+	for begin := time.Now(); s.replicas.Crashed() < count && time.Since(begin) < quietTime; {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// finish waits until the world is as it should be, and judges it.
+func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outcome) error {
+	if len(o.violations) > 0 {
+		return nil // what had not converged explains itself
+	}
+	checkRest := want == nil || isSampled(c, restShare)
+	if checkRest {
+		if err := s.waitQuiet(ctx); err != nil {
+			return err
+		}
+	}
+	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		state, violations, err := s.Judge(ctx, s.replicas)
+		if err != nil {
+			return err
+		}
+		if want != nil {
+			for _, text := range s.work.differences(state, *want) {
+				violations = append(violations, lab.Violation{Rule: "O7", Text: text})
+			}
+		}
+		o.state, o.violations = state, violations
+		if len(violations) == 0 || time.Since(begin) > settleTime {
+			break
+		}
+	}
+	if checkRest {
+		o.violations = append(o.violations, s.CheckRest(ctx, restTime)...)
+	}
+	return nil
+}
+
+// waitQuiet waits until nothing has been written for a while.
+func (s *stage) waitQuiet(ctx context.Context) error {
+	for begin := time.Now(); time.Since(begin) < lab.ConvergeTimeout; {
+		if len(s.CheckRest(ctx, quietTime)) == 0 {
+			return ctx.Err()
+		}
+	}
+	return &lab.NotConvergedError{What: "rest", Cause: errors.New("there are writes all the time")}
+}
+
+// isSampled reports whether a case is one of each so many, always the same ones.
+func isSampled(c testCase, share uint32) bool {
+	h := fnv.New32()
+	_, _ = h.Write([]byte(c.String()))
+	return h.Sum32()%share == 0
+}
+
+// violationOf returns the violation that an error of a step is, if it is one.
+func violationOf(err error) *lab.Violation {
+	late, ok := errors.AsType[*lab.NotConvergedError](err)
+	switch {
+	case !ok:
+		return nil
+	case strings.HasSuffix(late.What, "is gone"):
+		return &lab.Violation{Rule: "O4", Text: late.Error()}
+	}
+	return &lab.Violation{Rule: "O10", Text: late.Error()}
+}
+
+// keepLog leaves the log of a run with violations.
+func (r *runner) keepLog(c testCase, o outcome) error {
+	if r.keep == "" || len(o.violations) == 0 {
+		return nil
+	}
+	h := fnv.New32()
+	_, _ = h.Write([]byte(c.String()))
+	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", h.Sum32())), fmt.Appendf(nil, "%s\n%v\n%s", c, o.violations, o.log), 0o600)
+}
+
+// logProgress adds a line about a run to a file beside the logs.
+func (r *runner) logProgress(format string, args ...any) {
+	if r.keep == "" {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(r.keep, "progress"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return
+	}
+	_, _ = fmt.Fprintf(f, time.Now().Format("15:04:05.000 ")+format+"\n", args...)
+	_ = f.Close()
+}

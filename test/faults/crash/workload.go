@@ -1,0 +1,211 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
+)
+
+// vmName is the name of the VirtualMachine of every workload.
+const vmName = "vm-1"
+
+// outageDuration is how long an engine is away.
+const outageDuration = 300 * time.Millisecond
+
+// stage is where a workload takes place.
+type stage struct {
+	*lab.World
+	work     workload
+	engine   lab.Engine
+	replicas *lab.Replicas
+	image    string // to create with; empty means the engine's default
+}
+
+// step is what a user does, with a wait for the result.
+type step func(ctx context.Context, s *stage) error
+
+// workload is what users do. Points count from the end of setup on.
+type workload struct {
+	name  string
+	setup []step
+	act   []step
+	// hasty is set if users do not wait, so that a server may be created and deleted, or
+	// neither.
+	hasty bool
+	// unprotected is set if users remove the finalizer.
+	unprotected bool
+	// programs returns the programs of the processes, of which the first is replaced by
+	// the second; nil means that all are the same.
+	programs func(*lab.Lab) []string
+}
+
+// firstCrash is the number of the process that crashes first.
+func (w workload) firstCrash() int {
+	if w.programs != nil {
+		return 1
+	}
+	return 0
+}
+
+// isPossible reports whether the programs of a workload are there.
+func (w workload) isPossible(l *lab.Lab) bool { return w.programs == nil || l.Previous != "" }
+
+func upgrade(l *lab.Lab) []string  { return []string{l.Previous, l.Program} }
+func rollback(l *lab.Lab) []string { return []string{l.Previous, l.Program, l.Previous} }
+
+// differences returns in what a state differs from that of a run without crashes.
+func (w workload) differences(got, want lab.State) []string {
+	if e := got.Effects[vmName]; w.hasty && e.Creates == e.Deletes {
+		got.Effects = want.Effects
+	}
+	return got.Differences(want)
+}
+
+// workloads are those of every engine.
+var workloads = []workload{
+	{name: "create", act: []step{create, waitApplied}},
+	{name: "power", setup: created, act: []step{
+		setAction(api.ActionStopped), waitApplied, setAction(api.ActionActive), waitApplied,
+		setAction(api.ActionPaused), waitApplied, setAction(api.ActionActive), waitApplied,
+	}},
+	{name: "resize", setup: created, act: []step{resize, waitApplied}},
+	{name: "restart", setup: created, act: []step{restart, waitApplied}},
+	{name: "replace", unprotected: true, setup: created, act: []step{replace, waitApplied}},
+	{name: "delete", setup: created, act: []step{remove, waitGone}},
+	{name: "create-delete", hasty: true, act: []step{create, waitBound, remove, waitGone}},
+	{name: "recreate", setup: created, act: []step{remove, waitGone, create, waitApplied}},
+	{name: "retain", setup: append(created, retain, waitApplied), act: []step{remove, waitGone}},
+	{name: "namespace", setup: created, act: []step{removeNamespace, waitGone, waitNamespaceGone}},
+	{name: "create-outage", act: []step{duringOutage(false, create), waitApplied}},
+	{name: "restart-outage", setup: created, act: []step{duringOutage(false, restart), waitApplied}},
+	{name: "delete-outage", setup: created, act: []step{duringOutage(false, remove), waitGone}},
+	{name: "stop-exchange", setup: created, act: []step{duringOutage(true, setAction(api.ActionStopped)), waitApplied}},
+	{name: "delete-exchange", setup: created, act: []step{duringOutage(true, remove), waitGone}},
+	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
+	{name: "upgrade-restart", programs: upgrade, setup: created, act: []step{restart, replaceProgram, waitApplied}},
+	{name: "upgrade-delete", programs: upgrade, setup: created, act: []step{remove, replaceProgram, waitGone}},
+	{name: "rollback-restart", programs: rollback, setup: created, act: []step{replaceProgram, restart, waitApplied}},
+	{name: "rollback-create", programs: rollback, act: []step{replaceProgram, create, waitApplied}},
+}
+
+var created = []step{create, waitApplied}
+
+func create(ctx context.Context, s *stage) error {
+	vm := s.engine.NewVM(vmName)
+	if s.image != "" {
+		vm.Image(s.image)
+	}
+	return s.CreateVM(ctx, vm.Obj())
+}
+
+func remove(ctx context.Context, s *stage) error { return s.DeleteVM(ctx, vmName) }
+
+func waitApplied(ctx context.Context, s *stage) error {
+	return s.WaitVM(ctx, vmName, users.CheckApplied)
+}
+
+// waitBound waits until Drover has seen the VirtualMachine and is about to create its
+// server.
+func waitBound(ctx context.Context, s *stage) error {
+	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
+		if len(vm.Finalizers) == 0 {
+			return errors.New("it has no finalizer")
+		}
+		return nil
+	})
+}
+
+func waitGone(ctx context.Context, s *stage) error { return s.WaitGone(ctx, vmName) }
+
+func removeNamespace(ctx context.Context, s *stage) error { return s.DeleteNamespace(ctx) }
+
+func waitNamespaceGone(ctx context.Context, s *stage) error { return s.WaitNamespaceGone(ctx) }
+
+func setAction(a api.Action) step {
+	return func(ctx context.Context, s *stage) error {
+		return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.Action = a })
+	}
+}
+
+func resize(ctx context.Context, s *stage) error { return s.UpdateVM(ctx, vmName, s.engine.Resize) }
+
+// restartTime is the same in every run, because it is in the spec.
+var restartTime = metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func restart(ctx context.Context, s *stage) error {
+	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &restartTime })
+}
+
+func retain(ctx context.Context, s *stage) error {
+	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.DeletionPolicy = api.DeletionRetain })
+}
+
+// replace does what kubectl replace does with a manifest that has neither finalizer nor
+// binding.
+func replace(ctx context.Context, s *stage) error {
+	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) {
+		vm.Finalizers, vm.Annotations = nil, nil
+		s.engine.Resize(vm)
+	})
+}
+
+// duringOutage does something while the engine is unreachable, or exchanged for another.
+func duringOutage(exchanged bool, do step) step {
+	return func(ctx context.Context, s *stage) error {
+		back, err := s.engine.Outage(ctx, s.World, exchanged)
+		if err != nil {
+			return err
+		}
+		err = do(ctx, s)
+		time.Sleep(outageDuration)
+		return errors.Join(err, back())
+	}
+}
+
+// replaceProgram has the next version go on, in the midst of what a user requested.
+func replaceProgram(_ context.Context, s *stage) error { return s.replicas.Replace() }
+
+func breakImage(ctx context.Context, s *stage) (err error) {
+	s.image, err = s.engine.BreakImage(ctx, s.World, vmName)
+	return err
+}
+
+func repairImage(ctx context.Context, s *stage) error {
+	image, err := s.engine.RepairImage(ctx, s.World)
+	if err != nil {
+		return err
+	}
+	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.Image = &api.Image{Source: image} })
+}
+
+func waitFailed(ctx context.Context, s *stage) error {
+	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
+		if vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
+			return errors.New("no creation has failed")
+		}
+		return framework.HasCondition(api.ConditionReady, metav1.ConditionFalse)(vm)
+	})
+}
+
+// findWorkload returns a workload and its engine by "<workload>/<engine>".
+func findWorkload(name string, engines []lab.Engine) (workload, lab.Engine, error) {
+	for _, e := range engines {
+		for _, w := range workloads {
+			if w.name+"/"+e.Name() == name {
+				return w, e, nil
+			}
+		}
+	}
+	return workload{}, nil, fmt.Errorf("there is no workload %q", name)
+}

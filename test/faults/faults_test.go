@@ -1,0 +1,200 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/faults/bugs"
+	"cloudnative.tw/drover/test/faults/crash"
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// sizeEnv selects how much is explored: default, full, or short, which is also the default.
+const sizeEnv = "DROVER_FAULTS"
+
+var caseFlag = flag.String("case", "", "name of the one case to run again, with -run and the kind's name")
+
+var size = lab.Size(cmp.Or(os.Getenv(sizeEnv), string(lab.SizeShort)))
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(runTests(m))
+}
+
+// programs is the folder of built programs.
+var programs string
+
+func runTests(m *testing.M) int {
+	var err error
+	if programs, err = os.MkdirTemp("", "drover-faults-programs-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(programs) }()
+	return m.Run()
+}
+
+// faultsController is a controller with crash points.
+var faultsController = sync.OnceValues(func() (string, error) { return buildController("faults", "-tags=faults") })
+
+// buildController builds a controller with further flags of go build.
+func buildController(name string, flags ...string) (string, error) {
+	binary := filepath.Join(programs, name)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	args := append([]string{"build", "-buildvcs=false", "-o", binary}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, "cloudnative.tw/drover/cmd/drover-controller")...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build drover-controller: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// previousController is the same of the version before. It is built from the last tag, or
+// the commit before this one, unless FROM names another revision, as for make test-upgrade.
+var previousController = sync.OnceValues(func() (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	dir, binary := filepath.Join(programs, "previous-source"), filepath.Join(programs, "previous")
+	script := `from="${FROM:-$(git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD^)}"
+mkdir -p "$1" && git -C "$(git rev-parse --show-toplevel)" archive "${from}" | tar -x -C "$1" &&
+go -C "$1" build -buildvcs=false -tags=faults -o "$2" ./cmd/drover-controller`
+	out, err := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-c", script, "previous", dir, binary).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the version before: %w\n%s", err, out)
+	}
+	return binary, nil
+})
+
+// openLab opens a lab for a controller.
+func openLab(t *testing.T, build func() (string, error)) *lab.Lab {
+	t.Helper()
+	program, err := build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := lab.Open(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// TestFaults explores every kind of fault and prints the table.
+func TestFaults(t *testing.T) {
+	results, names := map[string]lab.Result{}, []string{}
+	for _, k := range kinds {
+		names = append(names, k.Name)
+		t.Run(k.Name, func(t *testing.T) {
+			l := openLab(t, faultsController)
+			addPrevious(t, l)
+			r, err := explore(t.Context(), k, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			results[k.Name] = r
+			for _, v := range r.Violations {
+				t.Errorf("%s\n  again: go test ./test/faults -run 'TestFaults/%s' -case '%s'", v, k.Name, v.Case)
+			}
+		})
+	}
+	lab.PrintTable(os.Stdout, names, results)
+}
+
+// addPrevious adds the version before, if there is time for its build.
+func addPrevious(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	if size == lab.SizeShort && *caseFlag == "" {
+		return
+	}
+	previous, err := previousController()
+	if err != nil {
+		t.Logf("upgrades are left out: %v", err)
+	}
+	l.Previous = previous
+}
+
+func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {
+	if *caseFlag != "" {
+		return k.Replay(ctx, l, *caseFlag)
+	}
+	return k.Explore(ctx, l, size)
+}
+
+// TestNoTraceInNormalBuild checks that a controller as users get it has no crash points.
+func TestNoTraceInNormalBuild(t *testing.T) {
+	binary, err := buildController("plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, trace := range []string{"internal/crashpoint", "DROVER_CRASHPOINT"} {
+		if strings.Contains(string(content), trace) {
+			t.Errorf("the program contains %q", trace)
+		}
+	}
+}
+
+// seededBugs are bugs that crashes must show, with the workload in which they do.
+var seededBugs = map[string]struct {
+	engine   lab.Engine
+	workload string
+}{
+	"finalizer-after-creation": {lab.Fake{}, "create"},
+	"restart-without-intent":   {lab.Fake{Instant: true}, "restart"},
+	"server-by-recorded-id":    {lab.Fake{}, "create"},
+}
+
+// TestSeededBugs checks that each bug is found.
+func TestSeededBugs(t *testing.T) {
+	if size == lab.SizeShort {
+		t.Skip("make faults finds them: each takes a build")
+	}
+	for bug, in := range seededBugs {
+		t.Run(bug, func(t *testing.T) {
+			l := openLab(t, func() (string, error) { return buildWithBug(t, bug) })
+			r, err := crash.Hunt(t.Context(), l, in.engine, in.workload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(r.Violations) == 0 {
+				t.Fatalf("not found in %d runs", r.Runs)
+			}
+			t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
+		})
+	}
+}
+
+func buildWithBug(t *testing.T, bug string) (string, error) {
+	t.Helper()
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	overlay, err := bugs.WriteOverlay(t.Context(), root, t.TempDir(), bug)
+	if err != nil {
+		return "", err
+	}
+	return buildController(bug, "-tags=faults", "-overlay="+overlay)
+}

@@ -1,0 +1,40 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package faults explores what faults do to Drover: it injects them one by one, and
+// compares what comes of them with what must hold.
+//
+// Start with kinds, the table of the kinds of fault; make faults prints what they explored.
+// Package lab has what they share, and crash is the first of them. docs/faults.md lists what
+// was found.
+package faults
+
+import (
+	"cloudnative.tw/drover/test/faults/crash"
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// kinds are the kinds of fault, in the order in which they are explored.
+var kinds = []lab.Kind{
+	crash.Kind(crash.Settings{
+		Name: "crash points, fake", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Cases: 4, Pairs: 8}, lab.SizeDefault: {Cases: 16, Pairs: 60}, lab.SizeFull: {Pairs: 1000},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "crash points, docker", Parallel: 6, Engines: []lab.Engine{lab.Docker{}},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 5, Pairs: 6}, lab.SizeFull: {Pairs: 100},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "crash points, qemu", Parallel: 4, Engines: []lab.Engine{lab.NewQEMU()},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 5, Pairs: 6}, lab.SizeFull: {Pairs: 100},
+		},
+	}),
+}
+
+// inShort are the workloads of real engines in every test run.
+var inShort = []string{"create", "restart", "delete"}

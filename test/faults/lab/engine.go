@@ -1,0 +1,82 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/history"
+)
+
+// Engine is what the servers of a world run on.
+type Engine interface {
+	Place
+	Requests
+	Breakage
+}
+
+// Place is where servers are.
+type Place interface {
+	// Name is the driver's, or that of a variant of it.
+	Name() string
+	// Runs reports whether a workload has anything to show on this engine.
+	Runs(workload string) bool
+	// Args are the driver's flags.
+	Args(w *World) []string
+	// Prepare makes what is not Drover's, which must stay as it is (O6).
+	Prepare(ctx context.Context, w *World) error
+	// Inspect returns what has happened to servers, and what there is now.
+	Inspect(ctx context.Context, w *World, processes []history.Process) (Observed, error)
+	// CleanUp removes all servers.
+	CleanUp(ctx context.Context, w *World) error
+}
+
+// Requests are what users may ask of an engine.
+type Requests interface {
+	// NewVM returns a VirtualMachine that runs on this engine.
+	NewVM(name string) *framework.VMBuilder
+	// Resize changes a spec in what a running server can follow.
+	Resize(vm *api.VirtualMachine)
+}
+
+// Breakage is what can be wrong with an engine.
+type Breakage interface {
+	// BreakImage makes the creation of a server fail as a wrong image does, and returns the
+	// image to use for that; empty means any. RepairImage returns a good one.
+	BreakImage(ctx context.Context, w *World, vm string) (image string, err error)
+	RepairImage(ctx context.Context, w *World) (image string, err error)
+	// Outage makes the engine unreachable, or puts another one in its place where exchanged
+	// is set, until the caller calls back.
+	Outage(ctx context.Context, w *World, exchanged bool) (back func() error, err error)
+}
+
+// Observed is an engine as it is, and as it became that.
+type Observed struct {
+	// Servers are the servers that exist.
+	Servers []Server
+	// Effects are by the name of a VirtualMachine.
+	Effects map[string]Effects
+	// Violations are those that the engine alone shows.
+	Violations []Violation
+	// Text is all that was stored outside of the API in readable form, in which no secret
+	// may be.
+	Text string
+}
+
+// Server is a server of the world, or one that was released.
+type Server struct {
+	UID, ID, Name string
+	State         string
+	Released      bool
+	// Config is what can be compared between runs.
+	Config string
+}
+
+// Effects count what was done to the servers of a name. A change that was asked for again
+// after a crash and found done is none.
+type Effects struct {
+	Creates, Deletes, Releases, Runs int
+}

@@ -1,0 +1,275 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/history"
+)
+
+// Fake is the engine whose servers are files.
+type Fake struct {
+	// Instant engines start and stop a server within a call, so that one call restarts it.
+	Instant bool
+}
+
+// Name implements Engine.
+func (e Fake) Name() string {
+	if e.Instant {
+		return "instant"
+	}
+	return fake.Name
+}
+
+// Runs implements Engine.
+func (e Fake) Runs(workload string) bool {
+	return !e.Instant || slices.Contains([]string{"create-delete", "power", "restart"}, workload)
+}
+
+func (Fake) dir(w *World) string { return filepath.Join(w.Dir, "fake") }
+
+func (Fake) journal(w *World) string { return filepath.Join(w.Dir, "journal") }
+
+// FaultsFile is the file that makes calls of the driver fail.
+func (Fake) FaultsFile(w *World) string { return filepath.Join(w.Dir, "faults.yaml") }
+
+// Args implements Engine.
+func (e Fake) Args(w *World) []string {
+	args := []string{
+		"--vm-driver=fake", "--fake-dir=" + e.dir(w), "--fake-journal=" + e.journal(w), "--fake-faults=" + e.FaultsFile(w),
+	}
+	if !e.Instant {
+		args = append(args, "--fake-boot-time=20ms", "--fake-shutdown-time=20ms")
+	}
+	return args
+}
+
+// foreign are files that are not this world's: a server of another cluster, one that was
+// released there, and a file that is no server.
+var foreign = map[string]string{
+	"0c7a6a3e-58a1-4f3c-9c52-000000000001.json":               `{"clusterID": "another", "namespace": "default", "name": "vm-1", "state": "Running", "load": 0}`,
+	"retained/0c7a6a3e-58a1-4f3c-9c52-000000000002.fake.json": `{"clusterID": "another", "namespace": "default", "name": "vm-1", "retained": true, "load": 0}`,
+	"notes.txt": "not a server",
+}
+
+// Prepare implements Engine.
+func (e Fake) Prepare(_ context.Context, w *World) error {
+	if err := os.MkdirAll(filepath.Join(e.dir(w), "retained"), 0o700); err != nil {
+		return err
+	}
+	for name, content := range foreign {
+		if err := os.WriteFile(filepath.Join(e.dir(w), name), []byte(content), 0o600); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(e.journal(w), nil, 0o600)
+}
+
+// Inspect implements Engine.
+func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) (Observed, error) {
+	o := Observed{Effects: map[string]Effects{}}
+	records, err := e.readRecords(w)
+	if err != nil {
+		return o, err
+	}
+	entries, err := history.Read(e.journal(w), new(int64))
+	if err != nil {
+		return o, err
+	}
+	names, final := w.names(), map[types.UID]*journal.Snapshot{}
+	for _, r := range records {
+		if !r.Retained {
+			final[r.UID] = &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State}
+		}
+		o.Servers = append(o.Servers, serverOf(r))
+	}
+	for uid, entries := range history.ByServer(entries) {
+		s := history.TraceServer(uid, entries, final[uid], processes)
+		for _, v := range append(append(s.CheckCreation(), s.Violations...), history.EpochDecreases(entries)...) {
+			o.Violations = append(o.Violations, Violation{Rule: ruleOf(v.Rule), Text: fmt.Sprintf("%s: %s: %s", v.Rule, names[string(uid)], v.Text)})
+		}
+		o.Effects[names[string(uid)]] = addEffects(o.Effects[names[string(uid)]], s.Applied)
+	}
+	for name, content := range foreign {
+		got, err := os.ReadFile(filepath.Join(e.dir(w), name))
+		if err != nil || string(got) != content {
+			o.Violations = append(o.Violations, Violation{Rule: "O6", Text: fmt.Sprintf("%s, which is not Drover's, is %q, %v", name, got, err)})
+		}
+	}
+	o.Text, err = readAll(e.dir(w))
+	return o, err
+}
+
+// ruleOf returns the oracle that a rule of the journal belongs to.
+func ruleOf(r history.Rule) string {
+	switch r {
+	case history.RuleEpochOrder:
+		return "O5"
+	case history.RuleCreatedOnce:
+		return "O3"
+	default:
+		return "O1"
+	}
+}
+
+func addEffects(e Effects, applied []journal.Entry) Effects {
+	run := ""
+	for _, entry := range applied {
+		switch entry.Action {
+		case journal.ActionCreate:
+			e.Creates++
+		case journal.ActionDelete:
+			e.Deletes++
+		case journal.ActionRelease:
+			e.Releases++
+		default:
+		}
+		if entry.After != nil && entry.After.Run != run {
+			run = entry.After.Run
+			e.Runs++
+		}
+	}
+	return e
+}
+
+func (e Fake) readRecords(w *World) ([]fake.Record, error) {
+	var all []fake.Record
+	for _, sub := range []string{"", "retained"} {
+		paths, err := filepath.Glob(filepath.Join(e.dir(w), sub, "*.json"))
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range paths {
+			var r fake.Record
+			content, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err == nil {
+				err = json.Unmarshal(content, &r)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
+			if r.ClusterID == w.ClusterID {
+				r.Retained = sub != ""
+				all = append(all, r)
+			}
+		}
+	}
+	return all, nil
+}
+
+func serverOf(r fake.Record) Server {
+	s := Server{UID: string(r.UID), ID: r.ID, Name: r.Name, State: string(r.State), Released: r.Retained}
+	if r.State == driver.StateStopping && !r.StopsAt.IsZero() {
+		s.State = string(driver.StateStopped) // by the time; the record says so once it is changed
+	}
+	r.Namespace, r.UID, r.ID, r.ClusterID, r.Run, r.Epoch, r.State, r.Exit = "", "", "", "", "", 0, "", nil
+	r.StartedAt, r.UpAt, r.StopsAt = time.Time{}, time.Time{}, time.Time{}
+	content, err := json.Marshal(r)
+	if err != nil {
+		panic(err)
+	}
+	s.Config = string(content)
+	return s
+}
+
+// SetFaults writes the file that makes calls of the driver fail; empty means none does.
+func (e Fake) SetFaults(w *World, content string) error {
+	path := e.FaultsFile(w)
+	return errors.Join(os.WriteFile(path+".next", []byte(content), 0o600), os.Rename(path+".next", path))
+}
+
+// Outage implements Engine.
+func (e Fake) Outage(_ context.Context, w *World, exchanged bool) (back func() error, err error) {
+	if !exchanged {
+		return func() error { return e.SetFaults(w, "") }, e.SetFaults(w, `{"*": {engineUnavailable: true}}`)
+	}
+	other := e.dir(w) + "-other"
+	if err := makeFolderEngine(other); err != nil {
+		return nil, err
+	}
+	exchange := func() error {
+		return unix.Renameat2(unix.AT_FDCWD, e.dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+	}
+	return func() error { return errors.Join(exchange(), e.checkEmpty(other)) }, exchange()
+}
+
+// makeFolderEngine makes another engine whose servers are in a folder.
+func makeFolderEngine(dir string) error {
+	id := []byte("5dd7c1c3-5c3a-4b4e-9f55-000000000000\n")
+	return errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, statedir.IDFile), id, 0o600))
+}
+
+// checkEmpty fails if Drover made a server on an engine that none is bound to.
+func (Fake) checkEmpty(dir string) error {
+	found, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if len(found) > 0 {
+		return fmt.Errorf("the other engine has the servers %v", found)
+	}
+	return err
+}
+
+// NewVM implements Engine.
+func (Fake) NewVM(name string) *framework.VMBuilder {
+	return framework.NewVM(name).Driver(fake.Name).UserDataSecret(SecretName, SecretKey)
+}
+
+// BreakImage implements Engine.
+func (e Fake) BreakImage(_ context.Context, w *World, vm string) (image string, err error) {
+	return "", e.SetFaults(w, vm+": {failCreate: 1000, kind: invalid, message: no such image}")
+}
+
+// RepairImage implements Engine.
+func (e Fake) RepairImage(_ context.Context, w *World) (image string, err error) {
+	return "good", e.SetFaults(w, "")
+}
+
+// Resize implements Engine.
+func (Fake) Resize(vm *api.VirtualMachine) { setCPU(vm) }
+
+// setCPU changes what can be changed while a server runs.
+func setCPU(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("1500m") }
+
+// CleanUp implements Engine: the servers go with the world's folder.
+func (Fake) CleanUp(context.Context, *World) error { return nil }
+
+// readAll returns the content of all files below a folder.
+func readAll(dir string) (string, error) {
+	var all strings.Builder
+	files := os.DirFS(dir)
+	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+		var content []byte
+		if err == nil && d.Type().IsRegular() {
+			content, err = fs.ReadFile(files, path)
+		}
+		all.Write(content)
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			return nil
+		}
+		return err
+	})
+	return all.String(), err
+}

@@ -1,0 +1,123 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lab is where faults are injected into Drover: one kube-apiserver for many
+// worlds, each of which is to the controllers in it a cluster of its own.
+//
+// Start with Lab in lab.go and World in world.go. proxy.go makes a namespace look like a
+// cluster; engine.go and fake.go have the engines; oracle.go says which rules were broken;
+// kind.go is what make faults prints.
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// ConvergeTimeout is how long anything may take to become as it should be (O4, O10).
+const ConvergeTimeout = time.Minute
+
+// Lab is a kube-apiserver and the program under test.
+type Lab struct {
+	*framework.Cluster
+	VMs  versioned.Interface
+	Kube kubernetes.Interface
+	// Program is a drover-controller with crash points.
+	Program string
+	// Previous is the same of the version before; empty leaves out the upgrades.
+	Previous string
+
+	dir      string
+	listener net.Listener
+	server   *http.Server
+	worlds   worldsByName
+	count    atomic.Int64
+}
+
+// Open starts a lab. The caller must Close it.
+func Open(program string) (*Lab, error) {
+	l := &Lab{Program: program}
+	cluster, err := framework.NewCluster(framework.ClusterOptions{})
+	if err != nil {
+		return nil, err
+	}
+	l.Cluster = cluster
+	if err := l.open(); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+func (l *Lab) open() (err error) {
+	config := rest.CopyConfig(l.Config)
+	if l.VMs, err = versioned.NewForConfig(config); err != nil {
+		return err
+	}
+	if l.Kube, err = kubernetes.NewForConfig(config); err != nil {
+		return err
+	}
+	if l.dir, err = os.MkdirTemp("", "drover-fl-"); err != nil { // short, as sockets need
+		return err
+	}
+	if err := os.Chmod(l.dir, 0o711); err != nil { // for the user of machines
+		return err
+	}
+	handler, err := newProxy(config, &l.worlds)
+	if err != nil {
+		return err
+	}
+	if l.listener, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0"); err != nil {
+		return err
+	}
+	l.server = &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	go func() { _ = l.server.Serve(l.listener) }()
+	return nil
+}
+
+// Close stops the API server and removes all files.
+func (l *Lab) Close() error {
+	var err error
+	if l.server != nil {
+		err = l.server.Close()
+	}
+	return errors.Join(err, l.Cluster.Close(), os.RemoveAll(l.dir))
+}
+
+// labDir is the folder of all worlds.
+func (l *Lab) labDir() string { return l.dir }
+
+// kubeconfigFor writes the kubeconfig of a world, whose requests go through the proxy.
+func (l *Lab) kubeconfigFor(w *World) (string, error) {
+	path := filepath.Join(w.Dir, "kubeconfig")
+	content := fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: world, cluster: {server: "http://%s/%s"}}]
+users: [{name: controller, user: {}}]
+contexts: [{name: world, context: {cluster: world, user: controller}}]
+current-context: world
+`, l.listener.Addr(), w.Name)
+	return path, os.WriteFile(path, []byte(content), 0o600)
+}
+
+// createNamespace creates a namespace and returns its UID.
+func (l *Lab) createNamespace(ctx context.Context, name string) (string, error) {
+	ns, err := l.Kube.CoreV1().Namespaces().Create(ctx, namespace(name), metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	return string(ns.UID), nil
+}

@@ -1,0 +1,238 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Secret is a text that no log, event, status or command line may have (O12).
+const Secret = "drover-secret-5c1b"
+
+// State is what two runs of one workload have in common.
+type State struct {
+	// VMs are the statuses by name, without what differs from run to run.
+	VMs map[string]string
+	// Servers are the servers' states and settings.
+	Servers []string
+	Effects map[string]Effects
+}
+
+// Differences returns in what a state differs from that of a run without faults (O7).
+func (s State) Differences(want State) []string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(union(s.VMs, want.VMs))) {
+		if s.VMs[name] != want.VMs[name] {
+			all = append(all, fmt.Sprintf("%s is %s, want %s", name, s.VMs[name], want.VMs[name]))
+		}
+	}
+	if got, want := strings.Join(s.Servers, "\n"), strings.Join(want.Servers, "\n"); got != want {
+		all = append(all, fmt.Sprintf("the servers are %s, want %s", got, want))
+	}
+	for _, name := range slices.Sorted(maps.Keys(union(s.Effects, want.Effects))) {
+		if s.Effects[name] != want.Effects[name] {
+			all = append(all, fmt.Sprintf("%s had %+v, want %+v", name, s.Effects[name], want.Effects[name]))
+		}
+	}
+	return all
+}
+
+func union[V any](a, b map[string]V) map[string]V {
+	all := maps.Clone(a)
+	if all == nil {
+		all = map[string]V{}
+	}
+	maps.Copy(all, b)
+	return all
+}
+
+// Judge returns the state of a world at rest, and the rules that were broken.
+func (w *World) Judge(ctx context.Context, r *Replicas) (State, []Violation, error) {
+	seen, err := r.plan.Engine.Inspect(ctx, w, r.Processes())
+	if err != nil {
+		return State{}, nil, err
+	}
+	w.mu.Lock()
+	now, versions := maps.Clone(w.now), slices.Clone(w.versions)
+	w.mu.Unlock()
+	all := slices.Concat(r.BrokenAtCrashes(), seen.Violations, checkServers(now, seen.Servers), checkClaims(versions, seen))
+	for _, text := range r.Failures() {
+		all = append(all, Violation{Rule: "O10", Text: "a process ended by itself: " + text})
+	}
+	secrets, err := w.checkSecrets(ctx, r, seen, versions)
+	if err != nil {
+		return State{}, nil, err
+	}
+	return stateOf(now, seen), append(all, secrets...), nil
+}
+
+// checkServers checks that each VirtualMachine has one server, and each server one.
+func checkServers(now map[string]*api.VirtualMachine, servers []Server) []Violation {
+	var all []Violation
+	byUID := map[string][]Server{}
+	for _, s := range servers {
+		if !s.Released {
+			byUID[s.UID] = append(byUID[s.UID], s)
+		}
+	}
+	for name, vm := range now {
+		have := byUID[string(vm.UID)]
+		delete(byUID, string(vm.UID))
+		switch {
+		case len(have) > 1:
+			all = append(all, Violation{Rule: "O3", Text: fmt.Sprintf("%s has %d servers", name, len(have))})
+		case len(have) == 0 && vm.Status.Server != nil && vm.Status.Server.ID != "":
+			all = append(all, Violation{Rule: "O11", Text: fmt.Sprintf("the status of %s has the server %s, which does not exist", name, vm.Status.Server.ID)})
+		case len(have) == 0 && vm.Status.Phase == api.PhaseActive:
+			all = append(all, Violation{Rule: "O1", Text: name + " has no server"})
+		case len(have) == 1:
+			all = append(all, checkServer(vm, have[0])...)
+		}
+	}
+	for uid, left := range byUID {
+		all = append(all, Violation{Rule: "O2", Text: fmt.Sprintf("server %s of %s, UID %s, has no VirtualMachine", left[0].ID, left[0].Name, uid)})
+	}
+	return all
+}
+
+var phases = map[api.Phase]driver.State{
+	api.PhaseActive: driver.StateRunning, api.PhaseStopped: driver.StateStopped, api.PhasePaused: driver.StatePaused,
+}
+
+// checkProtected reads the API live: a server without a VirtualMachine, or whose
+// VirtualMachine could be deleted without a trace, would be lost with the controller.
+func (w *World) checkProtected(ctx context.Context, servers []Server) ([]Violation, error) {
+	list, err := w.virtualMachines().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	protected := map[string]bool{}
+	for n := range list.Items {
+		protected[string(list.Items[n].UID)] = slices.Contains(list.Items[n].Finalizers, api.FinalizerServer)
+	}
+	var all []Violation
+	for _, s := range servers {
+		if !s.Released && !protected[s.UID] {
+			all = append(all, Violation{Rule: "O2", Text: fmt.Sprintf("after a crash the server of %s has no VirtualMachine with a finalizer", s.Name)})
+		}
+	}
+	return all, nil
+}
+
+// checkServer compares a status with its server.
+func checkServer(vm *api.VirtualMachine, s Server) []Violation {
+	var all []Violation
+	if vm.Status.Server == nil || vm.Status.Server.ID != s.ID {
+		all = append(all, Violation{Rule: "O11", Text: fmt.Sprintf("%s has the server %s, and its status says %+v", vm.Name, s.ID, vm.Status.Server)})
+	}
+	if want, ok := phases[vm.Status.Phase]; ok && s.State != "" && s.State != string(want) {
+		all = append(all, Violation{Rule: "O11", Text: fmt.Sprintf("%s is %s, and its server %s", vm.Name, vm.Status.Phase, s.State)})
+	}
+	return all
+}
+
+// checkClaims checks that no status ever was Ready before its server was created.
+func checkClaims(versions []*api.VirtualMachine, seen Observed) []Violation {
+	for _, vm := range versions {
+		ready := slices.ContainsFunc(vm.Status.Conditions, func(c metav1.Condition) bool {
+			return c.Type == api.ConditionReady && c.Status == metav1.ConditionTrue
+		})
+		if ready && seen.Effects[vm.Name].Creates == 0 {
+			return []Violation{{Rule: "O11", Text: fmt.Sprintf("%s was Ready, and no server was created for it", vm.Name)}}
+		}
+	}
+	return nil
+}
+
+// checkSecrets looks for the secret in all that people can read.
+func (w *World) checkSecrets(ctx context.Context, r *Replicas, seen Observed, versions []*api.VirtualMachine) ([]Violation, error) {
+	events, err := w.Kube.EventsV1().Events(w.Name).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var all []Violation
+	for where, what := range map[string]any{"an event": events.Items, "a VirtualMachine": versions, "a log": r.Output(), "the engine": seen.Text} {
+		text, err := json.Marshal(what)
+		if err != nil {
+			return nil, err
+		}
+		if strings.Contains(string(text), Secret) {
+			all = append(all, Violation{Rule: "O12", Text: "the secret is in " + where})
+		}
+	}
+	return all, nil
+}
+
+// names returns the names of all VirtualMachines that ever existed, by UID.
+func (w *World) names() map[string]string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	names := map[string]string{}
+	for _, vm := range w.versions {
+		names[string(vm.UID)] = vm.Name
+	}
+	return names
+}
+
+func stateOf(now map[string]*api.VirtualMachine, seen Observed) State {
+	s := State{VMs: map[string]string{}, Effects: seen.Effects}
+	for name, vm := range now {
+		s.VMs[name] = comparableStatus(vm)
+	}
+	for _, server := range seen.Servers {
+		s.Servers = append(s.Servers, fmt.Sprintf("%s %s released=%v %s", server.Name, server.State, server.Released, server.Config))
+	}
+	slices.Sort(s.Servers)
+	return s
+}
+
+// comparableStatus is a status without what differs from run to run.
+func comparableStatus(vm *api.VirtualMachine) string {
+	s := vm.Status
+	var text strings.Builder
+	fmt.Fprintf(&text, "phase=%s reason=%s generation=%d/%d restarts=%d pending=%v restarted=%v server=%v finalizers=%v",
+		s.Phase, s.Reason, s.ObservedGeneration, vm.Generation, s.RestartCount, s.PendingFields, s.RestartedAt != nil, s.Server != nil, vm.Finalizers)
+	for _, c := range s.Conditions {
+		if c.Type == api.ConditionConfined {
+			continue // a crash right after QEMU was started leaves unknown how, and the reason says so
+		}
+		fmt.Fprintf(&text, " %s=%s/%s", c.Type, c.Status, c.Reason)
+	}
+	if s.Operation != nil {
+		fmt.Fprintf(&text, " operation=%s", s.Operation.Type)
+	}
+	return text.String()
+}
+
+func formatStatus(vm *api.VirtualMachine) string {
+	text, err := json.Marshal(vm.Status)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// CheckRest returns the writes that happen while nothing should (O8).
+func (w *World) CheckRest(ctx context.Context, during time.Duration) []Violation {
+	before := len(w.Writes())
+	select {
+	case <-time.After(during):
+	case <-ctx.Done():
+	}
+	if after := w.Writes(); len(after) > before {
+		return []Violation{{Rule: "O8", Text: fmt.Sprintf("at rest there were the writes %v", after[before:])}}
+	}
+	return nil
+}

@@ -1,0 +1,270 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+)
+
+// World is to the controllers in it a cluster of its own, with an engine of its own. One
+// run takes place in it.
+type World struct {
+	*Lab
+	// Name is the world's, and that of the namespace that has its VirtualMachines.
+	Name string
+	// System is the namespace that stands for kube-system, and has the Lease.
+	System string
+	// Dir has the engine's folder, the journal and the logs.
+	Dir string
+	// ClusterID is the cluster's id, as servers carry it.
+	ClusterID string
+
+	begin      time.Time
+	kubeconfig string
+	stop       context.CancelFunc
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed at each change of what follows
+	now      map[string]*api.VirtualMachine
+	versions []*api.VirtualMachine
+	gone     map[string]time.Time // by UID, when the watch reported it
+	writes   []string             // requests that change something, but for those about Leases
+	watchErr error
+}
+
+// NewWorld makes a world. The caller must Close it.
+func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
+	n := l.count.Add(1)
+	name := fmt.Sprintf("world-%d", n)
+	w := &World{
+		Lab: l, begin: time.Now(), Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
+		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{},
+	}
+	if err := os.Mkdir(w.Dir, 0o711); err != nil { // the user of machines has to find QEMU's place
+		return nil, err
+	}
+	var err error
+	if w.kubeconfig, err = l.kubeconfigFor(w); err != nil {
+		return nil, err
+	}
+	if w.ClusterID, err = l.createNamespace(ctx, w.System); err != nil {
+		return nil, err
+	}
+	if _, err = l.createNamespace(ctx, name); err != nil {
+		return nil, err
+	}
+	l.worlds.byName.Store(name, w)
+	if err := w.createSecret(ctx); err != nil {
+		return nil, err
+	}
+	return w, w.follow(ctx)
+}
+
+// SecretName and SecretKey name the user-data whose content is Secret.
+const (
+	SecretName = "user-data"
+	SecretKey  = "data"
+)
+
+func (w *World) createSecret(ctx context.Context) error {
+	s := &corev1.Secret{StringData: map[string]string{SecretKey: "#cloud-config\npassword: " + Secret}}
+	s.Name = SecretName
+	_, err := w.Kube.CoreV1().Secrets(w.Name).Create(ctx, s, metav1.CreateOptions{})
+	return err
+}
+
+// DeleteNamespace requests the deletion of the namespace that has the VirtualMachines.
+func (w *World) DeleteNamespace(ctx context.Context) error {
+	return w.Kube.CoreV1().Namespaces().Delete(ctx, w.Name, metav1.DeleteOptions{})
+}
+
+// WaitNamespaceGone waits until that namespace does not exist.
+func (w *World) WaitNamespaceGone(ctx context.Context) error {
+	return w.WaitFor(ctx, "namespace "+w.Name, func(map[string]*api.VirtualMachine) error {
+		ns, err := w.Kube.CoreV1().Namespaces().Get(ctx, w.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it exists: %v: %w", ns.Status, err)
+	})
+}
+
+// Close ends the watch and removes the files. The namespaces go with the lab.
+func (w *World) Close() error {
+	w.stop()
+	w.worlds.byName.Delete(w.Name)
+	return os.RemoveAll(w.Dir)
+}
+
+func (w *World) virtualMachines() typed.VirtualMachineInterface {
+	return w.VMs.CloudnativeV1alpha1().VirtualMachines(w.Name)
+}
+
+// follow records every version of every VirtualMachine.
+func (w *World) follow(ctx context.Context) error {
+	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
+	changes, err := w.virtualMachines().Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	go func() {
+		defer changes.Stop()
+		for change := range changes.ResultChan() {
+			vm, ok := change.Object.(*api.VirtualMachine)
+			w.mu.Lock()
+			switch {
+			case !ok:
+				w.watchErr = apierrors.FromObject(change.Object)
+			case change.Type == "DELETED":
+				delete(w.now, vm.Name)
+				w.gone[string(vm.UID)] = time.Now()
+			default:
+				w.now[vm.Name] = vm
+				w.versions = append(w.versions, vm)
+			}
+			w.signal()
+			w.mu.Unlock()
+		}
+	}()
+	return nil
+}
+
+// signal wakes who waits for a change. The caller holds the lock.
+func (w *World) signal() {
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// WaitFor waits until check, which sees the VirtualMachines by name, returns nil.
+func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]*api.VirtualMachine) error) error {
+	timer := time.NewTimer(ConvergeTimeout)
+	defer timer.Stop()
+	for {
+		w.mu.Lock()
+		changed, now, watchErr := w.changed, maps.Clone(w.now), w.watchErr
+		w.mu.Unlock()
+		err := errors.Join(watchErr, check(now))
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-time.After(200 * time.Millisecond): // the check may look at more than objects
+		case <-timer.C:
+			return &NotConvergedError{what, err}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// NotConvergedError is what had not become as it should be.
+type NotConvergedError struct {
+	What  string
+	Cause error
+}
+
+func (e *NotConvergedError) Error() string {
+	return fmt.Sprintf("%s: not within %s: %v", e.What, ConvergeTimeout, e.Cause)
+}
+
+// WaitVM waits until a VirtualMachine passes a check.
+func (w *World) WaitVM(ctx context.Context, name string, check func(*api.VirtualMachine) error) error {
+	return w.WaitFor(ctx, name, func(all map[string]*api.VirtualMachine) error {
+		vm := all[name]
+		if vm == nil {
+			return errors.New("it does not exist")
+		}
+		if err := check(vm); err != nil {
+			return fmt.Errorf("%w; its status is %s", err, formatStatus(vm))
+		}
+		return nil
+	})
+}
+
+// WaitGone waits until a VirtualMachine of that name does not exist.
+func (w *World) WaitGone(ctx context.Context, name string) error {
+	return w.WaitFor(ctx, name+" is gone", func(all map[string]*api.VirtualMachine) error {
+		if vm := all[name]; vm != nil {
+			return fmt.Errorf("finalizers %v; its status is %s", vm.Finalizers, formatStatus(vm))
+		}
+		return nil
+	})
+}
+
+// CreateVM creates a VirtualMachine.
+func (w *World) CreateVM(ctx context.Context, vm *api.VirtualMachine) error {
+	vm.Namespace = w.Name
+	_, err := w.virtualMachines().Create(ctx, vm, metav1.CreateOptions{})
+	return err
+}
+
+// UpdateVM changes a VirtualMachine as a user does.
+func (w *World) UpdateVM(ctx context.Context, name string, change func(*api.VirtualMachine)) error {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		vm, err := w.virtualMachines().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(vm)
+		if vm, err = w.virtualMachines().Update(ctx, vm, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+		return w.waitVersion(ctx, vm)
+	})
+}
+
+// waitVersion waits until the watch has shown what a user has just written, so that the
+// next check does not see the state before.
+func (w *World) waitVersion(ctx context.Context, written *api.VirtualMachine) error {
+	return w.WaitFor(ctx, written.Name, func(all map[string]*api.VirtualMachine) error {
+		if vm := all[written.Name]; vm != nil && vm.UID == written.UID && vm.Generation < written.Generation {
+			return errors.New("the watch is behind")
+		}
+		return nil
+	})
+}
+
+// DeleteVM requests the deletion of a VirtualMachine.
+func (w *World) DeleteVM(ctx context.Context, name string) error {
+	err := w.virtualMachines().Delete(ctx, name, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// recordRequest records a request of a controller that changes something.
+func (w *World) recordRequest(method, path string) {
+	if method == http.MethodGet || strings.Contains(path, "/leases") {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.writes = append(w.writes, method+" "+path)
+}
+
+// Writes returns the requests so far that changed something, but for those about Leases.
+func (w *World) Writes() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]string(nil), w.writes...)
+}
