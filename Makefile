@@ -56,9 +56,21 @@ image: ## build the container image into bin/image, without an engine; IMAGE, PL
 test: build ## run all tests: unit, contract (fake, docker, qemu), integration; installs what they need
 	@hack/test.sh
 
+.PHONY: fuzz
+fuzz: ## look for inputs that break what parsers and translators promise, each for 30 s; FUZZTIME=10m, ARGS=PATTERN
+	@hack/fuzz.sh $(ARGS)
+
 .PHONY: failover
 failover: build ## test failover at length (10 minutes): replicas halted, killed, cut off, while users keep them busy
 	DROVER_FAILOVER=full DROVER_BIN="$(CURDIR)/bin/drover" go test -count 1 -timeout 60m -v ./test/failover
+
+.PHONY: faults
+faults: build ## explore what faults do to Drover, and print how much was explored; root, 10 minutes
+	@DROVER_FAULTS=default hack/faults.sh
+
+.PHONY: faults-full
+faults-full: build ## the same with every point of every workload, and many pairs; root, hours
+	@DROVER_FAULTS=full hack/faults.sh
 
 .PHONY: test-debian
 test-debian: build ## boot a Debian under qemu, see from inside what cloud-init made of its user-data, and log in by ssh; root, 15 minutes

@@ -56,6 +56,7 @@ func TestKstatus(t *testing.T) {
 		"running":                 {policytest.ReportedVM(), policytest.Present(driver.StateRunning), nil, status.CurrentStatus},
 		"running, probe fails":    {policytest.ReportedVM(), policytest.Present(driver.StateRunning), func(in *policy.Input) { in.Probe = policy.ProbeResult{Wanted: true} }, status.InProgressStatus},
 		"running, change waits":   {policytest.ReportedVM().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), nil, status.InProgressStatus},
+		"paused, change waits":    {policytest.ReportedVM().Action(api.ActionPaused).Status(policytest.PendingRestart), policytest.Present(driver.StatePaused), nil, status.InProgressStatus},
 		"running, image refused":  {policytest.ReportedVM().Status(policytest.RefusedImage), policytest.Present(driver.StateRunning), nil, status.FailedStatus},
 		"restarted by the engine": {policytest.ReportedVM(), policytest.Present(driver.StateRestarting), nil, status.InProgressStatus},
 		"stopping":                {policytest.ReportedVM().Action(api.ActionStopped), policytest.Present(driver.StateStopping), nil, status.InProgressStatus},

@@ -4,11 +4,14 @@
 package controller
 
 import (
+	"cmp"
 	"errors"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
@@ -40,6 +43,21 @@ func (p *reconciliation) recordPassedSpec(server driver.Server) {
 	if r := server.Refused; r != nil {
 		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
 	}
+}
+
+// finishDecision records what came of the decision. Of an error of the API server only the kind
+// is recorded, since its text may be that of something between.
+func (p *reconciliation) finishDecision(result decisions.Result, err error) {
+	if p.r.Decisions == nil {
+		return
+	}
+	answer := ""
+	if result == decisions.Ended && !driver.MayNotAct(err) {
+		answer, err = string(cmp.Or(apierrors.ReasonForError(err), "an error")), nil
+	}
+	outcome := decisions.NewOutcome(p.r.Clock.Now(), result, err)
+	outcome.API = answer
+	p.r.Decisions.Finish(keyOf(p.base), outcome)
 }
 
 func stateText(observed inventory.Observation) string {
@@ -92,7 +110,7 @@ func isUnderWay(observed inventory.Observation) bool {
 // unreachable, since that is no failure of the operation. Until the inventory has
 // noticed an outage, the call counts as a failure.
 func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
-	p.done = ""
+	p.done, p.failure = "", err
 	if p.observed.Answer == inventory.Unknown {
 		p.observeCached() // one failed query does not make the engine unreachable
 	}

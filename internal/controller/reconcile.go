@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/decisions"
+	"cloudnative.tw/drover/internal/controller/decisions/recorder"
 	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/driver"
@@ -53,6 +55,8 @@ type Reconciler struct {
 	Epoch func() uint64
 	// MayAct returns an error while this process is not certain to lead.
 	MayAct func() error
+	// Decisions records what is decided; nil records nothing.
+	Decisions *recorder.Recorder
 
 	// Inventories are the inventories of all drivers that run here.
 	Inventories []*inventory.Inventory
@@ -93,20 +97,45 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // If the step that has just succeeded is due again, it had no effect, which counts
 // as a failure.
 func (p *reconciliation) decideStep(taken *policy.Decision) bool {
-	p.decision = policy.Decide(p.input())
+	p.decide()
 	if taken != nil && p.decision.Action.IsSameStep(taken.Action) {
 		p.recordFailure(*taken, fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateText(p.observed.Observation)))
-		p.decision = policy.Decide(p.input())
+		p.finishDecision(decisions.Failed, p.failure)
+		p.decide()
 	}
 	return p.decision.Action.Step != policy.StepNone
 }
 
-// takeStep takes the decided step: it confirms what the step depends on, acts,
+// decide decides from what is known now.
+func (p *reconciliation) decide() {
+	in := p.input()
+	p.decision = policy.Decide(in)
+	p.r.Decisions.Record(&in, &p.decision)
+}
+
+// takeStep takes the decided step, and records what came of it with the decision.
+func (p *reconciliation) takeStep(ctx context.Context) (taken *policy.Decision, err error) {
+	p.failure = nil
+	taken, err = p.tryStep(ctx)
+	switch {
+	case err != nil:
+		p.finishDecision(decisions.Ended, err)
+	case p.failure != nil:
+		p.finishDecision(decisions.Failed, p.failure)
+	case taken != nil, isFinalized(p.base):
+		p.finishDecision(decisions.Succeeded, nil)
+	default:
+		p.finishDecision(decisions.Outdated, nil)
+	}
+	return taken, err
+}
+
+// tryStep takes the decided step: it confirms what the step depends on, acts,
 // observes what exists now, and records the outcome in the pass. It returns the
 // decision if the step succeeded. It returns an error if the API failed, if this
 // process may not act, or if a restart cannot be recorded; then the pass ends
 // without a report.
-func (p *reconciliation) takeStep(ctx context.Context) (taken *policy.Decision, err error) {
+func (p *reconciliation) tryStep(ctx context.Context) (taken *policy.Decision, err error) {
 	decision := p.decision
 	if confirmed, err := p.confirmStep(ctx); !confirmed || err != nil {
 		return nil, err
@@ -171,6 +200,8 @@ type reconciliation struct {
 	vanished bool
 	// unreported is set while the status does not record what was done.
 	unreported bool
+	// failure is the error of the last step, if it was tried and failed.
+	failure error
 	// events are those of what was done, and crash is the event of an observed
 	// crash.
 	events []pendingEvent

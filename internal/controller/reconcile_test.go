@@ -174,7 +174,7 @@ func (g *rig) newReconciler() {
 	g.r = &Reconciler{
 		Client: g.api, Live: g.api, Recorder: g.events, Clock: g.clock,
 		Driver: "fake", Drivers: []string{"fake"}, Inventory: g.inv, Epoch: func() uint64 { return 7 },
-		MayAct: func() error { return g.deposed },
+		MayAct: func() error { return g.deposed }, Decisions: g.newHistory(),
 	}
 }
 

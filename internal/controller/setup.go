@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/decisions/recorder"
 	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
@@ -48,6 +49,8 @@ type Options struct {
 	Recorder events.EventRecorder
 	Epoch    func() uint64
 	MayAct   func() error
+	// Decisions records what is decided; nil records nothing.
+	Decisions *recorder.Recorder
 }
 
 // Setup adds one controller per driver to the manager. Each has its own work queue
@@ -67,6 +70,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, err
 		r := &Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: o.Recorder,
 			Clock: o.Clock, Drivers: names, Inventory: inv, Inventories: o.Inventories, Epoch: o.Epoch, MayAct: o.MayAct,
+			Decisions: o.Decisions,
 		}
 		if inv != nil {
 			r.Driver = inv.Name

@@ -186,7 +186,7 @@ func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
 	} else {
 		w.set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
 	}
-	w.setOnlyIf(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(intent.Pending))
+	w.setOnlyIf(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(p.vm, intent.Pending))
 	w.setOnlyIf(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
 	w.setOnlyIf(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
 	if c := p.observed.Server.Confinement; c != nil && !unknown && p.observed.Answer == inventory.Present {

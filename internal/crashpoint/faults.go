@@ -71,11 +71,11 @@ func Begin(operation, object string) Point {
 func (p Point) End() { crashAt(p.name + "/after") }
 
 var (
-	uuids   = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
-	ids     = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}|\b[0-9a-f]{12}\b`)
+	uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+	ids   = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}|\b[0-9a-f]{12,16}\b`)
 	// containers have the names <vm>.<namespace>.<first 8 of the UID>.
 	containers = regexp.MustCompile(`\.[a-z0-9-]+\.[0-9a-f]{8}\b`)
-	numbers = regexp.MustCompile(`^[0-9]+$`)
+	numbers    = regexp.MustCompile(`^[0-9]+$`)
 )
 
 // count returns the name of the next point of an operation on an object.

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
@@ -73,7 +74,10 @@ func (s *Store) fetchImage(ctx context.Context, ref Ref, progress Progress) erro
 	}
 	name := imagePrefix + digest
 	// Not renamed: disks may use a file that is already there as backing file.
-	if err := os.Link(path, s.filePath(name)); err != nil && !errors.Is(err, fs.ErrExist) {
+	point := crashpoint.Begin("add image", path)
+	err = os.Link(path, s.filePath(name))
+	point.End()
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	// A disk that uses the image must not be recorded before the image is on disk.

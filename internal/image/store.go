@@ -54,7 +54,7 @@ type StoredImage struct {
 
 // Digest returns the digest of an image, sha256: and 64 digits. It is the image's
 // checksum, or else the digest of what its source stood for when it was last fetched. It
-// is empty where only a fetch will show it.
+// is empty where only a fetch will show it, and where the file that says so is damaged.
 func (s *Store) Digest(ref Ref) string {
 	if ref.Checksum != "" {
 		return ref.Checksum
@@ -64,7 +64,10 @@ func (s *Store) Digest(ref Ref) string {
 		return ""
 	}
 	name, _ := parseRefFile(content)
-	return DigestOf(name)
+	if digest := DigestOf(name); checksumPattern.MatchString(digest) {
+		return digest
+	}
+	return ""
 }
 
 // DigestOf returns the digest of the image in a file of the store.

@@ -18,6 +18,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -86,9 +87,13 @@ func (m Machine) Quit(ctx context.Context) error {
 
 // Execute executes one command by QEMU's control socket.
 func (m Machine) Execute(ctx context.Context, command string, arguments, result any) error {
-	return m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
+	// Not within the function: a call in one that is inlined itself would leave a trace.
+	point := crashpoint.Begin("QMP "+command, m.UUID)
+	err := m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
 		return c.Execute(ctx, command, arguments, result)
 	})
+	point.End()
+	return err
 }
 
 // Control talks to QEMU by its control socket.

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
@@ -71,7 +72,9 @@ func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Co
 	}
 	defer func() { _ = log.Close() }()
 	order := launch.Order{Program: program.Name, Policy: policy, Users: program.Users, Dir: m.Path, Temp: tmp, Output: log}
+	point := crashpoint.Begin("start QEMU", m.UUID)
 	qemu, err := launch.Start(ctx, c, order, endpoints, files)
+	point.End()
 	if err != nil {
 		return nil, err
 	}

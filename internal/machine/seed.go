@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/diskfs/go-diskfs/backend/file"
 	"github.com/diskfs/go-diskfs/filesystem/iso9660"
@@ -65,7 +66,6 @@ func (m Machine) writeSeed(seed Seed) error {
 
 // makeFiles returns the files by name.
 func (s Seed) makeFiles() (map[string]string, error) {
-	// JSON is valid YAML, whatever text it holds.
 	meta, err := json.Marshal(struct {
 		InstanceID string   `json:"instance-id"`
 		Hostname   string   `json:"local-hostname"`
@@ -74,11 +74,25 @@ func (s Seed) makeFiles() (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := map[string]string{"meta-data": string(meta) + "\n", "user-data": cmp.Or(s.UserData, noUserData)}
+	files := map[string]string{"meta-data": escapeForYAML(string(meta)) + "\n", "user-data": cmp.Or(s.UserData, noUserData)}
 	if s.NetworkData != "" {
 		files["network-config"] = s.NetworkData
 	}
 	return files, nil
+}
+
+// escapeForYAML makes JSON valid YAML, which it is but for the characters that YAML calls not
+// printable: cloud-init would refuse the document, and with it all that is on the disk.
+func escapeForYAML(document string) string {
+	var out strings.Builder
+	for _, r := range document {
+		if r >= 0x7f && r < 0xa0 || r == '\ufeff' || r == '\ufffe' || r == '\uffff' {
+			fmt.Fprintf(&out, `\u%04x`, r)
+		} else {
+			out.WriteRune(r)
+		}
+	}
+	return out.String()
 }
 
 // writeISO makes an ISO image of the given files, in a folder that the library removes.

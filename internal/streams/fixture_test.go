@@ -58,7 +58,7 @@ type fixture struct {
 }
 
 // newFixture starts a Handler. change may change its settings before.
-func newFixture(t *testing.T, change func(*Handler)) *fixture {
+func newFixture(t testing.TB, change func(*Handler)) *fixture {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := api.AddToScheme(scheme); err != nil {
@@ -81,7 +81,7 @@ func newFixture(t *testing.T, change func(*Handler)) *fixture {
 	return f
 }
 
-func (f *fixture) serve(t *testing.T) {
+func (f *fixture) serve(t testing.TB) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -25,6 +25,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -36,6 +37,8 @@ type Options struct {
 	Cached, Live client.Reader
 	// Drivers are those that run here, by name.
 	Drivers map[string]driver.Driver
+	// Decisions returns what this replica has of a VirtualMachine's decisions.
+	Decisions func(types.NamespacedName) decisions.History
 	// PerVM and Total are how many streams may be open at a time. A user has a quarter of
 	// Total, and at least PerVM.
 	PerVM, Total int
@@ -139,6 +142,9 @@ func (c *call) serve(ctx context.Context) error {
 	}
 	if err := c.authorize(ctx); err != nil {
 		return err
+	}
+	if c.stream == streams.Decisions {
+		return c.serveDecisions(ctx)
 	}
 	if err := c.findVM(ctx); err != nil {
 		return err

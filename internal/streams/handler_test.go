@@ -67,7 +67,7 @@ func TestAnswers(t *testing.T) {
 		"bad port":            {"alice", streams.Path("demo", "vm", streams.PortForward) + "?port=65536", 400, metav1.StatusReasonBadRequest, `port is "65536": it must be a number from 1 to 65535`},
 		"no command":          {"alice", streams.Path("demo", "vm", streams.Exec) + "?stdout=true", 400, metav1.StatusReasonBadRequest, "command is missing"},
 		"no channel":          {"alice", streams.Path("demo", "vm", streams.Exec) + "?command=ls", 400, metav1.StatusReasonBadRequest, "none of the parameters stdin, stdout and stderr"},
-		"no such stream":      {"alice", streams.Path("demo", "vm", "delete"), 404, metav1.StatusReasonNotFound, `the stream is "delete": it must be console, exec, portforward, log or interfaces`},
+		"no such stream":      {"alice", streams.Path("demo", "vm", "delete"), 404, metav1.StatusReasonNotFound, `the stream is "delete": it must be console, exec, portforward, log, interfaces or decisions`},
 		"no such path":        {"alice", streams.PathPrefix + "/namespaces/demo", 404, metav1.StatusReasonNotFound, "no stream has this path"},
 		"other prefix":        {"alice", strings.Replace(path, "v1alpha1", "v1", 1), 404, metav1.StatusReasonNotFound, "no stream has this path"},
 		"trailing slash":      {"alice", path + "/", 404, metav1.StatusReasonNotFound, "no stream has this path"},

@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -115,4 +116,19 @@ func (c *call) serveInterfaces() error {
 		list = []driver.Interface{}
 	}
 	return c.writeJSON(list)
+}
+
+// serveDecisions responds with the decisions of this replica, also for a VirtualMachine that is
+// gone. Only a leader knows that there are none: a client of another replica goes on asking.
+func (c *call) serveDecisions(ctx context.Context) error {
+	c.began = c.Clock.Now()
+	history := c.Decisions(types.NamespacedName{Namespace: c.namespace, Name: c.name})
+	if len(history.Decisions) == 0 && history.Leads {
+		if err := c.findVM(ctx); err != nil {
+			return err
+		}
+	}
+	err := c.writeJSON(history)
+	c.audit(err)
+	return err
 }

@@ -11,10 +11,14 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -83,5 +87,46 @@ func TestServersUnread(t *testing.T) {
 		if !strings.Contains(line, want) {
 			t.Errorf("the log lacks %s: %s", want, line)
 		}
+	}
+}
+
+// TestDecisions checks that a leader knows of a VM that is gone and says which one never was, and
+// that a standby says no more than that it does not lead.
+func TestDecisions(t *testing.T) {
+	t.Parallel()
+	leads := atomic.Bool{}
+	leads.Store(true)
+	f := newFixture(t, func(h *Handler) {
+		h.Decisions = func(key types.NamespacedName) decisions.History {
+			known := map[string][]decisions.Record{"demo/gone": {{Sequence: 3}}}
+			return decisions.History{Replica: "r", Leads: leads.Load(), Decisions: known[key.String()]}
+		}
+	})
+	ask := func(name string) decisions.History {
+		t.Helper()
+		response := f.request(t, f.server.URL+streams.Path("demo", name, streams.Decisions)) //nolint:bodyclose // request closes it
+		var h decisions.History
+		if err := json.NewDecoder(response.Body).Decode(&h); err != nil || response.StatusCode != http.StatusOK || h.Replica != "r" {
+			t.Errorf("%s: %v %s %+v", name, err, response.Status, h)
+		}
+		return h
+	}
+	if h := ask("vm"); !h.Leads || len(h.Decisions) != 0 {
+		t.Errorf("%+v", h)
+	}
+	if h := ask("gone"); len(h.Decisions) != 1 || h.Decisions[0].Sequence != 3 {
+		t.Errorf("%+v", h)
+	}
+	if a := f.rules.last; a.GetVerb() != "get" || a.GetSubresource() != "decisions" || a.GetNamespace() != "demo" || a.GetName() != "gone" {
+		t.Errorf("it is authorized as %+v", a)
+	}
+	for user, want := range map[string]int{"alice": http.StatusNotFound, "mallory": http.StatusForbidden} {
+		if code, _, status := f.get(t, user, streams.Path("demo", "never", streams.Decisions)); code != want {
+			t.Errorf("%s gets %+v", user, status)
+		}
+	}
+	leads.Store(false)
+	if h := ask("never"); h.Leads {
+		t.Errorf("%+v", h)
 	}
 }

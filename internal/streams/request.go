@@ -28,6 +28,7 @@ var kinds = map[streams.Stream]kind{
 	streams.PortForward: {"create", (*call).servePort},
 	streams.Log:         {"get", (*call).serveLog},
 	streams.Interfaces:  {"get", (*call).serveInterfaces},
+	streams.Decisions:   {"get", nil}, // of the controller, not of a server
 }
 
 // parse reads the path, and returns what serves it.
@@ -46,8 +47,8 @@ func (c *call) parse() (serve func(*call) error, err error) {
 	}
 	k, ok := kinds[c.stream]
 	if !ok {
-		return nil, failure(http.StatusNotFound, metav1.StatusReasonNotFound, "the stream is %.70q: it must be %s, %s, %s, %s or %s",
-			string(c.stream), streams.Console, streams.Exec, streams.PortForward, streams.Log, streams.Interfaces)
+		return nil, failure(http.StatusNotFound, metav1.StatusReasonNotFound, "the stream is %.70q: it must be %s, %s, %s, %s, %s or %s",
+			string(c.stream), streams.Console, streams.Exec, streams.PortForward, streams.Log, streams.Interfaces, streams.Decisions)
 	}
 	if c.r.Method != http.MethodGet {
 		return nil, wrongMethod(c.r.Method)

@@ -53,10 +53,10 @@ func JudgeMachines(e MachineEvidence) []Violation {
 		delete(starts, uid)
 	}
 	for uid := range starts {
-		all = append(all, Violation{history.RuleNothingLost, uid, "a QEMU was started for it, and no user requested it"})
+		all = append(all, newViolation(history.RuleNothingLost, uid, "a QEMU was started for it, and no user requested it"))
 	}
 	for _, left := range e.Leftovers {
-		all = append(all, Violation{RuleNoLeftovers, "", left})
+		all = append(all, newViolation(RuleNoLeftovers, "", left))
 	}
 	return all
 }
@@ -67,10 +67,10 @@ func checkProcessStarts(all []processlog.ProcessStart) []Violation {
 	runs := map[string]int{}
 	for _, b := range all {
 		if len(b.Others) > 0 {
-			broken = append(broken, Violation{RuleOneProcess, b.UID, fmt.Sprintf("process %d was started at %s while %v ran", b.PID, b.At.Format(time.StampMilli), b.Others)})
+			broken = append(broken, newViolation(RuleOneProcess, b.UID, fmt.Sprintf("process %d was started at %s while %v ran", b.PID, b.At.Format(time.StampMilli), b.Others)))
 		}
 		if before, known := runs[b.Run]; known {
-			broken = append(broken, Violation{RuleOneProcessPerRun, b.UID, fmt.Sprintf("process %d was started for run %q, as %d was", b.PID, b.Run, before)})
+			broken = append(broken, newViolation(RuleOneProcessPerRun, b.UID, fmt.Sprintf("process %d was started for run %q, as %d was", b.PID, b.Run, before)))
 		}
 		runs[b.Run] = b.PID
 	}
@@ -83,7 +83,7 @@ func (e MachineEvidence) checkStartCount(uid types.UID, count int) []Violation {
 	if count >= requested.AtLeast && count <= requested.AtMost {
 		return nil
 	}
-	return []Violation{{RuleStartCount, uid, fmt.Sprintf("%s was started %d times: %d to %d times were requested", requested.Name, count, requested.AtLeast, requested.AtMost)}}
+	return []Violation{newViolation(RuleStartCount, uid, fmt.Sprintf("%s was started %d times: %d to %d times were requested", requested.Name, count, requested.AtLeast, requested.AtMost))}
 }
 
 // checkRemovals checks that a server is created once, and removed only after a user
@@ -93,15 +93,15 @@ func (e MachineEvidence) checkRemovals() []Violation {
 	for uid, entries := range history.ByServer(e.Journal) {
 		requested, known := e.Requested[uid]
 		if !known {
-			broken = append(broken, Violation{history.RuleNothingLost, uid, "there is an entry for it, and no user requested it"})
+			broken = append(broken, newViolation(history.RuleNothingLost, uid, "there is an entry for it, and no user requested it"))
 			continue
 		}
 		for n, entry := range entries {
 			if entry.Action == journal.ActionCreate && n > 0 && entries[n-1].Action != journal.ActionCreate {
-				broken = append(broken, Violation{history.RuleCreatedOnce, uid, history.DescribeEntry(entry) + ", though it had been created"})
+				broken = append(broken, newViolation(history.RuleCreatedOnce, uid, history.DescribeEntry(entry)+", though it had been created"))
 			}
 			if entry.Action == journal.ActionDelete && (requested.DeletedAt.IsZero() || entry.At.Before(requested.DeletedAt)) {
-				broken = append(broken, Violation{history.RuleNothingLost, uid, history.DescribeEntry(entry) + ", and no user had requested that"})
+				broken = append(broken, newViolation(history.RuleNothingLost, uid, history.DescribeEntry(entry)+", and no user had requested that"))
 			}
 		}
 	}

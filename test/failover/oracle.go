@@ -62,6 +62,10 @@ const (
 	RuleFinalState Rule = "all as requested at the end"
 )
 
+func newViolation(rule Rule, uid types.UID, text string) Violation {
+	return Violation{Rule: rule, UID: uid, Text: text}
+}
+
 // Judge returns the rules that were broken.
 func Judge(e Evidence) []Violation {
 	var all []Violation
@@ -100,7 +104,7 @@ func (e Evidence) checkStarts(l history.Server) []Violation {
 	if !known || runs >= requested.AtLeast && runs <= requested.AtMost {
 		return nil
 	}
-	return []Violation{{RuleStartCount, l.UID, fmt.Sprintf("%s was started %d times: %d to %d times were requested", requested.Name, runs, requested.AtLeast, requested.AtMost)}}
+	return []Violation{newViolation(RuleStartCount, l.UID, fmt.Sprintf("%s was started %d times: %d to %d times were requested", requested.Name, runs, requested.AtLeast, requested.AtMost))}
 }
 
 // checkRequested checks that a user requested each server, and that it is removed only
@@ -108,11 +112,11 @@ func (e Evidence) checkStarts(l history.Server) []Violation {
 func (e Evidence) checkRequested(l history.Server) []Violation {
 	requested, known := e.Requested[l.UID]
 	if !known {
-		return []Violation{{history.RuleNothingLost, l.UID, "there is an entry for it, and no user requested it"}}
+		return []Violation{newViolation(history.RuleNothingLost, l.UID, "there is an entry for it, and no user requested it")}
 	}
 	for _, entry := range l.Applied {
 		if entry.After == nil && (requested.DeletedAt.IsZero() || entry.At.Before(requested.DeletedAt)) {
-			return []Violation{{history.RuleNothingLost, l.UID, fmt.Sprintf("%s, and no user had requested that", history.DescribeEntry(entry))}}
+			return []Violation{newViolation(history.RuleNothingLost, l.UID, fmt.Sprintf("%s, and no user had requested that", history.DescribeEntry(entry)))}
 		}
 	}
 	return nil
@@ -127,7 +131,7 @@ func (e Evidence) checkFinalizers() []Violation {
 			return entry.UID == observation.UID && entry.Action == journal.ActionCreate && entry.At.Before(observation.Since)
 		})
 		if !observation.Finalizer && created >= 0 {
-			all = append(all, Violation{RuleFinalizerFirst, observation.UID, history.DescribeEntry(e.Journal[created]) + ", and the finalizer did not exist yet"})
+			all = append(all, newViolation(RuleFinalizerFirst, observation.UID, history.DescribeEntry(e.Journal[created])+", and the finalizer did not exist yet"))
 		}
 	}
 	return all
@@ -138,7 +142,7 @@ func (e Evidence) checkFinalizers() []Violation {
 func (e Evidence) checkFinalState() []Violation {
 	var all []Violation
 	broken := func(uid types.UID, format string, args ...any) {
-		all = append(all, Violation{RuleFinalState, uid, fmt.Sprintf(format, args...)})
+		all = append(all, newViolation(RuleFinalState, uid, fmt.Sprintf(format, args...)))
 	}
 	for uid, requested := range e.Requested {
 		vm, server := e.VMs[uid], e.Servers[uid]

@@ -40,7 +40,7 @@ type evidenceBuilder struct {
 
 func newEvidence() *evidenceBuilder {
 	return &evidenceBuilder{Evidence: Evidence{
-		Processes: []Process{{"replica-1", 11, start, time.Time{}}, {"replica-2", 12, start, time.Time{}}},
+		Processes: []Process{{Replica: "replica-1", PID: 11, From: start}, {Replica: "replica-2", PID: 12, From: start}},
 		Requested: map[types.UID]users.Requested{one: {Name: "vm-1", AtLeast: 1, AtMost: 1}},
 		VMs:       map[types.UID]*api.VirtualMachine{}, Servers: map[types.UID]*fake.Record{},
 	}}

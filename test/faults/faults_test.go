@@ -112,8 +112,11 @@ func TestFaults(t *testing.T) {
 	for _, k := range kinds {
 		names = append(names, k.Name)
 		t.Run(k.Name, func(t *testing.T) {
-			l := openLab(t, faultsController)
-			addPrevious(t, l)
+			var l *lab.Lab
+			if !k.NeedsNoLab {
+				l = openLab(t, faultsController)
+				addPrevious(t, l)
+			}
 			r, err := explore(t.Context(), k, l)
 			if err != nil {
 				t.Fatal(err)

@@ -17,8 +17,27 @@ import (
 
 // kinds are the kinds of fault, in the order in which they are explored.
 var kinds = []lab.Kind{
-	crash.Kind("crash points, fake", 16, lab.Fake{}, lab.Fake{Instant: true}),
-	crash.Kind("crash points, docker", 6, lab.Docker{}),
+	crash.Kind(crash.Settings{
+		Name: "crash points, fake", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Cases: 4, Pairs: 8}, lab.SizeDefault: {Cases: 16, Pairs: 60}, lab.SizeFull: {Pairs: 1000},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "crash points, docker", Parallel: 6, Engines: []lab.Engine{lab.Docker{}},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 5, Pairs: 6}, lab.SizeFull: {Pairs: 100},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "crash points, qemu", Parallel: 4, Engines: []lab.Engine{lab.NewQEMU()},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 5, Pairs: 6}, lab.SizeFull: {Pairs: 100},
+		},
+	}),
 	powercut.Kind("fake"),
 	powercut.Kind("qemu"),
 }
+
+// inShort are the workloads of real engines in every test run.
+var inShort = []string{"create", "restart", "delete"}

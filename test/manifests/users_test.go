@@ -305,8 +305,9 @@ func reviews() []review {
 		{rankEdit, "create", string(streams.PortForward)},
 		{rankView, "get", string(streams.Log)},
 		{rankView, "get", string(streams.Interfaces)},
+		{rankView, "get", string(streams.Decisions)},
 	}
-	for _, sub := range []string{"console", "exec", "portforward", "log", "interfaces", "status", "finalizers"} {
+	for _, sub := range []string{"console", "exec", "portforward", "log", "interfaces", "decisions", "status", "finalizers"} {
 		for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"} {
 			known := sub == "status" && verb == "get" ||
 				slices.ContainsFunc(all, func(r review) bool { return r.verb == verb && r.subresource == sub })

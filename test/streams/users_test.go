@@ -26,12 +26,12 @@ import (
 // queries are the parameters of each stream.
 var queries = map[streams.Stream]string{
 	streams.Console: "", streams.Exec: "command=cat&stdin=true&stdout=true", streams.PortForward: "port=7",
-	streams.Log: "", streams.Interfaces: "",
+	streams.Log: "", streams.Interfaces: "", streams.Decisions: "",
 }
 
 // The streams by the right that they need.
 var (
-	readStreams  = []streams.Stream{streams.Log, streams.Interfaces}
+	readStreams  = []streams.Stream{streams.Log, streams.Interfaces, streams.Decisions}
 	writeStreams = []streams.Stream{streams.Console, streams.Exec, streams.PortForward}
 )
 

@@ -20,7 +20,7 @@ import (
 type Stream string
 
 // The streams. Console, Exec and PortForward are WebSockets with the subprotocol Protocol;
-// Log is a plain response of text, and Interfaces one of JSON.
+// Log is a plain response of text, and Interfaces and Decisions are ones of JSON.
 const (
 	// Console is the serial console of a machine, or the main process of a container that has a
 	// terminal. Verb create.
@@ -36,6 +36,10 @@ const (
 	// Interfaces lists the network interfaces that the server itself sees, as an array of
 	// objects with name, mac and addresses. Verb get.
 	Interfaces Stream = "interfaces"
+	// Decisions lists the last decisions of the controller about the VirtualMachine, which may be
+	// gone: an object with replica, version, leads, since and decisions. Only the replica that
+	// leads decides. What a decision has may change with each version. Verb get.
+	Decisions Stream = "decisions"
 )
 
 // PathPrefix begins the path of every stream.

@@ -49,6 +49,9 @@ type Options struct {
 	OrphanPolicy string
 	OrphanMax    int
 
+	// DecisionsFile gets all decisions; empty means none.
+	DecisionsFile string
+
 	Streams StreamsOptions
 
 	Drivers registry.Settings
@@ -114,6 +117,7 @@ func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.OrphanGrace, "orphan-grace", o.OrphanGrace, "how long a server must have been without a VirtualMachine before it is removed")
 	fs.StringVar(&o.OrphanPolicy, "orphan-policy", o.OrphanPolicy, "what to do with servers without a VirtualMachine: delete or report")
 	fs.IntVar(&o.OrphanMax, "orphan-max", o.OrphanMax, "raises the number of orphans that may be removed at once, which is 3 or a tenth of the servers, whichever is more")
+	fs.StringVar(&o.DecisionsFile, "decisions", o.DecisionsFile, "file to append every decision to, for kubectl vm explain --replay; at 32 MiB it becomes FILE.1")
 	o.Streams.addLimitFlags(fs)
 	o.Drivers.AddFlags(fs)
 }

@@ -78,9 +78,13 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 		return err
 	}
 	defer closeDrivers()
+	history, err := addHistory(mgr, o, lock, guard)
+	if err != nil {
+		return err
+	}
 	if err := addRunnables(ctx, mgr, o, guard, controller.Options{
 		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
-		Epoch: guard.Epoch, MayAct: guard.Check,
+		Epoch: guard.Epoch, MayAct: guard.Check, Decisions: history,
 	}); err != nil {
 		return err
 	}
@@ -92,7 +96,7 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, guard *lead
 	if err := addDriverControllers(ctx, mgr, o, of); err != nil {
 		return err
 	}
-	if err := addStreams(ctx, mgr, o, of.Inventories); err != nil {
+	if err := addStreams(ctx, mgr, o, of); err != nil {
 		return err
 	}
 	return addHooks(mgr, o, guard)

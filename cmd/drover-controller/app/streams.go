@@ -15,8 +15,8 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"cloudnative.tw/drover/internal/controller"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/streams"
 	"cloudnative.tw/drover/internal/streams/endpoint"
 )
@@ -77,7 +77,7 @@ func (o *StreamsOptions) validateAddresses() error {
 }
 
 // addStreams adds what serves streams, if anything does, to the manager.
-func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, inventories []*inventory.Inventory) error {
+func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
 	if o.Streams.Address == "" && o.Streams.Serve == nil {
 		return nil
 	}
@@ -86,11 +86,11 @@ func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, inventories [
 		return err
 	}
 	drivers := map[string]driver.Driver{}
-	for _, i := range inventories {
+	for _, i := range of.Inventories {
 		drivers[i.Name] = i.Driver
 	}
 	handler := streams.New(streams.Options{
-		Authorizer: rights, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Drivers: drivers,
+		Authorizer: rights, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Drivers: drivers, Decisions: of.Decisions.History,
 		PerVM: o.Streams.PerVM, Total: o.Streams.Total, Clock: clock.RealClock{}, Log: ctrl.Log.WithName("streams"),
 	})
 	if o.Streams.Serve != nil {

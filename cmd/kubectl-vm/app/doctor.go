@@ -379,6 +379,7 @@ var rights = []right{
 	{"create", string(streams.Exec)},
 	{"create", string(streams.PortForward)},
 	{"get", string(streams.Interfaces)},
+	{"get", string(streams.Decisions)},
 }
 
 type rightsFacts struct {

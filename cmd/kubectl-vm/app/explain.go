@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,36 +32,65 @@ const (
 
 type explainOptions struct {
 	*Options
+	history      bool
+	output, file string
 }
 
 // NewExplainCommand returns the verb explain.
 func NewExplainCommand(o *Options) *cobra.Command {
 	e := &explainOptions{Options: o}
-	unexplained := func(err error) error {
-		if err == nil {
-			return nil
-		}
-		return &ExitError{Code: exitUnexplained, Err: err}
-	}
 	cmd := &cobra.Command{
-		Use:     "explain NAME",
+		Use:     "explain NAME | --replay FILE",
 		GroupID: groupObserve,
 		Short:   "Say why a VM is not ready, and what to do",
 		Long: "Say in sentences why a VM is not ready: what Drover is doing, how often that failed, when it is\n" +
 			"tried again, whether the engine answers, what happened last, and what to do.\n\n" +
+			"--history shows what the controller has decided about the VM lately: when, what it saw, what\n" +
+			"it decided and what came of that. It needs the right to get virtualmachines/decisions.\n" +
+			"--replay derives the decisions of a file again, by the rules of this program, and shows those\n" +
+			"that differ. The file is one of drover-controller --decisions, or of --history -o json.\n\n" +
 			"The exit code is\n" +
 			"  0  if the VM is as its spec says\n" +
 			"  1  if it is not yet, and time may help\n" +
 			"  2  if a person has to act\n" +
-			"  3  if nothing is known: no such VM, no answer, wrong flags",
-		Example: o.examples("explain web", "explain web >/dev/null && echo healthy"),
-		Args:    func(_ *cobra.Command, args []string) error { return unexplained(needOneName(args)) },
-		RunE:    func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], unexplained) },
+			"  3  if nothing is known: no such VM, no answer, wrong flags\n" +
+			"With --history it is 0 or 3. With --replay it is 1 if a decision differs.",
+		Example: o.examples("explain web", "explain web >/dev/null && echo healthy", "explain web --history",
+			"explain web --history -o json >web.json", "explain --replay web.json"),
+		Args: func(_ *cobra.Command, args []string) error { return asUnexplained(e.checkFlags(args)) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case e.file != "":
+				return asUnexplained(e.replay(e.file))
+			case e.history:
+				return asUnexplained(e.showHistory(cmd.Context(), args[0]))
+			}
+			return e.run(cmd.Context(), args[0])
+		},
 
 		ValidArgsFunction: o.CompleteVM,
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unexplained(err) })
+	e.addFlags(cmd)
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return asUnexplained(err) })
 	return cmd
+}
+
+func (e *explainOptions) addFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.BoolVar(&e.history, "history", false, "show the last decisions of the controller about the VM")
+	f.StringVarP(&e.output, "output", "o", "", "output format of --history: json")
+	f.StringVar(&e.file, "replay", "", "derive the decisions of this `FILE` again, and show those that differ")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.MarkFlagFilename("replay")
+}
+
+// asUnexplained gives an error the exit code of what is not known, unless it has its own.
+func asUnexplained(err error) error {
+	var own *ExitError
+	if err == nil || errors.As(err, &own) {
+		return err
+	}
+	return &ExitError{Code: exitUnexplained, Err: err}
 }
 
 // needOneName checks that one VM is named.
@@ -71,22 +101,22 @@ func needOneName(args []string) error {
 	return nil
 }
 
-func (e *explainOptions) run(ctx context.Context, arg string, unexplained func(error) error) error {
+func (e *explainOptions) run(ctx context.Context, arg string) error {
 	name, err := parseName(arg)
 	if err != nil {
-		return unexplained(err)
+		return asUnexplained(err)
 	}
 	namespace, err := e.Namespace()
 	if err != nil {
-		return unexplained(err)
+		return asUnexplained(err)
 	}
 	vm, err := e.GetVM(ctx, namespace, name)
 	if err != nil {
-		return unexplained(err)
+		return asUnexplained(err)
 	}
 	v, err := e.explain(ctx, vm)
 	if err != nil {
-		return unexplained(err)
+		return asUnexplained(err)
 	}
 	if v != verdictHealthy {
 		return &ExitError{Code: int(v)}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -67,9 +68,11 @@ func phaseOf(action api.Action) api.Phase {
 	return api.PhaseActive
 }
 
-// isRestartHandled reports whether no requested restart is to come.
+// isRestartHandled reports whether no requested restart is to come. A status has whole seconds,
+// and a spec what its user wrote.
 func isRestartHandled(vm *api.VirtualMachine) bool {
-	return vm.Spec.RestartedAt == nil || vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt)
+	want, have := vm.Spec.RestartedAt, vm.Status.RestartedAt
+	return want.IsZero() || have != nil && want.Truncate(time.Second).Equal(have.Time)
 }
 
 // awaited is a VM that is waited for.

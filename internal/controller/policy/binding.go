@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
@@ -31,10 +29,16 @@ func BindingOf(vm *api.VirtualMachine) api.Binding {
 	if name != "" && engine != "" && len(name) <= maxDriver && len(engine) <= maxEngineID {
 		return api.Binding{Driver: name, EngineID: engine}
 	}
-	if vm.Status.Server != nil || controllerutil.ContainsFinalizer(vm, api.FinalizerServer) {
+	if vm.Status.Server != nil || hasFinalizer(vm) {
 		return api.Binding{Driver: vm.Status.Driver}
 	}
 	return api.Binding{}
+}
+
+// hasFinalizer reports whether a VirtualMachine has Drover's finalizer. controllerutil would
+// slow the start of kubectl-vm, which replays decisions.
+func hasFinalizer(vm *api.VirtualMachine) bool {
+	return slices.Contains(vm.Finalizers, api.FinalizerServer)
 }
 
 // AnnotationOf returns the value of the annotation for a binding.
@@ -49,7 +53,7 @@ func AnnotationOf(b api.Binding) string {
 // finalizer, and the annotation agrees with the status.
 func IsBound(vm *api.VirtualMachine) bool {
 	bound := BindingOf(vm)
-	return controllerutil.ContainsFinalizer(vm, api.FinalizerServer) &&
+	return hasFinalizer(vm) &&
 		bound.EngineID != "" && vm.Annotations[api.AnnotationBound] == AnnotationOf(bound)
 }
 

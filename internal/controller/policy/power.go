@@ -111,7 +111,7 @@ func decidePaused(in Input) Decision {
 		if needsUpdate(in) {
 			return planEnsure(in, api.OperationUpdate, driver.PowerPaused, api.ReasonUpdating, "")
 		}
-		return Decision{Status: StatusIntent{Phase: api.PhasePaused, Reason: api.ReasonPausedAsAsked, Ready: true, RestartHandled: true, Message: in.Observed.Server.Note}}
+		return planPaused(in)
 	case driver.StateStarting:
 		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
 	case driver.StateStopped, driver.StateRestarting:
@@ -119,6 +119,15 @@ func decidePaused(in Input) Decision {
 	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving:
 	}
 	return planEnsure(in, api.OperationPause, driver.PowerPaused, api.ReasonUpdating, "")
+}
+
+// planPaused returns the decision for a server that is frozen as specified.
+func planPaused(in Input) Decision {
+	d := Decision{Status: StatusIntent{Phase: api.PhasePaused, Reason: api.ReasonPausedAsAsked, Ready: true, RestartHandled: true, Message: in.Observed.Server.Note}}
+	if len(pendingFields(in)) > 0 && refusedField(in) == nil {
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM, pendingFields(in))
+	}
+	return d
 }
 
 func decideOn(in Input) Decision {
@@ -168,7 +177,7 @@ func planRunning(in Input) Decision {
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonProbeFailing, in.Probe.Message
 	case refusedField(in) != nil: // Decide reports it, for every settled state
 	case len(pendingFields(in)) > 0:
-		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(pendingFields(in))
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM, pendingFields(in))
 	}
 	stable := in.Since.Run.Add(stableRun)
 	if IsCrashing(in.VM.Status.Operation) && in.Now.Before(stable) {

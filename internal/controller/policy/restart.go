@@ -4,6 +4,10 @@
 package policy
 
 import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -18,7 +22,16 @@ func isRestartWanted(in Input) bool {
 		}
 		have = op.RestartedAt
 	}
-	return want != nil && !want.Equal(have) && in.VM.Status.ObservedGeneration > 0
+	return !want.IsZero() && !isSameRequest(want, have) && in.VM.Status.ObservedGeneration > 0
+}
+
+// isSameRequest reports whether two values of restartedAt are the same in a status, which has
+// whole seconds and no zero time. A spec has what its user wrote, with fractions perhaps.
+func isSameRequest(a, b *metav1.Time) bool {
+	if a.IsZero() || b.IsZero() {
+		return a.IsZero() == b.IsZero()
+	}
+	return a.Truncate(time.Second).Equal(b.Truncate(time.Second))
 }
 
 // isRestartDone reports whether the run that a restart must end is over and another
@@ -51,5 +64,5 @@ func decideRestart(in Input) (Decision, bool) {
 // the restart under way. If its run has not ended yet, the restart satisfies both.
 func isOutdated(vm *api.VirtualMachine) bool {
 	want, have := vm.Spec.RestartedAt, vm.Status.Operation.RestartedAt
-	return want != nil && have != nil && !want.Equal(have)
+	return !want.IsZero() && have != nil && !isSameRequest(want, have)
 }

@@ -33,9 +33,14 @@ func pendingFields(in Input) []string {
 	return in.VM.Status.PendingFields
 }
 
-// PendingText says that fields wait for a restart.
-func PendingText(fields []string) string {
-	return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
+// PendingText says that fields wait for a restart, which nothing starts while the server is to
+// be paused.
+func PendingText(vm *api.VirtualMachine, fields []string) string {
+	how := "change spec.restartedAt to restart now"
+	if vm.Spec.Action == api.ActionPaused {
+		how = "set spec.action to active first, then change spec.restartedAt"
+	}
+	return strings.Join(fields, ", ") + ": applied at the next restart (" + how + ")"
 }
 
 // refusedField returns the field that the server cannot have, as Ensure last

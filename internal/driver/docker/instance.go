@@ -77,7 +77,9 @@ func (d *Driver) instanceFromSummary(s container.Summary) *instance {
 func (i *instance) readLabels(l map[string]string) {
 	i.uid, i.namespace, i.vmName = types.UID(l[LabelUID]), l[LabelNamespace], l[LabelName]
 	i.cluster, i.image, i.ports = l[LabelCluster], l[LabelImage], l[LabelPorts]
-	i.rootDisk, _ = strconv.ParseInt(l[LabelRootDisk], 10, 64)
+	if size, err := strconv.ParseInt(l[LabelRootDisk], 10, 64); err == nil {
+		i.rootDisk = size
+	}
 }
 
 // summaryName skips the aliases that links give to a container.

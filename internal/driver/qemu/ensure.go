@@ -158,11 +158,17 @@ func (d *Driver) converge(ctx context.Context, inst *instance.Instance, spec dri
 		if inst, err = inst.Observe(ctx); err != nil {
 			return driver.Server{}, instance.ClassifyObserveError(err)
 		}
-		if waits && !inst.IsEnded() {
+		if waits && !hasEndedDuring(next, inst) {
 			return d.reportResult(inst, spec), nil
 		}
 	}
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", inst.UID)
+}
+
+// hasEndedDuring reports whether a step that waits for the guest has nothing to wait for any
+// more. After a stop the QEMU may be gone already, since its supervisor makes it quit too.
+func hasEndedDuring(s step, inst *instance.Instance) bool {
+	return inst.IsEnded() || s == stepStop && !inst.On
 }
 
 // mayStart reports whether a start is requested. The exit of a run is reported before

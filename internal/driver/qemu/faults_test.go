@@ -273,7 +273,7 @@ func TestStartCutOff(t *testing.T) {
 	rewind(t, h)
 	listed, err = next.List(t.Context())
 	must(t, err)
-	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Exit != nil {
+	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Exit != nil || !listed[0].StartedAt.IsZero() {
 		t.Errorf("a machine that did not come to start is %+v", listed)
 	}
 	again := reach(t, next, spec, driver.StateRunning)

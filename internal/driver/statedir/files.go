@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/crashpoint"
 )
 
 const fileMode = 0o600
@@ -50,7 +51,10 @@ func (d *Dir) Install(folder, place string) error {
 	if err := d.Sync(folder); err != nil {
 		return err
 	}
-	if err := os.Rename(folder, place); err != nil {
+	point := crashpoint.Begin("install", place)
+	err := os.Rename(folder, place)
+	point.End()
+	if err != nil {
 		return err
 	}
 	return d.Sync(filepath.Dir(place))

@@ -216,15 +216,23 @@ func (c *counter) ReadAt(p []byte, at int64) (int, error) {
 	return n, err
 }
 
-// FuzzProbe checks that no content causes a panic, or yields an invalid size.
+// FuzzProbe checks that no content causes a panic, yields an invalid size, or makes Probe read
+// much: a header must not say how much is read.
 func FuzzProbe(f *testing.F) {
 	f.Add([]byte("QFI\xfb\x00\x00\x00\x03" + strings.Repeat("\xff", 200)))
 	f.Add([]byte("QFI\xfb\x00\x00\x00\x02" + strings.Repeat("\x00", 200)))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, content []byte) {
-		info, err := diskimage.Probe(bytes.NewReader(content), int64(len(content)))
+		read := &counter{ReaderAt: bytes.NewReader(content)}
+		info, err := diskimage.Probe(read, int64(len(content)))
 		if err == nil && (info.Size <= 0 || info.Size%512 != 0) {
 			t.Errorf("got %+v", info)
+		}
+		if read.n > 4096 {
+			t.Errorf("it read %d bytes of %d", read.n, len(content))
+		}
+		if err == nil && info.Format == diskimage.Qcow2 && diskimage.CheckDisk(read) != nil {
+			t.Error("an image that is taken is no disk")
 		}
 	})
 }

@@ -126,6 +126,15 @@ func seedArguments(fd int) []string {
 	return []string{"-blockdev", node.Text(), "-device", diskDevice("seed", Object{"serial": SeedSerial})}
 }
 
+// Arguments returns the command line of a description and the files that it names. It refuses
+// what QEMU would misunderstand.
+func (c Config) Arguments(files *Files) ([]string, error) {
+	if err := c.check(files); err != nil {
+		return nil, err
+	}
+	return c.arguments(), nil
+}
+
 // arguments returns the command line. Text that a user chose is in JSON or in an argument
 // of its own, never in an option with commas.
 func (c Config) arguments() []string {

@@ -57,7 +57,8 @@ type Started struct {
 // Start starts the QEMU of a machine, in a session of its own. It inherits neither this
 // program's environment nor any of its files but the given ones, which the caller closes.
 func Start(ctx context.Context, c Config, o Order, in Endpoints, files *Files) (*Started, error) {
-	if err := c.check(files); err != nil {
+	arguments, err := c.Arguments(files)
+	if err != nil {
 		return nil, fmt.Errorf("the machine cannot be started as it is described: %w", err)
 	}
 	given := slices.Clone(files.files)
@@ -71,16 +72,16 @@ func Start(ctx context.Context, c Config, o Order, in Endpoints, files *Files) (
 		}
 		given[fd-firstFD] = readable
 	}
-	started := &Started{Cmd: o.command(ctx, c, slices.Concat(in.files(), given))}
-	err := o.Users.startAs(func(as *confine.User) error {
+	started := &Started{Cmd: o.command(ctx, arguments, slices.Concat(in.files(), given))}
+	err = o.Users.startAs(func(as *confine.User) error {
 		started.Confinement = o.confinementOf(as)
 		return explainStart(confine.Start(started.Cmd, o.policyOf(c, as, given)), as)
 	})
 	return started, err
 }
 
-func (o Order) command(ctx context.Context, c Config, files []*os.File) *exec.Cmd {
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), o.Program, c.arguments()...) //nolint:gosec // made by Config
+func (o Order) command(ctx context.Context, arguments []string, files []*os.File) *exec.Cmd {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), o.Program, arguments...) //nolint:gosec // made by Config
 	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
 	cmd.Stdout, cmd.Stderr = o.Output, o.Output
 	cmd.ExtraFiles = files

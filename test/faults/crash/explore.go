@@ -20,29 +20,41 @@ import (
 // keepEnv names a folder in which the logs of runs with violations are left.
 const keepEnv = "DROVER_FAULTS_DIR"
 
-// bounds say how much is explored in a size: cases of one crash for each workload, and
-// pairs of crashes in all; zero means all.
-var bounds = map[lab.Size]struct{ cases, pairs int }{
-	lab.SizeShort:   {cases: 8, pairs: 8},
-	lab.SizeDefault: {cases: 0, pairs: 60},
-	lab.SizeFull:    {cases: 0, pairs: 1000},
-}
-
 // pairSeed selects the pairs that are run.
 const pairSeed = 15
 
-// Kind returns the kind of fault for the servers of engines, with so many runs at a time.
-func Kind(name string, parallel int, engines ...lab.Engine) lab.Kind {
-	newRunner := func(l *lab.Lab) *runner {
-		return &runner{Lab: l, engines: engines, parallel: parallel, keep: os.Getenv(keepEnv)}
+// Settings describe a kind of fault: crashes of controllers of some engines.
+type Settings struct {
+	Name    string
+	Engines []lab.Engine
+	// Parallel is how many runs take place at a time. They wait most of the time.
+	Parallel int
+	// Bounds say how much is explored in a size.
+	Bounds map[lab.Size]Bounds
+}
+
+// Bounds are limits; zero means none.
+type Bounds struct {
+	// Workloads are the names of those that are run.
+	Workloads []string
+	// Cases is how many cases of one crash are run of each workload.
+	Cases int
+	// Pairs is how many cases of two crashes are run in all.
+	Pairs int
+}
+
+// Kind returns the kind of fault.
+func Kind(s Settings) lab.Kind {
+	newRunner := func(l *lab.Lab, size lab.Size) *runner {
+		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], keep: os.Getenv(keepEnv)}
 	}
 	return lab.Kind{
-		Name: name,
+		Name: s.Name,
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
-			return newRunner(l).explore(ctx, size)
+			return newRunner(l, size).explore(ctx)
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			return newRunner(l).replay(ctx, name)
+			return newRunner(l, lab.SizeFull).replay(ctx, name)
 		},
 	}
 }
@@ -60,22 +72,15 @@ type tally struct {
 	pairsRun  int
 }
 
-func (r *runner) explore(ctx context.Context, size lab.Size) (lab.Result, error) {
+func (r *runner) explore(ctx context.Context) (lab.Result, error) {
 	begin := time.Now()
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
-	var learning []testCase
-	for _, e := range r.engines {
-		for _, w := range workloads {
-			if e.Runs(w.name) && w.isPossible(r.Lab) {
-				learning = append(learning, testCase{workload: w.name + "/" + e.Name(), recovery: lab.ByRestart})
-			}
-		}
-	}
-	err := r.runAll(ctx, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t, size) })
+	learning := r.learningCases()
+	err := r.runAll(ctx, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
 	if err == nil {
 		err = r.runAll(ctx, t.cases, func(ctx context.Context, c testCase) error { return r.runOnce(ctx, c, t) })
 	}
-	pairs := samplePairs(t.pairs, bounds[size].pairs)
+	pairs := samplePairs(t.pairs, r.bounds.Pairs)
 	if err == nil {
 		err = r.runAll(ctx, pairs, func(ctx context.Context, c testCase) error { return r.runPair(ctx, c, t) })
 	}
@@ -87,6 +92,20 @@ func (r *runner) explore(ctx context.Context, size lab.Size) (lab.Result, error)
 		t.result.Notes = append(t.result.Notes, "not reached: "+name)
 	}
 	return t.result, err
+}
+
+// learningCases returns the cases without crashes.
+func (r *runner) learningCases() []testCase {
+	var all []testCase
+	for _, e := range r.engines {
+		for _, w := range workloads {
+			wanted := len(r.bounds.Workloads) == 0 || slices.Contains(r.bounds.Workloads, w.name)
+			if wanted && e.Runs(w.name) && w.isPossible(r.Lab) {
+				all = append(all, testCase{workload: w.name + "/" + e.Name(), recovery: lab.ByRestart})
+			}
+		}
+	}
+	return all
 }
 
 // runAll runs cases, several at a time, until one cannot be run.
@@ -115,7 +134,7 @@ func (r *runner) runAll(ctx context.Context, cases []testCase, run func(context.
 }
 
 // learn runs a workload without crashes, and adds the cases of its points.
-func (r *runner) learn(ctx context.Context, c testCase, t *tally, size lab.Size) error {
+func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 	o, err := r.run(ctx, c, nil)
 	if err != nil {
 		return err
@@ -130,7 +149,7 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally, size lab.Size)
 	}
 	points := o.learned[0]
 	t.known += len(points)
-	t.cases = append(t.cases, casesOf(c.workload, points, bounds[size].cases)...)
+	t.cases = append(t.cases, casesOf(c.workload, points, r.bounds.Cases)...)
 	return nil
 }
 
@@ -240,7 +259,7 @@ func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 		return lab.Result{}, err
 	}
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
-	if err := r.learn(ctx, testCase{workload: c.workload, recovery: lab.ByRestart}, t, lab.SizeDefault); err != nil {
+	if err := r.learn(ctx, testCase{workload: c.workload, recovery: lab.ByRestart}, t); err != nil {
 		return t.result, err
 	}
 	o, err := r.run(ctx, c, t.states[c.workload])
@@ -265,13 +284,9 @@ var errFound = errors.New("a violation was found")
 // Hunt explores the crashes of some workloads until there is a violation, which it
 // returns. It is for controllers that have a bug.
 func Hunt(ctx context.Context, l *lab.Lab, engine lab.Engine, names ...string) (lab.Result, error) {
-	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: huntParallel}
+	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: huntParallel, bounds: Bounds{Workloads: names}}
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
-	var learning []testCase
-	for _, name := range names {
-		learning = append(learning, testCase{workload: name + "/" + engine.Name(), recovery: lab.ByRestart})
-	}
-	err := r.runAll(ctx, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t, lab.SizeDefault) })
+	err := r.runAll(ctx, r.learningCases(), func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
 	cases := slices.DeleteFunc(t.cases, func(c testCase) bool {
 		point, _, _ := strings.Cut(string(c.crashes[0]), "/")
 		return !isMutation(point)

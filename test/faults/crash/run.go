@@ -47,6 +47,7 @@ type runner struct {
 	engines []lab.Engine
 	// parallel is how many runs take place at a time. They wait most of the time.
 	parallel int
+	bounds   Bounds
 	// keep is a folder in which the logs of runs with violations are left; empty means none.
 	keep string
 }
@@ -55,7 +56,7 @@ type runner struct {
 // one.
 func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcome, err error) {
 	defer func(begin time.Time) {
-		debugf("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), c, o.crashed, len(o.violations))
+		r.logProgress("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), c, o.crashed, len(o.violations))
 	}(time.Now())
 	work, engine, err := findWorkload(c.workload, r.engines)
 	if err != nil {
@@ -69,7 +70,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	if err := engine.Prepare(ctx, w); err != nil {
 		return o, err
 	}
-	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Crashes: make([]string, work.firstCrash())}
+	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected, Crashes: make([]string, work.firstCrash())}
 	if work.programs != nil {
 		plan.Programs = work.programs(r.Lab)
 	}
@@ -193,7 +194,7 @@ func (s *stage) waitQuiet(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	return &lab.NotConverged{What: "rest", Cause: errors.New("there are writes all the time")}
+	return &lab.NotConvergedError{What: "rest", Cause: errors.New("there are writes all the time")}
 }
 
 // isSampled reports whether a case is one of each so many, always the same ones.
@@ -205,7 +206,7 @@ func isSampled(c testCase, share uint32) bool {
 
 // violationOf returns the violation that an error of a step is, if it is one.
 func violationOf(err error) *lab.Violation {
-	late, ok := errors.AsType[*lab.NotConverged](err)
+	late, ok := errors.AsType[*lab.NotConvergedError](err)
 	switch {
 	case !ok:
 		return nil
@@ -225,6 +226,15 @@ func (r *runner) keepLog(c testCase, o outcome) error {
 	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", h.Sum32())), fmt.Appendf(nil, "%s\n%v\n%s", c, o.violations, o.log), 0o600)
 }
 
-func debugf(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05.000 ")+format+"\n", args...)
+// logProgress adds a line about a run to a file beside the logs.
+func (r *runner) logProgress(format string, args ...any) {
+	if r.keep == "" {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(r.keep, "progress"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return
+	}
+	_, _ = fmt.Fprintf(f, time.Now().Format("15:04:05.000 ")+format+"\n", args...)
+	_ = f.Close()
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -44,6 +43,8 @@ type workload struct {
 	// hasty is set if users do not wait, so that a server may be created and deleted, or
 	// neither.
 	hasty bool
+	// unprotected is set if users remove the finalizer.
+	unprotected bool
 	// programs returns the programs of the processes, of which the first is replaced by
 	// the second; nil means that all are the same.
 	programs func(*lab.Lab) []string
@@ -80,7 +81,7 @@ var workloads = []workload{
 	}},
 	{name: "resize", setup: created, act: []step{resize, waitApplied}},
 	{name: "restart", setup: created, act: []step{restart, waitApplied}},
-	{name: "replace", setup: created, act: []step{replace, waitApplied}},
+	{name: "replace", unprotected: true, setup: created, act: []step{replace, waitApplied}},
 	{name: "delete", setup: created, act: []step{remove, waitGone}},
 	{name: "create-delete", hasty: true, act: []step{create, waitBound, remove, waitGone}},
 	{name: "recreate", setup: created, act: []step{remove, waitGone, create, waitApplied}},
@@ -137,9 +138,7 @@ func setAction(a api.Action) step {
 	}
 }
 
-func setCPU(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("1500m") }
-
-func resize(ctx context.Context, s *stage) error { return s.UpdateVM(ctx, vmName, setCPU) }
+func resize(ctx context.Context, s *stage) error { return s.UpdateVM(ctx, vmName, s.engine.Resize) }
 
 // restartTime is the same in every run, because it is in the spec.
 var restartTime = metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -157,7 +156,7 @@ func retain(ctx context.Context, s *stage) error {
 func replace(ctx context.Context, s *stage) error {
 	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) {
 		vm.Finalizers, vm.Annotations = nil, nil
-		setCPU(vm)
+		s.engine.Resize(vm)
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/test/framework"
@@ -55,6 +56,9 @@ func (Docker) NewVM(name string) *framework.VMBuilder {
 func (Docker) BreakImage(context.Context, *World, string) (image string, err error) {
 	return "127.0.0.1:1/none:v1", nil
 }
+
+// Resize implements Engine.
+func (Docker) Resize(vm *api.VirtualMachine) { setCPU(vm) }
 
 // RepairImage implements Engine.
 func (Docker) RepairImage(context.Context, *World) (image string, err error) {
@@ -148,6 +152,7 @@ func countEvent(e Effects, event events.Message) Effects {
 		e.Releases++
 	case events.ActionStart:
 		e.Runs++
+	default:
 	}
 	return e
 }

@@ -6,12 +6,20 @@ package lab
 import (
 	"context"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
 )
 
 // Engine is what the servers of a world run on.
 type Engine interface {
+	Place
+	Requests
+	Breakage
+}
+
+// Place is where servers are.
+type Place interface {
 	// Name is the driver's, or that of a variant of it.
 	Name() string
 	// Runs reports whether a workload has anything to show on this engine.
@@ -22,17 +30,27 @@ type Engine interface {
 	Prepare(ctx context.Context, w *World) error
 	// Inspect returns what has happened to servers, and what there is now.
 	Inspect(ctx context.Context, w *World, processes []history.Process) (Observed, error)
-	// Outage makes the engine unreachable, and with another one in its place where
-	// exchanged is set, until the caller calls back.
-	Outage(ctx context.Context, w *World, exchanged bool) (back func() error, err error)
+	// CleanUp removes all servers.
+	CleanUp(ctx context.Context, w *World) error
+}
+
+// Requests are what users may ask of an engine.
+type Requests interface {
 	// NewVM returns a VirtualMachine that runs on this engine.
 	NewVM(name string) *framework.VMBuilder
+	// Resize changes a spec in what a running server can follow.
+	Resize(vm *api.VirtualMachine)
+}
+
+// Breakage is what can be wrong with an engine.
+type Breakage interface {
 	// BreakImage makes the creation of a server fail as a wrong image does, and returns the
 	// image to use for that; empty means any. RepairImage returns a good one.
 	BreakImage(ctx context.Context, w *World, vm string) (image string, err error)
 	RepairImage(ctx context.Context, w *World) (image string, err error)
-	// CleanUp removes all servers.
-	CleanUp(ctx context.Context, w *World) error
+	// Outage makes the engine unreachable, or puts another one in its place where exchanged
+	// is set, until the caller calls back.
+	Outage(ctx context.Context, w *World, exchanged bool) (back func() error, err error)
 }
 
 // Observed is an engine as it is, and as it became that.

@@ -15,8 +15,11 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
@@ -114,7 +117,7 @@ func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) 
 			o.Violations = append(o.Violations, Violation{Rule: "O6", Text: fmt.Sprintf("%s, which is not Drover's, is %q, %v", name, got, err)})
 		}
 	}
-	o.Text, err = readAll(e.dir(w), e.journal(w))
+	o.Text, err = readAll(e.dir(w))
 	return o, err
 }
 
@@ -125,8 +128,9 @@ func ruleOf(r history.Rule) string {
 		return "O5"
 	case history.RuleCreatedOnce:
 		return "O3"
+	default:
+		return "O1"
 	}
-	return "O1"
 }
 
 func addEffects(e Effects, applied []journal.Entry) Effects {
@@ -139,6 +143,7 @@ func addEffects(e Effects, applied []journal.Entry) Effects {
 			e.Deletes++
 		case journal.ActionRelease:
 			e.Releases++
+		default:
 		}
 		if entry.After != nil && entry.After.Run != run {
 			run = entry.After.Run
@@ -202,12 +207,20 @@ func (e Fake) Outage(_ context.Context, w *World, exchanged bool) (back func() e
 	if !exchanged {
 		return func() error { return e.SetFaults(w, "") }, e.SetFaults(w, `{"*": {engineUnavailable: true}}`)
 	}
-	dir, away, other := e.dir(w), e.dir(w)+"-away", e.dir(w)+"-other"
+	other := e.dir(w) + "-other"
+	if err := makeFolderEngine(other); err != nil {
+		return nil, err
+	}
+	exchange := func() error {
+		return unix.Renameat2(unix.AT_FDCWD, e.dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+	}
+	return func() error { return errors.Join(exchange(), e.checkEmpty(other)) }, exchange()
+}
+
+// makeFolderEngine makes another engine whose servers are in a folder.
+func makeFolderEngine(dir string) error {
 	id := []byte("5dd7c1c3-5c3a-4b4e-9f55-000000000000\n")
-	err = errors.Join(os.Mkdir(other, 0o700), os.WriteFile(filepath.Join(other, statedir.IDFile), id, 0o600), os.Rename(dir, away), os.Rename(other, dir))
-	return func() error {
-		return errors.Join(os.Rename(dir, other), e.checkEmpty(other), os.Rename(away, dir))
-	}, err
+	return errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, statedir.IDFile), id, 0o600))
 }
 
 // checkEmpty fails if Drover made a server on an engine that none is bound to.
@@ -234,24 +247,29 @@ func (e Fake) RepairImage(_ context.Context, w *World) (image string, err error)
 	return "good", e.SetFaults(w, "")
 }
 
+// Resize implements Engine.
+func (Fake) Resize(vm *api.VirtualMachine) { setCPU(vm) }
+
+// setCPU changes what can be changed while a server runs.
+func setCPU(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("1500m") }
+
 // CleanUp implements Engine: the servers go with the world's folder.
 func (Fake) CleanUp(context.Context, *World) error { return nil }
 
-// readAll returns the content of all files.
-func readAll(paths ...string) (string, error) {
+// readAll returns the content of all files below a folder.
+func readAll(dir string) (string, error) {
 	var all strings.Builder
-	for _, root := range paths {
-		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || !d.Type().IsRegular() {
-				return err
-			}
-			content, err := os.ReadFile(path)
-			all.Write(content)
-			return err
-		})
-		if err != nil {
-			return "", err
+	files := os.DirFS(dir)
+	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+		var content []byte
+		if err == nil && d.Type().IsRegular() {
+			content, err = fs.ReadFile(files, path)
 		}
-	}
-	return all.String(), nil
+		all.Write(content)
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			return nil
+		}
+		return err
+	})
+	return all.String(), err
 }

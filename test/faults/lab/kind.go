@@ -28,6 +28,8 @@ const (
 // Kind is a kind of fault. A new one is a row of the table in package faults.
 type Kind struct {
 	Name string
+	// NeedsNoLab is set for a kind that starts no controllers. Its functions get no Lab.
+	NeedsNoLab bool
 	// Explore injects the faults of this kind and returns what it found. It returns an
 	// error if it could not explore.
 	Explore func(ctx context.Context, l *Lab, size Size) (Result, error)

@@ -70,7 +70,10 @@ func (l *Lab) open() (err error) {
 	if l.Kube, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
-	if l.dir, err = os.MkdirTemp("", "drover-faults-"); err != nil {
+	if l.dir, err = os.MkdirTemp("", "drover-fl-"); err != nil { // short, as sockets need
+		return err
+	}
+	if err := os.Chmod(l.dir, 0o711); err != nil { // for the user of machines
 		return err
 	}
 	handler, err := newProxy(config, &l.worlds)
@@ -93,6 +96,9 @@ func (l *Lab) Close() error {
 	}
 	return errors.Join(err, l.Cluster.Close(), os.RemoveAll(l.dir))
 }
+
+// labDir is the folder of all worlds.
+func (l *Lab) labDir() string { return l.dir }
 
 // kubeconfigFor writes the kubeconfig of a world, whose requests go through the proxy.
 func (l *Lab) kubeconfigFor(w *World) (string, error) {

@@ -58,7 +58,7 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 		Lab: l, begin: time.Now(), Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
 		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{},
 	}
-	if err := os.Mkdir(w.Dir, 0o700); err != nil {
+	if err := os.Mkdir(w.Dir, 0o711); err != nil { // the user of machines has to find QEMU's place
 		return nil, err
 	}
 	var err error
@@ -169,20 +169,20 @@ func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]
 		case <-changed:
 		case <-time.After(200 * time.Millisecond): // the check may look at more than objects
 		case <-timer.C:
-			return &NotConverged{what, err}
+			return &NotConvergedError{what, err}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// NotConverged is what had not become as it should be.
-type NotConverged struct {
+// NotConvergedError is what had not become as it should be.
+type NotConvergedError struct {
 	What  string
 	Cause error
 }
 
-func (e *NotConverged) Error() string {
+func (e *NotConvergedError) Error() string {
 	return fmt.Sprintf("%s: not within %s: %v", e.What, ConvergeTimeout, e.Cause)
 }
 

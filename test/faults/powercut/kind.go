@@ -69,7 +69,7 @@ var sizes = map[lab.Size]Options{
 // Kind returns the kind of fault for the folder of a driver.
 func Kind(driver string) lab.Kind {
 	return lab.Kind{
-		Name: "power cuts, " + driver,
+		Name: "power cuts, " + driver, NeedsNoLab: true,
 		Explore: func(ctx context.Context, _ *lab.Lab, size lab.Size) (lab.Result, error) {
 			o := sizes[size]
 			if driver == "fake" {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
@@ -151,7 +152,10 @@ func (inst *Instance) placeDisk(made string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, RecordFile, err)
 	}
-	if err := os.Rename(made, place); err != nil {
+	point := crashpoint.Begin("place", place)
+	err = os.Rename(made, place)
+	point.End()
+	if err != nil {
 		return err
 	}
 	return inst.Host.StateDir.Sync(inst.Path) // a record must not name a disk that a power cut takes

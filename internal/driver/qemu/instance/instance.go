@@ -21,6 +21,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -242,11 +243,20 @@ func (inst *Instance) Report() driver.Server {
 	return out
 }
 
+// startTime returns when the last run began. A run whose start was interrupted before QEMU
+// ran did not begin: if it counted, the next start would look like a restart.
+func (inst *Instance) startTime() time.Time {
+	if inst.Phase == record.PhaseStarting && !inst.IsAlive() {
+		return time.Time{}
+	}
+	return inst.StartedAt
+}
+
 // describeServer returns the server as the driver contract describes it, without addresses.
 func (inst *Instance) describeServer() driver.Server {
 	out := driver.Server{
 		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name,
-		Run: inst.Run, State: inst.driverState(), StartedAt: inst.StartedAt, Retained: inst.Retained,
+		Run: inst.Run, State: inst.driverState(), StartedAt: inst.startTime(), Retained: inst.Retained,
 		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
 	}
 	// A server that is off has no CPUs and no memory: the next start takes what the spec

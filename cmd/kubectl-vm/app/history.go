@@ -1,0 +1,215 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/internal/controller/decisions"
+)
+
+const (
+	// maxHistory limits the answer of a replica, in bytes.
+	maxHistory = 4 << 20
+	// historyTries is how often the service of streams is asked until the replica answers that
+	// leads. Which one answers is chosen anew for each connection.
+	historyTries = 12
+	// historyColumns is how wide the history is.
+	historyColumns = 80
+	// exitDiffers is the exit code of --replay if a decision differs.
+	exitDiffers = 1
+)
+
+// showHistory prints the last decisions about a VM.
+func (e *explainOptions) showHistory(ctx context.Context, name string) error {
+	at, err := (&connection{Options: e.Options}).connect(ctx, name)
+	if err != nil {
+		return err
+	}
+	all, err := readHistories(ctx, at)
+	if err != nil {
+		return at.describe(ctx, err)
+	}
+	if e.output == "json" {
+		text, err := json.MarshalIndent(decisions.Histories{Replicas: all}, "", "    ")
+		if err == nil {
+			_, err = fmt.Fprintln(e.Out, string(text))
+		}
+		return err
+	}
+	return e.printHistories(at, all)
+}
+
+// readHistories asks replicas until one that leads has answered. It returns one answer of each,
+// the leader's last.
+func readHistories(ctx context.Context, at place) ([]decisions.History, error) {
+	var all []decisions.History
+	for range historyTries {
+		h, err := readHistory(ctx, at)
+		at.client.Close() // the next connection may be to another replica
+		if err != nil {
+			return nil, err
+		}
+		all = slices.DeleteFunc(all, func(other decisions.History) bool { return other.Replica == h.Replica })
+		all = append(all, h)
+		if h.Leads {
+			return all, nil
+		}
+	}
+	return all, nil
+}
+
+func readHistory(ctx context.Context, at place) (h decisions.History, err error) {
+	body, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Decisions, nil)
+	if err != nil {
+		return h, err
+	}
+	defer func() { _ = body.Close() }()
+	if err := json.NewDecoder(io.LimitReader(body, maxHistory)).Decode(&h); err != nil {
+		return h, fmt.Errorf("read the decisions: %w", err)
+	}
+	return h, nil
+}
+
+func (e *explainOptions) printHistories(at place, all []decisions.History) error {
+	var b strings.Builder
+	var records []decisions.Record
+	s := screenOf(e.Out)
+	s.width = historyColumns
+	fmt.Fprintf(&b, "%s\n", s.paint(fmt.Sprintf("Decisions about %s/%s, the newest last.", at.namespace, at.name), bold))
+	for i := range all {
+		writeIndented(&b, s, "", replicaText(&all[i]))
+		records = append(records, all[i].Decisions...)
+	}
+	slices.SortStableFunc(records, func(a, b decisions.Record) int { return a.At().Compare(b.At()) })
+	writeRecords(&b, s, records, len(all) > 1)
+	_, err := fmt.Fprint(e.Out, b.String())
+	return err
+}
+
+// replicaText says whose decisions these are, and what is not known.
+func replicaText(h *decisions.History) string {
+	began := instantText(h.Since)
+	text := fmt.Sprintf("Replica %s (Drover %s)", printable.Line(h.Replica), printable.Line(h.Version))
+	switch {
+	case h.Leads:
+		text += fmt.Sprintf(" leads with epoch %d, and remembers %d of them", h.Epoch, len(h.Decisions))
+	case len(h.Decisions) > 0:
+		text += fmt.Sprintf(" does not lead; it remembers %d of when it did", len(h.Decisions))
+	default:
+		return text + " does not lead, and only a leader decides. It began at " + began + "."
+	}
+	text += fmt.Sprintf("; it began at %s.", began)
+	if h.Dropped > 0 {
+		text += fmt.Sprintf(" It has forgotten %d older decisions, about all VMs.", h.Dropped)
+	}
+	return text
+}
+
+// writeRecords writes what was decided, with who decided if there are several.
+func writeRecords(b *strings.Builder, s screen, records []decisions.Record, several bool) {
+	for i := range records {
+		r := &records[i]
+		when := r.When()
+		if several {
+			when += ", by " + printable.Line(r.Replica)
+		}
+		b.WriteString("\n" + s.paint(strings.Join(printable.Wrap(when, s.width), "\n  "), bold) + "\n")
+		for _, sentence := range r.Sentences() {
+			writeIndented(b, s, "  ", printable.Line(sentence))
+		}
+	}
+}
+
+// replay derives the decisions of a file again, and prints those that differ.
+func (e *explainOptions) replay(path string) error {
+	file, err := os.Open(path) //nolint:gosec // The user names it.
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	f, err := decisions.Read(file)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	var b strings.Builder
+	s := screenOf(e.Out)
+	s.width = historyColumns
+	differ := 0
+	vms := map[string]bool{}
+	for i := range f.Records {
+		vms[f.Records[i].Key().String()] = true
+		if e.replayRecord(&b, s, &f.Records[i]) {
+			differ++
+		}
+	}
+	if f.Broken > 0 {
+		_, _ = fmt.Fprintf(e.ErrOut, "warning: %d lines of %s cannot be read\n", f.Broken, path)
+	}
+	plural := "s"
+	if len(vms) == 1 {
+		plural = ""
+	}
+	writeIndented(&b, s, "", fmt.Sprintf("%d decisions about %d VM%s were derived again by Drover %s: %d differ.", len(f.Records), len(vms), plural, Version, differ))
+	if _, err := fmt.Fprint(e.Out, b.String()); err != nil {
+		return err
+	}
+	if differ > 0 {
+		return &ExitError{Code: exitDiffers}
+	}
+	return nil
+}
+
+// replayRecord derives a decision again, and reports whether it differs.
+func (e *explainOptions) replayRecord(b *strings.Builder, s screen, r *decisions.Record) bool {
+	differences, err := r.Replay()
+	if err == nil && len(differences) == 0 {
+		return false
+	}
+	b.WriteString(s.paint(printable.Line(r.Key().String()), bold))
+	writeRecords(b, s, []decisions.Record{*r}, true)
+	if err != nil {
+		writeIndented(b, s, "  ", printable.Line(err.Error()))
+	}
+	for _, d := range differences {
+		writeIndented(b, s, "  ", printable.Line(fmt.Sprintf("%s differs:", d.Field)))
+		writeIndented(b, s, "    ", printable.Line(fmt.Sprintf("Drover %s decided %s", r.Version, valueText(d.Recorded))))
+		writeIndented(b, s, "    ", printable.Line(fmt.Sprintf("Drover %s decides %s", Version, valueText(d.Derived))))
+	}
+	b.WriteString("\n")
+	return true
+}
+
+func valueText(value any) string {
+	if value == nil {
+		return "nothing"
+	}
+	return fmt.Sprintf("%v", value)
+}
+
+// checkFlags refuses flags that do not belong together.
+func (e *explainOptions) checkFlags(args []string) error {
+	switch {
+	case e.output != "" && e.output != "json":
+		return fmt.Errorf("--output %q: allowed is json", e.output)
+	case e.output != "" && !e.history:
+		return errors.New("--output is for --history")
+	case e.file != "" && e.history:
+		return errors.New("--history and --replay exclude each other")
+	case e.file != "" && len(args) > 0:
+		return errors.New("--replay derives all decisions of a file: give no NAME")
+	case e.file == "":
+		return needOneName(args)
+	}
+	return nil
+}

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Explores what faults do to Drover (test/faults), and prints a table of it. It installs
+# what is missing. DROVER_FAULTS says how much: short, default or full. Logs of runs that
+# broke a rule are left in DROVER_FAULTS_DIR, bin/faults unless it is set.
+set -o errexit -o nounset -o pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+hack/test-deps.sh
+export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}" DROVER_FAULTS_DIR="${DROVER_FAULTS_DIR:-${PWD}/bin/faults}"
+rm -rf "${DROVER_FAULTS_DIR}"
+mkdir -p "${DROVER_FAULTS_DIR}"
+go test -count 1 -timeout 12h -v ./test/faults "$@"

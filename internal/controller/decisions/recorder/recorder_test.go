@@ -1,0 +1,171 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/controller/decisions"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+var key = types.NamespacedName{Namespace: "default", Name: "vm"}
+
+func newRecorder() *Recorder {
+	return New(Options{Replica: "r", Version: "v", Epoch: func() uint64 { return 7 }, Clock: testingclock.NewFakeClock(policytest.T0)})
+}
+
+// record decides about a server and records that, some time after T0.
+func record(r *Recorder, name string, observed inventory.Observation, after time.Duration) {
+	vm := policytest.ReportedVM().Obj()
+	vm.Name = name
+	in := policy.Input{VM: vm, Observed: observed, Now: policytest.T0.Add(after), Driver: "fake", Drivers: []string{"fake"}, PassedGeneration: vm.Generation}
+	d := policy.Decide(in)
+	r.Record(&in, &d)
+}
+
+// TestRepeatedDecisionsAreFolded checks that routine passes count, that their progress does not
+// matter, and that steps are never folded.
+func TestRepeatedDecisionsAreFolded(t *testing.T) {
+	t.Parallel()
+	r := newRecorder()
+	record(r, "vm", policytest.Gone(), 0)
+	r.Finish(key, decisions.NewOutcome(policytest.T0.Add(time.Second), decisions.Failed, errors.New("boom")))
+	record(r, "vm", policytest.Gone(), time.Second)
+	r.Finish(key, decisions.NewOutcome(policytest.T0.Add(2*time.Second), decisions.Succeeded, nil))
+	for i := range 5 {
+		pulling := policytest.ChangeServer(policytest.Present(driver.StatePending), func(s *driver.Server) { s.Progress = fmt.Sprint(i, "%") })
+		record(r, "vm", pulling, time.Duration(2+i)*time.Second)
+	}
+	for i := range 100 {
+		record(r, "vm", policytest.Present(driver.StateRunning), time.Duration(10+i)*time.Second)
+	}
+	record(r, "vm", policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Run = "run-2" }), time.Hour)
+
+	h := r.History(key)
+	var got []string
+	for _, d := range h.Decisions {
+		got = append(got, fmt.Sprint(d.Sequence, " ", d.Decision.Action.Step, " ", d.Decision.Status.Reason, " ", d.Repeats, " ", d.Outcome.Value.Result))
+		if differences, err := d.Replay(); err != nil || len(differences) > 0 {
+			t.Errorf("%v %+v", err, differences)
+		}
+	}
+	want := []string{"1 ensure Creating 0 Failed", "2 ensure Creating 0 Succeeded", "3 wait Fetching 4 ", "4 wait Running 99 ", "5 wait Running 0 "}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("it has\n%s", strings.Join(got, "\n"))
+	}
+	if at := h.Decisions[3].Until; !at.Equal(policytest.T0.Add(109 * time.Second)) {
+		t.Errorf("it was last decided at %s", at)
+	}
+	if h.Replica != "r" || h.Version != "v" || !h.Leads || h.Epoch != 7 || !h.Since.Equal(policytest.T0) {
+		t.Errorf("%+v", h)
+	}
+}
+
+// TestHistoryIsBounded checks the bounds: in number for each VM and in total, and in bytes.
+func TestHistoryIsBounded(t *testing.T) {
+	t.Parallel()
+	for name, limits := range map[string]limits{
+		"for each VM": {perVM: 5, records: 1000, bytes: 1 << 30},
+		"in total":    {perVM: 1000, records: 40, bytes: 1 << 30},
+		"in bytes":    {perVM: 1000, records: 1000, bytes: 100 << 10},
+	} {
+		r := newRecorder()
+		r.limits = limits
+		for i := range 500 {
+			record(r, fmt.Sprint("vm-", i%10), policytest.Unknown(time.Duration(i)*time.Minute), 0)
+			r.Finish(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("vm-", i%10)},
+				decisions.NewOutcome(policytest.T0, decisions.Failed, errors.New(strings.Repeat("x", 500))))
+		}
+		total, bytes := 0, 0
+		for i := range 10 {
+			h := r.History(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("vm-", i)})
+			total += len(h.Decisions)
+			if len(h.Decisions) > limits.perVM || len(h.Decisions) == 0 || h.Dropped == 0 {
+				t.Errorf("%s: a VM has %d decisions; %d were dropped", name, len(h.Decisions), h.Dropped)
+			}
+			last := h.Decisions[len(h.Decisions)-1]
+			if last.Sequence < 490 {
+				t.Errorf("%s: decision %d is the last one", name, last.Sequence)
+			}
+			for i := range h.Decisions {
+				bytes += h.Decisions[i].Bytes() + len(h.Decisions[i].Outcome.Value.Error.Value.Text)
+			}
+		}
+		if total > limits.records || bytes > limits.bytes+500 || bytes != r.bytes || r.oldest.Len() != total {
+			t.Errorf("%s: there are %d decisions of %d bytes, counted as %d and %d", name, total, bytes, r.oldest.Len(), r.bytes)
+		}
+	}
+}
+
+// TestNoRecorder records nothing.
+func TestNoRecorder(t *testing.T) {
+	t.Parallel()
+	var r *Recorder
+	record(r, "vm", policytest.Gone(), 0)
+	r.Finish(key, decisions.Outcome{})
+}
+
+// TestReadersAndWriters reads histories while they are written, for the race detector.
+func TestReadersAndWriters(t *testing.T) {
+	t.Parallel()
+	r := newRecorder()
+	r.limits.perVM = 3
+	var all sync.WaitGroup
+	for n := range 4 {
+		all.Go(func() {
+			for i := range 200 {
+				record(r, "vm", policytest.Unknown(time.Duration(i%3)*time.Minute), time.Duration(n))
+				r.Finish(key, decisions.NewOutcome(policytest.T0, decisions.Succeeded, nil))
+			}
+		})
+		all.Go(func() {
+			for range 200 {
+				_ = decisions.Format(r.History(key).Decisions...)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// BenchmarkDecide measures a decision, and what it costs to record it: one that repeats the last
+// one, and a new one.
+func BenchmarkDecide(b *testing.B) {
+	vm := policytest.ReportedVM().Obj()
+	in := policy.Input{VM: vm, Observed: policytest.Present(driver.StateRunning), Now: policytest.T0, Driver: "fake", Drivers: []string{"docker", "fake"}, PassedGeneration: vm.Generation}
+	b.Run("alone", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_ = policy.Decide(in)
+		}
+	})
+	b.Run("recorded as repeated", func(b *testing.B) {
+		b.ReportAllocs()
+		r := newRecorder()
+		for b.Loop() {
+			d := policy.Decide(in)
+			r.Record(&in, &d)
+		}
+	})
+	b.Run("recorded as new", func(b *testing.B) {
+		b.ReportAllocs()
+		r, in := newRecorder(), in
+		for n := 0; b.Loop(); n++ {
+			in.Observed.Server.Run = []string{"run-1", "run-2"}[n%2]
+			d := policy.Decide(in)
+			r.Record(&in, &d)
+		}
+	})
+}

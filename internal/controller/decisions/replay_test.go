@@ -1,0 +1,156 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package decisions
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// randomDecisions is how many decisions TestRandomDecisionsReplay records.
+const randomDecisions = "10000"
+
+// TestRandomDecisionsReplay records random decisions, reads the records back and derives each
+// again: the decision is the same, to the nanosecond.
+func TestRandomDecisionsReplay(t *testing.T) {
+	checks := flag.Lookup("rapid.checks").Value
+	before := checks.String()
+	if err := checks.Set(randomDecisions); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = checks.Set(before) }()
+	kinds, steps, n := map[string]bool{}, map[policy.Step]int{}, 0
+	rapid.Check(t, func(t *rapid.T) {
+		in := randomInput(t)
+		d := policy.Decide(in)
+		back := throughJSON(t, New(&in, &d))
+		again := policy.Decide(back.Input.policy())
+		if want := inUTC(d); !reflect.DeepEqual(want, again) {
+			t.Fatalf("decided\n%+v, derived\n%+v", want, again)
+		}
+		if differences, err := back.Replay(); err != nil || len(differences) > 0 {
+			t.Fatalf("%v %+v", err, differences)
+		}
+		n++
+		steps[d.Action.Step]++
+		kinds[string(d.Action.Operation)+d.Status.Reason+string(d.Status.Phase)] = true
+	})
+	t.Logf("%d decisions of %d kinds; waits, calls of Ensure and Delete, and finalizers removed: %v", n, len(kinds), steps)
+	if len(kinds) < 60 || len(steps) != 4 {
+		t.Errorf("there are %d kinds, and steps %v", len(kinds), steps)
+	}
+}
+
+type fataler interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// throughJSON writes and reads a record.
+func throughJSON(t fataler, r Record) Record {
+	t.Helper()
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	f, err := Read(strings.NewReader(string(text) + "\n"))
+	if err != nil || len(f.Records) != 1 {
+		t.Fatalf("%v: %s", err, text)
+	}
+	if f.Records[0] != r {
+		t.Fatalf("the record\n%+v is read as\n%+v", r, f.Records[0])
+	}
+	return f.Records[0]
+}
+
+// inUTC returns a decision whose times have neither a zone nor a monotonic reading.
+func inUTC(d policy.Decision) policy.Decision {
+	for _, at := range []*time.Time{&d.WakeAt, &d.NextTry, &d.Action.StopBy} {
+		*at = at.Round(0).UTC()
+	}
+	return d
+}
+
+// TestLongTextsReplay cuts texts of all lengths, and derives the same.
+func TestLongTextsReplay(t *testing.T) {
+	t.Parallel()
+	for _, letters := range []string{"a", "ä", "€", "𝄞", "a\xff"} {
+		for n := 1000; n < 1110; n++ {
+			in := baseInput()
+			in.Driver, in.Observed = "fake", policytest.Unknown(time.Hour)
+			in.Observed.Cause = errors.New(strings.Repeat(letters, n))
+			for _, delete := range []bool{false, true} { // with a prefix before the text
+				if delete {
+					in.VM = policytest.ReportedVM().DeletionTimestamp(policytest.T0).Obj()
+				}
+				d := policy.Decide(in)
+				r := throughJSON(t, New(&in, &d))
+				if differences, err := r.Replay(); err != nil || len(differences) > 0 {
+					t.Fatalf("%d of %q: %v %+v", n, letters, err, differences)
+				}
+				if len(r.Decision.Status.Message) > maxText || len(r.Input.Observed.Cause.Value.Text) > maxInputText {
+					t.Fatalf("%d of %q are kept", n, letters)
+				}
+			}
+		}
+	}
+}
+
+// TestErrorsSurvive checks that code still finds the kind of a recorded error.
+func TestErrorsSurvive(t *testing.T) {
+	t.Parallel()
+	err := driver.WithReason("PortConflict", driver.Errorf(driver.ErrRetry, "port 80 is taken: %w", driver.ErrExhausted))
+	back := errorFrom(errorOf(err))
+	if back.Error() != err.Error() || driver.ReasonOf(back) != "PortConflict" || !errors.Is(back, driver.ErrRetry) ||
+		!errors.Is(back, driver.ErrExhausted) || errors.Is(back, driver.ErrInvalid) || errorFrom(errorOf(nil)) != nil {
+		t.Errorf("%#v", back)
+	}
+}
+
+// TestSteppedClock records waits whose times have monotonic readings. Their order is that of the
+// monotonic clock.
+func TestSteppedClock(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	in := baseInput()
+	in.Now, in.Driver, in.Observed = now, "fake", inventory.Observation{
+		EngineID: policytest.EngineID, DownSince: now.Add(-policy.OutageDelay + time.Nanosecond), Cause: errors.New("no"),
+	}
+	d := policy.Decide(in)
+	r := throughJSON(t, New(&in, &d))
+	if differences, err := r.Replay(); err != nil || len(differences) > 0 || r.Decision.WakeAt.Sub(r.Input.Now) != time.Nanosecond {
+		t.Errorf("%v %+v %s", err, differences, r.Decision.WakeAt)
+	}
+}
+
+// TestAnotherPolicyDiffers changes what was recorded, as another version of Drover would have
+// decided.
+func TestAnotherPolicyDiffers(t *testing.T) {
+	t.Parallel()
+	in := baseInput()
+	in.Driver, in.Observed = "fake", policytest.Gone()
+	d := policy.Decide(in)
+	r := New(&in, &d)
+	r.Decision.Status.Reason, r.Decision.Action.ShortRuns = "Other", 3
+	differences, err := r.Replay()
+	if err != nil || len(differences) != 2 || differences[0].Field != "action.shortRuns" || differences[1].Recorded != "Other" || differences[1].Derived != "Creating" {
+		t.Errorf("%v %+v", err, differences)
+	}
+	r.Input.Observed.Answer, r.Input.Observed.Fenced = "unknown", true // and no cause
+	if _, err := r.Replay(); err == nil {
+		t.Error("a decision without a cause of the outage was derived")
+	}
+}

@@ -1,0 +1,199 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
+	"k8s.io/utils/clock"
+)
+
+// FuzzRef checks that no reference leads out of the store's folder, that what is refused is
+// refused by the field's name, and that what is shown of a source has no user, password or
+// query of it.
+func FuzzRef(f *testing.F) {
+	digest := digestPrefix + strings.Repeat("0", 64)
+	for _, c := range [][2]string{
+		{"https://user:secret@host/path?token=secret", digest},
+		{"oci://host/name@" + digest, ""},
+		{"/images/a.qcow2", ""},
+		{"http://", digestPrefix + "../../x"},
+		{"https://a@b@c/d#e?f", ""},
+		{"oci://user:p/w@host/name", ""},
+		{"file:///a?b", ""},
+	} {
+		f.Add(c[0], c[1])
+	}
+	f.Fuzz(func(t *testing.T, source, checksum string) {
+		ref := Ref{Source: source, Checksum: checksum}
+		if err := ref.Validate("image"); err != nil {
+			if !strings.HasPrefix(err.Error(), "image.checksum") || !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrUnsupported) {
+				t.Errorf("%q, %q: the error names no field: %v", source, checksum, err)
+			}
+			return
+		}
+		s := &Store{Dir: "/store", Sub: "cache", Clock: clock.RealClock{}}
+		for _, at := range []string{s.refPath(source), first(s.Path(ref))} {
+			if at != "" && filepath.Dir(at) != "/store/cache" {
+				t.Errorf("%q, %q: the path is %s", source, checksum, at)
+			}
+		}
+		sources, err := NewSources(Policy{PlainHTTP: []string{"localhost:5000"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ref.Checksum != "" && sources.IsUnchecked(ref) {
+			t.Errorf("%q is unchecked in spite of its checksum", source)
+		}
+	})
+}
+
+func first(path string, _ bool) string { return path }
+
+// FuzzRedact checks that neither credentials nor a query are shown, whatever is around them.
+func FuzzRedact(f *testing.F) {
+	const secret = "hunter2secret"
+	for _, c := range [][3]string{{"https", "host/path", "x"}, {"oci", "host:5000/name:tag", ""}, {"http", "h", "a@b/c"}} {
+		f.Add(c[0], c[1], c[2])
+	}
+	f.Fuzz(func(t *testing.T, scheme, rest, before string) {
+		if strings.ContainsAny(scheme, ":/") || scheme == "file" || scheme == "" {
+			return
+		}
+		// The host of a URL begins behind the last @ before the first slash.
+		user := strings.NewReplacer("/", "", "?", "", "#", "").Replace(before) + secret
+		for _, source := range []string{
+			scheme + "://" + user + ":x@" + rest, scheme + "://u:" + user + "@" + rest, scheme + "://" + rest + "?token=" + secret, scheme + "://" + rest + "#" + secret,
+		} {
+			if shown := Redact(source); strings.Contains(shown, secret) {
+				t.Errorf("%q is shown as %q", source, shown)
+			}
+		}
+	})
+}
+
+// FuzzRefFile checks that the file of a source, whatever it holds, stands for a digest of an
+// image in the store, or for none.
+func FuzzRefFile(f *testing.F) {
+	name := imagePrefix + strings.Repeat("a", 64)
+	for _, content := range [][]byte{formatRefFile(name, "https://host/x"), nil, []byte(".."), []byte("../../" + name), []byte(name), []byte("sha256-a\n"), []byte("\n")} {
+		f.Add(content)
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		s := &Store{Dir: t.TempDir(), Sub: "cache", Clock: clock.RealClock{}}
+		ref := Ref{Source: "https://host/x"}
+		if err := errors.Join(os.Mkdir(s.filePath(""), 0o700), os.WriteFile(s.refPath(ref.Source), content, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if digest := s.Digest(ref); digest != "" && !checksumPattern.MatchString(digest) {
+			t.Errorf("%q stands for %q", content, digest)
+		}
+		if at, exists := s.Path(ref); exists {
+			t.Errorf("%q stands for an image that nobody has fetched, %q", content, at)
+		}
+		if needs, err := s.NeedsFetch(ref); err != nil || !needs {
+			t.Errorf("with %q it needs no fetch: %v", content, err)
+		}
+	})
+}
+
+// layerLimit is how many bytes the layers may have in FuzzLayers.
+const layerLimit = 64 << 10
+
+// FuzzLayers checks that no layers make more of a disk than is allowed, or a disk other than
+// the only file in its folder.
+func FuzzLayers(f *testing.F) {
+	whole := tarOf(f, "disk/a", "content")
+	f.Add(whole, []byte(nil))
+	f.Add(gzipOf(f, whole), whole)
+	f.Add(gzipOf(f, make([]byte, 1<<20)), whole)
+	f.Add(tarOf(f, "disk/.wh.a", ""), whole)
+	f.Add(tarOf(f, "/./disk//../disk/a", "x"), tarOf(f, "etc/disk/a", "y"))
+	f.Add([]byte("\x28\xb5\x2f\xfd\x00"), []byte("\x1f\x8b"))
+	f.Fuzz(func(t *testing.T, lower, upper []byte) {
+		image, err := mutate.AppendLayers(empty.Image, rawLayer(lower), rawLayer(upper))
+		if err != nil {
+			t.Skip(err)
+		}
+		var out bytes.Buffer
+		err = copyDisk(image, &out, layerLimit)
+		if out.Len() > layerLimit {
+			t.Errorf("a disk of %d bytes came of layers of %d and %d bytes", out.Len(), len(lower), len(upper))
+		}
+		if err != nil {
+			return
+		}
+		if want := append(disksIn(t, lower), disksIn(t, upper)...); len(want) != 1 || !bytes.Equal(want[0], out.Bytes()) {
+			t.Errorf("the disk is %q, and the layers have %q", out.Bytes(), want)
+		}
+	})
+}
+
+func rawLayer(blob []byte) v1.Layer { return static.NewLayer(blob, mediatypes.OCILayer) }
+
+// disksIn returns the files in the disk's folder of a layer that copyDisk has accepted.
+func disksIn(t *testing.T, layer []byte) (found [][]byte) {
+	t.Helper()
+	content, release, err := decompressLayer(bytes.NewReader(layer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	files := tar.NewReader(content)
+	for {
+		entry, err := files.Next()
+		if errors.Is(err, io.EOF) {
+			return found
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, name := path.Split(path.Clean("/" + entry.Name))
+		if dir != "/disk/" || strings.HasPrefix(name, ".") || entry.Typeflag != tar.TypeReg {
+			continue
+		}
+		file, err := io.ReadAll(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, file)
+	}
+}
+
+func tarOf(f *testing.F, name, content string) []byte {
+	f.Helper()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o444, Size: int64(len(content))})
+	_, writeErr := io.WriteString(w, content)
+	if err := errors.Join(err, writeErr, w.Close()); err != nil {
+		f.Fatal(err)
+	}
+	return archive.Bytes()
+}
+
+func gzipOf(f *testing.F, content []byte) []byte {
+	f.Helper()
+	var blob bytes.Buffer
+	w := gzip.NewWriter(&blob)
+	_, err := w.Write(content)
+	if err := errors.Join(err, w.Close()); err != nil {
+		f.Fatal(err)
+	}
+	return blob.Bytes()
+}

@@ -1,0 +1,260 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/test/failover/processlog"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/history"
+)
+
+// QEMU is the engine whose servers are machines of this host, emulated. A recorder in
+// QEMU's place reports each that is started.
+type QEMU struct {
+	tools *qemuTools
+}
+
+// qemuTools are shared by all worlds.
+type qemuTools struct {
+	prepare  sync.Once
+	err      error
+	log      *processlog.Log
+	recorder string
+	guest    string
+}
+
+// NewQEMU returns the engine.
+func NewQEMU() QEMU { return QEMU{&qemuTools{}} }
+
+// Name implements Engine.
+func (QEMU) Name() string { return qemu.Name }
+
+// Runs implements Engine. An unbound VirtualMachine would be bound to the engine that a
+// controller makes where the folder is missing.
+func (QEMU) Runs(workload string) bool { return workload != "create-outage" }
+
+func (QEMU) dir(w *World) string { return filepath.Join(w.Dir, "qemu") }
+
+func (QEMU) journal(w *World) string { return filepath.Join(w.Dir, "journal") }
+
+// Args implements Engine.
+func (e QEMU) Args(w *World) []string {
+	return []string{
+		"--vm-driver=qemu", "--qemu-dir=" + e.dir(w), "--qemu-image-dirs=" + filepath.Dir(e.tools.guest), "--qemu-image=" + e.tools.guest,
+		"--qemu-accel=tcg", "--qemu-binary=" + e.tools.recorder, "--qemu-journal=" + e.journal(w),
+	}
+}
+
+// Prepare implements Engine.
+func (e QEMU) Prepare(ctx context.Context, w *World) error {
+	e.tools.prepare.Do(func() { e.tools.err = e.tools.make(context.WithoutCancel(ctx), w.labDir()) })
+	return errors.Join(e.tools.err, os.Mkdir(e.dir(w), 0o700), os.WriteFile(e.journal(w), nil, 0o600))
+}
+
+// make builds the recorder and the guest.
+func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	if t.log, err = processlog.NewLog(ctx); err != nil {
+		return err
+	}
+	t.recorder = filepath.Join(dir, fmt.Sprintf("qemu-%d", t.log.Port()))
+	t.guest = filepath.Join(dir, "images", "boot.img")
+	if err := os.Mkdir(filepath.Dir(t.guest), 0o700); err != nil {
+		return err
+	}
+	for _, args := range [][]string{
+		{"go", "build", "-buildvcs=false", "-o", t.recorder, "cloudnative.tw/drover/test/failover/recorder"},
+		{filepath.Join(root, "hack", "boot-guest.sh"), t.guest},
+	} {
+		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w\n%s", args, err, out)
+		}
+	}
+	return os.Chmod(t.recorder, 0o755) // for the user of machines
+}
+
+// NewVM implements Engine.
+func (QEMU) NewVM(name string) *framework.VMBuilder {
+	return framework.NewVM(name).Driver(qemu.Name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").
+		Resource(api.ResourceRootDisk, "16Mi").GracePeriod(5).UserDataSecret(SecretName, SecretKey)
+}
+
+// BreakImage implements Engine.
+func (e QEMU) BreakImage(context.Context, *World, string) (image string, err error) {
+	return filepath.Join(filepath.Dir(e.tools.guest), "missing.img"), nil
+}
+
+// RepairImage implements Engine.
+func (e QEMU) RepairImage(context.Context, *World) (image string, err error) {
+	return e.tools.guest, nil
+}
+
+// Resize implements Engine: a disk grows while the guest runs.
+func (QEMU) Resize(vm *api.VirtualMachine) {
+	vm.Spec.Resource[api.ResourceRootDisk] = resource.MustParse("32Mi")
+}
+
+// Inspect implements Engine. The effects are what others have seen: the ids that statuses
+// had, and the processes that were started.
+func (e QEMU) Inspect(_ context.Context, w *World, _ []history.Process) (Observed, error) {
+	o := Observed{Effects: map[string]Effects{}}
+	var err error
+	if o.Servers, o.Text, err = e.readServers(w); err != nil {
+		return o, err
+	}
+	starts, err := e.tools.log.Starts()
+	if err != nil {
+		return o, err
+	}
+	names := w.names()
+	for _, s := range starts {
+		name, ok := names[string(s.UID)]
+		if !ok {
+			continue
+		}
+		effects := o.Effects[name]
+		effects.Runs++
+		o.Effects[name] = effects
+		if len(s.Others) > 0 {
+			o.Violations = append(o.Violations, Violation{Rule: "O3", Text: fmt.Sprintf("%s: QEMU %d was started while %v ran", name, s.PID, s.Others)})
+		}
+	}
+	for name, ids := range w.serverIDs() {
+		effects := o.Effects[name]
+		effects.Creates, effects.Deletes = len(ids), len(ids)
+		for _, s := range o.Servers {
+			if s.Name == name && s.Released {
+				effects.Releases++
+			}
+			if s.Name == name {
+				effects.Deletes--
+			}
+		}
+		o.Effects[name] = effects
+	}
+	if entries, err := history.Read(e.journal(w), new(int64)); err == nil {
+		for _, v := range history.EpochDecreases(entries) {
+			o.Violations = append(o.Violations, Violation{Rule: "O5", Text: v.String()})
+		}
+	}
+	return o, nil
+}
+
+// serverIDs returns the ids that the statuses of a name ever had.
+func (w *World) serverIDs() map[string]map[string]bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := map[string]map[string]bool{}
+	for _, vm := range w.versions {
+		if all[vm.Name] == nil {
+			all[vm.Name] = map[string]bool{}
+		}
+		if vm.Status.Server != nil && vm.Status.Server.ID != "" {
+			all[vm.Name][vm.Status.Server.ID] = true
+		}
+	}
+	return all
+}
+
+func (e QEMU) readServers(w *World) (servers []Server, text string, err error) {
+	for _, sub := range []string{instance.VMsDir, instance.RetainedDir} {
+		paths, err := filepath.Glob(filepath.Join(e.dir(w), sub, "*", instance.RecordFile))
+		if err != nil {
+			return nil, "", err
+		}
+		for _, path := range paths {
+			var r record.Record
+			content, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err == nil {
+				err = json.Unmarshal(content, &r)
+			}
+			if err != nil {
+				return nil, "", fmt.Errorf("%s: %w", path, err)
+			}
+			s, lines, err := serverOfRecord(r)
+			if err != nil {
+				return nil, "", err
+			}
+			s.Released = sub == instance.RetainedDir
+			servers, text = append(servers, s), text+string(content)+lines
+		}
+	}
+	return servers, text, nil
+}
+
+// serverOfRecord returns a server, and the command lines of its processes. Whether a
+// machine that runs is paused only its status says.
+func serverOfRecord(r record.Record) (s Server, lines string, err error) {
+	s = Server{UID: string(r.UID), ID: r.ID, Name: r.Name, State: string(driver.StateStopped)}
+	pids, err := processlog.Processes(r.UID)
+	if err != nil {
+		return s, "", err
+	}
+	for _, pid := range pids {
+		s.State = ""
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		lines += strings.ReplaceAll(string(line), "\x00", " ")
+	}
+	s.Config = fmt.Sprintf("phase=%s cpu=%d memory=%d root=%d processes=%d", r.Phase, r.Settings.CPUMilli, r.Settings.MemoryBytes, r.Root.Size, len(pids))
+	return s, lines, nil
+}
+
+// Outage implements Engine.
+func (e QEMU) Outage(_ context.Context, w *World, exchanged bool) (back func() error, err error) {
+	other := e.dir(w) + "-other"
+	exchange := func() error {
+		return unix.Renameat2(unix.AT_FDCWD, e.dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+	}
+	if !exchanged {
+		return func() error {
+			if _, err := os.Stat(e.dir(w)); err == nil { // a controller that was started has made another
+				return exchange()
+			}
+			return os.Rename(other, e.dir(w))
+		}, os.Rename(e.dir(w), other)
+	}
+	return exchange, errors.Join(makeFolderEngine(other), exchange())
+}
+
+// CleanUp implements Engine: it ends the machines, whose files go with the world's folder.
+func (e QEMU) CleanUp(_ context.Context, w *World) error {
+	var errs []error
+	for uid := range w.names() {
+		pids, err := processlog.Processes(types.UID(uid))
+		errs = append(errs, err)
+		for _, pid := range pids {
+			if err := syscall.Kill(pid, syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

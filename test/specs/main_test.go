@@ -1,0 +1,89 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package specs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
+)
+
+// fullEnv selects the full form, which takes most of an hour.
+const fullEnv = "DROVER_FAULTS"
+
+func isFull() bool { return os.Getenv(fullEnv) == "full" }
+
+// environment has one controller with all drivers, for all tests.
+var environment *specEnvironment
+
+type specEnvironment struct {
+	*testenv.Environment
+	objects         dynamic.Interface
+	qemuDir, images string
+}
+
+func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
+
+func startEnvironment() (func() error, error) {
+	if _, err := framework.OpenDockerClient(); err != nil {
+		return nil, err
+	}
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		return nil, err
+	}
+	temp, err := os.MkdirTemp("", "drover-specs-")
+	if err != nil {
+		return nil, err
+	}
+	e := &specEnvironment{qemuDir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
+	if err := os.Mkdir(e.images, 0o700); err != nil {
+		return nil, err
+	}
+	if e.Environment, err = testenv.New(); err != nil {
+		return nil, err
+	}
+	if e.objects, err = dynamic.NewForConfig(e.Config); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	controller, err := e.StartController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h", "--orphan-grace=1s",
+		"--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	environment = e
+	return func() error {
+		return errors.Join(controller.Stop(), e.checkLeft(), e.Close(), os.RemoveAll(temp))
+	}, nil
+}
+
+// checkLeft returns an error if a simulated server is left.
+func (e *specEnvironment) checkLeft() error {
+	left, err := filepath.Glob(filepath.Join(e.FakeDir, "*.json"))
+	if len(left) > 0 {
+		err = fmt.Errorf("these servers are left: %q", left)
+	}
+	return err
+}
+
+// newNamespace makes a namespace with the Secret that specs refer to.
+func newNamespace(t *testing.T) string {
+	t.Helper()
+	ns := environment.CreateNamespace(t)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: secretName}, StringData: map[string]string{secretKey: secretText}}
+	if _, err := environment.KubeClient.CoreV1().Secrets(ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}

@@ -1,0 +1,288 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package specs
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
+	"pgregory.net/rapid"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestUsers runs random sequences of what users do on a fake engine, and compares what comes
+// of them with a model. rapid shortens a sequence that fails.
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	u := &users{suite: newSuite(t, fakeEngine())}
+	setFlag(t, "rapid.checks", "12", "400")
+	if !isFull() {
+		setFlag(t, "rapid.seed", "1", "1")
+	}
+	setFlag(t, "rapid.nofailfile", "true", "true")
+	rapid.Check(t, u.runSequence)
+	seen, violations := u.states.report()
+	t.Logf("users: sequences %d, actions %v, states %d, violations %d; %s", u.sequences, u.counts, seen, len(violations), time.Since(began).Round(time.Second))
+	for _, wrong := range violations {
+		t.Error(wrong)
+	}
+}
+
+// setFlag sets a flag of rapid, unless whoever runs the test has set it.
+func setFlag(t *testing.T, name, sample, full string) {
+	t.Helper()
+	f := flag.Lookup(name)
+	if f.Value.String() != f.DefValue {
+		return
+	}
+	value := sample
+	if isFull() {
+		value = full
+	}
+	must(t, f.Value.Set(value))
+}
+
+type users struct {
+	*suite
+	sequences int
+}
+
+// model is what users expect of one VirtualMachine.
+type model struct {
+	name string
+	// spec is the desired one, nil if there is none.
+	spec *api.VirtualMachineSpec
+	uid  string
+	// run is the run at the last rest, empty if it was off. mayRestart is set once something
+	// may have ended it, and mustRestart once something has.
+	run                     string
+	mayRestart, mustRestart bool
+}
+
+// runSequence does what two users may do with two VirtualMachines.
+func (u *users) runSequence(t *rapid.T) {
+	u.sequences++
+	models := []*model{{name: fmt.Sprintf("a-%d", u.next.Add(1))}, {name: fmt.Sprintf("b-%d", u.next.Add(1))}}
+	defer u.clean(models)
+	pick := rapid.SampledFrom(models)
+	on := func(what string, do func(t *rapid.T, m *model)) func(*rapid.T) {
+		return func(t *rapid.T) {
+			m := pick.Draw(t, "vm")
+			if m.spec == nil { // nothing else is possible
+				u.count("create")
+				u.create(t, m)
+				return
+			}
+			u.count(what)
+			do(t, m)
+		}
+	}
+	t.Repeat(map[string]func(*rapid.T){
+		"power":    on("power", u.changePower),
+		"resize":   on("resize", u.resize),
+		"image":    on("image", u.changeImage),
+		"ports":    on("ports", u.changePorts),
+		"restart":  on("restart", u.restart),
+		"nonsense": on("nonsense", u.tryNonsense),
+		"delete":   on("delete", u.delete),
+		"replace":  on("replace", u.recreate),
+		"rest":     on("rest", u.rest),
+	})
+	for _, m := range models {
+		if m.spec != nil {
+			u.rest(t, m)
+		}
+	}
+}
+
+func (u *users) api() typed.VirtualMachineInterface {
+	return environment.VMClient.CloudnativeV1alpha1().VirtualMachines(u.ns)
+}
+
+var actions = rapid.SampledFrom([]api.Action{api.ActionActive, api.ActionStopped, api.ActionPaused})
+
+func (u *users) create(t *rapid.T, m *model) {
+	vm := framework.NewVM(m.name).Namespace(u.ns).Driver("fake").Action(actions.Draw(t, "action")).Image("image:1").
+		RestartPolicy(rapid.SampledFrom([]api.RestartPolicy{api.RestartAlways, api.RestartOnFailure, api.RestartNever}).Draw(t, "policy")).Obj()
+	made, err := u.api().Create(context.Background(), vm, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("create: %v", err)
+	}
+	*m = model{name: m.name, spec: &made.Spec, uid: string(made.UID), mayRestart: true}
+}
+
+// conflictBackoff is for a controller that writes in between.
+var conflictBackoff = wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
+
+// edit changes the spec of a VirtualMachine as a user does, who tries again at a conflict.
+func (u *users) edit(t *rapid.T, m *model, change func(*api.VirtualMachineSpec)) {
+	vms := u.api()
+	err := retry.RetryOnConflict(conflictBackoff, func() error {
+		vm, err := vms.Get(context.Background(), m.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(&vm.Spec)
+		vm, err = vms.Update(context.Background(), vm, metav1.UpdateOptions{})
+		if err == nil {
+			m.spec = &vm.Spec
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("edit of %s: %v", m.name, err)
+	}
+}
+
+func (u *users) changePower(t *rapid.T, m *model) {
+	to := actions.Draw(t, "action")
+	if to == api.ActionStopped || m.spec.Action == api.ActionStopped {
+		m.mayRestart, m.mustRestart = true, false
+	}
+	u.edit(t, m, func(s *api.VirtualMachineSpec) { s.Action = to })
+}
+
+func (u *users) resize(t *rapid.T, m *model) {
+	cpu := rapid.SampledFrom([]string{"1", "2", "500m"}).Draw(t, "cpu")
+	u.edit(t, m, func(s *api.VirtualMachineSpec) {
+		s.Resource = maps.Clone(s.Resource)
+		s.Resource[api.ResourceCPU] = resource.MustParse(cpu)
+	})
+}
+
+func (u *users) changeImage(t *rapid.T, m *model) {
+	source := rapid.SampledFrom([]string{"image:1", "image:2"}).Draw(t, "image")
+	u.edit(t, m, func(s *api.VirtualMachineSpec) { s.Image = &api.Image{Source: source} })
+}
+
+func (u *users) changePorts(t *rapid.T, m *model) {
+	ports := rapid.SampledFrom([][]api.Port{nil, {{Name: "http", Protocol: api.ProtocolTCP, Port: 80, HostPort: 8080}}}).Draw(t, "ports")
+	u.edit(t, m, func(s *api.VirtualMachineSpec) { s.Ports = ports })
+}
+
+func (u *users) restart(t *rapid.T, m *model) {
+	at := metav1.NewTime(time.Unix(1e9+u.next.Add(1), 0))
+	m.mustRestart = m.mustRestart || m.run != "" && !m.mayRestart && m.spec.Action == api.ActionActive
+	m.mayRestart = true
+	u.edit(t, m, func(s *api.VirtualMachineSpec) { s.RestartedAt = &at })
+}
+
+// tryNonsense sends what the API must refuse, which changes nothing.
+func (u *users) tryNonsense(t *rapid.T, m *model) {
+	f := rapid.SampledFrom(slices.DeleteFunc(slices.Clone(u.fields), func(f Field) bool { return len(f.Invalid) == 0 })).Draw(t, "field")
+	value := f.Invalid[rapid.IntRange(0, len(f.Invalid)-1).Draw(t, "value")]
+	spec, err := u.set(u.base, f.Path, value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := u.put(m.name, spec); !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
+		t.Fatalf("%s: %.100v: %v", f.Path, value, err)
+	}
+}
+
+func (u *users) delete(t *rapid.T, m *model) {
+	if err := u.vms.Delete(context.Background(), m.name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := u.states.wait("gone", m.name, func(vm *api.VirtualMachine) bool { return vm == nil }); err != nil {
+		t.Fatal(err)
+	}
+	if environment.ReadFakeServer(u.t, types.UID(m.uid)) != nil {
+		u.count("orphans")
+		if err := u.waitSwept(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.spec, m.run = nil, ""
+}
+
+// waitSwept waits until the server of a VirtualMachine that is gone is removed. A deletion at
+// the time at which the finalizer is added ends the object and not its server, since
+// kube-apiserver does not look again: then the orphan sweep removes it.
+func (u *users) waitSwept(m *model) error {
+	_, err := framework.Poll(framework.StepTimeout, func() error {
+		if r := environment.ReadFakeServer(u.t, types.UID(m.uid)); r != nil {
+			return fmt.Errorf("%s is gone, and its server is there: %+v", m.name, r)
+		}
+		return nil
+	})
+	return err
+}
+
+// recreate deletes and creates under one name, as kubectl replace --force does.
+func (u *users) recreate(t *rapid.T, m *model) {
+	u.delete(t, m)
+	u.create(t, m)
+}
+
+// rest waits until nothing is left to do, and compares what there is with the model.
+func (u *users) rest(t *rapid.T, m *model) {
+	vm, err := u.states.wait("at rest", m.name, func(vm *api.VirtualMachine) bool {
+		return vm != nil && string(vm.UID) == m.uid && vm.Status.ObservedGeneration == vm.Generation && outcome(vm) != "" && sameSpec(vm, m)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := environment.ReadFakeServer(u.t, vm.UID)
+	if r == nil {
+		t.Fatalf("%s has no server; its status is %s", m.name, framework.FormatStatus(vm))
+	}
+	wantState := map[api.Action]driver.State{api.ActionActive: driver.StateRunning, api.ActionStopped: driver.StateStopped, api.ActionPaused: driver.StatePaused}[m.spec.Action]
+	cpu := m.spec.Resource[api.ResourceCPU]
+	wantPending := r.Image != m.spec.Image.Source || len(r.Ports) != len(m.spec.Ports)
+	if r.State != wantState || r.CPUMilli != cpu.MilliValue() {
+		t.Fatalf("%s is %s with %dm, want %s with %s: %s", m.name, r.State, r.CPUMilli, wantState, cpu.String(), framework.FormatStatus(vm))
+	}
+	m.checkRun(t, vm, r.Run)
+	if wantPending != (len(vm.Status.PendingFields) > 0) || wantPending && wantState == driver.StateStopped {
+		t.Fatalf("%s has %+v, wants %+v: %s", m.name, r.Config, m.spec, framework.FormatStatus(vm))
+	}
+	m.run, m.mayRestart, m.mustRestart = r.Run, false, false
+	if wantState == driver.StateStopped {
+		m.run = ""
+	}
+}
+
+// checkRun checks that the server was restarted if that was asked for, and only then.
+func (m *model) checkRun(t *rapid.T, vm *api.VirtualMachine, run string) {
+	switch {
+	case m.run != "" && run != m.run && !m.mayRestart:
+		t.Fatalf("%s was restarted, and nobody asked for that: %s", m.name, framework.FormatStatus(vm))
+	case m.run == run && m.mustRestart:
+		t.Fatalf("%s was not restarted: %s", m.name, framework.FormatStatus(vm))
+	}
+}
+
+// sameSpec reports whether the watch has brought the last edit.
+func sameSpec(vm *api.VirtualMachine, m *model) bool {
+	return specText(vm) == specText(&api.VirtualMachine{Spec: *m.spec})
+}
+
+// clean removes what a sequence has left.
+func (u *users) clean(models []*model) {
+	for _, m := range models {
+		if m.spec == nil {
+			continue
+		}
+		_ = u.vms.Delete(context.Background(), m.name, metav1.DeleteOptions{})
+		_, _ = u.states.wait("gone", m.name, func(vm *api.VirtualMachine) bool { return vm == nil })
+		_ = u.waitSwept(m)
+	}
+}
