@@ -143,6 +143,9 @@ func (l vmLister) Watch(o metav1.ListOptions) (watch.Interface, error) {
 // ListWithContext implements cache.ListerWithContext. A list that any version satisfies
 // may be an old one.
 func (l vmLister) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	if l.isDead() { // its manager must start before it can stop
+		return &api.VirtualMachineList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, nil
+	}
 	return request(ctx, l.process, kindRead, "LIST vms for the cache from "+o.ResourceVersion, func(s *apiServer) (runtime.Object, error) {
 		at := s.version
 		if o.ResourceVersion == "0" {
@@ -154,6 +157,9 @@ func (l vmLister) ListWithContext(ctx context.Context, o metav1.ListOptions) (ru
 
 // WatchWithContext implements cache.WatcherWithContext.
 func (l vmLister) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if l.isDead() {
+		return &watcher{process: l.process, out: make(chan watch.Event)}, nil
+	}
 	return openWatch(ctx, l.process, "WATCH vms", resourceKey{resource: vms}, o)
 }
 

@@ -85,14 +85,28 @@ func (c *processClock) due(now time.Time) (due []*operation, next time.Time) {
 		at = at.Add(c.behind)
 		switch {
 		case !at.After(now):
-			name := fmt.Sprintf("%s timer of %s", c.process.name, t.name)
-			due = append(due, &operation{name: name, owner: c.process, run: t.fire})
+			due = addTimer(due, fmt.Sprintf("%s timer of %s", c.process.name, t.name), t)
 		case next.IsZero() || at.Before(next):
 			next = at
 		}
 	}
 	c.timers = live
 	return due, next
+}
+
+// addTimer adds a timer that is due. Timers of one name fire together: nothing that is the
+// same in each run tells them apart.
+func addTimer(due []*operation, name string, t *timer) []*operation {
+	n := slices.IndexFunc(due, func(o *operation) bool { return o.name == name })
+	if n < 0 {
+		return append(due, &operation{name: name, owner: t.clock.process, run: t.fire})
+	}
+	first := due[n].run
+	due[n].run = func() bool {
+		one, other := first(), t.fire()
+		return one || other
+	}
+	return due
 }
 
 // timer is a timer or a ticker of a process's clock.

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -100,26 +101,67 @@ func (e engineClient) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make(chan types.UID)
-	go func() {
-		for uid := range events {
-			e.post(ctx, "event "+shortUID(uid), func() bool {
-				select {
-				case out <- uid:
-					return true
-				default:
-					return false
-				}
-			})
-		}
-		e.post(ctx, "events end", func() bool { close(out); return true })
-	}()
-	return out, nil
+	s := &stream{process: e.process, ctx: ctx, out: make(chan types.UID), changed: map[types.UID]bool{}}
+	e.process.world.gate.mu.Lock()
+	e.process.world.streams = append(e.process.world.streams, s)
+	e.process.world.gate.mu.Unlock()
+	go s.receive(events)
+	return s.out, nil
 }
 
-// post holds a message of a watch, which is dropped once the watch has ended.
-func (e engineClient) post(ctx context.Context, name string, deliver func() bool) {
-	e.process.world.gate.post(e.process, e.process.name+" engine "+name, func() bool { return ctx.Err() != nil || deliver() })
+// stream holds the events of an engine for one inventory.
+type stream struct {
+	process *process
+	ctx     context.Context
+	out     chan types.UID
+
+	mu      sync.Mutex
+	changed map[types.UID]bool
+	ended   bool // by the engine
+	over    bool // and the inventory knows
+}
+
+func (s *stream) receive(events <-chan types.UID) {
+	note := func(change func()) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		change()
+	}
+	for uid := range events {
+		note(func() { s.changed[uid] = true })
+		s.process.world.gate.wake()
+	}
+	note(func() { s.ended = true })
+	s.process.world.gate.wake()
+}
+
+// messages returns what may be delivered next.
+func (s *stream) messages() (ready []*operation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid := range s.changed {
+		ready = append(ready, &operation{name: fmt.Sprintf("%s engine event %s", s.process.name, shortUID(uid)), owner: s.process, run: func() bool { return s.deliver(uid) }})
+	}
+	if s.ended {
+		ready = append(ready, &operation{name: s.process.name + " engine events end", owner: s.process, run: func() bool {
+			s.over = true
+			close(s.out)
+			return true
+		}})
+	}
+	return ready
+}
+
+func (s *stream) deliver(uid types.UID) bool {
+	select {
+	case s.out <- uid:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.changed, uid)
+		return true
+	default:
+		return false
+	}
 }
 
 // callerOf returns which of some functions is on the stack, to tell apart calls that are

@@ -170,7 +170,13 @@ func (f *faults) kill() {
 }
 
 func (f *faults) stop() {
-	f.on("stopped", func(p *process) { p.cancel() })
+	f.on("stopped", func(p *process) {
+		if p.up.Load() {
+			p.cancel()
+		} else {
+			f.world.end(p.replica)
+		}
+	})
 }
 
 // freeze halts a process for less or longer than a Lease.

@@ -75,6 +75,11 @@ func (g *gate) add(o *operation) {
 	g.mu.Lock()
 	g.waiting = append(g.waiting, o)
 	g.mu.Unlock()
+	g.wake()
+}
+
+// wake ends the scheduler's sleep.
+func (g *gate) wake() {
 	select {
 	case g.arrived <- struct{}{}:
 	default:

@@ -6,6 +6,7 @@ package schedules
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -63,21 +64,38 @@ type process struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 
+	endAt    time.Time // when it is over after it has lost the Lease
 	cutUntil time.Time // until when it does not reach the API
 
 	dead   atomic.Bool // nothing that it does has an effect
 	frozen atomic.Bool
 	ended  atomic.Bool // it has ended by itself
-	done   chan struct{}
+	// up is set once the manager has started. If it is stopped before, it spins until its
+	// caches are filled, and no clock of a bubble advances then.
+	up atomic.Bool
 }
 
 func (p *process) isDead() bool   { return p.dead.Load() }
 func (p *process) isFrozen() bool { return p.frozen.Load() }
 
+// hasEnded reports whether the process is over. One that has lost the Lease takes a while:
+// how long its manager takes is not reproducible, so the seed decides.
+func (p *process) hasEnded(random *rand.Rand) bool {
+	select {
+	case <-p.lock.Lost():
+	default:
+		return p.ended.Load()
+	}
+	if p.endAt.IsZero() {
+		p.endAt = time.Now().Add(time.Duration(random.Int64N(int64(time.Second))))
+	}
+	return !p.isFrozen() && !time.Now().Before(p.endAt)
+}
+
 // start starts a process of the replica.
 func (r *replica) start() error {
 	r.started++
-	p := &process{replica: r, world: r.world, name: fmt.Sprintf("%s.%d", r.name, r.started), done: make(chan struct{})}
+	p := &process{replica: r, world: r.world, name: fmt.Sprintf("%s.%d", r.name, r.started)}
 	p.clock = &processClock{process: p}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	mgr, err := p.newManager()
@@ -108,7 +126,10 @@ func (p *process) newManager() (ctrl.Manager, error) {
 	p.lock = leader.NewLock(leader.Options{
 		Leases: leaseClient{p, metav1.NamespaceDefault}, Namespace: metav1.NamespaceDefault, Name: leaseName, Identity: p.name,
 		Settings: s, Clock: p.clock, Boot: p.clock.boot, Log: logr.Discard(),
-		Warm:   func(ctx context.Context) error { return waitForCache(ctx, mgr) },
+		Warm: func(ctx context.Context) error {
+			p.up.Store(true)
+			return waitForCache(ctx, mgr)
+		},
 		Claims: leaseClient{p, metav1.NamespaceSystem},
 	})
 	mgr, err := ctrl.NewManager(&rest.Config{Host: "nowhere", QPS: -1}, ctrl.Options{
@@ -127,6 +148,10 @@ func (p *process) newManager() (ctrl.Manager, error) {
 	return liveManager{mgr, p}, err
 }
 
+// warmUp is how long the controllers take to start their sources once the cache is filled.
+// They hold a mutex until then, and a goroutine that waits for one stops a bubble's clock.
+const warmUp = 500 * time.Millisecond
+
 // waitForCache waits until the cache has all VirtualMachines, as the program does.
 func waitForCache(ctx context.Context, mgr ctrl.Manager) error {
 	if _, err := mgr.GetCache().GetInformer(ctx, &api.VirtualMachine{}, cache.BlockUntilSynced(false)); err != nil {
@@ -134,6 +159,10 @@ func waitForCache(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	if !mgr.GetCache().WaitForCacheSync(ctx) {
 		return fmt.Errorf("the cache is not filled: %w", context.Cause(ctx))
+	}
+	select {
+	case <-time.After(warmUp):
+	case <-ctx.Done():
 	}
 	return nil
 }
@@ -189,7 +218,6 @@ func owners(reader client.Reader) inventory.Owners {
 
 // run runs the process until it is stopped, is killed or loses the Lease.
 func (p *process) run(mgr ctrl.Manager) {
-	defer close(p.done)
 	watching, unwatch := context.WithCancel(context.WithoutCancel(p.ctx))
 	watched := make(chan struct{})
 	go func() {
@@ -207,6 +235,7 @@ func (p *process) run(mgr ctrl.Manager) {
 	_ = mgr.Start(ctx)
 	cancel()
 	p.ended.Store(true)
+	p.world.gate.wake()
 	unwatch()
 	<-watched
 }
@@ -223,5 +252,5 @@ func (p *process) kill() {
 			o.answer <- struct{}{}
 		}
 	}
-	p.cancel()
+	p.world.dying = append(p.world.dying, p)
 }

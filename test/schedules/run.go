@@ -93,6 +93,7 @@ func (w *world) checkRest() error {
 // runUntil runs until a time, a condition or the first violation.
 func (w *world) runUntil(end time.Time, over func() bool) error {
 	for time.Now().Before(end) && len(w.judge.violations) == 0 && !over() {
+		w.gate.settle()
 		if err := w.superviseReplicas(!w.faults.enabled); err != nil {
 			return err
 		}
@@ -110,12 +111,13 @@ func (w *world) runUntil(end time.Time, over func() bool) error {
 
 // stop ends all processes, so that no goroutine is left.
 func (w *world) stop() {
-	for _, r := range w.replicas {
-		if r.process != nil {
-			w.gate.settle()
-			r.process.kill()
-			<-r.process.done
-		}
+	for _, p := range w.processes() {
+		w.gate.settle()
+		p.kill()
 	}
-	w.gate.settle()
+	for len(w.dying) > 0 {
+		w.bury()
+		time.Sleep(time.Second)
+	}
+	time.Sleep(time.Minute) // what only waits for its time ends
 }

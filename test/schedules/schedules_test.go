@@ -6,23 +6,37 @@
 package schedules
 
 import (
+	"bytes"
 	"flag"
+	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/go-logr/logr"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-var seedFlag = flag.Uint64("seed", 0, "run this schedule and print its trace")
+var (
+	seedFlag  = flag.Uint64("seed", 0, "run this schedule alone and print its trace")
+	firstFlag = flag.Uint64("first", 1, "the first seed")
+	seedsFlag   = flag.Int("seeds", 5, "how many seeds to replay")
+	replaysFlag = flag.Int("replays", 10, "how often to replay each")
+	timeFlag  = flag.Duration("duration", 10*time.Second, "how long to explore schedules")
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()
 	ctrl.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())
+	utilruntime.ErrorHandlers = nil // the default ones remember the time across bubbles
 	os.Exit(m.Run())
 }
 
@@ -37,6 +51,7 @@ func run(t *testing.T, o Options) (result Result) {
 	return result
 }
 
+// TestSchedules explores schedules for a while, or replays one.
 func TestSchedules(t *testing.T) {
 	if *seedFlag != 0 {
 		r := run(t, Options{Seed: *seedFlag, Trace: io.Writer(os.Stdout)})
@@ -44,5 +59,55 @@ func TestSchedules(t *testing.T) {
 		for _, v := range r.Violations {
 			t.Error(v)
 		}
+		return
 	}
+	total := Result{Faults: map[string]int{}}
+	count, began := 0, time.Now()
+	for seed := *firstFlag; time.Since(began) < *timeFlag; seed++ {
+		r := run(t, Options{Seed: seed})
+		count++
+		total.Steps += r.Steps
+		total.Handovers += r.Handovers
+		total.Actions += r.Actions
+		for kind, n := range r.Faults {
+			total.Faults[kind] += n
+		}
+		for _, v := range r.Violations {
+			t.Errorf("%s\n\tgo test ./test/schedules -run TestSchedules -v -seed %d", v, seed)
+		}
+	}
+	t.Logf("%d schedules, %d steps, %d handovers, %d requests by users", count, total.Steps, total.Handovers, total.Actions)
+	for _, kind := range slices.Sorted(maps.Keys(total.Faults)) {
+		t.Logf("%6d %s", total.Faults[kind], kind)
+	}
+}
+
+// TestReplay checks that a seed has one trace.
+func TestReplay(t *testing.T) {
+	for seed := *firstFlag; seed < *firstFlag+uint64(*seedsFlag); seed++ { //nolint:gosec // few
+		var want bytes.Buffer
+		run(t, Options{Seed: seed, Trace: &want})
+		for n := range *replaysFlag {
+			var got bytes.Buffer
+			run(t, Options{Seed: seed, Trace: &got})
+			if line := firstDifference(want.String(), got.String()); line != "" {
+				t.Errorf("seed %d, replay %d: %s", seed, n, line)
+				break
+			}
+		}
+	}
+}
+
+// firstDifference returns where two traces part.
+func firstDifference(a, b string) string {
+	one, two := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for n := range min(len(one), len(two)) {
+		if one[n] != two[n] {
+			return fmt.Sprintf("line %d\n%s\n- %s\n+ %s", n+1, strings.Join(one[max(0, n-6):n], "\n"), one[n], two[n])
+		}
+	}
+	if len(one) != len(two) {
+		return "one trace is longer"
+	}
+	return ""
 }

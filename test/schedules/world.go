@@ -38,7 +38,9 @@ type world struct {
 	scheme    *runtime.Scheme
 	mapper    meta.RESTMapper
 	replicas  []*replica
+	dying     []*process // killed, with goroutines that have yet to end
 	watchers  []*watcher
+	streams   []*stream
 	judge     *judge
 	users     *users
 	faults    *faults
@@ -169,6 +171,12 @@ func (w *world) watchEvents() (ready []*operation) {
 			owner: s.process, run: func() bool { return w.deliver(s, event) },
 		})
 	}
+	w.streams = slices.DeleteFunc(w.streams, func(s *stream) bool { return s.over || s.ctx.Err() != nil || s.process.isDead() })
+	for _, s := range w.streams {
+		if !s.process.isFrozen() {
+			ready = append(ready, s.messages()...)
+		}
+	}
 	return ready
 }
 
@@ -194,9 +202,12 @@ func (w *world) closeWatches(of func(*watcher) bool) {
 
 // superviseReplicas restarts processes that have ended.
 func (w *world) superviseReplicas(healthy bool) error {
+	if len(w.dying) > 0 {
+		w.bury()
+	}
 	for _, r := range w.replicas {
 		switch {
-		case r.process != nil && r.process.ended.Load() && !r.process.isDead():
+		case r.process != nil && r.process.hasEnded(w.random):
 			w.trace("%s has ended", r.process.name)
 			w.end(r)
 		case r.process == nil && (healthy || !time.Now().Before(r.startAt)):
@@ -213,10 +224,24 @@ func (w *world) superviseReplicas(healthy bool) error {
 func (w *world) end(r *replica) {
 	w.gate.settle()
 	r.process.kill()
-	<-r.process.done
 	r.process, r.startAt = nil, time.Now().Add(time.Duration(w.random.Int64N(int64(6*time.Second))))
+	w.bury()
+}
+
+// bury stops the goroutines of killed processes.
+func (w *world) bury() {
 	w.gate.settle()
-	w.seedLegacyRandom()
+	left := len(w.dying)
+	w.dying = slices.DeleteFunc(w.dying, func(p *process) bool {
+		if p.up.Load() {
+			p.cancel()
+		}
+		return p.up.Load()
+	})
+	if len(w.dying) < left {
+		w.gate.settle()
+		w.seedLegacyRandom()
+	}
 }
 
 // nextStart returns when the next process is to be started.
@@ -224,6 +249,8 @@ func (w *world) nextStart(limit time.Time) time.Time {
 	for _, r := range w.replicas {
 		if r.process == nil {
 			limit = earliest(limit, r.startAt)
+		} else if at := r.process.endAt; at.After(time.Now()) {
+			limit = earliest(limit, at)
 		}
 	}
 	return limit
