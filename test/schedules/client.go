@@ -249,10 +249,20 @@ func (c leaseClient) Update(ctx context.Context, lease *coordinationv1.Lease, _ 
 func (c leaseClient) write(ctx context.Context, verb, name string, do func(s *apiServer) (client.Object, error)) (*coordinationv1.Lease, error) {
 	sent := time.Now()
 	return c.send(ctx, kindWrite, verb, name, func(s *apiServer) (client.Object, error) {
+		before := holderOf(s.objects[c.key(name)])
 		stored, err := do(s)
-		if lease, ok := stored.(*coordinationv1.Lease); ok && err == nil && lease.Name == leaseName && lease.Spec.HolderIdentity != nil {
-			c.world.judge.leaseRenewed(c.process, *lease.Spec.HolderIdentity, sent)
+		if err == nil && name == leaseName {
+			c.world.judge.leaseWritten(c.process, before, holderOf(stored), sent)
 		}
 		return stored, err
 	})
+}
+
+// holderOf returns the holder of a Lease, or "".
+func holderOf(object client.Object) string {
+	lease, ok := object.(*coordinationv1.Lease)
+	if !ok || lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
 }

@@ -50,7 +50,7 @@ type kind int
 
 const (
 	kindMessage kind = iota
-	kindWork // a worker that begins with a request
+	kindWork         // a worker that begins with a request
 	kindRead
 	kindWrite
 	kindEngineRead

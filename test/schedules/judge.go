@@ -5,6 +5,7 @@ package schedules
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -29,6 +30,7 @@ const (
 	RuleTerminating Rule = "O4: nothing is terminating for long"
 	RuleEpochs      Rule = "O5: no change below the highest epoch"
 	RuleGuard       Rule = "O5: no call begins without the Lease"
+	RuleLease       Rule = "O5: no process takes a Lease from a holder that may act"
 	RuleForeign     Rule = "O6: what is not Drover's is untouched"
 	RuleOutcome     Rule = "O7: as without faults"
 	RuleRest        Rule = "O8: no write at rest"
@@ -58,6 +60,7 @@ type judge struct {
 	creates map[types.UID]int
 	deletes map[types.UID]int
 	runs    map[types.UID][]string
+	foreign *fake.Record
 	checked int // index into the API's log
 }
 
@@ -92,8 +95,13 @@ func (j *judge) callBegins(p *process) {
 	}
 }
 
-// leaseRenewed records that a process's renewal, sent at some time, has succeeded.
-func (j *judge) leaseRenewed(p *process, holder string, sent time.Time) {
+// leaseWritten checks a write of the Lease, which a process sent at some time.
+func (j *judge) leaseWritten(p *process, before, holder string, sent time.Time) {
+	for other, renewed := range j.renewed {
+		if other.name == before && before != p.name && time.Since(renewed) < settings().Lease {
+			j.violate(RuleLease, "%s writes %q into the Lease that %s renewed %s before", p.name, holder, before, time.Since(renewed))
+		}
+	}
 	if holder == p.name {
 		j.renewed[p] = sent
 	}
@@ -142,6 +150,9 @@ func (j *judge) created(p *process, uid types.UID) {
 	}) {
 		j.violate(RuleOneServer, "%s creates the server of %s before its finalizer", p.name, shortUID(uid))
 	}
+	if j.world.objectOf(uid) == nil && !j.world.users.wanted[uid].forced {
+		j.violate(RuleOneServer, "%s creates the server of %s, whose VirtualMachine is gone", p.name, shortUID(uid))
+	}
 }
 
 func (j *judge) deleted(p *process, uid types.UID) {
@@ -163,6 +174,7 @@ func (w *world) objectOf(uid types.UID) *api.VirtualMachine {
 
 // followAPI checks the changes of objects since the last call.
 func (j *judge) followAPI() {
+	j.checkForeign()
 	for ; j.checked < len(j.world.api.log); j.checked++ {
 		vm, ok := j.world.api.log[j.checked].object.(*api.VirtualMachine)
 		if !ok {
@@ -174,7 +186,7 @@ func (j *judge) followAPI() {
 		if _, known := j.specs[vm.UID][vm.Generation]; !known {
 			j.specs[vm.UID][vm.Generation] = time.Now()
 		}
-		if vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && find(j.world.memory.Records(), vm.UID) != nil {
+		if vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && !j.world.users.wanted[vm.UID].forced && find(j.world.memory.Records(), vm.UID) != nil {
 			j.violate(RuleOneServer, "%s loses its finalizer while its server exists", vm.Name)
 		}
 	}
@@ -276,7 +288,7 @@ func (j *judge) unsettled() string {
 		}
 	}
 	for _, r := range j.world.memory.Records() {
-		if !r.Retained && j.world.objectOf(r.UID) == nil {
+		if !r.Retained && r.UID != foreignUID && j.world.objectOf(r.UID) == nil {
 			return "the server " + r.ID + " of " + r.Name + " has no VirtualMachine"
 		}
 	}
@@ -297,6 +309,23 @@ func (j *judge) unsettledRule() Rule {
 	return RuleNoOrphan
 }
 
+// foreignUID is that of a server of another cluster on the same engine.
+const foreignUID types.UID = "99999999-0000-4000-8000-000000000000"
+
+// addForeign adds a server that is not Drover's.
+func (j *judge) addForeign() error {
+	err := j.world.memory.Edit(foreignUID, func(r *fake.Record) { r.ClusterID, r.State, r.Name = "another", driver.StateRunning, "other" })
+	j.foreign = find(j.world.memory.Records(), foreignUID)
+	return err
+}
+
+// checkForeign checks that what is not Drover's is as it was.
+func (j *judge) checkForeign() {
+	if have := find(j.world.memory.Records(), foreignUID); !reflect.DeepEqual(have, j.foreign) {
+		j.violate(RuleForeign, "a server of another cluster is %+v, and was %+v", have, j.foreign)
+	}
+}
+
 // checkOutcome checks the number of creations, removals and starts.
 func (j *judge) checkOutcome() {
 	for uid, want := range j.world.users.wanted {
@@ -311,6 +340,9 @@ func (j *judge) checkOutcome() {
 			j.violate(RuleOutcome, "%s (%s) was started %d times (%v), and %d to %d times were requested", want.name, shortUID(uid), runs, j.runs[uid], want.atLeast, want.atMost)
 		}
 		retained := slices.ContainsFunc(j.world.memory.Records(), func(r fake.Record) bool { return r.UID == uid && r.Retained })
+		if want.forced {
+			continue // the sweep removes what its user has left
+		}
 		if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 {
 			j.violate(RuleOutcome, "the server of %s is released: %v; requested: %v", want.name, retained, want.retain)
 		}

@@ -34,6 +34,8 @@ const (
 	// convergeLimit is the bound for all to be as requested once faults have stopped: the
 	// Lease, the claim, and the longest backoff that the turmoil may have led to.
 	convergeLimit = 8 * time.Minute
+	// usageDelay is how long it takes until the usage is known, which is two samples.
+	usageDelay = 66 * time.Second
 	// restPeriod is how long nothing may be written once all is as requested.
 	restPeriod = 61 * time.Second
 )
@@ -53,6 +55,9 @@ func Run(o Options) (Result, error) {
 }
 
 func (w *world) run() error {
+	if err := w.judge.addForeign(); err != nil {
+		return err
+	}
 	if err := w.runUntil(time.Now().Add(turmoil), func() bool { return false }); err != nil {
 		return err
 	}
@@ -73,7 +78,7 @@ func (w *world) run() error {
 // checkRest checks that nothing is written, or changes, once all is as requested. What was
 // under way when it became so may still end.
 func (w *world) checkRest() error {
-	if err := w.runUntil(time.Now().Add(30*time.Second), func() bool { return false }); err != nil {
+	if err := w.runUntil(time.Now().Add(usageDelay), func() bool { return false }); err != nil {
 		return err
 	}
 	writes := w.api.writes

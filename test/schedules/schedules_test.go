@@ -12,6 +12,9 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,14 +25,19 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+
+	"cloudnative.tw/drover/test/schedules/bugs"
 )
 
 var (
-	seedFlag  = flag.Uint64("seed", 0, "run this schedule alone and print its trace")
-	firstFlag = flag.Uint64("first", 1, "the first seed")
+	seedFlag    = flag.Uint64("seed", 0, "run this schedule alone and print its trace")
+	firstFlag   = flag.Uint64("first", 1, "the first seed")
 	seedsFlag   = flag.Int("seeds", 5, "how many seeds to replay")
 	replaysFlag = flag.Int("replays", 10, "how often to replay each")
-	timeFlag  = flag.Duration("duration", 10*time.Second, "how long to explore schedules")
+	bugFlag     = flag.String("bug", "", "seed this bug alone")
+	bugFlagTime = flag.Duration("bug-duration", 30*time.Second, "how long to look for a seeded bug")
+	untilFlag   = flag.Bool("until-violation", false, "stop at the first violation")
+	timeFlag    = flag.Duration("duration", 10*time.Second, "how long to explore schedules")
 )
 
 func TestMain(m *testing.M) {
@@ -63,7 +71,7 @@ func TestSchedules(t *testing.T) {
 	}
 	total := Result{Faults: map[string]int{}}
 	count, began := 0, time.Now()
-	for seed := *firstFlag; time.Since(began) < *timeFlag; seed++ {
+	for seed := *firstFlag; time.Since(began) < *timeFlag && !(*untilFlag && t.Failed()); seed++ {
 		r := run(t, Options{Seed: seed})
 		count++
 		total.Steps += r.Steps
@@ -80,6 +88,56 @@ func TestSchedules(t *testing.T) {
 	for _, kind := range slices.Sorted(maps.Keys(total.Faults)) {
 		t.Logf("%6d %s", total.Faults[kind], kind)
 	}
+}
+
+// TestSeededBugs checks that each bug of a list is found, and by the rule that the list
+// names first.
+func TestSeededBugs(t *testing.T) {
+	if bugs.Enabled() != "" {
+		t.Skip("a bug is enabled")
+	}
+	binary := buildWithBugs(t)
+	for _, bug := range bugs.All {
+		if *bugFlag != "" && bug.Name != *bugFlag {
+			continue
+		}
+		t.Run(bug.Name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^TestSchedules$", "-test.v", "-until-violation", "-duration", bugFlagTime.String())
+			cmd.Env = append(os.Environ(), bugs.Variable+"="+bug.Name)
+			out, err := cmd.CombinedOutput()
+			found := violationLine.FindString(string(out))
+			switch {
+			case err == nil:
+				t.Errorf("it was not found: %s", out)
+			case !strings.Contains(found, bug.Rule+":"):
+				t.Errorf("it was found otherwise than by %s: %s", bug.Rule, out[:min(len(out), 2000)])
+			default:
+				t.Logf("found: %s", found)
+			}
+		})
+	}
+}
+
+var violationLine = regexp.MustCompile(`O[0-9]+: .*`)
+
+// buildWithBugs builds this test with all bugs.
+func buildWithBugs(t *testing.T) string {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	overlay, err := bugs.Overlay(root, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(dir, "schedules.test")
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return binary
 }
 
 // TestReplay checks that a seed has one trace.

@@ -34,6 +34,8 @@ type wanted struct {
 	name    string
 	deleted bool
 	retain  bool
+	// forced is set once a user has removed the finalizer by hand.
+	forced bool
 	// Starts are how often its server may have been started; pending is the part of
 	// atLeast that a further request may still undo.
 	atLeast, atMost, pending int
@@ -67,6 +69,8 @@ func (u *users) act() {
 	switch {
 	case vm == nil:
 		u.create(name, detail)
+	case vm.DeletionTimestamp != nil && roll < 8 && len(vm.Finalizers) > 0:
+		u.removeFinalizer(vm)
 	case vm.DeletionTimestamp != nil:
 	case roll < 12:
 		u.delete(vm)
@@ -113,6 +117,14 @@ func (u *users) delete(vm *api.VirtualMachine) {
 	if err := u.world.api.delete(keyOf(vm)); err != nil {
 		panic(err)
 	}
+}
+
+// removeFinalizer removes Drover's finalizer by hand, which leaves an orphan.
+func (u *users) removeFinalizer(vm *api.VirtualMachine) {
+	u.wanted[vm.UID].forced = true
+	next := vm.DeepCopy()
+	next.Finalizers = nil
+	u.update(next, "loses its finalizer")
 }
 
 // settlePending adds the last request to what must have happened, if it has completed.
