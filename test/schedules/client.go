@@ -112,9 +112,10 @@ type statusWriter struct {
 func (w statusWriter) Update(ctx context.Context, object client.Object, _ ...client.SubResourceUpdateOption) error {
 	sent := normalize(object)
 	have, err := request(ctx, w.process, kindWrite, "UPDATE vm status "+object.GetName(), func(s *apiServer) (client.Object, error) {
+		before := s.objects[keyOf(sent)]
 		stored, err := s.update(sent, true)
 		if err == nil {
-			w.process.world.judge.statusWritten(w.process, stored.(*api.VirtualMachine)) //nolint:forcetypeassert // of this resource
+			w.process.world.judge.statusWritten(w.process, before.(*api.VirtualMachine), stored.(*api.VirtualMachine)) //nolint:forcetypeassert // of this resource
 		}
 		return stored, err
 	})

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -119,6 +120,9 @@ type stream struct {
 	changed map[types.UID]bool
 	ended   bool // by the engine
 	over    bool // and the inventory knows
+	// last is how many events were pending when the delay was decided.
+	last     int
+	notUntil time.Time
 }
 
 func (s *stream) receive(events <-chan types.UID) {
@@ -150,6 +154,13 @@ func (s *stream) messages() (ready []*operation) {
 		}})
 	}
 	return ready
+}
+
+// pending returns how many events wait.
+func (s *stream) pending() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.changed)
 }
 
 func (s *stream) deliver(uid types.UID) bool {

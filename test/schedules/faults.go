@@ -19,6 +19,7 @@ type faults struct {
 	next    time.Time
 	heal    []healing
 	apiDown bool
+	victim  *process // of the next fault; nil for any
 	counts  map[string]int
 }
 
@@ -47,6 +48,10 @@ func (w *world) decideFate(_ *rand.Rand, o *operation) {
 	if !f.enabled || !o.kind.isCall() || o.kind == kindWork || f.random.Float64() >= f.share {
 		return
 	}
+	if o.kind.isWrite() && !o.owner.isFrozen() && f.random.IntN(3) == 0 {
+		f.strike(o.owner)
+		return
+	}
 	fates := []fate{fateLost, fateRefused, fateSlow, fateSlow}
 	if o.kind.isWrite() {
 		fates = []fate{fateLost, fateUnanswered, fateRefused, fateFailedAfter, fateSlow}
@@ -55,6 +60,14 @@ func (w *world) decideFate(_ *rand.Rand, o *operation) {
 	if f.random.IntN(3) == 0 {
 		o.notUntil = time.Now().Add(f.upTo(3 * time.Second))
 	}
+}
+
+// strike hits a process in the middle of a call.
+func (f *faults) strike(p *process) {
+	f.victim = p
+	defer func() { f.victim = nil }()
+	kinds := []func(){f.kill, f.freeze, f.suspend, f.suspend, f.cut}
+	kinds[f.random.IntN(len(kinds))]()
 }
 
 // lateLimit is how long after its caller gave up a call may still take effect: what an
@@ -99,15 +112,29 @@ func (w *world) chooseLag(most uint64) uint64 {
 	return w.faults.random.Uint64N(min(most, 60) + 1)
 }
 
+// eventDelays bound how late an event may be: no API server promises to be up to date.
+var eventDelays = []time.Duration{time.Second, 10 * time.Second, 40 * time.Second, 150 * time.Second}
+
 // delaysEvent reports whether an event of a watch is late.
 func (f *faults) delaysEvent(s *watcher, version uint64) bool {
 	if s.version != version {
 		s.version, s.notUntil = version, time.Time{}
 		if f.enabled && f.random.IntN(12) == 0 {
-			s.notUntil = time.Now().Add(f.upTo([]time.Duration{time.Second, 10 * time.Second, 40 * time.Second}[f.random.IntN(3)]))
+			s.notUntil = time.Now().Add(f.upTo(eventDelays[f.random.IntN(len(eventDelays))]))
 			f.count("late event")
 		}
 	}
+	return f.enabled && time.Now().Before(s.notUntil)
+}
+
+// delaysStream reports whether the events of an engine are late.
+func (f *faults) delaysStream(s *stream) bool {
+	n := s.pending()
+	if n > s.last && f.enabled && f.random.IntN(12) == 0 {
+		s.notUntil = time.Now().Add(f.upTo(10 * time.Second))
+		f.count("late engine event")
+	}
+	s.last = n
 	return f.enabled && time.Now().Before(s.notUntil)
 }
 
@@ -146,6 +173,9 @@ func (f *faults) endAfter(d time.Duration, end func()) {
 
 // target returns a process, mostly the leader.
 func (f *faults) target() *process {
+	if f.victim != nil {
+		return f.victim
+	}
 	all := f.world.processes()
 	if leader := f.world.leader(); leader != nil && f.random.IntN(4) > 0 {
 		return leader
@@ -166,7 +196,7 @@ func (f *faults) on(kind string, do func(p *process)) {
 }
 
 func (f *faults) kill() {
-	f.on("killed", func(p *process) { f.world.end(p.replica) })
+	f.on("killed", func(p *process) { p.endAt, p.doomed = time.Now(), true })
 }
 
 func (f *faults) stop() {
@@ -174,7 +204,7 @@ func (f *faults) stop() {
 		if p.up.Load() {
 			p.cancel()
 		} else {
-			f.world.end(p.replica)
+			p.endAt, p.doomed = time.Now(), true
 		}
 	})
 }

@@ -50,6 +50,7 @@ type kind int
 
 const (
 	kindMessage kind = iota
+	kindRequest      // a request on its way into a queue
 	kindWork         // a worker that begins with a request
 	kindRead
 	kindWrite
@@ -57,7 +58,7 @@ const (
 	kindEngineWrite
 )
 
-func (k kind) isCall() bool   { return k != kindMessage }
+func (k kind) isCall() bool   { return k > kindRequest }
 func (k kind) isWrite() bool  { return k == kindWrite || k == kindEngineWrite }
 func (k kind) isEngine() bool { return k == kindEngineRead || k == kindEngineWrite }
 
@@ -118,13 +119,6 @@ func (g *gate) leave(o *operation) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	o.left = true
-}
-
-// post holds a message, whose delivery is run.
-func (g *gate) post(p *process, name string, run func() bool) {
-	if p == nil || !p.isDead() {
-		g.add(&operation{name: name, owner: p, run: run})
-	}
 }
 
 func (g *gate) drop(which func(*operation) bool) (dropped []*operation) {
@@ -229,6 +223,7 @@ func (s *scheduler) advance(at time.Time) {
 // time of the next that may go later.
 func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operation, next time.Time) {
 	now, next := time.Now(), limit
+	all = s.dropWork(all)
 	for _, o := range all {
 		if !o.known {
 			o.known = true
@@ -238,7 +233,10 @@ func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operati
 			s.world.decideLate(s.random, o)
 		}
 		switch {
-		case o.owner != nil && o.owner.isFrozen() && !o.left:
+		case o.owner != nil && (o.owner.isFrozen() || o.owner.doomed) && !o.left:
+			if o.owner.doomed {
+				next = now
+			}
 		case o.isCut(now):
 			next = earliest(next, o.owner.cutUntil)
 		case o.notUntil.After(now):
@@ -257,6 +255,20 @@ func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operati
 	ready = append(ready, s.world.watchEvents()...)
 	slices.SortStableFunc(ready, func(a, b *operation) int { return cmp.Compare(a.name, b.name) })
 	return ready, next
+}
+
+// dropWork ends the requests of processes that stop or are dead.
+func (s *scheduler) dropWork(all []*operation) []*operation {
+	isOver := func(o *operation) bool {
+		return (o.kind == kindRequest || o.kind == kindWork) && (o.owner.stopping.Load() || o.owner.isDead())
+	}
+	for _, o := range s.drop(isOver) {
+		if o.kind == kindWork {
+			o.fail(errKilled)
+			o.answer <- struct{}{}
+		}
+	}
+	return slices.DeleteFunc(all, isOver)
 }
 
 func earliest(a, b time.Time) time.Time {

@@ -226,7 +226,12 @@ func (j *judge) hadState(uid types.UID, since time.Time, ok func(driver.State, *
 }
 
 // statusWritten checks what a status claims.
-func (j *judge) statusWritten(p *process, vm *api.VirtualMachine) {
+func (j *judge) statusWritten(p *process, before, vm *api.VirtualMachine) {
+	was := before.Status.DeepCopy()
+	was.LastUpdateTime = vm.Status.LastUpdateTime
+	if reflect.DeepEqual(was, &vm.Status) {
+		j.violate(RuleRest, "%s writes the status of %s, in which nothing has changed", p.name, vm.Name)
+	}
 	s := vm.Status.Server
 	if s != nil && s.ID != "" && !j.hadState(vm.UID, j.world.began, func(state driver.State, r *fake.Record) bool {
 		return r.ID == s.ID && string(state) == s.State

@@ -42,10 +42,10 @@ func (q *gatedQueue) AddWithOpts(o priorityqueue.AddOpts, items ...reconcile.Req
 		if o.After > 0 || o.RateLimited {
 			name += " later"
 		}
-		q.process.world.gate.post(q.process, name, func() bool {
+		q.process.world.gate.add(&operation{name: name, owner: q.process, kind: kindRequest, run: func() bool {
 			q.PriorityQueue.AddWithOpts(o, item)
 			return true
-		})
+		}})
 	}
 }
 
@@ -68,10 +68,10 @@ func (q *gatedQueue) GetWithPriority() (item reconcile.Request, priority int, sh
 	if shutdown {
 		return item, priority, shutdown
 	}
-	_, _ = call(context.Background(), q.process, kindWork, q.process.name+" reconciles "+item.Name, func() (struct{}, error) {
+	_, err := call(context.Background(), q.process, kindWork, q.process.name+" reconciles "+item.Name, func() (struct{}, error) {
 		return struct{}{}, nil
 	})
-	return item, priority, false
+	return item, priority, err != nil
 }
 
 // Get implements workqueue.TypedInterface.

@@ -5,6 +5,7 @@ package schedules
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -64,12 +65,16 @@ type process struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 
-	endAt    time.Time // when it is over after it has lost the Lease
+	endAt    time.Time // when it is over after it was killed or has lost the Lease
+	doomed   bool      // it was killed
 	cutUntil time.Time // until when it does not reach the API
 
 	dead   atomic.Bool // nothing that it does has an effect
 	frozen atomic.Bool
 	ended  atomic.Bool // it has ended by itself
+	// stopping is set once the manager begins to stop. Which requests its workers still
+	// take then is not reproducible, so they take none.
+	stopping atomic.Bool
 	// up is set once the manager has started. If it is stopped before, it spins until its
 	// caches are filled, and no clock of a bubble advances then.
 	up atomic.Bool
@@ -78,18 +83,20 @@ type process struct {
 func (p *process) isDead() bool   { return p.dead.Load() }
 func (p *process) isFrozen() bool { return p.frozen.Load() }
 
-// hasEnded reports whether the process is over. One that has lost the Lease takes a while:
-// how long its manager takes is not reproducible, so the seed decides.
+// hasEnded reports whether the process is over. One that gives up takes a while: how long
+// its manager takes is not reproducible, so the seed decides.
 func (p *process) hasEnded(random *rand.Rand) bool {
 	select {
 	case <-p.lock.Lost():
 	default:
-		return p.ended.Load()
+		if !p.doomed && !p.ended.Load() {
+			return false
+		}
 	}
-	if p.endAt.IsZero() {
+	if p.endAt.IsZero() && !p.isFrozen() {
 		p.endAt = time.Now().Add(time.Duration(random.Int64N(int64(time.Second))))
 	}
-	return !p.isFrozen() && !time.Now().Before(p.endAt)
+	return p.doomed || !p.endAt.IsZero() && !p.isFrozen() && !time.Now().Before(p.endAt)
 }
 
 // start starts a process of the replica.
@@ -171,6 +178,19 @@ func (p *process) newInformer(_ toolscache.ListerWatcher, object runtime.Object,
 	return toolscache.NewSharedIndexInformer(vmLister{p}, object, 0, indexers)
 }
 
+// stopNotice learns that the manager stops.
+type stopNotice struct{ *process }
+
+// NeedLeaderElection returns false: the manager runs it on standbys too.
+func (stopNotice) NeedLeaderElection() bool { return false }
+
+// Start implements manager.Runnable.
+func (n stopNotice) Start(ctx context.Context) error {
+	<-ctx.Done()
+	n.stopping.Store(true)
+	return nil
+}
+
 // addController adds what the program adds to its manager.
 func (p *process) addController(mgr ctrl.Manager) error {
 	engine, err := fake.New(fake.Options{
@@ -193,7 +213,7 @@ func (p *process) addController(mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	if err := mgr.Add(inv); err != nil {
+	if err := errors.Join(mgr.Add(inv), mgr.Add(stopNotice{p})); err != nil {
 		return err
 	}
 	return mgr.Add(&inventory.Sweep{

@@ -26,6 +26,7 @@ type users struct {
 	// wanted is what was requested for each VirtualMachine that ever existed.
 	wanted  map[types.UID]*wanted
 	actions int
+	regrets string // the name that is deleted next
 	stamps  int
 }
 
@@ -64,6 +65,13 @@ func (u *users) act() {
 	}
 	u.next = time.Now().Add(u.pause())
 	name := u.names[u.random.IntN(len(u.names))]
+	if u.regrets != "" { // whoever has just created it
+		name, u.regrets = u.regrets, ""
+		if vm := u.world.object(name); vm != nil && vm.DeletionTimestamp == nil {
+			u.delete(vm)
+		}
+		return
+	}
 	roll, detail := u.random.IntN(100), u.random.IntN(1000)
 	vm := u.world.object(name)
 	switch {
@@ -105,6 +113,9 @@ func (u *users) create(name string, detail int) {
 	u.wanted[made.GetUID()] = want
 	if vm.Spec.Action != api.ActionStopped {
 		want.atMost, want.pending = 1, 1
+	}
+	if detail%4 == 0 {
+		u.regrets = name
 	}
 }
 

@@ -173,7 +173,7 @@ func (w *world) watchEvents() (ready []*operation) {
 	}
 	w.streams = slices.DeleteFunc(w.streams, func(s *stream) bool { return s.over || s.ctx.Err() != nil || s.process.isDead() })
 	for _, s := range w.streams {
-		if !s.process.isFrozen() {
+		if !s.process.isFrozen() && !w.faults.delaysStream(s) {
 			ready = append(ready, s.messages()...)
 		}
 	}

@@ -52,7 +52,7 @@ func Overlay(root, dir string) (string, error) {
 	replace := map[string]string{}
 	for file, content := range changed {
 		to := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
-		content = strings.Replace(content, "\nimport ", "\nimport \"cloudnative.tw/drover/test/schedules/bugs\"\n\nimport ", 1)
+		content = strings.Replace(content, "\nimport ", "\nimport \"cloudnative.tw/drover/test/schedules/bugs\"\n\nimport ", 1) // beside the file's own
 		if err := os.WriteFile(to, []byte(content), 0o600); err != nil {
 			return "", err
 		}

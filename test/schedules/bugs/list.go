@@ -9,19 +9,18 @@ var All = []Bug{
 		"internal/controller/finalizer.go", "	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
 		"	if BUG {\n		spec := serverSpec(vm)\n		spec.Power = \"On\"\n		_, _ = r.Inventory.Ensure(ctx, spec)\n	}\n	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
 	}}},
-	{"finalizer-without-look", "O1", []Edit{{
-		"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n",
-		"	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n",
-	}}},
-	{"delete-once", "O1", []Edit{{ // the server that is gone from the cache may be there
-		"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {",
-		"	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {",
+	{"finalizer-on-the-cache's-word", "O1", []Edit{
+		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
+		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
+	}},
+	{"epoch-not-recorded-at-deletion", "O1", []Edit{{
+		"internal/controller/act.go", "	if action.Step == policy.StepDelete {\n", "	if action.Step == policy.StepDelete && target.ID == \"\" && BUG {\n		return outcome{}\n	}\n	if action.Step == policy.StepDelete {\n",
 	}}},
 	{"error-as-absent", "O1", []Edit{{
 		"internal/inventory/inventory.go", "	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil {",
 		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && (len(uids) == 0 || !BUG) {",
 	}}},
-	{"object-not-confirmed", "O1", []Edit{{
+	{"object-not-confirmed", "O3", []Edit{{
 		"internal/controller/gather.go", "	if p.baseLive {\n		return nil\n	}",
 		"	if p.baseLive || BUG {\n		return nil\n	}",
 	}}},
@@ -33,9 +32,8 @@ var All = []Bug{
 		{"internal/inventory/sweep.go", "	for _, read := range []Owners{s.Cached, s.Live} {\n", "	reads := []Owners{s.Cached, s.Live}\n	if BUG {\n		reads = reads[:1]\n	}\n	for _, read := range reads {\n"},
 		{"internal/inventory/sweep.go", "	return o.readings >= 2 && s", "	return BUG || o.readings >= 2 && s"},
 	}},
-	{"deletion-forgotten", "O4", []Edit{{
-		"internal/controller/policy/deletion.go", "		d.Action.Step, d.WakeAt = StepNone, in.Now.Add(removalPoll)",
-		"		d.Action.Step, d.WakeAt = StepNone, in.Now.Add(removalPoll)\n		if BUG {\n			d.WakeAt = time.Time{}\n		}",
+	{"finalizer-forgotten", "O4", []Edit{{
+		"internal/controller/finalizer.go", "p.base, next); err != nil && !apierrors.IsNotFound(err) {", "p.base, next); err != nil && !apierrors.IsNotFound(err) && !BUG {",
 	}}},
 	{"epochs-not-compared", "O5", []Edit{{
 		"internal/driver/fake/memorystore.go", "m.epochs[by.clusterID]); err != nil {", "m.epochs[by.clusterID]); err != nil && !BUG {",
@@ -56,9 +54,10 @@ var All = []Bug{
 		{"internal/driver/fake/driver.go", "		if r.ClusterID == d.clusterID {\n			servers", "		if r.ClusterID == d.clusterID || BUG {\n			servers"},
 		{"internal/driver/fake/driver.go", "		if old == nil || old.ClusterID != d.clusterID || (", "		if old == nil || old.ClusterID != d.clusterID && !BUG || ("},
 	}},
-	{"restart-not-recorded", "O7", []Edit{{
-		"internal/controller/reconcile.go", "	if decision.Action.RecordFirst {\n", "	if decision.Action.RecordFirst && !BUG {\n",
-	}}},
+	{"restart-recorded-late", "O7", []Edit{
+		{"internal/controller/reconcile.go", "	if decision.Action.RecordFirst {\n", "	if decision.Action.RecordFirst && !BUG {\n"},
+		{"internal/controller/reconcile.go", "	p.unreported = true\n", "	p.unreported = true\n	if decision.Action.RecordFirst && BUG {\n		if err := p.writeIntent(ctx); err != nil {\n			return nil, err\n		}\n	}\n"},
+	}},
 	{"retain-ignored", "O7", []Edit{{
 		"internal/controller/act.go", "r.Inventory.Delete(ctx, target, action.Retain)", "r.Inventory.Delete(ctx, target, action.Retain && !BUG)",
 	}}},
@@ -68,12 +67,12 @@ var All = []Bug{
 	{"take-over-forgotten", "O10", []Edit{{
 		"internal/controller/setup.go", "	r.enqueueUnfinished(ctx, q)\n", "	if BUG {\n		return\n	}\n	r.enqueueUnfinished(ctx, q)\n",
 	}}},
-	{"refresh-forgotten", "O10", []Edit{{
-		"internal/inventory/loop.go", "	e.changed, i.changedUIDs[uid] = true, true\n	if e.busy == 0 {", "	e.changed, i.changedUIDs[uid] = true, true\n	if e.busy == 0 && !BUG {",
+	{"conflict-forgotten", "O10", []Edit{{
+		"internal/controller/reconcile.go", "		return ctrl.Result{RequeueAfter: conflictRetry}, nil", "		if BUG {\n			return ctrl.Result{}, nil\n		}\n		return ctrl.Result{RequeueAfter: conflictRetry}, nil",
 	}}},
 	{"ready-too-early", "O11", []Edit{{
-		"internal/controller/policy/power.go", "	case driver.StateStarting:\n		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)",
-		"	case driver.StateStarting:\n		if BUG {\n			return planRunning(in)\n		}\n		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)",
+		"internal/controller/policy/power.go", "		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:",
+		"		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:\n		if BUG {\n			return planRunning(in)\n		}",
 	}}},
 	{"unknown-as-absent", "O11", []Edit{{
 		"internal/controller/policy/decide.go", "	case in.Observed.Answer == inventory.Unknown:\n		d = decideUnknown(in)\n	case !IsBound", "	case in.Observed.Answer == inventory.Unknown && !BUG:\n		d = decideUnknown(in)\n	case !IsBound",
