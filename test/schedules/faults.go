@@ -31,7 +31,7 @@ type healing struct {
 
 func newFaults(w *world, random *rand.Rand, o Options) *faults {
 	f := &faults{world: w, random: random, enabled: !o.NoFaults, counts: map[string]int{}}
-	f.share = []float64{0, 0.01, 0.04, 0.1}[random.IntN(4)]
+	f.share = []float64{0, 0.02, 0.08, 0.25}[random.IntN(4)]
 	f.next = time.Now().Add(f.upTo(15 * time.Second))
 	return f
 }
@@ -131,7 +131,7 @@ func (f *faults) delaysEvent(s *watcher, version uint64) bool {
 func (f *faults) delaysStream(s *stream) bool {
 	n := s.pending()
 	if n > s.last && f.enabled && f.random.IntN(12) == 0 {
-		s.notUntil = time.Now().Add(f.upTo(10 * time.Second))
+		s.notUntil = time.Now().Add(f.upTo(eventDelays[f.random.IntN(3)]))
 		f.count("late engine event")
 	}
 	s.last = n
@@ -152,7 +152,7 @@ func (f *faults) inject() {
 		return
 	}
 	f.next = now.Add(f.between(time.Second, 25*time.Second))
-	kinds := []func(){f.kill, f.kill, f.stop, f.freeze, f.freeze, f.suspend, f.loseEngine, f.loseAPI, f.closeWatches, f.cut, f.cut, f.compact}
+	kinds := []func(){f.kill, f.kill, f.stop, f.stop, f.freeze, f.freeze, f.suspend, f.loseEngine, f.loseAPI, f.closeWatches, f.cut, f.cut, f.compact}
 	kinds[f.random.IntN(len(kinds))]()
 }
 

@@ -72,6 +72,10 @@ func (w *world) run() error {
 		w.judge.violate(w.judge.unsettledRule(), "%s after faults have stopped, %s", convergeLimit, w.judge.unsettled())
 		return nil
 	}
+	w.judge.checkOutcome()
+	if !w.rests {
+		return nil
+	}
 	return w.checkRest()
 }
 

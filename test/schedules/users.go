@@ -26,6 +26,8 @@ type users struct {
 	// wanted is what was requested for each VirtualMachine that ever existed.
 	wanted  map[types.UID]*wanted
 	actions int
+	tempo   int64
+	orphans int
 	regrets string // the name that is deleted next
 	stamps  int
 }
@@ -47,6 +49,7 @@ func newUsers(w *world, random *rand.Rand, o Options) *users {
 	for n := range 1 + random.IntN(3) {
 		u.names = append(u.names, fmt.Sprintf("vm%d", n+1))
 	}
+	u.tempo = 1 + random.Int64N(4)
 	u.next = time.Now().Add(u.pause())
 	return u
 }
@@ -54,7 +57,7 @@ func newUsers(w *world, random *rand.Rand, o Options) *users {
 // pause is mostly short and sometimes long enough for everything to settle.
 func (u *users) pause() time.Duration {
 	most := []time.Duration{300 * time.Millisecond, 3 * time.Second, 12 * time.Second}[u.random.IntN(3)]
-	return time.Duration(u.random.Int64N(int64(most)))
+	return time.Duration(u.random.Int64N(int64(most)) / u.tempo)
 }
 
 // act takes the next action if it is due. What users do does not depend on what has
@@ -77,7 +80,7 @@ func (u *users) act() {
 	switch {
 	case vm == nil:
 		u.create(name, detail)
-	case vm.DeletionTimestamp != nil && roll < 8 && len(vm.Finalizers) > 0:
+	case vm.DeletionTimestamp != nil && roll < 8 && len(vm.Finalizers) > 0 && u.orphans < maxOrphans:
 		u.removeFinalizer(vm)
 	case vm.DeletionTimestamp != nil:
 	case roll < 12:
@@ -130,8 +133,12 @@ func (u *users) delete(vm *api.VirtualMachine) {
 	}
 }
 
+// maxOrphans is how many orphans users may leave: of more, the sweep removes none.
+const maxOrphans = 3
+
 // removeFinalizer removes Drover's finalizer by hand, which leaves an orphan.
 func (u *users) removeFinalizer(vm *api.VirtualMachine) {
+	u.orphans++
 	u.wanted[vm.UID].forced = true
 	next := vm.DeepCopy()
 	next.Finalizers = nil

@@ -48,6 +48,8 @@ type world struct {
 	began     time.Time
 	hash      hash.Hash
 	names     int
+	// rests says that what happens at rest is checked too, which takes longer.
+	rests bool
 }
 
 func newWorld(o Options) (*world, error) {
@@ -68,6 +70,7 @@ func newWorld(o Options) (*world, error) {
 	for n := range 2 + w.random.IntN(2) {
 		w.replicas = append(w.replicas, &replica{world: w, name: string(rune('a' + n))})
 	}
+	w.rests = w.random.IntN(4) == 0
 	w.seedLegacyRandom()
 	return w, nil
 }

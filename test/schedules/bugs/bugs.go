@@ -29,7 +29,7 @@ func Enabled() string { return enabled }
 // Bug is a change of a source file that must not go unnoticed.
 type Bug struct {
 	Name string
-	// Rule is the beginning of the rule that finds it.
+	// Rule is the number of the rule that finds it, or several behind one another.
 	Rule string
 	// Edits are made in the sources.
 	Edits []Edit

@@ -16,11 +16,11 @@ var All = []Bug{
 	{"epoch-not-recorded-at-deletion", "O1", []Edit{{
 		"internal/controller/act.go", "	if action.Step == policy.StepDelete {\n", "	if action.Step == policy.StepDelete && target.ID == \"\" && BUG {\n		return outcome{}\n	}\n	if action.Step == policy.StepDelete {\n",
 	}}},
-	{"error-as-absent", "O1", []Edit{{
+	{"error-as-absent", "O1|O7", []Edit{{
 		"internal/inventory/inventory.go", "	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil {",
 		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && (len(uids) == 0 || !BUG) {",
 	}}},
-	{"object-not-confirmed", "O3", []Edit{{
+	{"object-not-confirmed", "O1|O3", []Edit{{
 		"internal/controller/gather.go", "	if p.baseLive {\n		return nil\n	}",
 		"	if p.baseLive || BUG {\n		return nil\n	}",
 	}}},
@@ -64,11 +64,11 @@ var All = []Bug{
 	{"status-always", "O8", []Edit{{
 		"internal/controller/report.go", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) {", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) && !BUG {",
 	}}},
-	{"take-over-forgotten", "O10", []Edit{{
+	{"take-over-forgotten", "O4|O10", []Edit{{
 		"internal/controller/setup.go", "	r.enqueueUnfinished(ctx, q)\n", "	if BUG {\n		return\n	}\n	r.enqueueUnfinished(ctx, q)\n",
 	}}},
-	{"conflict-forgotten", "O10", []Edit{{
-		"internal/controller/reconcile.go", "		return ctrl.Result{RequeueAfter: conflictRetry}, nil", "		if BUG {\n			return ctrl.Result{}, nil\n		}\n		return ctrl.Result{RequeueAfter: conflictRetry}, nil",
+	{"wake-up-forgotten", "O4|O10", []Edit{{
+		"internal/controller/report.go", "	if at.IsZero() {\n		return ctrl.Result{}", "	if at.IsZero() || BUG {\n		return ctrl.Result{}",
 	}}},
 	{"ready-too-early", "O11", []Edit{{
 		"internal/controller/policy/power.go", "		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:",
