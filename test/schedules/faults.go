@@ -45,11 +45,14 @@ func (f *faults) count(kind string) { f.counts[kind]++ }
 // decideFate decides what becomes of a call.
 func (w *world) decideFate(_ *rand.Rand, o *operation) {
 	f := w.faults
-	if !f.enabled || !o.kind.isCall() || o.kind == kindWork || f.random.Float64() >= f.share {
+	if !f.enabled || !o.kind.isCall() || o.kind == kindWork || f.share == 0 {
 		return
 	}
-	if o.kind.isWrite() && !o.owner.isFrozen() && f.random.IntN(3) == 0 {
+	if o.kind == kindEngineWrite && !o.owner.isFrozen() && f.random.IntN(strikeShare) == 0 {
 		f.strike(o.owner)
+		return
+	}
+	if f.random.Float64() >= f.share {
 		return
 	}
 	fates := []fate{fateLost, fateRefused, fateSlow, fateSlow}
@@ -61,6 +64,9 @@ func (w *world) decideFate(_ *rand.Rand, o *operation) {
 		o.notUntil = time.Now().Add(f.upTo(3 * time.Second))
 	}
 }
+
+// strikeShare is of how many calls that change something on the engine one is hit.
+const strikeShare = 10
 
 // strike hits a process in the middle of a call.
 func (f *faults) strike(p *process) {
@@ -94,7 +100,7 @@ func (w *world) survive(o *operation) {
 		return
 	}
 	w.faults.count("call of a dead process")
-	w.gate.add(&operation{name: o.name + " (sent before its end)", run: o.run, notUntil: time.Now().Add(w.faults.upTo(5 * time.Second)), known: true})
+	w.gate.add(&operation{name: o.name + " (sent before its end)", run: o.run, notUntil: time.Now().Add(w.faults.upTo(lateLimit)), known: true})
 }
 
 func (w *world) countFault(o *operation) {

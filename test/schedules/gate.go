@@ -257,10 +257,11 @@ func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operati
 	return ready, next
 }
 
-// dropWork ends the requests of processes that stop or are dead.
+// dropWork ends the requests of processes that stop or are dead, except those that began
+// before.
 func (s *scheduler) dropWork(all []*operation) []*operation {
 	isOver := func(o *operation) bool {
-		return (o.kind == kindRequest || o.kind == kindWork) && (o.owner.stopping.Load() || o.owner.isDead())
+		return (o.kind == kindRequest || o.kind == kindWork) && !o.known && (o.owner.stopping.Load() || o.owner.isDead())
 	}
 	for _, o := range s.drop(isOver) {
 		if o.kind == kindWork {

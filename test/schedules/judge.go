@@ -4,6 +4,7 @@
 package schedules
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -121,6 +122,9 @@ func find(all []fake.Record, uid types.UID) *fake.Record {
 // engineCalled checks a call that the engine has carried out.
 func (j *judge) engineCalled(p *process, method string, t driver.Target, records []fake.Record, err error) {
 	before, after := find(records, t.UID), find(j.world.memory.Records(), t.UID)
+	if errors.Is(err, driver.ErrFenced) {
+		j.world.faults.count("calls refused by the fence")
+	}
 	if err != nil {
 		return
 	}

@@ -133,8 +133,8 @@ func (u *users) delete(vm *api.VirtualMachine) {
 	}
 }
 
-// maxOrphans is how many orphans users may leave: of more, the sweep removes none.
-const maxOrphans = 3
+// maxOrphans is how many orphans users may leave: of more than three, the sweep removes none.
+const maxOrphans = 2
 
 // removeFinalizer removes Drover's finalizer by hand, which leaves an orphan.
 func (u *users) removeFinalizer(vm *api.VirtualMachine) {
