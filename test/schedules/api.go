@@ -235,6 +235,7 @@ type watcher struct {
 	key     resourceKey // name is empty for all of the namespace
 	next    int         // index into the log
 	out     chan watch.Event
+	ending  bool
 	closed  bool
 	stopped bool // by the client
 	// version is that of the next event, which is delayed.

@@ -206,6 +206,7 @@ func (s *scheduler) step(limit time.Time) {
 	}
 	for len(ready) > 0 {
 		n := s.pick(ready)
+		time.Sleep(time.Duration(1 + s.random.IntN(999))) // so that no two deadlines coincide
 		if s.letGo(ready[n]) {
 			s.steps++
 			return

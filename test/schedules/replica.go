@@ -35,8 +35,11 @@ import (
 const (
 	leaseName   = "drover-controller"
 	orphanGrace = time.Minute
-	bootTime    = 700 * time.Millisecond
-	stopTime    = 1300 * time.Millisecond
+	// engineTimeout does not coincide with the reconciler's, which ends first as it does
+	// without a bubble.
+	engineTimeout = 31 * time.Second
+	bootTime      = 700 * time.Millisecond
+	stopTime      = 1300 * time.Millisecond
 )
 
 // settings are the default ones, but that no two deadlines of an election coincide.
@@ -202,7 +205,7 @@ func (p *process) addController(mgr ctrl.Manager) error {
 	guard := p.lock.Guard()
 	inv, err := inventory.New(inventory.Options{
 		Name: fake.Name, Driver: fencing.Wrap(fake.Name, engineClient{p, engine}, guard, logr.Discard(), nil), Clock: p.clock, Log: logr.Discard(),
-		ConfirmLeading: p.lock.Confirm,
+		ConfirmLeading: p.lock.Confirm, CallTimeout: engineTimeout,
 	})
 	if err != nil {
 		return err

@@ -29,8 +29,8 @@ type Result struct {
 }
 
 const (
-	// turmoil is how long users and faults act.
-	turmoil = 90 * time.Second
+	// minTurmoil and maxTurmoil bound how long users and faults act.
+	minTurmoil, maxTurmoil = 20 * time.Second, 90 * time.Second
 	// convergeLimit is the bound for all to be as requested once faults have stopped: the
 	// Lease, the claim, and the longest backoff that the turmoil may have led to.
 	convergeLimit = 8 * time.Minute
@@ -58,6 +58,7 @@ func (w *world) run() error {
 	if err := w.judge.addForeign(); err != nil {
 		return err
 	}
+	turmoil := minTurmoil + time.Duration(w.random.Int64N(int64(maxTurmoil-minTurmoil)))
 	if err := w.runUntil(time.Now().Add(turmoil), func() bool { return false }); err != nil {
 		return err
 	}

@@ -165,6 +165,10 @@ func (w *world) leader() *process {
 func (w *world) watchEvents() (ready []*operation) {
 	w.watchers = slices.DeleteFunc(w.watchers, func(s *watcher) bool { return s.closed || s.stopped || s.process.isDead() })
 	for _, s := range w.watchers {
+		if s.ending && !s.process.isFrozen() {
+			ready = append(ready, &operation{name: fmt.Sprintf("%s %s ends", s.process.name, s.name), owner: s.process, run: s.end})
+			continue
+		}
 		event, ok := w.api.skip(s)
 		if !ok || s.process.isFrozen() || s.process.cutUntil.After(time.Now()) || w.faults.delaysEvent(s, event.version) {
 			continue
@@ -193,12 +197,19 @@ func (w *world) deliver(s *watcher, e change) bool {
 	}
 }
 
-// closeWatches ends all watches of the API server.
+// end ends a watch.
+func (w *watcher) end() bool {
+	w.closed = true
+	close(w.out)
+	return true
+}
+
+// closeWatches ends watches of the API server. Each client learns that by a message of its
+// own, so that not all begin their backoff at once.
 func (w *world) closeWatches(of func(*watcher) bool) {
 	for _, s := range w.watchers {
 		if !s.closed && !s.stopped && of(s) {
-			s.closed = true
-			close(s.out)
+			s.ending = true
 		}
 	}
 }
@@ -214,6 +225,7 @@ func (w *world) superviseReplicas(healthy bool) error {
 			w.trace("%s has ended", r.process.name)
 			w.end(r)
 		case r.process == nil && (healthy || !time.Now().Before(r.startAt)):
+			time.Sleep(time.Duration(1 + w.random.IntN(99999))) // so that no deadlines of two processes coincide
 			w.trace("%s starts", r.name)
 			if err := r.start(); err != nil {
 				return err
