@@ -13,14 +13,11 @@ var All = []Bug{
 		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
 		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
 	}},
-	{"epoch-not-recorded-at-deletion", "O1", []Edit{{
-		"internal/controller/act.go", "	if action.Step == policy.StepDelete {\n", "	if action.Step == policy.StepDelete && target.ID == \"\" && BUG {\n		return outcome{}\n	}\n	if action.Step == policy.StepDelete {\n",
-	}}},
-	{"error-as-absent", "O1|O7", []Edit{{
+	{"error-as-absent", "O1|O3|O7", []Edit{{
 		"internal/inventory/inventory.go", "	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil {",
 		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && (len(uids) == 0 || !BUG) {",
 	}}},
-	{"object-not-confirmed", "O1|O3", []Edit{{
+	{"object-not-confirmed", "O1|O3|O7", []Edit{{
 		"internal/controller/gather.go", "	if p.baseLive {\n		return nil\n	}",
 		"	if p.baseLive || BUG {\n		return nil\n	}",
 	}}},
@@ -32,8 +29,8 @@ var All = []Bug{
 		{"internal/inventory/sweep.go", "	for _, read := range []Owners{s.Cached, s.Live} {\n", "	reads := []Owners{s.Cached, s.Live}\n	if BUG {\n		reads = reads[:1]\n	}\n	for _, read := range reads {\n"},
 		{"internal/inventory/sweep.go", "	return o.readings >= 2 && s", "	return BUG || o.readings >= 2 && s"},
 	}},
-	{"finalizer-forgotten", "O4", []Edit{{
-		"internal/controller/finalizer.go", "p.base, next); err != nil && !apierrors.IsNotFound(err) {", "p.base, next); err != nil && !apierrors.IsNotFound(err) && !BUG {",
+	{"deletion-not-repeated", "O4", []Edit{{
+		"internal/controller/policy/deletion.go", "isStillWaiting(in) && in.Now.Before(nextTry(in)):\n", "isStillWaiting(in) && BUG:\n		d.Action.Step, d.Status.Blocked = StepNone, true\n	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):\n",
 	}}},
 	{"epochs-not-compared", "O5", []Edit{{
 		"internal/driver/fake/memorystore.go", "m.epochs[by.clusterID]); err != nil {", "m.epochs[by.clusterID]); err != nil && !BUG {",
