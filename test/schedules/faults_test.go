@@ -4,7 +4,6 @@
 package schedules
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"time"
 )
@@ -43,7 +42,7 @@ func (f *faults) between(a, b time.Duration) time.Duration { return a + f.upTo(b
 func (f *faults) count(kind string) { f.counts[kind]++ }
 
 // decideFate decides what becomes of a call.
-func (w *world) decideFate(_ *rand.Rand, o *operation) {
+func (w *world) decideFate(o *operation) {
 	f := w.faults
 	if !f.enabled || !o.kind.isCall() || o.kind == kindWork || f.share == 0 {
 		return
@@ -81,7 +80,7 @@ func (f *faults) strike(p *process) {
 const lateLimit = 25 * time.Second
 
 // decideLate decides whether a call whose caller has given up is on its way nevertheless.
-func (w *world) decideLate(_ *rand.Rand, o *operation) {
+func (w *world) decideLate(o *operation) {
 	if o.late {
 		return
 	}
@@ -284,6 +283,3 @@ func (f *faults) cut() {
 		})
 	})
 }
-
-// String formats the counts.
-func formatCounts(counts map[string]int) string { return fmt.Sprint(counts) }

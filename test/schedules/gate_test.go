@@ -67,7 +67,6 @@ type gate struct {
 	mu      sync.Mutex
 	waiting []*operation
 	arrived chan struct{}
-	open    bool // at the end of a schedule everything fails at once
 }
 
 func newGate() *gate { return &gate{arrived: make(chan struct{}, 1)} }
@@ -225,14 +224,8 @@ func (s *scheduler) advance(at time.Time) {
 func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operation, next time.Time) {
 	now, next := time.Now(), limit
 	all = s.dropWork(all)
+	s.decideFates(all)
 	for _, o := range all {
-		if !o.known {
-			o.known = true
-			s.world.decideFate(s.random, o)
-		}
-		if o.left && !o.done {
-			s.world.decideLate(s.random, o)
-		}
 		switch {
 		case o.owner != nil && (o.owner.isFrozen() || o.owner.doomed) && !o.left:
 			if o.owner.doomed {
@@ -256,6 +249,19 @@ func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operati
 	ready = append(ready, s.world.watchEvents()...)
 	slices.SortStableFunc(ready, func(a, b *operation) int { return cmp.Compare(a.name, b.name) })
 	return ready, next
+}
+
+// decideFates decides what becomes of new operations, and of those whose caller has left.
+func (s *scheduler) decideFates(all []*operation) {
+	for _, o := range all {
+		if !o.known {
+			o.known = true
+			s.world.decideFate(o)
+		}
+		if o.left && !o.done {
+			s.world.decideLate(o)
+		}
+	}
 }
 
 // dropWork ends the requests of processes that stop or are dead, except those that began

@@ -348,12 +348,16 @@ func (j *judge) checkOutcome() {
 		case runs < want.atLeast || runs > want.atMost:
 			j.violate(RuleOutcome, "%s (%s) was started %d times (%v), and %d to %d times were requested", want.name, shortUID(uid), runs, j.runs[uid], want.atLeast, want.atMost)
 		}
-		retained := slices.ContainsFunc(j.world.memory.Records(), func(r fake.Record) bool { return r.UID == uid && r.Retained })
-		if want.forced {
-			continue // the sweep removes what its user has left
+		if !want.forced { // the sweep removes what its user has left
+			j.checkRelease(uid, want)
 		}
-		if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 {
-			j.violate(RuleOutcome, "the server of %s is released: %v; requested: %v", want.name, retained, want.retain)
-		}
+	}
+}
+
+// checkRelease checks that a server was released if that was requested.
+func (j *judge) checkRelease(uid types.UID, want *wanted) {
+	retained := slices.ContainsFunc(j.world.memory.Records(), func(r fake.Record) bool { return r.UID == uid && r.Retained })
+	if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 {
+		j.violate(RuleOutcome, "the server of %s is released: %v; requested: %v", want.name, retained, want.retain)
 	}
 }

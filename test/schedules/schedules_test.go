@@ -39,7 +39,7 @@ var (
 	bugFlag     = flag.String("bug", "", "seed this bug alone")
 	bugFlagTime = flag.Duration("bug-duration", 30*time.Second, "how long to look for a seeded bug")
 	untilFlag   = flag.Bool("until-violation", false, "stop at the first violation")
-	workersFlag = flag.Uint64("workers", uint64(runtime.GOMAXPROCS(0)), "how many processes explore") //nolint:gosec // few
+	workersFlag = flag.Uint64("workers", uint64(runtime.GOMAXPROCS(0)), "how many processes explore")
 	strideFlag  = flag.Uint64("stride", 1, "the difference of one seed and the next")
 	timeFlag    = flag.Duration("duration", 10*time.Second, "how long to explore schedules")
 )
@@ -85,7 +85,7 @@ func explore(t *testing.T) {
 	t.Helper()
 	total := Result{Faults: map[string]int{}}
 	count, began := 0, time.Now()
-	for seed := *firstFlag; time.Since(began) < *timeFlag && !(*untilFlag && t.Failed()); seed += *strideFlag {
+	for seed := *firstFlag; time.Since(began) < *timeFlag && (!*untilFlag || !t.Failed()); seed += *strideFlag {
 		r := run(t, Options{Seed: seed})
 		count++
 		total.add(r)
@@ -115,7 +115,7 @@ func exploreInProcesses(t *testing.T) {
 	outs := make(chan string)
 	for n := range *workersFlag {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestSchedules$", "-test.v", "-workers", "1",
-			"-first", strconv.FormatUint(*firstFlag+n, 10), "-stride", strconv.FormatUint(*workersFlag, 10), "-duration", timeFlag.String()) //nolint:gosec // this test
+			"-first", strconv.FormatUint(*firstFlag+n, 10), "-stride", strconv.FormatUint(*workersFlag, 10), "-duration", timeFlag.String())
 		go func() {
 			out, _ := cmd.CombinedOutput()
 			outs <- string(out)

@@ -44,7 +44,7 @@ type wanted struct {
 	atLeast, atMost, pending int
 }
 
-func newUsers(w *world, random *rand.Rand, o Options) *users {
+func newUsers(w *world, random *rand.Rand) *users {
 	u := &users{world: w, random: random, active: true, wanted: map[types.UID]*wanted{}}
 	for n := range 1 + random.IntN(3) {
 		u.names = append(u.names, fmt.Sprintf("vm%d", n+1))
@@ -68,11 +68,8 @@ func (u *users) act() {
 	}
 	u.next = time.Now().Add(u.pause())
 	name := u.names[u.random.IntN(len(u.names))]
-	if u.regrets != "" { // whoever has just created it
-		name, u.regrets = u.regrets, ""
-		if vm := u.world.object(name); vm != nil && vm.DeletionTimestamp == nil {
-			u.delete(vm)
-		}
+	if u.regrets != "" {
+		u.deleteRegretted()
 		return
 	}
 	roll, detail := u.random.IntN(100), u.random.IntN(1000)
@@ -130,6 +127,15 @@ func (u *users) delete(vm *api.VirtualMachine) {
 	u.world.trace("USER %s is deleted", vm.Name)
 	if err := u.world.api.delete(keyOf(vm)); err != nil {
 		panic(err)
+	}
+}
+
+// deleteRegretted deletes what was just created.
+func (u *users) deleteRegretted() {
+	vm := u.world.object(u.regrets)
+	u.regrets = ""
+	if vm != nil && vm.DeletionTimestamp == nil {
+		u.delete(vm)
 	}
 }
 

@@ -65,8 +65,8 @@ func newWorld(o Options) (*world, error) {
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{api.SchemeGroupVersion})
 	mapper.Add(api.SchemeGroupVersion.WithKind("VirtualMachine"), meta.RESTScopeNamespace)
 	w.mapper = mapper
-	w.scheduler = &scheduler{gate: w.gate, world: w, random: rand.New(rand.NewPCG(o.Seed, 2)), weights: map[string]float64{}}                     //nolint:gosec // chance
-	w.judge, w.users, w.faults = newJudge(w), newUsers(w, rand.New(rand.NewPCG(o.Seed, 3)), o), newFaults(w, rand.New(rand.NewPCG(o.Seed, 4)), o) //nolint:gosec // chance
+	w.scheduler = &scheduler{gate: w.gate, world: w, random: rand.New(rand.NewPCG(o.Seed, 2)), weights: map[string]float64{}}                  //nolint:gosec // chance
+	w.judge, w.users, w.faults = newJudge(w), newUsers(w, rand.New(rand.NewPCG(o.Seed, 3))), newFaults(w, rand.New(rand.NewPCG(o.Seed, 4)), o) //nolint:gosec // chance
 	for n := range 2 + w.random.IntN(2) {
 		w.replicas = append(w.replicas, &replica{world: w, name: string(rune('a' + n))})
 	}
