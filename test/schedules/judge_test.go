@@ -242,6 +242,9 @@ func (j *judge) statusWritten(p *process, before, vm *api.VirtualMachine) {
 	}) {
 		j.violate(RuleObserved, "%s reports %s of %s as %s, which it never was", p.name, s.ID, vm.Name, s.State)
 	}
+	if s == nil && before.Status.Server != nil && !slices.ContainsFunc(j.history[vm.UID], func(m moment) bool { return m.record == nil }) {
+		j.violate(RuleObserved, "%s reports that the server of %s is gone, which it never was", p.name, vm.Name)
+	}
 	if !isReady(vm) || vm.DeletionTimestamp != nil {
 		return
 	}

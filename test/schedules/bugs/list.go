@@ -13,9 +13,9 @@ var All = []Bug{
 		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
 		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
 	}},
-	{"error-as-absent", "O1|O3|O7", []Edit{{
+	{"error-as-absent", "O11", []Edit{{
 		"internal/inventory/inventory.go", "	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil {",
-		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && (len(uids) == 0 || !BUG) {",
+		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && !BUG {",
 	}}},
 	{"object-not-confirmed", "O1|O3|O7", []Edit{{
 		"internal/controller/gather.go", "	if p.baseLive {\n		return nil\n	}",
