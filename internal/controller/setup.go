@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -51,6 +52,8 @@ type Options struct {
 	MayAct   func() error
 	// Decisions records what is decided; nil records nothing.
 	Decisions *recorder.Recorder
+	// NewQueue makes the work queue of a controller; nil means queue.New.
+	NewQueue func(controller string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue.Queue
 }
 
 // Setup adds one controller per driver to the manager. Each has its own work queue
@@ -60,6 +63,9 @@ type Options struct {
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, queue.PriorityIndex, queue.IndexPriority); err != nil {
 		return nil, fmt.Errorf("index the VirtualMachines: %w", err)
+	}
+	if o.NewQueue == nil {
+		o.NewQueue = queue.New(mgr.GetLogger())
 	}
 	var all []*Reconciler
 	names := make([]string, len(o.Inventories))
@@ -76,21 +82,21 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, err
 			r.Driver = inv.Name
 			all = append(all, r)
 		}
-		if err := r.addController(mgr, o.Threads); err != nil {
+		if err := r.addController(mgr, o); err != nil {
 			return nil, fmt.Errorf("set up the controller of driver %q: %w", r.Driver, err)
 		}
 	}
 	return all, nil
 }
 
-func (r *Reconciler) addController(mgr ctrl.Manager, threads int) error {
-	name := r.Driver
+func (r *Reconciler) addController(mgr ctrl.Manager, o Options) error {
+	name, threads := r.Driver, o.Threads
 	if name == "" {
 		name, threads = unassigned, 1
 	}
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
-		SkipNameValidation: new(true), NewQueue: queue.New(mgr.GetLogger()),
+		SkipNameValidation: new(true), NewQueue: o.NewQueue,
 		RateLimiter: queue.NewRateLimiter(),
 	})
 	if err != nil {

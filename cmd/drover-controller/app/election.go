@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
@@ -94,7 +95,7 @@ func setElectionOptions(m *ctrl.Options, o *Options, lock *leader.Lock) {
 // runManager runs the manager until ctx ends or the Lease is lost, which is an error.
 func runManager(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error {
 	if lock == nil {
-		return mgr.Start(ctx)
+		return startManager(ctx, mgr, endTimeout)
 	}
 	defer watchLease(ctx, lock)()
 	if err := metrics.Registry.Register(lock.Collector()); err == nil {
@@ -109,11 +110,37 @@ func runManager(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error 
 		case <-ctx.Done():
 		}
 	}()
-	err := mgr.Start(ctx)
+	err := startManager(ctx, mgr, endTimeout)
 	if lost := lock.Err(); errors.Is(lost, leader.ErrLost) {
 		return lost
 	}
 	return err
+}
+
+// endTimeout is how long the manager may take to stop: more than its running calls and
+// the release of the Lease may.
+const endTimeout = 20 * time.Second
+
+// errNotStopped means that the manager did not stop in time. It spins forever if it is
+// stopped before its cache is filled, for example because the API is out of reach
+// (controller-runtime v0.24). No worker has begun then.
+var errNotStopped = errors.New("the manager did not stop in time")
+
+// startManager runs the manager until ctx ends, and waits up to timeout for it to stop.
+func startManager(ctx context.Context, mgr ctrl.Manager, timeout time.Duration) error {
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(timeout):
+		return errNotStopped
+	}
 }
 
 // fencingHandler connects an inventory to the election and to events, for an engine that

@@ -49,6 +49,8 @@ type Options struct {
 	FaultsFile string
 	// JournalFile gets a line for every change: see package journal. Empty means none.
 	JournalFile string
+	// NewName names a server or a run, uniquely; nil means random names.
+	NewName func() string
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	Log   logr.Logger
@@ -130,6 +132,9 @@ func New(o Options) (*Driver, error) {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
+	if o.NewName == nil {
+		o.NewName = newName
+	}
 	s, err := openStore(o)
 	if err != nil {
 		return nil, err
@@ -137,7 +142,7 @@ func New(o Options) (*Driver, error) {
 	d := &Driver{
 		clusterID: o.ClusterID, latency: o.Latency, failureRate: o.FailureRate,
 		clock: o.Clock, log: o.Log, store: s, meter: newMeter(),
-		simulation: simulation{bootTime: o.BootTime, shutdownTime: o.ShutdownTime, newName: newName},
+		simulation: simulation{bootTime: o.BootTime, shutdownTime: o.ShutdownTime, newName: o.NewName},
 	}
 	d.Access = &guest.Access{Clock: o.Clock, Find: d.findGuest}
 	return d, nil

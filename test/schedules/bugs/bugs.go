@@ -1,0 +1,84 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bugs is a list of bugs that Drover does not have, each with the rule that finds
+// it. Overlay puts all of them into a build, in which the environment enables one.
+//
+// Start with All in list.go.
+package bugs
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Variable is the environment variable that names the bug to enable.
+const Variable = "DROVER_SEEDED_BUG"
+
+var enabled = os.Getenv(Variable)
+
+// On reports whether a bug is enabled. It is called by the code that an overlay adds.
+func On(name string) bool { return enabled == name }
+
+// Enabled returns the name of the bug that is enabled, or "".
+func Enabled() string { return enabled }
+
+// Bug is a change of a source file that must not go unnoticed.
+type Bug struct {
+	Name string
+	// Rule is the number of the rule that finds it, or several behind one another.
+	Rule string
+	// Edits are made in the sources.
+	Edits []Edit
+}
+
+// Edit replaces a text that a file has once.
+type Edit struct{ File, Old, New string }
+
+// Overlay writes the sources with all bugs into dir, and a file for go build -overlay,
+// whose name it returns. root is the module's folder.
+func Overlay(root, dir string) (string, error) {
+	changed := map[string]string{}
+	for _, bug := range All {
+		for _, edit := range bug.Edits {
+			if err := apply(changed, root, bug.Name, edit); err != nil {
+				return "", fmt.Errorf("bug %s: %w", bug.Name, err)
+			}
+		}
+	}
+	replace := map[string]string{}
+	for file, content := range changed {
+		to := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
+		content = strings.Replace(content, "\nimport ", "\nimport \"cloudnative.tw/drover/test/schedules/bugs\"\n\nimport ", 1) // beside the file's own
+		if err := os.WriteFile(to, []byte(content), 0o600); err != nil {
+			return "", err
+		}
+		replace[filepath.Join(root, file)] = to
+	}
+	content, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	return overlay, os.WriteFile(overlay, content, 0o600)
+}
+
+// apply makes an edit. In its text, BUG stands for whether the bug is enabled.
+func apply(changed map[string]string, root, name string, e Edit) error {
+	content, ok := changed[e.File]
+	if !ok {
+		read, err := os.ReadFile(filepath.Join(root, e.File))
+		if err != nil {
+			return err
+		}
+		content = string(read)
+	}
+	if n := strings.Count(content, e.Old); n != 1 {
+		return fmt.Errorf("%s has %d times %q", e.File, n, e.Old)
+	}
+	changed[e.File] = strings.Replace(content, e.Old, strings.ReplaceAll(e.New, "BUG", fmt.Sprintf("bugs.On(%q)", name)), 1)
+	return nil
+}

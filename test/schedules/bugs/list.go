@@ -1,0 +1,77 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bugs
+
+// All are the bugs. Those with a project's name were found in that project.
+var All = []Bug{
+	{"finalizer-late", "O1", []Edit{{
+		"internal/controller/finalizer.go", "	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
+		"	if BUG {\n		spec := serverSpec(vm)\n		spec.Power = \"On\"\n		_, _ = r.Inventory.Ensure(ctx, spec)\n	}\n	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
+	}}},
+	{"finalizer-on-the-cache's-word", "O1", []Edit{
+		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
+		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
+	}},
+	{"error-as-absent", "O11", []Edit{{
+		"internal/inventory/inventory.go", "	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil {",
+		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && !BUG {",
+	}}},
+	{"object-not-confirmed", "O1|O3|O7", []Edit{{
+		"internal/controller/gather.go", "	if p.baseLive {\n		return nil\n	}",
+		"	if p.baseLive || BUG {\n		return nil\n	}",
+	}}},
+	{"orphans-left", "O2", []Edit{{
+		"internal/inventory/sweep.go", "		if !s.isDue(server) {\n			continue\n		}\n		o := s.orphans",
+		"		if !s.isDue(server) || BUG {\n			continue\n		}\n		o := s.orphans",
+	}}},
+	{"sweep-without-live-read", "O3", []Edit{
+		{"internal/inventory/sweep.go", "	for _, read := range []Owners{s.Cached, s.Live} {\n", "	reads := []Owners{s.Cached, s.Live}\n	if BUG {\n		reads = reads[:1]\n	}\n	for _, read := range reads {\n"},
+		{"internal/inventory/sweep.go", "	return o.readings >= 2 && s", "	return BUG || o.readings >= 2 && s"},
+	}},
+	{"deletion-not-repeated", "O4", []Edit{{
+		"internal/controller/policy/deletion.go", "isStillWaiting(in) && in.Now.Before(nextTry(in)):\n", "isStillWaiting(in) && BUG:\n		d.Action.Step, d.Status.Blocked = StepNone, true\n	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):\n",
+	}}},
+	{"epochs-not-compared", "O5", []Edit{{
+		"internal/driver/fake/memorystore.go", "m.epochs[by.clusterID]); err != nil {", "m.epochs[by.clusterID]); err != nil && !BUG {",
+	}}},
+	{"guard-ignored", "O5", []Edit{{
+		"internal/driver/fencing/enter.go", "	return gate.Enter(ctx)\n",
+		"	guarded, epoch, leave, err = gate.Enter(ctx)\n	if BUG && err != nil {\n		return ctx, gate.(interface{ Epoch() uint64 }).Epoch(), func() {}, nil\n	}\n	return guarded, epoch, leave, err\n",
+	}}},
+	{"lease-taken-early", "O5", []Edit{{
+		"internal/leader/wait.go", "	return l.observed.availableAt(l.opts.Settings.Lease) - l.opts.Boot()",
+		"	if BUG {\n		return l.observed.availableAt(l.opts.Settings.Lease) - l.opts.Boot() - 9*time.Second\n	}\n	return l.observed.availableAt(l.opts.Settings.Lease) - l.opts.Boot()",
+	}}},
+	{"release-of-the-successor", "O5", []Edit{
+		{"internal/leader/lock.go", "	if l.observed.holder() != l.opts.Identity {\n		return nil, ErrNotLeading", "	if l.observed.holder() != l.opts.Identity && !BUG {\n		return nil, ErrNotLeading"},
+		{"internal/leader/lock.go", "readErr == nil && !l.isHolder() {", "readErr == nil && !l.isHolder() && !BUG {"},
+	}},
+	{"foreign-servers", "O6", []Edit{
+		{"internal/driver/fake/driver.go", "		if r.ClusterID == d.clusterID {\n			servers", "		if r.ClusterID == d.clusterID || BUG {\n			servers"},
+		{"internal/driver/fake/driver.go", "		if old == nil || old.ClusterID != d.clusterID || (", "		if old == nil || old.ClusterID != d.clusterID && !BUG || ("},
+	}},
+	{"restart-recorded-late", "O7", []Edit{
+		{"internal/controller/reconcile.go", "	if decision.Action.RecordFirst {\n", "	if decision.Action.RecordFirst && !BUG {\n"},
+		{"internal/controller/reconcile.go", "	p.unreported = true\n", "	p.unreported = true\n	if decision.Action.RecordFirst && BUG {\n		if err := p.writeIntent(ctx); err != nil {\n			return nil, err\n		}\n	}\n"},
+	}},
+	{"retain-ignored", "O7", []Edit{{
+		"internal/controller/act.go", "r.Inventory.Delete(ctx, target, action.Retain)", "r.Inventory.Delete(ctx, target, action.Retain && !BUG)",
+	}}},
+	{"status-always", "O8", []Edit{{
+		"internal/controller/report.go", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) {", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) && !BUG {",
+	}}},
+	{"take-over-forgotten", "O4|O10", []Edit{{
+		"internal/controller/setup.go", "	r.enqueueUnfinished(ctx, q)\n", "	if BUG {\n		return\n	}\n	r.enqueueUnfinished(ctx, q)\n",
+	}}},
+	{"wake-up-forgotten", "O4|O10", []Edit{{
+		"internal/controller/report.go", "	if at.IsZero() {\n		return ctrl.Result{}", "	if at.IsZero() || BUG {\n		return ctrl.Result{}",
+	}}},
+	{"ready-too-early", "O11", []Edit{{
+		"internal/controller/policy/power.go", "		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:",
+		"		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:\n		if BUG {\n			return planRunning(in)\n		}",
+	}}},
+	{"unknown-as-absent", "O11", []Edit{{
+		"internal/controller/policy/decide.go", "	case in.Observed.Answer == inventory.Unknown:\n		d = decideUnknown(in)\n	case !IsBound", "	case in.Observed.Answer == inventory.Unknown && !BUG:\n		d = decideUnknown(in)\n	case !IsBound",
+	}}},
+}

@@ -1,0 +1,197 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedules
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+// engineClient is a process's driver: the fake one, whose calls pass the gate.
+type engineClient struct {
+	process *process
+	driver  *fake.Driver
+}
+
+var (
+	_ driver.Driver     = engineClient{}
+	_ driver.Identifier = engineClient{}
+)
+
+func engineCall[T any](ctx context.Context, e engineClient, k kind, name string, do func(context.Context) (T, error)) (T, error) {
+	return call(ctx, e.process, k, e.process.name+" engine "+name, func() (T, error) { return do(context.WithoutCancel(ctx)) })
+}
+
+// Ensure implements driver.Driver.
+func (e engineClient) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	e.process.world.judge.callBegins(e.process)
+	name := fmt.Sprintf("Ensure %s %s", spec.Name, spec.Power)
+	if spec.RestartRun != "" {
+		name += " restart"
+	}
+	return engineCall(ctx, e, kindEngineWrite, name, func(ctx context.Context) (driver.Server, error) {
+		return record(e.process, "Ensure", spec.Target, func() (driver.Server, error) { return e.driver.Ensure(ctx, spec) })
+	})
+}
+
+// Delete implements driver.Driver.
+func (e engineClient) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	e.process.world.judge.callBegins(e.process)
+	name := fmt.Sprintf("Delete %s retain %v", shortUID(t.UID), retain)
+	_, err := engineCall(ctx, e, kindEngineWrite, name, func(ctx context.Context) (driver.Server, error) {
+		return record(e.process, "Delete", t, func() (driver.Server, error) { return driver.Server{}, e.driver.Delete(ctx, t, retain) })
+	})
+	return err
+}
+
+// record passes what a call did to the judge.
+func record(p *process, method string, t driver.Target, do func() (driver.Server, error)) (driver.Server, error) {
+	before := p.world.memory.Records()
+	server, err := do()
+	p.world.judge.engineCalled(p, method, t, before, err)
+	return server, err
+}
+
+// List implements driver.Driver.
+func (e engineClient) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	var names []string
+	for _, uid := range uids {
+		names = append(names, shortUID(uid))
+	}
+	slices.Sort(names)
+	name := "List " + strings.Join(names, ",") + callerOf("(*Sweep)", "GetLive")
+	return engineCall(ctx, e, kindEngineRead, name, func(ctx context.Context) ([]driver.Server, error) {
+		servers, err := e.driver.List(ctx, uids...)
+		slices.SortFunc(servers, func(a, b driver.Server) int { return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.ID, b.ID)) })
+		return servers, err
+	})
+}
+
+// Usage implements driver.Driver.
+func (e engineClient) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
+	return engineCall(ctx, e, kindEngineRead, "Usage", func(ctx context.Context) ([]driver.Usage, error) {
+		all, err := e.driver.Usage(ctx, uids...)
+		slices.SortFunc(all, func(a, b driver.Usage) int { return cmp.Compare(a.UID, b.UID) })
+		return all, err
+	})
+}
+
+// EngineID implements driver.Identifier.
+func (e engineClient) EngineID(ctx context.Context) (string, error) {
+	return engineCall(ctx, e, kindEngineRead, "EngineID"+callerOf("GetLive"), e.driver.EngineID)
+}
+
+// Watch implements driver.Driver. The events of the engine become messages, each of which
+// is delivered once the inventory waits for it.
+func (e engineClient) Watch(ctx context.Context) (<-chan types.UID, error) {
+	events, err := engineCall(ctx, e, kindEngineRead, "Watch", func(context.Context) (<-chan types.UID, error) {
+		return e.driver.Watch(ctx)
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &stream{process: e.process, ctx: ctx, out: make(chan types.UID), changed: map[types.UID]bool{}}
+	e.process.world.gate.mu.Lock()
+	e.process.world.streams = append(e.process.world.streams, s)
+	e.process.world.gate.mu.Unlock()
+	go s.receive(events)
+	return s.out, nil
+}
+
+// stream holds the events of an engine for one inventory.
+type stream struct {
+	process *process
+	ctx     context.Context
+	out     chan types.UID
+
+	mu      sync.Mutex
+	changed map[types.UID]bool
+	ended   bool // by the engine
+	over    bool // and the inventory knows
+	// last is how many events were pending when the delay was decided.
+	last     int
+	notUntil time.Time
+}
+
+func (s *stream) receive(events <-chan types.UID) {
+	note := func(change func()) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		change()
+	}
+	for uid := range events {
+		note(func() { s.changed[uid] = true })
+		s.process.world.gate.wake()
+	}
+	note(func() { s.ended = true })
+	s.process.world.gate.wake()
+}
+
+// messages returns what may be delivered next.
+func (s *stream) messages() (ready []*operation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid := range s.changed {
+		ready = append(ready, &operation{name: fmt.Sprintf("%s engine event %s", s.process.name, shortUID(uid)), owner: s.process, run: func() bool { return s.deliver(uid) }})
+	}
+	if s.ended {
+		ready = append(ready, &operation{name: s.process.name + " engine events end", owner: s.process, run: func() bool {
+			s.over = true
+			close(s.out)
+			return true
+		}})
+	}
+	return ready
+}
+
+// pending returns how many events wait.
+func (s *stream) pending() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.changed)
+}
+
+func (s *stream) deliver(uid types.UID) bool {
+	select {
+	case s.out <- uid:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.changed, uid)
+		return true
+	default:
+		return false
+	}
+}
+
+// callerOf returns which of some functions is on the stack, to tell apart calls that are
+// otherwise the same.
+func callerOf(functions ...string) string {
+	var pcs [24]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for {
+		frame, more := frames.Next()
+		for _, f := range functions {
+			if strings.Contains(frame.Function, f) {
+				return " by " + f
+			}
+		}
+		if !more {
+			return ""
+		}
+	}
+}
+
+// shortUID is the part of a UID that tells one from another here.
+func shortUID(uid types.UID) string { return strings.TrimLeft(string(uid[:min(len(uid), 8)]), "0") }

@@ -1,0 +1,285 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedules
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// faults decides which faults happen.
+type faults struct {
+	world  *world
+	random *rand.Rand
+	// share of calls that have a fate of their own.
+	share   float64
+	enabled bool
+	next    time.Time
+	heal    []healing
+	apiDown bool
+	victim  *process // of the next fault; nil for any
+	counts  map[string]int
+}
+
+// healing ends a fault.
+type healing struct {
+	at  time.Time
+	end func()
+}
+
+func newFaults(w *world, random *rand.Rand, o Options) *faults {
+	f := &faults{world: w, random: random, enabled: !o.NoFaults, counts: map[string]int{}}
+	f.share = []float64{0, 0.02, 0.08, 0.25}[random.IntN(4)]
+	f.next = time.Now().Add(f.upTo(15 * time.Second))
+	return f
+}
+
+func (f *faults) upTo(d time.Duration) time.Duration { return time.Duration(f.random.Int64N(int64(d))) }
+
+func (f *faults) between(a, b time.Duration) time.Duration { return a + f.upTo(b-a) }
+
+func (f *faults) count(kind string) { f.counts[kind]++ }
+
+// decideFate decides what becomes of a call.
+func (w *world) decideFate(o *operation) {
+	f := w.faults
+	if !f.enabled || !o.kind.isCall() || o.kind == kindWork || f.share == 0 {
+		return
+	}
+	if o.kind == kindEngineWrite && !o.owner.isFrozen() && f.random.IntN(strikeShare) == 0 {
+		f.strike(o.owner)
+		return
+	}
+	if f.random.Float64() >= f.share {
+		return
+	}
+	fates := []fate{fateLost, fateRefused, fateSlow, fateSlow}
+	if o.kind.isWrite() {
+		fates = []fate{fateLost, fateUnanswered, fateRefused, fateFailedAfter, fateSlow}
+	}
+	o.fate = fates[f.random.IntN(len(fates))]
+	if f.random.IntN(3) == 0 {
+		o.notUntil = time.Now().Add(f.upTo(3 * time.Second))
+	}
+}
+
+// strikeShare is of how many calls that change something on the engine one is hit.
+const strikeShare = 10
+
+// strike hits a process in the middle of a call.
+func (f *faults) strike(p *process) {
+	f.victim = p
+	defer func() { f.victim = nil }()
+	kinds := []func(){f.kill, f.freeze, f.suspend, f.suspend, f.cut}
+	kinds[f.random.IntN(len(kinds))]()
+}
+
+// lateLimit is how long after its caller gave up a call may still take effect: what an
+// engine's settle period and an API server's request timeout allow.
+const lateLimit = 25 * time.Second
+
+// decideLate decides whether a call whose caller has given up is on its way nevertheless.
+func (w *world) decideLate(o *operation) {
+	if o.late {
+		return
+	}
+	o.late = true
+	if !w.faults.enabled || !o.kind.isWrite() || w.faults.random.IntN(2) == 0 {
+		o.fate = fateLost
+		return
+	}
+	o.fate, o.notUntil = fateNormal, time.Now().Add(w.faults.upTo(lateLimit))
+	w.faults.count("late call")
+}
+
+// survive lets a call of a process that was killed take effect if it was sent already.
+func (w *world) survive(o *operation) {
+	if !o.kind.isWrite() || o.done || o.fate == fateLost || w.faults.random.IntN(3) > 0 {
+		return
+	}
+	w.faults.count("call of a dead process")
+	w.gate.add(&operation{name: o.name + " (sent before its end)", run: o.run, notUntil: time.Now().Add(w.faults.upTo(lateLimit)), known: true})
+}
+
+func (w *world) countFault(o *operation) {
+	if o.fate != fateNormal {
+		w.faults.count("call " + o.fate.String())
+	}
+}
+
+// chooseLag returns by how many versions a list of the cache is old.
+func (w *world) chooseLag(most uint64) uint64 {
+	if !w.faults.enabled || most == 0 || w.faults.random.IntN(3) > 0 {
+		return 0
+	}
+	w.faults.count("old list")
+	return w.faults.random.Uint64N(min(most, 60) + 1)
+}
+
+// eventDelays bound how late an event may be: no API server promises to be up to date.
+var eventDelays = []time.Duration{time.Second, 10 * time.Second, 40 * time.Second, 150 * time.Second}
+
+// delaysEvent reports whether an event of a watch is late.
+func (f *faults) delaysEvent(s *watcher, version uint64) bool {
+	if s.version != version {
+		s.version, s.notUntil = version, time.Time{}
+		if f.enabled && f.random.IntN(12) == 0 {
+			s.notUntil = time.Now().Add(f.upTo(eventDelays[f.random.IntN(len(eventDelays))]))
+			f.count("late event")
+		}
+	}
+	return f.enabled && time.Now().Before(s.notUntil)
+}
+
+// delaysStream reports whether the events of an engine are late.
+func (f *faults) delaysStream(s *stream) bool {
+	n := s.pending()
+	if n > s.last && f.enabled && f.random.IntN(12) == 0 {
+		s.notUntil = time.Now().Add(f.upTo(eventDelays[f.random.IntN(3)]))
+		f.count("late engine event")
+	}
+	s.last = n
+	return f.enabled && time.Now().Before(s.notUntil)
+}
+
+// inject injects the faults that are due, and ends those that are over.
+func (f *faults) inject() {
+	now := time.Now()
+	for n := 0; n < len(f.heal); n++ {
+		if h := f.heal[n]; !h.at.After(now) || !f.enabled {
+			f.heal = append(f.heal[:n], f.heal[n+1:]...)
+			h.end()
+			n--
+		}
+	}
+	if !f.enabled || now.Before(f.next) {
+		return
+	}
+	f.next = now.Add(f.between(time.Second, 25*time.Second))
+	kinds := []func(){f.kill, f.kill, f.stop, f.stop, f.freeze, f.freeze, f.suspend, f.loseEngine, f.loseAPI, f.closeWatches, f.cut, f.cut, f.compact}
+	kinds[f.random.IntN(len(kinds))]()
+}
+
+// nextDue returns when inject has something to do.
+func (f *faults) nextDue(limit time.Time) time.Time {
+	for _, h := range f.heal {
+		limit = earliest(limit, h.at)
+	}
+	if f.enabled {
+		limit = earliest(limit, f.next)
+	}
+	return limit
+}
+
+func (f *faults) endAfter(d time.Duration, end func()) {
+	f.heal = append(f.heal, healing{time.Now().Add(d), end})
+}
+
+// target returns a process, mostly the leader.
+func (f *faults) target() *process {
+	if f.victim != nil {
+		return f.victim
+	}
+	all := f.world.processes()
+	if leader := f.world.leader(); leader != nil && f.random.IntN(4) > 0 {
+		return leader
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all[f.random.IntN(len(all))]
+}
+
+// on runs a fault on a process, if there is one.
+func (f *faults) on(kind string, do func(p *process)) {
+	if p := f.target(); p != nil {
+		f.count(kind)
+		f.world.trace("FAULT %s: %s", kind, p.name)
+		do(p)
+	}
+}
+
+func (f *faults) kill() {
+	f.on("killed", func(p *process) { p.endAt, p.doomed = time.Now(), true })
+}
+
+func (f *faults) stop() {
+	f.on("stopped", func(p *process) {
+		if p.up.Load() {
+			p.cancel()
+		} else {
+			p.endAt, p.doomed = time.Now(), true
+		}
+	})
+}
+
+// freeze halts a process for less or longer than a Lease.
+func (f *faults) freeze() {
+	f.on("frozen", func(p *process) {
+		p.frozen.Store(true)
+		f.endAfter(f.between(time.Second, 40*time.Second), func() {
+			f.world.trace("%s goes on", p.name)
+			p.frozen.Store(false)
+		})
+	})
+}
+
+// suspend halts a process together with its clocks, as a virtual machine is suspended.
+func (f *faults) suspend() {
+	f.on("suspended", func(p *process) {
+		p.frozen.Store(true)
+		began := time.Now()
+		f.endAfter(f.between(time.Second, 40*time.Second), func() {
+			f.world.trace("%s goes on, its clock behind", p.name)
+			p.clock.behind += time.Since(began)
+			p.frozen.Store(false)
+		})
+	})
+}
+
+func (f *faults) loseEngine() {
+	f.count("engine outage")
+	f.world.trace("FAULT the engine is out of reach")
+	f.world.memory.SetAvailable(false)
+	f.endAfter(f.between(100*time.Millisecond, 20*time.Second), func() {
+		f.world.trace("the engine is back")
+		f.world.memory.SetAvailable(true)
+	})
+}
+
+func (f *faults) loseAPI() {
+	f.count("API outage")
+	f.world.trace("FAULT the API is down")
+	f.apiDown = true
+	f.world.closeWatches(func(*watcher) bool { return true })
+	f.endAfter(f.between(100*time.Millisecond, 25*time.Second), func() {
+		f.world.trace("the API is back")
+		f.apiDown = false
+	})
+}
+
+func (f *faults) closeWatches() {
+	f.count("watches closed")
+	f.world.trace("FAULT all watches end")
+	f.world.closeWatches(func(*watcher) bool { return true })
+}
+
+func (f *faults) compact() {
+	f.count("log compacted")
+	f.world.trace("FAULT the log is compacted")
+	f.world.api.first = f.world.api.version
+	f.world.closeWatches(func(s *watcher) bool { return s.process.replica.name == "a" })
+}
+
+// cut cuts a process off from the API.
+func (f *faults) cut() {
+	f.on("cut off", func(p *process) {
+		until := time.Now().Add(f.between(time.Second, 40*time.Second))
+		p.cutUntil = until
+		f.endAfter(time.Until(until), func() {
+			f.world.trace("%s reaches the API", p.name)
+			p.cutUntil = time.Time{}
+		})
+	})
+}

@@ -1,0 +1,370 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedules
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing/synctest"
+	"time"
+)
+
+// errLost is the result of a call whose connection broke.
+var errLost = errors.New("the connection was lost")
+
+// errKilled is the result of all calls of a process that was killed.
+var errKilled = errors.New("the process was killed")
+
+// connectionTimeout is when a client without a deadline of its own notices that its
+// connection is dead.
+const connectionTimeout = 45 * time.Second
+
+// operation is something that waits at the gate: a call of a process, or a message to it.
+type operation struct {
+	name  string
+	owner *process // nil for the world's own
+	kind  kind
+	// run takes effect, on the scheduler's goroutine. It reports whether it could.
+	run func() bool
+	// fail ends a call without effect.
+	fail func(error)
+	// answer lets the caller of a call go on; nil for a message.
+	answer chan struct{}
+
+	known    bool // the scheduler has decided its fate
+	fate     fate
+	notUntil time.Time
+	done     bool // it has taken effect, and the answer is on its way
+	left     bool // the caller has given up
+	late     bool // and it was decided whether it arrives nevertheless
+}
+
+// kind is what an operation is, by which faults are chosen.
+type kind int
+
+const (
+	kindMessage kind = iota
+	kindRequest      // a request on its way into a queue
+	kindWork         // a worker that begins with a request
+	kindRead
+	kindWrite
+	kindEngineRead
+	kindEngineWrite
+)
+
+func (k kind) isCall() bool   { return k > kindRequest }
+func (k kind) isWrite() bool  { return k == kindWrite || k == kindEngineWrite }
+func (k kind) isEngine() bool { return k == kindEngineRead || k == kindEngineWrite }
+
+// gate holds every operation until the scheduler lets it go.
+type gate struct {
+	mu      sync.Mutex
+	waiting []*operation
+	arrived chan struct{}
+}
+
+func newGate() *gate { return &gate{arrived: make(chan struct{}, 1)} }
+
+func (g *gate) add(o *operation) {
+	g.mu.Lock()
+	g.waiting = append(g.waiting, o)
+	g.mu.Unlock()
+	g.wake()
+}
+
+// wake ends the scheduler's sleep.
+func (g *gate) wake() {
+	select {
+	case g.arrived <- struct{}{}:
+	default:
+	}
+}
+
+// call waits until the scheduler has let the call through and its answer back.
+func call[T any](ctx context.Context, p *process, k kind, name string, do func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	var got result
+	var none T
+	if p.isDead() {
+		return none, errKilled
+	}
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	o := &operation{name: name, owner: p, kind: k, answer: make(chan struct{}, 1)}
+	o.run = func() bool { got.value, got.err = do(); return true }
+	o.fail = func(err error) { got = result{err: err} }
+	p.world.gate.add(o)
+	select {
+	case <-o.answer:
+		return got.value, got.err
+	case <-ctx.Done():
+		p.world.gate.leave(o)
+		return none, context.Cause(ctx)
+	}
+}
+
+// leave records that the caller of an operation has given up.
+func (g *gate) leave(o *operation) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	o.left = true
+}
+
+func (g *gate) drop(which func(*operation) bool) (dropped []*operation) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.waiting = slices.DeleteFunc(g.waiting, func(o *operation) bool {
+		if which(o) {
+			dropped = append(dropped, o)
+			return true
+		}
+		return false
+	})
+	return dropped
+}
+
+// settle waits until all goroutines are blocked, and returns the operations that wait, in
+// an order that does not depend on the runtime.
+func (g *gate) settle() []*operation {
+	synctest.Wait()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	select {
+	case <-g.arrived:
+	default:
+	}
+	slices.SortStableFunc(g.waiting, func(a, b *operation) int { return cmp.Compare(a.name, b.name) })
+	return slices.Clone(g.waiting)
+}
+
+// sleepUntil advances the clock to a time, or to the first operation that arrives before.
+func (g *gate) sleepUntil(at time.Time) {
+	timer := time.NewTimer(time.Until(at))
+	defer timer.Stop()
+	select {
+	case <-g.arrived:
+	case <-timer.C:
+	}
+}
+
+// isCut reports whether a call to the API cannot reach it.
+func (o *operation) isCut(now time.Time) bool {
+	return o.owner != nil && (o.kind == kindRead || o.kind == kindWrite) && !o.left && o.owner.cutUntil.After(now)
+}
+
+// fate is what becomes of a call.
+type fate int
+
+const (
+	fateNormal fate = iota
+	// fateLost : the call never arrives.
+	fateLost
+	// fateUnanswered : the call is done, and the answer never arrives.
+	fateUnanswered
+	// fateRefused : the call fails at once, and nothing is done.
+	fateRefused
+	// fateFailedAfter : the call is done, and the answer says that it failed.
+	fateFailedAfter
+	// fateSlow : the call is done, and the answer is late.
+	fateSlow
+)
+
+var fateNames = map[fate]string{
+	fateLost: "never arrives", fateUnanswered: "is done, the answer lost", fateRefused: "fails",
+	fateFailedAfter: "is done, and fails", fateSlow: "is done, the answer late",
+}
+
+func (f fate) String() string { return fateNames[f] }
+
+// scheduler lets operations go, one at a time, in the order that a seed decides.
+type scheduler struct {
+	*gate
+	world  *world
+	random *rand.Rand
+	// weight of the operations of an owner and a kind, so that some schedules starve some.
+	weights map[string]float64
+	steps   int
+}
+
+// step takes one step: it lets one operation go, or advances the clock up to limit.
+func (s *scheduler) step(limit time.Time) {
+	ready, next := s.collect(s.settle(), limit)
+	if len(ready) > 0 && s.random.IntN(24) == 0 {
+		s.advance(time.Now().Add(time.Duration(1 + s.random.Int64N(int64(5*time.Millisecond)))))
+		return
+	}
+	for len(ready) > 0 {
+		n := s.pick(ready)
+		time.Sleep(time.Duration(1 + s.random.IntN(999))) // so that no two deadlines coincide
+		if s.letGo(ready[n]) {
+			s.steps++
+			return
+		}
+		ready = slices.Delete(ready, n, n+1)
+	}
+	s.sleepUntil(next)
+}
+
+func (s *scheduler) advance(at time.Time) {
+	time.Sleep(time.Until(at))
+}
+
+// collect decides the fate of new operations, and returns those that may go now and the
+// time of the next that may go later.
+func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operation, next time.Time) {
+	now, next := time.Now(), limit
+	all = s.dropWork(all)
+	s.decideFates(all)
+	for _, o := range all {
+		switch {
+		case o.owner != nil && (o.owner.isFrozen() || o.owner.doomed) && !o.left:
+			if o.owner.doomed {
+				next = now
+			}
+		case o.isCut(now):
+			next = earliest(next, o.owner.cutUntil)
+		case o.notUntil.After(now):
+			next = earliest(next, o.notUntil)
+		default:
+			ready = append(ready, o)
+		}
+	}
+	s.drop(func(o *operation) bool { return o.left && (o.done || o.fate == fateLost) })
+	ready = slices.DeleteFunc(ready, func(o *operation) bool { return o.left && (o.done || o.fate == fateLost) })
+	due, at := s.world.dueTimers(now)
+	ready = append(ready, due...)
+	if !at.IsZero() {
+		next = earliest(next, at)
+	}
+	ready = append(ready, s.world.watchEvents()...)
+	slices.SortStableFunc(ready, func(a, b *operation) int { return cmp.Compare(a.name, b.name) })
+	return ready, next
+}
+
+// decideFates decides what becomes of new operations, and of those whose caller has left.
+func (s *scheduler) decideFates(all []*operation) {
+	for _, o := range all {
+		if !o.known {
+			o.known = true
+			s.world.decideFate(o)
+		}
+		if o.left && !o.done {
+			s.world.decideLate(o)
+		}
+	}
+}
+
+// dropWork ends the requests of processes that stop or are dead, except those that began
+// before.
+func (s *scheduler) dropWork(all []*operation) []*operation {
+	isOver := func(o *operation) bool {
+		return (o.kind == kindRequest || o.kind == kindWork) && !o.known && (o.owner.stopping.Load() || o.owner.isDead())
+	}
+	for _, o := range s.drop(isOver) {
+		if o.kind == kindWork {
+			o.fail(errKilled)
+			o.answer <- struct{}{}
+		}
+	}
+	return slices.DeleteFunc(all, isOver)
+}
+
+func earliest(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// pick chooses an operation by weight.
+func (s *scheduler) pick(ready []*operation) int {
+	sum := 0.0
+	for _, o := range ready {
+		sum += s.weightOf(o)
+	}
+	at := s.random.Float64() * sum
+	for n, o := range ready {
+		if at -= s.weightOf(o); at < 0 {
+			return n
+		}
+	}
+	return len(ready) - 1
+}
+
+func (s *scheduler) weightOf(o *operation) float64 {
+	class := fmt.Sprint(o.kind)
+	if o.owner != nil {
+		class += o.owner.replica.name
+	}
+	w, ok := s.weights[class]
+	if !ok {
+		w = []float64{1, 1, 1, 0.2, 0.03}[s.random.IntN(5)]
+		s.weights[class] = w
+	}
+	return w
+}
+
+// letGo lets an operation take effect, or its answer arrive. It reports whether it could.
+func (s *scheduler) letGo(o *operation) bool {
+	if !o.kind.isCall() {
+		if !o.run() {
+			return false
+		}
+		s.remove(o)
+		s.world.trace("%s", o.name)
+		return true
+	}
+	if o.done {
+		s.world.trace("%s: answered", o.name)
+		s.finish(o)
+		return true
+	}
+	switch o.fate {
+	case fateNormal, fateSlow, fateUnanswered, fateFailedAfter:
+		s.world.runCall(o)
+	case fateLost, fateRefused:
+	}
+	s.settleFate(o)
+	return true
+}
+
+// settleFate ends a call that was let go, or holds its answer.
+func (s *scheduler) settleFate(o *operation) {
+	s.world.countFault(o)
+	late := ""
+	if o.left {
+		late = " (late)"
+	}
+	s.world.trace("%s%s %s", o.name, late, o.fate)
+	switch {
+	case o.left, o.fate == fateNormal:
+		s.finish(o)
+	case o.fate == fateRefused, o.fate == fateFailedAfter:
+		o.fail(s.world.failureOf(o))
+		s.finish(o)
+	case o.fate == fateSlow:
+		o.done, o.notUntil = true, time.Now().Add(time.Duration(s.random.Int64N(int64(3*time.Second))))
+	default: // the caller gives up, by its own deadline or its connection's
+		o.fail(errLost)
+		o.done, o.notUntil = true, time.Now().Add(connectionTimeout)
+	}
+}
+
+func (s *scheduler) finish(o *operation) {
+	s.remove(o)
+	o.answer <- struct{}{}
+}
+
+func (s *scheduler) remove(o *operation) {
+	s.drop(func(other *operation) bool { return other == o })
+}

@@ -1,0 +1,133 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package schedules
+
+import (
+	"io"
+	"time"
+)
+
+// Options are the settings of a schedule.
+type Options struct {
+	Seed uint64
+	// NoFaults leaves out all faults.
+	NoFaults bool
+	// Trace, if not nil, gets a line for each step.
+	Trace io.Writer
+}
+
+// Result is what came of a schedule.
+type Result struct {
+	Seed       uint64
+	Violations []Violation
+	Hash       string
+	Steps      int
+	Handovers  int
+	Actions    int
+	Faults     map[string]int
+}
+
+const (
+	// minTurmoil and maxTurmoil bound how long users and faults act.
+	minTurmoil, maxTurmoil = 20 * time.Second, 90 * time.Second
+	// convergeLimit is the bound for all to be as requested once faults have stopped: the
+	// Lease, the claim, and the longest backoff that the turmoil may have led to.
+	convergeLimit = 8 * time.Minute
+	// usageDelay is how long it takes until the usage is known, which is two samples.
+	usageDelay = 66 * time.Second
+	// restPeriod is how long nothing may be written once all is as requested.
+	restPeriod = 61 * time.Second
+)
+
+// Run runs a schedule, inside a bubble of testing/synctest.
+func Run(o Options) (Result, error) {
+	w, err := newWorld(o)
+	if err != nil {
+		return Result{}, err
+	}
+	err = w.run()
+	w.stop()
+	return Result{
+		Seed: o.Seed, Violations: w.judge.violations, Hash: w.traceHash(), Steps: w.scheduler.steps,
+		Handovers: max(0, len(w.judge.holders)-1), Actions: w.users.actions, Faults: w.faults.counts,
+	}, err
+}
+
+func (w *world) run() error {
+	if err := w.judge.addForeign(); err != nil {
+		return err
+	}
+	turmoil := minTurmoil + time.Duration(w.random.Int64N(int64(maxTurmoil-minTurmoil)))
+	if err := w.runUntil(time.Now().Add(turmoil), func() bool { return false }); err != nil {
+		return err
+	}
+	w.trace("users and faults stop")
+	w.users.active, w.faults.enabled = false, false
+	w.faults.inject()
+	converged := func() bool { return w.judge.unsettled() == "" }
+	if err := w.runUntil(time.Now().Add(convergeLimit), converged); err != nil {
+		return err
+	}
+	if !converged() {
+		w.judge.violate(w.judge.unsettledRule(), "%s after faults have stopped, %s", convergeLimit, w.judge.unsettled())
+		return nil
+	}
+	w.judge.checkOutcome()
+	if !w.rests {
+		return nil
+	}
+	return w.checkRest()
+}
+
+// checkRest checks that nothing is written, or changes, once all is as requested. What was
+// under way when it became so may still end.
+func (w *world) checkRest() error {
+	if err := w.runUntil(time.Now().Add(usageDelay), func() bool { return false }); err != nil {
+		return err
+	}
+	writes := w.api.writes
+	if err := w.runUntil(time.Now().Add(restPeriod), func() bool { return false }); err != nil {
+		return err
+	}
+	if n := w.api.writes - writes; n > 0 {
+		w.judge.violate(RuleRest, "%d writes in %s of rest", n, restPeriod)
+	}
+	if why := w.judge.unsettled(); why != "" {
+		w.judge.violate(RuleConverges, "after all was as requested, %s", why)
+	}
+	w.judge.checkOutcome()
+	return nil
+}
+
+// runUntil runs until a time, a condition or the first violation.
+func (w *world) runUntil(end time.Time, over func() bool) error {
+	for time.Now().Before(end) && len(w.judge.violations) == 0 && !over() {
+		w.gate.settle()
+		if err := w.superviseReplicas(!w.faults.enabled); err != nil {
+			return err
+		}
+		w.faults.inject()
+		w.users.act()
+		limit := w.faults.nextDue(w.nextStart(end))
+		if w.users.active {
+			limit = earliest(limit, w.users.next)
+		}
+		w.scheduler.step(limit)
+		w.judge.followAPI()
+	}
+	return nil
+}
+
+// stop ends all processes, so that no goroutine is left.
+func (w *world) stop() {
+	for _, p := range w.processes() {
+		w.gate.settle()
+		p.kill()
+	}
+	for len(w.dying) > 0 {
+		w.bury()
+		time.Sleep(time.Second)
+	}
+	time.Sleep(time.Minute) // what only waits for its time ends
+}

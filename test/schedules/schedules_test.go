@@ -1,0 +1,219 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:debug randseednop=0
+
+package schedules
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"cloudnative.tw/drover/test/schedules/bugs"
+)
+
+var (
+	seedFlag    = flag.Uint64("seed", 0, "run this schedule alone and print its trace")
+	firstFlag   = flag.Uint64("first", 1, "the first seed")
+	seedsFlag   = flag.Int("seeds", 1, "how many seeds to replay")
+	replaysFlag = flag.Int("replays", 100, "how often to replay each")
+	bugFlag     = flag.String("bug", "", "seed this bug alone")
+	bugFlagTime = flag.Duration("bug-duration", 30*time.Second, "how long to look for a seeded bug")
+	untilFlag   = flag.Bool("until-violation", false, "stop at the first violation")
+	workersFlag = flag.Uint64("workers", uint64(runtime.GOMAXPROCS(0)), "how many processes explore")
+	strideFlag  = flag.Uint64("stride", 1, "the difference of one seed and the next")
+	timeFlag    = flag.Duration("duration", 10*time.Second, "how long to explore schedules")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	ctrl.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard())
+	utilruntime.ErrorHandlers = nil // the default ones remember the time across bubbles
+	os.Exit(m.Run())
+}
+
+func run(t *testing.T, o Options) (result Result) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		var err error
+		if result, err = Run(o); err != nil {
+			t.Fatal(err)
+		}
+	})
+	return result
+}
+
+// TestSchedules explores schedules for a while, or replays one.
+func TestSchedules(t *testing.T) {
+	if *seedFlag != 0 {
+		r := run(t, Options{Seed: *seedFlag, Trace: io.Writer(os.Stdout)})
+		t.Logf("%+v", r)
+		for _, v := range r.Violations {
+			t.Error(v)
+		}
+		return
+	}
+	if *workersFlag > 1 {
+		exploreInProcesses(t)
+		return
+	}
+	explore(t)
+}
+
+// explore explores schedules until the time is over, and prints what it did.
+func explore(t *testing.T) {
+	t.Helper()
+	total := Result{Faults: map[string]int{}}
+	count, began := 0, time.Now()
+	for seed := *firstFlag; time.Since(began) < *timeFlag && (!*untilFlag || !t.Failed()); seed += *strideFlag {
+		r := run(t, Options{Seed: seed})
+		count++
+		total.add(r)
+		for _, v := range r.Violations {
+			t.Errorf("%s\n\tgo test ./test/schedules -run TestSchedules -v -seed %d", v, seed)
+		}
+	}
+	total.Faults["schedules"], total.Faults["steps"], total.Faults["handovers"], total.Faults["requests by users"] = count, total.Steps, total.Handovers, total.Actions
+	for _, kind := range slices.Sorted(maps.Keys(total.Faults)) {
+		t.Logf("count %8d %s", total.Faults[kind], kind)
+	}
+}
+
+func (r *Result) add(other Result) {
+	r.Steps, r.Handovers, r.Actions = r.Steps+other.Steps, r.Handovers+other.Handovers, r.Actions+other.Actions
+	for kind, n := range other.Faults {
+		r.Faults[kind] += n
+	}
+}
+
+var countLine = regexp.MustCompile(`count +(\d+) (.*)`)
+
+// exploreInProcesses explores disjoint seeds in several processes: client-go's source of
+// random numbers is one for a process.
+func exploreInProcesses(t *testing.T) {
+	t.Helper()
+	outs := make(chan string)
+	for n := range *workersFlag {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestSchedules$", "-test.v", "-workers", "1",
+			"-first", strconv.FormatUint(*firstFlag+n, 10), "-stride", strconv.FormatUint(*workersFlag, 10), "-duration", timeFlag.String())
+		go func() {
+			out, _ := cmd.CombinedOutput()
+			outs <- string(out)
+		}()
+	}
+	counts := map[string]int{}
+	for range *workersFlag {
+		out := <-outs
+		for _, match := range countLine.FindAllStringSubmatch(out, -1) {
+			n, _ := strconv.Atoi(match[1])
+			counts[match[2]] += n
+		}
+		if !strings.Contains(out, "--- PASS") {
+			t.Error(out)
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(counts)) {
+		t.Logf("%8d %s", counts[kind], kind)
+	}
+}
+
+// TestSeededBugs checks that each bug of a list is found, and by the rule that the list
+// names first.
+func TestSeededBugs(t *testing.T) {
+	if bugs.Enabled() != "" {
+		t.Skip("a bug is enabled")
+	}
+	binary := buildWithBugs(t)
+	for _, bug := range bugs.All {
+		if *bugFlag != "" && bug.Name != *bugFlag {
+			continue
+		}
+		t.Run(bug.Name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^TestSchedules$", "-test.v", "-workers", "1", "-until-violation", "-duration", bugFlagTime.String())
+			cmd.Env = append(os.Environ(), bugs.Variable+"="+bug.Name)
+			out, err := cmd.CombinedOutput()
+			found := violationLine.FindString(string(out))
+			switch {
+			case err == nil:
+				t.Errorf("it was not found: %s", out[:min(len(out), 200)])
+			case !slices.Contains(strings.Split(bug.Rule, "|"), strings.Split(found, ":")[0]):
+				t.Errorf("it was found otherwise than by %s: %s", bug.Rule, out[:min(len(out), 600)])
+			default:
+				t.Logf("found: %s", found)
+			}
+		})
+	}
+}
+
+var violationLine = regexp.MustCompile(`O[0-9]+: .*`)
+
+// buildWithBugs builds this test with all bugs.
+func buildWithBugs(t *testing.T) string {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	overlay, err := bugs.Overlay(root, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(dir, "schedules.test")
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return binary
+}
+
+// TestReplay checks that a seed has one trace.
+func TestReplay(t *testing.T) {
+	for seed := *firstFlag; seed < *firstFlag+uint64(*seedsFlag); seed++ { //nolint:gosec // few
+		var want bytes.Buffer
+		run(t, Options{Seed: seed, Trace: &want})
+		for n := range *replaysFlag {
+			var got bytes.Buffer
+			run(t, Options{Seed: seed, Trace: &got})
+			if line := firstDifference(want.String(), got.String()); line != "" {
+				t.Errorf("seed %d, replay %d: %s", seed, n, line)
+				break
+			}
+		}
+	}
+}
+
+// firstDifference returns where two traces part.
+func firstDifference(a, b string) string {
+	one, two := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for n := range min(len(one), len(two)) {
+		if one[n] != two[n] {
+			return fmt.Sprintf("line %d\n%s\n- %s\n+ %s", n+1, strings.Join(one[max(0, n-6):n], "\n"), one[n], two[n])
+		}
+	}
+	if len(one) != len(two) {
+		return "one trace is longer"
+	}
+	return ""
+}
