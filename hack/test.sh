@@ -32,9 +32,9 @@ answers() { command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>
 started_engine=yes
 ! answers || started_engine=no
 hack/test-deps.sh
-lock="$(mktemp)"
-readonly lock
-trap 'rm -f "${lock}"' EXIT
+work="$(mktemp -d)" # for locks, and the output of what runs beside
+readonly work
+trap 'rm -rf "${work}"' EXIT
 before="$(hack/leftovers.sh)"
 readonly before
 
@@ -70,6 +70,8 @@ check_left() {
 # passes it on. Cached results do not count, because go test cannot detect that an engine
 # has changed.
 run() {
+	local lock="${work}/$1"
+	shift
 	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 40m "$@" ./... -args -test.timeout=15m | { grep --line-buffered -v '\[no test files\]$' || true; }
 }
 
@@ -79,21 +81,29 @@ echo "build, Helm"
 hack/tool.sh helm >/dev/null
 failed=0
 echo "test, module ."
-run -race "$@" || failed=1
+run lock -race "$@" || failed=1
 echo "test, module hack/image"
-(cd hack/image && run -race "$@") || failed=1
+(cd hack/image && run lock -race "$@") || failed=1
+
+# The short form of make test-cluster waits most of the time, for Leases and nodes, so it
+# runs beside the next module. Compiling it for -race would take longer than the tests.
+cluster=""
+if [[ "$(id -u)" -eq 0 ]]; then
+	hack/cluster-deps.sh
+	hack/cluster-binaries.sh >/dev/null
+	(cd test/cluster && run lock-cluster "$@") >"${work}/cluster.log" 2>&1 &
+	cluster="$!"
+fi
 
 # kube-apiserver is in the next module: compiling it once more, for -race, would
 # take longer than all tests together.
 echo "test, module standalone"
-(cd standalone && run "$@") || failed=1
+(cd standalone && run lock "$@") || failed=1
 
-# The short form of make test-cluster: compiling it for -race would take longer, too.
-if [[ "$(id -u)" -eq 0 ]]; then
+if [[ -n "${cluster}" ]]; then
 	echo "test, module test/cluster"
-	hack/cluster-deps.sh
-	hack/cluster-binaries.sh >/dev/null
-	(cd test/cluster && run "$@") || failed=1
+	wait "${cluster}" || failed=1
+	cat "${work}/cluster.log"
 else
 	echo "module test/cluster is left out, because clusters need root: sudo make test-cluster"
 fi

@@ -57,8 +57,10 @@ func managerWithoutAPI(t *testing.T, reachable *atomic.Bool) ctrl.Manager {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(api.SchemeGroupVersion.WithKind("VirtualMachine"), meta.RESTScopeNamespace)
 	unreachable := &toolscache.ListWatch{
-		WatchFunc: func(metav1.ListOptions) (watch.Interface, error) { return nil, errors.New("connection refused") },
-		ListFunc: func(metav1.ListOptions) (runtime.Object, error) {
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+			return nil, errors.New("connection refused")
+		},
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 			if reachable.Load() {
 				return &api.VirtualMachineList{}, nil
 			}
