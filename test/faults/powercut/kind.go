@@ -61,7 +61,7 @@ func RunWorkload(ctx context.Context) (ran bool, err error) {
 
 // sizes say how much is looked at in a size. The folder of the fake driver has few states.
 var sizes = map[lab.Size]Options{
-	lab.SizeShort:   {Random: 2, Share: 25},
+	lab.SizeShort:   {Random: 2, Share: 60},
 	lab.SizeDefault: {Random: 2, Share: 5},
 	lab.SizeFull:    {Random: 6, Share: 1},
 }

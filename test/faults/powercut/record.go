@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
@@ -73,7 +72,7 @@ func (r *recorder) record(c call) error {
 	case "ioctl":
 		return nil // the terminal's, and FS_IOC_* of none of these programs
 	}
-	if slices.ContainsFunc(c.args, func(arg string) bool { return strings.Contains(unescape(arg), r.folder) }) {
+	if c.mentions(r.folder) {
 		return errUnknown
 	}
 	return nil

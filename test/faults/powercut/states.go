@@ -144,15 +144,15 @@ func (e *explorer) randomChoice(loose []int) choice {
 }
 
 func (e *explorer) visit(n int, c choice) error {
+	if e.Share > 1 && e.random.IntN(e.Share) > 0 {
+		return nil
+	}
 	s := e.recording.replay(n, c)
 	sum := sha256.Sum256(fmt.Append(nil, s.Marks, s.disk.describe()))
 	if e.seen[sum] {
 		return nil
 	}
 	e.seen[sum] = true
-	if e.Share > 1 && e.random.IntN(e.Share) > 0 {
-		return nil
-	}
 	e.count++
 	s.Number = e.count
 	return e.look(s)

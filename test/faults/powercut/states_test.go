@@ -28,6 +28,7 @@ var writers = map[string]func(dir string) error{
 	"renamed":            func(dir string) error { return replace(dir, false, false) },
 	"synced and renamed": func(dir string) error { return replace(dir, true, false) },
 	"all synced":         func(dir string) error { return replace(dir, true, true) },
+	"by a link":          func(dir string) error { return os.Symlink("elsewhere", filepath.Join(dir, "file")) },
 }
 
 func write(path string, isSynced bool) error {
@@ -82,11 +83,7 @@ func TestStates(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir, err := filepath.EvalSymlinks(t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			recording, err := Record(t.Context(), dir, os.Args[0], []string{"-test.run=^TestWriter$"}, []string{writerEnv + "=" + name, writerDir + "=" + dir})
+			recording, err := recordWriter(t, name)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,6 +99,24 @@ func TestStates(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUnknownCall checks that a change which the model does not have is not passed over.
+func TestUnknownCall(t *testing.T) {
+	t.Parallel()
+	if _, err := recordWriter(t, "by a link"); !errors.Is(err, errUnknown) {
+		t.Errorf("got error %v", err)
+	}
+}
+
+// recordWriter records one of the writers.
+func recordWriter(t *testing.T, name string) (*Recording, error) {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Record(t.Context(), dir, os.Args[0], []string{"-test.run=^TestWriter$"}, []string{writerEnv + "=" + name, writerDir + "=" + dir})
 }
 
 func riskOf(s State) string {

@@ -5,9 +5,10 @@ package powercut
 
 import (
 	"bufio"
+	"encoding/hex"
 	"fmt"
 	"io"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -67,31 +68,40 @@ func readCalls(r io.Reader, each func(call) error) error {
 	return lines.Err()
 }
 
-var (
-	// callForm is a call: its name, its arguments, its result.
-	callForm = regexp.MustCompile(`(?s)^(\w+)\((.*)\)\s+= (-?\w+|\?)(?:<([^>]*)>)?`)
-	// escapeForm is a byte as -xx prints it.
-	escapeForm = regexp.MustCompile(`\\x([0-9a-f]{2})`)
-)
-
+// parseCall parses a line such as openat(AT_FDCWD<\x2f>, "\x61", O_RDONLY) = 3<\x2f\x61>.
 func parseCall(line string) (call, error) {
-	m := callForm.FindStringSubmatch(line)
-	if m == nil {
-		return call{}, fmt.Errorf("strace printed %.200s", line)
+	wrong := fmt.Errorf("strace printed %.200s", line)
+	name, rest, ok := strings.Cut(line, "(")
+	end := strings.LastIndex(rest, " = ")
+	if !ok || end < 0 {
+		return call{}, wrong
 	}
-	c := call{name: m[1], path: unescape(m[4]), result: -1}
-	if m[3] != "?" { // the process has ended in the call
-		result, err := strconv.ParseInt(m[3], 0, 64)
-		if err != nil {
-			return call{}, fmt.Errorf("strace printed the result %s", m[3])
-		}
-		c.result = result
+	args, ok := strings.CutSuffix(strings.TrimRight(rest[:end], " "), ")")
+	if !ok {
+		return call{}, wrong
 	}
 	// Strings and paths are escaped, so no argument but a structure contains a comma.
-	for arg := range strings.SplitSeq(m[2], ", ") {
-		c.args = append(c.args, arg)
+	c := call{name: name, args: strings.Split(args, ", "), result: -1}
+	result, _, _ := strings.Cut(rest[end+len(" = "):], " ")
+	result, path, _ := strings.Cut(result, "<")
+	if result == "?" { // the process has ended in the call
+		return c, nil
 	}
+	var err error
+	if c.result, err = strconv.ParseInt(result, 0, 64); err != nil {
+		return call{}, wrong
+	}
+	c.path = unescape(strings.TrimSuffix(path, ">"))
 	return c, nil
+}
+
+// mentions reports whether a path is in an argument.
+func (c call) mentions(path string) bool {
+	var escaped strings.Builder
+	for _, letter := range []byte(path) {
+		fmt.Fprintf(&escaped, `\x%02x`, letter)
+	}
+	return slices.ContainsFunc(c.args, func(arg string) bool { return strings.Contains(arg, escaped.String()) })
 }
 
 // text returns a string argument.
@@ -111,10 +121,11 @@ func (c call) descriptor(n int) (fd, path string) {
 	return fd, unescape(path)
 }
 
-// unescape returns the bytes that -xx has printed.
+// unescape returns the bytes that -xx has printed, or the text itself if it is no such text.
 func unescape(text string) string {
-	return escapeForm.ReplaceAllStringFunc(text, func(e string) string {
-		n, _ := strconv.ParseUint(e[2:], 16, 8)
-		return string([]byte{byte(n)})
-	})
+	decoded, err := hex.DecodeString(strings.ReplaceAll(text, `\x`, ""))
+	if err != nil {
+		return text
+	}
+	return string(decoded)
 }
