@@ -2,9 +2,9 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Explores what faults do to Drover (test/faults), and prints a table of it. It installs
-# what is missing. DROVER_FAULTS says how much: short, default or full. Logs of runs that
-# broke a rule are left in DROVER_FAULTS_DIR, bin/faults unless it is set.
+# Explores what faults do to Drover (test/faults, test/schedules), and prints tables of it. It
+# installs what is missing. DROVER_FAULTS says how much: short, default or full. Logs of runs
+# that broke a rule are left in DROVER_FAULTS_DIR, bin/faults unless it is set.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,4 +13,11 @@ hack/test-deps.sh
 export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}" DROVER_FAULTS_DIR="${DROVER_FAULTS_DIR:-${PWD}/bin/faults}"
 rm -rf "${DROVER_FAULTS_DIR}"
 mkdir -p "${DROVER_FAULTS_DIR}"
-go test -count 1 -timeout 12h -v ./test/faults "$@"
+failed=0
+go test -count 1 -timeout 12h -v ./test/faults "$@" || failed=1
+if [[ "${DROVER_FAULTS:-}" == full ]]; then
+	go test -count 1 -timeout 12h -v ./test/schedules -duration 30m || failed=1
+else
+	go test -count 1 -v ./test/schedules -run '^(TestSchedules|TestReplay)$' -duration 1m || failed=1
+fi
+exit "${failed}"

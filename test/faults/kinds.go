@@ -20,7 +20,7 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "crash points, fake", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Cases: 4, Pairs: 8}, lab.SizeDefault: {Cases: 16, Pairs: 60}, lab.SizeFull: {Pairs: 1000},
+			lab.SizeShort: {Cases: 2, Pairs: 4}, lab.SizeDefault: {Cases: 16, Pairs: 60}, lab.SizeFull: {Pairs: 1000},
 		},
 	}),
 	crash.Kind(crash.Settings{
