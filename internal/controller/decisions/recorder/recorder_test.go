@@ -110,6 +110,29 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
+// TestTextsOfEnginesAreCounted checks that every text of an engine counts, however long it is.
+func TestTextsOfEnginesAreCounted(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 100<<10)
+	for name, set := range map[string]func(*inventory.Observation){
+		"ID":          func(o *inventory.Observation) { o.Server.ID = long },
+		"run":         func(o *inventory.Observation) { o.Server.Run = long },
+		"state":       func(o *inventory.Observation) { o.Server.State = driver.State(long) },
+		"engine ID":   func(o *inventory.Observation) { o.EngineID = long },
+		"exit reason": func(o *inventory.Observation) { o.Server.Exit = &driver.Exit{Reason: long} },
+		"duplicates":  func(o *inventory.Observation) { o.Duplicates = []string{"a", long} },
+		"reason":      func(o *inventory.Observation) { o.Server.Err = driver.WithReason(long, errors.New("no")) },
+	} {
+		r := newRecorder()
+		observed := policytest.Present(driver.StateRunning)
+		set(&observed)
+		record(r, "vm", observed, 0)
+		if r.bytes < len(long) {
+			t.Errorf("%s: %d bytes are counted", name, r.bytes)
+		}
+	}
+}
+
 // TestNoRecorder records nothing.
 func TestNoRecorder(t *testing.T) {
 	t.Parallel()
