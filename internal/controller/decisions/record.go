@@ -165,7 +165,7 @@ type History struct {
 }
 
 // recordBytes is about how much a record takes in memory besides the texts that Bytes counts.
-const recordBytes = 3 << 10
+const recordBytes = 2400
 
 // Bytes returns about how much memory the record takes. It counts every text that an engine or a
 // user chose, except for names that the API server bounds.

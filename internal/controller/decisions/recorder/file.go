@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// maxQueued is how many lines wait for the disk. More are dropped, and counted in the file.
+	// maxQueued is how many lines wait for the disk. More are dropped.
 	maxQueued = 4096
 	// maxFileBytes is the size at which a file becomes FILE.1, in place of the one before.
 	maxFileBytes = 32 << 20

@@ -110,6 +110,22 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
+// TestManyVMs records routine passes of 10,000 VirtualMachines: the second one repeats the first.
+func TestManyVMs(t *testing.T) {
+	t.Parallel()
+	const vms = 10000
+	r := newRecorder()
+	running := policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.ID, s.Run = strings.Repeat("a", 64), strings.Repeat("b", 64) })
+	for pass := range 2 {
+		for n := range vms {
+			record(r, fmt.Sprint("vm-", n), running, time.Duration(pass)*time.Minute)
+		}
+	}
+	if r.sequence != vms || r.dropped > 0 {
+		t.Errorf("there are %d decisions, and %d were dropped", r.sequence, r.dropped)
+	}
+}
+
 // TestTextsOfEnginesAreCounted checks that every text of an engine counts, however long it is.
 func TestTextsOfEnginesAreCounted(t *testing.T) {
 	t.Parallel()
