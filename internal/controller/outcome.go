@@ -119,7 +119,7 @@ func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	}
 	status := &p.vm.Status
 	if decision.Status.RestartHandled {
-		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that recorded it is replaced by this one
+		status.RestartedAt = policy.RestartRequest(p.vm) // the operation that recorded it is replaced by this one
 	}
 	op := p.failedOperation(decision)
 	op.Attempts++

@@ -5,14 +5,17 @@ package controller
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/framework"
@@ -35,6 +38,30 @@ func (g *rig) wantRestarts(want int64) {
 	}
 	if got := g.reasons(); slices.Contains(got, api.ReasonOperationFailed) {
 		g.t.Errorf("events %v", got)
+	}
+}
+
+// TestRestartedAtIsWrittenOnce checks that the status of a VM is the same in each pass, also with
+// a spec.restartedAt that the API server does not keep in a status as it is.
+func TestRestartedAtIsWrittenOnce(t *testing.T) {
+	for _, at := range []time.Time{{}, policytest.T0, policytest.T0.Add(123 * time.Millisecond)} {
+		vm := policytest.ReportedVM().RestartedAt(at).Obj()
+		vm.Status.RestartedAt = &metav1.Time{Time: policytest.T0}
+		var first api.VirtualMachineStatus
+		for pass := range 2 {
+			status := statusOf(vm, policytest.Present(driver.StateRunning))
+			if pass == 1 && !equality.Semantic.DeepEqual(first, status) {
+				t.Errorf("%s is handled as %v, and then as %v", at, first.RestartedAt, status.RestartedAt)
+			}
+			text, err := json.Marshal(status)
+			if err == nil {
+				err = json.Unmarshal(text, &first)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			vm.Status = first
+		}
 	}
 }
 

@@ -29,7 +29,7 @@ func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 		next.Driver = p.r.Driver
 	}
 	if intent.RestartHandled {
-		next.RestartedAt = p.vm.Spec.RestartedAt
+		next.RestartedAt = policy.RestartRequest(p.vm)
 	}
 	next.Operation = p.statusOperation()
 	next.PendingFields, next.RefusedField = intent.Pending, intent.Refused

@@ -12,8 +12,13 @@ import (
 	"io"
 )
 
-// maxFile bounds what is read of a file, in bytes. The files of --decisions are smaller.
-const maxFile = 256 << 20
+const (
+	// maxFile bounds what is read of a file, in bytes. The files of --decisions are smaller.
+	maxFile = 256 << 20
+	// maxRecords bounds the decisions of a file, since one of three bytes takes 2 KiB in memory.
+	// The two files of a replica have fewer.
+	maxRecords = 1 << 17
+)
 
 // Update is a line of a file that says what became of an earlier decision.
 type Update struct {
@@ -34,10 +39,14 @@ type File struct {
 	// Broken is how many lines cannot be read, such as the last one of a process that was
 	// killed.
 	Broken int
+
+	most int // decisions
 }
 
 // Read reads a file that --decisions has written, or that has the JSON of a history.
-func Read(from io.Reader) (File, error) {
+func Read(from io.Reader) (File, error) { return readAtMost(maxRecords, from) }
+
+func readAtMost(most int, from io.Reader) (File, error) {
 	text, err := io.ReadAll(io.LimitReader(from, maxFile+1))
 	switch {
 	case err != nil:
@@ -45,15 +54,63 @@ func Read(from io.Reader) (File, error) {
 	case len(text) > maxFile:
 		return File{}, fmt.Errorf("it has more than %d bytes", maxFile)
 	}
-	var all Histories
-	if json.Unmarshal(text, &all) == nil && all.Replicas != nil {
-		var f File
-		for i := range all.Replicas {
-			f.Records = append(f.Records, all.Replicas[i].Decisions...)
-		}
-		return f, nil
+	var all struct {
+		Replicas json.RawMessage `json:"replicas"`
 	}
-	return readLines(text)
+	if json.Unmarshal(text, &all) == nil && all.Replicas != nil {
+		f := File{most: most}
+		err := eachElement(all.Replicas, f.addHistory)
+		return f, err
+	}
+	return readLines(most, text)
+}
+
+// addHistory adds the decisions of a History.
+func (f *File) addHistory(from *json.Decoder) error {
+	var h struct {
+		Decisions json.RawMessage `json:"decisions"`
+	}
+	if err := from.Decode(&h); err != nil {
+		return err
+	}
+	return eachElement(h.Decisions, func(from *json.Decoder) error {
+		var r Record
+		if err := from.Decode(&r); err != nil {
+			return err
+		}
+		return f.add(r)
+	})
+}
+
+func (f *File) add(r Record) error {
+	if len(f.Records) >= f.most {
+		return fmt.Errorf("it has more than %d decisions", f.most)
+	}
+	f.Records = append(f.Records, r)
+	return nil
+}
+
+// eachElement calls decode for each element of a JSON array, so that they are not all in memory
+// before they are counted.
+func eachElement(array []byte, decode func(*json.Decoder) error) error {
+	if len(array) == 0 {
+		return nil
+	}
+	from := json.NewDecoder(bytes.NewReader(array))
+	switch begin, err := from.Token(); {
+	case err != nil:
+		return err
+	case begin == nil:
+		return nil
+	case begin != json.Delim('['):
+		return errors.New("it has no list of decisions")
+	}
+	for from.More() {
+		if err := decode(from); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // line is a line of a file: a record, or an update, which has no input.
@@ -63,7 +120,8 @@ type line struct {
 	Later *Later `json:"later"`
 }
 
-func readLines(text []byte) (f File, err error) {
+func readLines(most int, text []byte) (f File, err error) {
+	f.most = most
 	index := map[string]int{} // of the record of a replica and sequence
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, maxFile)
@@ -79,7 +137,9 @@ func readLines(text []byte) (f File, err error) {
 		case err == nil && l.Input != nil:
 			l.Record.Input = *l.Input
 			index[key] = len(f.Records)
-			f.Records = append(f.Records, l.Record)
+			if err := f.add(l.Record); err != nil {
+				return f, err
+			}
 		case err == nil && l.Later != nil && known:
 			f.Records[n].merge(*l.Later)
 		case err == nil && l.Later != nil: // its record is in an older file

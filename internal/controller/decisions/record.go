@@ -165,13 +165,26 @@ type History struct {
 }
 
 // recordBytes is about how much a record takes in memory besides the texts that Bytes counts.
-const recordBytes = 3 << 10
+const recordBytes = 2400
 
-// Bytes returns about how much memory the record takes.
+// Bytes returns about how much memory the record takes. It counts every text that an engine or a
+// user chose, except for names that the API server bounds.
 func (r *Record) Bytes() int {
 	in := &r.Input
-	n := recordBytes + len(in.VM.Bound) + len(in.DeletionBlocker) + len(in.Probe.Message) + len(in.Observed.Duplicates.joined)
-	n += len(in.VM.Status.Operation.Value.LastError) + len(in.VM.Status.RefusedField.Value.Message) + len(in.VM.Status.PendingFields.joined)
-	n += len(in.Observed.Cause.Value.Text) + len(in.Observed.Server.Err.Value.Text) + len(in.Observed.Server.Progress) + len(in.Observed.Server.Note)
-	return n + len(r.Decision.Status.Message) + len(r.Decision.Status.Refused.Value.Message)
+	n := recordBytes + len(in.VM.Bound) + len(in.DeletionBlocker) + len(in.Probe.Message)
+	n += in.VM.Status.bytes() + in.Observed.bytes()
+	return n + len(r.Decision.Action.EndRun) + len(r.Decision.Status.Message) + len(r.Decision.Status.Refused.Value.Message) + len(r.Decision.Status.Pending.joined)
+}
+
+func (s *Status) bytes() int {
+	server, op := &s.Server.Value, &s.Operation.Value
+	n := len(server.ID) + len(server.StoppedRun) + len(op.LastError) + len(op.Reason) + len(op.Run)
+	return n + len(s.RefusedField.Value.Message) + len(s.PendingFields.joined)
+}
+
+func (o *Observed) bytes() int {
+	n := len(o.EngineID) + len(o.Duplicates.joined) + len(o.Cause.Value.Text) + len(o.Cause.Value.Reason)
+	s := &o.Server
+	n += len(s.ID) + len(s.Run) + len(s.State) + len(s.Progress) + len(s.Note)
+	return n + len(s.Err.Value.Text) + len(s.Err.Value.Reason) + len(s.Exit.Value.Reason)
 }

@@ -34,6 +34,16 @@ func isSameRequest(a, b *metav1.Time) bool {
 	return a.Truncate(time.Second).Equal(b.Truncate(time.Second))
 }
 
+// RestartRequest returns spec.restartedAt as a status keeps it: nil, or whole seconds. A status
+// with anything else would differ from what the API server has of it, and be written in every pass.
+func RestartRequest(vm *api.VirtualMachine) *metav1.Time {
+	want := vm.Spec.RestartedAt
+	if want.IsZero() {
+		return nil
+	}
+	return &metav1.Time{Time: want.Truncate(time.Second)}
+}
+
 // isRestartDone reports whether the run that a restart must end is over and another
 // has begun, however that one ended.
 func isRestartDone(in Input) bool {

@@ -49,31 +49,51 @@ func openDirStore(path string) (*dirStore, error) {
 		return nil, err
 	}
 	dir.Volatile = true // simulated servers need not survive a power cut
+	s := &dirStore{dir: dir, mailboxes: map[*mailbox]bool{}, known: map[string]bool{}}
 	for _, folder := range []string{dir.Path(), dir.Path(retainedDir)} {
-		if err := removeEmpty(filepath.Join(folder, "*"+fileSuffix)); err != nil {
+		if err := s.removeEmpty(folder); err != nil {
 			return nil, fmt.Errorf("the fake driver's folder: %w", err)
 		}
 	}
-	return &dirStore{dir: dir, mailboxes: map[*mailbox]bool{}, known: map[string]bool{}}, nil
+	return s, nil
 }
 
 // removeEmpty removes records that have lost their content in a power cut. One such file
 // would make the engine unavailable. No process writes an empty record.
-func removeEmpty(pattern string) error {
-	paths, err := filepath.Glob(pattern)
+func (s *dirStore) removeEmpty(folder string) error {
+	paths, err := filepath.Glob(filepath.Join(folder, "*"+fileSuffix))
 	if err != nil {
 		return err
 	}
 	for _, path := range paths {
-		info, err := os.Lstat(path)
-		if err == nil && info.Mode().IsRegular() && info.Size() == 0 {
-			err = os.Remove(path)
+		uid, _, ok := uidOf(filepath.Base(path))
+		if !ok || !isEmpty(path) {
+			continue
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := s.removeIfEmpty(uid, path); err != nil && !errors.Is(err, driver.ErrRetry) {
 			return err
 		}
 	}
 	return nil
+}
+
+// removeIfEmpty removes an empty record unless another process has its lock, which may just
+// have removed it too, and make a new one.
+func (s *dirStore) removeIfEmpty(uid types.UID, path string) error {
+	lock, err := s.dir.Lock(uid)
+	if err != nil {
+		return err
+	}
+	defer lock.Remove()
+	if !isEmpty(path) {
+		return nil
+	}
+	return os.Remove(path)
+}
+
+func isEmpty(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().IsRegular() && info.Size() == 0
 }
 
 func (s *dirStore) engineID() (string, error) { return s.dir.ID() }

@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 const cluster = "cluster-1"
@@ -528,6 +529,34 @@ func TestEmptyRecordsAreRemoved(t *testing.T) {
 	}
 	if _, err := os.Stat(f.path("notes")); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestEmptyRecordsOfOthersStay checks that an empty record stays while another process has its
+// lock, and that empty files that are no records stay.
+func TestEmptyRecordsOfOthersStay(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	dir, err := statedir.Open("the folder", f.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := dir.Lock("uid-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.writeFile(t, "uid-0.json", "")
+	f.writeFile(t, ".hidden.json", "")
+	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	for _, name := range []string{"uid-0.json", ".hidden.json"} {
+		if _, err := os.Stat(f.path(name)); err != nil {
+			t.Error(err)
+		}
+	}
+	lock.Release()
+	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	if _, err := os.Stat(f.path("uid-0.json")); err == nil {
+		t.Error("an empty record stays")
 	}
 }
 

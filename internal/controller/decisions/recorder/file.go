@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -20,7 +21,7 @@ import (
 )
 
 const (
-	// maxQueued is how many lines wait for the disk. More are dropped, and counted in the file.
+	// maxQueued is how many lines wait for the disk. More are dropped.
 	maxQueued = 4096
 	// maxFileBytes is the size at which a file becomes FILE.1, in place of the one before.
 	maxFileBytes = 32 << 20
@@ -142,8 +143,9 @@ func (f *File) append(line any) error {
 	return err
 }
 
-// open opens the file if it is not open. Only its owner may read it, and nothing but a regular
-// file is written to.
+// open opens the file if it is not open. Only its owner may read it. Nothing is written but to a
+// regular file that this user owns and that has no other name: in a folder where others may
+// create files, it could be theirs, or a link to one that must not change.
 func (f *File) open() error {
 	if f.file != nil {
 		return nil
@@ -157,6 +159,8 @@ func (f *File) open() error {
 	case err != nil:
 	case !info.Mode().IsRegular():
 		err = fmt.Errorf("%s is no regular file", f.path)
+	case !isOwn(info):
+		err = fmt.Errorf("%s belongs to another user, or has another name too", f.path)
 	default:
 		err = file.Chmod(0o600)
 	}
@@ -166,6 +170,12 @@ func (f *File) open() error {
 	f.file, f.bytes = file, info.Size()
 	f.torn = f.torn || f.bytes > 0 // the process that wrote it may have been killed
 	return nil
+}
+
+// isOwn reports whether a file is this user's, by one name.
+func isOwn(info fs.FileInfo) bool {
+	s, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int64(s.Uid) == int64(os.Geteuid()) && s.Nlink == 1
 }
 
 func (f *File) close() {

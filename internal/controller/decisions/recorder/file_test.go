@@ -172,6 +172,34 @@ func TestFileFails(t *testing.T) {
 	}
 }
 
+// TestForeignFiles checks that nothing is written to a file of another user, and to none that has
+// another name.
+func TestForeignFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, prepare := range map[string]func(path string) error{
+		"a hard link":    func(p string) error { return os.Link(p, p+".2") },
+		"another user's": func(p string) error { return os.Chown(p, 12345, -1) },
+	} {
+		path := filepath.Join(dir, name)
+		err := os.WriteFile(path, nil, 0o644)
+		if err == nil {
+			err = prepare(path)
+		}
+		if errors.Is(err, os.ErrPermission) {
+			continue // only root gives files away
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := newFile(path)
+		written(t, f, func(r *Recorder) { record(r, "vm", policytest.Gone(), 0) })
+		if info, err := os.Stat(path); err != nil || info.Size() > 0 || info.Mode().Perm() != 0o644 || !f.failed {
+			t.Errorf("%s: it was written to: %v %v", name, info, err)
+		}
+	}
+}
+
 // TestFullQueue records more than the disk takes: nothing blocks.
 func TestFullQueue(t *testing.T) {
 	t.Parallel()

@@ -20,11 +20,12 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy"
 )
 
-// The bounds of what is kept in memory.
+// The bounds of what is kept in memory. A VirtualMachine without a record has each routine pass
+// recorded anew, so there has to be room for one of each of 10,000.
 const (
 	maxPerVM   = 32
 	maxRecords = 16384
-	maxBytes   = 24 << 20
+	maxBytes   = 32 << 20
 )
 
 // Options are the settings of a Recorder.

@@ -110,6 +110,45 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
+// TestManyVMs records routine passes of 10,000 VirtualMachines: the second one repeats the first.
+func TestManyVMs(t *testing.T) {
+	t.Parallel()
+	const vms = 10000
+	r := newRecorder()
+	running := policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.ID, s.Run = strings.Repeat("a", 64), strings.Repeat("b", 64) })
+	for pass := range 2 {
+		for n := range vms {
+			record(r, fmt.Sprint("vm-", n), running, time.Duration(pass)*time.Minute)
+		}
+	}
+	if r.sequence != vms || r.dropped > 0 {
+		t.Errorf("there are %d decisions, and %d were dropped", r.sequence, r.dropped)
+	}
+}
+
+// TestTextsOfEnginesAreCounted checks that every text of an engine counts, however long it is.
+func TestTextsOfEnginesAreCounted(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 100<<10)
+	for name, set := range map[string]func(*inventory.Observation){
+		"ID":          func(o *inventory.Observation) { o.Server.ID = long },
+		"run":         func(o *inventory.Observation) { o.Server.Run = long },
+		"state":       func(o *inventory.Observation) { o.Server.State = driver.State(long) },
+		"engine ID":   func(o *inventory.Observation) { o.EngineID = long },
+		"exit reason": func(o *inventory.Observation) { o.Server.Exit = &driver.Exit{Reason: long} },
+		"duplicates":  func(o *inventory.Observation) { o.Duplicates = []string{"a", long} },
+		"reason":      func(o *inventory.Observation) { o.Server.Err = driver.WithReason(long, errors.New("no")) },
+	} {
+		r := newRecorder()
+		observed := policytest.Present(driver.StateRunning)
+		set(&observed)
+		record(r, "vm", observed, 0)
+		if r.bytes < len(long) {
+			t.Errorf("%s: %d bytes are counted", name, r.bytes)
+		}
+	}
+}
+
 // TestNoRecorder records nothing.
 func TestNoRecorder(t *testing.T) {
 	t.Parallel()
