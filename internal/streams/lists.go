@@ -17,6 +17,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -118,16 +119,16 @@ func (c *call) serveInterfaces() error {
 	return c.writeJSON(list)
 }
 
-// serveDecisions responds with the decisions of this replica, also for a VirtualMachine that is
-// gone. Only a leader knows that there are none: a client of another replica goes on asking.
+// serveDecisions responds with the decisions of this replica about a VirtualMachine that
+// exists. Those about an earlier one of its name are not for its users: the namespace may have
+// been another tenant's.
 func (c *call) serveDecisions(ctx context.Context) error {
+	if err := c.findVM(ctx); err != nil {
+		return err
+	}
 	c.began = c.Clock.Now()
 	history := c.Decisions(types.NamespacedName{Namespace: c.namespace, Name: c.name})
-	if len(history.Decisions) == 0 && history.Leads {
-		if err := c.findVM(ctx); err != nil {
-			return err
-		}
-	}
+	history.Decisions = slices.DeleteFunc(history.Decisions, func(r decisions.Record) bool { return r.Input.VM.UID != c.vm.UID })
 	err := c.writeJSON(history)
 	c.audit(err)
 	return err

@@ -90,15 +90,18 @@ func TestServersUnread(t *testing.T) {
 	}
 }
 
-// TestDecisions checks that a leader knows of a VM that is gone and says which one never was, and
-// that a standby says no more than that it does not lead.
+// TestDecisions checks that only decisions about the VM that exists are shown, not those about
+// one that is gone or had its name before, and that the answer says whether the replica leads.
 func TestDecisions(t *testing.T) {
 	t.Parallel()
 	leads := atomic.Bool{}
 	leads.Store(true)
 	f := newFixture(t, func(h *Handler) {
 		h.Decisions = func(key types.NamespacedName) decisions.History {
-			known := map[string][]decisions.Record{"demo/gone": {{Sequence: 3}}}
+			record := func(sequence uint64, uid types.UID) decisions.Record {
+				return decisions.Record{Sequence: sequence, Input: decisions.Input{VM: decisions.VM{UID: uid}}}
+			}
+			known := map[string][]decisions.Record{"demo/gone": {record(1, "uid-0")}, "demo/vm": {record(2, "uid-0"), record(3, "uid-1")}}
 			return decisions.History{Replica: "r", Leads: leads.Load(), Decisions: known[key.String()]}
 		}
 	})
@@ -111,22 +114,19 @@ func TestDecisions(t *testing.T) {
 		}
 		return h
 	}
-	if h := ask("vm"); !h.Leads || len(h.Decisions) != 0 {
+	if h := ask("vm"); !h.Leads || len(h.Decisions) != 1 || h.Decisions[0].Sequence != 3 {
 		t.Errorf("%+v", h)
 	}
-	if h := ask("gone"); len(h.Decisions) != 1 || h.Decisions[0].Sequence != 3 {
-		t.Errorf("%+v", h)
-	}
-	if a := f.rules.last; a.GetVerb() != "get" || a.GetSubresource() != "decisions" || a.GetNamespace() != "demo" || a.GetName() != "gone" {
+	if a := f.rules.last; a.GetVerb() != "get" || a.GetSubresource() != "decisions" || a.GetNamespace() != "demo" || a.GetName() != "vm" {
 		t.Errorf("it is authorized as %+v", a)
 	}
 	for user, want := range map[string]int{"alice": http.StatusNotFound, "mallory": http.StatusForbidden} {
-		if code, _, status := f.get(t, user, streams.Path("demo", "never", streams.Decisions)); code != want {
+		if code, _, status := f.get(t, user, streams.Path("demo", "gone", streams.Decisions)); code != want {
 			t.Errorf("%s gets %+v", user, status)
 		}
 	}
 	leads.Store(false)
-	if h := ask("never"); h.Leads {
+	if h := ask("vm"); h.Leads {
 		t.Errorf("%+v", h)
 	}
 }

@@ -4,6 +4,7 @@
 package statedir
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -57,7 +58,7 @@ func (d *Dir) Install(folder, place string) error {
 	if err != nil {
 		return err
 	}
-	return d.Sync(filepath.Dir(place))
+	return errors.Join(d.Sync(filepath.Dir(place)), d.Sync(filepath.Dir(folder)))
 }
 
 // Temp creates a folder for something that is moved into place once it is complete,
