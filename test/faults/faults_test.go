@@ -172,9 +172,9 @@ var seededBugs = map[string]struct {
 	engine   lab.Engine
 	workload string
 }{
-	"finalizer-late":        {lab.Fake{}, "create"},
-	"restart-recorded-late": {lab.Fake{Instant: true}, "restart"},
-	"server-by-recorded-id": {lab.Fake{}, "create"},
+	"finalizer-after-creation": {lab.Fake{}, "create"},
+	"restart-recorded-late":    {lab.Fake{Instant: true}, "restart"},
+	"server-by-recorded-id":    {lab.Fake{}, "create"},
 }
 
 // buggyController is a controller with crash points in which each bug can be enabled.

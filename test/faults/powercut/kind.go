@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -163,17 +162,13 @@ func newBench(ctx context.Context, driver string) (*bench, error) {
 
 // addImage builds an image and serves it.
 func (b *bench) addImage(ctx context.Context) error {
-	root, err := framework.RepositoryRoot()
-	if err != nil {
-		return err
-	}
 	images := filepath.Join(b.dir, "images")
 	b.Image = filepath.Join(images, "boot.img")
 	if err := os.Mkdir(images, 0o755); err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "boot-guest.sh"), b.Image, "P", "0").CombinedOutput(); err != nil {
-		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
+	if err := framework.AssembleBootGuest(ctx, b.Image); err != nil {
+		return err
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
