@@ -61,14 +61,7 @@ var faultsController = sync.OnceValues(func() (string, error) { return buildCont
 // buildController builds a controller with further flags of go build.
 func buildController(name string, flags ...string) (string, error) {
 	binary := filepath.Join(programs, name)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	args := append([]string{"build", "-buildvcs=false", "-o", binary}, flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, "cloudnative.tw/drover/cmd/drover-controller")...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build drover-controller: %w\n%s", err, out)
-	}
-	return binary, nil
+	return binary, framework.BuildProgram(binary, "cmd/drover-controller", flags...)
 }
 
 // previousController is the same of the version before. It is built from the last tag, or
@@ -198,7 +191,7 @@ func TestSeededBugs(t *testing.T) {
 	for bug, in := range seededBugs {
 		t.Run(bug, func(t *testing.T) {
 			t.Setenv(bugs.Variable, bug)
-			r, err := crash.Hunt(t.Context(), openLab(t, buggyController), in.engine, in.workload)
+			r, err := crash.FindViolation(t.Context(), openLab(t, buggyController), in.engine, in.workload)
 			if err != nil {
 				t.Fatal(err)
 			}

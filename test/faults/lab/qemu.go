@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -81,9 +80,8 @@ func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
 	if err := os.Mkdir(filepath.Dir(t.guest), 0o700); err != nil {
 		return err
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", t.recorder, "cloudnative.tw/drover/test/failover/recorder")
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the recorder: %w\n%s", err, out)
+	if err := framework.BuildProgram(t.recorder, "test/failover/recorder"); err != nil {
+		return err
 	}
 	if err := os.Chmod(t.recorder, 0o755); err != nil { // for the user of machines
 		return err

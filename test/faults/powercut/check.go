@@ -32,7 +32,7 @@ const marksSuffix = ".marks.json"
 // checker opens the driver on what power cuts have left. What was reported as done stays, what
 // was begun can be finished, and guests keep what they had written.
 type checker struct {
-	*bench
+	*environment
 
 	recording  *Recording // nil where what disks had is not known
 	violations []lab.Violation
