@@ -37,7 +37,7 @@ var (
 	seedsFlag   = flag.Int("seeds", 1, "how many seeds to replay")
 	replaysFlag = flag.Int("replays", 100, "how often to replay each")
 	bugFlag     = flag.String("bug", "", "seed this bug alone")
-	bugFlagTime = flag.Duration("bug-duration", 30*time.Second, "how long to look for a seeded bug")
+	bugFlagTime = flag.Duration("bug-duration", 5*time.Minute, "how long to look for a seeded bug, at most")
 	untilFlag   = flag.Bool("until-violation", false, "stop at the first violation")
 	workersFlag = flag.Uint64("workers", uint64(runtime.GOMAXPROCS(0)), "how many processes explore")
 	strideFlag  = flag.Uint64("stride", 1, "the difference of one seed and the next")
