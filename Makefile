@@ -57,7 +57,7 @@ test: build ## run all tests: unit, contract (fake, docker, qemu), integration; 
 	@hack/test.sh
 
 .PHONY: fuzz
-fuzz: ## look for inputs that break what parsers and translators promise, each for 30 s; FUZZTIME=10m, ARGS=PATTERN
+fuzz: ## run every fuzz target for 30 s, or FUZZTIME=10m; ARGS=PATTERN selects some
 	@hack/fuzz.sh $(ARGS)
 
 .PHONY: failover
@@ -65,11 +65,11 @@ failover: build ## test failover at length (10 minutes): replicas halted, killed
 	DROVER_FAILOVER=full DROVER_BIN="$(CURDIR)/bin/drover" go test -count 1 -timeout 60m -v ./test/failover
 
 .PHONY: faults
-faults: build ## explore what faults do to Drover, and print how much was explored; root, 10 minutes
+faults: build ## kill controllers and cut the power at sampled points, and print how many; root, 10 minutes
 	@DROVER_FAULTS=default hack/faults.sh
 
 .PHONY: faults-full
-faults-full: build ## the same with every point of every workload, and many pairs; root, hours
+faults-full: build ## the same at every point of every workload, and at many pairs; root, hours
 	@DROVER_FAULTS=full hack/faults.sh
 
 .PHONY: test-debian

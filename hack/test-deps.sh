@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes sure that what the tests need is there: a C compiler, which go test
-# -race links with, a Docker engine that answers, QEMU, mke2fs, ssh, strace and patch. It
+# -race links with, a Docker engine that answers, QEMU, mke2fs, ssh and strace. It
 # installs what is missing by apt, as root or with sudo, and fails where it cannot.
 set -o errexit -o nounset -o pipefail
 
@@ -17,6 +17,5 @@ command -v "${compiler%% *}" >/dev/null || apt_install gcc libc6-dev
 command -v ssh >/dev/null || apt_install openssh-client
 [[ -x /sbin/mke2fs ]] || apt_install e2fsprogs
 command -v strace >/dev/null || apt_install strace
-command -v patch >/dev/null || apt_install patch
 "${here}/dockerd.sh"
 "${here}/qemu.sh"

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
@@ -39,13 +39,7 @@ var (
 // buildProgram builds a program of this module.
 func buildProgram(pkg, tags string) (string, error) {
 	binary := filepath.Join(programs, filepath.Base(pkg)+"-"+tags)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-tags="+tags, "-o", binary, "cloudnative.tw/drover/"+pkg)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)
-	}
-	return binary, nil
+	return binary, framework.BuildProgram(binary, pkg, "-tags="+tags)
 }
 
 // builtProgram is the result of one of the builds.

@@ -93,13 +93,7 @@ func (e Evidence) finalServer(uid types.UID) *journal.Snapshot {
 
 // checkStarts counts runs.
 func (e Evidence) checkStarts(l history.Server) []Violation {
-	runs, last := 0, ""
-	for _, entry := range l.Applied {
-		if entry.After != nil && entry.After.Run != last {
-			runs++
-			last = entry.After.Run
-		}
-	}
+	runs := l.CountRuns()
 	requested, known := e.Requested[l.UID]
 	if !known || runs >= requested.AtLeast && runs <= requested.AtMost {
 		return nil

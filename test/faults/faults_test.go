@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/faults/bugs"
+	"cloudnative.tw/drover/test/bugs"
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/powercut"
@@ -61,14 +61,7 @@ var faultsController = sync.OnceValues(func() (string, error) { return buildCont
 // buildController builds a controller with further flags of go build.
 func buildController(name string, flags ...string) (string, error) {
 	binary := filepath.Join(programs, name)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	args := append([]string{"build", "-buildvcs=false", "-o", binary}, flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, "cloudnative.tw/drover/cmd/drover-controller")...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build drover-controller: %w\n%s", err, out)
-	}
-	return binary, nil
+	return binary, framework.BuildProgram(binary, "cmd/drover-controller", flags...)
 }
 
 // previousController is the same of the version before. It is built from the last tag, or
@@ -173,19 +166,32 @@ var seededBugs = map[string]struct {
 	workload string
 }{
 	"finalizer-after-creation": {lab.Fake{}, "create"},
-	"restart-without-intent":   {lab.Fake{Instant: true}, "restart"},
+	"restart-recorded-late":    {lab.Fake{Instant: true}, "restart"},
 	"server-by-recorded-id":    {lab.Fake{}, "create"},
 }
+
+// buggyController is a controller with crash points in which each bug can be enabled.
+var buggyController = sync.OnceValues(func() (string, error) {
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	overlay, err := bugs.WriteOverlay(root, programs)
+	if err != nil {
+		return "", err
+	}
+	return buildController("buggy", "-tags=faults", "-overlay="+overlay)
+})
 
 // TestSeededBugs checks that each bug is found.
 func TestSeededBugs(t *testing.T) {
 	if size == lab.SizeShort {
-		t.Skip("make faults finds them: each takes a build")
+		t.Skip("make faults finds them: they take a build")
 	}
 	for bug, in := range seededBugs {
 		t.Run(bug, func(t *testing.T) {
-			l := openLab(t, func() (string, error) { return buildWithBug(t, bug) })
-			r, err := crash.Hunt(t.Context(), l, in.engine, in.workload)
+			t.Setenv(bugs.Variable, bug)
+			r, err := crash.FindViolation(t.Context(), openLab(t, buggyController), in.engine, in.workload)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -195,17 +201,4 @@ func TestSeededBugs(t *testing.T) {
 			t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
 		})
 	}
-}
-
-func buildWithBug(t *testing.T, bug string) (string, error) {
-	t.Helper()
-	root, err := framework.RepositoryRoot()
-	if err != nil {
-		return "", err
-	}
-	overlay, err := bugs.WriteOverlay(t.Context(), root, t.TempDir(), bug)
-	if err != nil {
-		return "", err
-	}
-	return buildController(bug, "-tags=faults", "-overlay="+overlay)
 }

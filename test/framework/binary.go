@@ -65,6 +65,18 @@ func buildDrover(root, binary string) error {
 	return os.Rename(fresh, binary)
 }
 
+// BuildProgram builds a package of the root module, such as test/failover/recorder, with
+// further flags of go build.
+func BuildProgram(binary, pkg string, flags ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
+	defer cancel()
+	args := append([]string{"build", "-buildvcs=false", "-o", binary}, flags...)
+	if out, err := exec.CommandContext(ctx, "go", append(args, "cloudnative.tw/drover/"+pkg)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	return nil
+}
+
 // RepositoryRoot returns the folder above the working directory that contains standalone/:
 // tests run in their package's folder.
 func RepositoryRoot() (string, error) {

@@ -37,20 +37,28 @@ func RunQEMUImg(t testing.TB, args ...string) string {
 // its banner; a stubborn guest ignores the power button.
 func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	t.Helper()
-	root, err := RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
 	ignoresButton := "0"
 	if stubborn {
 		ignoresButton = "1"
 	}
 	path := filepath.Join(dir, "boot-"+letter+ignoresButton+".img")
-	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "boot-guest.sh"), path, letter, ignoresButton).CombinedOutput()
-	if err != nil {
-		t.Fatalf("assembling the guest: %v\n%s", err, out)
+	if err := AssembleBootGuest(t.Context(), path, letter, ignoresButton); err != nil {
+		t.Fatal(err)
 	}
 	return path
+}
+
+// AssembleBootGuest writes that image to a file. hack/boot-guest.sh has the options.
+func AssembleBootGuest(ctx context.Context, path string, options ...string) error {
+	root, err := RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(root, "hack", "boot-guest.sh"), append([]string{path}, options...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // LinuxGuest is the Linux guest of hack/guest/linux.

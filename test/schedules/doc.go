@@ -42,6 +42,5 @@
 // change of the API and of the engine when it takes effect, and compares with the rules,
 // during a schedule and after the faults have stopped.
 //
-// The folder bugs has bugs that Drover does not have; TestSeededBugs puts them in and
-// checks which rule finds each.
+// TestSeededBugs puts the bugs of package bugs into Drover, and checks which rule finds each.
 package schedules

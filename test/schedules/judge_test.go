@@ -162,7 +162,7 @@ func (j *judge) created(p *process, uid types.UID) {
 func (j *judge) deleted(p *process, uid types.UID) {
 	j.deletes[uid]++
 	if vm := j.world.objectOf(uid); vm != nil && vm.DeletionTimestamp == nil {
-		j.violate(RuleNeverTwo, "%s removes the server of %s, which nobody has deleted", p.name, vm.Name)
+		j.violate(RuleNeverTwo, "%s removes the server of %s, which no user has deleted", p.name, vm.Name)
 	}
 }
 
@@ -347,7 +347,7 @@ func (j *judge) checkOutcome() {
 		}
 		switch {
 		case vm == nil && !want.deleted:
-			j.violate(RuleOutcome, "%s is gone, and nobody has deleted it", want.name)
+			j.violate(RuleOutcome, "%s is gone, and no user has deleted it", want.name)
 		case runs < want.atLeast || runs > want.atMost:
 			j.violate(RuleOutcome, "%s (%s) was started %d times (%v), and %d to %d times were requested", want.name, shortUID(uid), runs, j.runs[uid], want.atLeast, want.atMost)
 		}

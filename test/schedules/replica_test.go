@@ -42,7 +42,7 @@ const (
 	stopTime      = 1300 * time.Millisecond
 )
 
-// settings are the default ones, but that no two deadlines of an election coincide.
+// settings are the default ones, except that no two deadlines of an election coincide.
 func settings() leader.Settings {
 	s := leader.DefaultSettings()
 	s.Renew = 9700 * time.Millisecond

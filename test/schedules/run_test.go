@@ -29,10 +29,10 @@ type Result struct {
 }
 
 const (
-	// minTurmoil and maxTurmoil bound how long users and faults act.
-	minTurmoil, maxTurmoil = 20 * time.Second, 90 * time.Second
+	// minFaultTime and maxFaultTime bound how long users and faults act.
+	minFaultTime, maxFaultTime = 20 * time.Second, 90 * time.Second
 	// convergeLimit is the bound for all to be as requested once faults have stopped: the
-	// Lease, the claim, and the longest backoff that the turmoil may have led to.
+	// Lease, the claim, and the longest backoff that faults may have led to.
 	convergeLimit = 8 * time.Minute
 	// usageDelay is how long it takes until the usage is known, which is two samples.
 	usageDelay = 66 * time.Second
@@ -58,8 +58,8 @@ func (w *world) run() error {
 	if err := w.judge.addForeign(); err != nil {
 		return err
 	}
-	turmoil := minTurmoil + time.Duration(w.random.Int64N(int64(maxTurmoil-minTurmoil)))
-	if err := w.runUntil(time.Now().Add(turmoil), func() bool { return false }); err != nil {
+	faultTime := minFaultTime + time.Duration(w.random.Int64N(int64(maxFaultTime-minFaultTime)))
+	if err := w.runUntil(time.Now().Add(faultTime), func() bool { return false }); err != nil {
 		return err
 	}
 	w.trace("users and faults stop")
@@ -74,7 +74,7 @@ func (w *world) run() error {
 		return nil
 	}
 	w.judge.checkOutcome()
-	if !w.rests {
+	if !w.checksRest {
 		return nil
 	}
 	return w.checkRest()
@@ -126,7 +126,7 @@ func (w *world) stop() {
 		p.kill()
 	}
 	for len(w.dying) > 0 {
-		w.bury()
+		w.stopKilled()
 		time.Sleep(time.Second)
 	}
 	time.Sleep(time.Minute) // what only waits for its time ends

@@ -24,12 +24,12 @@ type users struct {
 	next   time.Time
 	active bool
 	// wanted is what was requested for each VirtualMachine that ever existed.
-	wanted  map[types.UID]*wanted
-	actions int
-	tempo   int64
-	orphans int
-	regrets string // the name that is deleted next
-	stamps  int
+	wanted     map[types.UID]*wanted
+	actions    int
+	tempo      int64
+	orphans    int
+	deleteNext string // name of what is deleted next, or empty
+	stamps     int
 }
 
 // wanted is what was requested for a VirtualMachine.
@@ -68,8 +68,8 @@ func (u *users) act() {
 	}
 	u.next = time.Now().Add(u.pause())
 	name := u.names[u.random.IntN(len(u.names))]
-	if u.regrets != "" {
-		u.deleteRegretted()
+	if u.deleteNext != "" {
+		u.deleteJustCreated()
 		return
 	}
 	roll, detail := u.random.IntN(100), u.random.IntN(1000)
@@ -115,7 +115,7 @@ func (u *users) create(name string, detail int) {
 		want.atMost, want.pending = 1, 1
 	}
 	if detail%4 == 0 {
-		u.regrets = name
+		u.deleteNext = name
 	}
 }
 
@@ -130,10 +130,10 @@ func (u *users) delete(vm *api.VirtualMachine) {
 	}
 }
 
-// deleteRegretted deletes what was just created.
-func (u *users) deleteRegretted() {
-	vm := u.world.object(u.regrets)
-	u.regrets = ""
+// deleteJustCreated deletes what was just created.
+func (u *users) deleteJustCreated() {
+	vm := u.world.object(u.deleteNext)
+	u.deleteNext = ""
 	if vm != nil && vm.DeletionTimestamp == nil {
 		u.delete(vm)
 	}

@@ -48,8 +48,8 @@ type world struct {
 	began     time.Time
 	hash      hash.Hash
 	names     int
-	// rests says that what happens at rest is checked too, which takes longer.
-	rests bool
+	// checksRest reports whether what happens at rest is checked too, which takes longer.
+	checksRest bool
 }
 
 func newWorld(o Options) (*world, error) {
@@ -70,7 +70,7 @@ func newWorld(o Options) (*world, error) {
 	for n := range 2 + w.random.IntN(2) {
 		w.replicas = append(w.replicas, &replica{world: w, name: string(rune('a' + n))})
 	}
-	w.rests = w.random.IntN(4) == 0
+	w.checksRest = w.random.IntN(4) == 0
 	w.seedLegacyRandom()
 	return w, nil
 }
@@ -217,7 +217,7 @@ func (w *world) closeWatches(of func(*watcher) bool) {
 // superviseReplicas restarts processes that have ended.
 func (w *world) superviseReplicas(healthy bool) error {
 	if len(w.dying) > 0 {
-		w.bury()
+		w.stopKilled()
 	}
 	for _, r := range w.replicas {
 		switch {
@@ -240,11 +240,11 @@ func (w *world) end(r *replica) {
 	w.gate.settle()
 	r.process.kill()
 	r.process, r.startAt = nil, time.Now().Add(time.Duration(w.random.Int64N(int64(6*time.Second))))
-	w.bury()
+	w.stopKilled()
 }
 
-// bury stops the goroutines of killed processes.
-func (w *world) bury() {
+// stopKilled stops the goroutines of killed processes.
+func (w *world) stopKilled() {
 	w.gate.settle()
 	left := len(w.dying)
 	w.dying = slices.DeleteFunc(w.dying, func(p *process) bool {

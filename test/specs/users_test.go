@@ -260,11 +260,11 @@ func (u *users) rest(t *rapid.T, m *model) {
 	}
 }
 
-// checkRun checks that the server was restarted if that was asked for, and only then.
+// checkRun checks that the server was restarted if a user requested that, and only then.
 func (m *model) checkRun(t *rapid.T, vm *api.VirtualMachine, run string) {
 	switch {
 	case m.run != "" && run != m.run && !m.mayRestart:
-		t.Fatalf("%s was restarted, and nobody asked for that: %s", m.name, framework.FormatStatus(vm))
+		t.Fatalf("%s was restarted, and no user requested that: %s", m.name, framework.FormatStatus(vm))
 	case m.run == run && m.mustRestart:
 		t.Fatalf("%s was not restarted: %s", m.name, framework.FormatStatus(vm))
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -66,8 +65,8 @@ func (b *benchmark) openEnvironment(ctx context.Context) (err error) {
 		return err
 	}
 	b.guest = filepath.Join(b.imagesDir(), "guest.img")
-	if out, err := exec.CommandContext(ctx, "hack/boot-guest.sh", b.guest).CombinedOutput(); err != nil {
-		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
+	if err := framework.AssembleBootGuest(ctx, b.guest); err != nil {
+		return err
 	}
 	if b.cluster, err = framework.NewCluster(framework.ClusterOptions{Durable: true}); err != nil {
 		return err

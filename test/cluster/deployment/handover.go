@@ -47,7 +47,7 @@ func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, er
 	o := &observer{d: d, fault: f, old: leader, begin: time.Now()}
 	undo := func(context.Context) error { return nil }
 	var group errgroup.Group
-	group.Go(func() error { // which may wait for the end of what it does
+	group.Go(func() error { // a fault may return only once it is over
 		again, err := f.Inject(ctx, d, podOf(leader))
 		if again != nil {
 			undo = again

@@ -141,8 +141,7 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.result.Runs++
-	t.result.Violations = append(t.result.Violations, o.violations...)
+	t.result.AddRun(o.violations)
 	t.states[c.workload] = &o.state
 	if len(o.learned) == 0 {
 		return fmt.Errorf("%s: nothing was learned", c)
@@ -204,8 +203,7 @@ func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.result.Runs++
-	t.result.Violations = append(t.result.Violations, o.violations...)
+	t.result.AddRun(o.violations)
 	point, _, _ := strings.Cut(string(c.crashes[0]), "/")
 	if o.crashed > 0 {
 		t.reached[c.workload+"/"+point] = true
@@ -221,7 +219,7 @@ func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
 // addPairs adds the cases in which the process that recovers ends too.
 func (t *tally) addPairs(c testCase, points []string) {
 	for _, p := range points {
-		for _, moment := range []string{before, after} {
+		for _, moment := range moments {
 			t.pairs = append(t.pairs, testCase{c.workload, c.recovery, []crashPoint{c.crashes[0], crashPoint(p + "/" + moment)}})
 		}
 	}
@@ -243,8 +241,7 @@ func (r *runner) runPair(ctx context.Context, c testCase, t *tally) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.result.Runs++
-	t.result.Violations = append(t.result.Violations, o.violations...)
+	t.result.AddRun(o.violations)
 	if o.crashed > 1 {
 		t.pairsRun++
 	}
@@ -263,9 +260,8 @@ func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 		return t.result, err
 	}
 	o, err := r.run(ctx, c, t.states[c.workload])
-	t.result.Runs++
+	t.result.AddRun(o.violations)
 	t.result.Points, t.result.Took = o.crashed, time.Since(begin)
-	t.result.Violations = append(t.result.Violations, o.violations...)
 	if err == nil && o.crashed < len(c.crashes) {
 		err = errors.New("the point was not reached")
 	}
@@ -275,16 +271,16 @@ func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 	return t.result, err
 }
 
-// huntParallel is how many runs of a hunt take place at a time.
-const huntParallel = 16
+// findParallel is how many runs of FindViolation take place at a time.
+const findParallel = 16
 
-// errFound ends a hunt.
+// errFound ends FindViolation.
 var errFound = errors.New("a violation was found")
 
-// Hunt explores the crashes of some workloads until there is a violation, which it
+// FindViolation explores the crashes of some workloads until there is a violation, which it
 // returns. It is for controllers that have a bug.
-func Hunt(ctx context.Context, l *lab.Lab, engine lab.Engine, names ...string) (lab.Result, error) {
-	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: huntParallel, bounds: Bounds{Workloads: names}}
+func FindViolation(ctx context.Context, l *lab.Lab, engine lab.Engine, names ...string) (lab.Result, error) {
+	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: Bounds{Workloads: names}}
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
 	err := r.runAll(ctx, r.learningCases(), func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
 	cases := slices.DeleteFunc(t.cases, func(c testCase) bool {

@@ -5,7 +5,7 @@
 // each request, driver call and file write, and checks that another process goes on as if
 // nothing had happened.
 //
-// Start with Explore in explore.go. workload.go has the workloads, run.go runs one of them
+// Start with Kind in explore.go. workload.go has the workloads, run.go runs one of them
 // with one crash or two, and point.go has the names of points and cases.
 package crash
 

@@ -5,6 +5,12 @@ package lab
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
@@ -79,4 +85,28 @@ type Server struct {
 // after a crash and found done is none.
 type Effects struct {
 	Creates, Deletes, Releases, Runs int
+}
+
+// readRecords reads the records of servers whose files match a pattern, and returns their
+// text too. A file may be removed meanwhile.
+func readRecords[R any](pattern string) (records []R, text string, err error) {
+	paths, err := filepath.Glob(pattern)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var r R
+		if err == nil {
+			err = json.Unmarshal(content, &r)
+		}
+		if err != nil {
+			return nil, "", fmt.Errorf("%s: %w", path, err)
+		}
+		records, text = append(records, r), text+string(content)
+	}
+	return records, text, nil
 }

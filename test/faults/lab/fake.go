@@ -109,7 +109,7 @@ func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) 
 		for _, v := range append(append(s.CheckCreation(), s.Violations...), history.EpochDecreases(entries)...) {
 			o.Violations = append(o.Violations, Violation{Rule: ruleOf(v.Rule), Text: fmt.Sprintf("%s: %s: %s", v.Rule, names[string(uid)], v.Text)})
 		}
-		o.Effects[names[string(uid)]] = addEffects(o.Effects[names[string(uid)]], s.Applied)
+		o.Effects[names[string(uid)]] = addEffects(o.Effects[names[string(uid)]], s)
 	}
 	for name, content := range foreign {
 		got, err := os.ReadFile(filepath.Join(e.dir(w), name))
@@ -133,9 +133,9 @@ func ruleOf(r history.Rule) string {
 	}
 }
 
-func addEffects(e Effects, applied []journal.Entry) Effects {
-	run := ""
-	for _, entry := range applied {
+func addEffects(e Effects, s history.Server) Effects {
+	e.Runs += s.CountRuns()
+	for _, entry := range s.Applied {
 		switch entry.Action {
 		case journal.ActionCreate:
 			e.Creates++
@@ -145,10 +145,6 @@ func addEffects(e Effects, applied []journal.Entry) Effects {
 			e.Releases++
 		default:
 		}
-		if entry.After != nil && entry.After.Run != run {
-			run = entry.After.Run
-			e.Runs++
-		}
 	}
 	return e
 }
@@ -156,22 +152,11 @@ func addEffects(e Effects, applied []journal.Entry) Effects {
 func (e Fake) readRecords(w *World) ([]fake.Record, error) {
 	var all []fake.Record
 	for _, sub := range []string{"", "retained"} {
-		paths, err := filepath.Glob(filepath.Join(e.dir(w), sub, "*.json"))
+		records, _, err := readRecords[fake.Record](filepath.Join(e.dir(w), sub, "*.json"))
 		if err != nil {
 			return nil, err
 		}
-		for _, path := range paths {
-			var r fake.Record
-			content, err := os.ReadFile(path)
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err == nil {
-				err = json.Unmarshal(content, &r)
-			}
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", path, err)
-			}
+		for _, r := range records {
 			if r.ClusterID == w.ClusterID {
 				r.Retained = sub != ""
 				all = append(all, r)

@@ -49,6 +49,12 @@ type Result struct {
 	Took  time.Duration
 }
 
+// AddRun adds a run and the rules that it broke.
+func (r *Result) AddRun(broken []Violation) {
+	r.Runs++
+	r.Violations = append(r.Violations, broken...)
+}
+
 // Violation is a rule that was broken in a case.
 type Violation struct {
 	// Case repeats the run that broke it.

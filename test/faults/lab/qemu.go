@@ -5,12 +5,9 @@ package lab
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -75,10 +72,6 @@ func (e QEMU) Prepare(ctx context.Context, w *World) error {
 
 // make builds the recorder and the guest.
 func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
-	root, err := framework.RepositoryRoot()
-	if err != nil {
-		return err
-	}
 	if t.log, err = processlog.NewLog(ctx); err != nil {
 		return err
 	}
@@ -87,15 +80,13 @@ func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
 	if err := os.Mkdir(filepath.Dir(t.guest), 0o700); err != nil {
 		return err
 	}
-	for _, args := range [][]string{
-		{"go", "build", "-buildvcs=false", "-o", t.recorder, "cloudnative.tw/drover/test/failover/recorder"},
-		{filepath.Join(root, "hack", "boot-guest.sh"), t.guest},
-	} {
-		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%v: %w\n%s", args, err, out)
-		}
+	if err := framework.BuildProgram(t.recorder, "test/failover/recorder"); err != nil {
+		return err
 	}
-	return os.Chmod(t.recorder, 0o755) // for the user of machines
+	if err := os.Chmod(t.recorder, 0o755); err != nil { // for the user of machines
+		return err
+	}
+	return framework.AssembleBootGuest(ctx, t.guest)
 }
 
 // NewVM implements Engine.
@@ -183,28 +174,18 @@ func (w *World) serverIDs() map[string]map[string]bool {
 
 func (e QEMU) readServers(w *World) (servers []Server, text string, err error) {
 	for _, sub := range []string{instance.VMsDir, instance.RetainedDir} {
-		paths, err := filepath.Glob(filepath.Join(e.dir(w), sub, "*", instance.RecordFile))
+		records, content, err := readRecords[record.Record](filepath.Join(e.dir(w), sub, "*", instance.RecordFile))
 		if err != nil {
 			return nil, "", err
 		}
-		for _, path := range paths {
-			var r record.Record
-			content, err := os.ReadFile(path)
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err == nil {
-				err = json.Unmarshal(content, &r)
-			}
-			if err != nil {
-				return nil, "", fmt.Errorf("%s: %w", path, err)
-			}
+		text += content
+		for _, r := range records {
 			s, lines, err := serverOfRecord(r)
 			if err != nil {
 				return nil, "", err
 			}
 			s.Released = sub == instance.RetainedDir
-			servers, text = append(servers, s), text+string(content)+lines
+			servers, text = append(servers, s), text+lines
 		}
 	}
 	return servers, text, nil

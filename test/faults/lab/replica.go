@@ -213,8 +213,8 @@ func (p *process) endedByKill(err error) bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// clearLease takes the Lease from a process that is dead, so that nobody has to wait for
-// its expiry.
+// clearLease takes the Lease from a process that is dead, so that no run waits for its
+// expiry.
 func (r *Replicas) clearLease(replica string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), ConvergeTimeout)
 	defer cancel()

@@ -32,7 +32,7 @@ const marksSuffix = ".marks.json"
 // checker opens the driver on what power cuts have left. What was reported as done stays, what
 // was begun can be finished, and guests keep what they had written.
 type checker struct {
-	*bench
+	*environment
 
 	recording  *Recording // nil where what disks had is not known
 	violations []lab.Violation
@@ -52,11 +52,22 @@ func (c *checker) check(ctx context.Context, s State) error {
 	if err != nil {
 		return err
 	}
-	c.violations = append(c.violations, lab.Violation{Case: kept, Rule: "O10", Text: fmt.Sprintf("%s: %v", s.Text, broken)})
+	c.violations = append(c.violations, lab.Violation{Case: kept, Rule: ruleOf(broken), Text: fmt.Sprintf("%s: %v", s.Text, broken)})
 	if len(c.violations) >= maxViolations {
 		return errEnough
 	}
 	return nil
+}
+
+// errGuestData is a breach of O9.
+var errGuestData = errors.New("what a guest had synced is lost")
+
+// ruleOf returns the rule that was broken.
+func ruleOf(broken error) string {
+	if errors.Is(broken, errGuestData) {
+		return "O9"
+	}
+	return "O10"
 }
 
 // keep leaves a state for Replay.
@@ -88,7 +99,7 @@ func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) e
 		return err
 	}
 	if err := c.checkDisks(w, dir, done, begun); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errGuestData, err)
 	}
 	if begun != nil {
 		if err := w.doStep(ctx, *begun); err != nil {

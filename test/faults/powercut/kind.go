@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -86,16 +85,16 @@ func Kind(driver string) lab.Kind {
 // explore records a workload and looks at what power cuts leave.
 func explore(ctx context.Context, driver string, o Options) (lab.Result, error) {
 	begin := time.Now()
-	b, err := newBench(ctx, driver)
+	e, err := newEnvironment(ctx, driver)
 	if err != nil {
 		return lab.Result{}, err
 	}
-	defer b.close()
-	recording, err := b.record(ctx)
+	defer e.close()
+	recording, err := e.record(ctx)
 	if err != nil {
 		return lab.Result{}, err
 	}
-	c := &checker{bench: b, recording: recording}
+	c := &checker{environment: e, recording: recording}
 	count, err := recording.States(o, func(s State) error { return c.check(ctx, s) })
 	if errors.Is(err, errEnough) {
 		err = nil
@@ -108,11 +107,11 @@ func explore(ctx context.Context, driver string, o Options) (lab.Result, error) 
 
 // replay checks a folder that a violation has left. What its disks had is not known.
 func replay(ctx context.Context, driver, folder string) (lab.Result, error) {
-	b, err := newBench(ctx, driver)
+	e, err := newEnvironment(ctx, driver)
 	if err != nil {
 		return lab.Result{}, err
 	}
-	defer b.close()
+	defer e.close()
 	var marks []string
 	content, err := os.ReadFile(folder + marksSuffix)
 	if err == nil {
@@ -121,11 +120,11 @@ func replay(ctx context.Context, driver, folder string) (lab.Result, error) {
 	if err != nil {
 		return lab.Result{}, err
 	}
-	dir := filepath.Join(b.dir, "again")
+	dir := filepath.Join(e.dir, "again")
 	if err := os.CopyFS(dir, os.DirFS(folder)); err != nil {
 		return lab.Result{}, err
 	}
-	c := &checker{bench: b}
+	c := &checker{environment: e}
 	r := lab.Result{Points: 1, Runs: 1}
 	if err := c.checkFolder(ctx, marks, dir); err != nil {
 		r.Violations = []lab.Violation{{Case: folder, Rule: "O10", Text: err.Error()}}
@@ -133,8 +132,8 @@ func replay(ctx context.Context, driver, folder string) (lab.Result, error) {
 	return r, nil
 }
 
-// bench is where workloads run and folders are checked.
-type bench struct {
+// environment is where workloads run and folders are checked.
+type environment struct {
 	inputs
 
 	dir     string
@@ -142,7 +141,7 @@ type bench struct {
 	program *machine.Program
 }
 
-func newBench(ctx context.Context, driver string) (*bench, error) {
+func newEnvironment(ctx context.Context, driver string) (*environment, error) {
 	dir, err := os.MkdirTemp("", "drover-powercut-")
 	if err != nil {
 		return nil, err
@@ -150,65 +149,61 @@ func newBench(ctx context.Context, driver string) (*bench, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return nil, err
 	}
-	b := &bench{inputs: inputs{Driver: driver}, dir: dir}
+	e := &environment{inputs: inputs{Driver: driver}, dir: dir}
 	if driver != "fake" {
-		err = b.addImage(ctx)
+		err = e.addImage(ctx)
 	}
 	if err != nil {
-		b.close()
+		e.close()
 		return nil, err
 	}
-	return b, nil
+	return e, nil
 }
 
 // addImage builds an image and serves it.
-func (b *bench) addImage(ctx context.Context) error {
-	root, err := framework.RepositoryRoot()
-	if err != nil {
-		return err
-	}
-	images := filepath.Join(b.dir, "images")
-	b.Image = filepath.Join(images, "boot.img")
+func (e *environment) addImage(ctx context.Context) error {
+	images := filepath.Join(e.dir, "images")
+	e.Image = filepath.Join(images, "boot.img")
 	if err := os.Mkdir(images, 0o755); err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "boot-guest.sh"), b.Image, "P", "0").CombinedOutput(); err != nil {
-		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
+	if err := framework.AssembleBootGuest(ctx, e.Image); err != nil {
+		return err
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	b.server = &http.Server{Handler: http.FileServer(http.Dir(images)), ReadHeaderTimeout: stepTimeout}
-	go func() { _ = b.server.Serve(listener) }()
-	b.URL = "http://" + listener.Addr().String() + "/boot.img"
+	e.server = &http.Server{Handler: http.FileServer(http.Dir(images)), ReadHeaderTimeout: stepTimeout}
+	go func() { _ = e.server.Serve(listener) }()
+	e.URL = "http://" + listener.Addr().String() + "/boot.img"
 	// All drivers share what the first has learned of QEMU, which takes as long as all else.
-	first, err := newQEMUWorkload(b.at(filepath.Join(b.dir, "first")), nil)
+	first, err := newQEMUWorkload(e.at(filepath.Join(e.dir, "first")), nil)
 	if err != nil {
 		return err
 	}
-	b.program = first.program
+	e.program = first.program
 	return nil
 }
 
 // at returns the inputs for another folder.
-func (b *bench) at(dir string) inputs {
-	in := b.inputs
+func (e *environment) at(dir string) inputs {
+	in := e.inputs
 	in.Dir = dir
 	return in
 }
 
-func (b *bench) close() {
-	if b.server != nil {
-		_ = b.server.Close()
+func (e *environment) close() {
+	if e.server != nil {
+		_ = e.server.Close()
 	}
-	_ = os.RemoveAll(b.dir)
+	_ = os.RemoveAll(e.dir)
 }
 
 // record runs the workload under strace.
-func (b *bench) record(ctx context.Context) (*Recording, error) {
-	dir := filepath.Join(b.dir, "engine")
-	text, err := json.Marshal(b.at(dir))
+func (e *environment) record(ctx context.Context) (*Recording, error) {
+	dir := filepath.Join(e.dir, "engine")
+	text, err := json.Marshal(e.at(dir))
 	if err := errors.Join(err, os.Mkdir(dir, 0o700)); err != nil {
 		return nil, err
 	}

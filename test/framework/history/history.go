@@ -191,6 +191,18 @@ func DescribeSnapshot(s *journal.Snapshot) string {
 	return fmt.Sprintf("%s, run %q, %s", s.ID, s.Run, s.State)
 }
 
+// CountRuns returns how often the server was started.
+func (l Server) CountRuns() int {
+	runs, last := 0, ""
+	for _, entry := range l.Applied {
+		if entry.After != nil && entry.After.Run != last {
+			runs++
+			last = entry.After.Run
+		}
+	}
+	return runs
+}
+
 // CheckCreation checks that there is one creation, and the same server from then on.
 func (l Server) CheckCreation() []Violation {
 	var all []Violation

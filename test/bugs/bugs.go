@@ -1,8 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bugs is a list of bugs that Drover does not have, each with the rule that finds
-// it. Overlay puts all of them into a build, in which the environment enables one.
+// Package bugs puts bugs into Drover on purpose, so that tests can show that they find
+// them. The sources stay as they are: WriteOverlay writes copies with all bugs for go build
+// -overlay, and the environment of a program that is built so enables one of them.
 //
 // Start with All in list.go.
 package bugs
@@ -20,17 +21,14 @@ const Variable = "DROVER_SEEDED_BUG"
 
 var enabled = os.Getenv(Variable)
 
-// On reports whether a bug is enabled. It is called by the code that an overlay adds.
-func On(name string) bool { return enabled == name }
-
-// Enabled returns the name of the bug that is enabled, or "".
-func Enabled() string { return enabled }
+// IsEnabled reports whether a bug is enabled. It is called by the code that an overlay adds.
+func IsEnabled(name string) bool { return enabled == name }
 
 // Bug is a change of a source file that must not go unnoticed.
 type Bug struct {
 	Name string
-	// Rule is the number of the rule that finds it, or several behind one another.
-	Rule string
+	// Rules are the numbers of the rules that schedules break with it, separated by "|".
+	Rules string
 	// Edits are made in the sources.
 	Edits []Edit
 }
@@ -38,9 +36,9 @@ type Bug struct {
 // Edit replaces a text that a file has once.
 type Edit struct{ File, Old, New string }
 
-// Overlay writes the sources with all bugs into dir, and a file for go build -overlay,
+// WriteOverlay writes the sources with all bugs into dir, and a file for go build -overlay,
 // whose name it returns. root is the module's folder.
-func Overlay(root, dir string) (string, error) {
+func WriteOverlay(root, dir string) (string, error) {
 	changed := map[string]string{}
 	for _, bug := range All {
 		for _, edit := range bug.Edits {
@@ -52,7 +50,7 @@ func Overlay(root, dir string) (string, error) {
 	replace := map[string]string{}
 	for file, content := range changed {
 		to := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
-		content = strings.Replace(content, "\nimport ", "\nimport \"cloudnative.tw/drover/test/schedules/bugs\"\n\nimport ", 1) // beside the file's own
+		content = strings.Replace(content, "\nimport ", "\nimport \"cloudnative.tw/drover/test/bugs\"\n\nimport ", 1) // beside the file's own
 		if err := os.WriteFile(to, []byte(content), 0o600); err != nil {
 			return "", err
 		}
@@ -79,6 +77,6 @@ func apply(changed map[string]string, root, name string, e Edit) error {
 	if n := strings.Count(content, e.Old); n != 1 {
 		return fmt.Errorf("%s has %d times %q", e.File, n, e.Old)
 	}
-	changed[e.File] = strings.Replace(content, e.Old, strings.ReplaceAll(e.New, "BUG", fmt.Sprintf("bugs.On(%q)", name)), 1)
+	changed[e.File] = strings.Replace(content, e.Old, strings.ReplaceAll(e.New, "BUG", fmt.Sprintf("bugs.IsEnabled(%q)", name)), 1)
 	return nil
 }

@@ -9,6 +9,10 @@ var All = []Bug{
 		"internal/controller/finalizer.go", "	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
 		"	if BUG {\n		spec := serverSpec(vm)\n		spec.Power = \"On\"\n		_, _ = r.Inventory.Ensure(ctx, spec)\n	}\n	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
 	}}},
+	{"finalizer-after-creation", "O1", []Edit{
+		{"internal/controller/finalizer.go", "	controllerutil.AddFinalizer(next, api.FinalizerServer)\n", "	if !BUG || r.Inventory.Get(vm.UID).Server.ID != \"\" {\n		controllerutil.AddFinalizer(next, api.FinalizerServer)\n	} else if vm.Annotations[api.AnnotationBound] != \"\" {\n		return vm, nil\n	}\n"},
+		{"internal/controller/policy/decide.go", "	case !IsBound(in.VM):\n", "	case !IsBound(in.VM) && (!BUG || BindingOf(in.VM).EngineID == \"\"):\n"},
+	}},
 	{"finalizer-on-the-cache's-word", "O1", []Edit{
 		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
 		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
@@ -58,6 +62,11 @@ var All = []Bug{
 	{"retain-ignored", "O7", []Edit{{
 		"internal/controller/act.go", "r.Inventory.Delete(ctx, target, action.Retain)", "r.Inventory.Delete(ctx, target, action.Retain && !BUG)",
 	}}},
+	{"server-by-recorded-id", "O3|O7", []Edit{
+		{"internal/controller/gather.go", "	p.observeCached()\n	// No server can", "	p.observeCached()\n	if BUG && vm.Status.Server == nil {\n		p.observed.Answer, p.observed.Server, p.observed.live = inventory.Gone, driver.Server{}, true\n	}\n	// No server can"},
+		{"internal/controller/gather.go", "	p.observed.live = written &&", "	p.observed.live = BUG && p.observed.live || written &&"},
+		{"internal/driver/fake/driver.go", "	case old == nil:\n		return d.simulation", "	case old == nil, BUG && spec.ID == \"\":\n		return d.simulation"},
+	}},
 	{"status-always", "O8", []Edit{{
 		"internal/controller/report.go", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) {", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) && !BUG {",
 	}}},
