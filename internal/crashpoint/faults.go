@@ -20,10 +20,11 @@ import (
 
 // The environment of a process.
 const (
-	// LearnEnv names a file to which every point that is reached is appended.
+	// LearnEnv names a file to which every point that is reached is appended, and with "!"
+	// before it, every fault that was chosen.
 	LearnEnv = "DROVER_CRASHPOINT_LEARN"
 	// CrashEnv is the point at which the process ends: "<operation> <object>#<ordinal>/before",
-	// or after.
+	// or after. For a request it may also be one of the answers of Point.Chosen.
 	CrashEnv = "DROVER_CRASHPOINT"
 )
 
@@ -67,6 +68,18 @@ func Begin(operation, object string) Point {
 	return p
 }
 
+// Chosen returns which of some faults is to happen at the point instead of a crash, or
+// nothing, and records that it happens.
+func (p Point) Chosen(faults ...string) string {
+	for _, fault := range faults {
+		if p.name+"/"+fault == points().crash {
+			points().note("!" + p.name + "/" + fault)
+			return fault
+		}
+	}
+	return ""
+}
+
 // End marks its end.
 func (p Point) End() { crashAt(p.name + "/after") }
 
@@ -85,10 +98,21 @@ func (r *recorder) count(operation, object string) string {
 	name := operation + " " + r.stableName(object)
 	r.counts[name]++
 	name += "#" + strconv.Itoa(r.counts[name])
-	if r.learn != nil {
-		_, _ = fmt.Fprintln(r.learn, name)
-	}
+	r.writeLine(name)
 	return name
+}
+
+// note adds a line to the record of points.
+func (r *recorder) note(line string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.writeLine(line)
+}
+
+func (r *recorder) writeLine(line string) {
+	if r.learn != nil {
+		_, _ = fmt.Fprintln(r.learn, line)
+	}
 }
 
 // stableName returns a name for an object that is the same in every run.

@@ -35,9 +35,19 @@ var kinds = []lab.Kind{
 			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 5, Pairs: 6}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
+	crash.Kind(crash.Settings{
+		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Answers: true,
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 20}, lab.SizeFull: {Workloads: running},
+		},
+	}),
 	powercut.Kind("fake"),
 	powercut.Kind("qemu"),
 }
 
 // inShort are the workloads of real engines in every test run.
 var inShort = []string{"create", "restart", "delete"}
+
+// running are the workloads in which a controller runs before there are faults. One that gets
+// a bad answer at its start ends, and is started again by others.
+var running = []string{"power", "resize", "restart", "replace", "delete", "recreate", "retain"}

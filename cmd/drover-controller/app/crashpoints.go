@@ -7,12 +7,16 @@ package app
 
 import (
 	"bytes"
+	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
@@ -31,9 +35,59 @@ type crashingTransport struct{ next http.RoundTripper }
 func (t crashingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	operation, object := describeRequest(req)
 	p := crashpoint.Begin(operation, object)
+	fault := p.Chosen(slices.Collect(maps.Keys(badAnswers))...)
+	bad := badAnswers[fault]
+	if fault != "" && !bad.isAfter {
+		return bad.answer(req)
+	}
 	res, err := t.next.RoundTrip(req)
 	p.End()
-	return res, err
+	if fault == "" || err != nil {
+		return res, err
+	}
+	_ = res.Body.Close()
+	return bad.answer(req)
+}
+
+// badAnswer is an answer that the API server, or what is between, may give.
+type badAnswer struct {
+	// isAfter says that the request was carried out before.
+	isAfter bool
+	// code is 0 for a connection that ends without an answer.
+	code   int
+	reason metav1.StatusReason
+}
+
+// badAnswers are those that test/faults chooses from, by the name of a fault.
+var badAnswers = map[string]badAnswer{
+	"409":           {code: http.StatusConflict, reason: metav1.StatusReasonConflict},
+	"410":           {code: http.StatusGone, reason: metav1.StatusReasonExpired},
+	"429":           {code: http.StatusTooManyRequests, reason: metav1.StatusReasonTooManyRequests},
+	"500":           {code: http.StatusInternalServerError, reason: metav1.StatusReasonInternalError},
+	"504 after":     {code: http.StatusGatewayTimeout, reason: metav1.StatusReasonTimeout, isAfter: true},
+	"cut off":       {},
+	"cut off after": {isAfter: true},
+}
+
+func (b badAnswer) answer(req *http.Request) (*http.Response, error) {
+	if b.code == 0 {
+		return nil, io.ErrUnexpectedEOF
+	}
+	content, err := json.Marshal(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+		Code: int32(b.code), Reason: b.reason, Message: "injected",
+	})
+	if err != nil {
+		return nil, err
+	}
+	header := http.Header{"Content-Type": {"application/json"}}
+	if b.code == http.StatusTooManyRequests {
+		header.Set("Retry-After", "1")
+	}
+	return &http.Response{
+		Status: http.StatusText(b.code), StatusCode: b.code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: header, Body: io.NopCloser(bytes.NewReader(content)), ContentLength: int64(len(content)), Request: req,
+	}, nil
 }
 
 // describeRequest returns, for example, "PUT virtualmachines.status" and "vm-1".

@@ -31,6 +31,8 @@ type Settings struct {
 	Parallel int
 	// Bounds say how much is explored in a size.
 	Bounds map[lab.Size]Bounds
+	// Answers is set for bad answers of the API server in place of crashes.
+	Answers bool
 }
 
 // Bounds are limits; zero means none.
@@ -46,7 +48,7 @@ type Bounds struct {
 // Kind returns the kind of fault.
 func Kind(s Settings) lab.Kind {
 	newRunner := func(l *lab.Lab, size lab.Size) *runner {
-		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], keep: os.Getenv(keepEnv)}
+		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], answers: s.Answers, keep: os.Getenv(keepEnv)}
 	}
 	return lab.Kind{
 		Name: s.Name,
@@ -148,28 +150,25 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 	}
 	points := o.learned[0]
 	t.known += len(points)
-	t.cases = append(t.cases, casesOf(c.workload, points, r.bounds.Cases)...)
+	t.cases = append(t.cases, r.casesOf(c.workload, points)...)
 	return nil
 }
 
-// casesOf returns the cases of one crash: all, or so many of them, which are spread over
-// the points that change something.
-func casesOf(workload string, points []string, limit int) []testCase {
-	if limit > 0 {
-		points = slices.DeleteFunc(slices.Clone(points), func(p string) bool { return !isMutation(p) })
+// casesOf returns the cases of one fault: all, or as many as the bounds allow, which are
+// spread over the points that change something.
+func (r *runner) casesOf(workload string, points []string) []testCase {
+	if r.answers {
+		points = selectPoints(points, isRequest)
+		return r.someCases(workload, points, answers)
 	}
-	if limit > 0 {
-		return someCases(workload, points, limit)
+	if r.bounds.Cases > 0 {
+		points = selectPoints(points, isMutation)
 	}
-	var all []testCase
-	for _, p := range points {
-		for _, moment := range moments {
-			for _, recovery := range recoveries {
-				all = append(all, testCase{workload, recovery, []crashPoint{crashPoint(p + "/" + moment)}})
-			}
-		}
-	}
-	return all
+	return r.someCases(workload, points, moments)
+}
+
+func selectPoints(points []string, isWanted func(string) bool) []string {
+	return slices.DeleteFunc(slices.Clone(points), func(p string) bool { return !isWanted(p) })
 }
 
 var (
@@ -177,16 +176,32 @@ var (
 	recoveries = []lab.Recovery{lab.ByRestart, lab.ByStandby}
 )
 
-// someCases returns cases whose points are spread over all, with moment and recovery in
-// turn.
-func someCases(workload string, points []string, limit int) []testCase {
+// someCases returns the cases of points, or as many as the bounds allow, which are spread
+// over all, with faults and recovery in turn.
+func (r *runner) someCases(workload string, points, faults []string) []testCase {
+	limit := r.bounds.Cases
+	if limit == 0 {
+		return allCases(workload, points, faults)
+	}
 	var some []testCase
 	limit = min(limit, len(points))
 	for n := range limit {
 		p := points[n*len(points)/limit]
-		some = append(some, testCase{workload, recoveries[n/2%2], []crashPoint{crashPoint(p + "/" + moments[n%2])}})
+		some = append(some, testCase{workload, recoveries[n/2%2], []crashPoint{crashPoint(p + "/" + faults[n%len(faults)])}})
 	}
 	return some
+}
+
+func allCases(workload string, points, faults []string) []testCase {
+	var all []testCase
+	for _, p := range points {
+		for _, fault := range faults {
+			for _, recovery := range recoveries {
+				all = append(all, testCase{workload, recovery, []crashPoint{crashPoint(p + "/" + fault)}})
+			}
+		}
+	}
+	return all
 }
 
 // runOnce runs a case of one crash, twice if its point was not reached.
@@ -207,7 +222,7 @@ func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
 	point, _, _ := strings.Cut(string(c.crashes[0]), "/")
 	if o.crashed > 0 {
 		t.reached[c.workload+"/"+point] = true
-		if len(o.learned) > 1 {
+		if len(o.learned) > 1 && !r.answers {
 			t.addPairs(c, o.learned[1])
 		}
 	} else {

@@ -16,6 +16,7 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	"cloudnative.tw/drover/test/faults/lab"
@@ -63,6 +64,19 @@ func parseCase(name string) (testCase, error) {
 
 // readPoints returns the points that a process has recorded, in order.
 func readPoints(path string) ([]string, error) {
+	lines, err := readLines(path)
+	return slices.DeleteFunc(lines, isFault), err
+}
+
+// countFaults returns how many faults other than crashes a process has recorded.
+func countFaults(path string) (int, error) {
+	lines, err := readLines(path)
+	return len(slices.DeleteFunc(lines, func(line string) bool { return !isFault(line) })), err
+}
+
+func isFault(line string) bool { return strings.HasPrefix(line, "!") }
+
+func readLines(path string) ([]string, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -82,6 +96,17 @@ func readPoints(path string) ([]string, error) {
 // unstable are points whose number depends on the time that a run takes: renewals, and
 // the regular lists of an engine.
 var unstable = regexp.MustCompile(`^((PUT|GET) leases .*#([2-9]|\d{2,})|.*\.(List all|EngineID engine)#([4-9]|\d{2,}))$`)
+
+// answers are what may be answered to a request instead of what the API server answers:
+// see badAnswers in cmd/drover-controller/app.
+var answers = []string{"409", "410", "429", "500", "504 after", "cut off", "cut off after"}
+
+// isRequest reports whether a point is a request to the API server about something other
+// than a Lease, whose loss ends a process.
+func isRequest(point string) bool {
+	verb, rest, _ := strings.Cut(point, " ")
+	return slices.Contains([]string{"GET", "PUT", "POST", "PATCH", "DELETE", "WATCH"}, verb) && !strings.HasPrefix(rest, "leases")
+}
 
 // isMutation reports whether a point changes something outside of the process.
 func isMutation(point string) bool {

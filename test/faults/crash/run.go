@@ -48,6 +48,8 @@ type runner struct {
 	// parallel is how many runs take place at a time. They wait most of the time.
 	parallel int
 	bounds   Bounds
+	// answers is set for bad answers of the API server in place of crashes.
+	answers bool
 	// keep is a folder in which the logs of runs with violations are left; empty means none.
 	keep string
 }
@@ -97,7 +99,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	if learned, learnErr := s.learnedSince(setup); learnErr == nil {
 		o.learned = learned[min(work.firstCrash(), len(learned)):]
 	}
-	o.crashed, o.log = replicas.Crashed(), replicas.Output()
+	o.crashed, o.log = replicas.Crashed()+s.countFaults(), replicas.Output()
 	for n := range o.violations {
 		o.violations[n].Case = c.String()
 	}
@@ -148,9 +150,21 @@ func (s *stage) learnedSince(setup []int) ([][]string, error) {
 	return learned, nil
 }
 
+// countFaults returns how many faults other than crashes have happened.
+func (s *stage) countFaults() int {
+	count := 0
+	for n := range s.replicas.Processes() {
+		faults, err := countFaults(s.LearnFile(n))
+		if err == nil {
+			count += faults
+		}
+	}
+	return count
+}
+
 // awaitCrashes waits for crashes that come after the last step, such as at its event.
 func (s *stage) awaitCrashes(count int) {
-	for begin := time.Now(); s.replicas.Crashed() < count && time.Since(begin) < quietTime; {
+	for begin := time.Now(); s.replicas.Crashed()+s.countFaults() < count && time.Since(begin) < quietTime; {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
