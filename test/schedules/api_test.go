@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -237,7 +238,7 @@ type watcher struct {
 	out     chan watch.Event
 	ending  bool
 	closed  bool
-	stopped bool // by the client
+	stopped atomic.Bool // by the client
 	// version is that of the next event, which is delayed.
 	version  uint64
 	notUntil time.Time
@@ -250,7 +251,7 @@ func (w *watcher) ResultChan() <-chan watch.Event { return w.out }
 func (w *watcher) Stop() {
 	w.process.world.gate.mu.Lock()
 	defer w.process.world.gate.mu.Unlock()
-	w.stopped = true
+	w.stopped.Store(true)
 }
 
 func (w *watcher) follows(c change) bool {

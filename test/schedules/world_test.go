@@ -163,7 +163,7 @@ func (w *world) leader() *process {
 
 // watchEvents returns the events of watches that may be delivered.
 func (w *world) watchEvents() (ready []*operation) {
-	w.watchers = slices.DeleteFunc(w.watchers, func(s *watcher) bool { return s.closed || s.stopped || s.process.isDead() })
+	w.watchers = slices.DeleteFunc(w.watchers, func(s *watcher) bool { return s.closed || s.stopped.Load() || s.process.isDead() })
 	for _, s := range w.watchers {
 		if s.ending && !s.process.isFrozen() {
 			ready = append(ready, &operation{name: fmt.Sprintf("%s %s ends", s.process.name, s.name), owner: s.process, run: s.end})
@@ -208,7 +208,7 @@ func (w *watcher) end() bool {
 // own, so that not all begin their backoff at once.
 func (w *world) closeWatches(of func(*watcher) bool) {
 	for _, s := range w.watchers {
-		if !s.closed && !s.stopped && of(s) {
+		if !s.closed && !s.stopped.Load() && of(s) {
 			s.ending = true
 		}
 	}
