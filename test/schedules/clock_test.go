@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -19,7 +20,7 @@ import (
 type processClock struct {
 	process *process
 	// behind is how much the clock lags, as that of a virtual machine that was suspended.
-	behind time.Duration
+	behind atomic.Int64 // nanoseconds
 
 	mu     sync.Mutex
 	timers []*timer
@@ -30,7 +31,7 @@ var (
 	_ clock.WithDelayedExecution = (*processClock)(nil)
 )
 
-func (c *processClock) Now() time.Time                         { return time.Now().Add(-c.behind) }
+func (c *processClock) Now() time.Time                         { return time.Now().Add(-time.Duration(c.behind.Load())) }
 func (c *processClock) Since(t time.Time) time.Duration        { return c.Now().Sub(t) }
 func (c *processClock) After(d time.Duration) <-chan time.Time { return c.NewTimer(d).C() }
 func (c *processClock) Sleep(d time.Duration)                  { <-c.After(d) }
@@ -82,7 +83,7 @@ func (c *processClock) due(now time.Time) (due []*operation, next time.Time) {
 			continue
 		}
 		live = append(live, t)
-		at = at.Add(c.behind)
+		at = at.Add(time.Duration(c.behind.Load()))
 		switch {
 		case !at.After(now):
 			due = addTimer(due, fmt.Sprintf("%s timer of %s", c.process.name, t.name), t)

@@ -232,7 +232,7 @@ func (f *faults) suspend() {
 		began := time.Now()
 		f.endAfter(f.between(time.Second, 40*time.Second), func() {
 			f.world.trace("%s goes on, its clock behind", p.name)
-			p.clock.behind += time.Since(began)
+			p.clock.behind.Add(int64(time.Since(began)))
 			p.frozen.Store(false)
 		})
 	})

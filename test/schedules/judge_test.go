@@ -88,7 +88,7 @@ func (j *judge) violate(rule Rule, format string, args ...any) {
 func (j *judge) callBegins(p *process) {
 	j.world.gate.mu.Lock()
 	defer j.world.gate.mu.Unlock()
-	if p.clock.behind > 0 || p.isDead() {
+	if p.clock.behind.Load() > 0 || p.isDead() {
 		return // such a process cannot know, and only the fence stops it
 	}
 	if since := time.Since(j.renewed[p]); since > settings().Lease {
