@@ -334,12 +334,12 @@ func (s *scheduler) letGo(o *operation) bool {
 		s.world.runCall(o)
 	case fateLost, fateRefused:
 	}
-	s.settleFate(o)
+	s.endOrHold(o)
 	return true
 }
 
-// settleFate ends a call that was let go, or holds its answer.
-func (s *scheduler) settleFate(o *operation) {
+// endOrHold ends a call that was let go, or holds its answer.
+func (s *scheduler) endOrHold(o *operation) {
 	s.world.countFault(o)
 	late := ""
 	if o.left {

@@ -22,7 +22,7 @@ const (
 	// maxHistory limits the answer of a replica, in bytes.
 	maxHistory = 4 << 20
 	// historyTries is how often the service of streams is asked until the replica answers that
-	// leads. Which one answers is chosen anew for each connection.
+	// leads. Each connection may reach another replica.
 	historyTries = 12
 	// historyColumns is how wide the history is.
 	historyColumns = 80

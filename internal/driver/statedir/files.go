@@ -4,7 +4,6 @@
 package statedir
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 
@@ -58,7 +57,7 @@ func (d *Dir) Install(folder, place string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(filepath.Dir(place)), d.Sync(filepath.Dir(folder)))
+	return d.Sync(filepath.Dir(place))
 }
 
 // Temp creates a folder for something that is moved into place once it is complete,

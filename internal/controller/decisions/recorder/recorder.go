@@ -21,7 +21,7 @@ import (
 )
 
 // The bounds of what is kept in memory. A VirtualMachine without a record has each routine pass
-// recorded anew, so there has to be room for one of each of 10,000.
+// recorded again, so there has to be room for one of each of 10,000.
 const (
 	maxPerVM   = 32
 	maxRecords = 16384

@@ -334,7 +334,12 @@ func (inst *Instance) MoveToRetained() error {
 		return err
 	}
 	defer release()
-	if err := inst.Host.StateDir.Install(inst.Path, inst.Host.RetainedPath(inst.UID, inst.ID)); err != nil {
+	dir := inst.Host.StateDir
+	err = dir.Install(inst.Path, inst.Host.RetainedPath(inst.UID, inst.ID))
+	if err == nil {
+		err = dir.Sync(filepath.Dir(inst.Path))
+	}
+	if err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
 	}
 	inst.NotifyWatchers()
