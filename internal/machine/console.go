@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,6 +39,8 @@ type Console struct {
 	mu     sync.Mutex
 	unlock func() // gives up the right to write
 	line   net.Conn
+
+	hangup atomic.Bool // QEMU has closed the line
 }
 
 // OpenConsole attaches to the console of a machine that runs. It ends with ctx.
@@ -51,7 +54,8 @@ func (m Machine) OpenConsole(ctx context.Context) (*Console, error) {
 		return nil, errors.Join(err, log.Close())
 	}
 	ctx, end := context.WithCancelCause(ctx)
-	c := &Console{machine: m, ctx: ctx, end: end, log: growingLog{m, log, max(0, info.Size()-consoleTail)}}
+	c := &Console{machine: m, ctx: ctx, end: end}
+	c.log = growingLog{c.isRunning, log, max(0, info.Size()-consoleTail)}
 	context.AfterFunc(ctx, c.releaseAll)
 	return c, nil
 }
@@ -69,6 +73,15 @@ func (c *Console) Read(p []byte) (int, error) {
 	return 0, nil
 }
 
+// isRunning reports whether the machine runs, and has done so since the line was opened. After
+// a fast restart only the line shows that the QEMU at its other end is gone.
+func (c *Console) isRunning() (bool, error) {
+	if c.hangup.Load() {
+		return false, nil
+	}
+	return c.machine.IsRunning()
+}
+
 // endCause replaces an error that the console's end caused by its cause.
 func (c *Console) endCause(err error) error {
 	if c.ctx.Err() != nil {
@@ -77,13 +90,17 @@ func (c *Console) endCause(err error) error {
 	return err
 }
 
-// Write sends what was typed to the guest. It waits for a guest that does not read.
+// Write sends what was typed to the guest. It waits for a guest that does not read. What is
+// typed after QEMU has closed the line is lost; Read returns io.EOF then.
 func (c *Console) Write(p []byte) (int, error) {
 	line, err := c.openLine()
 	if err != nil {
 		return 0, err
 	}
 	n, err := line.Write(p)
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		return len(p), nil
+	}
 	return n, c.endCause(err)
 }
 
@@ -108,7 +125,10 @@ func (c *Console) openLine() (net.Conn, error) {
 	}
 	// What comes over the connection is in the log too, but it must be read, or else QEMU
 	// would block the guest.
-	go func() { _, _ = io.Copy(io.Discard, line) }()
+	go func() {
+		_, _ = io.Copy(io.Discard, line)
+		c.hangup.Store(true)
+	}()
 	c.unlock, c.line = unlock, line
 	return line, nil
 }

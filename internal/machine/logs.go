@@ -153,7 +153,7 @@ func (m Machine) OpenLog(ctx context.Context, o LogOptions) (io.ReadCloser, erro
 	case err != nil:
 		return nil, errors.Join(err, file.Close())
 	case o.Follow && !o.Previous:
-		return &followedLog{ctx, growingLog{m, file, begin}}, nil
+		return &followedLog{ctx, growingLog{m.IsRunning, file, begin}}, nil
 	}
 	return struct {
 		io.Reader
@@ -227,15 +227,15 @@ func (l *followedLog) Close() error { return l.log.file.Close() }
 
 // growingLog reads the serial log of a machine, which grows and is cut.
 type growingLog struct {
-	machine Machine
-	file    *os.File
-	at      int64
+	isRunning func() (bool, error)
+	file      *os.File
+	at        int64
 }
 
 // read reads what is there, without waiting. It returns io.EOF at the end of the log of a
 // machine that does not run. It checks that first, so that it does not miss the last output.
 func (l *growingLog) read(p []byte) (int, error) {
-	on, err := l.machine.IsRunning()
+	on, err := l.isRunning()
 	if err != nil {
 		return 0, err
 	}

@@ -24,6 +24,8 @@ const (
 	// historyTries is how often the service of streams is asked until the replica answers that
 	// leads. Each connection may reach another replica.
 	historyTries = 12
+	// historyFailures is how many of these may fail.
+	historyFailures = 3
 	// historyColumns is how wide the history is.
 	historyColumns = 80
 	// exitDiffers is the exit code of --replay if a decision differs.
@@ -51,14 +53,21 @@ func (e *explainOptions) showHistory(ctx context.Context, name string) error {
 }
 
 // readHistories asks replicas until one that leads has answered. It returns one answer of each,
-// the leader's last.
+// the leader's last, and an error if there is none.
 func readHistories(ctx context.Context, at place) ([]decisions.History, error) {
 	var all []decisions.History
+	failures := 0
 	for range historyTries {
 		h, err := readHistory(ctx, at)
 		at.client.Close() // the next connection may be to another replica
 		if err != nil {
-			return nil, err
+			if failures++; failures < historyFailures {
+				continue
+			}
+			if len(all) == 0 {
+				return nil, err
+			}
+			break
 		}
 		all = slices.DeleteFunc(all, func(other decisions.History) bool { return other.Replica == h.Replica })
 		all = append(all, h)

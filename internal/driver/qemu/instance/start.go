@@ -241,8 +241,9 @@ func seedOf(spec driver.ServerSpec) machine.Seed {
 	}
 }
 
-// KillStrays ends machines of a UID whose directory, or the run lock in it, was removed
-// while they ran, as by restoring a backup. The caller knows that no QEMU holds the lock.
+// KillStrays ends QEMUs of a UID that do not hold its run lock: one that has not quite ended,
+// or that lost its directory or the lock in it, as by restoring a backup. The caller knows that
+// no QEMU holds the lock.
 func (h *Host) KillStrays(ctx context.Context, uid types.UID) error {
 	// The kernel reports a path without symbolic links.
 	vms, err := filepath.EvalSymlinks(h.StateDir.Path(VMsDir))
@@ -251,7 +252,7 @@ func (h *Host) KillStrays(ctx context.Context, uid types.UID) error {
 	}
 	lost := machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}
 	return lost.KillStrays(ctx, func(pid int) (onKilled func()) {
-		h.Log.Info("Machine ended: its directory, or the run lock in it, was removed", "uid", uid, "pid", pid)
+		h.Log.Info("Killing a QEMU that does not hold its run lock", "uid", uid, "pid", pid)
 		group := cgroup.GroupOf(pid, string(uid))
 		return func() { h.RemoveGroup(ctx, group) }
 	})

@@ -1,0 +1,41 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"io"
+	"net"
+	"os"
+	"testing"
+)
+
+// TestConsoleAcrossRuns checks that a console ends with the run whose guest it writes to, even
+// if the next run has begun before it looks.
+func TestConsoleAcrossRuns(t *testing.T) {
+	t.Parallel()
+	m := Machine{Path: t.TempDir(), Staging: folder(t.TempDir())}
+	lock, err := m.ClaimRun() // is held all the time, as by two runs in a row
+	must(t, err)
+	defer func() { _ = lock.Close() }()
+	must(t, os.WriteFile(m.File(SerialLogFile), []byte("hello"), 0o600))
+	listener, err := net.Listen("unix", m.File(SerialSocket))
+	must(t, err)
+	defer func() { _ = listener.Close() }()
+
+	c, err := m.OpenConsole(t.Context())
+	must(t, err)
+	defer func() { _ = c.Close() }()
+	_, err = c.Write([]byte("a"))
+	must(t, err)
+	guest, err := listener.Accept()
+	must(t, err)
+	must(t, guest.Close())
+
+	if shown, err := io.ReadAll(c); err != nil || string(shown) != "hello" {
+		t.Errorf("the console showed %q, %v; want hello and its end", shown, err)
+	}
+	if _, err := c.Write([]byte("b")); err != nil {
+		t.Errorf("typing after the end: %v", err)
+	}
+}
