@@ -27,7 +27,8 @@ func IsEnabled(name string) bool { return enabled == name }
 // Bug is a change of a source file that must not go unnoticed.
 type Bug struct {
 	Name string
-	// Rules are the numbers of the rules that schedules break with it, separated by "|".
+	// Rules are the numbers of the rules that schedules break with it, separated by "|"; empty
+	// if only other tests find it.
 	Rules string
 	// Edits are made in the sources.
 	Edits []Edit

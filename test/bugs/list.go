@@ -67,6 +67,9 @@ var All = []Bug{
 		{"internal/controller/gather.go", "	p.observed.live = written &&", "	p.observed.live = BUG && p.observed.live || written &&"},
 		{"internal/driver/fake/driver.go", "	case old == nil:\n		return d.simulation", "	case old == nil, BUG && spec.ID == \"\":\n		return d.simulation"},
 	}},
+	{"secret-logged", "", []Edit{{
+		"internal/controller/act.go", "	spec.NetworkData, err = r.readSecret(", "	if BUG {\n		println(spec.UserData.Reveal())\n	}\n	spec.NetworkData, err = r.readSecret(",
+	}}},
 	{"status-always", "O8", []Edit{{
 		"internal/controller/report.go", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) {", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) && !BUG {",
 	}}},

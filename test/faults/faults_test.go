@@ -116,7 +116,7 @@ func TestFaults(t *testing.T) {
 			}
 			results[k.Name] = r
 			for _, v := range r.Violations {
-				t.Errorf("%s\n  again: go test ./test/faults -run 'TestFaults/%s' -case '%s'", v, k.Name, v.Case)
+				t.Errorf("%s\n  again: go test ./test/faults -run 'TestFaults/%s' -case '%s'\n%s", v, k.Name, v.Case, v.History)
 			}
 		})
 	}
@@ -160,14 +160,17 @@ func TestNoTraceInNormalBuild(t *testing.T) {
 	}
 }
 
-// seededBugs are bugs that crashes must show, with the workload in which they do.
+// seededBugs are bugs that crashes must show, with the workload in which they do, and the one
+// rule that they break, if it is one.
 var seededBugs = map[string]struct {
 	engine   lab.Engine
 	workload string
+	rule     string
 }{
-	"finalizer-after-creation": {lab.Fake{}, "create"},
-	"restart-recorded-late":    {lab.Fake{Instant: true}, "restart"},
-	"server-by-recorded-id":    {lab.Fake{}, "create"},
+	"finalizer-after-creation": {lab.Fake{}, "create", ""},
+	"restart-recorded-late":    {lab.Fake{Instant: true}, "restart", ""},
+	"secret-logged":            {lab.Fake{}, "create", "O12"},
+	"server-by-recorded-id":    {lab.Fake{}, "create", ""},
 }
 
 // buggyController is a controller with crash points in which each bug can be enabled.
@@ -198,7 +201,16 @@ func TestSeededBugs(t *testing.T) {
 			if len(r.Violations) == 0 {
 				t.Fatalf("not found in %d runs", r.Runs)
 			}
+			for _, v := range r.Violations {
+				if v.History == "" {
+					t.Errorf("no decisions are shown of %s", v)
+				}
+				if in.rule != "" && v.Rule != in.rule {
+					t.Errorf("it was not only found by %s: %s", in.rule, v)
+				}
+			}
 			t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
+			t.Log(r.Violations[0].History)
 		})
 	}
 }

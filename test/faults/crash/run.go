@@ -101,7 +101,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	}
 	o.crashed, o.log = replicas.Crashed()+s.countFaults(), replicas.Output()
 	for n := range o.violations {
-		o.violations[n].Case = c.String()
+		o.violations[n].Case, o.violations[n].History = c.String(), replicas.Decisions()
 	}
 	return o, errors.Join(err, r.keepLog(c, o))
 }

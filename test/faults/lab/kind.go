@@ -62,6 +62,8 @@ type Violation struct {
 	// Rule is the oracle, such as O1.
 	Rule string
 	Text string
+	// History is what the controllers decided, in sentences; empty for a kind without.
+	History string
 }
 
 // String returns it in one line.

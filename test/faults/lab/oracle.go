@@ -163,7 +163,7 @@ func (w *World) checkSecrets(ctx context.Context, r *Replicas, seen Observed, ve
 		return nil, err
 	}
 	var all []Violation
-	for where, what := range map[string]any{"an event": events.Items, "a VirtualMachine": versions, "a log": r.Output(), "the engine": seen.Text} {
+	for where, what := range map[string]any{"an event": events.Items, "a VirtualMachine": versions, "a log": r.Output(), "a decision": r.Decisions(), "the engine": seen.Text} {
 		text, err := json.Marshal(what)
 		if err != nil {
 			return nil, err

@@ -120,7 +120,7 @@ func (r *Replicas) start() (*process, error) {
 	n := len(r.all)
 	p := &process{crashes: n < len(r.plan.Crashes) && r.plan.Crashes[n] != "", info: history.Process{Replica: r.replicaName(n), From: time.Now()}}
 	var err error
-	if p.Process, err = framework.StartProcess(r.program(n), r.args(), r.environment(n)); err != nil {
+	if p.Process, err = framework.StartProcess(r.program(n), r.args(n), r.environment(n)); err != nil {
 		return nil, err
 	}
 	p.info.PID = p.PID()
@@ -143,9 +143,13 @@ func (r *Replicas) program(n int) string {
 	return r.plan.Programs[min(n, len(r.plan.Programs)-1)]
 }
 
-func (r *Replicas) args() []string {
-	return append(r.plan.Engine.Args(r.world), "--kubeconfig="+r.world.kubeconfig, "--lease-lock-namespace="+r.world.System,
+func (r *Replicas) args(n int) []string {
+	args := append(r.plan.Engine.Args(r.world), "--kubeconfig="+r.world.kubeconfig, "--lease-lock-namespace="+r.world.System,
 		"--orphan-grace=1s", "--usage-period=1h", "--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1")
+	if r.program(n) != r.world.Previous { // which may not have the flag
+		args = append(args, "--decisions="+r.world.decisionsFile(n))
+	}
+	return args
 }
 
 func (r *Replicas) environment(n int) []string {
