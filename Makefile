@@ -72,6 +72,10 @@ faults: build ## kill controllers and cut the power at sampled points, and print
 faults-full: build ## the same at every point of every workload, and at many pairs; root, hours
 	@DROVER_FAULTS=full hack/faults.sh
 
+.PHONY: mutants
+mutants: ## measure whether tests notice small changes of the code that decides, and print what they do not; 30 minutes; ARGS
+	@hack/mutants.sh $(ARGS)
+
 .PHONY: test-debian
 test-debian: build ## boot a Debian under qemu, see from inside what cloud-init made of its user-data, and log in by ssh; root, 15 minutes
 	@hack/debian-test.sh TestDebian

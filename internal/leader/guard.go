@@ -115,7 +115,7 @@ func (g *Guard) scheduleCheck() {
 		return
 	}
 	g.checkScheduled = true
-	g.clock.AfterFunc(min(max(g.validUntil-g.boot(), 0), checkPeriod), g.checkExpiry)
+	g.clock.AfterFunc(min(g.validUntil-g.boot(), checkPeriod), g.checkExpiry)
 }
 
 func (g *Guard) checkExpiry() {

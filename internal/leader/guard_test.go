@@ -143,6 +143,81 @@ func checkGuardReleaseAndRevoke(t *testing.T) {
 	h.wantEnter(t, ErrLost)
 }
 
+// TestGuardLapsesAtTheEndOfItsTerm checks the instant, for those who only report.
+func TestGuardLapsesAtTheEndOfItsTerm(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newTestGuard()
+		if err := h.Check(); !errors.Is(err, ErrNotLeading) || h.hasLapsed() {
+			t.Errorf("before it leads: check says %v, lapsed %v", err, h.hasLapsed())
+		}
+		h.open(7, 0, testTerm)
+		advance(testTerm - time.Nanosecond)
+		if err := h.Check(); err != nil || h.hasLapsed() {
+			t.Errorf("just before: check says %v, lapsed %v", err, h.hasLapsed())
+		}
+		advance(time.Nanosecond)
+		if err := h.Check(); !errors.Is(err, ErrLapsed) || !h.hasLapsed() {
+			t.Errorf("then: check says %v, lapsed %v", err, h.hasLapsed())
+		}
+		if _, since := h.metricValues(); since != testTerm {
+			t.Errorf("renewed %s ago, want %s", since, testTerm)
+		}
+	})
+}
+
+// TestGuardKeepsItsReason checks that a guard whose Lease was lost does not open again, and
+// still says why it is closed.
+func TestGuardKeepsItsReason(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newTestGuard()
+		h.open(7, 0, testTerm)
+		h.revoke(ErrLost)
+		h.closeForRelease()
+		h.open(8, 0, testTerm)
+		h.wantEnter(t, ErrLost)
+	})
+}
+
+// timerCounter is a clock that counts the timers that were started.
+type timerCounter struct {
+	clock.RealClock
+	started int
+}
+
+func (c *timerCounter) AfterFunc(d time.Duration, f func()) clock.Timer {
+	c.started++
+	return c.RealClock.AfterFunc(d, f)
+}
+
+// TestOneCheckForAllCalls checks that one timer runs for all calls, and none without a call.
+func TestOneCheckForAllCalls(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h, timers := newTestGuard(), &timerCounter{}
+		h.clock = timers
+		h.open(7, 0, testTerm)
+		var leave [3]func()
+		for n := range leave {
+			_, leave[n] = h.wantEnter(t, nil)
+		}
+		for want := range 3 {
+			if timers.started != want+1 {
+				t.Errorf("after %s %d timers were started, want %d", time.Since(h.begin), timers.started, want+1)
+			}
+			advance(checkPeriod)
+		}
+		for n := range leave {
+			leave[n]()
+		}
+		advance(3 * checkPeriod)
+		if timers.started != 4 {
+			t.Errorf("%d timers were started, want none without a call", timers.started-4)
+		}
+	})
+}
+
 func TestAlwaysOpen(t *testing.T) {
 	t.Parallel()
 	g := AlwaysOpen(5)
@@ -151,8 +226,11 @@ func TestAlwaysOpen(t *testing.T) {
 		t.Fatalf("Enter: epoch %d, error %v; want 5 and none", epoch, err)
 	}
 	leave()
-	if g.hasLapsed() {
-		t.Error("it lapsed")
+	if g.hasLapsed() || g.Check() != nil || g.Epoch() != 5 {
+		t.Errorf("lapsed %v, check says %v, epoch %d", g.hasLapsed(), g.Check(), g.Epoch())
+	}
+	if _, since := g.metricValues(); since != 0 {
+		t.Errorf("renewed %s ago, though nothing renews it", since)
 	}
 }
 

@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/driver"
 )
 
 // TestRunTime checks that the length of a run is measured by this process's clock
@@ -22,5 +24,62 @@ func TestRunTime(t *testing.T) {
 	in.Since = Instants{Run: policytest.T0.Add(time.Second), Exit: policytest.T0.Add(3 * time.Second)}
 	if got := runTime(in); got != 2*time.Second {
 		t.Errorf("a run that was observed: %s", got)
+	}
+}
+
+// TestShortRuns checks how many runs in a row are counted as too short, and when the server
+// starts again, by how long the last run took and how many starts went before.
+func TestShortRuns(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ran      time.Duration
+		attempts int32 // 0: no operation
+		want     int32
+		wake     time.Duration
+	}{
+		"the first":              {time.Second, 0, 1, 0},
+		"the third":              {time.Second, 2, 3, 2 * time.Second},
+		"almost stable":          {stableRun - 1, 2, 3, 2 * time.Second},
+		"stable":                 {stableRun, 2, 1, 0},
+		"a failed start between": {time.Second, 1, 2, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			observed, looping := policytest.ShortRun(1, tc.attempts, 0) // just now
+			observed.Server.StartedAt = policytest.T0.Add(-tc.ran)
+			vm := policytest.ReportedVM()
+			if tc.attempts > 0 {
+				vm = vm.Status(looping)
+			}
+			d := Decide(inputOf(vm.Obj(), observed))
+			var wake, next time.Time
+			if tc.wake > 0 {
+				wake = policytest.T0.Add(tc.wake)
+				next = wake
+			}
+			if d.Action.ShortRuns != tc.want || !d.WakeAt.Equal(wake) || !d.NextTry.Equal(next) || (d.Action.Step == StepEnsure) != (tc.wake == 0) {
+				t.Errorf("%s, %d short runs, wakes at %s, next try %s", summaryOf(d), d.Action.ShortRuns, d.WakeAt, d.NextTry)
+			}
+		})
+	}
+}
+
+// TestFailedStartIsNoShortRun checks that attempts of another operation are not counted.
+func TestFailedStartIsNoShortRun(t *testing.T) {
+	observed, _ := policytest.ShortRun(1, 0, 0)
+	vm := policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 5, 0)).Obj()
+	if d := Decide(inputOf(vm, observed)); d.Action.ShortRuns != 1 || d.Action.Step != StepEnsure {
+		t.Errorf("%s, %d short runs", summaryOf(d), d.Action.ShortRuns)
+	}
+}
+
+func TestExitText(t *testing.T) {
+	for want, exit := range map[string]driver.Exit{
+		"ended by itself with code 0":     {Reason: "Completed"},
+		"ended with code 137 (OOMKilled)": {Code: 137, Reason: "OOMKilled"},
+		"ended with code 2":               {Code: 2},
+		"ended with code 3":               {Code: 3, Reason: "Error"},
+	} {
+		if got := ExitText(&exit); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }

@@ -1,0 +1,58 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"testing"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+func TestBackoff(t *testing.T) {
+	for n, want := range map[int32]struct{ normal, slow time.Duration }{
+		0:   {time.Second, 30 * time.Second},
+		1:   {time.Second, 30 * time.Second},
+		2:   {2 * time.Second, 30 * time.Second},
+		3:   {4 * time.Second, 30 * time.Second},
+		5:   {16 * time.Second, 30 * time.Second},
+		6:   {32 * time.Second, 32 * time.Second},
+		9:   {256 * time.Second, 256 * time.Second},
+		10:  {5 * time.Minute, 5 * time.Minute},
+		100: {5 * time.Minute, 5 * time.Minute},
+	} {
+		if normal, slow := Backoff(n, false), Backoff(n, true); normal != want.normal || slow != want.slow {
+			t.Errorf("%d failures: %s, and %s if slow; want %s and %s", n, normal, slow, want.normal, want.slow)
+		}
+	}
+}
+
+func TestIsAsReported(t *testing.T) {
+	running := &api.ServerStatus{ID: "id-1", State: string(driver.StateRunning)}
+	pending := &api.ServerStatus{State: string(driver.StatePending)}
+	for name, tc := range map[string]struct {
+		left     *api.ServerStatus
+		observed inventory.Observation
+		want     bool
+	}{
+		"none, and none is found":         {nil, policytest.Gone(), true},
+		"none, and a fetch is found":      {nil, policytest.Present(driver.StatePending), true},
+		"none, and a server is found":     {nil, policytest.Present(driver.StateRunning), false},
+		"a fetch, and none is found":      {pending, policytest.Gone(), true},
+		"a fetch, and a server is found":  {pending, policytest.Present(driver.StateRunning), false},
+		"a server, and it is found":       {running, policytest.Present(driver.StateRunning), true},
+		"a server, and none is found":     {running, policytest.Gone(), false},
+		"a server, and it is off":         {running, policytest.Present(driver.StateStopped), false},
+		"a server, and another is found":  {&api.ServerStatus{ID: "id-2", State: string(driver.StateRunning)}, policytest.Present(driver.StateRunning), false},
+		"a server, and a fetch is found":  {running, policytest.Present(driver.StatePending), false},
+		"a server, and nothing is listed": {&api.ServerStatus{}, policytest.Gone(), false},
+	} {
+		if got := IsAsReported(tc.left, tc.observed); got != tc.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
