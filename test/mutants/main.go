@@ -70,6 +70,8 @@ type config struct {
 	only    *regexp.Regexp
 	workers int
 	list    bool // every mutant, with what killed it
+	// progress, if not nil, gets a line now and then.
+	progress io.Writer
 }
 
 func main() {
@@ -83,7 +85,7 @@ func main() {
 
 func run(ctx context.Context) error {
 	only := flag.String("only", "", "try only mutants whose line of the list matches this regular expression")
-	workers := flag.Int("workers", runtime.NumCPU(), "how many mutants to try at a time")
+	workers := flag.Int("workers", 2*runtime.NumCPU(), "how many mutants to try at a time; tests that a mutant makes hang only wait")
 	schedules := flag.Duration("schedules", 20*time.Second, "how long to look for a survivor by schedules; 0: not at all")
 	list := flag.Bool("list", false, "print every mutant, with what killed it")
 	work := flag.String("work", "bin/mutants", "folder for what is built")
@@ -92,7 +94,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("-only: %w", err)
 	}
-	c := config{files: decidingFiles, known: "test/mutants/survivors.txt", only: pattern, workers: *workers, list: *list}
+	c := config{files: decidingFiles, known: "test/mutants/survivors.txt", only: pattern, workers: *workers, list: *list, progress: os.Stderr}
 	for _, folder := range unitTests {
 		c.suites = append(c.suites, suite{folder: folder})
 	}
@@ -155,6 +157,7 @@ func (c *config) prepare(ctx context.Context) ([]Mutant, error) {
 		return nil, err
 	}
 	for n := range c.suites {
+		c.log("measuring %s", c.suites[n].folder)
 		if err := c.measure(ctx, &c.suites[n]); err != nil {
 			return nil, err
 		}

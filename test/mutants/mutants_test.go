@@ -48,6 +48,10 @@ PLACE Kind compare: n < -1 => n <= -1
 PLACE Kind compare: n < -1 => n >= -1
 PLACE Kind number: -1 => -2
 PLACE Kind return: return "odd" => zero values
+PLACE Range.Swap drop: r.From, r.To, *count = r.To, r.From, *count+1 => without *count = *count+1
+PLACE Range.Swap number: 1 => 2
+PLACE Range.Swap number: 1 => 0
+PLACE NewRange field: Name: "from " + Kind(int32(from))
    No test looks.
 `
 

@@ -24,6 +24,7 @@ const (
 	opNumber  = "number"  // an integer or a duration
 	opBool    = "bool"    // true or false
 	opBranch  = "branch"  // break or continue
+	opField   = "field"   // of a struct, which is left out
 )
 
 // visitList visits the statements of a block.
@@ -70,11 +71,29 @@ func (r *rewriter) isLog(e ast.Expr) bool {
 // visitDroppable drops a statement.
 func (r *rewriter) visitDroppable(s ast.Stmt, drop bool) {
 	if drop {
+		if assignment, ok := s.(*ast.AssignStmt); ok {
+			r.dropOneOfSeveral(assignment)
+		}
 		r.insert(s.Pos(), fmt.Sprintf("if !mutant__.Is(%d) { ", r.add(opDrop, s, "")))
 	}
 	r.visitChildren(s)
 	if drop {
 		r.insert(s.End(), " }")
+	}
+}
+
+// dropOneOfSeveral drops each of several assignments in one statement: what it assigned to
+// gets its value back.
+func (r *rewriter) dropOneOfSeveral(s *ast.AssignStmt) {
+	if len(s.Lhs) == 1 || len(s.Lhs) != len(s.Rhs) {
+		return
+	}
+	for n, to := range s.Lhs {
+		if r.code(to) == "_" {
+			continue
+		}
+		number := r.add(opDrop, s, "without "+r.code(to)+" = "+r.code(s.Rhs[n]))
+		r.insert(s.Pos(), fmt.Sprintf("if mutant__.Is(%d) { mutantkeep__ := %s; %s; %s = mutantkeep__ } else ", number, r.code(to), r.code(s), r.code(to)))
 	}
 }
 
@@ -198,7 +217,7 @@ func (r *rewriter) visitExpr(e ast.Expr) {
 	case *ast.BinaryExpr:
 		r.visitBinary(x)
 	case *ast.KeyValueExpr:
-		r.visit(x.Value)
+		r.visitField(x)
 	case *ast.CallExpr:
 		if !r.isLog(x) {
 			r.visitChildren(x)
@@ -208,6 +227,32 @@ func (r *rewriter) visitExpr(e ast.Expr) {
 	default:
 		r.visitChildren(x)
 	}
+}
+
+// visitField leaves out a field of a struct.
+func (r *rewriter) visitField(e *ast.KeyValueExpr) {
+	value := r.info.Types[e.Value]
+	key, ok := e.Key.(*ast.Ident)
+	if !ok || value.Value != nil && value.Value.Kind() != constant.String || r.isZero(e.Value) {
+		r.visit(e.Value)
+		return
+	}
+	field, ok := r.info.Uses[key].(*types.Var)
+	if !ok || !field.IsField() || !types.Identical(field.Type(), value.Type) || r.isUntypedString(e.Value) {
+		r.visit(e.Value)
+		return
+	}
+	number := r.add(opField, e, "")
+	r.insert(e.Value.Pos(), fmt.Sprintf("mutant__.Field(%d, ", number))
+	r.visit(e.Value)
+	r.insert(e.Value.End(), ")")
+}
+
+// isUntypedString reports whether a string has its type from the field that it is assigned to.
+func (r *rewriter) isUntypedString(e ast.Expr) bool {
+	_, isBasic := r.info.Types[e].Type.(*types.Basic)
+	_, isLiteral := e.(*ast.BasicLit)
+	return isLiteral && !isBasic
 }
 
 func (r *rewriter) visitBinary(e *ast.BinaryExpr) {

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -39,6 +40,9 @@ func (c *config) tryAll(ctx context.Context, mutants []Mutant) ([]outcome, error
 	for n := range mutants {
 		if ctx.Err() != nil {
 			break
+		}
+		if n%100 == 0 {
+			c.log("%d of %d mutants were begun", n, len(mutants))
 		}
 		next <- n
 	}
@@ -79,5 +83,12 @@ func rank(s *suite, own string) int {
 		return 1
 	default:
 		return 2
+	}
+}
+
+// log prints how far it is.
+func (c *config) log(format string, values ...any) {
+	if c.progress != nil {
+		_, _ = fmt.Fprintf(c.progress, format+"\n", values...)
 	}
 }

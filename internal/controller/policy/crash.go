@@ -46,13 +46,14 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == run
 }
 
-// planStartAgain starts a server that ended by itself: at once after a stable run,
-// with growing delays after runs that were too short.
+// planStartAgain starts a server that ended by itself: at once after a stable run and
+// after the first that was too short, with growing delays after more of them.
 func planStartAgain(in Input, exit *driver.Exit) Decision {
 	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+ExitText(exit))
-	d.Action.ShortRuns = 1 + failedStarts(in)
-	if crashes := crashCount(in); crashes > 0 {
-		at := in.Since.Exit.Add(Backoff(crashes, false))
+	starts := failedStarts(in)
+	d.Action.ShortRuns = 1 + starts
+	if starts > 0 && IsCrashing(in.VM.Status.Operation) {
+		at := in.Since.Exit.Add(Backoff(starts, false))
 		if in.Now.Before(at) {
 			d.Action.Step, d.WakeAt, d.NextTry, d.Status.Phase = StepNone, at, at, api.PhaseFailed
 		}
@@ -63,15 +64,6 @@ func planStartAgain(in Input, exit *driver.Exit) Decision {
 // IsCrashing reports whether an operation counts runs that ended too soon, rather
 // than failed calls.
 func IsCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.FailureExited }
-
-// crashCount returns how many runs in a row ended before they were stable. After
-// the first, the server is restarted at once.
-func crashCount(in Input) int32 {
-	if !IsCrashing(in.VM.Status.Operation) {
-		return 0
-	}
-	return failedStarts(in)
-}
 
 // failedStarts returns how many starts in a row have failed, or led to a run that was
 // too short.

@@ -219,10 +219,10 @@ func TestDecide(t *testing.T) {
 		"an outage is shown after 5 s":       {vm: policytest.ReportedVM(), observed: policytest.Unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
 		"an engine that refuses the leader":  {vm: policytest.ReportedVM(), observed: fencedOut(), want: "wait => Unknown Fenced", check: wantMessage("epoch 9 has acted")},
 		"deletion, an engine that refuses":   {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: fencedOut(), want: "wait Delete => Terminating Fenced", check: wantBlocked("epoch 9 has acted")},
-		"a deletion in an outage is blocked": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBlocked("connection refused")},
-		"a deletion in a short outage waits": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(time.Second), want: "wait =>  "},
+		"a deletion in an outage is blocked": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBoth(wantBlocked("connection refused"), wantUnobserved)},
+		"a deletion in a short outage waits": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(time.Second), want: "wait =>  ", check: wantUnchanged(4 * time.Second)},
 		"another engine answers":             {vm: policytest.ReportedVM(), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
-		"deletion, another engine answers":   {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("remove the finalizer")},
+		"deletion, another engine answers":   {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBoth(wantBlocked("remove the finalizer"), wantUnobserved)},
 		"unknown driver": {vm: framework.NewVM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
 			if !d.Status.Stalled || !strings.Contains(d.Status.Message, `"xen"`) || !strings.Contains(d.Status.Message, "fake, docker") {
 				t.Errorf("stalled %v, message %q", d.Status.Stalled, d.Status.Message)
@@ -232,25 +232,29 @@ func TestDecide(t *testing.T) {
 		"two servers of one UID":                   {vm: policytest.ReportedVM(), observed: twins, want: "wait => Failed Duplicate"},
 		"two servers of one UID, deletion":         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
 
-		"backoff is honoured":                          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 3*time.Second)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed", check: wantWake(3 * time.Second)},
-		"backoff ends":                                 {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 0)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"a new spec ends backoff":                      {vm: policytest.ReportedVM().Generation(3).Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"another server ends backoff":                  {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready"},
-		"a server that is gone ends backoff":           {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Minute)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"an engine that returns ends backoff":          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Second)), observed: back, want: "ensure On Create => Creating Creating"},
-		"a failing update waits, active":               {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Second)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
-		"a failing update is tried again":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), change: withPassedGeneration(1), want: "ensure On Update => Active Updating"},
-		"a failing start waits":                        {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 1, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
-		"a failing start after an end continues":       {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(stoppedOnRequest), observed: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
-		"a failing pull waits":                         {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Status(policytest.WithServer("", driver.StatePending)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed"},
-		"backoff does not hold a deletion":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationCreate, 9, time.Minute)), observed: policytest.Gone(), want: "delete Delete => Terminating Terminating"},
-		"a deletion that found nothing is the end":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
-		"a release is the end":                         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).DeletionPolicy(api.DeletionRetain), observed: policytest.Gone(), change: withDone(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
-		"stalled waits":                                {vm: policytest.ReportedVM().Status(policytest.Refused), observed: policytest.Gone(), want: "wait Create => Failed Invalid"},
-		"stalled ends with a new spec":                 {vm: policytest.ReportedVM().Status(policytest.Refused).Generation(3), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"stalled without an operation is over":         {vm: policytest.ReportedVM().Status(policytest.Refused).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"not bound yet":                                {vm: framework.NewVM("vm").UID("uid-1").Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
-		"the first list is waited for":                 {vm: policytest.ReportedVM(), observed: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
+		"backoff is honoured":                      {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 3*time.Second)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed", check: wantWake(3 * time.Second)},
+		"backoff ends":                             {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 0)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"a new spec ends backoff":                  {vm: policytest.ReportedVM().Generation(3).Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"another server ends backoff":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready"},
+		"a server that is gone ends backoff":       {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Minute)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"an engine that returns ends backoff":      {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Second)), observed: back, want: "ensure On Create => Creating Creating"},
+		"a failing update waits, active":           {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Second)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
+		"a failing update is tried again":          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), change: withPassedGeneration(1), want: "ensure On Update => Active Updating"},
+		"a failing start waits":                    {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 1, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
+		"a failing start after an end continues":   {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(stoppedOnRequest), observed: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
+		"a failing pull waits":                     {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Status(policytest.WithServer("", driver.StatePending)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed"},
+		"backoff does not hold a deletion":         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationCreate, 9, time.Minute)), observed: policytest.Gone(), want: "delete Delete => Terminating Terminating"},
+		"a deletion that found nothing is the end": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
+		"a release is the end":                     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).DeletionPolicy(api.DeletionRetain), observed: policytest.Gone(), change: withDone(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
+		"stalled waits":                            {vm: policytest.ReportedVM().Status(policytest.Refused), observed: policytest.Gone(), want: "wait Create => Failed Invalid"},
+		"stalled ends with a new spec":             {vm: policytest.ReportedVM().Status(policytest.Refused).Generation(3), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"stalled without an operation is over":     {vm: policytest.ReportedVM().Status(policytest.Refused).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"not bound yet":                            {vm: framework.NewVM("vm").UID("uid-1").Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantUnchanged(bindRetry)},
+		"the first list is waited for": {vm: policytest.ReportedVM(), observed: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  ", check: func(t *testing.T, d Decision) {
+			if !d.Status.Unchanged || !d.WakeAt.IsZero() {
+				t.Errorf("unchanged %v, wakes at %s", d.Status.Unchanged, d.WakeAt)
+			}
+		}},
 		"a failing proof that it is gone waits":        {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: policytest.Gone(), want: "wait Delete => Terminating OperationFailed"},
 		"an engine that returns ends a removal's wait": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: back, want: "delete Delete => Terminating Terminating"},
 		"an unresponsive server is not ready":          {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: wantMessage("inspect hangs")},
@@ -265,10 +269,13 @@ func TestDecide(t *testing.T) {
 		"no binding and one driver did not say gone":   {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.DeletionBlocker = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
 		"no binding: every driver is queried":          {vm: withoutBinding(), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
 		"a binding: one driver is queried":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
-		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
+		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 0 }), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
 		"the grace period ends in a deletion":          {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-5 * time.Second)).GracePeriod(5), observed: policytest.Present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
 		"a deletion waits for the grace period":        {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-4 * time.Second)).GracePeriod(5), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wantWake(time.Second)},
-		"gone is uncertain after a timeout":            {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
+		"gone is uncertain after a timeout":            {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBoth(wantBlocked("2026-01-02T03:04:25Z"), wantWake(20*time.Second))},
+		"another driver may have the server":           {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.DeletionBlocker = "qemu does not answer" }, want: "wait => Terminating EngineMismatch", check: wantBoth(wantBlocked("qemu does not answer"), wantWake(30*time.Second))},
+		"a server that is gone is to be kept":          {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).DeletionPolicy(api.DeletionRetain), observed: policytest.Gone(), want: "delete Delete => Terminating Terminating", check: wantRetain(true)},
+		"a server that is gone is not to be kept":      {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).DeletionPolicy(api.DeletionDelete), observed: policytest.Gone(), want: "delete Delete => Terminating Terminating", check: wantRetain(false)},
 
 		"a fetch continues":                    {vm: policytest.ReportedVM(), observed: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
 		"a fetch that was begun just now":      {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), change: withPassedGeneration(3), want: "wait Create => Creating Fetching"},
@@ -317,7 +324,7 @@ func TestDecide(t *testing.T) {
 		"a restartedAt with a fraction, once":        {vm: policytest.ReportedVM().RestartedAt(policytest.T0.Add(123 * time.Millisecond)).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: policytest.T0} }), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
 		"a restartedAt of zero requests none":        {vm: policytest.ReportedVM().RestartedAt(time.Time{}), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
 		"a fraction does not restart during one":     {vm: policytest.ReportedVM().RestartedAt(policytest.T0.Add(123 * time.Millisecond)).Status(restartFor(0, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
-		"a restartedAt at creation requests none":    {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating", check: wantRestartHandled},
+		"a restartedAt at creation requests none":    {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 0 }), observed: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating", check: wantRestartHandled},
 		"a restart that was written down is done":    {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
 		"a restart is not done twice":                {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
 		"a restart requested while it is under way":  {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
@@ -331,6 +338,10 @@ func TestDecide(t *testing.T) {
 		"a restart forces the stop":                  {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Minute, "run-1")), observed: policytest.Present(driver.StateStopping), want: "ensure On Restart => Active Stopping", check: wantRestart(false)},
 		"no restart of what was just created":        {vm: policytest.ReportedVM().RestartedAt(policytest.T0), observed: policytest.Present(driver.StateRunning), change: withDone(api.OperationCreate), want: "wait => Active Running ready"},
 		"no restart while it must be off":            {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Action(api.ActionStopped), observed: policytest.Ended(0), want: "wait => Stopped StoppedAsAsked ready", check: wantRestartHandled},
+		"no restart while it must be paused":         {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Action(api.ActionPaused), observed: policytest.Present(driver.StatePaused), want: "wait => Paused PausedAsAsked ready", check: wantRestartHandled},
+		"a request during a fetch is recorded":       {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Progress = "pulling" }), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a fetch that no start has begun":            {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Ended(1), func(s *driver.Server) { s.Progress = "pulling" }), want: "ensure On Start => Creating Restarting"},
+		"a stop is forced, active again":             {vm: policytest.ReportedVM().GracePeriod(5).Status(policytest.WithOperation(api.OperationStop, 5*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "ensure Off Stop => Active Stopping"},
 		"a restart that waits for an image":          {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Progress = "pulling" }), want: "wait Restart => Active Fetching", check: wantMessage("pulling")},
 		"a start that waits for an image":            {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Ended(1), func(s *driver.Server) { s.Progress = "pulling" }), change: withDone(api.OperationStart), want: "wait Start => Creating Fetching"},
 		"a start after an image was fetched":         {vm: policytest.ReportedVM().Status(policytest.WithOperation(api.OperationStart, time.Second, "")), observed: policytest.Ended(1), want: "ensure On Start => Creating Restarting"},
@@ -338,6 +349,7 @@ func TestDecide(t *testing.T) {
 		"a restart whose new run has ended":          {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), observed: policytest.Ended(0), want: "wait => Stopped Completed ready", check: wantRestartHandled},
 		"a restart of what never ran":                {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "")), observed: policytest.ChangeServer(policytest.Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
 		"a probe not completed yet, ready before":    {vm: policytest.ReportedVM().Status(withReady(-time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active Running ready"},
+		"a probe that fails, ready before":           {vm: policytest.ReportedVM().Status(withReady(-time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Completed: true} }, want: "wait => Active ProbeFailing"},
 		"a probe not completed yet, another run":     {vm: policytest.ReportedVM().Status(withReady(-2 * time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active ProbeFailing"},
 		"a restart that was handled":                 {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: policytest.T0} }), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
 	}
@@ -371,6 +383,40 @@ func wantBlocked(text string) func(*testing.T, Decision) {
 		t.Helper()
 		if !d.Status.Blocked || !strings.Contains(d.Status.Message, text) {
 			t.Errorf("blocked %v, message %q lacks %q", d.Status.Blocked, d.Status.Message, text)
+		}
+	}
+}
+
+func wantBoth(one, two func(*testing.T, Decision)) func(*testing.T, Decision) {
+	return func(t *testing.T, d Decision) {
+		t.Helper()
+		one(t, d)
+		two(t, d)
+	}
+}
+
+func wantUnobserved(t *testing.T, d Decision) {
+	t.Helper()
+	if !d.Status.Unobserved {
+		t.Error("it says that the engine was queried")
+	}
+}
+
+// wantUnchanged wants that the status is left as it is.
+func wantUnchanged(wake time.Duration) func(*testing.T, Decision) {
+	return wantBoth(wantWake(wake), func(t *testing.T, d Decision) {
+		t.Helper()
+		if !d.Status.Unchanged {
+			t.Error("the status is not left as it is")
+		}
+	})
+}
+
+func wantRetain(want bool) func(*testing.T, Decision) {
+	return func(t *testing.T, d Decision) {
+		t.Helper()
+		if d.Action.Retain != want {
+			t.Errorf("releases the server: %v", d.Action.Retain)
 		}
 	}
 }

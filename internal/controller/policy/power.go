@@ -50,9 +50,7 @@ func powerOf(vm *api.VirtualMachine) driver.Power {
 }
 
 func planCreation(in Input, power driver.Power) Decision {
-	d := planEnsure(in, api.OperationCreate, power, api.ReasonCreating, "")
-	d.Status.RestartHandled = in.Done == api.OperationCreate
-	return d
+	return planEnsure(in, api.OperationCreate, power, api.ReasonCreating, "")
 }
 
 // isFetching reports whether the operation was requested already and waits for an

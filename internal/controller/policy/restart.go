@@ -25,13 +25,13 @@ func isRestartWanted(in Input) bool {
 	return !want.IsZero() && !isSameRequest(want, have) && in.VM.Status.ObservedGeneration > 0
 }
 
-// isSameRequest reports whether two values of restartedAt are the same in a status, which has
-// whole seconds and no zero time. A spec has what its user wrote, with fractions perhaps.
-func isSameRequest(a, b *metav1.Time) bool {
-	if a.IsZero() || b.IsZero() {
-		return a.IsZero() == b.IsZero()
+// isSameRequest reports whether a spec's restartedAt is the one of a status, which has whole
+// seconds and no zero time. A spec has what its user wrote, with fractions perhaps.
+func isSameRequest(want, have *metav1.Time) bool {
+	if want.IsZero() || have.IsZero() {
+		return want.IsZero() == have.IsZero()
 	}
-	return a.Truncate(time.Second).Equal(b.Truncate(time.Second))
+	return want.Truncate(time.Second).Equal(have.Time)
 }
 
 // RestartRequest returns spec.restartedAt as a status keeps it: nil, or whole seconds. A status

@@ -89,3 +89,11 @@ func Number[T Integer](first int, n T, others ...T) T {
 	}
 	return n
 }
+
+// Field returns a value or, if mutant n is active, the zero value.
+func Field[T any](n int, value T) T {
+	if Is(n) {
+		return *new(T)
+	}
+	return value
+}

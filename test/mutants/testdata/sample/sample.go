@@ -57,3 +57,17 @@ func Kind(n int32) string {
 
 // Both returns two values of another function.
 func Both(numbers ...int) (n int, err error) { return First(numbers) }
+
+// Range is from one number to another.
+type Range struct {
+	From, To int
+	Name     string
+}
+
+// Swap exchanges the ends, and counts.
+func (r *Range) Swap(count *int) { r.From, r.To, *count = r.To, r.From, *count+1 }
+
+// NewRange returns a range with a name, at which no test looks.
+func NewRange(from, to int) Range {
+	return Range{From: from, To: to, Name: "from " + Kind(int32(from))}
+}

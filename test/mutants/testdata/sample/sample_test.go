@@ -42,3 +42,11 @@ func TestWait(t *testing.T) {
 	}
 	_ = Wait(true)
 }
+
+func TestSwap(t *testing.T) {
+	r, count := NewRange(-2, 2), 0
+	r.Swap(&count)
+	if r.From != 2 || r.To != -2 {
+		t.Errorf("%+v", r)
+	}
+}
