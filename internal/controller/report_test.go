@@ -4,6 +4,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -14,10 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -202,6 +208,8 @@ func TestThrottleUntil(t *testing.T) {
 		"a requested restart":     {status(api.PhaseActive, api.ReasonRestarting, policytest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
 		"a fetch continues":       {fetching, fetching, false, progressPeriod},
 		"a fetch begins":          {running, fetching, false, 0},
+		"a creation fetches":      {status(api.PhaseCreating, api.ReasonCreating), fetching, false, 0},
+		"a fetch of another kind": {status(api.PhaseActive, api.ReasonFetching), fetching, false, 0},
 		"a new spec":              {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
 		"written by a clock ahead": {status(api.PhaseCreating, api.ReasonFetching, func(s *api.VirtualMachineStatus) {
 			ahead := metav1.NewMicroTime(policytest.T0.Add(time.Hour))
@@ -232,6 +240,121 @@ func TestReportIsThrottled(t *testing.T) {
 	result, err := p.report(t.Context())
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
+	}
+}
+
+// TestOwnStepsAreNotThrottled checks that a pass that did something, or has an event, writes
+// at once what could wait otherwise.
+func TestOwnStepsAreNotThrottled(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*reconciliation)
+		writes int
+	}{
+		"nothing was done":  {func(*reconciliation) {}, 0},
+		"a step was taken":  {func(p *reconciliation) { p.done = api.OperationStart }, 1},
+		"a step has failed": {func(p *reconciliation) { p.addFailureEvent(api.OperationStart, errors.New("boom")) }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.create(policytest.ReportedVM())
+			vm := g.vm()
+			stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Second))
+			vm.Status.LastUpdateTime, vm.Status.ObservedGeneration = &stamp, vm.Generation
+			if err := g.api.Status().Update(t.Context(), vm); err != nil {
+				t.Fatal(err)
+			}
+			p := reconciliationOf(vm, policytest.Present(driver.StateRestarting))
+			p.r = g.r
+			p.decideStep(nil)
+			tc.change(p)
+			g.wantWrites(tc.writes, func() {
+				if _, err := p.report(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// TestReportOfDeposedLeader checks that a process that may no longer lead writes nothing, and
+// reports once it may.
+func TestReportOfDeposedLeader(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.reconcile()
+	g.crashNow(0)
+	g.deposed = errors.New("the Lease was not renewed in time")
+	g.wantWrites(0, func() {
+		if result, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil || result.RequeueAfter != fencedRetry {
+			t.Errorf("%+v, %v; want another pass after %s", result, err, fencedRetry)
+		}
+	})
+	g.deposed = nil
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonExited)
+	if at := g.vm().Status.LastUpdateTime; at == nil || !at.Time.Equal(g.clock.Now()) {
+		t.Errorf("the status says that it was updated at %v, want %s", at, g.clock.Now())
+	}
+}
+
+// TestStatusWriteIsBounded checks the limit of a write, and that nothing is left of it after.
+func TestStatusWriteIsBounded(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	var call context.Context
+	var limit time.Duration
+	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+			deadline, _ := ctx.Deadline()
+			call, limit = ctx, time.Until(deadline)
+			return c.SubResource(sub).Update(ctx, obj, opts...)
+		},
+	})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	if limit > callTimeout || limit < callTimeout-time.Second/2 {
+		t.Errorf("a write may take %s, want %s", limit, callTimeout)
+	}
+	if call.Err() == nil {
+		t.Error("the write's context goes on after it")
+	}
+}
+
+// TestProgressIsReportedAfterItsDelay checks the instant, and that no timer is left.
+func TestProgressIsReportedAfterItsDelay(t *testing.T) {
+	p := reconciliationOf(policytest.ReportedVM().Obj(), policytest.Gone())
+	timers := framework.NewFakeClock(policytest.T0)
+	refused := make(chan struct{}, 1)
+	p.r.Clock, p.r.MayAct = timers, func() error { refused <- struct{}{}; return errors.New("not now") }
+	p.decideStep(nil)
+	results, ended := make(chan outcome), make(chan struct{})
+	go func() { defer close(ended); p.awaitOutcome(t.Context(), results) }()
+	for !timers.HasWaiters() {
+		time.Sleep(time.Millisecond)
+	}
+	timers.Step(progressDelay - time.Nanosecond)
+	if !timers.HasWaiters() {
+		t.Errorf("the progress is written earlier than after %s", progressDelay)
+	}
+	timers.Step(time.Nanosecond)
+	<-refused
+	results <- outcome{}
+	<-ended
+
+	quick := make(chan outcome, 1)
+	quick <- outcome{}
+	p.awaitOutcome(t.Context(), quick)
+	if timers.HasWaiters() {
+		t.Error("a timer is left of an action that took no time")
+	}
+}
+
+// TestPastWakeUpIsAtOnce checks that a time that has passed is not taken for none.
+func TestPastWakeUpIsAtOnce(t *testing.T) {
+	for _, at := range []time.Time{policytest.T0.Add(-time.Second), policytest.T0} {
+		if got := resultAt(policytest.T0, at).RequeueAfter; got != time.Millisecond {
+			t.Errorf("for %s: after %s", at, got)
+		}
 	}
 }
 

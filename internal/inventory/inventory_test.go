@@ -25,6 +25,38 @@ func TestNewRequiresEngineID(t *testing.T) {
 	}
 }
 
+func TestDefaults(t *testing.T) {
+	g := newFixture(t)
+	for name, period := range map[string]time.Duration{"list": g.inv.ListPeriod, "usage": g.inv.UsagePeriod, "call": g.inv.CallTimeout} {
+		if period != 30*time.Second {
+			t.Errorf("%s: %s, want 30 s", name, period)
+		}
+	}
+	if leads, err := g.inv.ConfirmLeading(t.Context()); !leads || err != nil {
+		t.Errorf("without an election it leads: %v, %v", leads, err)
+	}
+	confirm := func(context.Context) (bool, error) { return false, nil }
+	set, err := New(Options{Name: "x", Driver: g.engine, Clock: g.clock, ListPeriod: 1, UsagePeriod: 2, CallTimeout: 3, ConfirmLeading: confirm})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if leads, _ := set.ConfirmLeading(t.Context()); leads || set.ListPeriod != 1 || set.UsagePeriod != 2 || set.CallTimeout != 3 {
+		t.Errorf("got %+v, want what was set", set.Options)
+	}
+}
+
+// TestSignalsWait checks that a signal waits for its reader, and that more of them are one.
+func TestSignalsWait(t *testing.T) {
+	inv := newFixture(t).inv
+	for name, signal := range map[string]chan struct{}{"fenced": inv.fenced, "replaced": inv.replaced, "refresh": inv.refreshDue, "check": inv.checkDue} {
+		sendSignal(signal)
+		sendSignal(signal)
+		if len(signal) != 1 {
+			t.Errorf("%s: %d signals wait, want one", name, len(signal))
+		}
+	}
+}
+
 func TestUnknownUntilListed(t *testing.T) {
 	g := newFixture(t)
 	g.memory.SetAvailable(false)

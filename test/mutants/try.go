@@ -62,6 +62,7 @@ func (c *config) tryMutant(ctx context.Context, m Mutant) (outcome, error) {
 			return o, err
 		}
 	}
+	c.log("survives: %s:%d: %s", m.File, m.Line, m)
 	return o, nil
 }
 

@@ -228,8 +228,8 @@ func TestDecide(t *testing.T) {
 				t.Errorf("stalled %v, message %q", d.Status.Stalled, d.Status.Message)
 			}
 		}},
-		"bound to a driver that does not run here": {vm: policytest.ReportedVM(), change: withoutDriver, want: "wait => Unknown EngineMismatch"},
-		"two servers of one UID":                   {vm: policytest.ReportedVM(), observed: twins, want: "wait => Failed Duplicate"},
+		"bound to a driver that does not run here": {vm: policytest.ReportedVM(), change: withoutDriver, want: "wait => Unknown EngineMismatch", check: wantMessage("bound to fake/engine-1")},
+		"two servers of one UID":                   {vm: policytest.ReportedVM(), observed: twins, want: "wait => Failed Duplicate", check: wantMessage("2 servers carry the UID uid-1 (id-1, id-2)")},
 		"two servers of one UID, deletion":         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
 
 		"backoff is honoured":                      {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 3*time.Second)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed", check: wantWake(3 * time.Second)},
@@ -259,10 +259,11 @@ func TestDecide(t *testing.T) {
 		"an engine that returns ends a removal's wait": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: back, want: "delete Delete => Terminating Terminating"},
 		"an unresponsive server is not ready":          {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: wantMessage("inspect hangs")},
 		"a change while the engine restarts it":        {vm: policytest.ReportedVM().Generation(3), observed: policytest.Present(driver.StateRestarting), want: "ensure On Update => Active Updating"},
-		"a failing removal waits and says so":          {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Ended(0), want: "wait Delete => Terminating OperationFailed", check: wantBlocked("boom; next try at 2026-01-02T03:04:06Z")},
+		"a failing removal waits and says so":          {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Ended(0), want: "wait Delete => Terminating OperationFailed", check: wantBoth(wantBlocked("boom; next try at 2026-01-02T03:04:06Z"), wantNextTry(time.Second))},
 		"a failing removal is tried again":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, 0)), observed: policytest.Ended(0), want: "delete Delete => Terminating Terminating"},
 		"a removal that took is waited for":            {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Ended(0), change: withDone(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wantWake(removalPoll)},
 		"a stop that failed before the deletion":       {vm: policytest.ReportedVM().Generation(3).DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationStop, 1, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(30 * time.Second)},
+		"a stop that failed waits for its next try":    {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 2, time.Second)), observed: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBoth(wantBlocked("boom"), wantNextTry(time.Second))},
 		"a stop that fails is tried again":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, 0)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
 		"a stop that fails waits for its next try":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, time.Second)), observed: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
 		"a failing stop no longer blocks deletion":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), observed: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
@@ -315,6 +316,11 @@ func TestDecide(t *testing.T) {
 		"ended by the host's shutdown, Never":                 {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "ensure On Start => Creating Starting"},
 		"ended by the host's shutdown, to be off":             {vm: policytest.ReportedVM().Action(api.ActionStopped), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
 		"a refused image":                                     {vm: policytest.ReportedVM().Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantStalled},
+		"a refused image says why":                            {vm: policytest.ReportedVM().Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantMessage("image is b: the disk stands on a")},
+		"a run that is complete says how it ended":            {vm: policytest.ReportedVM().RestartPolicy(api.RestartOnFailure), observed: policytest.Ended(0), want: "wait => Stopped Completed ready", check: wantMessage("the server ended by itself with code 0")},
+		"a note of a server that runs":                        {vm: policytest.ReportedVM(), observed: withNote(driver.StateRunning), want: "wait => Active Running ready", check: wantMessage("a note")},
+		"a note of a server that is off":                      {vm: policytest.ReportedVM().Action(api.ActionStopped), observed: withNote(driver.StateStopped), want: "wait => Stopped StoppedAsAsked ready", check: wantMessage("a note")},
+		"a note of a server that is paused":                   {vm: policytest.ReportedVM().Action(api.ActionPaused), observed: withNote(driver.StatePaused), want: "wait => Paused PausedAsAsked ready", check: wantMessage("a note")},
 		"a refused image, off":                                {vm: policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), observed: policytest.Ended(0), want: "wait => Stopped ImageImmutable", check: wantStalled},
 		"a refused image blocks nothing":                      {vm: policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping"},
 		"the default action is active, the default is Always": {vm: policytest.ReportedVM(), observed: policytest.Ended(0), want: "ensure On Start => Creating Restarting"},
@@ -437,6 +443,21 @@ func wantWake(after time.Duration) func(*testing.T, Decision) {
 			t.Errorf("wakes after %s, want %s", d.WakeAt.Sub(policytest.T0), after)
 		}
 	}
+}
+
+// wantNextTry wants that an operation is tried again after a time, and no earlier pass.
+func wantNextTry(after time.Duration) func(*testing.T, Decision) {
+	return wantBoth(wantWake(after), func(t *testing.T, d Decision) {
+		t.Helper()
+		if !d.NextTry.Equal(policytest.T0.Add(after)) {
+			t.Errorf("tries again after %s, want %s", d.NextTry.Sub(policytest.T0), after)
+		}
+	})
+}
+
+// withNote observes a server with a note by its driver.
+func withNote(state driver.State) inventory.Observation {
+	return policytest.ChangeServer(policytest.Present(state), func(s *driver.Server) { s.Note = "a note" })
 }
 
 func wantStopBy(after time.Duration) func(*testing.T, Decision) {
