@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -151,6 +152,9 @@ func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 	if kept := g.inv.entries["a"]; err == nil || seen.Answer != Unknown || kept == nil || len(kept.servers) != 1 {
 		t.Errorf("GetLive returned %+v, error %v, and the cache has %+v; want what was there", seen, err, kept)
 	}
+	if now := g.inv.Get("a"); now.Answer != Unknown || !now.DownSince.Equal(t0) || now.Cause == nil {
+		t.Errorf("afterwards the answer is %+v, want unknown at once", now)
+	}
 	late, err := g.inv.queryEngine(t.Context(), "b")
 	if err != nil {
 		t.Fatal(err)
@@ -224,5 +228,38 @@ func TestPauseAfterRefresh(t *testing.T) {
 		if got := pauseAfterRefresh(took); got != want {
 			t.Errorf("after %s: pause %s, want %s", took, got, want)
 		}
+	}
+}
+
+// TestFailedLiveReadKeepsTheRest checks that a live read that fails makes only the answer
+// unknown.
+func TestFailedLiveReadKeepsTheRest(t *testing.T) {
+	g := newFixture(t)
+	g.inv.markUnreachable(driver.Errorf(driver.ErrUnavailable, "the outage"))
+	if err := g.inv.listAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.engine.withLock(func() {
+		g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
+			return driver.Server{}, context.DeadlineExceeded
+		}
+		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
+			return nil, errors.New("too busy")
+		}
+	})
+	_, _ = g.inv.Ensure(t.Context(), newSpec())
+	g.clock.Step(time.Second)
+	seen, err := g.inv.GetLive(t.Context(), "a")
+	want := Observation{EngineID: g.inv.Get("a").EngineID, BackSince: t0, SettlesAt: t0.Add(settlePeriod), DownSince: g.clock.Now(), Cause: err}
+	if err == nil || want.EngineID == "" || !reflect.DeepEqual(seen, want) {
+		t.Errorf("got  %+v\nwant %+v", seen, want)
+	}
+}
+
+// TestLiveReadBeforeTheFirstList checks that it proves nothing, since nobody knows the engine.
+func TestLiveReadBeforeTheFirstList(t *testing.T) {
+	g := newFixture(t)
+	if seen, err := g.inv.GetLive(t.Context(), "a"); !errors.Is(err, errNotListed) || seen.Answer != Unknown {
+		t.Errorf("GetLive returned %+v, error %v", seen, err)
 	}
 }

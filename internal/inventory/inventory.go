@@ -131,7 +131,7 @@ type Inventory struct {
 // under way or a creation is unsettled.
 type entry struct {
 	servers        []driver.Server
-	touched        uint64 // seq of the last action's begin or end
+	touched        uint64 // seq of the last action's end
 	asOf           uint64 // seq at the begin of the list that servers come from
 	busy           int    // actions under way
 	changed        bool   // the engine named this UID since its last refresh
@@ -208,7 +208,6 @@ func (i *Inventory) observationOf(uid types.UID) Observation {
 func (i *Inventory) uidsWithServers() (uids []types.UID, known bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	uids = make([]types.UID, 0, len(i.entries))
 	for uid, e := range i.entries {
 		if len(e.servers) > 0 {
 			uids = append(uids, uid)
@@ -317,9 +316,8 @@ func (i *Inventory) checkCallError(err error) {
 func (i *Inventory) beginAction(uid types.UID) (began uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	e := i.entryFor(uid)
+	i.entryFor(uid).busy++
 	i.seq++
-	e.busy, e.touched = e.busy+1, i.seq
 	return i.seq
 }
 

@@ -6,6 +6,7 @@ package inventory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -263,6 +264,68 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 	}
 }
 
+// TestListBegunDuringActionIsIgnored checks this for a list that ends after the action.
+func TestListBegunDuringActionIsIgnored(t *testing.T) {
+	g := newFixture(t)
+	var list listResult
+	g.engine.withLock(func() {
+		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
+			var err error
+			if list, err = g.inv.queryEngine(t.Context()); err != nil {
+				t.Error(err)
+			}
+			return do()
+		}
+	})
+	g.ensureServer()
+	if err := g.inv.applyResult(list); err != nil {
+		t.Fatal(err)
+	}
+	g.inv.markReachable()
+	if got := g.inv.Get("a").Answer; got != Present {
+		t.Errorf("answer %v, want what the action has made", got)
+	}
+}
+
+// TestOlderListIsIgnored checks that a list that was overtaken changes nothing.
+func TestOlderListIsIgnored(t *testing.T) {
+	g := newFixture(t)
+	older, err := g.inv.queryEngine(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.addServer("a")
+	if err := g.inv.listAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	older.uids = []types.UID{"a"}
+	if err := g.inv.applyResult(older); err != nil {
+		t.Fatal(err)
+	}
+	if got := g.inv.Get("a").Answer; got != Present {
+		t.Errorf("answer %v, want that of the newer list", got)
+	}
+}
+
+// TestQueryLeavesNothing checks that nothing of a query goes on after it.
+func TestQueryLeavesNothing(t *testing.T) {
+	g := newFixture(t)
+	var query, id context.Context
+	g.engine.withLock(func() {
+		g.engine.list = func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+			query = ctx
+			return do()
+		}
+		g.engine.beforeEngineID = func(ctx context.Context) error { id = ctx; return nil }
+	})
+	if err := g.inv.listAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if query.Err() == nil || id.Err() == nil {
+		t.Error("the context of a query goes on after it")
+	}
+}
+
 // TestListDuringActionIsIgnored checks this even for a list that began and ended
 // during the action.
 func TestListDuringActionIsIgnored(t *testing.T) {
@@ -468,7 +531,8 @@ func TestEnsureOnlyFieldsAreNoChange(t *testing.T) {
 		same   bool
 	}{
 		"pending":           {func(s *driver.Server) { s.Pending = []string{"image"} }, true},
-		"error of one text": {func(s *driver.Server) { s.Err = errors.New("stuck") }, true},
+		"refused":           {func(s *driver.Server) { s.Refused = &driver.Refused{Field: "image"} }, true},
+		"error of one text": {func(s *driver.Server) { s.Err = fmt.Errorf("%w", errors.New("stuck")) }, true},
 		"another error":     {func(s *driver.Server) { s.Err = errors.New("other") }, false},
 		"no error":          {func(s *driver.Server) { s.Err = nil }, false},
 		"state":             {func(s *driver.Server) { s.State = driver.StateStopped }, false},
@@ -483,6 +547,65 @@ func TestEnsureOnlyFieldsAreNoChange(t *testing.T) {
 				t.Errorf("same is %t", got)
 			}
 		})
+	}
+}
+
+// TestEnsureOnlyFieldsOfEither checks that it does not matter which of two servers has what
+// only Ensure reports.
+func TestEnsureOnlyFieldsOfEither(t *testing.T) {
+	listed := driver.Server{UID: "a", ID: "1", State: driver.StateRunning}
+	for name, change := range map[string]func(*driver.Server){
+		"pending": func(s *driver.Server) { s.Pending = []string{"image"} },
+		"refused": func(s *driver.Server) { s.Refused = &driver.Refused{Field: "image"} },
+		"both":    func(s *driver.Server) { s.Pending, s.Refused = []string{"image"}, &driver.Refused{Field: "image"} },
+	} {
+		ensured := listed
+		change(&ensured)
+		if !equalServer(&listed, &ensured) || !equalServer(&ensured, &listed) || !equalServer(&ensured, &ensured) {
+			t.Errorf("%s: they differ", name)
+		}
+		ensured.State = driver.StatePaused
+		if equalServer(&listed, &ensured) || equalServer(&ensured, &listed) {
+			t.Errorf("%s: they are the same though their states differ", name)
+		}
+	}
+}
+
+// TestListSettlesACreation checks that a server that a list finds ends the wait after a
+// creation whose outcome was unknown.
+func TestListSettlesACreation(t *testing.T) {
+	g := newFixture(t)
+	g.engine.withLock(func() {
+		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
+			_, _ = do()
+			return driver.Server{}, context.DeadlineExceeded
+		}
+	})
+	_, _ = g.inv.Ensure(t.Context(), newSpec())
+	if err := g.inv.listAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.SettlesAt.IsZero() {
+		t.Errorf("got %+v", seen)
+	}
+}
+
+// TestListOfAnotherRunForgetsRates checks that the rates of a run end with it, even if no
+// event tells of its end.
+func TestListOfAnotherRunForgetsRates(t *testing.T) {
+	g := newFixture(t)
+	s := g.ensureServer()
+	g.clock.Step(time.Second)
+	g.inv.recordUsage([]driver.Usage{{UID: "a", Run: s.Run, CPU: time.Second, At: g.clock.Now()}})
+	if g.inv.entries["a"].rates == nil {
+		t.Fatal("no rates")
+	}
+	g.editServer("a", func(r *fake.Record) { r.Run = "another" })
+	if err := g.inv.listAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if seen := g.inv.Get("a"); seen.Server.Run != "another" || seen.Rates != nil {
+		t.Errorf("got %+v, with the rates %+v of the run before", seen, seen.Rates)
 	}
 }
 

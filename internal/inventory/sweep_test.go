@@ -252,6 +252,24 @@ func TestOwnedServersNeedNoLiveRead(t *testing.T) {
 	}
 }
 
+// TestUnsettledCreationNeedsNoLiveRead checks that a UID of which only a creation with an
+// unknown outcome is known has no server that could be an orphan.
+func TestUnsettledCreationNeedsNoLiveRead(t *testing.T) {
+	b := newSweepFixture(t)
+	b.startLoop().waitForAnswer("none", Gone)
+	b.engine.withLock(func() {
+		b.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
+			return driver.Server{}, context.DeadlineExceeded
+		}
+	})
+	_, _ = b.inv.Ensure(t.Context(), newSpec())
+	lists := readLocked(b.engine, &b.engine.lists)
+	b.sweepOnce()
+	if now := readLocked(b.engine, &b.engine.lists); b.liveReads != 0 || now != lists {
+		t.Errorf("the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
+	}
+}
+
 // TestCachedOrphanNeedsLiveReads checks that live readings must still prove it.
 func TestCachedOrphanNeedsLiveReads(t *testing.T) {
 	b := newSweepFixture(t)
