@@ -74,7 +74,7 @@ const alwaysAllowed = 3
 
 // Start sweeps until ctx ends.
 func (s *Sweep) Start(ctx context.Context) error {
-	period := s.Inventory.Clock.NewTicker(min(max(s.Grace/2, time.Second), time.Minute))
+	period := s.Inventory.Clock.NewTicker(s.period())
 	defer period.Stop()
 	for {
 		select {
@@ -87,6 +87,9 @@ func (s *Sweep) Start(ctx context.Context) error {
 		}
 	}
 }
+
+// period returns the time between two readings, so that a grace period has two of them.
+func (s *Sweep) period() time.Duration { return min(max(s.Grace/2, time.Second), time.Minute) }
 
 // NeedLeaderElection returns true: only the leader sweeps.
 func (s *Sweep) NeedLeaderElection() bool { return true }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -326,6 +327,12 @@ func TestFreeze(t *testing.T) {
 			if !tc.frozen && tc.policy == OrphanDelete {
 				left -= tc.orphans
 			}
+			if now := testutil.ToFloat64(orphanSweepFrozen.WithLabelValues("fake")) == 1; now != tc.frozen {
+				t.Errorf("the metric says frozen: %v", now)
+			}
+			if n := testutil.ToFloat64(orphanServers.WithLabelValues("fake")); n != float64(left-tc.servers+tc.orphans) {
+				t.Errorf("the metric says that %v are orphans", n)
+			}
 			if n := len(b.memory.Records()); n != left {
 				t.Errorf("%d servers are left, want %d", n, left)
 			}
@@ -345,6 +352,9 @@ func TestThaw(t *testing.T) {
 	b.memory.Remove("s0")
 	b.sweepOnce()
 	b.wantRemaining("")
+	if testutil.ToFloat64(orphanSweepFrozen.WithLabelValues("fake")) != 0 {
+		t.Error("the metric says that it is still frozen")
+	}
 	b.addServers(4)
 	b.sweepOnce()
 	reported := 0
@@ -371,6 +381,11 @@ func TestOrphanIsReportedOnce(t *testing.T) {
 	}
 	if len(b.findings) != 2 || b.findings[0].Deleted || b.findings[1].Deleted {
 		t.Errorf("reported %+v, want each once", b.findings)
+	}
+	for _, f := range b.findings {
+		if f.Server.Name == "" || !strings.Contains(f.Message, "--orphan-policy=report") {
+			t.Errorf("reported %+v", f)
+		}
 	}
 }
 
@@ -402,6 +417,139 @@ func TestFailedDeletionBlocksNoOther(t *testing.T) {
 	}
 }
 
+func TestSweepPeriod(t *testing.T) {
+	for grace, want := range map[time.Duration]time.Duration{
+		0: time.Second, 2 * time.Second: time.Second, 3 * time.Second: 1500 * time.Millisecond,
+		time.Minute: 30 * time.Second, 2 * time.Minute: time.Minute, time.Hour: time.Minute,
+	} {
+		if got := (&Sweep{Grace: grace}).period(); got != want {
+			t.Errorf("grace period %s: every %s, want %s", grace, got, want)
+		}
+	}
+}
+
+// TestYoungOrphansDelayNoOther checks that what has had no owner for too short a time does not
+// delay what comes after it in the engine's list.
+func TestYoungOrphansDelayNoOther(t *testing.T) {
+	b := newSweepFixture(t)
+	engine := &fetchingDriver{hookedDriver: b.engine, uids: []types.UID{"f1"}}
+	b.inv.Driver = engine
+	b.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+		servers, err := do()
+		slices.SortFunc(servers, func(x, y driver.Server) int { return strings.Compare(string(x.UID), string(y.UID)) })
+		return servers, err
+	}
+	b.addServer("s1")
+	b.sweepOnce()
+	b.clock.Step(time.Minute)
+	b.addServer("s0")
+	engine.uids = []types.UID{"f0", "f1"}
+	b.sweepOnce()
+	b.wantRemaining("s0")
+	if !slices.Equal(engine.uids, []types.UID{"f0"}) {
+		t.Errorf("the fetches %v are left, want f0", engine.uids)
+	}
+}
+
+// TestServersAreNoFetches checks that nothing is abandoned for a server that waits for an
+// image, or of which nothing but its existence is known.
+func TestServersAreNoFetches(t *testing.T) {
+	b := newSweepFixture(t)
+	engine := &fetchingDriver{hookedDriver: b.engine}
+	b.inv.Driver, b.sweep.Grace = engine, 0
+	b.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
+		return []driver.Server{{UID: "a", ID: "1", State: driver.StatePending}, {UID: "b", State: driver.StateRunning}}, nil
+	}
+	for range 3 {
+		b.sweepOnce()
+	}
+	if len(engine.ended) != 0 {
+		t.Errorf("abandoned %v", engine.ended)
+	}
+}
+
+// TestFailedAbandonment checks that the error names the fetch, and that other fetches end.
+func TestFailedAbandonment(t *testing.T) {
+	b := newSweepFixture(t)
+	engine := &fetchingDriver{hookedDriver: b.engine, uids: []types.UID{"f0", "f1"}, stuck: "f0"}
+	b.inv.Driver, b.sweep.Grace = engine, 0
+	b.sweepOnce()
+	b.sweepOnceFails("default/vm-f0")
+	if !slices.Equal(engine.uids, []types.UID{"f0"}) {
+		t.Errorf("the fetches %v are left, want f0", engine.uids)
+	}
+}
+
+// TestDeletionThatTakesTimeIsReportedOnce checks a server that is listed after its deletion,
+// even if it is not to be deleted any more then.
+func TestDeletionThatTakesTimeIsReportedOnce(t *testing.T) {
+	b := newSweepFixture(t)
+	b.sweep.Grace, b.sweep.Policy = 0, OrphanReport
+	b.addServers(1)
+	b.approve(map[driver.Target]bool{b.target("s0"): true}, nil)
+	b.engine.delete = func(driver.Target, func() error) error { return nil }
+	for range 4 {
+		b.sweepOnce()
+	}
+	b.approve(nil, nil)
+	b.sweepOnce()
+	if len(b.findings) != 1 || !b.findings[0].Deleted || b.findings[0].Message != "no VirtualMachine owned it" {
+		t.Errorf("reported %+v, want that it was deleted", b.findings)
+	}
+}
+
+// deletingDriver keeps the context of its last deletion.
+type deletingDriver struct {
+	*hookedDriver
+	deletion context.Context
+}
+
+func (d *deletingDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	d.deletion = ctx
+	return d.hookedDriver.Delete(ctx, t, retain)
+}
+
+// TestSweepLeavesNothing checks that no call of a sweep is without limit or goes on after it.
+func TestSweepLeavesNothing(t *testing.T) {
+	b := newSweepFixture(t)
+	calls := map[string]context.Context{}
+	engine := &deletingDriver{hookedDriver: b.engine}
+	b.inv.Driver, b.sweep.Grace, b.sweep.Policy = engine, 0, OrphanReport
+	b.addServers(1)
+	target := b.target("s0")
+	b.engine.list = func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+		calls["list"] = ctx
+		return do()
+	}
+	b.sweep.Live = func(ctx context.Context) (map[types.UID]bool, error) { calls["owners"] = ctx; return nil, nil }
+	b.sweep.Approved = func(ctx context.Context) (map[driver.Target]bool, error) {
+		calls["approvals"] = ctx
+		return map[driver.Target]bool{target: true}, nil
+	}
+	b.sweepOnce()
+	b.sweepOnce()
+	b.wantRemaining("")
+	calls["deletion"] = engine.deletion
+	for _, name := range []string{"list", "owners", "approvals", "deletion"} {
+		if _, limited := calls[name].Deadline(); !limited || calls[name].Err() == nil {
+			t.Errorf("%s: limited %v, ended: %v", name, limited, calls[name].Err())
+		}
+	}
+}
+
+// TestUnreadableCacheFailsSweep checks that a sweep fails if the cache of owners cannot be read
+// while the engine is known.
+func TestUnreadableCacheFailsSweep(t *testing.T) {
+	b := newSweepFixture(t)
+	b.sweep.Grace = 0
+	b.addServers(1)
+	b.startLoop().waitForAnswer("none", Gone)
+	b.sweepOnce()
+	b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) { return nil, errors.New("no cache") }
+	b.sweepOnceFails("no cache")
+	b.wantRemaining("s0")
+}
+
 func TestSweepRunsUntilItIsStopped(t *testing.T) {
 	b := newSweepFixture(t)
 	b.addServers(1)
@@ -419,12 +567,17 @@ func TestSweepRunsUntilItIsStopped(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+	if !b.sweep.NeedLeaderElection() {
+		t.Error("it would run on standbys too")
+	}
 }
 
 // fetchingDriver is an engine that also fetches images for servers.
 type fetchingDriver struct {
 	*hookedDriver
-	uids []types.UID
+	uids  []types.UID
+	stuck types.UID // its fetch cannot be abandoned
+	ended []types.UID
 }
 
 func (f *fetchingDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
@@ -436,6 +589,10 @@ func (f *fetchingDriver) List(ctx context.Context, uids ...types.UID) ([]driver.
 }
 
 func (f *fetchingDriver) Abandon(_ context.Context, uid types.UID) error {
+	if uid == f.stuck {
+		return errors.New("stuck")
+	}
+	f.ended = append(f.ended, uid)
 	f.uids = slices.DeleteFunc(f.uids, func(u types.UID) bool { return u == uid })
 	return nil
 }
