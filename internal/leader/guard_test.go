@@ -28,9 +28,9 @@ func newTestGuard() *testGuard {
 
 func (h *testGuard) wantEnter(t *testing.T, want error) (context.Context, func()) {
 	t.Helper()
-	ctx, _, leave, err := h.Enter(t.Context())
-	if !errors.Is(err, want) {
-		t.Fatalf("Enter: got error %v, want %v", err, want)
+	ctx, epoch, leave, err := h.Enter(t.Context())
+	if !errors.Is(err, want) || err != nil && epoch != 0 {
+		t.Fatalf("Enter: got epoch %d and error %v, want %v", epoch, err, want)
 	}
 	return ctx, leave
 }
@@ -127,6 +127,9 @@ func checkGuardReleaseAndRevoke(t *testing.T) {
 		t.Errorf("%d calls in flight, want 1", h.InFlight())
 	}
 	leave()
+	if ctx.Err() == nil {
+		t.Error("the call's context goes on after the call")
+	}
 	if h.InFlight() != 0 || !errors.Is(h.Check(), ErrReleasing) {
 		t.Errorf("%d calls in flight, check says %v", h.InFlight(), h.Check())
 	}
@@ -151,7 +154,9 @@ func TestGuardLapsesAtTheEndOfItsTerm(t *testing.T) {
 		if err := h.Check(); !errors.Is(err, ErrNotLeading) || h.hasLapsed() {
 			t.Errorf("before it leads: check says %v, lapsed %v", err, h.hasLapsed())
 		}
-		h.open(7, 0, testTerm)
+		advance(3 * time.Second)
+		h.open(7, 3*time.Second, testTerm)
+		h.extend(time.Second, testTerm) // is older
 		advance(testTerm - time.Nanosecond)
 		if err := h.Check(); err != nil || h.hasLapsed() {
 			t.Errorf("just before: check says %v, lapsed %v", err, h.hasLapsed())
