@@ -298,6 +298,43 @@ func TestReportOfDeposedLeader(t *testing.T) {
 	}
 }
 
+// TestOwnWriteCountsBeforeTheCache checks that a pass goes on from the last write, though the
+// cache does not have it yet.
+func TestOwnWriteCountsBeforeTheCache(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.reconcile()
+	g.takeOver()
+	g.crashNow(0)
+	g.wantWrites(1, func() { g.reconcile() })
+	g.wantWrites(0, func() { g.reconcile() })
+	g.wantPhase(api.PhaseFailed, api.ReasonExited)
+}
+
+// TestWriteConfirmsTheObject checks that an object needs no live read once the API has accepted
+// its status.
+func TestWriteConfirmsTheObject(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(policytest.ReportedVM())
+	p := reconciliationOf(g.vm(), policytest.Gone())
+	p.r = g.r
+	p.r.Live = interceptor.NewClient(g.api, interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return errors.New("the API is away")
+		},
+	})
+	p.decideStep(nil)
+	if err := p.confirmObject(t.Context()); err == nil {
+		t.Error("it was confirmed without a read")
+	}
+	if err := p.writeStatus(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.confirmObject(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestStatusWriteIsBounded checks the limit of a write, and that nothing is left of it after.
 func TestStatusWriteIsBounded(t *testing.T) {
 	g := newRig(t, fake.Options{})

@@ -41,16 +41,16 @@ func (c *config) print(out io.Writer, outcomes []outcome, known map[string]strin
 		}
 	}
 	printf("\n%-46s %8s %11s %10s %9s %9s\n", "file", "mutants", "unit tests", "schedules", "survive", "killed")
-	print := func(name string, r *row) {
+	printRow := func(name string, r *row) {
 		printf("%-46s %8d %11d %10d %9d %7.1f %%\n", name, r.mutants, r.byUnitTests, r.bySchedules, r.survivors,
 			100*float64(r.mutants-r.survivors)/float64(max(1, r.mutants)))
 	}
 	for _, file := range c.files {
 		if rows[file] != nil {
-			print(file, rows[file])
+			printRow(file, rows[file])
 		}
 	}
-	print("total", total)
+	printRow("total", total)
 }
 
 func unreached(o outcome) string {
