@@ -551,21 +551,24 @@ func TestEnsureOnlyFieldsAreNoChange(t *testing.T) {
 }
 
 // TestEnsureOnlyFieldsOfEither checks that it does not matter which of two servers has what
-// only Ensure reports.
+// only Ensure reports, and what that is.
 func TestEnsureOnlyFieldsOfEither(t *testing.T) {
 	listed := driver.Server{UID: "a", ID: "1", State: driver.StateRunning}
-	for name, change := range map[string]func(*driver.Server){
-		"pending": func(s *driver.Server) { s.Pending = []string{"image"} },
-		"refused": func(s *driver.Server) { s.Refused = &driver.Refused{Field: "image"} },
-		"both":    func(s *driver.Server) { s.Pending, s.Refused = []string{"image"}, &driver.Refused{Field: "image"} },
+	for name, change := range map[string]func(s *driver.Server, field string){
+		"pending": func(s *driver.Server, field string) { s.Pending = []string{field} },
+		"refused": func(s *driver.Server, field string) { s.Refused = &driver.Refused{Field: field} },
+		"both": func(s *driver.Server, field string) {
+			s.Pending, s.Refused = []string{field}, &driver.Refused{Field: field}
+		},
 	} {
-		ensured := listed
-		change(&ensured)
-		if !equalServer(&listed, &ensured) || !equalServer(&ensured, &listed) || !equalServer(&ensured, &ensured) {
+		ensured, another := listed, listed
+		change(&ensured, "image")
+		change(&another, "ports")
+		if !equalServer(&listed, &ensured) || !equalServer(&ensured, &listed) || !equalServer(&ensured, &another) {
 			t.Errorf("%s: they differ", name)
 		}
 		ensured.State = driver.StatePaused
-		if equalServer(&listed, &ensured) || equalServer(&ensured, &listed) {
+		if equalServer(&listed, &ensured) || equalServer(&ensured, &listed) || equalServer(&ensured, &another) {
 			t.Errorf("%s: they are the same though their states differ", name)
 		}
 	}
