@@ -546,7 +546,11 @@ func TestUnreadableCacheFailsSweep(t *testing.T) {
 	b.startLoop().waitForAnswer("none", Gone)
 	b.sweepOnce()
 	b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) { return nil, errors.New("no cache") }
+	lists := readLocked(b.engine, &b.engine.lists)
 	b.sweepOnceFails("no cache")
+	if now := readLocked(b.engine, &b.engine.lists); now != lists {
+		t.Errorf("the engine was listed %d times, want none", now-lists)
+	}
 	b.wantRemaining("s0")
 }
 

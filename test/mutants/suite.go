@@ -105,17 +105,20 @@ func (c *config) measureTest(ctx context.Context, s *suite, name string, argumen
 	return nil
 }
 
+// minLimit is how long the fastest tests may take with a mutant, on a host that is busy.
+const minLimit = 15 * time.Second
+
 var failure = regexp.MustCompile(`--- FAIL: (\S+)|(panic|fatal error): .*`)
 
 // try runs the tests of a suite that reach a mutant, with the mutant, and returns what
 // killed it, or "".
 func (c *config) try(ctx context.Context, s *suite, m Mutant) (killer string, err error) {
 	var names []string
-	limit := 10 * time.Second
+	limit := minLimit
 	for _, t := range s.tests {
 		if t.reaches[m.Number] {
 			names = append(names, t.name)
-			limit += 4 * t.took
+			limit += 6 * t.took
 		}
 	}
 	if len(names) == 0 {
