@@ -427,8 +427,12 @@ func TestWaitEnds(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := begin(func() error { return call(d, ctx) })
 			d.wantPending(ended)
+			requests := len(d.leases.contexts)
 			cancel()
 			d.wantEnd(ended, "canceled")
+			if n := len(d.leases.contexts); n != requests {
+				t.Errorf("%d requests after the end of the context", n-requests)
+			}
 
 			d = newDirectLock(t)
 			d.holdBy("other")
