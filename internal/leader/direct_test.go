@@ -7,7 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,22 +32,49 @@ var errBoom = errors.New("boom")
 // hookedLeases calls functions around requests. An error of theirs is the answer.
 type hookedLeases struct {
 	Leases
+
+	mu            sync.Mutex
 	before, after func(verb string) error
 	contexts      []context.Context
 	count         map[string]int
 }
 
+func (h *hookedLeases) setHooks(before, after func(verb string) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.before, h.after = before, after
+}
+
+// requests returns the contexts of all requests.
+func (h *hookedLeases) requests() []context.Context {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.contexts)
+}
+
+func (h *hookedLeases) countOf(verb string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.count[verb]
+}
+
+// fail makes every request fail.
+func (h *hookedLeases) fail() { h.setHooks(func(string) error { return errBoom }, nil) }
+
 func (h *hookedLeases) request(ctx context.Context, verb string, do func() (*coordinationv1.Lease, error)) (*coordinationv1.Lease, error) {
+	h.mu.Lock()
 	h.contexts = append(h.contexts, ctx)
 	h.count[verb]++
-	if h.before != nil {
-		if err := h.before(verb); err != nil {
+	before, after := h.before, h.after
+	h.mu.Unlock()
+	if before != nil {
+		if err := before(verb); err != nil {
 			return &coordinationv1.Lease{}, err
 		}
 	}
 	lease, err := do()
-	if err == nil && h.after != nil {
-		err = h.after(verb)
+	if err == nil && after != nil {
+		err = after(verb)
 	}
 	if err != nil {
 		return &coordinationv1.Lease{}, err // like client-go's
@@ -70,7 +100,7 @@ type directLock struct {
 	t         *testing.T
 	api       *leaseAPI
 	leases    *hookedLeases
-	suspended time.Duration
+	suspended atomic.Int64 // a time.Duration
 }
 
 func newHooked(api *leaseAPI) *hookedLeases {
@@ -84,7 +114,7 @@ func newDirectLock(t *testing.T, change ...func(*Options)) *directLock {
 	begin := time.Now()
 	o := Options{
 		Leases: d.leases, Namespace: "default", Name: "it", Identity: "me", Settings: DefaultSettings(),
-		Clock: clock.RealClock{}, Boot: func() time.Duration { return time.Since(begin) + d.suspended }, Log: logr.Discard(),
+		Clock: clock.RealClock{}, Boot: func() time.Duration { return time.Since(begin) + time.Duration(d.suspended.Load()) }, Log: logr.Discard(),
 	}
 	for _, c := range change {
 		c(&o)
@@ -235,12 +265,12 @@ func TestReleaseIsRepeated(t *testing.T) {
 						if hook == nil {
 							return nil
 						}
-						return hook(d.leases.count["update"], verb)
+						return hook(d.leases.countOf("update"), verb)
 					}
 				}
-				d.leases.before, d.leases.after = with(tc.before), with(tc.after)
+				d.leases.setHooks(with(tc.before), with(tc.after))
 				d.wantEnd(begin(func() error { return d.Update(t.Context(), resourcelock.LeaderElectionRecord{}) }), tc.want)
-				if n := d.leases.count["update"]; n != tc.updates || d.api.holder() != tc.holder {
+				if n := d.leases.countOf("update"); n != tc.updates || d.api.holder() != tc.holder {
 					t.Errorf("%d writes, and the holder is %q; want %d and %q", n, d.api.holder(), tc.updates, tc.holder)
 				}
 			})
@@ -263,9 +293,9 @@ func TestReleaseOfALostLease(t *testing.T) {
 	checkDirect(t, func(t *testing.T) {
 		d := newDirectLock(t).lead()
 		d.loseLease()
-		requests := len(d.leases.contexts)
-		if err := d.release(t.Context()); !errors.Is(err, ErrLost) || len(d.leases.contexts) != requests {
-			t.Errorf("%v, and %d requests", err, len(d.leases.contexts)-requests)
+		requests := len(d.leases.requests())
+		if err := d.release(t.Context()); !errors.Is(err, ErrLost) || len(d.leases.requests()) != requests {
+			t.Errorf("%v, and %d requests", err, len(d.leases.requests())-requests)
 		}
 	})
 }
@@ -276,12 +306,12 @@ func TestFailedAcquisition(t *testing.T) {
 	t.Parallel()
 	fail := func(verb string, answer error) func(*directLock) {
 		return func(d *directLock) {
-			d.leases.before = func(request string) error {
+			d.leases.setHooks(func(request string) error {
 				if request == verb {
 					return answer
 				}
 				return nil
-			}
+			}, nil)
 		}
 	}
 	for name, tc := range map[string]struct {
@@ -293,7 +323,7 @@ func TestFailedAcquisition(t *testing.T) {
 		"a race, and the read fails": {func(d *directLock) { d.holdBy("other"); fail("get", errBoom)(d) }, "read the Lease: boom"},
 		"the claim fails": {func(d *directLock) {
 			claims := newHooked(newLeaseAPI())
-			claims.before = func(string) error { return errBoom }
+			claims.fail()
 			d.opts.Claims = claims
 		}, "boom"},
 		"the answer has no version": {func(d *directLock) { d.opts.Leases = unversionedLeases{d.leases} }, `resourceVersion "x" is not a number`},
@@ -388,7 +418,7 @@ func TestGetWaits(t *testing.T) {
 				d.t.Error(err)
 			}
 		}, 0},
-		"until the host wakes up": {func(d *directLock) { advance(stepDelay); d.suspended = time.Minute }, checkPeriod},
+		"until the host wakes up": {func(d *directLock) { advance(stepDelay); d.suspended.Store(int64(time.Minute)) }, checkPeriod},
 	} {
 		t.Run(name, func(t *testing.T) {
 			checkDirect(t, func(t *testing.T) {
@@ -427,10 +457,10 @@ func TestWaitEnds(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := begin(func() error { return call(d, ctx) })
 			d.wantPending(ended)
-			requests := len(d.leases.contexts)
+			requests := len(d.leases.requests())
 			cancel()
 			d.wantEnd(ended, "canceled")
-			if n := len(d.leases.contexts); n != requests {
+			if n := len(d.leases.requests()); n != requests {
 				t.Errorf("%d requests after the end of the context", n-requests)
 			}
 
@@ -438,7 +468,7 @@ func TestWaitEnds(t *testing.T) {
 			d.holdBy("other")
 			ended = begin(func() error { return call(d, t.Context()) })
 			advance(10 * time.Second)
-			d.leases.before = func(string) error { return errBoom }
+			d.leases.fail()
 			d.wantPending(ended)
 			advance(6 * time.Second)
 			d.wantEnd(ended, "boom")
@@ -453,18 +483,19 @@ func TestWaitEnds(t *testing.T) {
 func TestFailedReads(t *testing.T) {
 	checkDirect(t, func(t *testing.T) {
 		d := newDirectLock(t)
-		d.leases.before = func(string) error { return errBoom }
+		d.leases.fail()
 		d.wantEnd(begin(d.get), "read the Lease: boom")
-		d.leases.before = nil
+		d.leases.setHooks(nil, nil)
 		if err := d.get(); !apierrors.IsNotFound(err) {
 			t.Errorf("without a Lease: %v", err)
 		}
 		d.lead()
-		d.leases.before = func(string) error { return errBoom }
+		d.leases.fail()
 		if leads, err := d.Confirm(t.Context()); leads || !errors.Is(err, errBoom) {
 			t.Errorf("it leads: %v, %v; want that it does not know", leads, err)
 		}
-		d.leases.before, d.opts.Leases = nil, unversionedLeases{d.leases}
+		d.leases.setHooks(nil, nil)
+		d.opts.Leases = unversionedLeases{d.leases}
 		d.wantEnd(begin(d.get), `resourceVersion "x" is not a number`)
 	})
 }
@@ -511,13 +542,13 @@ func checkCallsOfALeader(t *testing.T) {
 func TestLossBeforeTheAnswer(t *testing.T) {
 	checkDirect(t, func(t *testing.T) {
 		d := newDirectLock(t)
-		d.leases.after = func(verb string) error {
+		d.leases.setHooks(nil, func(verb string) error {
 			if verb == "create" {
 				d.api.edit(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new("stranger") })
 				return d.readLease(t.Context())
 			}
 			return nil
-		}
+		})
 		_ = d.Create(t.Context(), mine)
 		if d.isLeading() || !errors.Is(d.Err(), ErrLost) {
 			t.Errorf("it leads: %v, and its error is %v", d.isLeading(), d.Err())
@@ -530,7 +561,7 @@ func TestLateClaim(t *testing.T) {
 	checkDirect(t, func(t *testing.T) {
 		claims := newHooked(newLeaseAPI())
 		d := newDirectLock(t, func(o *Options) { o.Claims = claims }).lead()
-		claims.before = func(string) error { return errBoom }
+		claims.fail()
 		advance(2 * DefaultSettings().Lease)
 		d.wantEnd(begin(d.update), "")
 		advance(time.Second)
@@ -544,10 +575,11 @@ func TestRequestsLeaveNothing(t *testing.T) {
 		d := newDirectLock(t).lead()
 		_ = d.get()
 		_ = d.update()
-		if len(d.leases.contexts) != 3 {
-			t.Errorf("%d requests", len(d.leases.contexts))
+		requests := d.leases.requests()
+		if len(requests) != 3 {
+			t.Errorf("%d requests", len(requests))
 		}
-		for n, ctx := range d.leases.contexts {
+		for n, ctx := range requests {
 			if _, limited := ctx.Deadline(); !limited || ctx.Err() == nil {
 				t.Errorf("request %d: limited %v, ended: %v", n, limited, ctx.Err())
 			}

@@ -6,6 +6,7 @@ package leader
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -188,11 +189,11 @@ func TestGuardKeepsItsReason(t *testing.T) {
 // timerCounter is a clock that counts the timers that were started.
 type timerCounter struct {
 	clock.RealClock
-	started int
+	started atomic.Int32
 }
 
 func (c *timerCounter) AfterFunc(d time.Duration, f func()) clock.Timer {
-	c.started++
+	c.started.Add(1)
 	return c.RealClock.AfterFunc(d, f)
 }
 
@@ -207,9 +208,9 @@ func TestOneCheckForAllCalls(t *testing.T) {
 		for n := range leave {
 			_, leave[n] = h.wantEnter(t, nil)
 		}
-		for want := range 3 {
-			if timers.started != want+1 {
-				t.Errorf("after %s %d timers were started, want %d", time.Since(h.begin), timers.started, want+1)
+		for want := range int32(3) {
+			if n := timers.started.Load(); n != want+1 {
+				t.Errorf("after %s %d timers were started, want %d", time.Since(h.begin), n, want+1)
 			}
 			advance(checkPeriod)
 		}
@@ -217,8 +218,8 @@ func TestOneCheckForAllCalls(t *testing.T) {
 			leave[n]()
 		}
 		advance(3 * checkPeriod)
-		if timers.started != 4 {
-			t.Errorf("%d timers were started, want none without a call", timers.started-4)
+		if n := timers.started.Load(); n != 4 {
+			t.Errorf("%d timers were started, want none without a call", n-4)
 		}
 	})
 }
