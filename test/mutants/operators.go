@@ -10,6 +10,7 @@ import (
 	"go/token"
 	"go/types"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -343,7 +344,7 @@ func (r *rewriter) visitConstant(e ast.Expr, value types.TypeAndValue, allowed f
 		if other < 0 && strings.HasPrefix(name, "u") {
 			continue
 		}
-		text := fmt.Sprint(other)
+		text := strconv.FormatInt(other, 10)
 		numbers = append(numbers, text)
 		if isDuration {
 			text = time.Duration(other).String()

@@ -129,13 +129,13 @@ func (c *config) try(ctx context.Context, s *suite, m Mutant) (killer string, er
 		arguments = []string{"-test.failfast", "-test.run", "^(" + strings.Join(names, "|") + ")$"}
 	}
 	out, err := c.run(ctx, s, limit, fmt.Sprintf("%s=%d", active.Variable, m.Number), arguments...)
-	exit := (*exec.ExitError)(nil)
+	_, failed := errors.AsType[*exec.ExitError](err)
 	switch {
 	case err == nil:
 		return "", nil
 	case ctx.Err() != nil:
 		return "", ctx.Err()
-	case !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) && !errors.Is(err, context.DeadlineExceeded):
+	case !failed && !errors.Is(err, exec.ErrWaitDelay) && !errors.Is(err, context.DeadlineExceeded):
 		return "", fmt.Errorf("%s with mutant %s: %w", s.folder, m, err)
 	}
 	if match := failure.FindString(out); match != "" {
