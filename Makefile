@@ -24,6 +24,7 @@ DRIVER ?= docker
 NODES ?= 3
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
 IMAGE ?= drover-controller:dev
+MACHINE_IMAGE ?= drover-machine:dev
 PLATFORMS ?= linux/$(shell go env GOARCH)
 PUSH ?= false
 
@@ -51,6 +52,12 @@ build: ## build bin/drover, bin/drover-controller and bin/kubectl-vm
 image: ## build the container image into bin/image, without an engine; IMAGE, PLATFORMS, PUSH=true
 	@mkdir -p bin
 	GOFLAGS= go -C hack/image run -buildvcs=false . --tag "$(IMAGE)" --version "$(VERSION)" --platforms "$(PLATFORMS)" --push=$(PUSH)
+
+.PHONY: image-machine
+image-machine: ## build the image of drover-machine, with QEMU from Debian's packages, into bin/image; MACHINE_IMAGE
+	@mkdir -p bin
+	@hack/machine-root.sh bin/machine-root
+	GOFLAGS= go -C hack/image run -buildvcs=false . --program drover-machine --tag "$(MACHINE_IMAGE)" --version "$(VERSION)" --platforms linux/amd64 --root "$(CURDIR)/bin/machine-root/root" --packages "$(CURDIR)/bin/machine-root/packages" --push=$(PUSH)
 
 .PHONY: test
 test: build ## run all tests: unit, contract (fake, docker, qemu), integration; installs what they need
