@@ -1,0 +1,314 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+const (
+	machineNamespace = "machines"
+	machineImage     = "drover.test/drover-machine:1"
+	guestImage       = "drover.test/guest:1"
+	machineUUID      = "5d0f0b0e-3a5c-4b7e-9d58-1f6a2c9e7b10"
+	// keptFinalizer keeps a pod that is deleted until the test has seen how it ended.
+	keptFinalizer = "drover.test/kept"
+	// maxMachineRSS is how much memory drover-machine itself may take.
+	maxMachineRSS = 20 << 20
+)
+
+// machineDescription is what drover-machine reads: a Linux guest whose disk is a copy of an
+// image, which counts its boots there.
+const machineDescription = `
+version: 1
+uuid: ` + machineUUID + `
+name: web
+cpus: 1
+memoryBytes: 201326592
+accelerator: tcg
+rootDisk: {folder: /disk, image: /guest/boot.img, sizeBytes: 67108864}
+kernel: {file: /guest/vmlinuz, initrd: /guest/initrd, cmdline: console=ttyS0 quiet panic=-1}
+forwards: [{port: 80}]
+gracePeriodSeconds: 30
+`
+
+// importMachine builds the images of drover-machine and of a guest, and gives them to a node.
+func importMachine(t *testing.T, node *cluster.Node) {
+	t.Helper()
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, qemu := t.TempDir(), filepath.Join(root, "bin", "machine-root")
+	framework.MustRunCommand(t, framework.BuildTimeout, nil, filepath.Join(root, "hack", "machine-root.sh"), qemu)
+	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", filepath.Join(root, "hack", "image"), "run", ".",
+		"--out", dir, "--tag", machineImage, "--program", "drover-machine", "--root", filepath.Join(qemu, "root"), "--packages", filepath.Join(qemu, "packages"))
+	guest := framework.BuildLinuxGuest(t, dir)
+	files := map[string]string{"vmlinuz": guest.Kernel, "initrd": guest.Initrd, "boot.img": framework.BuildBootGuest(t, dir, "A", false)}
+	if err := cluster.WriteImage(filepath.Join(dir, "guest.tar"), guestImage, files, "/none"); err != nil {
+		t.Fatal(err)
+	}
+	for _, archive := range []string{"drover-machine-linux-amd64.tar", "guest.tar"} {
+		if err := node.ImportImage(t.Context(), filepath.Join(dir, archive)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// newMachineNamespace makes a namespace in which only restricted pods run, with a disk and the
+// description of a machine.
+func newMachineNamespace(t *testing.T) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	core := shared.Client.CoreV1()
+	labels := map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
+	_, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: machineNamespace, Labels: labels}}, metav1.CreateOptions{})
+	t.Cleanup(func() {
+		if err := core.Namespaces().Delete(ctx, machineNamespace, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "disk"}}
+	claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+	claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	if err == nil {
+		_, err = core.PersistentVolumeClaims(machineNamespace).Create(ctx, claim, metav1.CreateOptions{})
+	}
+	if err == nil {
+		data := map[string]string{"machine.yaml": machineDescription}
+		_, err = core.ConfigMaps(machineNamespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "machine"}, Data: data}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// machinePod is a pod that is a machine, as docs/cluster.md shows one.
+func machinePod(name string, node *cluster.Node) *corev1.Pod {
+	volumes := []corev1.Volume{{Name: "disk"}, {Name: "guest"}, {Name: "run"}, {Name: "machine"}}
+	volumes[0].PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}
+	volumes[1].Image = &corev1.ImageVolumeSource{Reference: guestImage, PullPolicy: corev1.PullNever}
+	volumes[2].EmptyDir = &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}
+	volumes[3].ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "machine"}}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: machineNamespace, Finalizers: []string{keptFinalizer}},
+		Spec: corev1.PodSpec{
+			AutomountServiceAccountToken: new(bool), RestartPolicy: corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: new(int64(30)), Volumes: volumes,
+			NodeSelector: map[string]string{corev1.LabelHostname: node.Name},
+			SecurityContext: &corev1.PodSecurityContext{
+				RunAsNonRoot: new(true), FSGroup: new(int64(65532)),
+				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			},
+			Containers: []corev1.Container{{
+				Name: "machine", Image: machineImage, ImagePullPolicy: corev1.PullNever,
+				SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: new(bool), ReadOnlyRootFilesystem: new(true),
+					Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")}},
+				VolumeMounts: []corev1.VolumeMount{
+					{Name: "disk", MountPath: "/disk"},
+					{Name: "guest", MountPath: "/guest", ReadOnly: true},
+					{Name: "run", MountPath: "/run/drover-machine"},
+					{Name: "machine", MountPath: "/etc/drover-machine", ReadOnly: true},
+				},
+			}},
+		},
+	}
+}
+
+// console is what a machine prints, as kubectl logs -f shows it.
+type console struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (c *console) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.text.Write(p)
+}
+
+func (c *console) wait(t *testing.T, text string) {
+	t.Helper()
+	framework.Eventually(t, wait, fmt.Sprintf("the console shows %q", text), func() error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !strings.Contains(c.text.String(), text) {
+			return fmt.Errorf("it shows %s", c.text.String())
+		}
+		return nil
+	})
+}
+
+// runMachine creates a machine's pod and returns its console once its guest is up.
+func runMachine(t *testing.T, name string, node *cluster.Node, boots int) *console {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	pods := shared.Client.CoreV1().Pods(machineNamespace)
+	if _, err := pods.Create(ctx, machinePod(name, node), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // also of a test that failed, whose namespace would stay
+		_ = pods.Delete(ctx, name, metav1.DeleteOptions{})
+		_, _ = pods.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	})
+	begun := time.Now()
+	framework.Eventually(t, wait, name+" runs", func() error {
+		pod, err := pods.Get(ctx, name, metav1.GetOptions{})
+		if err == nil && pod.Status.Phase != corev1.PodRunning {
+			err = fmt.Errorf("its status is %+v", pod.Status)
+		}
+		return err
+	})
+	c := &console{}
+	go func() { _ = followLog(ctx, name, c) }()
+	c.wait(t, fmt.Sprintf("drover linux guest %d is up", boots))
+	t.Logf("%s was up after %v", name, time.Since(begun).Round(time.Millisecond))
+	return c
+}
+
+func followLog(ctx context.Context, name string, to *console) error {
+	stream, err := shared.Client.CoreV1().Pods(machineNamespace).GetLogs(name, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stream.Close() }()
+	_, err = io.Copy(to, stream)
+	return err
+}
+
+// checkMachineEnd checks how the container of a machine has ended.
+func checkMachineEnd(t *testing.T, name string, code int32, message string) {
+	t.Helper()
+	framework.Eventually(t, wait, name+" has ended", func() error {
+		pod, err := shared.Client.CoreV1().Pods(machineNamespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if len(pod.Status.ContainerStatuses) == 0 || pod.Status.ContainerStatuses[0].State.Terminated == nil {
+			return errors.New("it runs")
+		}
+		ended := pod.Status.ContainerStatuses[0].State.Terminated
+		if ended.ExitCode != code || !strings.Contains(ended.Message, message) {
+			t.Errorf("%s ended with %d, %q, want %d, %q", name, ended.ExitCode, ended.Message, code, message)
+		}
+		return nil
+	})
+}
+
+// processOf returns a process of this host by its name and a text of its command line.
+func processOf(t *testing.T, name, argument string) int {
+	t.Helper()
+	names, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, path := range names {
+		comm, _ := os.ReadFile(path)
+		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		if strings.HasPrefix(string(comm), name) && bytes.Contains(line, []byte(argument)) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			return pid
+		}
+	}
+	t.Fatalf("no process %s %s runs", name, argument)
+	return 0
+}
+
+// checkMachineRSS checks how much memory drover-machine takes, which is QEMU's parent.
+func checkMachineRSS(t *testing.T, qemu int) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", qemu))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent := statusField(t, string(status), "PPid:")
+	status, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", parent))
+	if err != nil || !strings.Contains(string(status), "drover-machine") {
+		t.Fatalf("the parent of QEMU is %s, %v", status, err)
+	}
+	rss := statusField(t, string(status), "VmRSS:") << 10
+	t.Logf("drover-machine has %d bytes resident", rss)
+	if rss > maxMachineRSS {
+		t.Errorf("drover-machine has %d bytes resident, at most %d are allowed", rss, maxMachineRSS)
+	}
+}
+
+func statusField(t *testing.T, status, name string) int {
+	t.Helper()
+	_, rest, _ := strings.Cut(status, "\n"+name)
+	value, err := strconv.Atoi(strings.Fields(rest + " none")[0])
+	if err != nil {
+		t.Fatalf("%s in %s: %v", name, status, err)
+	}
+	return value
+}
+
+// TestMachine runs drover-machine in restricted pods: a guest that another pod reaches, that a
+// deletion shuts down, and whose disk a second pod has again.
+func TestMachine(t *testing.T) {
+	node := shared.Node(1)
+	importMachine(t, node)
+	newMachineNamespace(t)
+	client := runPod(t, "machine-client", shared.Node(2))
+
+	console := runMachine(t, "first", node, 1)
+	pods := shared.Client.CoreV1().Pods(machineNamespace)
+	pod, err := pods.Get(t.Context(), "first", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := get(t, client.Name, "http://"+pod.Status.PodIP); !strings.Contains(got, `"boots":1`) || !strings.Contains(got, `"size":67108864`) {
+		t.Errorf("the guest answers %q", got)
+	}
+	checkMachineRSS(t, processOf(t, "qemu-system", machineUUID))
+	begun := time.Now()
+	if err := pods.Delete(t.Context(), "first", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	console.wait(t, "drover linux guest powers off")
+	checkMachineEnd(t, "first", 0, `"reason":"Completed"`)
+	t.Logf("the guest was shut down after %v", time.Since(begun).Round(time.Millisecond))
+	releasePod(t, "first")
+
+	runMachine(t, "second", node, 2)
+	if err := syscall.Kill(processOf(t, "qemu-system", machineUUID), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	checkMachineEnd(t, "second", 5, `"reason":"Killed","message":"QEMU ended with signal: killed`)
+}
+
+// releasePod lets a pod go whose end the test has seen, and waits until it is gone.
+func releasePod(t *testing.T, name string) {
+	t.Helper()
+	pods := shared.Client.CoreV1().Pods(machineNamespace)
+	if _, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, wait, name+" is gone", func() error {
+		if _, err := pods.Get(t.Context(), name, metav1.GetOptions{}); err == nil {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+}
