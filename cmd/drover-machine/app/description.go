@@ -51,7 +51,8 @@ type description struct {
 type rootDisk struct {
 	// Folder keeps the disk, which is made once.
 	Folder string `json:"folder"`
-	// Image is the file, raw or qcow2, that the disk is a copy of; empty for a blank disk.
+	// Image is the file, raw or qcow2, that the disk is a copy of, or a folder with that file
+	// alone; empty for a blank disk.
 	Image string `json:"image,omitempty"`
 	// SizeBytes is what the disk is grown to; 0 means the image's size.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`

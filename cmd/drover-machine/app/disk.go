@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image/diskimage"
@@ -150,9 +151,28 @@ func (f diskFolder) openOverlay(d *rootDisk, files *launch.Files) (*launch.Drive
 	return &launch.Drive{FD: files.Add(disk), Backing: layer}, nil
 }
 
+// findImage returns the file of an image: the only one, if the path is a folder, as in container
+// disks.
+func findImage(path string) (string, error) {
+	entries, err := os.ReadDir(path)
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		return path, nil
+	case err != nil:
+		return "", err
+	case len(entries) != 1:
+		return "", fmt.Errorf("the folder has %d files: it must have one", len(entries))
+	}
+	return filepath.Join(path, entries[0].Name()), nil
+}
+
 // openImage opens an image and determines what it is.
 func openImage(path string) (*os.File, diskimage.Info, error) {
-	f, err := diskimage.OpenRegular(path, true)
+	file, err := findImage(path)
+	var f *os.File
+	if err == nil {
+		f, err = diskimage.OpenRegular(file, true)
+	}
 	if err != nil {
 		return nil, diskimage.Info{}, fmt.Errorf("image %s: %w", path, err)
 	}
