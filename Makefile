@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 # The same flags for every go command, so that builds, tests and linters share what is compiled.
 export GOFLAGS := -trimpath -buildvcs=false $(filter-out -trimpath -buildvcs=%,$(GOFLAGS))
-LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
+LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/drover-machine/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
 # What kube-apiserver in bin/drover says it is: clients such as Helm ask.
 KUBE = $(shell go -C standalone list -m -f '{{.Version}}' k8s.io/kubernetes)
 KUBE_PARTS = $(subst ., ,$(KUBE:v%=%))
@@ -42,9 +42,10 @@ up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C sto
 	bin/drover up $(ARGS)
 
 .PHONY: build
-build: ## build bin/drover, bin/drover-controller and bin/kubectl-vm
+build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/kubectl-vm
 	@mkdir -p bin
 	CGO_ENABLED=0 go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/kubectl-vm ./cmd/kubectl-vm # users copy it to other hosts
+	CGO_ENABLED=0 go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-machine ./cmd/drover-machine # containers have no libraries
 	go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-controller ./cmd/drover-controller
 	go -C standalone build -buildvcs=false -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o ../bin/drover .
 

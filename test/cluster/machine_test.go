@@ -23,6 +23,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"cloudnative.tw/drover/test/cluster"
@@ -172,8 +174,14 @@ func (c *console) wait(t *testing.T, text string) {
 	})
 }
 
-// run creates a machine's pod and returns its console once its guest is up.
+// run creates the pod of the Linux guest and returns its console once the guest is up.
 func (e *machineExample) run(t *testing.T, name string, boots int) *console {
+	t.Helper()
+	return e.runUntil(t, name, fmt.Sprintf("drover linux guest %d is up", boots))
+}
+
+// runUntil creates a machine's pod and returns its console once that shows a text.
+func (e *machineExample) runUntil(t *testing.T, name, text string) *console {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	pods := shared.Client.CoreV1().Pods(machineNamespace)
@@ -195,7 +203,7 @@ func (e *machineExample) run(t *testing.T, name string, boots int) *console {
 	})
 	c := &console{}
 	go func() { _ = followLog(ctx, name, c) }()
-	c.wait(t, fmt.Sprintf("drover linux guest %d is up", boots))
+	c.wait(t, text)
 	t.Logf("%s was up after %v", name, time.Since(begun).Round(time.Millisecond))
 	return c
 }
@@ -314,6 +322,35 @@ func TestMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkMachineEnd(t, "second", 5, `"reason":"Killed","message":"QEMU ended with signal: killed`)
+	releasePod(t, "second")
+
+	// The disk itself boots another guest, which panics at a key.
+	_, rest, _ := strings.Cut(machineDescription, "kernel:")
+	_, rest, _ = strings.Cut(rest, "\n")
+	before, _, _ := strings.Cut(machineDescription, "kernel:")
+	example.config.Data["machine.yaml"] = before + rest
+	if _, err := shared.Client.CoreV1().ConfigMaps(machineNamespace).Update(t.Context(), &example.config, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	example.runUntil(t, "third", "drover guest 3 A")
+	typeInto(t, "third", "p")
+	checkMachineEnd(t, "third", 3, `"reason":"GuestPanicked"`)
+}
+
+// typeInto types at the console of a machine, as kubectl attach does.
+func typeInto(t *testing.T, name, text string) {
+	t.Helper()
+	request := shared.Client.CoreV1().RESTClient().Post().Namespace(machineNamespace).Resource("pods").Name(name).SubResource("attach").
+		VersionedParams(&corev1.PodAttachOptions{Stdin: true, Stdout: true}, scheme.ParameterCodec)
+	executor, err := remotecommand.NewWebSocketExecutor(shared.Config, "GET", request.URL().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: strings.NewReader(text), Stdout: io.Discard}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // releasePod lets a pod go whose end the test has seen, and waits until it is gone.

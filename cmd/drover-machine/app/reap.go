@@ -14,9 +14,9 @@ import (
 
 // childInfo is siginfo_t of Linux for an ended child.
 type childInfo struct {
-	signal, errno, code, _ int32
-	pid                    int32
-	_                      [108]byte
+	_   [4]int32
+	pid int32
+	_   [108]byte
 }
 
 // reapOrphans waits for children that this program did not start: a container's first process
