@@ -353,10 +353,13 @@ func typeInto(t *testing.T, name, text string) {
 	}
 }
 
-// releasePod lets a pod go whose end the test has seen, and waits until it is gone.
+// releasePod removes a pod whose end the test has seen, and waits until it is gone.
 func releasePod(t *testing.T, name string) {
 	t.Helper()
 	pods := shared.Client.CoreV1().Pods(machineNamespace)
+	if err := pods.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
