@@ -51,11 +51,14 @@ closure_of --download-only >"${work}/apt.log" 2>&1 || {
 	closure_of --download-only >"${work}/apt.log" 2>&1 || die "apt-get could not fetch QEMU: $(tail -n 3 "${work}/apt.log")"
 }
 for deb in "${work}"/debs/*.deb; do
-	dpkg-deb -x "${deb}" "${work}/all"
-	dpkg-deb --fsys-tarfile "${deb}" | tar -t | sed 's|^\./||' >"${work}/lists/$(dpkg-deb -W --showformat '${Package}=${Version}' "${deb}")"
+	package="$(dpkg-deb -W --showformat '${Package}=${Version}' "${deb}")"
+	dpkg-deb -x "${deb}" "${work}/package"
+	find "${work}/package" -type f -printf '%P\n' >"${work}/lists/${package}"
+	cp -a --link "${work}/package/." "${work}/all/"
+	rm -rf "${work}/package"
 done
 
-# owner prints the package of a file below all, and adds it to those in use.
+# note_owner adds the package of a file to those in use.
 note_owner() {
 	local lists=("${work}"/lists/*) path="${1#"${work}/all/"}"
 	{ grep --line-regexp --fixed-strings --files-with-matches -e "${path}" "${lists[@]}" || die "no package has ${path}"; } |
