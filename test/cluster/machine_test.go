@@ -162,16 +162,20 @@ func (c *console) Write(p []byte) (int, error) {
 	return c.text.Write(p)
 }
 
-func (c *console) wait(t *testing.T, text string) {
+// line waits for a text, and returns the line that it is in.
+func (c *console) line(t *testing.T, text string) (line string) {
 	t.Helper()
 	framework.Eventually(t, wait, fmt.Sprintf("the console shows %q", text), func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if !strings.Contains(c.text.String(), text) {
-			return fmt.Errorf("it shows %s", c.text.String())
+		for line = range strings.Lines(c.text.String()) {
+			if strings.Contains(line, text) {
+				return nil
+			}
 		}
-		return nil
+		return fmt.Errorf("it shows %s", c.text.String())
 	})
+	return strings.TrimSpace(line)
 }
 
 // run creates the pod of the Linux guest and returns its console once the guest is up.
@@ -203,7 +207,7 @@ func (e *machineExample) runUntil(t *testing.T, name, text string) *console {
 	})
 	c := &console{}
 	go func() { _ = followLog(ctx, name, c) }()
-	c.wait(t, text)
+	c.line(t, text)
 	t.Logf("%s was up after %v", name, time.Since(begun).Round(time.Millisecond))
 	return c
 }
@@ -283,14 +287,27 @@ func statusField(t *testing.T, status, name string) int {
 }
 
 // TestMachine runs drover-machine in restricted pods: a guest that another pod reaches, that a
-// deletion shuts down, and whose disk a second pod has again.
+// deletion shuts down, and whose disk later pods have again.
 func TestMachine(t *testing.T) {
 	node := shared.Node(1)
 	importMachine(t, node)
 	example := readMachineExample(t, node)
 	example.createNamespace(t)
-	client := runPod(t, "machine-client", shared.Node(2))
+	testDeletion(t, example)
+	if !cluster.IsFull() {
+		return
+	}
+	example.run(t, "second", 2)
+	if err := syscall.Kill(processOf(t, "qemu-system", machineUUID), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	checkMachineEnd(t, "second", 5, `"reason":"Killed","message":"QEMU ended with signal: killed`)
+	releasePod(t, "second")
+	testAttach(t, example)
+}
 
+func testDeletion(t *testing.T, example *machineExample) {
+	client := runPod(t, "machine-client", shared.Node(2))
 	console := example.run(t, "first", 1)
 	pods := shared.Client.CoreV1().Pods(machineNamespace)
 	pod, err := pods.Get(t.Context(), "first", metav1.GetOptions{})
@@ -303,31 +320,22 @@ func TestMachine(t *testing.T) {
 			t.Errorf("the guest answers %q, want %s", got, want)
 		}
 	}
-	console.wait(t, `confinement="it runs as user ID 65532`)
+	t.Log(console.line(t, `confinement="it runs as user ID 65532`))
 	checkMachineRSS(t, processOf(t, "qemu-system", machineUUID))
 	begun := time.Now()
 	if err := pods.Delete(t.Context(), "first", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	console.wait(t, "drover linux guest powers off")
+	console.line(t, "drover linux guest powers off")
 	checkMachineEnd(t, "first", 0, `"reason":"Completed"`)
 	t.Logf("the guest was shut down after %v", time.Since(begun).Round(time.Millisecond))
 	releasePod(t, "first")
+}
 
-	if !cluster.IsFull() {
-		return
-	}
-	example.run(t, "second", 2)
-	if err := syscall.Kill(processOf(t, "qemu-system", machineUUID), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	checkMachineEnd(t, "second", 5, `"reason":"Killed","message":"QEMU ended with signal: killed`)
-	releasePod(t, "second")
-
-	// The disk itself boots another guest, which panics at a key.
-	_, rest, _ := strings.Cut(machineDescription, "kernel:")
+// testAttach boots the other guest that is on the disk itself, which panics at a key.
+func testAttach(t *testing.T, example *machineExample) {
+	before, rest, _ := strings.Cut(machineDescription, "kernel:")
 	_, rest, _ = strings.Cut(rest, "\n")
-	before, _, _ := strings.Cut(machineDescription, "kernel:")
 	example.config.Data["machine.yaml"] = before + rest
 	if _, err := shared.Client.CoreV1().ConfigMaps(machineNamespace).Update(t.Context(), &example.config, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

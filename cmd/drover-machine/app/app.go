@@ -72,7 +72,7 @@ func Main(arguments []string) int {
 	log := logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil))
 	finished := runDescribed(context.Background(), o, signals, log)
 	log.Info("Machine has ended", "reason", finished.Reason, "message", finished.Message)
-	if err := finished.write(o.termination); err != nil {
+	if err := finished.writeMessage(o.termination); err != nil {
 		log.Error(err, "Termination message could not be written")
 	}
 	return finished.code()

@@ -73,8 +73,8 @@ func (f diskFolder) readRecord() (*record, error) {
 	return &r, nil
 }
 
-// make makes the disk, as a copy of the image or blank.
-func (f diskFolder) make(ctx context.Context, d *rootDisk, machineType string) (*record, error) {
+// makeDisk makes the disk, as a copy of the image or blank.
+func (f diskFolder) makeDisk(ctx context.Context, d *rootDisk, machineType string) (*record, error) {
 	staging := f.staging()
 	if err := staging.Sweep(); err != nil {
 		return nil, fmt.Errorf("removing an unfinished disk: %w", err)
@@ -106,8 +106,8 @@ func (f diskFolder) make(ctx context.Context, d *rootDisk, machineType string) (
 	return r, atomicfile.SyncFolder(f.path)
 }
 
-// open opens the disk for QEMU.
-func (f diskFolder) open(r *record, files *launch.Files) (*launch.Drive, error) {
+// openDisk opens the disk for QEMU.
+func (f diskFolder) openDisk(r *record, files *launch.Files) (*launch.Drive, error) {
 	path := f.file(rootFolder, diskFile)
 	if r.Format != diskimage.Raw {
 		disk, err := diskimage.OpenDisk(path, false)

@@ -43,8 +43,8 @@ type end struct {
 
 func (e end) code() int { return exitCodes[e.Reason] }
 
-// write writes the termination message. The file may be a mount, which cannot be replaced.
-func (e end) write(path string) error {
+// writeMessage writes the termination message. The file may be a mount, which cannot be replaced.
+func (e end) writeMessage(path string) error {
 	if path == "" {
 		return nil
 	}

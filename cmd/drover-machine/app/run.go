@@ -198,11 +198,11 @@ func (r *run) prepareRoot(ctx context.Context, program *machine.Program, files *
 	}
 	if made == nil {
 		r.log.Info("Making the root disk", "folder", r.RootDisk.Folder, "image", r.RootDisk.Image)
-		if made, err = folder.make(ctx, r.RootDisk, machineType); err != nil {
+		if made, err = folder.makeDisk(ctx, r.RootDisk, machineType); err != nil {
 			return "", nil, fmt.Errorf("making the root disk: %w", err)
 		}
 	}
-	root, err = folder.open(made, files)
+	root, err = folder.openDisk(made, files)
 	return machineType, root, err
 }
 
