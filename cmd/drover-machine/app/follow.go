@@ -189,6 +189,10 @@ func (f *follower) pressPowerButton(ctx context.Context, status string) {
 
 // resumeDisk resumes a guest that a disk error has paused: it repeats the request.
 func (f *follower) resumeDisk(ctx context.Context) {
+	select {
+	case f.fault = <-f.faults:
+	default:
+	}
 	_ = f.machine.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
 		f.logWait(machine.FindDiskFault(ctx, c, f.fault))
 		if time.Since(f.resumedAt) < machine.ResumeAgain {

@@ -48,6 +48,7 @@ func TestMain(m *testing.M) {
 // host is what a drover-machine is given.
 type host struct {
 	dir, image string
+	qemu       string // to run in place of the usual one
 	described  description
 }
 
@@ -110,6 +111,9 @@ func (h *host) start(t *testing.T) *guest {
 	}
 	g.Cmd = exec.CommandContext(t.Context(), program, "-description", filepath.Join(run, "machine.json"),
 		"-run-folder", filepath.Join(run, "run"), "-termination-message", filepath.Join(run, "ended"))
+	if h.qemu != "" {
+		g.Args = append(g.Args, "-qemu", h.qemu)
+	}
 	g.Stdout, g.Stderr = lockedWriter{&g.mu, &g.console}, lockedWriter{&g.mu, &g.errors}
 	g.Cancel = func() error { return nil } // the cleanup below ends QEMU too
 	if g.keyboard, err = g.StdinPipe(); err != nil {

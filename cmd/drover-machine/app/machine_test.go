@@ -170,6 +170,50 @@ func TestDamagedDisk(t *testing.T) {
 	}
 }
 
+// failingDisk is a QEMU whose raw root disk fails the first write, for lack of room.
+const failingDisk = `#!/bin/bash
+inject='{"event":"none","iotype":"write","errno":28,"once":true,"immediately":true}'
+for a; do
+	shift
+	case $a in *'"node-name":"root"'*)
+		a=$(printf %s "$a" | sed 's/"file":\({"discard[^}]*}\)/"file":{"driver":"blkdebug","image":\1,"inject-error":['"$inject"']}/') ;;
+	esac
+	set -- "$@" "$a"
+done
+exec qemu-system-x86_64 "$@"
+`
+
+// TestDiskFault checks that a guest waits for its disk and goes on by itself once that works.
+func TestDiskFault(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.qemu = filepath.Join(h.dir, "qemu")
+	if err := os.WriteFile(h.qemu, []byte(failingDisk), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g := h.begin(t, "no space left on device")
+	g.waitFor(t, "drover guest 1 A")
+	g.waitFor(t, "Guest continues")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+}
+
+// TestStopWhileCopying checks that a machine that is to stop does not finish its disk first.
+func TestStopWhileCopying(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	if err := os.Truncate(h.image, 1<<40); err != nil { // whose zeros take minutes to read
+		t.Fatal(err)
+	}
+	g := h.begin(t, "Making the root disk")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+	left, err := os.ReadDir(h.described.RootDisk.Folder)
+	if err != nil || len(left) != 0 {
+		t.Errorf("it has left %v, %v", left, err)
+	}
+}
+
 // TestStart checks what drover-machine says of itself at the start, and what is resident.
 func TestStart(t *testing.T) {
 	t.Parallel()
