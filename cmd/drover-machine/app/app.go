@@ -60,9 +60,6 @@ func Main(arguments []string) int {
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "drover-machine:", err)
-		return exitCodes[endInvalid]
 	case o.version:
 		fmt.Println("drover-machine", Version)
 		return 0
@@ -70,7 +67,10 @@ func Main(arguments []string) int {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	log := logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil))
-	finished := runDescribed(context.Background(), o, signals, log)
+	finished := end{endInvalid, fmt.Sprint(err)}
+	if err == nil {
+		finished = runDescribed(context.Background(), o, signals, log)
+	}
 	log.Info("Machine has ended", "reason", finished.Reason, "message", finished.Message)
 	if err := finished.writeMessage(o.termination); err != nil {
 		log.Error(err, "Termination message could not be written")

@@ -241,6 +241,14 @@ func TestInvalidDescription(t *testing.T) {
 	g.wantEnd(t, 8, "InvalidDescription", "cpus is 0: it must be from 1 to")
 }
 
+func TestInvalidFlags(t *testing.T) {
+	t.Parallel()
+	g := newHost(t, false).start(t)
+	g.Args = append(g.Args, "start")
+	g.launch(t)
+	g.wantEnd(t, 8, "InvalidDescription", `unexpected argument "start"`)
+}
+
 func TestMissingImage(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
