@@ -18,6 +18,7 @@ dir="${1:?usage: hack/machine-root.sh DIR}"
 mkdir -p "${dir}"
 dir="$(cd "${dir}" && pwd -P)"
 readonly dir triplet=x86_64-linux-gnu
+readonly most=72000000 # bytes: with the program, the image has at most 80 MB
 readonly firmware=(bios-256k.bin kvmvapic.bin linuxboot_dma.bin pvh.bin)
 
 [[ "$(dpkg --print-architecture 2>/dev/null)" == amd64 ]] || die "needs Debian or a distribution of it, on amd64"
@@ -98,6 +99,8 @@ while IFS='=' read -r name _; do # their licences ask for it
 	copyright="${all}/usr/share/doc/${name}/copyright"
 	[[ ! -e "${copyright}" ]] || install -D --mode 0644 "$(readlink -f "${copyright}")" "${work}/out/root/usr/share/doc/${name}/copyright"
 done <"${work}/out/packages"
+size="$(du -sb "${work}/out/root" | cut -f 1)"
+[[ "${size}" -le "${most}" ]] || die "QEMU has ${size} bytes, at most ${most} are allowed"
 rm -rf "${dir}/root" "${dir}/wanted"
 mv "${work}/out/root" "${work}/out/packages" "${dir}/"
 mv "${work}/wanted" "${dir}/wanted"
