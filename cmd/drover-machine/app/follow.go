@@ -19,6 +19,9 @@ const (
 	// quitMargin is how long before SIGKILL QEMU is ended, which takes up to machine.QuitWithin.
 	// A short grace period has half of itself.
 	quitMargin = 3 * time.Second
+	// answerWithin is how long QEMU may take to answer, so that one that does not answer is ended
+	// in time too.
+	answerWithin = time.Second
 	// checkEvery is the interval between two checks that no event asks for.
 	checkEvery = 10 * time.Second
 	// maxLog bounds the log of QEMU, and lastOutput what of it explains an end.
@@ -35,6 +38,7 @@ type follower struct {
 	faults      chan machine.DiskFault
 
 	isStopping bool
+	isSilent   bool // QEMU did not answer the last time
 	deadline   <-chan time.Time
 	waits      string // what the guest waits for, as it was logged
 	fault      machine.DiskFault
@@ -151,18 +155,30 @@ func (f *follower) beginStop() {
 	f.deadline = time.After(grace - min(quitMargin, grace/2))
 }
 
-// findEnd looks at the guest, and presses the power button if it is to stop. It makes QEMU quit
-// once the guest has ended.
+// findEnd looks at the guest, and makes QEMU quit once the guest has ended.
 func (f *follower) findEnd(ctx context.Context) (reason string, hasEnded bool) {
-	status, err := f.machine.Status(ctx)
-	if err != nil {
-		f.logWait(fmt.Errorf("QEMU does not answer: %w", err))
+	bounded, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	status, err := f.machine.Status(bounded)
+	f.isSilent = err != nil
+	if f.isSilent {
+		f.logWait(errors.New("QEMU does not answer"))
 		return "", false
 	}
 	if reason, ok := machine.EndOf(status); ok {
 		f.quit(ctx)
 		return reason, true
 	}
+	f.helpGuest(bounded, status)
+	if err := f.machine.CutLog(machine.LogFile, maxLog); err != nil {
+		f.log.Info("Log of QEMU could not be cut", "cause", err.Error())
+	}
+	return "", false
+}
+
+// helpGuest does what a guest in a run state needs: it resumes one that waits for its disk, and
+// presses the power button of one that is to stop.
+func (f *follower) helpGuest(ctx context.Context, status string) {
 	switch {
 	case status == machine.StatusIOError:
 		f.resumeDisk(ctx)
@@ -172,10 +188,6 @@ func (f *follower) findEnd(ctx context.Context) (reason string, hasEnded bool) {
 	default:
 		f.logWait(nil)
 	}
-	if err := f.machine.CutLog(machine.LogFile, maxLog); err != nil {
-		f.log.Info("Log of QEMU could not be cut", "cause", err.Error())
-	}
-	return "", false
 }
 
 func (f *follower) pressPowerButton(ctx context.Context, status string) {
@@ -222,9 +234,8 @@ func (f *follower) logWait(cause error) {
 
 // endByForce ends the run, unless the guest has just ended.
 func (f *follower) endByForce(ctx context.Context, why string) (reason, message string, isOver bool) {
-	if status, err := f.machine.Status(ctx); err == nil {
-		if reason, ok := machine.EndOf(status); ok {
-			f.quit(ctx)
+	if !f.isSilent {
+		if reason, ok := f.findEnd(ctx); ok {
 			return reason, "", true
 		}
 	}
@@ -234,7 +245,11 @@ func (f *follower) endByForce(ctx context.Context, why string) (reason, message 
 
 // quit ends QEMU, with its disks consistent if that is possible.
 func (f *follower) quit(ctx context.Context) {
-	if err := f.machine.Quit(ctx); err != nil && !errors.Is(err, ctx.Err()) {
+	endQEMU := f.machine.Quit
+	if f.isSilent {
+		endQEMU = f.machine.Kill
+	}
+	if err := endQEMU(ctx); err != nil && !errors.Is(err, ctx.Err()) {
 		f.log.Error(err, "QEMU could not be ended")
 	}
 }

@@ -90,6 +90,24 @@ func TestGracePeriod(t *testing.T) {
 	g.wantEnd(t, 6, "Forced", "second signal")
 }
 
+// TestSilentQEMU checks that a QEMU that does not answer is ended in time too.
+func TestSilentQEMU(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.described.GracePeriodSeconds = 8
+	g := h.begin(t, "drover guest 1 A")
+	if err := syscall.Kill(g.qemu(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	g.signal(t, syscall.SIGTERM)
+	g.waitFor(t, "QEMU does not answer")
+	g.wantEnd(t, 6, "Forced", "did not shut down within 8 s")
+	if took := time.Since(begun); took > 8*time.Second {
+		t.Errorf("it took %v of 8 s", took)
+	}
+}
+
 func TestEphemeral(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
