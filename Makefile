@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 # The same flags for every go command, so that builds, tests and linters share what is compiled.
 export GOFLAGS := -trimpath -buildvcs=false $(filter-out -trimpath -buildvcs=%,$(GOFLAGS))
-LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
+LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/drover-machine/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
 # What kube-apiserver in bin/drover says it is: clients such as Helm ask.
 KUBE = $(shell go -C standalone list -m -f '{{.Version}}' k8s.io/kubernetes)
 KUBE_PARTS = $(subst ., ,$(KUBE:v%=%))
@@ -24,6 +24,7 @@ DRIVER ?= docker
 NODES ?= 3
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
 IMAGE ?= drover-controller:dev
+MACHINE_IMAGE ?= drover-machine:dev
 PLATFORMS ?= linux/$(shell go env GOARCH)
 PUSH ?= false
 
@@ -41,9 +42,10 @@ up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C sto
 	bin/drover up $(ARGS)
 
 .PHONY: build
-build: ## build bin/drover, bin/drover-controller and bin/kubectl-vm
+build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/kubectl-vm
 	@mkdir -p bin
 	CGO_ENABLED=0 go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/kubectl-vm ./cmd/kubectl-vm # users copy it to other hosts
+	CGO_ENABLED=0 go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-machine ./cmd/drover-machine # containers have no libraries
 	go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-controller ./cmd/drover-controller
 	go -C standalone build -buildvcs=false -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o ../bin/drover .
 
@@ -51,6 +53,12 @@ build: ## build bin/drover, bin/drover-controller and bin/kubectl-vm
 image: ## build the container image into bin/image, without an engine; IMAGE, PLATFORMS, PUSH=true
 	@mkdir -p bin
 	GOFLAGS= go -C hack/image run -buildvcs=false . --tag "$(IMAGE)" --version "$(VERSION)" --platforms "$(PLATFORMS)" --push=$(PUSH)
+
+.PHONY: image-machine
+image-machine: ## build the image of drover-machine, with QEMU from Debian's packages, into bin/image; MACHINE_IMAGE
+	@mkdir -p bin
+	@hack/machine-root.sh bin/machine-root
+	GOFLAGS= go -C hack/image run -buildvcs=false . --program drover-machine --tag "$(MACHINE_IMAGE)" --version "$(VERSION)" --platforms linux/amd64 --root "$(CURDIR)/bin/machine-root/root" --packages "$(CURDIR)/bin/machine-root/packages" --push=$(PUSH)
 
 .PHONY: test
 test: build ## run all tests: unit, contract (fake, docker, qemu), integration; installs what they need

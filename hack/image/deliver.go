@@ -21,8 +21,8 @@ import (
 
 // writeImages leaves an OCI layout of all images, and for each a file that docker
 // load, podman load and ctr images import take.
-func writeImages(out string, tag name.Tag, images map[string]v1.Image, index v1.ImageIndex) error {
-	oci := filepath.Join(out, "oci")
+func writeImages(out, program string, tag name.Tag, images map[string]v1.Image, index v1.ImageIndex) error {
+	oci := filepath.Join(out, layoutFolder(program))
 	if err := os.RemoveAll(oci); err != nil {
 		return err
 	}
@@ -35,13 +35,21 @@ func writeImages(out string, tag name.Tag, images map[string]v1.Image, index v1.
 	}
 	fmt.Printf("%s  %s\n", oci, digest)
 	for _, platform := range slices.Sorted(maps.Keys(images)) {
-		path := filepath.Join(out, "drover-controller-"+fileName(platform)+".tar")
+		path := filepath.Join(out, program+"-"+fileName(platform)+".tar")
 		if err := tarball.WriteToFile(path, tag, images[platform]); err != nil {
 			return err
 		}
 		fmt.Printf("%s  %s\n", path, tag)
 	}
 	return nil
+}
+
+// layoutFolder is the name of the OCI layout of a program's image.
+func layoutFolder(program string) string {
+	if program == controller {
+		return "oci"
+	}
+	return "oci-" + program
 }
 
 func pushImages(ctx context.Context, tag name.Tag, index v1.ImageIndex) error {

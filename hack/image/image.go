@@ -6,8 +6,12 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"io"
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -17,25 +21,42 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-const (
-	// program is the path of the only file in the image. Kubeconfigs and
-	// certificates of engines define which servers the controller trusts.
-	program = "/drover-controller"
-	// user is an unprivileged user, as a number so that a kubelet can see that it is
-	// not root.
-	user = "65532:65532"
-)
+// user is an unprivileged user, as a number so that a kubelet can see that it is not
+// root.
+const user = "65532:65532"
 
-// newImage makes an image of one program.
-func newImage(binary []byte, p *v1.Platform, version string) (v1.Image, error) {
-	layer, err := newLayer(binary)
-	if err != nil {
-		return nil, err
+// packagesLabel has the Debian packages that the image has files of, with versions.
+const packagesLabel = "cloudnative.tw/debian-packages"
+
+// content is what an image is made of. drover-controller is the only file in its image:
+// kubeconfigs and certificates of engines define which servers it trusts.
+type content struct {
+	program, version string
+	binary           []byte
+	// root is a folder with further files, packages the Debian packages that they are of;
+	// empty for none.
+	root, packages string
+}
+
+// newImage makes an image of one program, on top of the other files if it has any.
+func newImage(c content, p *v1.Platform) (v1.Image, error) {
+	image := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
+	var folders [][]file
+	if c.root != "" {
+		files, err := readFolder(c.root)
+		if err != nil {
+			return nil, err
+		}
+		folders = append(folders, files)
 	}
-	base := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
-	image, err := mutate.Append(base, mutate.Addendum{Layer: layer, History: v1.History{CreatedBy: "hack/image"}})
-	if err != nil {
-		return nil, err
+	for _, files := range append(folders, []file{{name: c.program, mode: 0o755, content: c.binary}}) {
+		layer, err := newLayer(files)
+		if err != nil {
+			return nil, err
+		}
+		if image, err = mutate.Append(image, mutate.Addendum{Layer: layer, History: v1.History{CreatedBy: "hack/image"}}); err != nil {
+			return nil, err
+		}
 	}
 	config, err := image.ConfigFile()
 	if err != nil {
@@ -44,25 +65,65 @@ func newImage(binary []byte, p *v1.Platform, version string) (v1.Image, error) {
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Variant = p.OS, p.Architecture, p.Variant
 	config.Config.User = user
-	config.Config.Entrypoint = []string{program}
+	config.Config.Entrypoint = []string{"/" + c.program}
 	config.Config.Labels = map[string]string{
-		"org.opencontainers.image.title":    "drover-controller",
-		"org.opencontainers.image.version":  version,
+		"org.opencontainers.image.title":    c.program,
+		"org.opencontainers.image.version":  c.version,
 		"org.opencontainers.image.licenses": "Apache-2.0",
+	}
+	if c.packages != "" {
+		config.Config.Labels[packagesLabel] = c.packages
+		delete(config.Config.Labels, "org.opencontainers.image.licenses") // each package has its own
 	}
 	return mutate.ConfigFile(image, config)
 }
 
-// newLayer returns a layer without times, users or modes of the build machine.
-func newLayer(binary []byte) (v1.Layer, error) {
+// file is a file of a layer.
+type file struct {
+	name    string
+	mode    int64
+	content []byte
+}
+
+// readFolder returns the files below a folder, in one order. It keeps of their modes only
+// whether they can be executed.
+func readFolder(root string) ([]file, error) {
+	var files []file
+	err := fs.WalkDir(os.DirFS(root), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			return fmt.Errorf("%s is no regular file", filepath.Join(root, name))
+		}
+		content, err := os.ReadFile(filepath.Join(root, name))
+		mode := int64(0o644)
+		if info.Mode()&0o100 != 0 {
+			mode = 0o755
+		}
+		files = append(files, file{name, mode, content})
+		return err
+	})
+	return files, err
+}
+
+// newLayer returns a layer without times, users or modes of the build machine. Folders
+// are made when it is unpacked.
+func newLayer(files []file) (v1.Layer, error) {
 	var content bytes.Buffer
 	w := tar.NewWriter(&content)
-	header := &tar.Header{Typeflag: tar.TypeReg, Name: program[1:], Mode: 0o755, Size: int64(len(binary)), Format: tar.FormatUSTAR}
-	if err := w.WriteHeader(header); err != nil {
-		return nil, err
-	}
-	if _, err := w.Write(binary); err != nil {
-		return nil, err
+	for _, f := range files {
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: f.mode, Size: int64(len(f.content)), Format: tar.FormatUSTAR}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(f.content); err != nil {
+			return nil, err
+		}
 	}
 	if err := w.Close(); err != nil {
 		return nil, err

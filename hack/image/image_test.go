@@ -5,6 +5,7 @@ package main
 
 import (
 	"archive/tar"
+	"errors"
 	"io"
 	"log"
 	"net/http/httptest"
@@ -35,7 +36,7 @@ func imageFor(t *testing.T, platform, binary string) v1.Image {
 	if err != nil {
 		t.Fatal(err)
 	}
-	image, err := newImage([]byte(binary), p, "v1")
+	image, err := newImage(content{program: controller, version: "v1", binary: []byte(binary)}, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,6 +58,49 @@ func TestImageHoldsOnlyTheProgram(t *testing.T) {
 	}
 	if _, err := r.Next(); err != io.EOF {
 		t.Errorf("there is more in it: error %v", err)
+	}
+}
+
+// TestImageOfFolder checks that further files come first, and keep what is theirs alone.
+func TestImageOfFolder(t *testing.T) {
+	root := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"usr/bin/qemu": 0o700, "lib/file": 0o600} {
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(name), mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := content{program: "drover-machine", binary: []byte("program"), root: root, packages: "a=1 b=2"}
+	image, err := newImage(c, &v1.Platform{OS: "linux", Architecture: "amd64"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := image.Layers()
+	if err != nil || len(layers) != 2 {
+		t.Fatalf("layers are %v, %v", layers, err)
+	}
+	config, err := image.ConfigFile()
+	if err != nil || config.Config.Labels[packagesLabel] != "a=1 b=2" || config.Config.Entrypoint[0] != "/drover-machine" {
+		t.Errorf("config is %+v, %v", config, err)
+	}
+	modes := map[string]int64{}
+	files := mutate.Extract(image)
+	defer func() { _ = files.Close() }()
+	r := tar.NewReader(files)
+	for header, err := r.Next(); err != io.EOF; header, err = r.Next() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		modes[header.Name] = header.Mode
+	}
+	if want := map[string]int64{"usr/bin/qemu": 0o755, "lib/file": 0o644, "drover-machine": 0o755}; !reflect.DeepEqual(modes, want) {
+		t.Errorf("files are %v, want %v", modes, want)
+	}
+	if err := os.Symlink("qemu", filepath.Join(root, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newImage(c, &v1.Platform{}); err == nil || !strings.Contains(err.Error(), "link is no regular file") {
+		t.Errorf("with a link, the error is %v", err)
 	}
 }
 
@@ -107,7 +151,7 @@ func TestDelivery(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := t.TempDir()
-	if err := writeImages(out, tag, images, index); err != nil {
+	if err := writeImages(out, controller, tag, images, index); err != nil {
 		t.Fatal(err)
 	}
 	if err := pushImages(t.Context(), tag, index); err != nil {
@@ -166,7 +210,7 @@ func TestRunErrors(t *testing.T) {
 	}{
 		"tag":      {options{tag: "Not A Tag"}, "Not A Tag"},
 		"platform": {options{tag: "x", platforms: "a/b/c/d"}, "a/b/c/d"},
-		"source":   {options{tag: "x", platforms: amd64, source: t.TempDir()}, "exit status 1"},
+		"source":   {options{tag: "x", platforms: amd64, program: controller, source: t.TempDir()}, "exit status 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.o.out = t.TempDir()

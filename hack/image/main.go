@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image builds the container image of drover-controller without an
-// engine, from nothing but the static program. The same source gives the same
-// image, bit by bit.
+// Command image builds the container image of drover-controller, or of another program
+// under cmd/, without an engine, from nothing but the static program and the files of a
+// folder. The same source gives the same image, bit by bit.
 //
 //	go -C hack/image run . --tag registry.example/drover-controller:v1 --push
 //
@@ -31,6 +31,9 @@ type options struct {
 	tag       string
 	version   string
 	platforms string
+	program   string
+	root      string
+	packages  string
 	push      bool
 }
 
@@ -41,6 +44,9 @@ func main() {
 	flag.StringVar(&o.tag, "tag", "drover-controller:dev", "name of the image")
 	flag.StringVar(&o.version, "version", "dev", "version that the program reports")
 	flag.StringVar(&o.platforms, "platforms", "linux/amd64", "comma-separated list")
+	flag.StringVar(&o.program, "program", controller, "program under cmd/ that the image runs")
+	flag.StringVar(&o.root, "root", "", "folder with further files of the image")
+	flag.StringVar(&o.packages, "packages", "", "file with the Debian packages that these are of, one a line as NAME=VERSION")
 	flag.BoolVar(&o.push, "push", false, "push the image to the registry in its name, with the credentials of docker login")
 	flag.Parse()
 
@@ -72,7 +78,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := writeImages(o.out, tag, images, index); err != nil {
+	if err := writeImages(o.out, o.program, tag, images, index); err != nil {
 		return err
 	}
 	if !o.push {
@@ -86,16 +92,23 @@ func buildImage(ctx context.Context, o options, platform string) (v1.Image, erro
 	if err != nil {
 		return nil, err
 	}
-	binary := filepath.Join(o.out, "drover-controller-"+fileName(platform))
-	if err := compileProgram(ctx, o.source, binary, o.version, p); err != nil {
+	binary := filepath.Join(o.out, o.program+"-"+fileName(platform))
+	if err := compileProgram(ctx, o.source, o.program, binary, o.version, p); err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.Remove(binary) }()
-	content, err := os.ReadFile(binary)
-	if err != nil {
+	c := content{program: o.program, version: o.version, root: o.root}
+	if c.binary, err = os.ReadFile(binary); err != nil {
 		return nil, err
 	}
-	return newImage(content, p, o.version)
+	if o.packages != "" {
+		packages, err := os.ReadFile(o.packages)
+		if err != nil {
+			return nil, err
+		}
+		c.packages = strings.Join(strings.Fields(string(packages)), " ")
+	}
+	return newImage(c, p)
 }
 
 // fileName is a platform as a part of a file's name.

@@ -12,17 +12,17 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// versionVariable is where the program keeps its version.
-const versionVariable = "cloudnative.tw/drover/cmd/drover-controller/app.Version"
+// controller is the program whose image is built unless another is named.
+const controller = "drover-controller"
 
 // compileProgram builds a program that needs nothing around it.
-func compileProgram(ctx context.Context, source, binary, version string, p *v1.Platform) error {
+func compileProgram(ctx context.Context, source, program, binary, version string, p *v1.Platform) error {
 	binary, err := filepath.Abs(binary)
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
-		"-ldflags", "-s -w -X "+versionVariable+"="+version, "-o", binary, "./cmd/drover-controller")
+		"-ldflags", "-s -w -X cloudnative.tw/drover/cmd/"+program+"/app.Version="+version, "-o", binary, "./cmd/"+program)
 	cmd.Dir = source
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+p.OS, "GOARCH="+p.Architecture)
 	if p.Architecture == "arm" && p.Variant != "" {

@@ -33,6 +33,9 @@ func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, close
 		}
 		files = append(files, *socket.to)
 	}
+	if opened.SerialLog = m.Output; m.Output != nil {
+		return opened, closeAll, nil
+	}
 	opened.SerialLog, err = os.OpenFile(m.File(SerialLogFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err == nil {
 		files = append(files, opened.SerialLog)

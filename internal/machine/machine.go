@@ -125,6 +125,9 @@ type Machine struct {
 	UUID string
 	// Staging makes files that are moved into the directory once they are complete.
 	Staging Staging
+	// Output gets what the guest prints on its serial console; nil means SerialLogFile. The
+	// guest waits while it is full.
+	Output *os.File
 }
 
 // Staging is a folder on the file system of the machine's directory.

@@ -30,6 +30,12 @@ const (
 	CommandWithin = 5 * time.Second
 	// QuitWithin is how long QEMU may take to end by itself before it is killed.
 	QuitWithin = 2 * time.Second
+	// PressEvery is the interval between two presses of the power button, for a guest that
+	// was not ready for the first.
+	PressEvery = 2 * time.Second
+	// ResumeAgain is the minimum time between two resumes of a guest that its disk pauses
+	// again. A disk that takes a while to fail must not have the guest resumed in a loop.
+	ResumeAgain = 10 * time.Second
 )
 
 // Run states of QEMU that callers handle.
@@ -41,6 +47,36 @@ const (
 	StatusPanicked  = "guest-panicked"
 	StatusInternal  = "internal-error"
 )
+
+// Reasons why a run has ended.
+const (
+	EndCompleted     = "Completed"
+	EndPanicked      = "GuestPanicked"
+	EndInternalError = "InternalError"
+	// EndKilled : QEMU ended without reporting why.
+	EndKilled = "Killed"
+	// EndForced : the guest did not shut down in time, and QEMU was ended.
+	EndForced = "Forced"
+)
+
+// endsByStatus are the run states that a guest does not come back from.
+var endsByStatus = map[string]string{
+	StatusShutdown: EndCompleted, StatusPanicked: EndPanicked, StatusInternal: EndInternalError,
+}
+
+// EndOf returns why the run has ended of a guest in a run state, if it has.
+func EndOf(status string) (reason string, ended bool) {
+	reason, ended = endsByStatus[status]
+	return reason, ended
+}
+
+// stateEvents are the events of QEMU after which its run state may be another.
+var stateEvents = map[string]bool{
+	"STOP": true, "RESUME": true, "RESET": true, "SHUTDOWN": true, "GUEST_PANICKED": true, "BLOCK_IO_ERROR": true,
+}
+
+// ChangesState reports whether QEMU's run state may be another after an event.
+func ChangesState(event qmp.Event) bool { return stateEvents[event.Name] }
 
 // Status returns QEMU's run state.
 func (m Machine) Status(ctx context.Context) (status string, err error) {

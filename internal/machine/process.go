@@ -30,9 +30,16 @@ const (
 // StartError if QEMU ends before. A QEMU that does not answer in time is left as it is:
 // the caller finds it running. QEMU inherits the run lock, and opens no path.
 func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File) error {
-	ended, err := m.startProcess(ctx, program, c, files, runLock)
+	_, err := m.StartChild(ctx, program, c, files, runLock)
+	return err
+}
+
+// StartChild is Start for a program that stays as long as its QEMU: ended receives how that
+// process ended.
+func (m Machine) StartChild(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File) (ended <-chan string, err error) {
+	ended, err = m.startProcess(ctx, program, c, files, runLock)
 	if err != nil {
-		return errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
+		return nil, errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
@@ -40,11 +47,11 @@ func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, f
 		select {
 		case how := <-ended:
 			output := cmp.Or(m.LastOutput(failureTail), "it printed nothing, and ended with "+how)
-			return &StartError{Output: output, Taken: findTaken(output, c.Forwards)}
+			return nil, &StartError{Output: output, Taken: findTaken(output, c.Forwards)}
 		default:
 		}
 		if _, err := m.Status(ctx); err == nil || !proc.Pause(ctx, proc.PollEvery) {
-			return nil
+			return ended, nil
 		}
 	}
 }

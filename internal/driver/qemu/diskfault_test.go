@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -68,7 +67,7 @@ func TestResumedLately(t *testing.T) {
 	d.DiskResumes.Store(h.Path, d.Clock.Now())
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonDiskError)
-	d.DiskResumes.Store(h.Path, d.Clock.Now().Add(-instance.ResumeAgain))
+	d.DiskResumes.Store(h.Path, d.Clock.Now().Add(-machine.ResumeAgain))
 	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)
 }

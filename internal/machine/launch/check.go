@@ -128,6 +128,9 @@ func (c Config) drives() []Drive {
 
 func (c Config) checkFormats() error {
 	for _, d := range c.drives() {
+		if d.Format != "" && (d.Format != formatRaw || d.Backing != nil) {
+			return fmt.Errorf("the format of a disk is %.80q: it must be %q, on top of no image, or empty for qcow2", d.Format, formatRaw)
+		}
 		if d.Backing != nil && !slices.Contains(formats, d.Backing.Format) {
 			return fmt.Errorf("the format of an image is %.80q: it must be one of %q", d.Backing.Format, formats)
 		}

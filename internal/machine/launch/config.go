@@ -4,6 +4,7 @@
 package launch
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -38,9 +39,13 @@ type Config struct {
 	AgentFD int `json:"agentFD,omitempty"`
 }
 
-// Drive is a disk of a machine: a qcow2 file, on top of an image if it has one.
+// Drive is a disk of a machine: a qcow2 file, on top of an image if it has one, or a raw file.
 type Drive struct {
-	FD       int    `json:"fd"`
+	FD int `json:"fd"`
+	// Format is "raw" for a raw file. A description of a program that does not know the field
+	// has none, and means a qcow2 file. A program that does not know it refuses a description
+	// that has one.
+	Format   string `json:"format,omitempty"`
 	Backing  *Layer `json:"backing,omitempty"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
@@ -266,9 +271,11 @@ func MACAddress(uuid string) string {
 // QEMU follows no pointer in a file.
 func (d Drive) arguments(name string, device Object) []string {
 	node := Object{
-		"driver": formatQcow2, "node-name": name, "discard": "unmap",
-		"file":    Object{"driver": "file", "filename": fdsetName(d.FD), "discard": "unmap"},
-		"backing": nil,
+		"driver": cmp.Or(d.Format, formatQcow2), "node-name": name, "discard": "unmap",
+		"file": Object{"driver": "file", "filename": fdsetName(d.FD), "discard": "unmap"},
+	}
+	if d.Format != formatRaw {
+		node["backing"] = nil
 	}
 	if d.ReadOnly {
 		node["read-only"] = true

@@ -83,6 +83,16 @@ func TestDisksPause(t *testing.T) {
 	}
 }
 
+// TestRawDisk checks that a raw disk is opened as such, whatever its guest writes to it, and
+// that only qcow2 has an image below.
+func TestRawDisk(t *testing.T) {
+	t.Parallel()
+	raw := Drive{FD: 9, Format: formatRaw}.arguments(RootNode, Object{})[1]
+	if want := `{"discard":"unmap","driver":"raw","file":{"discard":"unmap","driver":"file","filename":"/dev/fdset/9"},"node-name":"root"}`; raw != want {
+		t.Errorf("got %s, want %s", raw, want)
+	}
+}
+
 // TestAgentIsLast checks that the device of the guest's agent takes no slot that another
 // device would get: it has a slot of its own and comes last, so that the rest of the command
 // line is the same without it.
@@ -175,6 +185,8 @@ func TestCheck(t *testing.T) {
 		"port":              {func(c *Config) { c.Forwards[1].Port = 1 << 16 }, "forwards[1].port"},
 		"host port":         {func(c *Config) { c.Forwards[1].HostPort = 0 }, "forwards[1].hostPort"},
 		"format":            {func(c *Config) { c.Root.Backing.Format = "vmdk" }, "format"},
+		"format of a disk":  {func(c *Config) { c.Volumes[0].Format, c.Volumes[0].Backing = "vmdk", nil }, "format of a disk"},
+		"raw on an image":   {func(c *Config) { c.Root.Format = formatRaw }, "on top of no image"},
 		"standard output":   {func(c *Config) { c.Root.FD = 1 }, "descriptor 1"},
 		"a disk twice":      {func(c *Config) { c.Volumes[0].FD = c.Root.FD }, "descriptor 8"},
 		"a descriptor less": {func(c *Config) { c.SeedFD = 0 }, "7 files for 6"},

@@ -78,7 +78,7 @@ func (d *Store) FindImage(o Order) (BaseImage, error) {
 // Open opens a disk, and the image below it that the field names, and checks them
 // as they are opened: QEMU gets these descriptors, and no path.
 func (d *Store) Open(files *launch.Files, field, path string, have Disk, readOnly bool) (*launch.Drive, error) {
-	own, err := OpenFile(path, readOnly)
+	own, err := diskimage.OpenDisk(path, readOnly)
 	if err != nil {
 		return nil, unavailableError("disk %s: %w", path, err)
 	}
@@ -94,30 +94,9 @@ func (d *Store) Open(files *launch.Files, field, path string, have Disk, readOnl
 	return opened, nil
 }
 
-// OpenFile opens a disk of a machine. A QEMU that its guest broke out of may have made
-// the path lead elsewhere.
-func OpenFile(path string, readOnly bool) (*os.File, error) {
-	flags := os.O_RDWR
-	if readOnly {
-		flags = os.O_RDONLY
-	}
-	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0) //nolint:gosec // in the driver's folder
-	if err != nil {
-		return nil, err
-	}
-	err = checkRegular(f)
-	if err == nil {
-		err = diskimage.CheckDisk(f)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
 // CheckUnwritten fails if a disk cannot be read, or holds data.
 func CheckUnwritten(path string) error {
-	f, err := OpenFile(path, true)
+	f, err := diskimage.OpenDisk(path, true)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -156,18 +157,10 @@ func openBelow(dir, name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkRegular(f); err != nil {
+	if err := diskimage.CheckRegular(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
-}
-
-func checkRegular(f *os.File) error {
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is no regular file")
-	}
-	return err
 }
 
 // OpenKernel opens the files of a kernel that is booted directly.

@@ -26,14 +26,17 @@ const (
 )
 
 // ReasonKilled is the exit reason of a run whose QEMU ended without reporting why.
-const ReasonKilled = "Killed"
+const ReasonKilled = machine.EndKilled
 
-// exitsByStatus are the run states that a guest does not come back from, and the exits that
-// they stand for.
-var exitsByStatus = map[string]driver.Exit{
-	machine.StatusShutdown: {Code: codeShutDown, Reason: "Completed"},
-	machine.StatusPanicked: {Code: CodePanicked, Reason: "GuestPanicked"},
-	machine.StatusInternal: {Code: codeBroken, Reason: "InternalError"},
+// exitCodes are those of the reasons for which QEMU's guest has ended.
+var exitCodes = map[string]int{
+	machine.EndCompleted: codeShutDown, machine.EndPanicked: CodePanicked, machine.EndInternalError: codeBroken,
+}
+
+// exitOf returns the exit that a run state stands for, if the guest does not come back from it.
+func exitOf(status string) (exit driver.Exit, ended bool) {
+	reason, ended := machine.EndOf(status)
+	return driver.Exit{Code: exitCodes[reason], Reason: reason}, ended
 }
 
 // isCrash reports whether an exit was a crash of the guest.

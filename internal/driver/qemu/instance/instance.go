@@ -197,7 +197,7 @@ func (inst *Instance) IsPaused() bool {
 
 // HasGuestEnded reports whether the guest has ended, by QEMU's last answer.
 func (inst *Instance) HasGuestEnded() bool {
-	_, over := exitsByStatus[inst.RunState]
+	_, over := machine.EndOf(inst.RunState)
 	return over
 }
 

@@ -109,7 +109,7 @@ func (inst *Instance) observeExit() error {
 	if inst.Retained {
 		return nil // no caller asks for it, and nothing would remove the record of it
 	}
-	exit, ok := exitsByStatus[inst.RunState]
+	exit, ok := exitOf(inst.RunState)
 	if inst.On && !ok {
 		return nil
 	}

@@ -65,11 +65,11 @@ func deleteMissing[K ~string, V any](m *driver.SyncMap[K, V], exists map[types.U
 }
 
 // ClaimPowerPress reports whether the power button is to be pressed now, and remembers
-// that it is: pressEvery passes between two presses in a run.
+// that it is: machine.PressEvery passes between two presses in a run.
 func (inst *Instance) ClaimPowerPress() (isDue bool) {
 	now := inst.Host.Clock.Now()
 	inst.Host.PowerPresses.Update(inst.UID, func(last PowerPress, ok bool) (PowerPress, bool) {
-		isDue = !ok || last.Run != inst.Run || now.Sub(last.At) >= pressEvery
+		isDue = !ok || last.Run != inst.Run || now.Sub(last.At) >= machine.PressEvery
 		if !isDue {
 			return last, true
 		}

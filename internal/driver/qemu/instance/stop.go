@@ -18,12 +18,6 @@ const (
 	// writesWithin is how long a guest that waited for its disk is watched after it is
 	// resumed. QEMU retries the write at once, however slow the guest is.
 	writesWithin = 500 * time.Millisecond
-	// ResumeAgain is the minimum time between two resumes of a guest that its disk pauses
-	// again. A disk that takes a while to fail must not have the guest resumed in a loop.
-	ResumeAgain = 10 * time.Second
-	// pressEvery is the interval between two presses of the power button, for a guest that
-	// was not ready for the first.
-	pressEvery = 2 * time.Second
 )
 
 // ResumeGuest resumes a guest. One that a disk error paused retries the same request, and
@@ -40,7 +34,7 @@ func (inst *Instance) ResumeGuest(ctx context.Context) error {
 		return err
 	}
 	defer c.Close()
-	if at, ok := inst.Host.DiskResumes.Load(inst.Path); ok && inst.Host.Clock.Now().Sub(at) < ResumeAgain {
+	if at, ok := inst.Host.DiskResumes.Load(inst.Path); ok && inst.Host.Clock.Now().Sub(at) < machine.ResumeAgain {
 		return inst.findDiskFault(bounded, c)
 	}
 	if err := c.Execute(bounded, "cont", nil, nil); err != nil {
@@ -80,7 +74,7 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 	return true, inst.pressPowerButton(ctx)
 }
 
-// pressPowerButton presses the power button if pressEvery has passed. A paused guest is resumed,
+// pressPowerButton presses the power button if machine.PressEvery has passed. A paused guest is resumed,
 // since it would not notice the button.
 func (inst *Instance) pressPowerButton(ctx context.Context) error {
 	if !inst.ClaimPowerPress() {
@@ -91,7 +85,7 @@ func (inst *Instance) pressPowerButton(ctx context.Context) error {
 
 // forceStop ends a run that the guest did not end, even where that cannot be recorded.
 func (inst *Instance) forceStop(ctx context.Context) error {
-	_, _ = inst.RecordExit(driver.Exit{Code: CodeKilled, Reason: "Forced", At: inst.Host.Clock.Now()})
+	_, _ = inst.RecordExit(driver.Exit{Code: CodeKilled, Reason: machine.EndForced, At: inst.Host.Clock.Now()})
 	return inst.Quit(ctx)
 }
 

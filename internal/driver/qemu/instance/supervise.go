@@ -23,11 +23,6 @@ import (
 // has its events.
 const SuperviseEvery = 5 * time.Second
 
-// stateEvents are the events of QEMU that change the reported state of a server.
-var stateEvents = map[string]bool{
-	"STOP": true, "RESUME": true, "RESET": true, "SHUTDOWN": true, "GUEST_PANICKED": true, "BLOCK_IO_ERROR": true,
-}
-
 // LogBound is how large a machine's logs get. QEMU writes them and knows no bound, so all
 // supervisors of the machine check them periodically: one of them may be halted. Nothing
 // checks them while no controller runs; the next controller cuts what has grown.
@@ -113,7 +108,7 @@ func (inst *Instance) connectEvents(ctx context.Context, changed chan struct{}) 
 		defer close(connected)
 		c, err = inst.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
 			inst.recordDiskEvent(event)
-			if stateEvents[event.Name] {
+			if machine.ChangesState(event) {
 				inst.NotifyWatchers()
 				signal(changed)
 			}
@@ -135,7 +130,7 @@ func (inst *Instance) connectEvents(ctx context.Context, changed chan struct{}) 
 // handleChanges supervises a server until its QEMU closes the connection or its directory
 // is moved. In the new place another supervisor waits for the events.
 func (inst *Instance) handleChanges(ctx context.Context, c *qmp.Client, changed <-chan struct{}) {
-	timer, logs := inst.Host.Clock.NewTimer(pressEvery), inst.Host.Clock.NewTicker(inst.Host.LogBound.Every)
+	timer, logs := inst.Host.Clock.NewTimer(machine.PressEvery), inst.Host.Clock.NewTicker(inst.Host.LogBound.Every)
 	defer timer.Stop()
 	defer logs.Stop()
 	inst.cutLogs()
@@ -173,7 +168,7 @@ func (inst *Instance) scheduleCompleteStop(ctx context.Context, timer clock.Time
 	if !inst.tryCompleteStop(ctx) {
 		return nil
 	}
-	timer.Reset(pressEvery)
+	timer.Reset(machine.PressEvery)
 	return timer.C()
 }
 
@@ -209,7 +204,7 @@ func (inst *Instance) completeStop(ctx context.Context) (isUnfinished bool, err 
 	if err != nil {
 		return false, err
 	}
-	if exit, ok := exitsByStatus[status]; ok {
+	if exit, ok := exitOf(status); ok {
 		err = recorded.collectExit(ctx, c, exit)
 		return err != nil, err
 	}

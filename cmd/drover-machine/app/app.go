@@ -1,0 +1,92 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package app runs one QEMU machine as its child, for as long as its guest runs: what a
+// container needs to be a virtual machine. It knows nothing of Kubernetes.
+//
+// Start with Main. description.go has what a machine is described by, disk.go makes its root
+// disk, run.go starts QEMU, and follow.go stays with the guest until it has ended. end.go has
+// the exit codes, console.go leads the guest's serial console to the standard streams, and
+// reap.go does the duty of a container's first process.
+package app
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/go-logr/logr"
+
+	"cloudnative.tw/drover/internal/machine"
+)
+
+// Version is the version of this program.
+var Version = "dev"
+
+// options are the flags.
+type options struct {
+	description string
+	runFolder   string
+	termination string
+	program     string
+	version     bool
+}
+
+func parseOptions(arguments []string) (options, error) {
+	var o options
+	flags := flag.NewFlagSet("drover-machine", flag.ContinueOnError)
+	flags.StringVar(&o.description, "description", "/etc/drover-machine/machine.yaml", "file that describes the machine, in YAML or JSON")
+	flags.StringVar(&o.runFolder, "run-folder", "/run/drover-machine", "folder for sockets and temporary files, which must be writable")
+	flags.StringVar(&o.termination, "termination-message", "/dev/termination-log", "file that gets, as JSON, why the program has ended")
+	flags.StringVar(&o.program, "qemu", machine.DefaultProgram, "QEMU to run")
+	flags.BoolVar(&o.version, "version", false, "print the version and exit")
+	if err := flags.Parse(arguments); err != nil {
+		return o, err
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q: only flags are taken", flags.Arg(0))
+	}
+	return o, nil
+}
+
+// Main runs the machine that the flags name, and returns the exit code of the program.
+func Main(arguments []string) int {
+	o, err := parseOptions(arguments)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case o.version:
+		fmt.Println("drover-machine", Version)
+		return 0
+	}
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	log := logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil))
+	finished := end{endInvalid, fmt.Sprint(err)}
+	if err == nil {
+		finished = runDescribed(context.Background(), o, signals, log)
+	}
+	log.Info("Machine has ended", "reason", finished.Reason, "message", finished.Message)
+	if err := finished.writeMessage(o.termination); err != nil {
+		log.Error(err, "Termination message could not be written")
+	}
+	return finished.code()
+}
+
+// runDescribed runs the machine of the description until it has ended.
+func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) end {
+	d, err := readDescription(o.description)
+	if err != nil {
+		return end{endInvalid, err.Error()}
+	}
+	finished, err := newRun(d, o, log).runMachine(ctx, signals)
+	if err != nil {
+		return end{endNotStarted, err.Error()}
+	}
+	return finished
+}

@@ -1,0 +1,255 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/qmp"
+)
+
+const (
+	// quitMargin is how long before SIGKILL QEMU is ended, which takes up to machine.QuitWithin.
+	// A short grace period has half of itself.
+	quitMargin = 3 * time.Second
+	// answerWithin is how long QEMU may take to answer, so that one that does not answer is ended
+	// in time too.
+	answerWithin = time.Second
+	// checkEvery is the interval between two checks that no event asks for.
+	checkEvery = 10 * time.Second
+	// maxLog bounds the log of QEMU, and lastOutput what of it explains an end.
+	maxLog, lastOutput = 256 << 10, 1 << 10
+)
+
+// follower stays with a guest until it has ended.
+type follower struct {
+	*run
+
+	ended       <-chan string   // how QEMU's process has ended
+	stop, force <-chan struct{} // the first signal, and the second
+	changed     chan struct{}
+	faults      chan machine.DiskFault
+
+	isStopping bool
+	isSilent   bool // QEMU did not answer the last time
+	deadline   <-chan time.Time
+	waits      string // what the guest waits for, as it was logged
+	fault      machine.DiskFault
+	resumedAt  time.Time
+}
+
+// followGuest resumes the guest and returns why it has ended. An error means that it was not
+// resumed.
+func (f *follower) followGuest(ctx context.Context) (end, error) {
+	f.changed, f.faults = make(chan struct{}, 1), make(chan machine.DiskFault, 1)
+	events, err := f.machine.Dial(ctx, machine.EventsSocket, f.onEvent)
+	if err != nil {
+		return end{}, err
+	}
+	defer events.Close()
+	if err := f.growRoot(ctx); err != nil {
+		return end{}, fmt.Errorf("growing the root disk: %w", err)
+	}
+	select {
+	case <-f.stop:
+		return end{}, errStopped
+	default:
+	}
+	if err := f.machine.Execute(ctx, "cont", nil, nil); err != nil {
+		return end{}, err
+	}
+	for {
+		reason, message, ok := f.waitForEnd(ctx)
+		if ok {
+			return end{reason, message}, nil
+		}
+	}
+}
+
+// onEvent must not wait for the client.
+func (f *follower) onEvent(event qmp.Event) {
+	if fault, ok := machine.DiskFaultOf(event); ok {
+		select {
+		case f.faults <- fault:
+		default:
+		}
+	}
+	if !machine.ChangesState(event) {
+		return
+	}
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+// growRoot enlarges the root disk to what the description says. QEMU would cut off the end of
+// one that is larger.
+func (f *follower) growRoot(ctx context.Context) error {
+	if f.RootDisk == nil {
+		return nil
+	}
+	sizes, err := f.machine.DiskSizes(ctx)
+	if err != nil {
+		return err
+	}
+	size := diskimage.WholeSectors(f.RootDisk.SizeBytes)
+	if sizes[launch.RootNode] >= size {
+		return nil
+	}
+	return f.machine.ResizeDisk(ctx, launch.RootNode, size)
+}
+
+// waitForEnd waits until something has happened, and reports whether the run is over.
+func (f *follower) waitForEnd(ctx context.Context) (reason, message string, isOver bool) {
+	check := time.NewTimer(f.checkAfter())
+	defer check.Stop()
+	select {
+	case how := <-f.ended:
+		return machine.EndKilled, f.explainKill(how), true
+	case fault := <-f.faults:
+		f.fault = fault
+	case <-f.stop:
+		f.beginStop()
+	case <-f.force:
+		return f.endByForce(ctx, "a second signal came")
+	case <-f.deadline:
+		return f.endByForce(ctx, fmt.Sprintf("the guest did not shut down within %d s, less what QEMU needs to end", f.GracePeriodSeconds))
+	case <-f.changed:
+	case <-check.C:
+	}
+	if reason, ok := f.findEnd(ctx); ok {
+		return reason, "", true
+	}
+	return "", "", false
+}
+
+// checkAfter returns when to look at the guest next.
+func (f *follower) checkAfter() time.Duration {
+	if f.isStopping {
+		return machine.PressEvery
+	}
+	return checkEvery
+}
+
+func (f *follower) explainKill(how string) string {
+	message := "QEMU ended with " + how
+	if output := f.machine.LastOutput(lastOutput); output != "" {
+		message += ": " + output
+	}
+	return message
+}
+
+// beginStop begins to shut the guest down.
+func (f *follower) beginStop() {
+	grace := time.Duration(f.GracePeriodSeconds) * time.Second
+	f.log.Info("Pressing the power button", "gracePeriod", grace)
+	f.isStopping, f.stop = true, nil
+	f.deadline = time.After(grace - min(quitMargin, grace/2))
+}
+
+// findEnd looks at the guest, and makes QEMU quit once the guest has ended.
+func (f *follower) findEnd(ctx context.Context) (reason string, hasEnded bool) {
+	bounded, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	status, err := f.machine.Status(bounded)
+	f.isSilent = err != nil
+	if f.isSilent {
+		f.logWait(errors.New("QEMU does not answer"))
+		return "", false
+	}
+	if reason, ok := machine.EndOf(status); ok {
+		f.quit(ctx)
+		return reason, true
+	}
+	f.helpGuest(bounded, status)
+	if err := f.machine.CutLog(machine.LogFile, maxLog); err != nil {
+		f.log.Info("Log of QEMU could not be cut", "cause", err.Error())
+	}
+	return "", false
+}
+
+// helpGuest does what a guest in a run state needs: it resumes one that waits for its disk, and
+// presses the power button of one that is to stop.
+func (f *follower) helpGuest(ctx context.Context, status string) {
+	switch {
+	case status == machine.StatusIOError:
+		f.resumeDisk(ctx)
+	case f.isStopping:
+		f.pressPowerButton(ctx, status)
+		fallthrough
+	default:
+		f.logWait(nil)
+	}
+}
+
+func (f *follower) pressPowerButton(ctx context.Context, status string) {
+	err := f.machine.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
+		return machine.PowerDown(ctx, c, status == machine.StatusPaused)
+	})
+	if err != nil {
+		f.log.Info("Power button could not be pressed", "cause", err.Error())
+	}
+}
+
+// resumeDisk resumes a guest that a disk error has paused: it repeats the request.
+func (f *follower) resumeDisk(ctx context.Context) {
+	select {
+	case f.fault = <-f.faults:
+	default:
+	}
+	_ = f.machine.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
+		f.logWait(machine.FindDiskFault(ctx, c, f.fault))
+		if time.Since(f.resumedAt) < machine.ResumeAgain {
+			return nil
+		}
+		f.resumedAt = time.Now()
+		return c.Execute(ctx, "cont", nil, nil)
+	})
+}
+
+// logWait logs what the guest waits for, once.
+func (f *follower) logWait(cause error) {
+	now := ""
+	if cause != nil {
+		now = cause.Error()
+	}
+	switch {
+	case now == f.waits:
+		return
+	case now != "":
+		f.log.Info("Guest waits", "cause", now)
+	default:
+		f.log.Info("Guest continues")
+	}
+	f.waits = now
+}
+
+// endByForce ends the run, unless the guest has just ended.
+func (f *follower) endByForce(ctx context.Context, why string) (reason, message string, isOver bool) {
+	if !f.isSilent {
+		if reason, ok := f.findEnd(ctx); ok {
+			return reason, "", true
+		}
+	}
+	f.quit(ctx)
+	return machine.EndForced, why, true
+}
+
+// quit ends QEMU, with its disks consistent if that is possible.
+func (f *follower) quit(ctx context.Context) {
+	endQEMU := f.machine.Quit
+	if f.isSilent {
+		endQEMU = f.machine.Kill
+	}
+	if err := endQEMU(ctx); err != nil && !errors.Is(err, ctx.Err()) {
+		f.log.Error(err, "QEMU could not be ended")
+	}
+}

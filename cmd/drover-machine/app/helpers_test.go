@@ -1,0 +1,217 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/framework"
+)
+
+// patience is how long anything may take on a slow and busy machine.
+const patience = 2 * time.Minute
+
+// program is the drover-machine under test.
+var program string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "drover-machine-")
+	if err == nil {
+		program = filepath.Join(dir, "drover-machine")
+		err = framework.BuildProgram(program, "cmd/drover-machine")
+	}
+	code := 1
+	if err == nil {
+		code = m.Run()
+	}
+	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// host is what a drover-machine is given.
+type host struct {
+	dir, image string
+	qemu       string // to run in place of the usual one
+	described  description
+}
+
+// newHost has an image and the description of a machine with a copy of it.
+func newHost(t *testing.T, isStubborn bool) *host {
+	t.Helper()
+	dir := t.TempDir()
+	h := &host{dir: dir, image: framework.BuildBootGuest(t, dir, "A", isStubborn)}
+	h.described = description{
+		Version: 1, UUID: newUUID(), Name: "web", CPUs: 1, MemoryBytes: 32 << 20, Accelerator: "tcg",
+		RootDisk: &rootDisk{Folder: filepath.Join(dir, "disk"), Image: h.image}, GracePeriodSeconds: 60,
+	}
+	if err := os.Mkdir(h.described.RootDisk.Folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// newUUID returns one that no other machine on this host has.
+func newUUID() string {
+	return fmt.Sprintf("5d0f0b0e-3a5c-4b7e-%04x-%012x", os.Getpid()&0xffff, time.Now().UnixNano()&(1<<48-1))
+}
+
+// guest is a drover-machine that was started.
+type guest struct {
+	*exec.Cmd
+
+	h        *host
+	run      string
+	keyboard io.WriteCloser
+	ended    chan struct{}
+
+	mu              sync.Mutex
+	console, errors bytes.Buffer
+}
+
+// lockedWriter appends to a buffer of a guest.
+type lockedWriter struct {
+	mu *sync.Mutex
+	to *bytes.Buffer
+}
+
+func (w lockedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(p)
+}
+
+// start starts a drover-machine with a run folder of its own.
+func (h *host) start(t *testing.T) *guest {
+	t.Helper()
+	content, err := json.Marshal(h.described)
+	run := t.TempDir()
+	g := &guest{h: h, run: run, ended: make(chan struct{})}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(run, "machine.json"), content, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Cmd = exec.CommandContext(t.Context(), program, "-description", filepath.Join(run, "machine.json"),
+		"-run-folder", filepath.Join(run, "run"), "-termination-message", filepath.Join(run, "ended"))
+	if h.qemu != "" {
+		g.Args = append(g.Args, "-qemu", h.qemu)
+	}
+	g.Stdout, g.Stderr = lockedWriter{&g.mu, &g.console}, lockedWriter{&g.mu, &g.errors}
+	g.Cancel = func() error { return nil } // the cleanup below ends QEMU too
+	if g.keyboard, err = g.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// begin starts a guest and waits until it has printed a text.
+func (h *host) begin(t *testing.T, banner string) *guest {
+	t.Helper()
+	g := h.start(t)
+	g.launch(t)
+	g.waitFor(t, banner)
+	return g
+}
+
+func (g *guest) launch(t *testing.T) {
+	t.Helper()
+	if err := g.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = g.Wait()
+		close(g.ended)
+	}()
+	t.Cleanup(func() {
+		if pid := g.qemu(); pid != 0 {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		_ = g.Process.Kill()
+		<-g.ended
+		if t.Failed() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			t.Logf("drover-machine printed:\n%s%s", g.console.String(), g.errors.String())
+		}
+	})
+}
+
+func (g *guest) waitFor(t *testing.T, text string) {
+	t.Helper()
+	framework.Eventually(t, patience, fmt.Sprintf("it prints %q", text), func() error {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if strings.Contains(g.console.String(), text) || strings.Contains(g.errors.String(), text) {
+			return nil
+		}
+		return fmt.Errorf("it has printed %s%s", g.console.String(), g.errors.String())
+	})
+}
+
+// qemu returns the process ID of the guest's QEMU, 0 for none.
+func (g *guest) qemu() int {
+	names, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range names {
+		if line, err := os.ReadFile(path); err == nil && bytes.Contains(line, []byte("-uuid\x00"+g.h.described.UUID)) {
+			if cwd, _ := os.Readlink(filepath.Join(filepath.Dir(path), "cwd")); cwd == filepath.Join(g.run, "run") {
+				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+				return pid
+			}
+		}
+	}
+	return 0
+}
+
+// wantEnd waits for the end of the program, and checks its exit code and message. No QEMU may be
+// left.
+func (g *guest) wantEnd(t *testing.T, code int, reason, message string) {
+	t.Helper()
+	select {
+	case <-g.ended:
+	case <-time.After(patience):
+		t.Fatal("drover-machine does not end")
+	}
+	content, err := os.ReadFile(filepath.Join(g.run, "ended"))
+	var got end
+	if err == nil {
+		err = json.Unmarshal(content, &got)
+	}
+	if err != nil || g.ProcessState.ExitCode() != code || got.Reason != reason || !strings.Contains(got.Message, message) {
+		t.Errorf("it ended with %d, %+v, %v, want %d, %s, %q", g.ProcessState.ExitCode(), got, err, code, reason, message)
+	}
+	if pid := g.qemu(); pid != 0 {
+		t.Errorf("QEMU %d is left", pid)
+	}
+}
+
+func (g *guest) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	if err := g.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (g *guest) typeText(t *testing.T, text string) {
+	t.Helper()
+	if _, err := io.WriteString(g.keyboard, text); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,333 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestLife checks that SIGTERM shuts a guest down, and that the next run has its disk, which
+// needs the image no more.
+func TestLife(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	g := h.begin(t, "drover guest 1 A")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+	if err := os.Remove(h.image); err != nil {
+		t.Fatal(err)
+	}
+	g = h.begin(t, "drover guest 2 A")
+	g.signal(t, os.Interrupt)
+	g.wantEnd(t, 0, "Completed", "")
+}
+
+// TestConsole checks that what is typed reaches the guest, and that guests that end by
+// themselves are told apart.
+func TestConsole(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]struct {
+		code   int
+		reason string
+	}{"x": {0, "Completed"}, "p": {3, "GuestPanicked"}} {
+		t.Run(want.reason, func(t *testing.T) {
+			t.Parallel()
+			g := newHost(t, false).begin(t, "drover guest 1 A")
+			g.typeText(t, key)
+			g.wantEnd(t, want.code, want.reason, "")
+		})
+	}
+}
+
+// TestRestartOfGuest checks that a guest that resets itself has not ended.
+func TestRestartOfGuest(t *testing.T) {
+	t.Parallel()
+	g := newHost(t, false).begin(t, "drover guest 1 A")
+	g.typeText(t, "r")
+	g.waitFor(t, "drover guest 2 A")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+}
+
+func TestKilledQEMU(t *testing.T) {
+	t.Parallel()
+	g := newHost(t, false).begin(t, "drover guest 1 A")
+	if err := syscall.Kill(g.qemu(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	g.wantEnd(t, 5, "Killed", "signal: killed")
+}
+
+// TestGracePeriod checks that a guest that ignores the button is ended in time, and that a
+// second signal does not wait for that.
+func TestGracePeriod(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	h.described.GracePeriodSeconds = 8
+	g := h.begin(t, "drover guest 1 A")
+	begun := time.Now()
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 6, "Forced", "did not shut down within 8 s")
+	if took := time.Since(begun); took < 5*time.Second || took > 8*time.Second {
+		t.Errorf("it took %v of 8 s", took)
+	}
+	h.described.GracePeriodSeconds = 600
+	g = h.begin(t, "drover guest 2 A")
+	g.signal(t, syscall.SIGTERM)
+	g.waitFor(t, "Pressing the power button")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 6, "Forced", "second signal")
+}
+
+// TestSilentQEMU checks that a QEMU that does not answer is ended in time too.
+func TestSilentQEMU(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.described.GracePeriodSeconds = 8
+	g := h.begin(t, "drover guest 1 A")
+	if err := syscall.Kill(g.qemu(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	g.signal(t, syscall.SIGTERM)
+	g.waitFor(t, "QEMU does not answer")
+	g.wantEnd(t, 6, "Forced", "did not shut down within 8 s")
+	if took := time.Since(begun); took > 8*time.Second {
+		t.Errorf("it took %v of 8 s", took)
+	}
+}
+
+func TestEphemeral(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.described.RootDisk.Ephemeral = true
+	before := read(t, h.image)
+	for range 2 {
+		g := h.begin(t, "drover guest 1 A")
+		g.signal(t, syscall.SIGTERM)
+		g.wantEnd(t, 0, "Completed", "")
+	}
+	if read(t, h.image) != before {
+		t.Error("the image was written to")
+	}
+}
+
+// TestGrownDisk checks that a disk keeps the format of its image, and grows.
+func TestGrownDisk(t *testing.T) {
+	t.Parallel()
+	for _, format := range []string{"raw", "qcow2"} {
+		t.Run(format, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, false)
+			image := filepath.Join(h.dir, "image")
+			framework.RunQEMUImg(t, "convert", "-f", "raw", "-O", format, h.image, image)
+			h.described.RootDisk.Image = image
+			for boot, size := range []int64{2 << 20, 5 << 20, 3 << 20} {
+				h.described.RootDisk.SizeBytes = size
+				g := h.begin(t, fmt.Sprintf("drover guest %d A", boot+1))
+				g.signal(t, syscall.SIGTERM)
+				g.wantEnd(t, 0, "Completed", "")
+				info := framework.RunQEMUImg(t, "info", "-f", format, filepath.Join(h.described.RootDisk.Folder, "root", "disk"))
+				if want := []string{"2 MiB", "5 MiB", "5 MiB"}[boot]; !strings.Contains(info, "virtual size: "+want) {
+					t.Errorf("want %s, got %s", want, info)
+				}
+			}
+		})
+	}
+}
+
+// TestDiskInUse checks that one disk has one machine, whatever run folders they have.
+func TestDiskInUse(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	first := h.begin(t, "drover guest 1 A")
+	second := h.start(t)
+	second.launch(t)
+	second.wantEnd(t, 7, "NotStarted", "lock")
+	first.signal(t, syscall.SIGTERM)
+	first.wantEnd(t, 0, "Completed", "")
+}
+
+// TestDamagedDisk checks that a disk without a record is neither used nor made again, and that
+// what an interrupted run has left of one is.
+func TestDamagedDisk(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	folder := h.described.RootDisk.Folder
+	unfinished := filepath.Join(folder, tempPrefix+"make-1")
+	if err := os.Mkdir(unfinished, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g := h.begin(t, "drover guest 1 A")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+	if _, err := os.Stat(unfinished); err == nil {
+		t.Error("an unfinished disk is left")
+	}
+	disk := filepath.Join(folder, rootFolder, diskFile)
+	before := read(t, disk)
+	if err := os.Remove(filepath.Join(folder, rootFolder, recordFile)); err != nil {
+		t.Fatal(err)
+	}
+	g = h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", "repair "+filepath.Join(folder, rootFolder))
+	if read(t, disk) != before {
+		t.Error("the disk was changed")
+	}
+}
+
+// failingDisk is a QEMU whose raw root disk fails the first write, for lack of room.
+const failingDisk = `#!/bin/bash
+inject='{"event":"none","iotype":"write","errno":28,"once":true,"immediately":true}'
+for a; do
+	shift
+	case $a in *'"node-name":"root"'*)
+		a=$(printf %s "$a" | sed 's/"file":\({"discard[^}]*}\)/"file":{"driver":"blkdebug","image":\1,"inject-error":['"$inject"']}/') ;;
+	esac
+	set -- "$@" "$a"
+done
+exec qemu-system-x86_64 "$@"
+`
+
+// TestDiskFault checks that a guest waits for its disk and goes on by itself once that works.
+func TestDiskFault(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.qemu = filepath.Join(h.dir, "qemu")
+	if err := os.WriteFile(h.qemu, []byte(failingDisk), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g := h.begin(t, "no space left on device")
+	g.waitFor(t, "drover guest 1 A")
+	g.waitFor(t, "Guest continues")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+}
+
+// TestStopWhileCopying checks that a machine that is to stop does not finish its disk first.
+func TestStopWhileCopying(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	if err := os.Truncate(h.image, 1<<40); err != nil { // whose zeros take minutes to read
+		t.Fatal(err)
+	}
+	g := h.begin(t, "Making the root disk")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+	left, err := os.ReadDir(h.described.RootDisk.Folder)
+	if err != nil || len(left) != 0 {
+		t.Errorf("it has left %v, %v", left, err)
+	}
+}
+
+// TestStart checks what drover-machine says of itself at the start, and what is resident.
+func TestStart(t *testing.T) {
+	t.Parallel()
+	g := newHost(t, false).begin(t, "drover guest 1 A")
+	g.waitFor(t, `accelerator=tcg confinement="it runs as user ID `)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", g.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	const most = 20 << 10
+	if kib, err := strconv.Atoi(strings.Fields(rest)[0]); err != nil || kib > most {
+		t.Errorf("%d KiB are resident, %v: at most %d are allowed", kib, err, most)
+	}
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+}
+
+func TestInvalidDescription(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.described.CPUs = 0
+	g := h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 8, "InvalidDescription", "cpus is 0: it must be from 1 to")
+}
+
+func TestInvalidFlags(t *testing.T) {
+	t.Parallel()
+	g := newHost(t, false).start(t)
+	g.Args = append(g.Args, "start")
+	g.launch(t)
+	g.wantEnd(t, 8, "InvalidDescription", `unexpected argument "start"`)
+}
+
+func TestMissingImage(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.described.RootDisk.Image = filepath.Join(h.dir, "none")
+	g := h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", "none: no such file")
+}
+
+// TestOrphans checks that the first process of a container leaves no zombies, and that it still
+// learns how QEMU has ended.
+func TestOrphans(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for a PID namespace")
+	}
+	g := newHost(t, false).start(t)
+	g.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	// /proc has to be that of the namespace.
+	g.Args = append([]string{"sh", "-c", `mount -t proc proc /proc && exec "$0" "$@"`, program}, g.Args[1:]...)
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Path = shell
+	g.launch(t)
+	g.waitFor(t, "drover guest 1 A")
+	for range 3 {
+		pid := strconv.Itoa(g.Process.Pid)
+		framework.MustRunCommand(t, patience, nil, "nsenter", "--target", pid, "--pid", "sh", "-c", "(sleep 0.1 &) ; exit 0")
+	}
+	time.Sleep(time.Second)
+	framework.Eventually(t, patience, "no zombie is left", func() error {
+		if zombies := zombiesOf(g.Process.Pid); len(zombies) > 0 {
+			return fmt.Errorf("there are %v", zombies)
+		}
+		return nil
+	})
+	if err := syscall.Kill(g.qemu(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	g.wantEnd(t, 5, "Killed", "signal: killed")
+}
+
+// zombiesOf returns the children of a process that it has not waited for.
+func zombiesOf(parent int) (zombies []string) {
+	names, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range names {
+		stat, _ := os.ReadFile(path)
+		if _, rest, ok := strings.Cut(string(stat), ") "); ok && strings.HasPrefix(rest, fmt.Sprintf("Z %d ", parent)) {
+			zombies = append(zombies, string(stat))
+		}
+	}
+	return zombies
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}

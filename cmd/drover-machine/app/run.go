@@ -1,0 +1,259 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+// errStopped is why a start was cut short.
+var errStopped = errors.New("the program was to stop before the guest ran")
+
+// drainWithin is how long the last output of a guest may take to be read.
+const drainWithin = 2 * time.Second
+
+// run is one run of the machine.
+type run struct {
+	description
+
+	options options
+	machine machine.Machine
+	log     logr.Logger
+	output  *output
+}
+
+func newRun(d description, o options, log logr.Logger) *run {
+	return &run{
+		description: d, options: o, log: log,
+		machine: machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}},
+	}
+}
+
+// runFolder makes the temporary files of a machine. A container's folder is gone after a power
+// cut, so no file waits for the disk.
+type runFolder struct{ atomicfile.Folder }
+
+// Temp implements machine.Staging.
+func (f runFolder) Temp() (path string, remove func(), err error) { return f.MakeFolder() }
+
+// ReplaceVolatile implements machine.Staging.
+func (f runFolder) ReplaceVolatile(path string, content []byte) error {
+	return f.Replace(path, content, 0o600, nil)
+}
+
+// runMachine starts the machine and stays until its guest has ended. An error means that the
+// guest never ran.
+func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	starting, interrupt := context.WithCancelCause(ctx)
+	defer interrupt(nil)
+	stop, force := make(chan struct{}), make(chan struct{})
+	go func() {
+		<-signals
+		interrupt(errStopped)
+		close(stop)
+		<-signals
+		close(force)
+	}()
+	ended, err := r.startQEMU(starting)
+	if errors.Is(context.Cause(starting), errStopped) && err != nil {
+		return end{}, errStopped
+	}
+	if err != nil {
+		return end{}, err
+	}
+	if pid := r.machine.PID(); pid != 0 {
+		go reapOrphans(ctx, pid)
+	}
+	defer makeRaw(os.Stdin)()
+	go r.typeIn(ctx)
+	f := &follower{run: r, ended: ended, stop: stop, force: force}
+	finished, err := f.followGuest(ctx)
+	if err != nil {
+		return end{}, errors.Join(err, r.machine.Quit(ctx))
+	}
+	select {
+	case <-r.output.done:
+	case <-time.After(drainWithin):
+	}
+	return finished, nil
+}
+
+func (r *run) typeIn(ctx context.Context) {
+	if err := typeIn(ctx, r.machine, os.Stdin); err != nil && ctx.Err() == nil {
+		r.log.Info("Standard input does not reach the guest any more", "cause", err.Error())
+	}
+}
+
+// startQEMU starts QEMU with the guest still halted. It makes the disk if there is none yet.
+func (r *run) startQEMU(ctx context.Context) (ended <-chan string, err error) {
+	if err := os.MkdirAll(r.options.runFolder, 0o700); err != nil {
+		return nil, fmt.Errorf("--run-folder must be a folder that can be written to: %w", err)
+	}
+	runLock, err := r.machine.ClaimRun()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = runLock.Close() }()
+	files := &launch.Files{}
+	defer files.Close()
+	program, err := r.newProgram()
+	if err != nil {
+		return nil, err
+	}
+	config, err := r.prepare(ctx, program, files)
+	if err != nil {
+		return nil, err
+	}
+	write, err := r.openOutput()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = write.Close() }()
+	if ended, err = r.machine.StartChild(ctx, program, config, files, runLock); err != nil {
+		return nil, err
+	}
+	r.logStart(config)
+	return ended, nil
+}
+
+// openOutput makes the pipe by which the guest prints.
+func (r *run) openOutput() (write *os.File, err error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	r.output, r.machine.Output = startOutput(read, os.Stdout), write
+	return write, nil
+}
+
+func (r *run) newProgram() (*machine.Program, error) {
+	users, err := launch.NewUsers("", "") // a container has no other
+	return &machine.Program{Name: r.options.program, Users: users, Log: r.log}, err
+}
+
+// prepare makes what the machine needs, and opens the files that QEMU is to get.
+func (r *run) prepare(ctx context.Context, program *machine.Program, files *launch.Files) (launch.Config, error) {
+	accelerator, err := machine.NewAccelerator(r.Accelerator, program, clock.RealClock{}, r.log).Choose(ctx)
+	if err != nil {
+		return launch.Config{}, err
+	}
+	machineType, root, err := r.prepareRoot(ctx, program, files)
+	if err != nil {
+		return launch.Config{}, err
+	}
+	config := r.config(accelerator, machineType)
+	config.Root = root
+	if config.Kernel, err = r.openKernel(files); err != nil {
+		return config, err
+	}
+	seed, err := r.readSeed()
+	if err == nil {
+		config.SeedFD, err = r.machine.AddSeed(seed, files)
+	}
+	if err == nil {
+		config.AgentFD, err = r.machine.AddAgent(files)
+	}
+	return config, err
+}
+
+// prepareRoot makes the root disk if there is none, and opens it. A disk keeps the type of the
+// machine that it was made for.
+func (r *run) prepareRoot(ctx context.Context, program *machine.Program, files *launch.Files) (machineType string, root *launch.Drive, err error) {
+	if r.RootDisk == nil || r.RootDisk.Ephemeral {
+		if machineType, err = program.MachineType(ctx, ""); err != nil || r.RootDisk == nil {
+			return machineType, nil, err
+		}
+		root, err = diskFolder{r.RootDisk.Folder}.openOverlay(r.RootDisk, files)
+		return machineType, root, err
+	}
+	folder := diskFolder{r.RootDisk.Folder}
+	made, err := folder.readRecord()
+	if err != nil {
+		return "", nil, err
+	}
+	pinned := ""
+	if made != nil {
+		pinned = made.MachineType
+	}
+	if machineType, err = program.MachineType(ctx, pinned); err != nil {
+		return "", nil, err
+	}
+	if made == nil {
+		r.log.Info("Making the root disk", "folder", r.RootDisk.Folder, "image", r.RootDisk.Image)
+		if made, err = folder.makeDisk(ctx, r.RootDisk, machineType); err != nil {
+			return "", nil, fmt.Errorf("making the root disk: %w", err)
+		}
+	}
+	root, err = folder.openDisk(made, files)
+	return machineType, root, err
+}
+
+// openKernel opens the files of a kernel that is booted directly.
+func (r *run) openKernel(files *launch.Files) (*launch.Kernel, error) {
+	if r.Kernel == nil {
+		return nil, nil //nolint:nilnil // Nil is for the disk's own.
+	}
+	image, err := diskimage.OpenRegular(r.Kernel.File, true)
+	if err != nil {
+		return nil, fmt.Errorf("kernel.file: %w", err)
+	}
+	opened := &launch.Kernel{FD: files.Add(image), Cmdline: r.Kernel.Cmdline}
+	if r.Kernel.Initrd == "" {
+		return opened, nil
+	}
+	initrd, err := diskimage.OpenRegular(r.Kernel.Initrd, true)
+	if err != nil {
+		return nil, fmt.Errorf("kernel.initrd: %w", err)
+	}
+	opened.InitrdFD = files.Add(initrd)
+	return opened, nil
+}
+
+// readSeed reads what cloud-init gets.
+func (r *run) readSeed() (machine.Seed, error) {
+	seed := machine.Seed{InstanceID: r.UUID, Hostname: r.Name}
+	if r.CloudInit == "" {
+		return seed, nil
+	}
+	var keys string
+	for name, to := range map[string]*string{"user-data": &seed.UserData, "network-data": &seed.NetworkData, "ssh-keys": &keys} {
+		content, err := readLimited(filepath.Join(r.CloudInit, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return seed, fmt.Errorf("cloudInit: %w", err)
+		}
+		*to = string(content)
+	}
+	for line := range strings.Lines(keys) {
+		if key := strings.TrimSpace(line); key != "" {
+			seed.SSHKeys = append(seed.SSHKeys, key)
+		}
+	}
+	return seed, nil
+}
+
+// logStart says what the machine runs on, and what could not be taken from its QEMU.
+func (r *run) logStart(c launch.Config) {
+	confinement := "unknown"
+	if found, err := r.machine.FindConfinement(); err == nil && found != nil {
+		confinement = found.Describe()
+	}
+	r.log.Info("QEMU was started", "machineType", c.Type, "accelerator", c.Accel, "confinement", confinement)
+}

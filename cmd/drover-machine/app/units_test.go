@@ -1,0 +1,149 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const valid = `
+version: 1
+uuid: 6ba7b810-9dad-11d1-80b4-00c04fd430c8
+name: web
+cpus: 2
+memoryBytes: 268435456
+rootDisk: {folder: /disk, image: /image/disk.img}
+forwards: [{port: 80}]
+`
+
+func TestDescription(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ from, to, says string }{
+		"valid":              {"", "", ""},
+		"version":            {"version: 1", "version: 2", "version is 2: this program knows 1"},
+		"unknown field":      {"cpus: 2", "cpu: 2", `unknown field "cpu"`},
+		"name":               {"name: web", "name: We,b", `name is "We,b"`},
+		"UUID":               {"6ba7b810", "x", "uuid is"},
+		"memory":             {"268435456", "1000", "memoryBytes is 1000: it must be from"},
+		"no disk":            {"rootDisk", "cloudInit: /x #", "rootDisk and kernel are missing"},
+		"size":               {", image: /image/disk.img", "", "rootDisk.sizeBytes is missing"},
+		"relative image":     {"/image/disk.img", "disk.img", `rootDisk.image is "disk.img": it must be an absolute path`},
+		"no folder":          {"folder: /disk, ", "", `rootDisk.folder is "": it must be an absolute path`},
+		"port":               {"port: 80", "port: 70000", "ort is 70000: it must be from 1 to 65535"},
+		"protocol":           {"port: 80", "port: 80, protocol: sctp", `protocol is "sctp"`},
+		"accelerator":        {"cpus: 2", "cpus: 2\naccelerator: xen", `accelerator is "xen"`},
+		"grace":              {"cpus: 2", "cpus: 2\ngracePeriodSeconds: -1", "gracePeriodSeconds is -1: it must be from 1 to"},
+		"kernel not by path": {"cpus: 2", "cpus: 2\nkernel: {file: vmlinuz}", `kernel.file is "vmlinuz"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "machine.yaml")
+			if err := os.WriteFile(path, []byte(strings.Replace(valid, c.from, c.to, 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d, err := readDescription(path)
+			switch {
+			case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+				t.Errorf("the error is %v, want %q in it", err, c.says)
+			case c.says == "" && (err != nil || d.Forwards[0] != forward{"tcp", 80, 80} || d.GracePeriodSeconds != 30 || d.Accelerator != "auto"):
+				t.Errorf("got %+v, %v", d, err)
+			}
+		})
+	}
+}
+
+func TestSeed(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for name, text := range map[string]string{"user-data": "#cloud-config\n", "ssh-keys": "ssh-ed25519 A a\n\nssh-ed25519 B b\n"} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := &run{description: description{UUID: "u", Name: "web", CloudInit: folder}}
+	seed, err := r.readSeed()
+	if err != nil || seed.UserData != "#cloud-config\n" || seed.NetworkData != "" || len(seed.SSHKeys) != 2 || seed.SSHKeys[1] != "ssh-ed25519 B b" {
+		t.Errorf("got %+v, %v", seed, err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "network-data"), make([]byte, maxFile+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.readSeed(); err == nil || !strings.Contains(err.Error(), "network-data has more than") {
+		t.Errorf("a large file gives %v", err)
+	}
+}
+
+// TestCopySparse checks that zeros take no room, and that a copy can be interrupted.
+func TestCopySparse(t *testing.T) {
+	t.Parallel()
+	want := make([]byte, 1<<20+100)
+	copy(want[700_000:], "data")
+	out, err := os.Create(filepath.Join(t.TempDir(), "copy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = out.Close() }()
+	length, err := copySparse(t.Context(), out, bytes.NewReader(want))
+	if err := errors.Join(err, out.Truncate(length)); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, out.Name()); got != string(want) {
+		t.Error("the copy differs")
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errStopped)
+	if _, err := copySparse(ctx, out, bytes.NewReader(want)); !errors.Is(err, errStopped) {
+		t.Errorf("an interrupted copy gives %v", err)
+	}
+}
+
+// blockedWriter takes nothing until it is opened.
+type blockedWriter struct {
+	opened chan struct{}
+	bytes.Buffer
+}
+
+func (w *blockedWriter) Write(p []byte) (int, error) {
+	<-w.opened
+	return w.Buffer.Write(p)
+}
+
+// TestSlowReader checks that a guest does not wait for who reads its console.
+func TestSlowReader(t *testing.T) {
+	t.Parallel()
+	from, guest := io.Pipe()
+	to := &blockedWriter{opened: make(chan struct{})}
+	o := startOutput(from, to)
+	printed := bytes.Repeat([]byte("0123456789abcdef"), 4*maxUnread/16)
+	if _, err := guest.Write(printed); err != nil { // a pipe of package io takes nothing that is not read
+		t.Fatal(err)
+	}
+	close(to.opened)
+	if err := guest.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-o.done
+	got := to.String()
+	if !strings.HasPrefix(got, "0123456789abcdef") || !strings.Contains(got, "of the console were not read in time") || len(got) > 2*maxUnread {
+		t.Errorf("%d of %d bytes were read: %.100q", len(got), len(printed), got[max(0, len(got)-200):])
+	}
+}
+
+func TestTerminationMessage(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "ended")
+	if err := (end{"Killed", strings.Repeat("é", maxMessage)}).writeMessage(path); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, path); len(got) > 4096 || !strings.HasPrefix(got, `{"reason":"Killed","message":"éé`) || !strings.HasSuffix(got, `é"}`) {
+		t.Errorf("%d bytes: %.40q", len(got), got)
+	}
+}
