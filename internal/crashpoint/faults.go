@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // The environment of a process.
@@ -23,10 +24,17 @@ const (
 	// LearnEnv names a file to which every point that is reached is appended, and with "!"
 	// before it, every fault that was chosen.
 	LearnEnv = "DROVER_CRASHPOINT_LEARN"
+	// releasedSuffix is that of a file beside the one of LearnEnv. It lets an operation go on
+	// that is held.
+	releasedSuffix = ".released"
 	// CrashEnv is the point at which the process ends: "<operation> <object>#<ordinal>/before",
-	// or after. For a request it may also be one of the answers of Point.Chosen.
+	// or after. For a request it may also be one of the answers of Point.Chosen, and for a call
+	// one of callFaults. "/held" and a text, in place of /before, halts it there.
 	CrashEnv = "DROVER_CRASHPOINT"
 )
+
+// Tests that end leave nothing held for longer than maxHold.
+const maxHold, holdPeriod = time.Minute, 2 * time.Millisecond
 
 // Point is one operation on one object, with its ordinal among those in this process.
 type Point struct{ name string }
@@ -65,6 +73,7 @@ func NameObject(uid, name string) {
 func Begin(operation, object string) Point {
 	p := Point{points().count(operation, object)}
 	crashAt(p.name + "/before")
+	p.hold()
 	return p
 }
 
@@ -78,6 +87,19 @@ func (p Point) Chosen(faults ...string) string {
 		}
 	}
 	return ""
+}
+
+// hold halts the operation, if the point is the chosen one, until the tests release it.
+func (p Point) hold() {
+	if !strings.HasPrefix(points().crash, p.name+"/held") {
+		return
+	}
+	points().note("!" + points().crash)
+	for begin := time.Now(); time.Since(begin) < maxHold; time.Sleep(holdPeriod) {
+		if _, err := os.Stat(os.Getenv(LearnEnv) + releasedSuffix); err == nil {
+			return
+		}
+	}
 }
 
 // End marks its end.

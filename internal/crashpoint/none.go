@@ -9,11 +9,16 @@
 // operations, or end the process at one of them.
 package crashpoint
 
+import "context"
+
 // Point is one operation on one object.
 type Point struct{}
 
 // Begin marks the begin of an operation.
 func Begin(string, string) Point { return Point{} }
+
+// Inject returns do.
+func (Point) Inject(do func(context.Context) error) func(context.Context) error { return do }
 
 // End marks its end.
 func (Point) End() {}

@@ -126,7 +126,7 @@ func (m Machine) Execute(ctx context.Context, command string, arguments, result 
 	// Not within the function: a call in one that is inlined itself would leave a trace.
 	point := crashpoint.Begin("QMP "+command, m.UUID)
 	err := m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		return c.Execute(ctx, command, arguments, result)
+		return point.Inject(func(ctx context.Context) error { return c.Execute(ctx, command, arguments, result) })(ctx)
 	})
 	point.End()
 	return err

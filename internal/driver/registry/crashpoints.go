@@ -28,20 +28,30 @@ type crashingDriver struct {
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
 func (d *crashingDriver) Unwrap() driver.Driver { return d.Driver }
 
+// call calls a driver at a point. A call that fails returns nothing.
+func call[R any](ctx context.Context, p crashpoint.Point, do func(context.Context) (R, error)) (result R, err error) {
+	err = p.Inject(func(ctx context.Context) (err error) {
+		result, err = do(ctx)
+		return err
+	})(ctx)
+	p.End()
+	if err != nil {
+		result = *new(R)
+	}
+	return result, err
+}
+
 // Ensure implements driver.Driver.
 func (d *crashingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	crashpoint.NameObject(string(spec.UID), spec.Name)
 	p := crashpoint.Begin(d.name+".Ensure", spec.Name)
-	s, err := d.Driver.Ensure(ctx, spec)
-	p.End()
-	return s, err
+	return call(ctx, p, func(ctx context.Context) (driver.Server, error) { return d.Driver.Ensure(ctx, spec) })
 }
 
 // Delete implements driver.Driver.
 func (d *crashingDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	p := crashpoint.Begin(d.name+".Delete", string(t.UID))
-	err := d.Driver.Delete(ctx, t, retain)
-	p.End()
+	_, err := call(ctx, p, func(ctx context.Context) (struct{}, error) { return struct{}{}, d.Driver.Delete(ctx, t, retain) })
 	return err
 }
 
@@ -52,12 +62,22 @@ func (d *crashingDriver) List(ctx context.Context, uids ...types.UID) ([]driver.
 		object = string(uids[0])
 	}
 	p := crashpoint.Begin(d.name+".List", object)
-	servers, err := d.Driver.List(ctx, uids...)
+	servers, err := call(ctx, p, func(ctx context.Context) ([]driver.Server, error) { return d.Driver.List(ctx, uids...) })
 	for _, s := range servers {
 		crashpoint.NameObject(string(s.UID), s.Name)
 	}
-	p.End()
 	return servers, err
+}
+
+// Usage implements driver.Driver.
+func (d *crashingDriver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
+	p := crashpoint.Begin(d.name+".Usage", "all")
+	return call(ctx, p, func(ctx context.Context) ([]driver.Usage, error) { return d.Driver.Usage(ctx, uids...) })
+}
+
+// Watch implements driver.Driver.
+func (d *crashingDriver) Watch(ctx context.Context) (<-chan types.UID, error) {
+	return call(ctx, crashpoint.Begin(d.name+".Watch", "engine"), d.Driver.Watch)
 }
 
 // EngineID implements driver.Identifier.
@@ -66,8 +86,5 @@ func (d *crashingDriver) EngineID(ctx context.Context) (string, error) {
 	if !ok {
 		return "", errors.New("it does not report its engine's id")
 	}
-	p := crashpoint.Begin(d.name+".EngineID", "engine")
-	id, err := identifier.EngineID(ctx)
-	p.End()
-	return id, err
+	return call(ctx, crashpoint.Begin(d.name+".EngineID", "engine"), identifier.EngineID)
 }

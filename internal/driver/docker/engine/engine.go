@@ -121,24 +121,27 @@ type Call func(ctx context.Context, c *client.Client) error
 // Read queries the engine. A timeout means that the engine cannot be reached. action
 // begins the message of an error, such as "list containers".
 func (e *Client) Read(ctx context.Context, action string, call Call) error {
-	return e.invoke(ctx, action, false, call)
+	point := crashpoint.Begin("docker read", action)
+	err := e.invoke(ctx, action, false, point, call)
+	point.End()
+	return err
 }
 
 // Change makes the engine change something. After a timeout it is unknown whether
 // that was done.
 func (e *Client) Change(ctx context.Context, action string, call Call) error {
 	point := crashpoint.Begin("docker", action)
-	err := e.invoke(ctx, action, true, call)
+	err := e.invoke(ctx, action, true, point, call)
 	point.End()
 	return err
 }
 
-func (e *Client) invoke(ctx context.Context, action string, changes bool, call Call) error {
+func (e *Client) invoke(ctx context.Context, action string, changes bool, point crashpoint.Point, call Call) error {
 	c, err := e.connect(ctx)
 	if err != nil {
 		return e.explainError(action, false, err)
 	}
-	if err = call(ctx, c); err == nil {
+	if err = point.Inject(func(ctx context.Context) error { return call(ctx, c) })(ctx); err == nil {
 		return nil
 	}
 	if ctx.Err() != nil && !IsContextError(err) { // a cause such as io.EOF would pass for a lost connection

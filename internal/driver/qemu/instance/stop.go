@@ -7,6 +7,7 @@ import (
 	"context"
 	"time"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
@@ -80,7 +81,12 @@ func (inst *Instance) pressPowerButton(ctx context.Context) error {
 	if !inst.ClaimPowerPress() {
 		return nil
 	}
-	return inst.Control(ctx, func(ctx context.Context, c *qmp.Client) error { return machine.PowerDown(ctx, c, inst.IsPaused()) })
+	point := crashpoint.Begin("QMP system_powerdown", inst.UUID)
+	err := inst.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
+		return point.Inject(func(ctx context.Context) error { return machine.PowerDown(ctx, c, inst.IsPaused()) })(ctx)
+	})
+	point.End()
+	return err
 }
 
 // forceStop ends a run that the guest did not end, even where that cannot be recorded.
