@@ -83,6 +83,18 @@ var All = []Bug{
 		"internal/controller/policy/power.go", "		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:",
 		"		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:\n		if BUG {\n			return planRunning(in)\n		}",
 	}}},
+	{"call-without-timeout", "", []Edit{{
+		"internal/controller/act.go", "	if action.Step == policy.StepDelete {\n", "	if BUG {\n		ctx = context.WithoutCancel(ctx)\n	}\n	if action.Step == policy.StepDelete {\n",
+	}}},
+	{"list-without-timeout", "", []Edit{{
+		"internal/inventory/inventory.go", "	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)\n	defer cancel()\n	i.mu.Lock()\n", "	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)\n	defer cancel()\n	if BUG {\n		ctx = context.WithoutCancel(ctx)\n	}\n	i.mu.Lock()\n",
+	}}},
+	{"unsettled-as-gone", "", []Edit{{
+		"internal/inventory/inventory.go", "			e.settlesAt = i.Clock.Now().Add(settlePeriod)", "			if !BUG {\n				e.settlesAt = i.Clock.Now().Add(settlePeriod)\n			}",
+	}}},
+	{"drift-left", "", []Edit{{
+		"internal/controller/policy/update.go", "	return hasDrifted(in.VM, in.Observed.Server.Applied)\n", "	return !BUG && hasDrifted(in.VM, in.Observed.Server.Applied)\n",
+	}}},
 	{"unknown-as-absent", "O11", []Edit{{
 		"internal/controller/policy/decide.go", "	case in.Observed.Answer == inventory.Unknown:\n		d = decideUnknown(in)\n	case !IsBound", "	case in.Observed.Answer == inventory.Unknown && !BUG:\n		d = decideUnknown(in)\n	case !IsBound",
 	}}},

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/test/bugs"
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/faults/powercut"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -105,6 +106,9 @@ func TestFaults(t *testing.T) {
 	for _, k := range kinds {
 		names = append(names, k.Name)
 		t.Run(k.Name, func(t *testing.T) {
+			if k.NotInShort && size == lab.SizeShort && *caseFlag == "" {
+				t.Skip("make faults explores it")
+			}
 			var l *lab.Lab
 			if !k.NeedsNoLab {
 				l = openLab(t, faultsController)
@@ -160,17 +164,22 @@ func TestNoTraceInNormalBuild(t *testing.T) {
 	}
 }
 
-// seededBugs are bugs that crashes must show, with the workload in which they do, and the one
-// rule that they break, if it is one.
+// seededBugs are bugs that crashes or other faults must show, with the workload in which
+// they do, and the one rule that they break, if it is one.
 var seededBugs = map[string]struct {
 	engine   lab.Engine
 	workload string
+	faults   crash.Faults
 	rule     string
 }{
-	"finalizer-after-creation": {lab.Fake{}, "create", ""},
-	"restart-recorded-late":    {lab.Fake{Instant: true}, "restart", ""},
-	"secret-logged":            {lab.Fake{}, "create", "O12"},
-	"server-by-recorded-id":    {lab.Fake{}, "create", ""},
+	"finalizer-after-creation": {lab.Fake{}, "create", nil, ""},
+	"restart-recorded-late":    {lab.Fake{Instant: true}, "restart", nil, ""},
+	"secret-logged":            {lab.Fake{}, "create", nil, "O12"},
+	"server-by-recorded-id":    {lab.Fake{}, "create", nil, ""},
+	"call-without-timeout":     {lab.Fake{}, "resize", crash.Calls, ""},
+	"list-without-timeout":     {lab.Fake{}, "resize", crash.Calls, ""},
+	"unsettled-as-gone":        {lab.Fake{}, "create-delete", crash.Calls, ""},
+	"drift-left":               {lab.Fake{}, "power", crash.Outside(outside.Resized), ""},
 }
 
 // buggyController is a controller with crash points in which each bug can be enabled.
@@ -194,7 +203,7 @@ func TestSeededBugs(t *testing.T) {
 	for bug, in := range seededBugs {
 		t.Run(bug, func(t *testing.T) {
 			t.Setenv(bugs.Variable, bug)
-			r, err := crash.FindViolation(t.Context(), openLab(t, buggyController), in.engine, in.workload)
+			r, err := crash.FindViolation(t.Context(), openLab(t, buggyController), in.engine, in.faults, in.workload)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,6 +12,7 @@ package faults
 import (
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/faults/powercut"
 )
 
@@ -24,7 +25,7 @@ var kinds = []lab.Kind{
 		},
 	}),
 	crash.Kind(crash.Settings{
-		Name: "crash points, docker", Parallel: 6, Engines: []lab.Engine{lab.Docker{}},
+		Name: "crash points, docker", Parallel: 6, Engines: []lab.Engine{lab.NewDocker()},
 		Bounds: map[lab.Size]crash.Bounds{
 			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 5, Pairs: 6}, lab.SizeFull: {Pairs: 100},
 		},
@@ -36,9 +37,56 @@ var kinds = []lab.Kind{
 		},
 	}),
 	crash.Kind(crash.Settings{
-		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Answers: true,
+		Name: "crash points, two drivers", Parallel: 6, Engines: []lab.Engine{
+			crash.Pair{Engine: lab.Fake{}, Second: lab.NewDocker()}, crash.Pair{Engine: lab.NewDocker(), Second: lab.NewQEMU()},
+		},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Cases: 6}, lab.SizeFull: {Pairs: 100},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Answers,
 		Bounds: map[lab.Size]crash.Bounds{
 			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 20}, lab.SizeFull: {Workloads: running},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "calls of drivers, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Calls,
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 4}, lab.SizeDefault: {Workloads: alone, Cases: 12}, lab.SizeFull: {Workloads: alone},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "engine, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}},
+		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Away, outside.Exchanged),
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: bound, Cases: 21}, lab.SizeFull: {Workloads: bound},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "calls of drivers, docker", Parallel: 8, Engines: []lab.Engine{lab.NewDocker()}, Faults: crash.Calls,
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: alone, Cases: 7}, lab.SizeFull: {Workloads: alone},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "calls of drivers, qemu", Parallel: 6, Engines: []lab.Engine{lab.NewQEMU()}, Faults: crash.Calls,
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: alone, Cases: 5}, lab.SizeFull: {Workloads: alone},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "engine, docker", Parallel: 6, Engines: []lab.Engine{lab.NewDocker()},
+		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Renamed, outside.Away),
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: bound, Cases: 7}, lab.SizeFull: {Workloads: bound},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "engine, qemu", Parallel: 4, Engines: []lab.Engine{lab.NewQEMU()},
+		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Suspended, outside.Away, outside.Exchanged),
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: bound, Cases: 5}, lab.SizeFull: {Workloads: bound},
 		},
 	}),
 	powercut.Kind("fake"),
@@ -47,6 +95,12 @@ var kinds = []lab.Kind{
 
 // inShort are the workloads of real engines in every test run.
 var inShort = []string{"create", "restart", "delete"}
+
+// alone are those in which only the calls fail.
+var alone = []string{"create", "power", "resize", "restart", "replace", "delete", "create-delete", "recreate", "retain", "namespace"}
+
+// bound are those of a VirtualMachine that has a server, and the same to the end.
+var bound = []string{"power", "resize", "restart", "replace", "delete"}
 
 // running are the workloads in which a controller runs before there are faults. One that gets
 // a bad answer at its start ends, and is started again by others.

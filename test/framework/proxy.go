@@ -27,9 +27,15 @@ func NewDockerProxy(t testing.TB) *DockerProxy {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	network, engine, _ := strings.Cut(DockerClient(t).DaemonHost(), "://")
-	local := address{"unix", filepath.Join(dir, "docker.sock")}
-	return &DockerProxy{newRelay(t, local, address{network, engine})}
+	p := OpenDockerProxy(filepath.Join(dir, "docker.sock"), DockerClient(t).DaemonHost(), t.Errorf)
+	t.Cleanup(p.Disconnect)
+	return p
+}
+
+// OpenDockerProxy opens a socket in front of an engine. The caller must Disconnect it.
+func OpenDockerProxy(socket, host string, errorf func(format string, args ...any)) *DockerProxy {
+	network, engine, _ := strings.Cut(host, "://")
+	return &DockerProxy{openRelay(errorf, address{"unix", socket}, address{network, engine})}
 }
 
 // Env makes a program use the proxy.

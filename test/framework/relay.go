@@ -17,7 +17,7 @@ const chunkSize = 32 << 10
 // relay listens at one address, forwards to another one, and can disturb the
 // traffic.
 type relay struct {
-	t testing.TB
+	errorf func(format string, args ...any)
 	// local is the address of this side. Of the other side's, the first that answers is used.
 	local   net.Addr
 	remotes []net.Addr
@@ -32,9 +32,15 @@ type relay struct {
 
 // newRelay returns a relay to the remotes, which is closed at the end of the test.
 func newRelay(t testing.TB, local net.Addr, remotes ...net.Addr) *relay {
-	r := &relay{t: t, local: local, remotes: remotes, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
-	r.Restore()
+	r := openRelay(t.Errorf, local, remotes...)
 	t.Cleanup(r.Disconnect)
+	return r
+}
+
+// openRelay returns a relay that the caller must Disconnect.
+func openRelay(errorf func(format string, args ...any), local net.Addr, remotes ...net.Addr) *relay {
+	r := &relay{errorf: errorf, local: local, remotes: remotes, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
+	r.Restore()
 	return r
 }
 
@@ -80,7 +86,7 @@ func (r *relay) Restore() {
 	}
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), r.local.Network(), r.local.String())
 	if err != nil {
-		r.t.Errorf("listening on %s: %v", r.local, err)
+		r.errorf("listening on %s: %v", r.local, err)
 		return
 	}
 	r.listener, r.local = l, l.Addr()

@@ -23,16 +23,18 @@ const keepEnv = "DROVER_FAULTS_DIR"
 // pairSeed selects the pairs that are run.
 const pairSeed = 15
 
-// Settings describe a kind of fault: crashes of controllers of some engines.
+// Settings describe a kind of fault: crashes of controllers of some engines, or what else
+// happens at their points.
 type Settings struct {
 	Name    string
 	Engines []lab.Engine
 	// Parallel is how many runs take place at a time. They wait most of the time.
 	Parallel int
-	// Bounds say how much is explored in a size.
+	// Bounds say how much is explored in a size. Without a short one the kind is left out of
+	// every test run.
 	Bounds map[lab.Size]Bounds
-	// Answers is set for bad answers of the API server in place of crashes.
-	Answers bool
+	// Faults are what happens in place of crashes; nil means crashes.
+	Faults Faults
 }
 
 // Bounds are limits; zero means none.
@@ -48,10 +50,11 @@ type Bounds struct {
 // Kind returns the kind of fault.
 func Kind(s Settings) lab.Kind {
 	newRunner := func(l *lab.Lab, size lab.Size) *runner {
-		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], answers: s.Answers, keep: os.Getenv(keepEnv)}
+		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], faults: s.Faults, keep: os.Getenv(keepEnv)}
 	}
+	_, isInShort := s.Bounds[lab.SizeShort]
 	return lab.Kind{
-		Name: s.Name,
+		Name: s.Name, NotInShort: !isInShort,
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
 			return newRunner(l, size).explore(ctx)
 		},
@@ -102,7 +105,7 @@ func (r *runner) learningCases() []testCase {
 	for _, e := range r.engines {
 		for _, w := range workloads {
 			wanted := len(r.bounds.Workloads) == 0 || slices.Contains(r.bounds.Workloads, w.name)
-			if wanted && e.Runs(w.name) && w.isPossible(r.Lab) {
+			if _, isPair := e.(Pair); wanted && isPair == w.moves && e.Runs(w.name) && w.isPossible(r.Lab) {
 				all = append(all, testCase{workload: w.name + "/" + e.Name(), recovery: lab.ByRestart})
 			}
 		}
@@ -154,48 +157,43 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 	return nil
 }
 
-// casesOf returns the cases of one fault: all, or as many as the bounds allow, which are
-// spread over the points that change something.
+// casesOf returns the cases of one fault: all, or as many as the bounds allow. Those of
+// crashes are spread over the points that change something.
 func (r *runner) casesOf(workload string, points []string) []testCase {
-	if r.answers {
-		points = selectPoints(points, isRequest)
-		return r.someCases(workload, points, answers)
+	faults := r.faults
+	switch {
+	case faults == nil && r.bounds.Cases == 0:
+		faults = crashes
+	case faults == nil:
+		faults = crashesOfMutations
 	}
-	if r.bounds.Cases > 0 {
-		points = selectPoints(points, isMutation)
-	}
-	return r.someCases(workload, points, moments)
-}
-
-func selectPoints(points []string, isWanted func(string) bool) []string {
-	return slices.DeleteFunc(slices.Clone(points), func(p string) bool { return !isWanted(p) })
-}
-
-var (
-	moments    = []string{before, after}
-	recoveries = []lab.Recovery{lab.ByRestart, lab.ByStandby}
-)
-
-// someCases returns the cases of points, or as many as the bounds allow, which are spread
-// over all, with faults and recovery in turn.
-func (r *runner) someCases(workload string, points, faults []string) []testCase {
-	limit := r.bounds.Cases
-	if limit == 0 {
+	points = slices.DeleteFunc(slices.Clone(points), func(p string) bool { return len(faults(p)) == 0 })
+	if r.bounds.Cases == 0 {
 		return allCases(workload, points, faults)
 	}
+	return someCases(workload, points, faults, r.bounds.Cases)
+}
+
+var recoveries = []lab.Recovery{lab.ByRestart, lab.ByStandby}
+
+// someCases returns as many cases, spread over all points, with faults and recovery in turn.
+// There is no second one of a point before each point has one.
+func someCases(workload string, points []string, faults Faults, limit int) []testCase {
 	var some []testCase
-	limit = min(limit, len(points))
-	for n := range limit {
-		p := points[n*len(points)/limit]
-		some = append(some, testCase{workload, recoveries[n/2%2], []crashPoint{crashPoint(p + "/" + faults[n%len(faults)])}})
+	limit = min(limit, len(allCases(workload, points, faults))/len(recoveries))
+	for n, count := 0, min(limit, len(points)); len(some) < limit; n++ {
+		p := points[n%count*len(points)/count]
+		if of, round := faults(p), n/count; round < len(of) {
+			some = append(some, testCase{workload, recoveries[n/2%2], []crashPoint{crashPoint(p + "/" + of[(n%count+round)%len(of)])}})
+		}
 	}
 	return some
 }
 
-func allCases(workload string, points, faults []string) []testCase {
+func allCases(workload string, points []string, faults Faults) []testCase {
 	var all []testCase
 	for _, p := range points {
-		for _, fault := range faults {
+		for _, fault := range faults(p) {
 			for _, recovery := range recoveries {
 				all = append(all, testCase{workload, recovery, []crashPoint{crashPoint(p + "/" + fault)}})
 			}
@@ -222,7 +220,7 @@ func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
 	point, _, _ := strings.Cut(string(c.crashes[0]), "/")
 	if o.crashed > 0 {
 		t.reached[c.workload+"/"+point] = true
-		if len(o.learned) > 1 && !r.answers {
+		if len(o.learned) > 1 && r.faults == nil {
 			t.addPairs(c, o.learned[1])
 		}
 	} else {
@@ -234,7 +232,7 @@ func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
 // addPairs adds the cases in which the process that recovers ends too.
 func (t *tally) addPairs(c testCase, points []string) {
 	for _, p := range points {
-		for _, moment := range moments {
+		for _, moment := range crashes(p) {
 			t.pairs = append(t.pairs, testCase{c.workload, c.recovery, []crashPoint{c.crashes[0], crashPoint(p + "/" + moment)}})
 		}
 	}
@@ -292,18 +290,17 @@ const findParallel = 16
 // errFound ends FindViolation.
 var errFound = errors.New("a violation was found")
 
-// FindViolation explores the crashes of some workloads until there is a violation, which it
-// returns. It is for controllers that have a bug.
-func FindViolation(ctx context.Context, l *lab.Lab, engine lab.Engine, names ...string) (lab.Result, error) {
-	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: Bounds{Workloads: names}}
+// FindViolation explores the faults of some workloads, or crashes where there are none, until
+// there is a violation, which it returns. It is for controllers that have a bug.
+func FindViolation(ctx context.Context, l *lab.Lab, engine lab.Engine, faults Faults, names ...string) (lab.Result, error) {
+	if faults == nil {
+		faults = crashesOfMutations
+	}
+	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: Bounds{Workloads: names}, faults: faults}
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
 	err := r.runAll(ctx, r.learningCases(), func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
-	cases := slices.DeleteFunc(t.cases, func(c testCase) bool {
-		point, _, _ := strings.Cut(string(c.crashes[0]), "/")
-		return !isMutation(point)
-	})
 	if err == nil && len(t.result.Violations) == 0 {
-		err = r.runAll(ctx, cases, func(ctx context.Context, c testCase) error {
+		err = r.runAll(ctx, t.cases, func(ctx context.Context, c testCase) error {
 			err := r.runOnce(ctx, c, t)
 			t.mu.Lock()
 			defer t.mu.Unlock()

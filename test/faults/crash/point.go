@@ -3,7 +3,7 @@
 
 // Package crash ends controllers by SIGKILL at every point of a workload, before or after
 // each request, driver call and file write, and checks that another process goes on as if
-// nothing had happened.
+// nothing had happened. In place of a crash a request or a call may have another fault.
 //
 // Start with Kind in explore.go. workload.go has the workloads, run.go runs one of them
 // with one crash or two, and point.go has the names of points and cases.
@@ -28,7 +28,8 @@ const (
 	after  = "after"
 )
 
-// crashPoint is a moment at a point: "<operation> <object>#<ordinal>/before" or after.
+// crashPoint is a moment at a point: "<operation> <object>#<ordinal>/before" or after. In
+// place of the moment it may have a fault that is no crash.
 type crashPoint string
 
 // testCase is a workload with the points at which its processes end.
@@ -65,16 +66,26 @@ func parseCase(name string) (testCase, error) {
 // readPoints returns the points that a process has recorded, in order.
 func readPoints(path string) ([]string, error) {
 	lines, err := readLines(path)
-	return slices.DeleteFunc(lines, isFault), err
+	return slices.DeleteFunc(lines, func(line string) bool { return strings.ContainsAny(line[:min(1, len(line))], begins+ends) }), err
 }
 
-// countFaults returns how many faults other than crashes a process has recorded.
-func countFaults(path string) (int, error) {
+// What begins the line of a fault that is no crash, and of its end if it takes time.
+const begins, ends = "!", "."
+
+// readFaults returns the faults other than crashes that a process has recorded, and the ends
+// of those that take time.
+func readFaults(path string) (begun, ended []string, err error) {
 	lines, err := readLines(path)
-	return len(slices.DeleteFunc(lines, func(line string) bool { return !isFault(line) })), err
+	for _, line := range lines {
+		if fault, ok := strings.CutPrefix(line, begins); ok {
+			begun = append(begun, fault)
+		}
+		if fault, ok := strings.CutPrefix(line, ends); ok {
+			ended = append(ended, fault)
+		}
+	}
+	return begun, ended, err
 }
-
-func isFault(line string) bool { return strings.HasPrefix(line, "!") }
 
 func readLines(path string) ([]string, error) {
 	f, err := os.Open(path)
@@ -95,11 +106,63 @@ func readLines(path string) ([]string, error) {
 
 // unstable are points whose number depends on the time that a run takes: renewals, and
 // the regular lists of an engine.
-var unstable = regexp.MustCompile(`^((PUT|GET) leases .*#([2-9]|\d{2,})|.*\.(List all|EngineID engine)#([4-9]|\d{2,}))$`)
+var unstable = regexp.MustCompile(`^((PUT|GET) leases .*#([2-9]|\d{2,})|.*\.(List all|EngineID engine|Usage all)#([4-9]|\d{2,})|docker read .*#\d{2,})$`)
 
-// answers are what may be answered to a request instead of what the API server answers:
+// Faults returns the faults that a point may have; none for one that is left alone.
+type Faults func(point string) []string
+
+// crashes returns the moments of a crash. What only reads the state of an engine shows in
+// the calls of its driver.
+func crashes(point string) []string {
+	if strings.HasPrefix(point, dockerRead) {
+		return nil
+	}
+	return []string{before, after}
+}
+
+func crashesOfMutations(point string) []string {
+	if isMutation(point) {
+		return crashes(point)
+	}
+	return nil
+}
+
+// Answers returns what may be answered to a request instead of what the API server answers:
 // see badAnswers in cmd/drover-controller/app.
-var answers = []string{"409", "410", "429", "500", "504 after", "cut off", "cut off after"}
+func Answers(point string) []string {
+	if !isRequest(point) {
+		return nil
+	}
+	return []string{"409", "410", "429", "500", "504 after", "cut off", "cut off after"}
+}
+
+// hangs is the fault of a call that ends only with its context, and late that of one that is
+// carried out later.
+const hangs, late = "hangs", "late"
+
+// lasts reports whether a fault is over only when its end is recorded.
+func lasts(fault string) bool {
+	return strings.HasSuffix(fault, "/"+hangs) || strings.HasSuffix(fault, "/"+late)
+}
+
+// Calls returns what may come of a call to a driver, the Docker Engine or QEMU: see callFaults
+// in internal/crashpoint. A Watch has no deadline of its own, because it lasts.
+func Calls(point string) []string {
+	switch {
+	case !calls.MatchString(point):
+		return nil
+	case strings.Contains(point, ".Watch "):
+		return []string{"fails"}
+	case !isMutation(point):
+		return []string{"fails", hangs, "cut off"}
+	}
+	return []string{"times out after", late, "twice", hangs, "fails", "cut off after", "cut off"}
+}
+
+const dockerRead = "docker read "
+
+// calls matches the points that are calls.
+var calls = regexp.MustCompile(`^(QMP|docker|docker read|[a-z]+\.(Ensure|Delete|List|Usage|Watch|EngineID)) `)
 
 // isRequest reports whether a point is a request to the API server whose answer matters
 // here: the loss of a Lease ends a process, and client-go sends an event again only 10 s
@@ -112,10 +175,7 @@ func isRequest(point string) bool {
 
 // isMutation reports whether a point changes something outside of the process.
 func isMutation(point string) bool {
-	for _, read := range []string{"GET ", "WATCH "} {
-		if strings.HasPrefix(point, read) {
-			return false
-		}
-	}
-	return !strings.Contains(point, ".List ") && !strings.Contains(point, ".EngineID ")
+	return !reads.MatchString(point)
 }
+
+var reads = regexp.MustCompile(`^(GET |WATCH |docker read |QMP (query-|qom-get)|[a-z]+\.(List|Usage|Watch|EngineID) )`)

@@ -21,9 +21,17 @@ const (
 	// quietTime is how long a world without faults must be at rest before its state is
 	// that of others to compare with.
 	quietTime = 500 * time.Millisecond
+	// stableTime is the same after a server has ended: Drover writes that a run is stable 10 s
+	// after it has begun, and what an engine restarts at most every 10 s.
+	stableTime = 11 * time.Second
 	// settleTime is how long a state may differ after the last step: an orphan's grace
 	// period and the time to notice it twice.
 	settleTime = 15 * time.Second
+	// settleAfterEnds is the same after a server has ended: a start takes seconds on a busy
+	// machine, and stableTime counts from there.
+	settleAfterEnds = 2 * settleTime
+	// hangLimit is how long a call that hangs may last: Drover's own limit is 30 s.
+	hangLimit = 40 * time.Second
 	// restTime is how long a world is watched at rest, and restShare how many are.
 	restTime  = 3 * time.Second
 	restShare = 10
@@ -48,8 +56,8 @@ type runner struct {
 	// parallel is how many runs take place at a time. They wait most of the time.
 	parallel int
 	bounds   Bounds
-	// answers is set for bad answers of the API server in place of crashes.
-	answers bool
+	// faults are what happens in place of crashes; nil means crashes.
+	faults Faults
 	// keep is a folder in which the logs of runs with violations are left; empty means none.
 	keep string
 }
@@ -85,13 +93,20 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	}
 	defer replicas.Stop()
 	s := &stage{World: w, work: work, engine: engine, replicas: replicas}
+	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err := s.play(ctx, work, want == nil)
 	if v := violationOf(err); v != nil {
 		o.violations = append(o.violations, *v)
 	} else if err != nil {
-		return o, fmt.Errorf("%s: %w\n%s", c, err, replicas.Output())
+		return o, errors.Join(fmt.Errorf("%s: %w\n%s", c, err, replicas.Output()), finishDisturbance())
 	}
 	s.awaitCrashes(len(c.crashes))
+	if err := finishDisturbance(); err != nil {
+		return o, fmt.Errorf("%s: %w", c, err)
+	}
+	if len(o.violations) == 0 {
+		o.violations = s.awaitEnds()
+	}
 	err = s.finish(ctx, c, want, &o)
 	if v := violationOf(err); v != nil {
 		o.violations, err = append(o.violations, *v), nil
@@ -100,6 +115,9 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		o.learned = learned[min(work.firstCrash(), len(learned)):]
 	}
 	o.crashed, o.log = replicas.Crashed()+s.countFaults(), replicas.Output()
+	if c.disturbance() != s.disturbed {
+		o.crashed = 0 // there was nothing to disturb
+	}
 	for n := range o.violations {
 		o.violations[n].Case, o.violations[n].History = c.String(), replicas.Decisions()
 	}
@@ -154,12 +172,32 @@ func (s *stage) learnedSince(setup []int) ([][]string, error) {
 func (s *stage) countFaults() int {
 	count := 0
 	for n := range s.replicas.Processes() {
-		faults, err := countFaults(s.LearnFile(n))
+		faults, _, err := readFaults(s.LearnFile(n))
 		if err == nil {
-			count += faults
+			count += len(faults)
 		}
 	}
 	return count
+}
+
+// awaitEnds waits for the ends of calls that hang or are late. A call that no timeout ends
+// would block for good what waits for it, and what a late one does must not escape Judge.
+func (s *stage) awaitEnds() []lab.Violation {
+	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		var hanging []string
+		for n := range s.replicas.Processes() {
+			begun, ended, err := readFaults(s.LearnFile(n))
+			hanging = append(hanging, slices.DeleteFunc(begun, func(f string) bool {
+				return err != nil || !lasts(f) || slices.Contains(ended, f)
+			})...)
+		}
+		switch {
+		case len(hanging) == 0:
+			return nil
+		case time.Since(begin) > hangLimit:
+			return []lab.Violation{{Rule: "O10", Text: fmt.Sprintf("no timeout has ended the call %s in %s", hanging, hangLimit)}}
+		}
+	}
 }
 
 // awaitCrashes waits for crashes that come after the last step, such as at its event.
@@ -176,7 +214,7 @@ func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outc
 	}
 	checkRest := want == nil || isSampled(c, restShare)
 	if checkRest {
-		if err := s.waitQuiet(ctx); err != nil {
+		if err := s.waitQuiet(ctx, c.quietTime()); err != nil {
 			return err
 		}
 	}
@@ -186,12 +224,12 @@ func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outc
 			return err
 		}
 		if want != nil {
-			for _, text := range s.work.differences(state, *want) {
+			for _, text := range s.differences(state, *want) {
 				violations = append(violations, lab.Violation{Rule: "O7", Text: text})
 			}
 		}
 		o.state, o.violations = state, violations
-		if len(violations) == 0 || time.Since(begin) > settleTime {
+		if len(violations) == 0 || time.Since(begin) > c.settleTime() {
 			break
 		}
 	}
@@ -202,13 +240,29 @@ func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outc
 }
 
 // waitQuiet waits until nothing has been written for a while.
-func (s *stage) waitQuiet(ctx context.Context) error {
+func (s *stage) waitQuiet(ctx context.Context, during time.Duration) error {
 	for begin := time.Now(); time.Since(begin) < lab.ConvergeTimeout; {
-		if len(s.CheckRest(ctx, quietTime)) == 0 {
+		if len(s.CheckRest(ctx, during)) == 0 {
 			return ctx.Err()
 		}
 	}
 	return &lab.NotConvergedError{What: "rest", Cause: errors.New("there are writes all the time")}
+}
+
+// quietTime returns how long the world of a case must be at rest before it is judged.
+func (c testCase) quietTime() time.Duration {
+	if c.disturbance() != "" {
+		return stableTime
+	}
+	return quietTime
+}
+
+// settleTime returns how long the state of a case may differ.
+func (c testCase) settleTime() time.Duration {
+	if c.disturbance() != "" {
+		return settleAfterEnds
+	}
+	return settleTime
 }
 
 // isSampled reports whether a case is one of each so many, always the same ones.

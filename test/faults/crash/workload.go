@@ -13,6 +13,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -29,7 +30,9 @@ type stage struct {
 	work     workload
 	engine   lab.Engine
 	replicas *lab.Replicas
-	image    string // to create with; empty means the engine's default
+	// disturbed is what others than Drover have done, once they have.
+	disturbed outside.Disturbance
+	image     string // to create with; empty means the engine's default
 }
 
 // step is what a user does, with a wait for the result.
@@ -45,6 +48,8 @@ type workload struct {
 	hasty bool
 	// unprotected is set if users remove the finalizer.
 	unprotected bool
+	// moves is set if the VirtualMachine moves to the second engine of a Pair.
+	moves bool
 	// programs returns the programs of the processes, of which the first is replaced by
 	// the second; nil means that all are the same.
 	programs func(*lab.Lab) []string
@@ -92,6 +97,8 @@ var workloads = []workload{
 	{name: "delete-outage", setup: created, act: []step{duringOutage(false, remove), waitGone}},
 	{name: "stop-exchange", setup: created, act: []step{duringOutage(true, setAction(api.ActionStopped)), waitApplied}},
 	{name: "delete-exchange", setup: created, act: []step{duringOutage(true, remove), waitGone}},
+	{name: "move", moves: true, setup: created, act: []step{remove, waitGone, createElsewhere, waitApplied}},
+	{name: "move-outage", moves: true, setup: created, act: []step{duringOutage(false, remove), waitGone, createElsewhere, waitApplied}},
 	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
 	{name: "upgrade-restart", programs: upgrade, setup: created, act: []step{restart, replaceProgram, waitApplied}},
 	{name: "upgrade-delete", programs: upgrade, setup: created, act: []step{remove, replaceProgram, waitGone}},
@@ -107,6 +114,15 @@ func create(ctx context.Context, s *stage) error {
 		vm.Image(s.image)
 	}
 	return s.CreateVM(ctx, vm.Obj())
+}
+
+// createElsewhere creates the VirtualMachine of that name anew, for the second of two engines.
+func createElsewhere(ctx context.Context, s *stage) error {
+	p, ok := s.engine.(Pair)
+	if !ok {
+		return errors.New("there is one engine")
+	}
+	return s.CreateVM(ctx, p.Second.NewVM(vmName).Obj())
 }
 
 func remove(ctx context.Context, s *stage) error { return s.DeleteVM(ctx, vmName) }

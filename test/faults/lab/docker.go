@@ -4,13 +4,18 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -25,26 +30,60 @@ import (
 )
 
 // Docker is the Docker Engine that DOCKER_HOST names. All worlds share it: what one does to
-// the containers of another shows in the events of the other (O6).
-type Docker struct{}
+// the containers of another shows in the events of the other (O6). Each has a socket of its
+// own in front of it.
+type Docker struct {
+	worlds *sync.Map // *dockerWorld by *World
+}
+
+// NewDocker returns the engine.
+func NewDocker() Docker { return Docker{&sync.Map{}} }
+
+// dockerWorld is what a world has of the engine.
+type dockerWorld struct {
+	proxy *framework.DockerProxy
+	stop  context.CancelFunc // stops the record of events
+
+	mu     sync.Mutex
+	events map[string]events.Message
+}
 
 // Name implements Engine.
 func (Docker) Name() string { return docker.Name }
 
-// Runs implements Engine. The engine is shared, so it cannot be away for one world.
-func (Docker) Runs(workload string) bool {
-	return !strings.HasSuffix(workload, "-outage") && !strings.HasSuffix(workload, "-exchange")
-}
+// Runs implements Engine. There is no other engine to put in the place of this one.
+func (Docker) Runs(workload string) bool { return !strings.HasSuffix(workload, "-exchange") }
 
 // Args implements Engine.
 func (Docker) Args(*World) []string {
 	return []string{"--vm-driver=docker", "--docker-image=" + framework.GuestPlain}
 }
 
+// Environment implements Engine.
+func (e Docker) Environment(w *World) []string { return e.world(w).proxy.Env() }
+
+func (e Docker) world(w *World) *dockerWorld {
+	d, _ := e.worlds.Load(w)
+	return d.(*dockerWorld)
+}
+
 // Prepare implements Engine.
-func (Docker) Prepare(context.Context, *World) error {
-	_, err := framework.OpenDockerClient()
-	return err
+func (e Docker) Prepare(ctx context.Context, w *World) error {
+	c, err := framework.OpenDockerClient()
+	if err != nil {
+		return err
+	}
+	report := func(format string, args ...any) { fmt.Fprintf(os.Stderr, w.Name+": "+format+"\n", args...) }
+	proxy := framework.OpenDockerProxy(filepath.Join(w.Dir, "docker.sock"), c.DaemonHost(), report)
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	d := &dockerWorld{proxy: proxy, stop: stop, events: map[string]events.Message{}}
+	e.worlds.Store(w, d)
+	go func() {
+		if err := d.recordEvents(ctx, c, w, ""); err != nil && ctx.Err() == nil {
+			report("recording events: %v", err)
+		}
+	}()
+	return nil
 }
 
 // NewVM implements Engine.
@@ -109,37 +148,63 @@ func serverOfContainer(c container.InspectResponse) Server {
 	}
 }
 
-// readEvents counts, in the engine's own record, what was done to the world's containers.
-func (Docker) readEvents(ctx context.Context, c *client.Client, w *World, effects map[string]Effects) ([]Violation, error) {
+// recordEvents records what is done to the world's containers. The engine itself keeps only
+// the last 256 events of all worlds.
+func (d *dockerWorld) recordEvents(ctx context.Context, c *client.Client, w *World, until string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream := c.Events(ctx, client.EventsListOptions{
-		Since: w.begin.Format(time.RFC3339Nano), Until: time.Now().Format(time.RFC3339Nano),
+		Since: w.begin.Format(time.RFC3339Nano), Until: until,
 		Filters: client.Filters{}.Add("type", string(events.ContainerEventType)).Add("label", docker.LabelCluster+"="+w.ClusterID),
 	})
-	live, created := map[string]string{}, map[string]string{}
-	var broken []Violation
 	for {
 		select {
 		case err := <-stream.Err:
 			if errors.Is(err, io.EOF) {
 				err = nil
 			}
-			return broken, err
+			return err
 		case event := <-stream.Messages:
-			uid, name := event.Actor.Attributes[docker.LabelUID], event.Actor.Attributes[docker.LabelName]
-			if event.Action == events.ActionCreate {
-				if live[uid] != "" || created[uid] != "" {
-					broken = append(broken, Violation{Rule: "O3", Text: fmt.Sprintf("%s: container %s was created, and %s had been", name, event.Actor.ID, created[uid])})
-				}
-				live[uid], created[uid] = event.Actor.ID, event.Actor.ID
-			}
-			effects[name] = countEvent(effects[name], event)
-			if slices.Contains([]events.Action{events.ActionDestroy, events.ActionRename}, event.Action) {
-				delete(live, uid)
-			}
+			d.mu.Lock()
+			d.events[fmt.Sprint(event.TimeNano, event.Actor.ID, event.Action)] = event
+			d.mu.Unlock()
 		}
 	}
+}
+
+// readEvents counts, in the engine's own record, what was done to the world's containers.
+func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, effects map[string]Effects) ([]Violation, error) {
+	d := e.world(w)
+	if err := d.recordEvents(ctx, c, w, time.Now().Format(time.RFC3339Nano)); err != nil { // those that are on their way
+		return nil, err
+	}
+	d.mu.Lock()
+	all := slices.SortedFunc(maps.Values(d.events), func(a, b events.Message) int { return cmp.Compare(a.TimeNano, b.TimeNano) })
+	d.mu.Unlock()
+	live, created := map[string]string{}, map[string]string{}
+	var broken []Violation
+	for _, event := range all {
+		uid, name := event.Actor.Attributes[docker.LabelUID], event.Actor.Attributes[docker.LabelName]
+		if event.Action == events.ActionCreate {
+			if live[uid] != "" || created[uid] != "" {
+				broken = append(broken, Violation{Rule: "O3", Text: fmt.Sprintf("%s: container %s was created, and %s had been", name, event.Actor.ID, created[uid])})
+			}
+			live[uid], created[uid] = event.Actor.ID, event.Actor.ID
+		}
+		if event.Action == events.ActionDestroy && w.wasRemoved(event.Actor.ID) {
+			delete(created, uid)
+		} else {
+			effects[name] = countEvent(effects[name], event)
+		}
+		if event.Action == events.ActionDestroy || isRelease(event) {
+			delete(live, uid)
+		}
+	}
+	return broken, nil
+}
+
+func isRelease(e events.Message) bool {
+	return e.Action == events.ActionRename && strings.HasSuffix(e.Actor.Attributes["name"], docker.RetainedSuffix)
 }
 
 func countEvent(e Effects, event events.Message) Effects {
@@ -149,7 +214,9 @@ func countEvent(e Effects, event events.Message) Effects {
 	case events.ActionDestroy:
 		e.Deletes++
 	case events.ActionRename:
-		e.Releases++
+		if isRelease(event) {
+			e.Releases++
+		}
 	case events.ActionStart:
 		e.Runs++
 	default:
@@ -158,12 +225,22 @@ func countEvent(e Effects, event events.Message) Effects {
 }
 
 // Outage implements Engine.
-func (Docker) Outage(context.Context, *World, bool) (back func() error, err error) {
-	return nil, errors.New("the engine is shared")
+func (e Docker) Outage(_ context.Context, w *World, exchanged bool) (back func() error, err error) {
+	if exchanged {
+		return nil, errors.New("there is no other engine")
+	}
+	p := e.world(w).proxy
+	p.Disconnect()
+	return func() error { p.Restore(); return nil }, nil
 }
 
 // CleanUp implements Engine.
-func (Docker) CleanUp(ctx context.Context, w *World) error {
+func (e Docker) CleanUp(ctx context.Context, w *World) error {
+	if v, ok := e.worlds.LoadAndDelete(w); ok {
+		d := v.(*dockerWorld)
+		d.stop()
+		d.proxy.Disconnect()
+	}
 	c, err := framework.OpenDockerClient()
 	if err != nil {
 		return err

@@ -32,6 +32,8 @@ type Place interface {
 	Runs(workload string) bool
 	// Args are the driver's flags.
 	Args(w *World) []string
+	// Environment is what controllers have in their environment for the driver.
+	Environment(w *World) []string
 	// Prepare makes what is not Drover's, which must stay as it is (O6).
 	Prepare(ctx context.Context, w *World) error
 	// Inspect returns what has happened to servers, and what there is now.

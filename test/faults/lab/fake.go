@@ -47,9 +47,11 @@ func (e Fake) Runs(workload string) bool {
 	return !e.Instant || slices.Contains([]string{"create-delete", "power", "restart"}, workload)
 }
 
-func (Fake) dir(w *World) string { return filepath.Join(w.Dir, "fake") }
+// Dir is the engine's folder.
+func (Fake) Dir(w *World) string { return filepath.Join(w.Dir, "fake") }
 
-func (Fake) journal(w *World) string { return filepath.Join(w.Dir, "journal") }
+// Journal is where the driver records its changes.
+func (Fake) Journal(w *World) string { return filepath.Join(w.Dir, "journal") }
 
 // FaultsFile is the file that makes calls of the driver fail.
 func (Fake) FaultsFile(w *World) string { return filepath.Join(w.Dir, "faults.yaml") }
@@ -57,13 +59,16 @@ func (Fake) FaultsFile(w *World) string { return filepath.Join(w.Dir, "faults.ya
 // Args implements Engine.
 func (e Fake) Args(w *World) []string {
 	args := []string{
-		"--vm-driver=fake", "--fake-dir=" + e.dir(w), "--fake-journal=" + e.journal(w), "--fake-faults=" + e.FaultsFile(w),
+		"--vm-driver=fake", "--fake-dir=" + e.Dir(w), "--fake-journal=" + e.Journal(w), "--fake-faults=" + e.FaultsFile(w),
 	}
 	if !e.Instant {
 		args = append(args, "--fake-boot-time=20ms", "--fake-shutdown-time=20ms")
 	}
 	return args
 }
+
+// Environment implements Engine.
+func (Fake) Environment(*World) []string { return nil }
 
 // foreign are files that are not this world's: a server of another cluster, one that was
 // released there, and a file that is no server.
@@ -75,15 +80,15 @@ var foreign = map[string]string{
 
 // Prepare implements Engine.
 func (e Fake) Prepare(_ context.Context, w *World) error {
-	if err := os.MkdirAll(filepath.Join(e.dir(w), "retained"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(e.Dir(w), "retained"), 0o700); err != nil {
 		return err
 	}
 	for name, content := range foreign {
-		if err := os.WriteFile(filepath.Join(e.dir(w), name), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(e.Dir(w), name), []byte(content), 0o600); err != nil {
 			return err
 		}
 	}
-	return os.WriteFile(e.journal(w), nil, 0o600)
+	return os.WriteFile(e.Journal(w), nil, 0o600)
 }
 
 // Inspect implements Engine.
@@ -93,7 +98,7 @@ func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) 
 	if err != nil {
 		return o, err
 	}
-	entries, err := history.Read(e.journal(w), new(int64))
+	entries, err := history.Read(e.Journal(w), new(int64))
 	if err != nil {
 		return o, err
 	}
@@ -105,6 +110,7 @@ func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) 
 		o.Servers = append(o.Servers, serverOf(r))
 	}
 	for uid, entries := range history.ByServer(entries) {
+		o.Violations = append(o.Violations, w.checkNotLate(names[string(uid)], uid, entries)...)
 		s := history.TraceServer(uid, entries, final[uid], processes)
 		for _, v := range append(append(s.CheckCreation(), s.Violations...), history.EpochDecreases(entries)...) {
 			o.Violations = append(o.Violations, Violation{Rule: ruleOf(v.Rule), Text: fmt.Sprintf("%s: %s: %s", v.Rule, names[string(uid)], v.Text)})
@@ -112,13 +118,28 @@ func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) 
 		o.Effects[names[string(uid)]] = addEffects(o.Effects[names[string(uid)]], s)
 	}
 	for name, content := range foreign {
-		got, err := os.ReadFile(filepath.Join(e.dir(w), name))
+		got, err := os.ReadFile(filepath.Join(e.Dir(w), name))
 		if err != nil || string(got) != content {
 			o.Violations = append(o.Violations, Violation{Rule: "O6", Text: fmt.Sprintf("%s, which is not Drover's, is %q, %v", name, got, err)})
 		}
 	}
-	o.Text, err = readAll(e.dir(w))
+	o.Text, err = readAll(e.Dir(w))
 	return o, err
+}
+
+// checkNotLate checks that no server was created for a VirtualMachine that was gone, even if
+// the sweep has removed it since.
+func (w *World) checkNotLate(name string, uid types.UID, entries []journal.Entry) []Violation {
+	w.mu.Lock()
+	gone, isGone := w.gone[string(uid)]
+	w.mu.Unlock()
+	var all []Violation
+	for _, entry := range entries {
+		if isGone && entry.Action == journal.ActionCreate && entry.At.After(gone) {
+			all = append(all, Violation{Rule: "O2", Text: fmt.Sprintf("%s: %s, and the VirtualMachine was gone at %s", name, history.DescribeEntry(entry), gone.UTC().Format(time.StampMilli))})
+		}
+	}
+	return all
 }
 
 // ruleOf returns the oracle that a rule of the journal belongs to.
@@ -152,7 +173,7 @@ func addEffects(e Effects, s history.Server) Effects {
 func (e Fake) readRecords(w *World) ([]fake.Record, error) {
 	var all []fake.Record
 	for _, sub := range []string{"", "retained"} {
-		records, _, err := readRecords[fake.Record](filepath.Join(e.dir(w), sub, "*.json"))
+		records, _, err := readRecords[fake.Record](filepath.Join(e.Dir(w), sub, "*.json"))
 		if err != nil {
 			return nil, err
 		}
@@ -192,12 +213,12 @@ func (e Fake) Outage(_ context.Context, w *World, exchanged bool) (back func() e
 	if !exchanged {
 		return func() error { return e.SetFaults(w, "") }, e.SetFaults(w, `{"*": {engineUnavailable: true}}`)
 	}
-	other := e.dir(w) + "-other"
+	other := e.Dir(w) + "-other"
 	if err := makeFolderEngine(other); err != nil {
 		return nil, err
 	}
 	exchange := func() error {
-		return unix.Renameat2(unix.AT_FDCWD, e.dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+		return unix.Renameat2(unix.AT_FDCWD, e.Dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
 	}
 	return func() error { return errors.Join(exchange(), e.checkEmpty(other)) }, exchange()
 }

@@ -30,6 +30,8 @@ type Kind struct {
 	Name string
 	// NeedsNoLab is set for a kind that starts no controllers. Its functions get no Lab.
 	NeedsNoLab bool
+	// NotInShort is set for a kind that explores nothing in SizeShort.
+	NotInShort bool
 	// Explore injects the faults of this kind and returns what it found. It returns an
 	// error if it could not explore.
 	Explore func(ctx context.Context, l *Lab, size Size) (Result, error)

@@ -52,22 +52,27 @@ func (QEMU) Name() string { return qemu.Name }
 // controller makes where the folder is missing.
 func (QEMU) Runs(workload string) bool { return workload != "create-outage" }
 
-func (QEMU) dir(w *World) string { return filepath.Join(w.Dir, "qemu") }
+// Dir is the engine's folder.
+func (QEMU) Dir(w *World) string { return filepath.Join(w.Dir, "qemu") }
 
-func (QEMU) journal(w *World) string { return filepath.Join(w.Dir, "journal") }
+// Journal is where the driver records its changes.
+func (QEMU) Journal(w *World) string { return filepath.Join(w.Dir, "qemu-journal") }
 
 // Args implements Engine.
 func (e QEMU) Args(w *World) []string {
 	return []string{
-		"--vm-driver=qemu", "--qemu-dir=" + e.dir(w), "--qemu-image-dirs=" + filepath.Dir(e.tools.guest), "--qemu-image=" + e.tools.guest,
-		"--qemu-accel=tcg", "--qemu-binary=" + e.tools.recorder, "--qemu-journal=" + e.journal(w),
+		"--vm-driver=qemu", "--qemu-dir=" + e.Dir(w), "--qemu-image-dirs=" + filepath.Dir(e.tools.guest), "--qemu-image=" + e.tools.guest,
+		"--qemu-accel=tcg", "--qemu-binary=" + e.tools.recorder, "--qemu-journal=" + e.Journal(w),
 	}
 }
+
+// Environment implements Engine.
+func (QEMU) Environment(*World) []string { return nil }
 
 // Prepare implements Engine.
 func (e QEMU) Prepare(ctx context.Context, w *World) error {
 	e.tools.prepare.Do(func() { e.tools.err = e.tools.make(context.WithoutCancel(ctx), w.labDir()) })
-	return errors.Join(e.tools.err, os.Mkdir(e.dir(w), 0o700), os.WriteFile(e.journal(w), nil, 0o600))
+	return errors.Join(e.tools.err, os.Mkdir(e.Dir(w), 0o700), os.WriteFile(e.Journal(w), nil, 0o600))
 }
 
 // make builds the recorder and the guest.
@@ -137,7 +142,7 @@ func (e QEMU) Inspect(_ context.Context, w *World, _ []history.Process) (Observe
 	}
 	for name, ids := range w.serverIDs() {
 		effects := o.Effects[name]
-		effects.Creates, effects.Deletes = len(ids), len(ids)
+		effects.Creates, effects.Deletes = len(ids), len(ids)-w.countRemovals(name)
 		for _, s := range o.Servers {
 			if s.Name == name && s.Released {
 				effects.Releases++
@@ -148,7 +153,7 @@ func (e QEMU) Inspect(_ context.Context, w *World, _ []history.Process) (Observe
 		}
 		o.Effects[name] = effects
 	}
-	if entries, err := history.Read(e.journal(w), new(int64)); err == nil {
+	if entries, err := history.Read(e.Journal(w), new(int64)); err == nil {
 		for _, v := range history.EpochDecreases(entries) {
 			o.Violations = append(o.Violations, Violation{Rule: "O5", Text: v.String()})
 		}
@@ -169,12 +174,15 @@ func (w *World) serverIDs() map[string]map[string]bool {
 			all[vm.Name][vm.Status.Server.ID] = true
 		}
 	}
+	for id, name := range w.removed {
+		all[name][id] = true
+	}
 	return all
 }
 
 func (e QEMU) readServers(w *World) (servers []Server, text string, err error) {
 	for _, sub := range []string{instance.VMsDir, instance.RetainedDir} {
-		records, content, err := readRecords[record.Record](filepath.Join(e.dir(w), sub, "*", instance.RecordFile))
+		records, content, err := readRecords[record.Record](filepath.Join(e.Dir(w), sub, "*", instance.RecordFile))
 		if err != nil {
 			return nil, "", err
 		}
@@ -210,17 +218,17 @@ func serverOfRecord(r record.Record) (s Server, lines string, err error) {
 
 // Outage implements Engine.
 func (e QEMU) Outage(_ context.Context, w *World, exchanged bool) (back func() error, err error) {
-	other := e.dir(w) + "-other"
+	other := e.Dir(w) + "-other"
 	exchange := func() error {
-		return unix.Renameat2(unix.AT_FDCWD, e.dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+		return unix.Renameat2(unix.AT_FDCWD, e.Dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
 	}
 	if !exchanged {
 		return func() error {
-			if _, err := os.Stat(e.dir(w)); err == nil { // a controller that was started has made another
+			if _, err := os.Stat(e.Dir(w)); err == nil { // a controller that was started has made another
 				return exchange()
 			}
-			return os.Rename(other, e.dir(w))
-		}, os.Rename(e.dir(w), other)
+			return os.Rename(other, e.Dir(w))
+		}, os.Rename(e.Dir(w), other)
 	}
 	return exchange, errors.Join(makeFolderEngine(other), exchange())
 }

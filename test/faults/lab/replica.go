@@ -145,7 +145,9 @@ func (r *Replicas) program(n int) string {
 
 func (r *Replicas) args(n int) []string {
 	args := append(r.plan.Engine.Args(r.world), "--kubeconfig="+r.world.kubeconfig, "--lease-lock-namespace="+r.world.System,
-		"--orphan-grace=1s", "--usage-period=1h", "--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1")
+		"--orphan-grace=1s", "--usage-period=1h", "--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
+		// No run waits for an expiry, and on a busy machine a process must not lose its Lease.
+		"--leader-elect-lease-duration=2m", "--leader-elect-renew-deadline=90s")
 	if r.program(n) != r.world.Previous { // which may not have the flag
 		args = append(args, "--decisions="+r.world.decisionsFile(n))
 	}
@@ -153,7 +155,7 @@ func (r *Replicas) args(n int) []string {
 }
 
 func (r *Replicas) environment(n int) []string {
-	env := []string{"POD_NAME=" + r.replicaName(n)}
+	env := append(r.plan.Engine.Environment(r.world), "POD_NAME="+r.replicaName(n))
 	if n < len(r.plan.Crashes) && r.plan.Crashes[n] != "" {
 		env = append(env, "DROVER_CRASHPOINT="+r.plan.Crashes[n])
 	}

@@ -48,6 +48,7 @@ type World struct {
 	gone     map[string]time.Time // by UID, when the watch reported it
 	writes   []string             // requests that change something, but for those about Leases
 	watchErr error
+	removed  map[string]string // names by the ids of servers that others than Drover removed
 }
 
 // NewWorld makes a world. The caller must Close it.
@@ -56,7 +57,7 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 	name := fmt.Sprintf("world-%d", n)
 	w := &World{
 		Lab: l, begin: time.Now(), Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
-		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{},
+		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{}, removed: map[string]string{},
 	}
 	if err := os.Mkdir(w.Dir, 0o711); err != nil { // the user of machines has to find QEMU's place
 		return nil, err
@@ -250,6 +251,32 @@ func (w *World) DeleteVM(ctx context.Context, name string) error {
 		return nil
 	}
 	return err
+}
+
+// NoteRemoval notes that others than Drover are about to remove a server.
+func (w *World) NoteRemoval(s Server) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.removed[s.ID] = s.Name
+}
+
+func (w *World) wasRemoved(id string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, ok := w.removed[id]
+	return ok
+}
+
+func (w *World) countRemovals(name string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	count := 0
+	for _, of := range w.removed {
+		if of == name {
+			count++
+		}
+	}
+	return count
 }
 
 // recordRequest records a request of a controller that changes something.

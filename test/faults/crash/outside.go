@@ -1,0 +1,91 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/outside"
+)
+
+// held begins the name of a fault at which a process halts at its point, while others than
+// Drover do something. released is the suffix of the file that lets it go on. Both are those of
+// internal/crashpoint, which has them in a build with the tag faults only.
+const held, released = "held, ", ".released"
+
+// Outside returns the faults of points at which one of these is done by others than Drover:
+// before each request and call that changes something.
+func Outside(all ...outside.Disturbance) Faults {
+	var faults []string
+	for _, d := range all {
+		faults = append(faults, held+string(d))
+	}
+	return func(point string) []string {
+		if isMutation(point) && (isRequest(point) || calls.MatchString(point)) {
+			return faults
+		}
+		return nil
+	}
+}
+
+// disturbance returns what others than Drover do in a case, or nothing.
+func (c testCase) disturbance() outside.Disturbance {
+	for _, p := range c.crashes {
+		if _, d, ok := strings.Cut(string(p), "/"+held); ok {
+			return outside.Disturbance(d)
+		}
+	}
+	return ""
+}
+
+// startDisturbance waits for the first process at its point, disturbs the world there and
+// lets the process go on. The caller must call finish, which waits for the end of that.
+func (s *stage) startDisturbance(ctx context.Context, d outside.Disturbance) (finish func() error) {
+	if d == "" {
+		return func() error { return nil }
+	}
+	waiting, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- s.disturb(ctx, waiting.Done(), d) }()
+	return func() error {
+		cancel()
+		return <-done
+	}
+}
+
+func (s *stage) disturb(ctx context.Context, over <-chan struct{}, d outside.Disturbance) error {
+	for s.countFaults() == 0 {
+		select {
+		case <-over:
+			return nil
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+	undo, err := outside.Disturb(ctx, s.engine, s.World, vmName, d)
+	if err == nil {
+		s.disturbed = d
+	} else if errors.Is(err, outside.ErrNoServer) {
+		undo, err = nil, nil
+	}
+	err = errors.Join(err, os.WriteFile(s.LearnFile(0)+released, nil, 0o600))
+	if undo == nil {
+		return err
+	}
+	time.Sleep(d.Lasts())
+	return errors.Join(err, undo())
+}
+
+// differences returns in what a state is not what it is without faults, or after what others
+// than Drover have done.
+func (s *stage) differences(got, want lab.State) []string {
+	if s.disturbed != "" {
+		return s.disturbed.Differences(got, want)
+	}
+	return s.work.differences(got, want)
+}

@@ -1,0 +1,63 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package outside
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// disturbDocker does what people do with docker rm, stop, pause, update and rename, and what
+// the kernel does where memory runs out.
+func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbance) error {
+	c, err := framework.OpenDockerClient()
+	if err != nil {
+		return err
+	}
+	switch d {
+	case Removed:
+		w.NoteRemoval(s)
+		_, err = c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	case Stopped:
+		_, err = c.ContainerStop(ctx, s.ID, client.ContainerStopOptions{})
+	case Killed:
+		err = killContainer(ctx, c, s.ID)
+	case Paused:
+		_, err = c.ContainerPause(ctx, s.ID, client.ContainerPauseOptions{})
+	case Resized:
+		_, err = c.ContainerUpdate(ctx, s.ID, client.ContainerUpdateOptions{Resources: &container.Resources{NanoCPUs: 250_000_000}})
+	case Renamed:
+		_, err = c.ContainerRename(ctx, s.ID, client.ContainerRenameOptions{NewName: "renamed-" + s.ID[:12]})
+	case Suspended, Away, Exchanged:
+		return unknown(d)
+	}
+	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) { // as Drover has just left it
+		return ErrNoServer
+	}
+	return err
+}
+
+// killContainer kills a container's process. The engine takes that for a crash.
+func killContainer(ctx context.Context, c *client.Client, id string) error {
+	found, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if err != nil {
+		return err
+	}
+	if found.Container.State.Pid == 0 {
+		return ErrNoServer
+	}
+	err = syscall.Kill(found.Container.State.Pid, syscall.SIGKILL)
+	if errors.Is(err, syscall.ESRCH) {
+		return ErrNoServer
+	}
+	return err
+}

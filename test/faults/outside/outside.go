@@ -1,0 +1,82 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package outside does to engines and servers what others than Drover do: people, the
+// engine's host, and the engine itself.
+//
+// Start with Disturb. fake.go, docker.go and qemu.go have what each engine is like from
+// outside, and expect.go what Drover makes of it.
+package outside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// Disturbance is something that is done.
+type Disturbance string
+
+// The disturbances.
+const (
+	// Removed : the server is removed.
+	Removed Disturbance = "removed"
+	// Stopped : the server is stopped, and ends with code 0.
+	Stopped Disturbance = "stopped"
+	// Killed : the server's process is killed, as the kernel does where memory runs out.
+	Killed Disturbance = "killed"
+	// Paused : the server is paused.
+	Paused Disturbance = "paused"
+	// Resized : the server gets another number of CPUs.
+	Resized Disturbance = "resized"
+	// Renamed : the server gets another name on the engine.
+	Renamed Disturbance = "renamed"
+	// Suspended : the server's process is suspended for a while.
+	Suspended Disturbance = "suspended"
+	// Away : the engine is out of reach for a while.
+	Away Disturbance = "away"
+	// Exchanged : another engine answers in the engine's place for a while.
+	Exchanged Disturbance = "exchanged"
+)
+
+// lasts is how long a disturbance lasts. QEMU has 5 s for a command.
+var lasts = map[Disturbance]time.Duration{Suspended: 7 * time.Second, Away: 300 * time.Millisecond, Exchanged: 300 * time.Millisecond}
+
+// Lasts returns how long the disturbance lasts, unless it is over at once.
+func (d Disturbance) Lasts() time.Duration { return lasts[d] }
+
+// ErrNoServer means that there is nothing to disturb.
+var ErrNoServer = errors.New("there is no server")
+
+// Disturb disturbs an engine, or the server that it has for a VirtualMachine. The caller must
+// call undo, if there is one, once the disturbance has lasted.
+func Disturb(ctx context.Context, e lab.Engine, w *lab.World, vm string, d Disturbance) (undo func() error, err error) {
+	if d == Away || d == Exchanged {
+		return e.Outage(ctx, w, d == Exchanged)
+	}
+	seen, err := e.Inspect(ctx, w, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range seen.Servers {
+		if s.Name != vm || s.Released {
+			continue
+		}
+		switch e := e.(type) {
+		case lab.Fake:
+			return nil, disturbFake(w, e.Dir(w), e.Journal(w), types.UID(s.UID), d)
+		case lab.Docker:
+			return nil, disturbDocker(ctx, w, s, d)
+		case lab.QEMU:
+			return disturbQEMU(w, e.Dir(w), s, d)
+		}
+	}
+	return nil, ErrNoServer
+}
+
+func unknown(d Disturbance) error { return fmt.Errorf("this engine has no server that is %q", d) }
