@@ -53,7 +53,7 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 4}, lab.SizeDefault: {Workloads: alone, Cases: 12}, lab.SizeFull: {Workloads: alone},
+			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 12}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
