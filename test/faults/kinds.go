@@ -108,6 +108,7 @@ var kinds = []lab.Kind{
 			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 8}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
+	apifaults.EtcdKind("etcd"),
 	powercut.Kind("fake"),
 	powercut.Kind("qemu"),
 }
