@@ -194,8 +194,8 @@ func (r *etcdRun) waitApplied(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// settleTime is how long a state may differ: until the Lease of a dead process has expired,
-// an orphan's grace period, and the time to notice it twice.
+// settleTime is how long a state may differ: an orphan's grace period, and
+// the time to notice it twice.
 const settleTime = 30 * time.Second
 
 // judge returns the rules that are broken at rest.
@@ -243,18 +243,12 @@ func withoutRestarts(s lab.State) lab.State {
 func (r *etcdRun) withoutExpected(all []lab.Violation) []lab.Violation {
 	var unexpected []lab.Violation
 	for _, v := range all {
-		if !isLostLease(v) && (r.isExpected == nil || !r.isExpected(v)) {
+		if r.isExpected == nil || !r.isExpected(v) {
 			v.Case, v.History = r.name, r.replicas.Decisions()
 			unexpected = append(unexpected, v)
 		}
 	}
 	return unexpected
-}
-
-// isLostLease reports whether a process has ended because it could not renew its Lease, as on
-// a busy machine on which the API server starts slowly.
-func isLostLease(v lab.Violation) bool {
-	return v.Rule == "O10" && strings.Contains(v.Text, "leader election lost")
 }
 
 // sweepTime is long enough for a sweep that is not frozen to remove orphans.

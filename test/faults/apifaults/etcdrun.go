@@ -193,5 +193,8 @@ func restoreAsIs(_ context.Context, r *etcdRun) error {
 	if err := os.RemoveAll(filepath.Join(r.world.Dir, "fake", "epochs")); err != nil {
 		return err
 	}
+	if err := r.replicas.ClearLease(); err != nil {
+		return err
+	}
 	return r.startReplicas()
 }
