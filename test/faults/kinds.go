@@ -10,6 +10,7 @@
 package faults
 
 import (
+	"cloudnative.tw/drover/test/faults/apifaults"
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/outside"
@@ -89,6 +90,25 @@ var kinds = []lab.Kind{
 			lab.SizeDefault: {Workloads: bound, Cases: 5}, lab.SizeFull: {Workloads: bound},
 		},
 	}),
+	apifaults.Kind(apifaults.Settings{
+		Name: "watch events", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.WatchEvents,
+		Bounds: map[lab.Size]apifaults.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: lively, Cases: 12}, lab.SizeFull: {Workloads: lively},
+		},
+	}),
+	apifaults.Kind(apifaults.Settings{
+		Name: "old lists", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.OldLists,
+		Bounds: map[lab.Size]apifaults.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 12}, lab.SizeFull: {Workloads: lively},
+		},
+	}),
+	apifaults.Kind(apifaults.Settings{
+		Name: "clock of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.ClockSteps,
+		Bounds: map[lab.Size]apifaults.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 8}, lab.SizeFull: {Workloads: lively},
+		},
+	}),
+	apifaults.EtcdKind("etcd"),
 	powercut.Kind("fake"),
 	powercut.Kind("qemu"),
 }
@@ -101,6 +121,11 @@ var alone = []string{"create", "power", "resize", "restart", "replace", "delete"
 
 // bound are those of a VirtualMachine that has a server, and the same to the end.
 var bound = []string{"power", "resize", "restart", "replace", "delete"}
+
+// lively are the workloads whose faults are those of what controllers see of the API.
+var lively = []string{
+	"create", "power", "resize", "restart", "replace", "delete", "create-delete", "recreate", "retain", "namespace", "delete-outage", "image",
+}
 
 // running are the workloads in which a controller runs before there are faults. One that gets
 // a bad answer at its start ends, and is started again by others.

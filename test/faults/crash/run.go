@@ -4,6 +4,7 @@
 package crash
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,15 +59,21 @@ type runner struct {
 	bounds   Bounds
 	// faults are what happens in place of crashes; nil means crashes.
 	faults Faults
+	// name and hooks are those of a run with faults of another package.
+	name  string
+	hooks Hooks
 	// keep is a folder in which the logs of runs with violations are left; empty means none.
 	keep string
 }
+
+// nameOf returns the name of a case.
+func (r *runner) nameOf(c testCase) string { return cmp.Or(r.name, c.String()) }
 
 // run runs a case and compares it with the state of a run without crashes, if there is
 // one.
 func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcome, err error) {
 	defer func(begin time.Time) {
-		r.logProgress("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), c, o.crashed, len(o.violations))
+		r.logProgress("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), r.nameOf(c), o.crashed, len(o.violations))
 	}(time.Now())
 	work, engine, err := findWorkload(c.workload, r.engines)
 	if err != nil {
@@ -80,6 +87,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	if err := engine.Prepare(ctx, w); err != nil {
 		return o, err
 	}
+	r.hooks.prepare(w)
 	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected, Crashes: make([]string, work.firstCrash())}
 	if work.programs != nil {
 		plan.Programs = work.programs(r.Lab)
@@ -92,7 +100,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		return o, err
 	}
 	defer replicas.Stop()
-	s := &stage{World: w, work: work, engine: engine, replicas: replicas}
+	s := &stage{World: w, work: work, engine: engine, replicas: replicas, hooks: r.hooks}
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err := s.play(ctx, work, want == nil)
 	if v := violationOf(err); v != nil {
@@ -101,13 +109,14 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		return o, errors.Join(fmt.Errorf("%s: %w\n%s", c, err, replicas.Output()), finishDisturbance())
 	}
 	s.awaitCrashes(len(c.crashes))
+	r.hooks.await(ctx)
 	if err := finishDisturbance(); err != nil {
 		return o, fmt.Errorf("%s: %w", c, err)
 	}
 	if len(o.violations) == 0 {
 		o.violations = s.awaitEnds()
 	}
-	err = s.finish(ctx, c, want, &o)
+	err = s.finish(ctx, c, r.nameOf(c), want, &o)
 	if v := violationOf(err); v != nil {
 		o.violations, err = append(o.violations, *v), nil
 	}
@@ -119,7 +128,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		o.crashed = 0 // there was nothing to disturb
 	}
 	for n := range o.violations {
-		o.violations[n].Case, o.violations[n].History = c.String(), replicas.Decisions()
+		o.violations[n].Case, o.violations[n].History = r.nameOf(c), replicas.Decisions()
 	}
 	return o, errors.Join(err, r.keepLog(c, o))
 }
@@ -144,6 +153,7 @@ func (s *stage) play(ctx context.Context, work workload, learning bool) (setup [
 			setup = append(setup, len(points))
 		}
 	}
+	s.hooks.act(s.replicas)
 	for _, do := range work.act {
 		if err := do(ctx, s); err != nil {
 			return setup, err
@@ -208,11 +218,11 @@ func (s *stage) awaitCrashes(count int) {
 }
 
 // finish waits until the world is as it should be, and judges it.
-func (s *stage) finish(ctx context.Context, c testCase, want *lab.State, o *outcome) error {
+func (s *stage) finish(ctx context.Context, c testCase, name string, want *lab.State, o *outcome) error {
 	if len(o.violations) > 0 {
 		return nil // what had not converged explains itself
 	}
-	checkRest := want == nil || isSampled(c, restShare)
+	checkRest := want == nil || isSampled(name, restShare)
 	if checkRest {
 		if err := s.waitQuiet(ctx, c.quietTime()); err != nil {
 			return err
@@ -266,9 +276,9 @@ func (c testCase) settleTime() time.Duration {
 }
 
 // isSampled reports whether a case is one of each so many, always the same ones.
-func isSampled(c testCase, share uint32) bool {
+func isSampled(name string, share uint32) bool {
 	h := fnv.New32()
-	_, _ = h.Write([]byte(c.String()))
+	_, _ = h.Write([]byte(name))
 	return h.Sum32()%share == 0
 }
 
@@ -290,8 +300,8 @@ func (r *runner) keepLog(c testCase, o outcome) error {
 		return nil
 	}
 	h := fnv.New32()
-	_, _ = h.Write([]byte(c.String()))
-	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", h.Sum32())), fmt.Appendf(nil, "%s\n%v\n%s", c, o.violations, o.log), 0o600)
+	_, _ = h.Write([]byte(r.nameOf(c)))
+	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", h.Sum32())), fmt.Appendf(nil, "%s\n%v\n%s", r.nameOf(c), o.violations, o.log), 0o600)
 }
 
 // logProgress adds a line about a run to a file beside the logs.

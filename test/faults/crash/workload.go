@@ -30,6 +30,7 @@ type stage struct {
 	work     workload
 	engine   lab.Engine
 	replicas *lab.Replicas
+	hooks    Hooks
 	// disturbed is what others than Drover have done, once they have.
 	disturbed outside.Disturbance
 	image     string // to create with; empty means the engine's default

@@ -32,6 +32,8 @@ type Kind struct {
 	NeedsNoLab bool
 	// NotInShort is set for a kind that explores nothing in SizeShort.
 	NotInShort bool
+	// NeedsOwnLab is set for a kind that disturbs all worlds. Other kinds share a Lab.
+	NeedsOwnLab bool
 	// Explore injects the faults of this kind and returns what it found. It returns an
 	// error if it could not explore.
 	Explore func(ctx context.Context, l *Lab, size Size) (Result, error)

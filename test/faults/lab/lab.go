@@ -100,16 +100,17 @@ func (l *Lab) Close() error {
 // labDir is the folder of all worlds.
 func (l *Lab) labDir() string { return l.dir }
 
-// kubeconfigFor writes the kubeconfig of a world, whose requests go through the proxy.
-func (l *Lab) kubeconfigFor(w *World) (string, error) {
-	path := filepath.Join(w.Dir, "kubeconfig")
+// kubeconfigFor writes the kubeconfig of a world's process, whose requests go through the
+// proxy.
+func (l *Lab) kubeconfigFor(w *World, process int) (string, error) {
+	path := filepath.Join(w.Dir, fmt.Sprintf("kubeconfig-%d", process))
 	content := fmt.Sprintf(`apiVersion: v1
 kind: Config
-clusters: [{name: world, cluster: {server: "http://%s/%s"}}]
+clusters: [{name: world, cluster: {server: "http://%s/%s/%d"}}]
 users: [{name: controller, user: {}}]
 contexts: [{name: world, context: {cluster: world, user: controller}}]
 current-context: world
-`, l.listener.Addr(), w.Name)
+`, l.listener.Addr(), w.Name, process)
 	return path, os.WriteFile(path, []byte(content), 0o600)
 }
 

@@ -5,10 +5,13 @@ package lab
 
 import (
 	"bytes"
+	"context"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -31,9 +34,37 @@ func (s *worldsByName) find(name string) *World {
 	return w.(*World)
 }
 
+// Interceptor is between the processes of a world, which it knows by their numbers from 0
+// on, and the API server. It sends a request on, or answers it.
+type Interceptor func(process int, req *http.Request, next http.RoundTripper) (*http.Response, error)
+
+// Intercept has all requests of processes go through an Interceptor. No process may run yet.
+func (w *World) Intercept(by Interceptor) { w.intercept = by }
+
+// interceptedTransport sends requests through the Interceptors of their worlds.
+type interceptedTransport struct{ next http.RoundTripper }
+
+// origin is a context's key for where a request comes from.
+type origin struct{}
+
+// sender is a process of a world.
+type sender struct {
+	world   *World
+	process int
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t interceptedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	from, ok := req.Context().Value(origin{}).(sender)
+	if !ok || from.world.intercept == nil {
+		return t.next.RoundTrip(req)
+	}
+	return from.world.intercept(from.process, req, t.next)
+}
+
 // newProxy returns a handler that makes two namespaces of the API server look like a
-// cluster: one has all VirtualMachines, the other stands for kube-system. The
-// first element of a request's path is the world's name.
+// cluster: one has all VirtualMachines, the other stands for kube-system. The first elements
+// of a request's path are the world's name and the process's number.
 func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 	transport, err := rest.TransportFor(config)
 	if err != nil {
@@ -44,14 +75,16 @@ func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 		return nil, err
 	}
 	forward := &httputil.ReverseProxy{
-		Transport: transport, FlushInterval: -1,
+		Transport: interceptedTransport{transport}, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
 		Rewrite:      func(r *httputil.ProxyRequest) { r.SetURL(server) },
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		name, path, _ := strings.Cut(strings.TrimPrefix(req.URL.Path, "/"), "/")
+		number, path, _ := strings.Cut(path, "/")
+		process, err := strconv.Atoi(number)
 		w := worlds.find(name)
-		if w == nil {
+		if w == nil || err != nil {
 			http.NotFound(rw, req)
 			return
 		}
@@ -61,7 +94,7 @@ func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 			http.Error(rw, err.Error(), http.StatusBadRequest)
 			return
 		}
-		forward.ServeHTTP(rw, req)
+		forward.ServeHTTP(rw, req.WithContext(context.WithValue(req.Context(), origin{}, sender{w, process})))
 	}), nil
 }
 

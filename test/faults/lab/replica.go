@@ -118,9 +118,12 @@ func (r *Replicas) start() (*process, error) {
 	default:
 	}
 	n := len(r.all)
+	kubeconfig, err := r.world.kubeconfigFor(r.world, n)
+	if err != nil {
+		return nil, err
+	}
 	p := &process{crashes: n < len(r.plan.Crashes) && r.plan.Crashes[n] != "", info: history.Process{Replica: r.replicaName(n), From: time.Now()}}
-	var err error
-	if p.Process, err = framework.StartProcess(r.program(n), r.args(n), r.environment(n)); err != nil {
+	if p.Process, err = framework.StartProcess(r.program(n), r.args(n, kubeconfig), r.environment(n)); err != nil {
 		return nil, err
 	}
 	p.info.PID = p.PID()
@@ -143,8 +146,8 @@ func (r *Replicas) program(n int) string {
 	return r.plan.Programs[min(n, len(r.plan.Programs)-1)]
 }
 
-func (r *Replicas) args(n int) []string {
-	args := append(r.plan.Engine.Args(r.world), "--kubeconfig="+r.world.kubeconfig, "--lease-lock-namespace="+r.world.System,
+func (r *Replicas) args(n int, kubeconfig string) []string {
+	args := append(r.plan.Engine.Args(r.world), "--kubeconfig="+kubeconfig, "--lease-lock-namespace="+r.world.System,
 		"--orphan-grace=1s", "--usage-period=1h", "--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
 		// No run waits for an expiry, and on a busy machine a process must not lose its Lease.
 		"--leader-elect-lease-duration=2m", "--leader-elect-renew-deadline=90s")
@@ -184,7 +187,9 @@ func (r *Replicas) supervise(p *process) {
 	if r.isDone() {
 		return
 	}
-	if err := errors.Join(r.judgeCrash(), r.clearLease(p.info.Replica)); err != nil {
+	// The API server may be away.
+	_, err = framework.Poll(ConvergeTimeout, func() error { return errors.Join(r.judgeCrash(), r.clearLease(p.info.Replica)) })
+	if err != nil && !r.isDone() {
 		r.fail(err)
 	}
 	if running == 0 {
@@ -218,6 +223,9 @@ func (p *process) endedByKill(err error) bool {
 	status, ok := exit.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
+
+// ClearLease takes the Lease from the first replica, whose processes are dead.
+func (r *Replicas) ClearLease() error { return r.clearLease(r.replicaName(0)) }
 
 // clearLease takes the Lease from a process that is dead, so that no run waits for its
 // expiry.

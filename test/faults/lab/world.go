@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/util/retry"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -37,9 +38,9 @@ type World struct {
 	// ClusterID is the cluster's id, as servers carry it.
 	ClusterID string
 
-	begin      time.Time
-	kubeconfig string
-	stop       context.CancelFunc
+	begin     time.Time
+	stop      context.CancelFunc
+	intercept Interceptor
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed at each change of what follows
@@ -47,8 +48,7 @@ type World struct {
 	versions []*api.VirtualMachine
 	gone     map[string]time.Time // by UID, when the watch reported it
 	writes   []string             // requests that change something, but for those about Leases
-	watchErr error
-	removed  map[string]string // names by the ids of servers that others than Drover removed
+	removed  map[string]string    // names by the ids of servers that others than Drover removed
 }
 
 // NewWorld makes a world. The caller must Close it.
@@ -63,9 +63,6 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 		return nil, err
 	}
 	var err error
-	if w.kubeconfig, err = l.kubeconfigFor(w); err != nil {
-		return nil, err
-	}
 	if w.ClusterID, err = l.createNamespace(ctx, w.System); err != nil {
 		return nil, err
 	}
@@ -119,33 +116,65 @@ func (w *World) virtualMachines() typed.VirtualMachineInterface {
 	return w.VMs.CloudnativeV1alpha1().VirtualMachines(w.Name)
 }
 
-// follow records every version of every VirtualMachine.
+// rewatchDelay is how long the API server is left alone when a watch has ended.
+const rewatchDelay = 50 * time.Millisecond
+
+// follow records every version of every VirtualMachine. It goes on after a restart of the
+// API server.
 func (w *World) follow(ctx context.Context) error {
 	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
-	changes, err := w.virtualMachines().Watch(ctx, metav1.ListOptions{})
+	changes, err := w.listAndWatch(ctx)
 	if err != nil {
 		return err
 	}
 	go func() {
-		defer changes.Stop()
-		for change := range changes.ResultChan() {
-			vm, ok := change.Object.(*api.VirtualMachine)
-			w.mu.Lock()
-			switch {
-			case !ok:
-				w.watchErr = apierrors.FromObject(change.Object)
-			case change.Type == "DELETED":
-				delete(w.now, vm.Name)
-				w.gone[string(vm.UID)] = time.Now()
-			default:
-				w.now[vm.Name] = vm
-				w.versions = append(w.versions, vm)
+		for ctx.Err() == nil {
+			if err == nil {
+				w.record(changes)
 			}
-			w.signal()
-			w.mu.Unlock()
+			time.Sleep(rewatchDelay)
+			changes, err = w.listAndWatch(ctx)
 		}
 	}()
 	return nil
+}
+
+// listAndWatch records what there is, and watches from there on.
+func (w *World) listAndWatch(ctx context.Context) (watch.Interface, error) {
+	list, err := w.virtualMachines().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	w.now = map[string]*api.VirtualMachine{}
+	for n := range list.Items {
+		vm := &list.Items[n]
+		w.now[vm.Name], w.versions = vm, append(w.versions, vm)
+		delete(w.gone, string(vm.UID)) // a restored etcd brings it back
+	}
+	w.signal()
+	w.mu.Unlock()
+	return w.virtualMachines().Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+}
+
+// record records changes until the watch ends.
+func (w *World) record(changes watch.Interface) {
+	defer changes.Stop()
+	for change := range changes.ResultChan() {
+		vm, ok := change.Object.(*api.VirtualMachine)
+		if !ok {
+			return
+		}
+		w.mu.Lock()
+		if change.Type == watch.Deleted {
+			delete(w.now, vm.Name)
+			w.gone[string(vm.UID)] = time.Now()
+		} else {
+			w.now[vm.Name], w.versions = vm, append(w.versions, vm)
+		}
+		w.signal()
+		w.mu.Unlock()
+	}
 }
 
 // signal wakes who waits for a change. The caller holds the lock.
@@ -160,9 +189,9 @@ func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]
 	defer timer.Stop()
 	for {
 		w.mu.Lock()
-		changed, now, watchErr := w.changed, maps.Clone(w.now), w.watchErr
+		changed, now := w.changed, maps.Clone(w.now)
 		w.mu.Unlock()
-		err := errors.Join(watchErr, check(now))
+		err := check(now)
 		if err == nil {
 			return nil
 		}

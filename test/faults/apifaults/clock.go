@@ -1,0 +1,150 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifaults
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// clockStep is how far the API server's clock steps.
+const clockStep = time.Hour
+
+// ClockSteps are steps of the API server's clock: what it creates or begins to delete from the
+// event on has the times of a clock that is ahead or behind. Objects that are older keep
+// theirs, so an object may be deleted before it was created.
+var ClockSteps = Faults{
+	byName: map[string]func() fault{
+		"ahead":  func() fault { return &steppedClock{step: clockStep, times: map[string]timeChange{}} },
+		"behind": func() fault { return &steppedClock{step: -clockStep, times: map[string]timeChange{}} },
+	},
+	recoveries: []lab.Recovery{lab.ByRestart, lab.ByStandby},
+	isWanted:   func(event string) bool { return strings.Contains(event, " virtualmachines ") },
+}
+
+// steppedClock changes the times that the API server sets in VirtualMachines.
+type steppedClock struct {
+	noFault
+	step time.Duration
+
+	mu    sync.Mutex
+	since time.Time
+	times map[string]timeChange // by UID and field
+}
+
+// timeChange is a time as the API server has it, and as processes see it.
+type timeChange struct{ real, seen string }
+
+func (f *steppedClock) occur(s *stream, e event) error {
+	f.mu.Lock()
+	f.since = time.Now()
+	f.mu.Unlock()
+	return s.deliver(e)
+}
+
+func (f *steppedClock) translate(e event) event {
+	if changed, err := f.changeTimes(e.Object, f.seenTime); err == nil {
+		e.Object = changed
+	}
+	return e
+}
+
+// roundTrip implements fault.
+func (f *steppedClock) roundTrip(_ int, req *http.Request, next http.RoundTripper) (*http.Response, error) {
+	if !strings.Contains(req.URL.Path, "/virtualmachines") {
+		return next.RoundTrip(req)
+	}
+	if req.Body != nil {
+		content, err := f.changeBody(req.Body, f.realTime)
+		if err != nil {
+			return nil, err
+		}
+		req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(content)), int64(len(content))
+	}
+	req.Header.Del("Accept-Encoding")
+	res, err := next.RoundTrip(req)
+	if err != nil || req.URL.Query().Has("watch") {
+		return res, err
+	}
+	content, err := f.changeBody(res.Body, f.seenTime)
+	if err != nil {
+		return nil, err
+	}
+	res.Body, res.ContentLength = io.NopCloser(bytes.NewReader(content)), int64(len(content))
+	res.Header.Set("Content-Length", strconv.Itoa(len(content)))
+	return res, nil
+}
+
+func (f *steppedClock) changeBody(body io.ReadCloser, change changer) ([]byte, error) {
+	content, err := io.ReadAll(body)
+	_ = body.Close()
+	if err != nil || len(content) == 0 {
+		return content, err
+	}
+	return f.changeTimes(content, change)
+}
+
+// changer returns what stands in place of a time of an object's field.
+type changer func(field, text string) string
+
+// changeTimes changes the times in an object, or in all of a list.
+func (f *steppedClock) changeTimes(content []byte, change changer) ([]byte, error) {
+	decoder := json.NewDecoder(bytes.NewReader(content))
+	decoder.UseNumber()
+	var o map[string]any
+	if err := decoder.Decode(&o); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	changeObject(o, change)
+	items, _ := o["items"].([]any)
+	for _, item := range items {
+		if o, ok := item.(map[string]any); ok {
+			changeObject(o, change)
+		}
+	}
+	return json.Marshal(o)
+}
+
+func changeObject(o map[string]any, change changer) {
+	metadata, _ := o["metadata"].(map[string]any)
+	uid, _ := metadata["uid"].(string)
+	for _, field := range []string{"creationTimestamp", "deletionTimestamp"} {
+		if text, ok := metadata[field].(string); ok && uid != "" {
+			metadata[field] = change(uid+" "+field, text)
+		}
+	}
+}
+
+// seenTime returns a time as processes see it. It is decided once: an object's time does not
+// change with the clock. The caller holds the lock.
+func (f *steppedClock) seenTime(field, text string) string {
+	if known, ok := f.times[field]; ok {
+		return known.seen
+	}
+	seen := text
+	at, err := time.Parse(time.RFC3339, text)
+	if err == nil && !f.since.IsZero() && !at.Before(f.since.Truncate(time.Second)) {
+		seen = at.Add(f.step).UTC().Format(time.RFC3339)
+	}
+	f.times[field] = timeChange{text, seen}
+	return seen
+}
+
+// realTime returns a time as the API server has it.
+func (f *steppedClock) realTime(field, text string) string {
+	if known, ok := f.times[field]; ok && known.seen == text {
+		return known.real
+	}
+	return text
+}

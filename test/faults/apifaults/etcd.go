@@ -1,0 +1,289 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifaults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/users"
+)
+
+// EtcdKind is the kind of fault in which the API server and its etcd are killed, are full, or
+// come back with another past, in the midst of what users have requested.
+func EtcdKind(name string) lab.Kind {
+	return lab.Kind{
+		Name: name, NeedsOwnLab: true,
+		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
+			return exploreEtcd(ctx, l, func(c etcdCase) bool { return c.isIn(size) })
+		},
+		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
+			return exploreEtcd(ctx, l, func(c etcdCase) bool { return c.name == name })
+		},
+	}
+}
+
+// etcdCase is what happens to etcd after users have requested something.
+type etcdCase struct {
+	name string
+	// size is the smallest in which it is run.
+	size lab.Size
+	// prepare is called before the requests, and fault after them. They may be nil.
+	prepare, fault func(context.Context, *etcdRun) error
+	// later is how many VirtualMachines users create.
+	later int
+	// past is set if what users have requested is undone.
+	past bool
+	// isExpected says which violations are those that the documentation announces.
+	isExpected func(lab.Violation) bool
+}
+
+func (c etcdCase) isIn(size lab.Size) bool {
+	order := []lab.Size{lab.SizeShort, lab.SizeDefault, lab.SizeFull}
+	return slices.Index(order, c.size) <= slices.Index(order, size)
+}
+
+// frozenLosses is how many lost VirtualMachines freeze the sweep, which then keeps servers.
+const frozenLosses = 5
+
+// etcdCases returns all cases. The first has no fault: its end is that of the others.
+func etcdCases() []etcdCase {
+	all := []etcdCase{
+		{name: "none", size: lab.SizeShort, later: 1},
+		{name: "compacted", size: lab.SizeDefault, later: 1, prepare: cutOff, fault: compactAndReturn},
+		{name: "restored", size: lab.SizeDefault, later: 1, past: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
+		{name: "restored, not raised", size: lab.SizeDefault, later: 1, past: true, prepare: backUp, fault: restoreAsIs, isExpected: isSecondServer},
+		{name: "restored, many are lost", size: lab.SizeDefault, later: frozenLosses, past: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
+	}
+	for n := range 50 {
+		after, size := time.Duration(n)*20*time.Millisecond, lab.SizeFull
+		switch n {
+		case 0:
+			size = lab.SizeShort
+		case 4:
+			size = lab.SizeDefault
+		}
+		all = append(all,
+			etcdCase{name: fmt.Sprintf("killed after %s", after), size: size, later: 1, fault: killAfter(after)},
+			etcdCase{name: fmt.Sprintf("full after %s", after), size: size, later: 1, fault: fillAfter(after)})
+	}
+	return all
+}
+
+// exploreEtcd runs cases one after another, since they disturb every world.
+func exploreEtcd(ctx context.Context, l *lab.Lab, isWanted func(etcdCase) bool) (result lab.Result, err error) {
+	begin := time.Now()
+	var want lab.State
+	for _, c := range etcdCases() {
+		if c.fault != nil && !isWanted(c) {
+			continue
+		}
+		r := &etcdRun{Lab: l, etcdCase: c, etcd: newEtcdClient(l.Cluster)}
+		broken, err := r.run(ctx, want)
+		if err != nil {
+			return result, fmt.Errorf("%s: %w\n%s", c.name, err, r.output)
+		}
+		if c.fault == nil {
+			want = r.state
+		} else {
+			result.Points++
+		}
+		result.AddRun(broken)
+		if len(broken) > 0 && result.Runs < 3 {
+			result.Notes = append(result.Notes, r.output)
+		}
+	}
+	result.Took = time.Since(begin)
+	return result, nil
+}
+
+// run runs a case.
+func (r *etcdRun) run(ctx context.Context, want lab.State) (broken []lab.Violation, err error) {
+	if err := r.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer func() {
+		r.output = r.replicas.Output()
+		r.replicas.Stop()
+		err = errors.Join(err, r.world.Close())
+	}()
+	for _, do := range []func(context.Context, *etcdRun) error{r.prepare, request, r.fault} {
+		if do == nil {
+			continue
+		}
+		if err := do(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	err = r.waitConverged(ctx)
+	if late, ok := errors.AsType[*lab.NotConvergedError](err); ok {
+		return []lab.Violation{{Case: r.name, Rule: "O10", Text: late.Error(), History: r.replicas.Decisions()}}, nil
+	}
+	if err == nil {
+		broken, err = r.judge(ctx, want)
+	}
+	return broken, err
+}
+
+// users' VirtualMachines, by what is requested of them.
+const (
+	deleted   = "deleted"
+	restarted = "restarted"
+	resized   = "resized"
+	untouched = "untouched"
+)
+
+func laterName(n int) string { return fmt.Sprintf("later-%d", n) }
+
+// request requests changes, and does not wait for them.
+func request(ctx context.Context, r *etcdRun) error {
+	at := metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	err := errors.Join(
+		r.world.DeleteVM(ctx, deleted),
+		r.world.UpdateVM(ctx, restarted, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &at }),
+		r.world.UpdateVM(ctx, resized, r.engine.Resize))
+	for n := range r.later {
+		err = errors.Join(err, r.world.CreateVM(ctx, r.engine.NewVM(laterName(n)).Obj()))
+	}
+	if !r.past {
+		return err
+	}
+	return errors.Join(err, r.waitRequested(ctx))
+}
+
+// waitConverged waits until every VirtualMachine is as it should be.
+func (r *etcdRun) waitConverged(ctx context.Context) error {
+	if !r.past {
+		return r.waitRequested(ctx)
+	}
+	for n := range r.later {
+		if err := r.world.WaitGone(ctx, laterName(n)); err != nil {
+			return err
+		}
+	}
+	return r.waitApplied(ctx, deleted, restarted, resized, untouched)
+}
+
+// waitRequested waits until what users have requested is done.
+func (r *etcdRun) waitRequested(ctx context.Context) error {
+	for n := range r.later {
+		if err := r.waitApplied(ctx, laterName(n)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(r.world.WaitGone(ctx, deleted), r.waitApplied(ctx, restarted, resized, untouched))
+}
+
+func (r *etcdRun) waitApplied(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		if err := r.world.WaitVM(ctx, name, users.CheckApplied); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settleTime is how long a state may differ: an orphan's grace period, and
+// the time to notice it twice.
+const settleTime = 30 * time.Second
+
+// judge returns the rules that are broken at rest.
+func (r *etcdRun) judge(ctx context.Context, want lab.State) ([]lab.Violation, error) {
+	if r.past {
+		want = r.snapshot
+	}
+	for begin := time.Now(); ; time.Sleep(200 * time.Millisecond) {
+		state, broken, err := r.world.Judge(ctx, r.replicas)
+		if err != nil {
+			return nil, err
+		}
+		r.state = state
+		if r.past {
+			state, want = withoutRestarts(state), withoutRestarts(want)
+		}
+		if r.fault != nil {
+			for _, text := range state.Differences(want) {
+				broken = append(broken, lab.Violation{Rule: "O7", Text: text})
+			}
+		}
+		if r.later == frozenLosses && r.past {
+			broken = r.checkKept(ctx, broken)
+		}
+		broken = r.withoutExpected(broken)
+		if len(broken) == 0 || time.Since(begin) > settleTime {
+			// client-go sends events again for a while.
+			return append(broken, r.withoutExpected(r.world.CheckRest(ctx, time.Second, "events"))...), nil
+		}
+	}
+}
+
+var restartCounts = regexp.MustCompile(`restarts=\d+`)
+
+// withoutRestarts returns a state without what a restored etcd cannot undo: what was done to
+// servers, and how often they were started again.
+func withoutRestarts(s lab.State) lab.State {
+	s.Effects, s.VMs = nil, maps.Clone(s.VMs)
+	for name, status := range s.VMs {
+		s.VMs[name] = restartCounts.ReplaceAllString(status, "")
+	}
+	return s
+}
+
+func (r *etcdRun) withoutExpected(all []lab.Violation) []lab.Violation {
+	var unexpected []lab.Violation
+	for _, v := range all {
+		if r.isExpected == nil || !r.isExpected(v) {
+			v.Case, v.History = r.name, r.replicas.Decisions()
+			unexpected = append(unexpected, v)
+		}
+	}
+	return unexpected
+}
+
+// sweepTime is long enough for a sweep that is not frozen to remove orphans.
+const sweepTime = 10 * time.Second
+
+// checkKept checks that the sweep is frozen: exactly the servers that were lost are left, which
+// otherwise breaks rules.
+func (r *etcdRun) checkKept(ctx context.Context, broken []lab.Violation) []lab.Violation {
+	time.Sleep(sweepTime)
+	_, again, err := r.world.Judge(ctx, r.replicas)
+	if err != nil {
+		return []lab.Violation{{Rule: "O10", Text: err.Error()}}
+	}
+	kept := 0
+	for _, v := range again {
+		if isLostServer(v) {
+			kept++
+		}
+	}
+	broken = slices.DeleteFunc(broken, func(v lab.Violation) bool {
+		return isLostServer(v) || v.Rule == "O7" && strings.HasPrefix(v.Text, "the servers are")
+	})
+	if kept != r.later {
+		broken = append(broken, lab.Violation{Rule: "O6", Text: fmt.Sprintf("%d of %d servers whose VirtualMachines were lost were kept", kept, r.later)})
+	}
+	return broken
+}
+
+// isLostServer reports whether a rule is broken because a server's VirtualMachine was lost.
+func isLostServer(v lab.Violation) bool {
+	return v.Rule == "O2" && strings.Contains(v.Text, " of later-")
+}
+
+// isSecondServer reports whether a rule is broken because a deleted VirtualMachine is back: it
+// gets another server.
+func isSecondServer(v lab.Violation) bool {
+	return v.Rule == "O3" && strings.Contains(v.Text, ": "+deleted+": ")
+}

@@ -1,0 +1,200 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifaults
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// etcdRun is a run of an etcdCase.
+type etcdRun struct {
+	*lab.Lab
+	etcdCase
+	etcd     *etcdClient
+	engine   lab.Fake
+	world    *lab.World
+	replicas *lab.Replicas
+	// isCut is set while controllers do not reach the API server.
+	isCut    atomic.Bool
+	snapshot lab.State // when the backup was made
+	state    lab.State // at the end
+	output   string
+}
+
+// begin makes a world with VirtualMachines.
+func (r *etcdRun) begin(ctx context.Context) (err error) {
+	if r.world, err = r.NewWorld(ctx); err != nil {
+		return err
+	}
+	r.world.Intercept(func(_ int, req *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if r.isCut.Load() {
+			return nil, errCut
+		}
+		return next.RoundTrip(req)
+	})
+	if err := r.engine.Prepare(ctx, r.world); err != nil {
+		return err
+	}
+	if err := r.startReplicas(); err != nil {
+		return err
+	}
+	all := []string{deleted, restarted, resized, untouched}
+	for _, name := range all {
+		if err := r.world.CreateVM(ctx, r.engine.NewVM(name).Obj()); err != nil {
+			return err
+		}
+	}
+	return r.waitApplied(ctx, all...)
+}
+
+func (r *etcdRun) startReplicas() (err error) {
+	r.replicas, err = r.world.StartReplicas(lab.Plan{Engine: r.engine, Recovery: lab.ByRestart, Unprotected: r.past})
+	return err
+}
+
+// outageTime is how long the API server is away, or etcd full. A leader keeps its Lease.
+const outageTime = 2 * time.Second
+
+// restart kills the API server with its etcd, does something, and starts it.
+func (r *etcdRun) restart(do func() error) error {
+	if err := errors.Join(r.Kill(), do()); err != nil {
+		return err
+	}
+	return r.Start()
+}
+
+// killAfter kills the API server some time after the requests.
+func killAfter(after time.Duration) func(context.Context, *etcdRun) error {
+	return func(_ context.Context, r *etcdRun) error {
+		time.Sleep(after)
+		return r.restart(func() error { return nil })
+	}
+}
+
+// fillAfter has etcd refuse writes for a while, some time after the requests.
+func fillAfter(after time.Duration) func(context.Context, *etcdRun) error {
+	return func(ctx context.Context, r *etcdRun) error {
+		time.Sleep(after)
+		if err := r.etcd.setFull(ctx, true); err != nil {
+			return err
+		}
+		time.Sleep(outageTime)
+		return r.etcd.setFull(ctx, false)
+	}
+}
+
+// cutOff has controllers not reach the API server, whose caches begin anew.
+func cutOff(_ context.Context, r *etcdRun) error {
+	r.isCut.Store(true)
+	return r.restart(func() error { return nil })
+}
+
+// compactAndReturn discards all versions that controllers know, and connects them again.
+func compactAndReturn(ctx context.Context, r *etcdRun) error {
+	err := r.compactAll(ctx)
+	if err == nil {
+		err = r.restart(func() error { return nil })
+	}
+	r.isCut.Store(false)
+	return err
+}
+
+// compactAll discards all versions but the newest.
+func (r *etcdRun) compactAll(ctx context.Context) error {
+	now, err := r.revision(ctx)
+	if err != nil {
+		return err
+	}
+	return r.etcd.compact(ctx, now)
+}
+
+// revision returns etcd's.
+func (r *etcdRun) revision(ctx context.Context) (uint64, error) {
+	list, err := r.Kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(list.ResourceVersion, 10, 64)
+}
+
+func (r *etcdRun) etcdDir() string { return filepath.Join(r.DataDir, "etcd") }
+
+func (r *etcdRun) backupDir() string { return filepath.Join(r.DataDir, "backup") }
+
+// backUp makes a backup of etcd, whose state is that to return to.
+func backUp(ctx context.Context, r *etcdRun) (err error) {
+	if r.snapshot, _, err = r.world.Judge(ctx, r.replicas); err != nil {
+		return err
+	}
+	return r.restart(func() error {
+		return errors.Join(os.RemoveAll(r.backupDir()), os.CopyFS(r.backupDir(), os.DirFS(r.etcdDir())))
+	})
+}
+
+// returnToBackup puts the backup in etcd's place.
+func (r *etcdRun) returnToBackup() error {
+	return errors.Join(os.RemoveAll(r.etcdDir()), os.CopyFS(r.etcdDir(), os.DirFS(r.backupDir())))
+}
+
+// restoreRaised restores the backup as the documentation says: with a revision higher than any
+// before, and without versions that controllers could still follow. They run on.
+func restoreRaised(ctx context.Context, r *etcdRun) error {
+	before, err := r.revision(ctx)
+	if err != nil {
+		return err
+	}
+	r.isCut.Store(true)
+	if err := r.restart(r.returnToBackup); err != nil {
+		return err
+	}
+	if err := errors.Join(r.raiseRevision(ctx, before), r.compactAll(ctx)); err != nil {
+		return err
+	}
+	err = r.restart(func() error { return nil })
+	r.isCut.Store(false)
+	return err
+}
+
+// raiseRevision writes until the revision is higher than one.
+func (r *etcdRun) raiseRevision(ctx context.Context, than uint64) error {
+	configMaps := r.Kube.CoreV1().ConfigMaps(r.world.System)
+	filler := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "raise-"}}
+	for {
+		made, err := configMaps.Create(ctx, filler, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+		if now, err := strconv.ParseUint(made.ResourceVersion, 10, 64); err != nil || now > than {
+			return err
+		}
+	}
+}
+
+// restoreAsIs restores the backup with its revision, as the documentation says: with no
+// controller running, and without the epochs that the engine has seen.
+func restoreAsIs(_ context.Context, r *etcdRun) error {
+	r.replicas.Stop()
+	if err := r.restart(r.returnToBackup); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(filepath.Join(r.world.Dir, "fake", "epochs")); err != nil {
+		return err
+	}
+	if err := r.replicas.ClearLease(); err != nil {
+		return err
+	}
+	return r.startReplicas()
+}

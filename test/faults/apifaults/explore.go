@@ -1,0 +1,212 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package apifaults has faults of what controllers see of the API: a single event of a watch
+// that is late or missing, lists from the past, and a clock of the API server that steps.
+//
+// Start with Kind in explore.go. A fault occurs at an event of a watch, which a run without
+// faults has shown: inject.go finds that event in the proxy of a world, and stream.go has
+// the watches. watch.go, past.go and clock.go have the faults.
+package apifaults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"cloudnative.tw/drover/test/faults/crash"
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// Settings describe a kind of fault.
+type Settings struct {
+	Name    string
+	Faults  Faults
+	Engines []lab.Engine
+	// Parallel is how many runs take place at a time. They wait most of the time.
+	Parallel int
+	// Bounds say how much is explored in a size.
+	Bounds map[lab.Size]Bounds
+}
+
+// Bounds are limits; zero means none.
+type Bounds struct {
+	// Workloads are the names of those of package crash that are run.
+	Workloads []string
+	// Cases is how many cases are run of each workload.
+	Cases int
+}
+
+// Kind returns the kind of fault.
+func Kind(s Settings) lab.Kind {
+	return lab.Kind{
+		Name: s.Name,
+		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
+			return newExplorer(s, l, s.Bounds[size]).explore(ctx)
+		},
+		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
+			return newExplorer(s, l, Bounds{}).replay(ctx, name)
+		},
+	}
+}
+
+// explorer explores a kind, and has what it has found so far.
+type explorer struct {
+	Settings
+	lab    *lab.Lab
+	bounds Bounds
+
+	mu      sync.Mutex
+	result  lab.Result
+	states  map[string]*lab.State // of the runs without faults, by workload
+	cases   []testCase
+	known   int
+	reached map[testCase]bool
+	log     string // of the last run that broke a rule
+}
+
+func newExplorer(s Settings, l *lab.Lab, b Bounds) *explorer {
+	return &explorer{Settings: s, lab: l, bounds: b, states: map[string]*lab.State{}, reached: map[testCase]bool{}}
+}
+
+func (e *explorer) explore(ctx context.Context) (lab.Result, error) {
+	begin := time.Now()
+	workloads := crash.Workloads(e.lab, e.Engines, e.bounds.Workloads)
+	err := forEach(ctx, e.Parallel, workloads, e.learn)
+	cases := e.cases
+	if err == nil {
+		err = forEach(ctx, e.Parallel, cases, e.runCase)
+	}
+	e.result.Points, e.result.Took = len(e.reached), time.Since(begin)
+	e.result.Notes = append(e.result.Notes, fmt.Sprintf("%d cases of %d in %d workloads, %d of them not reached again",
+		len(cases), e.known, len(workloads), len(cases)-len(e.reached)))
+	return e.result, err
+}
+
+// forEach calls do for each of some items, several at a time, until one fails.
+func forEach[T any](ctx context.Context, parallel int, items []T, do func(context.Context, T) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(parallel)
+	for _, item := range items {
+		if ctx.Err() != nil {
+			break
+		}
+		group.Go(func() error { return do(ctx, item) })
+	}
+	return group.Wait()
+}
+
+// learn runs a workload without faults, and adds cases of the events that it shows.
+func (e *explorer) learn(ctx context.Context, workload string) error {
+	c := testCase{workload: workload, recovery: lab.ByRestart}
+	i := newInjector(c, noFault{})
+	state, err := e.run(ctx, c, i, nil)
+	if err != nil {
+		return err
+	}
+	all := e.Faults.cases(workload, i.learnedEvents())
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.states[workload] = &state
+	e.known += len(all)
+	e.cases = append(e.cases, sample(all, e.bounds.Cases)...)
+	return nil
+}
+
+// sampleSeed selects the cases that are run.
+const sampleSeed = 16
+
+// sample selects some cases, the same ones of the same cases.
+func sample(all []testCase, limit int) []testCase {
+	if limit == 0 || limit >= len(all) {
+		return all
+	}
+	random := rand.New(rand.NewPCG(sampleSeed, sampleSeed)) //nolint:gosec // Chance, not secrecy.
+	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all[:limit]
+}
+
+// runCase runs a case, twice if its event did not come.
+func (e *explorer) runCase(ctx context.Context, c testCase) error {
+	for range 2 {
+		i := newInjector(c, e.Faults.newFault(c.fault))
+		e.mu.Lock()
+		want := e.states[c.workload]
+		e.mu.Unlock()
+		if _, err := e.run(ctx, c, i, want); err != nil {
+			return err
+		}
+		if i.hasOccurred() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.reached[c] = true
+			return nil
+		}
+	}
+	return nil
+}
+
+// run runs a case once.
+func (e *explorer) run(ctx context.Context, c testCase, i *injector, want *lab.State) (lab.State, error) {
+	play := crash.Play{
+		Engines: e.Engines, Workload: c.workload, Recovery: c.recovery, Name: c.String(), Want: want,
+		Hooks: crash.Hooks{Prepare: func(w *lab.World) { w.Intercept(i.roundTrip) }, Act: i.act, Await: i.await},
+	}
+	state, broken, log, err := play.Run(ctx, e.lab)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.result.AddRun(broken)
+	if len(broken) > 0 {
+		e.log = log
+	}
+	return state, err
+}
+
+// replay runs one case, after the run without faults that it is compared with.
+func (e *explorer) replay(ctx context.Context, name string) (lab.Result, error) {
+	begin := time.Now()
+	c, err := parseCase(name)
+	if err == nil {
+		err = e.learn(ctx, c.workload)
+	}
+	if err == nil {
+		err = e.runCase(ctx, c)
+	}
+	e.result.Points, e.result.Took = len(e.reached), time.Since(begin)
+	if len(e.result.Violations) > 0 {
+		e.result.Notes = append(e.result.Notes, e.log)
+	}
+	if err == nil && len(e.reached) == 0 {
+		err = errors.New("the event did not come")
+	}
+	return e.result, err
+}
+
+// testCase is a fault at an event of a workload.
+type testCase struct {
+	// workload is "<workload>/<engine>".
+	workload string
+	recovery lab.Recovery
+	// event is "<type> <resource> <name>#<ordinal>".
+	event, fault string
+}
+
+// String returns the case's name, by which it can be replayed:
+// create/fake/standby/MODIFIED virtualmachines vm-1#2/late.
+func (c testCase) String() string {
+	return strings.Join([]string{c.workload, string(c.recovery), c.event, c.fault}, "/")
+}
+
+func parseCase(name string) (testCase, error) {
+	parts := strings.Split(name, "/")
+	if len(parts) != 5 {
+		return testCase{}, fmt.Errorf("%q is no case: it must be <workload>/<engine>/<recovery>/<event>/<fault>", name)
+	}
+	return testCase{workload: parts[0] + "/" + parts[1], recovery: lab.Recovery(parts[2]), event: parts[3], fault: parts[4]}, nil
+}

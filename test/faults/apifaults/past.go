@@ -1,0 +1,142 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifaults
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// OldLists are faults of a controller that starts again, at an API server whose watch cache
+// lags behind: its lists are old where a request allows that, and its watches late. Others
+// are answered as they must be.
+var OldLists = Faults{
+	byName: map[string]func() fault{
+		"list of the begin":    func() fault { return &oldLists{} },
+		"list of before event": func() fault { return &oldLists{last: true} },
+	},
+	recoveries: []lab.Recovery{lab.ByRestart},
+	isWanted:   func(event string) bool { return strings.Contains(event, " virtualmachines ") },
+}
+
+// oldLists serves lists from the past to all processes but the first, which ends at the
+// event.
+type oldLists struct {
+	noFault
+	// last is set for the version before the event, and not that of the begin.
+	last bool
+
+	mu       sync.Mutex
+	first    string // version at the begin of the workload
+	newest   string
+	old      string // the version of lists, once the fault has occurred
+	caughtUp time.Time
+}
+
+func (f *oldLists) occur(s *stream, e event) error {
+	f.mu.Lock()
+	f.old = cmp.Or(f.first, e.metadata().ResourceVersion)
+	if f.last && f.newest != "" {
+		f.old = f.newest
+	}
+	f.mu.Unlock()
+	s.injector.killLeader()
+	_ = s.deliver(e)
+	f.awaitCaughtUp()
+	return errCut
+}
+
+// awaitCaughtUp waits until lists and watches show what there is.
+func (f *oldLists) awaitCaughtUp() {
+	_, _ = framework.Poll(faultTime, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.caughtUp.IsZero() || time.Now().Before(f.caughtUp.Add(calmTime)) {
+			return errors.New("the lists are old")
+		}
+		return nil
+	})
+}
+
+// translate records the versions of what the first process sees.
+func (f *oldLists) translate(e event) event {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.newest = cmp.Or(e.metadata().ResourceVersion, f.newest)
+	return e
+}
+
+func (f *oldLists) begin() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.first = f.newest
+}
+
+// roundTrip implements fault.
+func (f *oldLists) roundTrip(process int, req *http.Request, next http.RoundTripper) (*http.Response, error) {
+	query := req.URL.Query()
+	if process == 0 || !strings.HasSuffix(req.URL.Path, "/virtualmachines") {
+		return next.RoundTrip(req)
+	}
+	switch {
+	case query.Has("sendInitialEvents"):
+		return refuseInitialEvents(req)
+	case query.Has("watch"):
+		f.waitUntilCaughtUp(req)
+	case query.Get("resourceVersion") == "0":
+		query.Set("resourceVersion", f.oldVersion())
+		query.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
+		req.URL.RawQuery = query.Encode()
+	}
+	return next.RoundTrip(req)
+}
+
+// oldVersion returns the version that lists are of, and has watches lag from now on.
+func (f *oldLists) oldVersion() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.caughtUp.IsZero() {
+		f.caughtUp = time.Now().Add(lateness)
+	}
+	return f.old
+}
+
+func (f *oldLists) waitUntilCaughtUp(req *http.Request) {
+	f.mu.Lock()
+	at := f.caughtUp
+	f.mu.Unlock()
+	select {
+	case <-time.After(time.Until(at)):
+	case <-req.Context().Done():
+	}
+}
+
+// refuseInitialEvents answers as an API server that has no lists by watches, or whose cache is
+// too old for one: client-go then lists with version 0, which may be any.
+func refuseInitialEvents(req *http.Request) (*http.Response, error) {
+	content, err := json.Marshal(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+		Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Message: "sendInitialEvents: Forbidden",
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{
+		StatusCode: http.StatusUnprocessableEntity, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(content)),
+		ContentLength: int64(len(content)), Request: req,
+	}, nil
+}
