@@ -310,18 +310,18 @@ func TestOlderListIsIgnored(t *testing.T) {
 // TestQueryLeavesNothing checks that nothing of a query goes on after it.
 func TestQueryLeavesNothing(t *testing.T) {
 	g := newFixture(t)
-	var query, id context.Context
+	var queryErr, idErr func() error // of their contexts
 	g.engine.withLock(func() {
 		g.engine.list = func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
-			query = ctx
+			queryErr = ctx.Err
 			return do()
 		}
-		g.engine.beforeEngineID = func(ctx context.Context) error { id = ctx; return nil }
+		g.engine.beforeEngineID = func(ctx context.Context) error { idErr = ctx.Err; return nil }
 	})
 	if err := g.inv.listAll(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if query.Err() == nil || id.Err() == nil {
+	if queryErr() == nil || idErr() == nil {
 		t.Error("the context of a query goes on after it")
 	}
 }

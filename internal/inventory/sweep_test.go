@@ -513,17 +513,18 @@ func (d *deletingDriver) Delete(ctx context.Context, t driver.Target, retain boo
 func TestSweepLeavesNothing(t *testing.T) {
 	b := newSweepFixture(t)
 	calls := map[string]context.Context{}
+	note := func(call string, ctx context.Context) { calls[call] = ctx } //nolint:fatcontext // only looked at
 	engine := &deletingDriver{hookedDriver: b.engine}
 	b.inv.Driver, b.sweep.Grace, b.sweep.Policy = engine, 0, OrphanReport
 	b.addServers(1)
 	target := b.target("s0")
 	b.engine.list = func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
-		calls["list"] = ctx
+		note("list", ctx)
 		return do()
 	}
-	b.sweep.Live = func(ctx context.Context) (map[types.UID]bool, error) { calls["owners"] = ctx; return nil, nil }
+	b.sweep.Live = func(ctx context.Context) (map[types.UID]bool, error) { note("owners", ctx); return nil, nil }
 	b.sweep.Approved = func(ctx context.Context) (map[driver.Target]bool, error) {
-		calls["approvals"] = ctx
+		note("approvals", ctx)
 		return map[driver.Target]bool{target: true}, nil
 	}
 	b.sweepOnce()

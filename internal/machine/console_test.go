@@ -19,7 +19,7 @@ func TestConsoleAcrossRuns(t *testing.T) {
 	must(t, err)
 	defer func() { _ = lock.Close() }()
 	must(t, os.WriteFile(m.File(SerialLogFile), []byte("hello"), 0o600))
-	listener, err := net.Listen("unix", m.File(SerialSocket))
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", m.File(SerialSocket))
 	must(t, err)
 	defer func() { _ = listener.Close() }()
 

@@ -57,7 +57,7 @@ PLACE NewRange field: Name: "from " + Kind(int32(from))
 
 func TestExplore(t *testing.T) {
 	want := strings.ReplaceAll(survivors, "PLACE", sampleFile)
-	first := strings.Split(strings.TrimSpace(want), "\n")[0]
+	first, _, _ := strings.Cut(strings.TrimSpace(want), "\n")
 	for name, tc := range map[string]struct{ known, problem string }{
 		"the list is right":       {known: want},
 		"a survivor is not in it": {known: strings.Replace(want, first+"\n", "", 1), problem: "survives and is not listed (" + sampleFile + ":22): " + first},

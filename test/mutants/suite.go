@@ -71,7 +71,7 @@ func (c *config) measure(ctx context.Context, s *suite) error {
 	if err != nil {
 		return fmt.Errorf("list the tests of %s: %w\n%s", s.folder, err, out)
 	}
-	for _, name := range strings.Fields(out) {
+	for name := range strings.FieldsSeq(out) {
 		if err := c.measureTest(ctx, s, name, []string{"-test.run", "^" + name + "$"}); err != nil {
 			return err
 		}
@@ -94,7 +94,7 @@ func (c *config) measureTest(ctx context.Context, s *suite, name string, argumen
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	for _, field := range strings.Fields(string(content)) {
+	for field := range strings.FieldsSeq(string(content)) {
 		n, err := strconv.Atoi(field)
 		if err != nil {
 			return fmt.Errorf("%s: %w", file, err)

@@ -89,7 +89,7 @@ func typeIn(ctx context.Context, m machine.Machine, input io.Reader) error {
 	first := make([]byte, 1<<10)
 	n, err := input.Read(first)
 	if err != nil {
-		return nil //nolint:nilerr // There is no input.
+		return nil // there is no input
 	}
 	line, err := m.DialSerial(ctx)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"cloudnative.tw/drover/test/framework"
@@ -51,8 +52,8 @@ func (c *etcdClient) setFull(ctx context.Context, full bool) error {
 // call makes a gRPC call whose message has the given integers, each after its number.
 func (c *etcdClient) call(ctx context.Context, method string, fields ...uint64) error {
 	var message []byte
-	for n := 0; n < len(fields); n += 2 {
-		message = binary.AppendUvarint(binary.AppendUvarint(message, fields[n]<<3), fields[n+1])
+	for field := range slices.Chunk(fields, 2) {
+		message = binary.AppendUvarint(binary.AppendUvarint(message, field[0]<<3), field[1])
 	}
 	frame := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...) //nolint:gosec // A few bytes.
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://etcd/etcdserverpb."+method, bytes.NewReader(frame))

@@ -35,7 +35,6 @@ var OldLists = Faults{
 // oldLists serves lists from the past to all processes but the first, which ends at the
 // event.
 type oldLists struct {
-	noFault
 	// last is set for the version before the event, and not that of the begin.
 	last bool
 

@@ -26,6 +26,17 @@ type Engine interface {
 
 // Place is where servers are.
 type Place interface {
+	Program
+	// Prepare makes what is not Drover's, which must stay as it is (O6).
+	Prepare(ctx context.Context, w *World) error
+	// Inspect returns what has happened to servers, and what there is now.
+	Inspect(ctx context.Context, w *World, processes []history.Process) (Observed, error)
+	// CleanUp removes all servers.
+	CleanUp(ctx context.Context, w *World) error
+}
+
+// Program is how controllers use an engine.
+type Program interface {
 	// Name is the driver's, or that of a variant of it.
 	Name() string
 	// Runs reports whether a workload has anything to show on this engine.
@@ -34,12 +45,6 @@ type Place interface {
 	Args(w *World) []string
 	// Environment is what controllers have in their environment for the driver.
 	Environment(w *World) []string
-	// Prepare makes what is not Drover's, which must stay as it is (O6).
-	Prepare(ctx context.Context, w *World) error
-	// Inspect returns what has happened to servers, and what there is now.
-	Inspect(ctx context.Context, w *World, processes []history.Process) (Observed, error)
-	// CleanUp removes all servers.
-	CleanUp(ctx context.Context, w *World) error
 }
 
 // Requests are what users may ask of an engine.
