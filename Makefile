@@ -20,6 +20,8 @@ KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 
 ARGS ?=
 # What the demo runs: docker, qemu or fake.
 DRIVER ?= docker
+# What make soak runs on: fake, docker and qemu unless some are named.
+ENGINES ?=
 # How many nodes make cluster starts, from 1 to 9.
 NODES ?= 3
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
@@ -83,6 +85,10 @@ faults-full: build ## the same at every point of every workload, and at many pai
 .PHONY: mutants
 mutants: ## measure whether tests notice small changes of the code that decides, and print what they do not; 30 minutes; ARGS
 	@hack/mutants.sh $(ARGS)
+
+.PHONY: soak
+soak: build ## thousands of VMs live and end while faults occur, and what the controllers need is plotted; root, hours; ENGINES="fake qemu"
+	@hack/soak.sh $(ENGINES)
 
 .PHONY: test-debian
 test-debian: build ## boot a Debian under qemu, see from inside what cloud-init made of its user-data, and log in by ssh; root, 15 minutes

@@ -1,4 +1,4 @@
-// Module plot draws the plots of docs/performance.md, apart from Drover's own
+// Module plot draws the plots of docs/performance.md and docs/faults.md, apart from Drover's own
 // requirements.
 module cloudnative.tw/drover/hack/plot
 

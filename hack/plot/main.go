@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Program plot draws what VMs cost against their number, from the figures of
-// the benchmarks (test/bench/perf):
+// the benchmarks (test/bench/perf), or what controllers need in the course of a soak
+// (test/faults/soak):
 //
 //	plot FIGURES.json PICTURE.png
+//	plot SAMPLES.csv PICTURE.png
 package main
 
 import (
@@ -12,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"gonum.org/v1/plot"
@@ -64,7 +67,10 @@ func main() {
 
 func runPlot(args []string) error {
 	if len(args) != 2 {
-		return errors.New("usage: plot FIGURES.json PICTURE.png")
+		return errors.New("usage: plot FIGURES.json|SAMPLES.csv PICTURE.png")
+	}
+	if filepath.Ext(args[0]) == ".csv" {
+		return plotSoak(args[0], args[1])
 	}
 	content, err := os.ReadFile(args[0])
 	if err != nil {

@@ -60,6 +60,9 @@ func runTests(m *testing.M) int {
 // faultsController is a controller with crash points.
 var faultsController = sync.OnceValues(func() (string, error) { return buildController("faults", "-tags=faults") })
 
+// plainController is a controller as users get it.
+var plainController = sync.OnceValues(func() (string, error) { return buildController("plain") })
+
 // buildController builds a controller with further flags of go build.
 func buildController(name string, flags ...string) (string, error) {
 	binary := filepath.Join(programs, name)
@@ -117,8 +120,8 @@ func TestFaults(t *testing.T) {
 	for _, k := range kinds {
 		names = append(names, k.Name)
 		t.Run(k.Name, func(t *testing.T) {
-			if k.NotInShort && size == lab.SizeShort && *caseFlag == "" {
-				t.Skip("make faults explores it")
+			if len(k.Sizes) > 0 && !slices.Contains(k.Sizes, size) && *caseFlag == "" {
+				t.Skipf("it is explored in the sizes %v", k.Sizes)
 			}
 			l, err := labFor(t, k, sharedLab)
 			if err != nil {
@@ -141,6 +144,9 @@ func TestFaults(t *testing.T) {
 func labFor(t *testing.T, k lab.Kind, shared func() (*lab.Lab, error)) (*lab.Lab, error) {
 	if k.NeedsNoLab {
 		return nil, nil //nolint:nilnil // It gets none.
+	}
+	if k.Unmarked {
+		return newLab(t, plainController)
 	}
 	if k.NeedsOwnLab {
 		return newLab(t, faultsController)
@@ -174,7 +180,7 @@ func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {
 
 // TestNoTraceInNormalBuild checks that a controller as users get it has no crash points.
 func TestNoTraceInNormalBuild(t *testing.T) {
-	binary, err := buildController("plain")
+	binary, err := plainController()
 	if err != nil {
 		t.Fatal(err)
 	}

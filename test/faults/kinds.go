@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/faults/powercut"
+	"cloudnative.tw/drover/test/faults/soak"
 )
 
 // kinds are the kinds of fault, in the order in which they are explored.
@@ -109,6 +110,16 @@ var kinds = []lab.Kind{
 		},
 	}),
 	apifaults.EtcdKind("etcd"),
+	soak.Kind(soak.Settings{
+		Engine: lab.Fake{}, Parallel: 64, Round: 200,
+		Lifecycles: map[lab.Size]int{lab.SizeShort: 12, lab.SizeDefault: 200, lab.SizeFull: 8500},
+	}),
+	soak.Kind(soak.Settings{
+		Engine: lab.NewDocker(), Parallel: 8, Round: 40, Lifecycles: map[lab.Size]int{lab.SizeFull: 1000},
+	}),
+	soak.Kind(soak.Settings{
+		Engine: lab.NewQEMU(), Parallel: 6, Round: 16, Lifecycles: map[lab.Size]int{lab.SizeFull: 400},
+	}),
 	powercut.Kind("fake"),
 	powercut.Kind("qemu"),
 }

@@ -64,6 +64,9 @@ func (p *Process) HasEnded() bool { return p.process.hasEnded() }
 // Output returns its output so far.
 func (p *Process) Output() string { return p.output.String() }
 
+// TakeOutput returns its output since the last call, and drops it.
+func (p *Process) TakeOutput() string { return p.output.take() }
+
 // Wait waits for its end, without causing it, and returns how it ended.
 func (p *Process) Wait(within time.Duration) error {
 	select {
@@ -158,6 +161,14 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
+}
+
+func (b *lockedBuffer) take() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	text := b.buf.String()
+	b.buf = bytes.Buffer{}
+	return text
 }
 
 // kill ends the child as a crash does.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -52,9 +53,8 @@ func Kind(s Settings) lab.Kind {
 	newRunner := func(l *lab.Lab, size lab.Size) *runner {
 		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], faults: s.Faults, keep: os.Getenv(keepEnv)}
 	}
-	_, isInShort := s.Bounds[lab.SizeShort]
 	return lab.Kind{
-		Name: s.Name, NotInShort: !isInShort,
+		Name: s.Name, Sizes: slices.Collect(maps.Keys(s.Bounds)),
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
 			return newRunner(l, size).explore(ctx)
 		},

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"cloudnative.tw/drover/test/faults/lab"
@@ -103,7 +102,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	s := &stage{World: w, work: work, engine: engine, replicas: replicas, hooks: r.hooks}
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err := s.play(ctx, work, want == nil)
-	if v := violationOf(err); v != nil {
+	if v := lab.ViolationOf(err); v != nil {
 		o.violations = append(o.violations, *v)
 	} else if err != nil {
 		return o, errors.Join(fmt.Errorf("%s: %w\n%s", c, err, replicas.Output()), finishDisturbance())
@@ -117,7 +116,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		o.violations = s.awaitEnds()
 	}
 	err = s.finish(ctx, c, r.nameOf(c), want, &o)
-	if v := violationOf(err); v != nil {
+	if v := lab.ViolationOf(err); v != nil {
 		o.violations, err = append(o.violations, *v), nil
 	}
 	if learned, learnErr := s.learnedSince(setup); learnErr == nil {
@@ -256,7 +255,7 @@ func (s *stage) waitQuiet(ctx context.Context, during time.Duration) error {
 			return ctx.Err()
 		}
 	}
-	return &lab.NotConvergedError{What: "rest", Cause: errors.New("there are writes all the time")}
+	return &lab.NotConvergedError{What: "rest", Within: lab.ConvergeTimeout, Cause: errors.New("there are writes all the time")}
 }
 
 // quietTime returns how long the world of a case must be at rest before it is judged.
@@ -280,18 +279,6 @@ func isSampled(name string, share uint32) bool {
 	h := fnv.New32()
 	_, _ = h.Write([]byte(name))
 	return h.Sum32()%share == 0
-}
-
-// violationOf returns the violation that an error of a step is, if it is one.
-func violationOf(err error) *lab.Violation {
-	late, ok := errors.AsType[*lab.NotConvergedError](err)
-	switch {
-	case !ok:
-		return nil
-	case strings.HasSuffix(late.What, "is gone"):
-		return &lab.Violation{Rule: "O4", Text: late.Error()}
-	}
-	return &lab.Violation{Rule: "O10", Text: late.Error()}
 }
 
 // keepLog leaves the log of a run with violations.

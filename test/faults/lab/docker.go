@@ -154,7 +154,7 @@ func (d *dockerWorld) recordEvents(ctx context.Context, c *client.Client, w *Wor
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream := c.Events(ctx, client.EventsListOptions{
-		Since: w.begin.Format(time.RFC3339Nano), Until: until,
+		Since: w.since().Format(time.RFC3339Nano), Until: until,
 		Filters: client.Filters{}.Add("type", string(events.ContainerEventType)).Add("label", docker.LabelCluster+"="+w.ClusterID),
 	})
 	for {
@@ -179,6 +179,8 @@ func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, effe
 		return nil, err
 	}
 	d.mu.Lock()
+	since := w.since().UnixNano()
+	maps.DeleteFunc(d.events, func(_ string, e events.Message) bool { return e.TimeNano < since })
 	all := slices.SortedFunc(maps.Values(d.events), func(a, b events.Message) int { return cmp.Compare(a.TimeNano, b.TimeNano) })
 	d.mu.Unlock()
 	live, created := map[string]string{}, map[string]string{}

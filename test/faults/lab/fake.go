@@ -102,6 +102,8 @@ func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) 
 	if err != nil {
 		return o, err
 	}
+	since := w.since()
+	entries = slices.DeleteFunc(entries, func(e journal.Entry) bool { return e.At.Before(since) })
 	names, final := w.names(), map[types.UID]*journal.Snapshot{}
 	for _, r := range records {
 		if !r.Retained {

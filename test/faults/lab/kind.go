@@ -30,8 +30,11 @@ type Kind struct {
 	Name string
 	// NeedsNoLab is set for a kind that starts no controllers. Its functions get no Lab.
 	NeedsNoLab bool
-	// NotInShort is set for a kind that explores nothing in SizeShort.
-	NotInShort bool
+	// Unmarked is set for a kind whose controllers are as users have them, without crash
+	// points.
+	Unmarked bool
+	// Sizes are those in which it is explored; none means all.
+	Sizes []Size
 	// NeedsOwnLab is set for a kind that disturbs all worlds. Other kinds share a Lab.
 	NeedsOwnLab bool
 	// Explore injects the faults of this kind and returns what it found. It returns an

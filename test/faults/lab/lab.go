@@ -97,6 +97,13 @@ func (l *Lab) Close() error {
 	return errors.Join(err, l.Cluster.Close(), os.RemoveAll(l.dir))
 }
 
+// CloseIdle closes the connections of controllers that are not in use, so that descriptors
+// can be counted.
+func (l *Lab) CloseIdle() {
+	l.server.SetKeepAlivesEnabled(false)
+	l.server.SetKeepAlivesEnabled(true)
+}
+
 // labDir is the folder of all worlds.
 func (l *Lab) labDir() string { return l.dir }
 

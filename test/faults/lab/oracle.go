@@ -6,6 +6,7 @@ package lab
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -17,6 +18,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/framework/history"
 )
 
 // Secret is a text that no log, event, status or command line may have (O12).
@@ -59,20 +61,38 @@ func union[V any](a, b map[string]V) map[string]V {
 	return all
 }
 
+// Evidence is what a world is judged by, besides what it has seen itself.
+type Evidence struct {
+	Engine    Engine
+	Processes []history.Process
+	// Output is what the processes have printed.
+	Output string
+	// Decisions are the last of them, in sentences.
+	Decisions string
+	// Failures are why processes have ended that no fault had ended.
+	Failures []string
+}
+
 // Judge returns the state of a world at rest, and the rules that were broken.
 func (w *World) Judge(ctx context.Context, r *Replicas) (State, []Violation, error) {
-	seen, err := r.plan.Engine.Inspect(ctx, w, r.Processes())
+	state, broken, err := w.JudgeEvidence(ctx, Evidence{r.plan.Engine, r.Processes(), r.Output(), r.Decisions(), r.Failures()})
+	return state, append(r.BrokenAtCrashes(), broken...), err
+}
+
+// JudgeEvidence does the same for processes of another kind.
+func (w *World) JudgeEvidence(ctx context.Context, e Evidence) (State, []Violation, error) {
+	seen, err := e.Engine.Inspect(ctx, w, e.Processes)
 	if err != nil {
 		return State{}, nil, err
 	}
 	w.mu.Lock()
 	now, versions := maps.Clone(w.now), slices.Clone(w.versions)
 	w.mu.Unlock()
-	all := slices.Concat(r.BrokenAtCrashes(), seen.Violations, checkServers(now, seen.Servers), checkClaims(versions, seen))
-	for _, text := range r.Failures() {
+	all := slices.Concat(seen.Violations, checkServers(now, seen.Servers), checkClaims(versions, seen))
+	for _, text := range e.Failures {
 		all = append(all, Violation{Rule: "O10", Text: "a process ended by itself: " + text})
 	}
-	secrets, err := w.checkSecrets(ctx, r, seen, versions)
+	secrets, err := w.checkSecrets(ctx, e, seen, versions)
 	if err != nil {
 		return State{}, nil, err
 	}
@@ -158,13 +178,13 @@ func checkClaims(versions []*api.VirtualMachine, seen Observed) []Violation {
 }
 
 // checkSecrets looks for the secret in all that people can read.
-func (w *World) checkSecrets(ctx context.Context, r *Replicas, seen Observed, versions []*api.VirtualMachine) ([]Violation, error) {
+func (w *World) checkSecrets(ctx context.Context, e Evidence, seen Observed, versions []*api.VirtualMachine) ([]Violation, error) {
 	events, err := w.Kube.EventsV1().Events(w.Name).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	var all []Violation
-	for where, what := range map[string]any{"an event": events.Items, "a VirtualMachine": versions, "a log": r.Output(), "a decision": r.Decisions(), "the engine": seen.Text} {
+	for where, what := range map[string]any{"an event": events.Items, "a VirtualMachine": versions, "a log": e.Output, "a decision": e.Decisions, "the engine": seen.Text} {
 		text, err := json.Marshal(what)
 		if err != nil {
 			return nil, err
@@ -240,4 +260,16 @@ func (w *World) CheckRest(ctx context.Context, during time.Duration, except ...s
 		return []Violation{{Rule: "O8", Text: fmt.Sprintf("at rest there were the writes %v", after[before:])}}
 	}
 	return nil
+}
+
+// ViolationOf returns the violation that an error of a step is, if it is one.
+func ViolationOf(err error) *Violation {
+	late, ok := errors.AsType[*NotConvergedError](err)
+	switch {
+	case !ok:
+		return nil
+	case strings.HasSuffix(late.What, "is gone"):
+		return &Violation{Rule: "O4", Text: late.Error()}
+	}
+	return &Violation{Rule: "O10", Text: late.Error()}
 }

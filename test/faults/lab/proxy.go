@@ -88,6 +88,14 @@ func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 			http.NotFound(rw, req)
 			return
 		}
+		req, end := w.disturbed.begin(req)
+		if req == nil {
+			panic(http.ErrAbortHandler)
+		}
+		defer end()
+		if w.disturbed.answerBadly(rw, req) {
+			return
+		}
 		w.recordRequest(req.Method, "/"+path)
 		req.URL.Path, req.URL.RawPath = w.realPath("/"+path), ""
 		if err := w.rewriteBody(req); err != nil {

@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -235,8 +237,27 @@ func (e QEMU) Outage(_ context.Context, w *World, exchanged bool) (back func() e
 
 // CleanUp implements Engine: it ends the machines, whose files go with the world's folder.
 func (e QEMU) CleanUp(_ context.Context, w *World) error {
+	servers, _, err := e.readServers(w)
+	return errors.Join(err, endMachines(slices.Collect(maps.Keys(w.names()))), endMachines(uidsOf(servers)))
+}
+
+// EndReleased ends the machines that were released, as who released them does some day.
+func (e QEMU) EndReleased(w *World) error {
+	servers, _, err := e.readServers(w)
+	servers = slices.DeleteFunc(servers, func(s Server) bool { return !s.Released })
+	return errors.Join(err, endMachines(uidsOf(servers)))
+}
+
+func uidsOf(servers []Server) (all []string) {
+	for _, s := range servers {
+		all = append(all, s.UID)
+	}
+	return all
+}
+
+func endMachines(uids []string) error {
 	var errs []error
-	for uid := range w.names() {
+	for _, uid := range uids {
 		pids, err := processlog.Processes(types.UID(uid))
 		errs = append(errs, err)
 		for _, pid := range pids {

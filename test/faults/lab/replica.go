@@ -118,12 +118,12 @@ func (r *Replicas) start() (*process, error) {
 	default:
 	}
 	n := len(r.all)
-	kubeconfig, err := r.world.kubeconfigFor(r.world, n)
+	args, err := r.args(n)
 	if err != nil {
 		return nil, err
 	}
 	p := &process{crashes: n < len(r.plan.Crashes) && r.plan.Crashes[n] != "", info: history.Process{Replica: r.replicaName(n), From: time.Now()}}
-	if p.Process, err = framework.StartProcess(r.program(n), r.args(n, kubeconfig), r.environment(n)); err != nil {
+	if p.Process, err = framework.StartProcess(r.program(n), args, r.environment(n)); err != nil {
 		return nil, err
 	}
 	p.info.PID = p.PID()
@@ -146,15 +146,22 @@ func (r *Replicas) program(n int) string {
 	return r.plan.Programs[min(n, len(r.plan.Programs)-1)]
 }
 
-func (r *Replicas) args(n int, kubeconfig string) []string {
-	args := append(r.plan.Engine.Args(r.world), "--kubeconfig="+kubeconfig, "--lease-lock-namespace="+r.world.System,
-		"--orphan-grace=1s", "--usage-period=1h", "--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
-		// No run waits for an expiry, and on a busy machine a process must not lose its Lease.
-		"--leader-elect-lease-duration=2m", "--leader-elect-renew-deadline=90s")
+func (r *Replicas) args(n int) ([]string, error) {
+	args, err := r.world.Args(r.plan.Engine, n)
+	args = append(args, "--usage-period=1h", "--metrics-bind-address=0")
 	if r.program(n) != r.world.Previous { // which may not have the flag
-		args = append(args, "--decisions="+r.world.decisionsFile(n))
+		args = append(args, r.world.RecordDecisions(n))
 	}
-	return args
+	return args, err
+}
+
+// Args are the flags of a process in this world, by its number from 0 on. Later flags win.
+func (w *World) Args(e Engine, process int) ([]string, error) {
+	kubeconfig, err := w.kubeconfigFor(w, process)
+	return append(e.Args(w), "--kubeconfig="+kubeconfig, "--lease-lock-namespace="+w.System,
+		"--orphan-grace=1s", "--health-probe-bind-address=0", "-v=1",
+		// No run waits for an expiry, and on a busy machine a process must not lose its Lease.
+		"--leader-elect-lease-duration=2m", "--leader-elect-renew-deadline=90s"), err
 }
 
 func (r *Replicas) environment(n int) []string {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -38,11 +39,13 @@ type World struct {
 	// ClusterID is the cluster's id, as servers carry it.
 	ClusterID string
 
-	begin     time.Time
 	stop      context.CancelFunc
 	intercept Interceptor
+	disturbed disturbance
+	patience  time.Duration
 
 	mu       sync.Mutex
+	begin    time.Time     // of what is judged
 	changed  chan struct{} // closed at each change of what follows
 	now      map[string]*api.VirtualMachine
 	versions []*api.VirtualMachine
@@ -57,7 +60,7 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 	name := fmt.Sprintf("world-%d", n)
 	w := &World{
 		Lab: l, begin: time.Now(), Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
-		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{}, removed: map[string]string{},
+		patience: ConvergeTimeout, changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{}, removed: map[string]string{},
 	}
 	if err := os.Mkdir(w.Dir, 0o711); err != nil { // the user of machines has to find QEMU's place
 		return nil, err
@@ -119,8 +122,8 @@ func (w *World) virtualMachines() typed.VirtualMachineInterface {
 // rewatchDelay is how long the API server is left alone when a watch has ended.
 const rewatchDelay = 50 * time.Millisecond
 
-// follow records every version of every VirtualMachine. It goes on after a restart of the
-// API server.
+// follow records every version of every VirtualMachine, without who set which field. It goes
+// on after a restart of the API server, and after an hour, when that ends a watch.
 func (w *World) follow(ctx context.Context) error {
 	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
 	changes, err := w.listAndWatch(ctx)
@@ -149,6 +152,7 @@ func (w *World) listAndWatch(ctx context.Context) (watch.Interface, error) {
 	w.now = map[string]*api.VirtualMachine{}
 	for n := range list.Items {
 		vm := &list.Items[n]
+		vm.ManagedFields = nil
 		w.now[vm.Name], w.versions = vm, append(w.versions, vm)
 		delete(w.gone, string(vm.UID)) // a restored etcd brings it back
 	}
@@ -165,6 +169,7 @@ func (w *World) record(changes watch.Interface) {
 		if !ok {
 			return
 		}
+		vm.ManagedFields = nil
 		w.mu.Lock()
 		if change.Type == watch.Deleted {
 			delete(w.now, vm.Name)
@@ -177,6 +182,46 @@ func (w *World) record(changes watch.Interface) {
 	}
 }
 
+// Forget drops what has happened so far, so that a world can last. It is for a world that
+// was judged, and in which no VirtualMachine exists.
+func (w *World) Forget(ctx context.Context) error {
+	w.mu.Lock()
+	w.begin, w.versions, w.writes = time.Now(), nil, nil
+	w.gone, w.removed = map[string]time.Time{}, map[string]string{}
+	w.mu.Unlock()
+	return w.Kube.EventsV1().Events(w.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+}
+
+// WaitUpTo sets how long anything may take in this world, instead of ConvergeTimeout.
+func (w *World) WaitUpTo(patience time.Duration) { w.patience = patience }
+
+// since is when that began which is not forgotten.
+func (w *World) since() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.begin
+}
+
+// Existing returns the VirtualMachines by name.
+func (w *World) Existing() map[string]*api.VirtualMachine {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return maps.Clone(w.now)
+}
+
+// Leader returns the name of the replica that has the Lease, or nothing.
+func (w *World) Leader(ctx context.Context) (string, error) {
+	lease, err := w.Kube.CoordinationV1().Leases(w.System).Get(ctx, leaseName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && lease.Spec.HolderIdentity == nil {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
+	return name, nil
+}
+
 // signal wakes who waits for a change. The caller holds the lock.
 func (w *World) signal() {
 	close(w.changed)
@@ -185,7 +230,7 @@ func (w *World) signal() {
 
 // WaitFor waits until check, which sees the VirtualMachines by name, returns nil.
 func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]*api.VirtualMachine) error) error {
-	timer := time.NewTimer(ConvergeTimeout)
+	timer := time.NewTimer(w.patience)
 	defer timer.Stop()
 	for {
 		w.mu.Lock()
@@ -199,7 +244,7 @@ func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]
 		case <-changed:
 		case <-time.After(200 * time.Millisecond): // the check may look at more than objects
 		case <-timer.C:
-			return &NotConvergedError{what, err}
+			return &NotConvergedError{what, w.patience, err}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -208,12 +253,13 @@ func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]
 
 // NotConvergedError is what had not become as it should be.
 type NotConvergedError struct {
-	What  string
-	Cause error
+	What   string
+	Within time.Duration
+	Cause  error
 }
 
 func (e *NotConvergedError) Error() string {
-	return fmt.Sprintf("%s: not within %s: %v", e.What, ConvergeTimeout, e.Cause)
+	return fmt.Sprintf("%s: not within %s: %v", e.What, e.Within, e.Cause)
 }
 
 // WaitVM waits until a VirtualMachine passes a check.
@@ -266,11 +312,19 @@ func (w *World) UpdateVM(ctx context.Context, name string, change func(*api.Virt
 // next check does not see the state before.
 func (w *World) waitVersion(ctx context.Context, written *api.VirtualMachine) error {
 	return w.WaitFor(ctx, written.Name, func(all map[string]*api.VirtualMachine) error {
-		if vm := all[written.Name]; vm != nil && vm.UID == written.UID && vm.Generation < written.Generation {
+		if vm := all[written.Name]; vm != nil && vm.UID == written.UID && !isSince(vm, written) {
 			return errors.New("the watch is behind")
 		}
 		return nil
 	})
+}
+
+// isSince reports whether a version is that one or a later one. The generation does not tell:
+// it stays where only metadata changes.
+func isSince(vm, written *api.VirtualMachine) bool {
+	seen, err := strconv.ParseUint(vm.ResourceVersion, 10, 64)
+	want, wantErr := strconv.ParseUint(written.ResourceVersion, 10, 64)
+	return errors.Join(err, wantErr) == nil && seen >= want
 }
 
 // DeleteVM requests the deletion of a VirtualMachine.

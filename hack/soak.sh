@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Soaks Drover (test/faults/soak): thousands of VirtualMachines live and end while faults
+# occur. It installs what is missing, and leaves samples of what the controllers need, plots
+# of them and logs in DROVER_FAULTS_DIR, bin/faults unless it is set.
+#
+#     hack/soak.sh [ENGINE...]
+#
+# Engines are fake, docker and qemu; all unless some are named. DROVER_SOAK is the number of
+# lifecycles on each, instead of 8,500, 1,000 and 400.
+set -o errexit -o nounset -o pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+hack/test-deps.sh
+export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}" DROVER_FAULTS_DIR="${DROVER_FAULTS_DIR:-${PWD}/bin/faults}"
+mkdir -p "${DROVER_FAULTS_DIR}"
+[[ "$#" -gt 0 ]] || set -- fake docker qemu
+failed=0
+for engine in "$@"; do
+	DROVER_FAULTS=full go test -count 1 -timeout 12h -v ./test/faults -run "TestFaults/^soak,_${engine}\$" || failed=1
+	GOFLAGS= go -C hack/plot run -buildvcs=false . "${DROVER_FAULTS_DIR}/soak-${engine}."{csv,png} || failed=1
+done
+exit "${failed}"

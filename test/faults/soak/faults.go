@@ -1,0 +1,200 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/test/failover/processlog"
+	"cloudnative.tw/drover/test/framework/users"
+)
+
+const (
+	// maxGap is the longest pause between two faults.
+	maxGap = 2 * time.Second
+	// briefly is the longest time of a fault that no process may end of, and atLength that
+	// of one that may cost a leader its Lease.
+	briefly  = 500 * time.Millisecond
+	atLength = 8 * time.Second
+	// outage is the longest of an engine.
+	outage = 2 * time.Second
+	// badly is how long requests are answered badly, each one with a chance of badShare.
+	badly    = 2 * time.Second
+	badShare = 0.3
+)
+
+// fault is one kind of fault. It ends when ctx does.
+type fault struct {
+	name string
+	// ends is set if a process may end by it.
+	ends bool
+	// engines have it; none means all.
+	engines []string
+	inject  func(ctx context.Context, s *soak, random *rand.Rand) error
+}
+
+var faults = []fault{
+	{name: "leader killed", ends: true, inject: signalLeader(syscall.SIGKILL)},
+	{name: "leader stopped", ends: true, inject: signalLeader(syscall.SIGTERM)},
+	{name: "standby killed", ends: true, inject: killStandby},
+	{name: "leader halted at length", ends: true, inject: haltLeader(atLength)},
+	{name: "API away at length", ends: true, inject: cutAPI(atLength)},
+	{name: "leader halted", inject: haltLeader(briefly)},
+	{name: "API away", inject: cutAPI(briefly)},
+	{name: "bad answers", inject: answerBadly},
+	{name: "engine away", engines: []string{"fake", "docker"}, inject: cutEngine},
+	{name: "QEMU killed", engines: []string{"qemu"}, inject: killMachine},
+}
+
+// possibleFaults returns those of a phase.
+func possibleFaults(engine string, mayEnd bool) []fault {
+	return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool {
+		return f.ends && !mayEnd || len(f.engines) > 0 && !slices.Contains(f.engines, engine)
+	})
+}
+
+// startFaults injects one fault after the other until stop is called, which returns once
+// the last is over.
+func (s *soak) startFaults(ctx context.Context) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	possible := possibleFaults(s.Engine.Name(), s.fleet.mayLose)
+	var injector sync.WaitGroup
+	var err error
+	injector.Go(func() {
+		for err == nil && ctx.Err() == nil {
+			users.Sleep(ctx, upTo(s.random, maxGap))
+			f := possible[s.random.IntN(len(possible))]
+			if ctx.Err() == nil {
+				err = f.inject(ctx, s, s.random)
+				s.count(f.name)
+			}
+		}
+	})
+	return func() error {
+		cancel()
+		injector.Wait()
+		return err
+	}
+}
+
+func upTo(random *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(random.Int64N(int64(d)))
+}
+
+// requestTimeout bounds a look at the Lease.
+const requestTimeout = 10 * time.Second
+
+// leading is that of the fleet, even if the fault ends meanwhile.
+func (s *soak) leading(ctx context.Context) (leads, stands *replica, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
+	return s.fleet.leading(ctx)
+}
+
+func signalLeader(signal syscall.Signal) func(context.Context, *soak, *rand.Rand) error {
+	return func(ctx context.Context, s *soak, _ *rand.Rand) error {
+		leads, _, err := s.leading(ctx)
+		return errors.Join(err, leads.send(signal))
+	}
+}
+
+func killStandby(ctx context.Context, s *soak, _ *rand.Rand) error {
+	_, stands, err := s.leading(ctx)
+	return errors.Join(err, stands.send(syscall.SIGKILL))
+}
+
+func haltLeader(atMost time.Duration) func(context.Context, *soak, *rand.Rand) error {
+	return func(ctx context.Context, s *soak, random *rand.Rand) error {
+		leads, _, err := s.leading(ctx)
+		if err != nil {
+			return err
+		}
+		err = leads.send(syscall.SIGSTOP)
+		users.Sleep(ctx, upTo(random, atMost))
+		return errors.Join(err, leads.send(syscall.SIGCONT))
+	}
+}
+
+func cutAPI(atMost time.Duration) func(context.Context, *soak, *rand.Rand) error {
+	return func(ctx context.Context, s *soak, random *rand.Rand) error {
+		s.fleet.excuseUntil(time.Now().Add(atMost))
+		back := s.world.CutAPI()
+		users.Sleep(ctx, upTo(random, atMost))
+		back()
+		s.fleet.excuseUntil(time.Now())
+		return nil
+	}
+}
+
+func answerBadly(ctx context.Context, s *soak, random *rand.Rand) error {
+	codes := []int{http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError}
+	s.fleet.excuseUntil(time.Now().Add(badly))
+	own := users.NewRandom(random.Uint64(), 0) // requests are answered at the same time
+	back := s.world.AnswerBadly(func(method string) int {
+		if !own.WithProbability(badShare) {
+			return 0
+		}
+		code := codes[own.IntN(len(codes))]
+		if code == http.StatusConflict && method == http.MethodGet {
+			return http.StatusInternalServerError
+		}
+		return code
+	})
+	users.Sleep(ctx, upTo(random, badly))
+	back()
+	s.fleet.excuseUntil(time.Now())
+	return nil
+}
+
+func cutEngine(ctx context.Context, s *soak, random *rand.Rand) error {
+	back, err := s.Engine.Outage(ctx, s.world, false)
+	users.Sleep(ctx, upTo(random, outage))
+	if back == nil {
+		return err
+	}
+	return errors.Join(err, back())
+}
+
+// killMachine kills the QEMU of any VirtualMachine that has one.
+func killMachine(_ context.Context, s *soak, random *rand.Rand) error {
+	existing := s.world.Existing()
+	for _, name := range slices.Sorted(maps.Keys(existing)) {
+		pids, err := processlog.Processes(existing[name].UID)
+		if err != nil {
+			return err
+		}
+		if len(pids) == 0 || random.IntN(3) > 0 {
+			continue
+		}
+		s.allowStart(name)
+		if err := syscall.Kill(pids[0], syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+		return nil
+	}
+	return nil
+}
+
+// count counts a fault.
+func (s *soak) count(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts[name]++
+	s.injected++
+}
+
+// allowStart allows one more start of a server, which the killed one needs.
+func (s *soak) allowStart(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.killed[name]++
+}

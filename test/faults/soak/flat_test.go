@@ -1,0 +1,61 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestCheckFlat checks that what grows with every round is found, and what grows at first or
+// for once is not.
+func TestCheckFlat(t *testing.T) {
+	const heap, descriptors = 10 << 20, 30
+	for name, c := range map[string]struct {
+		needs func(round int) needs
+		want  string // what is found
+	}{
+		"flat":                {func(n int) needs { return needs{60 << 20, heap, 0, 100, descriptors + float64(n%3)} }, ""},
+		"caches fill":         {func(n int) needs { return needs{60 << 20, heap + 2e6*float64(min(n, 5)), 0, 100, descriptors} }, ""},
+		"history fills":       {func(n int) needs { return needs{60 << 20, heap + 3e6*float64(min(n, 10)), 0, 100, descriptors} }, ""},
+		"one sample is high":  {func(n int) needs { return needs{60 << 20, heap, 0, 100, descriptors + 50*float64(n/29)} }, ""},
+		"memory leaks":        {func(n int) needs { return needs{60 << 20, heap + 200e3*float64(n), 0, 100, descriptors} }, "heap"},
+		"a descriptor leaks":  {func(n int) needs { return needs{60 << 20, heap, 0, 100, descriptors + float64(n)} }, "descriptors"},
+		"a goroutine leaks":   {func(n int) needs { return needs{60 << 20, heap, 0, 100 + float64(n), descriptors} }, "goroutines"},
+		"too short to see it": {func(n int) needs { return needs{60 << 20, heap, 0, 100 * float64(n%7), descriptors} }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var all []sample
+			for n := range 30 { // of which 20 are after the history is full
+				pid := 1
+				if strings.HasPrefix(name, "too short") {
+					pid = n / 7
+				}
+				all = append(all, sample{pid: pid, done: n * historyFull / 10, needs: c.needs(n)})
+			}
+			broken, _ := checkFlat(all)
+			switch {
+			case c.want == "" && len(broken) > 0:
+				t.Errorf("got %v, want nothing", broken)
+			case c.want != "" && (len(broken) != 1 || !strings.Contains(broken[0].Text, c.want)):
+				t.Errorf("got %v, want one about %s", broken, c.want)
+			}
+		})
+	}
+}
+
+// TestParseNeeds checks that a process without a metric is no process that needs nothing.
+func TestParseNeeds(t *testing.T) {
+	var text strings.Builder
+	for _, f := range fields {
+		text.WriteString("# TYPE " + f.metric + " gauge\n" + f.metric + " 1.5e+07\n")
+	}
+	got, err := parseNeeds(text.String())
+	if want := (needs{15e6, 15e6, 15e6, 15e6, 15e6}); err != nil || got != want {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if _, err := parseNeeds("go_goroutines 7\n"); err == nil {
+		t.Error("got no error for one metric of five")
+	}
+}

@@ -1,0 +1,188 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+const (
+	// settleTime is how long it may take until all rules hold, after the last request: an
+	// orphan's grace period, and the time to notice it twice.
+	settleTime = 2 * time.Minute
+	judgePause = 500 * time.Millisecond
+	// restTime is how long a world is watched at rest.
+	restTime = 2 * time.Second
+)
+
+// round runs lifecycles, many at a time. It judges them twice: while some exist, and when
+// all are gone.
+func (s *soak) round(ctx context.Context, count int) error {
+	var all []*lifecycle
+	for range count {
+		s.next++
+		all = append(all, newLifecycle(s.seed, s.next))
+	}
+	stop := s.startFaults(ctx)
+	held, err := s.liveAll(ctx, all)
+	err = errors.Join(err, stop())
+	if err == nil {
+		err = s.each(held, func(l *lifecycle) error { return l.settle(ctx, s) })
+	}
+	if err == nil {
+		err = s.judge(ctx, nil)
+	}
+	if err != nil {
+		return s.explain(err)
+	}
+	stop = s.startFaults(ctx)
+	err = s.each(held, func(l *lifecycle) error { return l.end(ctx, s) })
+	err = errors.Join(err, stop())
+	if err == nil {
+		err = s.judge(ctx, all)
+	}
+	if err == nil {
+		err = s.rest(ctx)
+	}
+	s.result.Runs += count
+	return s.explain(err)
+}
+
+// liveAll runs lifecycles, as many at a time as the settings say. The last of each worker
+// are not deleted but returned.
+func (s *soak) liveAll(ctx context.Context, all []*lifecycle) ([]*lifecycle, error) {
+	next := make(chan *lifecycle, len(all))
+	for _, l := range all {
+		next <- l
+	}
+	close(next)
+	workers, held := make([]int, s.Parallel), make([]*lifecycle, s.Parallel)
+	err := inParallel(workers, func(n int, _ int) error {
+		for l := range next {
+			if held[n] != nil {
+				if err := held[n].end(ctx, s); err != nil {
+					return err
+				}
+			}
+			held[n] = l
+			if err := l.live(ctx, s); err != nil {
+				return err
+			}
+			s.log.addDone()
+		}
+		return nil
+	})
+	var rest []*lifecycle
+	for _, l := range held {
+		if l != nil {
+			rest = append(rest, l)
+		}
+	}
+	return rest, err
+}
+
+// each does something for lifecycles at the same time.
+func (s *soak) each(all []*lifecycle, do func(*lifecycle) error) error {
+	return inParallel(all, func(_ int, l *lifecycle) error { return do(l) })
+}
+
+func inParallel[T any](all []T, do func(n int, of T) error) error {
+	errs := make([]error, len(all))
+	var running sync.WaitGroup
+	for n, of := range all {
+		running.Go(func() { errs[n] = do(n, of) })
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+// judge waits until all rules hold. The lifecycles are those that have ended.
+func (s *soak) judge(ctx context.Context, ended []*lifecycle) error {
+	for begin := time.Now(); ; time.Sleep(judgePause) {
+		state, broken, err := s.world.JudgeEvidence(ctx, s.fleet.evidence(s.Engine))
+		if err != nil {
+			return err
+		}
+		for _, l := range ended {
+			if rule, text := l.check(state.Effects[l.name], s.kills(l.name)); rule != "" {
+				broken = append(broken, lab.Violation{Rule: rule, Text: text})
+			}
+		}
+		if len(broken) == 0 {
+			return nil
+		}
+		if time.Since(begin) > settleTime {
+			s.result.Violations = append(s.result.Violations, broken...)
+			return errBroken
+		}
+	}
+}
+
+func (s *soak) kills(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.killed[name]
+}
+
+// rest waits until nothing is written any more, and measures what the processes need then.
+// An event that the API server did not take is sent again after 10 s, so there may be writes
+// for some time.
+func (s *soak) rest(ctx context.Context) error {
+	if left := s.world.Existing(); len(left) > 0 {
+		return fmt.Errorf("%d VirtualMachines are left", len(left))
+	}
+	for begin := time.Now(); ; {
+		broken := s.world.CheckRest(ctx, restTime)
+		if len(broken) == 0 {
+			break
+		}
+		if time.Since(begin) > settleTime {
+			s.result.Violations = append(s.result.Violations, broken...)
+			return errBroken
+		}
+	}
+	s.world.CloseIdle()
+	if err := s.log.rest(ctx, s); err != nil {
+		return err
+	}
+	if qemu, ok := s.Engine.(lab.QEMU); ok { // released machines need memory and CPU
+		if err := qemu.EndReleased(s.world); err != nil {
+			return err
+		}
+	}
+	if err := s.fleet.forget(); err != nil {
+		return err
+	}
+	return s.world.Forget(ctx)
+}
+
+// explain makes violations of what has not converged, and leaves the logs.
+func (s *soak) explain(err error) error {
+	if v := lab.ViolationOf(err); v != nil {
+		s.result.Violations, err = append(s.result.Violations, *v), errBroken
+	}
+	if err == nil {
+		return nil
+	}
+	seen := s.fleet.evidence(s.Engine)
+	s.decisions = seen.Decisions
+	if errors.Is(err, context.Canceled) {
+		for _, text := range seen.Failures {
+			s.result.Violations, err = append(s.result.Violations, lab.Violation{Rule: "O10", Text: "a process ended by itself: " + text}), errBroken
+		}
+	}
+	if dir := os.Getenv(keepEnv); dir != "" {
+		text := fmt.Sprintf("%v\n%v\n%s", err, s.result.Violations, seen.Output)
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, "soak-"+s.Engine.Name()+".log"), []byte(text), 0o600))
+	}
+	return err
+}

@@ -1,0 +1,169 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package soak runs thousands of VirtualMachines through their lives, many at a time, in
+// one world with two replicas, while faults that a seed chooses occur. All rules must hold
+// in the end of each round, and a process that lives on must need no more than before.
+//
+// Start with Kind. round.go is what takes place again and again; lifecycle.go is a
+// VirtualMachine's life; faults.go has the faults, fleet.go the replicas; sample.go reads
+// what processes need, and flat.go says what is too much.
+package soak
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// Variables of the environment.
+const (
+	// countEnv is how many lifecycles there are, unless it is that of the settings.
+	countEnv = "DROVER_SOAK"
+	// keepEnv names a folder for samples and logs.
+	keepEnv = "DROVER_FAULTS_DIR"
+)
+
+// defaultSeed chooses the faults and what users do. -case has another one.
+const defaultSeed = 1
+
+// Settings describe a soak.
+type Settings struct {
+	Engine lab.Engine
+	// Parallel is how many lifecycles there are at a time, and Round how many take place
+	// before all is looked at.
+	Parallel, Round int
+	// Lifecycles are how many there are in a size. A soak does not run in other sizes.
+	Lifecycles map[lab.Size]int
+}
+
+// Kind returns the kind of fault.
+func Kind(s Settings) lab.Kind {
+	return lab.Kind{
+		Name: "soak, " + s.Engine.Name(), Unmarked: true, Sizes: slices.Collect(maps.Keys(s.Lifecycles)),
+		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
+			return s.explore(ctx, l, s.Lifecycles[size], defaultSeed)
+		},
+		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
+			seed, err := strconv.ParseUint(name, 10, 64)
+			if err != nil {
+				return lab.Result{}, fmt.Errorf("case %q: it must be a seed, a number", name)
+			}
+			return s.explore(ctx, l, s.Lifecycles[lab.SizeFull], seed)
+		},
+	}
+}
+
+// soak is one that runs.
+type soak struct {
+	Settings
+
+	seed   uint64
+	world  *lab.World
+	fleet  *fleet
+	random *rand.Rand // of the faults
+	log    *samples
+	next   int // number of the next lifecycle
+
+	mu       sync.Mutex
+	counts   map[string]int // faults by name
+	injected int
+	killed   map[string]int // QEMUs, by name of the VirtualMachine
+	result   lab.Result
+	// decisions are the last before a rule was broken.
+	decisions string
+}
+
+// explore runs a soak of count lifecycles.
+func (set Settings) explore(ctx context.Context, l *lab.Lab, count int, seed uint64) (lab.Result, error) {
+	begin := time.Now()
+	count, err := strconv.Atoi(cmp.Or(os.Getenv(countEnv), strconv.Itoa(count)))
+	if err != nil {
+		return lab.Result{}, fmt.Errorf("%s: it must be a number of lifecycles: %w", countEnv, err)
+	}
+	s := &soak{
+		Settings: set, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), //nolint:gosec // Chance, not secrecy.
+		counts: map[string]int{}, killed: map[string]int{},
+	}
+	if s.world, err = l.NewWorld(ctx); err != nil {
+		return s.result, err
+	}
+	s.world.WaitUpTo(patience)
+	err = s.run(ctx, count)
+	err = errors.Join(err, s.Engine.CleanUp(context.WithoutCancel(ctx), s.world), s.world.Close())
+	s.result.Points, s.result.Took = s.injected, time.Since(begin)
+	for name, n := range s.counts {
+		s.result.Notes = append(s.result.Notes, fmt.Sprintf("%s %d times", name, n))
+	}
+	for n := range s.result.Violations {
+		s.result.Violations[n].Case, s.result.Violations[n].History = strconv.FormatUint(seed, 10), s.decisions
+	}
+	return s.result, err
+}
+
+// endingShare is the share of the lifecycles in which faults may end processes. In the
+// others they must not, so that these processes live long enough to show what they leak.
+const endingShare = 0.25
+
+// patience is how long anything may take while faults occur, one after the other, and on a
+// machine with much else to do.
+const patience = 5 * time.Minute
+
+// run runs both phases.
+func (s *soak) run(ctx context.Context, count int) (err error) {
+	if err := s.Engine.Prepare(ctx, s.world); err != nil {
+		return err
+	}
+	if s.log, err = newSamples(s.Engine.Name(), os.Getenv(keepEnv)); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.log.close()) }()
+	ending := int(float64(count) * endingShare)
+	if err = s.phase(ctx, "processes end", true, ending); err == nil {
+		err = s.phase(ctx, "processes last", false, count-ending)
+	}
+	if errors.Is(err, errBroken) {
+		return nil
+	}
+	broken, notes := checkFlat(s.log.atRest())
+	s.result.Notes = append(s.result.Notes, notes...)
+	s.result.Violations = append(s.result.Violations, broken...)
+	return err
+}
+
+// errBroken ends a soak: after a rule was broken, others are for that alone.
+var errBroken = errors.New("a rule was broken")
+
+// phase runs rounds with processes of its own.
+func (s *soak) phase(ctx context.Context, name string, mayEnd bool, count int) (err error) {
+	steps, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if s.fleet, err = startFleet(ctx, s.world, s.Engine, mayEnd, cancel); err != nil {
+		return err
+	}
+	defer s.fleet.end()
+	var sampler sync.WaitGroup
+	defer sampler.Wait()
+	defer cancel()
+	sampler.Go(func() { s.log.follow(steps, s) })
+	s.log.begin(name)
+	for count > 0 && err == nil {
+		n := min(count, s.Round)
+		count -= n
+		err = s.round(steps, n)
+	}
+	if mayEnd {
+		s.result.Notes = append(s.result.Notes, fmt.Sprintf("%d processes lost the Lease, %d ended at a start without the API", s.fleet.lost, s.fleet.excused))
+	}
+	return err
+}
