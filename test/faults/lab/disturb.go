@@ -97,7 +97,7 @@ func (d *disturbance) answerBadly(rw http.ResponseWriter, req *http.Request) boo
 	rw.WriteHeader(code)
 	_ = json.NewEncoder(rw).Encode(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
-		Code: int32(code), Reason: reasons[code], Message: "injected",
+		Code: int32(code), Reason: reasons[code], Message: "injected", //nolint:gosec // an HTTP status
 	})
 	return true
 }

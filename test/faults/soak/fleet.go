@@ -79,7 +79,7 @@ func startFleet(ctx context.Context, w *lab.World, e lab.Engine, mayLose bool, b
 		if err := errors.Join(err, r.findAddresses(ctx)); err != nil {
 			return nil, err
 		}
-		r.args = append(args, w.RecordDecisions(n), "--usage-period=10s", "--metrics-bind-address="+r.metrics, "--pprof-bind-address="+r.pprof)
+		r.args = slices.Concat(args, []string{w.RecordDecisions(n), "--usage-period=10s", "--metrics-bind-address=" + r.metrics, "--pprof-bind-address=" + r.pprof})
 		if mayLose {
 			r.args = append(r.args, shortLease...)
 		} else {
