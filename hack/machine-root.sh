@@ -35,7 +35,7 @@ closure_of() {
 
 # wanted lists the files of the packages, with versions in their names, and this script's hash.
 wanted() {
-	closure_of --print-uris | awk '{print $2}' | sort
+	closure_of --print-uris | awk '{print $2}' | sort || return
 	sha256sum <"${BASH_SOURCE[0]}"
 }
 

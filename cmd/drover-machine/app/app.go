@@ -66,27 +66,36 @@ func Main(arguments []string) int {
 	}
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
-	log := logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil))
-	finished := end{endInvalid, fmt.Sprint(err)}
+	// Readers of the console and of the log may go: a write to them fails then, and the guest
+	// runs on. To ignore these signals instead would make QEMU ignore them.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP)
+	lines := newOutput(os.Stderr)
+	log := logr.FromSlogHandler(slog.NewTextHandler(lines, nil))
+	finished, printed := end{endInvalid, fmt.Sprint(err)}, (*output)(nil)
 	if err == nil {
-		finished = runDescribed(context.Background(), o, signals, log)
+		finished, printed = runDescribed(context.Background(), o, signals, log)
 	}
+	// First of all: who reads the streams may be slow, and SIGKILL may be near.
+	err = finished.writeMessage(o.termination)
 	log.Info("Machine has ended", "reason", finished.Reason, "message", finished.Message)
-	if err := finished.writeMessage(o.termination); err != nil {
+	if err != nil {
 		log.Error(err, "Termination message could not be written")
 	}
+	drain(printed, lines)
 	return finished.code()
 }
 
-// runDescribed runs the machine of the description until it has ended.
-func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) end {
+// runDescribed runs the machine of the description until it has ended. It also returns what the
+// guest prints to; nil if it never ran.
+func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) (end, *output) {
 	d, err := readDescription(o.description)
 	if err != nil {
-		return end{endInvalid, err.Error()}
+		return end{endInvalid, err.Error()}, nil
 	}
-	finished, err := newRun(d, o, log).runMachine(ctx, signals)
+	r := newRun(d, o, log)
+	finished, err := r.runMachine(ctx, signals)
 	if err != nil {
-		return end{endNotStarted, err.Error()}
+		finished = end{endNotStarted, err.Error()}
 	}
-	return finished
+	return finished, r.output
 }

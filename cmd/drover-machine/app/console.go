@@ -9,16 +9,21 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/term"
 
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// maxUnread is how much of the guest's output waits for its reader.
-const maxUnread = 256 << 10
+const (
+	// maxUnread is how much output waits for its reader.
+	maxUnread = 256 << 10
+	// drainWithin is how long the last output may take to be read.
+	drainWithin = 2 * time.Second
+)
 
-// output leads what the guest prints to a writer that may be slow. QEMU and its guest would
+// output leads what the guest or this program prints to a writer that may be slow. Both would
 // wait for a full pipe, so what the writer does not take in time is lost.
 type output struct {
 	mu     sync.Mutex
@@ -29,27 +34,50 @@ type output struct {
 	done   chan struct{}
 }
 
-// startOutput copies until the end of from. Then, and when all was written, done is closed.
-func startOutput(from io.Reader, to io.Writer) *output {
+// newOutput returns an output that writes until it is closed. Then, and when all was written,
+// done is closed.
+func newOutput(to io.Writer) *output {
 	o := &output{done: make(chan struct{})}
 	o.more = sync.NewCond(&o.mu)
-	go o.read(from)
 	go o.write(to)
 	return o
 }
 
-func (o *output) read(from io.Reader) {
-	buffer := make([]byte, 4<<10)
-	for {
-		n, err := from.Read(buffer)
-		o.mu.Lock()
-		taken := min(n, maxUnread-len(o.unread))
-		o.unread = append(o.unread, buffer[:taken]...)
-		o.lost += n - taken
-		o.over = err != nil
-		o.more.Signal()
-		o.mu.Unlock()
-		if err != nil {
+// copyFrom copies until the end of from, and closes the output.
+func (o *output) copyFrom(from io.Reader) {
+	_, _ = io.CopyBuffer(struct{ io.Writer }{o}, from, make([]byte, 4<<10))
+	o.close()
+}
+
+// Write implements io.Writer. It does not wait.
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	taken := min(len(p), maxUnread-len(o.unread))
+	o.unread = append(o.unread, p[:taken]...)
+	o.lost += len(p) - taken
+	o.more.Signal()
+	return len(p), nil
+}
+
+func (o *output) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.over = true
+	o.more.Signal()
+}
+
+// drain closes the log, and waits a moment for readers to take what is left.
+func drain(printed, log *output) {
+	log.close()
+	late := time.After(drainWithin)
+	for _, o := range []*output{printed, log} {
+		if o == nil {
+			continue
+		}
+		select {
+		case <-o.done:
+		case <-late:
 			return
 		}
 	}
@@ -77,7 +105,7 @@ func (o *output) next() (text []byte, ok bool) {
 	}
 	text, o.unread = o.unread, nil
 	if o.lost > 0 {
-		text = fmt.Appendf(text, "\r\n[drover-machine: %d bytes of the console were not read in time]\r\n", o.lost)
+		text = fmt.Appendf(text, "\r\n[drover-machine: %d bytes were not read in time]\r\n", o.lost)
 		o.lost = 0
 	}
 	return text, len(text) > 0

@@ -75,11 +75,7 @@ func (f diskFolder) readRecord() (*record, error) {
 
 // makeDisk makes the disk, as a copy of the image or blank.
 func (f diskFolder) makeDisk(ctx context.Context, d *rootDisk, machineType string) (*record, error) {
-	staging := f.staging()
-	if err := staging.Sweep(); err != nil {
-		return nil, fmt.Errorf("removing an unfinished disk: %w", err)
-	}
-	tmp, remove, err := staging.MakeFolder()
+	tmp, remove, err := f.staging().MakeFolder()
 	if err != nil {
 		return nil, err
 	}
@@ -200,8 +196,10 @@ func copyImage(ctx context.Context, from, to string) (format string, err error) 
 		return "", err
 	}
 	length, err := copySparse(ctx, out, image)
-	err = errors.Join(err, out.Truncate(length), out.Sync(), out.Close())
-	if err != nil {
+	if err == nil {
+		err = errors.Join(out.Truncate(length), out.Sync())
+	}
+	if err = errors.Join(err, out.Close()); err != nil {
 		return "", fmt.Errorf("copying image %s: %w", from, err)
 	}
 	return info.Format, nil

@@ -46,30 +46,49 @@ type follower struct {
 }
 
 // followGuest resumes the guest and returns why it has ended. An error means that it was not
-// resumed.
-func (f *follower) followGuest(ctx context.Context) (end, error) {
+// resumed. starting ends when the program is to stop.
+func (f *follower) followGuest(ctx, starting context.Context) (end, error) {
 	f.changed, f.faults = make(chan struct{}, 1), make(chan machine.DiskFault, 1)
-	events, err := f.machine.Dial(ctx, machine.EventsSocket, f.onEvent)
+	events, err := f.listen(starting)
 	if err != nil {
 		return end{}, err
 	}
 	defer events.Close()
-	if err := f.growRoot(ctx); err != nil {
+	if err := f.growRoot(starting); err != nil {
 		return end{}, fmt.Errorf("growing the root disk: %w", err)
 	}
-	select {
-	case <-f.stop:
+	if starting.Err() != nil {
 		return end{}, errStopped
-	default:
 	}
-	if err := f.machine.Execute(ctx, "cont", nil, nil); err != nil {
+	err = f.machine.Execute(ctx, "cont", nil, nil)
+	if _, refused := errors.AsType[*qmp.Error](err); refused {
 		return end{}, err
+	}
+	if err != nil { // the guest may run
+		f.logWait(fmt.Errorf("QEMU does not answer: %w", err))
 	}
 	for {
 		reason, message, ok := f.waitForEnd(ctx)
 		if ok {
 			return end{reason, message}, nil
 		}
+	}
+}
+
+// listen connects to the events of QEMU.
+func (f *follower) listen(ctx context.Context) (*qmp.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+	defer cancel()
+	return f.machine.Dial(ctx, machine.EventsSocket, f.onEvent)
+}
+
+// explainStart adds how QEMU has ended, if that is why the guest was not resumed.
+func (f *follower) explainStart(err error) error {
+	select {
+	case how := <-f.ended:
+		return fmt.Errorf("%s: %w", f.explainKill(how), err)
+	default:
+		return err
 	}
 }
 
@@ -119,7 +138,7 @@ func (f *follower) waitForEnd(ctx context.Context) (reason, message string, isOv
 	case <-f.stop:
 		f.beginStop()
 	case <-f.force:
-		return f.endByForce(ctx, "a second signal came")
+		return f.endByForce(ctx, "it was interrupted again")
 	case <-f.deadline:
 		return f.endByForce(ctx, fmt.Sprintf("the guest did not shut down within %d s, less what QEMU needs to end", f.GracePeriodSeconds))
 	case <-f.changed:
@@ -150,9 +169,9 @@ func (f *follower) explainKill(how string) string {
 // beginStop begins to shut the guest down.
 func (f *follower) beginStop() {
 	grace := time.Duration(f.GracePeriodSeconds) * time.Second
-	f.log.Info("Pressing the power button", "gracePeriod", grace)
 	f.isStopping, f.stop = true, nil
 	f.deadline = time.After(grace - min(quitMargin, grace/2))
+	f.log.Info("Pressing the power button", "gracePeriod", grace)
 }
 
 // findEnd looks at the guest, and makes QEMU quit once the guest has ended.

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
@@ -24,9 +23,6 @@ import (
 
 // errStopped is why a start was cut short.
 var errStopped = errors.New("the program was to stop before the guest ran")
-
-// drainWithin is how long the last output of a guest may take to be read.
-const drainWithin = 2 * time.Second
 
 // run is one run of the machine.
 type run struct {
@@ -69,7 +65,9 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 		<-signals
 		interrupt(errStopped)
 		close(stop)
-		<-signals
+		// A person is in a hurry. Container engines may send SIGTERM again, as after a restart.
+		for <-signals != os.Interrupt { //nolint:revive // only waits
+		}
 		close(force)
 	}()
 	ended, err := r.startQEMU(starting)
@@ -85,13 +83,9 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 	defer makeRaw(os.Stdin)()
 	go r.typeIn(ctx)
 	f := &follower{run: r, ended: ended, stop: stop, force: force}
-	finished, err := f.followGuest(ctx)
+	finished, err := f.followGuest(ctx, starting)
 	if err != nil {
-		return end{}, errors.Join(err, r.machine.Quit(ctx))
-	}
-	select {
-	case <-r.output.done:
-	case <-time.After(drainWithin):
+		return end{}, errors.Join(f.explainStart(err), r.machine.Quit(ctx))
 	}
 	return finished, nil
 }
@@ -140,7 +134,8 @@ func (r *run) openOutput() (write *os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r.output, r.machine.Output = startOutput(read, os.Stdout), write
+	r.output, r.machine.Output = newOutput(os.Stdout), write
+	go r.output.copyFrom(read)
 	return write, nil
 }
 
@@ -188,6 +183,9 @@ func (r *run) prepareRoot(ctx context.Context, program *machine.Program, files *
 	made, err := folder.readRecord()
 	if err != nil {
 		return "", nil, err
+	}
+	if err := folder.staging().Sweep(); err != nil {
+		return "", nil, fmt.Errorf("removing an unfinished disk: %w", err)
 	}
 	pinned := ""
 	if made != nil {

@@ -24,7 +24,7 @@ const (
 	// historyTries is how often the service of streams is asked until the replica answers that
 	// leads. Each connection may reach another replica.
 	historyTries = 12
-	// historyFailures is how many of these may fail.
+	// historyFailures is the number of failures after which no further replica is asked.
 	historyFailures = 3
 	// historyColumns is how wide the history is.
 	historyColumns = 80
@@ -39,8 +39,11 @@ func (e *explainOptions) showHistory(ctx context.Context, name string) error {
 		return err
 	}
 	all, err := readHistories(ctx, at)
-	if err != nil {
+	switch {
+	case err != nil && len(all) == 0:
 		return at.describe(ctx, err)
+	case err != nil:
+		e.warn("not every replica answers, and decisions of the one that leads may be missing: " + printable.Line(at.describe(ctx, err).Error()))
 	}
 	if e.output == "json" {
 		text, err := json.MarshalIndent(decisions.Histories{Replicas: all}, "", "    ")
@@ -53,7 +56,7 @@ func (e *explainOptions) showHistory(ctx context.Context, name string) error {
 }
 
 // readHistories asks replicas until one that leads has answered. It returns one answer of each,
-// the leader's last, and an error if there is none.
+// the leader's last. With an error it returns those that it has.
 func readHistories(ctx context.Context, at place) ([]decisions.History, error) {
 	var all []decisions.History
 	failures := 0
@@ -64,10 +67,7 @@ func readHistories(ctx context.Context, at place) ([]decisions.History, error) {
 			if failures++; failures < historyFailures {
 				continue
 			}
-			if len(all) == 0 {
-				return nil, err
-			}
-			break
+			return all, err
 		}
 		all = slices.DeleteFunc(all, func(other decisions.History) bool { return other.Replica == h.Replica })
 		all = append(all, h)
