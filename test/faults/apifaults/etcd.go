@@ -203,6 +203,7 @@ func (r *etcdRun) judge(ctx context.Context, want lab.State) ([]lab.Violation, e
 	if r.past {
 		want = r.snapshot
 	}
+	r.waitQuiet(ctx)
 	for begin := time.Now(); ; time.Sleep(200 * time.Millisecond) {
 		state, broken, err := r.world.Judge(ctx, r.replicas)
 		if err != nil {
@@ -224,6 +225,18 @@ func (r *etcdRun) judge(ctx context.Context, want lab.State) ([]lab.Violation, e
 		if len(broken) == 0 || time.Since(begin) > settleTime {
 			// client-go sends events again for a while.
 			return append(broken, r.withoutExpected(r.world.CheckRest(ctx, time.Second, "events"))...), nil
+		}
+	}
+}
+
+// quietTime is how long nothing is written before a state counts as one at rest.
+const quietTime = 500 * time.Millisecond
+
+// waitQuiet waits until nothing is written for a while, or it has taken too long.
+func (r *etcdRun) waitQuiet(ctx context.Context) {
+	for begin := time.Now(); time.Since(begin) < settleTime; {
+		if len(r.world.CheckRest(ctx, quietTime, "events")) == 0 {
+			return
 		}
 	}
 }
