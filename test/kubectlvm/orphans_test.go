@@ -37,14 +37,11 @@ func TestOrphans(t *testing.T) {
 		return err
 	})
 	owned := env.CreateActiveVM(t, framework.NewVM("owned").Namespace(u.namespace).Driver("fake"))
-	orphan := env.CreateActiveVM(t, framework.NewVM("orphan").Namespace(u.namespace).Driver("fake"))
 	kept := env.CreateActiveVM(t, framework.NewVM("kept").Namespace(u.namespace).Driver("fake").DeletionPolicy(api.DeletionRetain))
 	env.DeleteVM(t, kept)
 	env.WaitForDeletion(t, kept, framework.StepTimeout)
 	u.checkNoOrphans()
-	env.UpdateVM(t, orphan, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
-	env.DeleteVM(t, orphan)
-	env.WaitForDeletion(t, orphan, framework.StepTimeout)
+	orphan := makeOrphan(t, env, framework.NewVM("orphan").Namespace(u.namespace).Driver("fake"))
 
 	out := u.must("orphans", "list")
 	want(t, out, "UID ", string(orphan.UID), u.namespace+"/orphan")
@@ -66,6 +63,23 @@ func TestOrphans(t *testing.T) {
 		t.Errorf("the approvals that stay are %v, %v", approvals.Data, err)
 	}
 	checkRightToListServers(t, env, u)
+}
+
+// makeOrphan deletes a VM whose finalizer it removed, so that its server is left. It tries again
+// if the controller has put back the finalizer in between.
+func makeOrphan(t *testing.T, env *testenv.Environment, b *framework.VMBuilder) *api.VirtualMachine {
+	t.Helper()
+	for range 100 {
+		vm := env.CreateActiveVM(t, b)
+		env.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
+		env.DeleteVM(t, vm)
+		env.WaitForDeletion(t, vm, framework.StepTimeout)
+		if env.ReadFakeServer(t, vm.UID) != nil {
+			return vm
+		}
+	}
+	t.Fatal("the controller puts back the finalizer before each deletion")
+	return nil
 }
 
 func (u *user) checkNoOrphans() {
