@@ -256,7 +256,7 @@ func TestFailedLiveReadKeepsTheRest(t *testing.T) {
 	}
 }
 
-// TestLiveReadBeforeTheFirstList checks that it proves nothing, since nobody knows the engine.
+// TestLiveReadBeforeTheFirstList checks that it proves nothing, since the engine is not known.
 func TestLiveReadBeforeTheFirstList(t *testing.T) {
 	g := newFixture(t)
 	if seen, err := g.inv.GetLive(t.Context(), "a"); !errors.Is(err, errNotListed) || seen.Answer != Unknown {

@@ -56,7 +56,7 @@ type rootDisk struct {
 	Image string `json:"image,omitempty"`
 	// SizeBytes is what the disk is grown to; 0 means the image's size.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
-	// Ephemeral makes the disk anew at each start, on top of the image in place of a copy.
+	// Ephemeral makes a new disk at each start, on top of the image instead of a copy of it.
 	Ephemeral bool `json:"ephemeral,omitempty"`
 }
 

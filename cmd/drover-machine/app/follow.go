@@ -33,7 +33,7 @@ type follower struct {
 	*run
 
 	ended       <-chan string   // how QEMU's process has ended
-	stop, force <-chan struct{} // the first signal, and the second
+	stop, force <-chan struct{} // the first signal, and an interrupt after it
 	changed     chan struct{}
 	faults      chan machine.DiskFault
 

@@ -34,8 +34,8 @@ func TestLife(t *testing.T) {
 	g.wantEnd(t, 0, "Completed", "")
 }
 
-// TestConsole checks that what is typed reaches the guest, and that guests that end by
-// themselves are told apart.
+// TestConsole checks that what is typed reaches the guest, and that the exit code says
+// how a guest ended by itself.
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	for key, want := range map[string]struct {
@@ -130,7 +130,7 @@ func TestSilentStart(t *testing.T) {
 		return err
 	})
 	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 7, "NotStarted", "")
+	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
 }
 
 // TestSilentQEMU checks that a QEMU that does not answer is ended in time too.

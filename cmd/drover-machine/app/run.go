@@ -84,6 +84,9 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 	go r.typeIn(ctx)
 	f := &follower{run: r, ended: ended, stop: stop, force: force}
 	finished, err := f.followGuest(ctx, starting)
+	if err != nil && starting.Err() != nil {
+		err = errStopped
+	}
 	if err != nil {
 		return end{}, errors.Join(f.explainStart(err), r.machine.Quit(ctx))
 	}

@@ -203,7 +203,7 @@ func (r *etcdRun) judge(ctx context.Context, want lab.State) ([]lab.Violation, e
 	if r.past {
 		want = r.snapshot
 	}
-	r.waitQuiet(ctx)
+	_ = r.world.WaitQuiet(ctx, quietTime, settleTime, "events") // else the checks below fail
 	for begin := time.Now(); ; time.Sleep(200 * time.Millisecond) {
 		state, broken, err := r.world.Judge(ctx, r.replicas)
 		if err != nil {
@@ -231,15 +231,6 @@ func (r *etcdRun) judge(ctx context.Context, want lab.State) ([]lab.Violation, e
 
 // quietTime is how long nothing is written before a state counts as one at rest.
 const quietTime = 500 * time.Millisecond
-
-// waitQuiet waits until nothing is written for a while, or it has taken too long.
-func (r *etcdRun) waitQuiet(ctx context.Context) {
-	for begin := time.Now(); time.Since(begin) < settleTime; {
-		if len(r.world.CheckRest(ctx, quietTime, "events")) == 0 {
-			return
-		}
-	}
-}
 
 var restartCounts = regexp.MustCompile(`restarts=\d+`)
 

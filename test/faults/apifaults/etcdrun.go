@@ -96,7 +96,7 @@ func fillAfter(after time.Duration) func(context.Context, *etcdRun) error {
 	}
 }
 
-// cutOff has controllers not reach the API server, whose caches begin anew.
+// cutOff keeps controllers from the API server, which restarts with empty caches.
 func cutOff(_ context.Context, r *etcdRun) error {
 	r.isCut.Store(true)
 	return r.restart(func() error { return nil })

@@ -223,7 +223,7 @@ func (s *stage) finish(ctx context.Context, c testCase, name string, want *lab.S
 	}
 	checkRest := want == nil || isSampled(name, restShare)
 	if checkRest {
-		if err := s.waitQuiet(ctx, c.quietTime()); err != nil {
+		if err := s.WaitQuiet(ctx, c.quietTime(), lab.ConvergeTimeout); err != nil {
 			return err
 		}
 	}
@@ -246,16 +246,6 @@ func (s *stage) finish(ctx context.Context, c testCase, name string, want *lab.S
 		o.violations = append(o.violations, s.CheckRest(ctx, restTime)...)
 	}
 	return nil
-}
-
-// waitQuiet waits until nothing has been written for a while.
-func (s *stage) waitQuiet(ctx context.Context, during time.Duration) error {
-	for begin := time.Now(); time.Since(begin) < lab.ConvergeTimeout; {
-		if len(s.CheckRest(ctx, during)) == 0 {
-			return ctx.Err()
-		}
-	}
-	return &lab.NotConvergedError{What: "rest", Within: lab.ConvergeTimeout, Cause: errors.New("there are writes all the time")}
 }
 
 // quietTime returns how long the world of a case must be at rest before it is judged.

@@ -117,7 +117,7 @@ func create(ctx context.Context, s *stage) error {
 	return s.CreateVM(ctx, vm.Obj())
 }
 
-// createElsewhere creates the VirtualMachine of that name anew, for the second of two engines.
+// createElsewhere creates the VirtualMachine of that name again, for the second of two engines.
 func createElsewhere(ctx context.Context, s *stage) error {
 	p, ok := s.engine.(Pair)
 	if !ok {

@@ -273,3 +273,14 @@ func ViolationOf(err error) *Violation {
 	}
 	return &Violation{Rule: "O10", Text: late.Error()}
 }
+
+// WaitQuiet waits until nothing has been written for a while, but for what ignored names, as in
+// CheckRest.
+func (w *World) WaitQuiet(ctx context.Context, during, within time.Duration, ignored ...string) error {
+	for begin := time.Now(); time.Since(begin) < within; {
+		if len(w.CheckRest(ctx, during, ignored...)) == 0 {
+			return ctx.Err()
+		}
+	}
+	return &NotConvergedError{What: "rest", Within: within, Cause: errors.New("there are writes all the time")}
+}
