@@ -121,6 +121,7 @@ func (p soakPanel) points(t soakTable, replica string) (all, rest plotter.XYs) {
 
 // fade returns a color for what is in the background.
 func fade(c color.Color) color.Color {
-	r, g, b, _ := c.RGBA()
-	return color.NRGBA{uint8(r >> 8), uint8(g >> 8), uint8(b >> 8), 90}
+	faded := color.NRGBAModel.Convert(c).(color.NRGBA)
+	faded.A = 90
+	return faded
 }
