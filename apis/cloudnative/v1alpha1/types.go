@@ -514,6 +514,12 @@ type VirtualMachineStatus struct {
 	// server is what the driver runs.
 	// +optional
 	Server *ServerStatus `json:"server,omitempty"`
+	// objects are the objects of the cluster that the server consists of, or is about
+	// to. Other objects of these names are not the server's.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	// +optional
+	Objects []ServerObject `json:"objects,omitempty"`
 	// addresses are those at which the server can be reached: its own, or the
 	// host's if only ports lead to it.
 	// +kubebuilder:validation:MaxItems=64
@@ -609,6 +615,30 @@ type PortStatus struct {
 	// +kubebuilder:validation:MaxLength=45
 	// +optional
 	HostIP string `json:"hostIP,omitempty"`
+}
+
+// ServerObject is an object of the cluster in the namespace of the VirtualMachine that
+// belongs to a server.
+type ServerObject struct {
+	// kind is the kind of the object: Pod or PersistentVolumeClaim.
+	// +kubebuilder:validation:MaxLength=63
+	// +required
+	Kind string `json:"kind"`
+	// name is the name of the object.
+	// +kubebuilder:validation:MaxLength=253
+	// +required
+	Name string `json:"name"`
+	// nonce is a random value that the object carries, recorded before it is created.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Nonce string `json:"nonce,omitempty"`
+	// uid is the UID of the object, empty until it is known to exist.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	UID string `json:"uid,omitempty"`
+	// ended is true once it is proven that a Pod has ended.
+	// +optional
+	Ended bool `json:"ended,omitempty"`
 }
 
 // ServerStatus is what a driver runs for a VirtualMachine.

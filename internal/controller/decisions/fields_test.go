@@ -46,6 +46,7 @@ var leftOut = map[string]string{
 	".VM.Status.Server.ImageID":                 "no decision depends on it",
 	".VM.Status.Server.Accelerator":             "no decision depends on it",
 	".VM.Status.Server.Usage":                   "no decision depends on it",
+	".VM.Status.Objects":                        "passed to the driver",
 	".VM.Status.Addresses":                      "no decision depends on it",
 	".VM.Status.Ports":                          "no decision depends on it",
 	".VM.Status.Operation.StartedAt":            "of any clock; Since has when it began",
@@ -63,6 +64,7 @@ var leftOut = map[string]string{
 	".Observed.Server.Confinement":              "no decision depends on it",
 	".Observed.Server.Addresses":                "no decision depends on it",
 	".Observed.Server.Ports":                    "no decision depends on it",
+	".Observed.Server.Objects":                  "the status has it",
 	".Observed.Server.Retained":                 "a released server is never a VM's",
 }
 
