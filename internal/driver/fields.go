@@ -122,6 +122,8 @@ func walkFields(v reflect.Value, prefix string, visit func(name string, v reflec
 		field := v.Type().Field(i)
 		switch tag, tagged := field.Tag.Lookup("spec"); {
 		case tag == "-":
+		case tag == ",inline":
+			walkFields(v.Field(i), prefix, visit)
 		case tagged:
 			walkField(v.Field(i), prefix+tag, visit)
 		default:
@@ -131,7 +133,8 @@ func walkFields(v reflect.Value, prefix string, visit func(name string, v reflec
 }
 
 // walkField visits a list and each of its elements, and a pointer and what it leads to. It
-// visits only the fields of a zero value in place of what is not there.
+// visits only the fields of a zero value in place of what is not there. A struct of another
+// package, such as a pod's affinity, is one value: drivers declare it as a whole.
 func walkField(v reflect.Value, name string, visit func(name string, v reflect.Value)) {
 	switch {
 	case v.Kind() == reflect.Slice && v.Len() > 0:
@@ -144,7 +147,7 @@ func walkField(v reflect.Value, name string, visit func(name string, v reflect.V
 	case v.Kind() == reflect.Pointer:
 		visit(name, v)
 		walkField(v.Elem(), name, visit)
-	case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[Secret]():
+	case v.Kind() == reflect.Struct && v.Type().PkgPath() == reflect.TypeFor[ServerSpec]().PkgPath() && v.Type() != reflect.TypeFor[Secret]():
 		walkFields(v, name+".", visit)
 	default:
 		visit(name, v)
