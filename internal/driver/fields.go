@@ -94,6 +94,19 @@ func (f Fields[C]) Pending(change C) []string {
 	return names
 }
 
+// UnsupportedPodFields declares the fields that only servers in pods have, for a driver
+// that refuses them.
+func UnsupportedPodFields[C any]() Fields[C] {
+	const hint = "only a server that runs in a pod has it; leave it out"
+	rows := Fields[C]{{Name: "evictionPolicy", Support: Unsupported, Hint: "Block is for a server that runs in a pod; it must be Allow, or left out"}}
+	walkFields(reflect.ValueOf(Placement{}), "", func(name string, _ reflect.Value) {
+		rows = append(rows, Field[C]{Name: name, Support: Unsupported, Hint: hint})
+	})
+	return append(rows,
+		Field[C]{Name: "ephemeral", Support: Unsupported, Hint: hint},
+		Field[C]{Name: "storageClassName", Support: Unsupported, Hint: hint})
+}
+
 // SpecFields returns the fields of ServerSpec that users can set, by their names in the
 // spec of a VirtualMachine: "resource.cpu", "volumes.name", ... A name is that of the
 // struct tag "spec"; a field without the tag is returned by its Go name.
