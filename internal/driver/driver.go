@@ -231,8 +231,8 @@ type Target struct {
 }
 
 // ServerSpec is the desired state of a server. The tag "spec" names the field of a
-// VirtualMachine's spec that a field is from, and "-" marks one that is from none: see
-// Fields.
+// VirtualMachine's spec that a field is from, "-" marks one that is from none, and
+// ",inline" a struct whose fields are at the level of the struct that it is in: see Fields.
 type ServerSpec struct {
 	Target `spec:"-"`
 	// Namespace and Name of the VirtualMachine.
@@ -268,14 +268,21 @@ type ServerSpec struct {
 	UserData      Secret        `spec:"userData"`
 	NetworkData   Secret        `spec:"networkData"`
 
-	Labels           map[string]string `spec:"-"`
-	Ephemeral        bool              `spec:"ephemeral"`
-	StorageClassName *string           `spec:"storageClassName"`
-	BlockEviction    bool              `spec:"evictionPolicy"`
-	Placement
+	// Ephemeral servers keep no root disk from one run to the next.
+	Ephemeral bool `spec:"ephemeral"`
+	// StorageClassName is nil for the cluster's default and empty for no class.
+	StorageClassName *string `spec:"storageClassName"`
+	// BlockEviction is true for Block, so that the default Allow does not count as set.
+	BlockEviction bool      `spec:"evictionPolicy"`
+	Placement     Placement `spec:",inline"`
+	// Labels are the VirtualMachine's own.
+	Labels map[string]string `spec:"-"`
+	// RetainOnDelete is set if the server outlives its VirtualMachine.
+	RetainOnDelete bool `spec:"-"`
 }
 
-// Placement API-HELPER
+// Placement says on which nodes a server may run, and as what. The values are those of a
+// pod's spec.
 type Placement struct {
 	NodeSelector              map[string]string                 `spec:"nodeSelector"`
 	Affinity                  *corev1.Affinity                  `spec:"affinity"`
