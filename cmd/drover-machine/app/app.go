@@ -4,7 +4,7 @@
 // Package app runs one QEMU machine as its child, for as long as its guest runs: what a
 // container needs to be a virtual machine. It knows nothing of Kubernetes.
 //
-// Start with Main. description.go has what a machine is described by, disk.go makes its root
+// Start with Main. Package description has what a machine is described by; disk.go makes its
 // disk, run.go starts QEMU, and follow.go stays with the guest until it has ended. end.go has
 // the exit codes, console.go leads the guest's serial console to the standard streams, and
 // reap.go does the duty of a container's first process.
@@ -23,6 +23,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/description"
 )
 
 // Version is the version of this program.
@@ -88,7 +89,7 @@ func Main(arguments []string) int {
 // runDescribed runs the machine of the description until it has ended. It also returns what the
 // guest prints to; nil if it never ran.
 func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) (end, *output) {
-	d, err := readDescription(o.description)
+	d, err := description.Read(o.description)
 	if err != nil {
 		return end{endInvalid, err.Error()}, nil
 	}

@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -62,7 +63,7 @@ func (f diskFolder) readRecord() (*record, error) {
 	if _, err := os.Lstat(f.file(rootFolder)); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	content, err := readLimited(f.file(rootFolder, recordFile))
+	content, err := description.ReadLimited(f.file(rootFolder, recordFile))
 	if err != nil {
 		return nil, fmt.Errorf("the record of the disk cannot be read: repair %s, or remove it with its disk: %w", f.file(rootFolder), err)
 	}
@@ -74,7 +75,7 @@ func (f diskFolder) readRecord() (*record, error) {
 }
 
 // makeDisk makes the disk, as a copy of the image or blank.
-func (f diskFolder) makeDisk(ctx context.Context, d *rootDisk, machineType string) (*record, error) {
+func (f diskFolder) makeDisk(ctx context.Context, d *description.RootDisk, machineType string) (*record, error) {
 	tmp, remove, err := f.staging().MakeFolder()
 	if err != nil {
 		return nil, err
@@ -120,7 +121,7 @@ func (f diskFolder) openDisk(r *record, files *launch.Files) (*launch.Drive, err
 }
 
 // openOverlay makes an ephemeral disk on top of the image, and opens both.
-func (f diskFolder) openOverlay(d *rootDisk, files *launch.Files) (*launch.Drive, error) {
+func (f diskFolder) openOverlay(d *description.RootDisk, files *launch.Files) (*launch.Drive, error) {
 	path := f.file(overlayFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err

@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -26,7 +27,7 @@ var errStopped = errors.New("the program was to stop before the guest ran")
 
 // run is one run of the machine.
 type run struct {
-	description
+	description.Machine
 
 	options options
 	machine machine.Machine
@@ -34,9 +35,9 @@ type run struct {
 	output  *output
 }
 
-func newRun(d description, o options, log logr.Logger) *run {
+func newRun(d description.Machine, o options, log logr.Logger) *run {
 	return &run{
-		description: d, options: o, log: log,
+		Machine: d, options: o, log: log,
 		machine: machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}},
 	}
 }
@@ -157,7 +158,7 @@ func (r *run) prepare(ctx context.Context, program *machine.Program, files *laun
 	if err != nil {
 		return launch.Config{}, err
 	}
-	config := r.config(accelerator, machineType)
+	config := r.Config(accelerator, machineType)
 	config.Root = root
 	if config.Kernel, err = r.openKernel(files); err != nil {
 		return config, err
@@ -236,7 +237,7 @@ func (r *run) readSeed() (machine.Seed, error) {
 	}
 	var keys string
 	for name, to := range map[string]*string{"user-data": &seed.UserData, "network-data": &seed.NetworkData, "ssh-keys": &keys} {
-		content, err := readLimited(filepath.Join(r.CloudInit, name))
+		content, err := description.ReadLimited(filepath.Join(r.CloudInit, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return seed, fmt.Errorf("cloudInit: %w", err)
 		}
