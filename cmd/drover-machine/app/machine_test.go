@@ -214,14 +214,14 @@ func TestDamagedDisk(t *testing.T) {
 	if _, err := os.Stat(unfinished); err == nil {
 		t.Error("an unfinished disk is left")
 	}
-	disk := filepath.Join(folder, rootFolder, diskFile)
+	disk := filepath.Join(folder, rootName, diskFile)
 	before := read(t, disk)
-	if err := os.Remove(filepath.Join(folder, rootFolder, recordFile)); err != nil {
+	if err := os.Remove(filepath.Join(folder, rootName, recordFile)); err != nil {
 		t.Fatal(err)
 	}
 	g = h.start(t)
 	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", "repair "+filepath.Join(folder, rootFolder))
+	g.wantEnd(t, 7, "NotStarted", "repair "+filepath.Join(folder, rootName))
 	if read(t, disk) != before {
 		t.Error("the disk was changed")
 	}
@@ -262,7 +262,7 @@ func TestStopWhileCopying(t *testing.T) {
 	if err := os.Truncate(h.image, 1<<40); err != nil { // whose zeros take minutes to read
 		t.Fatal(err)
 	}
-	g := h.begin(t, "Making the root disk")
+	g := h.begin(t, "Making a disk")
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
 	left, err := os.ReadDir(h.described.RootDisk.Folder)

@@ -33,6 +33,8 @@ type run struct {
 	machine machine.Machine
 	log     logr.Logger
 	output  *output
+	// progress is that of the disk that is being made.
+	progress progress
 }
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
@@ -154,12 +156,16 @@ func (r *run) prepare(ctx context.Context, program *machine.Program, files *laun
 	if err != nil {
 		return launch.Config{}, err
 	}
-	machineType, root, err := r.prepareRoot(ctx, program, files)
+	chooseType := func(pinned string) (string, error) { return program.MachineType(ctx, pinned) }
+	machineType, root, err := r.prepareRoot(ctx, chooseType, files)
 	if err != nil {
 		return launch.Config{}, err
 	}
 	config := r.Config(accelerator, machineType)
 	config.Root = root
+	if config.Volumes, err = r.prepareVolumes(ctx, files); err != nil {
+		return config, err
+	}
 	if config.Kernel, err = r.openKernel(files); err != nil {
 		return config, err
 	}
@@ -171,41 +177,6 @@ func (r *run) prepare(ctx context.Context, program *machine.Program, files *laun
 		config.AgentFD, err = r.machine.AddAgent(files)
 	}
 	return config, err
-}
-
-// prepareRoot makes the root disk if there is none, and opens it. A disk keeps the type of the
-// machine that it was made for.
-func (r *run) prepareRoot(ctx context.Context, program *machine.Program, files *launch.Files) (machineType string, root *launch.Drive, err error) {
-	if r.RootDisk == nil || r.RootDisk.Ephemeral {
-		if machineType, err = program.MachineType(ctx, ""); err != nil || r.RootDisk == nil {
-			return machineType, nil, err
-		}
-		root, err = diskFolder{r.RootDisk.Folder}.openOverlay(r.RootDisk, files)
-		return machineType, root, err
-	}
-	folder := diskFolder{r.RootDisk.Folder}
-	made, err := folder.readRecord()
-	if err != nil {
-		return "", nil, err
-	}
-	if err := folder.staging().Sweep(); err != nil {
-		return "", nil, fmt.Errorf("removing an unfinished disk: %w", err)
-	}
-	pinned := ""
-	if made != nil {
-		pinned = made.MachineType
-	}
-	if machineType, err = program.MachineType(ctx, pinned); err != nil {
-		return "", nil, err
-	}
-	if made == nil {
-		r.log.Info("Making the root disk", "folder", r.RootDisk.Folder, "image", r.RootDisk.Image)
-		if made, err = folder.makeDisk(ctx, r.RootDisk, machineType); err != nil {
-			return "", nil, fmt.Errorf("making the root disk: %w", err)
-		}
-	}
-	root, err = folder.openDisk(made, files)
-	return machineType, root, err
 }
 
 // openKernel opens the files of a kernel that is booted directly.
