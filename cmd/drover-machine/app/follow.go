@@ -64,6 +64,7 @@ func (f *follower) followGuest(ctx, starting context.Context) (end, error) {
 	if _, refused := errors.AsType[*qmp.Error](err); refused {
 		return end{}, err
 	}
+	f.observed.set(func(o *observed) { o.startedAt = time.Now() })
 	if err != nil { // the guest may run
 		f.logWait(fmt.Errorf("QEMU does not answer: %w", err))
 	}
@@ -264,6 +265,7 @@ func (f *follower) logWait(cause error) {
 		f.log.Info("Guest continues")
 	}
 	f.waits = now
+	f.observed.set(func(o *observed) { o.waits = waitOf(cause) })
 }
 
 // endByForce ends the run, unless the guest has just ended.

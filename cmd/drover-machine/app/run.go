@@ -35,6 +35,7 @@ type run struct {
 	output  *output
 	// progress is that of the disk that is being made.
 	progress progress
+	observed observed
 }
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
@@ -66,6 +67,7 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 	stop, force := make(chan struct{}), make(chan struct{})
 	go func() {
 		<-signals
+		r.observed.set(func(o *observed) { o.isStopping = true })
 		interrupt(errStopped)
 		close(stop)
 		// A person is in a hurry. Container engines may send SIGTERM again, as after a restart.
@@ -73,6 +75,9 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 		}
 		close(force)
 	}()
+	if err := r.serveControl(ctx); err != nil {
+		return end{}, err
+	}
 	ended, err := r.startQEMU(starting)
 	if errors.Is(context.Cause(starting), errStopped) && err != nil {
 		return end{}, errStopped
@@ -130,6 +135,7 @@ func (r *run) startQEMU(ctx context.Context) (ended <-chan string, err error) {
 	if ended, err = r.machine.StartChild(ctx, program, config, files, runLock); err != nil {
 		return nil, err
 	}
+	r.observed.set(func(o *observed) { o.accelerator = config.Accel })
 	r.logStart(config)
 	return ended, nil
 }

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -148,11 +149,11 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 // explain returns why a call failed, without words of the other end.
 func explain(err error) error {
 	_, isCertificate := errors.AsType[*tls.CertificateVerificationError](err)
-	_, isAlert := errors.AsType[tls.AlertError](err)
+	operation, isOperation := errors.AsType[*net.OpError](err)
 	timeout, isNet := errors.AsType[net.Error](err)
 	code, isSystem := errors.AsType[syscall.Errno](err)
 	switch {
-	case isCertificate, isAlert:
+	case isCertificate, isOperation && strings.HasSuffix(operation.Op, " error"): // "remote error" is a TLS alert
 		return ErrIdentity
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("%w: %w", ErrUnreachable, context.Canceled)

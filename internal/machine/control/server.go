@@ -26,29 +26,35 @@ const (
 	headerWithin, readWithin, idleWithin = 5 * time.Second, 10 * time.Second, 30 * time.Second
 )
 
-// Serve serves a machine on a listener until ctx ends. It closes connections from this host's
-// own addresses: those are the guest's, which QEMU's network makes in its place.
-func Serve(ctx context.Context, listener net.Listener, c Credentials, m Machine) error {
+// Server serves a machine.
+type Server struct {
+	ctx  context.Context // that of the requests
+	http *http.Server
+}
+
+// NewServer returns a server of a machine that works until ctx ends.
+func NewServer(ctx context.Context, c Credentials, m Machine) (*Server, error) {
 	config, err := c.serverConfig()
 	if err != nil {
-		return errors.Join(err, listener.Close())
+		return nil, err
 	}
 	var http1 http.Protocols
 	http1.SetHTTP1(true)
-	s := &http.Server{
+	return &Server{ctx, &http.Server{
 		Handler: newHandler(m), TLSConfig: config, Protocols: &http1,
 		ReadHeaderTimeout: headerWithin, ReadTimeout: readWithin, WriteTimeout: CallWithin + headerWithin, IdleTimeout: idleWithin,
 		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog: log.New(io.Discard, "", 0), // whoever connects could fill a log
-	}
-	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
-	// Those from here do not count, so that a guest cannot keep others away.
+	}}, nil
+}
+
+// Serve serves on a listener. It closes connections from this host's own addresses: those are
+// the guest's, which QEMU's network makes in its place. They do not count as connections, so
+// that a guest cannot keep others away.
+func (s *Server) Serve(listener net.Listener) error {
+	defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
 	outside := outsideListener{listener, net.InterfaceAddrs}
-	err = s.ServeTLS(netutil.LimitListener(outside, maxConnections), "", "")
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return s.http.ServeTLS(netutil.LimitListener(outside, maxConnections), "", "")
 }
 
 // outsideListener accepts connections from other hosts alone.
