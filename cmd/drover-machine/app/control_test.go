@@ -150,6 +150,7 @@ func TestControl(t *testing.T) {
 	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
 		wantClosed(t, n, address)
 	}
+	g.wantResident(t)
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 0, "Completed", "")
 	if _, err := c.Status(t.Context()); !errors.Is(err, control.ErrUnreachable) {

@@ -186,6 +186,7 @@ func TestFetchedDisk(t *testing.T) {
 			h.described.RootDisk.Ephemeral = c.isEphemeral
 			for _, banner := range []string{"drover guest 1 A", c.second} {
 				g := h.begin(t, banner)
+				g.wantResident(t)
 				g.signal(t, syscall.SIGTERM)
 				g.wantEnd(t, 0, "Completed", "")
 				if log := g.errors.String(); strings.Contains(log, "hunter2") {
