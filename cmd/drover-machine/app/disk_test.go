@@ -6,7 +6,10 @@ package app
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -198,6 +201,29 @@ func TestFetchedDisk(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTLS checks that an image by https:// comes from a server that this host trusts alone.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, h.image) }))
+	t.Cleanup(s.Close)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL, checksumOf(read(t, h.image))
+	g := h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", "TLS: the certificate is not by an authority that this host trusts")
+	authority := filepath.Join(h.dir, "authority")
+	if err := os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g = h.start(t)
+	g.Env = append(os.Environ(), "SSL_CERT_FILE="+authority)
+	g.launch(t)
+	g.waitFor(t, "drover guest 1 A")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
 }
 
 // TestRefusedImages checks what is not taken as an image, and that errors have neither secrets
