@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
 )
 
 const valid = `
@@ -74,5 +76,32 @@ func TestRead(t *testing.T) {
 				t.Errorf("got %+v, %v", d, err)
 			}
 		})
+	}
+}
+
+// TestExamples checks that the descriptions in examples/ are read.
+func TestExamples(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../../examples/drover-machine/*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("the examples are %q, %v", files, err)
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, _, _ := strings.Cut(string(content), "\n---\n")
+		var object struct{ Data, StringData map[string]string }
+		path := filepath.Join(t.TempDir(), "machine.yaml")
+		if err := yaml.Unmarshal([]byte(first), &object); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(object.Data["machine.yaml"]+object.StringData["machine.yaml"]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Read(path); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
 	}
 }
