@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
@@ -219,6 +221,42 @@ func TestControlWhileStarting(t *testing.T) {
 	}
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+}
+
+// TestControlWhileStopping checks that a guest that is to shut down is not paused any more.
+func TestControlWhileStopping(t *testing.T) {
+	t.Parallel()
+	g, c := newHost(t, true).startControlled(t, newNetwork(t))
+	g.waitFor(t, "drover guest 1 A")
+	g.signal(t, syscall.SIGTERM)
+	if s := wantState(t, c, control.StateStopping); s.MemoryBytes == 0 {
+		t.Errorf("the status is %+v", s)
+	}
+	if err := c.Pause(t.Context()); !errors.Is(err, control.ErrNotRunning) {
+		t.Errorf("a guest that is to stop is paused: %v", err)
+	}
+	g.signal(t, os.Interrupt)
+	g.wantEnd(t, 6, "Forced", "")
+}
+
+// TestWaits checks that the status says what a guest waits for.
+func TestWaits(t *testing.T) {
+	t.Parallel()
+	f := &follower{run: newRun(description.Machine{}, options{}, logr.Discard())}
+	for _, c := range []struct {
+		cause error
+		want  control.Wait
+	}{
+		{machine.DiskFault{Reason: syscall.ENOSPC.Error()}.Explain(), control.WaitRoom},
+		{machine.DiskFault{Reason: syscall.EIO.Error()}.Explain(), control.WaitDisk},
+		{errors.New("QEMU does not answer"), control.WaitNone},
+		{machine.DiskFault{}.Explain(), control.WaitDisk},
+		{nil, control.WaitNone},
+	} {
+		if f.logWait(c.cause); f.observed.status().Waits != c.want {
+			t.Errorf("after %v the guest waits for %q, want %q", c.cause, f.observed.status().Waits, c.want)
+		}
+	}
 }
 
 // TestStopWhilePaused checks that a guest that is paused is resumed to shut down, and that one

@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -262,6 +264,18 @@ func TestRefusedImages(t *testing.T) {
 				t.Errorf("it has left %v, %v", left, err)
 			}
 		})
+	}
+}
+
+// TestStalledFetch checks that a server that sends nothing any more is given up.
+func TestStalledFetch(t *testing.T) {
+	t.Parallel()
+	image := filepath.Join(t.TempDir(), "image")
+	r := newRun(description.Machine{ImageMaxBytes: 1}, options{}, logr.Discard())
+	r.stallWithin = 50 * time.Millisecond
+	_, err := r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)
+	if err == nil || !strings.Contains(err.Error(), "no data has come for 50ms") {
+		t.Errorf("the fetch fails with %v", err)
 	}
 }
 

@@ -23,11 +23,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
-// stallWithin is how long a fetch may go without any data.
-const stallWithin = time.Minute
-
-// errStalled ends a fetch.
-var errStalled = fmt.Errorf("no data has come for %v", stallWithin)
+// defaultStall is how long a fetch may go without any data.
+const defaultStall = time.Minute
 
 // progress is how far a disk is made. It may be read at any time.
 type progress struct {
@@ -140,9 +137,9 @@ var anyHost = []string{"0.0.0.0/0", "::/0"}
 func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File) (format string, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stall := time.AfterFunc(stallWithin, func() { cancel(errStalled) })
+	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("no data has come for %v", r.stallWithin)) })
 	defer stall.Stop()
-	response, err := requestImage(ctx, d.Image, func() { stall.Reset(stallWithin) })
+	response, err := requestImage(ctx, d.Image, func() { stall.Reset(r.stallWithin) })
 	if err != nil {
 		return "", explainFetch(ctx, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
@@ -35,12 +36,14 @@ type run struct {
 	output  *output
 	// progress is that of the disk that is being made.
 	progress progress
-	observed observed
+	// stallWithin is how long a fetch may go without any data.
+	stallWithin time.Duration
+	observed    observed
 }
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
 	return &run{
-		Machine: d, options: o, log: log,
+		Machine: d, options: o, log: log, stallWithin: defaultStall,
 		machine: machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}},
 	}
 }
