@@ -321,10 +321,10 @@ var updateCases = map[string]struct {
 	}},
 	"ephemeral spelled out": {minimal, `{ephemeral: false, resource: {cpu: 1, memory: 1G}}`, nil},
 	"storageClassName changed": {`{storageClassName: a, resource: {cpu: 1, memory: 1G}}`, `{storageClassName: b, resource: {cpu: 1, memory: 1G}}`, []string{
-		`spec.storageClassName: Invalid value: storageClassName is immutable: it was a and is now b` + immutableAnew,
+		`spec.storageClassName: Invalid value: storageClassName is immutable: it was "a" and is now "b"` + immutableAnew,
 	}},
 	"storageClassName removed": {`{storageClassName: a, resource: {cpu: 1, memory: 1G}}`, minimal, []string{
-		`spec.storageClassName: Invalid value: storageClassName is immutable: it was a and is now not set` + immutableAnew,
+		`spec.storageClassName: Invalid value: storageClassName is immutable: it was "a" and is now not set` + immutableAnew,
 	}},
 	"evictionPolicy":          {minimal, `{evictionPolicy: Block, resource: {cpu: 1, memory: 1G}}`, nil},
 	"volume grows":            {volume("2G"), volume("3G"), nil},

@@ -201,7 +201,8 @@ type VirtualMachineSpec struct {
 	// node, as kubectl drain does:
 	// - Allow: the guest is shut down and comes up on another node.
 	// - Block: the eviction is refused, by a PodDisruptionBudget.
-	// +default="Allow"
+	//
+	// Without it, evictions are allowed.
 	// +optional
 	EvictionPolicy EvictionPolicy `json:"evictionPolicy,omitempty"`
 

@@ -102,8 +102,12 @@ func (i *instance) release(p *corev1.Pod) {
 	metav1.SetMetaDataLabel(&p.ObjectMeta, LabelRetained, "true")
 	p.OwnerReferences = nil
 	if i.root != nil {
-		p.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: "v1", Kind: kindClaim, Name: i.root.Name, UID: i.root.UID, Controller: new(true), BlockOwnerDeletion: new(false),
-		}}
+		p.OwnerReferences = []metav1.OwnerReference{claimReference(i.root)}
+	}
+}
+
+func claimReference(claim *corev1.PersistentVolumeClaim) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: "v1", Kind: kindClaim, Name: claim.Name, UID: claim.UID, Controller: new(true), BlockOwnerDeletion: new(false),
 	}
 }

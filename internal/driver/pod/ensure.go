@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -136,8 +137,31 @@ func (c *convergence) converge(ctx context.Context) error {
 		return c.letGo(ctx)
 	case c.spec.Power == driver.PowerOff, c.spec.RestartRun != "" && c.spec.RestartRun == string(c.pod.UID), c.pod.DeletionTimestamp != nil:
 		return c.stop(ctx)
+	case c.spec.PowerOnly:
+		return nil
+	}
+	return c.updateMeta(ctx)
+}
+
+// owners returns the owner of the pod: drain evicts only pods that have one. It is the
+// VirtualMachine, unless the pod has to outlive that.
+func (c *convergence) owners() []metav1.OwnerReference {
+	switch {
+	case !c.spec.RetainOnDelete:
+		return []metav1.OwnerReference{ownerReference(c.spec)}
+	case c.root != nil:
+		return []metav1.OwnerReference{claimReference(c.root)}
 	}
 	return nil
+}
+
+// updateMeta gives the pod the VirtualMachine's labels and its owner.
+func (c *convergence) updateMeta(ctx context.Context) error {
+	labels, owners := c.driver.newMeta(c.spec, c.key.Name, "").Labels, c.owners()
+	if equality.Semantic.DeepEqual(c.pod.Labels, labels) && equality.Semantic.DeepEqual(c.pod.OwnerReferences, owners) {
+		return nil
+	}
+	return c.updatePod(ctx, c.spec.Epoch, func(p *corev1.Pod) { p.Labels, p.OwnerReferences = labels, owners })
 }
 
 // ensureRoot makes the PVC of the root disk once, and grows it.
@@ -228,7 +252,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	if err := c.replaceSecret(ctx, r.Nonce); err != nil {
 		return err
 	}
-	pod, err := c.driver.newPod(c.spec, r.Nonce, !c.spec.Ephemeral || c.spec.Power == driver.PowerOff)
+	pod, err := c.driver.newPod(c.spec, r.Nonce, !c.spec.Ephemeral || c.spec.Power == driver.PowerOff, c.owners())
 	if err != nil {
 		return err
 	}

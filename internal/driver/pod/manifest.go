@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/description"
 )
 
 const (
@@ -45,7 +46,7 @@ func graceSeconds(spec driver.ServerSpec) int64 {
 }
 
 // newPod returns the pod of a server. With gated it is not scheduled until the gate is removed.
-func (d *Driver) newPod(spec driver.ServerSpec, nonce string, gated bool) (*corev1.Pod, error) {
+func (d *Driver) newPod(spec driver.ServerSpec, nonce string, gated bool, owners []metav1.OwnerReference) (*corev1.Pod, error) {
 	description, err := json.Marshal(d.newDescription(spec))
 	if err != nil {
 		return nil, err
@@ -56,7 +57,7 @@ func (d *Driver) newPod(spec driver.ServerSpec, nonce string, gated bool) (*core
 	}
 	p := &corev1.Pod{ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce), Spec: d.podSpec(spec)}
 	p.Finalizers = []string{FinalizerStopped}
-	p.OwnerReferences = []metav1.OwnerReference{ownerReference(spec)}
+	p.OwnerReferences = owners
 	p.Annotations[AnnotationMachine], p.Annotations[AnnotationSettings] = string(description), string(kept)
 	if gated {
 		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
@@ -170,55 +171,24 @@ func diskSource(spec driver.ServerSpec, base string) corev1.VolumeSource {
 	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: base}}
 }
 
-// machineDescription is what drover-machine reads: see docs/cluster.md, "The description".
-type machineDescription struct {
-	Version            int              `json:"version"`
-	UUID               string           `json:"uuid"`
-	Name               string           `json:"name"`
-	CPUs               int64            `json:"cpus"`
-	MemoryBytes        int64            `json:"memoryBytes"`
-	RootDisk           *machineRootDisk `json:"rootDisk,omitempty"`
-	Kernel             *machineKernel   `json:"kernel,omitempty"`
-	Forwards           []machineForward `json:"forwards,omitempty"`
-	CloudInit          string           `json:"cloudInit"`
-	GracePeriodSeconds int64            `json:"gracePeriodSeconds"`
-}
-
-type machineRootDisk struct {
-	Folder    string `json:"folder"`
-	Image     string `json:"image,omitempty"`
-	SizeBytes int64  `json:"sizeBytes,omitempty"`
-	Ephemeral bool   `json:"ephemeral,omitempty"`
-}
-
-type machineKernel struct {
-	File    string `json:"file"`
-	Initrd  string `json:"initrd,omitempty"`
-	Cmdline string `json:"cmdline,omitempty"`
-}
-
-type machineForward struct {
-	Protocol string `json:"protocol"`
-	Port     int32  `json:"port"`
-}
-
-func (d *Driver) newDescription(spec driver.ServerSpec) machineDescription {
-	m := machineDescription{
-		Version: 1, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
+// newDescription returns what drover-machine reads.
+func (d *Driver) newDescription(spec driver.ServerSpec) description.Machine {
+	m := description.Machine{
+		Version: description.Version, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
 		MemoryBytes: spec.MemoryBytes, CloudInit: cloudInitFolder, GracePeriodSeconds: graceSeconds(spec),
-		RootDisk: &machineRootDisk{Folder: diskFolder, SizeBytes: spec.RootDiskBytes, Ephemeral: spec.Ephemeral},
+		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: diskFolder, SizeBytes: spec.RootDiskBytes}, Ephemeral: spec.Ephemeral},
 	}
 	if d.imageSource(spec) != "" {
 		m.RootDisk.Image = path.Join(imageFolder, "disk")
 	}
 	if k := spec.Image.Kernel; k != nil {
-		m.Kernel = &machineKernel{File: path.Join(imageFolder, k.Source), Cmdline: k.Cmdline}
+		m.Kernel = &description.Kernel{File: path.Join(imageFolder, k.Source), Cmdline: k.Cmdline}
 		if k.Initrd != "" {
 			m.Kernel.Initrd = path.Join(imageFolder, k.Initrd)
 		}
 	}
 	for _, p := range spec.Ports {
-		m.Forwards = append(m.Forwards, machineForward{Protocol: strings.ToLower(p.Protocol), Port: p.Port})
+		m.Forwards = append(m.Forwards, description.Forward{Protocol: strings.ToLower(p.Protocol), Port: p.Port})
 	}
 	return m
 }

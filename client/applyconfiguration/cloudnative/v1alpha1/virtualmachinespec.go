@@ -84,6 +84,8 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// node, as kubectl drain does:
 	// - Allow: the guest is shut down and comes up on another node.
 	// - Block: the eviction is refused, by a PodDisruptionBudget.
+	//
+	// Without it, evictions are allowed.
 	EvictionPolicy *cloudnativev1alpha1.EvictionPolicy `json:"evictionPolicy,omitempty"`
 	// nodeSelector are labels that the node of the server must have, as in a pod.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
