@@ -2,7 +2,8 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Makes the files that QEMU needs in the image of drover-machine, from Debian's packages:
+# Makes the files that QEMU needs in the image of drover-machine, and the authorities of web
+# servers that images are fetched from, from Debian's packages:
 #
 #     hack/machine-root.sh DIR
 #
@@ -27,10 +28,10 @@ flock 9 # tests may come here at the same time
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT
 
-# closure_of runs apt-get for QEMU and all that it depends on, as if nothing was installed.
+# closure_of runs apt-get for the packages and all that they depend on, as if nothing was installed.
 closure_of() {
 	apt-get -qq -y --no-install-recommends -o Dir::State::status=/dev/null -o Debug::NoLocking=1 \
-		-o Dir::Cache::archives="${work}/debs" "$@" install qemu-system-x86
+		-o Dir::Cache::archives="${work}/debs" "$@" install qemu-system-x86 ca-certificates
 }
 
 # wanted lists the files of the packages, with versions in their names, and this script's hash.
@@ -42,7 +43,7 @@ wanted() {
 mkdir -p "${work}/debs/partial" "${work}/lists" "${work}/all" "${work}/out/root"
 wanted >"${work}/wanted" 2>/dev/null || {
 	apt_update
-	wanted >"${work}/wanted" || die "apt knows no package qemu-system-x86"
+	wanted >"${work}/wanted" || die "apt knows no packages qemu-system-x86 and ca-certificates"
 }
 ! cmp -s "${work}/wanted" "${dir}/wanted" || exit 0
 
@@ -93,6 +94,14 @@ for file in "${firmware[@]}"; do
 	[[ -n "${found}" ]] || die "the packages have no ${file}"
 	add "${found}" "usr/share/qemu/${file}"
 done
+
+# The file that the package makes when it is installed, with what it makes it of by default.
+authorities=("${all}"/usr/share/ca-certificates/mozilla/*.crt)
+[[ -e "${authorities[0]}" ]] || die "ca-certificates has no certificates"
+mkdir -p "${work}/out/root/etc/ssl/certs"
+cat "${authorities[@]}" >"${work}/out/root/etc/ssl/certs/ca-certificates.crt"
+chmod 0644 "${work}/out/root/etc/ssl/certs/ca-certificates.crt"
+note_owner "${authorities[0]}"
 
 sort -u "${work}/packages" >"${work}/out/packages"
 while IFS='=' read -r name _; do # their licences ask for it

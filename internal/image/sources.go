@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/klauspost/compress/zstd"
 
 	"cloudnative.tw/drover/internal/image/egress"
@@ -190,10 +191,14 @@ func invalidContent(format string, args ...any) error {
 
 // explainError explains why a fetch failed, by fixed texts, without the server's answer.
 func explainError(err error) error {
-	content, is := errors.AsType[*contentError](err)
+	content, isContent := errors.AsType[*contentError](err)
+	_, isOwn := errors.AsType[*egress.Error](err)
+	response, isResponse := errors.AsType[*transport.Error](err)
 	switch {
-	case is:
+	case isContent:
 		return content
+	case isResponse && !isOwn:
+		return egress.StatusError(response.StatusCode)
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return unusableContent("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", maxWindowSize)
 	}

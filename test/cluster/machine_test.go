@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -306,6 +307,20 @@ func TestMachine(t *testing.T) {
 	testAttach(t, example)
 }
 
+// waitReady waits until the kubelet's probe has found that the guest answers.
+func waitReady(t *testing.T, name string) {
+	t.Helper()
+	framework.Eventually(t, wait, name+" is ready", func() error {
+		pod, err := shared.Client.CoreV1().Pods(machineNamespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil && !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		}) {
+			err = fmt.Errorf("its conditions are %+v", pod.Status.Conditions)
+		}
+		return err
+	})
+}
+
 func testDeletion(t *testing.T, example *machineExample) {
 	client := runPod(t, "machine-client", shared.Node(2))
 	console := example.run(t, "first", 1)
@@ -314,6 +329,7 @@ func testDeletion(t *testing.T, example *machineExample) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	waitReady(t, "first")
 	got := get(t, client.Name, "http://"+pod.Status.PodIP)
 	for _, want := range []string{`"boots":1`, `"size":67108864`, "ssh-ed25519 AAAA"} {
 		if !strings.Contains(got, want) {

@@ -4,10 +4,12 @@
 // Package app runs one QEMU machine as its child, for as long as its guest runs: what a
 // container needs to be a virtual machine. It knows nothing of Kubernetes.
 //
-// Start with Main. description.go has what a machine is described by, disk.go makes its root
-// disk, run.go starts QEMU, and follow.go stays with the guest until it has ended. end.go has
-// the exit codes, console.go leads the guest's serial console to the standard streams, and
-// reap.go does the duty of a container's first process.
+// Start with Main. Package description has what a machine is described by. disk.go makes its
+// disks and image.go copies or fetches what they begin with; run.go starts QEMU, and follow.go
+// stays with the guest until it has ended. control.go is what others may ask of the machine
+// meanwhile, and probe.go asks its guest in a process of its own. end.go has the exit codes,
+// console.go leads the guest's serial console to the standard streams, and reap.go does the duty
+// of a container's first process.
 package app
 
 import (
@@ -23,6 +25,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/description"
 )
 
 // Version is the version of this program.
@@ -40,8 +43,7 @@ type options struct {
 func parseOptions(arguments []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("drover-machine", flag.ContinueOnError)
-	flags.StringVar(&o.description, "description", "/etc/drover-machine/machine.yaml", "file that describes the machine, in YAML or JSON")
-	flags.StringVar(&o.runFolder, "run-folder", "/run/drover-machine", "folder for sockets and temporary files, which must be writable")
+	o.addPlaces(flags)
 	flags.StringVar(&o.termination, "termination-message", "/dev/termination-log", "file that gets, as JSON, why the program has ended")
 	flags.StringVar(&o.program, "qemu", machine.DefaultProgram, "QEMU to run")
 	flags.BoolVar(&o.version, "version", false, "print the version and exit")
@@ -54,8 +56,18 @@ func parseOptions(arguments []string) (options, error) {
 	return o, nil
 }
 
-// Main runs the machine that the flags name, and returns the exit code of the program.
+// addPlaces adds the flags that name where the machine is.
+func (o *options) addPlaces(flags *flag.FlagSet) {
+	flags.StringVar(&o.description, "description", "/etc/drover-machine/machine.yaml", "file that describes the machine, in YAML or JSON")
+	flags.StringVar(&o.runFolder, "run-folder", "/run/drover-machine", "folder for sockets and temporary files, which must be writable")
+}
+
+// Main runs the machine that the flags name, or probes its guest, and returns the exit code of
+// the program.
 func Main(arguments []string) int {
+	if len(arguments) > 0 && arguments[0] == probeCommand {
+		return mainProbe(arguments[1:])
+	}
 	o, err := parseOptions(arguments)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -88,7 +100,7 @@ func Main(arguments []string) int {
 // runDescribed runs the machine of the description until it has ended. It also returns what the
 // guest prints to; nil if it never ran.
 func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) (end, *output) {
-	d, err := readDescription(o.description)
+	d, err := description.Read(o.description)
 	if err != nil {
 		return end{endInvalid, err.Error()}, nil
 	}

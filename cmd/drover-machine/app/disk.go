@@ -4,27 +4,28 @@
 package app
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/image/egress"
+	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// Names in the folder of the root disk.
+// Names in the folder of a disk.
 const (
-	// rootFolder has the disk and its record. Both get there in one rename, so a disk is whole
-	// and has its record, or there is none.
-	rootFolder = "root"
+	// rootName and volumeName are folders that have the disk and its record. Both get there in
+	// one rename, so a disk is whole and has its record, or there is none.
+	rootName   = "root"
+	volumeName = "volume"
 	diskFile   = "disk"
 	recordFile = "disk.json"
 	// overlayFile is the disk of an ephemeral machine.
@@ -40,15 +41,17 @@ const recordVersion = 1
 type record struct {
 	Version int    `json:"version"`
 	Format  string `json:"format"`
-	// MachineType is what the machine was made as: another type has other hardware.
-	MachineType string `json:"machineType"`
+	// MachineType is what the machine of a root disk was made as: another type has other
+	// hardware.
+	MachineType string `json:"machineType,omitempty"`
 }
 
-// diskFolder is the folder of a root disk.
-type diskFolder struct{ path string }
+// diskFolder is the folder of a disk.
+type diskFolder struct{ path, name string }
 
+// file returns a path in the folder of the disk itself.
 func (f diskFolder) file(names ...string) string {
-	return filepath.Join(append([]string{f.path}, names...)...)
+	return filepath.Join(append([]string{f.path, f.name}, names...)...)
 }
 
 // staging is where disks are made before they are moved to their place.
@@ -56,25 +59,39 @@ func (f diskFolder) staging() atomicfile.Folder {
 	return atomicfile.Folder{Path: f.path, Prefix: tempPrefix}
 }
 
+// findDisk returns the record of the disk, nil if there is none, and removes what an
+// interrupted run has left of one.
+func (f diskFolder) findDisk() (*record, error) {
+	made, err := f.readRecord()
+	if err != nil {
+		return nil, err
+	}
+	if err := f.staging().Sweep(); err != nil {
+		return nil, fmt.Errorf("removing an unfinished disk: %w", err)
+	}
+	return made, nil
+}
+
 // readRecord returns the record of the disk; nil if there is no disk. A disk that cannot be
 // understood is an error, and never made again: it may hold data.
 func (f diskFolder) readRecord() (*record, error) {
-	if _, err := os.Lstat(f.file(rootFolder)); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(f.file()); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	content, err := readLimited(f.file(rootFolder, recordFile))
+	content, err := description.ReadLimited(f.file(recordFile))
 	if err != nil {
-		return nil, fmt.Errorf("the record of the disk cannot be read: repair %s, or remove it with its disk: %w", f.file(rootFolder), err)
+		return nil, fmt.Errorf("the record of the disk cannot be read: repair %s, or remove it with its disk: %w", f.file(), err)
 	}
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil || r.Version != recordVersion {
-		return nil, fmt.Errorf("repair %s: it must be a record of version %d: %.200s", f.file(rootFolder, recordFile), recordVersion, content)
+		return nil, fmt.Errorf("repair %s: it must be a record of version %d: %.200s", f.file(recordFile), recordVersion, content)
 	}
 	return &r, nil
 }
 
-// makeDisk makes the disk, as a copy of the image or blank.
-func (f diskFolder) makeDisk(ctx context.Context, d *rootDisk, machineType string) (*record, error) {
+// makeDisk makes the disk, as a copy of the image or blank. fill fills a new file with the
+// image, and returns its format.
+func (f diskFolder) makeDisk(d *description.Disk, machineType string, fill func(path string) (format string, err error)) (*record, error) {
 	tmp, remove, err := f.staging().MakeFolder()
 	if err != nil {
 		return nil, err
@@ -84,7 +101,7 @@ func (f diskFolder) makeDisk(ctx context.Context, d *rootDisk, machineType strin
 	if d.Image == "" {
 		err = diskimage.CreateQcow2(filepath.Join(tmp, diskFile), d.SizeBytes, nil)
 	} else {
-		r.Format, err = copyImage(ctx, d.Image, filepath.Join(tmp, diskFile))
+		r.Format, err = fill(filepath.Join(tmp, diskFile))
 	}
 	if err != nil {
 		return nil, err
@@ -96,32 +113,28 @@ func (f diskFolder) makeDisk(ctx context.Context, d *rootDisk, machineType strin
 	if err := atomicfile.Write(filepath.Join(tmp, recordFile), append(content, '\n'), 0o600); err != nil {
 		return nil, err
 	}
-	if err := os.Rename(tmp, f.file(rootFolder)); err != nil {
+	if err := os.Rename(tmp, f.file()); err != nil {
 		return nil, err
 	}
 	return r, atomicfile.SyncFolder(f.path)
 }
 
 // openDisk opens the disk for QEMU.
-func (f diskFolder) openDisk(r *record, files *launch.Files) (*launch.Drive, error) {
-	path := f.file(rootFolder, diskFile)
-	if r.Format != diskimage.Raw {
-		disk, err := diskimage.OpenDisk(path, false)
-		if err != nil {
-			return nil, fmt.Errorf("disk %s: %w", path, err)
-		}
-		return &launch.Drive{FD: files.Add(disk)}, nil
+func (f diskFolder) openDisk(r *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
+	path, format, open := f.file(diskFile), "", diskimage.OpenDisk
+	if r.Format == diskimage.Raw {
+		format, open = diskimage.Raw, diskimage.OpenRegular
 	}
-	disk, err := diskimage.OpenRegular(path, false)
+	disk, err := open(path, readOnly)
 	if err != nil {
 		return nil, fmt.Errorf("disk %s: %w", path, err)
 	}
-	return &launch.Drive{FD: files.Add(disk), Format: diskimage.Raw}, nil
+	return &launch.Drive{FD: files.Add(disk), Format: format, ReadOnly: readOnly}, nil
 }
 
 // openOverlay makes an ephemeral disk on top of the image, and opens both.
-func (f diskFolder) openOverlay(d *rootDisk, files *launch.Files) (*launch.Drive, error) {
-	path := f.file(overlayFile)
+func openOverlay(d *description.Disk, files *launch.Files) (*launch.Drive, error) {
+	path := filepath.Join(d.Folder, overlayFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -147,84 +160,69 @@ func (f diskFolder) openOverlay(d *rootDisk, files *launch.Files) (*launch.Drive
 	return &launch.Drive{FD: files.Add(disk), Backing: layer}, nil
 }
 
-// findImage returns the file of an image: the only one, if the path is a folder, as in container
-// disks.
-func findImage(path string) (string, error) {
-	entries, err := os.ReadDir(path)
-	switch {
-	case errors.Is(err, syscall.ENOTDIR):
-		return path, nil
-	case err != nil:
-		return "", err
-	case len(entries) != 1:
-		return "", fmt.Errorf("the folder has %d files: it must have one", len(entries))
+// prepareRoot makes the root disk if there is none, and opens it. A disk keeps the type of the
+// machine that it was made for.
+func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (string, error), files *launch.Files) (machineType string, root *launch.Drive, err error) {
+	if r.RootDisk == nil {
+		machineType, err = chooseType("")
+		return machineType, nil, err
 	}
-	return filepath.Join(path, entries[0].Name()), nil
+	if r.RootDisk.Ephemeral && !description.IsURL(r.RootDisk.Image) {
+		if machineType, err = chooseType(""); err != nil {
+			return "", nil, err
+		}
+		root, err = openOverlay(&r.RootDisk.Disk, files)
+		return machineType, root, err
+	}
+	folder := diskFolder{r.RootDisk.Folder, rootName}
+	if r.RootDisk.Ephemeral {
+		if err := os.RemoveAll(folder.file()); err != nil {
+			return "", nil, err
+		}
+	}
+	made, err := folder.findDisk()
+	if err != nil {
+		return "", nil, err
+	}
+	pinned := ""
+	if made != nil {
+		pinned = made.MachineType
+	}
+	if machineType, err = chooseType(pinned); err != nil {
+		return "", nil, err
+	}
+	root, err = r.ensureDisk(ctx, folder, &r.RootDisk.Disk, cmp.Or(made, &record{MachineType: machineType}), false, files)
+	return machineType, root, err
 }
 
-// openImage opens an image and determines what it is.
-func openImage(path string) (*os.File, diskimage.Info, error) {
-	file, err := findImage(path)
-	var f *os.File
-	if err == nil {
-		f, err = diskimage.OpenRegular(file, true)
-	}
-	if err != nil {
-		return nil, diskimage.Info{}, fmt.Errorf("image %s: %w", path, err)
-	}
-	stat, err := f.Stat()
-	var info diskimage.Info
-	if err == nil {
-		info, err = diskimage.Probe(f, stat.Size())
-	}
-	if err != nil {
-		return nil, info, errors.Join(fmt.Errorf("image %s: %w", path, err), f.Close())
-	}
-	return f, info, nil
-}
-
-// copyImage copies an image with the holes that it may have, and returns its format. When it
-// returns, the copy is on disk.
-func copyImage(ctx context.Context, from, to string) (format string, err error) {
-	image, info, err := openImage(from)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = image.Close() }()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) //nolint:gosec // in the disk's folder
-	if err != nil {
-		return "", err
-	}
-	length, err := copySparse(ctx, out, image)
-	if err == nil {
-		err = errors.Join(out.Truncate(length), out.Sync())
-	}
-	if err = errors.Join(err, out.Close()); err != nil {
-		return "", fmt.Errorf("copying image %s: %w", from, err)
-	}
-	return info.Format, nil
-}
-
-// copySparse copies all but zeros, and returns the length of the source.
-func copySparse(ctx context.Context, to io.WriterAt, from io.Reader) (length int64, err error) {
-	const block = 64 << 10
-	buffer, zeros := make([]byte, block), make([]byte, block)
-	for {
-		if ctx.Err() != nil {
-			return length, context.Cause(ctx)
-		}
-		n, err := io.ReadFull(from, buffer)
-		if n > 0 && !bytes.Equal(buffer[:n], zeros[:n]) {
-			if _, err := to.WriteAt(buffer[:n], length); err != nil {
-				return length, err
-			}
-		}
-		length += int64(n)
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return length, nil
-		}
+// prepareVolumes makes the volumes that do not exist yet, and opens them.
+func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch.Volume, error) {
+	var all []launch.Volume
+	for i := range r.Volumes {
+		v := &r.Volumes[i]
+		folder := diskFolder{v.Folder, volumeName}
+		made, err := folder.findDisk()
 		if err != nil {
-			return length, err
+			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		drive, err := r.ensureDisk(ctx, folder, &v.Disk, cmp.Or(made, &record{}), v.ReadOnly, files)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		all = append(all, launch.Volume{Name: v.Name, Drive: *drive})
+	}
+	return all, nil
+}
+
+// ensureDisk makes a disk whose record says that there is none yet, and opens it.
+func (r *run) ensureDisk(ctx context.Context, folder diskFolder, d *description.Disk, made *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
+	if made.Version == 0 {
+		r.log.Info("Making a disk", "folder", folder.file(), "image", egress.Redact(d.Image))
+		var err error
+		made, err = folder.makeDisk(d, made.MachineType, func(path string) (string, error) { return r.fillDisk(ctx, d, path) })
+		if err != nil {
+			return nil, fmt.Errorf("making the disk %s: %w", folder.file(), err)
 		}
 	}
+	return folder.openDisk(made, readOnly, files)
 }

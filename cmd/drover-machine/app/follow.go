@@ -54,8 +54,8 @@ func (f *follower) followGuest(ctx, starting context.Context) (end, error) {
 		return end{}, err
 	}
 	defer events.Close()
-	if err := f.growRoot(starting); err != nil {
-		return end{}, fmt.Errorf("growing the root disk: %w", err)
+	if err := f.growDisks(starting, f.describedSizes()); err != nil {
+		return end{}, err
 	}
 	if starting.Err() != nil {
 		return end{}, errStopped
@@ -64,6 +64,7 @@ func (f *follower) followGuest(ctx, starting context.Context) (end, error) {
 	if _, refused := errors.AsType[*qmp.Error](err); refused {
 		return end{}, err
 	}
+	f.observed.set(func(o *observed) { o.startedAt = time.Now() })
 	if err != nil { // the guest may run
 		f.logWait(fmt.Errorf("QEMU does not answer: %w", err))
 	}
@@ -109,21 +110,36 @@ func (f *follower) onEvent(event qmp.Event) {
 	}
 }
 
-// growRoot enlarges the root disk to what the description says. QEMU would cut off the end of
-// one that is larger.
-func (f *follower) growRoot(ctx context.Context) error {
-	if f.RootDisk == nil {
-		return nil
-	}
-	sizes, err := f.machine.DiskSizes(ctx)
+// growDisks enlarges disks, by QEMU's names for them, to at least these sizes. QEMU would cut
+// off the end of one that is larger.
+func (r *run) growDisks(ctx context.Context, sizes map[string]int64) error {
+	have, err := r.machine.DiskSizes(ctx)
 	if err != nil {
 		return err
 	}
-	size := diskimage.WholeSectors(f.RootDisk.SizeBytes)
-	if sizes[launch.RootNode] >= size {
-		return nil
+	for node, size := range sizes {
+		if size = diskimage.WholeSectors(size); have[node] >= size {
+			continue
+		}
+		if err := r.machine.ResizeDisk(ctx, node, size); err != nil {
+			return fmt.Errorf("growing the disk %s: %w", node, err)
+		}
 	}
-	return f.machine.ResizeDisk(ctx, launch.RootNode, size)
+	return nil
+}
+
+// describedSizes returns the sizes that the description has for disks that can grow.
+func (r *run) describedSizes() map[string]int64 {
+	sizes := map[string]int64{}
+	if r.RootDisk != nil {
+		sizes[launch.RootNode] = r.RootDisk.SizeBytes
+	}
+	for _, v := range r.Volumes {
+		if !v.ReadOnly {
+			sizes[launch.VolumeNode(v.Name)] = v.SizeBytes
+		}
+	}
+	return sizes
 }
 
 // waitForEnd waits until something has happened, and reports whether the run is over.
@@ -249,6 +265,7 @@ func (f *follower) logWait(cause error) {
 		f.log.Info("Guest continues")
 	}
 	f.waits = now
+	f.observed.set(func(o *observed) { o.waits = waitOf(cause) })
 }
 
 // endByForce ends the run, unless the guest has just ended.

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -49,7 +50,7 @@ func TestMain(m *testing.M) {
 type host struct {
 	dir, image string
 	qemu       string // to run in place of the usual one
-	described  description
+	described  description.Machine
 }
 
 // newHost has an image and the description of a machine with a copy of it.
@@ -57,9 +58,9 @@ func newHost(t *testing.T, isStubborn bool) *host {
 	t.Helper()
 	dir := t.TempDir()
 	h := &host{dir: dir, image: framework.BuildBootGuest(t, dir, "A", isStubborn)}
-	h.described = description{
+	h.described = description.Machine{
 		Version: 1, UUID: newUUID(), Name: "web", CPUs: 1, MemoryBytes: 32 << 20, Accelerator: "tcg",
-		RootDisk: &rootDisk{Folder: filepath.Join(dir, "disk"), Image: h.image}, GracePeriodSeconds: 60,
+		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: filepath.Join(dir, "disk"), Image: h.image}}, GracePeriodSeconds: 60,
 	}
 	if err := os.Mkdir(h.described.RootDisk.Folder, 0o700); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
@@ -18,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -26,17 +28,22 @@ var errStopped = errors.New("the program was to stop before the guest ran")
 
 // run is one run of the machine.
 type run struct {
-	description
+	description.Machine
 
 	options options
 	machine machine.Machine
 	log     logr.Logger
 	output  *output
+	// progress is that of the disk that is being made.
+	progress progress
+	// stallWithin is how long a fetch may go without any data.
+	stallWithin time.Duration
+	observed    observed
 }
 
-func newRun(d description, o options, log logr.Logger) *run {
+func newRun(d description.Machine, o options, log logr.Logger) *run {
 	return &run{
-		description: d, options: o, log: log,
+		Machine: d, options: o, log: log, stallWithin: defaultStall,
 		machine: machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}},
 	}
 }
@@ -63,6 +70,7 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 	stop, force := make(chan struct{}), make(chan struct{})
 	go func() {
 		<-signals
+		r.observed.set(func(o *observed) { o.isStopping = true })
 		interrupt(errStopped)
 		close(stop)
 		// A person is in a hurry. Container engines may send SIGTERM again, as after a restart.
@@ -70,6 +78,9 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 		}
 		close(force)
 	}()
+	if err := r.serveControl(ctx); err != nil {
+		return end{}, err
+	}
 	ended, err := r.startQEMU(starting)
 	if errors.Is(context.Cause(starting), errStopped) && err != nil {
 		return end{}, errStopped
@@ -127,6 +138,7 @@ func (r *run) startQEMU(ctx context.Context) (ended <-chan string, err error) {
 	if ended, err = r.machine.StartChild(ctx, program, config, files, runLock); err != nil {
 		return nil, err
 	}
+	r.observed.set(func(o *observed) { o.accelerator = config.Accel })
 	r.logStart(config)
 	return ended, nil
 }
@@ -153,12 +165,16 @@ func (r *run) prepare(ctx context.Context, program *machine.Program, files *laun
 	if err != nil {
 		return launch.Config{}, err
 	}
-	machineType, root, err := r.prepareRoot(ctx, program, files)
+	chooseType := func(pinned string) (string, error) { return program.MachineType(ctx, pinned) }
+	machineType, root, err := r.prepareRoot(ctx, chooseType, files)
 	if err != nil {
 		return launch.Config{}, err
 	}
-	config := r.config(accelerator, machineType)
+	config := r.Config(accelerator, machineType)
 	config.Root = root
+	if config.Volumes, err = r.prepareVolumes(ctx, files); err != nil {
+		return config, err
+	}
 	if config.Kernel, err = r.openKernel(files); err != nil {
 		return config, err
 	}
@@ -170,41 +186,6 @@ func (r *run) prepare(ctx context.Context, program *machine.Program, files *laun
 		config.AgentFD, err = r.machine.AddAgent(files)
 	}
 	return config, err
-}
-
-// prepareRoot makes the root disk if there is none, and opens it. A disk keeps the type of the
-// machine that it was made for.
-func (r *run) prepareRoot(ctx context.Context, program *machine.Program, files *launch.Files) (machineType string, root *launch.Drive, err error) {
-	if r.RootDisk == nil || r.RootDisk.Ephemeral {
-		if machineType, err = program.MachineType(ctx, ""); err != nil || r.RootDisk == nil {
-			return machineType, nil, err
-		}
-		root, err = diskFolder{r.RootDisk.Folder}.openOverlay(r.RootDisk, files)
-		return machineType, root, err
-	}
-	folder := diskFolder{r.RootDisk.Folder}
-	made, err := folder.readRecord()
-	if err != nil {
-		return "", nil, err
-	}
-	if err := folder.staging().Sweep(); err != nil {
-		return "", nil, fmt.Errorf("removing an unfinished disk: %w", err)
-	}
-	pinned := ""
-	if made != nil {
-		pinned = made.MachineType
-	}
-	if machineType, err = program.MachineType(ctx, pinned); err != nil {
-		return "", nil, err
-	}
-	if made == nil {
-		r.log.Info("Making the root disk", "folder", r.RootDisk.Folder, "image", r.RootDisk.Image)
-		if made, err = folder.makeDisk(ctx, r.RootDisk, machineType); err != nil {
-			return "", nil, fmt.Errorf("making the root disk: %w", err)
-		}
-	}
-	root, err = folder.openDisk(made, files)
-	return machineType, root, err
 }
 
 // openKernel opens the files of a kernel that is booted directly.
@@ -236,7 +217,7 @@ func (r *run) readSeed() (machine.Seed, error) {
 	}
 	var keys string
 	for name, to := range map[string]*string{"user-data": &seed.UserData, "network-data": &seed.NetworkData, "ssh-keys": &keys} {
-		content, err := readLimited(filepath.Join(r.CloudInit, name))
+		content, err := description.ReadLimited(filepath.Join(r.CloudInit, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return seed, fmt.Errorf("cloudInit: %w", err)
 		}

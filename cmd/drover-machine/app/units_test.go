@@ -12,53 +12,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/internal/machine/description"
 )
-
-const valid = `
-version: 1
-uuid: 6ba7b810-9dad-11d1-80b4-00c04fd430c8
-name: web
-cpus: 2
-memoryBytes: 268435456
-rootDisk: {folder: /disk, image: /image/disk.img}
-forwards: [{port: 80}]
-`
-
-func TestDescription(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ from, to, says string }{
-		"valid":              {"", "", ""},
-		"version":            {"version: 1", "version: 2", "version is 2: this program knows 1"},
-		"unknown field":      {"cpus: 2", "cpu: 2", `unknown field "cpu"`},
-		"name":               {"name: web", "name: We,b", `name is "We,b"`},
-		"UUID":               {"6ba7b810", "x", "uuid is"},
-		"memory":             {"268435456", "1000", "memoryBytes is 1000: it must be from"},
-		"no disk":            {"rootDisk", "cloudInit: /x #", "rootDisk and kernel are missing"},
-		"size":               {", image: /image/disk.img", "", "rootDisk.sizeBytes is missing"},
-		"relative image":     {"/image/disk.img", "disk.img", `rootDisk.image is "disk.img": it must be an absolute path`},
-		"no folder":          {"folder: /disk, ", "", `rootDisk.folder is "": it must be an absolute path`},
-		"port":               {"port: 80", "port: 70000", "ort is 70000: it must be from 1 to 65535"},
-		"protocol":           {"port: 80", "port: 80, protocol: sctp", `protocol is "sctp"`},
-		"accelerator":        {"cpus: 2", "cpus: 2\naccelerator: xen", `accelerator is "xen"`},
-		"grace":              {"cpus: 2", "cpus: 2\ngracePeriodSeconds: -1", "gracePeriodSeconds is -1: it must be from 1 to"},
-		"kernel not by path": {"cpus: 2", "cpus: 2\nkernel: {file: vmlinuz}", `kernel.file is "vmlinuz"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			path := filepath.Join(t.TempDir(), "machine.yaml")
-			if err := os.WriteFile(path, []byte(strings.Replace(valid, c.from, c.to, 1)), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			d, err := readDescription(path)
-			switch {
-			case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
-				t.Errorf("the error is %v, want %q in it", err, c.says)
-			case c.says == "" && (err != nil || d.Forwards[0] != forward{"tcp", 80, 80} || d.GracePeriodSeconds != 30 || d.Accelerator != "auto"):
-				t.Errorf("got %+v, %v", d, err)
-			}
-		})
-	}
-}
 
 func TestSeed(t *testing.T) {
 	t.Parallel()
@@ -68,12 +24,12 @@ func TestSeed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := &run{description: description{UUID: "u", Name: "web", CloudInit: folder}}
+	r := &run{Machine: description.Machine{UUID: "u", Name: "web", CloudInit: folder}}
 	seed, err := r.readSeed()
 	if err != nil || seed.UserData != "#cloud-config\n" || seed.NetworkData != "" || len(seed.SSHKeys) != 2 || seed.SSHKeys[1] != "ssh-ed25519 B b" {
 		t.Errorf("got %+v, %v", seed, err)
 	}
-	if err := os.WriteFile(filepath.Join(folder, "network-data"), make([]byte, maxFile+1), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(folder, "network-data"), make([]byte, description.MaxFile+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.readSeed(); err == nil || !strings.Contains(err.Error(), "network-data has more than") {

@@ -21,8 +21,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 func must(t *testing.T, err error) {
@@ -375,23 +373,21 @@ func TestExplain(t *testing.T) {
 	for _, r := range reasons {
 		said = append(said, r.text)
 	}
-	answer := &transport.Error{StatusCode: http.StatusUnauthorized, Errors: []transport.Diagnostic{{Code: secret, Message: secret, Detail: secret}}}
 	for name, c := range map[string]struct {
 		err  error
 		want string
 	}{
-		"a registry's answer": {fmt.Errorf("%s: %w", secret, answer), "the server answered 401 Unauthorized"},
-		"no token":            {errors.New("no token in bearer response:\n" + secret), "the token server gave no token"},
-		"realm":               {errors.New("invalid realm in www-authenticate: " + secret), "the registry names a token server that may not be asked"},
-		"anything":            {errors.New(secret), "the server's answer is not understood"},
-		"no name":             {&net.DNSError{Err: secret, Name: secret, IsNotFound: true}, "name not resolved: there is no such host"},
-		"name":                {&net.DNSError{Err: secret, Name: secret}, "name not resolved"},
-		"refused":             {&net.OpError{Op: secret, Err: syscall.ECONNREFUSED}, "connection refused"},
-		"timeout":             {&url.Error{URL: secret, Err: context.DeadlineExceeded}, "timeout"},
-		"certificate's name":  {x509.HostnameError{Certificate: &x509.Certificate{DNSNames: []string{secret}}, Host: "x"}, "TLS: the certificate is for another name"},
-		"no TLS":              {tls.RecordHeaderError{Msg: secret}, "the server does not support TLS"},
-		"ours":                {&url.Error{URL: secret, Err: StatusError(404)}, "the server answered 404 Not Found"},
-		"an unknown status":   {StatusError(799), "the server answered 799"},
+		"no token":           {errors.New("no token in bearer response:\n" + secret), "the token server gave no token"},
+		"realm":              {errors.New("invalid realm in www-authenticate: " + secret), "the registry names a token server that may not be asked"},
+		"anything":           {errors.New(secret), "the server's answer is not understood"},
+		"no name":            {&net.DNSError{Err: secret, Name: secret, IsNotFound: true}, "name not resolved: there is no such host"},
+		"name":               {&net.DNSError{Err: secret, Name: secret}, "name not resolved"},
+		"refused":            {&net.OpError{Op: secret, Err: syscall.ECONNREFUSED}, "connection refused"},
+		"timeout":            {&url.Error{URL: secret, Err: context.DeadlineExceeded}, "timeout"},
+		"certificate's name": {x509.HostnameError{Certificate: &x509.Certificate{DNSNames: []string{secret}}, Host: "x"}, "TLS: the certificate is for another name"},
+		"no TLS":             {tls.RecordHeaderError{Msg: secret}, "the server does not support TLS"},
+		"ours":               {&url.Error{URL: secret, Err: StatusError(404)}, "the server answered 404 Not Found"},
+		"an unknown status":  {StatusError(799), "the server answered 799"},
 	} {
 		if got := Explain(c.err).Error(); got != c.want {
 			t.Errorf("%s: it is explained as %q, want %q", name, got, c.want)

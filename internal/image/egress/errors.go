@@ -17,8 +17,6 @@ import (
 	"net/http"
 	"strings"
 	"syscall"
-
-	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 // Error is a failure described by a fixed text. All other errors may contain words of a
@@ -41,9 +39,6 @@ func StatusError(code int) *Error {
 func Explain(err error) *Error {
 	if own, is := errors.AsType[*Error](err); is {
 		return own
-	}
-	if response, is := errors.AsType[*transport.Error](err); is {
-		return StatusError(response.StatusCode)
 	}
 	for _, r := range reasons {
 		if r.is(err) {

@@ -1,0 +1,332 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// controlPort is that of machines that have a network of their own.
+const controlPort = 8443
+
+// network is a network namespace, as a pod has one, and its address.
+type network struct{ name, address string }
+
+var networks atomic.Int32
+
+// newNetwork makes a namespace that this host reaches.
+func newNetwork(t *testing.T) network {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for a network namespace")
+	}
+	index, pid := int(networks.Add(1)), os.Getpid()
+	n := network{fmt.Sprintf("dm%d-%d", pid, index), fmt.Sprintf("198.18.%d.%d", pid%256, 4*index+2)}
+	link, here := n.name+"h", fmt.Sprintf("198.18.%d.%d", pid%256, 4*index+1)
+	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "ip", "netns", "del", n.name).Run() }) //nolint:usetesting // after the test
+	for _, command := range []string{
+		"netns add " + n.name,
+		"link add " + link + " type veth peer name eth0 netns " + n.name,
+		"addr add " + here + "/30 dev " + link, "link set " + link + " up",
+		"-n " + n.name + " addr add " + n.address + "/30 dev eth0",
+		"-n " + n.name + " link set eth0 up", "-n " + n.name + " link set lo up",
+	} {
+		framework.MustRunCommand(t, patience, nil, "ip", strings.Fields(command)...)
+	}
+	return n
+}
+
+// startControlled starts a machine in a network of its own, and returns a client of it.
+func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client) {
+	t.Helper()
+	server, client, err := control.NewCredentials(h.described.UUID, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := h.newFolder(t, "control")
+	for name, content := range map[string][]byte{control.CAFile: server.CA, control.CertFile: server.Cert, control.KeyFile: server.Key} {
+		if err := os.WriteFile(filepath.Join(folder, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.described.Control = &description.Control{Port: controlPort, Folder: folder}
+	g := h.start(t)
+	if g.Path, err = exec.LookPath("ip"); err != nil {
+		t.Fatal(err)
+	}
+	g.Args = append([]string{"ip", "netns", "exec", n.name}, g.Args...)
+	config, err := client.ClientConfig(h.described.UUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.launch(t)
+	return g, control.NewClient(net.JoinHostPort(n.address, strconv.Itoa(controlPort)), config)
+}
+
+// wantState waits until a machine is in a state, and returns its status.
+func wantState(t *testing.T, c *control.Client, want control.State) (s control.Status) {
+	t.Helper()
+	framework.Eventually(t, patience, "the machine is "+string(want), func() (err error) {
+		if s, err = c.Status(t.Context()); err == nil && s.State != want {
+			err = fmt.Errorf("it is %s", s.State)
+		}
+		return err
+	})
+	return s
+}
+
+// probeOnce probes a port for a while that an answer does not need.
+func probeOnce(t *testing.T, c *control.Client, port int32) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	return c.Probe(ctx, port)
+}
+
+// TestControl checks what a machine can be asked from another host, and by whom.
+func TestControl(t *testing.T) {
+	t.Parallel()
+	n := newNetwork(t)
+	h := newHost(t, false)
+	h.bootLinux(t)
+	h.described.Volumes = []description.Volume{
+		{Name: "data", Disk: description.Disk{Folder: h.newFolder(t, "data"), SizeBytes: 1 << 20}},
+		{Name: "fixed", Disk: description.Disk{Folder: h.newFolder(t, "fixed"), SizeBytes: 1 << 20}, ReadOnly: true},
+	}
+	g, c := h.startControlled(t, n)
+
+	s := wantState(t, c, control.StateRunning)
+	if s.Accelerator != "tcg" || s.MemoryBytes < 16<<20 || s.StartedAt.IsZero() || time.Since(s.StartedAt) < 0 {
+		t.Errorf("the status is %+v", s)
+	}
+	framework.Eventually(t, patience, "the guest answers", func() error { return probeOnce(t, c, 80) })
+	if later := wantState(t, c, control.StateRunning); later.CPUNanoseconds <= s.CPUNanoseconds || !later.StartedAt.Equal(s.StartedAt) {
+		t.Errorf("the status was %+v and is %+v", s, later)
+	}
+	if err := probeOnce(t, c, 81); !errors.Is(err, control.ErrUnknown) {
+		t.Errorf("a port that is not forwarded is probed: %v", err)
+	}
+
+	for range 2 {
+		if err := c.Pause(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantState(t, c, control.StatePaused)
+	if err := probeOnce(t, c, 80); err == nil {
+		t.Error("a paused guest answers")
+	}
+	for range 2 {
+		if err := c.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantState(t, c, control.StateRunning)
+	if err := probeOnce(t, c, 80); err != nil {
+		t.Errorf("a guest that was resumed does not answer: %v", err)
+	}
+
+	t.Run("grow", func(t *testing.T) { g.testGrow(t, c) })
+	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
+		wantClosed(t, n, address)
+	}
+	g.wantResident(t)
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+	if _, err := c.Status(t.Context()); !errors.Is(err, control.ErrUnreachable) {
+		t.Errorf("after the end the status fails with %v", err)
+	}
+}
+
+// testGrow checks that disks grow while the guest runs, and never shrink.
+func (g *guest) testGrow(t *testing.T, c *control.Client) {
+	t.Helper()
+	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
+	for _, sizes := range []control.Sizes{{RootDisk: 8 << 20, Volumes: map[string]int64{"data": 3 << 20}}, {RootDisk: 1 << 20}} {
+		if err := c.Grow(t.Context(), sizes); err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.DiskSizes(t.Context())
+		if err != nil || got[launch.RootNode] != 8<<20 || got[launch.VolumeNode("data")] != 3<<20 {
+			t.Errorf("after %+v the sizes are %v, %v", sizes, got, err)
+		}
+	}
+	for _, name := range []string{"fixed", "none"} {
+		if err := c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}}); !errors.Is(err, control.ErrUnknown) {
+			t.Errorf("volume %s grows: %v", name, err)
+		}
+	}
+}
+
+// wantClosed checks that a connection in the machine's own network is closed before it has sent
+// anything.
+func wantClosed(t *testing.T, n network, address string) {
+	t.Helper()
+	script := fmt.Sprintf("exec 3<>/dev/tcp/%s/%d && ! read -r -n 1 -t 4 <&3", address, controlPort)
+	begun := time.Now()
+	out, err := exec.CommandContext(t.Context(), "ip", "netns", "exec", n.name, "bash", "-c", script).CombinedOutput()
+	if took := time.Since(begun); err != nil || took > 3*time.Second {
+		t.Errorf("the connection to %s was open for %v, %v: %s", address, took, err, out)
+	}
+}
+
+// TestControlWhileStarting checks that a machine says how far its disk is, and that no guest can
+// be controlled yet.
+func TestControlWhileStarting(t *testing.T) {
+	t.Parallel()
+	n := newNetwork(t)
+	h := newHost(t, false)
+	const size = 1 << 40 // whose zeros take minutes to read
+	if err := os.Truncate(h.image, size); err != nil {
+		t.Fatal(err)
+	}
+	g, c := h.startControlled(t, n)
+	framework.Eventually(t, patience, "the machine says how far its disk is", func() error {
+		s, err := c.Status(t.Context())
+		if err == nil && (s.State != control.StateStarting || s.Copied == nil || s.Copied.Bytes == 0 || s.Copied.TotalBytes != size) {
+			err = fmt.Errorf("it says %+v", s)
+		}
+		return err
+	})
+	for name, call := range map[string]func(context.Context) error{
+		"pause": c.Pause, "resume": c.Resume,
+		"grow":  func(ctx context.Context) error { return c.Grow(ctx, control.Sizes{RootDisk: 1}) },
+		"probe": func(ctx context.Context) error { return c.Probe(ctx, 80) },
+	} {
+		if err := call(t.Context()); !errors.Is(err, control.ErrNotRunning) {
+			t.Errorf("%s returns %v", name, err)
+		}
+	}
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+}
+
+// TestControlWhileStopping checks that a guest that is to shut down is not paused any more.
+func TestControlWhileStopping(t *testing.T) {
+	t.Parallel()
+	g, c := newHost(t, true).startControlled(t, newNetwork(t))
+	g.waitFor(t, "drover guest 1 A")
+	g.signal(t, syscall.SIGTERM)
+	if s := wantState(t, c, control.StateStopping); s.MemoryBytes == 0 {
+		t.Errorf("the status is %+v", s)
+	}
+	if err := c.Pause(t.Context()); !errors.Is(err, control.ErrNotRunning) {
+		t.Errorf("a guest that is to stop is paused: %v", err)
+	}
+	g.signal(t, os.Interrupt)
+	g.wantEnd(t, 6, "Forced", "")
+}
+
+// TestWaits checks that the status says what a guest waits for.
+func TestWaits(t *testing.T) {
+	t.Parallel()
+	f := &follower{run: newRun(description.Machine{}, options{}, logr.Discard())}
+	for _, c := range []struct {
+		cause error
+		want  control.Wait
+	}{
+		{machine.DiskFault{Reason: syscall.ENOSPC.Error()}.Explain(), control.WaitRoom},
+		{machine.DiskFault{Reason: syscall.EIO.Error()}.Explain(), control.WaitDisk},
+		{errors.New("QEMU does not answer"), control.WaitNone},
+		{machine.DiskFault{}.Explain(), control.WaitDisk},
+		{nil, control.WaitNone},
+	} {
+		if f.logWait(c.cause); f.observed.status().Waits != c.want {
+			t.Errorf("after %v the guest waits for %q, want %q", c.cause, f.observed.status().Waits, c.want)
+		}
+	}
+}
+
+// TestStopWhilePaused checks that a guest that is paused is resumed to shut down, and that one
+// which does not is ended in time.
+func TestStopWhilePaused(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		isStubborn bool
+		code       int
+		reason     string
+	}{"guest that shuts down": {false, 0, "Completed"}, "stubborn guest": {true, 6, "Forced"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, c.isStubborn)
+			h.described.GracePeriodSeconds = 30
+			g := h.begin(t, "drover guest 1 A")
+			m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: h.described.UUID}
+			if err := m.Execute(t.Context(), "stop", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			g.signal(t, syscall.SIGTERM)
+			g.wantEnd(t, c.code, c.reason, "")
+		})
+	}
+}
+
+// TestControlNotServed checks that a machine whose listener cannot be served does not start.
+func TestControlNotServed(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.described.Control = &description.Control{Port: controlPort, Folder: h.dir}
+	g := h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", "control.folder: open "+filepath.Join(h.dir, "")+"/")
+}
+
+// TestProbe checks the program that a kubelet runs in the container.
+func TestProbe(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.bootLinux(t)
+	g := h.start(t)
+	probe := func(arguments ...string) (string, error) {
+		places := []string{"probe", "-description", filepath.Join(g.run, "machine.json"), "-run-folder", filepath.Join(g.run, "run")}
+		out, err := exec.CommandContext(t.Context(), program, append(places, arguments...)...).CombinedOutput()
+		return string(bytes.TrimSpace(out)), err
+	}
+	wantRefused := func(says string, arguments ...string) {
+		t.Helper()
+		if out, err := probe(arguments...); err == nil || !strings.Contains(out, says) {
+			t.Errorf("a probe of %q says %q, %v, want %q", arguments, out, err, says)
+		}
+	}
+	wantRefused("the guest does not answer at this port", "80") // there is none yet
+	g.launch(t)
+	framework.Eventually(t, patience, "the guest answers", func() error {
+		out, err := probe("-timeout", "10s", "80")
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+	wantRefused("no TCP port 81 is in forwards", "81")
+	wantRefused("the arguments are []")
+	wantRefused(`the arguments are ["http"]`, "http")
+	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: h.described.UUID}
+	if err := m.Execute(t.Context(), "stop", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantRefused("took no connection", "-timeout", "3s", "80")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+}

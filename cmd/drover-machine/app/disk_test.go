@@ -1,0 +1,290 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// bootLinux makes the host's machine one of the Linux guest, and returns the port of this host
+// that leads to its web server.
+func (h *host) bootLinux(t *testing.T) int32 {
+	t.Helper()
+	guest := framework.BuildLinuxGuest(t, h.dir)
+	port, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.described.MemoryBytes = 256 << 20
+	h.described.Kernel = &description.Kernel{File: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1"}
+	h.described.Forwards = []description.Forward{{Port: 80, HostPort: port}}
+	return port
+}
+
+// guestDisk is a disk as the Linux guest has it.
+type guestDisk struct {
+	Size     int64
+	Serial   string
+	ReadOnly bool
+}
+
+// disksOf waits until the Linux guest answers, and returns its disks by serial number.
+func disksOf(t *testing.T, port int32) map[string]guestDisk {
+	t.Helper()
+	client := http.Client{Timeout: 10 * time.Second}
+	bySerial := map[string]guestDisk{}
+	framework.Eventually(t, patience, "the guest reports its disks", func() error {
+		answer, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/", port)) //nolint:noctx // It has a timeout.
+		if err != nil {
+			return err
+		}
+		defer func() { _ = answer.Body.Close() }()
+		var r struct{ Disks map[string]guestDisk }
+		err = json.NewDecoder(answer.Body).Decode(&r)
+		for _, d := range r.Disks {
+			bySerial[d.Serial] = d
+		}
+		return err
+	})
+	return bySerial
+}
+
+// newFolder makes a folder of a disk.
+func (h *host) newFolder(t *testing.T, name string) string {
+	t.Helper()
+	folder := filepath.Join(h.dir, name)
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+// TestVolumes checks that volumes are copied or made blank once, that a guest finds them by their
+// names, and that they grow.
+func TestVolumes(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	port := h.bootLinux(t)
+	image := filepath.Join(h.dir, "image")
+	if err := os.WriteFile(image, append(make([]byte, 1<<20), "content"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	framework.RunQEMUImg(t, "convert", "-f", "raw", "-O", "qcow2", image, image+".qcow2")
+	h.described.Volumes = []description.Volume{
+		{Name: "blank", Disk: description.Disk{Folder: h.newFolder(t, "blank"), SizeBytes: 1 << 20}},
+		{Name: "copy", Disk: description.Disk{Folder: h.newFolder(t, "copy"), Image: h.image, SizeBytes: 2 << 20}},
+		{Name: "fixed", Disk: description.Disk{Folder: h.newFolder(t, "fixed"), Image: image + ".qcow2", SizeBytes: 8 << 20}, ReadOnly: true},
+	}
+	for run, want := range []map[string]guestDisk{
+		{"blank": {1 << 20, "blank", false}, "copy": {2 << 20, "copy", false}, "fixed": {1<<20 + 512, "fixed", true}},
+		{"blank": {3 << 20, "blank", false}, "copy": {4 << 20, "copy", false}, "fixed": {1<<20 + 512, "fixed", true}},
+	} {
+		g := h.start(t)
+		g.launch(t)
+		got := disksOf(t, port)
+		for name := range want {
+			if got[name] != want[name] {
+				t.Errorf("run %d: the guest's disk %s is %+v, want %+v", run, name, got[name], want[name])
+			}
+		}
+		g.signal(t, syscall.SIGTERM)
+		g.wantEnd(t, 0, "Completed", "")
+		h.described.Volumes[0].SizeBytes, h.described.Volumes[1].SizeBytes = 3<<20, 4<<20
+		for _, file := range []string{h.image, image + ".qcow2"} {
+			if err := os.RemoveAll(file); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestVolumeNotMade checks that a volume without its image, or with a damaged record, is named,
+// and that nothing is left of it.
+func TestVolumeNotMade(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	folder := h.newFolder(t, "data")
+	h.described.Volumes = []description.Volume{{Name: "data", Disk: description.Disk{Folder: folder, Image: filepath.Join(h.dir, "none")}}}
+	g := h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", "volume data: making the disk")
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("it has left %v, %v", left, err)
+	}
+	if err := os.MkdirAll(filepath.Join(folder, volumeName), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g = h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", "volume data: the record of the disk cannot be read: repair "+filepath.Join(folder, volumeName))
+}
+
+// imageServer serves an image, and whatever a test wants to be refused.
+func imageServer(t *testing.T, image string) *httptest.Server {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("/disk", func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, image) })
+	mux.HandleFunc("/moved", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/disk", http.StatusFound) })
+	mux.HandleFunc("/local", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "file:///etc/passwd", http.StatusFound)
+	})
+	mux.HandleFunc("/metadata", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "http://169.254.169.254/hunter2", http.StatusFound)
+	})
+	mux.HandleFunc("/refused", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "hunter2", http.StatusForbidden) })
+	mux.HandleFunc("/cut", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "1000")
+		_, _ = w.Write([]byte("hunter2"))
+	})
+	mux.HandleFunc("/halted", func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	mux.HandleFunc("/page", func(w http.ResponseWriter, _ *http.Request) {
+		_ = http.NewResponseController(w).Flush() // so that no length is sent
+		_, _ = w.Write([]byte("<html>hunter2"))
+	})
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return s
+}
+
+func checksumOf(content string) string {
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(content)))
+}
+
+// TestFetchedDisk checks that an image by URL is fetched once, and for an ephemeral machine at
+// each start.
+func TestFetchedDisk(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		isEphemeral bool
+		second      string
+	}{"kept": {false, "drover guest 2 A"}, "ephemeral": {true, "drover guest 1 A"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, false)
+			s := imageServer(t, h.image)
+			h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL+"/moved?token=hunter2", checksumOf(read(t, h.image))
+			h.described.RootDisk.Ephemeral = c.isEphemeral
+			for _, banner := range []string{"drover guest 1 A", c.second} {
+				g := h.begin(t, banner)
+				g.wantResident(t)
+				g.signal(t, syscall.SIGTERM)
+				g.wantEnd(t, 0, "Completed", "")
+				if log := g.errors.String(); strings.Contains(log, "hunter2") {
+					t.Errorf("the log has a secret: %s", log)
+				}
+				if !c.isEphemeral {
+					s.Close()
+				}
+			}
+		})
+	}
+}
+
+// TestTLS checks that an image by https:// comes from a server that this host trusts alone.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, h.image) }))
+	t.Cleanup(s.Close)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL, checksumOf(read(t, h.image))
+	g := h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", "TLS: the certificate is not by an authority that this host trusts")
+	authority := filepath.Join(h.dir, "authority")
+	if err := os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g = h.start(t)
+	g.Env = append(os.Environ(), "SSL_CERT_FILE="+authority)
+	g.launch(t)
+	g.waitFor(t, "drover guest 1 A")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+}
+
+// TestRefusedImages checks what is not taken as an image, and that errors have neither secrets
+// nor words of the server.
+func TestRefusedImages(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	s := imageServer(t, h.image)
+	right := checksumOf(read(t, h.image))
+	for name, c := range map[string]struct {
+		path, checksum, says string
+		most                 int64
+	}{
+		"checksum":     {"/disk", checksumOf(""), "its checksum is " + right + ", and " + checksumOf("") + " was asked for", 0},
+		"size":         {"/disk", right, "it has 1048576 bytes: imageMaxBytes allows 1000", 1000},
+		"not found":    {"/none", right, "the server answered 404 Not Found", 0},
+		"refused":      {"/refused", right, "the server answered 403 Forbidden", 0},
+		"cut off":      {"/cut", right, "it was cut off", 0},
+		"no image":     {"/page", checksumOf("<html>hunter2"), "copying image http://", 0},
+		"file":         {"/local", right, "it leads to what is neither http:// nor https://", 0},
+		"metadata":     {"/metadata", right, "which is never asked", 0},
+		"unknown size": {"/page", right, "it has more than 5 bytes", 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := *h
+			disk := description.Disk{Folder: t.TempDir(), Image: strings.Replace(s.URL, "http://", "http://u:hunter2@", 1) + c.path + "?hunter2", Checksum: c.checksum}
+			h.described.RootDisk, h.described.ImageMaxBytes = &description.RootDisk{Disk: disk}, c.most
+			g := h.start(t)
+			g.launch(t)
+			g.wantEnd(t, 7, "NotStarted", c.says)
+			if text := g.errors.String() + read(t, filepath.Join(g.run, "ended")); strings.Contains(text, "hunter2") {
+				t.Errorf("it says %s", text)
+			}
+			if left, err := os.ReadDir(disk.Folder); err != nil || len(left) > 0 {
+				t.Errorf("it has left %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// TestStalledFetch checks that a server that sends nothing any more is given up.
+func TestStalledFetch(t *testing.T) {
+	t.Parallel()
+	image := filepath.Join(t.TempDir(), "image")
+	r := newRun(description.Machine{ImageMaxBytes: 1}, options{}, logr.Discard())
+	r.stallWithin = 50 * time.Millisecond
+	_, err := r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)
+	if err == nil || !strings.Contains(err.Error(), "no data has come for 50ms") {
+		t.Errorf("the fetch fails with %v", err)
+	}
+}
+
+// TestStopWhileFetching checks that a machine that is to stop does not wait for a server.
+func TestStopWhileFetching(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	h.described.RootDisk.Image, h.described.RootDisk.Checksum = imageServer(t, h.image).URL+"/halted", checksumOf("")
+	g := h.begin(t, "Making a disk")
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+}

@@ -1,0 +1,226 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/image/egress"
+	"cloudnative.tw/drover/internal/machine/description"
+)
+
+// defaultStall is how long a fetch may go without any data.
+const defaultStall = time.Minute
+
+// progress is how far a disk is made. It may be read at any time.
+type progress struct {
+	done  atomic.Int64
+	total atomic.Int64 // 0 where it is not known
+}
+
+// begin returns a reader that counts what is read.
+func (p *progress) begin(from io.Reader, total int64) io.Reader {
+	p.done.Store(0)
+	p.total.Store(max(total, 0))
+	return readerFunc(func(b []byte) (int, error) {
+		n, err := from.Read(b)
+		p.done.Add(int64(n))
+		return n, err
+	})
+}
+
+// readerFunc is a function as an io.Reader.
+type readerFunc func([]byte) (int, error)
+
+// Read implements io.Reader.
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// fillDisk makes a file that is a copy of a disk's image, with the holes that it may have, and
+// returns its format. When it returns, the copy is on the disk of the host.
+func (r *run) fillDisk(ctx context.Context, d *description.Disk, path string) (format string, err error) {
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the disk's folder
+	if err != nil {
+		return "", err
+	}
+	if description.IsURL(d.Image) {
+		format, err = r.fetchImage(ctx, d, out)
+	} else {
+		format, err = r.copyImage(ctx, d.Image, out)
+	}
+	if err == nil {
+		err = out.Sync()
+	}
+	if err = errors.Join(err, out.Close()); err != nil {
+		return "", fmt.Errorf("copying image %s: %w", egress.Redact(d.Image), err)
+	}
+	return format, nil
+}
+
+// findImage returns the file of an image: the only one, if the path is a folder, as in container
+// disks.
+func findImage(path string) (string, error) {
+	entries, err := os.ReadDir(path)
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		return path, nil
+	case err != nil:
+		return "", err
+	case len(entries) != 1:
+		return "", fmt.Errorf("the folder has %d files: it must have one", len(entries))
+	}
+	return filepath.Join(path, entries[0].Name()), nil
+}
+
+// openImage opens an image and determines what it is.
+func openImage(path string) (*os.File, diskimage.Info, error) {
+	file, err := findImage(path)
+	var f *os.File
+	if err == nil {
+		f, err = diskimage.OpenRegular(file, true)
+	}
+	if err != nil {
+		return nil, diskimage.Info{}, fmt.Errorf("image %s: %w", path, err)
+	}
+	info, _, err := probeImage(f)
+	if err != nil {
+		return nil, info, errors.Join(fmt.Errorf("image %s: %w", path, err), f.Close())
+	}
+	return f, info, nil
+}
+
+func probeImage(f *os.File) (info diskimage.Info, length int64, err error) {
+	stat, err := f.Stat()
+	if err != nil {
+		return info, 0, err
+	}
+	info, err = diskimage.Probe(f, stat.Size())
+	return info, stat.Size(), err
+}
+
+func (r *run) copyImage(ctx context.Context, from string, out *os.File) (format string, err error) {
+	image, info, err := openImage(from)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = image.Close() }()
+	stat, err := image.Stat()
+	if err != nil {
+		return "", err
+	}
+	length, err := copySparse(ctx, out, r.progress.begin(image, stat.Size()))
+	if err != nil {
+		return "", err
+	}
+	return info.Format, out.Truncate(length)
+}
+
+// anyHost allows what the guest reaches too: the place in the network is the tenant's. Package
+// egress still refuses the metadata services of clouds.
+var anyHost = []string{"0.0.0.0/0", "::/0"}
+
+// fetchImage fetches an image, and accepts it by its checksum alone. Errors have nothing that
+// the server answered.
+func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File) (format string, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("no data has come for %v", r.stallWithin)) })
+	defer stall.Stop()
+	response, err := requestImage(ctx, d.Image, func() { stall.Reset(r.stallWithin) })
+	if err != nil {
+		return "", explainFetch(ctx, err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.ContentLength > r.ImageMaxBytes {
+		return "", fmt.Errorf("it has %d bytes: imageMaxBytes allows %d", response.ContentLength, r.ImageMaxBytes)
+	}
+	hash := sha256.New()
+	body := io.TeeReader(io.LimitReader(response.Body, r.ImageMaxBytes+1), hash)
+	length, err := copySparse(ctx, out, r.progress.begin(readerFunc(func(b []byte) (int, error) {
+		n, err := body.Read(b)
+		if err != nil && !errors.Is(err, io.EOF) {
+			err = explainFetch(ctx, err)
+		}
+		return n, err
+	}), response.ContentLength))
+	if err == nil {
+		err = out.Truncate(length)
+	}
+	if err != nil {
+		return "", err
+	}
+	if length > r.ImageMaxBytes {
+		return "", fmt.Errorf("it has more than %d bytes: imageMaxBytes allows no more", r.ImageMaxBytes)
+	}
+	if sum := "sha256:" + hex.EncodeToString(hash.Sum(nil)); sum != d.Checksum {
+		return "", fmt.Errorf("its checksum is %s, and %s was asked for", sum, d.Checksum)
+	}
+	info, _, err := probeImage(out)
+	return info.Format, err
+}
+
+// requestImage asks for an image. onData is called whenever data arrives.
+func requestImage(ctx context.Context, url string, onData func()) (*http.Response, error) {
+	hosts, err := egress.ParseHosts(anyHost)
+	if err != nil {
+		return nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, egress.Errorf("it is no valid URL")
+	}
+	response, err := egress.New(hosts).Web(onData).RoundTrip(request)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		_ = response.Body.Close()
+		return nil, egress.StatusError(response.StatusCode)
+	}
+	return response, nil
+}
+
+// explainFetch returns why a fetch failed, without the server's words.
+func explainFetch(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return egress.Explain(err)
+}
+
+// copySparse copies all but zeros, and returns the length of the source.
+func copySparse(ctx context.Context, to io.WriterAt, from io.Reader) (length int64, err error) {
+	const block = 64 << 10
+	buffer, zeros := make([]byte, block), make([]byte, block)
+	for {
+		if ctx.Err() != nil {
+			return length, context.Cause(ctx)
+		}
+		n, err := io.ReadFull(from, buffer)
+		if n > 0 && !bytes.Equal(buffer[:n], zeros[:n]) {
+			if _, err := to.WriteAt(buffer[:n], length); err != nil {
+				return length, err
+			}
+		}
+		length += int64(n)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return length, nil
+		}
+		if err != nil {
+			return length, err
+		}
+	}
+}

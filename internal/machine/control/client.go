@@ -1,0 +1,168 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// connectWithin bounds a connection, and then its handshake.
+	connectWithin = 5 * time.Second
+	// maxAnswer and maxRequest bound what is read of the other end.
+	maxAnswer, maxRequest, maxHeader = 64 << 10, 64 << 10, 8 << 10
+)
+
+// Paths of the calls.
+const (
+	statusPath = "/v1/status"
+	pausePath  = "/v1/pause"
+	resumePath = "/v1/resume"
+	probePath  = "/v1/probe"
+	growPath   = "/v1/grow"
+)
+
+// failures are the errors of Machine by the codes that they are sent as.
+var failures = map[int]error{
+	http.StatusConflict:            ErrNotRunning,
+	http.StatusNotFound:            ErrUnknown,
+	http.StatusBadGateway:          ErrNoAnswer,
+	http.StatusInternalServerError: ErrFailed,
+}
+
+// Client controls a machine. Each call has a connection of its own, since there may be
+// thousands of machines and calls are rare.
+type Client struct {
+	http http.Client
+	base string
+}
+
+var _ Machine = (*Client)(nil)
+
+// NewClient returns a client of the listener at an address, with its port. The configuration is
+// that of Credentials.ClientConfig: what answers has to prove to be the machine of that name,
+// since its address may belong to another pod by now.
+func NewClient(address string, config *tls.Config) *Client {
+	return &Client{base: "https://" + address, http: http.Client{
+		Timeout: CallWithin + 2*connectWithin,
+		Transport: &http.Transport{
+			DialContext: (&net.Dialer{Timeout: connectWithin}).DialContext, TLSHandshakeTimeout: connectWithin,
+			TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+// Status implements Machine.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	var s Status
+	if err := c.call(ctx, http.MethodGet, statusPath, nil, &s); err != nil {
+		return Status{}, err
+	}
+	if !s.isValid() {
+		return Status{}, ErrProtocol
+	}
+	return s, nil
+}
+
+// isValid refuses what this package does not know, and figures that cannot be.
+func (s *Status) isValid() bool {
+	figures := []int64{s.CPUNanoseconds, s.MemoryBytes, s.GuestMemoryBytes}
+	if s.Copied != nil {
+		figures = append(figures, s.Copied.Bytes, s.Copied.TotalBytes)
+	}
+	return slices.Contains([]State{StateStarting, StateRunning, StatePaused, StateStopping}, s.State) &&
+		slices.Contains([]Wait{WaitNone, WaitRoom, WaitDisk}, s.Waits) &&
+		slices.Contains([]string{"", "kvm", "tcg"}, s.Accelerator) && slices.Min(figures) >= 0
+}
+
+// Pause implements Machine.
+func (c *Client) Pause(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, pausePath, nil, nil)
+}
+
+// Resume implements Machine.
+func (c *Client) Resume(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, resumePath, nil, nil)
+}
+
+// Probe implements Machine. The machine's end waits for the guest as long as ctx allows.
+func (c *Client) Probe(ctx context.Context, port int32) error {
+	return c.call(ctx, http.MethodPost, probePath+"?port="+strconv.Itoa(int(port)), nil, nil)
+}
+
+// Grow implements Machine.
+func (c *Client) Grow(ctx context.Context, sizes Sizes) error {
+	return c.call(ctx, http.MethodPost, growPath, sizes, nil)
+}
+
+// call makes a request. in and out may be nil.
+func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	var body bytes.Buffer
+	if in != nil {
+		if err := json.NewEncoder(&body).Encode(in); err != nil {
+			return err
+		}
+	}
+	request, err := http.NewRequestWithContext(ctx, method, c.base+path, &body)
+	if err != nil {
+		return err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return explain(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if failure, is := failures[response.StatusCode]; is {
+		return failure
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%w: status %d", ErrProtocol, response.StatusCode)
+	}
+	if out == nil {
+		return nil
+	}
+	content, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	if err != nil {
+		return explain(err)
+	}
+	if json.Unmarshal(content, out) != nil {
+		return ErrProtocol
+	}
+	return nil
+}
+
+// explain returns why a call failed, without words of the other end.
+func explain(err error) error {
+	_, isCertificate := errors.AsType[*tls.CertificateVerificationError](err)
+	operation, isOperation := errors.AsType[*net.OpError](err)
+	timeout, isNet := errors.AsType[net.Error](err)
+	code, isSystem := errors.AsType[syscall.Errno](err)
+	switch {
+	case isCertificate, isOperation && strings.HasSuffix(operation.Op, " error"): // "remote error" is a TLS alert
+		return ErrIdentity
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("%w: %w", ErrUnreachable, context.Canceled)
+	case errors.Is(err, context.DeadlineExceeded), isNet && timeout.Timeout():
+		return fmt.Errorf("%w: %w", ErrUnreachable, context.DeadlineExceeded)
+	case isSystem:
+		return fmt.Errorf("%w: %w", ErrUnreachable, code)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("%w: it closed the connection", ErrUnreachable)
+	}
+	return ErrProtocol
+}

@@ -1,0 +1,316 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// stub is a machine that answers with what a test sets.
+type stub struct {
+	status Status
+	err    error
+	calls  chan any
+}
+
+func (s *stub) Status(context.Context) (Status, error) { return s.status, s.err }
+func (s *stub) Pause(context.Context) error            { s.calls <- "pause"; return s.err }
+func (s *stub) Resume(context.Context) error           { s.calls <- "resume"; return s.err }
+func (s *stub) Grow(_ context.Context, sizes Sizes) error {
+	s.calls <- sizes
+	return s.err
+}
+
+func (s *stub) Probe(ctx context.Context, port int32) error {
+	s.calls <- port
+	if port == 7 { // where nothing answers
+		<-ctx.Done()
+		s.calls <- "left"
+		return ErrNoAnswer
+	}
+	return s.err
+}
+
+const name = "6f9c3c52-4b1d-4f5e-8a55-0a4b8f1d2c3e"
+
+// newPair makes the credentials of a machine and of its client.
+func newPair(t *testing.T, name string) (machine, client Credentials) {
+	t.Helper()
+	machine, client, err := NewCredentials(name, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return machine, client
+}
+
+func clientConfig(t *testing.T, c Credentials) *tls.Config {
+	t.Helper()
+	config, err := c.ClientConfig(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config
+}
+
+// serve serves a machine to this host, without the listener that refuses it, and returns its
+// address.
+func serve(t *testing.T, c Credentials, m Machine) string {
+	t.Helper()
+	s, err := NewServer(t.Context(), c, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = s.http.ServeTLS(listener, "", "") }()
+	t.Cleanup(func() { _ = s.http.Close() })
+	return listener.Addr().String()
+}
+
+func TestCalls(t *testing.T) {
+	t.Parallel()
+	machine, client := newPair(t, name)
+	m := &stub{calls: make(chan any, 2), status: Status{
+		State: StatePaused, Waits: WaitRoom, Accelerator: "kvm", StartedAt: time.Unix(1e9, 5).UTC(),
+		CPUNanoseconds: 1, MemoryBytes: 2, GuestMemoryBytes: 3, Copied: &Copied{4, 5},
+	}}
+	c := NewClient(serve(t, machine, m), clientConfig(t, client))
+	if got, err := c.Status(t.Context()); err != nil || !reflect.DeepEqual(got, m.status) {
+		t.Errorf("the status is %+v, %v, want %+v", got, err, m.status)
+	}
+	sizes := Sizes{RootDisk: 5, Volumes: map[string]int64{"data": 6}}
+	calls := map[string]struct {
+		call func() error
+		want any
+	}{
+		"pause":  {func() error { return c.Pause(t.Context()) }, "pause"},
+		"resume": {func() error { return c.Resume(t.Context()) }, "resume"},
+		"probe":  {func() error { return c.Probe(t.Context(), 65535) }, int32(65535)},
+		"grow":   {func() error { return c.Grow(t.Context(), sizes) }, sizes},
+	}
+	for _, failure := range []error{nil, ErrNotRunning, ErrUnknown, ErrNoAnswer, ErrFailed} {
+		m.err = failure
+		for name, c := range calls {
+			if err := c.call(); !errors.Is(err, failure) {
+				t.Errorf("%s returns %v, want %v", name, err, failure)
+			}
+			if got := <-m.calls; !reflect.DeepEqual(got, c.want) {
+				t.Errorf("%s arrives as %v, want %v", name, got, c.want)
+			}
+		}
+	}
+	m.err = errors.New("words of QEMU")
+	if err := c.Pause(t.Context()); !errors.Is(err, ErrFailed) || strings.Contains(err.Error(), "QEMU") {
+		t.Errorf("an unknown failure is %v", err)
+	}
+}
+
+// TestLeftProbe checks that a machine stops waiting for a guest once the client has left.
+func TestLeftProbe(t *testing.T) {
+	t.Parallel()
+	machine, client := newPair(t, name)
+	m := &stub{calls: make(chan any)}
+	c := NewClient(serve(t, machine, m), clientConfig(t, client))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- c.Probe(ctx, 7) }()
+	<-m.calls
+	cancel()
+	if err := <-ended; !errors.Is(err, ErrUnreachable) || !errors.Is(err, context.Canceled) {
+		t.Errorf("a call that was ended returns %v", err)
+	}
+	if got := <-m.calls; got != "left" {
+		t.Errorf("the machine gets %v", got)
+	}
+}
+
+// TestIdentity checks that both ends take each other alone.
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	machine, client := newPair(t, name)
+	_, stranger := newPair(t, name)
+	otherMachine, otherClient := newPair(t, "other")
+	address := serve(t, machine, &stub{status: Status{State: StateRunning}})
+	for name, c := range map[string]struct {
+		address string
+		config  *tls.Config
+		want    error
+	}{
+		"right":                      {address, clientConfig(t, client), nil},
+		"another authority":          {address, clientConfig(t, stranger), ErrIdentity},
+		"a machine of another name":  {serve(t, otherMachine, &stub{}), clientConfig(t, otherClient), ErrIdentity},
+		"another client certificate": {address, clientConfig(t, Credentials{client.CA, stranger.Cert, stranger.Key}), ErrIdentity},
+		"the machine's certificate":  {address, clientConfig(t, machine), ErrIdentity},
+		"TLS 1.2":                    {address, oldTLS(clientConfig(t, client)), ErrIdentity},
+		"no certificate":             {address, withoutCertificate(clientConfig(t, client)), ErrIdentity},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := NewClient(c.address, c.config).Status(t.Context()); !errors.Is(err, c.want) {
+				t.Errorf("the status fails with %v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
+func oldTLS(c *tls.Config) *tls.Config {
+	c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	return c
+}
+
+func withoutCertificate(c *tls.Config) *tls.Config {
+	c.Certificates = nil
+	return c
+}
+
+// TestAnswers checks that a machine that its guest has broken out of can neither make up a state
+// nor put its words into an error.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	machine, client := newPair(t, name)
+	config, err := machine.serverConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		code         int
+		header, body string
+		want         error
+	}{
+		"valid":          {200, "", `{"state":"running","later":1}`, nil},
+		"state":          {200, "", `{"state":"hunter2"}`, ErrProtocol},
+		"wait":           {200, "", `{"state":"running","waits":"hunter2"}`, ErrProtocol},
+		"accelerator":    {200, "", `{"state":"running","accelerator":"hunter2"}`, ErrProtocol},
+		"negative usage": {200, "", `{"state":"running","cpuNanoseconds":-1}`, ErrProtocol},
+		"time":           {200, "", `{"state":"running","startedAt":"hunter2"}`, ErrProtocol},
+		"no JSON":        {200, "", "hunter2", ErrProtocol},
+		"endless":        {200, "", `{"state":"running"` + strings.Repeat(" ", maxAnswer) + "}", ErrProtocol},
+		"header":         {200, strings.Repeat("hunter2", maxHeader), `{"state":"running"}`, ErrProtocol},
+		"code":           {418, "", "hunter2", ErrProtocol},
+		"redirect":       {302, "", "hunter2", ErrProtocol},
+		"failure":        {409, "", "hunter2", ErrNotRunning},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("X-Header", c.header)
+				w.Header().Set("Location", "https://hunter2")
+				w.WriteHeader(c.code)
+				_, _ = io.WriteString(w, c.body)
+			}))
+			s.TLS = config.Clone()
+			s.StartTLS()
+			t.Cleanup(s.Close)
+			_, err := NewClient(s.Listener.Addr().String(), clientConfig(t, client)).Status(t.Context())
+			if !errors.Is(err, c.want) || err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the status fails with %v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
+// TestRequests checks that what a machine does not understand changes nothing.
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		method, path, body string
+		want               int
+	}{
+		"port":          {"POST", probePath + "?port=65536", "", 400},
+		"no port":       {"POST", probePath, "", 400},
+		"sizes":         {"POST", growPath, "x", 400},
+		"unknown field": {"POST", growPath, `{"root":1}`, 400},
+		"too large":     {"POST", growPath, strings.Repeat(" ", maxRequest) + "{}", 400},
+		"method":        {"GET", pausePath, "", 405},
+		"path":          {"POST", "/v2/pause", "", 404},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := &stub{calls: make(chan any, 1)}
+			w := httptest.NewRecorder()
+			newHandler(m).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), c.method, c.path, strings.NewReader(c.body)))
+			if w.Code != c.want || len(m.calls) > 0 {
+				t.Errorf("it is answered with %d, want %d; %d calls", w.Code, c.want, len(m.calls))
+			}
+		})
+	}
+}
+
+// TestOutside checks from where connections are taken.
+func TestOutside(t *testing.T) {
+	t.Parallel()
+	l := outsideListener{addresses: func() ([]net.Addr, error) {
+		return []net.Addr{&net.IPNet{IP: net.ParseIP("10.0.0.5"), Mask: net.CIDRMask(24, 32)}, &net.IPNet{IP: net.ParseIP("fd00::5"), Mask: net.CIDRMask(64, 128)}}, nil
+	}}
+	for from, want := range map[string]bool{
+		"10.0.0.6": true, "fd00::6": true, "::ffff:10.0.0.6": true,
+		"10.0.0.5": false, "::ffff:10.0.0.5": false, "fd00::5": false,
+		"127.0.0.1": false, "127.9.9.9": false, "::1": false, "::ffff:127.0.0.1": false,
+	} {
+		if got := l.isOutside(&net.TCPAddr{IP: net.ParseIP(from)}); got != want {
+			t.Errorf("%s is outside: %v, want %v", from, got, want)
+		}
+	}
+	l.addresses = func() ([]net.Addr, error) { return nil, errors.New("no netlink") }
+	if l.isOutside(&net.TCPAddr{IP: net.ParseIP("10.0.0.6")}) || l.isOutside(&net.UnixAddr{}) {
+		t.Error("a connection of unknown origin is taken")
+	}
+}
+
+// TestServeRefusesItself checks that a listener closes connections of its own host, without an
+// answer.
+func TestServeRefusesItself(t *testing.T) {
+	t.Parallel()
+	machine, client := newPair(t, name)
+	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = s.Serve(listener) }()
+	t.Cleanup(func() { _ = s.http.Close() })
+	for range 2 * maxConnections { // none of which takes the place of another
+		if _, err := NewClient(listener.Addr().String(), clientConfig(t, client)).Status(t.Context()); !errors.Is(err, ErrUnreachable) {
+			t.Fatalf("this host gets %v", err)
+		}
+	}
+}
+
+func TestReadCredentials(t *testing.T) {
+	t.Parallel()
+	machine, _ := newPair(t, name)
+	folder := t.TempDir()
+	for file, content := range map[string][]byte{CAFile: machine.CA, CertFile: machine.Cert, KeyFile: machine.Key} {
+		if _, err := ReadCredentials(folder); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("without %s the error is %v", file, err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, file), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := ReadCredentials(folder); err != nil || !reflect.DeepEqual(got, machine) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	machine.CA = []byte("none")
+	if _, err := NewServer(t.Context(), machine, &stub{}); err == nil || !strings.Contains(err.Error(), "ca.crt has no certificate") {
+		t.Errorf("without an authority the error is %v", err)
+	}
+}

@@ -1,0 +1,166 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"golang.org/x/net/netutil"
+)
+
+const (
+	// maxConnections bounds what the listener keeps for those who connect.
+	maxConnections = 16
+	// headerWithin bounds a handshake, and then the head of a request; readWithin bounds a whole
+	// request and idleWithin the time between two.
+	headerWithin, readWithin, idleWithin = 5 * time.Second, 10 * time.Second, 30 * time.Second
+)
+
+// Server serves a machine.
+type Server struct {
+	ctx  context.Context // that of the requests
+	http *http.Server
+}
+
+// NewServer returns a server of a machine that works until ctx ends.
+func NewServer(ctx context.Context, c Credentials, m Machine) (*Server, error) {
+	config, err := c.serverConfig()
+	if err != nil {
+		return nil, err
+	}
+	var http1 http.Protocols
+	http1.SetHTTP1(true)
+	return &Server{ctx, &http.Server{
+		Handler: newHandler(m), TLSConfig: config, Protocols: &http1,
+		ReadHeaderTimeout: headerWithin, ReadTimeout: readWithin, WriteTimeout: CallWithin + headerWithin, IdleTimeout: idleWithin,
+		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog: log.New(io.Discard, "", 0), // whoever connects could fill a log
+	}}, nil
+}
+
+// Serve serves on a listener. It closes connections from this host's own addresses: those are
+// the guest's, which QEMU's network makes in its place. They do not count as connections, so
+// that a guest cannot keep others away.
+func (s *Server) Serve(listener net.Listener) error {
+	defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
+	outside := outsideListener{listener, net.InterfaceAddrs}
+	return s.http.ServeTLS(netutil.LimitListener(outside, maxConnections), "", "")
+}
+
+// outsideListener accepts connections from other hosts alone.
+type outsideListener struct {
+	net.Listener
+
+	addresses func() ([]net.Addr, error)
+}
+
+// Accept implements net.Listener.
+func (l outsideListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil || l.isOutside(conn.RemoteAddr()) {
+			return conn, err
+		}
+		_ = conn.Close()
+	}
+}
+
+func (l outsideListener) isOutside(remote net.Addr) bool {
+	from, ok := addressOf(remote)
+	if !ok || from.IsLoopback() {
+		return false
+	}
+	all, err := l.addresses()
+	for _, a := range all {
+		if own, ok := addressOf(a); ok && own == from {
+			return false
+		}
+	}
+	return err == nil
+}
+
+// addressOf returns the address of a connection's end or of an interface.
+func addressOf(a net.Addr) (netip.Addr, bool) {
+	var ip net.IP
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		ip = a.IP
+	case *net.IPNet:
+		ip = a.IP
+	}
+	address, ok := netip.AddrFromSlice(ip)
+	return address.Unmap(), ok
+}
+
+// newHandler serves the calls.
+func newHandler(m Machine) http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, call func(*http.Request) (any, error)) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			ctx, cancel := context.WithTimeout(r.Context(), CallWithin)
+			defer cancel()
+			r = r.WithContext(ctx)
+			r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
+			answer, err := call(r)
+			respond(w, answer, err)
+		})
+	}
+	handle("GET "+statusPath, func(r *http.Request) (any, error) { return m.Status(r.Context()) })
+	handle("POST "+pausePath, func(r *http.Request) (any, error) { return nil, m.Pause(r.Context()) })
+	handle("POST "+resumePath, func(r *http.Request) (any, error) { return nil, m.Resume(r.Context()) })
+	handle("POST "+probePath, func(r *http.Request) (any, error) {
+		port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
+		if err != nil {
+			return nil, errRequest
+		}
+		return nil, m.Probe(r.Context(), int32(port)) //nolint:gosec // 16 bits
+	})
+	handle("POST "+growPath, func(r *http.Request) (any, error) {
+		var sizes Sizes
+		decoder := json.NewDecoder(r.Body)
+		decoder.DisallowUnknownFields()
+		if decoder.Decode(&sizes) != nil {
+			return nil, errRequest
+		}
+		return nil, m.Grow(r.Context(), sizes)
+	})
+	return mux
+}
+
+// errRequest : the client asks for what this program does not understand.
+var errRequest = errors.New("the request is not understood")
+
+// respond sends an answer, or an error as its code alone.
+func respond(w http.ResponseWriter, answer any, err error) {
+	code := http.StatusOK
+	if err != nil {
+		code = codeOf(err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	if err == nil && answer != nil {
+		_ = json.NewEncoder(w).Encode(answer) // else the client learns it by what is missing
+	}
+}
+
+func codeOf(err error) int {
+	if errors.Is(err, errRequest) {
+		return http.StatusBadRequest
+	}
+	for code, failure := range failures {
+		if errors.Is(err, failure) {
+			return code
+		}
+	}
+	return http.StatusInternalServerError
+}

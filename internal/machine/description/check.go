@@ -1,0 +1,159 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package description
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+const (
+	// maxGrace is more than a person waits for.
+	maxGrace = 7 * 24 * 3600
+	// maxVolumes is what the slots of a machine have room for.
+	maxVolumes = 16
+)
+
+var (
+	accelerators    = []string{machine.AccelAuto, machine.AccelKVM, machine.AccelTCG}
+	namePattern     = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+	checksumPattern = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	// volumePattern has as many characters as a serial number of virtio.
+	volumePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$`)
+)
+
+// IsURL reports whether an image has to be fetched.
+func IsURL(image string) bool { return strings.Contains(image, "://") }
+
+// check refuses a wrong description before anything is made.
+func (m *Machine) check() error {
+	switch {
+	case m.Version != Version:
+		return fmt.Errorf("version is %d: this program knows %d", m.Version, Version)
+	case !namePattern.MatchString(m.Name):
+		return fmt.Errorf("name is %.80q: it must be a host name in small letters of at most 63 characters", m.Name)
+	case !slices.Contains(accelerators, m.Accelerator):
+		return fmt.Errorf("accelerator is %.80q: it must be one of %q", m.Accelerator, accelerators)
+	case m.GracePeriodSeconds < 1 || m.GracePeriodSeconds > maxGrace:
+		return fmt.Errorf("gracePeriodSeconds is %d: it must be from 1 to %d", m.GracePeriodSeconds, maxGrace)
+	case m.ImageMaxBytes < 0:
+		return fmt.Errorf("imageMaxBytes is %d: it must not be negative", m.ImageMaxBytes)
+	case m.RootDisk == nil && m.Kernel == nil:
+		return errors.New("rootDisk and kernel are missing: one of them must say what to boot")
+	}
+	config := m.Config(machine.AccelTCG, "q35")
+	_, err := config.Arguments(&launch.Files{})
+	return cmp.Or(err, m.checkDisks(), m.checkControl(), m.checkPaths())
+}
+
+// checkDisks refuses disks that cannot be made, and those that are in each other's place.
+func (m *Machine) checkDisks() error {
+	folders := map[string]string{}
+	checkDisk := func(field string, d *Disk) error {
+		folder := filepath.Clean(d.Folder)
+		if other, taken := folders[folder]; taken {
+			return fmt.Errorf("%s.folder is %q: it is that of %s too, and each disk needs one of its own", field, d.Folder, other)
+		}
+		folders[folder] = field
+		return d.check(field)
+	}
+	if m.RootDisk != nil {
+		if err := checkDisk("rootDisk", &m.RootDisk.Disk); err != nil {
+			return err
+		}
+	}
+	if len(m.Volumes) > maxVolumes {
+		return fmt.Errorf("volumes are %d: at most %d are possible", len(m.Volumes), maxVolumes)
+	}
+	names := map[string]bool{}
+	for i := range m.Volumes {
+		v, field := &m.Volumes[i], fmt.Sprintf("volumes[%d]", i)
+		if !volumePattern.MatchString(v.Name) || names[v.Name] {
+			return fmt.Errorf("%s.name is %.80q: it must be unique, of at most 20 small letters, digits and dashes", field, v.Name)
+		}
+		names[v.Name] = true
+		if err := checkDisk(field, &v.Disk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Disk) check(field string) error {
+	switch {
+	case !filepath.IsAbs(d.Folder):
+		return fmt.Errorf("%s.folder is %q: it must be an absolute path", field, d.Folder)
+	case d.SizeBytes < 0:
+		return fmt.Errorf("%s.sizeBytes is %d: it must not be negative", field, d.SizeBytes)
+	case d.Image == "" && d.SizeBytes == 0:
+		return fmt.Errorf("%s.sizeBytes is missing: a disk without an image has no size of its own", field)
+	case IsURL(d.Image):
+		return d.checkURL(field)
+	case d.Checksum != "":
+		return fmt.Errorf("%s.checksum is set: only an image by http:// or https:// has one", field)
+	case d.Image != "" && !filepath.IsAbs(d.Image):
+		return fmt.Errorf("%s.image is %q: it must be an absolute path, an http:// or https:// URL, or empty", field, d.Image)
+	}
+	return nil
+}
+
+// checkURL does not repeat a URL, which may hold secrets.
+func (d *Disk) checkURL(field string) error {
+	parsed, err := url.Parse(d.Image)
+	switch {
+	case err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https":
+		return fmt.Errorf("%s.image is a URL that is not taken: it must be http:// or https://, with a host", field)
+	case !checksumPattern.MatchString(d.Checksum):
+		return fmt.Errorf(`%s.checksum is %.80q: an image by URL needs "sha256:" and 64 digits in small letters`, field, d.Checksum)
+	}
+	return nil
+}
+
+// checkControl refuses a listener whose port is that of a forward.
+func (m *Machine) checkControl() error {
+	if m.Control == nil {
+		return nil
+	}
+	port := m.Control.Port
+	isForwarded := slices.ContainsFunc(m.Forwards, func(f Forward) bool { return f.Protocol == "tcp" && f.HostPort == port })
+	switch {
+	case port < 1 || port > math.MaxUint16:
+		return fmt.Errorf("control.port is %d: it must be from 1 to %d", port, math.MaxUint16)
+	case isForwarded:
+		return fmt.Errorf("control.port is %d: a forward has that host port", port)
+	}
+	return nil
+}
+
+// checkPaths refuses paths that depend on the working directory.
+func (m *Machine) checkPaths() error {
+	paths, required := map[string]string{"cloudInit": m.CloudInit}, map[string]string{}
+	if m.Kernel != nil {
+		paths["kernel.initrd"], required["kernel.file"] = m.Kernel.Initrd, m.Kernel.File
+	}
+	if m.Control != nil {
+		required["control.folder"] = m.Control.Folder
+	}
+	for field, path := range paths {
+		if path != "" && !filepath.IsAbs(path) {
+			return fmt.Errorf("%s is %q: it must be an absolute path, or empty", field, path)
+		}
+	}
+	for field, path := range required {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("%s is %q: it must be an absolute path", field, path)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package description has what a drover-machine is given: one file that describes a machine.
+// Who starts a drover-machine writes the file by this package too.
+//
+// Start with Machine. Read reads one and refuses what is wrong; Config makes the launcher's
+// description of it.
+package description
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+
+	"sigs.k8s.io/yaml"
+
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+// Version is the version of the descriptions that this package knows.
+const Version = 1
+
+// MaxFile bounds what is read of a description, and of a file for cloud-init: as much as a
+// Secret holds.
+const MaxFile = 1 << 20
+
+// DefaultImageMaxBytes is how many bytes an image may have that is fetched.
+const DefaultImageMaxBytes = 32 << 30
+
+// Machine describes a machine. User-data and keys are in files that it names. URLs of images
+// may hold secrets.
+type Machine struct {
+	Version int `json:"version"`
+	// UUID identifies the machine, for its guest too.
+	UUID string `json:"uuid"`
+	// Name is the host name that cloud-init gives the guest.
+	Name        string `json:"name"`
+	CPUs        int64  `json:"cpus"`
+	MemoryBytes int64  `json:"memoryBytes"`
+	// Accelerator is auto, kvm or tcg; empty means auto.
+	Accelerator string    `json:"accelerator,omitempty"`
+	RootDisk    *RootDisk `json:"rootDisk,omitempty"`
+	Volumes     []Volume  `json:"volumes,omitempty"`
+	Kernel      *Kernel   `json:"kernel,omitempty"`
+	Forwards    []Forward `json:"forwards,omitempty"`
+	// CloudInit is a folder with the files user-data, network-data and ssh-keys, of which any
+	// may be missing; empty for none.
+	CloudInit string `json:"cloudInit,omitempty"`
+	// GracePeriodSeconds is the time from SIGTERM to SIGKILL; 0 means 30.
+	GracePeriodSeconds int64 `json:"gracePeriodSeconds,omitempty"`
+	// ImageMaxBytes is how many bytes an image may have that is fetched; 0 means
+	// DefaultImageMaxBytes.
+	ImageMaxBytes int64    `json:"imageMaxBytes,omitempty"`
+	Control       *Control `json:"control,omitempty"`
+}
+
+// Disk describes a disk that is made once.
+type Disk struct {
+	// Folder keeps the disk, as that of a mounted volume. Each disk has one of its own.
+	Folder string `json:"folder"`
+	// Image is what the disk is a copy of: a file, raw or qcow2, a folder with that file alone,
+	// or an http:// or https:// URL; empty for a blank disk.
+	Image string `json:"image,omitempty"`
+	// Checksum is "sha256:" and 64 digits, which an image by URL must have.
+	Checksum string `json:"checksum,omitempty"`
+	// SizeBytes is what the disk is grown to; 0 means the image's size.
+	SizeBytes int64 `json:"sizeBytes,omitempty"`
+}
+
+// RootDisk describes the first disk.
+type RootDisk struct {
+	Disk `json:",inline"`
+
+	// Ephemeral makes a new disk at each start, on top of the image if that is a file.
+	Ephemeral bool `json:"ephemeral,omitempty"`
+}
+
+// Volume describes a further disk.
+type Volume struct {
+	// Name is the serial number of the disk: a Linux guest finds it as
+	// /dev/disk/by-id/virtio-NAME.
+	Name string `json:"name"`
+	Disk `json:",inline"`
+
+	// ReadOnly makes the disk read-only for the guest. It does not grow then.
+	ReadOnly bool `json:"readOnly,omitempty"`
+}
+
+// Kernel is booted in place of the one on the disk.
+type Kernel struct {
+	File    string `json:"file"`
+	Initrd  string `json:"initrd,omitempty"`
+	Cmdline string `json:"cmdline,omitempty"`
+}
+
+// Forward forwards a port of this host, or container, to one of the guest.
+type Forward struct {
+	// Protocol is tcp or udp; empty means tcp.
+	Protocol string `json:"protocol,omitempty"`
+	// HostPort is the port outside; 0 means the guest's number.
+	HostPort int32 `json:"hostPort,omitempty"`
+	Port     int32 `json:"port"`
+}
+
+// Control is a listener by which the machine is controlled: see package control.
+type Control struct {
+	Port int32 `json:"port"`
+	// Folder has tls.crt and tls.key of the listener, and ca.crt of its clients.
+	Folder string `json:"folder"`
+}
+
+// Read reads a description. It refuses fields that it does not know: a machine must not run
+// without something that its description asks for.
+func Read(path string) (Machine, error) {
+	var m Machine
+	content, err := ReadLimited(path)
+	if err != nil {
+		return m, fmt.Errorf("reading the description of the machine: %w", err)
+	}
+	if err := yaml.UnmarshalStrict(content, &m); err != nil {
+		return m, fmt.Errorf("the description %s: %w", path, err)
+	}
+	m.setDefaults()
+	if err := m.check(); err != nil {
+		return m, fmt.Errorf("the description %s: %w", path, err)
+	}
+	return m, nil
+}
+
+// ReadLimited reads a file of at most MaxFile bytes.
+func ReadLimited(path string) ([]byte, error) {
+	f, err := os.Open(path) //nolint:gosec // who runs the program names it
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	content, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	if err == nil && len(content) > MaxFile {
+		err = fmt.Errorf("%s has more than %d bytes", path, MaxFile)
+	}
+	return content, err
+}
+
+func (m *Machine) setDefaults() {
+	m.Accelerator = cmp.Or(m.Accelerator, machine.AccelAuto)
+	m.GracePeriodSeconds = cmp.Or(m.GracePeriodSeconds, 30)
+	m.ImageMaxBytes = cmp.Or(m.ImageMaxBytes, DefaultImageMaxBytes)
+	for i := range m.Forwards {
+		m.Forwards[i].Protocol = cmp.Or(m.Forwards[i].Protocol, "tcp")
+		m.Forwards[i].HostPort = cmp.Or(m.Forwards[i].HostPort, m.Forwards[i].Port)
+	}
+}
+
+// Config returns the machine without its files.
+func (m *Machine) Config(accelerator, machineType string) launch.Config {
+	c := launch.Config{
+		Version: launch.Version, UUID: m.UUID, ID: m.Name,
+		Type: machineType, Accel: accelerator, CPUs: m.CPUs, MemoryBytes: m.MemoryBytes,
+	}
+	for _, f := range m.Forwards {
+		c.Forwards = append(c.Forwards, launch.Forward{Protocol: f.Protocol, HostPort: f.HostPort, Port: f.Port})
+	}
+	return c
+}
