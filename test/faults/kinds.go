@@ -109,6 +109,12 @@ var kinds = []lab.Kind{
 			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 8}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
+	apifaults.SecondServerKind(apifaults.Settings{
+		Name: "second API server", Parallel: 16, Engines: []lab.Engine{lab.Fake{}},
+		Bounds: map[lab.Size]apifaults.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 4}, lab.SizeFull: {Workloads: lively},
+		},
+	}),
 	apifaults.EtcdKind("etcd"),
 	soak.Kind(soak.Settings{
 		Engine: lab.Fake{}, Parallel: 64, Round: 200,
