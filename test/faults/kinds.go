@@ -85,6 +85,13 @@ var kinds = []lab.Kind{
 		},
 	}),
 	crash.Kind(crash.Settings{
+		Name: "clock of Docker", Parallel: 6, Engines: []lab.Engine{lab.NewSteppingDocker()},
+		Faults: crash.Outside(outside.ClockAhead, outside.ClockBehind),
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
+		},
+	}),
+	crash.Kind(crash.Settings{
 		Name: "engine, qemu", Parallel: 4, Engines: []lab.Engine{lab.NewQEMU()},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Suspended, outside.Away, outside.Exchanged),
 		Bounds: map[lab.Size]crash.Bounds{
