@@ -139,8 +139,11 @@ func (r *Reconciler) ReportFinding(f inventory.Finding) {
 		return
 	}
 	reason := api.EventOrphanFound
-	if f.Deleted {
+	switch {
+	case f.Deleted:
 		reason = api.EventOrphanDeleted
+	case f.Released:
+		reason = api.EventOrphanReleased
 	}
 	vm := &api.VirtualMachine{}
 	vm.Namespace, vm.Name, vm.UID = f.Server.Namespace, f.Server.Name, f.Server.UID

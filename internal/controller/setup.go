@@ -129,6 +129,9 @@ func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachin
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q queue.Queue) {
+			if r.Inventory != nil && e.Object.Spec.DeletionPolicy == api.DeletionRetain {
+				r.Inventory.NoteRetained(e.Object.UID)
+			}
 			r.enqueueObject(q, e.Object, queue.PriorityRoutine)
 		},
 	}

@@ -119,6 +119,8 @@ type Inventory struct {
 	changedUIDs  map[types.UID]bool // entries to refresh, so that a refresh need not search all
 	subscribers  []func(Change)
 
+	noted driver.SyncMap[types.UID, bool] // what NoteRetained was called for
+
 	refusal *refusal // nil while the engine admits this process; guarded by mu
 
 	fenced     chan struct{} // refusal was set
@@ -202,6 +204,18 @@ func (i *Inventory) observationOf(uid types.UID) Observation {
 	}
 	return o
 }
+
+// NoteRetained notes that a VirtualMachine is gone whose server was to be retained. If the
+// server was not released, because the finalizer had been removed by others, the sweep
+// releases it in place of removing it.
+func (i *Inventory) NoteRetained(uid types.UID) {
+	if i.Get(uid).Answer != Gone {
+		i.noted.Store(uid, true)
+	}
+}
+
+// toRetain returns the UIDs of what was noted.
+func (i *Inventory) toRetain() []types.UID { return i.noted.Keys() }
 
 // uidsWithServers returns the UIDs that have servers. known is false while the servers
 // are unknown.

@@ -26,7 +26,9 @@ const (
 
 // Sweep finds servers that no VirtualMachine owns and, by policy, removes them. It
 // removes only servers that two live readings of the API, a grace period apart, did
-// not know. It removes nothing when suspiciously many look orphaned.
+// not know. It removes nothing when suspiciously many look orphaned. A server that is to be
+// retained is released instead, at the first reading: its data would be lost if this process
+// ended before the second.
 type Sweep struct {
 	Inventory *Inventory
 	// Cached reads the UIDs of all VirtualMachines from the API cache. While every
@@ -56,10 +58,11 @@ type Owners func(context.Context) (map[types.UID]bool, error)
 
 // Finding is what a sweep reports. Server is unset if it is Frozen.
 type Finding struct {
-	Server  driver.Server
-	Deleted bool
-	Frozen  bool
-	Message string
+	Server   driver.Server
+	Deleted  bool
+	Released bool
+	Frozen   bool
+	Message  string
 }
 
 type orphan struct {
@@ -100,6 +103,7 @@ func (s *Sweep) RunOnce(ctx context.Context) error {
 	if s.Inventory.isSuspended() {
 		return nil
 	}
+	noted := s.Inventory.toRetain()
 	owned, err := s.allOwned(ctx)
 	if err != nil {
 		return err
@@ -117,10 +121,47 @@ func (s *Sweep) RunOnce(ctx context.Context) error {
 	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(orphans)))
 	frozen := s.updateFreeze(len(orphans), len(all))
 	removable := s.Policy == OrphanDelete && !frozen
+	retained, orphans := s.splitRetained(orphans, noted)
+	if removable {
+		errs = errors.Join(errs, s.releaseOrphans(ctx, retained))
+	} else {
+		orphans = append(orphans, retained...)
+	}
 	approved, err := s.readApproved(ctx, removable || len(orphans) == 0)
 	return errors.Join(errs, err, s.removeOrphans(ctx, orphans, func(server driver.Server) bool {
 		return removable || approved[driver.Target{UID: server.UID, ID: server.ID}]
 	}))
+}
+
+// splitRetained separates the orphans that are to be retained. It forgets what was noted about
+// VirtualMachines that have left no orphan.
+func (s *Sweep) splitRetained(orphans []driver.Server, noted []types.UID) (retained, others []driver.Server) {
+	for _, server := range orphans {
+		if slices.Contains(noted, server.UID) {
+			retained = append(retained, server)
+		} else {
+			others = append(others, server)
+		}
+	}
+	for _, uid := range noted {
+		if !slices.ContainsFunc(retained, func(server driver.Server) bool { return server.UID == uid }) {
+			s.Inventory.noted.Delete(uid)
+		}
+	}
+	return retained, others
+}
+
+// releaseOrphans releases servers as the deletion of their VirtualMachines would have.
+func (s *Sweep) releaseOrphans(ctx context.Context, orphans []driver.Server) error {
+	var errs []error
+	for _, server := range orphans {
+		err := s.endOrphan(ctx, server, true)
+		if err == nil {
+			s.Report(Finding{Server: server, Released: true, Message: "its VirtualMachine is gone, and had deletionPolicy Retain"})
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // readApproved reads the approvals, unless they are not needed. Without an answer nothing is
@@ -295,16 +336,27 @@ func (s *Sweep) reportOnce(o *orphan, f Finding) {
 }
 
 func (s *Sweep) deleteOrphan(ctx context.Context, o *orphan, server driver.Server) error {
-	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
-	defer cancel()
-	target := driver.Target{UID: server.UID, ID: server.ID, Epoch: s.Epoch()}
-	err := s.Inventory.Delete(ctx, target, false)
-	if err != nil && !errors.Is(err, driver.ErrNotFound) {
-		return fmt.Errorf("delete orphan %s (%s/%s): %w", server.ID, server.Namespace, server.Name, err)
+	if err := s.endOrphan(ctx, server, false); err != nil {
+		return err
 	}
 	if !o.deleted { // it may have been reported as left before
 		s.Report(Finding{Server: server, Deleted: true, Message: "no VirtualMachine owned it"})
 		o.reported, o.deleted = true, true
 	}
 	return nil
+}
+
+// endOrphan deletes or releases a server.
+func (s *Sweep) endOrphan(ctx context.Context, server driver.Server, retain bool) error {
+	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	err := s.Inventory.Delete(ctx, driver.Target{UID: server.UID, ID: server.ID, Epoch: s.Epoch()}, retain)
+	if err == nil || errors.Is(err, driver.ErrNotFound) {
+		return nil
+	}
+	done := "delete"
+	if retain {
+		done = "release"
+	}
+	return fmt.Errorf("%s orphan %s (%s/%s): %w", done, server.ID, server.Namespace, server.Name, err)
 }

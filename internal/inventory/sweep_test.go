@@ -719,3 +719,73 @@ func (b *sweepFixture) sweepOnceFails(says string) {
 		b.t.Errorf("got %v, want %q", err, says)
 	}
 }
+
+// TestOrphanToRetain checks that the server of a VirtualMachine that vanished with
+// deletionPolicy Retain is released at once, and removed by none.
+func TestOrphanToRetain(t *testing.T) {
+	b := newSweepFixture(t)
+	b.addServers(2)
+	b.inv.NoteRetained("s0")
+	b.sweepOnce()
+	b.wantRetained("s0")
+	b.clock.Step(time.Hour)
+	b.sweepOnce()
+	b.wantRemaining("s0")
+	if len(b.findings) != 2 || !b.findings[0].Released || b.findings[0].Server.UID != "s0" || !b.findings[1].Deleted {
+		t.Errorf("reported %+v", b.findings)
+	}
+}
+
+func (b *sweepFixture) wantRetained(uid types.UID) {
+	b.t.Helper()
+	for _, r := range b.memory.Records() {
+		if r.Retained != (r.UID == uid) {
+			b.t.Errorf("the server of %s: retained %v", r.UID, r.Retained)
+		}
+	}
+}
+
+func TestOrphanToRetainIsLeft(t *testing.T) {
+	for name, prepare := range map[string]func(*sweepFixture){
+		"owned":            func(b *sweepFixture) { b.owners["s0"] = true },
+		"by policy report": func(b *sweepFixture) { b.sweep.Policy = OrphanReport },
+		"frozen":           func(b *sweepFixture) { b.addServers(alwaysAllowed + 1) },
+		"the engine fails": func(b *sweepFixture) {
+			b.engine.delete = func(driver.Target, func() error) error { return errors.New("no") }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newSweepFixture(t)
+			b.addServers(1)
+			b.inv.NoteRetained("s0")
+			prepare(b)
+			for range 3 {
+				_ = b.sweep.RunOnce(t.Context())
+				b.clock.Step(time.Hour)
+			}
+			b.wantRetained("")
+			if !strings.HasPrefix(b.remaining(), "s0") {
+				t.Errorf("the servers are %s", b.remaining())
+			}
+		})
+	}
+}
+
+// TestNotesAreForgotten checks that notes that no server needs are not kept.
+func TestNotesAreForgotten(t *testing.T) {
+	b := newSweepFixture(t)
+	b.addServers(1)
+	b.owners["s0"] = true
+	b.inv.NoteRetained("s0")
+	b.inv.NoteRetained("absent")
+	b.sweepOnce()
+	if noted := b.inv.toRetain(); len(noted) != 0 {
+		t.Errorf("noted %v, though there is no orphan", noted)
+	}
+	b.startLoop()
+	b.waitForAnswer("absent", Gone)
+	b.inv.NoteRetained("absent")
+	if noted := b.inv.toRetain(); len(noted) != 0 {
+		t.Errorf("noted %v, though there is no server", noted)
+	}
+}

@@ -17,10 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/bugs"
-	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
-	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/faults/powercut"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -193,81 +190,4 @@ func TestNoTraceInNormalBuild(t *testing.T) {
 			t.Errorf("the program contains %q", trace)
 		}
 	}
-}
-
-// seededBugs are bugs that crashes or other faults must show, with the workload in which
-// they do, and the one rule that they break, if it is one.
-var seededBugs = map[string]struct {
-	engine   lab.Engine
-	workload string
-	faults   crash.Faults
-	rule     string
-}{
-	"finalizer-after-creation": {lab.Fake{}, "create", nil, ""},
-	"restart-recorded-late":    {lab.Fake{Instant: true}, "restart", nil, ""},
-	"secret-logged":            {lab.Fake{}, "create", nil, "O12"},
-	"server-by-recorded-id":    {lab.Fake{}, "create", nil, ""},
-	"call-without-timeout":     {lab.Fake{}, "resize", crash.Calls, ""},
-	"list-without-timeout":     {lab.Fake{}, "resize", crash.Calls, ""},
-	"unsettled-as-gone":        {lab.Fake{}, "create-delete", crash.Calls, ""},
-	"drift-left":               {lab.Fake{}, "power", crash.Outside(outside.Resized), ""},
-}
-
-// buggyController is a controller with crash points in which each bug can be enabled.
-var buggyController = sync.OnceValues(func() (string, error) {
-	root, err := framework.RepositoryRoot()
-	if err != nil {
-		return "", err
-	}
-	overlay, err := bugs.WriteOverlay(root, programs)
-	if err != nil {
-		return "", err
-	}
-	return buildController("buggy", "-tags=faults", "-overlay="+overlay)
-})
-
-// TestSeededBugs checks that each bug is found.
-func TestSeededBugs(t *testing.T) {
-	if size == lab.SizeShort {
-		t.Skip("make faults finds them: they take a build")
-	}
-	for bug, in := range seededBugs {
-		t.Run(bug, func(t *testing.T) {
-			t.Setenv(bugs.Variable, bug)
-			r, err := crash.FindViolation(t.Context(), openLab(t, buggyController), in.engine, in.faults, in.workload)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(r.Violations) == 0 {
-				t.Fatalf("not found in %d runs", r.Runs)
-			}
-			for _, v := range r.Violations {
-				if v.History == "" {
-					t.Errorf("no decisions are shown of %s", v)
-				}
-				if in.rule != "" && v.Rule != in.rule {
-					t.Errorf("it was not only found by %s: %s", in.rule, v)
-				}
-			}
-			t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
-			t.Log(r.Violations[0].History)
-		})
-	}
-}
-
-// TestSeededBugOfOldLists checks that old lists show a controller that believes its cache.
-func TestSeededBugOfOldLists(t *testing.T) {
-	if size == lab.SizeShort {
-		t.Skip("make faults finds it: it takes a build")
-	}
-	t.Setenv(bugs.Variable, "object-not-confirmed")
-	n := slices.IndexFunc(kinds, func(k lab.Kind) bool { return k.Name == "old lists" })
-	r, err := kinds[n].Replay(t.Context(), openLab(t, buggyController), "delete/fake/restart/DELETED virtualmachines vm-1#1/list of the begin")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(r.Violations) == 0 {
-		t.Fatalf("not found in %d runs", r.Runs)
-	}
-	t.Log(r.Violations)
 }

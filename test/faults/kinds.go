@@ -85,6 +85,13 @@ var kinds = []lab.Kind{
 		},
 	}),
 	crash.Kind(crash.Settings{
+		Name: "clock of Docker", Parallel: 6, Engines: []lab.Engine{lab.NewSteppingDocker()},
+		Faults: crash.Outside(outside.ClockAhead, outside.ClockBehind),
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
+		},
+	}),
+	crash.Kind(crash.Settings{
 		Name: "engine, qemu", Parallel: 4, Engines: []lab.Engine{lab.NewQEMU()},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Suspended, outside.Away, outside.Exchanged),
 		Bounds: map[lab.Size]crash.Bounds{
@@ -107,6 +114,12 @@ var kinds = []lab.Kind{
 		Name: "clock of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.ClockSteps,
 		Bounds: map[lab.Size]apifaults.Bounds{
 			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 8}, lab.SizeFull: {Workloads: lively},
+		},
+	}),
+	apifaults.SecondServerKind(apifaults.Settings{
+		Name: "second API server", Parallel: 16, Engines: []lab.Engine{lab.Fake{}},
+		Bounds: map[lab.Size]apifaults.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 4}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.EtcdKind("etcd"),

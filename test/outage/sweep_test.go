@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,6 +56,34 @@ func TestOrphan(t *testing.T) {
 			}
 			w.WaitForServers(t, kept, 1, time.Second)
 			w.WaitForVM(t, kept, time.Second, framework.IsActive, sameServer(kept))
+		})
+	}
+}
+
+// TestOrphanToRetain checks that the server of a VM with deletionPolicy Retain is kept if
+// others have dropped the finalizer, as kubectl replace does, and the VM is deleted before
+// Drover has put it back.
+func TestOrphanToRetain(t *testing.T) {
+	t.Parallel()
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := testenv.Start(t)
+			c := w.StartControllerProcess(t, nil, "--orphan-grace=3s")
+			vm := w.CreateActiveVM(t, newSmallVM("vm", name).DeletionPolicy(api.DeletionRetain))
+			if err := syscall.Kill(c.PID(), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
+			w.DeleteVM(t, vm)
+			w.WaitForDeletion(t, vm, framework.StepTimeout)
+			if err := syscall.Kill(c.PID(), syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			w.WaitForEvent(t, vm, api.EventOrphanReleased)
+			if n := len(w.ReadReleasedServers(t)) + len(testenv.ListContainers(t, vm.UID)); n != 1 {
+				t.Errorf("%d servers are left, want 1", n)
+			}
 		})
 	}
 }

@@ -160,6 +160,9 @@ const (
 	EventEngineFenced = "EngineFenced"
 	// EventLeaderConflict reports that another Drover leads in this cluster.
 	EventLeaderConflict = "LeaderConflict"
+	// EventOrphanReleased reports that a server without a VirtualMachine was released, since
+	// that had deletionPolicy Retain.
+	EventOrphanReleased = "OrphanReleased"
 	// EventOrphanSweepFrozen reports that too many servers look orphaned to delete them.
 	EventOrphanSweepFrozen = "OrphanSweepFrozen"
 )

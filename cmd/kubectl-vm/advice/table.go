@@ -166,8 +166,9 @@ var events = map[string]Advice{
 		Need: Attention, Means: "The server failed by itself.",
 		Do: "Look at what it printed before its end.",
 	},
-	api.EventOrphanFound:   {Need: Person, Means: "A server without a VM was found.", Do: "Remove it on the engine's host if it is not needed."},
-	api.EventOrphanDeleted: {Means: "A server without a VM was removed."},
+	api.EventOrphanFound:    {Need: Person, Means: "A server without a VM was found.", Do: "Remove it on the engine's host if it is not needed."},
+	api.EventOrphanReleased: {Means: "A server without a VM was released, since the VM had deletionPolicy Retain. It is yours to remove."},
+	api.EventOrphanDeleted:  {Means: "A server without a VM was removed."},
 	api.EventEngineFenced: {
 		Need: Person, Means: "The engine refuses the leader, and its VMs wait.",
 		Do: "See \"After etcd was restored\" in docs/high-availability.md.",

@@ -61,6 +61,8 @@ type explorer struct {
 	Settings
 	lab    *lab.Lab
 	bounds Bounds
+	// runCases runs cases.
+	runCases func(context.Context, []testCase) error
 
 	mu      sync.Mutex
 	result  lab.Result
@@ -72,7 +74,9 @@ type explorer struct {
 }
 
 func newExplorer(s Settings, l *lab.Lab, b Bounds) *explorer {
-	return &explorer{Settings: s, lab: l, bounds: b, states: map[string]*lab.State{}, reached: map[testCase]bool{}}
+	e := &explorer{Settings: s, lab: l, bounds: b, states: map[string]*lab.State{}, reached: map[testCase]bool{}}
+	e.runCases = func(ctx context.Context, cases []testCase) error { return forEach(ctx, e.Parallel, cases, e.runCase) }
+	return e
 }
 
 func (e *explorer) explore(ctx context.Context) (lab.Result, error) {
@@ -81,7 +85,7 @@ func (e *explorer) explore(ctx context.Context) (lab.Result, error) {
 	err := forEach(ctx, e.Parallel, workloads, e.learn)
 	cases := e.cases
 	if err == nil {
-		err = forEach(ctx, e.Parallel, cases, e.runCase)
+		err = e.runCases(ctx, cases)
 	}
 	e.result.Points, e.result.Took = len(e.reached), time.Since(begin)
 	e.result.Notes = append(e.result.Notes, fmt.Sprintf("%d cases of %d in %d workloads, %d of them not reached again",
@@ -135,21 +139,27 @@ func sample(all []testCase, limit int) []testCase {
 // runCase runs a case, twice if its event did not come.
 func (e *explorer) runCase(ctx context.Context, c testCase) error {
 	for range 2 {
-		i := newInjector(c, e.Faults.newFault(c.fault))
-		e.mu.Lock()
-		want := e.states[c.workload]
-		e.mu.Unlock()
-		if _, err := e.run(ctx, c, i, want); err != nil {
+		if occurred, err := e.tryCase(ctx, c, e.Faults.newFault(c.fault)); occurred || err != nil {
 			return err
-		}
-		if i.hasOccurred() {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			e.reached[c] = true
-			return nil
 		}
 	}
 	return nil
+}
+
+// tryCase runs a case with a fault, and reports whether that occurred.
+func (e *explorer) tryCase(ctx context.Context, c testCase, f fault) (occurred bool, err error) {
+	i := newInjector(c, f)
+	i.ofLeader = e.Faults.ofLeader
+	e.mu.Lock()
+	want := e.states[c.workload]
+	e.mu.Unlock()
+	if _, err := e.run(ctx, c, i, want); err != nil || !i.hasOccurred() {
+		return false, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.reached[c] = true
+	return true, nil
 }
 
 // run runs a case once.
@@ -176,7 +186,7 @@ func (e *explorer) replay(ctx context.Context, name string) (lab.Result, error) 
 		err = e.learn(ctx, c.workload)
 	}
 	if err == nil {
-		err = e.runCase(ctx, c)
+		err = e.runCases(ctx, []testCase{c})
 	}
 	e.result.Points, e.result.Took = len(e.reached), time.Since(begin)
 	if len(e.result.Violations) > 0 {

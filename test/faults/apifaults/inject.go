@@ -26,6 +26,8 @@ type Faults struct {
 	recoveries []lab.Recovery
 	// isWanted reports whether a fault can be at an event.
 	isWanted func(event string) bool
+	// ofLeader is set if the events are those of the one that leads, whoever goes on.
+	ofLeader bool
 }
 
 func (f Faults) newFault(name string) fault {
@@ -40,7 +42,7 @@ func (f Faults) cases(workload string, events []string) []testCase {
 	var all []testCase
 	for _, recovery := range f.recoveries {
 		of := slices.Clone(events)
-		if recovery == lab.ByStandby {
+		if recovery == lab.ByStandby && !f.ofLeader {
 			of = append(slices.DeleteFunc(of, isNotOfStandbys), leaseReleased, leaseTaken)
 		}
 		for _, event := range of {
@@ -95,7 +97,8 @@ func (noFault) translate(e event) event { return e }
 // injector is between the processes of a world and the API server.
 type injector struct {
 	testCase
-	fault fault
+	fault    fault
+	ofLeader bool
 
 	mu       sync.Mutex
 	acting   bool
@@ -127,7 +130,7 @@ func (i *injector) act(r *lab.Replicas) {
 
 // target is the number of the process whose event is meant.
 func (i *injector) target() int {
-	if i.recovery == lab.ByStandby {
+	if i.recovery == lab.ByStandby && !i.ofLeader {
 		return 1
 	}
 	return 0

@@ -34,14 +34,19 @@ import (
 // own in front of it.
 type Docker struct {
 	worlds *sync.Map // *dockerWorld by *World
+	steps  bool      // whether its clock can step
 }
 
 // NewDocker returns the engine.
-func NewDocker() Docker { return Docker{&sync.Map{}} }
+func NewDocker() Docker { return Docker{worlds: &sync.Map{}} }
+
+// NewSteppingDocker returns the engine with a clock that StepClock steps.
+func NewSteppingDocker() Docker { return Docker{worlds: &sync.Map{}, steps: true} }
 
 // dockerWorld is what a world has of the engine.
 type dockerWorld struct {
 	proxy *framework.DockerProxy
+	clock *dockerClock       // nil for one that does not step
 	stop  context.CancelFunc // stops the record of events
 
 	mu     sync.Mutex
@@ -74,9 +79,16 @@ func (e Docker) Prepare(ctx context.Context, w *World) error {
 		return err
 	}
 	report := func(format string, args ...any) { fmt.Fprintf(os.Stderr, w.Name+": "+format+"\n", args...) }
-	proxy := framework.OpenDockerProxy(filepath.Join(w.Dir, "docker.sock"), c.DaemonHost(), report)
-	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	d := &dockerWorld{proxy: proxy, stop: stop, events: map[string]events.Message{}}
+	d, host := &dockerWorld{events: map[string]events.Message{}}, c.DaemonHost()
+	if e.steps {
+		socket := filepath.Join(w.Dir, "clock.sock")
+		if d.clock, err = openDockerClock(socket, host); err != nil {
+			return err
+		}
+		host = "unix://" + socket
+	}
+	d.proxy = framework.OpenDockerProxy(filepath.Join(w.Dir, "docker.sock"), host, report)
+	ctx, d.stop = context.WithCancel(context.WithoutCancel(ctx))
 	e.worlds.Store(w, d)
 	go func() {
 		if err := d.recordEvents(ctx, c, w, ""); err != nil && ctx.Err() == nil {
@@ -242,6 +254,9 @@ func (e Docker) CleanUp(ctx context.Context, w *World) error {
 		d := v.(*dockerWorld)
 		d.stop()
 		d.proxy.Disconnect()
+		if d.clock != nil {
+			_ = d.clock.server.Close()
+		}
 	}
 	c, err := framework.OpenDockerClient()
 	if err != nil {

@@ -37,7 +37,7 @@ func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbanc
 		_, err = c.ContainerUpdate(ctx, s.ID, client.ContainerUpdateOptions{Resources: &container.Resources{NanoCPUs: 250_000_000}})
 	case Renamed:
 		_, err = c.ContainerRename(ctx, s.ID, client.ContainerRenameOptions{NewName: "renamed-" + s.ID[:12]})
-	case Suspended, Away, Exchanged:
+	case Suspended, Away, Exchanged, ClockAhead, ClockBehind:
 		return unknown(d)
 	}
 	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) { // as Drover has just left it

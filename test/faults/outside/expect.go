@@ -43,7 +43,7 @@ func (d Disturbance) explains(got, want lab.Effects) bool {
 		return (again == 0 || again == 1) && (runs == 0 || runs == 1) && got == want
 	case Stopped, Killed, Suspended:
 		return (runs == 0 || runs == 1) && got == want
-	case Paused, Resized, Renamed, Away, Exchanged:
+	case Paused, Resized, Renamed, Away, Exchanged, ClockAhead, ClockBehind:
 	}
 	return runs == 0 && got == want
 }

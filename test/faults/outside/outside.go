@@ -42,7 +42,14 @@ const (
 	Away Disturbance = "away"
 	// Exchanged : another engine answers in the engine's place for a while.
 	Exchanged Disturbance = "exchanged"
+	// ClockAhead : from then on the engine's clock is an hour ahead.
+	ClockAhead Disturbance = "clock ahead"
+	// ClockBehind : from then on it is an hour behind.
+	ClockBehind Disturbance = "clock behind"
 )
+
+// clockSteps are by how much clocks step.
+var clockSteps = map[Disturbance]time.Duration{ClockAhead: time.Hour, ClockBehind: -time.Hour}
 
 // lasts is how long a disturbance lasts. QEMU has 5 s for a command.
 var lasts = map[Disturbance]time.Duration{Suspended: 7 * time.Second, Away: 300 * time.Millisecond, Exchanged: 300 * time.Millisecond}
@@ -58,6 +65,15 @@ var ErrNoServer = errors.New("there is no server")
 func Disturb(ctx context.Context, e lab.Engine, w *lab.World, vm string, d Disturbance) (undo func() error, err error) {
 	if d == Away || d == Exchanged {
 		return e.Outage(ctx, w, d == Exchanged)
+	}
+	if step := clockSteps[d]; step != 0 {
+		clock, ok := e.(interface {
+			StepClock(w *lab.World, step time.Duration) error
+		})
+		if !ok {
+			return nil, unknown(d)
+		}
+		return nil, clock.StepClock(w, step)
 	}
 	seen, err := e.Inspect(ctx, w, nil)
 	if err != nil {

@@ -40,7 +40,7 @@ func disturbQEMU(w *lab.World, dir string, s lab.Server, d Disturbance) (undo fu
 			return nil // Drover has ended it meanwhile
 		}
 		return undo, signal(s, syscall.SIGSTOP)
-	case Stopped, Paused, Resized, Renamed, Away, Exchanged:
+	case Stopped, Paused, Resized, Renamed, Away, Exchanged, ClockAhead, ClockBehind:
 	}
 	return nil, unknown(d)
 }

@@ -1,0 +1,171 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+
+	"cloudnative.tw/drover/test/bugs"
+	"cloudnative.tw/drover/test/faults/crash"
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/outside"
+	"cloudnative.tw/drover/test/faults/soak"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// search looks for what a bug breaks.
+type search func(context.Context, *lab.Lab) (lab.Result, error)
+
+// exploring explores faults of a workload, crashes if there are none.
+func exploring(engine lab.Engine, faults crash.Faults, workload string) search {
+	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
+		return crash.FindViolation(ctx, l, engine, faults, workload)
+	}
+}
+
+// replaying runs one case of a kind.
+func replaying(kind, name string) search {
+	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
+		return findKind(kind).Replay(ctx, l, name)
+	}
+}
+
+func findKind(name string) lab.Kind {
+	return kinds[slices.IndexFunc(kinds, func(k lab.Kind) bool { return k.Name == name })]
+}
+
+// shortSoak is a soak that is long enough for what leaks with each VirtualMachine.
+func shortSoak(ctx context.Context, l *lab.Lab) (lab.Result, error) {
+	return soak.Kind(soak.Settings{
+		Engine: lab.Fake{}, Parallel: 8, Round: 4, Lifecycles: map[lab.Size]int{lab.SizeDefault: 48},
+	}).Explore(ctx, l, lab.SizeDefault)
+}
+
+// seededBug is a row of the table.
+type seededBug struct {
+	bug, kind, rule string
+	find            search
+}
+
+// seededBugs are bugs that a kind of fault must show, and the rule that alone they break; empty
+// if there are several.
+var seededBugs = []seededBug{
+	{"finalizer-after-creation", "crash points, fake", "", exploring(lab.Fake{}, nil, "create")},
+	{"restart-recorded-late", "crash points, fake", "", exploring(lab.Fake{Instant: true}, nil, "restart")},
+	{"secret-logged", "crash points, fake", "O12", exploring(lab.Fake{}, nil, "create")},
+	{"server-by-recorded-id", "crash points, fake", "", exploring(lab.Fake{}, nil, "create")},
+	{"finalizer-after-creation", "crash points, docker", "", exploring(lab.NewDocker(), nil, "create")},
+	{"finalizer-after-creation", "crash points, qemu", "", exploring(lab.NewQEMU(), nil, "create")},
+	{"failed-report-forgotten", "answers of the API", "", exploring(lab.Fake{}, crash.Answers, "restart")},
+	{"call-without-timeout", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "resize")},
+	{"list-without-timeout", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "resize")},
+	{"unsettled-as-gone", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "create-delete")},
+	{"drift-left", "engine, fake", "", exploring(lab.Fake{}, crash.Outside(outside.Resized), "power")},
+	{"drift-left", "engine, docker", "", exploring(lab.NewDocker(), crash.Outside(outside.Resized), "power")},
+	{"lease-watched-once", "watch events", "", replaying("watch events", "restart/fake/standby/MODIFIED leases drover-controller#1/cut before")},
+	{"object-not-confirmed", "old lists", "", replaying("old lists", "delete/fake/restart/DELETED virtualmachines vm-1#1/list of the begin")},
+	{"not-before-creation", "clock of the API", "O10", replaying("clock of the API", "create/fake/restart/ADDED virtualmachines vm-1#1/ahead")},
+	{"object-not-confirmed", "second API server", "", replaying("second API server", "delete/fake/restart/DELETED virtualmachines vm-1#1/stalled, lists")},
+	{"sweep-never-frozen", "etcd", "O6", replaying("etcd", "restored, many are lost")},
+	{"goroutine-leaked", "soak, fake", "O13", shortSoak},
+}
+
+// withoutBugs are kinds of which no bug is in the table, and why.
+var withoutBugs = map[string]string{
+	"crash points, two drivers": "its faults and rules are those of one driver",
+	"calls of drivers, docker":  "its faults and rules are those of fake",
+	"calls of drivers, qemu":    "its faults and rules are those of fake",
+	"clock of Docker":           "TestClockIsShown of package lab shows that it steps",
+	"engine, qemu":              "its rules are those of fake",
+	"soak, docker":              "its rules are those of fake",
+	"soak, qemu":                "its rules are those of fake",
+	"power cuts, fake":          "TestStates of package powercut shows what it finds",
+	"power cuts, qemu":          "TestStates of package powercut shows what it finds",
+}
+
+// TestEveryKindHasABug checks that the table has a bug for each kind of fault.
+func TestEveryKindHasABug(t *testing.T) {
+	for _, k := range kinds {
+		seeded := slices.ContainsFunc(seededBugs, func(b seededBug) bool { return b.kind == k.Name })
+		if _, excused := withoutBugs[k.Name]; seeded == excused {
+			t.Errorf("%s: it must have either a seeded bug or a reason not to", k.Name)
+		}
+	}
+}
+
+// rulesElsewhere are rules whose bug is in another test.
+var rulesElsewhere = []string{"O9"}
+
+// TestEveryRuleIsNeeded checks that each rule is the only one that some bug breaks.
+func TestEveryRuleIsNeeded(t *testing.T) {
+	alone := slices.Clone(rulesElsewhere)
+	for _, b := range seededBugs {
+		alone = append(alone, b.rule)
+	}
+	for _, b := range bugs.All {
+		alone = append(alone, b.Rules)
+	}
+	for n := 1; n <= 13; n++ {
+		if rule := fmt.Sprintf("O%d", n); !slices.Contains(alone, rule) {
+			t.Errorf("no bug breaks %s alone", rule)
+		}
+	}
+}
+
+// buggyController is a controller with crash points in which each bug can be enabled.
+var buggyController = sync.OnceValues(func() (string, error) {
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	overlay, err := bugs.WriteOverlay(root, programs)
+	if err != nil {
+		return "", err
+	}
+	return buildController("buggy", "-tags=faults", "-overlay="+overlay)
+})
+
+// TestSeededBugs checks that each bug is found, and prints the table of docs/faults.md.
+func TestSeededBugs(t *testing.T) {
+	if size == lab.SizeShort {
+		t.Skip("make faults finds them: they take a build")
+	}
+	l := openLab(t, buggyController)
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
+	_, _ = fmt.Fprintln(table, "| bug\t| found by\t| rules\t| runs\t|")
+	for _, in := range seededBugs {
+		t.Run(in.bug+" by "+in.kind, func(t *testing.T) {
+			t.Setenv(bugs.Variable, in.bug)
+			r, err := in.find(t.Context(), l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(r.Violations) == 0 {
+				t.Fatalf("not found in %d runs", r.Runs)
+			}
+			var rules []string
+			for _, v := range r.Violations {
+				if v.History == "" {
+					t.Errorf("no decisions are shown of %s", v)
+				}
+				rules = append(rules, v.Rule)
+			}
+			slices.Sort(rules)
+			if rules = slices.Compact(rules); in.rule != "" && !slices.Equal(rules, []string{in.rule}) {
+				t.Errorf("it was not only found by %s: %v", in.rule, r.Violations)
+			}
+			t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
+			t.Log(r.Violations[0].History)
+			_, _ = fmt.Fprintf(table, "| `%s`\t| %s\t| %s\t| %d\t|\n", in.bug, in.kind, strings.Join(rules, ", "), r.Runs)
+		})
+	}
+	_ = table.Flush()
+}
