@@ -13,10 +13,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -37,13 +39,11 @@ func newPodWorld(t *testing.T) *podWorld {
 	if err != nil {
 		t.Fatal(err)
 	}
-	framework.RunKubectl(t, shared.Kubeconfig, "apply", "--server-side", "-f", filepath.Join(root, "config", "crd"))
+	framework.RunKubectl(t, shared.Kubeconfig, "apply", "--server-side", "-k", filepath.Join(root, "config", "crd"))
 	w := &podWorld{vms: versioned.NewForConfigOrDie(shared.Config)}
 	createNamespace(t, podNamespace)
 	binary := filepath.Join(t.TempDir(), "drover-controller")
-	if err := framework.BuildProgram(binary, "cmd/drover-controller"); err != nil {
-		t.Fatal(err)
-	}
+	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", root, "build", "-o", binary, "./cmd/drover-controller")
 	w.controller, err = framework.StartProcess(binary, []string{
 		"--kubeconfig=" + shared.Kubeconfig, "--vm-driver=pod", "--pod-machine-image=" + machineImage, "--leader-elect=false",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0",
@@ -177,6 +177,10 @@ func TestPodDriver(t *testing.T) {
 	}
 
 	testForcedDeletion(t, w, client)
+	if cluster.IsFull() {
+		testNodeLoss(t, w, client)
+		testForeigners(t, w)
+	}
 	w.delete(t, "web")
 	checkNoGuestLeft(t)
 }
@@ -193,6 +197,73 @@ func testForcedDeletion(t *testing.T, w *podWorld, client string) {
 		return err
 	})
 	checkBoots(t, client, w.waitApplied(t, "web"), 3)
+}
+
+// testNodeLoss turns the node of a guest off. Nothing else may run until the kubelet is back and has
+// reported the end, whatever happens to the objects of the pod and the node.
+func testNodeLoss(t *testing.T, w *podWorld, client string) {
+	before := podOf(t, "web")
+	node, err := shared.NodeByName(before.Spec.NodeName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	waitForNode(t, node, false)
+	w.waitReady(t, "web", metav1.ConditionFalse)
+	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "delete", "pod", before.Name, "--force", "--grace-period=0", "--wait=false")
+	w.waitReady(t, "web", metav1.ConditionFalse)
+	if now := podOf(t, "web"); now.UID != before.UID {
+		t.Errorf("pod %s runs while the end of %s is not proven", now.UID, before.UID)
+	}
+	if err := node.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+	waitForNode(t, node, true)
+	framework.Eventually(t, wait, "another pod", func() error {
+		pod, err := shared.Client.CoreV1().Pods(podNamespace).Get(t.Context(), before.Name, metav1.GetOptions{})
+		if err == nil && pod.UID == before.UID {
+			err = fmt.Errorf("pod %s has the status %+v", pod.UID, pod.Status)
+		}
+		return err
+	})
+	checkBoots(t, client, w.waitApplied(t, "web"), 4)
+}
+
+// waitReady waits until condition Ready has a status.
+func (w *podWorld) waitReady(t *testing.T, name string, status metav1.ConditionStatus) {
+	t.Helper()
+	framework.Eventually(t, wait, fmt.Sprintf("%s is Ready: %s", name, status), func() error {
+		vm, err := w.vms.CloudnativeV1alpha1().VirtualMachines(podNamespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		return framework.HasCondition(api.ConditionReady, status)(vm)
+	})
+}
+
+// testForeigners lets an editor of another namespace claim the UID of a VirtualMachine: neither it
+// nor what it has made may change.
+func testForeigners(t *testing.T, w *podWorld) {
+	const other = "others"
+	createNamespace(t, other)
+	pod := podOf(t, "web")
+	forged := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Labels: pod.Labels, Annotations: map[string]string{"cloudnative.tw/run": string(pod.UID)}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}
+	if _, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Create(t.Context(), forged, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.setAction(t, "web", api.ActionStopped)
+	w.setAction(t, "web", api.ActionActive)
+	if _, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil {
+		t.Errorf("the claim of another namespace: %v", err)
+	}
 }
 
 // checkNoPod checks that a server that is off has no pod.
