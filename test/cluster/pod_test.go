@@ -293,4 +293,3 @@ func checkNoGuestLeft(t *testing.T) {
 		return err
 	})
 }
-
