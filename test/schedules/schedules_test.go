@@ -157,6 +157,9 @@ func TestSeededBugs(t *testing.T) {
 			}
 			for n, found := range violationLine.FindAllString(string(out), -1) {
 				rule, _, _ := strings.Cut(found, ":")
+				if n > 0 && rule == "O10" {
+					continue // a schedule ends at a violation, so nothing converges
+				}
 				if !slices.Contains(strings.Split(bug.Rules, "|"), rule) {
 					t.Errorf("it was found otherwise than by %s: %s", bug.Rules, found)
 				} else if n == 0 {
