@@ -13,7 +13,7 @@ var All = []Bug{
 		{"internal/controller/finalizer.go", "	controllerutil.AddFinalizer(next, api.FinalizerServer)\n", "	if !BUG || r.Inventory.Get(vm.UID).Server.ID != \"\" {\n		controllerutil.AddFinalizer(next, api.FinalizerServer)\n	} else if vm.Annotations[api.AnnotationBound] != \"\" {\n		return vm, nil\n	}\n"},
 		{"internal/controller/policy/decide.go", "	case !IsBound(in.VM):\n", "	case !IsBound(in.VM) && (!BUG || BindingOf(in.VM).EngineID == \"\"):\n"},
 	}},
-	{"finalizer-on-the-cache's-word", "O1", []Edit{
+	{"finalizer-on-the-cache's-word", "O1|O2", []Edit{
 		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
 		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
 	}},

@@ -153,7 +153,7 @@ func TestSeededBugs(t *testing.T) {
 			}
 			var rules []string
 			for _, v := range r.Violations {
-				if v.History == "" {
+				if v.History == "" && v.Rule != "O13" { // which is about no VirtualMachine
 					t.Errorf("no decisions are shown of %s", v)
 				}
 				rules = append(rules, v.Rule)
