@@ -99,7 +99,7 @@ var All = []Bug{
 		"internal/controller/policy/decide.go", "	case in.Observed.Answer == inventory.Unknown:\n		d = decideUnknown(in)\n	case !IsBound", "	case in.Observed.Answer == inventory.Unknown && !BUG:\n		d = decideUnknown(in)\n	case !IsBound",
 	}}},
 	{"not-before-creation", "", []Edit{{
-		"internal/controller/policy/decide.go", "func Decide(in Input) Decision {\n", "func Decide(in Input) Decision {\n	if BUG && in.VM.CreationTimestamp.After(in.Now) {\n		return Decision{Status: StatusIntent{Unchanged: true}}\n	}\n",
+		"internal/controller/reconcile.go", "	if policy.DriverOf(vm, r.Drivers) != r.Driver {\n", "	if BUG && vm.CreationTimestamp.After(r.Clock.Now()) {\n		return ctrl.Result{}, nil\n	}\n	if policy.DriverOf(vm, r.Drivers) != r.Driver {\n",
 	}}},
 	{"failed-report-forgotten", "", []Edit{{
 		"internal/controller/report.go", "	if err := p.writeStatus(ctx); err != nil {\n		return resultForError(err)\n", "	if err := p.writeStatus(ctx); err != nil && !BUG {\n		return resultForError(err)\n",

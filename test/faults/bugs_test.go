@@ -86,6 +86,9 @@ var seededBugs = []seededBug{
 	{"goroutine-leaked", "soak, fake", "O13", shortSoak},
 }
 
+// undecided are bugs with which nothing is decided about what breaks a rule.
+var undecided = []string{"goroutine-leaked", "not-before-creation"}
+
 // withoutBugs are kinds of which no bug is in the table, and why.
 var withoutBugs = map[string]string{
 	"crash points, two drivers": "its faults and rules are those of one driver",
@@ -163,7 +166,7 @@ func TestSeededBugs(t *testing.T) {
 			}
 			var rules []string
 			for _, v := range r.Violations {
-				if v.History == "" && v.Rule != "O13" { // which is about no VirtualMachine
+				if v.History == "" && !slices.Contains(undecided, in.bug) {
 					t.Errorf("no decisions are shown of %s", v)
 				}
 				rules = append(rules, v.Rule)
