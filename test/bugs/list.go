@@ -13,7 +13,7 @@ var All = []Bug{
 		{"internal/controller/finalizer.go", "	controllerutil.AddFinalizer(next, api.FinalizerServer)\n", "	if !BUG || r.Inventory.Get(vm.UID).Server.ID != \"\" {\n		controllerutil.AddFinalizer(next, api.FinalizerServer)\n	} else if vm.Annotations[api.AnnotationBound] != \"\" {\n		return vm, nil\n	}\n"},
 		{"internal/controller/policy/decide.go", "	case !IsBound(in.VM):\n", "	case !IsBound(in.VM) && (!BUG || BindingOf(in.VM).EngineID == \"\"):\n"},
 	}},
-	{"finalizer-on-the-cache's-word", "O1", []Edit{
+	{"finalizer-on-the-cache's-word", "O1|O2", []Edit{
 		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
 		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
 	}},
@@ -103,9 +103,6 @@ var All = []Bug{
 	}}},
 	{"failed-report-forgotten", "", []Edit{{
 		"internal/controller/report.go", "	if err := p.writeStatus(ctx); err != nil {\n		return resultForError(err)\n", "	if err := p.writeStatus(ctx); err != nil && !BUG {\n		return resultForError(err)\n",
-	}}},
-	{"lease-watched-once", "", []Edit{{
-		"internal/leader/watch.go", "		if l.opts.Boot()-began > l.opts.Settings.Retry {\n", "		if BUG {\n			return\n		}\n		if l.opts.Boot()-began > l.opts.Settings.Retry {\n",
 	}}},
 	{"sweep-never-frozen", "", []Edit{{
 		"internal/inventory/sweep.go", "	frozen := s.Policy == OrphanDelete && orphans > limit\n", "	frozen := s.Policy == OrphanDelete && orphans > limit && !BUG\n",

@@ -137,7 +137,7 @@ func exploreInProcesses(t *testing.T) {
 	}
 }
 
-// TestSeededBugs checks that each bug of the list breaks one of its rules before any other.
+// TestSeededBugs checks that each bug of the list breaks its rules and no other.
 func TestSeededBugs(t *testing.T) {
 	if os.Getenv("DROVER_FAULTS") == "" && *bugFlag == "" {
 		t.Skip("make faults looks for them: it takes a build")
@@ -152,14 +152,19 @@ func TestSeededBugs(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^TestSchedules$", "-test.v", "-workers", "1", "-until-violation", "-duration", bugFlagTime.String())
 			cmd.Env = append(os.Environ(), bugs.Variable+"="+bug.Name)
 			out, err := cmd.CombinedOutput()
-			found := violationLine.FindString(string(out))
-			switch {
-			case err == nil:
-				t.Errorf("it was not found: %s", out[:min(len(out), 200)])
-			case !slices.Contains(strings.Split(bug.Rules, "|"), strings.Split(found, ":")[0]):
-				t.Errorf("it was found otherwise than by %s: %s", bug.Rules, out[:min(len(out), 600)])
-			default:
-				t.Logf("found: %s", found)
+			if err == nil {
+				t.Fatalf("it was not found: %s", out[:min(len(out), 200)])
+			}
+			for n, found := range violationLine.FindAllString(string(out), -1) {
+				rule, _, _ := strings.Cut(found, ":")
+				if n > 0 && rule == "O10" {
+					continue // a schedule ends at a violation, so nothing converges
+				}
+				if !slices.Contains(strings.Split(bug.Rules, "|"), rule) {
+					t.Errorf("it was found otherwise than by %s: %s", bug.Rules, found)
+				} else if n == 0 {
+					t.Logf("found: %s", found)
+				}
 			}
 		})
 	}

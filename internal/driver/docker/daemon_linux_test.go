@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -28,8 +29,8 @@ type daemon struct {
 	output  bytes.Buffer
 }
 
-// newDaemon starts an engine in its own network namespace: an engine that is configured
-// without a bridge removes the bridge of another.
+// newDaemon starts an engine in its own network namespace, where its bridge is not that of
+// another.
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -40,10 +41,23 @@ func newDaemon(t *testing.T) *daemon {
 	d := &daemon{dir: dir}
 	t.Cleanup(func() {
 		d.stop(t)
+		unmountBelow(t, dir)
 		must(t, os.RemoveAll(dir))
 	})
 	d.start(t)
 	return d
+}
+
+// unmountBelow unmounts what an engine that was killed has left mounted.
+func unmountBelow(t *testing.T, dir string) {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	must(t, err)
+	for line := range strings.Lines(string(mounts)) {
+		if at := strings.Fields(line)[1]; strings.HasPrefix(at, dir+"/") {
+			_ = syscall.Unmount(at, syscall.MNT_DETACH)
+		}
+	}
 }
 
 func (d *daemon) host() string { return "unix://" + filepath.Join(d.dir, "docker.sock") }
@@ -52,7 +66,7 @@ func (d *daemon) start(t *testing.T) {
 	t.Helper()
 	d.process = exec.Command("dockerd", "--host", d.host(), "--data-root", filepath.Join(d.dir, "data"), //nolint:noctx // stopped by its own signal
 		"--exec-root", filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"),
-		"--bridge=none", "--iptables=false", "--ip6tables=false", "--userland-proxy=false")
+		"--iptables=false", "--ip6tables=false", "--userland-proxy=false")
 	d.process.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
 	d.process.Stdout, d.process.Stderr = &d.output, &d.output
 	if err := d.process.Start(); err != nil {
@@ -79,6 +93,17 @@ func (d *daemon) stop(t *testing.T) {
 	d.process = nil
 }
 
+// kill ends the engine as a crash does. Its containers run on, and end when it starts again.
+// The engine may leave it at that, so that who controls it has to start them.
+func (d *daemon) kill(t *testing.T) {
+	t.Helper()
+	must(t, d.process.Process.Kill())
+	_ = d.process.Wait()
+	d.process = nil
+	// Its containerd ends with it. A dead process that no one has waited for is taken for alive.
+	must(t, os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid")))
+}
+
 func (d *daemon) client(t *testing.T) *client.Client {
 	t.Helper()
 	c, err := client.New(client.WithHost(d.host()))
@@ -87,10 +112,16 @@ func (d *daemon) client(t *testing.T) *client.Client {
 	return c
 }
 
-// TestEngineRestart stops and starts the engine. Running servers run again, stopped
-// ones stay off, and nothing is created twice.
+// TestEngineRestart ends and starts the engine. Running servers run again, after a crash of
+// the engine at the latest by Ensure, stopped ones stay off, and nothing is created twice.
 func TestEngineRestart(t *testing.T) {
 	t.Parallel()
+	t.Run("stopped", func(t *testing.T) { testEngineRestart(t, false) })
+	t.Run("killed", func(t *testing.T) { testEngineRestart(t, true) })
+}
+
+func testEngineRestart(t *testing.T, crashed bool) {
+	t.Helper()
 	g := guestImages(t)
 	engine := newDaemon(t)
 	must(t, importImage(t.Context(), engine.client(t), g.rootfs, g.plain, "EXPOSE 80/tcp"))
@@ -114,7 +145,11 @@ func TestEngineRestart(t *testing.T) {
 	events, err := d.Watch(t.Context())
 	must(t, err)
 
-	engine.stop(t)
+	if crashed {
+		engine.kill(t)
+	} else {
+		engine.stop(t)
+	}
 	eventually(t, "Watch to close", func() error {
 		if _, open := <-events; open {
 			return errors.New("it is open")
@@ -133,6 +168,9 @@ func TestEngineRestart(t *testing.T) {
 	must(t, err)
 	if again != id {
 		t.Errorf("the engine's id was %s and is %s", id, again)
+	}
+	if crashed {
+		ensureState(t, d, on, driver.StateRunning)
 	}
 	s := awaitListed(t, d, on.UID, "what ran running again", func(s driver.Server) bool { return s.State == driver.StateRunning })
 	if s.ID != before[on.UID].ID || s.Run == before[on.UID].Run {

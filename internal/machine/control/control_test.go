@@ -77,7 +77,7 @@ func serve(t *testing.T, c Credentials, m Machine) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = s.http.ServeTLS(listener, "", "") }()
+	go func() { _ = s.serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	return listener.Addr().String()
 }
@@ -207,9 +207,13 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != statusPath {
+					_, _ = io.WriteString(w, `{"state":"running"}`) // to who follows a redirect
+					return
+				}
 				w.Header().Set("X-Header", c.header)
-				w.Header().Set("Location", "https://hunter2")
+				w.Header().Set("Location", "/hunter2")
 				w.WriteHeader(c.code)
 				_, _ = io.WriteString(w, c.body)
 			}))
@@ -291,6 +295,34 @@ func TestServeRefusesItself(t *testing.T) {
 		if _, err := NewClient(listener.Addr().String(), clientConfig(t, client)).Status(t.Context()); !errors.Is(err, ErrUnreachable) {
 			t.Fatalf("this host gets %v", err)
 		}
+	}
+}
+
+// TestFull checks that a listener keeps a bounded number of connections, and serves the next
+// client once one has left.
+func TestFull(t *testing.T) {
+	t.Parallel()
+	machine, client := newPair(t, name)
+	address := serve(t, machine, &stub{status: Status{State: StateRunning}})
+	var idle []net.Conn
+	for range maxConnections {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		idle = append(idle, conn)
+	}
+	c := NewClient(address, clientConfig(t, client))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := c.Status(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a full listener answers with %v", err)
+	}
+	for _, conn := range idle {
+		_ = conn.Close()
+	}
+	if _, err := c.Status(t.Context()); err != nil {
+		t.Errorf("a listener whose clients have left answers with %v", err)
 	}
 }
 

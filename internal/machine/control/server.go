@@ -52,9 +52,12 @@ func NewServer(ctx context.Context, c Credentials, m Machine) (*Server, error) {
 // the guest's, which QEMU's network makes in its place. They do not count as connections, so
 // that a guest cannot keep others away.
 func (s *Server) Serve(listener net.Listener) error {
+	return s.serve(outsideListener{listener, net.InterfaceAddrs})
+}
+
+func (s *Server) serve(listener net.Listener) error {
 	defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
-	outside := outsideListener{listener, net.InterfaceAddrs}
-	return s.http.ServeTLS(netutil.LimitListener(outside, maxConnections), "", "")
+	return s.http.ServeTLS(netutil.LimitListener(listener, maxConnections), "", "")
 }
 
 // outsideListener accepts connections from other hosts alone.
