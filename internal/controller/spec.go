@@ -49,8 +49,16 @@ func placementOf(vm *api.VirtualMachine) driver.Placement {
 	return driver.Placement{
 		NodeSelector: vm.Spec.NodeSelector, Affinity: vm.Spec.Affinity, Tolerations: vm.Spec.Tolerations,
 		TopologySpreadConstraints: vm.Spec.TopologySpreadConstraints,
-		PriorityClassName:         vm.Spec.PriorityClassName, RuntimeClassName: vm.Spec.RuntimeClassName,
+		PriorityClassName:         vm.Spec.PriorityClassName, RuntimeClassName: optionalText(vm.Spec.RuntimeClassName),
 	}
+}
+
+// optionalText returns nil for an empty text.
+func optionalText(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
 }
 
 func imageOf(image *api.Image) *driver.Image {

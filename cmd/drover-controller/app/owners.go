@@ -52,9 +52,9 @@ func indexOwners(ctx context.Context, mgr ctrl.Manager) error {
 
 // cachedOwner returns a function that finds the VirtualMachine of a UID in the cache. It knows none
 // while the cache is not filled.
-func cachedOwner(reader client.Reader) func(types.UID) (types.NamespacedName, bool) {
+func cachedOwner(ctx context.Context, reader client.Reader) func(types.UID) (types.NamespacedName, bool) {
 	return func(uid types.UID) (types.NamespacedName, bool) {
-		ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		var vms api.VirtualMachineList
 		if err := reader.List(ctx, &vms, client.MatchingFields{ownerIndex: string(uid)}, client.UnsafeDisableDeepCopy); err != nil || len(vms.Items) != 1 {

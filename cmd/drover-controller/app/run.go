@@ -229,7 +229,7 @@ func openInventories(ctx context.Context, o *Options, mgr ctrl.Manager, cfg *res
 		Settings: o.Drivers, Gate: gate,
 		Environment: driver.Environment{
 			ClusterID: cluster, OwnDirs: o.OwnDirs, Clock: clock.RealClock{}, Log: ctrl.Log, Registerer: metrics.Registry,
-			Cluster: cfg, Owner: cachedOwner(mgr.GetCache()),
+			Cluster: cfg, Owner: cachedOwner(ctx, mgr.GetCache()),
 		},
 	})
 	if err != nil {

@@ -108,14 +108,15 @@ func (c *convergence) recorded(kind string) *driver.Object {
 	return &c.spec.Objects[n]
 }
 
-// converge takes the steps that are possible without waiting.
+// converge takes the steps that are possible without waiting: the disk, the pod, and then what the
+// pod should do.
 func (c *convergence) converge(ctx context.Context) error {
 	if !c.spec.Ephemeral {
 		if err := c.ensureRoot(ctx); err != nil {
 			return err
 		}
 	}
-	if c.pod != nil && c.end() != nil && (c.spec.Power != driver.PowerOff || c.pod.DeletionTimestamp != nil) {
+	if c.isEndDue() {
 		if err := c.removeEndedPod(ctx); err != nil {
 			return err
 		}
@@ -128,19 +129,33 @@ func (c *convergence) converge(ctx context.Context) error {
 			return err
 		}
 	}
+	return c.convergePod(ctx)
+}
+
+// isEndDue reports whether a pod that has ended is to be removed: for the next one, or because
+// somebody deletes it.
+func (c *convergence) isEndDue() bool {
+	return c.pod != nil && c.end() != nil && (c.spec.Power != driver.PowerOff || c.pod.DeletionTimestamp != nil)
+}
+
+func (c *convergence) convergePod(ctx context.Context) error {
 	switch {
-	case c.end() != nil:
-		return nil
-	case c.isGated() && c.spec.Power == driver.PowerOff:
+	case c.end() != nil, c.isGated() && c.spec.Power == driver.PowerOff:
 		return nil
 	case c.isGated() && c.pod.DeletionTimestamp == nil:
 		return c.letGo(ctx)
-	case c.spec.Power == driver.PowerOff, c.spec.RestartRun != "" && c.spec.RestartRun == string(c.pod.UID), c.pod.DeletionTimestamp != nil:
+	case c.isToStop():
 		return c.stop(ctx)
 	case c.spec.PowerOnly:
 		return nil
 	}
 	return c.updateMeta(ctx)
+}
+
+// isToStop reports whether the run of the pod is to end. One that somebody has deleted ends anyway.
+func (c *convergence) isToStop() bool {
+	restart := c.spec.RestartRun != "" && c.spec.RestartRun == string(c.pod.UID)
+	return c.spec.Power == driver.PowerOff || restart || c.pod.DeletionTimestamp != nil
 }
 
 // owners returns the owner of the pod: drain evicts only pods that have one. It is the
@@ -338,7 +353,7 @@ func (c *convergence) server() driver.Server {
 	s := c.toServer()
 	s.Objects = c.objects()
 	if c.pod != nil && c.end() == nil && !c.isGated() && !c.spec.PowerOnly {
-		s.Pending = pendingFields(c.instance.settings(), c.driver.settingsOf(c.spec))
+		s.Pending = pendingFields(c.settings(), c.driver.settingsOf(c.spec))
 	}
 	return s
 }

@@ -59,9 +59,6 @@ func baseName(vm string, uid types.UID) string {
 	return vm[:min(len(vm), maxName)] + "-" + strings.ToLower(short[:min(len(short), 8)])
 }
 
-// volumeName returns the name of the PVC of a volume.
-func volumeName(base, volume string) string { return base + "-" + volume }
-
 // serverID returns the ID of a server, as in default/web-1a2b3c4d.
 func serverID(namespace, base string) string { return namespace + "/" + base }
 
@@ -106,15 +103,6 @@ func enterEpoch(o metav1.Object, epoch uint64) error {
 	all[AnnotationEpoch] = strconv.FormatUint(epoch, 10)
 	o.SetAnnotations(all)
 	return nil
-}
-
-// splitID returns the namespace and name of a server's ID.
-func splitID(id string) (types.NamespacedName, error) {
-	namespace, base, ok := strings.Cut(id, "/")
-	if !ok || namespace == "" || base == "" {
-		return types.NamespacedName{}, driver.Errorf(driver.ErrNotFound, "%.253q is the ID of no server: it must be NAMESPACE/NAME", id)
-	}
-	return types.NamespacedName{Namespace: namespace, Name: base}, nil
 }
 
 // describe returns what an object is called in messages.
