@@ -39,6 +39,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &cloudnativev1alpha1.RefusedFieldApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyRef"):
 		return &cloudnativev1alpha1.SecretKeyRefApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ServerObject"):
+		return &cloudnativev1alpha1.ServerObjectApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServerStatus"):
 		return &cloudnativev1alpha1.ServerStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("TCPSocket"):

@@ -285,6 +285,8 @@ func TestUpdate(t *testing.T) {
 
 const immutableVolume = `spec.volumes[1].source: Invalid value: source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name`
 
+const immutableAnew = `; to change it, delete the VirtualMachine and create it anew`
+
 const immutable = `; to move the VirtualMachine to another driver, delete it and create it anew`
 
 var updateCases = map[string]struct {
@@ -314,6 +316,17 @@ var updateCases = map[string]struct {
 	"driver removed": {`{driver: docker, resource: {cpu: 1, memory: 1G}}`, minimal, []string{
 		`spec.driver: Invalid value: driver is immutable: it was docker and is now not set` + immutable,
 	}},
+	"ephemeral added": {minimal, `{ephemeral: true, resource: {cpu: 1, memory: 1G}}`, []string{
+		`spec.ephemeral: Invalid value: ephemeral is immutable: it was false and is now true` + immutableAnew,
+	}},
+	"ephemeral spelled out": {minimal, `{ephemeral: false, resource: {cpu: 1, memory: 1G}}`, nil},
+	"storageClassName changed": {`{storageClassName: a, resource: {cpu: 1, memory: 1G}}`, `{storageClassName: b, resource: {cpu: 1, memory: 1G}}`, []string{
+		`spec.storageClassName: Invalid value: storageClassName is immutable: it was "a" and is now "b"` + immutableAnew,
+	}},
+	"storageClassName removed": {`{storageClassName: a, resource: {cpu: 1, memory: 1G}}`, minimal, []string{
+		`spec.storageClassName: Invalid value: storageClassName is immutable: it was "a" and is now not set` + immutableAnew,
+	}},
+	"evictionPolicy":          {minimal, `{evictionPolicy: Block, resource: {cpu: 1, memory: 1G}}`, nil},
 	"volume grows":            {volume("2G"), volume("3G"), nil},
 	"volume removed":          {volume("2G"), minimal, nil},
 	"volume's pullPolicy":     {imageVolume("{source: a, pullPolicy: Never}"), imageVolume("{source: a}"), nil},

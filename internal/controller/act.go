@@ -44,6 +44,7 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 	}
 	spec := serverSpec(vm)
 	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, action.Power, action.StopBy, action.EndRun
+	spec.Objects = recordedObjects(vm)
 	hidden := r.resolveSecrets(ctx, vm, &spec)
 	if hidden != nil && !powerOnly[action.Operation] {
 		return outcome{err: hidden}

@@ -38,6 +38,7 @@ func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o
 // recordPassedSpec records what the driver answered about the spec that was passed
 // to it.
 func (p *reconciliation) recordPassedSpec(server driver.Server) {
+	p.setObjects(server.Objects)
 	p.passedGeneration = p.vm.Generation
 	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
 	if r := server.Refused; r != nil {
@@ -98,7 +99,7 @@ func isUnderWay(observed inventory.Observation) bool {
 		return false
 	}
 	switch observed.Server.State {
-	case driver.StatePending, driver.StateStopping, driver.StateStarting, driver.StateRemoving, driver.StateRestarting:
+	case driver.StatePending, driver.StateStopping, driver.StateStarting, driver.StateRemoving, driver.StateRestarting, driver.StateUnknown:
 		return true
 	case driver.StateRunning, driver.StatePaused, driver.StateStopped:
 	}

@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -153,6 +154,9 @@ func (p *reconciliation) tryStep(ctx context.Context) (taken *policy.Decision, e
 	p.unreported = true
 	if driver.MayNotAct(result.err) {
 		return nil, result.err
+	}
+	if first, ok := errors.AsType[*driver.RecordFirstError](result.err); ok {
+		return nil, p.recordObjects(ctx, first.Objects)
 	}
 	result.err = p.observeOutcome(ctx, decision.Action, result.err)
 	if p.recordOutcome(decision, existed, result) {

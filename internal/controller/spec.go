@@ -26,6 +26,12 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
 		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
 		GracePeriod:   policy.GracePeriodOf(vm),
+
+		Ephemeral: vm.Spec.Ephemeral, StorageClassName: vm.Spec.StorageClassName,
+		BlockEviction:  vm.Spec.EvictionPolicy == api.EvictionBlock,
+		Placement:      placementOf(vm),
+		Labels:         vm.Labels,
+		RetainOnDelete: vm.Spec.DeletionPolicy == api.DeletionRetain,
 	}
 	if image := imageOf(vm.Spec.Image); image != nil {
 		spec.Image = *image
@@ -37,6 +43,22 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		spec.Ports = append(spec.Ports, driver.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	return spec
+}
+
+func placementOf(vm *api.VirtualMachine) driver.Placement {
+	return driver.Placement{
+		NodeSelector: vm.Spec.NodeSelector, Affinity: vm.Spec.Affinity, Tolerations: vm.Spec.Tolerations,
+		TopologySpreadConstraints: vm.Spec.TopologySpreadConstraints,
+		PriorityClassName:         vm.Spec.PriorityClassName, RuntimeClassName: optionalText(vm.Spec.RuntimeClassName),
+	}
+}
+
+// optionalText returns nil for an empty text.
+func optionalText(text string) *string {
+	if text == "" {
+		return nil
+	}
+	return &text
 }
 
 func imageOf(image *api.Image) *driver.Image {

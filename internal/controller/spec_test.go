@@ -30,6 +30,15 @@ func completeSpec() api.VirtualMachineSpec {
 		Ports:                      []api.Port{{Name: "p", Protocol: api.ProtocolTCP, Port: 1, HostPort: 2, HostIP: "::1"}},
 		RestartPolicy:              api.RestartNever,
 		ShutdownGracePeriodSeconds: new(int64(1)),
+		Ephemeral:                  true,
+		StorageClassName:           new(""),
+		EvictionPolicy:             api.EvictionBlock,
+		NodeSelector:               map[string]string{"k": "v"},
+		Affinity:                   &corev1.Affinity{},
+		Tolerations:                []corev1.Toleration{{Key: "k"}},
+		TopologySpreadConstraints:  []corev1.TopologySpreadConstraint{{TopologyKey: "k"}},
+		PriorityClassName:          "p",
+		RuntimeClassName:           new("r"),
 	}
 }
 

@@ -179,8 +179,9 @@ func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
 	intent := p.decision.Status
 	w := conditionWriter{all, p.vm.Generation, metav1.NewTime(now)}
 	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
+	lost := p.observed.Server.State == driver.StateUnknown
 	w.set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	w.set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown), p.runningReason(*all), "")
+	w.set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown || lost), p.runningReason(*all), "")
 	if unknown {
 		w.set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -201,6 +202,20 @@ type Interface struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
+// Object is an object of a cluster that a server consists of. A driver that creates such objects
+// has them recorded in the VirtualMachine's status, where nobody else writes: first the intent to
+// create one, then which one it is.
+type Object struct {
+	Kind, Name string
+	// Nonce is random. The object carries it, so that the one which was intended is told from
+	// another of that name.
+	Nonce string
+	// UID of the object; empty as long as only the intent is recorded.
+	UID types.UID
+	// Ended is set once it is proven that a Pod has ended.
+	Ended bool
+}
+
 // Target names a server and carries the right to act on it.
 type Target struct {
 	// UID of the VirtualMachine; it identifies the server everywhere.
@@ -216,8 +231,8 @@ type Target struct {
 }
 
 // ServerSpec is the desired state of a server. The tag "spec" names the field of a
-// VirtualMachine's spec that a field is from, and "-" marks one that is from none: see
-// Fields.
+// VirtualMachine's spec that a field is from, "-" marks one that is from none, and
+// ",inline" a struct whose fields are at the level of the struct that it is in: see Fields.
 type ServerSpec struct {
 	Target `spec:"-"`
 	// Namespace and Name of the VirtualMachine.
@@ -233,6 +248,9 @@ type ServerSpec struct {
 	// RestartRun names a run (Server.Run) to end before the server is started,
 	// which restarts it once. It has no effect if that run is over.
 	RestartRun string `spec:"-"`
+	// Objects are what the VirtualMachine's status has recorded of the server, for a driver
+	// that asks for it with RecordFirstError.
+	Objects []Object `spec:"-"`
 	// PowerOnly is set if the caller could not read all of the spec, for example
 	// because a Secret is gone: only Power is applied, and Pending is not computed.
 	PowerOnly bool `spec:"-"`
@@ -249,6 +267,29 @@ type ServerSpec struct {
 	RestartPolicy RestartPolicy `spec:"restartPolicy"`
 	UserData      Secret        `spec:"userData"`
 	NetworkData   Secret        `spec:"networkData"`
+
+	// Ephemeral servers keep no root disk from one run to the next.
+	Ephemeral bool `spec:"ephemeral"`
+	// StorageClassName is nil for the cluster's default and empty for no class.
+	StorageClassName *string `spec:"storageClassName"`
+	// BlockEviction is true for Block, so that the default Allow does not count as set.
+	BlockEviction bool      `spec:"evictionPolicy"`
+	Placement     Placement `spec:",inline"`
+	// Labels are the VirtualMachine's own.
+	Labels map[string]string `spec:"-"`
+	// RetainOnDelete is set if the server outlives its VirtualMachine.
+	RetainOnDelete bool `spec:"-"`
+}
+
+// Placement says on which nodes a server may run, and as what. The values are those of a
+// pod's spec.
+type Placement struct {
+	NodeSelector              map[string]string                 `spec:"nodeSelector"`
+	Affinity                  *corev1.Affinity                  `spec:"affinity"`
+	Tolerations               []corev1.Toleration               `spec:"tolerations"`
+	TopologySpreadConstraints []corev1.TopologySpreadConstraint `spec:"topologySpreadConstraints"`
+	PriorityClassName         string                            `spec:"priorityClassName"`
+	RuntimeClassName          *string                           `spec:"runtimeClassName"`
 }
 
 // Power is a power state that a server should have.
@@ -353,6 +394,9 @@ const (
 	StateRestarting State = "Restarting"
 	// StateRemoving : the server is being removed.
 	StateRemoving State = "Removing"
+	// StateUnknown : the server exists, and nothing tells whether it runs. Err says why, and
+	// Ensure fails until that is known again.
+	StateUnknown State = "Unknown"
 )
 
 // Server is what a driver runs for a VirtualMachine.
@@ -397,6 +441,12 @@ type Server struct {
 	// Ports of the host that lead to the server now. HostPort is always set.
 	// Name is never set, because only the spec has it.
 	Ports []Port
+	// Objects are what the VirtualMachine's status should have recorded of the server. List
+	// leaves them nil.
+	Objects []Object
+	// NeedsEnsure is set if something waits for an Ensure although the server is as its spec
+	// says, for example a pod whose end has to be recorded before others may remove it.
+	NeedsEnsure bool
 	// Retained is set on a server that was released. It has no owner and is
 	// never swept.
 	Retained bool

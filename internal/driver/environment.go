@@ -6,6 +6,8 @@ package driver
 import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 )
 
@@ -17,6 +19,12 @@ type Environment struct {
 	// OwnDirs are the program's own folders. No server may read them, for example as an
 	// image.
 	OwnDirs []string
+	// Cluster reaches the cluster that the VirtualMachines are in, nil for programs without
+	// one.
+	Cluster *rest.Config
+	// Owner returns the name of the VirtualMachine with a UID, as far as one is known. Nil knows
+	// none.
+	Owner func(types.UID) (types.NamespacedName, bool)
 	// Clock is required, Log may be zero, and Registerer may be nil.
 	Clock      clock.WithTicker
 	Log        logr.Logger

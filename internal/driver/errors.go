@@ -93,6 +93,18 @@ const (
 	ReasonMachineUserUnavailable = "MachineUserUnavailable"
 )
 
+// RecordFirstError is the error of an Ensure that changed nothing, because the VirtualMachine's
+// status has to record Objects before. The caller does that and calls again. It is an ErrRetry.
+type RecordFirstError struct{ Objects []Object }
+
+// Error implements error.
+func (e *RecordFirstError) Error() string {
+	return "objects have to be recorded in the status before they are created"
+}
+
+// Unwrap returns the kind of the error.
+func (e *RecordFirstError) Unwrap() error { return ErrRetry }
+
 type reasonError struct {
 	reason string
 	err    error

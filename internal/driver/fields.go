@@ -94,6 +94,19 @@ func (f Fields[C]) Pending(change C) []string {
 	return names
 }
 
+// UnsupportedPodFields declares the fields that only servers in pods have, for a driver
+// that refuses them.
+func UnsupportedPodFields[C any]() Fields[C] {
+	const hint = "only a server that runs in a pod has it; leave it out"
+	rows := Fields[C]{{Name: "evictionPolicy", Support: Unsupported, Hint: "Block is for a server that runs in a pod; it must be Allow, or left out"}}
+	walkFields(reflect.ValueOf(Placement{}), "", func(name string, _ reflect.Value) {
+		rows = append(rows, Field[C]{Name: name, Support: Unsupported, Hint: hint})
+	})
+	return append(rows,
+		Field[C]{Name: "ephemeral", Support: Unsupported, Hint: hint},
+		Field[C]{Name: "storageClassName", Support: Unsupported, Hint: hint})
+}
+
 // SpecFields returns the fields of ServerSpec that users can set, by their names in the
 // spec of a VirtualMachine: "resource.cpu", "volumes.name", ... A name is that of the
 // struct tag "spec"; a field without the tag is returned by its Go name.
@@ -122,6 +135,8 @@ func walkFields(v reflect.Value, prefix string, visit func(name string, v reflec
 		field := v.Type().Field(i)
 		switch tag, tagged := field.Tag.Lookup("spec"); {
 		case tag == "-":
+		case tag == ",inline":
+			walkFields(v.Field(i), prefix, visit)
 		case tagged:
 			walkField(v.Field(i), prefix+tag, visit)
 		default:
@@ -131,7 +146,8 @@ func walkFields(v reflect.Value, prefix string, visit func(name string, v reflec
 }
 
 // walkField visits a list and each of its elements, and a pointer and what it leads to. It
-// visits only the fields of a zero value in place of what is not there.
+// visits only the fields of a zero value in place of what is not there. A struct of another
+// package, such as a pod's affinity, is one value: drivers declare it as a whole.
 func walkField(v reflect.Value, name string, visit func(name string, v reflect.Value)) {
 	switch {
 	case v.Kind() == reflect.Slice && v.Len() > 0:
@@ -144,7 +160,7 @@ func walkField(v reflect.Value, name string, visit func(name string, v reflect.V
 	case v.Kind() == reflect.Pointer:
 		visit(name, v)
 		walkField(v.Elem(), name, visit)
-	case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[Secret]():
+	case v.Kind() == reflect.Struct && v.Type().PkgPath() == reflect.TypeFor[ServerSpec]().PkgPath() && v.Type() != reflect.TypeFor[Secret]():
 		walkFields(v, name+".", visit)
 	default:
 		visit(name, v)

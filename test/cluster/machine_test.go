@@ -59,8 +59,8 @@ cloudInit: /cloud-init
 gracePeriodSeconds: 60
 `
 
-// importMachine builds the images of drover-machine and of a guest, and gives them to a node.
-func importMachine(t *testing.T, node *cluster.Node) {
+// importMachine builds the images of drover-machine and of a guest, and gives them to nodes.
+func importMachine(t *testing.T, nodes ...*cluster.Node) {
 	t.Helper()
 	root, err := framework.RepositoryRoot()
 	if err != nil {
@@ -76,8 +76,10 @@ func importMachine(t *testing.T, node *cluster.Node) {
 		t.Fatal(err)
 	}
 	for _, archive := range []string{"drover-machine-linux-amd64.tar", "guest.tar"} {
-		if err := node.ImportImage(t.Context(), filepath.Join(dir, archive)); err != nil {
-			t.Fatal(err)
+		for _, node := range nodes {
+			if err := node.ImportImage(t.Context(), filepath.Join(dir, archive)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 type Known struct {
 	// Values of fields whose schema has a rule, or which a driver must be able to use.
 	Values map[string]Values
+	// Whole are fields whose parts are not tried one by one.
+	Whole map[string]Values
 	// Keys of maps.
 	Keys map[string][]string
 	// With is what the rules of an object need beside any of its fields.
@@ -66,6 +68,7 @@ func KnownFor(driver, image string) Known {
 	}
 	known := Known{
 		Values: values,
+		Whole:  podFields,
 		Keys:   map[string][]string{"resource": {"cpu", "memory", "rootDisk"}},
 		With: map[string]map[string]any{
 			"image": {"source": image}, "volumes[].source.image": {"source": image},
@@ -80,6 +83,22 @@ func KnownFor(driver, image string) Known {
 		known.Masking = append(known.Masking, "image.kernel") // no text is the path of a kernel
 	}
 	return known
+}
+
+// podFields are those that only driver pod has, with values as a pod may have them. What the API
+// server itself checks of a pod is not repeated here.
+var podFields = map[string]Values{
+	"ephemeral":        {Valid: []any{false}, Invalid: []any{"yes"}},
+	"storageClassName": {Valid: []any{"fast"}, Invalid: []any{1, "-"}},
+	"evictionPolicy":   {Valid: []any{"Allow", "Block"}, Invalid: []any{"", "Never"}},
+	"nodeSelector":     {Valid: []any{map[string]any{"disk": "fast"}}, Invalid: []any{"text", map[string]any{"disk": 1}}},
+	"affinity": {Valid: []any{map[string]any{"podAntiAffinity": map[string]any{
+		"requiredDuringSchedulingIgnoredDuringExecution": []any{map[string]any{"topologyKey": "kubernetes.io/hostname"}},
+	}}}, Invalid: []any{"text"}},
+	"tolerations":               {Valid: []any{[]any{map[string]any{"operator": "Exists"}}}, Invalid: []any{"text"}},
+	"topologySpreadConstraints": {Valid: []any{[]any{map[string]any{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}}}, Invalid: []any{"text"}},
+	"priorityClassName":         {Valid: []any{"high"}, Invalid: []any{1, "-"}},
+	"runtimeClassName":          {Valid: []any{"kata"}, Invalid: []any{1, "-"}},
 }
 
 // set returns a copy of a spec with a field set, and with what has to be beside it.

@@ -59,6 +59,11 @@ type walker struct {
 }
 
 func (w *walker) walk(path string, s *apiextensions.JSONSchemaProps) error {
+	if whole, ok := w.known.Whole[path]; ok {
+		w.fields = append(w.fields, Field{Path: path, Valid: whole.Valid, Invalid: whole.Invalid, Alone: true})
+		w.first[path] = whole.Valid[0]
+		return nil
+	}
 	switch {
 	case s.Type == "object" && s.AdditionalProperties != nil:
 		return w.walkMap(path, s)

@@ -66,6 +66,8 @@ const (
 // VirtualMachineSpec is the desired state of a server.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.driver) == has(oldSelf.driver) && (!has(self.driver) || self.driver == oldSelf.driver)",fieldPath=".driver",message="driver is immutable",messageExpression="'driver is immutable: it was ' + (has(oldSelf.driver) ? oldSelf.driver : 'not set') + ' and is now ' + (has(self.driver) ? self.driver : 'not set') + '; to move the VirtualMachine to another driver, delete it and create it anew'"
+// +kubebuilder:validation:XValidation:rule="(has(self.ephemeral) && self.ephemeral) == (has(oldSelf.ephemeral) && oldSelf.ephemeral)",fieldPath=".ephemeral",message="ephemeral is immutable",messageExpression="'ephemeral is immutable: it was ' + (has(oldSelf.ephemeral) && oldSelf.ephemeral ? 'true' : 'false') + ' and is now ' + (has(self.ephemeral) && self.ephemeral ? 'true' : 'false') + '; to change it, delete the VirtualMachine and create it anew'"
+// +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",fieldPath=".storageClassName",message="storageClassName is immutable",messageExpression="'storageClassName is immutable: it was ' + (has(oldSelf.storageClassName) ? '\"' + oldSelf.storageClassName + '\"' : 'not set') + ' and is now ' + (has(self.storageClassName) ? '\"' + self.storageClassName + '\"' : 'not set') + '; to change it, delete the VirtualMachine and create it anew'"
 type VirtualMachineSpec struct {
 	// action is the desired power state:
 	// - active: the server runs.
@@ -181,6 +183,69 @@ type VirtualMachineSpec struct {
 	// +default="Delete"
 	// +optional
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
+
+	// ephemeral discards the root disk when a run ends: no volume is kept for it,
+	// and each run begins with the image. It is immutable.
+	// +optional
+	Ephemeral bool `json:"ephemeral,omitempty"`
+
+	// storageClassName is the StorageClass of the PersistentVolumeClaims of the
+	// disks. Without it, the cluster's default is used; "" means none, so that
+	// only volumes without a class match. It is immutable.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?$`
+	// +optional
+	StorageClassName *string `json:"storageClassName,omitempty"`
+
+	// evictionPolicy is what happens when the server is to be evicted from its
+	// node, as kubectl drain does:
+	// - Allow: the guest is shut down and comes up on another node.
+	// - Block: the eviction is refused, by a PodDisruptionBudget.
+	//
+	// Without it, evictions are allowed.
+	// +optional
+	EvictionPolicy EvictionPolicy `json:"evictionPolicy,omitempty"`
+
+	// nodeSelector are labels that the node of the server must have, as in a pod.
+	// +kubebuilder:validation:MaxProperties=64
+	// +optional
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+
+	// affinity is which nodes the server prefers or requires, and which pods it
+	// wants near or far, as in a pod.
+	// +optional
+	Affinity *corev1.Affinity `json:"affinity,omitempty"`
+
+	// tolerations are the taints of nodes that the server tolerates, as in a pod.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	// +optional
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+
+	// topologySpreadConstraints are how servers spread over zones, nodes and other
+	// domains, as in a pod.
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=topologyKey
+	// +listMapKey=whenUnsatisfiable
+	// +optional
+	TopologySpreadConstraints []corev1.TopologySpreadConstraint `json:"topologySpreadConstraints,omitempty"`
+
+	// priorityClassName is the name of the PriorityClass of the server's pod.
+	// Without it, the cluster's default is used.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	// +optional
+	PriorityClassName string `json:"priorityClassName,omitempty"`
+
+	// runtimeClassName is the name of the RuntimeClass of the server's pod.
+	// Without it, the node's default runtime is used.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	// +optional
+	RuntimeClassName string `json:"runtimeClassName,omitempty"`
 }
 
 // Action is a desired power state.
@@ -226,6 +291,19 @@ const (
 	DeletionDelete DeletionPolicy = "Delete"
 	// DeletionRetain lets the server run, no longer managed.
 	DeletionRetain DeletionPolicy = "Retain"
+)
+
+// EvictionPolicy is what happens when a server is to be evicted from its node.
+//
+// +kubebuilder:validation:Enum=Allow;Block
+type EvictionPolicy string
+
+// The eviction policies.
+const (
+	// EvictionAllow shuts the guest down, and it comes up on another node.
+	EvictionAllow EvictionPolicy = "Allow"
+	// EvictionBlock refuses the eviction.
+	EvictionBlock EvictionPolicy = "Block"
 )
 
 // PullPolicy is when an image is fetched.
@@ -514,6 +592,12 @@ type VirtualMachineStatus struct {
 	// server is what the driver runs.
 	// +optional
 	Server *ServerStatus `json:"server,omitempty"`
+	// objects are the objects of the cluster that the server consists of, or is about
+	// to. Other objects of these names are not the server's.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	// +optional
+	Objects []ServerObject `json:"objects,omitempty"`
 	// addresses are those at which the server can be reached: its own, or the
 	// host's if only ports lead to it.
 	// +kubebuilder:validation:MaxItems=64
@@ -609,6 +693,30 @@ type PortStatus struct {
 	// +kubebuilder:validation:MaxLength=45
 	// +optional
 	HostIP string `json:"hostIP,omitempty"`
+}
+
+// ServerObject is an object of the cluster in the namespace of the VirtualMachine that
+// belongs to a server.
+type ServerObject struct {
+	// kind is the kind of the object: Pod or PersistentVolumeClaim.
+	// +kubebuilder:validation:MaxLength=63
+	// +required
+	Kind string `json:"kind"`
+	// name is the name of the object.
+	// +kubebuilder:validation:MaxLength=253
+	// +required
+	Name string `json:"name"`
+	// nonce is a random value that the object carries, recorded before it is created.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Nonce string `json:"nonce,omitempty"`
+	// uid is the UID of the object, empty until it is known to exist.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	UID string `json:"uid,omitempty"`
+	// ended is true once it is proven that a Pod has ended.
+	// +optional
+	Ended bool `json:"ended,omitempty"`
 }
 
 // ServerStatus is what a driver runs for a VirtualMachine.

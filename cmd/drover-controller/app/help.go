@@ -28,6 +28,7 @@ var flagGroups = []struct {
 	{"Driver docker", []string{"docker-"}},
 	{"Driver qemu", []string{"qemu-", "image-"}},
 	{"Driver fake", []string{"fake-"}},
+	{"Driver pod", []string{"pod-"}},
 	{"Controller", []string{"threads", "list-", "usage-", "orphan-", "decisions"}},
 	{"High availability", []string{"leader-elect", "leader-elect-", "lease-lock-", "holder-"}},
 	{"Endpoints", []string{"streams-", "metrics-", "health-probe-", "pprof-"}},

@@ -43,6 +43,27 @@ func cachedOwners(reader client.Reader, options ...client.ListOption) inventory.
 	}
 }
 
+// ownerIndex finds VirtualMachines in the cache by their UIDs.
+const ownerIndex = "metadata.uid"
+
+func indexOwners(ctx context.Context, mgr ctrl.Manager) error {
+	return mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, ownerIndex, func(o client.Object) []string { return []string{string(o.GetUID())} })
+}
+
+// cachedOwner returns a function that finds the VirtualMachine of a UID in the cache. It knows none
+// while the cache is not filled.
+func cachedOwner(ctx context.Context, reader client.Reader) func(types.UID) (types.NamespacedName, bool) {
+	return func(uid types.UID) (types.NamespacedName, bool) {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		var vms api.VirtualMachineList
+		if err := reader.List(ctx, &vms, client.MatchingFields{ownerIndex: string(uid)}, client.UnsafeDisableDeepCopy); err != nil || len(vms.Items) != 1 {
+			return types.NamespacedName{}, false
+		}
+		return client.ObjectKeyFromObject(&vms.Items[0]), true
+	}
+}
+
 // LiveOwners does the same from the API, as metadata and page by page.
 func LiveOwners(reader client.Reader) inventory.Owners {
 	return func(ctx context.Context) (map[types.UID]bool, error) {

@@ -73,7 +73,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 		return err
 	}
 	defer endEvents()
-	inventories, closeDrivers, err := openInventories(ctx, o, mgr.GetAPIReader(), guard, fencingHandler{lock, recorder})
+	inventories, closeDrivers, err := openInventories(ctx, o, mgr, cfg, guard, fencingHandler{lock, recorder})
 	if err != nil {
 		return err
 	}
@@ -217,8 +217,11 @@ func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	return strconv.ParseUint(vms.ResourceVersion, 10, 64)
 }
 
-func openInventories(ctx context.Context, o *Options, reader client.Reader, gate fencing.Gate, f fencingHandler) (all []*inventory.Inventory, closeDrivers func(), err error) {
-	cluster, err := ClusterID(ctx, reader)
+func openInventories(ctx context.Context, o *Options, mgr ctrl.Manager, cfg *rest.Config, gate fencing.Gate, f fencingHandler) (all []*inventory.Inventory, closeDrivers func(), err error) {
+	cluster, err := ClusterID(ctx, mgr.GetAPIReader())
+	if err == nil {
+		err = indexOwners(ctx, mgr)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -226,6 +229,7 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 		Settings: o.Drivers, Gate: gate,
 		Environment: driver.Environment{
 			ClusterID: cluster, OwnDirs: o.OwnDirs, Clock: clock.RealClock{}, Log: ctrl.Log, Registerer: metrics.Registry,
+			Cluster: cfg, Owner: cachedOwner(ctx, mgr.GetCache()),
 		},
 	})
 	if err != nil {

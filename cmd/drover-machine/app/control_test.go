@@ -45,7 +45,7 @@ func newNetwork(t *testing.T) network {
 	index, pid := int(networks.Add(1)), os.Getpid()
 	n := network{fmt.Sprintf("dm%d-%d", pid, index), fmt.Sprintf("198.18.%d.%d", pid%256, 4*index+2)}
 	link, here := n.name+"h", fmt.Sprintf("198.18.%d.%d", pid%256, 4*index+1)
-	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "ip", "netns", "del", n.name).Run() }) //nolint:usetesting // after the test
+	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "ip", "netns", "del", n.name).Run() })
 	for _, command := range []string{
 		"netns add " + n.name,
 		"link add " + link + " type veth peer name eth0 netns " + n.name,
@@ -129,6 +129,22 @@ func TestControl(t *testing.T) {
 		t.Errorf("a port that is not forwarded is probed: %v", err)
 	}
 
+	testPause(t, c)
+	t.Run("grow", func(t *testing.T) { g.testGrow(t, c) })
+	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
+		wantClosed(t, n, address)
+	}
+	g.wantResident(t)
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+	if _, err := c.Status(t.Context()); !errors.Is(err, control.ErrUnreachable) {
+		t.Errorf("after the end the status fails with %v", err)
+	}
+}
+
+// testPause pauses and resumes a guest, each twice.
+func testPause(t *testing.T, c *control.Client) {
+	t.Helper()
 	for range 2 {
 		if err := c.Pause(t.Context()); err != nil {
 			t.Fatal(err)
@@ -146,17 +162,6 @@ func TestControl(t *testing.T) {
 	wantState(t, c, control.StateRunning)
 	if err := probeOnce(t, c, 80); err != nil {
 		t.Errorf("a guest that was resumed does not answer: %v", err)
-	}
-
-	t.Run("grow", func(t *testing.T) { g.testGrow(t, c) })
-	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
-		wantClosed(t, n, address)
-	}
-	g.wantResident(t)
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
-	if _, err := c.Status(t.Context()); !errors.Is(err, control.ErrUnreachable) {
-		t.Errorf("after the end the status fails with %v", err)
 	}
 }
 

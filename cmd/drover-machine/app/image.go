@@ -95,20 +95,19 @@ func openImage(path string) (*os.File, diskimage.Info, error) {
 	if err != nil {
 		return nil, diskimage.Info{}, fmt.Errorf("image %s: %w", path, err)
 	}
-	info, _, err := probeImage(f)
+	info, err := probeImage(f)
 	if err != nil {
 		return nil, info, errors.Join(fmt.Errorf("image %s: %w", path, err), f.Close())
 	}
 	return f, info, nil
 }
 
-func probeImage(f *os.File) (info diskimage.Info, length int64, err error) {
+func probeImage(f *os.File) (diskimage.Info, error) {
 	stat, err := f.Stat()
 	if err != nil {
-		return info, 0, err
+		return diskimage.Info{}, err
 	}
-	info, err = diskimage.Probe(f, stat.Size())
-	return info, stat.Size(), err
+	return diskimage.Probe(f, stat.Size())
 }
 
 func (r *run) copyImage(ctx context.Context, from string, out *os.File) (format string, err error) {
@@ -168,7 +167,7 @@ func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File)
 	if sum := "sha256:" + hex.EncodeToString(hash.Sum(nil)); sum != d.Checksum {
 		return "", fmt.Errorf("its checksum is %s, and %s was asked for", sum, d.Checksum)
 	}
-	info, _, err := probeImage(out)
+	info, err := probeImage(out)
 	return info.Format, err
 }
 

@@ -54,5 +54,5 @@ func probeDescribed(ctx context.Context, arguments []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, *within)
 	defer cancel()
-	return newRun(d, o, logr.Discard()).probe(ctx, int32(port)) //nolint:gosec // 16 bits
+	return newRun(d, o, logr.Discard()).probe(ctx, int32(port))
 }

@@ -37,6 +37,7 @@ type Server struct {
 	CPUMilli      int64           `json:"cpuMilli,omitzero"`
 	MemoryBytes   int64           `json:"memoryBytes,omitzero"`
 	RootDiskBytes int64           `json:"rootDiskBytes,omitzero"`
+	NeedsEnsure   bool            `json:"needsEnsure,omitzero"`
 }
 
 // Exit is how a run ended, without any output.
@@ -135,6 +136,7 @@ func (b clockBase) server(s *driver.Server) Server {
 			return Exit{Code: e.Code, Reason: e.Reason, At: b.at(e.At)}
 		}),
 		StartedAt: b.at(s.StartedAt), CPUMilli: s.Applied.CPUMilli, MemoryBytes: s.Applied.MemoryBytes, RootDiskBytes: s.Applied.RootDiskBytes,
+		NeedsEnsure: s.NeedsEnsure,
 	}
 }
 
@@ -152,5 +154,6 @@ func (s *Server) server() driver.Server {
 			return driver.Exit{Code: e.Code, Reason: e.Reason, At: e.At}
 		}),
 		StartedAt: s.StartedAt, Applied: driver.Resources{CPUMilli: s.CPUMilli, MemoryBytes: s.MemoryBytes, RootDiskBytes: s.RootDiskBytes},
+		NeedsEnsure: s.NeedsEnsure,
 	}
 }

@@ -97,7 +97,7 @@ func decideDeletionStop(in Input) (Decision, bool) {
 	case driver.StateStopping:
 		d.WakeAt = d.Action.StopBy
 		return d, true
-	case driver.StatePending, driver.StateStopped, driver.StateRestarting, driver.StateRemoving:
+	case driver.StatePending, driver.StateStopped, driver.StateRestarting, driver.StateRemoving, driver.StateUnknown:
 	}
 	return Decision{}, false
 }

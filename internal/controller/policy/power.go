@@ -26,6 +26,8 @@ func decidePower(in Input) Decision {
 		return planWait(in, api.OperationCreate, api.ReasonTerminating, "waits for the server that is being removed")
 	case driver.StateStopping:
 		return decideStopping(in, power)
+	case driver.StateUnknown:
+		return decideLost(in, power)
 	case driver.StateRunning, driver.StateStarting, driver.StatePaused, driver.StateStopped, driver.StateRestarting:
 	}
 	switch power {
@@ -36,6 +38,16 @@ func decidePower(in Input) Decision {
 	case driver.PowerOn:
 	}
 	return decideOn(in)
+}
+
+// decideLost asks the driver for a server that may run or not. The driver fails until that is
+// known again.
+func decideLost(in Input, power driver.Power) Decision {
+	operation := api.OperationStart
+	if power == driver.PowerOff {
+		operation = api.OperationStop
+	}
+	return planEnsure(in, operation, power, api.ReasonUnresponsive, in.Observed.Server.Err.Error())
 }
 
 func powerOf(vm *api.VirtualMachine) driver.Power {
@@ -114,7 +126,7 @@ func decidePaused(in Input) Decision {
 		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
 	case driver.StateStopped, driver.StateRestarting:
 		return planEnsure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
-	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving:
+	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving, driver.StateUnknown:
 	}
 	return planEnsure(in, api.OperationPause, driver.PowerPaused, api.ReasonUpdating, "")
 }
@@ -144,7 +156,7 @@ func decideWithoutRestart(in Input) Decision {
 		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
 	case driver.StateStopped:
 		return decideEnded(in)
-	case driver.StateRunning, driver.StateRestarting, driver.StatePending, driver.StateStopping, driver.StateRemoving:
+	case driver.StateRunning, driver.StateRestarting, driver.StatePending, driver.StateStopping, driver.StateRemoving, driver.StateUnknown:
 	}
 	switch {
 	case needsUpdate(in):
@@ -208,6 +220,8 @@ func planWait(in Input, operation api.OperationType, reason, message string) Dec
 			phase = api.PhaseActive
 		case driver.StatePaused:
 			phase = api.PhasePaused
+		case driver.StateUnknown:
+			phase = api.PhaseUnknown
 		case driver.StateStopped, driver.StateStarting, driver.StatePending, driver.StateRemoving:
 		}
 	}

@@ -66,7 +66,7 @@ func IsAsReported(left *api.ServerStatus, observed inventory.Observation) bool {
 func decideHold(in Input) Decision {
 	op := in.VM.Status.Operation
 	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}, WakeAt: nextTry(in), NextTry: nextTry(in)}
-	if in.Observed.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.Observed.Server.State) {
+	if in.Observed.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused, driver.StateUnknown}, in.Observed.Server.State) {
 		d.Status.Phase = planWait(in, "", "", "").Status.Phase
 	}
 	d.Status.Stalled = op.Failure == api.FailureRefused

@@ -13,9 +13,9 @@ import (
 )
 
 // needsUpdate reports whether the spec must be passed to the driver: this generation
-// was not passed yet, or the server differs from the spec.
+// was not passed yet, the server differs from the spec, or the driver asks for it.
 func needsUpdate(in Input) bool {
-	if in.VM.Generation != in.PassedGeneration {
+	if in.VM.Generation != in.PassedGeneration || in.Observed.Server.NeedsEnsure {
 		return true
 	}
 	if len(pendingFields(in)) > 0 {

@@ -183,7 +183,7 @@ func (c specChange) hasOtherImage() bool {
 
 func (c specChange) hasOtherPorts() bool { return portsText(c.wants.Ports) != c.has.ports }
 
-var fields = driver.Fields[specChange]{
+var fields = slices.Concat(driver.Fields[specChange]{
 	{Name: "action", Support: driver.AppliedLive},
 	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive}, // by StopBy; a host's shutdown is the engine's
 	{Name: "restartPolicy", Support: driver.AppliedLive},
@@ -199,7 +199,7 @@ var fields = driver.Fields[specChange]{
 	{Name: "userData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
 	{Name: "networkData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
 	{Name: "sshAuthorizedKeys", Support: driver.Unsupported, Hint: "the docker driver cannot install SSH keys; use driver qemu or leave it out"},
-}
+}, driver.UnsupportedPodFields[specChange]())
 
 // SupportedFields implements driver.FieldDeclarer.
 func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }

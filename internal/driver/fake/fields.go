@@ -14,7 +14,7 @@ import (
 type configs struct{ has, wants Config }
 
 // fields are recorded, all of them: nothing is unsupported.
-var fields = driver.Fields[configs]{
+var fields = slices.Concat(driver.Fields[configs]{
 	{Name: "action", Support: driver.AppliedLive},
 	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive}, // by StopBy
 	{Name: "restartPolicy", Support: driver.AppliedLive},
@@ -47,7 +47,7 @@ var fields = driver.Fields[configs]{
 		Name: "networkData", Support: driver.AppliedAtRestart,
 		Differs: func(c configs) bool { return c.has.HasNetworkData != c.wants.HasNetworkData },
 	},
-}
+}, driver.UnsupportedPodFields[configs]())
 
 // SupportedFields implements driver.FieldDeclarer.
 func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }

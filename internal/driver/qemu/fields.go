@@ -19,7 +19,7 @@ func pendingFields(has, wants record.Settings) []string {
 // settingsChange are the settings of a server and those of its spec.
 type settingsChange struct{ has, wants record.Settings }
 
-var fields = driver.Fields[settingsChange]{
+var fields = slices.Concat(driver.Fields[settingsChange]{
 	{Name: "action", Support: driver.AppliedLive},
 	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive},
 	{Name: "restartPolicy", Support: driver.AppliedLive},
@@ -65,7 +65,7 @@ var fields = driver.Fields[settingsChange]{
 		Name: "networkData", Support: driver.AppliedAtRestart,
 		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
 	},
-}
+}, driver.UnsupportedPodFields[settingsChange]())
 
 // SupportedFields implements driver.FieldDeclarer.
 func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }

@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fencing"
 	"cloudnative.tw/drover/internal/driver/metrics"
+	"cloudnative.tw/drover/internal/driver/pod"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/statedir"
@@ -57,6 +58,11 @@ var rows = []struct {
 	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }, openDockerAdmin},
 	{qemu.Name, func() DriverOptions { return qemu.DefaultOptions() }, openQEMUAdmin},
 	{fake.Name, func() DriverOptions { return fake.DefaultOptions() }, fake.OpenAdmin},
+	{pod.Name, func() DriverOptions { return pod.DefaultOptions() }, openPodAdmin},
+}
+
+func openPodAdmin(string, driver.Environment) (driver.Admin, error) {
+	return nil, errors.New("the servers of driver pod are pods and PersistentVolumeClaims: use kubectl")
 }
 
 func openDockerAdmin(_ string, env driver.Environment) (driver.Admin, error) {
@@ -154,7 +160,7 @@ func Open(ctx context.Context, list string, o Options) ([]Opened, error) {
 	}
 	auto := names == nil
 	if auto {
-		names = Names()
+		names = slices.DeleteFunc(Names(), func(name string) bool { return name == pod.Name }) // its engine always answers
 	}
 	var opened []Opened
 	for _, name := range names {

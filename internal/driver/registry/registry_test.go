@@ -16,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -32,7 +33,7 @@ func TestParse(t *testing.T) {
 		"auto":              {"auto", "", nil},
 		"one":               {"fake", "", []string{"fake"}},
 		"several, in order": {"fake, docker", "", []string{"fake", "docker"}},
-		"unknown":           {"fake,xen", `"xen" is not a driver; known are docker, qemu, fake, or auto alone`, nil},
+		"unknown":           {"fake,xen", `"xen" is not a driver; known are docker, qemu, fake, pod, or auto alone`, nil},
 		"empty":             {"", `"" is not a driver`, nil},
 		"twice":             {"fake,fake", `"fake" is there twice`, nil},
 		"auto beside names": {"auto,fake", `"auto" is not a driver`, nil},
@@ -55,6 +56,7 @@ func options() Options {
 		Settings: DefaultSettings(),
 		Environment: driver.Environment{
 			ClusterID: "cluster-1", Log: logr.Discard(), Clock: clock.RealClock{}, Registerer: prometheus.NewRegistry(),
+			Cluster: &rest.Config{Host: "https://127.0.0.1:1"},
 		},
 	}
 }

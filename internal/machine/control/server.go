@@ -126,7 +126,7 @@ func newHandler(m Machine) http.Handler {
 		if err != nil {
 			return nil, errRequest
 		}
-		return nil, m.Probe(r.Context(), int32(port)) //nolint:gosec // 16 bits
+		return nil, m.Probe(r.Context(), int32(port))
 	})
 	handle("POST "+growPath, func(r *http.Request) (any, error) {
 		var sizes Sizes

@@ -334,7 +334,7 @@ func (d *Driver) count(servers []driver.Server, owners map[types.UID]bool) {
 		d.Servers++
 		switch server.State {
 		case driver.StateStopped, driver.StatePending, driver.StateRemoving:
-		case driver.StateStarting, driver.StateRunning, driver.StatePaused, driver.StateStopping, driver.StateRestarting:
+		case driver.StateStarting, driver.StateRunning, driver.StatePaused, driver.StateStopping, driver.StateRestarting, driver.StateUnknown:
 			d.Running++
 		}
 		if server.MayBeOrphan() && !owners[server.UID] {

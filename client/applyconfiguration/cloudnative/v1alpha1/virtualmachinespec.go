@@ -73,6 +73,36 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// - Delete: it is stopped and removed with its data.
 	// - Retain: it continues to run and is no longer managed.
 	DeletionPolicy *cloudnativev1alpha1.DeletionPolicy `json:"deletionPolicy,omitempty"`
+	// ephemeral discards the root disk when a run ends: no volume is kept for it,
+	// and each run begins with the image. It is immutable.
+	Ephemeral *bool `json:"ephemeral,omitempty"`
+	// storageClassName is the StorageClass of the PersistentVolumeClaims of the
+	// disks. Without it, the cluster's default is used; "" means none, so that
+	// only volumes without a class match. It is immutable.
+	StorageClassName *string `json:"storageClassName,omitempty"`
+	// evictionPolicy is what happens when the server is to be evicted from its
+	// node, as kubectl drain does:
+	// - Allow: the guest is shut down and comes up on another node.
+	// - Block: the eviction is refused, by a PodDisruptionBudget.
+	//
+	// Without it, evictions are allowed.
+	EvictionPolicy *cloudnativev1alpha1.EvictionPolicy `json:"evictionPolicy,omitempty"`
+	// nodeSelector are labels that the node of the server must have, as in a pod.
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// affinity is which nodes the server prefers or requires, and which pods it
+	// wants near or far, as in a pod.
+	Affinity *v1.Affinity `json:"affinity,omitempty"`
+	// tolerations are the taints of nodes that the server tolerates, as in a pod.
+	Tolerations []v1.Toleration `json:"tolerations,omitempty"`
+	// topologySpreadConstraints are how servers spread over zones, nodes and other
+	// domains, as in a pod.
+	TopologySpreadConstraints []v1.TopologySpreadConstraint `json:"topologySpreadConstraints,omitempty"`
+	// priorityClassName is the name of the PriorityClass of the server's pod.
+	// Without it, the cluster's default is used.
+	PriorityClassName *string `json:"priorityClassName,omitempty"`
+	// runtimeClassName is the name of the RuntimeClass of the server's pod.
+	// Without it, the node's default runtime is used.
+	RuntimeClassName *string `json:"runtimeClassName,omitempty"`
 }
 
 // VirtualMachineSpecApplyConfiguration constructs a declarative configuration of the VirtualMachineSpec type for use with
@@ -202,5 +232,87 @@ func (b *VirtualMachineSpecApplyConfiguration) WithShutdownGracePeriodSeconds(va
 // If called multiple times, the DeletionPolicy field is set to the value of the last call.
 func (b *VirtualMachineSpecApplyConfiguration) WithDeletionPolicy(value cloudnativev1alpha1.DeletionPolicy) *VirtualMachineSpecApplyConfiguration {
 	b.DeletionPolicy = &value
+	return b
+}
+
+// WithEphemeral sets the Ephemeral field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Ephemeral field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithEphemeral(value bool) *VirtualMachineSpecApplyConfiguration {
+	b.Ephemeral = &value
+	return b
+}
+
+// WithStorageClassName sets the StorageClassName field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the StorageClassName field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithStorageClassName(value string) *VirtualMachineSpecApplyConfiguration {
+	b.StorageClassName = &value
+	return b
+}
+
+// WithEvictionPolicy sets the EvictionPolicy field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the EvictionPolicy field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithEvictionPolicy(value cloudnativev1alpha1.EvictionPolicy) *VirtualMachineSpecApplyConfiguration {
+	b.EvictionPolicy = &value
+	return b
+}
+
+// WithNodeSelector puts the entries into the NodeSelector field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, the entries provided by each call will be put on the NodeSelector field,
+// overwriting an existing map entries in NodeSelector field with the same key.
+func (b *VirtualMachineSpecApplyConfiguration) WithNodeSelector(entries map[string]string) *VirtualMachineSpecApplyConfiguration {
+	if b.NodeSelector == nil && len(entries) > 0 {
+		b.NodeSelector = make(map[string]string, len(entries))
+	}
+	for k, v := range entries {
+		b.NodeSelector[k] = v
+	}
+	return b
+}
+
+// WithAffinity sets the Affinity field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Affinity field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithAffinity(value v1.Affinity) *VirtualMachineSpecApplyConfiguration {
+	b.Affinity = &value
+	return b
+}
+
+// WithTolerations adds the given value to the Tolerations field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Tolerations field.
+func (b *VirtualMachineSpecApplyConfiguration) WithTolerations(values ...v1.Toleration) *VirtualMachineSpecApplyConfiguration {
+	for i := range values {
+		b.Tolerations = append(b.Tolerations, values[i])
+	}
+	return b
+}
+
+// WithTopologySpreadConstraints adds the given value to the TopologySpreadConstraints field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the TopologySpreadConstraints field.
+func (b *VirtualMachineSpecApplyConfiguration) WithTopologySpreadConstraints(values ...v1.TopologySpreadConstraint) *VirtualMachineSpecApplyConfiguration {
+	for i := range values {
+		b.TopologySpreadConstraints = append(b.TopologySpreadConstraints, values[i])
+	}
+	return b
+}
+
+// WithPriorityClassName sets the PriorityClassName field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PriorityClassName field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithPriorityClassName(value string) *VirtualMachineSpecApplyConfiguration {
+	b.PriorityClassName = &value
+	return b
+}
+
+// WithRuntimeClassName sets the RuntimeClassName field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RuntimeClassName field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithRuntimeClassName(value string) *VirtualMachineSpecApplyConfiguration {
+	b.RuntimeClassName = &value
 	return b
 }

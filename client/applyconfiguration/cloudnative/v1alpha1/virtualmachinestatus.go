@@ -53,6 +53,9 @@ type VirtualMachineStatusApplyConfiguration struct {
 	Binding *BindingApplyConfiguration `json:"binding,omitempty"`
 	// server is what the driver runs.
 	Server *ServerStatusApplyConfiguration `json:"server,omitempty"`
+	// objects are the objects of the cluster that the server consists of, or is about
+	// to. Other objects of these names are not the server's.
+	Objects []ServerObjectApplyConfiguration `json:"objects,omitempty"`
 	// addresses are those at which the server can be reached: its own, or the
 	// host's if only ports lead to it.
 	Addresses []string `json:"addresses,omitempty"`
@@ -149,6 +152,19 @@ func (b *VirtualMachineStatusApplyConfiguration) WithBinding(value *BindingApply
 // If called multiple times, the Server field is set to the value of the last call.
 func (b *VirtualMachineStatusApplyConfiguration) WithServer(value *ServerStatusApplyConfiguration) *VirtualMachineStatusApplyConfiguration {
 	b.Server = value
+	return b
+}
+
+// WithObjects adds the given value to the Objects field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Objects field.
+func (b *VirtualMachineStatusApplyConfiguration) WithObjects(values ...*ServerObjectApplyConfiguration) *VirtualMachineStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithObjects")
+		}
+		b.Objects = append(b.Objects, *values[i])
+	}
 	return b
 }
 

@@ -1,0 +1,42 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// recordedObjects returns what the status has recorded of the server's objects, for the driver.
+func recordedObjects(vm *api.VirtualMachine) []driver.Object {
+	var all []driver.Object
+	for _, o := range vm.Status.Objects {
+		all = append(all, driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended})
+	}
+	return all
+}
+
+// setObjects records in the pass's status what the driver returned.
+func (p *reconciliation) setObjects(objects []driver.Object) {
+	var all []api.ServerObject
+	for _, o := range objects {
+		all = append(all, api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended})
+	}
+	if !slices.Equal(all, p.vm.Status.Objects) {
+		p.vm.Status.Objects = all
+	}
+}
+
+// recordObjects writes objects to the status before the driver creates them, so that after a
+// crash another process knows which of that name are the server's. The step is then decided
+// again. It fails with a conflict if the object was changed meanwhile.
+func (p *reconciliation) recordObjects(ctx context.Context, objects []driver.Object) error {
+	p.setObjects(objects)
+	return p.writeStatus(ctx)
+}

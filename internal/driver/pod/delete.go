@@ -1,0 +1,113 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Delete implements driver.Driver.
+func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	if err := driver.CheckUID(t.UID); err != nil {
+		return err
+	}
+	ctx, cancel := d.withCallTimeout(ctx)
+	defer cancel()
+	unlock, err := d.lockServer(ctx, t.UID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	i, err := d.find(ctx, t)
+	switch {
+	case err != nil:
+		return err
+	case i.isRetained():
+		return driver.Errorf(driver.ErrNotFound, "the server of UID %s was released", t.UID)
+	}
+	if err := i.fence(t.Epoch); err != nil {
+		return err
+	}
+	if retain {
+		return i.retain(ctx, t.Epoch)
+	}
+	return i.remove(ctx, t.Epoch)
+}
+
+// remove takes the next steps of a removal: the pod, then what holds data. Nothing that holds data
+// goes while a machine may use it.
+func (i *instance) remove(ctx context.Context, epoch uint64) error {
+	if i.pod != nil && i.end() == nil {
+		if err := i.deletePod(ctx, epoch, minimalGrace); err != nil {
+			return err
+		}
+		if err := i.read(ctx); err != nil {
+			return err
+		}
+	}
+	switch {
+	case i.pod != nil && i.end() == nil:
+		return nil // the kubelet will report
+	case i.pod != nil:
+		if err := i.forgetPod(ctx, epoch); err != nil {
+			return err
+		}
+	case i.isLost():
+		return lostError(i.key)
+	}
+	if err := i.deleteSecret(ctx); err != nil {
+		return err
+	}
+	return i.deleteRoot(ctx)
+}
+
+func (i *instance) deleteSecret(ctx context.Context) error {
+	err := i.driver.Client.CoreV1().Secrets(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{})
+	return explain("delete", "Secret", i.key, ignoreNotFound(err))
+}
+
+func (i *instance) deleteRoot(ctx context.Context) error {
+	if i.root == nil || i.root.DeletionTimestamp != nil {
+		return nil
+	}
+	err := i.driver.Client.CoreV1().PersistentVolumeClaims(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &i.root.UID, ResourceVersion: &i.root.ResourceVersion},
+	})
+	return explain("delete", kindClaim, i.key, ignoreNotFound(err))
+}
+
+// retain releases the server: what survives its VirtualMachine has to lose its owner before that is
+// gone, or the garbage collector would end it.
+func (i *instance) retain(ctx context.Context, epoch uint64) error {
+	if i.pod != nil {
+		if err := i.updatePod(ctx, epoch, i.release); err != nil {
+			return err
+		}
+	}
+	if i.root == nil {
+		return nil
+	}
+	return i.updateRoot(ctx, epoch, func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataLabel(&c.ObjectMeta, LabelRetained, "true") })
+}
+
+// release marks a pod as released. Its PVC becomes its owner, since drain evicts only pods with one.
+func (i *instance) release(p *corev1.Pod) {
+	metav1.SetMetaDataLabel(&p.ObjectMeta, LabelRetained, "true")
+	p.OwnerReferences = nil
+	if i.root != nil {
+		p.OwnerReferences = []metav1.OwnerReference{claimReference(i.root)}
+	}
+}
+
+func claimReference(claim *corev1.PersistentVolumeClaim) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: "v1", Kind: kindClaim, Name: claim.Name, UID: claim.UID, Controller: new(true), BlockOwnerDeletion: new(false),
+	}
+}

@@ -1,0 +1,373 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Ensure implements driver.Driver.
+func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	if err := checkArguments(spec); err != nil {
+		return driver.Server{}, err
+	}
+	ctx, cancel := d.withCallTimeout(ctx)
+	defer cancel()
+	unlock, err := d.lockServer(ctx, spec.UID)
+	if err != nil {
+		return driver.Server{}, err
+	}
+	defer unlock()
+
+	c := &convergence{spec: spec, instance: &instance{
+		driver: d, uid: spec.UID, vm: spec.Name,
+		key: types.NamespacedName{Namespace: spec.Namespace, Name: baseName(spec.Name, spec.UID)},
+	}}
+	if err := c.begin(ctx); err != nil {
+		return driver.Server{}, err
+	}
+	if err := c.converge(ctx); err != nil {
+		return driver.Server{}, err
+	}
+	return c.server(), nil
+}
+
+// convergence is one call of Ensure.
+type convergence struct {
+	*instance
+	spec driver.ServerSpec
+}
+
+// begin reads what there is, and refuses what Ensure must not touch.
+func (c *convergence) begin(ctx context.Context) error {
+	if err := c.read(ctx); err != nil {
+		return err
+	}
+	exists := c.pod != nil || c.root != nil
+	switch {
+	case c.spec.ID != "" && (c.spec.ID != c.id() || !exists):
+		return driver.Errorf(driver.ErrNotFound, "there is no server %s of UID %s", c.spec.ID, c.uid)
+	case !exists || c.spec.Power != driver.PowerOff:
+		if err := c.driver.checkSpec(c.spec); err != nil {
+			return err
+		}
+	}
+	if err := c.fence(c.spec.Epoch); err != nil {
+		return err
+	}
+	return c.checkIdentity(ctx)
+}
+
+// checkIdentity refuses objects other than those that the VirtualMachine's status has recorded. A
+// pod that was never let go has run nothing: a deposed leader may have left it, so it is removed.
+func (c *convergence) checkIdentity(ctx context.Context) error {
+	if c.root != nil {
+		if err := c.checkRecorded(kindClaim, c.root); err != nil {
+			return err
+		}
+	}
+	if c.pod == nil {
+		return nil
+	}
+	err := c.checkRecorded(kindPod, c.pod)
+	if err != nil && c.isGated() {
+		return c.forgetPod(ctx, c.spec.Epoch)
+	}
+	return err
+}
+
+func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
+	recorded := c.recorded(kind)
+	switch {
+	case recorded != nil && recorded.UID == o.GetUID():
+		return nil
+	case recorded != nil && recorded.UID == "" && recorded.Nonce != "" && recorded.Nonce == o.GetAnnotations()[AnnotationNonce]:
+		return nil
+	}
+	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+		"%s with UID %s was not made for this VirtualMachine, whose status does not have it: delete it, or delete the VirtualMachine", describe(kind, o), o.GetUID()))
+}
+
+// recorded returns what the VirtualMachine's status has recorded of an object, or nil.
+func (c *convergence) recorded(kind string) *driver.Object {
+	n := slices.IndexFunc(c.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == c.key.Name })
+	if n < 0 {
+		return nil
+	}
+	return &c.spec.Objects[n]
+}
+
+// converge takes the steps that are possible without waiting: the disk, the pod, and then what the
+// pod should do.
+func (c *convergence) converge(ctx context.Context) error {
+	if !c.spec.Ephemeral {
+		if err := c.ensureRoot(ctx); err != nil {
+			return err
+		}
+	}
+	if c.isEndDue() {
+		if err := c.removeEndedPod(ctx); err != nil {
+			return err
+		}
+	}
+	if c.pod == nil {
+		if err := c.checkLost(); err != nil || c.spec.Power == driver.PowerOff && !c.spec.Ephemeral {
+			return err
+		}
+		if err := c.createPod(ctx); err != nil {
+			return err
+		}
+	}
+	return c.convergePod(ctx)
+}
+
+// isEndDue reports whether a pod that has ended is to be removed: for the next one, or because
+// somebody deletes it.
+func (c *convergence) isEndDue() bool {
+	return c.pod != nil && c.end() != nil && (c.spec.Power != driver.PowerOff || c.pod.DeletionTimestamp != nil)
+}
+
+func (c *convergence) convergePod(ctx context.Context) error {
+	switch {
+	case c.end() != nil, c.isGated() && c.spec.Power == driver.PowerOff:
+		return nil
+	case c.isGated() && c.pod.DeletionTimestamp == nil:
+		return c.letGo(ctx)
+	case c.isToStop():
+		return c.stop(ctx)
+	case c.spec.PowerOnly:
+		return nil
+	}
+	return c.updateMeta(ctx)
+}
+
+// isToStop reports whether the run of the pod is to end. One that somebody has deleted ends anyway.
+func (c *convergence) isToStop() bool {
+	restart := c.spec.RestartRun != "" && c.spec.RestartRun == string(c.pod.UID)
+	return c.spec.Power == driver.PowerOff || restart || c.pod.DeletionTimestamp != nil
+}
+
+// owners returns the owner of the pod: drain evicts only pods that have one. It is the
+// VirtualMachine, unless the pod has to outlive that.
+func (c *convergence) owners() []metav1.OwnerReference {
+	switch {
+	case !c.spec.RetainOnDelete:
+		return []metav1.OwnerReference{ownerReference(c.spec)}
+	case c.root != nil:
+		return []metav1.OwnerReference{claimReference(c.root)}
+	}
+	return nil
+}
+
+// updateMeta gives the pod the VirtualMachine's labels and its owner.
+func (c *convergence) updateMeta(ctx context.Context) error {
+	labels, owners := c.driver.newMeta(c.spec, c.key.Name, "").Labels, c.owners()
+	if equality.Semantic.DeepEqual(c.pod.Labels, labels) && equality.Semantic.DeepEqual(c.pod.OwnerReferences, owners) {
+		return nil
+	}
+	return c.updatePod(ctx, c.spec.Epoch, func(p *corev1.Pod) { p.Labels, p.OwnerReferences = labels, owners })
+}
+
+// ensureRoot makes the PVC of the root disk once, and grows it.
+func (c *convergence) ensureRoot(ctx context.Context) error {
+	if c.root != nil {
+		return c.growRoot(ctx)
+	}
+	recorded := c.recorded(kindClaim)
+	switch {
+	case recorded == nil:
+		return c.recordFirst(c.intents()...)
+	case recorded.UID != "":
+		return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry,
+			"the PVC %s with UID %s, which has the root disk, is gone: restore it under this name and UID, or delete the VirtualMachine; no new disk is made in its place", c.key, recorded.UID))
+	}
+	claim := c.driver.newClaim(c.spec, recorded.Nonce)
+	created, err := c.driver.Client.CoreV1().PersistentVolumeClaims(c.key.Namespace).Create(ctx, claim, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return c.readCreated(ctx, kindClaim)
+	}
+	if err != nil {
+		return explain("create", kindClaim, c.key, err)
+	}
+	c.root = created
+	return nil
+}
+
+// readCreated reads an object whose name was taken, by an earlier try or another leader, or by
+// what is foreign.
+func (c *convergence) readCreated(ctx context.Context, kind string) error {
+	if err := c.read(ctx); err != nil {
+		return err
+	}
+	if kind == kindClaim && c.root == nil || kind == kindPod && c.pod == nil {
+		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, c.key))
+	}
+	return c.checkIdentity(ctx)
+}
+
+// growRoot enlarges the PVC as far as its storage class allows that.
+func (c *convergence) growRoot(ctx context.Context) error {
+	wanted, has := claimSize(c.spec), c.root.Spec.Resources.Requests[corev1.ResourceStorage]
+	if wanted.Cmp(has) <= 0 || c.spec.RootDiskBytes == 0 || c.root.Status.Phase != corev1.ClaimBound {
+		return nil
+	}
+	err := c.updateRoot(ctx, c.spec.Epoch, func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.Resources.Requests[corev1.ResourceStorage] = wanted
+	})
+	if apierrors.IsForbidden(err) {
+		return driver.Errorf(driver.ErrRetry, "spec.resource.rootDisk: the PVC has %s and needs %s: %w", describeSize(has), describeSize(wanted), err)
+	}
+	return err
+}
+
+// removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
+// VirtualMachine, and on the PVC.
+func (c *convergence) removeEndedPod(ctx context.Context) error {
+	if r := c.recorded(kindPod); r != nil && !r.Ended {
+		ended := *r
+		ended.UID, ended.Ended = c.pod.UID, true
+		return c.recordFirst(ended)
+	}
+	return c.forgetPod(ctx, c.spec.Epoch)
+}
+
+// checkLost returns an error if a pod is gone whose end is not proven. A pod that the PVC does not
+// have was never let go, and one that has no UID in the record was never found.
+func (c *convergence) checkLost() error {
+	r := c.recorded(kindPod)
+	if c.isLost() || c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended {
+		return lostError(c.key)
+	}
+	return nil
+}
+
+func lostError(key types.NamespacedName) error {
+	return driver.WithReason(reasonPodLost, driver.Errorf(driver.ErrRetry,
+		"the pod %s is gone, and nothing proves that its containers have ended: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", key))
+}
+
+// createPod makes a pod, whose intent has to be recorded before. A server with a disk gets one that
+// is not scheduled, so that it can run only after the PVC has recorded it.
+func (c *convergence) createPod(ctx context.Context) error {
+	r := c.recorded(kindPod)
+	if r == nil || r.Ended || r.UID != "" {
+		return c.recordFirst(c.intents()...)
+	}
+	if err := c.replaceSecret(ctx, r.Nonce); err != nil {
+		return err
+	}
+	pod, err := c.driver.newPod(c.spec, r.Nonce, !c.spec.Ephemeral || c.spec.Power == driver.PowerOff, c.owners())
+	if err != nil {
+		return err
+	}
+	created, err := c.driver.Client.CoreV1().Pods(c.key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return c.readCreated(ctx, kindPod)
+	}
+	if err != nil {
+		return explain("create", kindPod, c.key, err)
+	}
+	c.pod = created
+	return nil
+}
+
+// letGo lets the scheduler place the pod, after the PVC has recorded it.
+func (c *convergence) letGo(ctx context.Context) error {
+	if c.root != nil && c.root.Annotations[AnnotationRun] != string(c.pod.UID) {
+		if err := c.annotateRoot(ctx, c.spec.Epoch, AnnotationRun, string(c.pod.UID)); err != nil {
+			return err
+		}
+	}
+	return c.updatePod(ctx, c.spec.Epoch, func(p *corev1.Pod) {
+		p.Spec.SchedulingGates = slices.DeleteFunc(p.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == gateStopped })
+	})
+}
+
+// replaceSecret makes the Secret of the next pod. It is never read: no pod exists that uses it.
+func (c *convergence) replaceSecret(ctx context.Context, nonce string) error {
+	if err := c.deleteSecret(ctx); err != nil || !hasSecret(c.spec) {
+		return err
+	}
+	_, err := c.driver.Client.CoreV1().Secrets(c.key.Namespace).Create(ctx, c.driver.newSecret(c.spec, nonce), metav1.CreateOptions{})
+	return explain("create", "Secret", c.key, err)
+}
+
+// intents returns the objects that the next steps create, with new nonces.
+func (c *convergence) intents() []driver.Object {
+	var all []driver.Object
+	if r := c.recorded(kindClaim); r == nil && !c.spec.Ephemeral {
+		all = append(all, newIntent(kindClaim, c.key.Name))
+	}
+	if r := c.recorded(kindPod); (c.spec.Power != driver.PowerOff || c.spec.Ephemeral) && (r == nil || r.Ended || c.pod == nil && r.UID != "") {
+		all = append(all, newIntent(kindPod, c.key.Name))
+	}
+	return all
+}
+
+func newIntent(kind, name string) driver.Object {
+	return driver.Object{Kind: kind, Name: name, Nonce: string(uuid.NewUUID())}
+}
+
+// recordFirst ends the call: the caller records the objects, and calls again.
+func (c *convergence) recordFirst(changed ...driver.Object) error {
+	all := slices.Clone(c.spec.Objects)
+	for _, o := range changed {
+		all = slices.DeleteFunc(all, func(have driver.Object) bool { return have.Kind == o.Kind && have.Name == o.Name })
+		all = append(all, o)
+	}
+	return &driver.RecordFirstError{Objects: all}
+}
+
+// stop asks the guest to shut down, until the time at which a stop is forced.
+func (c *convergence) stop(ctx context.Context) error {
+	grace := int64(minimalGrace)
+	now := c.driver.Clock.Now()
+	switch {
+	case c.spec.StopBy.IsZero():
+		grace = maxGrace
+	case now.Before(c.spec.StopBy):
+		grace = int64(c.spec.StopBy.Sub(now).Seconds())
+	}
+	if err := c.deletePod(ctx, c.spec.Epoch, grace); err != nil {
+		return err
+	}
+	return c.read(ctx)
+}
+
+// maxGrace, in seconds, is for a stop that is never forced.
+const maxGrace = 7 * 24 * 3600
+
+// server describes the server as the call leaves it, with the record that its status should have.
+func (c *convergence) server() driver.Server {
+	s := c.toServer()
+	s.Objects = c.objects()
+	if c.pod != nil && c.end() == nil && !c.isGated() && !c.spec.PowerOnly {
+		s.Pending = pendingFields(c.settings(), c.driver.settingsOf(c.spec))
+	}
+	return s
+}
+
+// objects returns the record of the server's objects, with the UIDs of those that exist now.
+func (c *convergence) objects() []driver.Object {
+	all := slices.Clone(c.spec.Objects)
+	for n, o := range all {
+		switch {
+		case o.Kind == kindClaim && c.root != nil:
+			all[n].UID = c.root.UID
+		case o.Kind == kindPod && c.pod != nil && c.pod.Annotations[AnnotationNonce] == o.Nonce:
+			all[n].UID = c.pod.UID
+		}
+	}
+	return all
+}

@@ -1,0 +1,55 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Reasons of errors, shown as status.reason.
+const (
+	reasonQuota       = "QuotaExceeded"
+	reasonTerminating = "NamespaceTerminating"
+	reasonForbidden   = "Forbidden"
+	reasonVolumeLost  = "VolumeLost"
+	reasonPodLost     = "PodLost"
+)
+
+// explain returns the error of a request about an object in the kinds of package driver. It keeps
+// the cluster's own words, which say what to change: quotas, Pod Security, admission.
+func explain(verb, kind string, key types.NamespacedName, err error) error {
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("%s %s %s: %w", verb, kind, key, err)
+	switch {
+	case isDriverError(err):
+		return err
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return driver.WithReason(reasonTerminating, driver.Errorf(driver.ErrRetry, "%w", err))
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
+		return driver.WithReason(reasonQuota, driver.Errorf(driver.ErrExhausted, "%w", err))
+	case apierrors.IsForbidden(err):
+		return driver.WithReason(reasonForbidden, driver.Errorf(driver.ErrRetry, "%w", err))
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		return driver.Errorf(driver.ErrInvalid, "%w", err)
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err), apierrors.IsAlreadyExists(err), apierrors.IsTooManyRequests(err):
+		return driver.Errorf(driver.ErrRetry, "%w", err)
+	case apierrors.ReasonForError(err) == "":
+		return driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	return err
+}
+
+func isDriverError(err error) bool {
+	return errors.Is(err, driver.ErrFenced) || errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrNotFound)
+}

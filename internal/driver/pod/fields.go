@@ -1,0 +1,126 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// settings are what a pod was made from, as AnnotationSettings has them.
+type settings struct {
+	CPUMilli    int64            `json:"cpuMilli"`
+	MemoryBytes int64            `json:"memoryBytes"`
+	Image       string           `json:"image,omitempty"`
+	Kernel      *driver.Kernel   `json:"kernel,omitempty"`
+	Ports       []driver.Port    `json:"ports,omitempty"`
+	SSHKeys     []string         `json:"sshKeys,omitempty"`
+	UserData    string           `json:"userData,omitempty"` // digests
+	NetworkData string           `json:"networkData,omitempty"`
+	Placement   driver.Placement `json:"placement"`
+	GraceSecs   int64            `json:"graceSeconds"`
+}
+
+// settingsChange are the settings of a pod and those of its spec.
+type settingsChange struct{ has, wants settings }
+
+// pendingFields names the fields of the spec that wait for the next pod.
+func pendingFields(has, wants settings) []string {
+	return fields.Pending(settingsChange{has, wants})
+}
+
+func (d *Driver) settingsOf(spec driver.ServerSpec) settings {
+	s := settings{
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: d.imageSource(spec), Kernel: spec.Image.Kernel,
+		SSHKeys: spec.SSHKeys, UserData: digest(spec.UserData), NetworkData: digest(spec.NetworkData),
+		Placement: spec.Placement, GraceSecs: graceSeconds(spec),
+	}
+	for _, p := range spec.Ports {
+		p.Name = ""
+		s.Ports = append(s.Ports, p)
+	}
+	return s
+}
+
+var fields = driver.Fields[settingsChange]{
+	{Name: "action", Support: driver.AppliedLive},
+	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive},
+	{Name: "restartPolicy", Support: driver.AppliedLive},
+	{
+		Name: "resource.cpu", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.CPUMilli != c.wants.CPUMilli },
+	},
+	{
+		Name: "resource.memory", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.MemoryBytes != c.wants.MemoryBytes },
+	},
+	{Name: "resource.rootDisk", Support: driver.AppliedLive}, // it may only grow
+	{
+		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source", "kernel.source", "kernel.initrd", "kernel.cmdline"},
+		Differs: func(c settingsChange) bool {
+			return c.has.Image != c.wants.Image || !equality.Semantic.DeepEqual(c.has.Kernel, c.wants.Kernel)
+		},
+	},
+	{Name: "image.checksum", Support: driver.Unsupported, Hint: "name the image by digest: oci://NAME@sha256:..."},
+	{Name: "image.pullPolicy", Support: driver.AppliedLive},
+	{Name: "volumes", Support: driver.Unsupported, Hint: "the pod driver has no volumes beside the root disk yet"},
+	{Name: "ports.name", Support: driver.AppliedLive},
+	{
+		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"protocol", "port"},
+		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Ports, c.wants.Ports) },
+	},
+	{Name: "ports.hostPort", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},
+	{Name: "ports.hostIP", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},
+	{
+		Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.SSHKeys, c.wants.SSHKeys) },
+	},
+	{
+		Name: "userData", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.UserData != c.wants.UserData },
+	},
+	{
+		Name: "networkData", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
+	},
+	{Name: "ephemeral", Support: driver.AppliedAtCreation},
+	{Name: "storageClassName", Support: driver.AppliedAtCreation},
+	{Name: "evictionPolicy", Support: driver.Unsupported, Hint: "the pod driver does not block evictions yet"},
+	{
+		Name: "nodeSelector", Support: driver.AppliedAtRestart,
+		Differs: differs(func(p driver.Placement) any { return p.NodeSelector }),
+	},
+	{
+		Name: "affinity", Support: driver.AppliedAtRestart,
+		Differs: differs(func(p driver.Placement) any { return p.Affinity }),
+	},
+	{
+		Name: "tolerations", Support: driver.AppliedAtRestart,
+		Differs: differs(func(p driver.Placement) any { return p.Tolerations }),
+	},
+	{
+		Name: "topologySpreadConstraints", Support: driver.AppliedAtRestart,
+		Differs: differs(func(p driver.Placement) any { return p.TopologySpreadConstraints }),
+	},
+	{
+		Name: "priorityClassName", Support: driver.AppliedAtRestart,
+		Differs: differs(func(p driver.Placement) any { return p.PriorityClassName }),
+	},
+	{
+		Name: "runtimeClassName", Support: driver.AppliedAtRestart,
+		Differs: differs(func(p driver.Placement) any { return p.RuntimeClassName }),
+	},
+}
+
+func differs(part func(driver.Placement) any) func(settingsChange) bool {
+	return func(c settingsChange) bool {
+		return !equality.Semantic.DeepEqual(part(c.has.Placement), part(c.wants.Placement))
+	}
+}
+
+// SupportedFields implements driver.FieldDeclarer.
+func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }

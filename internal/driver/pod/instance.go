@@ -1,0 +1,267 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// instance is what there is of one server.
+type instance struct {
+	driver *Driver
+	// key has the namespace, and the name of the pod and of the root disk's PVC.
+	key types.NamespacedName
+	uid types.UID
+	vm  string
+	// pod and root are nil if there is none.
+	pod  *corev1.Pod
+	root *corev1.PersistentVolumeClaim
+	// node is the pod's node, read where its taints matter; nil if it is not there.
+	node *corev1.Node
+}
+
+// find reads the objects of a server. It returns ErrNotFound if there are none.
+func (d *Driver) find(ctx context.Context, t driver.Target) (*instance, error) {
+	key, vm, err := d.keyOf(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	i := &instance{driver: d, key: key, uid: t.UID, vm: vm}
+	if err := i.read(ctx); err != nil {
+		return nil, err
+	}
+	if i.pod == nil && i.root == nil {
+		return nil, driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
+	}
+	return i, nil
+}
+
+// keyOf returns where the objects of a server are: as its owner says, else as its objects say,
+// whose labels select them.
+func (d *Driver) keyOf(ctx context.Context, t driver.Target) (key types.NamespacedName, vm string, err error) {
+	if owner, known := d.ownerOf(t.UID); known {
+		key, vm = types.NamespacedName{Namespace: owner.Namespace, Name: baseName(owner.Name, t.UID)}, owner.Name
+	} else {
+		listed, err := d.listObjects(ctx, t.UID)
+		switch {
+		case err != nil:
+			return key, "", err
+		case len(listed) == 0:
+			return key, "", driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
+		case len(listed) > 1 && t.ID == "":
+			return key, "", driver.WithReason(driver.ReasonDuplicate, driver.Errorf(driver.ErrRetry, "%s and %s both claim the UID %s: remove the wrong one", listed[0].id(), listed[1].id(), t.UID))
+		}
+		n := max(0, slices.IndexFunc(listed, func(i *instance) bool { return i.id() == t.ID }))
+		key, vm = listed[n].key, listed[n].vm
+	}
+	if id := serverID(key.Namespace, key.Name); t.ID != "" && t.ID != id {
+		return key, "", driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, id, t.ID)
+	}
+	return key, vm, nil
+}
+
+func (d *Driver) ownerOf(uid types.UID) (types.NamespacedName, bool) {
+	if d.Owner == nil {
+		return types.NamespacedName{}, false
+	}
+	return d.Owner(uid)
+}
+
+// read reads the objects again, live. Objects of the names without the labels are foreign, which
+// their creation would find.
+func (i *instance) read(ctx context.Context) error {
+	core := i.driver.Client.CoreV1()
+	pod, err := core.Pods(i.key.Namespace).Get(ctx, i.key.Name, metav1.GetOptions{})
+	if i.pod, err = own(i, pod, err); err != nil {
+		return explain("read", kindPod, i.key, err)
+	}
+	root, err := core.PersistentVolumeClaims(i.key.Namespace).Get(ctx, i.key.Name, metav1.GetOptions{})
+	if i.root, err = own(i, root, err); err != nil {
+		return explain("read", kindClaim, i.key, err)
+	}
+	return i.readNode(ctx)
+}
+
+// own returns an object that was read if it has the labels of the instance's server, and else nil.
+func own[T interface {
+	comparable
+	metav1.Object
+}](i *instance, o T, err error) (T, error) {
+	var none T
+	if err != nil {
+		return none, ignoreNotFound(err)
+	}
+	if l := o.GetLabels(); l[LabelCluster] != i.driver.ClusterID || l[LabelUID] != string(i.uid) {
+		return none, nil
+	}
+	return o, nil
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// readNode reads the node of a pod that is being deleted and has not ended, since only the taint
+// of an operator can help one whose kubelet is lost.
+func (i *instance) readNode(ctx context.Context) error {
+	i.node = nil
+	if i.pod == nil || i.pod.Spec.NodeName == "" || i.pod.DeletionTimestamp == nil || provenEnd(i.pod) != nil {
+		return nil
+	}
+	node, err := i.driver.Client.CoreV1().Nodes().Get(ctx, i.pod.Spec.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return explain("read", "Node", types.NamespacedName{Name: i.pod.Spec.NodeName}, ignoreNotFound(err))
+	}
+	i.node = node
+	return nil
+}
+
+func (i *instance) id() string { return serverID(i.key.Namespace, i.key.Name) }
+
+// end returns how the pod has ended, nil while that is not proven.
+func (i *instance) end() *driver.Exit {
+	if i.pod == nil {
+		return nil
+	}
+	if exit := provenEnd(i.pod); exit != nil || i.node == nil {
+		return exit
+	}
+	return assertedEnd(i.node, metav1.NewTime(i.driver.Clock.Now()))
+}
+
+// isLost reports whether the pod is gone that the PVC has recorded, without a record of its end.
+func (i *instance) isLost() bool {
+	if i.pod != nil || i.root == nil {
+		return false
+	}
+	run := types.UID(i.root.Annotations[AnnotationRun])
+	return run != "" && !hasEnded(i.root, run)
+}
+
+// isGated reports whether the pod waits for the server to be started.
+func (i *instance) isGated() bool {
+	return i.pod != nil && slices.ContainsFunc(i.pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == gateStopped })
+}
+
+func (i *instance) isRetained() bool {
+	return i.root != nil && i.root.Labels[LabelRetained] != "" || i.root == nil && i.pod != nil && i.pod.Labels[LabelRetained] != ""
+}
+
+// settings returns what the pod was made from.
+func (i *instance) settings() (s settings) {
+	_ = json.Unmarshal([]byte(i.pod.Annotations[AnnotationSettings]), &s) // a damaged one differs, and waits for a restart
+	return s
+}
+
+// fence returns ErrFenced if a later leader has changed an object of the server.
+func (i *instance) fence(epoch uint64) error {
+	if i.pod != nil {
+		if err := enterEpoch(i.pod.DeepCopy(), epoch); err != nil {
+			return err
+		}
+	}
+	if i.root != nil {
+		return enterEpoch(i.root.DeepCopy(), epoch)
+	}
+	return nil
+}
+
+// annotateRoot sets an annotation of the root disk's PVC, under a version that was read.
+func (i *instance) annotateRoot(ctx context.Context, epoch uint64, key, value string) error {
+	return i.updateRoot(ctx, epoch, func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataAnnotation(&c.ObjectMeta, key, value) })
+}
+
+func (i *instance) updateRoot(ctx context.Context, epoch uint64, change func(*corev1.PersistentVolumeClaim)) error {
+	next := i.root.DeepCopy()
+	change(next)
+	if err := enterEpoch(next, epoch); err != nil {
+		return err
+	}
+	updated, err := i.driver.Client.CoreV1().PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	if err == nil {
+		i.root = updated
+	}
+	return explain("change", kindClaim, i.key, err)
+}
+
+func (i *instance) updatePod(ctx context.Context, epoch uint64, change func(*corev1.Pod)) error {
+	next := i.pod.DeepCopy()
+	change(next)
+	if err := enterEpoch(next, epoch); err != nil {
+		return err
+	}
+	updated, err := i.driver.Client.CoreV1().Pods(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	if err == nil {
+		i.pod = updated
+	}
+	return explain("change", kindPod, i.key, err)
+}
+
+// deletePod asks the kubelet to end the pod within a time, at least a second. The epoch is left on
+// the pod first, because a deletion carries none.
+func (i *instance) deletePod(ctx context.Context, epoch uint64, grace int64) error {
+	if i.pod.Annotations[AnnotationEpoch] != strconv.FormatUint(epoch, 10) && epoch != 0 {
+		if err := i.updatePod(ctx, epoch, func(*corev1.Pod) {}); err != nil {
+			return err
+		}
+	}
+	grace = max(grace, minimalGrace)
+	if i.pod.DeletionTimestamp != nil && i.pod.DeletionGracePeriodSeconds != nil && *i.pod.DeletionGracePeriodSeconds <= grace {
+		return nil
+	}
+	err := i.driver.Client.CoreV1().Pods(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &i.pod.UID, ResourceVersion: &i.pod.ResourceVersion},
+	})
+	return explain("delete", kindPod, i.key, ignoreNotFound(err))
+}
+
+// recordEnd records on the PVC how the pod has ended.
+func (i *instance) recordEnd(ctx context.Context, epoch uint64) error {
+	if i.root == nil || i.root.Annotations[AnnotationRun] != string(i.pod.UID) || hasEnded(i.root, i.pod.UID) {
+		return nil
+	}
+	record, err := json.Marshal(endRecord{Pod: i.pod.UID, Exit: i.end()})
+	if err != nil {
+		return err
+	}
+	return i.annotateRoot(ctx, epoch, AnnotationEnd, string(record))
+}
+
+// forgetPod removes a pod whose end is proven, after that is recorded.
+func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
+	if err := i.recordEnd(ctx, epoch); err != nil {
+		return err
+	}
+	if i.pod.DeletionTimestamp == nil {
+		if err := i.deletePod(ctx, epoch, minimalGrace); err != nil {
+			return err
+		}
+		if err := i.read(ctx); err != nil || i.pod == nil {
+			return err
+		}
+	}
+	err := i.updatePod(ctx, epoch, func(p *corev1.Pod) {
+		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
+	})
+	if err != nil && !isGone(err) {
+		return err
+	}
+	i.pod = nil
+	return nil
+}
+
+func isGone(err error) bool { return apierrors.IsNotFound(err) }

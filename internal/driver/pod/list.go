@@ -1,0 +1,91 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// List implements driver.Driver. It reads live.
+func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	ctx, cancel := d.withCallTimeout(ctx)
+	defer cancel()
+	found, err := d.listObjects(ctx, uids...)
+	if err != nil {
+		return nil, err
+	}
+	var servers []driver.Server
+	for _, i := range found {
+		if err := i.readNode(ctx); err != nil {
+			return nil, err
+		}
+		if s := i.toServer(); len(uids) == 0 || !s.Retained {
+			servers = append(servers, s)
+		}
+	}
+	return servers, nil
+}
+
+// listObjects returns the instances that have objects: all, or those of UIDs. Objects that claim
+// the UID of a VirtualMachine under another name than its own are left out.
+func (d *Driver) listObjects(ctx context.Context, uids ...types.UID) ([]*instance, error) {
+	options := metav1.ListOptions{LabelSelector: d.selector(uids...)}
+	pods, err := d.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+	if err != nil {
+		return nil, explain("list", kindPod, types.NamespacedName{}, err)
+	}
+	claims, err := d.Client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, options)
+	if err != nil {
+		return nil, explain("list", kindClaim, types.NamespacedName{}, err)
+	}
+	byKey := map[types.NamespacedName]*instance{}
+	for n := range pods.Items {
+		if i := d.instanceOf(byKey, &pods.Items[n], uids); i != nil {
+			i.pod = &pods.Items[n]
+		}
+	}
+	for n := range claims.Items {
+		if i := d.instanceOf(byKey, &claims.Items[n], uids); i != nil {
+			i.root = &claims.Items[n]
+		}
+	}
+	return sorted(byKey), nil
+}
+
+func sorted(byKey map[types.NamespacedName]*instance) []*instance {
+	all := make([]*instance, 0, len(byKey))
+	for _, i := range byKey {
+		all = append(all, i)
+	}
+	slices.SortFunc(all, func(a, b *instance) int { return strings.Compare(a.id(), b.id()) })
+	return all
+}
+
+// instanceOf returns the instance that an object belongs to, or nil.
+func (d *Driver) instanceOf(byKey map[types.NamespacedName]*instance, o metav1.Object, uids []types.UID) *instance {
+	l := o.GetLabels()
+	uid, vm := types.UID(l[LabelUID]), l[LabelName]
+	owner, known := d.ownerOf(uid)
+	switch {
+	case driver.CheckUID(uid) != nil, len(uids) > 0 && !slices.Contains(uids, uid), o.GetName() != baseName(vm, uid):
+		return nil
+	case known && (owner.Namespace != o.GetNamespace() || owner.Name != vm):
+		return nil
+	}
+	key := types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+	if byKey[key] == nil {
+		byKey[key] = &instance{driver: d, key: key, uid: uid, vm: vm}
+	}
+	return byKey[key]
+}
+
+// Usage implements driver.Driver. Nothing is known of what pods use yet.
+func (d *Driver) Usage(context.Context, ...types.UID) ([]driver.Usage, error) { return nil, nil }

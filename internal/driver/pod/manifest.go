@@ -1,0 +1,267 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/description"
+)
+
+const (
+	// containerName is that of the machine's container.
+	containerName = "machine"
+	// gateStopped keeps the pod of an ephemeral server that is off from being scheduled.
+	gateStopped = "cloudnative.tw/stopped"
+	// machineUser is the user of the image of drover-machine.
+	machineUser = 65532
+	// runFolderBytes bounds what drover-machine keeps in memory beside the guest: sockets, and
+	// the disk for cloud-init.
+	runFolderBytes = 16 << 20
+
+	descriptionFolder = "/etc/drover-machine"
+	imageFolder       = "/image"
+	diskFolder        = "/disk"
+	cloudInitFolder   = "/cloud-init"
+	runFolder         = "/run/drover-machine"
+)
+
+// minimalGrace is the least grace period of a pod: 0 would remove its object without a word of
+// the kubelet.
+const minimalGrace = 1
+
+func graceSeconds(spec driver.ServerSpec) int64 {
+	return max(minimalGrace, int64(spec.GracePeriod.Seconds()))
+}
+
+// newPod returns the pod of a server. With gated it is not scheduled until the gate is removed.
+func (d *Driver) newPod(spec driver.ServerSpec, nonce string, gated bool, owners []metav1.OwnerReference) (*corev1.Pod, error) {
+	description, err := json.Marshal(d.newDescription(spec))
+	if err != nil {
+		return nil, err
+	}
+	kept, err := json.Marshal(d.settingsOf(spec))
+	if err != nil {
+		return nil, err
+	}
+	p := &corev1.Pod{ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce), Spec: d.podSpec(spec)}
+	p.Finalizers = []string{FinalizerStopped}
+	p.OwnerReferences = owners
+	p.Annotations[AnnotationMachine], p.Annotations[AnnotationSettings] = string(description), string(kept)
+	if gated {
+		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
+	}
+	return p, nil
+}
+
+// ownerReference makes the VirtualMachine the controller of an object: drain evicts only pods that
+// have one. It does not delay the deletion of the VirtualMachine, which has a finalizer.
+func ownerReference(spec driver.ServerSpec) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: "cloudnative.tw/v1alpha1", Kind: "VirtualMachine", Name: spec.Name, UID: spec.UID,
+		Controller: new(true), BlockOwnerDeletion: new(false),
+	}
+}
+
+func (d *Driver) podSpec(spec driver.ServerSpec) corev1.PodSpec {
+	p := spec.Placement
+	return corev1.PodSpec{
+		RestartPolicy:                 corev1.RestartPolicyNever,
+		TerminationGracePeriodSeconds: new(graceSeconds(spec)),
+		AutomountServiceAccountToken:  new(false),
+		EnableServiceLinks:            new(false),
+		SecurityContext: &corev1.PodSecurityContext{
+			RunAsNonRoot: new(true), RunAsUser: new(int64(machineUser)), RunAsGroup: new(int64(machineUser)), FSGroup: new(int64(machineUser)),
+			FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch),
+			SeccompProfile:      &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+		Containers: []corev1.Container{d.container(spec)}, Volumes: d.podVolumes(spec),
+		NodeSelector: p.NodeSelector, Affinity: p.Affinity, TopologySpreadConstraints: p.TopologySpreadConstraints,
+		PriorityClassName: p.PriorityClassName, RuntimeClassName: p.RuntimeClassName,
+		Tolerations: append(nodeTolerations(), p.Tolerations...),
+	}
+}
+
+// nodeTolerations keep a pod whose node does not answer: its guest may run well.
+func nodeTolerations() []corev1.Toleration {
+	return []corev1.Toleration{
+		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+	}
+}
+
+func (d *Driver) container(spec driver.ServerSpec) corev1.Container {
+	memory := *resource.NewQuantity(spec.MemoryBytes+d.MemoryOverheadBytes, resource.BinarySI)
+	c := corev1.Container{
+		Name: containerName, Image: d.MachineImage, Stdin: true,
+		SecurityContext: &corev1.SecurityContext{
+			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
+			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		},
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{
+				corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
+				corev1.ResourceMemory: memory,
+			},
+			Limits: corev1.ResourceList{corev1.ResourceMemory: memory},
+		},
+		VolumeMounts: []corev1.VolumeMount{
+			{Name: "description", MountPath: descriptionFolder, ReadOnly: true},
+			{Name: "cloud-init", MountPath: cloudInitFolder, ReadOnly: true},
+			{Name: "run", MountPath: runFolder},
+			{Name: "disk", MountPath: diskFolder},
+		},
+	}
+	if d.imageSource(spec) != "" {
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "image", MountPath: imageFolder, ReadOnly: true})
+	}
+	for _, p := range spec.Ports {
+		c.Ports = append(c.Ports, corev1.ContainerPort{Name: portName(p.Name), ContainerPort: p.Port, Protocol: corev1.Protocol(p.Protocol)})
+	}
+	return c
+}
+
+// portName returns the name of a port as far as a container may have it: at most 15 characters,
+// with a letter.
+func portName(name string) string {
+	if len(name) > 15 || !strings.ContainsAny(name, "abcdefghijklmnopqrstuvwxyz") || strings.Contains(name, "--") {
+		return ""
+	}
+	return name
+}
+
+func (d *Driver) podVolumes(spec driver.ServerSpec) []corev1.Volume {
+	base := baseName(spec.Name, spec.UID)
+	volumes := []corev1.Volume{
+		{Name: "description", VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{
+			Items: []corev1.DownwardAPIVolumeFile{{
+				Path:     "machine.yaml",
+				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + AnnotationMachine + "']"},
+			}},
+		}}},
+		{Name: "cloud-init", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: base, Optional: new(!hasSecret(spec))}}},
+		{Name: "run", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
+			Medium: corev1.StorageMediumMemory, SizeLimit: resource.NewQuantity(runFolderBytes, resource.BinarySI),
+		}}},
+		{Name: "disk", VolumeSource: diskSource(spec, base)},
+	}
+	if image := d.imageSource(spec); image != "" {
+		volumes = append(volumes, corev1.Volume{Name: "image", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
+			Reference: strings.TrimPrefix(image, imageScheme), PullPolicy: corev1.PullPolicy(spec.Image.PullPolicy),
+		}}})
+	}
+	return volumes
+}
+
+func diskSource(spec driver.ServerSpec, base string) corev1.VolumeSource {
+	if spec.Ephemeral {
+		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+	}
+	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: base}}
+}
+
+// newDescription returns what drover-machine reads.
+func (d *Driver) newDescription(spec driver.ServerSpec) description.Machine {
+	m := description.Machine{
+		Version: description.Version, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
+		MemoryBytes: spec.MemoryBytes, CloudInit: cloudInitFolder, GracePeriodSeconds: graceSeconds(spec),
+		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: diskFolder, SizeBytes: spec.RootDiskBytes}, Ephemeral: spec.Ephemeral},
+	}
+	if d.imageSource(spec) != "" {
+		m.RootDisk.Image = path.Join(imageFolder, "disk")
+	}
+	if k := spec.Image.Kernel; k != nil {
+		m.Kernel = &description.Kernel{File: path.Join(imageFolder, k.Source), Cmdline: k.Cmdline}
+		if k.Initrd != "" {
+			m.Kernel.Initrd = path.Join(imageFolder, k.Initrd)
+		}
+	}
+	for _, p := range spec.Ports {
+		m.Forwards = append(m.Forwards, description.Forward{Protocol: strings.ToLower(p.Protocol), Port: p.Port})
+	}
+	return m
+}
+
+// hostName cuts a name to what a guest may have.
+func hostName(vm string) string { return strings.Trim(vm[:min(len(vm), 63)], ".-") }
+
+// Keys of the Secret of a server: files that drover-machine gives to cloud-init.
+const (
+	keyUserData    = "user-data"
+	keyNetworkData = "network-data"
+	keySSHKeys     = "ssh-keys"
+)
+
+func hasSecret(spec driver.ServerSpec) bool {
+	return spec.UserData.Reveal() != "" || spec.NetworkData.Reveal() != "" || len(spec.SSHKeys) > 0
+}
+
+// newSecret returns the Secret that a pod of the server needs.
+func (d *Driver) newSecret(spec driver.ServerSpec, nonce string) *corev1.Secret {
+	s := &corev1.Secret{ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce), StringData: map[string]string{}}
+	s.OwnerReferences = []metav1.OwnerReference{ownerReference(spec)}
+	for key, text := range map[string]string{
+		keyUserData: spec.UserData.Reveal(), keyNetworkData: spec.NetworkData.Reveal(), keySSHKeys: strings.Join(spec.SSHKeys, "\n"),
+	} {
+		if text != "" {
+			s.StringData[key] = text
+		}
+	}
+	return s
+}
+
+// digest tells one secret text from another. It is short, so that it does not confirm a guess.
+func digest(s driver.Secret) string {
+	if s.IsZero() {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(s.Reveal()))
+	return hex.EncodeToString(sum[:3])
+}
+
+// newClaim returns the PVC of a root disk.
+func (d *Driver) newClaim(spec driver.ServerSpec, nonce string) *corev1.PersistentVolumeClaim {
+	mode := corev1.PersistentVolumeFilesystem
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce),
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(d.AccessMode)}, VolumeMode: &mode,
+			StorageClassName: spec.StorageClassName,
+			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: claimSize(spec)}},
+		},
+	}
+}
+
+const (
+	// defaultDiskBytes is the size of the PVC of a server that leaves the size to the driver.
+	defaultDiskBytes = 10 << 30
+	// claimOverheadBytes and claimOverheadShare are what a PVC has in addition to its disk: the
+	// file system's own data, and that of the disk's format.
+	claimOverheadBytes = 64 << 20
+	claimOverheadShare = 16
+)
+
+// claimSize returns the size of the PVC that has room for the root disk.
+func claimSize(spec driver.ServerSpec) resource.Quantity {
+	bytes := spec.RootDiskBytes
+	if bytes == 0 {
+		bytes = defaultDiskBytes
+	}
+	return *resource.NewQuantity(bytes+bytes/claimOverheadShare+claimOverheadBytes, resource.BinarySI)
+}
+
+// describeSize is for messages.
+func describeSize(q resource.Quantity) string {
+	return fmt.Sprintf("%s (%d bytes)", q.String(), q.Value())
+}

@@ -1,0 +1,134 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Reasons of an end that no container reports.
+const (
+	exitNeverRan = "NeverRan"
+	exitRejected = "Rejected"
+	exitAsserted = "Asserted"
+)
+
+// endRecord is the value of AnnotationEnd.
+type endRecord struct {
+	Pod  types.UID    `json:"pod"`
+	Exit *driver.Exit `json:"exit,omitempty"`
+}
+
+// provenEnd returns how a pod has ended, or nil as long as nothing proves that none of its
+// containers runs.
+//
+// What proves it: a pod that is being deleted and never had a node, since the scheduler binds no
+// such pod; the kubelet's report that every container has terminated, of which none starts again
+// under restartPolicy Never; the kubelet's refusal to run the pod at all. The phase alone proves
+// nothing, since controllers write it for nodes that do not answer, nor does a node that is not
+// ready or gone.
+func provenEnd(pod *corev1.Pod) *driver.Exit {
+	switch {
+	case pod.Spec.NodeName == "" && pod.DeletionTimestamp != nil:
+		return &driver.Exit{Reason: exitNeverRan, At: pod.DeletionTimestamp.Time}
+	case pod.Spec.NodeName == "":
+		return nil
+	case isRejected(pod):
+		return &driver.Exit{Code: 1, Reason: exitRejected, Output: clip(pod.Status.Reason + ": " + pod.Status.Message), At: rejectedAt(pod)}
+	}
+	return reportedEnd(pod)
+}
+
+// isRejected reports whether the kubelet refused to run a pod: it failed with a reason, and no
+// container of it was ever reported. Other controllers fail pods only together with a condition
+// DisruptionTarget, after a kubelet was lost.
+func isRejected(pod *corev1.Pod) bool {
+	s := pod.Status
+	if s.Phase != corev1.PodFailed || s.Reason == "" || len(s.ContainerStatuses) > 0 || len(s.InitContainerStatuses) > 0 {
+		return false
+	}
+	for _, c := range s.Conditions {
+		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason != corev1.PodReasonTerminationByKubelet {
+			return false
+		}
+	}
+	return true
+}
+
+func rejectedAt(pod *corev1.Pod) time.Time {
+	if pod.Status.StartTime != nil {
+		return pod.Status.StartTime.Time
+	}
+	return pod.CreationTimestamp.Time
+}
+
+// reportedEnd returns how the machine's container ended, once all containers have.
+func reportedEnd(pod *corev1.Pod) *driver.Exit {
+	statuses := append(append([]corev1.ContainerStatus{}, pod.Status.ContainerStatuses...), pod.Status.InitContainerStatuses...)
+	statuses = append(statuses, pod.Status.EphemeralContainerStatuses...)
+	if len(statuses) < len(pod.Spec.Containers)+len(pod.Spec.InitContainers)+len(pod.Spec.EphemeralContainers) {
+		return nil
+	}
+	var exit *driver.Exit
+	for _, s := range statuses {
+		if s.State.Terminated == nil {
+			return nil
+		}
+		if s.Name == containerName {
+			exit = exitOf(s.State.Terminated)
+		}
+	}
+	return exit
+}
+
+// exitOf translates the end of the machine's container. drover-machine leaves its reason in the
+// termination message; without one, the kubelet's holds.
+func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
+	exit := &driver.Exit{Code: int(t.ExitCode), Reason: t.Reason, At: t.FinishedAt.Time}
+	var message struct{ Reason, Message string }
+	if t.Reason != reasonOOMKilled && json.Unmarshal([]byte(t.Message), &message) == nil && message.Reason != "" {
+		exit.Reason, exit.Output = message.Reason, clip(message.Message)
+	}
+	return exit
+}
+
+// reasonOOMKilled is the kubelet's reason for a container that had too little memory.
+const reasonOOMKilled = "OOMKilled"
+
+// maxOutput is how much of a message is kept.
+const maxOutput = 1 << 10
+
+func clip(text string) string { return text[:min(len(text), maxOutput)] }
+
+// assertedEnd returns the end of a pod that an operator asserts with the taint out-of-service on
+// its node.
+func assertedEnd(node *corev1.Node, now metav1.Time) *driver.Exit {
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == corev1.TaintNodeOutOfService {
+			return &driver.Exit{Code: 137, Reason: exitAsserted, Output: fmt.Sprintf("node %s has the taint %s", node.Name, taint.Key), At: now.Time}
+		}
+	}
+	return nil
+}
+
+// hasEnded reports whether the PVC of the root disk has the end of a pod.
+func hasEnded(root *corev1.PersistentVolumeClaim, pod types.UID) bool {
+	return pod != "" && endOf(root).Pod == pod
+}
+
+// endOf returns the record on the PVC; one that is damaged records nothing.
+func endOf(root *corev1.PersistentVolumeClaim) (end endRecord) {
+	if root == nil || json.Unmarshal([]byte(root.Annotations[AnnotationEnd]), &end) != nil {
+		return endRecord{}
+	}
+	return end
+}

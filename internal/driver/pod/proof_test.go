@@ -1,0 +1,120 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+func terminated(code int32, reason, message string) corev1.ContainerStatus {
+	return corev1.ContainerStatus{Name: containerName, State: corev1.ContainerState{
+		Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, Message: message, FinishedAt: metav1.Unix(1000, 0)},
+	}}
+}
+
+// onNode returns a pod that was bound to a node, with changes.
+func onNode(changes ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: containerName}}}}
+	for _, change := range changes {
+		change(p)
+	}
+	return p
+}
+
+func withStatuses(all ...corev1.ContainerStatus) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Status.ContainerStatuses = all }
+}
+
+func withPhase(phase corev1.PodPhase, reason string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Status.Phase, p.Status.Reason = phase, reason }
+}
+
+func withCondition(c corev1.PodCondition) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Status.Conditions = append(p.Status.Conditions, c) }
+}
+
+func deleted(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(2000, 0)} }
+
+func TestProvenEnd(t *testing.T) {
+	t.Parallel()
+	running := corev1.ContainerStatus{Name: containerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	waiting := corev1.ContainerStatus{Name: containerName, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}
+	sidecar := func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "added"}) }
+	disrupted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"}
+	preempted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet}
+	tests := map[string]struct {
+		pod  *corev1.Pod
+		want *driver.Exit
+	}{
+		"never bound, to be deleted":       {&corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{}}}, &driver.Exit{Reason: exitNeverRan}},
+		"never bound":                      {&corev1.Pod{}, nil},
+		"bound, nothing reported":          {onNode(deleted), nil},
+		"runs":                             {onNode(withStatuses(running)), nil},
+		"runs, deleted":                    {onNode(deleted, withStatuses(running)), nil},
+		"runs, phase Failed":               {onNode(withPhase(corev1.PodFailed, "NodeLost"), withStatuses(running)), nil},
+		"waits, deleted":                   {onNode(deleted, withStatuses(waiting)), nil},
+		"terminated":                       {onNode(withStatuses(terminated(0, "Completed", ""))), &driver.Exit{Reason: "Completed"}},
+		"terminated, with drover's reason": {onNode(withStatuses(terminated(3, "Error", `{"reason":"GuestPanicked"}`))), &driver.Exit{Code: 3, Reason: "GuestPanicked"}},
+		"out of memory, with a message":    {onNode(withStatuses(terminated(137, reasonOOMKilled, `{"reason":"Completed"}`))), &driver.Exit{Code: 137, Reason: reasonOOMKilled}},
+		"terminated, a sidecar unreported": {onNode(sidecar, withStatuses(terminated(0, "Completed", ""))), nil},
+		"terminated, a sidecar runs":       {onNode(sidecar, withStatuses(terminated(0, "Completed", ""), corev1.ContainerStatus{Name: "added"})), nil},
+		"rejected by the kubelet":          {onNode(withPhase(corev1.PodFailed, "OutOfcpu")), &driver.Exit{Code: 1, Reason: exitRejected}},
+		"preempted by the kubelet":         {onNode(withPhase(corev1.PodFailed, "Preempting"), withCondition(preempted)), &driver.Exit{Code: 1, Reason: exitRejected}},
+		"failed by the collector of pods":  {onNode(withPhase(corev1.PodFailed, "NodeLost"), withCondition(disrupted)), nil},
+		"failed without a reason":          {onNode(withPhase(corev1.PodFailed, "")), nil},
+		"succeeded without a report":       {onNode(withPhase(corev1.PodSucceeded, "Completed")), nil},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := provenEnd(tc.pod)
+			if (got == nil) != (tc.want == nil) || got != nil && (got.Code != tc.want.Code || got.Reason != tc.want.Reason) {
+				t.Errorf("the proven end is %+v, want %+v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestAssertedEnd(t *testing.T) {
+	t.Parallel()
+	node := &corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: corev1.TaintNodeUnreachable}}}}
+	if got := assertedEnd(node, metav1.Now()); got != nil {
+		t.Errorf("an unreachable node proves %+v", got)
+	}
+	node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeOutOfService})
+	if got := assertedEnd(node, metav1.Now()); got == nil || got.Reason != exitAsserted {
+		t.Errorf("the operator's taint gives %+v", got)
+	}
+}
+
+// TestRecordedEnd checks that a claim proves the end of the pod that it names and of no other.
+func TestRecordedEnd(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		annotations map[string]string
+		lost        bool
+	}{
+		"no pod ever ran":   {nil, false},
+		"a pod that ended":  {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"}`}, false},
+		"a pod without end": {map[string]string{AnnotationRun: "a"}, true},
+		"another pod's end": {map[string]string{AnnotationRun: "b", AnnotationEnd: `{"pod":"a"}`}, true},
+		"a damaged record":  {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"`}, true},
+		"an end of no pod":  {map[string]string{AnnotationRun: "a", AnnotationEnd: `{}`}, true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			i := &instance{root: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}
+			if got := i.isLost(); got != tc.lost {
+				t.Errorf("it is lost: %t, want %t", got, tc.lost)
+			}
+		})
+	}
+}
