@@ -176,13 +176,19 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	if s.ID != before[on.UID].ID || s.Run == before[on.UID].Run {
 		t.Errorf("it is %+v, want another run of %+v", s, before[on.UID])
 	}
+	checkStopped(t, d, before, on.UID)
+}
+
+// checkStopped checks that there are the servers of before, and that all but one are off as then.
+func checkStopped(t *testing.T, d *Driver, before map[types.UID]driver.Server, running types.UID) {
+	t.Helper()
 	all := mustList(t, d)
 	if len(all) != len(before) {
 		t.Errorf("List shows %+v, want the %d servers of before", all, len(before))
 	}
 	for _, s := range all {
 		was := before[s.UID]
-		if s.UID != on.UID && (s.State != driver.StateStopped || s.ID != was.ID || s.Run != was.Run) {
+		if s.UID != running && (s.State != driver.StateStopped || s.ID != was.ID || s.Run != was.Run) {
 			t.Errorf("it is %+v, want it as before: %+v", s, was)
 		}
 	}
