@@ -69,7 +69,7 @@ func (i *instance) remove(ctx context.Context, epoch uint64) error {
 }
 
 func (i *instance) deleteSecret(ctx context.Context) error {
-	err := i.driver.Client.CoreV1().Secrets(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{})
+	err := i.driver.Client.Secrets(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{})
 	return explain("delete", "Secret", i.key, ignoreNotFound(err))
 }
 
@@ -77,7 +77,7 @@ func (i *instance) deleteRoot(ctx context.Context) error {
 	if i.root == nil || i.root.DeletionTimestamp != nil {
 		return nil
 	}
-	err := i.driver.Client.CoreV1().PersistentVolumeClaims(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
+	err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &i.root.UID, ResourceVersion: &i.root.ResourceVersion},
 	})
 	return explain("delete", kindClaim, i.key, ignoreNotFound(err))

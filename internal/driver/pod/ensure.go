@@ -193,7 +193,7 @@ func (c *convergence) ensureRoot(ctx context.Context) error {
 			"the PVC %s with UID %s, which has the root disk, is gone: restore it under this name and UID, or delete the VirtualMachine; no new disk is made in its place", c.key, recorded.UID))
 	}
 	claim := c.driver.newClaim(c.spec, recorded.Nonce)
-	created, err := c.driver.Client.CoreV1().PersistentVolumeClaims(c.key.Namespace).Create(ctx, claim, metav1.CreateOptions{})
+	created, err := c.driver.Client.PersistentVolumeClaims(c.key.Namespace).Create(ctx, claim, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return c.readCreated(ctx, kindClaim)
 	}
@@ -271,7 +271,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	created, err := c.driver.Client.CoreV1().Pods(c.key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+	created, err := c.driver.Client.Pods(c.key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return c.readCreated(ctx, kindPod)
 	}
@@ -299,7 +299,7 @@ func (c *convergence) replaceSecret(ctx context.Context, nonce string) error {
 	if err := c.deleteSecret(ctx); err != nil || !hasSecret(c.spec) {
 		return err
 	}
-	_, err := c.driver.Client.CoreV1().Secrets(c.key.Namespace).Create(ctx, c.driver.newSecret(c.spec, nonce), metav1.CreateOptions{})
+	_, err := c.driver.Client.Secrets(c.key.Namespace).Create(ctx, c.driver.newSecret(c.spec, nonce), metav1.CreateOptions{})
 	return explain("create", "Secret", c.key, err)
 }
 

@@ -81,7 +81,7 @@ func (d *Driver) ownerOf(uid types.UID) (types.NamespacedName, bool) {
 // read reads the objects again, live. Objects of the names without the labels are foreign, which
 // their creation would find.
 func (i *instance) read(ctx context.Context) error {
-	core := i.driver.Client.CoreV1()
+	core := i.driver.Client
 	pod, err := core.Pods(i.key.Namespace).Get(ctx, i.key.Name, metav1.GetOptions{})
 	if i.pod, err = own(i, pod, err); err != nil {
 		return explain("read", kindPod, i.key, err)
@@ -122,7 +122,7 @@ func (i *instance) readNode(ctx context.Context) error {
 	if i.pod == nil || i.pod.Spec.NodeName == "" || i.pod.DeletionTimestamp == nil || provenEnd(i.pod) != nil {
 		return nil
 	}
-	node, err := i.driver.Client.CoreV1().Nodes().Get(ctx, i.pod.Spec.NodeName, metav1.GetOptions{})
+	node, err := i.driver.Client.Nodes().Get(ctx, i.pod.Spec.NodeName, metav1.GetOptions{})
 	if err != nil {
 		return explain("read", "Node", types.NamespacedName{Name: i.pod.Spec.NodeName}, ignoreNotFound(err))
 	}
@@ -191,7 +191,7 @@ func (i *instance) updateRoot(ctx context.Context, epoch uint64, change func(*co
 	if err := enterEpoch(next, epoch); err != nil {
 		return err
 	}
-	updated, err := i.driver.Client.CoreV1().PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	updated, err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err == nil {
 		i.root = updated
 	}
@@ -204,7 +204,7 @@ func (i *instance) updatePod(ctx context.Context, epoch uint64, change func(*cor
 	if err := enterEpoch(next, epoch); err != nil {
 		return err
 	}
-	updated, err := i.driver.Client.CoreV1().Pods(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	updated, err := i.driver.Client.Pods(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err == nil {
 		i.pod = updated
 	}
@@ -223,7 +223,7 @@ func (i *instance) deletePod(ctx context.Context, epoch uint64, grace int64) err
 	if i.pod.DeletionTimestamp != nil && i.pod.DeletionGracePeriodSeconds != nil && *i.pod.DeletionGracePeriodSeconds <= grace {
 		return nil
 	}
-	err := i.driver.Client.CoreV1().Pods(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
+	err := i.driver.Client.Pods(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &i.pod.UID, ResourceVersion: &i.pod.ResourceVersion},
 	})
 	return explain("delete", kindPod, i.key, ignoreNotFound(err))

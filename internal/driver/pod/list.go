@@ -38,11 +38,11 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 // the UID of a VirtualMachine under another name than its own are left out.
 func (d *Driver) listObjects(ctx context.Context, uids ...types.UID) ([]*instance, error) {
 	options := metav1.ListOptions{LabelSelector: d.selector(uids...)}
-	pods, err := d.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+	pods, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, options)
 	if err != nil {
 		return nil, explain("list", kindPod, types.NamespacedName{}, err)
 	}
-	claims, err := d.Client.CoreV1().PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, options)
+	claims, err := d.Client.PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, options)
 	if err != nil {
 		return nil, explain("list", kindClaim, types.NamespacedName{}, err)
 	}

@@ -36,7 +36,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -54,7 +54,7 @@ type Options struct {
 	// changed.
 	ClusterID string
 	// Client reaches the cluster. Required.
-	Client kubernetes.Interface
+	Client corev1client.CoreV1Interface
 	// Owner returns the VirtualMachine of a UID as far as one is known. Objects that claim its
 	// UID under another name or in another namespace are not its server. Nil knows none.
 	Owner func(types.UID) (types.NamespacedName, bool)
@@ -110,7 +110,7 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	if env.Cluster == nil {
 		return nil, fmt.Errorf("no cluster is known that runs pods")
 	}
-	client, err := kubernetes.NewForConfig(env.Cluster)
+	client, err := corev1client.NewForConfig(env.Cluster)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
@@ -146,7 +146,7 @@ func New(o Options) (*Driver, error) {
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	system, err := d.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	system, err := d.Client.Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
 	if err != nil {
 		return "", driver.Errorf(driver.ErrUnavailable, "read namespace %s for the cluster's id: %w", metav1.NamespaceSystem, err)
 	}

@@ -5,11 +5,14 @@ package pod
 
 import (
 	"context"
+	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
@@ -20,38 +23,68 @@ import (
 // list again after a connection was lost, so that no change is missed.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	queue := workqueue.NewTyped[types.UID]()
-	stop := make(chan struct{})
-	factory := informers.NewSharedInformerFactoryWithOptions(d.Client, 0, informers.WithTweakListOptions(func(o *v1.ListOptions) { o.LabelSelector = d.selector() }))
-	for _, informer := range []cache.SharedIndexInformer{
-		factory.Core().V1().Pods().Informer(), factory.Core().V1().PersistentVolumeClaims().Informer(),
-	} {
+	running, stop := context.WithCancel(ctx)
+	var following sync.WaitGroup
+	var synced []cache.InformerSynced
+	for _, informer := range []cache.SharedIndexInformer{d.podInformer(), d.claimInformer()} {
 		if _, err := informer.AddEventHandler(handler(queue)); err != nil {
+			stop()
 			return nil, err
 		}
+		synced = append(synced, informer.HasSynced)
+		following.Go(func() { informer.RunWithContext(running) })
 	}
-	factory.Start(stop)
-	if err := d.waitForSync(ctx, factory); err != nil {
-		close(stop)
+	if err := d.waitForSync(ctx, synced); err != nil {
+		stop()
+		following.Wait()
 		return nil, err
 	}
 	uids := make(chan types.UID)
 	go func() {
 		defer close(uids)
-		defer factory.Shutdown()
-		defer close(stop)
+		defer following.Wait()
+		defer stop()
 		deliver(ctx, queue, uids)
 	}()
 	return uids, nil
 }
 
+func (d *Driver) podInformer() cache.SharedIndexInformer {
+	pods := d.Client.Pods(metav1.NamespaceAll)
+	return cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return pods.List(ctx, d.selected(o))
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return pods.Watch(ctx, d.selected(o))
+		},
+	}, &corev1.Pod{}, 0, nil)
+}
+
+func (d *Driver) claimInformer() cache.SharedIndexInformer {
+	claims := d.Client.PersistentVolumeClaims(metav1.NamespaceAll)
+	return cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return claims.List(ctx, d.selected(o))
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return claims.Watch(ctx, d.selected(o))
+		},
+	}, &corev1.PersistentVolumeClaim{}, 0, nil)
+}
+
+// selected returns options that select the objects of this cluster's servers.
+func (d *Driver) selected(o metav1.ListOptions) metav1.ListOptions {
+	o.LabelSelector = d.selector()
+	return o
+}
+
 // waitForSync waits for the first lists, within the time of a call.
-func (d *Driver) waitForSync(ctx context.Context, factory informers.SharedInformerFactory) error {
+func (d *Driver) waitForSync(ctx context.Context, synced []cache.InformerSynced) error {
 	ctx, cancel := context.WithTimeout(ctx, d.CallTimeout)
 	defer cancel()
-	for kind, synced := range factory.WaitForCacheSync(ctx.Done()) {
-		if !synced {
-			return driver.Errorf(driver.ErrUnavailable, "the cluster did not list %v within %v", kind, d.CallTimeout.Round(time.Second))
-		}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return driver.Errorf(driver.ErrUnavailable, "the cluster did not list its pods within %v", d.CallTimeout.Round(time.Second))
 	}
 	return nil
 }
@@ -62,7 +95,7 @@ func handler(queue workqueue.TypedInterface[types.UID]) cache.ResourceEventHandl
 		if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
 			o = unknown.Obj
 		}
-		if m, ok := o.(v1.Object); ok {
+		if m, ok := o.(metav1.Object); ok {
 			queue.Add(types.UID(m.GetLabels()[LabelUID]))
 		}
 	}
