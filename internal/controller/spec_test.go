@@ -38,7 +38,7 @@ func completeSpec() api.VirtualMachineSpec {
 		Tolerations:                []corev1.Toleration{{Key: "k"}},
 		TopologySpreadConstraints:  []corev1.TopologySpreadConstraint{{TopologyKey: "k"}},
 		PriorityClassName:          "p",
-		RuntimeClassName:           new("r"),
+		RuntimeClassName:           "r",
 	}
 }
 
