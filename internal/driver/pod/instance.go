@@ -224,7 +224,7 @@ func (i *instance) deletePod(ctx context.Context, epoch uint64, grace int64) err
 		return nil
 	}
 	err := i.driver.Client.Pods(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
-		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &i.pod.UID, ResourceVersion: &i.pod.ResourceVersion},
+		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &i.pod.UID}, // a kubelet changes the version at any time
 	})
 	return explain("delete", kindPod, i.key, ignoreNotFound(err))
 }
