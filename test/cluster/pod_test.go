@@ -23,7 +23,10 @@ import (
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-const podNamespace = "guests"
+const (
+	podNamespace = "guests"
+	guestName    = "web"
+)
 
 // podWorld is a namespace with VirtualMachines of driver pod, and a controller for them.
 type podWorld struct {
@@ -114,11 +117,11 @@ func (w *podWorld) delete(t *testing.T, name string) {
 	})
 }
 
-// setAction changes the power state and waits until the server has it.
-func (w *podWorld) setAction(t *testing.T, name string, action api.Action) *api.VirtualMachine {
+// setAction changes the power state of the guest and waits until the server has it.
+func (w *podWorld) setAction(t *testing.T, action api.Action) *api.VirtualMachine {
 	t.Helper()
-	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "patch", "vm", name, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"action":%q}}`, action))
-	return w.waitApplied(t, name)
+	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "patch", "vm", guestName, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"action":%q}}`, action))
+	return w.waitApplied(t, guestName)
 }
 
 func (w *podWorld) waitApplied(t *testing.T, name string) (vm *api.VirtualMachine) {
@@ -132,15 +135,15 @@ func (w *podWorld) waitApplied(t *testing.T, name string) (vm *api.VirtualMachin
 	return vm
 }
 
-// podOf returns the pod of a VirtualMachine, of which there must be one.
-func podOf(t *testing.T, name string) *corev1.Pod {
+// podOfGuest returns the pod of the guest, of which there must be one.
+func podOfGuest(t *testing.T) *corev1.Pod {
 	t.Helper()
-	pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + name})
+	pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + guestName})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(pods.Items) != 1 {
-		t.Fatalf("%s has %d pods, want 1", name, len(pods.Items))
+		t.Fatalf("%s has %d pods, want 1", guestName, len(pods.Items))
 	}
 	return &pods.Items[0]
 }
@@ -163,16 +166,16 @@ func checkBoots(t *testing.T, client string, vm *api.VirtualMachine, boots int) 
 func TestPodDriver(t *testing.T) {
 	w := newPodWorld(t)
 	client := runPod(t, "guest-client", shared.Node(2)).Name
-	w.create(t, newGuest("web"))
-	vm := w.waitApplied(t, "web")
+	w.create(t, newGuest(guestName))
+	vm := w.waitApplied(t, guestName)
 	checkBoots(t, client, vm, 1)
-	first := podOf(t, "web")
+	first := podOfGuest(t)
 
-	w.setAction(t, "web", api.ActionStopped)
-	w.checkNoPod(t, "web")
-	vm = w.setAction(t, "web", api.ActionActive)
+	w.setAction(t, api.ActionStopped)
+	w.checkNoPod(t, guestName)
+	vm = w.setAction(t, api.ActionActive)
 	checkBoots(t, client, vm, 2)
-	if second := podOf(t, "web"); second.UID == first.UID {
+	if second := podOfGuest(t); second.UID == first.UID {
 		t.Errorf("the pod is %s as before", second.UID)
 	}
 
@@ -181,13 +184,13 @@ func TestPodDriver(t *testing.T) {
 		testNodeLoss(t, w, client)
 		testForeigners(t, w)
 	}
-	w.delete(t, "web")
+	w.delete(t, guestName)
 	checkNoGuestLeft(t)
 }
 
 // testForcedDeletion deletes a pod under its guest by force: the next one waits for the kubelet.
 func testForcedDeletion(t *testing.T, w *podWorld, client string) {
-	before := podOf(t, "web")
+	before := podOfGuest(t)
 	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "delete", "pod", before.Name, "--force", "--grace-period=0", "--wait=false")
 	framework.Eventually(t, wait, "another pod runs", func() error {
 		pod, err := shared.Client.CoreV1().Pods(podNamespace).Get(t.Context(), before.Name, metav1.GetOptions{})
@@ -196,13 +199,13 @@ func testForcedDeletion(t *testing.T, w *podWorld, client string) {
 		}
 		return err
 	})
-	checkBoots(t, client, w.waitApplied(t, "web"), 3)
+	checkBoots(t, client, w.waitApplied(t, guestName), 3)
 }
 
 // testNodeLoss turns the node of a guest off. Nothing else may run until the kubelet is back and has
 // reported the end, whatever happens to the objects of the pod and the node.
 func testNodeLoss(t *testing.T, w *podWorld, client string) {
-	before := podOf(t, "web")
+	before := podOfGuest(t)
 	node, err := shared.NodeByName(before.Spec.NodeName)
 	if err != nil {
 		t.Fatal(err)
@@ -211,10 +214,10 @@ func testNodeLoss(t *testing.T, w *podWorld, client string) {
 		t.Fatal(err)
 	}
 	waitForNode(t, node, false)
-	w.waitReady(t, "web", metav1.ConditionFalse)
+	w.waitReady(t, guestName, metav1.ConditionFalse)
 	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "delete", "pod", before.Name, "--force", "--grace-period=0", "--wait=false")
-	w.waitReady(t, "web", metav1.ConditionFalse)
-	if now := podOf(t, "web"); now.UID != before.UID {
+	w.waitReady(t, guestName, metav1.ConditionFalse)
+	if now := podOfGuest(t); now.UID != before.UID {
 		t.Errorf("pod %s runs while the end of %s is not proven", now.UID, before.UID)
 	}
 	if err := node.PowerOn(); err != nil {
@@ -228,7 +231,7 @@ func testNodeLoss(t *testing.T, w *podWorld, client string) {
 		}
 		return err
 	})
-	checkBoots(t, client, w.waitApplied(t, "web"), 4)
+	checkBoots(t, client, w.waitApplied(t, guestName), 4)
 }
 
 // waitReady waits until condition Ready has a status.
@@ -248,7 +251,7 @@ func (w *podWorld) waitReady(t *testing.T, name string, status metav1.ConditionS
 func testForeigners(t *testing.T, w *podWorld) {
 	const other = "others"
 	createNamespace(t, other)
-	pod := podOf(t, "web")
+	pod := podOfGuest(t)
 	forged := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Labels: pod.Labels, Annotations: map[string]string{"cloudnative.tw/run": string(pod.UID)}},
 		Spec: corev1.PersistentVolumeClaimSpec{
@@ -259,8 +262,8 @@ func testForeigners(t *testing.T, w *podWorld) {
 	if _, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Create(t.Context(), forged, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.setAction(t, "web", api.ActionStopped)
-	w.setAction(t, "web", api.ActionActive)
+	w.setAction(t, api.ActionStopped)
+	w.setAction(t, api.ActionActive)
 	if _, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil {
 		t.Errorf("the claim of another namespace: %v", err)
 	}
@@ -270,7 +273,7 @@ func testForeigners(t *testing.T, w *podWorld) {
 func (w *podWorld) checkNoPod(t *testing.T, name string) {
 	t.Helper()
 	framework.Eventually(t, wait, "the pod of "+name+" is gone", func() error {
-		pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + name})
+		pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + guestName})
 		if err == nil && len(pods.Items) > 0 {
 			err = fmt.Errorf("%s is there", pods.Items[0].Name)
 		}
