@@ -61,6 +61,8 @@ build_images() {
 	run_live hack/linux-guest.sh bin/guest
 	run_live make image IMAGE="${controller_image}:demo"
 	run_live make image-machine MACHINE_IMAGE="${machine_image}"
+	# A blank disk, with the signature by which it is known to be one.
+	printf '%510s\x55\xaa' '' | tr ' ' '\0' >"${work}/disk.img"
 	truncate --size 1M "${work}/disk.img"
 	run "${binaries}/drover-cluster" image "${guest_image}" "${work}/guest.tar" \
 		vmlinuz=bin/guest/vmlinuz initrd=bin/guest/initrd disk/disk.img="${work}/disk.img"
@@ -149,7 +151,7 @@ show_pod() {
 query_service() {
 	print_step "Ask its web server, by the Service, from another pod"
 	print_command bin/drover kubectl exec client -- /probe get "http://${service}"
-	until_within "${boot_within}" guest_answers || fail "the guest does not answer: ${out}"
+	until_within 120 guest_answers || fail "the guest does not answer: ${out}"
 	indent <<<"${out}"
 	[[ "${out}" == *"\"boots\":$1,"* && "${out}" == *"hello from user-data"* ]] || fail "the guest does not say that this is boot $1"
 }
@@ -165,6 +167,7 @@ show_console() {
 power_off() {
 	print_step "Switch it off: the kubelet ends the pod, and the guest shuts down by its power button"
 	run bin/drover vm stop "${vm}" --wait --timeout 150s
+	run bin/drover kubectl wait --for=delete "pod/${pod}" --timeout=60s
 	run bin/drover kubectl get pods --selector "cloudnative.tw/name=${vm}"
 	[[ "${out}" == "No resources found"* ]] || fail "the pod is still there"
 }
