@@ -121,13 +121,13 @@ func (w *podWorld) delete(t *testing.T, name string) {
 func (w *podWorld) setAction(t *testing.T, action api.Action) *api.VirtualMachine {
 	t.Helper()
 	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "patch", "vm", guestName, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"action":%q}}`, action))
-	return w.waitApplied(t, guestName)
+	return w.waitApplied(t)
 }
 
-func (w *podWorld) waitApplied(t *testing.T, name string) (vm *api.VirtualMachine) {
+func (w *podWorld) waitApplied(t *testing.T) (vm *api.VirtualMachine) {
 	t.Helper()
-	framework.Eventually(t, wait, name+" is as its spec says", func() (err error) {
-		if vm, err = w.vms.CloudnativeV1alpha1().VirtualMachines(podNamespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+	framework.Eventually(t, wait, guestName+" is as its spec says", func() (err error) {
+		if vm, err = w.vms.CloudnativeV1alpha1().VirtualMachines(podNamespace).Get(t.Context(), guestName, metav1.GetOptions{}); err != nil {
 			return err
 		}
 		return users.CheckApplied(vm)
@@ -167,12 +167,12 @@ func TestPodDriver(t *testing.T) {
 	w := newPodWorld(t)
 	client := runPod(t, "guest-client", shared.Node(2)).Name
 	w.create(t, newGuest(guestName))
-	vm := w.waitApplied(t, guestName)
+	vm := w.waitApplied(t)
 	checkBoots(t, client, vm, 1)
 	first := podOfGuest(t)
 
 	w.setAction(t, api.ActionStopped)
-	w.checkNoPod(t, guestName)
+	checkNoPod(t)
 	vm = w.setAction(t, api.ActionActive)
 	checkBoots(t, client, vm, 2)
 	if second := podOfGuest(t); second.UID == first.UID {
@@ -199,7 +199,7 @@ func testForcedDeletion(t *testing.T, w *podWorld, client string) {
 		}
 		return err
 	})
-	checkBoots(t, client, w.waitApplied(t, guestName), 3)
+	checkBoots(t, client, w.waitApplied(t), 3)
 }
 
 // testNodeLoss turns the node of a guest off. Nothing else may run until the kubelet is back and has
@@ -231,7 +231,7 @@ func testNodeLoss(t *testing.T, w *podWorld, client string) {
 		}
 		return err
 	})
-	checkBoots(t, client, w.waitApplied(t, guestName), 4)
+	checkBoots(t, client, w.waitApplied(t), 4)
 }
 
 // waitReady waits until condition Ready has a status.
@@ -269,10 +269,10 @@ func testForeigners(t *testing.T, w *podWorld) {
 	}
 }
 
-// checkNoPod checks that a server that is off has no pod.
-func (w *podWorld) checkNoPod(t *testing.T, name string) {
+// checkNoPod checks that the guest, which is off, has no pod.
+func checkNoPod(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, wait, "the pod of "+name+" is gone", func() error {
+	framework.Eventually(t, wait, "the pod of "+guestName+" is gone", func() error {
 		pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + guestName})
 		if err == nil && len(pods.Items) > 0 {
 			err = fmt.Errorf("%s is there", pods.Items[0].Name)
