@@ -111,6 +111,12 @@ func (p Place) Offset() int64 { return areas[p.Area] + int64(p.Count%Slots)*Stri
 // round writes to again.
 func Discarded(count uint64) Place { return Place{Area: 0, Count: count + Slots/2} }
 
+// Scratch returns an offset on the disk for what a guest does not sync: a cluster of those that
+// rounds use in turns.
+func Scratch(n uint64) int64 { return areas[1] + int64(Slots+n%scratchSlots)*Stride } //nolint:gosec // small
+
+const scratchSlots = 64
+
 // Required returns the places that a disk must have whole once rounds are synced. The next
 // round, of which anything may be there, has overwritten one slot and discarded another.
 func Required(synced, grownAt uint64) []Place {

@@ -68,7 +68,7 @@ func checkDisks(ctx context.Context, dir string, shown claims) error {
 
 // checkDisk checks a disk: its format, and the blocks of the rounds that the guest had synced.
 func checkDisk(ctx context.Context, path string, synced, grownAt uint64) error {
-	const leaks = 3 // which a power cut may leave
+	const leaks = 3        // which a power cut may leave
 	disk := launch.Object{ // without the image below, which has no blocks and may be gone
 		"driver": "qcow2", "backing": nil, "file": launch.Object{"driver": "file", "filename": path},
 	}
@@ -127,8 +127,8 @@ func replay(ctx context.Context, dir string) (lab.Result, error) {
 	}
 	r := lab.Result{Points: 1, Runs: 1}
 	err = checkDisks(ctx, dir, shown)
-	if lost, ok := errors.AsType[lostError](err); ok {
-		r.Violations, err = []lab.Violation{{Case: dir, Rule: "O9", Text: lost.Error()}}, nil
+	if errors.As(err, new(lostError)) {
+		r.Violations, err = []lab.Violation{{Case: dir, Rule: "O9", Text: err.Error()}}, nil
 	}
 	return r, err
 }

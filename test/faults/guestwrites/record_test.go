@@ -39,7 +39,7 @@ func newTestRecord(t *testing.T) *record {
 func TestServer(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
-	server, err := startNBDServer(t.Context(), func(string) (device, error) { return r.open(0) })
+	server, err := startNBDServer(t.Context(), func(string) (device, error) { return r.open(0, false) })
 	must(t, err)
 	out, err := exec.CommandContext(t.Context(), "qemu-io", "-f", "raw", "-t", "writeback",
 		"-c", "write -P 1 0 64k", "-c", "flush", "-c", "write -P 2 4k 512", "-c", "write -f -P 3 8k 512", "-c", "discard 12k 4k", "-c", "write -z 16k 4k",
@@ -68,7 +68,7 @@ func TestServer(t *testing.T) {
 func TestFlush(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
-	s, err := r.open(0)
+	s, err := r.open(0, false)
 	must(t, err)
 	write := func(letter string) { must(t, s.Write([]byte(strings.Repeat(letter, 2*sector)), 0, 2*sector, false)) }
 	write("a")
@@ -94,7 +94,7 @@ func TestNextSession(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
 	for _, letter := range []string{"a", "b"} {
-		s, err := r.open(1)
+		s, err := r.open(1, false)
 		must(t, err)
 		must(t, s.Write([]byte(letter), 0, 1, false))
 		must(t, s.Flush(1))
@@ -111,7 +111,7 @@ func TestNextSession(t *testing.T) {
 func TestPowerCut(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
-	s, err := r.open(0)
+	s, err := r.open(0, false)
 	must(t, err)
 	r.cutAfter(1)
 	must(t, s.Write([]byte("a"), 0, 1, false))

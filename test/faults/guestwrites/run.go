@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -142,12 +143,16 @@ func (r *run) close(ctx context.Context) error {
 	return errors.Join(err, r.server.close(), r.world.Close())
 }
 
+// noFlush ends the name of an export whose file QEMU would not flush: see program attach.
+const noFlush = "/no-flush"
+
 // open opens the disk of a node for a QEMU.
-func (r *run) open(node string) (device, error) {
+func (r *run) open(export string) (device, error) {
+	node, ignoresFlushes := strings.CutSuffix(export, noFlush)
 	disk := slices.Index(nodes[:], node)
 	vm := r.world.Existing()[vmName]
 	if disk < 0 || vm == nil {
-		return nil, fmt.Errorf("a QEMU uses the disk %q", node)
+		return nil, fmt.Errorf("a QEMU uses the disk %q", export)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -155,7 +160,7 @@ func (r *run) open(node string) (device, error) {
 		folder := filepath.Join(r.engine.Dir(r.world), instance.VMsDir, string(vm.UID))
 		r.record = newRecord([blocks.Disks]string{filepath.Join(folder, instance.RootDiskFile), filepath.Join(folder, instance.VolumeFile("data"))})
 	}
-	return r.record.open(disk)
+	return r.record.open(disk, ignoresFlushes)
 }
 
 // current returns the record, nil before the first QEMU uses a disk.
@@ -165,25 +170,28 @@ func (r *run) current() *record {
 	return r.record
 }
 
-// waitRounds waits until the machine is as its spec says and its guest has synced further
-// rounds.
+// waitRounds waits until the machine is as its spec says, and its guest has synced further
+// rounds and found the size of its disks.
 func (r *run) waitRounds(ctx context.Context) error {
-	var before claims
-	if current := r.current(); current != nil {
-		before = current.shown()
-	}
+	before := r.shown()
 	return r.world.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
-		var now claims
-		if current := r.current(); current != nil {
-			now = current.shown()
-		}
+		now := r.shown()
+		isLarge := vm.Spec.Volumes[0].Size.Value() == blocks.LargeSize
 		for disk := range nodes {
-			if now.Synced[disk] < before.Synced[disk]+2 {
-				return fmt.Errorf("the guest has synced %d rounds, and before it had %d", now.Synced, before.Synced)
+			if now.Synced[disk] < before.Synced[disk]+2 || isLarge != (now.GrownAt[disk] > 0) {
+				return fmt.Errorf("the guest has shown %+v, and before %+v", now, before)
 			}
 		}
 		return users.CheckApplied(vm)
 	})
+}
+
+// shown returns what the guest has shown so far.
+func (r *run) shown() claims {
+	if current := r.current(); current != nil {
+		return current.shown()
+	}
+	return claims{}
 }
 
 // play cuts the power during a scenario, looks at what may be left, and starts Drover on it.
@@ -259,17 +267,17 @@ func (r *run) lookAtStates(ctx context.Context, s scenario, current *record) (la
 		}
 		last = current.stateAt(at, chosen)
 		r.result.Runs++
-		err := last.check(ctx, dir)
-		if lost, ok := errors.AsType[lostError](err); ok {
+		broken := last.check(ctx, dir)
+		if errors.As(broken, new(lostError)) {
 			kept, err := last.keep()
 			if err != nil {
 				return last, err
 			}
-			r.addViolation(kept, fmt.Sprintf("%s: after %s: %v", s.name, last.text, lost))
+			r.addViolation(kept, fmt.Sprintf("%s: after %s: %v", s.name, last.text, broken))
 			return last, nil
 		}
-		if err != nil {
-			return last, err
+		if broken != nil {
+			return last, broken
 		}
 	}
 	return last, nil

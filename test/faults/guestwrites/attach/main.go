@@ -6,7 +6,8 @@
 // records what QEMU writes. All else stays as Drover has it, cache modes included.
 //
 // The path by which it was started ends with a dash and the TCP port of the server. The name of
-// an export is that of the block node.
+// an export is that of the block node. QEMU sends flushes to an NBD server even if a cache mode
+// says that it flushes no file. The name of such an export ends with noFlush.
 package main
 
 import (
@@ -17,6 +18,9 @@ import (
 	"strings"
 	"syscall"
 )
+
+// noFlush is known to package guestwrites too.
+const noFlush = "/no-flush"
 
 func main() {
 	fmt.Fprintln(os.Stderr, "attach:", runQEMU())
@@ -57,8 +61,18 @@ func attach(text, port string) (string, error) {
 		return text, nil
 	}
 	delete(file, "filename")
-	file["driver"], file["export"] = "nbd", node["node-name"]
+	export, _ := node["node-name"].(string)
+	if ignoresFlushes(node) || ignoresFlushes(file) {
+		export += noFlush
+	}
+	file["driver"], file["export"] = "nbd", export
 	file["server"] = map[string]string{"type": "inet", "host": "127.0.0.1", "port": port}
 	out, err := json.Marshal(node)
 	return string(out), err
+}
+
+// ignoresFlushes reports whether the cache mode of a block node is that.
+func ignoresFlushes(node map[string]any) bool {
+	cache, _ := node["cache"].(map[string]any)
+	return cache["no-flush"] == true
 }
