@@ -62,15 +62,7 @@ func (i *instance) remove(ctx context.Context, epoch uint64) error {
 	case i.isLost():
 		return lostError(i.key)
 	}
-	if err := i.deleteSecret(ctx); err != nil {
-		return err
-	}
 	return i.deleteRoot(ctx)
-}
-
-func (i *instance) deleteSecret(ctx context.Context) error {
-	err := i.driver.Client.Secrets(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{})
-	return explain("delete", "Secret", i.key, ignoreNotFound(err))
 }
 
 func (i *instance) deleteRoot(ctx context.Context) error {

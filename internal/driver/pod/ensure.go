@@ -47,6 +47,8 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 type convergence struct {
 	*instance
 	spec driver.ServerSpec
+	// secret is that of the pod if this call has made it.
+	secret *corev1.Secret
 }
 
 // begin reads what there is, and refuses what Ensure must not touch.
@@ -88,7 +90,7 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 }
 
 func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
-	recorded := c.recorded(kind)
+	recorded := c.recorded(kind, o.GetName())
 	switch {
 	case recorded != nil && recorded.UID == o.GetUID():
 		return nil
@@ -100,8 +102,8 @@ func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
 }
 
 // recorded returns what the VirtualMachine's status has recorded of an object, or nil.
-func (c *convergence) recorded(kind string) *driver.Object {
-	n := slices.IndexFunc(c.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == c.key.Name })
+func (c *convergence) recorded(kind, name string) *driver.Object {
+	n := slices.IndexFunc(c.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == name })
 	if n < 0 {
 		return nil
 	}
@@ -142,12 +144,13 @@ func (c *convergence) convergePod(ctx context.Context) error {
 	switch {
 	case c.end() != nil, c.isGated() && c.spec.Power == driver.PowerOff:
 		return nil
-	case c.isGated() && c.pod.DeletionTimestamp == nil:
+	case c.isGated() && c.pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
 		return c.letGo(ctx)
 	case c.isToStop():
 		return c.stop(ctx)
-	case c.spec.PowerOnly:
-		return nil
+	}
+	if err := c.setPaused(ctx, c.spec.Power == driver.PowerPaused); err != nil || c.spec.PowerOnly {
+		return err
 	}
 	return c.updateMeta(ctx)
 }
@@ -184,7 +187,7 @@ func (c *convergence) ensureRoot(ctx context.Context) error {
 	if c.root != nil {
 		return c.growRoot(ctx)
 	}
-	recorded := c.recorded(kindClaim)
+	recorded := c.recorded(kindClaim, c.key.Name)
 	switch {
 	case recorded == nil:
 		return c.recordFirst(c.intents()...)
@@ -234,7 +237,7 @@ func (c *convergence) growRoot(ctx context.Context) error {
 // removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
 // VirtualMachine, and on the PVC.
 func (c *convergence) removeEndedPod(ctx context.Context) error {
-	if r := c.recorded(kindPod); r != nil && !r.Ended {
+	if r := c.recorded(kindPod, c.key.Name); r != nil && !r.Ended {
 		ended := *r
 		ended.UID, ended.Ended = c.pod.UID, true
 		return c.recordFirst(ended)
@@ -245,7 +248,7 @@ func (c *convergence) removeEndedPod(ctx context.Context) error {
 // checkLost returns an error if a pod is gone whose end is not proven. A pod that the PVC does not
 // have was never let go, and one that has no UID in the record was never found.
 func (c *convergence) checkLost() error {
-	r := c.recorded(kindPod)
+	r := c.recorded(kindPod, c.key.Name)
 	if c.isLost() || c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended {
 		return lostError(c.key)
 	}
@@ -257,17 +260,12 @@ func lostError(key types.NamespacedName) error {
 		"the pod %s is gone, and nothing proves that its containers have ended: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", key))
 }
 
-// createPod makes a pod, whose intent has to be recorded before. A server with a disk gets one that
-// is not scheduled, so that it can run only after the PVC has recorded it.
+// createPod makes a pod that is not scheduled yet. The intent has to be recorded before.
 func (c *convergence) createPod(ctx context.Context) error {
-	r := c.recorded(kindPod)
-	if r == nil || r.Ended || r.UID != "" {
+	if !c.isPodIntended() {
 		return c.recordFirst(c.intents()...)
 	}
-	if err := c.replaceSecret(ctx, r.Nonce); err != nil {
-		return err
-	}
-	pod, err := c.driver.newPod(c.spec, r.Nonce, !c.spec.Ephemeral || c.spec.Power == driver.PowerOff, c.owners())
+	pod, err := c.driver.newPod(c.spec, c.recorded(kindPod, c.key.Name).Nonce, c.owners())
 	if err != nil {
 		return err
 	}
@@ -282,8 +280,11 @@ func (c *convergence) createPod(ctx context.Context) error {
 	return nil
 }
 
-// letGo lets the scheduler place the pod, after the PVC has recorded it.
+// letGo lets the scheduler place the pod, after it has its Secret and the PVC has recorded it.
 func (c *convergence) letGo(ctx context.Context) error {
+	if err := c.ensureSecret(ctx); err != nil {
+		return err
+	}
 	if c.root != nil && c.root.Annotations[AnnotationRun] != string(c.pod.UID) {
 		if err := c.annotateRoot(ctx, c.spec.Epoch, AnnotationRun, string(c.pod.UID)); err != nil {
 			return err
@@ -294,25 +295,64 @@ func (c *convergence) letGo(ctx context.Context) error {
 	})
 }
 
-// replaceSecret makes the Secret of the next pod. It is never read: no pod exists that uses it.
-func (c *convergence) replaceSecret(ctx context.Context, nonce string) error {
-	if err := c.deleteSecret(ctx); err != nil || !hasSecret(c.spec) {
+// ensureSecret makes the Secret of a pod that was not let go yet. Secrets of tenants are never read,
+// so one that exists already, and is not recorded, may be anyone's: another pod is made then, whose
+// Secret has another name.
+func (c *convergence) ensureSecret(ctx context.Context) error {
+	name := secretOf(c.pod)
+	r := c.recorded(kindSecret, name)
+	switch {
+	case name == "", r != nil && r.UID != "":
+		return nil
+	case r == nil:
+		return c.replacePod(ctx)
+	}
+	control, err := c.driver.machines.NewEnd(ctx, c.uid, c.pod.Annotations[AnnotationNonce])
+	if err != nil {
+		return explain("make the keys of", kindPod, c.key, err)
+	}
+	secret := c.driver.newSecret(c.spec, c.pod, r.Nonce, control)
+	created, err := c.driver.Client.Secrets(c.key.Namespace).Create(ctx, secret, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return c.replacePod(ctx)
+	}
+	if err != nil {
+		return explain("create", kindSecret, types.NamespacedName{Namespace: c.key.Namespace, Name: name}, err)
+	}
+	c.secret = created
+	return nil
+}
+
+// replacePod removes a pod that was not let go, for another one.
+func (c *convergence) replacePod(ctx context.Context) error {
+	if err := c.forgetPod(ctx, c.spec.Epoch); err != nil {
 		return err
 	}
-	_, err := c.driver.Client.Secrets(c.key.Namespace).Create(ctx, c.driver.newSecret(c.spec, nonce), metav1.CreateOptions{})
-	return explain("create", "Secret", c.key, err)
+	return c.recordFirst(c.podIntents()...)
 }
 
 // intents returns the objects that the next steps create, with new nonces.
 func (c *convergence) intents() []driver.Object {
 	var all []driver.Object
-	if r := c.recorded(kindClaim); r == nil && !c.spec.Ephemeral {
+	if r := c.recorded(kindClaim, c.key.Name); r == nil && !c.spec.Ephemeral {
 		all = append(all, newIntent(kindClaim, c.key.Name))
 	}
-	if r := c.recorded(kindPod); (c.spec.Power != driver.PowerOff || c.spec.Ephemeral) && (r == nil || r.Ended || c.pod == nil && r.UID != "") {
-		all = append(all, newIntent(kindPod, c.key.Name))
+	if (c.spec.Power != driver.PowerOff || c.spec.Ephemeral) && c.pod == nil && !c.isPodIntended() {
+		all = append(all, c.podIntents()...)
 	}
 	return all
+}
+
+// isPodIntended reports whether the next pod and its Secret are recorded.
+func (c *convergence) isPodIntended() bool {
+	r := c.recorded(kindPod, c.key.Name)
+	return r != nil && !r.Ended && r.UID == "" && c.recorded(kindSecret, secretName(c.key.Name, r.Nonce)) != nil
+}
+
+// podIntents returns the next pod and its Secret.
+func (c *convergence) podIntents() []driver.Object {
+	pod := newIntent(kindPod, c.key.Name)
+	return []driver.Object{pod, newIntent(kindSecret, secretName(c.key.Name, pod.Nonce))}
 }
 
 func newIntent(kind, name string) driver.Object {
@@ -323,7 +363,9 @@ func newIntent(kind, name string) driver.Object {
 func (c *convergence) recordFirst(changed ...driver.Object) error {
 	all := slices.Clone(c.spec.Objects)
 	for _, o := range changed {
-		all = slices.DeleteFunc(all, func(have driver.Object) bool { return have.Kind == o.Kind && have.Name == o.Name })
+		all = slices.DeleteFunc(all, func(have driver.Object) bool {
+			return have.Kind == o.Kind && (have.Name == o.Name || o.Kind == kindSecret) // there is one Secret
+		})
 		all = append(all, o)
 	}
 	return &driver.RecordFirstError{Objects: all}
@@ -367,6 +409,8 @@ func (c *convergence) objects() []driver.Object {
 			all[n].UID = c.root.UID
 		case o.Kind == kindPod && c.pod != nil && c.pod.Annotations[AnnotationNonce] == o.Nonce:
 			all[n].UID = c.pod.UID
+		case o.Kind == kindSecret && c.secret != nil && c.secret.Name == o.Name:
+			all[n].UID = c.secret.UID
 		}
 	}
 	return all

@@ -31,9 +31,6 @@ func checkArguments(spec driver.ServerSpec) error {
 
 // checkSpec rejects a spec that no pod can have.
 func (d *Driver) checkSpec(spec driver.ServerSpec) error {
-	if spec.Power == driver.PowerPaused {
-		return driver.Errorf(driver.ErrUnsupported, "spec.action: driver pod cannot pause a machine yet; it must be active or stopped")
-	}
 	image := d.imageSource(spec)
 	kernel := spec.Image.Kernel
 	switch {

@@ -5,6 +5,7 @@ package pod
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 // toServer describes the server.
@@ -54,9 +56,34 @@ func (i *instance) describeRun(s *driver.Server) {
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
 	case status != nil && status.State.Running != nil:
 		s.State, s.Err, s.Addresses = driver.StateRunning, unreachableNode(p), addressesOf(p)
+		i.describeMachine(s)
 	default:
 		s.State, s.Progress = driver.StateStarting, startingText(p)
 	}
+}
+
+// describeMachine adds what was last seen of a machine that runs.
+func (i *instance) describeMachine(s *driver.Server) {
+	last, _ := i.driver.machines.Last(i.pod.UID)
+	s.Accelerator = last.Accelerator
+	if i.isPaused() {
+		s.State = driver.StatePaused
+	}
+	if s.Err == nil {
+		s.Err = waitError(last.Waits)
+	}
+}
+
+// waitError returns what a guest waits for.
+func waitError(waits control.Wait) error {
+	switch waits {
+	case control.WaitRoom:
+		return errors.New("the guest waits: the volume of one of its disks has no room")
+	case control.WaitDisk:
+		return errors.New("the guest waits: one of its disks fails")
+	case control.WaitNone:
+	}
+	return nil
 }
 
 // startOf returns when the machine's container was started.
