@@ -105,7 +105,9 @@ func (n *node) begin(p *corev1.Pod) (string, func() (int32, string), error) {
 	}
 	for i := range m.Volumes {
 		m.Volumes[i].Folder = filepath.Join(n.dir, "claims", p.Name+"-"+m.Volumes[i].Name)
-		m.Volumes[i].Image = strings.Replace(m.Volumes[i].Image, imageFolder, n.image, 1)
+		if m.Volumes[i].Image != "" {
+			m.Volumes[i].Image = filepath.Join(n.image, "disk")
+		}
 		if err := os.MkdirAll(m.Volumes[i].Folder, 0o700); err != nil {
 			return "", nil, err
 		}
@@ -408,7 +410,7 @@ func TestSecretAfterCrash(t *testing.T) {
 	s.StorageClassName = new("none")
 	s.record(t)
 	c := s.converge(t)
-	if err := errors.Join(c.ensureRoot(t.Context()), c.createPod(t.Context()), c.ensureSecret(t.Context())); err != nil {
+	if err := errors.Join(c.ensureClaim(t.Context(), disk{bytes: s.RootDiskBytes}), c.createPod(t.Context()), c.ensureSecret(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	gated := c.pod
@@ -454,8 +456,8 @@ func (s *server) createEarlierPod(t *testing.T) *corev1.Pod {
 	s.record(t)
 	s.Objects = slices.DeleteFunc(s.Objects, func(o driver.Object) bool { return o.Kind == kindSecret })
 	c := s.converge(t)
-	err := c.ensureRoot(t.Context())
-	earlier, err2 := s.d.newPod(s.ServerSpec, s.recordOf(kindPod).Nonce, c.owners())
+	err := c.ensureClaim(t.Context(), disk{bytes: s.RootDiskBytes})
+	earlier, err2 := s.d.newPod(s.ServerSpec, s.recordOf(kindPod).Nonce, nil, c.owners())
 	if err := errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -62,17 +63,22 @@ func (i *instance) remove(ctx context.Context, epoch uint64) error {
 	case i.isLost():
 		return lostError(i.key)
 	}
-	return i.deleteRoot(ctx)
+	for _, claim := range i.sortedVolumes() {
+		if err := i.deleteClaim(ctx, claim); err != nil {
+			return err
+		}
+	}
+	return i.deleteClaim(ctx, i.root)
 }
 
-func (i *instance) deleteRoot(ctx context.Context) error {
-	if i.root == nil || i.root.DeletionTimestamp != nil {
+func (i *instance) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &i.root.UID, ResourceVersion: &i.root.ResourceVersion},
+	err := i.driver.Client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion},
 	})
-	return explain("delete", kindClaim, i.key, ignoreNotFound(err))
+	return explain("delete", kindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, ignoreNotFound(err))
 }
 
 // retain releases the server: what survives its VirtualMachine has to lose its owner before that is
@@ -83,10 +89,16 @@ func (i *instance) retain(ctx context.Context, epoch uint64) error {
 			return err
 		}
 	}
+	mark := func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataLabel(&c.ObjectMeta, LabelRetained, "true") }
+	for _, claim := range i.sortedVolumes() {
+		if _, err := i.updateClaim(ctx, epoch, claim, mark); err != nil {
+			return err
+		}
+	}
 	if i.root == nil {
 		return nil
 	}
-	return i.updateRoot(ctx, epoch, func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataLabel(&c.ObjectMeta, LabelRetained, "true") })
+	return i.updateRoot(ctx, epoch, mark)
 }
 
 // release marks a pod as released. Its PVC becomes its owner, since drain evicts only pods with one.

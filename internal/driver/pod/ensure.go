@@ -4,6 +4,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -31,7 +32,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	defer unlock()
 
 	c := &convergence{spec: spec, instance: &instance{
-		driver: d, uid: spec.UID, vm: spec.Name,
+		driver: d, uid: spec.UID, vm: spec.Name, names: volumeNames(spec),
 		key: types.NamespacedName{Namespace: spec.Namespace, Name: baseName(spec.Name, spec.UID)},
 	}}
 	if err := c.begin(ctx); err != nil {
@@ -41,6 +42,13 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		return driver.Server{}, err
 	}
 	return c.server(), nil
+}
+
+func volumeNames(spec driver.ServerSpec) (names []string) {
+	for _, v := range spec.Volumes {
+		names = append(names, v.Name)
+	}
+	return names
 }
 
 // convergence is one call of Ensure.
@@ -56,7 +64,7 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.read(ctx); err != nil {
 		return err
 	}
-	exists := c.pod != nil || c.root != nil
+	exists := c.exists()
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.id() || !exists):
 		return driver.Errorf(driver.ErrNotFound, "there is no server %s of UID %s", c.spec.ID, c.uid)
@@ -110,11 +118,19 @@ func (c *convergence) recorded(kind, name string) *driver.Object {
 	return &c.spec.Objects[n]
 }
 
-// converge takes the steps that are possible without waiting: the disk, the pod, and then what the
-// pod should do.
+// converge takes the steps that are possible without waiting. That a disk cannot grow keeps nothing
+// else from being done.
 func (c *convergence) converge(ctx context.Context) error {
+	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly || c.pod != nil && (c.end() != nil || c.isToStop()) {
+		return err
+	}
+	return c.growDisks(ctx)
+}
+
+// convergePower takes the steps to what the server should do: the disk, the pod, and the pod's guest.
+func (c *convergence) convergePower(ctx context.Context) error {
 	if !c.spec.Ephemeral {
-		if err := c.ensureRoot(ctx); err != nil {
+		if err := c.ensureClaim(ctx, disk{name: rootDisk, bytes: c.spec.RootDiskBytes}); err != nil {
 			return err
 		}
 	}
@@ -182,56 +198,19 @@ func (c *convergence) updateMeta(ctx context.Context) error {
 	return c.updatePod(ctx, c.spec.Epoch, func(p *corev1.Pod) { p.Labels, p.OwnerReferences = labels, owners })
 }
 
-// ensureRoot makes the PVC of the root disk once, and grows it.
-func (c *convergence) ensureRoot(ctx context.Context) error {
-	if c.root != nil {
-		return c.growRoot(ctx)
-	}
-	recorded := c.recorded(kindClaim, c.key.Name)
-	switch {
-	case recorded == nil:
-		return c.recordFirst(c.intents()...)
-	case recorded.UID != "":
-		return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry,
-			"the PVC %s with UID %s, which has the root disk, is gone: restore it under this name and UID, or delete the VirtualMachine; no new disk is made in its place", c.key, recorded.UID))
-	}
-	claim := c.driver.newClaim(c.spec, recorded.Nonce)
-	created, err := c.driver.Client.PersistentVolumeClaims(c.key.Namespace).Create(ctx, claim, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		return c.readCreated(ctx, kindClaim)
-	}
-	if err != nil {
-		return explain("create", kindClaim, c.key, err)
-	}
-	c.root = created
-	return nil
-}
-
-// readCreated reads an object whose name was taken, by an earlier try or another leader, or by
-// what is foreign.
-func (c *convergence) readCreated(ctx context.Context, kind string) error {
+// readPod reads a pod whose name was taken, by an earlier try or another leader, or by what is foreign.
+func (c *convergence) readPod(ctx context.Context) error {
 	if err := c.read(ctx); err != nil {
 		return err
 	}
-	if kind == kindClaim && c.root == nil || kind == kindPod && c.pod == nil {
-		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, c.key))
+	if c.pod == nil {
+		return takenError(kindPod, c.key)
 	}
 	return c.checkIdentity(ctx)
 }
 
-// growRoot enlarges the PVC as far as its storage class allows that.
-func (c *convergence) growRoot(ctx context.Context) error {
-	wanted, has := claimSize(c.spec), c.root.Spec.Resources.Requests[corev1.ResourceStorage]
-	if wanted.Cmp(has) <= 0 || c.spec.RootDiskBytes == 0 || c.root.Status.Phase != corev1.ClaimBound {
-		return nil
-	}
-	err := c.updateRoot(ctx, c.spec.Epoch, func(claim *corev1.PersistentVolumeClaim) {
-		claim.Spec.Resources.Requests[corev1.ResourceStorage] = wanted
-	})
-	if apierrors.IsForbidden(err) {
-		return driver.Errorf(driver.ErrRetry, "spec.resource.rootDisk: the PVC has %s and needs %s: %w", describeSize(has), describeSize(wanted), err)
-	}
-	return err
+func takenError(kind string, key types.NamespacedName) error {
+	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
 }
 
 // removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
@@ -265,13 +244,16 @@ func (c *convergence) createPod(ctx context.Context) error {
 	if !c.isPodIntended() {
 		return c.recordFirst(c.intents()...)
 	}
-	pod, err := c.driver.newPod(c.spec, c.recorded(kindPod, c.key.Name).Nonce, c.owners())
+	if err := c.ensureVolumes(ctx); err != nil {
+		return err
+	}
+	pod, err := c.driver.newPod(c.fitted(), c.recorded(kindPod, c.key.Name).Nonce, c.diskSettings(), c.owners())
 	if err != nil {
 		return err
 	}
 	created, err := c.driver.Client.Pods(c.key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return c.readCreated(ctx, kindPod)
+		return c.readPod(ctx)
 	}
 	if err != nil {
 		return explain("create", kindPod, c.key, err)
@@ -337,8 +319,16 @@ func (c *convergence) intents() []driver.Object {
 	if r := c.recorded(kindClaim, c.key.Name); r == nil && !c.spec.Ephemeral {
 		all = append(all, newIntent(kindClaim, c.key.Name))
 	}
-	if (c.spec.Power != driver.PowerOff || c.spec.Ephemeral) && c.pod == nil && !c.isPodIntended() {
+	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.pod != nil {
+		return all
+	}
+	if !c.isPodIntended() {
 		all = append(all, c.podIntents()...)
+	}
+	for _, v := range c.spec.Volumes {
+		if name := claimName(c.key.Name, v.Name); c.recorded(kindClaim, name) == nil {
+			all = append(all, newIntent(kindClaim, name))
+		}
 	}
 	return all
 }
@@ -353,6 +343,16 @@ func (c *convergence) isPodIntended() bool {
 func (c *convergence) podIntents() []driver.Object {
 	pod := newIntent(kindPod, c.key.Name)
 	return []driver.Object{pod, newIntent(kindSecret, secretName(c.key.Name, pod.Nonce))}
+}
+
+// claimUID returns the UID of the PVC that an object is the record of, "" if there is none.
+func (c *convergence) claimUID(o driver.Object) types.UID {
+	for _, of := range disksOf(c.spec) {
+		if claim := c.claim(of.name); claim != nil && claim.Name == o.Name && claim.Annotations[AnnotationNonce] == o.Nonce {
+			return claim.UID
+		}
+	}
+	return ""
 }
 
 func newIntent(kind, name string) driver.Object {
@@ -405,8 +405,8 @@ func (c *convergence) objects() []driver.Object {
 	all := slices.Clone(c.spec.Objects)
 	for n, o := range all {
 		switch {
-		case o.Kind == kindClaim && c.root != nil:
-			all[n].UID = c.root.UID
+		case o.Kind == kindClaim:
+			all[n].UID = cmp.Or(c.claimUID(o), o.UID)
 		case o.Kind == kindPod && c.pod != nil && c.pod.Annotations[AnnotationNonce] == o.Nonce:
 			all[n].UID = c.pod.UID
 		case o.Kind == kindSecret && c.secret != nil && c.secret.Name == o.Name:

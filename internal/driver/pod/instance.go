@@ -27,6 +27,9 @@ type instance struct {
 	// pod and root are nil if there is none.
 	pod  *corev1.Pod
 	root *corev1.PersistentVolumeClaim
+	// names are the volumes to read, and volumes their PVCs.
+	names   []string
+	volumes map[string]*corev1.PersistentVolumeClaim
 	// node is the pod's node, read where its taints matter; nil if it is not there.
 	node *corev1.Node
 }
@@ -41,7 +44,10 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (*instance, error) {
 	if err := i.read(ctx); err != nil {
 		return nil, err
 	}
-	if i.pod == nil && i.root == nil {
+	if err := i.listVolumes(ctx); err != nil {
+		return nil, err
+	}
+	if !i.exists() {
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
 	}
 	return i, nil
@@ -90,8 +96,14 @@ func (i *instance) read(ctx context.Context) error {
 	if i.root, err = own(i, root, err); err != nil {
 		return explain("read", kindClaim, i.key, err)
 	}
+	if err := i.readVolumes(ctx, i.names); err != nil {
+		return err
+	}
 	return i.readNode(ctx)
 }
+
+// exists reports whether there is any object of the server.
+func (i *instance) exists() bool { return i.pod != nil || i.root != nil || len(i.sortedVolumes()) > 0 }
 
 // own returns an object that was read if it has the labels of the instance's server, and else nil.
 func own[T interface {
@@ -158,7 +170,18 @@ func (i *instance) isGated() bool {
 }
 
 func (i *instance) isRetained() bool {
-	return i.root != nil && i.root.Labels[LabelRetained] != "" || i.root == nil && i.pod != nil && i.pod.Labels[LabelRetained] != ""
+	var marked metav1.Object
+	switch volumes := i.sortedVolumes(); {
+	case i.root != nil:
+		marked = i.root
+	case i.pod != nil:
+		marked = i.pod
+	case len(volumes) > 0:
+		marked = volumes[0]
+	default:
+		return false
+	}
+	return marked.GetLabels()[LabelRetained] != ""
 }
 
 // settings returns what the pod was made from.
@@ -186,16 +209,22 @@ func (i *instance) annotateRoot(ctx context.Context, epoch uint64, key, value st
 }
 
 func (i *instance) updateRoot(ctx context.Context, epoch uint64, change func(*corev1.PersistentVolumeClaim)) error {
-	next := i.root.DeepCopy()
-	change(next)
-	if err := enterEpoch(next, epoch); err != nil {
-		return err
-	}
-	updated, err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	updated, err := i.updateClaim(ctx, epoch, i.root, change)
 	if err == nil {
 		i.root = updated
 	}
-	return explain("change", kindClaim, i.key, err)
+	return err
+}
+
+// updateClaim changes a PVC, under the version that was read.
+func (i *instance) updateClaim(ctx context.Context, epoch uint64, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, error) {
+	next := claim.DeepCopy()
+	change(next)
+	if err := enterEpoch(next, epoch); err != nil {
+		return nil, err
+	}
+	updated, err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	return updated, explain("change", kindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
 }
 
 func (i *instance) updatePod(ctx context.Context, epoch uint64, change func(*corev1.Pod)) error {

@@ -57,7 +57,7 @@ func (d *Driver) listObjects(ctx context.Context, uids ...types.UID) ([]*instanc
 	}
 	for n := range claims.Items {
 		if i := d.instanceOf(byKey, &claims.Items[n], uids); i != nil {
-			i.root = &claims.Items[n]
+			i.setClaim(claims.Items[n].Labels[LabelVolume], &claims.Items[n])
 		}
 	}
 	return sorted(byKey), nil
@@ -78,7 +78,7 @@ func (d *Driver) instanceOf(byKey map[types.NamespacedName]*instance, o metav1.O
 	if len(uids) > 0 && !slices.Contains(uids, uid) || !d.isNamed(o) {
 		return nil
 	}
-	key := types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+	key := types.NamespacedName{Namespace: o.GetNamespace(), Name: baseName(vm, uid)}
 	if byKey[key] == nil {
 		byKey[key] = &instance{driver: d, key: key, uid: uid, vm: vm}
 	}
@@ -90,6 +90,6 @@ func (d *Driver) instanceOf(byKey map[types.NamespacedName]*instance, o metav1.O
 func (d *Driver) isNamed(o metav1.Object) bool {
 	uid, vm := types.UID(o.GetLabels()[LabelUID]), o.GetLabels()[LabelName]
 	owner, known := d.ownerOf(uid)
-	return driver.CheckUID(uid) == nil && o.GetName() == baseName(vm, uid) &&
+	return driver.CheckUID(uid) == nil && o.GetName() == claimName(baseName(vm, uid), o.GetLabels()[LabelVolume]) &&
 		(!known || owner.Namespace == o.GetNamespace() && owner.Name == vm)
 }

@@ -34,6 +34,8 @@ const (
 	descriptionFolder = "/etc/drover-machine"
 	imageFolder       = "/image"
 	diskFolder        = "/disk"
+	volumesFolder     = "/volumes"
+	volumeImageFolder = "/images"
 	secretFolder      = "/secret"
 	runFolder         = "/run/drover-machine"
 
@@ -53,12 +55,14 @@ func graceSeconds(spec driver.ServerSpec) int64 {
 }
 
 // newPod returns the pod of a server, which is not scheduled until its gate is removed.
-func (d *Driver) newPod(spec driver.ServerSpec, nonce string, owners []metav1.OwnerReference) (*corev1.Pod, error) {
+func (d *Driver) newPod(spec driver.ServerSpec, nonce string, disks map[string]diskSettings, owners []metav1.OwnerReference) (*corev1.Pod, error) {
 	description, err := json.Marshal(d.newDescription(spec))
 	if err != nil {
 		return nil, err
 	}
-	kept, err := json.Marshal(d.settingsOf(spec))
+	settings := d.settingsOf(spec)
+	settings.Disks = disks
+	kept, err := json.Marshal(settings)
 	if err != nil {
 		return nil, err
 	}
@@ -131,6 +135,12 @@ func (d *Driver) container(spec driver.ServerSpec) corev1.Container {
 	if d.imageSource(spec) != "" {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "image", MountPath: imageFolder, ReadOnly: true})
 	}
+	for _, v := range spec.Volumes {
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "volume-" + v.Name, MountPath: path.Join(volumesFolder, v.Name)})
+		if v.Image != nil {
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "image-" + v.Name, MountPath: path.Join(volumeImageFolder, v.Name), ReadOnly: true})
+		}
+	}
 	for _, p := range spec.Ports {
 		c.Ports = append(c.Ports, corev1.ContainerPort{Name: portName(p.Name), ContainerPort: p.Port, Protocol: corev1.Protocol(p.Protocol)})
 	}
@@ -172,18 +182,32 @@ func (d *Driver) podVolumes(spec driver.ServerSpec, nonce string) []corev1.Volum
 		{Name: "disk", VolumeSource: diskSource(spec, base)},
 	}
 	if image := d.imageSource(spec); image != "" {
-		volumes = append(volumes, corev1.Volume{Name: "image", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
-			Reference: strings.TrimPrefix(image, imageScheme), PullPolicy: corev1.PullPolicy(spec.Image.PullPolicy),
-		}}})
+		volumes = append(volumes, imageVolume("image", image, spec.Image.PullPolicy))
+	}
+	for _, v := range spec.Volumes {
+		volumes = append(volumes, corev1.Volume{Name: "volume-" + v.Name, VolumeSource: claimSource(claimName(base, v.Name))})
+		if v.Image != nil {
+			volumes = append(volumes, imageVolume("image-"+v.Name, v.Image.Source, v.Image.PullPolicy))
+		}
 	}
 	return volumes
+}
+
+func imageVolume(name, source string, policy driver.PullPolicy) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
+		Reference: strings.TrimPrefix(source, imageScheme), PullPolicy: corev1.PullPolicy(policy),
+	}}}
 }
 
 func diskSource(spec driver.ServerSpec, base string) corev1.VolumeSource {
 	if spec.Ephemeral {
 		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	}
-	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: base}}
+	return claimSource(base)
+}
+
+func claimSource(claim string) corev1.VolumeSource {
+	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
 }
 
 // newDescription returns what drover-machine reads.
@@ -202,6 +226,13 @@ func (d *Driver) newDescription(spec driver.ServerSpec) description.Machine {
 		if k.Initrd != "" {
 			m.Kernel.Initrd = path.Join(imageFolder, k.Initrd)
 		}
+	}
+	for _, v := range spec.Volumes {
+		described := description.Volume{Name: v.Name, ReadOnly: v.ReadOnly, Disk: description.Disk{Folder: path.Join(volumesFolder, v.Name), SizeBytes: v.SizeBytes}}
+		if v.Image != nil {
+			described.Image = path.Join(volumeImageFolder, v.Name, "disk")
+		}
+		m.Volumes = append(m.Volumes, described)
 	}
 	for _, p := range spec.Ports {
 		m.Forwards = append(m.Forwards, description.Forward{Protocol: strings.ToLower(p.Protocol), Port: p.Port})
@@ -251,37 +282,6 @@ func digest(s driver.Secret) string {
 	}
 	sum := sha256.Sum256([]byte(s.Reveal()))
 	return hex.EncodeToString(sum[:3])
-}
-
-// newClaim returns the PVC of a root disk.
-func (d *Driver) newClaim(spec driver.ServerSpec, nonce string) *corev1.PersistentVolumeClaim {
-	mode := corev1.PersistentVolumeFilesystem
-	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce),
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(d.AccessMode)}, VolumeMode: &mode,
-			StorageClassName: spec.StorageClassName,
-			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: claimSize(spec)}},
-		},
-	}
-}
-
-const (
-	// defaultDiskBytes is the size of the PVC of a server that leaves the size to the driver.
-	defaultDiskBytes = 10 << 30
-	// claimOverheadBytes and claimOverheadShare are what a PVC has in addition to its disk: the
-	// file system's own data, and that of the disk's format.
-	claimOverheadBytes = 64 << 20
-	claimOverheadShare = 16
-)
-
-// claimSize returns the size of the PVC that has room for the root disk.
-func claimSize(spec driver.ServerSpec) resource.Quantity {
-	bytes := spec.RootDiskBytes
-	if bytes == 0 {
-		bytes = defaultDiskBytes
-	}
-	return *resource.NewQuantity(bytes+bytes/claimOverheadShare+claimOverheadBytes, resource.BinarySI)
 }
 
 // describeSize is for messages.

@@ -21,6 +21,8 @@ const (
 	LabelCluster = "cloudnative.tw/cluster"
 	LabelUID     = "cloudnative.tw/uid"
 	LabelName    = "cloudnative.tw/name"
+	// LabelVolume, on a PVC, is the volume that it has; the PVC of a root disk has no such label.
+	LabelVolume = "cloudnative.tw/volume"
 	// LabelRetained marks a server that was released.
 	LabelRetained = "cloudnative.tw/retained"
 )

@@ -31,10 +31,19 @@ func (i *instance) toServer() driver.Server {
 	default:
 		i.describeRun(&s)
 	}
-	if i.pod == nil && i.root != nil && i.root.DeletionTimestamp != nil {
+	if i.isBeingRemoved() {
 		s.State = driver.StateRemoving
 	}
 	return s
+}
+
+// isBeingRemoved reports whether only disks are left, which are being deleted.
+func (i *instance) isBeingRemoved() bool {
+	if i.root != nil {
+		return i.pod == nil && i.root.DeletionTimestamp != nil
+	}
+	volumes := i.sortedVolumes()
+	return i.pod == nil && len(volumes) > 0 && volumes[0].DeletionTimestamp != nil
 }
 
 // describeRun describes the pod.
@@ -65,7 +74,7 @@ func (i *instance) describeRun(s *driver.Server) {
 // describeMachine adds what was last seen of a machine that runs.
 func (i *instance) describeMachine(s *driver.Server) {
 	last, _ := i.driver.machines.Last(i.pod.UID)
-	s.Accelerator = last.Accelerator
+	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown()
 	if i.isPaused() {
 		s.State = driver.StatePaused
 	}
