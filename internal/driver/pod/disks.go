@@ -275,7 +275,8 @@ func (c *convergence) growDisks(ctx context.Context) error {
 
 func (c *convergence) growClaim(ctx context.Context, of disk) error {
 	claim, wanted := c.claim(of.name), claimSize(of.bytes)
-	if claim == nil || of.bytes == 0 || claim.Status.Phase != corev1.ClaimBound || c.checkRecorded(kindClaim, claim) != nil {
+	isOurs := claim != nil && c.checkRecorded(kindClaim, claim) == nil
+	if !isOurs || of.bytes == 0 || claim.Status.Phase != corev1.ClaimBound {
 		return nil
 	}
 	has := claim.Spec.Resources.Requests[corev1.ResourceStorage]

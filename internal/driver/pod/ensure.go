@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -57,6 +58,9 @@ type convergence struct {
 	spec driver.ServerSpec
 	// secret is that of the pod if this call has made it.
 	secret *corev1.Secret
+	// budget is the server's, if it has one, and hasNoBudget is set if its record is to go.
+	budget      *policyv1.PodDisruptionBudget
+	hasNoBudget bool
 }
 
 // begin reads what there is, and refuses what Ensure must not touch.
@@ -121,7 +125,10 @@ func (c *convergence) recorded(kind, name string) *driver.Object {
 // converge takes the steps that are possible without waiting. That a disk cannot grow keeps nothing
 // else from being done.
 func (c *convergence) converge(ctx context.Context) error {
-	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly || c.pod != nil && (c.end() != nil || c.isToStop()) {
+	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly {
+		return err
+	}
+	if err := c.ensureBudget(ctx); err != nil || c.pod != nil && (c.end() != nil || c.isToStop()) {
 		return err
 	}
 	return c.growDisks(ctx)
@@ -245,6 +252,9 @@ func (c *convergence) createPod(ctx context.Context) error {
 		return c.recordFirst(c.intents()...)
 	}
 	if err := c.ensureVolumes(ctx); err != nil {
+		return err
+	}
+	if err := c.ensureBudget(ctx); err != nil {
 		return err
 	}
 	pod, err := c.driver.newPod(c.fitted(), c.recorded(kindPod, c.key.Name).Nonce, c.diskSettings(), c.owners())
@@ -402,13 +412,15 @@ func (c *convergence) server() driver.Server {
 
 // objects returns the record of the server's objects, with the UIDs of those that exist now.
 func (c *convergence) objects() []driver.Object {
-	all := slices.Clone(c.spec.Objects)
+	all := slices.DeleteFunc(slices.Clone(c.spec.Objects), func(o driver.Object) bool { return o.Kind == kindBudget && c.hasNoBudget })
 	for n, o := range all {
 		switch {
 		case o.Kind == kindClaim:
 			all[n].UID = cmp.Or(c.claimUID(o), o.UID)
 		case o.Kind == kindPod && c.pod != nil && c.pod.Annotations[AnnotationNonce] == o.Nonce:
 			all[n].UID = c.pod.UID
+		case o.Kind == kindBudget && c.budget != nil:
+			all[n].UID = c.budget.UID
 		case o.Kind == kindSecret && c.secret != nil && c.secret.Name == o.Name:
 			all[n].UID = c.secret.UID
 		}

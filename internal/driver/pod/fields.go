@@ -108,7 +108,7 @@ var fields = driver.Fields[settingsChange]{
 	},
 	{Name: "ephemeral", Support: driver.AppliedAtCreation},
 	{Name: "storageClassName", Support: driver.AppliedAtCreation},
-	{Name: "evictionPolicy", Support: driver.Unsupported, Hint: "the pod driver does not block evictions yet"},
+	{Name: "evictionPolicy", Support: driver.AppliedLive},
 	{
 		Name: "nodeSelector", Support: driver.AppliedAtRestart,
 		Differs: differs(func(p driver.Placement) any { return p.NodeSelector }),

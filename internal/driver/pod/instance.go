@@ -270,7 +270,8 @@ func (i *instance) recordEnd(ctx context.Context, epoch uint64) error {
 	return i.annotateRoot(ctx, epoch, AnnotationEnd, string(record))
 }
 
-// forgetPod removes a pod whose end is proven, after that is recorded.
+// forgetPod removes a pod whose end is proven, after that is recorded. A pod that had a node is there
+// until its kubelet has unmounted its volumes.
 func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 	if err := i.recordEnd(ctx, epoch); err != nil {
 		return err
@@ -289,8 +290,15 @@ func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 	if err != nil && !isGone(err) {
 		return err
 	}
-	i.pod = nil
+	if grace := i.pod.DeletionGracePeriodSeconds; err != nil || grace == nil || *grace == 0 {
+		i.pod = nil
+	}
 	return nil
+}
+
+// isLeaving reports whether a pod whose end is recorded waits for its kubelet to remove it.
+func (i *instance) isLeaving() bool {
+	return i.pod.DeletionTimestamp != nil && !slices.Contains(i.pod.Finalizers, FinalizerStopped) && (i.root == nil || hasEnded(i.root, i.pod.UID))
 }
 
 func isGone(err error) bool { return apierrors.IsNotFound(err) }

@@ -53,6 +53,7 @@ const (
 	kindPod    = "Pod"
 	kindClaim  = "PersistentVolumeClaim"
 	kindSecret = "Secret"
+	kindBudget = "PodDisruptionBudget"
 )
 
 // maxName leaves room for the number and the name of a volume in the 253 characters of a name.

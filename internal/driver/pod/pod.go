@@ -41,6 +41,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	policyv1client "k8s.io/client-go/kubernetes/typed/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -62,6 +63,8 @@ type Options struct {
 	ClusterID string
 	// Client reaches the cluster. Required.
 	Client corev1client.CoreV1Interface
+	// Policy reaches the PodDisruptionBudgets of that cluster. Required.
+	Policy policyv1client.PolicyV1Interface
 	// Owner returns the VirtualMachine of a UID as far as one is known. Objects that claim its
 	// UID under another name or in another namespace are not its server. Nil knows none.
 	Owner func(types.UID) (types.NamespacedName, bool)
@@ -126,7 +129,12 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
+	policy, err := policyv1client.NewForConfig(env.Cluster)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
 	opened := *o
+	opened.Policy = policy
 	opened.ClusterID, opened.Log, opened.Clock, opened.Client, opened.Owner = env.ClusterID, env.Log, env.Clock, client, env.Owner
 	return New(opened)
 }
@@ -136,7 +144,7 @@ func New(o Options) (*Driver, error) {
 	switch {
 	case o.ClusterID == "":
 		return nil, fmt.Errorf("pod: a cluster id is needed")
-	case o.Client == nil:
+	case o.Client == nil, o.Policy == nil:
 		return nil, fmt.Errorf("pod: a client of the cluster is needed")
 	case !isAccessMode(o.AccessMode):
 		return nil, fmt.Errorf("--pod-access-mode is %q: it must be one of %v", o.AccessMode, accessModes)

@@ -34,8 +34,7 @@ func checkArguments(spec driver.ServerSpec) error {
 func (d *Driver) checkSpec(spec driver.ServerSpec) error {
 	image := d.imageSource(spec)
 	kernel := spec.Image.Kernel
-	switch {
-	case image == "" && !hasDefaultDisk(spec):
+	if image == "" && !hasDefaultDisk(spec) {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source is missing: it must be %sREFERENCE, a container disk, since no default is set with --pod-image", imageScheme)
 	}
 	if err := checkImage("spec.image.source", image); image != "" && err != nil {

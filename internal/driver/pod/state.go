@@ -58,6 +58,8 @@ func (i *instance) describeRun(s *driver.Server) {
 	}
 	s.StartedAt = startOf(p)
 	switch exit := i.end(); {
+	case exit != nil && i.isLeaving():
+		s.State, s.Progress = driver.StateStopping, "the containers have ended, and the kubelet of node "+p.Spec.NodeName+" removes the pod"
 	case exit != nil:
 		s.State, s.Exit = driver.StateStopped, exit
 		s.NeedsEnsure = p.DeletionTimestamp != nil
