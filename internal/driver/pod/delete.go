@@ -5,6 +5,8 @@ package pod
 
 import (
 	"context"
+	"errors"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -114,4 +116,38 @@ func claimReference(claim *corev1.PersistentVolumeClaim) metav1.OwnerReference {
 	return metav1.OwnerReference{
 		APIVersion: "v1", Kind: kindClaim, Name: claim.Name, UID: claim.UID, Controller: new(true), BlockOwnerDeletion: new(false),
 	}
+}
+
+// ReleaseEnded implements driver.RetainedReleaser: it lets pods go whose VirtualMachines are gone,
+// once their end is proven.
+func (d *Driver) ReleaseEnded(ctx context.Context) error {
+	ctx, cancel := d.withCallTimeout(ctx)
+	defer cancel()
+	pods, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: d.selector() + "," + LabelRetained, ResourceVersion: "0"})
+	if err != nil {
+		return explain("list", kindPod, types.NamespacedName{}, err)
+	}
+	var errs []error
+	for n := range pods.Items {
+		errs = append(errs, d.releaseEnded(ctx, &pods.Items[n]))
+	}
+	return errors.Join(errs...)
+}
+
+// releaseEnded lets a released pod go. One whose VirtualMachine exists still belongs to it, whoever
+// has labelled the pod.
+func (d *Driver) releaseEnded(ctx context.Context, p *corev1.Pod) error {
+	uid := types.UID(p.Labels[LabelUID])
+	if _, exists := d.ownerOf(uid); exists || !slices.Contains(p.Finalizers, FinalizerStopped) {
+		return nil
+	}
+	i := &instance{driver: d, key: types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, uid: uid, pod: p}
+	if err := i.readNode(ctx); err != nil || i.end() == nil {
+		return err
+	}
+	if err := i.removeFinalizer(ctx, 0); err != nil && !isGone(err) {
+		return err
+	}
+	d.Log.Info("Released pod has ended", "pod", i.key)
+	return nil
 }

@@ -284,9 +284,7 @@ func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 			return err
 		}
 	}
-	err := i.updatePod(ctx, epoch, func(p *corev1.Pod) {
-		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
-	})
+	err := i.removeFinalizer(ctx, epoch)
 	if err != nil && !isGone(err) {
 		return err
 	}
@@ -294,6 +292,12 @@ func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 		i.pod = nil
 	}
 	return nil
+}
+
+func (i *instance) removeFinalizer(ctx context.Context, epoch uint64) error {
+	return i.updatePod(ctx, epoch, func(p *corev1.Pod) {
+		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
+	})
 }
 
 // isLeaving reports whether a pod whose end is recorded waits for its kubelet to remove it.
