@@ -108,12 +108,12 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if err := ctx.Err(); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "sample the usage: %w", err)
 	}
-	return d.sample(ctx, pods), nil
+	return d.sample(ctx, pods)
 }
 
 // sample asks machines what they do and have used, and has those looked at again that do something
 // else than before.
-func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) []driver.Usage {
+func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage, error) {
 	var all []machines.Machine
 	memory := map[types.UID]int64{}
 	for _, p := range pods {
@@ -121,7 +121,7 @@ func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) []driver.Usage 
 			all, memory[at.UID] = append(all, at), (&instance{pod: p}).settings().MemoryBytes
 		}
 	}
-	samples, changed := d.machines.Sample(ctx, all)
+	samples, changed, err := d.machines.Sample(ctx, all)
 	for n := range samples {
 		samples[n].MemoryBytes = min(samples[n].MemoryBytes, memory[samples[n].UID])
 	}
@@ -130,15 +130,19 @@ func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) []driver.Usage 
 			queue.Add(uid)
 		}
 	}
-	return samples
+	return samples, err
 }
 
 // sampleFirst asks all machines when a watch begins: another process may have paused them.
 func (d *Driver) sampleFirst(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, d.CallTimeout)
 	defer cancel()
-	if pods, err := d.knownPods(ctx); err == nil {
-		d.sample(ctx, pods)
+	pods, err := d.knownPods(ctx)
+	if err == nil {
+		_, err = d.sample(ctx, pods)
+	}
+	if err != nil && ctx.Err() == nil {
+		d.Log.Info("Machines cannot be asked what they do", "cause", err.Error())
 	}
 }
 

@@ -59,7 +59,7 @@ func (i *instance) remove(ctx context.Context, epoch uint64) error {
 	case i.pod != nil && i.end() == nil:
 		return nil // the kubelet will report
 	case i.pod != nil:
-		if err := i.forgetPod(ctx, epoch); err != nil || i.pod != nil {
+		if err := i.forgetPod(ctx, epoch); err != nil {
 			return err
 		}
 	case i.isLost():

@@ -228,7 +228,10 @@ func (c *convergence) removeEndedPod(ctx context.Context) error {
 		ended.UID, ended.Ended = c.pod.UID, true
 		return c.recordFirst(ended)
 	}
-	return c.forgetPod(ctx, c.spec.Epoch)
+	if err := c.forgetPod(ctx, c.spec.Epoch); err != nil || c.pod == nil || c.root == nil || c.spec.Power == driver.PowerOff {
+		return err
+	}
+	return driver.Errorf(driver.ErrRetry, "the pod %s has ended, and its kubelet has yet to remove it: the next one is made after that", c.key)
 }
 
 // checkLost returns an error if a pod is gone whose end is not proven. A pod that the PVC does not
@@ -328,6 +331,9 @@ func (c *convergence) intents() []driver.Object {
 	var all []driver.Object
 	if r := c.recorded(kindClaim, c.key.Name); r == nil && !c.spec.Ephemeral {
 		all = append(all, newIntent(kindClaim, c.key.Name))
+	}
+	if c.spec.BlockEviction && c.recorded(kindBudget, c.key.Name) == nil {
+		all = append(all, newIntent(kindBudget, c.key.Name))
 	}
 	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.pod != nil {
 		return all

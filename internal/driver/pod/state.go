@@ -37,13 +37,16 @@ func (i *instance) toServer() driver.Server {
 	return s
 }
 
-// isBeingRemoved reports whether only disks are left, which are being deleted.
+// isBeingRemoved reports whether the disks are being deleted, and no pod is left that matters.
 func (i *instance) isBeingRemoved() bool {
+	if i.pod != nil && (i.end() == nil || !i.isLeaving()) {
+		return false
+	}
 	if i.root != nil {
-		return i.pod == nil && i.root.DeletionTimestamp != nil
+		return i.root.DeletionTimestamp != nil
 	}
 	volumes := i.sortedVolumes()
-	return i.pod == nil && len(volumes) > 0 && volumes[0].DeletionTimestamp != nil
+	return len(volumes) > 0 && volumes[0].DeletionTimestamp != nil
 }
 
 // describeRun describes the pod.
@@ -58,11 +61,11 @@ func (i *instance) describeRun(s *driver.Server) {
 	}
 	s.StartedAt = startOf(p)
 	switch exit := i.end(); {
-	case exit != nil && i.isLeaving():
-		s.State, s.Progress = driver.StateStopping, "the containers have ended, and the kubelet of node "+p.Spec.NodeName+" removes the pod"
+	case exit != nil && i.isLeaving() && i.root == nil:
+		s.State = driver.StateRemoving
 	case exit != nil:
 		s.State, s.Exit = driver.StateStopped, exit
-		s.NeedsEnsure = p.DeletionTimestamp != nil
+		s.NeedsEnsure = p.DeletionTimestamp != nil && !i.isLeaving()
 	case p.DeletionTimestamp != nil:
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
 	case status != nil && status.State.Running != nil:

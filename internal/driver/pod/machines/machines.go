@@ -125,7 +125,13 @@ func explain(err error) error {
 
 // Sample asks machines for what they have used. Those that do not answer are missing in the
 // result. It also returns the machines that do something else than they were last seen to do.
-func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.Usage, changed []types.UID) {
+func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.Usage, changed []types.UID, err error) {
+	if len(all) == 0 {
+		return nil, nil, nil
+	}
+	if _, err := m.readSeed(ctx); err != nil {
+		return nil, nil, err // each machine would ask for it again
+	}
 	all = m.silentLast(all)
 	results, differs := make([]*driver.Usage, len(all)), make([]bool, len(all))
 	var calls errgroup.Group
@@ -145,7 +151,7 @@ func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.
 			changed = append(changed, all[n].UID)
 		}
 	}
-	return samples, changed
+	return samples, changed, nil
 }
 
 // silentLast returns the machines in the order in which to ask them: those last that did not
