@@ -260,6 +260,8 @@ type kubelet struct {
 
 	mu   sync.Mutex
 	stop map[types.UID]func() (int32, string)
+	// isSlow is set while the volumes of pods that have ended cannot be unmounted.
+	isSlow bool
 }
 
 // unreachable is an address at which nothing answers.
@@ -290,6 +292,12 @@ func startKubelet(t *testing.T, w *world) *kubelet {
 	return k
 }
 
+func (k *kubelet) setSlow(isSlow bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.isSlow = isSlow
+}
+
 func (k *kubelet) syncPods(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -308,24 +316,39 @@ func (k *kubelet) syncPods(ctx context.Context) error {
 func (k *kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
 	pods := k.w.kube.CoreV1().Pods(k.w.namespace)
 	stop, runs := k.stop[p.UID]
+	if p.DeletionTimestamp == nil {
+		return k.runPod(ctx, p, runs)
+	}
 	switch {
-	case len(p.Spec.SchedulingGates) > 0, p.Status.Phase == corev1.PodSucceeded && p.DeletionTimestamp == nil:
-		return nil
-	case p.Spec.NodeName == "" && p.DeletionTimestamp == nil:
-		return pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
-	case p.Spec.NodeName != "" && !runs && p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodPending:
-		return k.beginPod(ctx, p)
-	case p.DeletionTimestamp != nil && p.Status.Phase == corev1.PodRunning && runs:
+	case p.Status.Phase == corev1.PodRunning && runs:
 		code, message := stop()
-		delete(k.stop, p.UID)
-		p.Status.Phase = corev1.PodSucceeded
-		p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: "Completed", FinishedAt: metav1.Now()}}
-		_, err := pods.UpdateStatus(ctx, p, metav1.UpdateOptions{})
-		return err
-	case p.DeletionTimestamp != nil && !runs && *p.DeletionGracePeriodSeconds > 0:
+		return k.endPod(ctx, p, code, message)
+	case !runs && *p.DeletionGracePeriodSeconds > 0 && !k.isSlow:
 		return pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &p.UID}})
 	}
 	return nil
+}
+
+// runPod binds a pod to the node, and starts it there.
+func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
+	switch {
+	case len(p.Spec.SchedulingGates) > 0:
+		return nil
+	case p.Spec.NodeName == "":
+		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
+	case !runs && p.Status.Phase == corev1.PodPending:
+		return k.beginPod(ctx, p)
+	}
+	return nil
+}
+
+// endPod reports the end of a pod.
+func (k *kubelet) endPod(ctx context.Context, p *corev1.Pod, code int32, message string) error {
+	delete(k.stop, p.UID)
+	p.Status.Phase = corev1.PodSucceeded
+	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: "Completed", FinishedAt: metav1.Now()}}
+	_, err := k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	return err
 }
 
 func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
@@ -352,6 +375,9 @@ func (k *kubelet) syncClaims(ctx context.Context) error {
 	}
 	for n := range all.Items {
 		c := &all.Items[n]
+		if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, strings.TrimSuffix(c.Name, "-"+c.Labels[LabelVolume]), metav1.GetOptions{}); err == nil && c.DeletionTimestamp != nil {
+			continue // a pod uses it
+		}
 		wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 		switch {
 		case c.DeletionTimestamp != nil:

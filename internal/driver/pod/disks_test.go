@@ -4,7 +4,6 @@
 package pod
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -191,8 +190,9 @@ func TestForeignClaim(t *testing.T) {
 	}
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	framework.Eventually(t, framework.StepTimeout, "the PVC is gone", func() error {
+		_, err := s.ensure(t)
 		if left, ok := s.claims(t)["data"]; ok {
-			return errors.New(left.Name)
+			return fmt.Errorf("%s is there: %w", left.Name, err)
 		}
 		return nil
 	})

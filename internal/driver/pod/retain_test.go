@@ -7,14 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -131,10 +134,95 @@ func (k *kubelet) finish(t *testing.T, p *corev1.Pod) {
 	t.Helper()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p.Status.Phase = corev1.PodSucceeded
-	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Completed", FinishedAt: metav1.Now()}}
-	if _, err := k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+	if err := k.endPod(t.Context(), p, 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	delete(k.stop, p.UID)
+}
+
+// TestSlowKubelet checks that a pod whose end is proven keeps its name until its kubelet has removed
+// it, and that neither a restart nor a deletion takes it for another's.
+func TestSlowKubelet(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
+	w.kubelet.setSlow(true)
+	first := s.reach(t, driver.StateRunning)
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.waitForgotten(t)
+	s.d, s.Power = w.open(t), driver.PowerOn
+	for range 3 {
+		_, err := s.ensure(t)
+		wantError(t, "the restart", err, driver.ErrRetry, "its kubelet has yet to remove it")
+	}
+	if got := s.list(t); got.State != driver.StateStopped || got.Exit == nil || got.NeedsEnsure || got.Run != first.Run {
+		t.Errorf("meanwhile it is %+v", got)
+	}
+	w.kubelet.setSlow(false)
+	if got := s.reach(t, driver.StateRunning); got.Run == first.Run {
+		t.Error("the run has not changed")
+	}
+
+	w.kubelet.setSlow(true)
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	framework.Eventually(t, framework.StepTimeout, "the removal waits", func() error {
+		if err := s.d.Delete(t.Context(), s.Target, false); err != nil {
+			return err
+		}
+		if got := s.list(t); got.State != driver.StateRemoving {
+			return fmt.Errorf("it is %s", got.State)
+		}
+		return nil
+	})
+	w.kubelet.setSlow(false)
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// waitForgotten repeats Ensure, as long as the driver asks for it, until the pod has no finalizer.
+func (s *server) waitForgotten(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the end is recorded", func() error {
+		if held, err := s.holds(t); !held {
+			return err
+		}
+		if got := s.list(t); !got.NeedsEnsure {
+			t.Fatalf("nothing is asked for: %+v", got)
+		}
+		_, err := s.ensure(t)
+		return fmt.Errorf("the pod has its finalizer: %w", err)
+	})
+}
+
+// TestSeed checks that all replicas have one seed, and that one which cannot be used is named.
+func TestSeed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	secrets := w.kube.CoreV1().Secrets(w.namespace)
+	newMachines := func() *machines.Machines { return &machines.Machines{Secrets: secrets, Clock: clock.RealClock{}} }
+	at := machines.Machine{UID: "vm", Pod: "pod", Nonce: "nonce", Address: unreachable + ":1"}
+	if _, _, err := newMachines().Sample(t.Context(), []machines.Machine{at}); !apierrors.IsNotFound(err) {
+		t.Errorf("without a seed a sample returns %v", err)
+	}
+	if _, err := secrets.Get(t.Context(), machines.SeedName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("a sample made the seed: %v", err)
+	}
+	var replicas sync.WaitGroup
+	for range 8 {
+		replicas.Go(func() {
+			if end, err := newMachines().NewEnd(t.Context(), "vm", "nonce"); err != nil || len(end) != 3 {
+				t.Errorf("a replica has %d files, %v", len(end), err)
+			}
+		})
+	}
+	replicas.Wait()
+	if err := secrets.Delete(t.Context(), machines.SeedName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	damaged := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: machines.SeedName}, Data: map[string][]byte{"seed": []byte("short")}}
+	if _, err := secrets.Create(t.Context(), damaged, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := newMachines().NewEnd(t.Context(), "vm", "nonce")
+	wantError(t, "a damaged seed", err, driver.ErrRetry, "seed has 5 bytes and must have 32")
 }

@@ -57,7 +57,7 @@ func (m *Machines) makeSeed(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	secret, err := m.Secrets.Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: SeedName, Namespace: SeedNamespace}, Immutable: new(true), Data: map[string][]byte{seedKey: seed},
+		ObjectMeta: metav1.ObjectMeta{Name: SeedName}, Immutable: new(true), Data: map[string][]byte{seedKey: seed},
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return m.readSeed(ctx) // another replica made it
