@@ -27,6 +27,9 @@ type instance struct {
 	// pod and root are nil if there is none.
 	pod  *corev1.Pod
 	root *corev1.PersistentVolumeClaim
+	// names are the volumes to read, and volumes their PVCs.
+	names   []string
+	volumes map[string]*corev1.PersistentVolumeClaim
 	// node is the pod's node, read where its taints matter; nil if it is not there.
 	node *corev1.Node
 }
@@ -41,7 +44,10 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (*instance, error) {
 	if err := i.read(ctx); err != nil {
 		return nil, err
 	}
-	if i.pod == nil && i.root == nil {
+	if err := i.listVolumes(ctx); err != nil {
+		return nil, err
+	}
+	if !i.exists() {
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
 	}
 	return i, nil
@@ -90,8 +96,14 @@ func (i *instance) read(ctx context.Context) error {
 	if i.root, err = own(i, root, err); err != nil {
 		return explain("read", kindClaim, i.key, err)
 	}
+	if err := i.readVolumes(ctx, i.names); err != nil {
+		return err
+	}
 	return i.readNode(ctx)
 }
+
+// exists reports whether there is any object of the server.
+func (i *instance) exists() bool { return i.pod != nil || i.root != nil || len(i.sortedVolumes()) > 0 }
 
 // own returns an object that was read if it has the labels of the instance's server, and else nil.
 func own[T interface {
@@ -158,7 +170,18 @@ func (i *instance) isGated() bool {
 }
 
 func (i *instance) isRetained() bool {
-	return i.root != nil && i.root.Labels[LabelRetained] != "" || i.root == nil && i.pod != nil && i.pod.Labels[LabelRetained] != ""
+	var marked metav1.Object
+	switch volumes := i.sortedVolumes(); {
+	case i.root != nil:
+		marked = i.root
+	case i.pod != nil:
+		marked = i.pod
+	case len(volumes) > 0:
+		marked = volumes[0]
+	default:
+		return false
+	}
+	return marked.GetLabels()[LabelRetained] != ""
 }
 
 // settings returns what the pod was made from.
@@ -186,16 +209,22 @@ func (i *instance) annotateRoot(ctx context.Context, epoch uint64, key, value st
 }
 
 func (i *instance) updateRoot(ctx context.Context, epoch uint64, change func(*corev1.PersistentVolumeClaim)) error {
-	next := i.root.DeepCopy()
-	change(next)
-	if err := enterEpoch(next, epoch); err != nil {
-		return err
-	}
-	updated, err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	updated, err := i.updateClaim(ctx, epoch, i.root, change)
 	if err == nil {
 		i.root = updated
 	}
-	return explain("change", kindClaim, i.key, err)
+	return err
+}
+
+// updateClaim changes a PVC, under the version that was read.
+func (i *instance) updateClaim(ctx context.Context, epoch uint64, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, error) {
+	next := claim.DeepCopy()
+	change(next)
+	if err := enterEpoch(next, epoch); err != nil {
+		return nil, err
+	}
+	updated, err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	return updated, explain("change", kindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
 }
 
 func (i *instance) updatePod(ctx context.Context, epoch uint64, change func(*corev1.Pod)) error {
@@ -241,7 +270,8 @@ func (i *instance) recordEnd(ctx context.Context, epoch uint64) error {
 	return i.annotateRoot(ctx, epoch, AnnotationEnd, string(record))
 }
 
-// forgetPod removes a pod whose end is proven, after that is recorded.
+// forgetPod removes a pod whose end is proven, after that is recorded. A pod that had a node is there
+// until its kubelet has unmounted its volumes.
 func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 	if err := i.recordEnd(ctx, epoch); err != nil {
 		return err
@@ -254,14 +284,25 @@ func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 			return err
 		}
 	}
-	err := i.updatePod(ctx, epoch, func(p *corev1.Pod) {
-		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
-	})
+	err := i.removeFinalizer(ctx, epoch)
 	if err != nil && !isGone(err) {
 		return err
 	}
-	i.pod = nil
+	if grace := i.pod.DeletionGracePeriodSeconds; err != nil || grace == nil || *grace == 0 {
+		i.pod = nil
+	}
 	return nil
+}
+
+func (i *instance) removeFinalizer(ctx context.Context, epoch uint64) error {
+	return i.updatePod(ctx, epoch, func(p *corev1.Pod) {
+		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
+	})
+}
+
+// isLeaving reports whether a pod whose end is recorded waits for its kubelet to remove it.
+func (i *instance) isLeaving() bool {
+	return i.pod.DeletionTimestamp != nil && !slices.Contains(i.pod.Finalizers, FinalizerStopped) && (i.root == nil || hasEnded(i.root, i.pod.UID))
 }
 
 func isGone(err error) bool { return apierrors.IsNotFound(err) }
