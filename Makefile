@@ -18,7 +18,7 @@ KUBE_PKG := k8s.io/component-base/version
 KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 1,$(KUBE_PARTS)) -X $(KUBE_PKG).gitMinor=$(word 2,$(KUBE_PARTS))
 # Flags for drover up and benchmarks: make up ARGS="--port 7443"
 ARGS ?=
-# What the demo runs: docker, qemu or fake.
+# What the demo runs: docker, qemu, pod or fake.
 DRIVER ?= docker
 # What make soak runs on: fake, docker and qemu unless some are named.
 ENGINES ?=
@@ -35,7 +35,7 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up; DRIVER=qemu: as a machine
+demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up; DRIVER=qemu: as a machine, pod: as a pod of a cluster
 	@DRIVER="$(DRIVER)" hack/demo.sh $(ARGS)
 
 .PHONY: up

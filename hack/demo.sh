@@ -6,15 +6,16 @@
 # a temporary data dir, applies examples/test-vm.yaml, shows the VM and its
 # container, puts load on it, deletes it, and cleans up. make demo calls it.
 #
-#     [DRIVER=docker|qemu|fake] hack/demo.sh [FLAG...]
+#     [DRIVER=docker|qemu|pod|fake] hack/demo.sh [FLAG...]
 #
 # It needs Go, make, and root or sudo for what is missing (a Docker engine). On
 # a host that cannot have one it continues with simulated servers and reports that. With
-# DRIVER=qemu it runs hack/demo-qemu.sh instead: see hack/demo-qemu.sh. Flags go to drover up.
+# DRIVER=qemu or pod it runs hack/demo-qemu.sh or hack/demo-pod.sh instead. Flags go to
+# drover up.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ "${DRIVER:-}" != qemu ]] || exec hack/demo-qemu.sh "$@"
+[[ "${DRIVER:-}" != qemu && "${DRIVER:-}" != pod ]] || exec "hack/demo-${DRIVER}.sh" "$@"
 source hack/demo-lib.sh
 
 readonly more_flags=("$@")
@@ -33,7 +34,7 @@ uid=""
 id=""
 
 main() {
-	[[ "${driver}" == docker || "${driver}" == fake ]] || fail "DRIVER is ${driver}: it must be docker, qemu or fake"
+	[[ "${driver}" == docker || "${driver}" == fake ]] || fail "DRIVER is ${driver}: it must be docker, qemu, pod or fake"
 	create_work_dir
 	[[ "${driver}" == fake ]] || choose_driver
 	build_programs

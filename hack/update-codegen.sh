@@ -52,6 +52,8 @@ echo "charts/drover/files" # a chart holds all that it needs
 mkdir -p charts/drover/files
 cp config/crd/cloudnative.tw_virtualmachines.yaml charts/drover/files/crd.yaml
 cp config/rbac/user_roles.yaml charts/drover/files/
+cp config/pod/role.yaml charts/drover/files/pod_role.yaml
+cp config/pod/assertions.yaml charts/drover/files/pod_assertions.yaml
 
 echo "docs/api.md"
 mkdir -p docs

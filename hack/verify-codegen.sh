@@ -14,10 +14,11 @@ readonly generated=(apis client config/crd charts/drover/files docs/api.md)
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT
 
-mkdir -p "${work}/config/rbac"
+mkdir -p "${work}/config/rbac" "${work}/config/pod"
 cp -R "${root}/apis" "${root}/go.mod" "${root}/go.sum" "${work}/"
 cp -R "${root}/config/crd" "${work}/config/"
 cp "${root}/config/rbac/user_roles.yaml" "${work}/config/rbac/"
+cp "${root}"/config/pod/{role,assertions}.yaml "${work}/config/pod/"
 "${root}/hack/update-codegen.sh" "${work}" >/dev/null
 
 stale=0

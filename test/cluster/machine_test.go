@@ -59,9 +59,16 @@ cloudInit: /cloud-init
 gracePeriodSeconds: 60
 `
 
-// importMachine builds the images of drover-machine and of a guest, and gives them to nodes.
-func importMachine(t *testing.T, nodes ...*cluster.Node) {
+// isMachineImported is set once all nodes have the images. No test is parallel to another.
+var isMachineImported bool
+
+// importMachine builds the images of drover-machine and of a guest, and gives them to all nodes,
+// once for all tests.
+func importMachine(t *testing.T) {
 	t.Helper()
+	if isMachineImported {
+		return
+	}
 	root, err := framework.RepositoryRoot()
 	if err != nil {
 		t.Fatal(err)
@@ -76,12 +83,11 @@ func importMachine(t *testing.T, nodes ...*cluster.Node) {
 		t.Fatal(err)
 	}
 	for _, archive := range []string{"drover-machine-linux-amd64.tar", "guest.tar"} {
-		for _, node := range nodes {
-			if err := node.ImportImage(t.Context(), filepath.Join(dir, archive)); err != nil {
-				t.Fatal(err)
-			}
+		if err := shared.ImportImage(t.Context(), filepath.Join(dir, archive)); err != nil {
+			t.Fatal(err)
 		}
 	}
+	isMachineImported = true
 }
 
 // machineExample is examples/drover-machine/pod.yaml, whose pod is changed to run the test's guest.
@@ -293,7 +299,7 @@ func statusField(t *testing.T, status, name string) int {
 // deletion shuts down, and whose disk later pods have again.
 func TestMachine(t *testing.T) {
 	node := shared.Node(1)
-	importMachine(t, node)
+	importMachine(t)
 	example := readMachineExample(t, node)
 	example.createNamespace(t)
 	testDeletion(t, example)

@@ -7,53 +7,57 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-const (
-	podNamespace = "guests"
-	guestName    = "web"
-)
+const podNamespace = "guests"
 
 // podWorld is a namespace with VirtualMachines of driver pod, and a controller for them.
 type podWorld struct {
-	vms        versioned.Interface
-	controller *framework.Process
+	vms    typed.VirtualMachineInterface
+	oracle *machineOracle
+	// kubectlVM and binary are the programs kubectl-vm and drover-controller.
+	kubectlVM, binary string
+	controller        *framework.Process
 }
 
 // newPodWorld installs the CRD and starts a controller on this host.
 func newPodWorld(t *testing.T) *podWorld {
 	t.Helper()
-	importMachine(t, shared.Nodes()...)
+	importMachine(t)
 	root, err := framework.RepositoryRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
 	framework.RunKubectl(t, shared.Kubeconfig, "apply", "--server-side", "-k", filepath.Join(root, "config", "crd"))
-	w := &podWorld{vms: versioned.NewForConfigOrDie(shared.Config)}
-	createNamespace(t, podNamespace)
-	binary := filepath.Join(t.TempDir(), "drover-controller")
-	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", root, "build", "-o", binary, "./cmd/drover-controller")
-	w.controller, err = framework.StartProcess(binary, []string{
-		"--kubeconfig=" + shared.Kubeconfig, "--vm-driver=pod", "--pod-machine-image=" + machineImage, "--leader-elect=false",
-		"--metrics-bind-address=0", "--health-probe-bind-address=0",
-	}, nil)
-	if err != nil {
-		t.Fatal(err)
+	framework.RunKubectl(t, shared.Kubeconfig, "apply", "-f", filepath.Join(root, "config", "pod", "assertions.yaml"))
+	w := &podWorld{
+		vms:    versioned.NewForConfigOrDie(shared.Config).CloudnativeV1alpha1().VirtualMachines(podNamespace),
+		oracle: startMachineOracle(t),
 	}
+	createNamespace(t, podNamespace)
+	dir := t.TempDir()
+	w.binary, w.kubectlVM = filepath.Join(dir, "drover-controller"), filepath.Join(dir, "kubectl-vm")
+	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", root, "build", "-o", dir, "./cmd/drover-controller", "./cmd/kubectl-vm")
+	w.startController(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the controller printed:\n%s", w.controller.Output())
@@ -63,6 +67,18 @@ func newPodWorld(t *testing.T) *podWorld {
 		}
 	})
 	return w
+}
+
+func (w *podWorld) startController(t *testing.T) {
+	t.Helper()
+	var err error
+	w.controller, err = framework.StartProcess(w.binary, []string{
+		"--kubeconfig=" + shared.Kubeconfig, "--vm-driver=pod", "--pod-machine-image=" + machineImage, "--pod-assertions", "--leader-elect=false",
+		"--metrics-bind-address=0", "--health-probe-bind-address=0",
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // createNamespace makes a namespace in which only restricted pods run.
@@ -80,9 +96,18 @@ func createNamespace(t *testing.T, name string) {
 	})
 }
 
-// newGuest is a VirtualMachine of the test's Linux guest.
-func newGuest(name string) *api.VirtualMachine {
-	return framework.NewVM(name).Namespace(podNamespace).Driver("pod").
+// guest is a VirtualMachine of the test's Linux guest.
+type guest struct {
+	*podWorld
+	name string
+	// boots is how often it was booted on its disk, as it counts itself there.
+	boots int
+}
+
+// createGuest creates a VirtualMachine and waits until its guest answers.
+func (w *podWorld) createGuest(t *testing.T, name string, change func(*api.VirtualMachineSpec)) *guest {
+	t.Helper()
+	vm := framework.NewVM(name).Namespace(podNamespace).Driver("pod").
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "192Mi").Resource(api.ResourceRootDisk, "64Mi").
 		Port("http", 80, 0).GracePeriod(60).Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Image = &api.Image{
@@ -90,26 +115,24 @@ func newGuest(name string) *api.VirtualMachine {
 			Kernel: &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"},
 		}
 		spec.SSHAuthorizedKeys = []string{"ssh-ed25519 AAAA me"}
-	}).Obj()
-}
-
-func (w *podWorld) create(t *testing.T, vm *api.VirtualMachine) {
-	t.Helper()
-	if _, err := w.vms.CloudnativeV1alpha1().VirtualMachines(podNamespace).Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
+	}).Spec(change).Obj()
+	if _, err := w.vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { w.delete(t, vm.Name) })
+	g := &guest{podWorld: w, name: name}
+	t.Cleanup(func() { g.delete(t) })
+	g.waitRun(t, "")
+	return g
 }
 
-func (w *podWorld) delete(t *testing.T, name string) {
+func (g *guest) delete(t *testing.T) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	vms := w.vms.CloudnativeV1alpha1().VirtualMachines(podNamespace)
-	if err := vms.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := g.vms.Delete(ctx, g.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Error(err)
 	}
-	framework.Eventually(t, wait, name+" is gone", func() error {
-		vm, err := vms.Get(ctx, name, metav1.GetOptions{})
+	framework.Eventually(t, wait, g.name+" is gone", func() error {
+		vm, err := g.vms.Get(ctx, g.name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there: %s, %w", framework.FormatStatus(vm), err)
 		}
@@ -117,141 +140,222 @@ func (w *podWorld) delete(t *testing.T, name string) {
 	})
 }
 
-// setAction changes the power state of the guest and waits until the server has it.
-func (w *podWorld) setAction(t *testing.T, action api.Action) *api.VirtualMachine {
+func (g *guest) patch(t *testing.T, patch string) {
 	t.Helper()
-	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "patch", "vm", guestName, "--type=merge", "-p", fmt.Sprintf(`{"spec":{"action":%q}}`, action))
-	return w.waitApplied(t)
+	if _, err := g.vms.Patch(t.Context(), g.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
-func (w *podWorld) waitApplied(t *testing.T) (vm *api.VirtualMachine) {
+// setAction changes the power state of the guest.
+func (g *guest) setAction(t *testing.T, action api.Action) {
 	t.Helper()
-	framework.Eventually(t, wait, guestName+" is as its spec says", func() (err error) {
-		if vm, err = w.vms.CloudnativeV1alpha1().VirtualMachines(podNamespace).Get(t.Context(), guestName, metav1.GetOptions{}); err != nil {
+	g.patch(t, fmt.Sprintf(`{"spec":{"action":%q}}`, action))
+}
+
+// stop switches the guest off and waits until it has no pod.
+func (g *guest) stop(t *testing.T) {
+	t.Helper()
+	g.setAction(t, api.ActionStopped)
+	g.waitFor(t, users.CheckApplied)
+	framework.Eventually(t, wait, "the pod of "+g.name+" is gone", func() error {
+		if pod, err := g.findPod(t); err != nil || pod != nil {
+			return fmt.Errorf("there is %v, %w", pod, err)
+		}
+		return nil
+	})
+}
+
+// start switches the guest on and waits until it answers.
+func (g *guest) start(t *testing.T) {
+	t.Helper()
+	g.setAction(t, api.ActionActive)
+	g.waitRun(t, "")
+}
+
+// waitFor waits until the VirtualMachine passes all checks.
+func (g *guest) waitFor(t *testing.T, checks ...framework.VMCheck) (vm *api.VirtualMachine) {
+	t.Helper()
+	framework.Eventually(t, wait, g.name+" is as it should be", func() (err error) {
+		if vm, err = g.vms.Get(t.Context(), g.name, metav1.GetOptions{}); err != nil {
 			return err
 		}
-		return users.CheckApplied(vm)
+		for _, check := range checks {
+			if err := check(vm); err != nil {
+				return fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(vm))
+			}
+		}
+		return nil
 	})
 	return vm
 }
 
-// podOfGuest returns the pod of the guest, of which there must be one.
-func podOfGuest(t *testing.T) *corev1.Pod {
+// findPod returns the guest's pod, or nil.
+func (g *guest) findPod(t *testing.T) (*corev1.Pod, error) {
 	t.Helper()
-	pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + guestName})
+	pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
+	switch {
+	case err != nil:
+		return nil, err
+	case len(pods.Items) > 1:
+		t.Fatalf("%s has %d pods", g.name, len(pods.Items))
+	case len(pods.Items) == 1:
+		return &pods.Items[0], nil
+	}
+	return nil, nil //nolint:nilnil // Nil is for no pod.
+}
+
+// pod returns the guest's pod, of which there must be one.
+func (g *guest) pod(t *testing.T) *corev1.Pod {
+	t.Helper()
+	pod, err := g.findPod(t)
+	if err != nil || pod == nil {
+		t.Fatalf("%s has no pod: %v", g.name, err)
+	}
+	return pod
+}
+
+// node returns the node of the guest's pod.
+func (g *guest) node(t *testing.T) *cluster.Node {
+	t.Helper()
+	node, err := shared.NodeByName(g.pod(t).Spec.NodeName)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(pods.Items) != 1 {
-		t.Fatalf("%s has %d pods, want 1", guestName, len(pods.Items))
-	}
-	return &pods.Items[0]
+	return node
 }
 
-// checkBoots checks that the guest answers at its address and has counted its boots on its disk.
-func checkBoots(t *testing.T, client string, vm *api.VirtualMachine, boots int) {
+// waitRun waits until another pod than a former one runs, and the guest has booted once more.
+func (g *guest) waitRun(t *testing.T, before types.UID) *corev1.Pod {
 	t.Helper()
-	if len(vm.Status.Addresses) == 0 {
-		t.Fatalf("%s has no address: %s", vm.Name, framework.FormatStatus(vm))
+	var pod *corev1.Pod
+	begun := time.Now()
+	framework.Eventually(t, wait, g.name+" runs in another pod", func() (err error) {
+		pod, err = g.findPod(t)
+		switch {
+		case err != nil:
+			return err
+		case pod == nil:
+			return errors.New("it has none")
+		case pod.UID == before || pod.Status.Phase != corev1.PodRunning:
+			return fmt.Errorf("pod %s on %s, deleted %v, has the status %+v", pod.UID, pod.Spec.NodeName, pod.DeletionTimestamp, pod.Status)
+		}
+		return nil
+	})
+	vm := g.waitFor(t, users.CheckApplied)
+	if g.boots++; vm.Spec.Ephemeral {
+		g.boots = 1
 	}
-	got := get(t, client, "http://"+vm.Status.Addresses[0])
-	for _, want := range []string{fmt.Sprintf(`"boots":%d`, boots), "ssh-ed25519 AAAA"} {
+	g.checkAnswers(t, pod)
+	g.oracle.checkSeen(t, pod)
+	t.Logf("%s runs in pod %s on %s after %v", g.name, pod.UID, pod.Spec.NodeName, time.Since(begun).Round(time.Millisecond))
+	return pod
+}
+
+// checkAnswers checks that the guest answers at the address of its pod, and how often it was booted.
+func (g *guest) checkAnswers(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	var got string
+	framework.Eventually(t, wait, g.name+" answers", func() (err error) {
+		got, err = getFromHost(t, "http://"+pod.Status.PodIP)
+		return err
+	})
+	for _, want := range []string{fmt.Sprintf(`"boots":%d`, g.boots), "ssh-ed25519 AAAA"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the guest answers %q, want %s", got, want)
 		}
 	}
 }
 
-// TestPodDriver runs a Linux guest by the driver pod on real kubelets, through its life and a loss.
-func TestPodDriver(t *testing.T) {
-	w := newPodWorld(t)
-	client := runPod(t, "guest-client", shared.Node(2)).Name
-	w.create(t, newGuest(guestName))
-	vm := w.waitApplied(t)
-	checkBoots(t, client, vm, 1)
-	first := podOfGuest(t)
-
-	w.setAction(t, api.ActionStopped)
-	checkNoPod(t)
-	vm = w.setAction(t, api.ActionActive)
-	checkBoots(t, client, vm, 2)
-	if second := podOfGuest(t); second.UID == first.UID {
-		t.Errorf("the pod is %s as before", second.UID)
+func getFromHost(t *testing.T, url string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return "", err
 	}
-
-	testForcedDeletion(t, w, client)
-	if cluster.IsFull() {
-		testNodeLoss(t, w, client)
-		testForeigners(t, w)
+	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
+	if err != nil {
+		return "", err
 	}
-	w.delete(t, guestName)
-	checkNoGuestLeft(t)
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	return string(body), err
 }
 
-// testForcedDeletion deletes a pod under its guest by force: the next one waits for the kubelet.
-func testForcedDeletion(t *testing.T, w *podWorld, client string) {
-	before := podOfGuest(t)
-	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "delete", "pod", before.Name, "--force", "--grace-period=0", "--wait=false")
-	framework.Eventually(t, wait, "another pod runs", func() error {
-		pod, err := shared.Client.CoreV1().Pods(podNamespace).Get(t.Context(), before.Name, metav1.GetOptions{})
-		if err == nil && (pod.UID == before.UID || pod.Status.Phase != corev1.PodRunning) {
-			err = fmt.Errorf("pod %s is %s", pod.UID, pod.Status.Phase)
-		}
-		return err
-	})
-	checkBoots(t, client, w.waitApplied(t), 3)
+// checkUndisturbed checks that the guest is ready in the pod that it had, without another boot.
+func (g *guest) checkUndisturbed(t *testing.T, before *corev1.Pod) {
+	t.Helper()
+	g.waitFor(t, users.CheckApplied)
+	if pod := g.pod(t); pod.UID != before.UID || pod.DeletionTimestamp != nil {
+		t.Errorf("%s has pod %s, deleted %v, want %s", g.name, pod.UID, pod.DeletionTimestamp, before.UID)
+	}
+	g.checkAnswers(t, before)
+}
+
+// waitLost waits until the VirtualMachine reports that its node is lost.
+func (g *guest) waitLost(t *testing.T, node *cluster.Node) {
+	t.Helper()
+	waitForNode(t, node, false)
+	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+}
+
+// TestPodDriver runs a Linux guest by the driver pod on real kubelets, through its life and the loss
+// of its node. The full form goes on with everything else that happens to pods.
+func TestPodDriver(t *testing.T) {
+	w := newPodWorld(t)
+	g := w.createGuest(t, "web", func(*api.VirtualMachineSpec) {})
+	first := g.pod(t)
+	testStreams(t, g)
+	g.start(t)
+	if second := g.pod(t); second.UID == first.UID {
+		t.Errorf("the pod is %s as before", second.UID)
+	}
+	testNodeLoss(t, g)
+	if cluster.IsFull() {
+		testDisruptions(t, g)
+	}
+	g.delete(t)
+	checkNoGuestLeft(t)
+	if cluster.IsFull() {
+		testElsewhere(t, w)
+		checkNoGuestLeft(t)
+	}
 }
 
 // testNodeLoss turns the node of a guest off. Nothing else may run until the kubelet is back and has
-// reported the end, whatever happens to the objects of the pod and the node.
-func testNodeLoss(t *testing.T, w *podWorld, client string) {
-	before := podOfGuest(t)
-	node, err := shared.NodeByName(before.Spec.NodeName)
-	if err != nil {
-		t.Fatal(err)
-	}
+// reported the end, whatever happens to the object of the pod.
+func testNodeLoss(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
 	if err := node.PowerOff(); err != nil {
 		t.Fatal(err)
 	}
-	waitForNode(t, node, false)
-	w.waitReady(t, guestName, metav1.ConditionFalse)
-	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "delete", "pod", before.Name, "--force", "--grace-period=0", "--wait=false")
-	w.waitReady(t, guestName, metav1.ConditionFalse)
-	if now := podOfGuest(t); now.UID != before.UID {
-		t.Errorf("pod %s runs while the end of %s is not proven", now.UID, before.UID)
+	g.waitLost(t, node)
+	deleteByForce(t, before)
+	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasMessage("out-of-service"))
+	if now := g.pod(t); now.UID != before.UID {
+		t.Errorf("pod %s is there while the end of %s is not proven", now.UID, before.UID)
 	}
 	if err := node.PowerOn(); err != nil {
 		t.Fatal(err)
 	}
 	waitForNode(t, node, true)
-	framework.Eventually(t, wait, "another pod", func() error {
-		pod, err := shared.Client.CoreV1().Pods(podNamespace).Get(t.Context(), before.Name, metav1.GetOptions{})
-		if err == nil && pod.UID == before.UID {
-			err = fmt.Errorf("pod %s has the status %+v", pod.UID, pod.Status)
-		}
-		return err
-	})
-	checkBoots(t, client, w.waitApplied(t), 4)
+	g.waitRun(t, before.UID)
 }
 
-// waitReady waits until condition Ready has a status.
-func (w *podWorld) waitReady(t *testing.T, name string, status metav1.ConditionStatus) {
+// deleteByForce deletes a pod as people do who do not want to wait for its kubelet.
+func deleteByForce(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	framework.Eventually(t, wait, fmt.Sprintf("%s is Ready: %s", name, status), func() error {
-		vm, err := w.vms.CloudnativeV1alpha1().VirtualMachines(podNamespace).Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		return framework.HasCondition(api.ConditionReady, status)(vm)
-	})
+	framework.RunKubectl(t, shared.Kubeconfig, "-n", pod.Namespace, "delete", "pod", pod.Name, "--force", "--grace-period=0", "--wait=false")
 }
 
 // testForeigners lets an editor of another namespace claim the UID of a VirtualMachine: neither it
 // nor what it has made may change.
-func testForeigners(t *testing.T, w *podWorld) {
+func testForeigners(t *testing.T, g *guest) {
 	const other = "others"
 	createNamespace(t, other)
-	pod := podOfGuest(t)
+	pod := g.pod(t)
 	forged := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Labels: pod.Labels, Annotations: map[string]string{"cloudnative.tw/run": string(pod.UID)}},
 		Spec: corev1.PersistentVolumeClaimSpec{
@@ -262,23 +366,12 @@ func testForeigners(t *testing.T, w *podWorld) {
 	if _, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Create(t.Context(), forged, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.setAction(t, api.ActionStopped)
-	w.setAction(t, api.ActionActive)
-	if _, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil {
-		t.Errorf("the claim of another namespace: %v", err)
+	g.stop(t)
+	g.start(t)
+	claim, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	if err != nil || claim.DeletionTimestamp != nil || claim.Annotations["cloudnative.tw/run"] != string(pod.UID) {
+		t.Errorf("the claim of another namespace is %+v: %v", claim, err)
 	}
-}
-
-// checkNoPod checks that the guest, which is off, has no pod.
-func checkNoPod(t *testing.T) {
-	t.Helper()
-	framework.Eventually(t, wait, "the pod of "+guestName+" is gone", func() error {
-		pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + guestName})
-		if err == nil && len(pods.Items) > 0 {
-			err = fmt.Errorf("%s is there", pods.Items[0].Name)
-		}
-		return err
-	})
 }
 
 // checkNoGuestLeft checks that nothing is left of deleted VirtualMachines.

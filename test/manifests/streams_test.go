@@ -133,18 +133,33 @@ func TestStreamsComponent(t *testing.T) {
 		t.Errorf("the ports are %v and %v", got, want)
 	}
 	args := fmt.Sprint(b["args"])
-	for _, variable := range a["env"].([]any) {
-		name, value := variable.(map[string]any)["name"].(string), variable.(map[string]any)["value"]
-		if flag, ok := strings.CutPrefix(name, "DROVER_"); ok {
-			flag = "--" + strings.ToLower(strings.ReplaceAll(flag, "_", "-"))
-			if app.NewCommand().Flag(strings.TrimPrefix(flag, "--")) == nil || !strings.Contains(args, fmt.Sprintf("%s=%s", flag, value)) {
-				t.Errorf("%s is %s in config/streams, and the chart has %s", name, value, args)
-			}
+	for _, flag := range flagsOfVariables(t, a) {
+		if !strings.Contains(args, flag) {
+			t.Errorf("config/streams has %s, and the chart has %s", flag, args)
 		}
 	}
 	if plain := permissionsOf(t, renderChart(t)); permissionsOf(t, fromConfig) != plain || permissionsOf(t, fromChart) != plain {
 		t.Error("streams change the rights of the controller")
 	}
+}
+
+// flagsOfVariables returns the flags that a container's variables set.
+func flagsOfVariables(t *testing.T, container map[string]any) []string {
+	t.Helper()
+	var flags []string
+	for _, variable := range container["env"].([]any) {
+		name, value := variable.(map[string]any)["name"].(string), variable.(map[string]any)["value"]
+		name, ok := strings.CutPrefix(name, "DROVER_")
+		if !ok {
+			continue
+		}
+		name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+		if app.NewCommand().Flag(name) == nil {
+			t.Errorf("the controller has no flag --%s", name)
+		}
+		flags = append(flags, fmt.Sprintf("--%s=%s", name, value))
+	}
+	return flags
 }
 
 // TestStreamsTrafficPolicy checks that a Service for users outside the cluster keeps their
@@ -162,16 +177,7 @@ func TestStreamsTrafficPolicy(t *testing.T) {
 // renderWithStreams renders config/default with the component, as docs/streams.md says.
 func renderWithStreams(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
-	dir, err := os.MkdirTemp(".", "overlay-") //nolint:usetesting // kustomize refuses absolute paths
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	text := "resources: [../../../config/default]\ncomponents: [../../../config/streams]\n"
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, _ := framework.RunKubectl(t, os.DevNull, "kustomize", dir)
+	out, _ := framework.RunKubectl(t, os.DevNull, "kustomize", writeOverlay(t, "default", "streams"))
 	return decodeObjects(t, out)
 }
 

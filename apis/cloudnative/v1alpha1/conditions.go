@@ -12,6 +12,9 @@ const (
 	// "<driver>/<engine id>". It is written together with the finalizer and takes
 	// precedence over the spec and the flags. The status takes precedence over it.
 	AnnotationBound = "cloudnative.tw/bound"
+	// AnnotationMachineIsOff is an operator's word that the machine of a pod, whose UID is the
+	// value, is off: docs/cluster.md says when it counts and who may set it.
+	AnnotationMachineIsOff = "cloudnative.tw/machine-is-off"
 )
 
 // Condition types of a VirtualMachine.

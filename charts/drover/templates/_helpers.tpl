@@ -20,7 +20,7 @@ With --reuse-values Helm takes the defaults of the release's former chart, and s
 for values that are newer: the pods would lose their security context.
 */}}
 {{- define "drover.checkValues" -}}
-{{- range list "rbac" "serviceAccount" "streams" "podSecurityContext" "securityContext" }}
+{{- range list "rbac" "pod" "serviceAccount" "streams" "podSecurityContext" "securityContext" }}
 {{- if not (hasKey $.Values .) }}
 {{- fail (printf "there is no value %s: upgrade with --reset-then-reuse-values instead of --reuse-values, which leaves out the defaults of this chart" .) }}
 {{- end }}

@@ -50,17 +50,38 @@ func indexOwners(ctx context.Context, mgr ctrl.Manager) error {
 	return mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, ownerIndex, func(o client.Object) []string { return []string{string(o.GetUID())} })
 }
 
-// cachedOwner returns a function that finds the VirtualMachine of a UID in the cache. It knows none
-// while the cache is not filled.
-func cachedOwner(ctx context.Context, reader client.Reader) func(types.UID) (types.NamespacedName, bool) {
-	return func(uid types.UID) (types.NamespacedName, bool) {
+// cachedVM returns a function that finds the VirtualMachine of a UID in the cache, nil while the
+// cache is not filled. The object is not to be changed.
+func cachedVM(ctx context.Context, reader client.Reader) func(types.UID) *api.VirtualMachine {
+	return func(uid types.UID) *api.VirtualMachine {
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		var vms api.VirtualMachineList
 		if err := reader.List(ctx, &vms, client.MatchingFields{ownerIndex: string(uid)}, client.UnsafeDisableDeepCopy); err != nil || len(vms.Items) != 1 {
-			return types.NamespacedName{}, false
+			return nil
 		}
-		return client.ObjectKeyFromObject(&vms.Items[0]), true
+		return &vms.Items[0]
+	}
+}
+
+// ownerIn returns a function that tells the name of the VirtualMachine with a UID.
+func ownerIn(find func(types.UID) *api.VirtualMachine) func(types.UID) (types.NamespacedName, bool) {
+	return func(uid types.UID) (types.NamespacedName, bool) {
+		if vm := find(uid); vm != nil {
+			return client.ObjectKeyFromObject(vm), true
+		}
+		return types.NamespacedName{}, false
+	}
+}
+
+// assertedOffIn returns a function that tells which pod of a VirtualMachine is off by the word of
+// an operator.
+func assertedOffIn(find func(types.UID) *api.VirtualMachine) func(types.UID) types.UID {
+	return func(uid types.UID) types.UID {
+		if vm := find(uid); vm != nil {
+			return types.UID(vm.Annotations[api.AnnotationMachineIsOff])
+		}
+		return ""
 	}
 }
 

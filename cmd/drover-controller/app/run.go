@@ -225,11 +225,12 @@ func openInventories(ctx context.Context, o *Options, mgr ctrl.Manager, cfg *res
 	if err != nil {
 		return nil, nil, err
 	}
+	find := cachedVM(ctx, mgr.GetCache())
 	opened, err := registry.Open(ctx, o.VMDriver, registry.Options{
 		Settings: o.Drivers, Gate: gate,
 		Environment: driver.Environment{
 			ClusterID: cluster, OwnDirs: o.OwnDirs, Clock: clock.RealClock{}, Log: ctrl.Log, Registerer: metrics.Registry,
-			Cluster: cfg, Owner: cachedOwner(ctx, mgr.GetCache()),
+			Cluster: cfg, Owner: ownerIn(find), AssertedOff: assertedOffIn(find),
 		},
 	})
 	if err != nil {

@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/exec"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -35,8 +37,8 @@ type place struct {
 	namespace, name string
 }
 
-// connect returns where the VM of an argument is, and a client for it.
-func (c *connection) connect(ctx context.Context, arg string) (p place, err error) {
+// connect returns where a stream of the VM of an argument is, and a client for it.
+func (c *connection) connect(ctx context.Context, arg string, s streamsapi.Stream) (p place, err error) {
 	p.Options = c.Options
 	if p.name, err = parseName(arg); err != nil {
 		return p, err
@@ -48,8 +50,31 @@ func (c *connection) connect(ctx context.Context, arg string) (p place, err erro
 	if err != nil {
 		return p, err
 	}
+	if vm, getErr := c.GetVM(ctx, p.namespace, p.name); getErr == nil && vm.Status.Driver == driverPod && s != streamsapi.Decisions {
+		p.client, err = c.connectToPod(config, vm, s)
+		return p, err
+	}
 	p.client, err = streams.Discover(ctx, config)
 	return p, err
+}
+
+// driverPod is the driver whose servers are pods.
+const driverPod = "pod"
+
+// connectToPod returns a client for a stream of a VM that is a pod. Drover serves none of these.
+func (c *connection) connectToPod(config *rest.Config, vm *api.VirtualMachine, s streamsapi.Stream) (*streams.Client, error) {
+	n := slices.IndexFunc(vm.Status.Objects, func(o api.ServerObject) bool { return o.Kind == "Pod" })
+	if n < 0 {
+		return nil, fmt.Errorf("%s has no pod yet, to see why: %s explain %s", vm.Name, c.Program, vm.Name)
+	}
+	pod := vm.Status.Objects[n].Name
+	switch {
+	case s == streamsapi.Console, s == streamsapi.Log:
+		return streams.ForPod(config, pod)
+	case s == streamsapi.PortForward:
+		return nil, fmt.Errorf("%s is a pod, whose ports Drover does not forward: %s -n %s port-forward pod/%s LOCAL:REMOTE", vm.Name, c.Kubectl, vm.Namespace, pod)
+	}
+	return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot run anything: log in at its console with %s console %s, or by ssh through %s -n %s port-forward pod/%s 2222:22", vm.Name, c.Program, vm.Name, c.Kubectl, vm.Namespace, pod)
 }
 
 // The exit codes that shells have for commands that cannot be started.

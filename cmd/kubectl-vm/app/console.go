@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
@@ -34,7 +35,7 @@ func NewConsoleCommand(o *Options) *cobra.Command {
 }
 
 func (c *consoleOptions) run(ctx context.Context, name string) error {
-	at, err := c.connect(ctx, name)
+	at, err := c.connect(ctx, name, streamsapi.Console)
 	if err != nil {
 		return err
 	}

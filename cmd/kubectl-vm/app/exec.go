@@ -40,7 +40,7 @@ func NewExecCommand(o *Options) *cobra.Command {
 }
 
 func (e *execOptions) run(ctx context.Context, name string, command []string) error {
-	at, err := e.connect(ctx, name)
+	at, err := e.connect(ctx, name, streamsapi.Exec)
 	if err != nil {
 		return err
 	}

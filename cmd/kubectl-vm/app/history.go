@@ -34,7 +34,7 @@ const (
 
 // showHistory prints the last decisions about a VM.
 func (e *explainOptions) showHistory(ctx context.Context, name string) error {
-	at, err := (&connection{Options: e.Options}).connect(ctx, name)
+	at, err := (&connection{Options: e.Options}).connect(ctx, name, streamsapi.Decisions)
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (i *ipOptions) run(ctx context.Context, name string) error {
 	if i.output != "" && i.output != "json" {
 		return fmt.Errorf("--output %q: allowed is json", i.output)
 	}
-	at, err := i.connect(ctx, name)
+	at, err := i.connect(ctx, name, streamsapi.Interfaces)
 	if err != nil {
 		return err
 	}

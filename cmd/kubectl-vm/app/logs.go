@@ -41,7 +41,7 @@ func (l *logsOptions) run(ctx context.Context, name string) error {
 	if l.tail < -1 {
 		return fmt.Errorf("--tail is %d: it must be -1 or more", l.tail)
 	}
-	at, err := l.connect(ctx, name)
+	at, err := l.connect(ctx, name, streamsapi.Log)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
@@ -56,7 +57,7 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	if p.stdio && len(forwards) != 1 {
 		return fmt.Errorf("--stdio takes one port, and there are %d", len(forwards))
 	}
-	at, err := p.connect(ctx, name)
+	at, err := p.connect(ctx, name, streamsapi.PortForward)
 	if err != nil {
 		return err
 	}

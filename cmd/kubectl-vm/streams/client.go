@@ -46,6 +46,8 @@ type Client struct {
 	base   *url.URL
 	// http is for plain responses. One of a configuration with a Dial keeps connections of its own.
 	http *http.Client
+	// pod is the pod that is the VM, if the API server serves its streams: see ForPod.
+	pod string
 }
 
 // Discover returns a Client for the Drover in the cluster of config. The ConfigMap that only
@@ -57,25 +59,35 @@ func Discover(ctx context.Context, config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := rest.CopyConfig(config)
-	own.Timeout = 0 // it would end a stream
-	if own.Dial == nil {
-		own.Dial = dialer().DialContext
-	}
+	own := streamConfig(config)
 	if address := found.Data[streams.AddressKey]; address != "" {
 		if err := useAddress(own, address, found.Data[streams.CAKey]); err != nil {
 			return nil, fmt.Errorf("ConfigMap %s/%s: %w", streams.ConfigMapNamespace, streams.ConfigMapName, err)
 		}
 	}
-	base, _, err := rest.DefaultServerUrlFor(own)
+	return newClient(own)
+}
+
+// streamConfig returns a configuration for streams, which may last.
+func streamConfig(config *rest.Config) *rest.Config {
+	own := rest.CopyConfig(config)
+	own.Timeout = 0 // it would end a stream
+	if own.Dial == nil {
+		own.Dial = dialer().DialContext
+	}
+	return own
+}
+
+func newClient(config *rest.Config) (*Client, error) {
+	base, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
 		return nil, err
 	}
-	client, err := rest.HTTPClientFor(own)
+	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err
 	}
-	return &Client{config: own, base: base, http: client}, nil
+	return &Client{config: config, base: base, http: client}, nil
 }
 
 // Close closes connections that no response uses.
@@ -135,6 +147,9 @@ func useAddress(config *rest.Config, address, ca string) error {
 
 // URL returns the URL of a VM's stream.
 func (c *Client) URL(namespace, name string, s streams.Stream, query url.Values) *url.URL {
+	if c.pod != "" {
+		return c.podURL(namespace, s, query)
+	}
 	u := c.base.JoinPath(streams.Path(namespace, name, s))
 	u.RawQuery = query.Encode()
 	return u
@@ -164,12 +179,18 @@ func (c *Client) GetPath(ctx context.Context, path string) (io.ReadCloser, error
 // Connect opens a WebSocket and copies until the stream ends. Its error is that of the
 // server's final status.
 func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.StreamOptions) error {
+	if c.pod != "" {
+		o.Tty, o.TerminalSizeQueue = false, nil // the container has no terminal, the guest has
+	}
 	executor, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
 	if err != nil {
 		return err
 	}
 	// The library logs what goes wrong at the end of a stream, which is normal when a person leaves.
 	err = executor.StreamWithContext(klog.NewContext(ctx, logr.Discard()), o)
+	if c.pod != "" {
+		return c.describePodEnd(err)
+	}
 	refused := (*httpstream.UpgradeFailureError)(nil)
 	if errors.As(err, &refused) && strings.HasPrefix(refused.Cause.Error(), websocket.ErrBadHandshake.Error()+" (404 ") {
 		return c.notServed()

@@ -106,7 +106,7 @@ var grantRole = sync.OnceValue(func() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), framework.StepTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply", "-f", filepath.Join(root, "config", "rbac", "pods_role.yaml")).CombinedOutput()
+	out, err := exec.CommandContext(ctx, binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply", "-f", filepath.Join(root, "config", "pod", "role.yaml")).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
 	}

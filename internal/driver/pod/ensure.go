@@ -238,7 +238,7 @@ func (c *convergence) removeEndedPod(ctx context.Context) error {
 // have was never let go, and one that has no UID in the record was never found.
 func (c *convergence) checkLost() error {
 	r := c.recorded(kindPod, c.key.Name)
-	if c.isLost() || c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended {
+	if c.isLost() || c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.asserted {
 		return lostError(c.key)
 	}
 	return nil

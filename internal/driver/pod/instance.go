@@ -30,7 +30,10 @@ type instance struct {
 	// names are the volumes to read, and volumes their PVCs.
 	names   []string
 	volumes map[string]*corev1.PersistentVolumeClaim
-	// node is the pod's node, read where its taints matter; nil if it is not there.
+	// asserted is the pod whose machine is off by the word of an operator, as known when the
+	// objects were read.
+	asserted types.UID
+	// node is the pod's node, read where such a word matters; nil if it is not there.
 	node *corev1.Node
 }
 
@@ -127,11 +130,14 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// readNode reads the node of a pod that is being deleted and has not ended, since only the taint
-// of an operator can help one whose kubelet is lost.
+// readNode reads the node of a pod that has not ended, where an operator may say that it is off: by
+// a taint, which deletes the pod, or on the VirtualMachine.
 func (i *instance) readNode(ctx context.Context) error {
-	i.node = nil
-	if i.pod == nil || i.pod.Spec.NodeName == "" || i.pod.DeletionTimestamp == nil || provenEnd(i.pod) != nil {
+	i.node, i.asserted = nil, ""
+	if i.driver.AssertedOff != nil {
+		i.asserted = i.driver.AssertedOff(i.uid)
+	}
+	if i.pod == nil || i.pod.Spec.NodeName == "" || provenEnd(i.pod) != nil || i.pod.DeletionTimestamp == nil && i.pod.UID != i.asserted {
 		return nil
 	}
 	node, err := i.driver.Client.Nodes().Get(ctx, i.pod.Spec.NodeName, metav1.GetOptions{})
@@ -149,10 +155,18 @@ func (i *instance) end() *driver.Exit {
 	if i.pod == nil {
 		return nil
 	}
-	if exit := provenEnd(i.pod); exit != nil || i.node == nil {
+	if exit := provenEnd(i.pod); exit != nil {
 		return exit
 	}
-	return assertedEnd(i.node, metav1.NewTime(i.driver.Clock.Now()))
+	return i.assertedEnd()
+}
+
+// assertedEnd returns the end of a pod that an operator asserts, nil if none does.
+func (i *instance) assertedEnd() *driver.Exit {
+	if i.pod == nil || i.pod.Spec.NodeName == "" {
+		return nil
+	}
+	return assertedEnd(i.node, i.pod.UID == i.asserted, i.driver.Clock.Now())
 }
 
 // isLost reports whether the pod is gone that the PVC has recorded, without a record of its end.
@@ -161,7 +175,7 @@ func (i *instance) isLost() bool {
 		return false
 	}
 	run := types.UID(i.root.Annotations[AnnotationRun])
-	return run != "" && !hasEnded(i.root, run)
+	return run != "" && !hasEnded(i.root, run) && run != i.asserted
 }
 
 // isGated reports whether the pod waits for the server to be started.
@@ -240,15 +254,18 @@ func (i *instance) updatePod(ctx context.Context, epoch uint64, change func(*cor
 	return explain("change", kindPod, i.key, err)
 }
 
-// deletePod asks the kubelet to end the pod within a time, at least a second. The epoch is left on
-// the pod first, because a deletion carries none.
+// deletePod asks the kubelet to end the pod within a time, at least a second unless no kubelet will
+// answer by the word of an operator. The epoch is left on the pod first, because a deletion carries
+// none.
 func (i *instance) deletePod(ctx context.Context, epoch uint64, grace int64) error {
 	if i.pod.Annotations[AnnotationEpoch] != strconv.FormatUint(epoch, 10) && epoch != 0 {
 		if err := i.updatePod(ctx, epoch, func(*corev1.Pod) {}); err != nil {
 			return err
 		}
 	}
-	grace = max(grace, minimalGrace)
+	if i.assertedEnd() == nil {
+		grace = max(grace, minimalGrace)
+	}
 	if i.pod.DeletionTimestamp != nil && i.pod.DeletionGracePeriodSeconds != nil && *i.pod.DeletionGracePeriodSeconds <= grace {
 		return nil
 	}
@@ -276,8 +293,8 @@ func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 	if err := i.recordEnd(ctx, epoch); err != nil {
 		return err
 	}
-	if i.pod.DeletionTimestamp == nil {
-		if err := i.deletePod(ctx, epoch, minimalGrace); err != nil {
+	if i.pod.DeletionTimestamp == nil || i.assertedEnd() != nil {
+		if err := i.deletePod(ctx, epoch, 0); err != nil {
 			return err
 		}
 		if err := i.read(ctx); err != nil || i.pod == nil {

@@ -68,6 +68,12 @@ type Options struct {
 	// Owner returns the VirtualMachine of a UID as far as one is known. Objects that claim its
 	// UID under another name or in another namespace are not its server. Nil knows none.
 	Owner func(types.UID) (types.NamespacedName, bool)
+	// AssertedOff returns the pod of a VirtualMachine that is off by the word of an operator. Nil
+	// knows none.
+	AssertedOff func(types.UID) types.UID
+	// Assertions has Open take that word. Something else has to keep it from being written by
+	// everyone.
+	Assertions bool
 	// MachineImage is the image of drover-machine.
 	MachineImage string
 	// Image is the container disk of a server without image.source; empty for none.
@@ -116,6 +122,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MachineImage, "pod-machine-image", o.MachineImage, "pod: image of drover-machine")
 	fs.StringVar(&o.Image, "pod-image", o.Image, "pod: container disk, as oci://REFERENCE, of a VirtualMachine that names none; empty for none")
 	fs.StringVar(&o.AccessMode, "pod-access-mode", o.AccessMode, "pod: access mode of PersistentVolumeClaims: ReadWriteOncePod, ReadWriteOnce or ReadWriteMany")
+	fs.BoolVar(&o.Assertions, "pod-assertions", o.Assertions, "pod: take the annotation cloudnative.tw/machine-is-off of a VirtualMachine for an operator's word; only where the policy of config/pod protects it")
 }
 
 // DataDir returns nil: the cluster keeps the objects.
@@ -137,6 +144,9 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	opened := *o
 	opened.Policy = policy
 	opened.ClusterID, opened.Log, opened.Clock, opened.Client, opened.Owner = env.ClusterID, env.Log, env.Clock, client, env.Owner
+	if o.Assertions {
+		opened.AssertedOff = env.AssertedOff
+	}
 	return New(opened)
 }
 

@@ -6,10 +6,10 @@ package pod
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -109,15 +109,29 @@ const maxOutput = 1 << 10
 
 func clip(text string) string { return text[:min(len(text), maxOutput)] }
 
-// assertedEnd returns the end of a pod that an operator asserts with the taint out-of-service on
-// its node.
-func assertedEnd(node *corev1.Node, now metav1.Time) *driver.Exit {
-	for _, taint := range node.Spec.Taints {
-		if taint.Key == corev1.TaintNodeOutOfService {
-			return &driver.Exit{Code: 137, Reason: exitAsserted, Output: fmt.Sprintf("node %s has the taint %s", node.Name, taint.Key), At: now.Time}
-		}
+// assertedEnd returns the end of a pod by the word of an operator: the taint out-of-service on its
+// node, or an assertion about this pod. Neither counts while the node is ready: then its kubelet
+// reports, and the machine may be shutting down. A node that is gone is nil.
+func assertedEnd(node *corev1.Node, asserted bool, now time.Time) *driver.Exit {
+	switch {
+	case node != nil && isReady(node):
+		return nil
+	case asserted:
+		return &driver.Exit{Code: 137, Reason: exitAsserted, Output: "an operator has said that the machine is off", At: now}
+	case node != nil && isOutOfService(node):
+		return &driver.Exit{Code: 137, Reason: exitAsserted, Output: fmt.Sprintf("node %s has the taint %s", node.Name, corev1.TaintNodeOutOfService), At: now}
 	}
 	return nil
+}
+
+func isReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func isOutOfService(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
 // hasEnded reports whether the PVC of the root disk has the end of a pod.

@@ -84,13 +84,35 @@ func TestProvenEnd(t *testing.T) {
 
 func TestAssertedEnd(t *testing.T) {
 	t.Parallel()
-	node := &corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: corev1.TaintNodeUnreachable}}}}
-	if got := assertedEnd(node, metav1.Now()); got != nil {
-		t.Errorf("an unreachable node proves %+v", got)
+	node := func(ready corev1.ConditionStatus, taints ...string) *corev1.Node {
+		n := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}}}
+		for _, key := range taints {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: key})
+		}
+		return n
 	}
-	node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeOutOfService})
-	if got := assertedEnd(node, metav1.Now()); got == nil || got.Reason != exitAsserted {
-		t.Errorf("the operator's taint gives %+v", got)
+	tests := map[string]struct {
+		node     *corev1.Node
+		asserted bool
+		want     bool
+	}{
+		"an unreachable node":                     {node(corev1.ConditionUnknown, corev1.TaintNodeUnreachable), false, false},
+		"a node out of service":                   {node(corev1.ConditionUnknown, corev1.TaintNodeUnreachable, corev1.TaintNodeOutOfService), false, true},
+		"a node that its kubelet reports as down": {node(corev1.ConditionFalse, corev1.TaintNodeOutOfService), false, true},
+		"a ready node out of service":             {node(corev1.ConditionTrue, corev1.TaintNodeOutOfService), false, false},
+		"asserted, on an unreachable node":        {node(corev1.ConditionUnknown), true, true},
+		"asserted, on a ready node":               {node(corev1.ConditionTrue), true, false},
+		"asserted, on a node that is gone":        {nil, true, true},
+		"a node that is gone":                     {nil, false, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := assertedEnd(tc.node, tc.asserted, time.Unix(1, 0))
+			if (got != nil) != tc.want || got != nil && got.Reason != exitAsserted {
+				t.Errorf("the asserted end is %+v, want one: %t", got, tc.want)
+			}
+		})
 	}
 }
 
@@ -101,17 +123,18 @@ func TestRecordedEnd(t *testing.T) {
 		annotations map[string]string
 		lost        bool
 	}{
-		"no pod ever ran":   {nil, false},
-		"a pod that ended":  {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"}`}, false},
-		"a pod without end": {map[string]string{AnnotationRun: "a"}, true},
-		"another pod's end": {map[string]string{AnnotationRun: "b", AnnotationEnd: `{"pod":"a"}`}, true},
-		"a damaged record":  {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"`}, true},
-		"an end of no pod":  {map[string]string{AnnotationRun: "a", AnnotationEnd: `{}`}, true},
+		"no pod ever ran":    {nil, false},
+		"a pod that ended":   {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"}`}, false},
+		"a pod without end":  {map[string]string{AnnotationRun: "a"}, true},
+		"another pod's end":  {map[string]string{AnnotationRun: "b", AnnotationEnd: `{"pod":"a"}`}, true},
+		"an operator's word": {map[string]string{AnnotationRun: "c"}, false},
+		"a damaged record":   {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"`}, true},
+		"an end of no pod":   {map[string]string{AnnotationRun: "a", AnnotationEnd: `{}`}, true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			i := &instance{root: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}
+			i := &instance{asserted: "c", root: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}
 			if got := i.isLost(); got != tc.lost {
 				t.Errorf("it is lost: %t, want %t", got, tc.lost)
 			}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -34,7 +35,7 @@ func newCommand() *cobra.Command {
 		SilenceUsage: true, SilenceErrors: true,
 	}
 	dir := root.PersistentFlags().String("dir", filepath.Join(os.TempDir(), "drover-cluster"), "folder of the cluster")
-	root.AddCommand(newUp(dir), newDown(dir))
+	root.AddCommand(newUp(dir), newDown(dir), newImage())
 	root.AddCommand(internalCommands()...)
 	return root
 }
@@ -82,6 +83,23 @@ func newDown(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use: "down", Short: "End the cluster and remove all of it.", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return cluster.ShutDown(*dir) },
+	}
+}
+
+func newImage() *cobra.Command {
+	return &cobra.Command{
+		Use: "image TAG ARCHIVE NAME=FILE...", Short: "Write an archive with an image of files, for up --image.", Args: cobra.MinimumNArgs(3),
+		RunE: func(_ *cobra.Command, args []string) error {
+			files := map[string]string{}
+			for _, arg := range args[2:] {
+				name, file, ok := strings.Cut(arg, "=")
+				if !ok {
+					return fmt.Errorf("%q must be NAME=FILE", arg)
+				}
+				files[name] = file
+			}
+			return cluster.WriteImage(args[1], args[0], files, "/none")
+		},
 	}
 }
 

@@ -1,0 +1,25 @@
+{{/*
+Not empty if VMs run as pods.
+*/}}
+{{- define "drover.hasPodDriver" -}}
+{{- if has "pod" (splitList "," (nospace .Values.vmDriver)) }}yes{{ end }}
+{{- end }}
+
+{{/*
+What driver pod adds to the controller's container.
+*/}}
+{{- define "drover.podArgs" -}}
+{{- if include "drover.hasPodDriver" . }}
+{{- if semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version }}
+{{- fail (printf "vmDriver has pod, which needs Kubernetes 1.33 or newer, with image volumes: this is %s" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+- {{ printf "--pod-machine-image=%s" (required "pod.machineImage is required if vmDriver has pod: the image of drover-machine" .Values.pod.machineImage) | quote }}
+- --pod-access-mode={{ .Values.pod.accessMode }}
+{{- if .Values.pod.assertions }}
+- --pod-assertions=true
+{{- end }}
+{{- with .Values.pod.image }}
+- {{ printf "--pod-image=%s" . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,427 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// testDisruptions disrupts a guest whose disk is on its node.
+func testDisruptions(t *testing.T, g *guest) {
+	for _, tc := range []struct {
+		name string
+		run  func(*testing.T, *guest)
+	}{
+		{"forced deletion", testForcedDeletion},
+		{"foreigners", testForeigners},
+		{"kubelet", testKubelet},
+		{"link", testLink},
+		{"taint of a healthy node", testTaintOfHealthyNode},
+		{"drain", testDrain},
+		{"preemption", testPreemption},
+		{"controller killed", testControllerKilled},
+		{"node deleted", testNodeDeleted},
+	} {
+		// Its state is what the one before has left.
+		if !t.Run(tc.name, func(t *testing.T) { tc.run(t, g) }) {
+			return
+		}
+	}
+}
+
+// testForcedDeletion deletes a pod under its guest by force: the next one waits for the kubelet.
+func testForcedDeletion(t *testing.T, g *guest) {
+	before := g.pod(t)
+	deleteByForce(t, before)
+	g.waitRun(t, before.UID)
+}
+
+// testKubelet ends the kubelet alone: the guest goes on, and nothing else is started, also if
+// somebody deletes its pod.
+func testKubelet(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	for _, isDeleted := range []bool{false, true} {
+		if err := node.KillKubelet(); err != nil {
+			t.Fatal(err)
+		}
+		g.waitLost(t, node)
+		if isDeleted {
+			deleteByForce(t, before)
+			g.waitFor(t, framework.HasMessage("out-of-service"))
+		}
+		g.checkAnswers(t, before)
+		if now := g.pod(t); now.UID != before.UID {
+			t.Errorf("pod %s is there while %s runs", now.UID, before.UID)
+		}
+		if err := node.StartKubelet(); err != nil {
+			t.Fatal(err)
+		}
+		waitForNode(t, node, true)
+		if !isDeleted {
+			g.checkUndisturbed(t, before)
+		}
+	}
+	g.waitRun(t, before.UID)
+}
+
+// testLink cuts the guest's node from the network, and joins it again.
+func testLink(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	if err := node.CutLink(); err != nil {
+		t.Fatal(err)
+	}
+	g.waitLost(t, node)
+	if err := node.RestoreLink(); err != nil {
+		t.Fatal(err)
+	}
+	waitForNode(t, node, true)
+	g.checkUndisturbed(t, before)
+}
+
+// testTaintOfHealthyNode says of the wrong node that it is out of service: its guest is shut down
+// first, by its kubelet, and then starts again.
+func testTaintOfHealthyNode(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	if err := node.Taint(t.Context(), cluster.OutOfService); err != nil {
+		t.Fatal(err)
+	}
+	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasMessage("the pod is not scheduled"))
+	g.checkShutDown(t)
+	if err := node.Untaint(t.Context(), cluster.OutOfService.Key); err != nil {
+		t.Fatal(err)
+	}
+	g.waitRun(t, before.UID)
+}
+
+// checkShutDown checks that the last run of the guest ended by its own shutdown.
+func (g *guest) checkShutDown(t *testing.T) {
+	t.Helper()
+	claims, err := shared.Client.CoreV1().PersistentVolumeClaims(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
+	if err != nil || len(claims.Items) != 1 {
+		t.Fatalf("%s has the claims %v, %v", g.name, claims, err)
+	}
+	if end := claims.Items[0].Annotations["cloudnative.tw/end"]; !strings.Contains(end, "Completed") {
+		t.Errorf("%s has ended by %s", g.name, end)
+	}
+}
+
+// drain runs kubectl drain. It refuses pods with an emptyDir unless that may go.
+func drain(t *testing.T, node *cluster.Node, deleteEmptyDir bool) error {
+	t.Helper()
+	binary, err := framework.DroverBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, stderr, err := framework.RunCommand(t, wait, []string{"KUBECONFIG=" + shared.Kubeconfig}, binary, "kubectl", "drain", node.Name,
+		"--ignore-daemonsets", fmt.Sprintf("--delete-emptydir-data=%t", deleteEmptyDir), fmt.Sprintf("--timeout=%s", wait))
+	if err != nil {
+		return fmt.Errorf("%w: %s%s", err, out, stderr)
+	}
+	return nil
+}
+
+// testDrain drains the node of a guest whose disk cannot follow: it waits until the node is back.
+func testDrain(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	err := drain(t, node, false)
+	if err == nil || !strings.Contains(err.Error(), "--delete-emptydir-data") {
+		t.Errorf("drain without --delete-emptydir-data: %v", err)
+	}
+	g.checkUndisturbed(t, before)
+	if err := drain(t, node, true); err != nil {
+		t.Fatal(err)
+	}
+	g.checkShutDown(t)
+	g.waitFor(t, framework.HasMessage("the pod is not scheduled: 0/3 nodes are available"))
+	if err := node.Uncordon(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.waitRun(t, before.UID)
+}
+
+// testPreemption takes the guest's place for a pod with a higher priority.
+func testPreemption(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000}
+	if _, err := shared.Client.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	object, err := shared.Client.CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	milli := object.Status.Allocatable.Cpu().MilliValue() - 500
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Spec: corev1.PodSpec{
+		PriorityClassName: class.Name, TerminationGracePeriodSeconds: new(int64(0)), NodeSelector: map[string]string{corev1.LabelHostname: node.Name},
+		Containers: []corev1.Container{{
+			Name: "probe", Image: cluster.ProbeImage, Command: []string{"/probe", "serve"},
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: *resource.NewMilliQuantity(milli, resource.DecimalSI)}},
+		}},
+	}}
+	if _, err := shared.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, wait, "the other pod runs", func() error {
+		_, err := readyPod(t.Context(), pod.Name)
+		return err
+	})
+	g.waitFor(t, framework.HasMessage("the pod is not scheduled"), framework.HasMessage("Insufficient cpu"))
+	g.checkShutDown(t)
+	deletePod(t, pod.Name)
+	g.waitRun(t, before.UID)
+}
+
+// testControllerKilled kills the controller at several moments of a stop and of a start.
+func testControllerKilled(t *testing.T, g *guest) {
+	for _, delay := range []time.Duration{0, 50 * time.Millisecond, 200 * time.Millisecond, time.Second} {
+		for _, step := range []struct {
+			action api.Action
+			check  func(*testing.T)
+		}{{api.ActionStopped, g.stop}, {api.ActionActive, g.start}} {
+			g.setAction(t, step.action)
+			time.Sleep(delay)
+			if err := g.controller.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			g.startController(t)
+			step.check(t)
+		}
+	}
+}
+
+// testNodeDeleted deletes the object of a node while its kubelet and a guest run there. The pod's
+// object is then deleted too.
+func testNodeDeleted(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	if err := node.Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, wait, "the pod is deleted", func() error {
+		if pod, err := g.findPod(t); err != nil || pod != nil && pod.UID == before.UID && pod.DeletionTimestamp == nil {
+			return fmt.Errorf("it is not: %w", err)
+		}
+		return nil
+	})
+	if err := node.RestartKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, wait, node.Name+" is Ready again", func() error {
+		ready, err := node.IsReady(t.Context())
+		if err == nil && !ready {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	g.waitRun(t, before.UID)
+}
+
+// testElsewhere disrupts guests that can be started on another node: one with storage that all nodes
+// reach, and one without a disk that is kept.
+func testElsewhere(t *testing.T, w *podWorld) {
+	addSharedVolume(t)
+	onShared := w.createGuest(t, "shared", func(spec *api.VirtualMachineSpec) { spec.StorageClassName = new(sharedClass) })
+	ephemeral := w.createGuest(t, "ephemeral", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
+	for _, tc := range []struct {
+		name string
+		run  func(*testing.T, *guest)
+	}{
+		{"drain", testDrainElsewhere},
+		{"out of service", testOutOfService},
+		{"asserted off", testAssertedOff},
+	} {
+		for _, g := range []*guest{onShared, ephemeral} {
+			if !t.Run(tc.name+", "+g.name, func(t *testing.T) { tc.run(t, g) }) {
+				return
+			}
+			g.other(onShared, ephemeral).settle(t)
+		}
+	}
+	onShared.delete(t)
+	ephemeral.delete(t)
+}
+
+const sharedClass = "shared"
+
+// addSharedVolume adds a volume that all nodes reach: they are on one host.
+func addSharedVolume(t *testing.T) {
+	t.Helper()
+	dir := filepath.Join(shared.Dir, "shared-volume")
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65532, 65532)); err != nil {
+		t.Fatal(err)
+	}
+	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "shared"}, Spec: corev1.PersistentVolumeSpec{
+		StorageClassName: sharedClass, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")},
+		AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
+		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+		PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}},
+	}}
+	if _, err := shared.Client.CoreV1().PersistentVolumes().Create(t.Context(), volume, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// other returns the other one of two guests.
+func (g *guest) other(a, b *guest) *guest {
+	if g == a {
+		return b
+	}
+	return a
+}
+
+// settle waits until a guest runs that what was done to another may have disrupted too, and takes
+// over how often it was booted.
+func (g *guest) settle(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, wait, g.name+" answers", func() error {
+		pod, err := g.findPod(t)
+		if err != nil || pod == nil {
+			return fmt.Errorf("there is no pod: %w", err)
+		}
+		got, err := getFromHost(t, "http://"+pod.Status.PodIP)
+		if _, rest, ok := strings.Cut(got, `"boots":`); ok {
+			_, err = fmt.Sscanf(rest, "%d", &g.boots)
+		}
+		return err
+	})
+	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
+}
+
+func (g *guest) waitElsewhere(t *testing.T, before *corev1.Pod) {
+	t.Helper()
+	if pod := g.waitRun(t, before.UID); pod.Spec.NodeName == before.Spec.NodeName {
+		t.Errorf("%s runs on %s again", g.name, pod.Spec.NodeName)
+	}
+}
+
+func testDrainElsewhere(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	if err := drain(t, node, true); err != nil {
+		t.Fatal(err)
+	}
+	g.waitElsewhere(t, before)
+	if err := node.Uncordon(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testOutOfService powers a node off and says so by the taint: the guest starts elsewhere.
+func testOutOfService(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	if err := node.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	g.waitLost(t, node)
+	if err := node.Taint(t.Context(), cluster.OutOfService); err != nil {
+		t.Fatal(err)
+	}
+	g.waitElsewhere(t, before)
+	next := g.pod(t)
+	if err := errors.Join(node.Untaint(t.Context(), cluster.OutOfService.Key), node.PowerOn()); err != nil {
+		t.Fatal(err)
+	}
+	waitForNode(t, node, true)
+	g.checkUndisturbed(t, next)
+}
+
+// testAssertedOff powers a node off and says of one pod that it is off: no other object of the node
+// changes, and the guest starts elsewhere.
+func testAssertedOff(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	if err := node.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	g.waitLost(t, node)
+	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "annotate", "vm", g.name, "--overwrite", api.AnnotationMachineIsOff+"="+string(before.UID))
+	g.waitElsewhere(t, before)
+	next := g.pod(t)
+	if err := node.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+	waitForNode(t, node, true)
+	g.checkUndisturbed(t, next)
+}
+
+// testStreams uses kubectl vm, whose console and log are those of the pod, while the guest shuts
+// down.
+func testStreams(t *testing.T, g *guest) {
+	env := []string{"KUBECONFIG=" + shared.Kubeconfig}
+	log, _ := framework.MustRunCommand(t, wait, env, g.kubectlVM, "-n", podNamespace, "logs", g.name)
+	if want := fmt.Sprintf("drover linux guest %d is up", g.boots); !strings.Contains(log, want) {
+		t.Errorf("the log is %q, want %q", log, want)
+	}
+	pod := g.pod(t).Name
+	for _, args := range [][]string{{"exec", g.name, "--", "uname"}, {"port-forward", g.name, "8080:80"}, {"ip", g.name}} {
+		_, stderr, err := framework.RunCommand(t, wait, env, g.kubectlVM, append([]string{"-n", podNamespace}, args...)...)
+		if want := "-n " + podNamespace + " port-forward pod/" + pod; err == nil || !strings.Contains(stderr, want) {
+			t.Errorf("kubectl vm %v: %v, %q, want %q", args, err, stderr, want)
+		}
+	}
+	console := startConsole(t, g)
+	console.typeLine(t, "typed")
+	g.stop(t)
+	console.line(t, "drover linux guest powers off")
+	console.wait(t)
+	_, stderr, err := framework.RunCommand(t, wait, env, g.kubectlVM, "-n", podNamespace, "console", g.name)
+	if err == nil || !strings.Contains(stderr, "is stopped") {
+		t.Errorf("the console of a stopped VM: %v, %q", err, stderr)
+	}
+}
+
+// session is kubectl vm console.
+type session struct {
+	console
+
+	cmd   *exec.Cmd
+	stdin io.Writer
+}
+
+func startConsole(t *testing.T, g *guest) *session {
+	t.Helper()
+	s := &session{cmd: exec.CommandContext(t.Context(), g.kubectlVM, "-n", podNamespace, "console", g.name)}
+	s.cmd.Env = append(os.Environ(), "KUBECONFIG="+shared.Kubeconfig)
+	s.cmd.Stdout, s.cmd.Stderr = &s.console, &s.console
+	stdin, err := s.cmd.StdinPipe()
+	if err == nil {
+		s.stdin = stdin
+		err = s.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// typeLine types a line, which the guest's terminal shows.
+func (s *session) typeLine(t *testing.T, text string) {
+	t.Helper()
+	if _, err := io.WriteString(s.stdin, text+"\r"); err != nil {
+		t.Fatal(err)
+	}
+	s.line(t, text)
+}
+
+// wait waits until the console has ended with the machine.
+func (s *session) wait(t *testing.T) {
+	t.Helper()
+	if err := s.cmd.Wait(); err != nil {
+		t.Errorf("kubectl vm console: %v", err)
+	}
+}

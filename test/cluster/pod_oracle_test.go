@@ -1,0 +1,115 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/framework"
+)
+
+// machineOracle looks all the time at the containers of all nodes, whatever the API says of them:
+// at no moment may those of two pods of one VirtualMachine run.
+type machineOracle struct {
+	mu sync.Mutex
+	// seen are the pods whose containers ran at any time.
+	seen  map[types.UID]bool
+	found []string
+}
+
+// oraclePeriod is the time between two looks. A machine takes seconds to start and to end.
+const oraclePeriod = 50 * time.Millisecond
+
+// startMachineOracle fails the test at its end if two machines ran at a time.
+func startMachineOracle(t *testing.T) *machineOracle {
+	t.Helper()
+	o := &machineOracle{seen: map[types.UID]bool{}}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			o.look()
+			select {
+			case <-stop:
+				return
+			case <-time.After(oraclePeriod):
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-stopped
+		for _, text := range o.found {
+			t.Error(text)
+		}
+	})
+	return o
+}
+
+func (o *machineOracle) look() {
+	running := runningMachines()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for name, pods := range running {
+		for uid := range pods {
+			o.seen[uid] = true
+		}
+		if len(pods) > 1 {
+			o.found = append(o.found, fmt.Sprintf("at %s containers of %d pods %s run: %v", time.Now().Format(time.TimeOnly), len(pods), name, pods))
+		}
+	}
+}
+
+// checkSeen checks that the oracle sees the container of a pod that runs.
+func (o *machineOracle) checkSeen(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	framework.Eventually(t, wait, "the oracle sees "+string(pod.UID), func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if !o.seen[pod.UID] {
+			return fmt.Errorf("it has seen %v", o.seen)
+		}
+		return nil
+	})
+}
+
+// podInGroup finds the UID of a pod in the name of a control group.
+var podInGroup = regexp.MustCompile(`/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
+
+// runningMachines returns the UIDs of pods in which drover-machine runs, by their names. The pods of
+// one VirtualMachine have one name, which is the name of their host. A process that has ended, and
+// that nobody has waited for, has no environment.
+func runningMachines() map[string]map[types.UID]bool {
+	all := map[string]map[types.UID]bool{}
+	names, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, path := range names {
+		if comm, _ := os.ReadFile(path); string(comm) != "drover-machine\n" {
+			continue
+		}
+		groups, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cgroup"))
+		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
+		uid := podInGroup.FindSubmatch(groups)
+		for variable := range bytes.SplitSeq(environment, []byte{0}) {
+			name, ok := bytes.CutPrefix(variable, []byte("HOSTNAME="))
+			if !ok || uid == nil {
+				continue
+			}
+			if all[string(name)] == nil {
+				all[string(name)] = map[types.UID]bool{}
+			}
+			all[string(name)][types.UID(uid[1])] = true
+		}
+	}
+	return all
+}

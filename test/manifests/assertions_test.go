@@ -1,0 +1,310 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
+)
+
+// TestAssertionPolicy checks who may say that a machine is off: not an editor of VirtualMachines,
+// in any way, and who has the verb may in that namespace alone.
+func TestAssertionPolicy(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*testing.T) *testenv.Environment{
+		"chart": func(t *testing.T) *testenv.Environment { return startWithChart(t, podValues...) },
+		"config/pod": func(t *testing.T) *testenv.Environment {
+			w := startWithAllAPIs(t)
+			framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", writeOverlay(t, "default", "pod"), "--validate=strict")
+			return w
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := start(t)
+			for _, ns := range []string{usersNamespace, otherNamespace} {
+				w.CreateNamedNamespace(t, ns)
+				for _, vm := range []string{"vm", "asserted"} {
+					w.CreateVM(t, fakeVM(vm).Namespace(ns))
+				}
+			}
+			editor, operator := newRoleUser(t, w, "edit"), newRoleUser(t, w, "drover-assert-stopped")
+			waitForPolicy(t, editor.vms)
+			if err := assertOff("asserted", "a")(t, operator.vms); err != nil {
+				t.Fatal(err)
+			}
+			for name, tc := range assertionRequests() {
+				t.Run(name, func(t *testing.T) {
+					checkAssertion(t, "an editor", tc.send(t, editor.vms), tc.editor)
+					if tc.operator {
+						checkAssertion(t, "an operator", tc.send(t, operator.vms), true)
+					}
+				})
+			}
+			checkAssertion(t, "an operator of another namespace", assertOff("vm", "a")(t, operator.others), false)
+		})
+	}
+}
+
+func newRoleUser(t *testing.T, w *testenv.Environment, role string) user {
+	t.Helper()
+	config, subject := accountUser(t, w, "user-of-"+role)
+	bindUser(t, w.KubeClient, role, subject)
+	// An operator may edit in the other namespace, so that only the verb is missing there.
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: subject.Name}, Subjects: []rbacv1.Subject{subject},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
+	}
+	if _, err := w.KubeClient.RbacV1().RoleBindings(otherNamespace).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return newUser(t, role, "token", config)
+}
+
+// waitForPolicy waits until the API server applies the rights of an editor and the policy.
+func waitForPolicy(t *testing.T, editor dynamic.ResourceInterface) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the policy applies", func() error {
+		err := dryAssertOff("vm", "a")(t, editor)
+		if err == nil || !strings.Contains(err.Error(), "drover-machine-is-off") {
+			return fmt.Errorf("an editor gets %w", err)
+		}
+		return nil
+	})
+}
+
+// assertionRequest is one that may set the annotation.
+type assertionRequest struct {
+	// editor and operator report whether an editor may send it, and whether an operator may, who
+	// only patches.
+	editor, operator bool
+	send             func(*testing.T, dynamic.ResourceInterface) error
+}
+
+func assertionRequests() map[string]assertionRequest {
+	return map[string]assertionRequest{
+		"set":                       {false, true, dryAssertOff("vm", "a")},
+		"change":                    {false, true, dryAssertOff("asserted", "b")},
+		"withdraw":                  {true, true, dryAssertOff("asserted", "")},
+		"leave":                     {true, true, dryAssertOff("asserted", "a")},
+		"change something else":     {true, true, dryPatch("asserted", `{"spec":{"action":"stopped"}}`)},
+		"set through the status":    {false, false, dryPatch("vm", `{"metadata":{"annotations":{"cloudnative.tw/machine-is-off":"a"}}}`, "status")},
+		"create with it":            {false, false, dryCreate(api.AnnotationMachineIsOff)},
+		"create with another":       {true, false, dryCreate("example.org/note")},
+		"replace by one without it": {true, false, dryReplace("")},
+		"replace by another":        {false, false, dryReplace("b")},
+	}
+}
+
+func assertOff(name, pod string) func(*testing.T, dynamic.ResourceInterface) error {
+	return func(t *testing.T, vms dynamic.ResourceInterface) error {
+		_, err := vms.Patch(t.Context(), name, types.MergePatchType, assertionPatch(pod), metav1.PatchOptions{})
+		return err
+	}
+}
+
+func assertionPatch(pod string) []byte {
+	return fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, api.AnnotationMachineIsOff, pod)
+}
+
+func dryAssertOff(name, pod string) func(*testing.T, dynamic.ResourceInterface) error {
+	return dryPatch(name, string(assertionPatch(pod)))
+}
+
+func dryPatch(name, patch string, subresources ...string) func(*testing.T, dynamic.ResourceInterface) error {
+	return func(t *testing.T, vms dynamic.ResourceInterface) error {
+		_, err := vms.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun}, subresources...)
+		return err
+	}
+}
+
+func dryCreate(annotation string) func(*testing.T, dynamic.ResourceInterface) error {
+	return func(t *testing.T, vms dynamic.ResourceInterface) error {
+		vm := newUnstructuredVM("new")
+		vm.SetAnnotations(map[string]string{annotation: "a"})
+		_, err := vms.Create(t.Context(), vm, metav1.CreateOptions{DryRun: dryRun})
+		return err
+	}
+}
+
+// dryReplace replaces the object as kubectl replace does.
+func dryReplace(pod string) func(*testing.T, dynamic.ResourceInterface) error {
+	return func(t *testing.T, vms dynamic.ResourceInterface) error {
+		vm, err := vms.Get(t.Context(), "asserted", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		vm.SetAnnotations(nil)
+		if pod != "" {
+			vm.SetAnnotations(map[string]string{api.AnnotationMachineIsOff: pod})
+		}
+		_, err = vms.Update(t.Context(), vm, metav1.UpdateOptions{DryRun: dryRun})
+		return err
+	}
+}
+
+func checkAssertion(t *testing.T, who string, err error, allowed bool) {
+	t.Helper()
+	if (err == nil) != allowed || err != nil && !apierrors.IsForbidden(err) {
+		t.Errorf("%s, who may: %t, gets %v", who, allowed, err)
+	}
+}
+
+// staysFor is how long something has to stay as it is, in which a controller lists several times.
+const staysFor = 4 * time.Second
+
+// TestAssertion says of pods on a lost node that their machines are off. It counts for the pod with
+// that UID, once its node is not ready, and only where the controller takes such a word.
+func TestAssertion(t *testing.T) {
+	t.Parallel()
+	w := startWithChart(t, podValues...)
+	node := createNode(t, w, "lost", corev1.ConditionUnknown)
+	controller := startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s")
+	vm := w.CreateVM(t, podVM("vm"))
+	first := runOn(t, w, waitForPod(t, w, vm), node.Name)
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
+
+	setAssertion(t, w, vm, string(first.UID))
+	checkStays(t, w, first, "the controller takes no word")
+	controller.MustStop()
+	setAssertion(t, w, vm, "00000000-0000-0000-0000-000000000000")
+	controller = startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s", "--pod-assertions")
+	checkStays(t, w, first, "another pod is asserted")
+	setReady(t, w, node, corev1.ConditionTrue)
+	setAssertion(t, w, vm, string(first.UID))
+	checkStays(t, w, first, "its node is ready")
+
+	setReady(t, w, node, corev1.ConditionUnknown)
+	var second *corev1.Pod
+	framework.Eventually(t, framework.StepTimeout, "another pod", func() error {
+		if second = waitForPod(t, w, vm); second.UID == first.UID {
+			return fmt.Errorf("%s is there", first.UID)
+		}
+		return nil
+	})
+	second = runOn(t, w, second, node.Name)
+	checkStays(t, w, second, "the pod before is asserted")
+
+	w.DeleteVM(t, vm)
+	setAssertion(t, w, vm, string(second.UID))
+	releaseClaim(t, w, vm)
+	w.WaitForDeletion(t, vm, framework.StepTimeout)
+	if out := controller.Output(); strings.Contains(out, "forbidden") {
+		t.Errorf("something was forbidden:\n%s", out)
+	}
+	controller.MustStop()
+}
+
+// TestAssertionOfLostPod says that the machine of a pod is off whose object is gone.
+func TestAssertionOfLostPod(t *testing.T) {
+	t.Parallel()
+	w := startWithChart(t, podValues...)
+	controller := startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s", "--pod-assertions")
+	for name, vm := range map[string]*api.VirtualMachine{
+		"with a disk": w.CreateVM(t, podVM("disk")),
+		"ephemeral": w.CreateVM(t, podVM("ephemeral").Spec(func(spec *api.VirtualMachineSpec) {
+			spec.Ephemeral = true
+			delete(spec.Resource, api.ResourceRootDisk)
+		})),
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := runOn(t, w, waitForPod(t, w, vm), "gone")
+			w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
+			pods := w.KubeClient.CoreV1().Pods(pod.Namespace)
+			if _, err := pods.Patch(t.Context(), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
+				t.Fatal(err)
+			}
+			w.WaitForVM(t, vm, framework.StepTimeout, framework.HasMessage("nothing proves that its containers have ended"))
+			setAssertion(t, w, vm, string(pod.UID))
+			if next := waitForPod(t, w, vm); next.UID == pod.UID {
+				t.Errorf("the pod is %s as before", next.UID)
+			}
+		})
+	}
+	controller.MustStop()
+}
+
+func createNode(t *testing.T, w *testenv.Environment, name string, ready corev1.ConditionStatus) *corev1.Node {
+	t.Helper()
+	node, err := w.KubeClient.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	setReady(t, w, node, ready)
+	return node
+}
+
+func setReady(t *testing.T, w *testenv.Environment, node *corev1.Node, ready corev1.ConditionStatus) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, ready)
+	if _, err := w.KubeClient.CoreV1().Nodes().Patch(t.Context(), node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runOn binds a pod to a node and reports its container as running, as scheduler and kubelet do.
+func runOn(t *testing.T, w *testenv.Environment, pod *corev1.Pod, node string) *corev1.Pod {
+	t.Helper()
+	pods := w.KubeClient.CoreV1().Pods(pod.Namespace)
+	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
+	if err := pods.Bind(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	status := `{"status":{"phase":"Running","podIP":"10.1.1.1","podIPs":[{"ip":"10.1.1.1"}],"containerStatuses":[
+		{"name":"machine","image":"x","imageID":"x","ready":true,"started":true,"state":{"running":{"startedAt":"2026-01-01T00:00:00Z"}}}]}}`
+	bound, err := pods.Patch(t.Context(), pod.Name, types.StrategicMergePatchType, []byte(status), metav1.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bound
+}
+
+func setAssertion(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, pod string) {
+	t.Helper()
+	if _, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).Patch(t.Context(), vm.Name, types.MergePatchType, assertionPatch(pod), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkStays checks that a pod is neither deleted nor released.
+func checkStays(t *testing.T, w *testenv.Environment, pod *corev1.Pod, why string) {
+	t.Helper()
+	framework.Consistently(t, staysFor, 200*time.Millisecond, why+": the pod stays", func() error {
+		now, err := w.KubeClient.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+		if err == nil && (now.UID != pod.UID || now.DeletionTimestamp != nil || len(now.Finalizers) != len(pod.Finalizers)) {
+			err = fmt.Errorf("it is %+v", now.ObjectMeta)
+		}
+		return err
+	})
+}
+
+// TestChartWithoutAssertions checks that the flag and the policy come together.
+func TestChartWithoutAssertions(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]bool{"true": true, "false": false} {
+		out, _ := framework.RunHelm(t, os.DevNull, append([]string{"template", "drover", chart, "--set", "pod.assertions=" + value}, podValues...)...)
+		for _, part := range []string{"--pod-assertions=true", "kind: ValidatingAdmissionPolicy\n", "kind: ValidatingAdmissionPolicyBinding\n", "name: drover-assert-stopped\n"} {
+			if strings.Contains(out, part) != want {
+				t.Errorf("pod.assertions is %s, and the chart has %q: %v", value, part, !want)
+			}
+		}
+	}
+}
