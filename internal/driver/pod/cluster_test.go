@@ -344,10 +344,12 @@ func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
 
 // endPod reports the end of a pod.
 func (k *kubelet) endPod(ctx context.Context, p *corev1.Pod, code int32, message string) error {
-	delete(k.stop, p.UID)
 	p.Status.Phase = corev1.PodSucceeded
 	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: "Completed", FinishedAt: metav1.Now()}}
 	_, err := k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	if err == nil {
+		delete(k.stop, p.UID) // else it is reported again
+	}
 	return err
 }
 
