@@ -62,7 +62,13 @@ func newWorld(t *testing.T) *world {
 	if err := grantRole(); err != nil {
 		t.Fatal(err)
 	}
-	kube := kubernetes.NewForConfigOrDie(shared.Config)
+	return newWorldIn(t, shared)
+}
+
+// newWorldIn makes a namespace in a cluster.
+func newWorldIn(t *testing.T, c *framework.Cluster) *world {
+	t.Helper()
+	kube := kubernetes.NewForConfigOrDie(c.Config)
 	made, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pods-"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +81,7 @@ func newWorld(t *testing.T) *world {
 		_, err := kube.CoreV1().ServiceAccounts(made.Name).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
-	w := &world{kube, dynamic.NewForConfigOrDie(shared.Config).Resource(vmResource).Namespace(made.Name), made.Name, nil}
+	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, nil}
 	w.kubelet = startKubelet(t, w)
 	return w
 }
