@@ -62,7 +62,13 @@ func newWorld(t *testing.T) *world {
 	if err := grantRole(); err != nil {
 		t.Fatal(err)
 	}
-	kube := kubernetes.NewForConfigOrDie(shared.Config)
+	return newWorldIn(t, shared)
+}
+
+// newWorldIn makes a namespace in a cluster.
+func newWorldIn(t *testing.T, c *framework.Cluster) *world {
+	t.Helper()
+	kube := kubernetes.NewForConfigOrDie(c.Config)
 	made, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pods-"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +81,7 @@ func newWorld(t *testing.T) *world {
 		_, err := kube.CoreV1().ServiceAccounts(made.Name).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
-	w := &world{kube, dynamic.NewForConfigOrDie(shared.Config).Resource(vmResource).Namespace(made.Name), made.Name, nil}
+	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, nil}
 	w.kubelet = startKubelet(t, w)
 	return w
 }
@@ -344,10 +350,12 @@ func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
 
 // endPod reports the end of a pod.
 func (k *kubelet) endPod(ctx context.Context, p *corev1.Pod, code int32, message string) error {
-	delete(k.stop, p.UID)
 	p.Status.Phase = corev1.PodSucceeded
 	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: "Completed", FinishedAt: metav1.Now()}}
 	_, err := k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	if err == nil {
+		delete(k.stop, p.UID) // else it is reported again
+	}
 	return err
 }
 

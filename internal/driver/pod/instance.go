@@ -6,8 +6,10 @@ package pod
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -232,26 +234,69 @@ func (i *instance) updateRoot(ctx context.Context, epoch uint64, change func(*co
 
 // updateClaim changes a PVC, under the version that was read.
 func (i *instance) updateClaim(ctx context.Context, epoch uint64, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, error) {
-	next := claim.DeepCopy()
-	change(next)
-	if err := enterEpoch(next, epoch); err != nil {
-		return nil, err
-	}
-	updated, err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	claims := i.driver.Client.PersistentVolumeClaims(i.key.Namespace)
+	updated, err := update(ctx, claims.Get, claim, isSame, func(read *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+		next := read.DeepCopy()
+		change(next)
+		if err := enterEpoch(next, epoch); err != nil {
+			return nil, err
+		}
+		return claims.Update(ctx, next, metav1.UpdateOptions{})
+	})
 	return updated, explain("change", kindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
 }
 
 func (i *instance) updatePod(ctx context.Context, epoch uint64, change func(*corev1.Pod)) error {
-	next := i.pod.DeepCopy()
-	change(next)
-	if err := enterEpoch(next, epoch); err != nil {
-		return err
-	}
-	updated, err := i.driver.Client.Pods(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	pods := i.driver.Client.Pods(i.key.Namespace)
+	updated, err := update(ctx, pods.Get, i.pod, isSamePod, func(read *corev1.Pod) (*corev1.Pod, error) {
+		next := read.DeepCopy()
+		change(next)
+		if err := enterEpoch(next, epoch); err != nil {
+			return nil, err
+		}
+		return pods.Update(ctx, next, metav1.UpdateOptions{})
+	})
 	if err == nil {
 		i.pod = updated
 	}
 	return explain("change", kindPod, i.key, err)
+}
+
+// maxTries is how often a change is tried while others change the object.
+const maxTries = 4
+
+// update changes an object under the version that was read. If others have changed it meanwhile, it
+// reads the object again, and tries once more as long as nothing is different that the driver decides
+// from: the kubelet and the provisioner of volumes write to what they have just got.
+func update[T metav1.Object](ctx context.Context, get func(context.Context, string, metav1.GetOptions) (T, error), read T, isSame func(a, b T) bool, try func(read T) (T, error)) (T, error) {
+	for tries := 1; ; tries++ {
+		updated, err := try(read)
+		if !apierrors.IsConflict(err) || tries == maxTries {
+			return updated, err
+		}
+		again, readErr := get(ctx, read.GetName(), metav1.GetOptions{})
+		if readErr != nil || !isSame(read, again) {
+			return updated, err
+		}
+		read = again
+	}
+}
+
+// isSame reports whether an object has what it had of what the driver decides from.
+func isSame[T metav1.Object](a, b T) bool {
+	return a.GetUID() == b.GetUID() && a.GetDeletionTimestamp().Equal(b.GetDeletionTimestamp()) &&
+		maps.Equal(a.GetLabels(), b.GetLabels()) && maps.Equal(ownAnnotations(a), ownAnnotations(b))
+}
+
+func isSamePod(a, b *corev1.Pod) bool {
+	return isSame(a, b) && (provenEnd(a) == nil) == (provenEnd(b) == nil) && len(a.Spec.SchedulingGates) == len(b.Spec.SchedulingGates)
+}
+
+// ownAnnotations returns the annotations that the driver writes.
+func ownAnnotations(o metav1.Object) map[string]string {
+	own := maps.Clone(o.GetAnnotations())
+	maps.DeleteFunc(own, func(key, _ string) bool { return !strings.HasPrefix(key, ownPrefix) })
+	return own
 }
 
 // deletePod asks the kubelet to end the pod within a time, at least a second unless no kubelet will

@@ -5,6 +5,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 
@@ -27,9 +28,6 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	}
 	var servers []driver.Server
 	for _, i := range found {
-		if err := i.readNode(ctx); err != nil {
-			return nil, err
-		}
 		if s := i.toServer(); len(uids) == 0 || !s.Retained {
 			servers = append(servers, s)
 		}
@@ -40,6 +38,11 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 // listObjects returns the instances that have objects: all, or those of UIDs. Objects that claim
 // the UID of a VirtualMachine under another name than its own are left out.
 func (d *Driver) listObjects(ctx context.Context, uids ...types.UID) ([]*instance, error) {
+	if len(uids) == 1 {
+		if _, known := d.ownerOf(uids[0]); known {
+			return d.readObjects(ctx, uids[0])
+		}
+	}
 	options := metav1.ListOptions{LabelSelector: d.selector(uids...)}
 	pods, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, options)
 	if err != nil {
@@ -60,7 +63,26 @@ func (d *Driver) listObjects(ctx context.Context, uids ...types.UID) ([]*instanc
 			i.setClaim(claims.Items[n].Labels[LabelVolume], &claims.Items[n])
 		}
 	}
-	return sorted(byKey), nil
+	found := sorted(byKey)
+	for _, i := range found {
+		if err := i.readNode(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// readObjects returns the instance of a UID whose VirtualMachine is known, by the names of its
+// objects: to select them by labels, the API server would look at all of the cluster.
+func (d *Driver) readObjects(ctx context.Context, uid types.UID) ([]*instance, error) {
+	i, err := d.find(ctx, driver.Target{UID: uid})
+	if errors.Is(err, driver.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return []*instance{i}, nil
 }
 
 func sorted(byKey map[types.NamespacedName]*instance) []*instance {

@@ -15,6 +15,9 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
+// ownPrefix is that of the labels and annotations that only Drover writes.
+const ownPrefix = "cloudnative.tw/"
+
 // Labels of every object of a server. A tenant can write them, so they only select: see the
 // package comment for what identifies an object.
 const (
@@ -84,7 +87,7 @@ func (d *Driver) selector(uids ...types.UID) string {
 func (d *Driver) newMeta(spec driver.ServerSpec, name, nonce string) metav1.ObjectMeta {
 	all := map[string]string{}
 	for key, value := range spec.Labels {
-		if !strings.HasPrefix(key, "cloudnative.tw/") {
+		if !strings.HasPrefix(key, ownPrefix) {
 			all[key] = value
 		}
 	}

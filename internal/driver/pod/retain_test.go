@@ -226,3 +226,35 @@ func TestSeed(t *testing.T) {
 	_, err := newMachines().NewEnd(t.Context(), "vm", "nonce")
 	wantError(t, "a damaged seed", err, driver.ErrRetry, "seed has 5 bytes and must have 32")
 }
+
+// TestConcurrentChange checks that a change is made although others have changed the object since it
+// was read, but not if that was a leader, or if the object is another one.
+func TestConcurrentChange(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.reach(t, driver.StateRunning)
+	for name, c := range map[string]struct {
+		annotation string
+		want       error
+	}{"another controller": {"example.com/x", nil}, "another leader": {AnnotationEpoch, driver.ErrRetry}} {
+		read := s.converge(t)
+		claim := s.claims(t)[rootDisk]
+		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, c.annotation, "7")
+		if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Update(t.Context(), &claim, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := read.annotateRoot(t.Context(), s.Epoch, "example.com/test", "x"); !errors.Is(err, c.want) {
+			t.Errorf("after a change by %s the change returns %v, want %v", name, err, c.want)
+		}
+		if now := s.claims(t)[rootDisk]; (now.Annotations["example.com/test"] != "") != (c.want == nil) || now.Annotations[c.annotation] != "7" {
+			t.Errorf("after a change by %s the annotations are %v", name, now.Annotations)
+		}
+		delete(claim.Annotations, "example.com/test")
+		claim.Annotations[AnnotationEpoch], claim.ResourceVersion = "1", ""
+		if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Update(t.Context(), &claim, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.deleteAll(t)
+}
