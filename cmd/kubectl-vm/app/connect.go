@@ -68,10 +68,10 @@ func (c *connection) connectToPod(config *rest.Config, vm *api.VirtualMachine, s
 		return nil, fmt.Errorf("%s has no pod yet, to see why: %s explain %s", vm.Name, c.Program, vm.Name)
 	}
 	pod := vm.Status.Objects[n].Name
-	switch {
-	case s == streamsapi.Console, s == streamsapi.Log:
+	if s == streamsapi.Console || s == streamsapi.Log {
 		return streams.ForPod(config, pod)
-	case s == streamsapi.PortForward:
+	}
+	if s == streamsapi.PortForward {
 		return nil, fmt.Errorf("%s is a pod, whose ports Drover does not forward: %s -n %s port-forward pod/%s LOCAL:REMOTE", vm.Name, c.Kubectl, vm.Namespace, pod)
 	}
 	return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot run anything: log in at its console with %s console %s, or by ssh through %s -n %s port-forward pod/%s 2222:22", vm.Name, c.Program, vm.Name, c.Kubectl, vm.Namespace, pod)
