@@ -1,0 +1,97 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package guestwrites explores what a power cut leaves of the disks that a guest writes to.
+//
+// The Linux guest for tests writes blocks that show what it has synced (package blocks).
+// Program attach takes QEMU's place and has it use the disks by an NBD server of this package
+// (nbd.go), which records writes and flushes in order (record.go). A power cut leaves what was
+// durable, and of all other writes any sectors. States that it may leave are checked by
+// qemu-img and by the guest's blocks (check.go). One of them takes the place of the disks, and
+// Drover and the guest go on with it (run.go).
+//
+// QEMU's own filter blklogwrites records writes too, but not what was in progress, nor the order
+// of what was written to two disks.
+package guestwrites
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// Name is that of the kind of fault.
+const Name = "guest writes"
+
+// bounds say how much is explored.
+type bounds struct {
+	// machines is how many machines there are, one after the other, and scenarios in how many
+	// scenarios the power of each is cut. states is how many states are looked at each time.
+	machines, scenarios, states int
+}
+
+var sizes = map[lab.Size]bounds{
+	lab.SizeShort:   {machines: 1, scenarios: 1, states: 6},
+	lab.SizeDefault: {machines: 1, scenarios: len(scenarios), states: 25},
+	lab.SizeFull:    {machines: 20, scenarios: len(scenarios), states: 200},
+}
+
+// Kind returns the kind of fault.
+func Kind() lab.Kind {
+	return lab.Kind{
+		Name: Name,
+		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
+			return explore(ctx, l, sizes[size])
+		},
+		Replay: func(ctx context.Context, _ *lab.Lab, folder string) (lab.Result, error) { return replay(ctx, folder) },
+	}
+}
+
+// explore runs machines one after the other until a rule is broken.
+func explore(ctx context.Context, l *lab.Lab, b bounds) (result lab.Result, err error) {
+	begin := time.Now()
+	cuts := 0
+	for n := range b.machines {
+		done, err := exploreMachine(ctx, l, b, uint64(n), &result) //nolint:gosec // small
+		cuts += done
+		if v := lab.ViolationOf(err); v != nil {
+			result.Violations, err = append(result.Violations, *v), nil
+		}
+		if err != nil || len(result.Violations) > 0 {
+			return result, err
+		}
+	}
+	result.Took = time.Since(begin)
+	result.Notes = []string{fmt.Sprintf("Drover and guests went on after %d power cuts", cuts)}
+	return result, nil
+}
+
+// exploreMachine cuts the power of a machine in some scenarios, and judges the world then.
+func exploreMachine(ctx context.Context, l *lab.Lab, b bounds, seed uint64, result *lab.Result) (cuts int, err error) {
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // no secret
+	r, err := startRun(ctx, l, random, b.states, result)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	if err := r.waitRounds(ctx); err != nil {
+		return 0, err
+	}
+	order := random.Perm(len(scenarios))
+	if seed == 0 {
+		order = []int{0, 1, 2, 3}
+	}
+	for _, n := range order[:b.scenarios] {
+		if err := r.play(ctx, scenarios[n]); err != nil || len(result.Violations) > 0 {
+			return cuts, err
+		}
+		cuts++
+	}
+	_, broken, err := r.world.Judge(ctx, r.replicas)
+	result.Violations = append(result.Violations, broken...)
+	return cuts, err
+}
