@@ -109,7 +109,8 @@ var All = []Bug{
 	}}},
 	{"goroutine-leaked", "", []Edit{{
 		"internal/controller/setup.go", "			r.enqueueObject(q, e.Object, queue.CreatePriority(e))\n", "			if BUG {\n				go func() { select {} }()\n			}\n			r.enqueueObject(q, e.Object, queue.CreatePriority(e))\n",
-	}}}, {"flushes-ignored", "", []Edit{{
+	}}},
+	{"flushes-ignored", "", []Edit{{
 		"internal/machine/launch/config.go", "	if d.Format != formatRaw {\n", "	if BUG {\n		node[\"cache\"] = Object{\"no-flush\": true}\n	}\n	if d.Format != formatRaw {\n",
 	}}},
 }

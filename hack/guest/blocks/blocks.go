@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// Size is that of a block, in bytes, and Alignment that of its place.
-	Size, Alignment = 8 << 10, 4 << 10
+	// Size is that of a block, in bytes.
+	Size = 8 << 10
 	// Slots is how many rounds have places of their own. The next ones overwrite the first.
 	Slots = 16
 	// Stride is the distance of slots: a cluster of a qcow2 file.
@@ -105,7 +105,7 @@ type Place struct {
 }
 
 // Offset returns where on the disk that is.
-func (p Place) Offset() int64 { return areas[p.Area] + int64(p.Count%Slots)*Stride } //nolint:gosec // small
+func (p Place) Offset() int64 { return areas[p.Area] + int64(p.Count%Slots)*Stride }
 
 // Discarded returns the slot that a round discards: an old one of the first area, which a later
 // round writes to again.
@@ -113,7 +113,7 @@ func Discarded(count uint64) Place { return Place{Area: 0, Count: count + Slots/
 
 // Scratch returns an offset on the disk for what a guest does not sync: a cluster of those that
 // rounds use in turns.
-func Scratch(n uint64) int64 { return areas[1] + int64(Slots+n%scratchSlots)*Stride } //nolint:gosec // small
+func Scratch(n uint64) int64 { return areas[1] + int64(Slots+n%scratchSlots)*Stride }
 
 const scratchSlots = 64
 

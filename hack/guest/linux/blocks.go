@@ -29,7 +29,7 @@ func writeBlocks(cmdline string) error {
 	}
 	var disks []*blockDisk
 	for n, name := range strings.Split(strings.Fields(names)[0], ",") {
-		d, err := openBlockDisk(uint32(n), filepath.Join("/dev", name)) //nolint:gosec // small
+		d, err := openBlockDisk(uint32(n), filepath.Join("/dev", name))
 		if err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func (d *blockDisk) writeRound(synced [blocks.Disks]uint64) error {
 		return err
 	}
 	for area := range blocks.AreasOf(next.Count, next.GrownAt) {
-		next.Area = uint32(area) //nolint:gosec // small
+		next.Area = uint32(area)
 		if _, err := d.WriteAt(next.Encode(), blocks.Place{Area: area, Count: next.Count}.Offset()); err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ const scratchWrites = 3
 // scribble writes to clusters of its own, and discards older ones, so that there is always
 // something that is not synced.
 func (d *blockDisk) scribble() error {
-	page, err := unix.Mmap(-1, 0, blocks.Alignment, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return err
 	}

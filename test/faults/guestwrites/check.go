@@ -81,7 +81,7 @@ func checkDisk(ctx context.Context, path string, synced, grownAt uint64) error {
 	if out, err := runQEMUImg(ctx, "convert", "-O", "raw", name, raw); err != nil {
 		return lostError{fmt.Errorf("qemu-img convert: %w: %s", err, out)}
 	}
-	f, err := os.Open(raw) //nolint:gosec // in a folder of the test
+	f, err := os.Open(raw)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (s state) keep() (string, error) {
 // replay checks the disks again that a violation has left.
 func replay(ctx context.Context, dir string) (lab.Result, error) {
 	var shown claims
-	content, err := os.ReadFile(filepath.Join(dir, shownFile)) //nolint:gosec // who runs the test names it
+	content, err := os.ReadFile(filepath.Join(dir, shownFile))
 	if err == nil {
 		err = json.Unmarshal(content, &shown)
 	}

@@ -53,45 +53,48 @@ func Kind() lab.Kind {
 
 // explore runs machines one after the other until a rule is broken.
 func explore(ctx context.Context, l *lab.Lab, b bounds) (result lab.Result, err error) {
-	begin := time.Now()
+	defer func(begin time.Time) { result.Took = time.Since(begin) }(time.Now())
 	cuts := 0
-	for n := range b.machines {
-		done, err := exploreMachine(ctx, l, b, uint64(n), &result) //nolint:gosec // small
-		cuts += done
-		if v := lab.ViolationOf(err); v != nil {
-			result.Violations, err = append(result.Violations, *v), nil
-		}
-		if err != nil || len(result.Violations) > 0 {
+	for number := range b.machines {
+		done, err := exploreMachine(ctx, l, b, number, &result)
+		if cuts += done; err != nil || len(result.Violations) > 0 {
 			return result, err
 		}
 	}
-	result.Took = time.Since(begin)
 	result.Notes = []string{fmt.Sprintf("Drover and guests went on after %d power cuts", cuts)}
 	return result, nil
 }
 
-// exploreMachine cuts the power of a machine in some scenarios, and judges the world then.
-func exploreMachine(ctx context.Context, l *lab.Lab, b bounds, seed uint64, result *lab.Result) (cuts int, err error) {
-	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // no secret
+// exploreMachine runs a machine in a world of its own, and returns after how many power cuts
+// Drover and its guest went on.
+func exploreMachine(ctx context.Context, l *lab.Lab, b bounds, number int, result *lab.Result) (cuts int, err error) {
+	random := rand.New(rand.NewPCG(uint64(number), 0)) //nolint:gosec // no secret
 	r, err := startRun(ctx, l, random, b.states, result)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	cuts, err = r.playAll(ctx, number, b.scenarios)
+	if v := lab.ViolationOf(err); v != nil {
+		r.addViolation(lab.Violation{Rule: v.Rule, Text: err.Error()})
+		err = nil
+	}
+	return cuts, err
+}
+
+// playAll cuts the power in so many scenarios, from a number on, and judges the world then.
+func (r *run) playAll(ctx context.Context, from, count int) (cuts int, err error) {
 	if err := r.waitRounds(ctx); err != nil {
 		return 0, err
 	}
-	order := random.Perm(len(scenarios))
-	if seed == 0 {
-		order = []int{0, 1, 2, 3}
-	}
-	for _, n := range order[:b.scenarios] {
-		if err := r.play(ctx, scenarios[n]); err != nil || len(result.Violations) > 0 {
-			return cuts, err
+	for n := range count {
+		if err := r.play(ctx, scenarios[(from+n)%len(scenarios)]); err != nil || len(r.result.Violations) > 0 {
+			return n, err
 		}
-		cuts++
 	}
 	_, broken, err := r.world.Judge(ctx, r.replicas)
-	result.Violations = append(result.Violations, broken...)
-	return cuts, err
+	for _, v := range broken {
+		r.addViolation(v)
+	}
+	return count, err
 }

@@ -131,7 +131,7 @@ func TestPowerCut(t *testing.T) {
 func round(t *testing.T, raw *os.File, b blocks.Block) {
 	t.Helper()
 	for area := range blocks.AreasOf(b.Count, b.GrownAt) {
-		b.Area = uint32(area) //nolint:gosec // small
+		b.Area = uint32(area)
 		_, err := raw.WriteAt(b.Encode(), blocks.Place{Area: area, Count: b.Count}.Offset())
 		must(t, err)
 	}

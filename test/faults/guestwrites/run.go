@@ -229,7 +229,7 @@ func (r *run) play(ctx context.Context, s scenario) error {
 		return fmt.Errorf("after %s during %s: %w", left.text, s.name, err)
 	}
 	for _, text := range r.current().lostRounds() {
-		r.addViolation("", fmt.Sprintf("%s: after %s %s", s.name, left.text, text))
+		r.addViolation(lab.Violation{Rule: "O9", Text: fmt.Sprintf("%s: after %s %s", s.name, left.text, text)})
 	}
 	return nil
 }
@@ -273,7 +273,7 @@ func (r *run) lookAtStates(ctx context.Context, s scenario, current *record) (la
 			if err != nil {
 				return last, err
 			}
-			r.addViolation(kept, fmt.Sprintf("%s: after %s: %v", s.name, last.text, broken))
+			r.addViolation(lab.Violation{Case: kept, Rule: "O9", Text: fmt.Sprintf("%s: after %s: %v", s.name, last.text, broken)})
 			return last, nil
 		}
 		if broken != nil {
@@ -283,8 +283,9 @@ func (r *run) lookAtStates(ctx context.Context, s scenario, current *record) (la
 	return last, nil
 }
 
-func (r *run) addViolation(kept, text string) {
-	r.result.Violations = append(r.result.Violations, lab.Violation{Case: kept, Rule: "O9", Text: text, History: r.replicas.Decisions()})
+func (r *run) addViolation(v lab.Violation) {
+	v.History = r.replicas.Decisions()
+	r.result.Violations = append(r.result.Violations, v)
 }
 
 // restore puts a state in the place of the disks, and begins a new record.
