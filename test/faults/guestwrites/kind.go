@@ -37,7 +37,7 @@ type bounds struct {
 var sizes = map[lab.Size]bounds{
 	lab.SizeShort:   {machines: 1, scenarios: 1, states: 6},
 	lab.SizeDefault: {machines: 1, scenarios: len(scenarios), states: 25},
-	lab.SizeFull:    {machines: 20, scenarios: len(scenarios), states: 200},
+	lab.SizeFull:    {machines: 20, scenarios: len(scenarios), states: 60},
 }
 
 // Kind returns the kind of fault.
@@ -54,9 +54,9 @@ func Kind() lab.Kind {
 // explore runs machines one after the other until a rule is broken.
 func explore(ctx context.Context, l *lab.Lab, b bounds) (result lab.Result, err error) {
 	defer func(begin time.Time) { result.Took = time.Since(begin) }(time.Now())
-	cuts := 0
+	cuts, qemu := 0, lab.NewQEMU()
 	for number := range b.machines {
-		done, err := exploreMachine(ctx, l, b, number, &result)
+		done, err := exploreMachine(ctx, l, qemu, b, number, &result)
 		if cuts += done; err != nil || len(result.Violations) > 0 {
 			return result, err
 		}
@@ -67,9 +67,9 @@ func explore(ctx context.Context, l *lab.Lab, b bounds) (result lab.Result, err 
 
 // exploreMachine runs a machine in a world of its own, and returns after how many power cuts
 // Drover and its guest went on.
-func exploreMachine(ctx context.Context, l *lab.Lab, b bounds, number int, result *lab.Result) (cuts int, err error) {
+func exploreMachine(ctx context.Context, l *lab.Lab, qemu lab.QEMU, b bounds, number int, result *lab.Result) (cuts int, err error) {
 	random := rand.New(rand.NewPCG(uint64(number), 0)) //nolint:gosec // no secret
-	r, err := startRun(ctx, l, random, b.states, result)
+	r, err := startRun(ctx, l, qemu, random, b.states, result)
 	if err != nil {
 		return 0, err
 	}

@@ -92,8 +92,8 @@ type run struct {
 }
 
 // startRun makes the world, and the machine in it.
-func startRun(ctx context.Context, l *lab.Lab, random *rand.Rand, states int, result *lab.Result) (r *run, err error) {
-	r = &run{random: random, states: states, result: result, engine: engine{QEMU: lab.NewQEMU()}}
+func startRun(ctx context.Context, l *lab.Lab, qemu lab.QEMU, random *rand.Rand, states int, result *lab.Result) (r *run, err error) {
+	r = &run{random: random, states: states, result: result, engine: engine{QEMU: qemu}}
 	if r.world, err = l.NewWorld(ctx); err != nil {
 		return nil, err
 	}
