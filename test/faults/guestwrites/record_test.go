@@ -5,7 +5,6 @@ package guestwrites
 
 import (
 	"bytes"
-	"context"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -137,9 +136,9 @@ func round(t *testing.T, raw *os.File, b blocks.Block) {
 	}
 }
 
-// TestCheckDisk checks that a lost block, a torn one and an old one are found, and that what
-// the next round does is none of these.
-func TestCheckDisk(t *testing.T) {
+// TestReplay checks that a lost block, a torn one and an old one are found on disks that were
+// kept, and that what the next round does is none of these.
+func TestReplay(t *testing.T) {
 	t.Parallel()
 	const synced = 40
 	for name, c := range map[string]struct {
@@ -183,8 +182,16 @@ func TestCheckDisk(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			if err := checkDisk(context.Background(), path, synced, 0); (err != nil) != c.wrong {
-				t.Errorf("got %v", err)
+			content, err := os.ReadFile(path)
+			must(t, err)
+			left := state{shown: claims{Synced: [blocks.Disks]uint64{synced}}, disks: [blocks.Disks][]byte{content}}
+			kept, err := left.keep()
+			must(t, err)
+			defer func() { must(t, os.RemoveAll(kept)) }()
+			found, err := replay(t.Context(), kept)
+			must(t, err)
+			if (len(found.Violations) > 0) != c.wrong {
+				t.Errorf("got %v", found.Violations)
 			}
 		})
 	}
