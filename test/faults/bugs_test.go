@@ -144,6 +144,7 @@ var seededBugs = []seededBug{
 	{"goroutine-leaked", "soak, fake", "O13", shortSoak},
 	{"drift-left", "engine, docker", "", exploring(lab.NewDocker(), crash.Outside(outside.Resized), "resize")},
 	{"finalizer-after-creation", "crash points, two drivers", "", exploring(crash.Pair{Engine: lab.Fake{}, Second: lab.NewQEMU()}, nil, "move")},
+	{"wake-up-forgotten", "engine, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.Killed), "resize")},
 	{"empty-records-left", "power cuts, fake", "O10", exploringAgain("power cuts, fake")},
 	{"installed-not-synced", "power cuts, qemu", "O10", exploringAgain("power cuts, qemu")},
 	{"flushes-ignored", "guest writes", "O9", exploringShort("guest writes")},
@@ -158,7 +159,6 @@ var withoutBugs = map[string]string{
 	"calls of drivers, qemu":   "its faults and rules are those of fake",
 	"clock of Docker":          "TestClockIsShown of package lab shows that it steps",
 	"watch events":             "no bug of the list needs a single event; old lists show what a stale cache breaks",
-	"engine, qemu":             "its rules are those of fake",
 	"soak, docker":             "its rules are those of fake",
 	"soak, qemu":               "its rules are those of fake",
 }

@@ -60,7 +60,8 @@ type request struct {
 
 // device is what a connection uses. Its calls come one at a time.
 type device interface {
-	ReadAt(data []byte, offset int64) (int, error)
+	io.ReaderAt
+	io.Closer
 	// Write writes data, or zeros of that length if data is nil. isSynced is set for a write
 	// that is durable once it is answered.
 	Write(data []byte, offset, length int64, isSynced bool) error
@@ -148,6 +149,7 @@ func (s *nbdServer) serve(conn net.Conn) error {
 	if d == nil || err != nil {
 		return err
 	}
+	defer func() { _ = d.Close() }()
 	c := &connection{Conn: conn, device: d}
 	requests := make(chan request, 1000)
 	var received error
