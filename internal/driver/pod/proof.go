@@ -120,9 +120,9 @@ func assertedEnd(node *corev1.Node, now metav1.Time) *driver.Exit {
 	return nil
 }
 
-// hasEnded reports whether the PVC of the root disk has the end of a pod.
+// hasEnded reports whether the PVC of the root disk has the end of a pod, or that it never ran.
 func hasEnded(root *corev1.PersistentVolumeClaim, pod types.UID) bool {
-	return pod != "" && endOf(root).Pod == pod
+	return pod != "" && root != nil && (endOf(root).Pod == pod || root.Annotations[AnnotationNeverRan] == string(pod))
 }
 
 // endOf returns the record on the PVC; one that is damaged records nothing.
