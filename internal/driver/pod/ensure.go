@@ -6,6 +6,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -395,7 +396,7 @@ func (c *convergence) stop(ctx context.Context) error {
 	case c.spec.StopBy.IsZero():
 		grace = maxGrace
 	case now.Before(c.spec.StopBy):
-		grace = int64(c.spec.StopBy.Sub(now).Seconds())
+		grace = int64(math.Ceil(c.spec.StopBy.Sub(now).Seconds()))
 	}
 	if err := c.deletePod(ctx, c.spec.Epoch, grace); err != nil {
 		return err
