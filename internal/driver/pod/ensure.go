@@ -73,6 +73,9 @@ func (c *convergence) begin(ctx context.Context) error {
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.id() || !exists):
 		return driver.Errorf(driver.ErrNotFound, "there is no server %s of UID %s", c.spec.ID, c.uid)
+	case exists && c.isRetained():
+		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.id(), LabelRetained))
 	case !exists || c.spec.Power != driver.PowerOff:
 		if err := c.driver.checkSpec(c.spec); err != nil {
 			return err
