@@ -191,7 +191,7 @@ func (d *Driver) knownPods(ctx context.Context, uids ...types.UID) ([]*corev1.Po
 	if watched := d.pods.Load(); watched != nil {
 		pods = watchedPods(*watched, uids)
 	} else {
-		listed, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: d.selector(uids...), ResourceVersion: "0"})
+		listed, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: d.selector(uids...)})
 		if err != nil {
 			return nil, explain("list", kindPod, types.NamespacedName{}, err)
 		}

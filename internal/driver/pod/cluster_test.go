@@ -53,8 +53,10 @@ var vmResource = schema.GroupVersionResource{Group: "cloudnative.tw", Version: "
 type world struct {
 	kube      kubernetes.Interface
 	vms       dynamic.ResourceInterface
-	namespace string
+	namespace string // empty for all
 	kubelet   *kubelet
+	// selector selects the pods and PVCs that the kubelet cares for; empty selects all.
+	selector string
 }
 
 func newWorld(t *testing.T) *world {
@@ -77,23 +79,35 @@ func newWorldIn(t *testing.T, c *framework.Cluster) *world {
 	if _, err := kube.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "the default ServiceAccount", func() error {
-		_, err := kube.CoreV1().ServiceAccounts(made.Name).Get(t.Context(), "default", metav1.GetOptions{})
-		return err
-	})
-	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, nil}
+	waitForServiceAccount(t, kube, made.Name)
+	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, nil, ""}
 	w.kubelet = startKubelet(t, w)
 	return w
+}
+
+// waitForServiceAccount waits until pods can be created in a namespace.
+func waitForServiceAccount(t *testing.T, kube kubernetes.Interface, namespace string) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the default ServiceAccount", func() error {
+		_, err := kube.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", metav1.GetOptions{})
+		return err
+	})
 }
 
 // open opens a driver, as another controller of the cluster would, with the rights of one.
 func (w *world) open(t *testing.T) *Driver {
 	t.Helper()
-	config := rest.CopyConfig(shared.Config)
+	return openAs(t, shared.Config, clusterID, DefaultCallTimeout)
+}
+
+// openAs opens a driver of a cluster id by a connection to the shared cluster.
+func openAs(t *testing.T, config *rest.Config, id string, within time.Duration) *Driver {
+	t.Helper()
+	config = rest.CopyConfig(config)
 	config.Impersonate.UserName = "system:serviceaccount:drover-system:drover-controller"
 	o := DefaultOptions()
-	o.AccessMode = string(corev1.ReadWriteOnce)
-	d, err := o.Open(driver.Environment{ClusterID: clusterID, Cluster: config, Clock: clock.RealClock{}})
+	o.AccessMode, o.CallTimeout = string(corev1.ReadWriteOnce), within
+	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +126,8 @@ var grantRole = sync.OnceValue(func() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), framework.StepTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply", "-f", filepath.Join(root, "config", "pod", "role.yaml")).CombinedOutput()
+	out, err := exec.CommandContext(ctx, binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply",
+		"-f", filepath.Join(root, "config", "pod", "role.yaml"), "-f", filepath.Join(root, "config", "rbac", "cluster_role.yaml")).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
 	}
@@ -257,17 +272,21 @@ func wantError(t *testing.T, what string, err, kind error, says string) {
 	}
 }
 
-// kubelet acts for the scheduler, the kubelet and the provisioner of volumes in one namespace.
+// kubelet acts for the scheduler, the kubelet and the provisioner of volumes in one world.
 type kubelet struct {
 	w *world
 	// begin starts the machine of a pod and returns the pod's address, and a function that
 	// stops it and returns its exit code and message.
 	begin func(*corev1.Pod) (address string, stop func() (int32, string), err error)
+	// ignoresStop reports whether the guest of a pod ignores the request to stop.
+	ignoresStop func(*corev1.Pod) bool
 
 	mu   sync.Mutex
 	stop map[types.UID]func() (int32, string)
 	// isSlow is set while the volumes of pods that have ended cannot be unmounted.
 	isSlow bool
+	// killAt is when a guest is killed that was asked to stop.
+	killAt map[types.UID]time.Time
 }
 
 // unreachable is an address at which nothing answers.
@@ -275,15 +294,19 @@ const unreachable = "192.0.2.1"
 
 func startKubelet(t *testing.T, w *world) *kubelet {
 	t.Helper()
-	k := &kubelet{w: w, stop: map[types.UID]func() (int32, string){}, begin: func(*corev1.Pod) (string, func() (int32, string), error) {
+	k := &kubelet{w: w, stop: map[types.UID]func() (int32, string){}, killAt: map[types.UID]time.Time{}}
+	k.ignoresStop = func(*corev1.Pod) bool { return false }
+	k.begin = func(*corev1.Pod) (string, func() (int32, string), error) {
 		return unreachable, func() (int32, string) { return 0, "" }, nil
-	}}
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	all.Go(func() {
 		for ctx.Err() == nil {
-			if err := errors.Join(k.syncClaims(ctx), k.syncPods(ctx)); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-				t.Logf("kubelet: %v", err)
+			for _, err := range append(k.syncClaims(ctx), k.syncPods(ctx)...) {
+				if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+					t.Logf("kubelet: %v", err)
+				}
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -304,31 +327,31 @@ func (k *kubelet) setSlow(isSlow bool) {
 	k.isSlow = isSlow
 }
 
-func (k *kubelet) syncPods(ctx context.Context) error {
+func (k *kubelet) syncPods(ctx context.Context) (errs []error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	pods, err := k.w.kube.CoreV1().Pods(k.w.namespace).List(ctx, metav1.ListOptions{})
+	pods, err := k.w.kube.CoreV1().Pods(k.w.namespace).List(ctx, metav1.ListOptions{LabelSelector: k.w.selector})
 	if err != nil {
-		return err
+		return []error{err}
 	}
 	for n := range pods.Items {
-		if err := k.syncPod(ctx, &pods.Items[n]); err != nil {
-			return err
-		}
+		errs = append(errs, k.syncPod(ctx, &pods.Items[n]))
 	}
-	return nil
+	return errs
 }
 
 func (k *kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
-	pods := k.w.kube.CoreV1().Pods(k.w.namespace)
+	pods := k.w.kube.CoreV1().Pods(p.Namespace)
 	stop, runs := k.stop[p.UID]
 	if p.DeletionTimestamp == nil {
 		return k.runPod(ctx, p, runs)
 	}
 	switch {
 	case p.Status.Phase == corev1.PodRunning && runs:
-		code, message := stop()
-		return k.endPod(ctx, p, code, message)
+		return k.stopPod(ctx, p, stop)
+	case p.Status.Phase == corev1.PodPending && p.Spec.NodeName != "":
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerName}}
+		return k.endPod(ctx, p, codeKilled, "")
 	case !runs && *p.DeletionGracePeriodSeconds > 0 && !k.isSlow:
 		return pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &p.UID}})
 	}
@@ -348,10 +371,40 @@ func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
 	return nil
 }
 
+// codeKilled is the exit code of a container that was killed.
+const codeKilled = 137
+
+// stopPod ends the machine of a pod, as soon as its guest allows that.
+func (k *kubelet) stopPod(ctx context.Context, p *corev1.Pod, stop func() (int32, string)) error {
+	ignored, isDue := k.ignoresStop(p), k.isKillDue(p)
+	if ignored && !isDue {
+		return nil
+	}
+	code, message := stop()
+	if ignored {
+		code = codeKilled
+	}
+	return k.endPod(ctx, p, code, message)
+}
+
+// isKillDue reports whether the time has passed that a deleted pod has to stop by itself. Like a
+// kubelet, it counts that from when it sees the deletion, and again when there is less.
+func (k *kubelet) isKillDue(p *corev1.Pod) bool {
+	at := time.Now().Add(time.Duration(*p.DeletionGracePeriodSeconds) * time.Second)
+	if before, ok := k.killAt[p.UID]; !ok || at.Before(before) {
+		k.killAt[p.UID] = at
+	}
+	return time.Now().After(k.killAt[p.UID])
+}
+
 // endPod reports the end of a pod.
 func (k *kubelet) endPod(ctx context.Context, p *corev1.Pod, code int32, message string) error {
+	reason := "Completed"
 	p.Status.Phase = corev1.PodSucceeded
-	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: "Completed", FinishedAt: metav1.Now()}}
+	if code != 0 {
+		p.Status.Phase, reason = corev1.PodFailed, "Error"
+	}
+	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: reason, FinishedAt: metav1.Now()}}
 	_, err := k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
 	if err == nil {
 		delete(k.stop, p.UID) // else it is reported again
@@ -370,22 +423,25 @@ func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 		Name: containerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
 	}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}
-	_, err = k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	if _, err = k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil {
+		_, _ = stop() // the next try begins another one
+		delete(k.stop, p.UID)
+	}
 	return err
 }
 
 // syncClaims binds and grows claims, and lets those go that are deleted and unused.
-func (k *kubelet) syncClaims(ctx context.Context) error {
-	claims := k.w.kube.CoreV1().PersistentVolumeClaims(k.w.namespace)
-	all, err := claims.List(ctx, metav1.ListOptions{})
+func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
+	all, err := k.w.kube.CoreV1().PersistentVolumeClaims(k.w.namespace).List(ctx, metav1.ListOptions{LabelSelector: k.w.selector})
 	if err != nil {
-		return err
+		return []error{err}
 	}
 	for n := range all.Items {
 		c := &all.Items[n]
 		if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, strings.TrimSuffix(c.Name, "-"+c.Labels[LabelVolume]), metav1.GetOptions{}); err == nil && c.DeletionTimestamp != nil {
 			continue // a pod uses it
 		}
+		claims := k.w.kube.CoreV1().PersistentVolumeClaims(c.Namespace)
 		wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 		switch {
 		case c.DeletionTimestamp != nil:
@@ -395,11 +451,9 @@ func (k *kubelet) syncClaims(ctx context.Context) error {
 			c.Status.Phase, c.Status.Capacity = corev1.ClaimBound, corev1.ResourceList{corev1.ResourceStorage: wants}
 			_, err = claims.UpdateStatus(ctx, c, metav1.UpdateOptions{})
 		}
-		if err != nil {
-			return err
-		}
+		errs = append(errs, err)
 	}
-	return nil
+	return errs
 }
 
 // recordOf returns what is recorded of an object, or nil.

@@ -6,6 +6,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -72,6 +73,9 @@ func (c *convergence) begin(ctx context.Context) error {
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.id() || !exists):
 		return driver.Errorf(driver.ErrNotFound, "there is no server %s of UID %s", c.spec.ID, c.uid)
+	case exists && c.isRetained():
+		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.id(), LabelRetained))
 	case !exists || c.spec.Power != driver.PowerOff:
 		if err := c.driver.checkSpec(c.spec); err != nil {
 			return err
@@ -395,7 +399,7 @@ func (c *convergence) stop(ctx context.Context) error {
 	case c.spec.StopBy.IsZero():
 		grace = maxGrace
 	case now.Before(c.spec.StopBy):
-		grace = int64(c.spec.StopBy.Sub(now).Seconds())
+		grace = int64(math.Ceil(c.spec.StopBy.Sub(now).Seconds()))
 	}
 	if err := c.deletePod(ctx, c.spec.Epoch, grace); err != nil {
 		return err

@@ -314,16 +314,21 @@ func (i *instance) deletePod(ctx context.Context, epoch uint64, grace int64) err
 	if i.pod.DeletionTimestamp != nil && i.pod.DeletionGracePeriodSeconds != nil && *i.pod.DeletionGracePeriodSeconds <= grace {
 		return nil
 	}
-	err := i.driver.Client.Pods(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
-		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &i.pod.UID}, // a kubelet changes the version at any time
-	})
+	only := &metav1.Preconditions{UID: &i.pod.UID} // a kubelet changes the version at any time
+	if i.isGated() {
+		only.ResourceVersion = &i.pod.ResourceVersion // another leader may let it go
+	}
+	err := i.driver.Client.Pods(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: only})
 	return explain("delete", kindPod, i.key, ignoreNotFound(err))
 }
 
-// recordEnd records on the PVC how the pod has ended.
+// recordEnd records on the PVC how the pod has ended, or that it never ran.
 func (i *instance) recordEnd(ctx context.Context, epoch uint64) error {
-	if i.root == nil || i.root.Annotations[AnnotationRun] != string(i.pod.UID) || hasEnded(i.root, i.pod.UID) {
+	if i.root == nil || hasEnded(i.root, i.pod.UID) {
 		return nil
+	}
+	if i.root.Annotations[AnnotationRun] != string(i.pod.UID) {
+		return i.annotateRoot(ctx, epoch, AnnotationNeverRan, string(i.pod.UID))
 	}
 	record, err := json.Marshal(endRecord{Pod: i.pod.UID, Exit: i.end()})
 	if err != nil {
@@ -332,12 +337,10 @@ func (i *instance) recordEnd(ctx context.Context, epoch uint64) error {
 	return i.annotateRoot(ctx, epoch, AnnotationEnd, string(record))
 }
 
-// forgetPod removes a pod whose end is proven, after that is recorded. A pod that had a node is there
-// until its kubelet has unmounted its volumes.
+// forgetPod removes a pod that has ended or was never let go, after its end is recorded. That is
+// looked up once more when the pod is being deleted, since nobody lets it go then. A pod that had a
+// node is there until its kubelet has unmounted its volumes.
 func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
-	if err := i.recordEnd(ctx, epoch); err != nil {
-		return err
-	}
 	if i.pod.DeletionTimestamp == nil || i.assertedEnd() != nil {
 		if err := i.deletePod(ctx, epoch, 0); err != nil {
 			return err
@@ -345,6 +348,12 @@ func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 		if err := i.read(ctx); err != nil || i.pod == nil {
 			return err
 		}
+	}
+	if i.end() == nil {
+		return driver.Errorf(driver.ErrRetry, "the pod %s was let go meanwhile, and has yet to end", i.key)
+	}
+	if err := i.recordEnd(ctx, epoch); err != nil {
+		return err
 	}
 	err := i.removeFinalizer(ctx, epoch)
 	if err != nil && !isGone(err) {

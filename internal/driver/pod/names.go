@@ -44,6 +44,9 @@ const (
 	AnnotationRun = "cloudnative.tw/run"
 	// AnnotationEnd, on that PVC, is how that pod ended, once that is proven (endRecord).
 	AnnotationEnd = "cloudnative.tw/end"
+	// AnnotationNeverRan, on that PVC, is the UID of the last pod that was removed before it
+	// could run. Another leader may record that pod as AnnotationRun all the same.
+	AnnotationNeverRan = "cloudnative.tw/never-ran"
 	// AnnotationPaused, on a pod, is set from before its guest is paused until it was resumed.
 	AnnotationPaused = "cloudnative.tw/paused"
 )

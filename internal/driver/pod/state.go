@@ -26,7 +26,8 @@ func (i *instance) toServer() driver.Server {
 	case i.isLost():
 		s.State, s.Err = driver.StateUnknown, fmt.Errorf("the pod %s is gone, and nothing proves that its containers have ended", i.key)
 	case i.pod == nil:
-		s.Exit = endOf(i.root).Exit
+		last := endOf(i.root)
+		s.Run, s.Exit = string(last.Pod), last.Exit
 	case i.isGated():
 	default:
 		i.describeRun(&s)
