@@ -127,7 +127,7 @@ func (r *Reconciler) mayReport() error {
 // well is reported once the server runs, if that takes no longer than progressPeriod.
 func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Time) time.Time {
 	waits := next.Operation != nil && next.Operation.NextRetryTime != nil
-	progresses := !waits && (isStarting(base, next) || isEnding(base, next))
+	progresses := !waits && isProgress(base, next)
 	ours := acted && !progresses || waits || base.Operation != nil && base.Operation.Type == api.OperationRestart
 	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
@@ -139,21 +139,29 @@ func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Ti
 	switch {
 	case base.Reason == api.ReasonRestarting || next.Reason == api.ReasonRestarting || base.RestartCount != next.RestartCount:
 		return last.Add(restartPeriod)
-	case progresses, base.Phase == next.Phase && base.Reason == next.Reason && next.Reason == api.ReasonFetching:
+	case progresses, isFetching(base, next):
 		return last.Add(progressPeriod)
 	}
 	return time.Time{}
 }
 
-// isStarting reports whether a status that says "Creating" would say only that the server starts.
-func isStarting(base, next *api.VirtualMachineStatus) bool {
-	return base.Phase == api.PhaseCreating && next.Phase == api.PhaseCreating && next.Reason == api.ReasonStarting &&
-		(base.Reason == api.ReasonCreating || base.Reason == api.ReasonStarting)
+// isProgress reports whether a change says only how far a deletion is, or a creation that goes
+// well.
+func isProgress(base, next *api.VirtualMachineStatus) bool {
+	switch {
+	case base.Phase != next.Phase:
+		return false
+	case next.Phase == api.PhaseCreating && next.Reason == api.ReasonStarting:
+		return base.Reason == api.ReasonCreating || base.Reason == api.ReasonStarting
+	case next.Phase == api.PhaseTerminating:
+		return true
+	}
+	return false
 }
 
-// isEnding reports whether a status that says "Terminating" would say only how far that is.
-func isEnding(base, next *api.VirtualMachineStatus) bool {
-	return base.Phase == api.PhaseTerminating && next.Phase == api.PhaseTerminating
+// isFetching reports whether a fetch goes on.
+func isFetching(base, next *api.VirtualMachineStatus) bool {
+	return base.Phase == next.Phase && base.Reason == next.Reason && next.Reason == api.ReasonFetching
 }
 
 // resultAt requeues the VirtualMachine for a time, if there is one.
