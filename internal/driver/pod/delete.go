@@ -77,8 +77,11 @@ func (i *instance) deleteClaim(ctx context.Context, claim *corev1.PersistentVolu
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	err := i.driver.Client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion},
+	claims := i.driver.Client.PersistentVolumeClaims(claim.Namespace)
+	_, err := update(ctx, claims.Get, claim, isSame, func(read *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+		return read, claims.Delete(ctx, read.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &read.UID, ResourceVersion: &read.ResourceVersion},
+		})
 	})
 	return explain("delete", kindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, ignoreNotFound(err))
 }
