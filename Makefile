@@ -184,6 +184,10 @@ bench-cli: build ## print how long kubectl-vm takes to start and to list 1,000 V
 	go build -buildvcs=false -o bin/bench/cli ./test/bench/cli
 	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/cli $(ARGS)
 
+.PHONY: bench-fleet
+bench-fleet: build ## print how driver pod scales on 1,000 nodes that kwok plays, beside bare pods; root; FLAGS="--vms 1000", an hour
+	@hack/bench-fleet.sh $(FLAGS)
+
 .PHONY: bench-cluster
 bench-cluster: build ## print how long a deployment in that cluster is without a leader, beside processes; root; RUNS=10, 30 minutes
 	@RUNS="$(RUNS)" DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" hack/bench-cluster.sh

@@ -123,10 +123,12 @@ func (r *Reconciler) mayReport() error {
 
 // throttleUntil returns until when a change may wait. Progress may wait, and so may
 // what the engine's own restarts change. What Drover did or failed to do, as acted
-// says, is reported at once, and so is until when it waits.
+// says, is reported at once, and so is until when it waits; but a creation that goes
+// well is reported once the server runs, if that takes no longer than progressPeriod.
 func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Time) time.Time {
 	waits := next.Operation != nil && next.Operation.NextRetryTime != nil
-	ours := acted || waits || base.Operation != nil && base.Operation.Type == api.OperationRestart
+	progresses := !waits && isProgress(base, next)
+	ours := acted && !progresses || waits || base.Operation != nil && base.Operation.Type == api.OperationRestart
 	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
 	}
@@ -137,10 +139,29 @@ func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Ti
 	switch {
 	case base.Reason == api.ReasonRestarting || next.Reason == api.ReasonRestarting || base.RestartCount != next.RestartCount:
 		return last.Add(restartPeriod)
-	case base.Phase == next.Phase && base.Reason == next.Reason && next.Reason == api.ReasonFetching:
+	case progresses, isFetching(base, next):
 		return last.Add(progressPeriod)
 	}
 	return time.Time{}
+}
+
+// isProgress reports whether a change says only how far a deletion is, or a creation that goes
+// well.
+func isProgress(base, next *api.VirtualMachineStatus) bool {
+	switch {
+	case base.Phase != next.Phase:
+		return false
+	case next.Phase == api.PhaseCreating && next.Reason == api.ReasonStarting:
+		return base.Reason == api.ReasonCreating || base.Reason == api.ReasonStarting
+	case next.Phase == api.PhaseTerminating:
+		return true
+	}
+	return false
+}
+
+// isFetching reports whether a fetch goes on.
+func isFetching(base, next *api.VirtualMachineStatus) bool {
+	return base.Phase == next.Phase && base.Reason == next.Reason && next.Reason == api.ReasonFetching
 }
 
 // resultAt requeues the VirtualMachine for a time, if there is one.

@@ -191,6 +191,10 @@ func TestThrottleUntil(t *testing.T) {
 		}
 		return s
 	}
+	waits := func(s *api.VirtualMachineStatus) {
+		retry := metav1.NewMicroTime(policytest.T0.Add(time.Second))
+		s.Operation = &api.Operation{Type: api.OperationCreate, NextRetryTime: &retry}
+	}
 	running := status(api.PhaseActive, api.ReasonRunning)
 	restarting := status(api.PhaseActive, api.ReasonRestarting)
 	fetching := status(api.PhaseCreating, api.ReasonFetching)
@@ -205,6 +209,12 @@ func TestThrottleUntil(t *testing.T) {
 		"it was restarted unseen": {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
 		"we started it":           {restarting, running, true, 0},
 		"a requested restart":     {status(api.PhaseActive, api.ReasonRestarting, policytest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
+		"a creation goes well":    {status(api.PhaseCreating, api.ReasonCreating), status(api.PhaseCreating, api.ReasonStarting), true, progressPeriod},
+		"a start after a stop":    {status(api.PhaseStopped, api.ReasonStoppedAsAsked), status(api.PhaseCreating, api.ReasonStarting), true, 0},
+		"a created server runs":   {status(api.PhaseCreating, api.ReasonCreating), running, true, 0},
+		"a creation failed":       {status(api.PhaseCreating, api.ReasonCreating), status(api.PhaseCreating, api.ReasonStarting, waits), true, 0},
+		"a deletion goes on":      {status(api.PhaseTerminating, api.ReasonStopping), status(api.PhaseTerminating, "Removing"), true, progressPeriod},
+		"a deletion failed":       {status(api.PhaseTerminating, api.ReasonStopping), status(api.PhaseTerminating, "Removing", waits), true, 0},
 		"a fetch continues":       {fetching, fetching, false, progressPeriod},
 		"a fetch begins":          {running, fetching, false, 0},
 		"a creation fetches":      {status(api.PhaseCreating, api.ReasonCreating), fetching, false, 0},

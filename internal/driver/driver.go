@@ -80,6 +80,15 @@ type Fetcher interface {
 	Abandon(ctx context.Context, uid types.UID) error
 }
 
+// RetainedReleaser lets go of what a driver still holds of servers that were released. It is
+// optional.
+type RetainedReleaser interface {
+	// ReleaseEnded lets go of what waits for the end of released servers, where that end is
+	// proven. A proof holds for everyone, so no right to act is needed. It is called again and
+	// again.
+	ReleaseEnded(ctx context.Context) error
+}
+
 // Closer ends a driver's background work. It is optional.
 type Closer interface {
 	// Close cancels fetches and waits for them to end. An error reports a fetch

@@ -32,8 +32,16 @@ type hookedDriver struct {
 	usage          func(do func() ([]driver.Usage, error)) ([]driver.Usage, error)
 	engineID       func(id string) string
 	beforeEngineID func(ctx context.Context) error
+	releaseEnded   func(ctx context.Context) error
 	lists          int
 	usages         int
+}
+
+func (m *hookedDriver) ReleaseEnded(ctx context.Context) error {
+	if instead := readLocked(m, &m.releaseEnded); instead != nil {
+		return instead(ctx)
+	}
+	return nil
 }
 
 // withLock changes what the hookedDriver does, which may be in use at that moment.

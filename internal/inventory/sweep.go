@@ -103,6 +103,22 @@ func (s *Sweep) RunOnce(ctx context.Context) error {
 	if s.Inventory.isSuspended() {
 		return nil
 	}
+	return errors.Join(s.sweepOrphans(ctx), s.releaseEnded(ctx))
+}
+
+// releaseEnded has the driver let go of released servers that have ended.
+func (s *Sweep) releaseEnded(ctx context.Context) error {
+	releaser, ok := driver.As[driver.RetainedReleaser](s.Inventory.Driver)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	return releaser.ReleaseEnded(ctx)
+}
+
+// sweepOrphans takes one reading of the orphans.
+func (s *Sweep) sweepOrphans(ctx context.Context) error {
 	noted := s.Inventory.toRetain()
 	owned, err := s.allOwned(ctx)
 	if err != nil {

@@ -789,3 +789,30 @@ func TestNotesAreForgotten(t *testing.T) {
 		t.Errorf("noted %v, though there is no server", noted)
 	}
 }
+
+// TestReleaseEnded checks that each sweep lets go of released servers, also where all servers have
+// an owner, and that a failure of either half does not keep the other from being done.
+func TestReleaseEnded(t *testing.T) {
+	t.Parallel()
+	b := newSweepFixture(t)
+	calls, failure := 0, errors.New("no API server")
+	b.engine.withLock(func() {
+		b.engine.releaseEnded = func(ctx context.Context) error {
+			if _, bounded := ctx.Deadline(); !bounded {
+				t.Error("the call has no deadline")
+			}
+			calls++
+			return failure
+		}
+	})
+	b.addServers(1)
+	if err := b.sweep.RunOnce(t.Context()); !errors.Is(err, failure) || calls != 1 || b.sweep.orphans["s0"] == nil {
+		t.Errorf("the sweep returns %v after %d calls, and knows the orphans %v", err, calls, b.sweep.orphans)
+	}
+	b.owners["s0"], failure = true, nil
+	b.sweepOnce()
+	b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) { return nil, errors.New("no cache") }
+	if err := b.sweep.RunOnce(t.Context()); err == nil || calls != 3 {
+		t.Errorf("a sweep without owners returns %v after %d calls", err, calls)
+	}
+}

@@ -110,4 +110,13 @@ var All = []Bug{
 	{"goroutine-leaked", "", []Edit{{
 		"internal/controller/setup.go", "			r.enqueueObject(q, e.Object, queue.CreatePriority(e))\n", "			if BUG {\n				go func() { select {} }()\n			}\n			r.enqueueObject(q, e.Object, queue.CreatePriority(e))\n",
 	}}},
+	{"empty-records-left", "", []Edit{{
+		"internal/driver/fake/dirstore.go", "		if !ok || !isEmpty(path) {\n", "		if !ok || !isEmpty(path) || BUG {\n",
+	}}},
+	{"installed-not-synced", "", []Edit{{
+		"internal/driver/statedir/files.go", "	return d.Sync(filepath.Dir(place))\n", "	if BUG {\n		return nil\n	}\n	return d.Sync(filepath.Dir(place))\n",
+	}}},
+	{"flushes-ignored", "", []Edit{{
+		"internal/machine/launch/config.go", "	if d.Format != formatRaw {\n", "	if BUG {\n		node[\"cache\"] = Object{\"no-flush\": true}\n	}\n	if d.Format != formatRaw {\n",
+	}}},
 }

@@ -46,6 +46,9 @@ type Options struct {
 	Dir string
 	// Images are archives, as docker save writes them, that all nodes import.
 	Images []string
+	// Simulated clusters get many more nodes, which a program plays: a node may be silent for
+	// longer, and the scheduler is not slowed down.
+	Simulated bool
 	// Detached clusters run until Close, even if this process ends once they have started.
 	Detached bool
 	// Binaries is the folder that hack/cluster-binaries.sh printed; empty means to run it.
@@ -135,7 +138,7 @@ func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
 	if opts.Nodes == 0 {
 		opts.Nodes = 3
 	}
-	p := plan.Plan{Nodes: opts.Nodes, Dir: opts.Dir, Binaries: opts.Binaries}
+	p := plan.Plan{Nodes: opts.Nodes, Dir: opts.Dir, Binaries: opts.Binaries, Simulated: opts.Simulated}
 	if err := check(p); err != nil {
 		return p, err
 	}

@@ -12,6 +12,7 @@ package faults
 import (
 	"cloudnative.tw/drover/test/faults/apifaults"
 	"cloudnative.tw/drover/test/faults/crash"
+	"cloudnative.tw/drover/test/faults/guestwrites"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/faults/powercut"
@@ -135,6 +136,7 @@ var kinds = []lab.Kind{
 	}),
 	powercut.Kind("fake"),
 	powercut.Kind("qemu"),
+	guestwrites.Kind(),
 }
 
 // inShort are the workloads of real engines in every test run.

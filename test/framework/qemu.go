@@ -99,14 +99,20 @@ func (g LinuxGuest) copyTo(dir string) error {
 // copies of its files in dir.
 func BuildLinuxGuest(t testing.TB, dir string) LinuxGuest {
 	t.Helper()
+	guest, err := CopyLinuxGuest(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return guest
+}
+
+// CopyLinuxGuest does the same without a test.
+func CopyLinuxGuest(dir string) (LinuxGuest, error) {
 	built, err := builtLinuxGuest()
 	if err == nil {
 		err = built.copyTo(dir)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return guestIn(dir)
+	return guestIn(dir), err
 }
 
 // builtLinuxGuest builds it once per process.

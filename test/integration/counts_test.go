@@ -121,5 +121,5 @@ func countGoroutines(t *testing.T, address string) float64 {
 	if err := errors.Join(err, answer.Body.Close()); err != nil {
 		t.Fatal(err)
 	}
-	return testenv.Metrics(page).Sum("go_goroutines")
+	return framework.Metrics(page).Sum("go_goroutines")
 }

@@ -147,7 +147,7 @@ func TestSweepFreezes(t *testing.T) {
 	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
 }
 
-func readMetrics(t *testing.T, address string) testenv.Metrics {
+func readMetrics(t *testing.T, address string) framework.Metrics {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

@@ -17,6 +17,9 @@
 //	/agent?mode=M  starts or stops the guest agent: see agent.go; agent=M on the
 //	               kernel's command line does that at the boot
 //	/processes     how many commands the guest agent runs
+//
+// With blocks=vda,vdb on the kernel's command line it writes blocks to these disks, to show
+// what it has synced: see package blocks.
 package main
 
 import (
@@ -73,6 +76,7 @@ func main() {
 	logLine("file system", mountDisk("/dev/vda", "/disk"))
 	r := newReport(boots)
 	fmt.Printf("drover linux guest %d is up\n", boots)
+	go func() { logLine("blocks", writeBlocks(r.Cmdline)) }()
 	logLine("HTTP", serveHTTP(r))
 	powerOff()
 }

@@ -23,8 +23,14 @@ func testDeleteGone(t *testing.T, e *env) {
 		e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false), driver.ErrNotFound)
 
 	again := e.ensureState(t, spec, driver.StateRunning)
-	if again.ID == first.ID || again.Run == first.Run {
-		t.Errorf("made again it is %s, want another ID and Run than %s", describeServers(again), describeServers(first))
+	e.checkMadeAgain(t, again, first)
+}
+
+// checkMadeAgain checks that a server is another one than the one that was removed.
+func (e *env) checkMadeAgain(t *testing.T, again, first driver.Server) {
+	t.Helper()
+	if (again.ID == first.ID) != e.FixedID || again.Run == first.Run {
+		t.Errorf("made again it is %s, want another Run than %s, and the same ID: %v", describeServers(again), describeServers(first), e.FixedID)
 	}
 }
 
@@ -91,13 +97,23 @@ func testRetain(t *testing.T, e *env) {
 	}
 	checkRetained(t, e.driver, spec.UID, s)
 
-	// Its UID is free again, as for a server that was removed.
+	if e.FixedID {
+		_, err := e.driver.Ensure(t.Context(), e.stopSpec(spec))
+		WantErrorKind(t, "Ensure of the UID of a released server", err, driver.ErrRetry)
+	} else {
+		e.checkFree(t, spec, s)
+	}
+	checkRetained(t, e.driver, spec.UID, s)
+}
+
+// checkFree checks that the UID of a released server is free again, as if it was removed.
+func (e *env) checkFree(t *testing.T, spec driver.ServerSpec, released driver.Server) {
+	t.Helper()
 	next := e.ensureState(t, spec, driver.StateRunning)
-	if next.ID == s.ID {
+	if next.ID == released.ID {
 		t.Errorf("Ensure took the released %s back", describeServers(next))
 	}
 	e.deleteUntilGone(t, e.driver, spec.UID)
-	checkRetained(t, e.driver, spec.UID, s)
 }
 
 // checkRetained checks that the complete list shows a released server as such, still on.

@@ -74,6 +74,18 @@ type Harness struct {
 	// a restart and be listed in Pending.
 	ResizesLive bool
 
+	// FixedID is set if the ID of a server derives from its VirtualMachine: one that is made
+	// again has the same, and none is made while a released one has it.
+	FixedID bool
+
+	// FencesEach is set if epochs are left on servers, not on the engine: a change of one
+	// server fences earlier leaders from that one.
+	FencesEach bool
+
+	// ResumesWatch is set if a watch outlasts the loss of the engine, and misses nothing that
+	// was changed meanwhile. Until the engine is back, Usage may answer all the same.
+	ResumesWatch bool
+
 	// Timeout is how long the suite waits for what must happen soon; zero means
 	// 30 s.
 	Timeout time.Duration

@@ -80,9 +80,7 @@ func testRemovedByHand(t *testing.T, e *env) {
 	})
 	WantErrorKind(t, "Delete of what was removed by hand", e.driver.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	again := e.ensureState(t, spec, driver.StateRunning)
-	if again.ID == first.ID || again.Run == first.Run {
-		t.Errorf("made again it is %s, want another ID and Run than %s", describeServers(again), describeServers(first))
-	}
+	e.checkMadeAgain(t, again, first)
 }
 
 // testEndsByItself checks that the end of a guest is reported as it was, and that the

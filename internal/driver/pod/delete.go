@@ -5,9 +5,12 @@ package pod
 
 import (
 	"context"
+	"errors"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -62,25 +65,25 @@ func (i *instance) remove(ctx context.Context, epoch uint64) error {
 	case i.isLost():
 		return lostError(i.key)
 	}
-	if err := i.deleteSecret(ctx); err != nil {
-		return err
+	for _, claim := range i.sortedVolumes() {
+		if err := i.deleteClaim(ctx, claim); err != nil {
+			return err
+		}
 	}
-	return i.deleteRoot(ctx)
+	return i.deleteClaim(ctx, i.root)
 }
 
-func (i *instance) deleteSecret(ctx context.Context) error {
-	err := i.driver.Client.Secrets(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{})
-	return explain("delete", "Secret", i.key, ignoreNotFound(err))
-}
-
-func (i *instance) deleteRoot(ctx context.Context) error {
-	if i.root == nil || i.root.DeletionTimestamp != nil {
+func (i *instance) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &i.root.UID, ResourceVersion: &i.root.ResourceVersion},
+	claims := i.driver.Client.PersistentVolumeClaims(claim.Namespace)
+	_, err := update(ctx, claims.Get, claim, isSame, func(read *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+		return read, claims.Delete(ctx, read.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &read.UID, ResourceVersion: &read.ResourceVersion},
+		})
 	})
-	return explain("delete", kindClaim, i.key, ignoreNotFound(err))
+	return explain("delete", kindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, ignoreNotFound(err))
 }
 
 // retain releases the server: what survives its VirtualMachine has to lose its owner before that is
@@ -91,10 +94,16 @@ func (i *instance) retain(ctx context.Context, epoch uint64) error {
 			return err
 		}
 	}
+	mark := func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataLabel(&c.ObjectMeta, LabelRetained, "true") }
+	for _, claim := range i.sortedVolumes() {
+		if _, err := i.updateClaim(ctx, epoch, claim, mark); err != nil {
+			return err
+		}
+	}
 	if i.root == nil {
 		return nil
 	}
-	return i.updateRoot(ctx, epoch, func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataLabel(&c.ObjectMeta, LabelRetained, "true") })
+	return i.updateRoot(ctx, epoch, mark)
 }
 
 // release marks a pod as released. Its PVC becomes its owner, since drain evicts only pods with one.
@@ -110,4 +119,38 @@ func claimReference(claim *corev1.PersistentVolumeClaim) metav1.OwnerReference {
 	return metav1.OwnerReference{
 		APIVersion: "v1", Kind: kindClaim, Name: claim.Name, UID: claim.UID, Controller: new(true), BlockOwnerDeletion: new(false),
 	}
+}
+
+// ReleaseEnded implements driver.RetainedReleaser: it lets pods go whose VirtualMachines are gone,
+// once their end is proven.
+func (d *Driver) ReleaseEnded(ctx context.Context) error {
+	ctx, cancel := d.withCallTimeout(ctx)
+	defer cancel()
+	pods, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: d.selector() + "," + LabelRetained, ResourceVersion: "0"})
+	if err != nil {
+		return explain("list", kindPod, types.NamespacedName{}, err)
+	}
+	var errs []error
+	for n := range pods.Items {
+		errs = append(errs, d.releaseEnded(ctx, &pods.Items[n]))
+	}
+	return errors.Join(errs...)
+}
+
+// releaseEnded lets a released pod go. One whose VirtualMachine exists still belongs to it, whoever
+// has labelled the pod.
+func (d *Driver) releaseEnded(ctx context.Context, p *corev1.Pod) error {
+	uid := types.UID(p.Labels[LabelUID])
+	if _, exists := d.ownerOf(uid); exists || !slices.Contains(p.Finalizers, FinalizerStopped) {
+		return nil
+	}
+	i := &instance{driver: d, key: types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, uid: uid, pod: p}
+	if err := i.readNode(ctx); err != nil || i.end() == nil {
+		return err
+	}
+	if err := i.removeFinalizer(ctx, 0); err != nil && !isGone(err) {
+		return err
+	}
+	d.Log.Info("Released pod has ended", "pod", i.key)
+	return nil
 }

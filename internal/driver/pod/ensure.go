@@ -4,10 +4,13 @@
 package pod
 
 import (
+	"cmp"
 	"context"
+	"math"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,7 +34,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	defer unlock()
 
 	c := &convergence{spec: spec, instance: &instance{
-		driver: d, uid: spec.UID, vm: spec.Name,
+		driver: d, uid: spec.UID, vm: spec.Name, names: volumeNames(spec),
 		key: types.NamespacedName{Namespace: spec.Namespace, Name: baseName(spec.Name, spec.UID)},
 	}}
 	if err := c.begin(ctx); err != nil {
@@ -43,10 +46,22 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return c.server(), nil
 }
 
+func volumeNames(spec driver.ServerSpec) (names []string) {
+	for _, v := range spec.Volumes {
+		names = append(names, v.Name)
+	}
+	return names
+}
+
 // convergence is one call of Ensure.
 type convergence struct {
 	*instance
 	spec driver.ServerSpec
+	// secret is that of the pod if this call has made it.
+	secret *corev1.Secret
+	// budget is the server's, if it has one, and hasNoBudget is set if its record is to go.
+	budget      *policyv1.PodDisruptionBudget
+	hasNoBudget bool
 }
 
 // begin reads what there is, and refuses what Ensure must not touch.
@@ -54,10 +69,13 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.read(ctx); err != nil {
 		return err
 	}
-	exists := c.pod != nil || c.root != nil
+	exists := c.exists()
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.id() || !exists):
 		return driver.Errorf(driver.ErrNotFound, "there is no server %s of UID %s", c.spec.ID, c.uid)
+	case exists && c.isRetained():
+		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.id(), LabelRetained))
 	case !exists || c.spec.Power != driver.PowerOff:
 		if err := c.driver.checkSpec(c.spec); err != nil {
 			return err
@@ -88,7 +106,7 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 }
 
 func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
-	recorded := c.recorded(kind)
+	recorded := c.recorded(kind, o.GetName())
 	switch {
 	case recorded != nil && recorded.UID == o.GetUID():
 		return nil
@@ -100,19 +118,30 @@ func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
 }
 
 // recorded returns what the VirtualMachine's status has recorded of an object, or nil.
-func (c *convergence) recorded(kind string) *driver.Object {
-	n := slices.IndexFunc(c.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == c.key.Name })
+func (c *convergence) recorded(kind, name string) *driver.Object {
+	n := slices.IndexFunc(c.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == name })
 	if n < 0 {
 		return nil
 	}
 	return &c.spec.Objects[n]
 }
 
-// converge takes the steps that are possible without waiting: the disk, the pod, and then what the
-// pod should do.
+// converge takes the steps that are possible without waiting. That a disk cannot grow keeps nothing
+// else from being done.
 func (c *convergence) converge(ctx context.Context) error {
+	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly {
+		return err
+	}
+	if err := c.ensureBudget(ctx); err != nil || c.pod != nil && (c.end() != nil || c.isToStop()) {
+		return err
+	}
+	return c.growDisks(ctx)
+}
+
+// convergePower takes the steps to what the server should do: the disk, the pod, and the pod's guest.
+func (c *convergence) convergePower(ctx context.Context) error {
 	if !c.spec.Ephemeral {
-		if err := c.ensureRoot(ctx); err != nil {
+		if err := c.ensureClaim(ctx, disk{name: rootDisk, bytes: c.spec.RootDiskBytes}); err != nil {
 			return err
 		}
 	}
@@ -142,12 +171,13 @@ func (c *convergence) convergePod(ctx context.Context) error {
 	switch {
 	case c.end() != nil, c.isGated() && c.spec.Power == driver.PowerOff:
 		return nil
-	case c.isGated() && c.pod.DeletionTimestamp == nil:
+	case c.isGated() && c.pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
 		return c.letGo(ctx)
 	case c.isToStop():
 		return c.stop(ctx)
-	case c.spec.PowerOnly:
-		return nil
+	}
+	if err := c.setPaused(ctx, c.spec.Power == driver.PowerPaused); err != nil || c.spec.PowerOnly {
+		return err
 	}
 	return c.updateMeta(ctx)
 }
@@ -179,73 +209,39 @@ func (c *convergence) updateMeta(ctx context.Context) error {
 	return c.updatePod(ctx, c.spec.Epoch, func(p *corev1.Pod) { p.Labels, p.OwnerReferences = labels, owners })
 }
 
-// ensureRoot makes the PVC of the root disk once, and grows it.
-func (c *convergence) ensureRoot(ctx context.Context) error {
-	if c.root != nil {
-		return c.growRoot(ctx)
-	}
-	recorded := c.recorded(kindClaim)
-	switch {
-	case recorded == nil:
-		return c.recordFirst(c.intents()...)
-	case recorded.UID != "":
-		return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry,
-			"the PVC %s with UID %s, which has the root disk, is gone: restore it under this name and UID, or delete the VirtualMachine; no new disk is made in its place", c.key, recorded.UID))
-	}
-	claim := c.driver.newClaim(c.spec, recorded.Nonce)
-	created, err := c.driver.Client.PersistentVolumeClaims(c.key.Namespace).Create(ctx, claim, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		return c.readCreated(ctx, kindClaim)
-	}
-	if err != nil {
-		return explain("create", kindClaim, c.key, err)
-	}
-	c.root = created
-	return nil
-}
-
-// readCreated reads an object whose name was taken, by an earlier try or another leader, or by
-// what is foreign.
-func (c *convergence) readCreated(ctx context.Context, kind string) error {
+// readPod reads a pod whose name was taken, by an earlier try or another leader, or by what is foreign.
+func (c *convergence) readPod(ctx context.Context) error {
 	if err := c.read(ctx); err != nil {
 		return err
 	}
-	if kind == kindClaim && c.root == nil || kind == kindPod && c.pod == nil {
-		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, c.key))
+	if c.pod == nil {
+		return takenError(kindPod, c.key)
 	}
 	return c.checkIdentity(ctx)
 }
 
-// growRoot enlarges the PVC as far as its storage class allows that.
-func (c *convergence) growRoot(ctx context.Context) error {
-	wanted, has := claimSize(c.spec), c.root.Spec.Resources.Requests[corev1.ResourceStorage]
-	if wanted.Cmp(has) <= 0 || c.spec.RootDiskBytes == 0 || c.root.Status.Phase != corev1.ClaimBound {
-		return nil
-	}
-	err := c.updateRoot(ctx, c.spec.Epoch, func(claim *corev1.PersistentVolumeClaim) {
-		claim.Spec.Resources.Requests[corev1.ResourceStorage] = wanted
-	})
-	if apierrors.IsForbidden(err) {
-		return driver.Errorf(driver.ErrRetry, "spec.resource.rootDisk: the PVC has %s and needs %s: %w", describeSize(has), describeSize(wanted), err)
-	}
-	return err
+func takenError(kind string, key types.NamespacedName) error {
+	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
 }
 
 // removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
 // VirtualMachine, and on the PVC.
 func (c *convergence) removeEndedPod(ctx context.Context) error {
-	if r := c.recorded(kindPod); r != nil && !r.Ended {
+	if r := c.recorded(kindPod, c.key.Name); r != nil && !r.Ended {
 		ended := *r
 		ended.UID, ended.Ended = c.pod.UID, true
 		return c.recordFirst(ended)
 	}
-	return c.forgetPod(ctx, c.spec.Epoch)
+	if err := c.forgetPod(ctx, c.spec.Epoch); err != nil || c.pod == nil || c.root == nil || c.spec.Power == driver.PowerOff {
+		return err
+	}
+	return driver.Errorf(driver.ErrRetry, "the pod %s has ended, and its kubelet has yet to remove it: the next one is made after that", c.key)
 }
 
 // checkLost returns an error if a pod is gone whose end is not proven. A pod that the PVC does not
 // have was never let go, and one that has no UID in the record was never found.
 func (c *convergence) checkLost() error {
-	r := c.recorded(kindPod)
+	r := c.recorded(kindPod, c.key.Name)
 	if c.isLost() || c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.asserted {
 		return lostError(c.key)
 	}
@@ -257,23 +253,24 @@ func lostError(key types.NamespacedName) error {
 		"the pod %s is gone, and nothing proves that its containers have ended: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", key))
 }
 
-// createPod makes a pod, whose intent has to be recorded before. A server with a disk gets one that
-// is not scheduled, so that it can run only after the PVC has recorded it.
+// createPod makes a pod that is not scheduled yet. The intent has to be recorded before.
 func (c *convergence) createPod(ctx context.Context) error {
-	r := c.recorded(kindPod)
-	if r == nil || r.Ended || r.UID != "" {
+	if !c.isPodIntended() {
 		return c.recordFirst(c.intents()...)
 	}
-	if err := c.replaceSecret(ctx, r.Nonce); err != nil {
+	if err := c.ensureVolumes(ctx); err != nil {
 		return err
 	}
-	pod, err := c.driver.newPod(c.spec, r.Nonce, !c.spec.Ephemeral || c.spec.Power == driver.PowerOff, c.owners())
+	if err := c.ensureBudget(ctx); err != nil {
+		return err
+	}
+	pod, err := c.driver.newPod(c.fitted(), c.recorded(kindPod, c.key.Name).Nonce, c.diskSettings(), c.owners())
 	if err != nil {
 		return err
 	}
 	created, err := c.driver.Client.Pods(c.key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return c.readCreated(ctx, kindPod)
+		return c.readPod(ctx)
 	}
 	if err != nil {
 		return explain("create", kindPod, c.key, err)
@@ -282,8 +279,11 @@ func (c *convergence) createPod(ctx context.Context) error {
 	return nil
 }
 
-// letGo lets the scheduler place the pod, after the PVC has recorded it.
+// letGo lets the scheduler place the pod, after it has its Secret and the PVC has recorded it.
 func (c *convergence) letGo(ctx context.Context) error {
+	if err := c.ensureSecret(ctx); err != nil {
+		return err
+	}
 	if c.root != nil && c.root.Annotations[AnnotationRun] != string(c.pod.UID) {
 		if err := c.annotateRoot(ctx, c.spec.Epoch, AnnotationRun, string(c.pod.UID)); err != nil {
 			return err
@@ -294,25 +294,85 @@ func (c *convergence) letGo(ctx context.Context) error {
 	})
 }
 
-// replaceSecret makes the Secret of the next pod. It is never read: no pod exists that uses it.
-func (c *convergence) replaceSecret(ctx context.Context, nonce string) error {
-	if err := c.deleteSecret(ctx); err != nil || !hasSecret(c.spec) {
+// ensureSecret makes the Secret of a pod that was not let go yet. Secrets of tenants are never read,
+// so one that exists already, and is not recorded, may be anyone's: another pod is made then, whose
+// Secret has another name.
+func (c *convergence) ensureSecret(ctx context.Context) error {
+	name := secretOf(c.pod)
+	r := c.recorded(kindSecret, name)
+	switch {
+	case name == "", r != nil && r.UID != "":
+		return nil
+	case r == nil:
+		return c.replacePod(ctx)
+	}
+	control, err := c.driver.machines.NewEnd(ctx, c.uid, c.pod.Annotations[AnnotationNonce])
+	if err != nil {
+		return explain("make the keys of", kindPod, c.key, err)
+	}
+	secret := c.driver.newSecret(c.spec, c.pod, r.Nonce, control)
+	created, err := c.driver.Client.Secrets(c.key.Namespace).Create(ctx, secret, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return c.replacePod(ctx)
+	}
+	if err != nil {
+		return explain("create", kindSecret, types.NamespacedName{Namespace: c.key.Namespace, Name: name}, err)
+	}
+	c.secret = created
+	return nil
+}
+
+// replacePod removes a pod that was not let go, for another one.
+func (c *convergence) replacePod(ctx context.Context) error {
+	if err := c.forgetPod(ctx, c.spec.Epoch); err != nil {
 		return err
 	}
-	_, err := c.driver.Client.Secrets(c.key.Namespace).Create(ctx, c.driver.newSecret(c.spec, nonce), metav1.CreateOptions{})
-	return explain("create", "Secret", c.key, err)
+	return c.recordFirst(c.podIntents()...)
 }
 
 // intents returns the objects that the next steps create, with new nonces.
 func (c *convergence) intents() []driver.Object {
 	var all []driver.Object
-	if r := c.recorded(kindClaim); r == nil && !c.spec.Ephemeral {
+	if r := c.recorded(kindClaim, c.key.Name); r == nil && !c.spec.Ephemeral {
 		all = append(all, newIntent(kindClaim, c.key.Name))
 	}
-	if r := c.recorded(kindPod); (c.spec.Power != driver.PowerOff || c.spec.Ephemeral) && (r == nil || r.Ended || c.pod == nil && r.UID != "") {
-		all = append(all, newIntent(kindPod, c.key.Name))
+	if c.spec.BlockEviction && c.recorded(kindBudget, c.key.Name) == nil {
+		all = append(all, newIntent(kindBudget, c.key.Name))
+	}
+	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.pod != nil {
+		return all
+	}
+	if !c.isPodIntended() {
+		all = append(all, c.podIntents()...)
+	}
+	for _, v := range c.spec.Volumes {
+		if name := claimName(c.key.Name, v.Name); c.recorded(kindClaim, name) == nil {
+			all = append(all, newIntent(kindClaim, name))
+		}
 	}
 	return all
+}
+
+// isPodIntended reports whether the next pod and its Secret are recorded.
+func (c *convergence) isPodIntended() bool {
+	r := c.recorded(kindPod, c.key.Name)
+	return r != nil && !r.Ended && r.UID == "" && c.recorded(kindSecret, secretName(c.key.Name, r.Nonce)) != nil
+}
+
+// podIntents returns the next pod and its Secret.
+func (c *convergence) podIntents() []driver.Object {
+	pod := newIntent(kindPod, c.key.Name)
+	return []driver.Object{pod, newIntent(kindSecret, secretName(c.key.Name, pod.Nonce))}
+}
+
+// claimUID returns the UID of the PVC that an object is the record of, "" if there is none.
+func (c *convergence) claimUID(o driver.Object) types.UID {
+	for _, of := range disksOf(c.spec) {
+		if claim := c.claim(of.name); claim != nil && claim.Name == o.Name && claim.Annotations[AnnotationNonce] == o.Nonce {
+			return claim.UID
+		}
+	}
+	return ""
 }
 
 func newIntent(kind, name string) driver.Object {
@@ -323,7 +383,9 @@ func newIntent(kind, name string) driver.Object {
 func (c *convergence) recordFirst(changed ...driver.Object) error {
 	all := slices.Clone(c.spec.Objects)
 	for _, o := range changed {
-		all = slices.DeleteFunc(all, func(have driver.Object) bool { return have.Kind == o.Kind && have.Name == o.Name })
+		all = slices.DeleteFunc(all, func(have driver.Object) bool {
+			return have.Kind == o.Kind && (have.Name == o.Name || o.Kind == kindSecret) // there is one Secret
+		})
 		all = append(all, o)
 	}
 	return &driver.RecordFirstError{Objects: all}
@@ -337,7 +399,7 @@ func (c *convergence) stop(ctx context.Context) error {
 	case c.spec.StopBy.IsZero():
 		grace = maxGrace
 	case now.Before(c.spec.StopBy):
-		grace = int64(c.spec.StopBy.Sub(now).Seconds())
+		grace = int64(math.Ceil(c.spec.StopBy.Sub(now).Seconds()))
 	}
 	if err := c.deletePod(ctx, c.spec.Epoch, grace); err != nil {
 		return err
@@ -360,13 +422,17 @@ func (c *convergence) server() driver.Server {
 
 // objects returns the record of the server's objects, with the UIDs of those that exist now.
 func (c *convergence) objects() []driver.Object {
-	all := slices.Clone(c.spec.Objects)
+	all := slices.DeleteFunc(slices.Clone(c.spec.Objects), func(o driver.Object) bool { return o.Kind == kindBudget && c.hasNoBudget })
 	for n, o := range all {
 		switch {
-		case o.Kind == kindClaim && c.root != nil:
-			all[n].UID = c.root.UID
+		case o.Kind == kindClaim:
+			all[n].UID = cmp.Or(c.claimUID(o), o.UID)
 		case o.Kind == kindPod && c.pod != nil && c.pod.Annotations[AnnotationNonce] == o.Nonce:
 			all[n].UID = c.pod.UID
+		case o.Kind == kindBudget && c.budget != nil:
+			all[n].UID = c.budget.UID
+		case o.Kind == kindSecret && c.secret != nil && c.secret.Name == o.Name:
+			all[n].UID = c.secret.UID
 		}
 	}
 	return all

@@ -23,6 +23,15 @@ type settings struct {
 	NetworkData string           `json:"networkData,omitempty"`
 	Placement   driver.Placement `json:"placement"`
 	GraceSecs   int64            `json:"graceSeconds"`
+	Volumes     []volumeSettings `json:"volumes,omitempty"`
+	// Disks are those that have PVCs, by name. They may grow during a run.
+	Disks map[string]diskSettings `json:"disks,omitempty"`
+}
+
+// volumeSettings are what waits for a restart of a volume.
+type volumeSettings struct {
+	Name     string `json:"name"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
 // settingsChange are the settings of a pod and those of its spec.
@@ -42,6 +51,9 @@ func (d *Driver) settingsOf(spec driver.ServerSpec) settings {
 	for _, p := range spec.Ports {
 		p.Name = ""
 		s.Ports = append(s.Ports, p)
+	}
+	for _, v := range spec.Volumes {
+		s.Volumes = append(s.Volumes, volumeSettings{v.Name, v.ReadOnly})
 	}
 	return s
 }
@@ -67,7 +79,14 @@ var fields = driver.Fields[settingsChange]{
 	},
 	{Name: "image.checksum", Support: driver.Unsupported, Hint: "name the image by digest: oci://NAME@sha256:..."},
 	{Name: "image.pullPolicy", Support: driver.AppliedLive},
-	{Name: "volumes", Support: driver.Unsupported, Hint: "the pod driver has no volumes beside the root disk yet"},
+	{
+		Name: "volumes", Support: driver.AppliedAtRestart, Parts: []string{"name", "readOnly"},
+		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Volumes, c.wants.Volumes) },
+	},
+	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
+	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "pullPolicy"}},
+	{Name: "volumes.source.image.checksum", Support: driver.Unsupported, Hint: "name the image by digest: oci://NAME@sha256:..."},
+	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
 	{Name: "ports.name", Support: driver.AppliedLive},
 	{
 		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"protocol", "port"},
@@ -89,7 +108,7 @@ var fields = driver.Fields[settingsChange]{
 	},
 	{Name: "ephemeral", Support: driver.AppliedAtCreation},
 	{Name: "storageClassName", Support: driver.AppliedAtCreation},
-	{Name: "evictionPolicy", Support: driver.Unsupported, Hint: "the pod driver does not block evictions yet"},
+	{Name: "evictionPolicy", Support: driver.AppliedLive},
 	{
 		Name: "nodeSelector", Support: driver.AppliedAtRestart,
 		Differs: differs(func(p driver.Placement) any { return p.NodeSelector }),

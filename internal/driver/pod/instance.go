@@ -6,8 +6,10 @@ package pod
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +29,9 @@ type instance struct {
 	// pod and root are nil if there is none.
 	pod  *corev1.Pod
 	root *corev1.PersistentVolumeClaim
+	// names are the volumes to read, and volumes their PVCs.
+	names   []string
+	volumes map[string]*corev1.PersistentVolumeClaim
 	// asserted is the pod whose machine is off by the word of an operator, as known when the
 	// objects were read.
 	asserted types.UID
@@ -44,7 +49,10 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (*instance, error) {
 	if err := i.read(ctx); err != nil {
 		return nil, err
 	}
-	if i.pod == nil && i.root == nil {
+	if err := i.listVolumes(ctx); err != nil {
+		return nil, err
+	}
+	if !i.exists() {
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
 	}
 	return i, nil
@@ -93,8 +101,14 @@ func (i *instance) read(ctx context.Context) error {
 	if i.root, err = own(i, root, err); err != nil {
 		return explain("read", kindClaim, i.key, err)
 	}
+	if err := i.readVolumes(ctx, i.names); err != nil {
+		return err
+	}
 	return i.readNode(ctx)
 }
+
+// exists reports whether there is any object of the server.
+func (i *instance) exists() bool { return i.pod != nil || i.root != nil || len(i.sortedVolumes()) > 0 }
 
 // own returns an object that was read if it has the labels of the instance's server, and else nil.
 func own[T interface {
@@ -172,7 +186,18 @@ func (i *instance) isGated() bool {
 }
 
 func (i *instance) isRetained() bool {
-	return i.root != nil && i.root.Labels[LabelRetained] != "" || i.root == nil && i.pod != nil && i.pod.Labels[LabelRetained] != ""
+	var marked metav1.Object
+	switch volumes := i.sortedVolumes(); {
+	case i.root != nil:
+		marked = i.root
+	case i.pod != nil:
+		marked = i.pod
+	case len(volumes) > 0:
+		marked = volumes[0]
+	default:
+		return false
+	}
+	return marked.GetLabels()[LabelRetained] != ""
 }
 
 // settings returns what the pod was made from.
@@ -200,29 +225,78 @@ func (i *instance) annotateRoot(ctx context.Context, epoch uint64, key, value st
 }
 
 func (i *instance) updateRoot(ctx context.Context, epoch uint64, change func(*corev1.PersistentVolumeClaim)) error {
-	next := i.root.DeepCopy()
-	change(next)
-	if err := enterEpoch(next, epoch); err != nil {
-		return err
-	}
-	updated, err := i.driver.Client.PersistentVolumeClaims(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	updated, err := i.updateClaim(ctx, epoch, i.root, change)
 	if err == nil {
 		i.root = updated
 	}
-	return explain("change", kindClaim, i.key, err)
+	return err
+}
+
+// updateClaim changes a PVC, under the version that was read.
+func (i *instance) updateClaim(ctx context.Context, epoch uint64, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, error) {
+	claims := i.driver.Client.PersistentVolumeClaims(i.key.Namespace)
+	updated, err := update(ctx, claims.Get, claim, isSame, func(read *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+		next := read.DeepCopy()
+		change(next)
+		if err := enterEpoch(next, epoch); err != nil {
+			return nil, err
+		}
+		return claims.Update(ctx, next, metav1.UpdateOptions{})
+	})
+	return updated, explain("change", kindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
 }
 
 func (i *instance) updatePod(ctx context.Context, epoch uint64, change func(*corev1.Pod)) error {
-	next := i.pod.DeepCopy()
-	change(next)
-	if err := enterEpoch(next, epoch); err != nil {
-		return err
-	}
-	updated, err := i.driver.Client.Pods(i.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	pods := i.driver.Client.Pods(i.key.Namespace)
+	updated, err := update(ctx, pods.Get, i.pod, isSamePod, func(read *corev1.Pod) (*corev1.Pod, error) {
+		next := read.DeepCopy()
+		change(next)
+		if err := enterEpoch(next, epoch); err != nil {
+			return nil, err
+		}
+		return pods.Update(ctx, next, metav1.UpdateOptions{})
+	})
 	if err == nil {
 		i.pod = updated
 	}
 	return explain("change", kindPod, i.key, err)
+}
+
+// maxTries is how often a change is tried while others change the object.
+const maxTries = 4
+
+// update changes an object under the version that was read. If others have changed it meanwhile, it
+// reads the object again, and tries once more as long as nothing is different that the driver decides
+// from: the kubelet and the provisioner of volumes write to what they have just got.
+func update[T metav1.Object](ctx context.Context, get func(context.Context, string, metav1.GetOptions) (T, error), read T, isSame func(a, b T) bool, try func(read T) (T, error)) (T, error) {
+	for tries := 1; ; tries++ {
+		updated, err := try(read)
+		if !apierrors.IsConflict(err) || tries == maxTries {
+			return updated, err
+		}
+		again, readErr := get(ctx, read.GetName(), metav1.GetOptions{})
+		if readErr != nil || !isSame(read, again) {
+			return updated, err
+		}
+		read = again
+	}
+}
+
+// isSame reports whether an object has what it had of what the driver decides from.
+func isSame[T metav1.Object](a, b T) bool {
+	return a.GetUID() == b.GetUID() && a.GetDeletionTimestamp().Equal(b.GetDeletionTimestamp()) &&
+		maps.Equal(a.GetLabels(), b.GetLabels()) && maps.Equal(ownAnnotations(a), ownAnnotations(b))
+}
+
+func isSamePod(a, b *corev1.Pod) bool {
+	return isSame(a, b) && (provenEnd(a) == nil) == (provenEnd(b) == nil) && len(a.Spec.SchedulingGates) == len(b.Spec.SchedulingGates)
+}
+
+// ownAnnotations returns the annotations that the driver writes.
+func ownAnnotations(o metav1.Object) map[string]string {
+	own := maps.Clone(o.GetAnnotations())
+	maps.DeleteFunc(own, func(key, _ string) bool { return !strings.HasPrefix(key, ownPrefix) })
+	return own
 }
 
 // deletePod asks the kubelet to end the pod within a time, at least a second unless no kubelet will
@@ -240,16 +314,21 @@ func (i *instance) deletePod(ctx context.Context, epoch uint64, grace int64) err
 	if i.pod.DeletionTimestamp != nil && i.pod.DeletionGracePeriodSeconds != nil && *i.pod.DeletionGracePeriodSeconds <= grace {
 		return nil
 	}
-	err := i.driver.Client.Pods(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{
-		GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &i.pod.UID}, // a kubelet changes the version at any time
-	})
+	only := &metav1.Preconditions{UID: &i.pod.UID} // a kubelet changes the version at any time
+	if i.isGated() {
+		only.ResourceVersion = &i.pod.ResourceVersion // another leader may let it go
+	}
+	err := i.driver.Client.Pods(i.key.Namespace).Delete(ctx, i.key.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: only})
 	return explain("delete", kindPod, i.key, ignoreNotFound(err))
 }
 
-// recordEnd records on the PVC how the pod has ended.
+// recordEnd records on the PVC how the pod has ended, or that it never ran.
 func (i *instance) recordEnd(ctx context.Context, epoch uint64) error {
-	if i.root == nil || i.root.Annotations[AnnotationRun] != string(i.pod.UID) || hasEnded(i.root, i.pod.UID) {
+	if i.root == nil || hasEnded(i.root, i.pod.UID) {
 		return nil
+	}
+	if i.root.Annotations[AnnotationRun] != string(i.pod.UID) {
+		return i.annotateRoot(ctx, epoch, AnnotationNeverRan, string(i.pod.UID))
 	}
 	record, err := json.Marshal(endRecord{Pod: i.pod.UID, Exit: i.end()})
 	if err != nil {
@@ -258,11 +337,10 @@ func (i *instance) recordEnd(ctx context.Context, epoch uint64) error {
 	return i.annotateRoot(ctx, epoch, AnnotationEnd, string(record))
 }
 
-// forgetPod removes a pod whose end is proven, after that is recorded.
+// forgetPod removes a pod that has ended or was never let go, after its end is recorded. That is
+// looked up once more when the pod is being deleted, since nobody lets it go then. A pod that had a
+// node is there until its kubelet has unmounted its volumes.
 func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
-	if err := i.recordEnd(ctx, epoch); err != nil {
-		return err
-	}
 	if i.pod.DeletionTimestamp == nil || i.assertedEnd() != nil {
 		if err := i.deletePod(ctx, epoch, 0); err != nil {
 			return err
@@ -271,14 +349,31 @@ func (i *instance) forgetPod(ctx context.Context, epoch uint64) error {
 			return err
 		}
 	}
-	err := i.updatePod(ctx, epoch, func(p *corev1.Pod) {
-		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
-	})
+	if i.end() == nil {
+		return driver.Errorf(driver.ErrRetry, "the pod %s was let go meanwhile, and has yet to end", i.key)
+	}
+	if err := i.recordEnd(ctx, epoch); err != nil {
+		return err
+	}
+	err := i.removeFinalizer(ctx, epoch)
 	if err != nil && !isGone(err) {
 		return err
 	}
-	i.pod = nil
+	if grace := i.pod.DeletionGracePeriodSeconds; err != nil || grace == nil || *grace == 0 {
+		i.pod = nil
+	}
 	return nil
+}
+
+func (i *instance) removeFinalizer(ctx context.Context, epoch uint64) error {
+	return i.updatePod(ctx, epoch, func(p *corev1.Pod) {
+		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
+	})
+}
+
+// isLeaving reports whether a pod whose end is recorded waits for its kubelet to remove it.
+func (i *instance) isLeaving() bool {
+	return i.pod.DeletionTimestamp != nil && !slices.Contains(i.pod.Finalizers, FinalizerStopped) && (i.root == nil || hasEnded(i.root, i.pod.UID))
 }
 
 func isGone(err error) bool { return apierrors.IsNotFound(err) }

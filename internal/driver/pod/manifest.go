@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +23,7 @@ import (
 const (
 	// containerName is that of the machine's container.
 	containerName = "machine"
-	// gateStopped keeps the pod of an ephemeral server that is off from being scheduled.
+	// gateStopped keeps a pod from being scheduled that is not ready for it, or is to be off.
 	gateStopped = "cloudnative.tw/stopped"
 	// machineUser is the user of the image of drover-machine.
 	machineUser = 65532
@@ -33,8 +34,16 @@ const (
 	descriptionFolder = "/etc/drover-machine"
 	imageFolder       = "/image"
 	diskFolder        = "/disk"
-	cloudInitFolder   = "/cloud-init"
+	volumesFolder     = "/volumes"
+	volumeImageFolder = "/images"
+	secretFolder      = "/secret"
 	runFolder         = "/run/drover-machine"
+
+	// secretVolume is the volume of the pod's Secret. Pods of earlier versions have none.
+	secretVolume = "secret"
+	// controlPortName is that of the container's port at which the machine is controlled.
+	controlPortName  = "drover-control"
+	firstControlPort = 7443
 )
 
 // minimalGrace is the least grace period of a pod: 0 would remove its object without a word of
@@ -45,23 +54,23 @@ func graceSeconds(spec driver.ServerSpec) int64 {
 	return max(minimalGrace, int64(spec.GracePeriod.Seconds()))
 }
 
-// newPod returns the pod of a server. With gated it is not scheduled until the gate is removed.
-func (d *Driver) newPod(spec driver.ServerSpec, nonce string, gated bool, owners []metav1.OwnerReference) (*corev1.Pod, error) {
+// newPod returns the pod of a server, which is not scheduled until its gate is removed.
+func (d *Driver) newPod(spec driver.ServerSpec, nonce string, disks map[string]diskSettings, owners []metav1.OwnerReference) (*corev1.Pod, error) {
 	description, err := json.Marshal(d.newDescription(spec))
 	if err != nil {
 		return nil, err
 	}
-	kept, err := json.Marshal(d.settingsOf(spec))
+	settings := d.settingsOf(spec)
+	settings.Disks = disks
+	kept, err := json.Marshal(settings)
 	if err != nil {
 		return nil, err
 	}
-	p := &corev1.Pod{ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce), Spec: d.podSpec(spec)}
+	p := &corev1.Pod{ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce), Spec: d.podSpec(spec, nonce)}
 	p.Finalizers = []string{FinalizerStopped}
 	p.OwnerReferences = owners
 	p.Annotations[AnnotationMachine], p.Annotations[AnnotationSettings] = string(description), string(kept)
-	if gated {
-		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
-	}
+	p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
 	return p, nil
 }
 
@@ -74,7 +83,7 @@ func ownerReference(spec driver.ServerSpec) metav1.OwnerReference {
 	}
 }
 
-func (d *Driver) podSpec(spec driver.ServerSpec) corev1.PodSpec {
+func (d *Driver) podSpec(spec driver.ServerSpec, nonce string) corev1.PodSpec {
 	p := spec.Placement
 	return corev1.PodSpec{
 		RestartPolicy:                 corev1.RestartPolicyNever,
@@ -86,7 +95,7 @@ func (d *Driver) podSpec(spec driver.ServerSpec) corev1.PodSpec {
 			FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch),
 			SeccompProfile:      &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
-		Containers: []corev1.Container{d.container(spec)}, Volumes: d.podVolumes(spec),
+		Containers: []corev1.Container{d.container(spec)}, Volumes: d.podVolumes(spec, nonce),
 		NodeSelector: p.NodeSelector, Affinity: p.Affinity, TopologySpreadConstraints: p.TopologySpreadConstraints,
 		PriorityClassName: p.PriorityClassName, RuntimeClassName: p.RuntimeClassName,
 		Tolerations: append(nodeTolerations(), p.Tolerations...),
@@ -118,7 +127,7 @@ func (d *Driver) container(spec driver.ServerSpec) corev1.Container {
 		},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "description", MountPath: descriptionFolder, ReadOnly: true},
-			{Name: "cloud-init", MountPath: cloudInitFolder, ReadOnly: true},
+			{Name: secretVolume, MountPath: secretFolder, ReadOnly: true},
 			{Name: "run", MountPath: runFolder},
 			{Name: "disk", MountPath: diskFolder},
 		},
@@ -126,22 +135,38 @@ func (d *Driver) container(spec driver.ServerSpec) corev1.Container {
 	if d.imageSource(spec) != "" {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "image", MountPath: imageFolder, ReadOnly: true})
 	}
+	for _, v := range spec.Volumes {
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "volume-" + v.Name, MountPath: path.Join(volumesFolder, v.Name)})
+		if v.Image != nil {
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "image-" + v.Name, MountPath: path.Join(volumeImageFolder, v.Name), ReadOnly: true})
+		}
+	}
 	for _, p := range spec.Ports {
 		c.Ports = append(c.Ports, corev1.ContainerPort{Name: portName(p.Name), ContainerPort: p.Port, Protocol: corev1.Protocol(p.Protocol)})
 	}
+	c.Ports = append(c.Ports, corev1.ContainerPort{Name: controlPortName, ContainerPort: controlPort(spec), Protocol: corev1.ProtocolTCP})
 	return c
 }
 
+// controlPort returns the port at which the machine is controlled: one that the guest does not use.
+func controlPort(spec driver.ServerSpec) int32 {
+	port := int32(firstControlPort)
+	for slices.ContainsFunc(spec.Ports, func(p driver.Port) bool { return p.Port == port }) {
+		port++
+	}
+	return port
+}
+
 // portName returns the name of a port as far as a container may have it: at most 15 characters,
-// with a letter.
+// with a letter, once.
 func portName(name string) string {
-	if len(name) > 15 || !strings.ContainsAny(name, "abcdefghijklmnopqrstuvwxyz") || strings.Contains(name, "--") {
+	if len(name) > 15 || name == controlPortName || !strings.ContainsAny(name, "abcdefghijklmnopqrstuvwxyz") || strings.Contains(name, "--") {
 		return ""
 	}
 	return name
 }
 
-func (d *Driver) podVolumes(spec driver.ServerSpec) []corev1.Volume {
+func (d *Driver) podVolumes(spec driver.ServerSpec, nonce string) []corev1.Volume {
 	base := baseName(spec.Name, spec.UID)
 	volumes := []corev1.Volume{
 		{Name: "description", VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{
@@ -150,32 +175,47 @@ func (d *Driver) podVolumes(spec driver.ServerSpec) []corev1.Volume {
 				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + AnnotationMachine + "']"},
 			}},
 		}}},
-		{Name: "cloud-init", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: base, Optional: new(!hasSecret(spec))}}},
+		{Name: secretVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secretName(base, nonce), DefaultMode: new(int32(0o440))}}},
 		{Name: "run", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
 			Medium: corev1.StorageMediumMemory, SizeLimit: resource.NewQuantity(runFolderBytes, resource.BinarySI),
 		}}},
 		{Name: "disk", VolumeSource: diskSource(spec, base)},
 	}
 	if image := d.imageSource(spec); image != "" {
-		volumes = append(volumes, corev1.Volume{Name: "image", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
-			Reference: strings.TrimPrefix(image, imageScheme), PullPolicy: corev1.PullPolicy(spec.Image.PullPolicy),
-		}}})
+		volumes = append(volumes, imageVolume("image", image, spec.Image.PullPolicy))
+	}
+	for _, v := range spec.Volumes {
+		volumes = append(volumes, corev1.Volume{Name: "volume-" + v.Name, VolumeSource: claimSource(claimName(base, v.Name))})
+		if v.Image != nil {
+			volumes = append(volumes, imageVolume("image-"+v.Name, v.Image.Source, v.Image.PullPolicy))
+		}
 	}
 	return volumes
+}
+
+func imageVolume(name, source string, policy driver.PullPolicy) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
+		Reference: strings.TrimPrefix(source, imageScheme), PullPolicy: corev1.PullPolicy(policy),
+	}}}
 }
 
 func diskSource(spec driver.ServerSpec, base string) corev1.VolumeSource {
 	if spec.Ephemeral {
 		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	}
-	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: base}}
+	return claimSource(base)
+}
+
+func claimSource(claim string) corev1.VolumeSource {
+	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
 }
 
 // newDescription returns what drover-machine reads.
 func (d *Driver) newDescription(spec driver.ServerSpec) description.Machine {
 	m := description.Machine{
 		Version: description.Version, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
-		MemoryBytes: spec.MemoryBytes, CloudInit: cloudInitFolder, GracePeriodSeconds: graceSeconds(spec),
+		MemoryBytes: spec.MemoryBytes, CloudInit: secretFolder, GracePeriodSeconds: graceSeconds(spec),
+		Control:  &description.Control{Port: controlPort(spec), Folder: secretFolder},
 		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: diskFolder, SizeBytes: spec.RootDiskBytes}, Ephemeral: spec.Ephemeral},
 	}
 	if d.imageSource(spec) != "" {
@@ -186,6 +226,13 @@ func (d *Driver) newDescription(spec driver.ServerSpec) description.Machine {
 		if k.Initrd != "" {
 			m.Kernel.Initrd = path.Join(imageFolder, k.Initrd)
 		}
+	}
+	for _, v := range spec.Volumes {
+		described := description.Volume{Name: v.Name, ReadOnly: v.ReadOnly, Disk: description.Disk{Folder: path.Join(volumesFolder, v.Name), SizeBytes: v.SizeBytes}}
+		if v.Image != nil {
+			described.Image = path.Join(volumeImageFolder, v.Name, "disk")
+		}
+		m.Volumes = append(m.Volumes, described)
 	}
 	for _, p := range spec.Ports {
 		m.Forwards = append(m.Forwards, description.Forward{Protocol: strings.ToLower(p.Protocol), Port: p.Port})
@@ -203,14 +250,11 @@ const (
 	keySSHKeys     = "ssh-keys"
 )
 
-func hasSecret(spec driver.ServerSpec) bool {
-	return spec.UserData.Reveal() != "" || spec.NetworkData.Reveal() != "" || len(spec.SSHKeys) > 0
-}
-
-// newSecret returns the Secret that a pod of the server needs.
-func (d *Driver) newSecret(spec driver.ServerSpec, nonce string) *corev1.Secret {
-	s := &corev1.Secret{ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce), StringData: map[string]string{}}
-	s.OwnerReferences = []metav1.OwnerReference{ownerReference(spec)}
+// newSecret returns the Secret of a pod, which has the machine's end of the control channel. It goes
+// with the pod.
+func (d *Driver) newSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce string, control map[string][]byte) *corev1.Secret {
+	s := &corev1.Secret{ObjectMeta: d.newMeta(spec, secretOf(pod), nonce), StringData: map[string]string{}, Data: control, Immutable: new(true)}
+	s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: kindPod, Name: pod.Name, UID: pod.UID, Controller: new(true), BlockOwnerDeletion: new(false)}}
 	for key, text := range map[string]string{
 		keyUserData: spec.UserData.Reveal(), keyNetworkData: spec.NetworkData.Reveal(), keySSHKeys: strings.Join(spec.SSHKeys, "\n"),
 	} {
@@ -221,6 +265,16 @@ func (d *Driver) newSecret(spec driver.ServerSpec, nonce string) *corev1.Secret 
 	return s
 }
 
+// secretOf returns the name of the Secret of a pod, "" for the pod of an earlier version.
+func secretOf(p *corev1.Pod) string {
+	for _, v := range p.Spec.Volumes {
+		if v.Name == secretVolume && v.Secret != nil {
+			return v.Secret.SecretName
+		}
+	}
+	return ""
+}
+
 // digest tells one secret text from another. It is short, so that it does not confirm a guess.
 func digest(s driver.Secret) string {
 	if s.IsZero() {
@@ -228,37 +282,6 @@ func digest(s driver.Secret) string {
 	}
 	sum := sha256.Sum256([]byte(s.Reveal()))
 	return hex.EncodeToString(sum[:3])
-}
-
-// newClaim returns the PVC of a root disk.
-func (d *Driver) newClaim(spec driver.ServerSpec, nonce string) *corev1.PersistentVolumeClaim {
-	mode := corev1.PersistentVolumeFilesystem
-	return &corev1.PersistentVolumeClaim{
-		ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce),
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(d.AccessMode)}, VolumeMode: &mode,
-			StorageClassName: spec.StorageClassName,
-			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: claimSize(spec)}},
-		},
-	}
-}
-
-const (
-	// defaultDiskBytes is the size of the PVC of a server that leaves the size to the driver.
-	defaultDiskBytes = 10 << 30
-	// claimOverheadBytes and claimOverheadShare are what a PVC has in addition to its disk: the
-	// file system's own data, and that of the disk's format.
-	claimOverheadBytes = 64 << 20
-	claimOverheadShare = 16
-)
-
-// claimSize returns the size of the PVC that has room for the root disk.
-func claimSize(spec driver.ServerSpec) resource.Quantity {
-	bytes := spec.RootDiskBytes
-	if bytes == 0 {
-		bytes = defaultDiskBytes
-	}
-	return *resource.NewQuantity(bytes+bytes/claimOverheadShare+claimOverheadBytes, resource.BinarySI)
 }
 
 // describeSize is for messages.

@@ -15,12 +15,17 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
+// ownPrefix is that of the labels and annotations that only Drover writes.
+const ownPrefix = "cloudnative.tw/"
+
 // Labels of every object of a server. A tenant can write them, so they only select: see the
 // package comment for what identifies an object.
 const (
 	LabelCluster = "cloudnative.tw/cluster"
 	LabelUID     = "cloudnative.tw/uid"
 	LabelName    = "cloudnative.tw/name"
+	// LabelVolume, on a PVC, is the volume that it has; the PVC of a root disk has no such label.
+	LabelVolume = "cloudnative.tw/volume"
 	// LabelRetained marks a server that was released.
 	LabelRetained = "cloudnative.tw/retained"
 )
@@ -39,6 +44,11 @@ const (
 	AnnotationRun = "cloudnative.tw/run"
 	// AnnotationEnd, on that PVC, is how that pod ended, once that is proven (endRecord).
 	AnnotationEnd = "cloudnative.tw/end"
+	// AnnotationNeverRan, on that PVC, is the UID of the last pod that was removed before it
+	// could run. Another leader may record that pod as AnnotationRun all the same.
+	AnnotationNeverRan = "cloudnative.tw/never-ran"
+	// AnnotationPaused, on a pod, is set from before its guest is paused until it was resumed.
+	AnnotationPaused = "cloudnative.tw/paused"
 )
 
 // FinalizerStopped keeps a pod's object until the end of its containers is proven.
@@ -46,8 +56,10 @@ const FinalizerStopped = "cloudnative.tw/stopped"
 
 // Kinds of a driver.Object.
 const (
-	kindPod   = "Pod"
-	kindClaim = "PersistentVolumeClaim"
+	kindPod    = "Pod"
+	kindClaim  = "PersistentVolumeClaim"
+	kindSecret = "Secret"
+	kindBudget = "PodDisruptionBudget"
 )
 
 // maxName leaves room for the number and the name of a volume in the 253 characters of a name.
@@ -58,6 +70,9 @@ func baseName(vm string, uid types.UID) string {
 	short, _, _ := strings.Cut(string(uid), "-")
 	return vm[:min(len(vm), maxName)] + "-" + strings.ToLower(short[:min(len(short), 8)])
 }
+
+// secretName returns the name of the Secret of a pod. Each pod has one of its own.
+func secretName(base, nonce string) string { return base + "-" + nonce[:min(len(nonce), 8)] }
 
 // serverID returns the ID of a server, as in default/web-1a2b3c4d.
 func serverID(namespace, base string) string { return namespace + "/" + base }
@@ -75,7 +90,7 @@ func (d *Driver) selector(uids ...types.UID) string {
 func (d *Driver) newMeta(spec driver.ServerSpec, name, nonce string) metav1.ObjectMeta {
 	all := map[string]string{}
 	for key, value := range spec.Labels {
-		if !strings.HasPrefix(key, "cloudnative.tw/") {
+		if !strings.HasPrefix(key, ownPrefix) {
 			all[key] = value
 		}
 	}

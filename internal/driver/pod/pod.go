@@ -9,10 +9,13 @@
 // they were just read. The other files have one concern each: proof.go tells when a pod has
 // ended for sure, manifest.go makes the pod, disks.go the PVCs, spec.go checks and translates
 // a spec, state.go describes a server, delete.go removes it, list.go and watch.go observe all.
+// channel.go asks running machines, by package machines.
 //
 // What keeps two machines of one VirtualMachine apart:
 //
 //   - The pod's name derives from the VirtualMachine, so there is at most one pod.
+//   - The pod is created with a scheduling gate, which is removed once the PVC has recorded the
+//     pod, and the pod has its Secret. So a pod that a deposed leader makes runs nothing.
 //   - The pod has a finalizer, FinalizerStopped, which is removed only once the end of its
 //     containers is proven (proof.go). Until then the name is taken, whoever deletes the pod.
 //   - A pod that is gone although its end was not recorded proves nothing. Nothing is started
@@ -29,6 +32,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -37,9 +41,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	policyv1client "k8s.io/client-go/kubernetes/typed/policy/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/machines"
 )
 
 // Name is the driver's name in the API.
@@ -55,6 +63,8 @@ type Options struct {
 	ClusterID string
 	// Client reaches the cluster. Required.
 	Client corev1client.CoreV1Interface
+	// Policy reaches the PodDisruptionBudgets of that cluster. Required.
+	Policy policyv1client.PolicyV1Interface
 	// Owner returns the VirtualMachine of a UID as far as one is known. Objects that claim its
 	// UID under another name or in another namespace are not its server. Nil knows none.
 	Owner func(types.UID) (types.NamespacedName, bool)
@@ -83,14 +93,20 @@ type Options struct {
 type Driver struct {
 	Options
 	// locks has, by UID, a channel that is closed when the call which changes that server ends.
-	locks driver.SyncMap[types.UID, chan struct{}]
+	locks    driver.SyncMap[types.UID, chan struct{}]
+	machines machines.Machines
+	// pods are those of the watch that was opened last, nil if none is open.
+	pods atomic.Pointer[cache.Indexer]
+	// watches are the queues of open watches.
+	watches driver.SyncMap[workqueue.TypedInterface[types.UID], bool]
 }
 
 var (
-	_ driver.Driver        = (*Driver)(nil)
-	_ driver.Identifier    = (*Driver)(nil)
-	_ driver.FieldDeclarer = (*Driver)(nil)
-	_ driver.Prober        = (*Driver)(nil)
+	_ driver.Driver           = (*Driver)(nil)
+	_ driver.Identifier       = (*Driver)(nil)
+	_ driver.FieldDeclarer    = (*Driver)(nil)
+	_ driver.Prober           = (*Driver)(nil)
+	_ driver.RetainedReleaser = (*Driver)(nil)
 )
 
 // DefaultOptions returns the options that flags can change.
@@ -121,7 +137,12 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
+	policy, err := policyv1client.NewForConfig(env.Cluster)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the cluster: %w", err)
+	}
 	opened := *o
+	opened.Policy = policy
 	opened.ClusterID, opened.Log, opened.Clock, opened.Client, opened.Owner = env.ClusterID, env.Log, env.Clock, client, env.Owner
 	if o.Assertions {
 		opened.AssertedOff = env.AssertedOff
@@ -134,7 +155,7 @@ func New(o Options) (*Driver, error) {
 	switch {
 	case o.ClusterID == "":
 		return nil, fmt.Errorf("pod: a cluster id is needed")
-	case o.Client == nil:
+	case o.Client == nil, o.Policy == nil:
 		return nil, fmt.Errorf("pod: a client of the cluster is needed")
 	case !isAccessMode(o.AccessMode):
 		return nil, fmt.Errorf("--pod-access-mode is %q: it must be one of %v", o.AccessMode, accessModes)
@@ -148,7 +169,7 @@ func New(o Options) (*Driver, error) {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Driver{Options: o}, nil
+	return &Driver{Options: o, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock}}, nil
 }
 
 // EngineID implements driver.Identifier: the UID of namespace kube-system, which stands for the
@@ -185,10 +206,4 @@ func (d *Driver) lockServer(ctx context.Context, uid types.UID) (unlock func(), 
 			return nil, driver.Errorf(driver.ErrRetry, "another call for this server has not ended: %w", ctx.Err())
 		}
 	}
-}
-
-// Probe implements driver.Prober: QEMU accepts connections for a guest that does not listen, so a
-// connection to the pod proves nothing.
-func (d *Driver) Probe(context.Context, types.UID, int32) error {
-	return driver.Errorf(driver.ErrUnsupported, "spec.readinessProbe: driver pod cannot ask a guest yet; leave it out")
 }

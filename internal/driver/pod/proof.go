@@ -134,9 +134,9 @@ func isOutOfService(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
-// hasEnded reports whether the PVC of the root disk has the end of a pod.
+// hasEnded reports whether the PVC of the root disk has the end of a pod, or that it never ran.
 func hasEnded(root *corev1.PersistentVolumeClaim, pod types.UID) bool {
-	return pod != "" && endOf(root).Pod == pod
+	return pod != "" && root != nil && (endOf(root).Pod == pod || root.Annotations[AnnotationNeverRan] == string(pod))
 }
 
 // endOf returns the record on the PVC; one that is damaged records nothing.

@@ -123,13 +123,15 @@ func TestRecordedEnd(t *testing.T) {
 		annotations map[string]string
 		lost        bool
 	}{
-		"no pod ever ran":    {nil, false},
-		"a pod that ended":   {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"}`}, false},
-		"a pod without end":  {map[string]string{AnnotationRun: "a"}, true},
-		"another pod's end":  {map[string]string{AnnotationRun: "b", AnnotationEnd: `{"pod":"a"}`}, true},
-		"an operator's word": {map[string]string{AnnotationRun: "c"}, false},
-		"a damaged record":   {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"`}, true},
-		"an end of no pod":   {map[string]string{AnnotationRun: "a", AnnotationEnd: `{}`}, true},
+		"no pod ever ran":      {nil, false},
+		"a pod that ended":     {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"}`}, false},
+		"a pod without end":    {map[string]string{AnnotationRun: "a"}, true},
+		"another pod's end":    {map[string]string{AnnotationRun: "b", AnnotationEnd: `{"pod":"a"}`}, true},
+		"an operator's word":   {map[string]string{AnnotationRun: "c"}, false},
+		"a pod that never ran": {map[string]string{AnnotationRun: "b", AnnotationEnd: `{"pod":"a"}`, AnnotationNeverRan: "b"}, false},
+		"another never ran":    {map[string]string{AnnotationRun: "b", AnnotationNeverRan: "a"}, true},
+		"a damaged record":     {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"`}, true},
+		"an end of no pod":     {map[string]string{AnnotationRun: "a", AnnotationEnd: `{}`}, true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -5,6 +5,7 @@ package pod
 
 import (
 	"cmp"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -31,19 +32,13 @@ func checkArguments(spec driver.ServerSpec) error {
 
 // checkSpec rejects a spec that no pod can have.
 func (d *Driver) checkSpec(spec driver.ServerSpec) error {
-	if spec.Power == driver.PowerPaused {
-		return driver.Errorf(driver.ErrUnsupported, "spec.action: driver pod cannot pause a machine yet; it must be active or stopped")
-	}
 	image := d.imageSource(spec)
 	kernel := spec.Image.Kernel
-	switch {
-	case image == "" && !hasDefaultDisk(spec):
+	if image == "" && !hasDefaultDisk(spec) {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source is missing: it must be %sREFERENCE, a container disk, since no default is set with --pod-image", imageScheme)
-	case image != "" && !strings.HasPrefix(image, imageScheme):
-		return driver.Errorf(driver.ErrInvalid, "spec.image.source is %.200q: it must be %sREFERENCE, a container disk", image, imageScheme)
 	}
-	if _, err := reference.ParseAnyReference(strings.TrimPrefix(image, imageScheme)); image != "" && err != nil {
-		return driver.Errorf(driver.ErrInvalid, "spec.image.source is %.200q: %w", image, err)
+	if err := checkImage("spec.image.source", image); image != "" && err != nil {
+		return err
 	}
 	if kernel != nil {
 		for field, file := range map[string]string{"source": kernel.Source, "initrd": kernel.Initrd} {
@@ -52,7 +47,45 @@ func (d *Driver) checkSpec(spec driver.ServerSpec) error {
 			}
 		}
 	}
+	if err := checkVolumes(spec); err != nil {
+		return err
+	}
 	return fields.CheckSupported(spec)
+}
+
+// maxRecorded is how many objects a status can have recorded.
+const maxRecorded = 64
+
+// checkVolumes rejects volumes that no pod can have. A claim is what has recorded the run of a pod,
+// and an ephemeral server has none that lasts.
+func checkVolumes(spec driver.ServerSpec) error {
+	if spec.Ephemeral && len(spec.Volumes) > 0 {
+		return driver.Errorf(driver.ErrUnsupported, "spec.volumes: driver pod has none for an ephemeral server; leave them out, or ephemeral")
+	}
+	if len(spec.Objects)+len(spec.Volumes) >= maxRecorded {
+		return driver.Errorf(driver.ErrInvalid, "spec.volumes: the VirtualMachine has had %d objects, with the volumes that were removed from the list, and can have %d: delete it, or use their names again", len(spec.Objects), maxRecorded)
+	}
+	for _, v := range spec.Volumes {
+		if v.Image == nil {
+			continue
+		}
+		if err := checkImage(fmt.Sprintf("spec.volumes[%s].source.image.source", v.Name), v.Image.Source); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkImage rejects what is no container disk.
+func checkImage(field, image string) error {
+	name, ok := strings.CutPrefix(image, imageScheme)
+	if !ok {
+		return driver.Errorf(driver.ErrInvalid, "%s is %.200q: it must be %sREFERENCE, a container disk", field, image, imageScheme)
+	}
+	if _, err := reference.ParseAnyReference(name); err != nil {
+		return driver.Errorf(driver.ErrInvalid, "%s is %.200q: %w", field, image, err)
+	}
+	return nil
 }
 
 // hasDefaultDisk reports whether a server needs no image: its blank disk has a size.

@@ -5,6 +5,7 @@ package pod
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 // toServer describes the server.
@@ -24,15 +26,28 @@ func (i *instance) toServer() driver.Server {
 	case i.isLost():
 		s.State, s.Err = driver.StateUnknown, fmt.Errorf("the pod %s is gone, and nothing proves that its containers have ended", i.key)
 	case i.pod == nil:
-		s.Exit = endOf(i.root).Exit
+		last := endOf(i.root)
+		s.Run, s.Exit = string(last.Pod), last.Exit
 	case i.isGated():
 	default:
 		i.describeRun(&s)
 	}
-	if i.pod == nil && i.root != nil && i.root.DeletionTimestamp != nil {
+	if i.isBeingRemoved() {
 		s.State = driver.StateRemoving
 	}
 	return s
+}
+
+// isBeingRemoved reports whether the disks are being deleted, and no pod is left that matters.
+func (i *instance) isBeingRemoved() bool {
+	if i.pod != nil && (i.end() == nil || !i.isLeaving()) {
+		return false
+	}
+	if i.root != nil {
+		return i.root.DeletionTimestamp != nil
+	}
+	volumes := i.sortedVolumes()
+	return len(volumes) > 0 && volumes[0].DeletionTimestamp != nil
 }
 
 // describeRun describes the pod.
@@ -47,16 +62,43 @@ func (i *instance) describeRun(s *driver.Server) {
 	}
 	s.StartedAt = startOf(p)
 	switch exit := i.end(); {
+	case exit != nil && i.isLeaving() && i.root == nil:
+		s.State = driver.StateRemoving
 	case exit != nil:
 		s.State, s.Exit = driver.StateStopped, exit
-		s.NeedsEnsure = p.DeletionTimestamp != nil
+		s.NeedsEnsure = p.DeletionTimestamp != nil && !i.isLeaving()
 	case p.DeletionTimestamp != nil:
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
 	case status != nil && status.State.Running != nil:
 		s.State, s.Err, s.Addresses = driver.StateRunning, unreachableNode(p), addressesOf(p)
+		i.describeMachine(s)
 	default:
 		s.State, s.Progress = driver.StateStarting, startingText(p)
 	}
+}
+
+// describeMachine adds what was last seen of a machine that runs.
+func (i *instance) describeMachine(s *driver.Server) {
+	last, _ := i.driver.machines.Last(i.pod.UID)
+	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown()
+	if i.isPaused() {
+		s.State = driver.StatePaused
+	}
+	if s.Err == nil {
+		s.Err = waitError(last.Waits)
+	}
+}
+
+// waitError returns what a guest waits for.
+func waitError(waits control.Wait) error {
+	switch waits {
+	case control.WaitRoom:
+		return errors.New("the guest waits: the volume of one of its disks has no room")
+	case control.WaitDisk:
+		return errors.New("the guest waits: one of its disks fails")
+	case control.WaitNone:
+	}
+	return nil
 }
 
 // startOf returns when the machine's container was started.

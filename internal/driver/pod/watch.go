@@ -23,10 +23,11 @@ import (
 // list again after a connection was lost, so that no change is missed.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	queue := workqueue.NewTyped[types.UID]()
+	pods := d.podInformer()
 	running, stop := context.WithCancel(ctx)
 	var following sync.WaitGroup
 	var synced []cache.InformerSynced
-	for _, informer := range []cache.SharedIndexInformer{d.podInformer(), d.claimInformer()} {
+	for _, informer := range []cache.SharedIndexInformer{pods, d.claimInformer()} {
 		if _, err := informer.AddEventHandler(handler(queue)); err != nil {
 			stop()
 			return nil, err
@@ -39,11 +40,16 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 		following.Wait()
 		return nil, err
 	}
-	uids := make(chan types.UID)
+	indexer, uids := pods.GetIndexer(), make(chan types.UID)
+	d.pods.Store(&indexer)
+	d.watches.Store(queue, true)
+	following.Go(func() { d.sampleFirst(running) })
 	go func() {
 		defer close(uids)
 		defer following.Wait()
 		defer stop()
+		defer d.pods.CompareAndSwap(&indexer, nil)
+		defer d.watches.Delete(queue)
 		deliver(ctx, queue, uids)
 	}()
 	return uids, nil
@@ -58,7 +64,7 @@ func (d *Driver) podInformer() cache.SharedIndexInformer {
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			return pods.Watch(ctx, d.selected(o))
 		},
-	}, &corev1.Pod{}, 0, nil)
+	}, &corev1.Pod{}, 0, cache.Indexers{indexUID: uidOf})
 }
 
 func (d *Driver) claimInformer() cache.SharedIndexInformer {

@@ -4,6 +4,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -165,6 +166,39 @@ func TestIdentity(t *testing.T) {
 				t.Errorf("the status fails with %v, want %v", err, c.want)
 			}
 		})
+	}
+}
+
+// TestDerived checks that the ends of two derivations take each other only if the seed, the name
+// and the run are the same.
+func TestDerived(t *testing.T) {
+	t.Parallel()
+	seed := bytes.Repeat([]byte{7}, SeedBytes)
+	machine, _, err := DeriveCredentials(seed, name, "run", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, machine, &stub{status: Status{State: StateRunning}})
+	for what, c := range map[string]struct {
+		seed      []byte
+		name, run string
+		want      error
+	}{
+		"same":         {seed, name, "run", nil},
+		"another seed": {bytes.Repeat([]byte{8}, SeedBytes), name, "run", ErrIdentity},
+		"another name": {seed, "other", "run", ErrIdentity},
+		"another run":  {seed, name, "next", ErrIdentity},
+	} {
+		_, client, err := DeriveCredentials(c.seed, c.name, c.run, time.Now().Add(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := NewClient(address, clientConfig(t, client)).Status(t.Context()); !errors.Is(err, c.want) {
+			t.Errorf("%s: the status fails with %v, want %v", what, err, c.want)
+		}
+	}
+	if _, _, err := DeriveCredentials(seed[1:], name, "run", time.Now()); err == nil || !strings.Contains(err.Error(), "must have 32") {
+		t.Errorf("a short seed is answered with %v", err)
 	}
 }
 

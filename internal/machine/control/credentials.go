@@ -4,9 +4,13 @@
 package control
 
 import (
+	"crypto"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
+	"crypto/hkdf"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -41,15 +45,37 @@ type Credentials struct{ CA, Cert, Key []byte }
 // not kept. name identifies the machine, such as by the UID of its object, and stands in the
 // certificate of its listener.
 func NewCredentials(name string, now time.Time) (machine, client Credentials, err error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return machine, client, err
+	}
+	return issue(name, key, now)
+}
+
+// SeedBytes is how long the seed of DeriveCredentials has to be.
+const SeedBytes = 32
+
+// DeriveCredentials is NewCredentials with an authority that depends on the seed, the name and the
+// run of the machine alone. So who has the seed makes a client of a machine again at any time, and
+// keeps nothing of it; each end works with the other end of any call with the same arguments.
+func DeriveCredentials(seed []byte, name, run string, now time.Time) (machine, client Credentials, err error) {
+	if len(seed) != SeedBytes {
+		return machine, client, fmt.Errorf("the seed has %d bytes: it must have %d", len(seed), SeedBytes)
+	}
+	key, err := hkdf.Key(sha256.New, seed, nil, fmt.Sprintf("drover-machine control %q %q", name, run), ed25519.SeedSize)
+	if err != nil {
+		return machine, client, err
+	}
+	return issue(name, ed25519.NewKeyFromSeed(key), now)
+}
+
+// issue makes the certificates of both ends by an authority.
+func issue(name string, key ed25519.PrivateKey, now time.Time) (machine, client Credentials, err error) {
 	authority := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "drover-machine " + name},
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return machine, client, err
-	}
-	ca, err := sign(authority, authority, &key.PublicKey, key, now)
+	ca, err := sign(authority, authority, key.Public(), key, now)
 	if err != nil {
 		return machine, client, err
 	}
@@ -69,7 +95,7 @@ func NewCredentials(name string, now time.Time) (machine, client Credentials, er
 }
 
 // newEnd makes the certificate of one end, and its key.
-func newEnd(template, authority *x509.Certificate, authorityKey *ecdsa.PrivateKey, now time.Time) (Credentials, error) {
+func newEnd(template, authority *x509.Certificate, authorityKey crypto.Signer, now time.Time) (Credentials, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Credentials{}, err
@@ -85,7 +111,7 @@ func newEnd(template, authority *x509.Certificate, authorityKey *ecdsa.PrivateKe
 	return Credentials{Cert: cert, Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})}, nil
 }
 
-func sign(template, parent *x509.Certificate, public *ecdsa.PublicKey, key *ecdsa.PrivateKey, now time.Time) ([]byte, error) {
+func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypto.Signer, now time.Time) ([]byte, error) {
 	template.NotBefore, template.NotAfter = now.Add(-clockSkew), now.Add(validFor)
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, key)
 	if err != nil {

@@ -83,6 +83,57 @@ func TestDisksPause(t *testing.T) {
 	}
 }
 
+// TestDisksAreFlushed checks that QEMU flushes every disk of every description when its guest
+// does, and that guests know that they have to: neither a block node nor a device has a cache
+// mode of its own. Mode unsafe is the option no-flush of any node, which nodes below inherit.
+func TestDisksAreFlushed(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Config){
+		"plain":           func(*Config) {},
+		"raw":             func(c *Config) { c.Root = &Drive{FD: firstFD, Format: formatRaw} },
+		"qcow2 on qcow2":  func(c *Config) { c.Root.Backing.Format = formatQcow2 },
+		"read-only":       func(c *Config) { c.Volumes[0].ReadOnly = true },
+		"KVM":             func(c *Config) { c.Accel = AccelKVM },
+		"volume on image": func(c *Config) { c.Volumes[0].Backing = &Layer{FD: 99, Format: formatRaw} },
+	} {
+		c := plainConfig()
+		change(&c)
+		if disks := c.checkFlushes(t); disks != 3 || slices.Contains(c.arguments(), "-drive") {
+			t.Errorf("%s: there are %d disks in %q", name, disks, c.arguments())
+		}
+	}
+}
+
+// checkFlushes checks that no cache mode keeps flushes from a disk. It returns how many disks
+// there are.
+func (c Config) checkFlushes(t *testing.T) (disks int) {
+	t.Helper()
+	args := c.arguments()
+	for _, node := range decodeAll(t, args, "-blockdev") {
+		disks++
+		checkCache(t, node)
+	}
+	for _, device := range decodeAll(t, args, "-device") {
+		if mode, ok := device["write-cache"]; ok {
+			t.Errorf("a device has the write cache %v: %v", mode, device)
+		}
+	}
+	return disks
+}
+
+// checkCache checks that neither a block node nor one below it has a cache mode.
+func checkCache(t *testing.T, node map[string]any) {
+	t.Helper()
+	for key, value := range node {
+		if strings.HasPrefix(key, "cache") {
+			t.Errorf("a block node has the cache mode %v: %v", value, node)
+		}
+		if below, ok := value.(map[string]any); ok {
+			checkCache(t, below)
+		}
+	}
+}
+
 // TestRawDisk checks that a raw disk is opened as such, whatever its guest writes to it, and
 // that only qcow2 has an image below.
 func TestRawDisk(t *testing.T) {
@@ -225,6 +276,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%s comes back as %s: %v", text, again, err)
 		}
 		c.checkArguments(t)
+		c.checkFlushes(t)
 	})
 }
 

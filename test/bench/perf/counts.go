@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // requestTimeout bounds a request for a process's metrics.
 const requestTimeout = 10 * time.Second
 
 // readMetrics reads a page of metrics.
-func readMetrics(ctx context.Context, address string) (testenv.Metrics, error) {
+func readMetrics(ctx context.Context, address string) (framework.Metrics, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
@@ -34,7 +34,7 @@ func readMetrics(ctx context.Context, address string) (testenv.Metrics, error) {
 }
 
 // vmWrites counts the API server's writes to VMs, users' among them.
-func vmWrites(page testenv.Metrics) (sum float64) {
+func vmWrites(page framework.Metrics) (sum float64) {
 	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"} {
 		sum += page.Sum("apiserver_request_total", fmt.Sprintf("verb=%q", verb), `resource="virtualmachines"`)
 	}
@@ -42,7 +42,7 @@ func vmWrites(page testenv.Metrics) (sum float64) {
 }
 
 // engineCalls counts calls of drivers; method may be empty for all.
-func engineCalls(page testenv.Metrics, method string) float64 {
+func engineCalls(page framework.Metrics, method string) float64 {
 	return page.Sum("drover_driver_call_duration_seconds_count", `method="`+method)
 }
 

@@ -23,7 +23,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const (
@@ -171,12 +170,12 @@ func (p *process) stopWith(err error) error {
 }
 
 // readMetrics reads the process's metrics.
-func (p *process) readMetrics(ctx context.Context) (testenv.Metrics, error) {
+func (p *process) readMetrics(ctx context.Context) (framework.Metrics, error) {
 	return readMetrics(ctx, p.metrics)
 }
 
 // apiMetrics are those of the API server.
-func (w *environment) apiMetrics(ctx context.Context) (testenv.Metrics, error) {
+func (w *environment) apiMetrics(ctx context.Context) (framework.Metrics, error) {
 	return w.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 }
 

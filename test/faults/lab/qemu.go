@@ -83,7 +83,7 @@ func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	t.recorder = filepath.Join(dir, fmt.Sprintf("qemu-%d", t.log.Port()))
-	t.guest = filepath.Join(dir, "images", "boot.img")
+	t.guest = filepath.Join(dir, fmt.Sprintf("images-%d", t.log.Port()), "boot.img")
 	if err := os.Mkdir(filepath.Dir(t.guest), 0o700); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,7 +50,7 @@ type World struct {
 	changed  chan struct{} // closed at each change of what follows
 	now      map[string]*api.VirtualMachine
 	versions []*api.VirtualMachine
-	gone     map[string]time.Time // by UID, when the watch reported it
+	gone     map[string]time.Time // by UID, when the watch reported it; without what wasOvertaken
 	writes   []string             // requests that change something, but for those about Leases
 	removed  map[string]string    // names by the ids of servers that others than Drover removed
 }
@@ -173,13 +174,23 @@ func (w *World) record(changes watch.Interface) {
 		w.mu.Lock()
 		if change.Type == watch.Deleted {
 			delete(w.now, vm.Name)
-			w.gone[string(vm.UID)] = time.Now()
+			if !wasOvertaken(vm) {
+				w.gone[string(vm.UID)] = time.Now()
+			}
 		} else {
 			w.now[vm.Name], w.versions = vm, append(w.versions, vm)
 		}
 		w.signal()
 		w.mu.Unlock()
 	}
+}
+
+// wasOvertaken reports whether the API server has removed a VirtualMachine in spite of its
+// finalizer: a request to delete it had seen none and was carried out after the finalizer was
+// written. Drover cannot know that when it creates the server, which the sweep removes or, with
+// deletionPolicy Retain, releases.
+func wasOvertaken(deleted *api.VirtualMachine) bool {
+	return deleted.DeletionTimestamp == nil && slices.Contains(deleted.Finalizers, api.FinalizerServer)
 }
 
 // Forget drops what has happened so far, so that a world can last. It is for a world that

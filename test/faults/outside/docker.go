@@ -6,6 +6,7 @@ package outside
 import (
 	"context"
 	"errors"
+	"strings"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -40,7 +41,8 @@ func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbanc
 	case Suspended, Away, Exchanged, ClockAhead, ClockBehind:
 		return unknown(d)
 	}
-	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) { // as Drover has just left it
+	isEnding := err != nil && strings.Contains(err.Error(), "cannot update a stopped container")
+	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) || isEnding { // as Drover has just left it
 		return ErrNoServer
 	}
 	return err

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -193,30 +192,8 @@ func (env *Environment) MustRunKubectl(t testing.TB, input string, args ...strin
 	return out
 }
 
-// Metrics is a page of a program's metrics.
-type Metrics []byte
-
-// Sum returns the sum of the metrics of that name whose labels contain all of the texts.
-func (m Metrics) Sum(name string, labels ...string) (sum float64) {
-	for line := range strings.Lines(string(m)) {
-		line = strings.TrimSpace(line)
-		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
-			continue
-		}
-		has := true
-		for _, text := range labels {
-			has = has && strings.Contains(line, text)
-		}
-		value, err := strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64)
-		if has && err == nil {
-			sum += value
-		}
-	}
-	return sum
-}
-
 // ReadAPIMetrics reads the metrics of the API server.
-func (env *Environment) ReadAPIMetrics(t testing.TB) Metrics {
+func (env *Environment) ReadAPIMetrics(t testing.TB) framework.Metrics {
 	t.Helper()
 	page, err := env.KubeClient.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 	if err != nil {

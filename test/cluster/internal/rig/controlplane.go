@@ -30,7 +30,7 @@ func addControlPlane(p plan.Plan, group *processes.Group) {
 		etcd:              etcdArgs(p),
 		apiServer:         apiServerArgs(p),
 		controllerManager: controllerManagerArgs(p),
-		scheduler:         append(clientArgs(p, scheduler), "--leader-elect=false"),
+		scheduler:         schedulerArgs(p),
 	} {
 		group.Add(name, p.Program(name), p.Path("logs", name+".log"), args...)
 	}
@@ -75,14 +75,25 @@ func apiServerArgs(p plan.Plan) []string {
 }
 
 func controllerManagerArgs(p plan.Plan) []string {
-	return append(clientArgs(p, controllerManager),
+	args := append(clientArgs(p, controllerManager),
 		"--leader-elect=false", "--use-service-account-credentials",
 		"--service-account-private-key-file="+p.Path("pki", "sa.key"), "--root-ca-file="+p.Path("pki", "ca.crt"),
 		"--cluster-signing-cert-file="+p.Path("pki", "ca.crt"), "--cluster-signing-key-file="+p.Path("pki", "ca.key"),
 		"--kube-api-qps=200", "--kube-api-burst=400",
-		// A lost node is noticed soon.
-		"--node-monitor-grace-period=6s", "--node-monitor-period=1s",
 	)
+	if p.Simulated {
+		return args
+	}
+	// A lost node is noticed soon.
+	return append(args, "--node-monitor-grace-period=6s", "--node-monitor-period=1s")
+}
+
+func schedulerArgs(p plan.Plan) []string {
+	args := append(clientArgs(p, scheduler), "--leader-elect=false")
+	if p.Simulated {
+		args = append(args, "--kube-api-qps=2000", "--kube-api-burst=4000")
+	}
+	return args
 }
 
 func clientArgs(p plan.Plan, name string) []string {

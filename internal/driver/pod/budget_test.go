@@ -1,0 +1,129 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"testing"
+
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// budget returns the PodDisruptionBudget of a server with the status that a controller of
+// disruptions gives it, or nil if there is none.
+func (s *server) budget(t *testing.T) *policyv1.PodDisruptionBudget {
+	t.Helper()
+	budgets := s.w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace)
+	b, err := budgets.Get(t.Context(), s.base(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		b.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: b.Generation, ExpectedPods: 1, CurrentHealthy: 1, DesiredHealthy: 1}
+		b, err = budgets.UpdateStatus(t.Context(), b, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (s *server) evict(t *testing.T) error {
+	t.Helper()
+	return s.w.kube.CoreV1().Pods(s.Namespace).EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: s.base()}})
+}
+
+// TestBlockEviction checks that an eviction is refused as long as the spec says so, whatever
+// becomes of the PodDisruptionBudget.
+func TestBlockEviction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.BlockEviction = true
+	s.reach(t, driver.StateRunning)
+	b := s.budget(t)
+	if b == nil || b.OwnerReferences[0].UID != s.UID || b.UID != s.recordOf(kindBudget).UID {
+		t.Fatalf("the budget is %+v, the record %+v", b, s.Objects)
+	}
+	if err := s.evict(t); !apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) {
+		t.Errorf("the eviction is answered with %v", err)
+	}
+
+	b.Spec.Selector.MatchLabels = map[string]string{"a": "b"}
+	if _, err := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Update(t.Context(), b, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.reach(t, driver.StateRunning)
+	if now := s.budget(t); now.UID != b.UID || now.Spec.Selector.MatchLabels[LabelUID] != string(s.UID) {
+		t.Errorf("a budget that was changed is %+v", now.Spec)
+	}
+	if err := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Delete(t.Context(), b.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.reach(t, driver.StateRunning)
+	if now := s.budget(t); now == nil || now.UID == b.UID || now.UID != s.recordOf(kindBudget).UID {
+		t.Errorf("a budget that was deleted is %+v, the record %+v", now, s.Objects)
+	}
+
+	s.BlockEviction = false
+	s.reach(t, driver.StateRunning)
+	if now := s.budget(t); now != nil || s.recordOf(kindBudget) != nil {
+		t.Errorf("the budget is %+v still, the record %+v", now, s.Objects)
+	}
+	if err := s.evict(t); err != nil {
+		t.Errorf("the eviction is answered with %v", err)
+	}
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// TestForeignBudget checks that a PodDisruptionBudget that a tenant has made is neither adopted nor
+// removed, and that no pod starts that could be evicted.
+func TestForeignBudget(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	budgets := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace)
+	theirs, err := budgets.Create(t.Context(), s.d.newBudget(s.ServerSpec, "theirs"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.BlockEviction = true
+	s.wantRefusal(t, driver.ReasonNameConflict, "PodDisruptionBudget "+s.Namespace+"/"+s.base())
+	if _, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the pod: %v", err)
+	}
+	s.BlockEviction = false
+	s.reach(t, driver.StateRunning)
+	if now, err := budgets.Get(t.Context(), s.base(), metav1.GetOptions{}); err != nil || now.ResourceVersion != theirs.ResourceVersion {
+		t.Errorf("the tenant's budget is %v, %v", now, err)
+	}
+	s.deleteAll(t)
+}
+
+// TestBlockEvictionAfterCrash ends the controller after each creation, before that is recorded.
+func TestBlockEvictionAfterCrash(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.BlockEviction, s.failWrites = true, true
+	s.reach(t, driver.StateRunning)
+	before := s.budget(t)
+	s.failWrites, s.d = false, w.open(t)
+	s.reach(t, driver.StateRunning)
+	if now := s.budget(t); now.UID != before.UID || s.recordOf(kindBudget).UID != before.UID {
+		t.Errorf("the budget is %v, the record %+v", now.UID, s.Objects)
+	}
+	s.BlockEviction, s.failWrites = false, true
+	s.reach(t, driver.StateRunning)
+	s.failWrites = false
+	s.reach(t, driver.StateRunning)
+	if now := s.budget(t); now != nil || s.recordOf(kindBudget) != nil {
+		t.Errorf("the budget is %v, the record %+v", now, s.Objects)
+	}
+	s.deleteAll(t)
+}

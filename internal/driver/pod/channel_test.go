@@ -1,0 +1,481 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/machines"
+	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// patience is how long a machine may take on a slow and busy host.
+const patience = 2 * time.Minute
+
+var networks atomic.Int32
+
+// newNetwork makes a network namespace, as a pod has one, and returns its name and address.
+func newNetwork(t *testing.T) (name, address string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for a network namespace")
+	}
+	index, pid := int(networks.Add(1)), os.Getpid()
+	name, address = fmt.Sprintf("pd%d-%d", pid, index), fmt.Sprintf("198.19.%d.%d", pid%256, 4*index+2)
+	link, here := name+"h", fmt.Sprintf("198.19.%d.%d", pid%256, 4*index+1)
+	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "ip", "netns", "del", name).Run() })
+	for _, command := range []string{
+		"netns add " + name,
+		"link add " + link + " type veth peer name eth0 netns " + name,
+		"addr add " + here + "/30 dev " + link, "link set " + link + " up",
+		"-n " + name + " addr add " + address + "/30 dev eth0",
+		"-n " + name + " link set eth0 up", "-n " + name + " link set lo up",
+	} {
+		framework.MustRunCommand(t, patience, nil, "ip", strings.Fields(command)...)
+	}
+	return name, address
+}
+
+// node runs the machines of pods by the real drover-machine.
+type node struct {
+	w            *world
+	dir, program string
+	image        string // a folder that is mounted as the image of each pod
+	network      string
+	address      string
+	log          bytes.Buffer
+}
+
+// newNode has the kubelet of a world run one machine at a time for real.
+func (w *world) newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{w: w, dir: t.TempDir()}
+	n.program, n.image = filepath.Join(n.dir, "drover-machine"), filepath.Join(n.dir, "image")
+	if err := errors.Join(framework.BuildProgram(n.program, "cmd/drover-machine"), os.Mkdir(n.image, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	boot := framework.BuildBootGuest(t, n.dir, "A", false)
+	if err := os.Rename(boot, filepath.Join(n.image, "disk")); err != nil {
+		t.Fatal(err)
+	}
+	n.network, n.address = newNetwork(t)
+	w.kubelet.mu.Lock()
+	defer w.kubelet.mu.Unlock()
+	w.kubelet.begin = n.begin
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the machines printed:\n%s", n.log.String())
+		}
+	})
+	return n
+}
+
+// begin mounts the volumes of a pod below a folder and starts its container.
+func (n *node) begin(p *corev1.Pod) (string, func() (int32, string), error) {
+	root := filepath.Join(n.dir, string(p.UID))
+	var m description.Machine
+	if err := errors.Join(json.Unmarshal([]byte(p.Annotations[AnnotationMachine]), &m), n.mountSecret(p, filepath.Join(root, secretFolder))); err != nil {
+		return "", nil, err
+	}
+	m.Accelerator, m.Control.Folder, m.CloudInit = "tcg", root+m.Control.Folder, root+m.CloudInit
+	m.RootDisk.Image = strings.Replace(m.RootDisk.Image, imageFolder, n.image, 1)
+	m.RootDisk.Folder = filepath.Join(n.dir, "claims", p.Name)
+	if m.Kernel != nil {
+		m.Kernel.File, m.Kernel.Initrd = strings.Replace(m.Kernel.File, imageFolder, n.image, 1), strings.Replace(m.Kernel.Initrd, imageFolder, n.image, 1)
+	}
+	for i := range m.Volumes {
+		m.Volumes[i].Folder = filepath.Join(n.dir, "claims", p.Name+"-"+m.Volumes[i].Name)
+		if m.Volumes[i].Image != "" {
+			m.Volumes[i].Image = filepath.Join(n.image, "disk")
+		}
+		if err := os.MkdirAll(m.Volumes[i].Folder, 0o700); err != nil {
+			return "", nil, err
+		}
+	}
+	content, err := json.Marshal(m)
+	if err := errors.Join(err, os.MkdirAll(m.RootDisk.Folder, 0o700), os.WriteFile(filepath.Join(root, "machine.json"), content, 0o600)); err != nil {
+		return "", nil, err
+	}
+	cmd := exec.Command("ip", "netns", "exec", n.network, n.program, "-description", filepath.Join(root, "machine.json"), //nolint:noctx // it is stopped
+		"-run-folder", filepath.Join(root, "run"), "-termination-message", filepath.Join(root, "ended"))
+	cmd.Stdout, cmd.Stderr = &n.log, &n.log
+	if err := cmd.Start(); err != nil {
+		return "", nil, err
+	}
+	return n.address, func() (int32, string) {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		message, _ := os.ReadFile(filepath.Join(root, "ended"))
+		return int32(cmd.ProcessState.ExitCode()), string(message) //nolint:gosec // an exit code
+	}, nil
+}
+
+func (n *node) mountSecret(p *corev1.Pod, folder string) error {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	secret, err := n.w.kube.CoreV1().Secrets(p.Namespace).Get(context.Background(), secretOf(p), metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for name, content := range secret.Data {
+		if err := os.WriteFile(filepath.Join(folder, name), content, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// usage samples a server until it is there.
+func (s *server) usage(t *testing.T) (used driver.Usage) {
+	t.Helper()
+	framework.Eventually(t, patience, s.Name+" is sampled", func() error {
+		all, err := s.d.Usage(t.Context(), s.UID)
+		if err == nil && len(all) != 1 {
+			return fmt.Errorf("there are %d samples", len(all))
+		}
+		if err == nil {
+			used = all[0]
+		}
+		return err
+	})
+	return used
+}
+
+// TestChannel pauses, samples and probes a real machine, also through a second controller that
+// knows nothing but the cluster.
+func TestChannel(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.newNode(t)
+	s := w.newServer(t, "web")
+	s.SSHKeys, s.Ports = []string{"ssh-ed25519 AAAA me"}, []driver.Port{{Protocol: "TCP", Port: firstControlPort}}
+	s.reach(t, driver.StateRunning)
+	used := s.usage(t)
+	if used.UID != s.UID || used.Run != string(s.pod(t).UID) || used.CPU <= 0 || used.MemoryBytes <= 1<<20 || used.MemoryBytes > s.MemoryBytes {
+		t.Errorf("the usage is %+v", used)
+	}
+	if got := s.list(t); got.Accelerator != driver.AccelTCG {
+		t.Errorf("the accelerator is %q", got.Accelerator)
+	}
+	s.turn(t, driver.PowerPaused, driver.StatePaused)
+	s.usage(t)
+	if got := s.list(t); got.State != driver.StatePaused {
+		t.Errorf("a paused machine is listed as %s", got.State)
+	}
+
+	s.d = w.open(t) // a restart of the controller
+	if got := s.list(t); got.State != driver.StatePaused {
+		t.Errorf("after a restart a paused machine is listed as %s", got.State)
+	}
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	if p := s.pod(t); p.Annotations[AnnotationPaused] != "" {
+		t.Errorf("a machine that runs has the annotations %v", p.Annotations)
+	}
+	later := s.usage(t)
+	framework.Eventually(t, patience, "the guest uses CPU again", func() error {
+		if now := s.usage(t); now.CPU <= later.CPU {
+			return fmt.Errorf("it has used %v as before", now.CPU)
+		}
+		return nil
+	})
+	probe := func(port int32) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		return s.d.Probe(ctx, s.UID, port)
+	}
+	wantError(t, "a probe of a port without a forward", probe(81), driver.ErrInvalid, "tcpSocket.port is 81")
+	wantError(t, "a probe of a guest that does not listen", probe(firstControlPort), driver.ErrRetry, "")
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	if all, err := s.d.Usage(t.Context(), s.UID); err != nil || len(all) > 0 {
+		t.Errorf("a server that is off uses %v, %v", all, err)
+	}
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// TestPausedByOthers checks that a watch finds out what another process, or nobody as far as the
+// cluster knows, has done to a machine.
+func TestPausedByOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.newNode(t)
+	s := w.newServer(t, "web")
+	s.reach(t, driver.StateRunning)
+	s.usage(t)
+	at, ok := machineOf(s.pod(t))
+	other := machines.Machines{Secrets: w.kube.CoreV1().Secrets(machines.SeedNamespace), Clock: s.d.Clock}
+	if err := other.Pause(t.Context(), at); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	s.d = w.open(t)
+	if got := s.list(t); got.State != driver.StateRunning {
+		t.Fatalf("before anything was seen it is %s", got.State)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, err := s.d.Watch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, patience, "an event after which it is paused", func() error {
+		if uid := <-events; uid != s.UID {
+			return fmt.Errorf("got one of %s", uid)
+		}
+		if got := s.list(t); got.State != driver.StatePaused {
+			return fmt.Errorf("it is %s", got.State)
+		}
+		return nil
+	})
+	go func() {
+		for range events {
+			continue
+		}
+	}()
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.deleteAll(t)
+}
+
+// TestProbe probes a Linux guest, which boots after its pod runs.
+func TestProbe(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	n := w.newNode(t)
+	framework.BuildLinuxGuest(t, n.image)
+	s := w.newServer(t, "web")
+	s.MemoryBytes, s.Ports = 256<<20, []driver.Port{{Protocol: "TCP", Port: 80}}
+	s.Image.Kernel = &driver.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"}
+	s.reach(t, driver.StateRunning)
+	framework.Eventually(t, patience, "the guest answers", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		return s.d.Probe(ctx, s.UID, 80)
+	})
+	if used := s.usage(t); used.MemoryBytes < 8<<20 || used.MemoryBytes > s.MemoryBytes {
+		t.Errorf("the guest uses %d bytes of memory", used.MemoryBytes)
+	}
+	s.deleteAll(t)
+}
+
+// TestHangingMachine checks that machines that do not answer cost themselves the sample, and no
+// more than their own calls.
+func TestHangingMachine(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	silent := w.newServer(t, "silent")
+	silent.reach(t, driver.StateRunning) // at an address where nothing answers
+	w.newNode(t)
+	s := w.newServer(t, "web")
+	s.d = silent.d
+	s.reach(t, driver.StateRunning)
+	s.usage(t)
+
+	all, err := s.d.Usage(t.Context(), silent.UID, s.UID)
+	if err != nil || len(all) != 1 || all[0].UID != s.UID {
+		t.Errorf("the usage is %+v, %v, want that of %s", all, err, s.UID)
+	}
+	if got := silent.list(t); got.State != driver.StateRunning || got.Err != nil {
+		t.Errorf("a machine that is cut off is %s, %v", got.State, got.Err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	wantError(t, "a probe of it", s.d.Probe(ctx, silent.UID, 80), driver.ErrRetry, "cannot be reached")
+	silent.Power = driver.PowerPaused
+	_, err = silent.ensure(t)
+	wantError(t, "pausing it", err, driver.ErrRetry, "spec.action: pausing the machine: the machine cannot be reached")
+	if got := silent.list(t); got.State != driver.StateRunning {
+		t.Errorf("a machine that could not be paused is %s", got.State)
+	}
+	silent.turn(t, driver.PowerOff, driver.StateStopped) // a stop needs no channel
+	silent.deleteAll(t)
+	s.deleteAll(t)
+}
+
+// TestSecret checks the Secret of a pod: it has the pod's end of the channel, goes with the pod,
+// and is never adopted, read or deleted.
+func TestSecret(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.UserData = driver.NewSecret("#cloud-config\n")
+	secrets := w.kube.CoreV1().Secrets(s.Namespace)
+	foreign := s.takeSecretNames(t, 3)
+	s.reach(t, driver.StateRunning)
+	p := s.pod(t)
+	got, err := secrets.Get(t.Context(), secretOf(p), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got.Data[keyUserData]) != "#cloud-config\n" || len(got.Data["tls.key"]) == 0 || got.OwnerReferences[0].UID != p.UID || got.UID != s.recordOf(kindSecret).UID {
+		t.Fatalf("the Secret has %v and %d keys; the record is %+v", got.ObjectMeta, len(got.Data), s.Objects)
+	}
+	for _, name := range foreign {
+		if left, err := secrets.Get(t.Context(), name, metav1.GetOptions{}); err != nil || string(left.Data[keyUserData]) != "evil" {
+			t.Errorf("the tenant's Secret %s: %v", name, err)
+		}
+	}
+	for _, name := range append(foreign, got.Name) { // one under the running guest
+		if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if now := s.reach(t, driver.StateRunning); now.Run != string(p.UID) {
+		t.Errorf("without its Secret the run is %s, want %s", now.Run, p.UID)
+	}
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	if next := secretOf(s.pod(t)); next == got.Name {
+		t.Errorf("the next pod has the Secret %s too", next)
+	}
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// takeSecretNames lets a tenant, who sees the record, create Secrets of the recorded names before
+// the driver does.
+func (s *server) takeSecretNames(t *testing.T, times int) (names []string) {
+	t.Helper()
+	for range times {
+		s.record(t)
+		r := s.recordOf(kindSecret)
+		if r == nil || slices.Contains(names, r.Name) {
+			t.Fatalf("the record is %+v", s.Objects)
+		}
+		theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: r.Name, Labels: map[string]string{LabelUID: string(s.UID)}}, Data: map[string][]byte{keyUserData: []byte("evil")}}
+		if _, err := s.w.kube.CoreV1().Secrets(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, r.Name)
+	}
+	return names
+}
+
+// record calls Ensure, which must have objects recorded before it does anything.
+func (s *server) record(t *testing.T) {
+	t.Helper()
+	_, err := s.d.Ensure(t.Context(), s.ServerSpec)
+	first, ok := errors.AsType[*driver.RecordFirstError](err)
+	if !ok {
+		t.Fatalf("nothing is to be recorded: %v", err)
+	}
+	s.Objects = first.Objects
+}
+
+// converge returns a call of Ensure that a crash may interrupt.
+func (s *server) converge(t *testing.T) *convergence {
+	t.Helper()
+	c := &convergence{spec: s.ServerSpec, instance: &instance{driver: s.d, uid: s.UID, vm: s.Name, key: types.NamespacedName{Namespace: s.Namespace, Name: s.base()}}}
+	if err := c.begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestSecretAfterCrash ends the controller between two steps of a start. The pod that could have a
+// Secret of unknown origin never runs, and its Secret goes with it.
+func TestSecretAfterCrash(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.failWrites = true
+	s.reach(t, driver.StateRunning) // whose UIDs were never recorded
+	before := s.pod(t)
+	s.failWrites, s.d = false, w.open(t)
+	if got := s.reach(t, driver.StateRunning); got.Run != string(before.UID) {
+		t.Errorf("a pod that was let go is replaced by %s", got.Run)
+	}
+	s.deleteAll(t)
+
+	s = w.newServer(t, "gated")
+	s.StorageClassName = new("none")
+	s.record(t)
+	c := s.converge(t)
+	if err := errors.Join(c.ensureClaim(t.Context(), disk{bytes: s.RootDiskBytes}), c.createPod(t.Context()), c.ensureSecret(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	gated := c.pod
+	s.d = w.open(t)
+	s.reach(t, driver.StateRunning)
+	if p := s.pod(t); p.UID == gated.UID || secretOf(p) == secretOf(gated) {
+		t.Errorf("pod %s runs with the Secret %s, which may be anyone's", p.UID, secretOf(p))
+	}
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// TestEarlierPod checks that a pod of an earlier version, which has no control channel, goes on
+// running and can be stopped.
+func TestEarlierPod(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	made := s.createEarlierPod(t)
+	got := s.reach(t, driver.StateRunning)
+	if got.Run != string(made.UID) || len(got.Pending) > 0 {
+		t.Errorf("the pod of an earlier version became %+v", got)
+	}
+	if all, err := s.d.Usage(t.Context(), s.UID); err != nil || len(all) > 0 {
+		t.Errorf("its usage is %v, %v", all, err)
+	}
+	s.Power = driver.PowerPaused
+	_, err := s.ensure(t)
+	wantError(t, "pausing it", err, driver.ErrRetry, "earlier version")
+	wantError(t, "probing it", s.d.Probe(t.Context(), s.UID, 80), driver.ErrRetry, "earlier version")
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	if secretOf(s.pod(t)) == "" {
+		t.Error("its next pod has no Secret")
+	}
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// createEarlierPod makes a pod and its record as the version before the control channel did.
+func (s *server) createEarlierPod(t *testing.T) *corev1.Pod {
+	t.Helper()
+	s.record(t)
+	s.Objects = slices.DeleteFunc(s.Objects, func(o driver.Object) bool { return o.Kind == kindSecret })
+	c := s.converge(t)
+	err := c.ensureClaim(t.Context(), disk{bytes: s.RootDiskBytes})
+	earlier, err2 := s.d.newPod(s.ServerSpec, s.recordOf(kindPod).Nonce, nil, c.owners())
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	container := &earlier.Spec.Containers[0]
+	container.Ports = nil
+	for n := range earlier.Spec.Volumes {
+		if earlier.Spec.Volumes[n].Name == secretVolume {
+			earlier.Spec.Volumes[n] = corev1.Volume{Name: "cloud-init", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: s.base(), Optional: new(true)}}}
+		}
+	}
+	for n := range container.VolumeMounts {
+		if container.VolumeMounts[n].Name == secretVolume {
+			container.VolumeMounts[n] = corev1.VolumeMount{Name: "cloud-init", MountPath: "/cloud-init", ReadOnly: true}
+		}
+	}
+	made, err := s.w.kube.CoreV1().Pods(s.Namespace).Create(t.Context(), earlier, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}

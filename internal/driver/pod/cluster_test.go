@@ -1,0 +1,466 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// shared is a real etcd and kube-apiserver with the controllers that collect garbage. It has no
+// nodes: a kubelet of the tests acts for them.
+var shared *framework.Cluster
+
+func TestMain(m *testing.M) {
+	os.Exit(framework.RunTests(m, &shared, framework.ClusterOptions{Args: []string{"--all-apis"}}))
+}
+
+const (
+	clusterID = "cluster-1"
+	nodeName  = "node-1"
+	// growing is a StorageClass whose volumes can grow.
+	growing = "growing"
+)
+
+var vmResource = schema.GroupVersionResource{Group: "cloudnative.tw", Version: "v1alpha1", Resource: "virtualmachines"}
+
+// world is a namespace of the shared cluster with a kubelet.
+type world struct {
+	kube      kubernetes.Interface
+	vms       dynamic.ResourceInterface
+	namespace string // empty for all
+	kubelet   *kubelet
+	// selector selects the pods and PVCs that the kubelet cares for; empty selects all.
+	selector string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if err := grantRole(); err != nil {
+		t.Fatal(err)
+	}
+	return newWorldIn(t, shared)
+}
+
+// newWorldIn makes a namespace in a cluster.
+func newWorldIn(t *testing.T, c *framework.Cluster) *world {
+	t.Helper()
+	kube := kubernetes.NewForConfigOrDie(c.Config)
+	made, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pods-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: growing}, Provisioner: "test", AllowVolumeExpansion: new(true)}
+	if _, err := kube.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	waitForServiceAccount(t, kube, made.Name)
+	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, nil, ""}
+	w.kubelet = startKubelet(t, w)
+	return w
+}
+
+// waitForServiceAccount waits until pods can be created in a namespace.
+func waitForServiceAccount(t *testing.T, kube kubernetes.Interface, namespace string) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the default ServiceAccount", func() error {
+		_, err := kube.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// open opens a driver, as another controller of the cluster would, with the rights of one.
+func (w *world) open(t *testing.T) *Driver {
+	t.Helper()
+	return openAs(t, shared.Config, clusterID, DefaultCallTimeout)
+}
+
+// openAs opens a driver of a cluster id by a connection to the shared cluster.
+func openAs(t *testing.T, config *rest.Config, id string, within time.Duration) *Driver {
+	t.Helper()
+	config = rest.CopyConfig(config)
+	config.Impersonate.UserName = "system:serviceaccount:drover-system:drover-controller"
+	o := DefaultOptions()
+	o.AccessMode, o.CallTimeout = string(corev1.ReadWriteOnce), within
+	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.(*Driver)
+}
+
+// grantRole gives the controller what the manifest allows it, and nothing else.
+var grantRole = sync.OnceValue(func() error {
+	root, err := framework.RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	binary, err := framework.DroverBinary()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), framework.StepTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply",
+		"-f", filepath.Join(root, "config", "pod", "role.yaml"), "-f", filepath.Join(root, "config", "rbac", "cluster_role.yaml")).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	return err
+})
+
+// server is the server of a VirtualMachine. It has its record, as the status has it.
+type server struct {
+	driver.ServerSpec
+
+	w *world
+	d *Driver
+	// failWrites makes the controller end before it has written the record.
+	failWrites bool
+}
+
+// newServer creates a VirtualMachine and returns its server, which is not there yet.
+func (w *world) newServer(t *testing.T, name string) *server {
+	t.Helper()
+	vm := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "cloudnative.tw/v1alpha1", "kind": "VirtualMachine", "metadata": map[string]any{"name": name},
+		"spec": map[string]any{"resource": map[string]any{"cpu": "1", "memory": "32Mi"}},
+	}}
+	created, err := w.vms.Create(t.Context(), vm, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &server{w: w, d: w.open(t), ServerSpec: driver.ServerSpec{
+		Target: driver.Target{UID: created.GetUID(), Epoch: 1}, Namespace: w.namespace, Name: name, Power: driver.PowerOn,
+		CPUMilli: 1000, MemoryBytes: 32 << 20, RootDiskBytes: 1 << 20, GracePeriod: 30 * time.Second,
+		Image: driver.Image{Source: "oci://registry.example/boot:1"}, StorageClassName: new(growing),
+	}}
+}
+
+// ensure calls Ensure as the controller does, which records objects before they are created.
+func (s *server) ensure(t *testing.T) (driver.Server, error) {
+	t.Helper()
+	for range 6 {
+		got, err := s.d.Ensure(t.Context(), s.ServerSpec)
+		first, isFirst := errors.AsType[*driver.RecordFirstError](err)
+		switch {
+		case isFirst:
+			s.Objects = first.Objects
+			continue
+		case err == nil && !s.failWrites:
+			s.Objects = got.Objects
+		}
+		return got, err
+	}
+	t.Fatalf("%s has objects recorded without end: %+v", s.Name, s.Objects)
+	return driver.Server{}, nil
+}
+
+// reach repeats Ensure until the server is in a state.
+func (s *server) reach(t *testing.T, want driver.State) (got driver.Server) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, fmt.Sprintf("%s is %s", s.Name, want), func() (err error) {
+		if got, err = s.ensure(t); err == nil && got.State != want {
+			err = fmt.Errorf("it is %s: %s, %w", got.State, got.Progress, got.Err)
+		}
+		return err
+	})
+	return got
+}
+
+// turn changes the power state.
+func (s *server) turn(t *testing.T, power driver.Power, want driver.State) {
+	t.Helper()
+	s.Power = power
+	s.reach(t, want)
+}
+
+func (s *server) base() string { return baseName(s.Name, s.UID) }
+
+func (s *server) pod(t *testing.T) *corev1.Pod {
+	t.Helper()
+	p, err := s.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (s *server) list(t *testing.T) driver.Server {
+	t.Helper()
+	all, err := s.d.List(t.Context(), s.UID)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("the list has %+v, %v, want one server", all, err)
+	}
+	return all[0]
+}
+
+// deleteAll repeats Delete until nothing is left.
+func (s *server) deleteAll(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, s.Name+" is removed", func() error {
+		err := s.d.Delete(t.Context(), s.Target, false)
+		if errors.Is(err, driver.ErrNotFound) {
+			return nil
+		}
+		return errors.Join(err, errors.New("something is left"))
+	})
+}
+
+// wantGone waits until the cluster has collected what is left of a server whose VirtualMachine is
+// deleted.
+func (s *server) wantGone(t *testing.T) {
+	t.Helper()
+	if err := s.w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, framework.StepTimeout, "nothing is left of "+s.Name, func() error {
+		var left []string
+		selected := metav1.ListOptions{LabelSelector: LabelUID + "=" + string(s.UID)}
+		secrets, err1 := s.w.kube.CoreV1().Secrets(s.Namespace).List(t.Context(), selected)
+		claims, err2 := s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(t.Context(), selected)
+		budgets, err3 := s.w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).List(t.Context(), selected)
+		if err := errors.Join(err1, err2, err3); err != nil {
+			return err
+		}
+		for _, o := range secrets.Items {
+			left = append(left, o.Name)
+		}
+		for _, o := range claims.Items {
+			left = append(left, o.Name)
+		}
+		for _, o := range budgets.Items {
+			left = append(left, o.Name)
+		}
+		if len(left) > 0 {
+			return fmt.Errorf("%v", left)
+		}
+		return nil
+	})
+}
+
+// wantError checks the kind and the text of an error.
+func wantError(t *testing.T, what string, err, kind error, says string) {
+	t.Helper()
+	if !errors.Is(err, kind) || !strings.Contains(err.Error(), says) {
+		t.Errorf("%s: got %v, want %v with %q", what, err, kind, says)
+	}
+}
+
+// kubelet acts for the scheduler, the kubelet and the provisioner of volumes in one world.
+type kubelet struct {
+	w *world
+	// begin starts the machine of a pod and returns the pod's address, and a function that
+	// stops it and returns its exit code and message.
+	begin func(*corev1.Pod) (address string, stop func() (int32, string), err error)
+	// ignoresStop reports whether the guest of a pod ignores the request to stop.
+	ignoresStop func(*corev1.Pod) bool
+
+	mu   sync.Mutex
+	stop map[types.UID]func() (int32, string)
+	// isSlow is set while the volumes of pods that have ended cannot be unmounted.
+	isSlow bool
+	// killAt is when a guest is killed that was asked to stop.
+	killAt map[types.UID]time.Time
+}
+
+// unreachable is an address at which nothing answers.
+const unreachable = "192.0.2.1"
+
+func startKubelet(t *testing.T, w *world) *kubelet {
+	t.Helper()
+	k := &kubelet{w: w, stop: map[types.UID]func() (int32, string){}, killAt: map[types.UID]time.Time{}}
+	k.ignoresStop = func(*corev1.Pod) bool { return false }
+	k.begin = func(*corev1.Pod) (string, func() (int32, string), error) {
+		return unreachable, func() (int32, string) { return 0, "" }, nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	all.Go(func() {
+		for ctx.Err() == nil {
+			for _, err := range append(k.syncClaims(ctx), k.syncPods(ctx)...) {
+				if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+					t.Logf("kubelet: %v", err)
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		all.Wait()
+		for _, stop := range k.stop {
+			_, _ = stop()
+		}
+	})
+	return k
+}
+
+func (k *kubelet) setSlow(isSlow bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.isSlow = isSlow
+}
+
+func (k *kubelet) syncPods(ctx context.Context) (errs []error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	pods, err := k.w.kube.CoreV1().Pods(k.w.namespace).List(ctx, metav1.ListOptions{LabelSelector: k.w.selector})
+	if err != nil {
+		return []error{err}
+	}
+	for n := range pods.Items {
+		errs = append(errs, k.syncPod(ctx, &pods.Items[n]))
+	}
+	return errs
+}
+
+func (k *kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
+	pods := k.w.kube.CoreV1().Pods(p.Namespace)
+	stop, runs := k.stop[p.UID]
+	if p.DeletionTimestamp == nil {
+		return k.runPod(ctx, p, runs)
+	}
+	switch {
+	case p.Status.Phase == corev1.PodRunning && runs:
+		return k.stopPod(ctx, p, stop)
+	case p.Status.Phase == corev1.PodPending && p.Spec.NodeName != "":
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerName}}
+		return k.endPod(ctx, p, codeKilled, "")
+	case !runs && *p.DeletionGracePeriodSeconds > 0 && !k.isSlow:
+		return pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &p.UID}})
+	}
+	return nil
+}
+
+// runPod binds a pod to the node, and starts it there.
+func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
+	switch {
+	case len(p.Spec.SchedulingGates) > 0:
+		return nil
+	case p.Spec.NodeName == "":
+		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
+	case !runs && p.Status.Phase == corev1.PodPending:
+		return k.beginPod(ctx, p)
+	}
+	return nil
+}
+
+// codeKilled is the exit code of a container that was killed.
+const codeKilled = 137
+
+// stopPod ends the machine of a pod, as soon as its guest allows that.
+func (k *kubelet) stopPod(ctx context.Context, p *corev1.Pod, stop func() (int32, string)) error {
+	ignored, isDue := k.ignoresStop(p), k.isKillDue(p)
+	if ignored && !isDue {
+		return nil
+	}
+	code, message := stop()
+	if ignored {
+		code = codeKilled
+	}
+	return k.endPod(ctx, p, code, message)
+}
+
+// isKillDue reports whether the time has passed that a deleted pod has to stop by itself. Like a
+// kubelet, it counts that from when it sees the deletion, and again when there is less.
+func (k *kubelet) isKillDue(p *corev1.Pod) bool {
+	at := time.Now().Add(time.Duration(*p.DeletionGracePeriodSeconds) * time.Second)
+	if before, ok := k.killAt[p.UID]; !ok || at.Before(before) {
+		k.killAt[p.UID] = at
+	}
+	return time.Now().After(k.killAt[p.UID])
+}
+
+// endPod reports the end of a pod.
+func (k *kubelet) endPod(ctx context.Context, p *corev1.Pod, code int32, message string) error {
+	reason := "Completed"
+	p.Status.Phase = corev1.PodSucceeded
+	if code != 0 {
+		p.Status.Phase, reason = corev1.PodFailed, "Error"
+	}
+	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: reason, FinishedAt: metav1.Now()}}
+	_, err := k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	if err == nil {
+		delete(k.stop, p.UID) // else it is reported again
+	}
+	return err
+}
+
+func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
+	address, stop, err := k.begin(p)
+	if err != nil {
+		return err
+	}
+	k.stop[p.UID] = stop
+	p.Status.Phase, p.Status.PodIP, p.Status.PodIPs = corev1.PodRunning, address, []corev1.PodIP{{IP: address}}
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: containerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
+	}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}
+	if _, err = k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil {
+		_, _ = stop() // the next try begins another one
+		delete(k.stop, p.UID)
+	}
+	return err
+}
+
+// syncClaims binds and grows claims, and lets those go that are deleted and unused.
+func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
+	all, err := k.w.kube.CoreV1().PersistentVolumeClaims(k.w.namespace).List(ctx, metav1.ListOptions{LabelSelector: k.w.selector})
+	if err != nil {
+		return []error{err}
+	}
+	for n := range all.Items {
+		c := &all.Items[n]
+		if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, strings.TrimSuffix(c.Name, "-"+c.Labels[LabelVolume]), metav1.GetOptions{}); err == nil && c.DeletionTimestamp != nil {
+			continue // a pod uses it
+		}
+		claims := k.w.kube.CoreV1().PersistentVolumeClaims(c.Namespace)
+		wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
+		switch {
+		case c.DeletionTimestamp != nil:
+			c.Finalizers = nil
+			_, err = claims.Update(ctx, c, metav1.UpdateOptions{})
+		case wants.Cmp(has) != 0:
+			c.Status.Phase, c.Status.Capacity = corev1.ClaimBound, corev1.ResourceList{corev1.ResourceStorage: wants}
+			_, err = claims.UpdateStatus(ctx, c, metav1.UpdateOptions{})
+		}
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+// recordOf returns what is recorded of an object, or nil.
+func (s *server) recordOf(kind string) *driver.Object {
+	n := slices.IndexFunc(s.Objects, func(o driver.Object) bool { return o.Kind == kind })
+	if n < 0 {
+		return nil
+	}
+	return &s.Objects[n]
+}

@@ -1,0 +1,256 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// claims returns the PVCs of a server by the names of their disks.
+func (s *server) claims(t *testing.T) map[string]corev1.PersistentVolumeClaim {
+	t.Helper()
+	listed, err := s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]corev1.PersistentVolumeClaim{}
+	for _, c := range listed.Items {
+		if name, ok := strings.CutPrefix(c.Name, s.base()); ok && c.Labels[LabelUID] == string(s.UID) {
+			all[strings.TrimPrefix(name, "-")] = c
+		}
+	}
+	return all
+}
+
+// settle waits until the volumes have grown, and calls Ensure as long as the driver asks for it.
+func (s *server) settle(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, s.Name+" is settled", func() error {
+		for name, c := range s.claims(t) {
+			if wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]; wants.Cmp(has) != 0 {
+				return fmt.Errorf("the volume of %q has %s", name, has.String())
+			}
+		}
+		if s.list(t).NeedsEnsure {
+			return fmt.Errorf("the driver asks for an Ensure: %w", ensureError(s.ensure(t)))
+		}
+		return nil
+	})
+}
+
+func ensureError(_ driver.Server, err error) error { return err }
+
+// fixedBytes is the size of the boot guest's image.
+const fixedBytes = 1 << 20
+
+// TestVolumes follows the disks of a real machine: through growth, restarts, and the removal of a
+// volume from the spec.
+func TestVolumes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	n := w.newNode(t)
+	s := w.newServer(t, "web")
+	s.Volumes = []driver.Volume{
+		{Name: "data", SizeBytes: 2 << 20},
+		{Name: "fixed", SizeBytes: 1 << 20, ReadOnly: true, Image: &driver.Image{Source: "oci://registry.example/data:1"}},
+	}
+	s.reach(t, driver.StateRunning)
+	made := s.claims(t)
+	if len(made) != 3 || len(made["data"].OwnerReferences) > 0 {
+		t.Fatalf("the PVCs are %v", made)
+	}
+	s.usage(t)
+	s.RootDiskBytes, s.Volumes[0].SizeBytes = 8<<20, 4<<20
+	s.reach(t, driver.StateRunning)
+	s.settle(t)
+	for name, want := range map[string]int64{"": 8 << 20, "data": 4 << 20} {
+		claim := s.claims(t)[name]
+		if got := claim.Spec.Resources.Requests[corev1.ResourceStorage]; got.Cmp(claimSize(want)) != 0 {
+			t.Errorf("the PVC of %q has %s", name, got.String())
+		}
+	}
+	n.wantSizes(t, s, map[string]int64{launch.RootNode: 8 << 20, launch.VolumeNode("data"): 4 << 20, launch.VolumeNode("fixed"): fixedBytes})
+
+	s.Volumes = s.Volumes[1:]
+	if got := s.reach(t, driver.StateRunning); !slices.Equal(got.Pending, []string{"volumes"}) {
+		t.Errorf("without a volume %v waits for a restart", got.Pending)
+	}
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	if p := s.pod(t); strings.Contains(p.Annotations[AnnotationMachine], "/volumes/data") {
+		t.Errorf("a volume that was removed is described: %s", p.Annotations[AnnotationMachine])
+	}
+	s.Volumes = append(s.Volumes, driver.Volume{Name: "data", SizeBytes: 4 << 20})
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	if now := s.claims(t); now["data"].UID != made["data"].UID || now[""].UID != made[""].UID {
+		t.Errorf("the PVCs were %v and are %v", made, now)
+	}
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// wantSizes checks what the disks of the machine have for its guest.
+func (n *node) wantSizes(t *testing.T, s *server, want map[string]int64) {
+	t.Helper()
+	m := machine.Machine{Path: filepath.Join(n.dir, string(s.pod(t).UID), "run"), UUID: string(s.UID)}
+	got, err := m.DiskSizes(t.Context())
+	maps.DeleteFunc(got, func(node string, _ int64) bool { return want[node] == 0 })
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("the disks of the guest have %v, %v, want %v", got, err, want)
+	}
+}
+
+// TestVolumeCannotGrow checks that a storage class that allows no growth keeps nothing else from
+// being done, and that no disk is larger than its volume.
+func TestVolumeCannotGrow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.StorageClassName = new("rigid")
+	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
+	s.reach(t, driver.StateRunning)
+	framework.Eventually(t, framework.StepTimeout, "bound PVCs", func() error {
+		for name, c := range s.claims(t) {
+			if c.Status.Phase != corev1.ClaimBound {
+				return fmt.Errorf("%q is %s", name, c.Status.Phase)
+			}
+		}
+		return nil
+	})
+	s.Volumes[0].SizeBytes = 1 << 30
+	for _, power := range []driver.Power{driver.PowerOn, driver.PowerOff, driver.PowerOn} {
+		s.Power = power
+		framework.Eventually(t, framework.StepTimeout, "the server is "+string(power), func() error {
+			_, err := s.ensure(t)
+			if got := s.list(t); (got.State == driver.StateRunning) != (power == driver.PowerOn) {
+				return fmt.Errorf("it is %s: %w", got.State, err)
+			}
+			wantGrowthError(t, power, err)
+			return nil
+		})
+	}
+	if p := s.pod(t); strings.Contains(p.Annotations[AnnotationMachine], fmt.Sprint(1<<30)) {
+		t.Errorf("a disk is larger than its volume: %s", p.Annotations[AnnotationMachine])
+	}
+	s.deleteAll(t)
+}
+
+func wantGrowthError(t *testing.T, power driver.Power, err error) {
+	t.Helper()
+	if power == driver.PowerOn {
+		wantError(t, "growing it", err, driver.ErrRetry, "spec.volumes[data].size: the PVC has ")
+		wantError(t, "growing it", err, driver.ErrRetry, "only dynamically provisioned pvc can be resized")
+	}
+}
+
+// TestForeignClaim checks that a PVC that a tenant has made under the name of a volume is neither
+// used nor removed, and that nothing else waits for it.
+func TestForeignClaim(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.reach(t, driver.StateRunning)
+	theirs := s.d.newClaim(s.ServerSpec, disk{name: "data", bytes: 1 << 20}, "theirs")
+	theirs, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
+	s.reach(t, driver.StateRunning)
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.Power = driver.PowerOn
+	s.wantRefusal(t, driver.ReasonNameConflict, string(theirs.UID))
+	if now := s.claims(t)["data"]; now.UID != theirs.UID || now.ResourceVersion != theirs.ResourceVersion && now.Annotations[AnnotationEpoch] != theirs.Annotations[AnnotationEpoch] {
+		t.Errorf("the tenant's PVC has become %v", now)
+	}
+	if err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.reach(t, driver.StateRunning)
+
+	// One that is gone is never made again.
+	if err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	framework.Eventually(t, framework.StepTimeout, "the PVC is gone", func() error {
+		_, err := s.ensure(t)
+		if left, ok := s.claims(t)["data"]; ok {
+			return fmt.Errorf("%s is there: %w", left.Name, err)
+		}
+		return nil
+	})
+	s.Power = driver.PowerOn
+	s.wantRefusal(t, reasonVolumeLost, "volume data, is gone")
+	s.deleteAll(t)
+}
+
+// wantRefusal repeats Ensure until it fails for a reason, and checks the text.
+func (s *server) wantRefusal(t *testing.T, reason, says string) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "a refusal because of "+reason, func() error {
+		_, err := s.ensure(t)
+		if driver.ReasonOf(err) != reason {
+			return fmt.Errorf("Ensure returns %w", err)
+		}
+		wantError(t, reason, err, driver.ErrRetry, says)
+		return nil
+	})
+}
+
+// TestRefusedVolumes checks what no pod can have.
+func TestRefusedVolumes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*driver.ServerSpec)
+		kind   error
+		says   string
+	}{
+		"image": {func(s *driver.ServerSpec) { s.Volumes[0].Image = &driver.Image{Source: "https://x/y"} }, driver.ErrInvalid, `spec.volumes[data].source.image.source is "https://x/y"`},
+		"checksum": {func(s *driver.ServerSpec) {
+			s.Volumes[0].Image = &driver.Image{Source: "oci://x/y", Checksum: "sha256:0"}
+		}, driver.ErrUnsupported, "spec.volumes.source.image.checksum"},
+		"ephemeral": {func(s *driver.ServerSpec) { s.Ephemeral = true }, driver.ErrUnsupported, "spec.volumes: "},
+		"too many": {func(s *driver.ServerSpec) {
+			for n := range maxRecorded {
+				s.Objects = append(s.Objects, driver.Object{Kind: kindClaim, Name: fmt.Sprint(n), UID: types.UID("x")})
+			}
+		}, driver.ErrInvalid, "has had 64 objects"},
+	} {
+		spec := driver.ServerSpec{Power: driver.PowerOn, Image: driver.Image{Source: "oci://x/y"}, Volumes: []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}}
+		c.change(&spec)
+		wantError(t, name, (&Driver{}).checkSpec(spec), c.kind, c.says)
+	}
+}
+
+// TestFit checks that the volume of a disk has room for it, and that a smaller volume has room for
+// what fit returns.
+func TestFit(t *testing.T) {
+	t.Parallel()
+	for _, bytes := range []int64{1 << 20, 10 << 30, 1<<50 - 512} {
+		claim := (&Driver{}).newClaim(driver.ServerSpec{}, disk{bytes: bytes}, "")
+		if got := fit(bytes, claim); got != bytes {
+			t.Errorf("a disk of %d has %d in its own volume", bytes, got)
+		}
+		less := fit(2*bytes, claim)
+		if size := claimSize(max(less, 1)); less > bytes || less < bytes-bytes/100-64 || size.Value() > roomOf(claim) {
+			t.Errorf("in the volume of a disk of %d, one of %d has %d", bytes, 2*bytes, less)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package machines controls the machines in pods by their control channels (package control of
+// internal/machine).
+//
+// Start with Machines. seed.go has the seed, from which the credentials of every machine derive.
+package machines
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+const (
+	// changeWithin bounds a change of a machine, and sampleWithin a question to it.
+	changeWithin, sampleWithin = 10 * time.Second, 5 * time.Second
+	// maxConcurrent bounds the questions at a time.
+	maxConcurrent = 64
+)
+
+// Machine is where a machine is reached.
+type Machine struct {
+	// UID of its VirtualMachine, which its certificate is for.
+	UID types.UID
+	// Pod is the UID of its pod, and Nonce the one with which that was made.
+	Pod   types.UID
+	Nonce string
+	// Address of its control channel, with the port.
+	Address string
+}
+
+// Machines controls machines, and remembers what it last saw of each. A machine that does not
+// answer delays no call for another one.
+type Machines struct {
+	// Secrets are those of the namespace of the seed.
+	Secrets corev1client.SecretInterface
+	Clock   clock.PassiveClock
+
+	seed atomic.Pointer[[]byte]
+	seen driver.SyncMap[types.UID, sighting] // by the UID of the pod
+}
+
+// sighting is what was last seen of a machine.
+type sighting struct {
+	status control.Status
+	// isSilent is set if the machine did not answer the last question.
+	isSilent bool
+}
+
+// Last returns the last status of the machine in a pod, if one is known.
+func (m *Machines) Last(pod types.UID) (control.Status, bool) {
+	last, ok := m.seen.Load(pod)
+	return last.status, ok && last.status.State != ""
+}
+
+// Forget forgets the machines in other pods than these.
+func (m *Machines) Forget(isPresent func(pod types.UID) bool) {
+	m.seen.DeleteFunc(func(pod types.UID, _ sighting) bool { return !isPresent(pod) })
+}
+
+// Pause halts the guest. It may be repeated.
+func (m *Machines) Pause(ctx context.Context, at Machine) error {
+	return m.setState(ctx, at, control.StatePaused, (*control.Client).Pause)
+}
+
+// Resume has a guest go on that was paused. It may be repeated.
+func (m *Machines) Resume(ctx context.Context, at Machine) error {
+	return m.setState(ctx, at, control.StateRunning, (*control.Client).Resume)
+}
+
+// setState changes the state of a guest. While it is not known whether a change was made, the
+// guest counts as in the other state, so that the change is repeated.
+func (m *Machines) setState(ctx context.Context, at Machine, to control.State, change func(*control.Client, context.Context) error) error {
+	err := m.call(ctx, at, changeWithin, change)
+	if err != nil {
+		to = map[control.State]control.State{control.StatePaused: control.StateRunning, control.StateRunning: control.StatePaused}[to]
+	}
+	m.seen.Update(at.Pod, func(last sighting, _ bool) (sighting, bool) {
+		last.status.State = to
+		return last, true
+	})
+	return err
+}
+
+// Probe waits until the guest itself has answered at a TCP port, as long as ctx allows.
+func (m *Machines) Probe(ctx context.Context, at Machine, port int32) error {
+	return m.call(ctx, at, control.CallWithin, func(c *control.Client, ctx context.Context) error { return c.Probe(ctx, port) })
+}
+
+// Grow enlarges disks.
+func (m *Machines) Grow(ctx context.Context, at Machine, sizes control.Sizes) error {
+	return m.call(ctx, at, changeWithin, func(c *control.Client, ctx context.Context) error { return c.Grow(ctx, sizes) })
+}
+
+// call makes a call within a time.
+func (m *Machines) call(ctx context.Context, at Machine, within time.Duration, do func(*control.Client, context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	c, err := m.client(ctx, at)
+	if err != nil {
+		return err
+	}
+	return explain(do(c, ctx))
+}
+
+// explain returns an error of a call in the kinds of package driver.
+func explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	return driver.Errorf(driver.ErrRetry, "%w", err)
+}
+
+// Sample asks machines for what they have used. Those that do not answer are missing in the
+// result. It also returns the machines that do something else than they were last seen to do.
+func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.Usage, changed []types.UID, err error) {
+	if len(all) == 0 {
+		return nil, nil, nil
+	}
+	if _, err := m.readSeed(ctx); err != nil {
+		return nil, nil, err // each machine would ask for it again
+	}
+	all = m.silentLast(all)
+	results, differs := make([]*driver.Usage, len(all)), make([]bool, len(all))
+	var calls errgroup.Group
+	calls.SetLimit(maxConcurrent)
+	for n, at := range all {
+		calls.Go(func() error {
+			results[n], differs[n] = m.sample(ctx, at)
+			return nil
+		})
+	}
+	_ = calls.Wait()
+	for n := range all {
+		if results[n] != nil {
+			samples = append(samples, *results[n])
+		}
+		if differs[n] {
+			changed = append(changed, all[n].UID)
+		}
+	}
+	return samples, changed, nil
+}
+
+// silentLast returns the machines in the order in which to ask them: those last that did not
+// answer before, which take longest.
+func (m *Machines) silentLast(all []Machine) []Machine {
+	all = slices.Clone(all)
+	silent := map[types.UID]int{}
+	for _, at := range all {
+		if last, _ := m.seen.Load(at.Pod); last.isSilent {
+			silent[at.Pod] = 1
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Machine) int { return cmp.Compare(silent[a.Pod], silent[b.Pod]) })
+	return all
+}
+
+func (m *Machines) sample(ctx context.Context, at Machine) (used *driver.Usage, differs bool) {
+	var status control.Status
+	err := m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) (err error) {
+		status, err = c.Status(ctx)
+		return err
+	})
+	m.seen.Update(at.Pod, func(last sighting, _ bool) (sighting, bool) {
+		if last.isSilent = err != nil; last.isSilent {
+			return last, true
+		}
+		differs = last.status.State != status.State || last.status.Waits != status.Waits || last.status.Accelerator != status.Accelerator
+		last.status = status
+		return last, true
+	})
+	if err != nil || status.StartedAt.IsZero() {
+		return nil, differs
+	}
+	return &driver.Usage{
+		UID: at.UID, Run: string(at.Pod), CPU: time.Duration(status.CPUNanoseconds),
+		MemoryBytes: cmp.Or(status.GuestMemoryBytes, status.MemoryBytes), At: m.Clock.Now(),
+	}, differs
+}
+
+// client returns a client of a machine.
+func (m *Machines) client(ctx context.Context, at Machine) (*control.Client, error) {
+	seed, err := m.readSeed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, credentials, err := control.DeriveCredentials(seed, string(at.UID), at.Nonce, m.Clock.Now())
+	if err != nil {
+		return nil, err
+	}
+	config, err := credentials.ClientConfig(string(at.UID))
+	if err != nil {
+		return nil, err
+	}
+	return control.NewClient(at.Address, config), nil
+}

@@ -1,0 +1,260 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/machines"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// newRetained releases a server that runs, and deletes its VirtualMachine.
+func (w *world) newRetained(t *testing.T, name string) *server {
+	t.Helper()
+	s := w.newServer(t, name)
+	s.RetainOnDelete, s.Volumes = true, []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
+	s.reach(t, driver.StateRunning)
+	if err := s.d.Delete(t.Context(), s.Target, true); err != nil {
+		t.Fatal(err)
+	}
+	for name, claim := range s.claims(t) {
+		if claim.Labels[LabelRetained] == "" || len(claim.OwnerReferences) > 0 {
+			t.Errorf("the PVC of %q is %v", name, claim.ObjectMeta)
+		}
+	}
+	if err := w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// holds reports whether the pod has the finalizer; an error means that it is gone.
+func (s *server) holds(t *testing.T) (bool, error) {
+	t.Helper()
+	p, err := s.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return slices.Contains(p.Finalizers, FinalizerStopped), err
+}
+
+// release lets go of released servers, as each sweep does.
+func (s *server) release(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "released pods are let go", func() error {
+		err := s.d.ReleaseEnded(t.Context())
+		if apierrors.IsConflict(err) { // a kubelet has changed one
+			return err
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return nil
+	})
+}
+
+// TestRetained checks that pods that were released hold on until their end is proven, and no
+// longer, whether somebody deletes them or not.
+func TestRetained(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s, ends := w.newRetained(t, "deleted"), w.newRetained(t, "ends")
+	s.release(t)
+	for _, r := range []*server{s, ends} {
+		if held, err := r.holds(t); !held || err != nil {
+			t.Fatalf("a pod that runs is let go: %v", err)
+		}
+	}
+
+	w.kubelet.mu.Lock() // the node does not answer
+	err := w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+	s.release(t)
+	held, gone := s.holds(t)
+	w.kubelet.mu.Unlock()
+	if err != nil || !held || gone != nil {
+		t.Errorf("a pod that was deleted by force is held: %v, %v, %v", held, gone, err)
+	}
+
+	w.kubelet.finish(t, ends.pod(t))
+	framework.Eventually(t, framework.StepTimeout, "the pods are let go", func() error {
+		s.release(t)
+		held, err := ends.holds(t)
+		if _, gone := s.holds(t); held || gone == nil {
+			return fmt.Errorf("the pod that has ended is held: %v; the other is gone: %w", held, errors.Join(gone, err))
+		}
+		return err
+	})
+	for _, r := range []*server{s, ends} {
+		if left := r.claims(t); len(left) != 2 || left["data"].DeletionTimestamp != nil {
+			t.Errorf("the PVCs of %s are %v", r.Name, left)
+		}
+	}
+}
+
+// TestRetainedByLabel checks that the label alone, which a tenant can set, lets no pod go whose
+// VirtualMachine exists: its end has to be recorded first.
+func TestRetainedByLabel(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.d.Owner = func(types.UID) (types.NamespacedName, bool) {
+		return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, true
+	}
+	s.reach(t, driver.StateRunning)
+	framework.Eventually(t, framework.StepTimeout, "the label", func() error {
+		p := s.pod(t)
+		p.Labels[LabelRetained] = "true"
+		_, err := w.kube.CoreV1().Pods(s.Namespace).Update(t.Context(), p, metav1.UpdateOptions{})
+		return err
+	})
+	w.kubelet.finish(t, s.pod(t))
+	s.release(t)
+	if held, err := s.holds(t); !held || err != nil {
+		t.Errorf("the pod is let go: %v", err)
+	}
+	s.reach(t, driver.StateRunning)
+	s.deleteAll(t)
+}
+
+// finish ends the machine of a pod by itself.
+func (k *kubelet) finish(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.endPod(t.Context(), p, 0, ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSlowKubelet checks that a pod whose end is proven keeps its name until its kubelet has removed
+// it, and that neither a restart nor a deletion takes it for another's.
+func TestSlowKubelet(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
+	w.kubelet.setSlow(true)
+	first := s.reach(t, driver.StateRunning)
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.waitForgotten(t)
+	s.d, s.Power = w.open(t), driver.PowerOn
+	for range 3 {
+		_, err := s.ensure(t)
+		wantError(t, "the restart", err, driver.ErrRetry, "its kubelet has yet to remove it")
+	}
+	if got := s.list(t); got.State != driver.StateStopped || got.Exit == nil || got.NeedsEnsure || got.Run != first.Run {
+		t.Errorf("meanwhile it is %+v", got)
+	}
+	w.kubelet.setSlow(false)
+	if got := s.reach(t, driver.StateRunning); got.Run == first.Run {
+		t.Error("the run has not changed")
+	}
+
+	w.kubelet.setSlow(true)
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	framework.Eventually(t, framework.StepTimeout, "the removal waits", func() error {
+		if err := s.d.Delete(t.Context(), s.Target, false); err != nil {
+			return err
+		}
+		if got := s.list(t); got.State != driver.StateRemoving {
+			return fmt.Errorf("it is %s", got.State)
+		}
+		return nil
+	})
+	w.kubelet.setSlow(false)
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// waitForgotten repeats Ensure, as long as the driver asks for it, until the pod has no finalizer.
+func (s *server) waitForgotten(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the end is recorded", func() error {
+		if held, err := s.holds(t); !held {
+			return err
+		}
+		if got := s.list(t); !got.NeedsEnsure {
+			t.Fatalf("nothing is asked for: %+v", got)
+		}
+		_, err := s.ensure(t)
+		return fmt.Errorf("the pod has its finalizer: %w", err)
+	})
+}
+
+// TestSeed checks that all replicas have one seed, and that one which cannot be used is named.
+func TestSeed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	secrets := w.kube.CoreV1().Secrets(w.namespace)
+	newMachines := func() *machines.Machines { return &machines.Machines{Secrets: secrets, Clock: clock.RealClock{}} }
+	at := machines.Machine{UID: "vm", Pod: "pod", Nonce: "nonce", Address: unreachable + ":1"}
+	if _, _, err := newMachines().Sample(t.Context(), []machines.Machine{at}); !apierrors.IsNotFound(err) {
+		t.Errorf("without a seed a sample returns %v", err)
+	}
+	if _, err := secrets.Get(t.Context(), machines.SeedName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("a sample made the seed: %v", err)
+	}
+	var replicas sync.WaitGroup
+	for range 8 {
+		replicas.Go(func() {
+			if end, err := newMachines().NewEnd(t.Context(), "vm", "nonce"); err != nil || len(end) != 3 {
+				t.Errorf("a replica has %d files, %v", len(end), err)
+			}
+		})
+	}
+	replicas.Wait()
+	if err := secrets.Delete(t.Context(), machines.SeedName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	damaged := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: machines.SeedName}, Data: map[string][]byte{"seed": []byte("short")}}
+	if _, err := secrets.Create(t.Context(), damaged, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := newMachines().NewEnd(t.Context(), "vm", "nonce")
+	wantError(t, "a damaged seed", err, driver.ErrRetry, "seed has 5 bytes and must have 32")
+}
+
+// TestConcurrentChange checks that a change is made although others have changed the object since it
+// was read, but not if that was a leader, or if the object is another one.
+func TestConcurrentChange(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.reach(t, driver.StateRunning)
+	for name, c := range map[string]struct {
+		annotation string
+		want       error
+	}{"another controller": {"example.com/x", nil}, "another leader": {AnnotationEpoch, driver.ErrRetry}} {
+		read := s.converge(t)
+		claim := s.claims(t)[rootDisk]
+		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, c.annotation, "7")
+		if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Update(t.Context(), &claim, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := read.annotateRoot(t.Context(), s.Epoch, "example.com/test", "x"); !errors.Is(err, c.want) {
+			t.Errorf("after a change by %s the change returns %v, want %v", name, err, c.want)
+		}
+		if now := s.claims(t)[rootDisk]; (now.Annotations["example.com/test"] != "") != (c.want == nil) || now.Annotations[c.annotation] != "7" {
+			t.Errorf("after a change by %s the annotations are %v", name, now.Annotations)
+		}
+		delete(claim.Annotations, "example.com/test")
+		claim.Annotations[AnnotationEpoch], claim.ResourceVersion = "1", ""
+		if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Update(t.Context(), &claim, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.deleteAll(t)
+}

@@ -1,0 +1,293 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guestwrites
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+)
+
+// Numbers of the NBD protocol, https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
+const (
+	helloMagic   = 0x4e42444d41474943 // "NBDMAGIC"
+	optionMagic  = 0x49484156454f5054 // "IHAVEOPT"
+	answerMagic  = 0x0003e889045565a9
+	requestMagic = 0x25609513
+	replyMagic   = 0x67446698
+
+	fixedNewstyle, noZeroes = 1, 2
+
+	optionAbort, optionGo         = 2, 7
+	answerAck, answerInfo         = 1, 3
+	answerUnsupported, infoExport = 1<<31 | 1, 0
+
+	commandRead, commandWrite, commandDisconnect, commandFlush, commandTrim, commandZero = 0, 1, 2, 3, 4, 6
+
+	flagFUA = 1
+	// exportFlags say that the server knows flushes, FUA, TRIM, WRITE_ZEROES and FAST_ZERO.
+	exportFlags = 1 | 1<<2 | 1<<3 | 1<<5 | 1<<6 | 1<<11
+
+	errorIO, errorInvalid = 5, 22
+)
+
+const (
+	// exportSize is that of each disk: more than its file ever has. A file grows, and QEMU cannot
+	// let a disk of NBD grow.
+	exportSize = 4 << 30
+	// maxLength is the longest write that QEMU sends, and more.
+	maxLength = 64 << 20
+)
+
+// request is a request of QEMU.
+type request struct {
+	Magic   uint32
+	Flags   uint16
+	Command uint16
+	Handle  uint64
+	Offset  uint64
+	Length  uint32
+	data    []byte
+	// written is how many writes had been answered when it was received.
+	written int
+}
+
+// device is what a connection uses. Its calls come one at a time.
+type device interface {
+	io.ReaderAt
+	io.Closer
+	// Write writes data, or zeros of that length if data is nil. isSynced is set for a write
+	// that is durable once it is answered.
+	Write(data []byte, offset, length int64, isSynced bool) error
+	// Flush makes so many of the first writes durable.
+	Flush(written int) error
+}
+
+// nbdServer serves disks by the NBD protocol on a TCP port of this host: a confined QEMU may not
+// use Unix sockets.
+type nbdServer struct {
+	listener net.Listener
+	open     func(export string) (device, error)
+	ended    sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+	errs  []error
+}
+
+func startNBDServer(ctx context.Context, open func(export string) (device, error)) (*nbdServer, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	s := &nbdServer{listener: listener, open: open, conns: map[net.Conn]bool{}}
+	s.ended.Go(s.accept)
+	return s, nil
+}
+
+// port returns the TCP port.
+func (s *nbdServer) port() string {
+	_, port, _ := net.SplitHostPort(s.listener.Addr().String())
+	return port
+}
+
+func (s *nbdServer) accept() {
+	for {
+		conn, err := s.listener.Accept()
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		s.conns[conn] = true
+		s.mu.Unlock()
+		s.ended.Go(func() {
+			err := s.serve(conn)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			delete(s.conns, conn)
+			if err = errors.Join(err, conn.Close()); err != nil && !isDisconnect(err) {
+				s.errs = append(s.errs, err)
+			}
+		})
+	}
+}
+
+// isDisconnect reports whether an error is that of a QEMU that was killed.
+func isDisconnect(err error) bool {
+	return errors.Is(err, errPowerCut) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.As(err, new(*net.OpError))
+}
+
+// close ends all connections, and returns what went wrong.
+func (s *nbdServer) close() error {
+	err := s.listener.Close()
+	s.mu.Lock()
+	for conn := range s.conns {
+		_ = conn.Close()
+	}
+	s.mu.Unlock()
+	s.ended.Wait()
+	return errors.Join(append(s.errs, err)...)
+}
+
+// connection is one whose export was chosen.
+type connection struct {
+	net.Conn
+	device device
+
+	mu      sync.Mutex
+	written int // writes that were answered
+}
+
+func (s *nbdServer) serve(conn net.Conn) error {
+	d, err := s.negotiate(conn)
+	if d == nil || err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	c := &connection{Conn: conn, device: d}
+	requests := make(chan request, 1000)
+	var received error
+	go func() {
+		defer close(requests)
+		received = c.receive(requests)
+	}()
+	for r := range requests {
+		if err := c.answer(r); err != nil {
+			_ = conn.Close()
+			for range requests { // until receive has ended
+			}
+			return err
+		}
+	}
+	return received
+}
+
+// negotiate agrees on an export. It returns nil if the client wants none.
+func (s *nbdServer) negotiate(conn net.Conn) (device, error) {
+	var flags uint32
+	if err := send(conn, uint64(helloMagic), uint64(optionMagic), uint16(fixedNewstyle|noZeroes)); err != nil {
+		return nil, err
+	}
+	if err := binary.Read(conn, binary.BigEndian, &flags); err != nil {
+		return nil, err
+	}
+	for {
+		var option struct {
+			Magic          uint64
+			Option, Length uint32
+		}
+		if err := binary.Read(conn, binary.BigEndian, &option); err != nil {
+			return nil, err
+		}
+		if option.Magic != optionMagic || option.Length > maxLength {
+			return nil, fmt.Errorf("an NBD client sent the option %+v", option)
+		}
+		data := make([]byte, option.Length)
+		if _, err := io.ReadFull(conn, data); err != nil {
+			return nil, err
+		}
+		switch option.Option {
+		case optionGo:
+			return s.chooseExport(conn, data)
+		case optionAbort:
+			return nil, send(conn, uint64(answerMagic), option.Option, uint32(answerAck), uint32(0))
+		}
+		if err := send(conn, uint64(answerMagic), option.Option, uint32(answerUnsupported), uint32(0)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// chooseExport opens the export that the data of NBD_OPT_GO names.
+func (s *nbdServer) chooseExport(conn net.Conn, data []byte) (device, error) {
+	var length uint32
+	if err := binary.Read(bytes.NewReader(data), binary.BigEndian, &length); err != nil || int64(length)+4 > int64(len(data)) {
+		return nil, fmt.Errorf("an NBD client asked for the export %q", data)
+	}
+	d, err := s.open(string(data[4 : 4+length]))
+	if err != nil {
+		return nil, err
+	}
+	return d, send(conn,
+		uint64(answerMagic), uint32(optionGo), uint32(answerInfo), uint32(12), uint16(infoExport), uint64(exportSize), uint16(exportFlags),
+		uint64(answerMagic), uint32(optionGo), uint32(answerAck), uint32(0))
+}
+
+// send sends numbers at once.
+func send(w io.Writer, numbers ...any) error {
+	var out bytes.Buffer
+	for _, n := range numbers {
+		if err := binary.Write(&out, binary.BigEndian, n); err != nil {
+			return err
+		}
+	}
+	_, err := w.Write(out.Bytes())
+	return err
+}
+
+// receive receives requests until the client ends. It does not wait for the answers of earlier
+// ones, so that it is known which had been answered.
+func (c *connection) receive(requests chan<- request) error {
+	for {
+		header := make([]byte, 28)
+		if _, err := io.ReadFull(c, header); err != nil {
+			return err
+		}
+		number := binary.BigEndian
+		r := request{
+			Magic: number.Uint32(header), Flags: number.Uint16(header[4:]), Command: number.Uint16(header[6:]),
+			Handle: number.Uint64(header[8:]), Offset: number.Uint64(header[16:]), Length: number.Uint32(header[24:]),
+		}
+		c.mu.Lock()
+		r.written = c.written
+		c.mu.Unlock()
+		isLong := r.Length > maxLength && (r.Command == commandRead || r.Command == commandWrite)
+		if r.Magic != requestMagic || isLong || r.Offset+uint64(r.Length) > exportSize {
+			return fmt.Errorf("an NBD client sent the request %+v", r)
+		}
+		switch r.Command {
+		case commandDisconnect:
+			return nil
+		case commandWrite:
+			r.data = make([]byte, r.Length)
+			if _, err := io.ReadFull(c, r.data); err != nil {
+				return err
+			}
+		}
+		requests <- r
+	}
+}
+
+// answer carries out a request and answers it.
+func (c *connection) answer(r request) error {
+	var data []byte
+	err := errors.ErrUnsupported
+	offset, length := int64(r.Offset), int64(r.Length) //nolint:gosec // below exportSize
+	switch r.Command {
+	case commandRead:
+		data = make([]byte, length)
+		_, err = c.device.ReadAt(data, offset)
+	case commandWrite, commandTrim, commandZero:
+		err = c.device.Write(r.data, offset, length, r.Flags&flagFUA != 0)
+		c.mu.Lock()
+		c.written++ // before the client can have the answer
+		c.mu.Unlock()
+	case commandFlush:
+		err = c.device.Flush(r.written)
+	}
+	switch {
+	case errors.Is(err, errPowerCut):
+		return err
+	case errors.Is(err, errors.ErrUnsupported):
+		return send(c, uint32(replyMagic), uint32(errorInvalid), r.Handle)
+	case err != nil:
+		return errors.Join(err, send(c, uint32(replyMagic), uint32(errorIO), r.Handle))
+	}
+	return send(c, uint32(replyMagic), uint32(0), r.Handle, data)
+}

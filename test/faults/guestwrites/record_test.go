@@ -1,0 +1,198 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guestwrites
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/hack/guest/blocks"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newTestRecord returns a record of two empty files.
+func newTestRecord(t *testing.T) *record {
+	t.Helper()
+	var paths [blocks.Disks]string
+	for n := range paths {
+		paths[n] = filepath.Join(t.TempDir(), diskName(n))
+		must(t, os.WriteFile(paths[n], nil, 0o600))
+	}
+	return newRecord(paths)
+}
+
+// TestServer checks with a client of QEMU that what it writes is recorded in order, is in the
+// file, and is read back.
+func TestServer(t *testing.T) {
+	t.Parallel()
+	r := newTestRecord(t)
+	server, err := startNBDServer(t.Context(), func(string) (device, error) { return r.open(0, false) })
+	must(t, err)
+	out, err := exec.CommandContext(t.Context(), "qemu-io", "-f", "raw", "-t", "writeback",
+		"-c", "write -P 1 0 64k", "-c", "flush", "-c", "write -P 2 4k 512", "-c", "write -f -P 3 8k 512", "-c", "discard 12k 4k", "-c", "write -z 16k 4k",
+		"-c", "read -P 1 0 4k", "-c", "read -P 2 4k 512", "-c", "read -P 3 8k 512", "-c", "read -P 0 12k 8k", "-c", "read -P 0 1G 4k",
+		"nbd://127.0.0.1:"+server.port()+"/root").CombinedOutput()
+	if err != nil || strings.Contains(string(out), "failed") {
+		t.Fatalf("qemu-io: %v\n%s", err, out)
+	}
+	must(t, server.close())
+	content, err := os.ReadFile(r.paths[0])
+	must(t, err)
+	all := r.stateAt(r.len(), keepAll)
+	if !bytes.Equal(all.disks[0], content) {
+		t.Error("what was recorded is not what is in the file")
+	}
+	durable := r.stateAt(r.len()-1, keepNone).disks[0] // qemu-io flushes at its end
+	want := bytes.Repeat([]byte{1}, 64<<10)
+	copy(want[8<<10:], bytes.Repeat([]byte{3}, 512))
+	if !bytes.Equal(durable, want) {
+		t.Error("other writes are durable than those before a flush, and with FUA")
+	}
+}
+
+// TestFlush checks that a flush covers what was answered before it was sent, and that what it
+// does not cover may be lost, torn, and out of order.
+func TestFlush(t *testing.T) {
+	t.Parallel()
+	r := newTestRecord(t)
+	s, err := r.open(0, false)
+	must(t, err)
+	write := func(letter string) { must(t, s.Write([]byte(strings.Repeat(letter, 2*sector)), 0, 2*sector, false)) }
+	write("a")
+	write("b")
+	must(t, s.Flush(1)) // sent when only the first was answered
+	seen := map[string]bool{}
+	random := rand.New(rand.NewPCG(1, 0)) //nolint:gosec // no secret
+	for range 100 {
+		content := r.stateAt(3, keepByChance(random)).disks[0]
+		seen[string([]byte{content[0], content[sector]})] = true
+	}
+	if len(seen) != 4 || !seen["aa"] || !seen["ab"] || !seen["ba"] || !seen["bb"] {
+		t.Errorf("the sectors were %v", seen)
+	}
+	must(t, s.Flush(2))
+	if content := r.stateAt(4, keepNone).disks[0]; string(content[:1]) != "b" {
+		t.Error("what was flushed is lost")
+	}
+}
+
+// TestNextSession checks that the number of a write goes on when a machine is restarted.
+func TestNextSession(t *testing.T) {
+	t.Parallel()
+	r := newTestRecord(t)
+	for _, letter := range []string{"a", "b"} {
+		s, err := r.open(1, false)
+		must(t, err)
+		must(t, s.Write([]byte(letter), 0, 1, false))
+		must(t, s.Flush(1))
+	}
+	if content := r.stateAt(4, keepNone).disks[1]; string(content) != "b" {
+		t.Errorf("the disk has %q", content)
+	}
+	if content := r.stateAt(3, keepNone).disks[1]; string(content) != "a" {
+		t.Errorf("before the last flush it has %q", content)
+	}
+}
+
+// TestPowerCut checks that nothing is written any more, and that the last write is there.
+func TestPowerCut(t *testing.T) {
+	t.Parallel()
+	r := newTestRecord(t)
+	s, err := r.open(0, false)
+	must(t, err)
+	r.cutAfter(1)
+	must(t, s.Write([]byte("a"), 0, 1, false))
+	<-r.off
+	done := make(chan error)
+	go func() { done <- s.Flush(1) }()
+	r.end()
+	if err := <-done; err != errPowerCut { //nolint:errorlint // itself
+		t.Errorf("got %v", err)
+	}
+	if n := r.len(); n != 1 {
+		t.Errorf("there are %d entries", n)
+	}
+}
+
+// round writes the blocks of a round to a disk that is its own content.
+func round(t *testing.T, raw *os.File, b blocks.Block) {
+	t.Helper()
+	for area := range blocks.AreasOf(b.Count, b.GrownAt) {
+		b.Area = uint32(area)
+		_, err := raw.WriteAt(b.Encode(), blocks.Place{Area: area, Count: b.Count}.Offset())
+		must(t, err)
+	}
+}
+
+// TestReplay checks that a lost block, a torn one and an old one are found on disks that were
+// kept, and that what the next round does is none of these.
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	const synced = 40
+	for name, c := range map[string]struct {
+		change func(t *testing.T, raw *os.File)
+		wrong  bool
+	}{
+		"whole": {func(*testing.T, *os.File) {}, false},
+		"lost": {func(t *testing.T, raw *os.File) {
+			t.Helper()
+			_, err := raw.WriteAt(make([]byte, blocks.Size), blocks.Place{Area: 1, Count: synced}.Offset())
+			must(t, err)
+		}, true},
+		"torn": {func(t *testing.T, raw *os.File) {
+			t.Helper()
+			_, err := raw.WriteAt(make([]byte, sector), blocks.Place{Area: 0, Count: synced - 1}.Offset()+8*sector)
+			must(t, err)
+		}, true},
+		"old": {func(t *testing.T, raw *os.File) {
+			t.Helper()
+			round(t, raw, blocks.Block{Count: synced - blocks.Slots})
+		}, true},
+		"next round": {func(t *testing.T, raw *os.File) {
+			t.Helper()
+			round(t, raw, blocks.Block{Count: synced + 1, GrownAt: synced + 1})
+			_, err := raw.WriteAt(make([]byte, blocks.Stride), blocks.Discarded(synced+1).Offset())
+			must(t, err)
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "disk")
+			raw, err := os.Create(path + ".img")
+			must(t, err)
+			must(t, raw.Truncate(blocks.LargeSize))
+			for count := range uint64(synced) {
+				round(t, raw, blocks.Block{Count: count + 1})
+			}
+			c.change(t, raw)
+			must(t, raw.Close())
+			out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "qcow2", path+".img", path).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			content, err := os.ReadFile(path)
+			must(t, err)
+			left := state{shown: claims{Synced: [blocks.Disks]uint64{synced}}, disks: [blocks.Disks][]byte{content}}
+			kept, err := left.keep()
+			must(t, err)
+			defer func() { must(t, os.RemoveAll(kept)) }()
+			found, err := replay(t.Context(), kept)
+			must(t, err)
+			if (len(found.Violations) > 0) != c.wrong {
+				t.Errorf("got %v", found.Violations)
+			}
+		})
+	}
+}

@@ -1,0 +1,314 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guestwrites
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/hack/guest/blocks"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
+)
+
+// vmName is the name of the VirtualMachine.
+const vmName = "vm-1"
+
+// patience is how long anything may take. A guest that is emulated boots in 5 s, and on a busy
+// host in many more.
+const patience = 3 * time.Minute
+
+// nodes are the names of the disks in QEMU.
+var nodes = [blocks.Disks]string{"root", "volume-data"}
+
+// engine is lab.QEMU with a Linux guest that writes blocks.
+type engine struct {
+	lab.QEMU
+
+	qemu  string // program attach
+	guest framework.LinuxGuest
+}
+
+// Args implements lab.Engine.
+func (e engine) Args(w *lab.World) []string {
+	return append(e.QEMU.Args(w), "--qemu-binary="+e.qemu, "--qemu-image-dirs="+filepath.Dir(e.guest.Kernel))
+}
+
+// NewVM implements lab.Engine.
+func (e engine) NewVM(name string) *framework.VMBuilder {
+	size := resource.NewQuantity(blocks.SmallSize, resource.BinarySI)
+	return e.QEMU.NewVM(name).Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, size.String()).
+		GracePeriod(30).Spec(func(spec *api.VirtualMachineSpec) {
+		spec.Image = &api.Image{Kernel: &api.Kernel{
+			Source: e.guest.Kernel, Initrd: e.guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 blocks=vda,vdb",
+		}}
+		spec.Volumes = []api.Volume{{Name: "data", Size: *size}}
+	})
+}
+
+// scenario is what takes place when the power is cut.
+type scenario struct {
+	name string
+	// request is what a user requests; nil for nothing.
+	request func(*api.VirtualMachine)
+	// within is after how many writes and flushes the power is cut at the latest.
+	within int
+}
+
+var scenarios = []scenario{
+	{"resize", func(vm *api.VirtualMachine) {
+		size := *resource.NewQuantity(blocks.LargeSize, resource.BinarySI)
+		vm.Spec.Resource[api.ResourceRootDisk], vm.Spec.Volumes[0].Size = size, size
+	}, 200},
+	{"restart", func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &metav1.Time{Time: time.Now()} }, 300},
+	{"stop", func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped }, 150},
+	{"no request", nil, 200},
+}
+
+// run is a machine in a world of its own, whose power is cut again and again.
+type run struct {
+	world    *lab.World
+	engine   engine
+	replicas *lab.Replicas
+	server   *nbdServer
+	random   *rand.Rand
+	// states are how many states of the files are looked at for each power cut.
+	states int
+	result *lab.Result
+
+	mu     sync.Mutex
+	record *record
+}
+
+// startRun makes the world, and the machine in it.
+func startRun(ctx context.Context, l *lab.Lab, qemu lab.QEMU, random *rand.Rand, states int, result *lab.Result) (r *run, err error) {
+	r = &run{random: random, states: states, result: result, engine: engine{QEMU: qemu}}
+	if r.world, err = l.NewWorld(ctx); err != nil {
+		return nil, err
+	}
+	r.world.WaitUpTo(patience)
+	if r.server, err = startNBDServer(ctx, r.open); err != nil {
+		return nil, errors.Join(err, r.world.Close())
+	}
+	if err := r.start(ctx); err != nil {
+		return nil, errors.Join(err, r.close(ctx))
+	}
+	return r, nil
+}
+
+func (r *run) start(ctx context.Context) (err error) {
+	r.engine.qemu = filepath.Join(r.world.Dir, "qemu-"+r.server.port())
+	if err := framework.BuildProgram(r.engine.qemu, "test/faults/guestwrites/attach"); err != nil {
+		return err
+	}
+	if err := os.Chmod(r.engine.qemu, 0o755); err != nil { // for the user of machines
+		return err
+	}
+	if r.engine.guest, err = framework.CopyLinuxGuest(filepath.Join(r.world.Dir, "guest")); err != nil {
+		return err
+	}
+	if err := r.engine.Prepare(ctx, r.world); err != nil {
+		return err
+	}
+	if err := r.startReplicas(); err != nil {
+		return err
+	}
+	return r.world.CreateVM(ctx, r.engine.NewVM(vmName).Obj())
+}
+
+func (r *run) startReplicas() (err error) {
+	r.replicas, err = r.world.StartReplicas(lab.Plan{Engine: r.engine, Recovery: lab.ByRestart})
+	return err
+}
+
+// close ends all.
+func (r *run) close(ctx context.Context) error {
+	if r.replicas != nil {
+		r.replicas.Stop()
+	}
+	err := r.engine.CleanUp(context.WithoutCancel(ctx), r.world)
+	if current := r.current(); current != nil {
+		current.end()
+	}
+	return errors.Join(err, r.server.close(), r.world.Close())
+}
+
+// noFlush ends the name of an export whose file QEMU would not flush: see program attach.
+const noFlush = "/no-flush"
+
+// open opens the disk of a node for a QEMU.
+func (r *run) open(export string) (device, error) {
+	node, ignoresFlushes := strings.CutSuffix(export, noFlush)
+	disk := slices.Index(nodes[:], node)
+	vm := r.world.Existing()[vmName]
+	if disk < 0 || vm == nil {
+		return nil, fmt.Errorf("a QEMU uses the disk %q", export)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.record == nil {
+		folder := filepath.Join(r.engine.Dir(r.world), instance.VMsDir, string(vm.UID))
+		r.record = newRecord([blocks.Disks]string{filepath.Join(folder, instance.RootDiskFile), filepath.Join(folder, instance.VolumeFile("data"))})
+	}
+	return r.record.open(disk, ignoresFlushes)
+}
+
+// current returns the record, nil before the first QEMU uses a disk.
+func (r *run) current() *record {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.record
+}
+
+// waitRounds waits until the machine is as its spec says, and its guest has synced further
+// rounds and found the size of its disks.
+func (r *run) waitRounds(ctx context.Context) error {
+	before := r.shown()
+	return r.world.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
+		now := r.shown()
+		isLarge := vm.Spec.Volumes[0].Size.Value() == blocks.LargeSize
+		for disk := range nodes {
+			if now.Synced[disk] < before.Synced[disk]+2 || isLarge != (now.GrownAt[disk] > 0) {
+				return fmt.Errorf("the guest has shown %+v, and before %+v", now, before)
+			}
+		}
+		return users.CheckApplied(vm)
+	})
+}
+
+// shown returns what the guest has shown so far.
+func (r *run) shown() claims {
+	if current := r.current(); current != nil {
+		return current.shown()
+	}
+	return claims{}
+}
+
+// play cuts the power during a scenario, looks at what may be left, and starts Drover on it.
+func (r *run) play(ctx context.Context, s scenario) error {
+	current := r.current()
+	if s.request != nil {
+		if err := r.world.UpdateVM(ctx, vmName, s.request); err != nil {
+			return err
+		}
+	}
+	current.cutAfter(1 + r.random.IntN(s.within))
+	if err := r.awaitCut(ctx, current); err != nil {
+		return err
+	}
+	// All ends at once: what was sent to disks is not answered any more.
+	r.replicas.Stop()
+	if err := r.engine.CleanUp(ctx, r.world); err != nil {
+		return err
+	}
+	current.end()
+	r.checkBoots(s, current)
+	left, err := r.lookAtStates(ctx, s, current)
+	if err != nil || len(r.result.Violations) > 0 {
+		return err
+	}
+	if err := r.restore(left, current); err != nil {
+		return err
+	}
+	if err := errors.Join(r.replicas.ClearLease(), r.startReplicas()); err != nil {
+		return err
+	}
+	if err := r.world.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionActive }); err != nil {
+		return err
+	}
+	if err := r.waitRounds(ctx); err != nil {
+		return fmt.Errorf("after %s during %s: %w", left.text, s.name, err)
+	}
+	r.checkBoots(s, r.current())
+	return nil
+}
+
+// checkBoots checks that a guest has found what it had synced whenever it booted.
+func (r *run) checkBoots(s scenario, current *record) {
+	for _, text := range current.lostRounds() {
+		r.addViolation(lab.Violation{Rule: "O9", Text: s.name + ": " + text})
+	}
+}
+
+// awaitCut waits until the power is cut. A machine that is off by then writes nothing any more.
+func (r *run) awaitCut(ctx context.Context, current *record) error {
+	defer current.cutNow()
+	return r.world.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
+		select {
+		case <-current.off:
+			return nil
+		default:
+		}
+		if vm.Spec.Action == api.ActionStopped && users.CheckApplied(vm) == nil {
+			return nil
+		}
+		return errors.New("the machine has written too little")
+	})
+}
+
+// lookAtStates checks what power cuts may leave of the files at some moments, and at last now,
+// which it returns.
+func (r *run) lookAtStates(ctx context.Context, s scenario, current *record) (last state, err error) {
+	dir, err := os.MkdirTemp(r.world.Dir, "state-")
+	if err != nil {
+		return last, err
+	}
+	entries := current.len()
+	r.result.Points += entries
+	choices := []choice{keepNone, keepAll, keepByChance(r.random)}
+	for n := range r.states {
+		at, chosen := r.random.IntN(entries+1), choices[n%len(choices)]
+		if n == r.states-1 {
+			at, chosen = entries, keepByChance(r.random)
+		}
+		last = current.stateAt(at, chosen)
+		r.result.Runs++
+		broken := last.check(ctx, dir)
+		if errors.As(broken, new(lostError)) {
+			kept, err := last.keep()
+			if err != nil {
+				return last, err
+			}
+			r.addViolation(lab.Violation{Case: kept, Rule: "O9", Text: fmt.Sprintf("%s: after %s: %v", s.name, last.text, broken)})
+			return last, nil
+		}
+		if broken != nil {
+			return last, broken
+		}
+	}
+	return last, nil
+}
+
+func (r *run) addViolation(v lab.Violation) {
+	v.History = r.replicas.Decisions()
+	r.result.Violations = append(r.result.Violations, v)
+}
+
+// restore puts a state in the place of the disks, and begins a new record.
+func (r *run) restore(s state, old *record) error {
+	for disk, path := range old.paths {
+		if err := os.WriteFile(path, s.disks[disk], 0o600); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record = newRecord(old.paths)
+	r.record.start = s.shown
+	return nil
+}
