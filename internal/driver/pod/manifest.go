@@ -27,9 +27,6 @@ const (
 	gateStopped = "cloudnative.tw/stopped"
 	// machineUser is the user of the image of drover-machine.
 	machineUser = 65532
-	// runFolderBytes bounds what drover-machine keeps in memory beside the guest: sockets, and
-	// the disk for cloud-init.
-	runFolderBytes = 16 << 20
 
 	descriptionFolder = "/etc/drover-machine"
 	imageFolder       = "/image"
@@ -37,7 +34,9 @@ const (
 	volumesFolder     = "/volumes"
 	volumeImageFolder = "/images"
 	secretFolder      = "/secret"
-	runFolder         = "/run/drover-machine"
+	// runFolder is for sockets and the disk for cloud-init. It is in the memory file system that
+	// every container has, since drain refuses pods with an emptyDir.
+	runFolder = "/dev/shm/drover-machine"
 
 	// secretVolume is the volume of the pod's Secret. Pods of earlier versions have none.
 	secretVolume = "secret"
@@ -113,7 +112,7 @@ func nodeTolerations() []corev1.Toleration {
 func (d *Driver) container(spec driver.ServerSpec) corev1.Container {
 	memory := *resource.NewQuantity(spec.MemoryBytes+d.MemoryOverheadBytes, resource.BinarySI)
 	c := corev1.Container{
-		Name: containerName, Image: d.MachineImage, Stdin: true,
+		Name: containerName, Image: d.MachineImage, Args: []string{"--run-folder", runFolder}, Stdin: true,
 		SecurityContext: &corev1.SecurityContext{
 			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
 			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
@@ -128,7 +127,6 @@ func (d *Driver) container(spec driver.ServerSpec) corev1.Container {
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "description", MountPath: descriptionFolder, ReadOnly: true},
 			{Name: secretVolume, MountPath: secretFolder, ReadOnly: true},
-			{Name: "run", MountPath: runFolder},
 			{Name: "disk", MountPath: diskFolder},
 		},
 	}
@@ -176,9 +174,6 @@ func (d *Driver) podVolumes(spec driver.ServerSpec, nonce string) []corev1.Volum
 			}},
 		}}},
 		{Name: secretVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secretName(base, nonce), DefaultMode: new(int32(0o440))}}},
-		{Name: "run", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{
-			Medium: corev1.StorageMediumMemory, SizeLimit: resource.NewQuantity(runFolderBytes, resource.BinarySI),
-		}}},
 		{Name: "disk", VolumeSource: diskSource(spec, base)},
 	}
 	if image := d.imageSource(spec); image != "" {
