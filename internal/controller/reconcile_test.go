@@ -70,7 +70,7 @@ type interceptedDriver struct {
 	delete func(func() error) error
 	calls  int
 	// outdated makes complete lists return outdatedList.
-	outdated     bool
+	outdated     atomic.Bool
 	outdatedList []driver.Server
 	// failQueries fails the queries for single servers.
 	failQueries atomic.Bool
@@ -84,7 +84,7 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 	if m.failQueries.Load() && len(uids) > 0 {
 		return nil, errors.New("inspect: boom")
 	}
-	if m.outdated && len(uids) == 0 {
+	if m.outdated.Load() && len(uids) == 0 {
 		return m.outdatedList, nil
 	}
 	servers, err := m.Driver.List(ctx, uids...)

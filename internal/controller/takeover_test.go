@@ -139,7 +139,7 @@ func TestStoppedByThePredecessor(t *testing.T) {
 // view, and checks that it ends the given run.
 func (g *rig) wantRestartByNewLeader(run string) {
 	g.t.Helper()
-	g.engine.outdated = true
+	g.engine.outdated.Store(true)
 	g.startInventory()
 	g.newReconciler()
 	at := metav1.NewTime(policytest.T0)
