@@ -124,6 +124,9 @@ func TestPodPermissions(t *testing.T) {
 			t.Parallel()
 			w := startWithChart(t, append(slices.Clone(podValues), "--set-json", "pod.namespaces="+namespaces)...)
 			controller := startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s")
+			if namespaces != `[]` {
+				testWithoutSeed(t, w)
+			}
 			testPodLife(t, w, metav1.NamespaceDefault)
 			other := w.CreateNamespace(t)
 			if namespaces == `[]` {
@@ -169,6 +172,18 @@ func podVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver("pod").GracePeriod(5).Image("oci://disk:1").Resource(api.ResourceRootDisk, "1Gi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.SSHAuthorizedKeys = []string{"ssh-ed25519 AAAA me"}
 	})
+}
+
+// testWithoutSeed checks that a VirtualMachine waits for the Secret of the machines' keys, which this
+// controller may not make, and makes it as docs/cluster.md says.
+func testWithoutSeed(t *testing.T, w *testenv.Environment) {
+	t.Helper()
+	vm := w.CreateVM(t, podVM("keyless"))
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasMessage("drover-machine-control"), framework.HasMessage("forbidden"))
+	seed := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "drover-machine-control"}, Data: map[string][]byte{"seed": make([]byte, 32)}}
+	if _, err := w.KubeClient.CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), seed, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // testPodLife takes a server to where a scheduler would take it, and removes it.
