@@ -132,14 +132,17 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// readNode reads the node of a pod that has not ended, where an operator may say that it is off: by
-// a taint, which deletes the pod, or on the VirtualMachine.
+// readNode reads the node of a pod that an operator may have asserted to be off: by a taint, which
+// deletes the pod, or on the VirtualMachine.
 func (i *instance) readNode(ctx context.Context) error {
 	i.node, i.asserted = nil, ""
 	if i.driver.AssertedOff != nil {
 		i.asserted = i.driver.AssertedOff(i.uid)
 	}
-	if i.pod == nil || i.pod.Spec.NodeName == "" || provenEnd(i.pod) != nil || i.pod.DeletionTimestamp == nil && i.pod.UID != i.asserted {
+	switch {
+	case i.pod == nil, i.pod.Spec.NodeName == "":
+		return nil
+	case i.pod.UID != i.asserted && (i.pod.DeletionTimestamp == nil || provenEnd(i.pod) != nil):
 		return nil
 	}
 	node, err := i.driver.Client.Nodes().Get(ctx, i.pod.Spec.NodeName, metav1.GetOptions{})
