@@ -35,6 +35,9 @@ type place struct {
 	*Options
 	client          *streams.Client
 	namespace, name string
+	// vm is the VM, or vmErr why it could not be read. Decisions need neither.
+	vm    *api.VirtualMachine
+	vmErr error
 }
 
 // connect returns where a stream of the VM of an argument is, and a client for it.
@@ -50,8 +53,11 @@ func (c *connection) connect(ctx context.Context, arg string, s streamsapi.Strea
 	if err != nil {
 		return p, err
 	}
-	if vm, getErr := c.GetVM(ctx, p.namespace, p.name); getErr == nil && vm.Status.Driver == driverPod && s != streamsapi.Decisions {
-		p.client, err = c.connectToPod(config, vm, s)
+	if s != streamsapi.Decisions {
+		p.vm, p.vmErr = c.GetVM(ctx, p.namespace, p.name)
+	}
+	if p.vm != nil && p.vm.Status.Driver == driverPod {
+		p.client, err = c.connectToPod(config, p.vm, s)
 		return p, err
 	}
 	p.client, err = streams.Discover(ctx, config)

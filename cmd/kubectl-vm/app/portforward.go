@@ -61,7 +61,7 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	if err != nil {
 		return err
 	}
-	if err := p.check(ctx, at, forwards); err != nil {
+	if err := p.check(at, forwards); err != nil {
 		return err
 	}
 	forwarder := streams.PortForwarder{Client: at.client, Namespace: at.namespace, Name: at.name, Address: p.address, Notes: p.ErrOut}
@@ -75,14 +75,13 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 }
 
 // check reports what would keep every connection from being made.
-func (p *portForwardOptions) check(ctx context.Context, at place, forwards []streams.Forward) error {
-	vm, err := p.GetVM(ctx, at.namespace, at.name)
-	if err != nil || vm.Status.Driver != "qemu" {
-		return err
+func (p *portForwardOptions) check(at place, forwards []streams.Forward) error {
+	if at.vmErr != nil || at.vm.Status.Driver != "qemu" {
+		return at.vmErr
 	}
 	for _, f := range forwards {
 		isPort := func(port api.Port) bool { return port.Port == int32(f.Remote) && port.Protocol != api.ProtocolUDP }
-		if !slices.ContainsFunc(vm.Spec.Ports, isPort) {
+		if !slices.ContainsFunc(at.vm.Spec.Ports, isPort) {
 			return fmt.Errorf("port %d: VM %s does not list this TCP port in spec.ports; add it with %s port add %s %d", f.Remote, at.name, p.Program, at.name, f.Remote)
 		}
 	}
