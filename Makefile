@@ -75,19 +75,19 @@ failover: build ## test failover at length (10 minutes): replicas halted, killed
 	DROVER_FAILOVER=full DROVER_BIN="$(CURDIR)/bin/drover" go test -count 1 -timeout 60m -v ./test/failover
 
 .PHONY: faults
-faults: build ## kill controllers and cut the power at sampled points, and print how many; root, 15 minutes
-	@DROVER_FAULTS=default hack/faults.sh
+faults: build ## kill controllers and cut the power at sampled points, and print how many; root, 10 minutes; ARGS
+	@DROVER_FAULTS=default hack/faults.sh $(ARGS)
 
 .PHONY: faults-full
-faults-full: build ## the same at every point of every workload, and at many pairs; root, hours
-	@DROVER_FAULTS=full hack/faults.sh
+faults-full: build ## the same at every point of every workload, and at many pairs; root, hours; ARGS
+	@DROVER_FAULTS=full hack/faults.sh $(ARGS)
 
 .PHONY: mutants
 mutants: ## measure whether tests notice small changes of the code that decides, and print what they do not; 30 minutes; ARGS
 	@hack/mutants.sh $(ARGS)
 
 .PHONY: soak
-soak: build ## thousands of VMs live and end while faults occur, and what the controllers need is plotted; root, hours; ENGINES="fake qemu"
+soak: build ## thousands of VMs live and end while faults occur, and what the controllers need is plotted; root, an hour; ENGINES="fake qemu"
 	@hack/soak.sh $(ENGINES)
 
 .PHONY: test-debian
@@ -185,12 +185,12 @@ bench-cli: build ## print how long kubectl-vm takes to start and to list 1,000 V
 	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/cli $(ARGS)
 
 .PHONY: bench-fleet
-bench-fleet: build ## print how driver pod scales on 1,000 nodes that kwok plays, beside bare pods; root; FLAGS="--vms 1000", an hour
+bench-fleet: build ## print how driver pod scales on 1,000 nodes that kwok simulates, beside bare pods; root; FLAGS="--vms 1000", an hour
 	@hack/bench-fleet.sh $(FLAGS)
 
 .PHONY: bench-cluster
-bench-cluster: build ## print how long a deployment in that cluster is without a leader, beside processes; root; RUNS=10, 30 minutes
-	@RUNS="$(RUNS)" DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" hack/bench-cluster.sh
+bench-cluster: build ## print what VMs as pods take beside pods, and how long a deployment is without a leader; root; RUNS=10, ONLY=pods; 40 minutes
+	@RUNS="$(RUNS)" ONLY="$(ONLY)" DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" hack/bench-cluster.sh
 
 .PHONY: clean
 clean: ## remove bin/ (built programs and tools)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Prints how driver pod scales (test/cluster/fleet): thousands of VMs on a thousand nodes
-# whose kubelets kwok plays. make bench-fleet calls it, which needs root.
+# whose kubelets kwok simulates. make bench-fleet calls it, which needs root.
 #
 #     hack/bench-fleet.sh [FLAG...]
 #

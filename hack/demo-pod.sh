@@ -45,7 +45,7 @@ main() {
 	delete_vm
 	stop_cluster
 	echo
-	echo "${bold}All of it worked${plain}, with the pod driver, in $((SECONDS - begun)) s after the build. Next: docs/cluster.md#vms-as-pods."
+	echo "${bold}All of it worked${plain}, with the pod driver, in $((SECONDS - begun)) s after the build. Next: docs/cluster.md."
 }
 
 build_cluster() {

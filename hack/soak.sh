@@ -20,7 +20,7 @@ mkdir -p "${DROVER_FAULTS_DIR}"
 [[ "$#" -gt 0 ]] || set -- fake docker qemu
 failed=0
 for engine in "$@"; do
-	DROVER_FAULTS=full go test -count 1 -timeout 12h -v ./test/faults -run "TestFaults/^soak,_${engine}\$" || failed=1
+	DROVER_FAULTS=soak go test -count 1 -timeout 12h -v ./test/faults -run "TestFaults/^soak,_${engine}\$" || failed=1
 	GOFLAGS= go -C hack/plot run -buildvcs=false . "${DROVER_FAULTS_DIR}/soak-${engine}."{csv,png} || failed=1
 done
 exit "${failed}"

@@ -22,7 +22,7 @@ export DROVER_CLUSTER="${DROVER_CLUSTER:-full}" # make test runs a shorter form
 before="$(hack/leftovers.sh)"
 readonly before
 failed=0
-go -C test/cluster test -p 1 -count 1 -timeout 30m "$@" ./... | { grep --line-buffered -v '\[no test files\]$' || true; } || failed=1
+go -C test/cluster test -p 1 -count 1 -timeout 45m "$@" ./... | { grep --line-buffered -v '\[no test files\]$' || true; } || failed=1
 
 left() { comm -13 <(echo "${before}") <(hack/leftovers.sh); }
 for try in {1..10}; do

@@ -8,14 +8,14 @@
 #     hack/test-upgrade.sh [BEFORE]
 #
 # BEFORE is the drover of the other version; where it is missing, that of the git
-# revision FROM (the last tag, or else the commit before this one) is built.
+# revision that hack/previous.sh prints is built.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 before="${1:-}"
 if [[ -z "${before}" ]]; then
-	from="${FROM:-$(git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD^)}"
+	from="$(hack/previous.sh)"
 	work="$(mktemp -d)"
 	trap 'rm -rf "${work}"' EXIT
 	echo "test-upgrade.sh: building drover of ${from}"

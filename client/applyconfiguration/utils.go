@@ -37,6 +37,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &cloudnativev1alpha1.ProbeApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RefusedField"):
 		return &cloudnativev1alpha1.RefusedFieldApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ResolvedImage"):
+		return &cloudnativev1alpha1.ResolvedImageApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyRef"):
 		return &cloudnativev1alpha1.SecretKeyRefApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServerObject"):

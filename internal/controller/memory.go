@@ -135,6 +135,35 @@ type ownWrites struct {
 	mu         sync.Mutex
 	written    map[types.NamespacedName]*api.VirtualMachine
 	unreported map[types.NamespacedName]unreportedWork
+	progress   map[types.NamespacedName]progress
+}
+
+// progress is the stage of a creation or deletion that is not written yet, and when it was
+// first seen.
+type progress struct {
+	uid    types.UID
+	reason string
+	since  time.Time
+}
+
+// progressSince returns since when passes have found the stage that a status would have now,
+// while the API has another one.
+func (c *ownWrites) progressSince(vm *api.VirtualMachine, next *api.VirtualMachineStatus, now time.Time) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := keyOf(vm)
+	if !isProgress(&vm.Status, next) || vm.Status.Reason == next.Reason {
+		delete(c.progress, key)
+		return now
+	}
+	if seen := c.progress[key]; seen.uid == vm.UID && seen.reason == next.Reason {
+		return seen.since
+	}
+	if c.progress == nil {
+		c.progress = map[types.NamespacedName]progress{}
+	}
+	c.progress[key] = progress{vm.UID, next.Reason, now}
+	return now
 }
 
 // unreportedWork is what a pass did but could not write, for example after a
@@ -216,6 +245,7 @@ func (c *ownWrites) forgetObject(key types.NamespacedName) {
 	defer c.mu.Unlock()
 	delete(c.written, key)
 	delete(c.unreported, key)
+	delete(c.progress, key)
 }
 
 // forgetObject drops all state about an object that is gone or belongs to another

@@ -5,8 +5,8 @@ package controller
 
 import (
 	"context"
-	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -17,7 +17,11 @@ import (
 func recordedObjects(vm *api.VirtualMachine) []driver.Object {
 	var all []driver.Object
 	for _, o := range vm.Status.Objects {
-		all = append(all, driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended})
+		one := driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended}
+		for _, i := range o.Images {
+			one.Images = append(one.Images, driver.ResolvedImage(i))
+		}
+		all = append(all, one)
 	}
 	return all
 }
@@ -26,9 +30,13 @@ func recordedObjects(vm *api.VirtualMachine) []driver.Object {
 func (p *reconciliation) setObjects(objects []driver.Object) {
 	var all []api.ServerObject
 	for _, o := range objects {
-		all = append(all, api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended})
+		one := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended}
+		for _, i := range o.Images {
+			one.Images = append(one.Images, api.ResolvedImage(i))
+		}
+		all = append(all, one)
 	}
-	if !slices.Equal(all, p.vm.Status.Objects) {
+	if !equality.Semantic.DeepEqual(all, p.vm.Status.Objects) {
 		p.vm.Status.Objects = all
 	}
 }

@@ -109,13 +109,14 @@ func isUnderWay(observed inventory.Observation) bool {
 // recordFailure records the operation's failure in the pass's status, where the next
 // decision finds it. It records nothing while the inventory has the engine as
 // unreachable, since that is no failure of the operation. Until the inventory has
-// noticed an outage, the call counts as a failure.
+// noticed an outage, the call counts as a failure. Nor does it while another engine
+// answers, which knows nothing of the server.
 func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	p.done, p.failure = "", err
 	if p.observed.Answer == inventory.Unknown {
 		p.observeCached() // one failed query does not make the engine unreachable
 	}
-	if p.observed.Answer == inventory.Unknown {
+	if p.observed.Answer == inventory.Unknown || policy.IsOtherEngine(p.vm, p.observed.EngineID) {
 		return // the next decision waits for the engine
 	}
 	status := &p.vm.Status

@@ -24,7 +24,8 @@ const (
 	maxPorts     = 64
 	// progressDelay is how long a step may take before the status reports it.
 	progressDelay = 100 * time.Millisecond
-	// progressPeriod is the least time between two writes that only report
+	// progressPeriod is how long a change that only reports progress has to last
+	// before it is written, and the least time between two writes of one kind of
 	// progress, such as a pull's.
 	progressPeriod = 2 * time.Second
 	// restartPeriod is the least time between two writes while the engine itself
@@ -43,7 +44,8 @@ func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 		return resultAt(now, p.decision.WakeAt), nil
 	}
 	next := p.newStatus(now)
-	if until := throttleUntil(&p.base.Status, &next, p.done != "" || len(p.events) > 0, now); now.Before(until) {
+	since := p.r.writes.progressSince(p.base, &next, now)
+	if until := throttleUntil(&p.base.Status, &next, p.done != "" || len(p.events) > 0, since, now); now.Before(until) {
 		return resultAt(now, policy.Earliest(until, p.decision.WakeAt)), nil
 	}
 	before := p.base.Status
@@ -92,6 +94,9 @@ func (p *reconciliation) awaitOutcome(ctx context.Context, result <-chan outcome
 		return o
 	case <-timer.C():
 	}
+	if next := p.newStatus(p.r.Clock.Now()); isProgress(&p.base.Status, &next) {
+		return <-result // report writes it if it lasts
+	}
 	if err := p.writeStatus(ctx); err != nil {
 		logf.FromContext(ctx).V(1).Info("Progress not written", "cause", err.Error())
 	}
@@ -123,26 +128,36 @@ func (r *Reconciler) mayReport() error {
 
 // throttleUntil returns until when a change may wait. Progress may wait, and so may
 // what the engine's own restarts change. What Drover did or failed to do, as acted
-// says, is reported at once, and so is until when it waits; but a creation that goes
-// well is reported once the server runs, if that takes no longer than progressPeriod.
-func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Time) time.Time {
+// says, is reported at once, and so is until when it waits. But the next stage of a
+// creation that goes well, or of a deletion, is reported only if it lasts for
+// progressPeriod since it was first seen: thousands that are made or removed at once
+// would else be written again for a stage that is over soon.
+func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, since, now time.Time) time.Time {
 	waits := next.Operation != nil && next.Operation.NextRetryTime != nil
 	progresses := !waits && isProgress(base, next)
 	ours := acted && !progresses || waits || base.Operation != nil && base.Operation.Type == api.OperationRestart
 	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
 	}
+	if progresses && base.Reason != next.Reason {
+		return since.Add(progressPeriod)
+	}
 	last := base.LastUpdateTime.Time
 	if last.After(now) { // written by another host's clock
 		return time.Time{}
 	}
 	switch {
-	case base.Reason == api.ReasonRestarting || next.Reason == api.ReasonRestarting || base.RestartCount != next.RestartCount:
+	case isRestarting(base, next):
 		return last.Add(restartPeriod)
 	case progresses, isFetching(base, next):
 		return last.Add(progressPeriod)
 	}
 	return time.Time{}
+}
+
+// isRestarting reports whether a change is one that the engine's own restarts make.
+func isRestarting(base, next *api.VirtualMachineStatus) bool {
+	return base.Reason == api.ReasonRestarting || next.Reason == api.ReasonRestarting || base.RestartCount != next.RestartCount
 }
 
 // isProgress reports whether a change says only how far a deletion is, or a creation that goes

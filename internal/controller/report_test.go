@@ -229,13 +229,45 @@ func TestThrottleUntil(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got time.Duration
-			if until := throttleUntil(tc.base, tc.next, tc.acted, policytest.T0); !until.IsZero() {
+			if until := throttleUntil(tc.base, tc.next, tc.acted, policytest.T0, policytest.T0); !until.IsZero() {
 				got = until.Sub(policytest.T0)
 			}
 			if got != tc.want {
 				t.Errorf("waits %s, want %s", got, tc.want)
 			}
 		})
+	}
+}
+
+// TestStagesThatLastAreReported checks that a stage counts from when it was first seen, however
+// long ago the status was written, and that the next one is counted from its own beginning.
+func TestStagesThatLastAreReported(t *testing.T) {
+	stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Hour))
+	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
+		s.Phase, s.Reason, s.LastUpdateTime = api.PhaseTerminating, api.ReasonStopping, &stamp
+	}).Obj()
+	var writes ownWrites
+	for _, step := range []struct {
+		after  time.Duration
+		reason string
+		want   time.Duration
+	}{
+		{0, "Removing", progressPeriod},
+		{time.Second, "Removing", progressPeriod},
+		{3 * time.Second, api.ReasonTerminating, 3*time.Second + progressPeriod},
+		{4 * time.Second, api.ReasonStopping, 0},
+		{5 * time.Second, "Removing", 5*time.Second + progressPeriod},
+	} {
+		now, next := policytest.T0.Add(step.after), vm.Status.DeepCopy()
+		next.Reason = step.reason
+		until := throttleUntil(&vm.Status, next, true, writes.progressSince(vm, next, now), now)
+		if want := policytest.T0.Add(step.want); step.want != 0 && !until.Equal(want) || step.want == 0 && until.After(now) {
+			t.Errorf("after %s, %s waits until %s, want %s", step.after, step.reason, until, want)
+		}
+	}
+	writes.forgetObject(keyOf(vm))
+	if len(writes.progress) > 0 {
+		t.Errorf("left of an object that is gone: %v", writes.progress)
 	}
 }
 
@@ -473,5 +505,16 @@ func TestPortsInStatus(t *testing.T) {
 	}
 	if away := statusOf(vm, policytest.Unknown(time.Minute)); len(away.Ports) != len(want) {
 		t.Errorf("while the engine is away it has %+v, want what was known", away.Ports)
+	}
+}
+
+// TestFailureWithAnotherEngine checks that a call which fails while another engine has taken the
+// place of the VM's says nothing about the server, and does not count.
+func TestFailureWithAnotherEngine(t *testing.T) {
+	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: "fake-1"} }).Obj()
+	p := reconciliationOf(vm, inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"})
+	p.recordFailure(policy.Decision{Action: policy.Action{Step: policy.StepDelete, Operation: api.OperationDelete}}, errors.New("boom"))
+	if p.vm.Status.Server == nil || p.vm.Status.Operation != nil {
+		t.Errorf("the status is %+v", p.vm.Status)
 	}
 }

@@ -32,6 +32,7 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		Placement:      placementOf(vm),
 		Labels:         vm.Labels,
 		RetainOnDelete: vm.Spec.DeletionPolicy == api.DeletionRetain,
+		ReadinessProbe: probeOf(vm.Spec.ReadinessProbe),
 	}
 	if image := imageOf(vm.Spec.Image); image != nil {
 		spec.Image = *image
@@ -43,6 +44,13 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		spec.Ports = append(spec.Ports, driver.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	return spec
+}
+
+func probeOf(p *api.Probe) *driver.Probe {
+	if p == nil {
+		return nil
+	}
+	return &driver.Probe{Port: p.TCPSocket.Port, PeriodSeconds: max(p.PeriodSeconds, 1), TimeoutSeconds: max(p.TimeoutSeconds, 1)}
 }
 
 func placementOf(vm *api.VirtualMachine) driver.Placement {

@@ -39,6 +39,7 @@ func completeSpec() api.VirtualMachineSpec {
 		TopologySpreadConstraints:  []corev1.TopologySpreadConstraint{{TopologyKey: "k"}},
 		PriorityClassName:          "p",
 		RuntimeClassName:           "r",
+		ReadinessProbe:             &api.Probe{TCPSocket: api.TCPSocket{Port: 80}, PeriodSeconds: 3},
 	}
 }
 
@@ -57,5 +58,8 @@ func TestServerSpecIsComplete(t *testing.T) {
 		if refusing.CheckSupported(spec) == nil {
 			t.Errorf("spec.%s is not passed to the driver", name)
 		}
+	}
+	if want := (driver.Probe{Port: 80, PeriodSeconds: 3, TimeoutSeconds: 1}); spec.ReadinessProbe == nil || *spec.ReadinessProbe != want {
+		t.Errorf("the driver gets readinessProbe %+v, want %+v", spec.ReadinessProbe, want)
 	}
 }

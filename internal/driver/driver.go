@@ -80,12 +80,11 @@ type Fetcher interface {
 	Abandon(ctx context.Context, uid types.UID) error
 }
 
-// RetainedReleaser lets go of what a driver still holds of servers that were released. It is
-// optional.
+// RetainedReleaser removes what a driver keeps on released servers until they have ended, such as
+// finalizers. It is optional.
 type RetainedReleaser interface {
-	// ReleaseEnded lets go of what waits for the end of released servers, where that end is
-	// proven. A proof holds for everyone, so no right to act is needed. It is called again and
-	// again.
+	// ReleaseEnded does so for all released servers whose end is proven. Any replica may call it,
+	// leader or not, since a proof does not depend on who has it. It is called by each sweep.
 	ReleaseEnded(ctx context.Context) error
 }
 
@@ -223,6 +222,17 @@ type Object struct {
 	UID types.UID
 	// Ended is set once it is proven that a Pod has ended.
 	Ended bool
+	// Images are those of a Pod that the spec names by tag.
+	Images []ResolvedImage
+}
+
+// ResolvedImage is what the tag of an image was resolved to, before the server was made from it.
+type ResolvedImage struct {
+	// Source is the image as the spec, or the driver's default, names it.
+	Source string `json:"source"`
+	// Digest that the tag had; empty if it could not be resolved, which Message describes.
+	Digest  string `json:"digest,omitempty"`
+	Message string `json:"message,omitempty"`
 }
 
 // Target names a server and carries the right to act on it.
@@ -288,6 +298,14 @@ type ServerSpec struct {
 	Labels map[string]string `spec:"-"`
 	// RetainOnDelete is set if the server outlives its VirtualMachine.
 	RetainOnDelete bool `spec:"-"`
+	// ReadinessProbe is for a driver whose engine has a use for it. The controller probes every
+	// server itself, so drivers need not have it.
+	ReadinessProbe *Probe `spec:"-"`
+}
+
+// Probe is a check that the guest answers at a TCP port.
+type Probe struct {
+	Port, PeriodSeconds, TimeoutSeconds int32
 }
 
 // Placement says on which nodes a server may run, and as what. The values are those of a

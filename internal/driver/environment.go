@@ -25,8 +25,8 @@ type Environment struct {
 	// Owner returns the name of the VirtualMachine with a UID, as far as one is known. Nil knows
 	// none.
 	Owner func(types.UID) (types.NamespacedName, bool)
-	// AssertedOff returns the UID of the pod whose machine is off by the word of an operator, who
-	// left it on the VirtualMachine with a UID. Nil knows none.
+	// AssertedOff returns the UID of the pod whose machine an operator has asserted to be off, on the
+	// VirtualMachine with a UID. Nil knows none.
 	AssertedOff func(types.UID) types.UID
 	// Clock is required, Log may be zero, and Registerer may be nil.
 	Clock      clock.WithTicker

@@ -126,15 +126,16 @@ func contentVersion(response *http.Response) string {
 // platform is the platform of machines.
 var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
 
-// copyOCI copies the disk in an image of a registry.
-func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) error {
+// parseReference reads the reference of an image in a registry, and returns it with the options for
+// asking that registry.
+func (s *Sources) parseReference(ctx context.Context, reference string, onData func()) (name.Reference, []remote.Option, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
-		return invalidContent("it is no reference of an image: it must be oci://registry/name:tag or oci://registry/name@sha256:...")
+		return nil, nil, invalidContent("it is no reference of an image: it must be oci://registry/name:tag or oci://registry/name@sha256:...")
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
-		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), a.progress.ResetStallTimer)),
+		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), onData)),
 	}
 	if s.isPlainHTTP(ref) {
 		// This lets the library fall back to plain HTTP. It has no login to send.
@@ -142,6 +143,12 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 	} else {
 		options = append(options, remote.WithAuthFromKeychain(dockerLogins{}))
 	}
+	return ref, options, err
+}
+
+// copyOCI copies the disk in an image of a registry.
+func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) error {
+	ref, options, err := s.parseReference(ctx, reference, a.progress.ResetStallTimer)
 	if err != nil {
 		return err
 	}
@@ -157,6 +164,24 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 		return err
 	}
 	return copyDisk(image, a, s.maxSize)
+}
+
+// Resolve returns the digest of an image in a registry, oci://..., as the registry has it now. It is
+// that of the index of an image for several platforms. The error has none of the registry's words.
+func (s *Sources) Resolve(ctx context.Context, source string) (digest string, err error) {
+	ref, options, err := s.parseReference(ctx, strings.TrimPrefix(source, ociScheme), func() {})
+	if err != nil {
+		return "", explainError(err)
+	}
+	described, err := remote.Head(ref, options...)
+	if err == nil {
+		return described.Digest.String(), nil
+	}
+	read, err := remote.Get(ref, options...) // a registry need not answer HEAD
+	if err != nil {
+		return "", explainError(err)
+	}
+	return read.Digest.String(), nil
 }
 
 // dockerLogins are the logins of the Docker configuration. An error does not say why they

@@ -119,7 +119,7 @@ type Inventory struct {
 	changedUIDs  map[types.UID]bool // entries to refresh, so that a refresh need not search all
 	subscribers  []func(Change)
 
-	noted driver.SyncMap[types.UID, bool] // what NoteRetained was called for
+	noted driver.SyncMap[types.UID, time.Time] // when NoteRetained was called
 
 	refusal *refusal // nil while the engine admits this process; guarded by mu
 
@@ -205,13 +205,20 @@ func (i *Inventory) observationOf(uid types.UID) Observation {
 	return o
 }
 
+// noteLife is how long a note of NoteRetained is kept without a server. The server may be made
+// only after its VirtualMachine is gone, by a call that had begun before.
+const noteLife = 10 * time.Minute
+
 // NoteRetained notes that a VirtualMachine is gone whose server was to be retained. If the
 // server was not released, because the finalizer had been removed by others, the sweep
 // releases it in place of removing it.
-func (i *Inventory) NoteRetained(uid types.UID) {
-	if i.Get(uid).Answer != Gone {
-		i.noted.Store(uid, true)
-	}
+func (i *Inventory) NoteRetained(uid types.UID) { i.noted.Store(uid, i.Clock.Now()) }
+
+// forgetNotes drops old notes about VirtualMachines that have left no server.
+func (i *Inventory) forgetNotes(found map[types.UID][]driver.Server) {
+	i.noted.DeleteFunc(func(uid types.UID, at time.Time) bool {
+		return len(found[uid]) == 0 && i.Clock.Since(at) > noteLife
+	})
 }
 
 // toRetain returns the UIDs of what was noted.
@@ -420,6 +427,7 @@ func (i *Inventory) mergeResult(a listResult) ([]Change, error) {
 		return nil, errReplaced
 	}
 	if len(a.uids) == 0 {
+		i.forgetNotes(a.found)
 		a.uids = i.cachedOrFound(a.found)
 	}
 	var changes []Change

@@ -106,7 +106,7 @@ func (s *Sweep) RunOnce(ctx context.Context) error {
 	return errors.Join(s.sweepOrphans(ctx), s.releaseEnded(ctx))
 }
 
-// releaseEnded has the driver let go of released servers that have ended.
+// releaseEnded has the driver remove what it keeps on released servers that have ended.
 func (s *Sweep) releaseEnded(ctx context.Context) error {
 	releaser, ok := driver.As[driver.RetainedReleaser](s.Inventory.Driver)
 	if !ok {
@@ -137,7 +137,7 @@ func (s *Sweep) sweepOrphans(ctx context.Context) error {
 	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(orphans)))
 	frozen := s.updateFreeze(len(orphans), len(all))
 	removable := s.Policy == OrphanDelete && !frozen
-	retained, orphans := s.splitRetained(orphans, noted)
+	retained, orphans := splitRetained(orphans, noted)
 	if removable {
 		errs = errors.Join(errs, s.releaseOrphans(ctx, retained))
 	} else {
@@ -149,19 +149,13 @@ func (s *Sweep) sweepOrphans(ctx context.Context) error {
 	}))
 }
 
-// splitRetained separates the orphans that are to be retained. It forgets what was noted about
-// VirtualMachines that have left no orphan.
-func (s *Sweep) splitRetained(orphans []driver.Server, noted []types.UID) (retained, others []driver.Server) {
+// splitRetained separates the orphans that are to be retained.
+func splitRetained(orphans []driver.Server, noted []types.UID) (retained, others []driver.Server) {
 	for _, server := range orphans {
 		if slices.Contains(noted, server.UID) {
 			retained = append(retained, server)
 		} else {
 			others = append(others, server)
-		}
-	}
-	for _, uid := range noted {
-		if !slices.ContainsFunc(retained, func(server driver.Server) bool { return server.UID == uid }) {
-			s.Inventory.noted.Delete(uid)
 		}
 	}
 	return retained, others

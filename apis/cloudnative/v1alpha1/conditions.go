@@ -12,8 +12,8 @@ const (
 	// "<driver>/<engine id>". It is written together with the finalizer and takes
 	// precedence over the spec and the flags. The status takes precedence over it.
 	AnnotationBound = "cloudnative.tw/bound"
-	// AnnotationMachineIsOff is an operator's word that the machine of a pod, whose UID is the
-	// value, is off: docs/cluster.md says when it counts and who may set it.
+	// AnnotationMachineIsOff asserts that the machine of a pod, whose UID is the value, is
+	// off: docs/cluster.md says when it counts and who may set it.
 	AnnotationMachineIsOff = "cloudnative.tw/machine-is-off"
 )
 
@@ -109,6 +109,19 @@ const (
 	ReasonImageUnavailable = "ImageUnavailable"
 	// ReasonNameConflict means that something that is not Drover's has the server's name.
 	ReasonNameConflict = "NameConflict"
+	// ReasonVolumeLost means that the PersistentVolumeClaim of a disk is gone. No empty one
+	// is made in its place.
+	ReasonVolumeLost = "VolumeLost"
+	// ReasonPodLost means that the server's pod is gone, and nothing proves that its
+	// containers have ended.
+	ReasonPodLost = "PodLost"
+	// ReasonLaterEpoch means that an object of the server has the epoch of a later leader.
+	ReasonLaterEpoch = "LaterEpoch"
+	// ReasonQuotaExceeded, ReasonForbidden and ReasonNamespaceTerminating mean that the
+	// cluster refuses an object of the server.
+	ReasonQuotaExceeded        = "QuotaExceeded"
+	ReasonForbidden            = "Forbidden"
+	ReasonNamespaceTerminating = "NamespaceTerminating"
 	// ReasonPortConflict means that a hostPort is taken.
 	ReasonPortConflict = "PortConflict"
 	// ReasonDuplicate means that two servers carry the VirtualMachine's UID.

@@ -330,6 +330,7 @@ type Image struct {
 	// - docker: an image reference, for example nginx:1.29.
 	// - qemu: https://..., oci://registry/name:tag, or the absolute path of a
 	//   file.
+	// - pod: oci://registry/name:tag or oci://registry/name@sha256:...
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +optional
@@ -698,7 +699,7 @@ type PortStatus struct {
 // ServerObject is an object of the cluster in the namespace of the VirtualMachine that
 // belongs to a server.
 type ServerObject struct {
-	// kind is the kind of the object: Pod or PersistentVolumeClaim.
+	// kind is the kind of the object, such as Pod or PersistentVolumeClaim.
 	// +kubebuilder:validation:MaxLength=63
 	// +required
 	Kind string `json:"kind"`
@@ -717,6 +718,30 @@ type ServerObject struct {
 	// ended is true once it is proven that a Pod has ended.
 	// +optional
 	Ended bool `json:"ended,omitempty"`
+	// images are those of a Pod that the spec names by tag.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	// +optional
+	Images []ResolvedImage `json:"images,omitempty"`
+}
+
+// ResolvedImage is what the tag of an image was resolved to.
+type ResolvedImage struct {
+	// source is the image as the spec, or the default of the controller, names it.
+	// +kubebuilder:validation:MaxLength=1024
+	// +required
+	Source string `json:"source"`
+	// digest is that of the tag when the Pod was about to be created. The Pod names the
+	// image by it, and so do later ones as long as the spec names the same source.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=71
+	// +optional
+	Digest string `json:"digest,omitempty"`
+	// message says why the tag was not resolved. Each node resolves it then.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +optional
+	Message string `json:"message,omitempty"`
 }
 
 // ServerStatus is what a driver runs for a VirtualMachine.

@@ -15,6 +15,8 @@ What driver pod adds to the controller's container.
 {{- end }}
 - {{ printf "--pod-machine-image=%s" (required "pod.machineImage is required if vmDriver has pod: the image of drover-machine" .Values.pod.machineImage) | quote }}
 - --pod-access-mode={{ .Values.pod.accessMode }}
+- --pod-kvm={{ .Values.pod.kvm }}
+- {{ printf "--pod-kvm-resource=%s" .Values.pod.kvmResource | quote }}
 {{- if .Values.pod.assertions }}
 - --pod-assertions=true
 {{- end }}

@@ -74,8 +74,8 @@ func ownerIn(find func(types.UID) *api.VirtualMachine) func(types.UID) (types.Na
 	}
 }
 
-// assertedOffIn returns a function that tells which pod of a VirtualMachine is off by the word of
-// an operator.
+// assertedOffIn returns a function that tells which pod of a VirtualMachine an operator has
+// asserted to be off.
 func assertedOffIn(find func(types.UID) *api.VirtualMachine) func(types.UID) types.UID {
 	return func(uid types.UID) types.UID {
 		if vm := find(uid); vm != nil {

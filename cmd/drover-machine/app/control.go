@@ -4,6 +4,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ type observed struct {
 	startedAt   time.Time
 	isStopping  bool
 	waits       control.Wait
+	gracePeriod time.Duration // 0 until it was set
 }
 
 // set changes what is observed.
@@ -176,6 +178,19 @@ func (c controlled) Probe(ctx context.Context, port int32) error {
 		return err
 	}
 	return c.probe(ctx, port)
+}
+
+// SetGracePeriod implements control.Machine.
+func (c controlled) SetGracePeriod(_ context.Context, period time.Duration) error {
+	c.observed.set(func(o *observed) { o.gracePeriod = period })
+	return nil
+}
+
+// gracePeriod returns how long the guest has to shut down.
+func (r *run) gracePeriod() time.Duration {
+	r.observed.mu.Lock()
+	defer r.observed.mu.Unlock()
+	return cmp.Or(r.observed.gracePeriod, time.Duration(r.GracePeriodSeconds)*time.Second)
 }
 
 // probe returns nil once the guest has answered at a port, by way of the port that leads there.

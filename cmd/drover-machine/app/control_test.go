@@ -327,6 +327,8 @@ func TestProbe(t *testing.T) {
 	wantRefused("no TCP port 81 is in forwards", "81")
 	wantRefused("the arguments are []")
 	wantRefused(`the arguments are ["http"]`, "http")
+	wantRefused(`the arguments are ["0"]`, "0")
+	wantReadinessFollowed(t, h.dir, probe)
 	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: h.described.UUID}
 	if err := m.Execute(t.Context(), "stop", nil, nil); err != nil {
 		t.Fatal(err)
@@ -334,4 +336,32 @@ func TestProbe(t *testing.T) {
 	wantRefused("took no connection", "-timeout", "3s", "80")
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 0, "Completed", "")
+}
+
+// wantReadinessFollowed checks that a probe follows a file that changes, of a guest that answers at
+// port 80.
+func wantReadinessFollowed(t *testing.T, dir string, probe func(...string) (string, error)) {
+	t.Helper()
+	file := filepath.Join(dir, "readiness")
+	for _, c := range []struct{ content, says string }{
+		{"", ""},
+		{`{"port":80,"timeoutSeconds":10}`, ""},
+		{`{"port":81,"timeoutSeconds":10}`, "no TCP port 81 is in forwards"},
+		{`{"port":0,"timeoutSeconds":1}`, "port is 0: it must be from 1 to 65535"},
+		{`{"port":80}`, "timeoutSeconds is 0: it must be from 1 to 60"},
+		{`{"port":80,"timeout":1}`, `unknown field "timeout"`},
+	} {
+		if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := probe("-readiness", file); (err == nil) != (c.says == "") || !strings.Contains(out, c.says) {
+			t.Errorf("a probe by %s says %q, %v, want %q", c.content, out, err, c.says)
+		}
+	}
+	if out, err := probe("-readiness", file, "80"); err == nil || !strings.Contains(out, "there must be none") {
+		t.Errorf("a probe by both says %q, %v", out, err)
+	}
+	if out, err := probe("-readiness", filepath.Join(dir, "none")); err == nil || !strings.Contains(out, "no such file") {
+		t.Errorf("a probe by a file that is missing says %q, %v", out, err)
+	}
 }

@@ -156,7 +156,7 @@ func (f *follower) waitForEnd(ctx context.Context) (reason, message string, isOv
 	case <-f.force:
 		return f.endByForce(ctx, "it was interrupted again")
 	case <-f.deadline:
-		return f.endByForce(ctx, fmt.Sprintf("the guest did not shut down within %d s, less what QEMU needs to end", f.GracePeriodSeconds))
+		return f.endByForce(ctx, fmt.Sprintf("the guest did not shut down within %d s, less what QEMU needs to end", f.gracePeriod()/time.Second))
 	case <-f.changed:
 	case <-check.C:
 	}
@@ -184,7 +184,7 @@ func (f *follower) explainKill(how string) string {
 
 // beginStop begins to shut the guest down.
 func (f *follower) beginStop() {
-	grace := time.Duration(f.GracePeriodSeconds) * time.Second
+	grace := f.gracePeriod()
 	f.isStopping, f.stop = true, nil
 	f.deadline = time.After(grace - min(quitMargin, grace/2))
 	f.log.Info("Pressing the power button", "gracePeriod", grace)

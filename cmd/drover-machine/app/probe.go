@@ -35,18 +35,19 @@ func mainProbe(arguments []string) int {
 	return 1
 }
 
-// probeDescribed probes the port that the arguments name.
+// probeDescribed probes the port that the arguments name, or the one of a file.
 func probeDescribed(ctx context.Context, arguments []string) error {
 	var o options
 	flags := flag.NewFlagSet("drover-machine probe", flag.ContinueOnError)
 	o.addPlaces(flags)
 	within := flags.Duration("timeout", defaultProbe, "how long the guest may take to answer")
+	readiness := flags.String("readiness", "", "file with port and timeoutSeconds, in YAML or JSON, in place of the arguments; if it is empty, the guest is ready")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
-	port, err := strconv.ParseUint(flags.Arg(0), 10, 16)
-	if err != nil || flags.NArg() != 1 {
-		return fmt.Errorf("the arguments are %q: there must be one, a TCP port of the guest", flags.Args())
+	port, err := portOf(flags.Args(), *readiness, within)
+	if err != nil || port == 0 {
+		return err
 	}
 	d, err := description.Read(o.description)
 	if err != nil {
@@ -54,5 +55,26 @@ func probeDescribed(ctx context.Context, arguments []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, *within)
 	defer cancel()
-	return newRun(d, o, logr.Discard()).probe(ctx, int32(port))
+	return newRun(d, o, logr.Discard()).probe(ctx, port)
+}
+
+// portOf returns the port to probe, 0 if the file asks for none. The file has the time as well.
+func portOf(arguments []string, file string, within *time.Duration) (int32, error) {
+	if file == "" {
+		if len(arguments) == 1 {
+			if port, err := strconv.ParseUint(arguments[0], 10, 16); err == nil && port > 0 {
+				return int32(port), nil
+			}
+		}
+		return 0, fmt.Errorf("the arguments are %q: there must be one, a TCP port of the guest", arguments)
+	}
+	if len(arguments) > 0 {
+		return 0, fmt.Errorf("the arguments are %q: with -readiness there must be none", arguments)
+	}
+	r, err := description.ReadReadiness(file)
+	if err != nil || r == nil {
+		return 0, err
+	}
+	*within = time.Duration(r.TimeoutSeconds) * time.Second
+	return r.Port, nil
 }

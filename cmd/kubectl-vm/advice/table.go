@@ -9,7 +9,11 @@ import api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 const (
 	docker = "docker"
 	qemu   = "qemu"
+	pod    = "pod"
 )
+
+// lostNode says what to do about a node that does not come back.
+const lostNode = "If it is gone for good, see \"When a node is gone for good\" in docs/cluster.md."
 
 // reasons are the reasons of statuses and conditions. {program}, {kubectl} and {vm} stand for
 // how this program and kubectl are called, and for the VM's name.
@@ -67,9 +71,34 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonUnresponsive: {
 		Need: Attention, Means: "The engine answers, but not about this server.",
-		Do:       "Drover asks again by itself. If it lasts, the server may hang: {program} restart {vm}.",
-		ByDriver: map[string]string{docker: "On the engine's host, docker inspect with the server's ID shows whether the engine itself can say more."},
+		Do: "Drover asks again by itself.",
+		ByDriver: map[string]string{
+			docker: "If it lasts, the server may hang: {program} restart {vm}. On the engine's host, docker inspect with the server's ID shows whether the engine itself can say more.",
+			qemu:   "If it lasts, the server may hang: {program} restart {vm}.",
+			pod:    "The pod's node does not report, and the machine may run there: bring the node back. " + lostNode,
+		},
 	},
+	api.ReasonPodLost: {
+		Need: Person, Means: "The pod is gone, and nothing proves that its machine has ended. It is neither started nor removed.",
+		Do: "Make sure that the machine runs on no node, and say so: see \"A pod that is lost\" in docs/cluster.md.",
+	},
+	api.ReasonVolumeLost: {
+		Need: Person, Means: "The PersistentVolumeClaim of a disk is gone, with its data.",
+		Do: "Delete the VM, and create it again from a backup: {program} delete {vm}",
+	},
+	api.ReasonLaterEpoch: {
+		Need: Person, Means: "An object of the server has the epoch of a later leader than this controller.",
+		Do: "That ends by itself if another controller leads. Else someone has written the annotation that the message above names: remove it.",
+	},
+	api.ReasonQuotaExceeded: {
+		Need: Person, Means: "A quota of the namespace refuses an object of the server.",
+		Do: "The message above has the cluster's words. Raise the quota, or ask for less: {kubectl} edit vm {vm}",
+	},
+	api.ReasonForbidden: {
+		Need: Person, Means: "The cluster refuses an object of the server: by Pod Security, an admission webhook, or because the controller lacks a right.",
+		Do: "The message above has the cluster's words. See \"Rights\" in docs/cluster-operations.md.",
+	},
+	api.ReasonNamespaceTerminating: {Need: Time, Means: "The namespace is being deleted, so nothing is created in it."},
 	api.ReasonUnknownDriver: {
 		Need: Person, Means: "spec.driver names no driver that runs here.",
 		Do: "The message above lists those that run. A driver cannot be changed: delete the VM and create it with another one, or have Drover run this one (--vm-driver).",

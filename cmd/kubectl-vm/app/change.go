@@ -27,6 +27,16 @@ const defaultEffectWait = 15 * time.Second
 // controller writes is a conflict.
 var conflictBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1.5, Jitter: 0.5, Steps: 12}
 
+// retryOnConflict repeats a change as long as others change the object, and returns its last error.
+// RetryOnConflict alone returns nil for an error that says that a context has ended.
+func retryOnConflict(change func() error) (err error) {
+	_ = retry.RetryOnConflict(conflictBackoff, func() error {
+		err = change()
+		return err
+	})
+	return err
+}
+
 // changedField is a field that a verb has changed.
 type changedField struct {
 	// path is the field of the spec, such as resource.cpu.
@@ -87,7 +97,7 @@ func (c *changeOptions) run(ctx context.Context, arg, done string, change func(v
 // apply makes the change. The object's version is a precondition, so that no other change of a
 // list is lost; the controller's own writes cause a few tries.
 func (c *changeOptions) apply(ctx context.Context, namespace, name string, change func(vm *api.VirtualMachine) (*specChange, error)) (vm *api.VirtualMachine, made *specChange, err error) {
-	err = retry.RetryOnConflict(conflictBackoff, func() error {
+	err = retryOnConflict(func() error {
 		if vm, err = c.GetVM(ctx, namespace, name); err != nil {
 			return err
 		}

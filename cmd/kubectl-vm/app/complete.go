@@ -20,7 +20,7 @@ import (
 const completionTimeout = 3 * time.Second
 
 // knownDrivers are the drivers of this version. A cluster may have others.
-var knownDrivers = []string{"docker", "qemu", "fake"}
+var knownDrivers = []string{"docker", "qemu", "pod", "fake"}
 
 // CompleteVMs proposes the VMs of the namespace that are not named yet.
 func (o *Options) CompleteVMs(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {

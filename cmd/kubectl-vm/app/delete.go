@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/retry"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
@@ -267,7 +266,7 @@ func (d *deleteOptions) release(ctx context.Context, one *selected, opts metav1.
 		return err
 	}
 	patch := map[string]any{"metadata": map[string]any{"uid": one.vm.UID}, "spec": map[string]any{"deletionPolicy": api.DeletionRetain}}
-	return retry.RetryOnConflict(conflictBackoff, func() error {
+	return retryOnConflict(func() error {
 		kept, err := d.patchVM(ctx, one, patch, opts.DryRun)
 		if err != nil {
 			return err

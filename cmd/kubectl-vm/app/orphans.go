@@ -313,6 +313,9 @@ func removalOf(s servers.Server) string {
 		folder := fmt.Sprintf("./retained/%s.%s", s.UID, s.ID)
 		return fmt.Sprintf("in --qemu-dir: sudo pkill --full --pidfile %s -- %s; sudo rm -r %s",
 			quoteShell(folder+"/pid"), quoteShell("-uuid "+string(s.UID)), quoteShell(folder))
+	case driverPod:
+		return fmt.Sprintf("kubectl --namespace %s delete pods,persistentvolumeclaims --selector %s",
+			quoteShell(s.Namespace), quoteShell("cloudnative.tw/retained,cloudnative.tw/uid="+string(s.UID)))
 	}
 	return fmt.Sprintf("remove %s server %s of %s/%s", s.Driver, s.ID, s.Namespace, s.Name)
 }

@@ -48,9 +48,9 @@ func (c *Client) podURL(namespace string, s streams.Stream, query url.Values) *u
 	return u
 }
 
-// describePodEnd returns the error of a console that Drover's own would end with: the kubelet ends
-// it without a word once the machine has stopped, and refuses a container that does not run in
-// many words.
+// describePodEnd returns the error that a console of Drover would end with. The kubelet ends the
+// stream without a reason once the machine has stopped, and its refusals of a container that does
+// not run have several texts.
 func (c *Client) describePodEnd(err error) error {
 	refused := (*httpstream.UpgradeFailureError)(nil)
 	switch {

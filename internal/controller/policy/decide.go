@@ -172,10 +172,16 @@ func engineMismatch(in Input) string {
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers, ", "))
 	case in.Driver == "":
 		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", AnnotationOf(bound), bound.Driver, strings.Join(in.Drivers, ", "))
-	case bound.EngineID != "" && in.Observed.EngineID != "" && bound.EngineID != in.Observed.EngineID:
+	case IsOtherEngine(in.VM, in.Observed.EngineID):
 		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", AnnotationOf(bound), in.Driver, in.Observed.EngineID)
 	}
 	return ""
+}
+
+// IsOtherEngine reports whether the engine that answers is not the one that a VM is bound to.
+func IsOtherEngine(vm *api.VirtualMachine, engineID string) bool {
+	bound := BindingOf(vm).EngineID
+	return bound != "" && engineID != "" && bound != engineID
 }
 
 // decideMismatch waits: another engine's answer proves nothing about the server.

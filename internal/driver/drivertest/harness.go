@@ -79,7 +79,8 @@ type Harness struct {
 	FixedID bool
 
 	// FencesEach is set if epochs are left on servers, not on the engine: a change of one
-	// server fences earlier leaders from that one.
+	// server fences earlier leaders from that one. The error is an ErrRetry then, because
+	// users may change what has the epoch, and ErrFenced suspends the driver.
 	FencesEach bool
 
 	// ResumesWatch is set if a watch outlasts the loss of the engine, and misses nothing that

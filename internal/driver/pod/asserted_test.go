@@ -4,11 +4,16 @@
 package pod
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestAssertionAfterTheEnd checks that an operator's assertion about a pod that has ended does not
@@ -18,7 +23,7 @@ func TestAssertionAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	d := w.open(t)
-	d.AssertedOff = func(types.UID) types.UID { return "run" }
+	d.reader.AssertedOff = func(types.UID) types.UID { return "run" }
 	nodes := w.kube.CoreV1().Nodes()
 	ready, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "ready-" + w.namespace}}, metav1.CreateOptions{})
 	if err != nil {
@@ -30,16 +35,67 @@ func TestAssertionAfterTheEnd(t *testing.T) {
 	}
 	for node, want := range map[string]bool{ready.Name: false, "gone-" + w.namespace: true} {
 		ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "run", DeletionTimestamp: new(metav1.Now())}}
-		ended.Spec = corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: containerName}}}
+		ended.Spec = corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: objects.ContainerName}}}
 		ended.Status.ContainerStatuses = []corev1.ContainerStatus{{
-			Name: containerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}},
+			Name: objects.ContainerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}},
 		}}
-		i := &instance{driver: d, uid: "vm", pod: ended}
-		if err := i.readNode(t.Context()); err != nil {
+		i, err := d.reader.ReadPod(t.Context(), ended)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if exit := i.assertedEnd(); (exit != nil) != want {
+		if exit := i.AssertedEnd(); (exit != nil) != want {
 			t.Errorf("on %s the assertion gives the end %+v, want one: %t", node, exit, want)
 		}
 	}
+}
+
+// TestRefusedAssertion checks that an assertion about a pod whose node was ready does not count when
+// the node stops to answer later, until an operator has taken it back and made it again.
+func TestRefusedAssertion(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	asserted := types.UID("")
+	s.d.reader.AssertedOff = func(types.UID) types.UID { return asserted }
+	nodes := w.kube.CoreV1().Nodes()
+	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	setReady := func(status corev1.ConditionStatus) {
+		t.Helper()
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
+		if node, err = nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setReady(corev1.ConditionTrue)
+	first := s.reach(t, driver.StateRunning)
+
+	asserted = types.UID(first.Run)
+	if !s.list(t).NeedsEnsure {
+		t.Error("a refused assertion is not to be recorded")
+	}
+	s.reach(t, driver.StateRunning)
+	setReady(corev1.ConditionUnknown)
+	if got := s.reach(t, driver.StateRunning); got.Run != first.Run || s.list(t).NeedsEnsure {
+		t.Errorf("after an assertion that was refused the server is %+v", got)
+	}
+	s.Power = driver.PowerOff
+	framework.Eventually(t, framework.StepTimeout, "the refusal is reported", func() error {
+		got, err := s.ensure(t)
+		if err == nil && got.State == driver.StateStopping && !strings.Contains(got.Progress, "asserted while its node was ready") {
+			t.Errorf("the server that stops says %q", got.Progress)
+		}
+		return err
+	})
+	s.reach(t, driver.StateStopped)
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+
+	second := s.list(t)
+	asserted = types.UID(second.Run)
+	if got, err := s.ensure(t); err == nil && got.State == driver.StateRunning && got.Run == second.Run {
+		t.Error("an assertion about a node that is not ready does not count")
+	}
+	s.deleteAll(t)
 }

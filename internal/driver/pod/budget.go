@@ -10,83 +10,68 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
-
-// newBudget returns the PodDisruptionBudget that has every eviction of the server refused. A number,
-// since a share needs a scale, which the owner of the pod has not.
-func (d *Driver) newBudget(spec driver.ServerSpec, nonce string) *policyv1.PodDisruptionBudget {
-	b := &policyv1.PodDisruptionBudget{
-		ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce),
-		Spec: policyv1.PodDisruptionBudgetSpec{
-			MinAvailable: new(intstr.FromInt32(1)),
-			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{LabelUID: string(spec.UID)}},
-		},
-	}
-	b.OwnerReferences = []metav1.OwnerReference{ownerReference(spec)}
-	return b
-}
 
 // ensureBudget makes the PodDisruptionBudget that the spec asks for, or removes it.
 func (c *convergence) ensureBudget(ctx context.Context) error {
-	r := c.recorded(kindBudget, c.key.Name)
+	r := c.recorded(objects.KindBudget, c.Key.Name)
 	if r == nil && !c.spec.BlockEviction {
 		return nil
 	}
-	have, err := c.driver.Policy.PodDisruptionBudgets(c.key.Namespace).Get(ctx, c.key.Name, metav1.GetOptions{})
-	if ignoreNotFound(err) != nil {
-		return explain("read", kindBudget, c.key, err)
+	have, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Get(ctx, c.Key.Name, metav1.GetOptions{})
+	if objects.IgnoreNotFound(err) != nil {
+		return objects.Explain("read", objects.KindBudget, c.Key, err)
 	}
 	exists := err == nil
 	switch {
 	case !c.spec.BlockEviction:
 		return c.removeBudget(ctx, have, exists)
 	case r == nil && !exists, r != nil && r.UID != "" && !exists:
-		return c.recordFirst(newIntent(kindBudget, c.key.Name))
+		return c.recordFirst(newIntent(objects.KindBudget, c.Key.Name))
 	case !exists:
 		return c.createBudget(ctx, r.Nonce)
 	}
-	if err := c.checkRecorded(kindBudget, have); err != nil {
+	if err := c.checkRecorded(objects.KindBudget, have); err != nil {
 		return err
 	}
 	return c.updateBudget(ctx, have)
 }
 
 func (c *convergence) createBudget(ctx context.Context, nonce string) error {
-	created, err := c.driver.Policy.PodDisruptionBudgets(c.key.Namespace).Create(ctx, c.driver.newBudget(c.spec, nonce), metav1.CreateOptions{})
+	created, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Create(ctx, c.driver.Objects.NewBudget(c.spec, nonce), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return takenError(kindBudget, c.key) // the next call reads it
+		return takenError(objects.KindBudget, c.Key) // the next call reads it
 	}
 	c.budget = created
-	return explain("create", kindBudget, c.key, err)
+	return objects.Explain("create", objects.KindBudget, c.Key, err)
 }
 
 // updateBudget gives the PodDisruptionBudget back what others have changed.
 func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisruptionBudget) error {
 	c.budget = have
-	wanted := c.driver.newBudget(c.spec, "")
+	wanted := c.driver.Objects.NewBudget(c.spec, "")
 	if equality.Semantic.DeepEqual(have.Spec, wanted.Spec) && equality.Semantic.DeepEqual(have.OwnerReferences, wanted.OwnerReferences) {
 		return nil
 	}
 	next := have.DeepCopy()
 	next.Spec, next.OwnerReferences = wanted.Spec, wanted.OwnerReferences
-	if err := enterEpoch(next, c.spec.Epoch); err != nil {
+	if err := objects.EnterEpoch(next, c.spec.Epoch); err != nil {
 		return err
 	}
-	_, err := c.driver.Policy.PodDisruptionBudgets(c.key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
-	return explain("change", kindBudget, c.key, err)
+	_, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	return objects.Explain("change", objects.KindBudget, c.Key, err)
 }
 
 // removeBudget removes the PodDisruptionBudget if it is the server's, and has its record removed.
 func (c *convergence) removeBudget(ctx context.Context, have *policyv1.PodDisruptionBudget, exists bool) error {
-	if exists && c.checkRecorded(kindBudget, have) == nil {
-		err := c.driver.Policy.PodDisruptionBudgets(c.key.Namespace).Delete(ctx, have.Name, metav1.DeleteOptions{
+	if exists && c.checkRecorded(objects.KindBudget, have) == nil {
+		err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Delete(ctx, have.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &have.UID, ResourceVersion: &have.ResourceVersion},
 		})
-		if ignoreNotFound(err) != nil {
-			return explain("delete", kindBudget, c.key, err)
+		if objects.IgnoreNotFound(err) != nil {
+			return objects.Explain("delete", objects.KindBudget, c.Key, err)
 		}
 	}
 	c.hasNoBudget = true

@@ -4,6 +4,7 @@
 package pod
 
 import (
+	"slices"
 	"testing"
 
 	policyv1 "k8s.io/api/policy/v1"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
 // budget returns the PodDisruptionBudget of a server with the status that a controller of
@@ -37,6 +39,19 @@ func (s *server) evict(t *testing.T) error {
 	return s.w.kube.CoreV1().Pods(s.Namespace).EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: s.base()}})
 }
 
+// wantNeedsEnsure checks whether lists of the server alone, and of all servers, ask for an Ensure.
+func (s *server) wantNeedsEnsure(t *testing.T, want bool) {
+	t.Helper()
+	all, err := s.d.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := slices.IndexFunc(all, func(one driver.Server) bool { return one.UID == s.UID })
+	if one := s.list(t); one.NeedsEnsure != want || n < 0 || all[n].NeedsEnsure != want {
+		t.Errorf("the server needs an Ensure: %t, in the list of all: %+v, want %t", one.NeedsEnsure, all[max(n, 0)], want)
+	}
+}
+
 // TestBlockEviction checks that an eviction is refused as long as the spec says so, whatever
 // becomes of the PodDisruptionBudget.
 func TestBlockEviction(t *testing.T) {
@@ -46,7 +61,7 @@ func TestBlockEviction(t *testing.T) {
 	s.BlockEviction = true
 	s.reach(t, driver.StateRunning)
 	b := s.budget(t)
-	if b == nil || b.OwnerReferences[0].UID != s.UID || b.UID != s.recordOf(kindBudget).UID {
+	if b == nil || b.OwnerReferences[0].UID != s.UID || b.UID != s.recordOf(objects.KindBudget).UID {
 		t.Fatalf("the budget is %+v, the record %+v", b, s.Objects)
 	}
 	if err := s.evict(t); !apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) {
@@ -57,21 +72,26 @@ func TestBlockEviction(t *testing.T) {
 	if _, err := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Update(t.Context(), b, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	s.wantNeedsEnsure(t, true)
 	s.reach(t, driver.StateRunning)
-	if now := s.budget(t); now.UID != b.UID || now.Spec.Selector.MatchLabels[LabelUID] != string(s.UID) {
+	s.wantNeedsEnsure(t, false)
+	if now := s.budget(t); now.UID != b.UID || now.Spec.Selector.MatchLabels[objects.LabelUID] != string(s.UID) {
 		t.Errorf("a budget that was changed is %+v", now.Spec)
 	}
 	if err := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Delete(t.Context(), b.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	s.wantNeedsEnsure(t, true)
 	s.reach(t, driver.StateRunning)
-	if now := s.budget(t); now == nil || now.UID == b.UID || now.UID != s.recordOf(kindBudget).UID {
+	s.wantNeedsEnsure(t, false)
+	if now := s.budget(t); now == nil || now.UID == b.UID || now.UID != s.recordOf(objects.KindBudget).UID {
 		t.Errorf("a budget that was deleted is %+v, the record %+v", now, s.Objects)
 	}
 
 	s.BlockEviction = false
 	s.reach(t, driver.StateRunning)
-	if now := s.budget(t); now != nil || s.recordOf(kindBudget) != nil {
+	s.wantNeedsEnsure(t, false)
+	if now := s.budget(t); now != nil || s.recordOf(objects.KindBudget) != nil {
 		t.Errorf("the budget is %+v still, the record %+v", now, s.Objects)
 	}
 	if err := s.evict(t); err != nil {
@@ -88,7 +108,7 @@ func TestForeignBudget(t *testing.T) {
 	w := newWorld(t)
 	s := w.newServer(t, "web")
 	budgets := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace)
-	theirs, err := budgets.Create(t.Context(), s.d.newBudget(s.ServerSpec, "theirs"), metav1.CreateOptions{})
+	theirs, err := budgets.Create(t.Context(), s.d.Objects.NewBudget(s.ServerSpec, "theirs"), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,14 +135,14 @@ func TestBlockEvictionAfterCrash(t *testing.T) {
 	before := s.budget(t)
 	s.failWrites, s.d = false, w.open(t)
 	s.reach(t, driver.StateRunning)
-	if now := s.budget(t); now.UID != before.UID || s.recordOf(kindBudget).UID != before.UID {
+	if now := s.budget(t); now.UID != before.UID || s.recordOf(objects.KindBudget).UID != before.UID {
 		t.Errorf("the budget is %v, the record %+v", now.UID, s.Objects)
 	}
 	s.BlockEviction, s.failWrites = false, true
 	s.reach(t, driver.StateRunning)
 	s.failWrites = false
 	s.reach(t, driver.StateRunning)
-	if now := s.budget(t); now != nil || s.recordOf(kindBudget) != nil {
+	if now := s.budget(t); now != nil || s.recordOf(objects.KindBudget) != nil {
 		t.Errorf("the budget is %v, the record %+v", now, s.Objects)
 	}
 	s.deleteAll(t)

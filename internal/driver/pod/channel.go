@@ -6,65 +6,37 @@ package pod
 import (
 	"context"
 	"errors"
-	"net"
 	"slices"
-	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
 )
-
-// machineOf returns where the machine of a pod is reached. ok is false if it does not run, and for
-// the pod of an earlier version, which has no control channel.
-func machineOf(p *corev1.Pod) (m machines.Machine, ok bool) {
-	status := machineStatus(p)
-	if p.DeletionTimestamp != nil || p.Status.PodIP == "" || status == nil || status.State.Running == nil {
-		return m, false
-	}
-	for _, c := range p.Spec.Containers {
-		n := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == controlPortName })
-		if c.Name == containerName && n >= 0 {
-			return machines.Machine{
-				UID: types.UID(p.Labels[LabelUID]), Pod: p.UID, Nonce: p.Annotations[AnnotationNonce],
-				Address: net.JoinHostPort(p.Status.PodIP, strconv.Itoa(int(c.Ports[n].ContainerPort))),
-			}, true
-		}
-	}
-	return m, false
-}
-
-// isPaused reports whether the guest is paused, as was seen last. Until it was seen, that is so if
-// this driver has begun to pause it.
-func (i *instance) isPaused() bool {
-	if last, ok := i.driver.machines.Last(i.pod.UID); ok {
-		return last.State == control.StatePaused
-	}
-	return i.pod.Annotations[AnnotationPaused] != ""
-}
 
 // setPaused pauses a guest that runs, or has it go on. The pod has that recorded from before the
 // guest is paused until it goes on, for another process that cannot reach the machine.
 func (c *convergence) setPaused(ctx context.Context, paused bool) error {
-	if status := machineStatus(c.pod); status == nil || status.State.Running == nil || c.isPaused() == paused {
+	if !instance.IsRunning(c.Pod) || c.IsPaused() == paused {
 		return nil
 	}
-	at, ok := machineOf(c.pod)
+	at, ok := instance.MachineOf(c.Pod)
 	if !ok {
-		return driver.Errorf(driver.ErrRetry, "spec.action: the pod %s has no address, or is of an earlier version of Drover, which cannot pause it: restart it", c.key)
+		return driver.Errorf(driver.ErrRetry, "spec.action: the pod %s has no address, or is of an earlier version of Drover, which cannot pause it: restart it", c.Key)
 	}
 	if !paused {
 		if err := c.driver.machines.Resume(ctx, at); err != nil {
 			return resumeError(err)
 		}
-		return c.annotatePod(ctx, AnnotationPaused, "")
+		return c.annotatePod(ctx, objects.AnnotationPaused, "")
 	}
-	if err := c.annotatePod(ctx, AnnotationPaused, "true"); err != nil {
+	if err := c.annotatePod(ctx, objects.AnnotationPaused, "true"); err != nil {
 		return err
 	}
 	return pauseError(c.driver.machines.Pause(ctx, at))
@@ -79,19 +51,6 @@ func pauseError(err error) error {
 
 func resumeError(err error) error {
 	return driver.Errorf(driver.ErrRetry, "spec.action: resuming the machine: %w", err)
-}
-
-// annotatePod sets an annotation of the pod, or removes it if the value is empty.
-func (c *convergence) annotatePod(ctx context.Context, key, value string) error {
-	if c.pod.Annotations[key] == value {
-		return nil
-	}
-	return c.updatePod(ctx, c.spec.Epoch, func(p *corev1.Pod) {
-		delete(p.Annotations, key)
-		if value != "" {
-			metav1.SetMetaDataAnnotation(&p.ObjectMeta, key, value)
-		}
-	})
 }
 
 // Usage implements driver.Driver. Machines that cannot be reached are missing.
@@ -117,8 +76,8 @@ func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage
 	var all []machines.Machine
 	memory := map[types.UID]int64{}
 	for _, p := range pods {
-		if at, ok := machineOf(p); ok {
-			all, memory[at.UID] = append(all, at), (&instance{pod: p}).settings().MemoryBytes
+		if at, ok := instance.MachineOf(p); ok {
+			all, memory[at.UID] = append(all, at), objects.ReadSettings(p).MemoryBytes
 		}
 	}
 	samples, changed, err := d.machines.Sample(ctx, all)
@@ -159,7 +118,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 		return err
 	}
 	for _, p := range pods {
-		if at, ok := machineOf(p); ok {
+		if at, ok := instance.MachineOf(p); ok {
 			return probeError(port, d.machines.Probe(ctx, at, port))
 		}
 	}
@@ -173,62 +132,21 @@ func probeError(port int32, err error) error {
 	return err
 }
 
-// indexUID is the index of pods by the UID of the VirtualMachine.
-const indexUID = "uid"
-
-func uidOf(o any) ([]string, error) {
-	m, ok := o.(metav1.Object)
-	if !ok {
-		return nil, nil
-	}
-	return []string{m.GetLabels()[LabelUID]}, nil
-}
-
 // knownPods returns the pods of servers that were not released, all if no UID is given: those of the
 // watch, or live ones if none is open. They may be out of date.
 func (d *Driver) knownPods(ctx context.Context, uids ...types.UID) ([]*corev1.Pod, error) {
-	var pods []*corev1.Pod
-	if watched := d.pods.Load(); watched != nil {
-		pods = watchedPods(*watched, uids)
-	} else {
-		listed, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: d.selector(uids...)})
+	pods, ok := d.reader.KnownPods(uids...)
+	if !ok {
+		listed, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(d.Objects.ClusterID, uids...)})
 		if err != nil {
-			return nil, explain("list", kindPod, types.NamespacedName{}, err)
+			return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
 		}
 		for n := range listed.Items {
 			pods = append(pods, &listed.Items[n])
 		}
 	}
+	wanted := sets.New(uids...)
 	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool {
-		return !d.isNamed(p) || p.Labels[LabelRetained] != "" || len(uids) > 0 && !slices.Contains(uids, types.UID(p.Labels[LabelUID]))
+		return !d.reader.IsNamed(p) || p.Labels[objects.LabelRetained] != "" || len(wanted) > 0 && !wanted.Has(types.UID(p.Labels[objects.LabelUID]))
 	}), nil
-}
-
-func watchedPods(watched cache.Indexer, uids []types.UID) []*corev1.Pod {
-	var found []any
-	if len(uids) == 0 {
-		found = watched.List()
-	}
-	for _, uid := range uids {
-		objects, _ := watched.ByIndex(indexUID, string(uid)) // only an unknown index is an error
-		found = append(found, objects...)
-	}
-	var pods []*corev1.Pod
-	for _, o := range found {
-		if p, ok := o.(*corev1.Pod); ok {
-			pods = append(pods, p)
-		}
-	}
-	return pods
-}
-
-// forgetMachines forgets those whose pods a complete list did not find.
-func (d *Driver) forgetMachines(found []*instance) {
-	present := map[types.UID]bool{}
-	for _, i := range found {
-		if i.pod != nil {
-			present[i.pod.UID] = true
-		}
-	}
-	d.machines.Forget(func(pod types.UID) bool { return present[pod] })
 }

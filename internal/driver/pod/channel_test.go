@@ -21,12 +21,19 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/test/framework"
+)
+
+// Folders that a pod mounts.
+const (
+	imageFolder  = "/image"
+	secretFolder = "/secret"
 )
 
 // patience is how long a machine may take on a slow and busy host.
@@ -94,7 +101,7 @@ func (w *world) newNode(t *testing.T) *node {
 func (n *node) begin(p *corev1.Pod) (string, func() (int32, string), error) {
 	root := filepath.Join(n.dir, string(p.UID))
 	var m description.Machine
-	if err := errors.Join(json.Unmarshal([]byte(p.Annotations[AnnotationMachine]), &m), n.mountSecret(p, filepath.Join(root, secretFolder))); err != nil {
+	if err := errors.Join(json.Unmarshal([]byte(p.Annotations[objects.AnnotationMachine]), &m), n.mountSecret(p, filepath.Join(root, secretFolder))); err != nil {
 		return "", nil, err
 	}
 	m.Accelerator, m.Control.Folder, m.CloudInit = "tcg", root+m.Control.Folder, root+m.CloudInit
@@ -134,7 +141,7 @@ func (n *node) mountSecret(p *corev1.Pod, folder string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	secret, err := n.w.kube.CoreV1().Secrets(p.Namespace).Get(context.Background(), secretOf(p), metav1.GetOptions{})
+	secret, err := n.w.kube.CoreV1().Secrets(p.Namespace).Get(context.Background(), objects.SecretOf(p), metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -169,7 +176,7 @@ func TestChannel(t *testing.T) {
 	w := newWorld(t)
 	w.newNode(t)
 	s := w.newServer(t, "web")
-	s.SSHKeys, s.Ports = []string{"ssh-ed25519 AAAA me"}, []driver.Port{{Protocol: "TCP", Port: firstControlPort}}
+	s.SSHKeys, s.Ports = []string{"ssh-ed25519 AAAA me"}, []driver.Port{{Protocol: "TCP", Port: 7443}}
 	s.reach(t, driver.StateRunning)
 	used := s.usage(t)
 	if used.UID != s.UID || used.Run != string(s.pod(t).UID) || used.CPU <= 0 || used.MemoryBytes <= 1<<20 || used.MemoryBytes > s.MemoryBytes {
@@ -189,7 +196,7 @@ func TestChannel(t *testing.T) {
 		t.Errorf("after a restart a paused machine is listed as %s", got.State)
 	}
 	s.turn(t, driver.PowerOn, driver.StateRunning)
-	if p := s.pod(t); p.Annotations[AnnotationPaused] != "" {
+	if p := s.pod(t); p.Annotations[objects.AnnotationPaused] != "" {
 		t.Errorf("a machine that runs has the annotations %v", p.Annotations)
 	}
 	later := s.usage(t)
@@ -205,7 +212,7 @@ func TestChannel(t *testing.T) {
 		return s.d.Probe(ctx, s.UID, port)
 	}
 	wantError(t, "a probe of a port without a forward", probe(81), driver.ErrInvalid, "tcpSocket.port is 81")
-	wantError(t, "a probe of a guest that does not listen", probe(firstControlPort), driver.ErrRetry, "")
+	wantError(t, "a probe of a guest that does not listen", probe(7443), driver.ErrRetry, "")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	if all, err := s.d.Usage(t.Context(), s.UID); err != nil || len(all) > 0 {
 		t.Errorf("a server that is off uses %v, %v", all, err)
@@ -214,8 +221,8 @@ func TestChannel(t *testing.T) {
 	s.wantGone(t)
 }
 
-// TestPausedByOthers checks that a watch finds out what another process, or nobody as far as the
-// cluster knows, has done to a machine.
+// TestPausedByOthers checks that a watch reports a machine that was paused past this driver: by
+// another process, or without a trace in the cluster.
 func TestPausedByOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -223,7 +230,7 @@ func TestPausedByOthers(t *testing.T) {
 	s := w.newServer(t, "web")
 	s.reach(t, driver.StateRunning)
 	s.usage(t)
-	at, ok := machineOf(s.pod(t))
+	at, ok := instance.MachineOf(s.pod(t))
 	other := machines.Machines{Secrets: w.kube.CoreV1().Secrets(machines.SeedNamespace), Clock: s.d.Clock}
 	if err := other.Pause(t.Context(), at); !ok || err != nil {
 		t.Fatal(ok, err)
@@ -322,15 +329,15 @@ func TestSecret(t *testing.T) {
 	foreign := s.takeSecretNames(t, 3)
 	s.reach(t, driver.StateRunning)
 	p := s.pod(t)
-	got, err := secrets.Get(t.Context(), secretOf(p), metav1.GetOptions{})
+	got, err := secrets.Get(t.Context(), objects.SecretOf(p), metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(got.Data[keyUserData]) != "#cloud-config\n" || len(got.Data["tls.key"]) == 0 || got.OwnerReferences[0].UID != p.UID || got.UID != s.recordOf(kindSecret).UID {
+	if string(got.Data["user-data"]) != "#cloud-config\n" || len(got.Data["tls.key"]) == 0 || got.OwnerReferences[0].UID != p.UID || got.UID != s.recordOf(objects.KindSecret).UID {
 		t.Fatalf("the Secret has %v and %d keys; the record is %+v", got.ObjectMeta, len(got.Data), s.Objects)
 	}
 	for _, name := range foreign {
-		if left, err := secrets.Get(t.Context(), name, metav1.GetOptions{}); err != nil || string(left.Data[keyUserData]) != "evil" {
+		if left, err := secrets.Get(t.Context(), name, metav1.GetOptions{}); err != nil || string(left.Data["user-data"]) != "evil" {
 			t.Errorf("the tenant's Secret %s: %v", name, err)
 		}
 	}
@@ -344,7 +351,7 @@ func TestSecret(t *testing.T) {
 	}
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.turn(t, driver.PowerOn, driver.StateRunning)
-	if next := secretOf(s.pod(t)); next == got.Name {
+	if next := objects.SecretOf(s.pod(t)); next == got.Name {
 		t.Errorf("the next pod has the Secret %s too", next)
 	}
 	s.deleteAll(t)
@@ -357,11 +364,14 @@ func (s *server) takeSecretNames(t *testing.T, times int) (names []string) {
 	t.Helper()
 	for range times {
 		s.record(t)
-		r := s.recordOf(kindSecret)
+		if s.recordOf(objects.KindPod).Ended { // of the pod whose Secret the tenant has taken
+			s.record(t)
+		}
+		r := s.recordOf(objects.KindSecret)
 		if r == nil || slices.Contains(names, r.Name) {
 			t.Fatalf("the record is %+v", s.Objects)
 		}
-		theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: r.Name, Labels: map[string]string{LabelUID: string(s.UID)}}, Data: map[string][]byte{keyUserData: []byte("evil")}}
+		theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: r.Name, Labels: map[string]string{objects.LabelUID: string(s.UID)}}, Data: map[string][]byte{"user-data": []byte("evil")}}
 		if _, err := s.w.kube.CoreV1().Secrets(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -384,7 +394,7 @@ func (s *server) record(t *testing.T) {
 // converge returns a call of Ensure that a crash may interrupt.
 func (s *server) converge(t *testing.T) *convergence {
 	t.Helper()
-	c := &convergence{spec: s.ServerSpec, instance: &instance{driver: s.d, uid: s.UID, vm: s.Name, key: types.NamespacedName{Namespace: s.Namespace, Name: s.base()}}}
+	c := s.d.newConvergence(s.ServerSpec)
 	if err := c.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -402,7 +412,7 @@ func TestSecretAfterCrash(t *testing.T) {
 	before := s.pod(t)
 	s.failWrites, s.d = false, w.open(t)
 	if got := s.reach(t, driver.StateRunning); got.Run != string(before.UID) {
-		t.Errorf("a pod that was let go is replaced by %s", got.Run)
+		t.Errorf("a pod without its gate is replaced by %s", got.Run)
 	}
 	s.deleteAll(t)
 
@@ -410,14 +420,14 @@ func TestSecretAfterCrash(t *testing.T) {
 	s.StorageClassName = new("none")
 	s.record(t)
 	c := s.converge(t)
-	if err := errors.Join(c.ensureClaim(t.Context(), disk{bytes: s.RootDiskBytes}), c.createPod(t.Context()), c.ensureSecret(t.Context())); err != nil {
+	if err := errors.Join(c.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), c.createPod(t.Context()), c.ensureSecret(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	gated := c.pod
+	gated := c.Pod
 	s.d = w.open(t)
 	s.reach(t, driver.StateRunning)
-	if p := s.pod(t); p.UID == gated.UID || secretOf(p) == secretOf(gated) {
-		t.Errorf("pod %s runs with the Secret %s, which may be anyone's", p.UID, secretOf(p))
+	if p := s.pod(t); p.UID == gated.UID || objects.SecretOf(p) == objects.SecretOf(gated) {
+		t.Errorf("pod %s runs with the Secret %s, which may be anyone's", p.UID, objects.SecretOf(p))
 	}
 	s.deleteAll(t)
 	s.wantGone(t)
@@ -443,7 +453,7 @@ func TestEarlierPod(t *testing.T) {
 	wantError(t, "probing it", s.d.Probe(t.Context(), s.UID, 80), driver.ErrRetry, "earlier version")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.turn(t, driver.PowerOn, driver.StateRunning)
-	if secretOf(s.pod(t)) == "" {
+	if objects.SecretOf(s.pod(t)) == "" {
 		t.Error("its next pod has no Secret")
 	}
 	s.deleteAll(t)
@@ -454,22 +464,22 @@ func TestEarlierPod(t *testing.T) {
 func (s *server) createEarlierPod(t *testing.T) *corev1.Pod {
 	t.Helper()
 	s.record(t)
-	s.Objects = slices.DeleteFunc(s.Objects, func(o driver.Object) bool { return o.Kind == kindSecret })
+	s.Objects = slices.DeleteFunc(s.Objects, func(o driver.Object) bool { return o.Kind == objects.KindSecret })
 	c := s.converge(t)
-	err := c.ensureClaim(t.Context(), disk{bytes: s.RootDiskBytes})
-	earlier, err2 := s.d.newPod(s.ServerSpec, s.recordOf(kindPod).Nonce, nil, c.owners())
+	err := c.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes})
+	earlier, err2 := s.d.Objects.NewPod(s.ServerSpec, objects.Run{Nonce: s.recordOf(objects.KindPod).Nonce, Owners: c.owners()})
 	if err := errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
 	container := &earlier.Spec.Containers[0]
 	container.Ports = nil
 	for n := range earlier.Spec.Volumes {
-		if earlier.Spec.Volumes[n].Name == secretVolume {
+		if earlier.Spec.Volumes[n].Name == "secret" {
 			earlier.Spec.Volumes[n] = corev1.Volume{Name: "cloud-init", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: s.base(), Optional: new(true)}}}
 		}
 	}
 	for n := range container.VolumeMounts {
-		if container.VolumeMounts[n].Name == secretVolume {
+		if container.VolumeMounts[n].Name == "secret" {
 			container.VolumeMounts[n] = corev1.VolumeMount{Name: "cloud-init", MountPath: "/cloud-init", ReadOnly: true}
 		}
 	}

@@ -29,6 +29,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -106,7 +107,7 @@ func openAs(t *testing.T, config *rest.Config, id string, within time.Duration) 
 	config = rest.CopyConfig(config)
 	config.Impersonate.UserName = "system:serviceaccount:drover-system:drover-controller"
 	o := DefaultOptions()
-	o.AccessMode, o.CallTimeout = string(corev1.ReadWriteOnce), within
+	o.Objects.AccessMode, o.CallTimeout, o.Fetch = string(corev1.ReadWriteOnce), within, nil
 	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +201,7 @@ func (s *server) turn(t *testing.T, power driver.Power, want driver.State) {
 	s.reach(t, want)
 }
 
-func (s *server) base() string { return baseName(s.Name, s.UID) }
+func (s *server) base() string { return objects.BaseName(s.Name, s.UID) }
 
 func (s *server) pod(t *testing.T) *corev1.Pod {
 	t.Helper()
@@ -241,7 +242,7 @@ func (s *server) wantGone(t *testing.T) {
 	}
 	framework.Eventually(t, framework.StepTimeout, "nothing is left of "+s.Name, func() error {
 		var left []string
-		selected := metav1.ListOptions{LabelSelector: LabelUID + "=" + string(s.UID)}
+		selected := metav1.ListOptions{LabelSelector: objects.LabelUID + "=" + string(s.UID)}
 		secrets, err1 := s.w.kube.CoreV1().Secrets(s.Namespace).List(t.Context(), selected)
 		claims, err2 := s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(t.Context(), selected)
 		budgets, err3 := s.w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).List(t.Context(), selected)
@@ -350,7 +351,7 @@ func (k *kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
 	case p.Status.Phase == corev1.PodRunning && runs:
 		return k.stopPod(ctx, p, stop)
 	case p.Status.Phase == corev1.PodPending && p.Spec.NodeName != "":
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerName}}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: objects.ContainerName}}
 		return k.endPod(ctx, p, codeKilled, "")
 	case !runs && *p.DeletionGracePeriodSeconds > 0 && !k.isSlow:
 		return pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &p.UID}})
@@ -365,10 +366,20 @@ func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
 		return nil
 	case p.Spec.NodeName == "":
 		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
-	case !runs && p.Status.Phase == corev1.PodPending:
+	case !runs && p.Status.Phase == corev1.PodPending && k.canMount(ctx, p):
 		return k.beginPod(ctx, p)
 	}
 	return nil
+}
+
+// canMount reports whether the Secret of a pod exists. No kubelet starts the pod before.
+func (k *kubelet) canMount(ctx context.Context, p *corev1.Pod) bool {
+	name := objects.SecretOf(p)
+	if name == "" {
+		return true
+	}
+	_, err := k.w.kube.CoreV1().Secrets(p.Namespace).Get(ctx, name, metav1.GetOptions{})
+	return err == nil
 }
 
 // codeKilled is the exit code of a container that was killed.
@@ -420,7 +431,7 @@ func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 	k.stop[p.UID] = stop
 	p.Status.Phase, p.Status.PodIP, p.Status.PodIPs = corev1.PodRunning, address, []corev1.PodIP{{IP: address}}
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
-		Name: containerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
+		Name: objects.ContainerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
 	}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}
 	if _, err = k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil {
@@ -430,7 +441,7 @@ func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 	return err
 }
 
-// syncClaims binds and grows claims, and lets those go that are deleted and unused.
+// syncClaims binds and grows claims, and removes the finalizers of those that are deleted and unused.
 func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
 	all, err := k.w.kube.CoreV1().PersistentVolumeClaims(k.w.namespace).List(ctx, metav1.ListOptions{LabelSelector: k.w.selector})
 	if err != nil {
@@ -438,7 +449,7 @@ func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
 	}
 	for n := range all.Items {
 		c := &all.Items[n]
-		if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, strings.TrimSuffix(c.Name, "-"+c.Labels[LabelVolume]), metav1.GetOptions{}); err == nil && c.DeletionTimestamp != nil {
+		if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, strings.TrimSuffix(c.Name, "-"+c.Labels[objects.LabelVolume]), metav1.GetOptions{}); err == nil && c.DeletionTimestamp != nil {
 			continue // a pod uses it
 		}
 		claims := k.w.kube.CoreV1().PersistentVolumeClaims(c.Namespace)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -124,7 +125,7 @@ func TestController(t *testing.T) {
 	v.change(t, `{"action": "active", "volumes": [{"name": "data", "size": "8Mi"}]}`)
 	v.wait(t, "Active", true)
 	framework.Eventually(t, patience, "the guest's disk grows", func() error {
-		if disks := (&instance{pod: s.pod(t)}).settings().Disks; disks["data"].Bytes != 8<<20 {
+		if disks := objects.ReadSettings(s.pod(t)).Disks; disks["data"].Bytes != 8<<20 {
 			return fmt.Errorf("the disks are %+v", disks)
 		}
 		return nil
@@ -153,7 +154,7 @@ func TestController(t *testing.T) {
 	if err := w.kube.CoreV1().Pods(w.namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, patience, "the released pod is let go", func() error {
+	framework.Eventually(t, patience, "the released pod has no finalizer", func() error {
 		if _, err := s.holds(t); err == nil {
 			return errors.New("it is there")
 		}

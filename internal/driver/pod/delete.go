@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
 // Delete implements driver.Driver.
@@ -27,108 +28,111 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		return err
 	}
 	defer unlock()
+	return retryConflicts(func() error { return d.delete(ctx, t, retain) })
+}
 
-	i, err := d.find(ctx, t)
+func (d *Driver) delete(ctx context.Context, t driver.Target, retain bool) error {
+	found, err := d.reader.Find(ctx, t)
 	switch {
 	case err != nil:
 		return err
-	case i.isRetained():
+	case found.IsRetained():
 		return driver.Errorf(driver.ErrNotFound, "the server of UID %s was released", t.UID)
 	}
-	if err := i.fence(t.Epoch); err != nil {
+	w := &writer{Instance: found, client: d.Client, epoch: t.Epoch}
+	if err := w.fence(); err != nil {
 		return err
 	}
 	if retain {
-		return i.retain(ctx, t.Epoch)
+		return w.retain(ctx)
 	}
-	return i.remove(ctx, t.Epoch)
+	if err := w.recordRefusal(ctx); err != nil {
+		return err
+	}
+	return w.remove(ctx)
 }
 
 // remove takes the next steps of a removal: the pod, then what holds data. Nothing that holds data
 // goes while a machine may use it.
-func (i *instance) remove(ctx context.Context, epoch uint64) error {
-	if i.pod != nil && i.end() == nil {
-		if err := i.deletePod(ctx, epoch, minimalGrace); err != nil {
+func (w *writer) remove(ctx context.Context) error {
+	if w.Pod != nil && w.End() == nil {
+		if err := w.deletePod(ctx, objects.MinimalGrace); err != nil {
 			return err
 		}
-		if err := i.read(ctx); err != nil {
+		if err := w.Read(ctx); err != nil {
 			return err
 		}
 	}
 	switch {
-	case i.pod != nil && i.end() == nil:
+	case w.Pod != nil && w.End() == nil:
 		return nil // the kubelet will report
-	case i.pod != nil:
-		if err := i.forgetPod(ctx, epoch); err != nil {
+	case w.Pod != nil:
+		if err := w.forgetPod(ctx); err != nil {
 			return err
 		}
-	case i.isLost():
-		return lostError(i.key)
+	case w.IsLost():
+		return lostError(w.Key)
 	}
-	for _, claim := range i.sortedVolumes() {
-		if err := i.deleteClaim(ctx, claim); err != nil {
+	for _, claim := range w.Volumes() {
+		if err := w.deleteClaim(ctx, claim); err != nil {
 			return err
 		}
 	}
-	return i.deleteClaim(ctx, i.root)
+	return w.deleteClaim(ctx, w.Root)
 }
 
-func (i *instance) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	claims := i.driver.Client.PersistentVolumeClaims(claim.Namespace)
+	claims := w.client.PersistentVolumeClaims(claim.Namespace)
 	_, err := update(ctx, claims.Get, claim, isSame, func(read *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 		return read, claims.Delete(ctx, read.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &read.UID, ResourceVersion: &read.ResourceVersion},
 		})
 	})
-	return explain("delete", kindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, ignoreNotFound(err))
+	return objects.Explain("delete", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, objects.IgnoreNotFound(err))
 }
 
 // retain releases the server: what survives its VirtualMachine has to lose its owner before that is
 // gone, or the garbage collector would end it.
-func (i *instance) retain(ctx context.Context, epoch uint64) error {
-	if i.pod != nil {
-		if err := i.updatePod(ctx, epoch, i.release); err != nil {
+func (w *writer) retain(ctx context.Context) error {
+	if w.Pod != nil {
+		if err := w.updatePod(ctx, w.release); err != nil {
 			return err
 		}
 	}
-	mark := func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataLabel(&c.ObjectMeta, LabelRetained, "true") }
-	for _, claim := range i.sortedVolumes() {
-		if _, err := i.updateClaim(ctx, epoch, claim, mark); err != nil {
+	mark := func(c *corev1.PersistentVolumeClaim) {
+		metav1.SetMetaDataLabel(&c.ObjectMeta, objects.LabelRetained, "true")
+	}
+	for _, claim := range w.Volumes() {
+		if _, err := w.updateClaim(ctx, claim, mark); err != nil {
 			return err
 		}
 	}
-	if i.root == nil {
+	if w.Root == nil {
 		return nil
 	}
-	return i.updateRoot(ctx, epoch, mark)
+	return w.updateRoot(ctx, mark)
 }
 
 // release marks a pod as released. Its PVC becomes its owner, since drain evicts only pods with one.
-func (i *instance) release(p *corev1.Pod) {
-	metav1.SetMetaDataLabel(&p.ObjectMeta, LabelRetained, "true")
+func (w *writer) release(p *corev1.Pod) {
+	metav1.SetMetaDataLabel(&p.ObjectMeta, objects.LabelRetained, "true")
 	p.OwnerReferences = nil
-	if i.root != nil {
-		p.OwnerReferences = []metav1.OwnerReference{claimReference(i.root)}
+	if w.Root != nil {
+		p.OwnerReferences = []metav1.OwnerReference{objects.ClaimReference(w.Root)}
 	}
 }
 
-func claimReference(claim *corev1.PersistentVolumeClaim) metav1.OwnerReference {
-	return metav1.OwnerReference{
-		APIVersion: "v1", Kind: kindClaim, Name: claim.Name, UID: claim.UID, Controller: new(true), BlockOwnerDeletion: new(false),
-	}
-}
-
-// ReleaseEnded implements driver.RetainedReleaser: it lets pods go whose VirtualMachines are gone,
-// once their end is proven.
+// ReleaseEnded implements driver.RetainedReleaser: it removes the finalizer from pods whose
+// VirtualMachines are gone, once their end is proven.
 func (d *Driver) ReleaseEnded(ctx context.Context) error {
 	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	pods, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: d.selector() + "," + LabelRetained, ResourceVersion: "0"})
+	pods, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(d.Objects.ClusterID) + "," + objects.LabelRetained, ResourceVersion: "0"})
 	if err != nil {
-		return explain("list", kindPod, types.NamespacedName{}, err)
+		return objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
 	}
 	var errs []error
 	for n := range pods.Items {
@@ -137,20 +141,19 @@ func (d *Driver) ReleaseEnded(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// releaseEnded lets a released pod go. One whose VirtualMachine exists still belongs to it, whoever
-// has labelled the pod.
+// releaseEnded removes the finalizer of one released pod. One whose VirtualMachine exists still
+// belongs to it, whoever has labelled the pod.
 func (d *Driver) releaseEnded(ctx context.Context, p *corev1.Pod) error {
-	uid := types.UID(p.Labels[LabelUID])
-	if _, exists := d.ownerOf(uid); exists || !slices.Contains(p.Finalizers, FinalizerStopped) {
+	if _, exists := d.reader.OwnerOf(types.UID(p.Labels[objects.LabelUID])); exists || !slices.Contains(p.Finalizers, objects.FinalizerStopped) {
 		return nil
 	}
-	i := &instance{driver: d, key: types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, uid: uid, pod: p}
-	if err := i.readNode(ctx); err != nil || i.end() == nil {
+	i, err := d.reader.ReadPod(ctx, p)
+	if err != nil || i.End() == nil {
 		return err
 	}
-	if err := i.removeFinalizer(ctx, 0); err != nil && !isGone(err) {
+	if err := (&writer{Instance: i, client: d.Client}).removeFinalizer(ctx); err != nil && !isGone(err) {
 		return err
 	}
-	d.Log.Info("Released pod has ended", "pod", i.key)
+	d.Log.Info("Released pod has ended", "pod", i.Key)
 	return nil
 }

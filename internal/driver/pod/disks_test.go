@@ -12,10 +12,11 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
@@ -30,7 +31,7 @@ func (s *server) claims(t *testing.T) map[string]corev1.PersistentVolumeClaim {
 	}
 	all := map[string]corev1.PersistentVolumeClaim{}
 	for _, c := range listed.Items {
-		if name, ok := strings.CutPrefix(c.Name, s.base()); ok && c.Labels[LabelUID] == string(s.UID) {
+		if name, ok := strings.CutPrefix(c.Name, s.base()); ok && c.Labels[objects.LabelUID] == string(s.UID) {
 			all[strings.TrimPrefix(name, "-")] = c
 		}
 	}
@@ -80,7 +81,7 @@ func TestVolumes(t *testing.T) {
 	s.settle(t)
 	for name, want := range map[string]int64{"": 8 << 20, "data": 4 << 20} {
 		claim := s.claims(t)[name]
-		if got := claim.Spec.Resources.Requests[corev1.ResourceStorage]; got.Cmp(claimSize(want)) != 0 {
+		if got := claim.Spec.Resources.Requests[corev1.ResourceStorage]; got.Cmp(objects.ClaimSize(want)) != 0 {
 			t.Errorf("the PVC of %q has %s", name, got.String())
 		}
 	}
@@ -92,8 +93,8 @@ func TestVolumes(t *testing.T) {
 	}
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.turn(t, driver.PowerOn, driver.StateRunning)
-	if p := s.pod(t); strings.Contains(p.Annotations[AnnotationMachine], "/volumes/data") {
-		t.Errorf("a volume that was removed is described: %s", p.Annotations[AnnotationMachine])
+	if p := s.pod(t); strings.Contains(p.Annotations[objects.AnnotationMachine], "/volumes/data") {
+		t.Errorf("a volume that was removed is described: %s", p.Annotations[objects.AnnotationMachine])
 	}
 	s.Volumes = append(s.Volumes, driver.Volume{Name: "data", SizeBytes: 4 << 20})
 	s.turn(t, driver.PowerOff, driver.StateStopped)
@@ -145,8 +146,8 @@ func TestVolumeCannotGrow(t *testing.T) {
 			return nil
 		})
 	}
-	if p := s.pod(t); strings.Contains(p.Annotations[AnnotationMachine], fmt.Sprint(1<<30)) {
-		t.Errorf("a disk is larger than its volume: %s", p.Annotations[AnnotationMachine])
+	if p := s.pod(t); strings.Contains(p.Annotations[objects.AnnotationMachine], fmt.Sprint(1<<30)) {
+		t.Errorf("a disk is larger than its volume: %s", p.Annotations[objects.AnnotationMachine])
 	}
 	s.deleteAll(t)
 }
@@ -166,7 +167,7 @@ func TestForeignClaim(t *testing.T) {
 	w := newWorld(t)
 	s := w.newServer(t, "web")
 	s.reach(t, driver.StateRunning)
-	theirs := s.d.newClaim(s.ServerSpec, disk{name: "data", bytes: 1 << 20}, "theirs")
+	theirs := s.d.Objects.NewClaim(s.ServerSpec, objects.Disk{Name: "data", Bytes: 1 << 20}, "theirs")
 	theirs, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -176,7 +177,7 @@ func TestForeignClaim(t *testing.T) {
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.Power = driver.PowerOn
 	s.wantRefusal(t, driver.ReasonNameConflict, string(theirs.UID))
-	if now := s.claims(t)["data"]; now.UID != theirs.UID || now.ResourceVersion != theirs.ResourceVersion && now.Annotations[AnnotationEpoch] != theirs.Annotations[AnnotationEpoch] {
+	if now := s.claims(t)["data"]; now.UID != theirs.UID || now.ResourceVersion != theirs.ResourceVersion && now.Annotations[objects.AnnotationEpoch] != theirs.Annotations[objects.AnnotationEpoch] {
 		t.Errorf("the tenant's PVC has become %v", now)
 	}
 	if err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
@@ -214,43 +215,49 @@ func (s *server) wantRefusal(t *testing.T, reason, says string) {
 	})
 }
 
-// TestRefusedVolumes checks what no pod can have.
-func TestRefusedVolumes(t *testing.T) {
+// TestCopiedClaims deletes a server whose PVCs were deleted and restored from a backup. The restored
+// ones are neither used nor deleted.
+func TestCopiedClaims(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		change func(*driver.ServerSpec)
-		kind   error
-		says   string
-	}{
-		"image": {func(s *driver.ServerSpec) { s.Volumes[0].Image = &driver.Image{Source: "https://x/y"} }, driver.ErrInvalid, `spec.volumes[data].source.image.source is "https://x/y"`},
-		"checksum": {func(s *driver.ServerSpec) {
-			s.Volumes[0].Image = &driver.Image{Source: "oci://x/y", Checksum: "sha256:0"}
-		}, driver.ErrUnsupported, "spec.volumes.source.image.checksum"},
-		"ephemeral": {func(s *driver.ServerSpec) { s.Ephemeral = true }, driver.ErrUnsupported, "spec.volumes: "},
-		"too many": {func(s *driver.ServerSpec) {
-			for n := range maxRecorded {
-				s.Objects = append(s.Objects, driver.Object{Kind: kindClaim, Name: fmt.Sprint(n), UID: types.UID("x")})
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20}}
+	s.reach(t, driver.StateRunning)
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	framework.Eventually(t, framework.StepTimeout, "the pod is gone", func() error {
+		_, err := s.ensure(t)
+		if _, getErr := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{}); apierrors.IsNotFound(getErr) {
+			return nil
+		}
+		return fmt.Errorf("it is there: %w", err)
+	})
+	claims := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
+	copies := map[string]corev1.PersistentVolumeClaim{}
+	for name, c := range s.claims(t) {
+		if err := claims.Delete(t.Context(), c.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		c.ResourceVersion, c.UID, c.DeletionTimestamp = "", "", nil
+		framework.Eventually(t, framework.StepTimeout, c.Name+" is restored", func() error {
+			made, err := claims.Create(t.Context(), &c, metav1.CreateOptions{})
+			if err == nil {
+				copies[name] = *made
 			}
-		}, driver.ErrInvalid, "has had 64 objects"},
-	} {
-		spec := driver.ServerSpec{Power: driver.PowerOn, Image: driver.Image{Source: "oci://x/y"}, Volumes: []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}}
-		c.change(&spec)
-		wantError(t, name, (&Driver{}).checkSpec(spec), c.kind, c.says)
+			return err
+		})
 	}
-}
-
-// TestFit checks that the volume of a disk has room for it, and that a smaller volume has room for
-// what fit returns.
-func TestFit(t *testing.T) {
-	t.Parallel()
-	for _, bytes := range []int64{1 << 20, 10 << 30, 1<<50 - 512} {
-		claim := (&Driver{}).newClaim(driver.ServerSpec{}, disk{bytes: bytes}, "")
-		if got := fit(bytes, claim); got != bytes {
-			t.Errorf("a disk of %d has %d in its own volume", bytes, got)
+	s.Power = driver.PowerOn
+	s.wantRefusal(t, reasonVolumeLost, "restored from a backup")
+	if all, err := s.d.List(t.Context()); err != nil || slices.ContainsFunc(all, func(other driver.Server) bool { return other.UID == s.UID }) {
+		t.Errorf("copies are listed as a server: %+v, %v", all, err)
+	}
+	s.deleteAll(t)
+	for name, c := range s.claims(t) {
+		if c.UID != copies[name].UID || c.DeletionTimestamp != nil || c.Labels[objects.LabelRetained] != "" {
+			t.Errorf("the copy of %q is %+v", name, c.ObjectMeta)
 		}
-		less := fit(2*bytes, claim)
-		if size := claimSize(max(less, 1)); less > bytes || less < bytes-bytes/100-64 || size.Value() > roomOf(claim) {
-			t.Errorf("in the volume of a disk of %d, one of %d has %d", bytes, 2*bytes, less)
-		}
+	}
+	if got := len(s.claims(t)); got != 2 {
+		t.Errorf("%d copies are left, want 2", got)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"math"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -18,6 +19,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/instance"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+)
+
+// Reasons of errors, shown as status.reason.
+const (
+	reasonVolumeLost = "VolumeLost"
+	reasonPodLost    = "PodLost"
 )
 
 // Ensure implements driver.Driver.
@@ -33,30 +42,37 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	defer unlock()
 
-	c := &convergence{spec: spec, instance: &instance{
-		driver: d, uid: spec.UID, vm: spec.Name, names: volumeNames(spec),
-		key: types.NamespacedName{Namespace: spec.Namespace, Name: baseName(spec.Name, spec.UID)},
-	}}
-	if err := c.begin(ctx); err != nil {
-		return driver.Server{}, err
-	}
-	if err := c.converge(ctx); err != nil {
-		return driver.Server{}, err
-	}
-	return c.server(), nil
+	var s driver.Server
+	err = retryConflicts(func() error {
+		c := d.newConvergence(spec)
+		if err := c.recordUnknown(ctx); err != nil {
+			return err
+		}
+		if err := c.begin(ctx); err != nil {
+			return err
+		}
+		if err := c.converge(ctx); err != nil {
+			return err
+		}
+		s = c.describe()
+		return nil
+	})
+	return s, err
 }
 
-func volumeNames(spec driver.ServerSpec) (names []string) {
-	for _, v := range spec.Volumes {
-		names = append(names, v.Name)
+// checkArguments rejects arguments that are invalid for any server.
+func checkArguments(spec driver.ServerSpec) error {
+	if err := driver.CheckUID(spec.UID); err != nil {
+		return err
 	}
-	return names
+	return driver.CheckPower(spec.Power)
 }
 
 // convergence is one call of Ensure.
 type convergence struct {
-	*instance
-	spec driver.ServerSpec
+	*writer
+	driver *Driver
+	spec   driver.ServerSpec
 	// secret is that of the pod if this call has made it.
 	secret *corev1.Secret
 	// budget is the server's, if it has one, and hasNoBudget is set if its record is to go.
@@ -64,45 +80,68 @@ type convergence struct {
 	hasNoBudget bool
 }
 
-// begin reads what there is, and refuses what Ensure must not touch.
-func (c *convergence) begin(ctx context.Context) error {
-	if err := c.read(ctx); err != nil {
+func (d *Driver) newConvergence(spec driver.ServerSpec) *convergence {
+	return &convergence{writer: &writer{Instance: d.reader.New(spec), client: d.Client, epoch: spec.Epoch}, driver: d, spec: spec}
+}
+
+// recordUnknown has the objects of a server recorded of which nothing is recorded or known yet. What
+// there is all the same is found by the next call, which refuses what has not that nonce.
+func (c *convergence) recordUnknown(ctx context.Context) error {
+	if c.spec.ID != "" || len(c.spec.Objects) > 0 {
+		return nil
+	}
+	if err := c.driver.Objects.CheckSpec(c.spec); err != nil {
 		return err
 	}
-	exists := c.exists()
+	return c.recordFirst(c.intents(ctx)...)
+}
+
+// begin reads what there is, and refuses what Ensure must not touch.
+func (c *convergence) begin(ctx context.Context) error {
+	if err := c.Read(ctx); err != nil {
+		return err
+	}
+	exists := c.Exists()
 	switch {
-	case c.spec.ID != "" && (c.spec.ID != c.id() || !exists):
-		return driver.Errorf(driver.ErrNotFound, "there is no server %s of UID %s", c.spec.ID, c.uid)
-	case exists && c.isRetained():
+	case c.spec.ID != "" && (c.spec.ID != c.ID() || !exists):
+		return driver.Errorf(driver.ErrNotFound, "there is no server %s of UID %s", c.spec.ID, c.UID)
+	case exists && c.IsRetained():
 		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
-			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.id(), LabelRetained))
+			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.ID(), objects.LabelRetained))
 	case !exists || c.spec.Power != driver.PowerOff:
-		if err := c.driver.checkSpec(c.spec); err != nil {
+		if err := c.driver.Objects.CheckSpec(c.spec); err != nil {
 			return err
 		}
 	}
-	if err := c.fence(c.spec.Epoch); err != nil {
+	if err := c.fence(); err != nil {
 		return err
 	}
-	return c.checkIdentity(ctx)
+	if err := c.checkIdentity(ctx); err != nil {
+		return err
+	}
+	return c.recordRefusal(ctx)
 }
 
 // checkIdentity refuses objects other than those that the VirtualMachine's status has recorded. A
-// pod that was never let go has run nothing: a deposed leader may have left it, so it is removed.
+// pod that still has its scheduling gate has run nothing: a deposed leader may have left it, so it is
+// removed. The finalizer of one that was deleted by others is removed once it has ended.
 func (c *convergence) checkIdentity(ctx context.Context) error {
-	if c.root != nil {
-		if err := c.checkRecorded(kindClaim, c.root); err != nil {
+	if c.Root != nil {
+		if err := c.checkRecorded(objects.KindClaim, c.Root); err != nil {
 			return err
 		}
 	}
-	if c.pod == nil {
+	if c.Pod == nil {
 		return nil
 	}
-	err := c.checkRecorded(kindPod, c.pod)
-	if err != nil && c.isGated() {
-		return c.forgetPod(ctx, c.spec.Epoch)
+	err := c.checkRecorded(objects.KindPod, c.Pod)
+	if err == nil || !c.IsGated() && (c.Pod.DeletionTimestamp == nil || c.End() == nil) {
+		return err
 	}
-	return err
+	if err := c.forgetPod(ctx); err != nil || c.Pod == nil {
+		return err
+	}
+	return driver.Errorf(driver.ErrRetry, "the pod %s is not this VirtualMachine's, and its kubelet has yet to remove it", c.Key)
 }
 
 func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
@@ -110,11 +149,11 @@ func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
 	switch {
 	case recorded != nil && recorded.UID == o.GetUID():
 		return nil
-	case recorded != nil && recorded.UID == "" && recorded.Nonce != "" && recorded.Nonce == o.GetAnnotations()[AnnotationNonce]:
+	case recorded != nil && recorded.UID == "" && recorded.Nonce != "" && recorded.Nonce == o.GetAnnotations()[objects.AnnotationNonce]:
 		return nil
 	}
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
-		"%s with UID %s was not made for this VirtualMachine, whose status does not have it: delete it, or delete the VirtualMachine", describe(kind, o), o.GetUID()))
+		"%s with UID %s was not made for this VirtualMachine, whose status does not have it: delete it, or delete the VirtualMachine", objects.Describe(kind, o), o.GetUID()))
 }
 
 // recorded returns what the VirtualMachine's status has recorded of an object, or nil.
@@ -132,7 +171,7 @@ func (c *convergence) converge(ctx context.Context) error {
 	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly {
 		return err
 	}
-	if err := c.ensureBudget(ctx); err != nil || c.pod != nil && (c.end() != nil || c.isToStop()) {
+	if err := c.ensureBudget(ctx); err != nil || c.Pod != nil && (c.End() != nil || c.isToStop()) {
 		return err
 	}
 	return c.growDisks(ctx)
@@ -141,7 +180,7 @@ func (c *convergence) converge(ctx context.Context) error {
 // convergePower takes the steps to what the server should do: the disk, the pod, and the pod's guest.
 func (c *convergence) convergePower(ctx context.Context) error {
 	if !c.spec.Ephemeral {
-		if err := c.ensureClaim(ctx, disk{name: rootDisk, bytes: c.spec.RootDiskBytes}); err != nil {
+		if err := c.ensureClaim(ctx, objects.Disk{Name: objects.RootDisk, Bytes: c.spec.RootDiskBytes}); err != nil {
 			return err
 		}
 	}
@@ -150,7 +189,7 @@ func (c *convergence) convergePower(ctx context.Context) error {
 			return err
 		}
 	}
-	if c.pod == nil {
+	if c.Pod == nil {
 		if err := c.checkLost(); err != nil || c.spec.Power == driver.PowerOff && !c.spec.Ephemeral {
 			return err
 		}
@@ -164,17 +203,22 @@ func (c *convergence) convergePower(ctx context.Context) error {
 // isEndDue reports whether a pod that has ended is to be removed: for the next one, or because
 // somebody deletes it.
 func (c *convergence) isEndDue() bool {
-	return c.pod != nil && c.end() != nil && (c.spec.Power != driver.PowerOff || c.pod.DeletionTimestamp != nil)
+	return c.Pod != nil && c.End() != nil && (c.spec.Power != driver.PowerOff || c.Pod.DeletionTimestamp != nil)
 }
 
 func (c *convergence) convergePod(ctx context.Context) error {
 	switch {
-	case c.end() != nil, c.isGated() && c.spec.Power == driver.PowerOff:
+	case c.End() != nil, c.IsGated() && c.spec.Power == driver.PowerOff:
 		return nil
-	case c.isGated() && c.pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
-		return c.letGo(ctx)
+	case c.IsGated() && c.Pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
+		return c.removeGate(ctx)
 	case c.isToStop():
 		return c.stop(ctx)
+	}
+	if c.spec.Ephemeral && !c.spec.PowerOnly {
+		if err := c.ensureSecret(ctx); err != nil {
+			return err
+		}
 	}
 	if err := c.setPaused(ctx, c.spec.Power == driver.PowerPaused); err != nil || c.spec.PowerOnly {
 		return err
@@ -184,8 +228,8 @@ func (c *convergence) convergePod(ctx context.Context) error {
 
 // isToStop reports whether the run of the pod is to end. One that somebody has deleted ends anyway.
 func (c *convergence) isToStop() bool {
-	restart := c.spec.RestartRun != "" && c.spec.RestartRun == string(c.pod.UID)
-	return c.spec.Power == driver.PowerOff || restart || c.pod.DeletionTimestamp != nil
+	restart := c.spec.RestartRun != "" && c.spec.RestartRun == string(c.Pod.UID)
+	return c.spec.Power == driver.PowerOff || restart || c.Pod.DeletionTimestamp != nil
 }
 
 // owners returns the owner of the pod: drain evicts only pods that have one. It is the
@@ -193,31 +237,45 @@ func (c *convergence) isToStop() bool {
 func (c *convergence) owners() []metav1.OwnerReference {
 	switch {
 	case !c.spec.RetainOnDelete:
-		return []metav1.OwnerReference{ownerReference(c.spec)}
-	case c.root != nil:
-		return []metav1.OwnerReference{claimReference(c.root)}
+		return []metav1.OwnerReference{objects.OwnerReference(c.spec)}
+	case c.Root != nil:
+		return []metav1.OwnerReference{objects.ClaimReference(c.Root)}
 	}
 	return nil
 }
 
-// updateMeta gives the pod the VirtualMachine's labels and its owner.
+// updateMeta gives the pod the VirtualMachine's labels, its owner, whether evictions are refused,
+// and what its probe asks.
 func (c *convergence) updateMeta(ctx context.Context) error {
-	labels, owners := c.driver.newMeta(c.spec, c.key.Name, "").Labels, c.owners()
-	if equality.Semantic.DeepEqual(c.pod.Labels, labels) && equality.Semantic.DeepEqual(c.pod.OwnerReferences, owners) {
+	wanted := c.Pod.DeepCopy()
+	c.setMeta(wanted)
+	if equality.Semantic.DeepEqual(c.Pod.ObjectMeta, wanted.ObjectMeta) {
 		return nil
 	}
-	return c.updatePod(ctx, c.spec.Epoch, func(p *corev1.Pod) { p.Labels, p.OwnerReferences = labels, owners })
+	return c.updatePod(ctx, c.setMeta)
+}
+
+func (c *convergence) setMeta(p *corev1.Pod) {
+	p.Labels, p.OwnerReferences = c.driver.Objects.Labels(c.spec), c.owners()
+	delete(p.Annotations, objects.AnnotationEviction)
+	if c.spec.BlockEviction {
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationEviction, objects.EvictionBlock)
+	}
+	objects.SetReadiness(p, c.spec)
 }
 
 // readPod reads a pod whose name was taken, by an earlier try or another leader, or by what is foreign.
 func (c *convergence) readPod(ctx context.Context) error {
-	if err := c.read(ctx); err != nil {
+	if err := c.Read(ctx); err != nil {
 		return err
 	}
-	if c.pod == nil {
-		return takenError(kindPod, c.key)
+	if c.Pod == nil {
+		return takenError(objects.KindPod, c.Key)
 	}
-	return c.checkIdentity(ctx)
+	if err := c.checkIdentity(ctx); err != nil || c.Pod != nil {
+		return err
+	}
+	return driver.Errorf(driver.ErrRetry, "the pod %s of another leader was removed: the next one is made after that", c.Key)
 }
 
 func takenError(kind string, key types.NamespacedName) error {
@@ -227,23 +285,32 @@ func takenError(kind string, key types.NamespacedName) error {
 // removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
 // VirtualMachine, and on the PVC.
 func (c *convergence) removeEndedPod(ctx context.Context) error {
-	if r := c.recorded(kindPod, c.key.Name); r != nil && !r.Ended {
-		ended := *r
-		ended.UID, ended.Ended = c.pod.UID, true
-		return c.recordFirst(ended)
-	}
-	if err := c.forgetPod(ctx, c.spec.Epoch); err != nil || c.pod == nil || c.root == nil || c.spec.Power == driver.PowerOff {
+	if err := c.recordEnded(); err != nil {
 		return err
 	}
-	return driver.Errorf(driver.ErrRetry, "the pod %s has ended, and its kubelet has yet to remove it: the next one is made after that", c.key)
+	if err := c.forgetPod(ctx); err != nil || c.Pod == nil || c.Root == nil || c.spec.Power == driver.PowerOff {
+		return err
+	}
+	return driver.Errorf(driver.ErrRetry, "the pod %s has ended, and its kubelet has yet to remove it: the next one is made after that", c.Key)
+}
+
+// recordEnded has the status of the VirtualMachine record that the pod has ended.
+func (c *convergence) recordEnded() error {
+	r := c.recorded(objects.KindPod, c.Key.Name)
+	if r == nil || r.Ended {
+		return nil
+	}
+	ended := *r
+	ended.UID, ended.Ended = c.Pod.UID, true
+	return c.recordFirst(ended)
 }
 
 // checkLost returns an error if a pod is gone whose end is not proven. A pod that the PVC does not
-// have was never let go, and one that has no UID in the record was never found.
+// have never lost its scheduling gate, and one that has no UID in the record was never found.
 func (c *convergence) checkLost() error {
-	r := c.recorded(kindPod, c.key.Name)
-	if c.isLost() || c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.asserted {
-		return lostError(c.key)
+	r := c.recorded(objects.KindPod, c.Key.Name)
+	if c.IsLost() || c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
+		return lostError(c.Key)
 	}
 	return nil
 }
@@ -253,10 +320,17 @@ func lostError(key types.NamespacedName) error {
 		"the pod %s is gone, and nothing proves that its containers have ended: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", key))
 }
 
-// createPod makes a pod that is not scheduled yet. The intent has to be recorded before.
+// hasGate reports whether the next pod is made with a scheduling gate. The pod of an ephemeral server
+// that is to run has none, which saves a write of each pod: no kubelet starts it before its Secret
+// exists, which is made for that very pod.
+func (c *convergence) hasGate() bool {
+	return !c.spec.Ephemeral || c.spec.Power == driver.PowerOff || c.spec.PowerOnly
+}
+
+// createPod makes a pod that runs nothing yet. The intent has to be recorded before.
 func (c *convergence) createPod(ctx context.Context) error {
 	if !c.isPodIntended() {
-		return c.recordFirst(c.intents()...)
+		return c.recordFirst(c.intents(ctx)...)
 	}
 	if err := c.ensureVolumes(ctx); err != nil {
 		return err
@@ -264,90 +338,132 @@ func (c *convergence) createPod(ctx context.Context) error {
 	if err := c.ensureBudget(ctx); err != nil {
 		return err
 	}
-	pod, err := c.driver.newPod(c.fitted(), c.recorded(kindPod, c.key.Name).Nonce, c.diskSettings(), c.owners())
+	r := c.recorded(objects.KindPod, c.Key.Name)
+	on, err := c.driver.kvm.Choose(ctx, c.spec.Placement)
+	if err != nil {
+		return objects.Explain("place", objects.KindPod, c.Key, err)
+	}
+	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
 		return err
 	}
-	created, err := c.driver.Client.Pods(c.key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+	created, err := c.driver.Client.Pods(c.Key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return c.readPod(ctx)
 	}
 	if err != nil {
-		return explain("create", kindPod, c.key, err)
+		return objects.Explain("create", objects.KindPod, c.Key, err)
 	}
-	c.pod = created
+	c.Note(created)
+	c.Pod = created
 	return nil
 }
 
-// letGo lets the scheduler place the pod, after it has its Secret and the PVC has recorded it.
-func (c *convergence) letGo(ctx context.Context) error {
+// removeGate removes the scheduling gate of the pod, after its Secret is made and the PVC has
+// recorded it.
+func (c *convergence) removeGate(ctx context.Context) error {
 	if err := c.ensureSecret(ctx); err != nil {
 		return err
 	}
-	if c.root != nil && c.root.Annotations[AnnotationRun] != string(c.pod.UID) {
-		if err := c.annotateRoot(ctx, c.spec.Epoch, AnnotationRun, string(c.pod.UID)); err != nil {
+	if err := c.markClaims(ctx); err != nil {
+		return err
+	}
+	return c.updatePod(ctx, objects.RemoveGate)
+}
+
+// markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
+func (c *convergence) markClaims(ctx context.Context) error {
+	for _, claim := range c.Volumes() {
+		if claim.Annotations[objects.AnnotationClaim] != "" {
+			continue
+		}
+		updated, err := c.updateClaim(ctx, claim, objects.MarkClaim)
+		if err != nil {
 			return err
 		}
+		c.SetClaim(claim.Labels[objects.LabelVolume], updated)
 	}
-	return c.updatePod(ctx, c.spec.Epoch, func(p *corev1.Pod) {
-		p.Spec.SchedulingGates = slices.DeleteFunc(p.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == gateStopped })
+	if c.Root == nil || c.Root.Annotations[objects.AnnotationRun] == string(c.Pod.UID) {
+		return nil
+	}
+	return c.updateRoot(ctx, func(root *corev1.PersistentVolumeClaim) {
+		objects.MarkClaim(root)
+		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationRun, string(c.Pod.UID))
 	})
 }
 
-// ensureSecret makes the Secret of a pod that was not let go yet. Secrets of tenants are never read,
-// so one that exists already, and is not recorded, may be anyone's: another pod is made then, whose
-// Secret has another name.
+// ensureSecret makes the Secret of a pod. It reads no Secret. If one of the name exists and is not
+// recorded, a tenant may have made it, so the pod is replaced by one whose Secret has another name.
 func (c *convergence) ensureSecret(ctx context.Context) error {
-	name := secretOf(c.pod)
-	r := c.recorded(kindSecret, name)
+	name := objects.SecretOf(c.Pod)
+	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
 	switch {
-	case name == "", r != nil && r.UID != "":
+	case name == "", r != nil && r.UID != "", c.machineHasSecret(pod):
 		return nil
-	case r == nil:
+	case r == nil, c.IsGated() && pod != nil && pod.Ended:
 		return c.replacePod(ctx)
 	}
-	control, err := c.driver.machines.NewEnd(ctx, c.uid, c.pod.Annotations[AnnotationNonce])
-	if err != nil {
-		return explain("make the keys of", kindPod, c.key, err)
+	if made, ok := c.driver.secrets.Load(c.Pod.UID); ok {
+		c.secret = made
+		return nil
 	}
-	secret := c.driver.newSecret(c.spec, c.pod, r.Nonce, control)
-	created, err := c.driver.Client.Secrets(c.key.Namespace).Create(ctx, secret, metav1.CreateOptions{})
+	control, err := c.driver.machines.NewEnd(ctx, c.UID, c.Pod.Annotations[objects.AnnotationNonce])
+	if err != nil {
+		return objects.Explain("make the keys of", objects.KindPod, c.Key, err)
+	}
+	secret := c.driver.Objects.NewSecret(c.spec, c.Pod, r.Nonce, control)
+	created, err := c.driver.Client.Secrets(c.Key.Namespace).Create(ctx, secret, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return c.replacePod(ctx)
 	}
 	if err != nil {
-		return explain("create", kindSecret, types.NamespacedName{Namespace: c.key.Namespace, Name: name}, err)
+		return objects.Explain("create", objects.KindSecret, types.NamespacedName{Namespace: c.Key.Namespace, Name: name}, err)
 	}
-	c.secret = created
+	c.secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: created.Name, UID: created.UID}}
+	c.driver.secrets.Store(c.Pod.UID, c.secret)
 	return nil
 }
 
-// replacePod removes a pod that was not let go, for another one.
+// machineHasSecret reports whether the machine in a pod without a gate is known to have the right
+// Secret: it has proven itself with the keys in it, or an earlier call, which has made the Secret,
+// has recorded the pod.
+func (c *convergence) machineHasSecret(recorded *driver.Object) bool {
+	return c.driver.machines.HasAnswered(c.Pod.UID) || !c.IsGated() && recorded != nil && recorded.UID == c.Pod.UID
+}
+
+// replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
+// call makes another one.
 func (c *convergence) replacePod(ctx context.Context) error {
-	if err := c.forgetPod(ctx, c.spec.Epoch); err != nil {
+	// An earlier version has recorded pods with their gate.
+	if r := c.recorded(objects.KindPod, c.Key.Name); c.End() != nil || c.IsGated() && r != nil && r.UID != "" {
+		if err := c.recordEnded(); err != nil {
+			return err
+		}
+	}
+	if err := c.forgetPod(ctx); err != nil {
 		return err
 	}
-	return c.recordFirst(c.podIntents()...)
+	return c.recordFirst(c.podIntents(ctx)...)
 }
 
 // intents returns the objects that the next steps create, with new nonces.
-func (c *convergence) intents() []driver.Object {
+func (c *convergence) intents(ctx context.Context) []driver.Object {
 	var all []driver.Object
-	if r := c.recorded(kindClaim, c.key.Name); r == nil && !c.spec.Ephemeral {
-		all = append(all, newIntent(kindClaim, c.key.Name))
+	if r := c.recorded(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
+		all = append(all, newIntent(objects.KindClaim, c.Key.Name))
 	}
-	if c.spec.BlockEviction && c.recorded(kindBudget, c.key.Name) == nil {
-		all = append(all, newIntent(kindBudget, c.key.Name))
+	if c.spec.BlockEviction && c.recorded(objects.KindBudget, c.Key.Name) == nil {
+		all = append(all, newIntent(objects.KindBudget, c.Key.Name))
 	}
-	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.pod != nil {
+	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.Pod != nil {
 		return all
 	}
 	if !c.isPodIntended() {
-		all = append(all, c.podIntents()...)
+		all = append(all, c.podIntents(ctx)...)
 	}
 	for _, v := range c.spec.Volumes {
-		if name := claimName(c.key.Name, v.Name); c.recorded(kindClaim, name) == nil {
-			all = append(all, newIntent(kindClaim, name))
+		if name := objects.ClaimName(c.Key.Name, v.Name); c.recorded(objects.KindClaim, name) == nil {
+			all = append(all, newIntent(objects.KindClaim, name))
 		}
 	}
 	return all
@@ -355,20 +471,21 @@ func (c *convergence) intents() []driver.Object {
 
 // isPodIntended reports whether the next pod and its Secret are recorded.
 func (c *convergence) isPodIntended() bool {
-	r := c.recorded(kindPod, c.key.Name)
-	return r != nil && !r.Ended && r.UID == "" && c.recorded(kindSecret, secretName(c.key.Name, r.Nonce)) != nil
+	r := c.recorded(objects.KindPod, c.Key.Name)
+	return r != nil && !r.Ended && r.UID == "" && c.hasResolved(r) && c.recorded(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
 }
 
-// podIntents returns the next pod and its Secret.
-func (c *convergence) podIntents() []driver.Object {
-	pod := newIntent(kindPod, c.key.Name)
-	return []driver.Object{pod, newIntent(kindSecret, secretName(c.key.Name, pod.Nonce))}
+// podIntents returns the next pod, with the digests of its images, and its Secret.
+func (c *convergence) podIntents(ctx context.Context) []driver.Object {
+	pod := newIntent(objects.KindPod, c.Key.Name)
+	pod.Images = c.resolveImages(ctx)
+	return []driver.Object{pod, newIntent(objects.KindSecret, objects.SecretName(c.Key.Name, pod.Nonce))}
 }
 
 // claimUID returns the UID of the PVC that an object is the record of, "" if there is none.
 func (c *convergence) claimUID(o driver.Object) types.UID {
-	for _, of := range disksOf(c.spec) {
-		if claim := c.claim(of.name); claim != nil && claim.Name == o.Name && claim.Annotations[AnnotationNonce] == o.Nonce {
+	for _, of := range objects.DisksOf(c.spec) {
+		if claim := c.Claim(of.Name); claim != nil && claim.Name == o.Name && claim.Annotations[objects.AnnotationNonce] == o.Nonce {
 			return claim.UID
 		}
 	}
@@ -384,7 +501,7 @@ func (c *convergence) recordFirst(changed ...driver.Object) error {
 	all := slices.Clone(c.spec.Objects)
 	for _, o := range changed {
 		all = slices.DeleteFunc(all, func(have driver.Object) bool {
-			return have.Kind == o.Kind && (have.Name == o.Name || o.Kind == kindSecret) // there is one Secret
+			return have.Kind == o.Kind && (have.Name == o.Name || o.Kind == objects.KindSecret) // there is one Secret
 		})
 		all = append(all, o)
 	}
@@ -393,7 +510,7 @@ func (c *convergence) recordFirst(changed ...driver.Object) error {
 
 // stop asks the guest to shut down, until the time at which a stop is forced.
 func (c *convergence) stop(ctx context.Context) error {
-	grace := int64(minimalGrace)
+	grace := int64(objects.MinimalGrace)
 	now := c.driver.Clock.Now()
 	switch {
 	case c.spec.StopBy.IsZero():
@@ -401,37 +518,56 @@ func (c *convergence) stop(ctx context.Context) error {
 	case now.Before(c.spec.StopBy):
 		grace = int64(math.Ceil(c.spec.StopBy.Sub(now).Seconds()))
 	}
-	if err := c.deletePod(ctx, c.spec.Epoch, grace); err != nil {
+	c.setGracePeriod(ctx, grace)
+	if err := c.deletePod(ctx, grace); err != nil {
 		return err
 	}
-	return c.read(ctx)
+	return c.Read(ctx)
+}
+
+// quitMargin is how many seconds before the end of its grace period drover-machine ends a guest that
+// has not shut down.
+const quitMargin = 3
+
+// setGracePeriod has a machine keep to another grace period than the one that its pod was made with.
+// One that cannot be reached keeps to that, and is killed if the new one is shorter.
+func (c *convergence) setGracePeriod(ctx context.Context, seconds int64) {
+	kept := c.Settings().GraceSecs
+	at, ok := instance.MachineOf(c.Pod)
+	if !ok || seconds <= kept && seconds > kept-quitMargin {
+		return
+	}
+	if err := c.driver.machines.SetGracePeriod(ctx, at, time.Duration(seconds)*time.Second); err != nil {
+		c.driver.Log.Info("Machine keeps to the grace period of its pod", "pod", c.Key, "seconds", kept, "cause", err.Error())
+	}
 }
 
 // maxGrace, in seconds, is for a stop that is never forced.
 const maxGrace = 7 * 24 * 3600
 
-// server describes the server as the call leaves it, with the record that its status should have.
-func (c *convergence) server() driver.Server {
-	s := c.toServer()
+// describe describes the server as the call leaves it, with the record that its status should have.
+func (c *convergence) describe() driver.Server {
+	s := c.Server()
 	s.Objects = c.objects()
-	if c.pod != nil && c.end() == nil && !c.isGated() && !c.spec.PowerOnly {
-		s.Pending = pendingFields(c.settings(), c.driver.settingsOf(c.spec))
+	if c.Pod != nil && c.End() == nil && !c.IsGated() && !c.spec.PowerOnly {
+		s.Pending = objects.PendingFields(c.Settings(), c.driver.Objects.Settings(c.spec))
 	}
 	return s
 }
 
-// objects returns the record of the server's objects, with the UIDs of those that exist now.
+// objects returns the record of the server's objects, with the UIDs of those that exist now. A pod with
+// its scheduling gate is left out: it cannot be lost, because it runs nothing.
 func (c *convergence) objects() []driver.Object {
-	all := slices.DeleteFunc(slices.Clone(c.spec.Objects), func(o driver.Object) bool { return o.Kind == kindBudget && c.hasNoBudget })
+	all := slices.DeleteFunc(slices.Clone(c.spec.Objects), func(o driver.Object) bool { return o.Kind == objects.KindBudget && c.hasNoBudget })
 	for n, o := range all {
 		switch {
-		case o.Kind == kindClaim:
+		case o.Kind == objects.KindClaim:
 			all[n].UID = cmp.Or(c.claimUID(o), o.UID)
-		case o.Kind == kindPod && c.pod != nil && c.pod.Annotations[AnnotationNonce] == o.Nonce:
-			all[n].UID = c.pod.UID
-		case o.Kind == kindBudget && c.budget != nil:
+		case o.Kind == objects.KindPod && c.Pod != nil && !c.IsGated() && c.Pod.Annotations[objects.AnnotationNonce] == o.Nonce:
+			all[n].UID = c.Pod.UID
+		case o.Kind == objects.KindBudget && c.budget != nil:
 			all[n].UID = c.budget.UID
-		case o.Kind == kindSecret && c.secret != nil && c.secret.Name == o.Name:
+		case o.Kind == objects.KindSecret && c.secret != nil && c.secret.Name == o.Name:
 			all[n].UID = c.secret.UID
 		}
 	}

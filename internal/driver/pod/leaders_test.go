@@ -5,24 +5,26 @@ package pod
 
 import (
 	"errors"
+	"math"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/framework"
 )
 
-// TestTwoLeaders has one leader remove the pod that another one is about to let go. Either the pod
-// is let go and stays, or it never runs, which is known then.
+// TestTwoLeaders has one leader remove the pod whose scheduling gate another one is about to remove.
+// Either the gate is removed and the pod stays, or it never runs, and the PVC has that recorded.
 func TestTwoLeaders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	recordRun := func(c *convergence) error {
-		return c.annotateRoot(t.Context(), c.spec.Epoch, AnnotationRun, string(c.pod.UID))
+		return c.annotateRoot(t.Context(), objects.AnnotationRun, string(c.Pod.UID))
 	}
-	letGo := func(c *convergence) error {
-		return c.updatePod(t.Context(), c.spec.Epoch, func(p *corev1.Pod) { p.Spec.SchedulingGates = nil })
+	removeGate := func(c *convergence) error {
+		return c.updatePod(t.Context(), func(p *corev1.Pod) { p.Spec.SchedulingGates = nil })
 	}
 	for name, tc := range map[string]struct {
 		// before and after are what the one leader does before and after the other one removes
@@ -32,26 +34,26 @@ func TestTwoLeaders(t *testing.T) {
 	}{
 		"recorded":      {before: recordRun},
 		"recorded-late": {after: recordRun},
-		"let-go":        {before: func(c *convergence) error { return errors.Join(recordRun(c), letGo(c)) }, stays: true},
-		"let-go-late":   {before: recordRun, after: letGo},
+		"ungated":       {before: func(c *convergence) error { return errors.Join(recordRun(c), removeGate(c)) }, stays: true},
+		"ungated-late":  {before: recordRun, after: removeGate},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := w.newServer(t, name)
 			one, other := s.twoLeaders(t)
 			if tc.before != nil && tc.before(one) != nil {
-				t.Fatal("the pod cannot be let go")
+				t.Fatal("the gate cannot be removed")
 			}
-			err := other.forgetPod(t.Context(), s.Epoch)
+			err := other.forgetPod(t.Context())
 			if (err != nil) != tc.stays || err != nil && !errors.Is(err, driver.ErrRetry) {
 				t.Errorf("removing the pod: %v", err)
 			}
 			if tc.after != nil && tc.after(one) == nil {
-				t.Error("a pod that is gone was let go")
+				t.Error("the gate of a pod that is gone was removed")
 			}
 			got := s.reach(t, driver.StateRunning)
-			if (got.Run == string(one.pod.UID)) != tc.stays {
-				t.Errorf("the run is %s, want that of the pod %s: %v", got.Run, one.pod.UID, tc.stays)
+			if (got.Run == string(one.Pod.UID)) != tc.stays {
+				t.Errorf("the run is %s, want that of the pod %s: %v", got.Run, one.Pod.UID, tc.stays)
 			}
 			s.deleteAll(t)
 		})
@@ -63,16 +65,38 @@ func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
 	t.Helper()
 	s.record(t)
 	one = s.converge(t)
-	if err := errors.Join(one.ensureClaim(t.Context(), disk{bytes: s.RootDiskBytes}), one.createPod(t.Context()), one.ensureSecret(t.Context())); err != nil {
+	if err := errors.Join(one.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), one.createPod(t.Context()), one.ensureSecret(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	// Nobody changes the PVC from here on but the leaders.
 	framework.Eventually(t, framework.StepTimeout, "the PVC is bound", func() error {
-		if err := one.read(t.Context()); err != nil || one.root.Status.Phase == corev1.ClaimBound {
+		if err := one.Read(t.Context()); err != nil || one.Root.Status.Phase == corev1.ClaimBound {
 			return err
 		}
 		return errors.New("it is not")
 	})
 	other = s.converge(t)
 	return one, other
+}
+
+// TestEpochOfAUser writes a high epoch on a PVC, as whoever may change it can: that concerns one
+// server alone, so the error is not one that suspends the driver.
+func TestEpochOfAUser(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.reach(t, driver.StateRunning)
+	c := s.converge(t)
+	c.epoch = math.MaxUint64
+	if err := c.annotateRoot(t.Context(), "example.com/by", "a user"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.ensure(t)
+	wantError(t, "Ensure", err, driver.ErrRetry, objects.AnnotationEpoch)
+	err = errors.Join(err, s.d.Delete(t.Context(), s.Target, false))
+	if errors.Is(err, driver.ErrFenced) || driver.ReasonOf(err) != "LaterEpoch" {
+		t.Errorf("the driver is suspended by %v", err)
+	}
+	s.Epoch = math.MaxUint64
+	s.deleteAll(t)
 }

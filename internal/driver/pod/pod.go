@@ -5,21 +5,22 @@
 // disk, or just the pod if it is ephemeral, and at most one pod, whose container runs QEMU
 // through drover-machine.
 //
-// Start with Ensure in ensure.go. An instance (instance.go) is the objects of one server as
-// they were just read. The other files have one concern each: proof.go tells when a pod has
-// ended for sure, manifest.go makes the pod, disks.go the PVCs, spec.go checks and translates
-// a spec, state.go describes a server, delete.go removes it, list.go and watch.go observe all.
-// channel.go asks running machines, by package machines.
+// Start with Ensure in ensure.go. Package objects makes the manifests, and package instance reads
+// what there is of a server and says what it proves. The other files have one concern each:
+// writer.go changes objects, disks.go has PVCs and their growth, budget.go the PodDisruptionBudget,
+// delete.go removes a server, list.go and watch.go observe all. channel.go asks running machines, by
+// package machines.
 //
 // What keeps two machines of one VirtualMachine apart:
 //
 //   - The pod's name derives from the VirtualMachine, so there is at most one pod.
 //   - The pod is created with a scheduling gate, which is removed once the PVC has recorded the
-//     pod, and the pod has its Secret. So a pod that a deposed leader makes runs nothing.
-//   - The pod has a finalizer, FinalizerStopped, which is removed only once the end of its
-//     containers is proven (proof.go). Until then the name is taken, whoever deletes the pod.
+//     pod, and the pod has its Secret. So a pod that a deposed leader makes runs nothing. The pod of
+//     an ephemeral server that is to run has no gate: without its Secret, no kubelet starts it.
+//   - The pod has a finalizer, objects.FinalizerStopped, which is removed only once the end of its
+//     containers is proven (package instance). Until then the name is taken, whoever deletes the pod.
 //   - A pod that is gone although its end was not recorded proves nothing. Nothing is started
-//     then until a person says that it has ended.
+//     then until an operator asserts that it has ended.
 //   - An object is created only after the VirtualMachine's status has recorded the intent, with
 //     a nonce that the object carries (driver.Object). An object of that name without the
 //     nonce, or with another UID than the recorded one, is foreign.
@@ -32,22 +33,26 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	policyv1client "k8s.io/client-go/kubernetes/typed/policy/v1"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/instance"
+	"cloudnative.tw/drover/internal/driver/pod/kvm"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // Name is the driver's name in the API.
@@ -58,9 +63,9 @@ const DefaultCallTimeout = 30 * time.Second
 
 // Options configure a Driver.
 type Options struct {
-	// ClusterID is a label of every object; those of other clusters are neither listed nor
-	// changed.
-	ClusterID string
+	// Objects are what the objects of all servers have in common. Those of another ClusterID are
+	// neither listed nor changed.
+	Objects objects.Template
 	// Client reaches the cluster. Required.
 	Client corev1client.CoreV1Interface
 	// Policy reaches the PodDisruptionBudgets of that cluster. Required.
@@ -68,20 +73,16 @@ type Options struct {
 	// Owner returns the VirtualMachine of a UID as far as one is known. Objects that claim its
 	// UID under another name or in another namespace are not its server. Nil knows none.
 	Owner func(types.UID) (types.NamespacedName, bool)
-	// AssertedOff returns the pod of a VirtualMachine that is off by the word of an operator. Nil
-	// knows none.
+	// AssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
+	// off. Nil knows none.
 	AssertedOff func(types.UID) types.UID
-	// Assertions has Open take that word. Something else has to keep it from being written by
-	// everyone.
+	// Assertions has Open take such assertions. Whoever sets it has to restrict who may make them.
 	Assertions bool
-	// MachineImage is the image of drover-machine.
-	MachineImage string
-	// Image is the container disk of a server without image.source; empty for none.
-	Image string
-	// AccessMode is that of all PVCs.
-	AccessMode string
-	// MemoryOverheadBytes is what a pod may use in addition to its guest's memory.
-	MemoryOverheadBytes int64
+	// KVM and KVMResource say which pods request KVM, and by which resource.
+	KVM, KVMResource string
+	// Fetch is what the operator allows for questions to registries. Nil means that none is asked, and
+	// each node resolves the tags of images.
+	Fetch *image.Policy
 	// CallTimeout limits a call whose context has no deadline.
 	CallTimeout time.Duration
 
@@ -95,8 +96,11 @@ type Driver struct {
 	// locks has, by UID, a channel that is closed when the call which changes that server ends.
 	locks    driver.SyncMap[types.UID, chan struct{}]
 	machines machines.Machines
-	// pods are those of the watch that was opened last, nil if none is open.
-	pods atomic.Pointer[cache.Indexer]
+	kvm      kvm.Chooser
+	reader   *instance.Reader
+	images   resolver
+	// secrets are the Secrets that this process has made, by pod. The record of one may fail.
+	secrets driver.SyncMap[types.UID, *corev1.Secret]
 	// watches are the queues of open watches.
 	watches driver.SyncMap[workqueue.TypedInterface[types.UID], bool]
 }
@@ -112,17 +116,19 @@ var (
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
 	return &Options{
-		MachineImage: "drover-machine", AccessMode: string(corev1.ReadWriteOncePod),
-		MemoryOverheadBytes: 192 << 20, CallTimeout: DefaultCallTimeout,
+		CallTimeout: DefaultCallTimeout, KVM: string(kvm.Auto), KVMResource: kvm.DefaultResource, Fetch: &image.Policy{},
+		Objects: objects.Template{MachineImage: "drover-machine", AccessMode: string(corev1.ReadWriteOncePod), MemoryOverheadBytes: 192 << 20},
 	}
 }
 
 // AddFlags adds the flags of the driver.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.MachineImage, "pod-machine-image", o.MachineImage, "pod: image of drover-machine")
-	fs.StringVar(&o.Image, "pod-image", o.Image, "pod: container disk, as oci://REFERENCE, of a VirtualMachine that names none; empty for none")
-	fs.StringVar(&o.AccessMode, "pod-access-mode", o.AccessMode, "pod: access mode of PersistentVolumeClaims: ReadWriteOncePod, ReadWriteOnce or ReadWriteMany")
-	fs.BoolVar(&o.Assertions, "pod-assertions", o.Assertions, "pod: take the annotation cloudnative.tw/machine-is-off of a VirtualMachine for an operator's word; only where the policy of config/pod protects it")
+	fs.StringVar(&o.Objects.MachineImage, "pod-machine-image", o.Objects.MachineImage, "pod: image of drover-machine")
+	fs.StringVar(&o.Objects.Image, "pod-image", o.Objects.Image, "pod: container disk, as oci://REFERENCE, of a VirtualMachine that names none; empty for none")
+	fs.StringVar(&o.Objects.AccessMode, "pod-access-mode", o.Objects.AccessMode, "pod: access mode of PersistentVolumeClaims: ReadWriteOncePod, ReadWriteOnce or ReadWriteMany")
+	fs.StringVar(&o.KVM, "pod-kvm", o.KVM, "pod: whether pods request KVM: auto if a node offers it that the pod may run on, require or never")
+	fs.StringVar(&o.KVMResource, "pod-kvm-resource", o.KVMResource, "pod: extended resource by which nodes offer KVM")
+	fs.BoolVar(&o.Assertions, "pod-assertions", o.Assertions, "pod: take the annotation cloudnative.tw/machine-is-off of a VirtualMachine as proof that its machine is off; only where the policy of config/pod restricts who may set it")
 }
 
 // DataDir returns nil: the cluster keeps the objects.
@@ -133,17 +139,20 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	if env.Cluster == nil {
 		return nil, fmt.Errorf("no cluster is known that runs pods")
 	}
-	client, err := corev1client.NewForConfig(env.Cluster)
+	cluster := rest.CopyConfig(env.Cluster)
+	// The API server has pods ready in this form for the watches of others.
+	cluster.ContentType, cluster.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	client, err := corev1client.NewForConfig(cluster)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
-	policy, err := policyv1client.NewForConfig(env.Cluster)
+	policy, err := policyv1client.NewForConfig(cluster)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	opened := *o
 	opened.Policy = policy
-	opened.ClusterID, opened.Log, opened.Clock, opened.Client, opened.Owner = env.ClusterID, env.Log, env.Clock, client, env.Owner
+	opened.Objects.ClusterID, opened.Log, opened.Clock, opened.Client, opened.Owner = env.ClusterID, env.Log, env.Clock, client, env.Owner
 	if o.Assertions {
 		opened.AssertedOff = env.AssertedOff
 	}
@@ -153,14 +162,16 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 // New returns a driver. It does not connect to the cluster.
 func New(o Options) (*Driver, error) {
 	switch {
-	case o.ClusterID == "":
+	case o.Objects.ClusterID == "":
 		return nil, fmt.Errorf("pod: a cluster id is needed")
 	case o.Client == nil, o.Policy == nil:
 		return nil, fmt.Errorf("pod: a client of the cluster is needed")
-	case !isAccessMode(o.AccessMode):
-		return nil, fmt.Errorf("--pod-access-mode is %q: it must be one of %v", o.AccessMode, accessModes)
-	case o.MachineImage == "":
-		return nil, fmt.Errorf("--pod-machine-image is empty: it must be the image of drover-machine")
+	}
+	if err := o.Objects.Check(); err != nil {
+		return nil, err
+	}
+	if err := kvm.CheckFlags(kvm.Mode(o.KVM), o.KVMResource); err != nil {
+		return nil, err
 	}
 	o.CallTimeout = cmp.Or(o.CallTimeout, DefaultCallTimeout)
 	if o.Log.GetSink() == nil {
@@ -169,7 +180,20 @@ func New(o Options) (*Driver, error) {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Driver{Options: o, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock}}, nil
+	d := &Driver{Options: o, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock}}
+	d.kvm.Mode, d.kvm.Resource, d.kvm.Nodes, d.kvm.Clock = kvm.Mode(o.KVM), corev1.ResourceName(o.KVMResource), o.Client.Nodes(), o.Clock
+	d.images.Clock = o.Clock
+	if o.Fetch != nil {
+		sources, err := image.NewSources(*o.Fetch)
+		if err != nil {
+			return nil, err
+		}
+		d.images.Resolve = sources.Resolve
+	}
+	d.reader = &instance.Reader{
+		ClusterID: o.Objects.ClusterID, Client: o.Client, Policy: o.Policy, Log: o.Log, Owner: o.Owner, AssertedOff: o.AssertedOff, LastStatus: d.machines.Last, Clock: o.Clock,
+	}
+	return d, nil
 }
 
 // EngineID implements driver.Identifier: the UID of namespace kube-system, which stands for the

@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -31,7 +32,7 @@ func (w *world) newRetained(t *testing.T, name string) *server {
 		t.Fatal(err)
 	}
 	for name, claim := range s.claims(t) {
-		if claim.Labels[LabelRetained] == "" || len(claim.OwnerReferences) > 0 {
+		if claim.Labels[objects.LabelRetained] == "" || len(claim.OwnerReferences) > 0 {
 			t.Errorf("the PVC of %q is %v", name, claim.ObjectMeta)
 		}
 	}
@@ -48,13 +49,13 @@ func (s *server) holds(t *testing.T) (bool, error) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	return slices.Contains(p.Finalizers, FinalizerStopped), err
+	return slices.Contains(p.Finalizers, objects.FinalizerStopped), err
 }
 
-// release lets go of released servers, as each sweep does.
+// release removes finalizers of released pods that have ended, as each sweep does.
 func (s *server) release(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "released pods are let go", func() error {
+	framework.Eventually(t, framework.StepTimeout, "released pods are looked at", func() error {
 		err := s.d.ReleaseEnded(t.Context())
 		if apierrors.IsConflict(err) { // a kubelet has changed one
 			return err
@@ -75,7 +76,7 @@ func TestRetained(t *testing.T) {
 	s.release(t)
 	for _, r := range []*server{s, ends} {
 		if held, err := r.holds(t); !held || err != nil {
-			t.Fatalf("a pod that runs is let go: %v", err)
+			t.Fatalf("a pod that runs has lost its finalizer: %v", err)
 		}
 	}
 
@@ -89,7 +90,7 @@ func TestRetained(t *testing.T) {
 	}
 
 	w.kubelet.finish(t, ends.pod(t))
-	framework.Eventually(t, framework.StepTimeout, "the pods are let go", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the pods have no finalizers", func() error {
 		s.release(t)
 		held, err := ends.holds(t)
 		if _, gone := s.holds(t); held || gone == nil {
@@ -104,26 +105,26 @@ func TestRetained(t *testing.T) {
 	}
 }
 
-// TestRetainedByLabel checks that the label alone, which a tenant can set, lets no pod go whose
-// VirtualMachine exists: its end has to be recorded first.
+// TestRetainedByLabel checks that the label alone, which a tenant can set, removes no finalizer of a
+// pod whose VirtualMachine exists: its end has to be recorded first.
 func TestRetainedByLabel(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.newServer(t, "web")
-	s.d.Owner = func(types.UID) (types.NamespacedName, bool) {
+	s.d.reader.Owner = func(types.UID) (types.NamespacedName, bool) {
 		return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, true
 	}
 	s.reach(t, driver.StateRunning)
 	framework.Eventually(t, framework.StepTimeout, "the label", func() error {
 		p := s.pod(t)
-		p.Labels[LabelRetained] = "true"
+		p.Labels[objects.LabelRetained] = "true"
 		_, err := w.kube.CoreV1().Pods(s.Namespace).Update(t.Context(), p, metav1.UpdateOptions{})
 		return err
 	})
 	w.kubelet.finish(t, s.pod(t))
 	s.release(t)
 	if held, err := s.holds(t); !held || err != nil {
-		t.Errorf("the pod is let go: %v", err)
+		t.Errorf("the pod has lost its finalizer: %v", err)
 	}
 	s.reach(t, driver.StateRunning)
 	s.deleteAll(t)
@@ -237,21 +238,21 @@ func TestConcurrentChange(t *testing.T) {
 	for name, c := range map[string]struct {
 		annotation string
 		want       error
-	}{"another controller": {"example.com/x", nil}, "another leader": {AnnotationEpoch, driver.ErrRetry}} {
+	}{"another controller": {"example.com/x", nil}, "another leader": {objects.AnnotationEpoch, driver.ErrRetry}} {
 		read := s.converge(t)
-		claim := s.claims(t)[rootDisk]
+		claim := s.claims(t)[objects.RootDisk]
 		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, c.annotation, "7")
 		if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Update(t.Context(), &claim, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := read.annotateRoot(t.Context(), s.Epoch, "example.com/test", "x"); !errors.Is(err, c.want) {
+		if err := read.annotateRoot(t.Context(), "example.com/test", "x"); !errors.Is(err, c.want) {
 			t.Errorf("after a change by %s the change returns %v, want %v", name, err, c.want)
 		}
-		if now := s.claims(t)[rootDisk]; (now.Annotations["example.com/test"] != "") != (c.want == nil) || now.Annotations[c.annotation] != "7" {
+		if now := s.claims(t)[objects.RootDisk]; (now.Annotations["example.com/test"] != "") != (c.want == nil) || now.Annotations[c.annotation] != "7" {
 			t.Errorf("after a change by %s the annotations are %v", name, now.Annotations)
 		}
 		delete(claim.Annotations, "example.com/test")
-		claim.Annotations[AnnotationEpoch], claim.ResourceVersion = "1", ""
+		claim.Annotations[objects.AnnotationEpoch], claim.ResourceVersion = "1", ""
 		if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Update(t.Context(), &claim, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}

@@ -8,26 +8,27 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
 // Watch implements driver.Driver: it follows the pods and PVCs of this cluster's servers. Informers
 // list again after a connection was lost, so that no change is missed.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	queue := workqueue.NewTyped[types.UID]()
-	pods := d.podInformer()
+	informers, err := d.reader.NewInformers()
+	if err != nil {
+		return nil, err
+	}
 	running, stop := context.WithCancel(ctx)
 	var following sync.WaitGroup
 	var synced []cache.InformerSynced
-	for _, informer := range []cache.SharedIndexInformer{pods, d.claimInformer()} {
+	for _, informer := range []cache.SharedIndexInformer{informers.Pods, informers.Claims} {
 		if _, err := informer.AddEventHandler(handler(queue)); err != nil {
 			stop()
 			return nil, err
@@ -40,49 +41,19 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 		following.Wait()
 		return nil, err
 	}
-	indexer, uids := pods.GetIndexer(), make(chan types.UID)
-	d.pods.Store(&indexer)
+	uids := make(chan types.UID)
+	d.reader.Watched.Store(informers)
 	d.watches.Store(queue, true)
 	following.Go(func() { d.sampleFirst(running) })
 	go func() {
 		defer close(uids)
 		defer following.Wait()
 		defer stop()
-		defer d.pods.CompareAndSwap(&indexer, nil)
+		defer d.reader.Watched.CompareAndSwap(informers, nil)
 		defer d.watches.Delete(queue)
 		deliver(ctx, queue, uids)
 	}()
 	return uids, nil
-}
-
-func (d *Driver) podInformer() cache.SharedIndexInformer {
-	pods := d.Client.Pods(metav1.NamespaceAll)
-	return cache.NewSharedIndexInformer(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return pods.List(ctx, d.selected(o))
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return pods.Watch(ctx, d.selected(o))
-		},
-	}, &corev1.Pod{}, 0, cache.Indexers{indexUID: uidOf})
-}
-
-func (d *Driver) claimInformer() cache.SharedIndexInformer {
-	claims := d.Client.PersistentVolumeClaims(metav1.NamespaceAll)
-	return cache.NewSharedIndexInformer(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return claims.List(ctx, d.selected(o))
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return claims.Watch(ctx, d.selected(o))
-		},
-	}, &corev1.PersistentVolumeClaim{}, 0, nil)
-}
-
-// selected returns options that select the objects of this cluster's servers.
-func (d *Driver) selected(o metav1.ListOptions) metav1.ListOptions {
-	o.LabelSelector = d.selector()
-	return o
 }
 
 // waitForSync waits for the first lists, within the time of a call.
@@ -102,7 +73,7 @@ func handler(queue workqueue.TypedInterface[types.UID]) cache.ResourceEventHandl
 			o = unknown.Obj
 		}
 		if m, ok := o.(metav1.Object); ok {
-			queue.Add(types.UID(m.GetLabels()[LabelUID]))
+			queue.Add(types.UID(m.GetLabels()[objects.LabelUID]))
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, o any) { add(o) }, DeleteFunc: add}

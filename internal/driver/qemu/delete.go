@@ -67,7 +67,6 @@ func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
 // removeServer ends the server, whose disk is not needed any more, and removes all that belongs
 // to it.
 func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance, lock *statedir.Lock) error {
-	journal.Record(ctx, journal.ActionDelete, nil, nil)
 	if inst.On {
 		if err := inst.Kill(ctx); err != nil {
 			lock.Release()
@@ -79,6 +78,7 @@ func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance, lock
 		return err
 	}
 	d.RemoveGroup(ctx, inst.CPUGroup)
+	journal.Record(ctx, journal.ActionDelete, snapshotOf(inst), nil)
 	if err := d.StateDir.Discard(inst.Path); err != nil {
 		lock.Release()
 		return d.StateDir.Explain(err)
@@ -90,12 +90,12 @@ func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance, lock
 // releaseServer marks a server as retained first, so that a release which is interrupted is
 // finished by the next call. After that, nothing is left of it beside its directory.
 func (d *Driver) releaseServer(ctx context.Context, inst *instance.Instance, lock *statedir.Lock) error {
-	journal.Record(ctx, journal.ActionRelease, nil, nil)
 	var err error
 	if !inst.On {
 		err = d.KillStrays(ctx, inst.UID)
 	}
 	if err == nil {
+		journal.Record(ctx, journal.ActionRelease, snapshotOf(inst), nil)
 		inst.Retained = true
 		err = d.StateDir.Explain(inst.Save())
 	}

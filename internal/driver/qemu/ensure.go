@@ -72,7 +72,6 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*ins
 	if waits, err := d.fetchImages(ctx, d.InstanceOf(spec.UID), spec); waits || err != nil {
 		return nil, cmp.Or(err, errFetching)
 	}
-	journal.Record(ctx, journal.ActionCreate, nil, nil)
 	if err := d.createServer(ctx, spec); err != nil {
 		return nil, d.StateDir.Explain(err)
 	}
@@ -136,8 +135,13 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 	if err := inst.Save(); err != nil {
 		return err
 	}
+	journal.Record(ctx, journal.ActionCreate, nil, snapshotOf(inst))
 	return d.StateDir.Install(inst.Path, d.InstanceOf(spec.UID).Path)
 }
+
+// snapshotOf returns what the journal has of a server: its id alone, since a guest can end at
+// any time.
+func snapshotOf(inst *instance.Instance) *journal.Snapshot { return &journal.Snapshot{ID: inst.ID} }
 
 // converge takes one step after the other until none is left, or until one has to wait
 // for the guest.
@@ -196,7 +200,7 @@ func (d *Driver) reportResult(inst *instance.Instance, spec driver.ServerSpec) d
 
 // applyStep does one step; waits reports whether the next one has to wait for the guest.
 func (d *Driver) applyStep(ctx context.Context, inst *instance.Instance, next step, spec driver.ServerSpec) (waits bool, err error) {
-	journal.Record(ctx, journal.Action(next), nil, nil)
+	journal.Record(ctx, journal.Action(next), snapshotOf(inst), snapshotOf(inst))
 	switch next {
 	case stepReap:
 		return false, inst.QuitEnded(ctx)

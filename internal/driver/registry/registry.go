@@ -98,6 +98,8 @@ func DefaultSettings() Settings {
 	for _, row := range rows {
 		s[row.name] = row.defaults()
 	}
+	// What may be fetched from where is one policy for all drivers.
+	s[pod.Name].(*pod.Options).Fetch = &s[qemu.Name].(*qemu.Options).Fetch
 	return s
 }
 

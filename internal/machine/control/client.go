@@ -34,6 +34,7 @@ const (
 	resumePath = "/v1/resume"
 	probePath  = "/v1/probe"
 	growPath   = "/v1/grow"
+	gracePath  = "/v1/grace-period"
 )
 
 // failures are the errors of Machine by the codes that they are sent as.
@@ -108,6 +109,11 @@ func (c *Client) Probe(ctx context.Context, port int32) error {
 // Grow implements Machine.
 func (c *Client) Grow(ctx context.Context, sizes Sizes) error {
 	return c.call(ctx, http.MethodPost, growPath, sizes, nil)
+}
+
+// SetGracePeriod implements Machine.
+func (c *Client) SetGracePeriod(ctx context.Context, period time.Duration) error {
+	return c.call(ctx, http.MethodPost, gracePath+"?seconds="+strconv.FormatInt(int64(period/time.Second), 10), nil, nil)
 }
 
 // call makes a request. in and out may be nil.

@@ -27,6 +27,9 @@ type Machine interface {
 	Probe(ctx context.Context, port int32) error
 	// Grow enlarges disks to at least these sizes, for the guest too. No disk shrinks.
 	Grow(ctx context.Context, sizes Sizes) error
+	// SetGracePeriod sets how long the guest has to shut down, in whole seconds, once the
+	// program is to end. It applies to a later end only.
+	SetGracePeriod(ctx context.Context, period time.Duration) error
 }
 
 // State is what a machine does.

@@ -30,6 +30,11 @@ type stub struct {
 func (s *stub) Status(context.Context) (Status, error) { return s.status, s.err }
 func (s *stub) Pause(context.Context) error            { s.calls <- "pause"; return s.err }
 func (s *stub) Resume(context.Context) error           { s.calls <- "resume"; return s.err }
+func (s *stub) SetGracePeriod(_ context.Context, period time.Duration) error {
+	s.calls <- period
+	return s.err
+}
+
 func (s *stub) Grow(_ context.Context, sizes Sizes) error {
 	s.calls <- sizes
 	return s.err
@@ -103,6 +108,7 @@ func TestCalls(t *testing.T) {
 		"resume": {func() error { return c.Resume(t.Context()) }, "resume"},
 		"probe":  {func() error { return c.Probe(t.Context(), 65535) }, int32(65535)},
 		"grow":   {func() error { return c.Grow(t.Context(), sizes) }, sizes},
+		"grace":  {func() error { return c.SetGracePeriod(t.Context(), time.Minute) }, time.Minute},
 	}
 	for _, failure := range []error{nil, ErrNotRunning, ErrUnknown, ErrNoAnswer, ErrFailed} {
 		m.err = failure

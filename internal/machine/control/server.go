@@ -137,6 +137,13 @@ func newHandler(m Machine) http.Handler {
 		}
 		return nil, m.Grow(r.Context(), sizes)
 	})
+	handle("POST "+gracePath, func(r *http.Request) (any, error) {
+		seconds, err := strconv.ParseUint(r.URL.Query().Get("seconds"), 10, 32)
+		if err != nil || seconds == 0 {
+			return nil, errRequest
+		}
+		return nil, m.SetGracePeriod(r.Context(), time.Duration(seconds)*time.Second)
+	})
 	return mux
 }
 

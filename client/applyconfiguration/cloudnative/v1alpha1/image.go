@@ -18,6 +18,7 @@ type ImageApplyConfiguration struct {
 	// - docker: an image reference, for example nginx:1.29.
 	// - qemu: https://..., oci://registry/name:tag, or the absolute path of a
 	// file.
+	// - pod: oci://registry/name:tag or oci://registry/name@sha256:...
 	Source *string `json:"source,omitempty"`
 	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
 	// digits. qemu requires it for an image from a web server.

@@ -11,7 +11,7 @@ package v1alpha1
 // ServerObject is an object of the cluster in the namespace of the VirtualMachine that
 // belongs to a server.
 type ServerObjectApplyConfiguration struct {
-	// kind is the kind of the object: Pod or PersistentVolumeClaim.
+	// kind is the kind of the object, such as Pod or PersistentVolumeClaim.
 	Kind *string `json:"kind,omitempty"`
 	// name is the name of the object.
 	Name *string `json:"name,omitempty"`
@@ -21,6 +21,8 @@ type ServerObjectApplyConfiguration struct {
 	UID *string `json:"uid,omitempty"`
 	// ended is true once it is proven that a Pod has ended.
 	Ended *bool `json:"ended,omitempty"`
+	// images are those of a Pod that the spec names by tag.
+	Images []ResolvedImageApplyConfiguration `json:"images,omitempty"`
 }
 
 // ServerObjectApplyConfiguration constructs a declarative configuration of the ServerObject type for use with
@@ -66,5 +68,18 @@ func (b *ServerObjectApplyConfiguration) WithUID(value string) *ServerObjectAppl
 // If called multiple times, the Ended field is set to the value of the last call.
 func (b *ServerObjectApplyConfiguration) WithEnded(value bool) *ServerObjectApplyConfiguration {
 	b.Ended = &value
+	return b
+}
+
+// WithImages adds the given value to the Images field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Images field.
+func (b *ServerObjectApplyConfiguration) WithImages(values ...*ResolvedImageApplyConfiguration) *ServerObjectApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithImages")
+		}
+		b.Images = append(b.Images, *values[i])
+	}
 	return b
 }

@@ -57,12 +57,21 @@ type sighting struct {
 	status control.Status
 	// isSilent is set if the machine did not answer the last question.
 	isSilent bool
+	// hasAnswered is set once the machine has answered anything.
+	hasAnswered bool
 }
 
 // Last returns the last status of the machine in a pod, if one is known.
 func (m *Machines) Last(pod types.UID) (control.Status, bool) {
 	last, ok := m.seen.Load(pod)
 	return last.status, ok && last.status.State != ""
+}
+
+// HasAnswered reports whether the machine in a pod has ever answered, which it can only with the keys
+// of its Secret.
+func (m *Machines) HasAnswered(pod types.UID) bool {
+	last, _ := m.seen.Load(pod)
+	return last.hasAnswered
 }
 
 // Forget forgets the machines in other pods than these.
@@ -88,7 +97,7 @@ func (m *Machines) setState(ctx context.Context, at Machine, to control.State, c
 		to = map[control.State]control.State{control.StatePaused: control.StateRunning, control.StateRunning: control.StatePaused}[to]
 	}
 	m.seen.Update(at.Pod, func(last sighting, _ bool) (sighting, bool) {
-		last.status.State = to
+		last.status.State, last.hasAnswered = to, last.hasAnswered || err == nil
 		return last, true
 	})
 	return err
@@ -102,6 +111,11 @@ func (m *Machines) Probe(ctx context.Context, at Machine, port int32) error {
 // Grow enlarges disks.
 func (m *Machines) Grow(ctx context.Context, at Machine, sizes control.Sizes) error {
 	return m.call(ctx, at, changeWithin, func(c *control.Client, ctx context.Context) error { return c.Grow(ctx, sizes) })
+}
+
+// SetGracePeriod sets how long the guest has to shut down once the pod is deleted.
+func (m *Machines) SetGracePeriod(ctx context.Context, at Machine, period time.Duration) error {
+	return m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) error { return c.SetGracePeriod(ctx, period) })
 }
 
 // call makes a call within a time.
@@ -179,7 +193,7 @@ func (m *Machines) sample(ctx context.Context, at Machine) (used *driver.Usage, 
 			return last, true
 		}
 		differs = last.status.State != status.State || last.status.Waits != status.Waits || last.status.Accelerator != status.Accelerator
-		last.status = status
+		last.status, last.hasAnswered = status, true
 		return last, true
 	})
 	if err != nil || status.StartedAt.IsZero() {

@@ -1,28 +1,32 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pod
+package objects
 
 import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"path"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/kvm"
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
 const (
-	// containerName is that of the machine's container.
-	containerName = "machine"
+	// ContainerName is that of the machine's container.
+	ContainerName = "machine"
 	// gateStopped keeps a pod from being scheduled that is not ready for it, or is to be off.
 	gateStopped = "cloudnative.tw/stopped"
 	// machineUser is the user of the image of drover-machine.
@@ -38,6 +42,8 @@ const (
 	// every container has, since drain refuses pods with an emptyDir.
 	runFolder = "/dev/shm/drover-machine"
 
+	// diskVolume is the volume of the root disk.
+	diskVolume = "disk"
 	// secretVolume is the volume of the pod's Secret. Pods of earlier versions have none.
 	secretVolume = "secret"
 	// controlPortName is that of the container's port at which the machine is controlled.
@@ -45,44 +51,72 @@ const (
 	firstControlPort = 7443
 )
 
-// minimalGrace is the least grace period of a pod: 0 would remove its object without a word of
+// MinimalGrace is the least grace period of a pod: 0 would remove its object without a word of
 // the kubelet.
-const minimalGrace = 1
+const MinimalGrace = 1
 
 func graceSeconds(spec driver.ServerSpec) int64 {
-	return max(minimalGrace, int64(spec.GracePeriod.Seconds()))
+	return max(MinimalGrace, int64(spec.GracePeriod.Seconds()))
 }
 
-// newPod returns the pod of a server, which is not scheduled until its gate is removed.
-func (d *Driver) newPod(spec driver.ServerSpec, nonce string, disks map[string]diskSettings, owners []metav1.OwnerReference) (*corev1.Pod, error) {
-	description, err := json.Marshal(d.newDescription(spec))
+// Run is what a pod has of its own, beside the spec.
+type Run struct {
+	Nonce string
+	// Images are what tags of images were resolved to.
+	Images []driver.ResolvedImage
+	Disks  map[string]DiskSettings
+	Owners []metav1.OwnerReference
+	KVM    kvm.Choice
+	// Ungated is set if the scheduler may place the pod at once.
+	Ungated bool
+}
+
+// NewPod returns the pod of a server, with a scheduling gate unless it is Ungated.
+func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) {
+	described := t.newDescription(spec)
+	described.Accelerator = run.KVM.Accelerator
+	description, err := json.Marshal(described)
 	if err != nil {
 		return nil, err
 	}
-	settings := d.settingsOf(spec)
-	settings.Disks = disks
+	settings := t.Settings(spec)
+	settings.Disks, settings.Images = run.Disks, run.Images
 	kept, err := json.Marshal(settings)
 	if err != nil {
 		return nil, err
 	}
-	p := &corev1.Pod{ObjectMeta: d.newMeta(spec, baseName(spec.Name, spec.UID), nonce), Spec: d.podSpec(spec, nonce)}
+	p := &corev1.Pod{ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), run.Nonce), Spec: t.podSpec(spec, run)}
 	p.Finalizers = []string{FinalizerStopped}
-	p.OwnerReferences = owners
+	p.OwnerReferences = run.Owners
+	if spec.BlockEviction {
+		p.Annotations[AnnotationEviction] = EvictionBlock
+	}
 	p.Annotations[AnnotationMachine], p.Annotations[AnnotationSettings] = string(description), string(kept)
-	p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
+	SetReadiness(p, spec)
+	run.KVM.AddTo(&p.Spec.Containers[0].Resources)
+	if !run.Ungated {
+		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
+	}
 	return p, nil
 }
 
-// ownerReference makes the VirtualMachine the controller of an object: drain evicts only pods that
+// OwnerReference makes the VirtualMachine the controller of an object: drain evicts only pods that
 // have one. It does not delay the deletion of the VirtualMachine, which has a finalizer.
-func ownerReference(spec driver.ServerSpec) metav1.OwnerReference {
+func OwnerReference(spec driver.ServerSpec) metav1.OwnerReference {
 	return metav1.OwnerReference{
 		APIVersion: "cloudnative.tw/v1alpha1", Kind: "VirtualMachine", Name: spec.Name, UID: spec.UID,
 		Controller: new(true), BlockOwnerDeletion: new(false),
 	}
 }
 
-func (d *Driver) podSpec(spec driver.ServerSpec, nonce string) corev1.PodSpec {
+// ClaimReference makes a PVC the controller of an object.
+func ClaimReference(claim *corev1.PersistentVolumeClaim) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: "v1", Kind: KindClaim, Name: claim.Name, UID: claim.UID, Controller: new(true), BlockOwnerDeletion: new(false),
+	}
+}
+
+func (t *Template) podSpec(spec driver.ServerSpec, run Run) corev1.PodSpec {
 	p := spec.Placement
 	return corev1.PodSpec{
 		RestartPolicy:                 corev1.RestartPolicyNever,
@@ -94,7 +128,7 @@ func (d *Driver) podSpec(spec driver.ServerSpec, nonce string) corev1.PodSpec {
 			FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch),
 			SeccompProfile:      &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
-		Containers: []corev1.Container{d.container(spec)}, Volumes: d.podVolumes(spec, nonce),
+		Containers: []corev1.Container{t.container(spec)}, Volumes: t.podVolumes(spec, run),
 		NodeSelector: p.NodeSelector, Affinity: p.Affinity, TopologySpreadConstraints: p.TopologySpreadConstraints,
 		PriorityClassName: p.PriorityClassName, RuntimeClassName: p.RuntimeClassName,
 		Tolerations: append(nodeTolerations(), p.Tolerations...),
@@ -109,10 +143,11 @@ func nodeTolerations() []corev1.Toleration {
 	}
 }
 
-func (d *Driver) container(spec driver.ServerSpec) corev1.Container {
-	memory := *resource.NewQuantity(spec.MemoryBytes+d.MemoryOverheadBytes, resource.BinarySI)
+func (t *Template) container(spec driver.ServerSpec) corev1.Container {
+	memory := *resource.NewQuantity(spec.MemoryBytes+t.MemoryOverheadBytes, resource.BinarySI)
 	c := corev1.Container{
-		Name: containerName, Image: d.MachineImage, Args: []string{"--run-folder", runFolder}, Stdin: true,
+		Name: ContainerName, Image: t.MachineImage, Args: []string{"--run-folder", runFolder}, Stdin: true,
+		ReadinessProbe: readinessProbe(spec.ReadinessProbe),
 		SecurityContext: &corev1.SecurityContext{
 			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
 			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
@@ -127,11 +162,11 @@ func (d *Driver) container(spec driver.ServerSpec) corev1.Container {
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "description", MountPath: descriptionFolder, ReadOnly: true},
 			{Name: secretVolume, MountPath: secretFolder, ReadOnly: true},
-			{Name: "disk", MountPath: diskFolder},
+			{Name: diskVolume, MountPath: diskFolder},
 		},
 	}
-	if d.imageSource(spec) != "" {
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "image", MountPath: imageFolder, ReadOnly: true})
+	if t.imageSource(spec) != "" {
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: imageVolume, MountPath: imageFolder, ReadOnly: true})
 	}
 	for _, v := range spec.Volumes {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "volume-" + v.Name, MountPath: path.Join(volumesFolder, v.Name)})
@@ -155,6 +190,33 @@ func controlPort(spec driver.ServerSpec) int32 {
 	return port
 }
 
+// ControlPortOf returns the port at which the machine of a pod is controlled. The pod of an earlier
+// version has none.
+func ControlPortOf(p *corev1.Pod) (port int32, ok bool) {
+	for _, c := range p.Spec.Containers {
+		n := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == controlPortName })
+		if c.Name == ContainerName && n >= 0 {
+			return c.Ports[n].ContainerPort, true
+		}
+	}
+	return 0, false
+}
+
+// IsEphemeral reports whether the root disk of a pod goes with the pod.
+func IsEphemeral(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == diskVolume && v.EmptyDir != nil })
+}
+
+// IsGated reports whether a pod has its scheduling gate.
+func IsGated(p *corev1.Pod) bool { return slices.ContainsFunc(p.Spec.SchedulingGates, isGate) }
+
+// RemoveGate removes the scheduling gate of a pod.
+func RemoveGate(p *corev1.Pod) {
+	p.Spec.SchedulingGates = slices.DeleteFunc(p.Spec.SchedulingGates, isGate)
+}
+
+func isGate(g corev1.PodSchedulingGate) bool { return g.Name == gateStopped }
+
 // portName returns the name of a port as far as a container may have it: at most 15 characters,
 // with a letter, once.
 func portName(name string) string {
@@ -164,33 +226,35 @@ func portName(name string) string {
 	return name
 }
 
-func (d *Driver) podVolumes(spec driver.ServerSpec, nonce string) []corev1.Volume {
-	base := baseName(spec.Name, spec.UID)
+func (t *Template) podVolumes(spec driver.ServerSpec, run Run) []corev1.Volume {
+	base := BaseName(spec.Name, spec.UID)
 	volumes := []corev1.Volume{
 		{Name: "description", VolumeSource: corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{
-			Items: []corev1.DownwardAPIVolumeFile{{
-				Path:     "machine.yaml",
-				FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + AnnotationMachine + "']"},
-			}},
+			Items: []corev1.DownwardAPIVolumeFile{annotationFile("machine.yaml", AnnotationMachine), annotationFile(readinessFile, AnnotationReadiness)},
 		}}},
-		{Name: secretVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secretName(base, nonce), DefaultMode: new(int32(0o440))}}},
-		{Name: "disk", VolumeSource: diskSource(spec, base)},
+		{Name: secretVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: SecretName(base, run.Nonce), DefaultMode: new(int32(0o440))}}},
+		{Name: diskVolume, VolumeSource: diskSource(spec, base)},
 	}
-	if image := d.imageSource(spec); image != "" {
-		volumes = append(volumes, imageVolume("image", image, spec.Image.PullPolicy))
+	if image := t.imageSource(spec); image != "" {
+		volumes = append(volumes, newImageVolume(imageVolume, imageReference(image, run.Images), spec.Image.PullPolicy))
 	}
 	for _, v := range spec.Volumes {
-		volumes = append(volumes, corev1.Volume{Name: "volume-" + v.Name, VolumeSource: claimSource(claimName(base, v.Name))})
+		volumes = append(volumes, corev1.Volume{Name: "volume-" + v.Name, VolumeSource: claimSource(ClaimName(base, v.Name))})
 		if v.Image != nil {
-			volumes = append(volumes, imageVolume("image-"+v.Name, v.Image.Source, v.Image.PullPolicy))
+			volumes = append(volumes, newImageVolume("image-"+v.Name, imageReference(v.Image.Source, run.Images), v.Image.PullPolicy))
 		}
 	}
 	return volumes
 }
 
-func imageVolume(name, source string, policy driver.PullPolicy) corev1.Volume {
+// annotationFile gives the container an annotation of its pod as a file.
+func annotationFile(name, annotation string) corev1.DownwardAPIVolumeFile {
+	return corev1.DownwardAPIVolumeFile{Path: name, FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + annotation + "']"}}
+}
+
+func newImageVolume(name, reference string, policy driver.PullPolicy) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
-		Reference: strings.TrimPrefix(source, imageScheme), PullPolicy: corev1.PullPolicy(policy),
+		Reference: reference, PullPolicy: corev1.PullPolicy(policy),
 	}}}
 }
 
@@ -206,14 +270,14 @@ func claimSource(claim string) corev1.VolumeSource {
 }
 
 // newDescription returns what drover-machine reads.
-func (d *Driver) newDescription(spec driver.ServerSpec) description.Machine {
+func (t *Template) newDescription(spec driver.ServerSpec) description.Machine {
 	m := description.Machine{
 		Version: description.Version, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
 		MemoryBytes: spec.MemoryBytes, CloudInit: secretFolder, GracePeriodSeconds: graceSeconds(spec),
 		Control:  &description.Control{Port: controlPort(spec), Folder: secretFolder},
 		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: diskFolder, SizeBytes: spec.RootDiskBytes}, Ephemeral: spec.Ephemeral},
 	}
-	if d.imageSource(spec) != "" {
+	if t.imageSource(spec) != "" {
 		m.RootDisk.Image = path.Join(imageFolder, "disk")
 	}
 	if k := spec.Image.Kernel; k != nil {
@@ -245,11 +309,11 @@ const (
 	keySSHKeys     = "ssh-keys"
 )
 
-// newSecret returns the Secret of a pod, which has the machine's end of the control channel. It goes
+// NewSecret returns the Secret of a pod, which has the machine's end of the control channel. It goes
 // with the pod.
-func (d *Driver) newSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce string, control map[string][]byte) *corev1.Secret {
-	s := &corev1.Secret{ObjectMeta: d.newMeta(spec, secretOf(pod), nonce), StringData: map[string]string{}, Data: control, Immutable: new(true)}
-	s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: kindPod, Name: pod.Name, UID: pod.UID, Controller: new(true), BlockOwnerDeletion: new(false)}}
+func (t *Template) NewSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce string, control map[string][]byte) *corev1.Secret {
+	s := &corev1.Secret{ObjectMeta: t.newMeta(spec, SecretOf(pod), nonce), StringData: map[string]string{}, Data: control, Immutable: new(true)}
+	s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: KindPod, Name: pod.Name, UID: pod.UID, Controller: new(true), BlockOwnerDeletion: new(false)}}
 	for key, text := range map[string]string{
 		keyUserData: spec.UserData.Reveal(), keyNetworkData: spec.NetworkData.Reveal(), keySSHKeys: strings.Join(spec.SSHKeys, "\n"),
 	} {
@@ -260,8 +324,8 @@ func (d *Driver) newSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce string
 	return s
 }
 
-// secretOf returns the name of the Secret of a pod, "" for the pod of an earlier version.
-func secretOf(p *corev1.Pod) string {
+// SecretOf returns the name of the Secret of a pod, "" for the pod of an earlier version.
+func SecretOf(p *corev1.Pod) string {
 	for _, v := range p.Spec.Volumes {
 		if v.Name == secretVolume && v.Secret != nil {
 			return v.Secret.SecretName
@@ -279,7 +343,25 @@ func digest(s driver.Secret) string {
 	return hex.EncodeToString(sum[:3])
 }
 
-// describeSize is for messages.
-func describeSize(q resource.Quantity) string {
-	return fmt.Sprintf("%s (%d bytes)", q.String(), q.Value())
+// NewBudget returns the PodDisruptionBudget that has every eviction of the server refused. A number,
+// since a share needs a scale, which the owner of the pod has not.
+func (t *Template) NewBudget(spec driver.ServerSpec, nonce string) *policyv1.PodDisruptionBudget {
+	b := &policyv1.PodDisruptionBudget{
+		ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), nonce),
+		Spec:       budgetSpec(spec.UID),
+	}
+	b.OwnerReferences = []metav1.OwnerReference{OwnerReference(spec)}
+	return b
+}
+
+func budgetSpec(uid types.UID) policyv1.PodDisruptionBudgetSpec {
+	return policyv1.PodDisruptionBudgetSpec{
+		MinAvailable: new(intstr.FromInt32(1)),
+		Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{LabelUID: string(uid)}},
+	}
+}
+
+// BlocksEviction reports whether a PodDisruptionBudget has every eviction of a server refused.
+func BlocksEviction(b *policyv1.PodDisruptionBudget, uid types.UID) bool {
+	return b.DeletionTimestamp == nil && equality.Semantic.DeepEqual(b.Spec, budgetSpec(uid))
 }

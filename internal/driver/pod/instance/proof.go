@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pod
+package instance
 
 import (
 	"encoding/json"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
 // Reasons of an end that no container reports.
@@ -28,7 +29,7 @@ type endRecord struct {
 	Exit *driver.Exit `json:"exit,omitempty"`
 }
 
-// provenEnd returns how a pod has ended, or nil as long as nothing proves that none of its
+// ProvenEnd returns how a pod has ended, or nil as long as nothing proves that none of its
 // containers runs.
 //
 // What proves it: a pod that is being deleted and never had a node, since the scheduler binds no
@@ -36,7 +37,7 @@ type endRecord struct {
 // under restartPolicy Never; the kubelet's refusal to run the pod at all. The phase alone proves
 // nothing, since controllers write it for nodes that do not answer, nor does a node that is not
 // ready or gone.
-func provenEnd(pod *corev1.Pod) *driver.Exit {
+func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 	switch {
 	case pod.Spec.NodeName == "" && pod.DeletionTimestamp != nil:
 		return &driver.Exit{Reason: exitNeverRan, At: pod.DeletionTimestamp.Time}
@@ -83,7 +84,7 @@ func reportedEnd(pod *corev1.Pod) *driver.Exit {
 		if s.State.Terminated == nil {
 			return nil
 		}
-		if s.Name == containerName {
+		if s.Name == objects.ContainerName {
 			exit = exitOf(s.State.Terminated)
 		}
 	}
@@ -109,15 +110,15 @@ const maxOutput = 1 << 10
 
 func clip(text string) string { return text[:min(len(text), maxOutput)] }
 
-// assertedEnd returns the end of a pod by the word of an operator: the taint out-of-service on its
-// node, or an assertion about this pod. Neither counts while the node is ready: then its kubelet
+// assertedEnd returns the end of a pod that an operator asserts: by the taint out-of-service on its
+// node, or by the annotation about this pod. Neither counts while the node is ready: then its kubelet
 // reports, and the machine may be shutting down. A node that is gone is nil.
 func assertedEnd(node *corev1.Node, asserted bool, now time.Time) *driver.Exit {
 	switch {
 	case node != nil && isReady(node):
 		return nil
 	case asserted:
-		return &driver.Exit{Code: 137, Reason: exitAsserted, Output: "an operator has said that the machine is off", At: now}
+		return &driver.Exit{Code: 137, Reason: exitAsserted, Output: "an operator has asserted that the machine is off", At: now}
 	case node != nil && isOutOfService(node):
 		return &driver.Exit{Code: 137, Reason: exitAsserted, Output: fmt.Sprintf("node %s has the taint %s", node.Name, corev1.TaintNodeOutOfService), At: now}
 	}
@@ -136,13 +137,22 @@ func isOutOfService(node *corev1.Node) bool {
 
 // hasEnded reports whether the PVC of the root disk has the end of a pod, or that it never ran.
 func hasEnded(root *corev1.PersistentVolumeClaim, pod types.UID) bool {
-	return pod != "" && root != nil && (endOf(root).Pod == pod || root.Annotations[AnnotationNeverRan] == string(pod))
+	return pod != "" && root != nil && (endOf(root).Pod == pod || root.Annotations[objects.AnnotationNeverRan] == string(pod))
 }
 
 // endOf returns the record on the PVC; one that is damaged records nothing.
 func endOf(root *corev1.PersistentVolumeClaim) (end endRecord) {
-	if root == nil || json.Unmarshal([]byte(root.Annotations[AnnotationEnd]), &end) != nil {
+	if root == nil || json.Unmarshal([]byte(root.Annotations[objects.AnnotationEnd]), &end) != nil {
 		return endRecord{}
 	}
 	return end
 }
+
+// EndRecord returns the value of AnnotationEnd for the pod, whose end is proven.
+func (i *Instance) EndRecord() (string, error) {
+	record, err := json.Marshal(endRecord{Pod: i.Pod.UID, Exit: i.End()})
+	return string(record), err
+}
+
+// IsEndRecorded reports whether the PVC of the root disk has the end of the pod, or that it never ran.
+func (i *Instance) IsEndRecorded() bool { return hasEnded(i.Root, i.Pod.UID) }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pod
+package objects
 
 import (
 	"errors"
@@ -20,13 +20,11 @@ const (
 	reasonQuota       = "QuotaExceeded"
 	reasonTerminating = "NamespaceTerminating"
 	reasonForbidden   = "Forbidden"
-	reasonVolumeLost  = "VolumeLost"
-	reasonPodLost     = "PodLost"
 )
 
-// explain returns the error of a request about an object in the kinds of package driver. It keeps
+// Explain returns the error of a request about an object in the kinds of package driver. It keeps
 // the cluster's own words, which say what to change: quotas, Pod Security, admission.
-func explain(verb, kind string, key types.NamespacedName, err error) error {
+func Explain(verb, kind string, key types.NamespacedName, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -51,5 +49,13 @@ func explain(verb, kind string, key types.NamespacedName, err error) error {
 }
 
 func isDriverError(err error) bool {
-	return errors.Is(err, driver.ErrFenced) || errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrNotFound)
+	return errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrNotFound)
+}
+
+// IgnoreNotFound returns nil for the error of an object that is not there.
+func IgnoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }

@@ -1,38 +1,27 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pod
+package objects
 
 import (
 	"cmp"
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/distribution/reference"
-	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver"
 )
 
 const imageScheme = "oci://"
 
-var accessModes = []string{string(corev1.ReadWriteOncePod), string(corev1.ReadWriteOnce), string(corev1.ReadWriteMany)}
-
-func isAccessMode(mode string) bool { return slices.Contains(accessModes, mode) }
-
-// checkArguments rejects arguments that are invalid for any server.
-func checkArguments(spec driver.ServerSpec) error {
-	if err := driver.CheckUID(spec.UID); err != nil {
-		return err
+// CheckSpec rejects a spec that no pod can have.
+func (t *Template) CheckSpec(spec driver.ServerSpec) error {
+	if len(spec.Name) > maxName {
+		return driver.Errorf(driver.ErrInvalid, "metadata.name is %q, of %d characters: driver pod allows %d, because it is the value of a label", spec.Name, len(spec.Name), maxName)
 	}
-	return driver.CheckPower(spec.Power)
-}
-
-// checkSpec rejects a spec that no pod can have.
-func (d *Driver) checkSpec(spec driver.ServerSpec) error {
-	image := d.imageSource(spec)
+	image := t.imageSource(spec)
 	kernel := spec.Image.Kernel
 	if image == "" && !hasDefaultDisk(spec) {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source is missing: it must be %sREFERENCE, a container disk, since no default is set with --pod-image", imageScheme)
@@ -53,8 +42,23 @@ func (d *Driver) checkSpec(spec driver.ServerSpec) error {
 	return fields.CheckSupported(spec)
 }
 
-// maxRecorded is how many objects a status can have recorded.
-const maxRecorded = 64
+// maxClaims is how many PVCs a status can have recorded, among 64 objects: the others are the pod,
+// its Secret and the PodDisruptionBudget.
+const maxClaims = 60
+
+// countClaims returns how many PVCs the server has and has had, with those that are to be made.
+func countClaims(spec driver.ServerSpec) int {
+	names := map[string]bool{}
+	for _, o := range spec.Objects {
+		if o.Kind == KindClaim {
+			names[o.Name] = true
+		}
+	}
+	for _, of := range DisksOf(spec) {
+		names[ClaimName(BaseName(spec.Name, spec.UID), of.Name)] = true
+	}
+	return len(names)
+}
 
 // checkVolumes rejects volumes that no pod can have. A claim is what has recorded the run of a pod,
 // and an ephemeral server has none that lasts.
@@ -62,8 +66,8 @@ func checkVolumes(spec driver.ServerSpec) error {
 	if spec.Ephemeral && len(spec.Volumes) > 0 {
 		return driver.Errorf(driver.ErrUnsupported, "spec.volumes: driver pod has none for an ephemeral server; leave them out, or ephemeral")
 	}
-	if len(spec.Objects)+len(spec.Volumes) >= maxRecorded {
-		return driver.Errorf(driver.ErrInvalid, "spec.volumes: the VirtualMachine has had %d objects, with the volumes that were removed from the list, and can have %d: delete it, or use their names again", len(spec.Objects), maxRecorded)
+	if count := countClaims(spec); count > maxClaims {
+		return driver.Errorf(driver.ErrInvalid, "spec.volumes: with those that were removed from the list the VirtualMachine has %d disks, and can have %d: delete it, or use their names again", count, maxClaims)
 	}
 	for _, v := range spec.Volumes {
 		if v.Image == nil {
@@ -83,7 +87,7 @@ func checkImage(field, image string) error {
 		return driver.Errorf(driver.ErrInvalid, "%s is %.200q: it must be %sREFERENCE, a container disk", field, image, imageScheme)
 	}
 	if _, err := reference.ParseAnyReference(name); err != nil {
-		return driver.Errorf(driver.ErrInvalid, "%s is %.200q: %w", field, image, err)
+		return driver.Errorf(driver.ErrInvalid, "%s is %.200q: it must be %sREFERENCE, a container disk: %w", field, image, imageScheme, err)
 	}
 	return nil
 }
@@ -94,6 +98,6 @@ func hasDefaultDisk(spec driver.ServerSpec) bool {
 }
 
 // imageSource returns the image of the spec, or the default.
-func (d *Driver) imageSource(spec driver.ServerSpec) string {
-	return cmp.Or(spec.Image.Source, d.Image)
+func (t *Template) imageSource(spec driver.ServerSpec) string {
+	return cmp.Or(spec.Image.Source, t.Image)
 }

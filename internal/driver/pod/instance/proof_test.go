@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pod
+package instance
 
 import (
 	"testing"
@@ -11,17 +11,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
 func terminated(code int32, reason, message string) corev1.ContainerStatus {
-	return corev1.ContainerStatus{Name: containerName, State: corev1.ContainerState{
+	return corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{
 		Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, Message: message, FinishedAt: metav1.Unix(1000, 0)},
 	}}
 }
 
 // onNode returns a pod that was bound to a node, with changes.
 func onNode(changes ...func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: containerName}}}}
+	p := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: objects.ContainerName}}}}
 	for _, change := range changes {
 		change(p)
 	}
@@ -44,8 +45,8 @@ func deleted(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix
 
 func TestProvenEnd(t *testing.T) {
 	t.Parallel()
-	running := corev1.ContainerStatus{Name: containerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
-	waiting := corev1.ContainerStatus{Name: containerName, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}
+	running := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	waiting := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}
 	sidecar := func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "added"}) }
 	disrupted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"}
 	preempted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet}
@@ -74,7 +75,7 @@ func TestProvenEnd(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := provenEnd(tc.pod)
+			got := ProvenEnd(tc.pod)
 			if (got == nil) != (tc.want == nil) || got != nil && (got.Code != tc.want.Code || got.Reason != tc.want.Reason) {
 				t.Errorf("the proven end is %+v, want %+v", got, tc.want)
 			}
@@ -124,20 +125,20 @@ func TestRecordedEnd(t *testing.T) {
 		lost        bool
 	}{
 		"no pod ever ran":      {nil, false},
-		"a pod that ended":     {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"}`}, false},
-		"a pod without end":    {map[string]string{AnnotationRun: "a"}, true},
-		"another pod's end":    {map[string]string{AnnotationRun: "b", AnnotationEnd: `{"pod":"a"}`}, true},
-		"an operator's word":   {map[string]string{AnnotationRun: "c"}, false},
-		"a pod that never ran": {map[string]string{AnnotationRun: "b", AnnotationEnd: `{"pod":"a"}`, AnnotationNeverRan: "b"}, false},
-		"another never ran":    {map[string]string{AnnotationRun: "b", AnnotationNeverRan: "a"}, true},
-		"a damaged record":     {map[string]string{AnnotationRun: "a", AnnotationEnd: `{"pod":"a"`}, true},
-		"an end of no pod":     {map[string]string{AnnotationRun: "a", AnnotationEnd: `{}`}, true},
+		"a pod that ended":     {map[string]string{objects.AnnotationRun: "a", objects.AnnotationEnd: `{"pod":"a"}`}, false},
+		"a pod without end":    {map[string]string{objects.AnnotationRun: "a"}, true},
+		"another pod's end":    {map[string]string{objects.AnnotationRun: "b", objects.AnnotationEnd: `{"pod":"a"}`}, true},
+		"an assertion":         {map[string]string{objects.AnnotationRun: "c"}, false},
+		"a pod that never ran": {map[string]string{objects.AnnotationRun: "b", objects.AnnotationEnd: `{"pod":"a"}`, objects.AnnotationNeverRan: "b"}, false},
+		"another never ran":    {map[string]string{objects.AnnotationRun: "b", objects.AnnotationNeverRan: "a"}, true},
+		"a damaged record":     {map[string]string{objects.AnnotationRun: "a", objects.AnnotationEnd: `{"pod":"a"`}, true},
+		"an end of no pod":     {map[string]string{objects.AnnotationRun: "a", objects.AnnotationEnd: `{}`}, true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			i := &instance{asserted: "c", root: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}
-			if got := i.isLost(); got != tc.lost {
+			i := &Instance{Asserted: "c", Root: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}
+			if got := i.IsLost(); got != tc.lost {
 				t.Errorf("it is lost: %t, want %t", got, tc.lost)
 			}
 		})

@@ -1,31 +1,35 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pod
+package objects
 
 import (
+	"encoding/json"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// settings are what a pod was made from, as AnnotationSettings has them.
-type settings struct {
-	CPUMilli    int64            `json:"cpuMilli"`
-	MemoryBytes int64            `json:"memoryBytes"`
-	Image       string           `json:"image,omitempty"`
-	Kernel      *driver.Kernel   `json:"kernel,omitempty"`
-	Ports       []driver.Port    `json:"ports,omitempty"`
-	SSHKeys     []string         `json:"sshKeys,omitempty"`
-	UserData    string           `json:"userData,omitempty"` // digests
-	NetworkData string           `json:"networkData,omitempty"`
-	Placement   driver.Placement `json:"placement"`
-	GraceSecs   int64            `json:"graceSeconds"`
-	Volumes     []volumeSettings `json:"volumes,omitempty"`
+// Settings are what a pod was made from, as AnnotationSettings has them.
+type Settings struct {
+	CPUMilli    int64  `json:"cpuMilli"`
+	MemoryBytes int64  `json:"memoryBytes"`
+	Image       string `json:"image,omitempty"`
+	// Images are what tags were resolved to.
+	Images      []driver.ResolvedImage `json:"images,omitempty"`
+	Kernel      *driver.Kernel         `json:"kernel,omitempty"`
+	Ports       []driver.Port          `json:"ports,omitempty"`
+	SSHKeys     []string               `json:"sshKeys,omitempty"`
+	UserData    string                 `json:"userData,omitempty"` // digests
+	NetworkData string                 `json:"networkData,omitempty"`
+	Placement   driver.Placement       `json:"placement"`
+	GraceSecs   int64                  `json:"graceSeconds"`
+	Volumes     []volumeSettings       `json:"volumes,omitempty"`
 	// Disks are those that have PVCs, by name. They may grow during a run.
-	Disks map[string]diskSettings `json:"disks,omitempty"`
+	Disks map[string]DiskSettings `json:"disks,omitempty"`
 }
 
 // volumeSettings are what waits for a restart of a volume.
@@ -35,16 +39,23 @@ type volumeSettings struct {
 }
 
 // settingsChange are the settings of a pod and those of its spec.
-type settingsChange struct{ has, wants settings }
+type settingsChange struct{ has, wants Settings }
 
-// pendingFields names the fields of the spec that wait for the next pod.
-func pendingFields(has, wants settings) []string {
+// PendingFields names the fields of the spec that wait for the next pod.
+func PendingFields(has, wants Settings) []string {
 	return fields.Pending(settingsChange{has, wants})
 }
 
-func (d *Driver) settingsOf(spec driver.ServerSpec) settings {
-	s := settings{
-		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: d.imageSource(spec), Kernel: spec.Image.Kernel,
+// ReadSettings returns what a pod was made from. What is damaged differs, and waits for a restart.
+func ReadSettings(p *corev1.Pod) (s Settings) {
+	_ = json.Unmarshal([]byte(p.Annotations[AnnotationSettings]), &s)
+	return s
+}
+
+// Settings returns what the pod of a spec is made from, but for its disks.
+func (t *Template) Settings(spec driver.ServerSpec) Settings {
+	s := Settings{
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: t.imageSource(spec), Kernel: spec.Image.Kernel,
 		SSHKeys: spec.SSHKeys, UserData: digest(spec.UserData), NetworkData: digest(spec.NetworkData),
 		Placement: spec.Placement, GraceSecs: graceSeconds(spec),
 	}
@@ -141,5 +152,5 @@ func differs(part func(driver.Placement) any) func(settingsChange) bool {
 	}
 }
 
-// SupportedFields implements driver.FieldDeclarer.
-func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }
+// SupportedFields returns how each field of a spec is supported.
+func SupportedFields() map[string]driver.Support { return fields.Support() }

@@ -1,0 +1,264 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// waitUntilBound waits until the pod has a node.
+func (s *server) waitUntilBound(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the pod has a node", func() error {
+		if s.pod(t).Spec.NodeName == "" {
+			return errors.New("it has none")
+		}
+		return nil
+	})
+}
+
+// wantNeverRan checks that the pod does not run once its kubelet has started a later one.
+func (s *server) wantNeverRan(t *testing.T, later *server) {
+	t.Helper()
+	s.waitUntilBound(t)
+	later.reach(t, driver.StateRunning)
+	if p := s.pod(t); p.Status.Phase != corev1.PodPending {
+		t.Errorf("the pod %s is %s", p.Name, p.Status.Phase)
+	}
+	later.deleteAll(t)
+}
+
+// TestEphemeral follows a server whose pod has no scheduling gate. It runs nothing before it has its
+// Secret, which another leader makes for the pod that it finds.
+func TestEphemeral(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newEphemeral(t, "web")
+	s.record(t)
+	if err := s.converge(t).createPod(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	made := s.pod(t)
+	if len(made.Spec.SchedulingGates) > 0 {
+		t.Error("the pod has a scheduling gate")
+	}
+	s.wantNeverRan(t, w.newEphemeral(t, "other"))
+	s.d, s.Epoch = w.open(t), 2
+	if got := s.reach(t, driver.StateRunning); got.Run != string(made.UID) {
+		t.Errorf("the run is %s, want that of the pod %s", got.Run, made.UID)
+	}
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	framework.Eventually(t, framework.StepTimeout, "the pod of a server that is off has a scheduling gate", func() error {
+		got, err := s.ensure(t)
+		if err == nil && (got.State != driver.StateStopped || !objects.IsGated(s.pod(t))) {
+			err = fmt.Errorf("it has none: %+v", got)
+		}
+		return err
+	})
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// TestLateEphemeralPod has a deposed leader create its pod when the server is gone. It runs nothing,
+// and is removed.
+func TestLateEphemeralPod(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newEphemeral(t, "web")
+	s.record(t)
+	deposed := s.converge(t)
+	s.d, s.Epoch = w.open(t), 2
+	s.reach(t, driver.StateRunning)
+	secret := objects.SecretOf(s.pod(t))
+	s.deleteAll(t)
+	framework.Eventually(t, framework.StepTimeout, "the Secret is collected", func() error {
+		_, err := w.kube.CoreV1().Secrets(s.Namespace).Get(t.Context(), secret, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there: %w", err)
+	})
+	if err := deposed.createPod(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.wantNeverRan(t, w.newEphemeral(t, "other"))
+
+	ended := *s.recordOf(objects.KindPod)
+	ended.Ended = true
+	s.Objects = []driver.Object{ended}
+	_, err := s.ensure(t)
+	wantError(t, "a pod that is not recorded", err, driver.ErrRetry, "was not made for this VirtualMachine")
+	if err := w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.reach(t, driver.StateRunning)
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// TestEphemeralSecret has a tenant make the Secret first, and the controller end before it has
+// recorded its own. Either way another pod gets another Secret.
+func TestEphemeralSecret(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newEphemeral(t, "taken")
+	theirs := s.takeSecretNames(t, 1)[0]
+	s.reach(t, driver.StateRunning)
+	if name := objects.SecretOf(s.pod(t)); name == theirs || name != s.recordOf(objects.KindSecret).Name {
+		t.Errorf("the pod has the Secret %s; a tenant has made %s, and the record is %+v", name, theirs, s.Objects)
+	}
+	s.deleteAll(t)
+	if _, err := w.kube.CoreV1().Secrets(s.Namespace).Get(t.Context(), theirs, metav1.GetOptions{}); err != nil {
+		t.Errorf("the tenant's Secret: %v", err)
+	}
+
+	s = w.newEphemeral(t, "crash")
+	s.failWrites = true
+	s.reach(t, driver.StateRunning)
+	before := s.pod(t)
+	s.failWrites, s.d = false, w.open(t)
+	if got := s.reach(t, driver.StateRunning); got.Run == string(before.UID) {
+		t.Error("a pod runs with a Secret which may be anyone's")
+	}
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
+// roundTripper is a function that answers requests.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestEphemeralWrites counts what the driver writes for a server from its creation to its removal.
+// Of a pod, only the removal of the finalizer comes in addition to what a bare one needs.
+func TestEphemeralWrites(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var mu sync.Mutex
+	written := map[string]int{} // but for the seed, which is in another namespace
+	config := rest.CopyConfig(shared.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			response, err := next.RoundTrip(r)
+			path := strings.Split(r.URL.Path, "/") // of /api/v1/namespaces/NAMESPACE/RESOURCE
+			if err == nil && r.Method != http.MethodGet && response.StatusCode < http.StatusBadRequest && len(path) > 5 && path[4] == w.namespace {
+				mu.Lock()
+				defer mu.Unlock()
+				written[r.Method+" "+path[5]]++
+			}
+			return response, err
+		})
+	})
+	s := w.newEphemeral(t, "web")
+	s.d = openAs(t, config, clusterID, DefaultCallTimeout)
+	s.reach(t, driver.StateRunning)
+	s.Power, s.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+	if _, err := s.ensure(t); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, framework.StepTimeout, "the machine has ended", func() error {
+		if got := s.list(t); got.State != driver.StateStopped {
+			return fmt.Errorf("it is %s", got.State)
+		}
+		return nil
+	})
+	s.deleteAll(t)
+	want := map[string]int{"POST pods": 1, "POST secrets": 1, "DELETE pods": 1, "PUT pods": 1}
+	if !maps.Equal(written, want) {
+		t.Errorf("the driver has written %v, want %v", written, want)
+	}
+	s.wantGone(t)
+}
+
+// TestRunningWithoutRecordOfSecret has a leader end before the status has recorded the Secret of a pod
+// that runs. The next one cannot reach the machine, and leaves it alone.
+func TestRunningWithoutRecordOfSecret(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newEphemeral(t, "web")
+	first := s.reach(t, driver.StateRunning)
+	s.recordOf(objects.KindSecret).UID = ""
+	s.d = w.open(t)
+	if got, err := s.ensure(t); err != nil || got.State != driver.StateRunning || got.Run != first.Run {
+		t.Errorf("the next leader has %+v, %v, want the run %s", got, err, first.Run)
+	}
+	s.deleteAll(t)
+}
+
+// TestForeignPodAfterLoss has a user put a pod of his own in the place of one that is lost. That it
+// ends proves nothing of the lost one.
+func TestForeignPodAfterLoss(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newEphemeral(t, "web")
+	s.reach(t, driver.StateRunning)
+	lost := s.pod(t)
+	w.forceRemove(t, lost)
+	s.wantRefusal(t, reasonPodLost, "is gone")
+
+	w.kubelet.setSlow(true)
+	pods := w.kube.CoreV1().Pods(s.Namespace)
+	theirs := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: lost.Name, Labels: lost.Labels}}
+	theirs.Spec.Containers = []corev1.Container{{Name: objects.ContainerName, Image: "theirs"}}
+	theirs, err := pods.Create(t.Context(), theirs, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, framework.StepTimeout, "the user's pod runs", func() error {
+		if p := s.pod(t); p.Status.Phase != corev1.PodRunning {
+			return errors.New(string(p.Status.Phase))
+		}
+		return nil
+	})
+	if err := pods.Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, framework.StepTimeout, "the user's pod has ended", func() error {
+		if p := s.pod(t); p.Status.Phase != corev1.PodSucceeded {
+			return errors.New(string(p.Status.Phase))
+		}
+		return nil
+	})
+	_, err = s.ensure(t)
+	wantError(t, "while the user's pod is there", err, driver.ErrRetry, "is not this VirtualMachine's")
+	w.kubelet.setSlow(false)
+	s.wantRefusal(t, reasonPodLost, "is gone")
+	if r := s.recordOf(objects.KindPod); r.UID != lost.UID || r.Ended {
+		t.Errorf("the record is %+v, want that of the lost pod %s", r, lost.UID)
+	}
+}
+
+// forceRemove removes a pod and its finalizers, as if its node were cut off.
+func (w *world) forceRemove(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	w.kubelet.mu.Lock()
+	defer w.kubelet.mu.Unlock()
+	delete(w.kubelet.stop, p.UID)
+	patch := []byte(`{"metadata": {"finalizers": null}}`)
+	pods := w.kube.CoreV1().Pods(p.Namespace)
+	if _, err := pods.Patch(t.Context(), p.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
+		t.Fatal(err)
+	}
+}

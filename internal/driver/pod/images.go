@@ -1,0 +1,130 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/singleflight"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+)
+
+const (
+	// resolveWithin bounds the time that a call waits for registries. Nodes resolve the tags that
+	// were not resolved by then.
+	resolveWithin = 4 * time.Second
+	// silentFor is how long a registry is not asked again that did not answer in time, so that it
+	// delays few servers.
+	silentFor = 30 * time.Second
+	// maxAsked bounds the questions of a call at a time.
+	maxAsked = 4
+)
+
+// resolver finds the digests of tags.
+type resolver struct {
+	// Resolve returns the digest of an image. Its errors are for users.
+	Resolve func(ctx context.Context, source string) (digest string, err error)
+	Clock   clock.PassiveClock
+
+	underway singleflight.Group
+	silent   driver.SyncMap[string, time.Time] // by registry, until when
+}
+
+// resolve returns what the tags of images are resolved to, in their order.
+func (r *resolver) resolve(ctx context.Context, sources []string) []driver.ResolvedImage {
+	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
+	defer cancel()
+	all := make([]driver.ResolvedImage, len(sources))
+	var asked errgroup.Group
+	asked.SetLimit(maxAsked)
+	for n, source := range sources {
+		asked.Go(func() error {
+			digest, err := r.ask(ctx, source)
+			all[n] = driver.ResolvedImage{Source: source, Digest: digest}
+			if err != nil {
+				all[n].Message = err.Error()
+			}
+			return nil
+		})
+	}
+	_ = asked.Wait() // failures are in the messages
+	return all
+}
+
+var errSilent = errors.New("the registry did not answer in time")
+
+// ask asks for the digest of an image. Calls that need the same share a question.
+func (r *resolver) ask(ctx context.Context, source string) (string, error) {
+	registry := objects.RegistryOf(source)
+	if until, ok := r.silent.Load(registry); ok && r.Clock.Now().Before(until) {
+		return "", errSilent
+	}
+	shared := r.underway.DoChan(source, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveWithin)
+		defer cancel()
+		digest, err := r.Resolve(ctx, source)
+		if ctx.Err() != nil {
+			r.markSilent(registry)
+			err = errSilent
+		}
+		return digest, err
+	})
+	select {
+	case result := <-shared:
+		digest, _ := result.Val.(string)
+		return digest, result.Err
+	case <-ctx.Done():
+		return "", errSilent
+	}
+}
+
+func (r *resolver) markSilent(registry string) {
+	now := r.Clock.Now()
+	r.silent.DeleteFunc(func(_ string, until time.Time) bool { return !now.Before(until) })
+	r.silent.Store(registry, now.Add(silentFor))
+}
+
+// resolveImages returns the digests by which the next pod names images that the spec names by tag. A
+// tag keeps the digest of the pod before. With pull policy Always, the tags of an ephemeral server are
+// resolved again.
+func (c *convergence) resolveImages(ctx context.Context) []driver.ResolvedImage {
+	var known []driver.ResolvedImage
+	isLatest := c.spec.Ephemeral && c.spec.Image.PullPolicy == driver.PullAlways
+	if r := c.recorded(objects.KindPod, c.Key.Name); r != nil && !isLatest {
+		known = r.Images
+	}
+	var all []driver.ResolvedImage
+	var unknown []string
+	for _, source := range c.driver.Objects.TaggedImages(c.spec) {
+		if found := objects.FindResolved(known, source); found != nil && found.Digest != "" {
+			all = append(all, *found)
+		} else {
+			unknown = append(unknown, source)
+		}
+	}
+	if len(unknown) == 0 || c.driver.images.Resolve == nil {
+		return all
+	}
+	return append(all, c.driver.images.resolve(ctx, unknown)...)
+}
+
+// hasResolved reports whether the record of the next pod is for the images of the spec, which may
+// have changed since.
+func (c *convergence) hasResolved(recorded *driver.Object) bool {
+	if len(recorded.Images) == 0 || c.driver.images.Resolve == nil {
+		return true
+	}
+	for _, source := range c.driver.Objects.TaggedImages(c.spec) {
+		if objects.FindResolved(recorded.Images, source) == nil {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,218 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/image"
+)
+
+// testRegistry is a registry that a driver may ask. Requests can be made to hang.
+type testRegistry struct {
+	host  string
+	asked atomic.Int32 // for manifests
+	hangs atomic.Bool
+}
+
+func newRegistry(t *testing.T) *testRegistry {
+	t.Helper()
+	r := &testRegistry{}
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if strings.Contains(request.URL.Path, "/manifests/") && request.Method != http.MethodPut {
+			r.asked.Add(1)
+		}
+		if r.hangs.Load() {
+			<-request.Context().Done()
+			return
+		}
+		inner.ServeHTTP(w, request)
+	}))
+	t.Cleanup(server.Close)
+	r.host = strings.TrimPrefix(server.URL, "http://")
+	return r
+}
+
+// push gives a tag new content, and returns its digest.
+func (r *testRegistry) push(t *testing.T, reference string) string {
+	t.Helper()
+	content, err := random.Image(64, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, err := name.ParseReference(r.host + "/" + reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(ref, content); err != nil {
+		t.Fatal(err)
+	}
+	digest, err := content.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest.String()
+}
+
+// allow has a driver ask the registry.
+func (r *testRegistry) allow(t *testing.T, d *Driver, hosts ...string) {
+	t.Helper()
+	sources, err := image.NewSources(image.Policy{Hosts: hosts, PlainHTTP: []string{r.host}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.images.Resolve = sources.Resolve
+}
+
+const loopback = "127.0.0.1"
+
+// wantImages checks what the volumes of a server's pod name their images by.
+func (s *server) wantImages(t *testing.T, want map[string]string) {
+	t.Helper()
+	got := map[string]string{}
+	for _, v := range s.pod(t).Spec.Volumes {
+		if v.Image != nil {
+			got[v.Name] = v.Image.Reference
+		}
+	}
+	for volume, reference := range want {
+		if got[volume] != reference {
+			t.Errorf("the volume %s has the image %q, want %q", volume, got[volume], reference)
+		}
+	}
+}
+
+func (s *server) restart(t *testing.T) driver.Server {
+	t.Helper()
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.Power = driver.PowerOn
+	return s.reach(t, driver.StateRunning)
+}
+
+// TestTags checks that the tag of an image is resolved once for a server with a disk, recorded before
+// there is a pod, and resolved again for another source.
+func TestTags(t *testing.T) {
+	t.Parallel()
+	w, r := newWorld(t), newRegistry(t)
+	first, data := r.push(t, "disks/debian:12"), r.push(t, "disks/data:1")
+	s := w.newServer(t, "web")
+	r.allow(t, s.d, loopback)
+	s.Image.Source = "oci://" + r.host + "/disks/debian:12"
+	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20, Image: &driver.Image{Source: "oci://" + r.host + "/disks/data:1"}}}
+	s.record(t)
+	if got := s.recordOf(objects.KindPod).Images; len(got) != 2 || got[0] != (driver.ResolvedImage{Source: s.Image.Source, Digest: first}) {
+		t.Fatalf("before there is a pod, the record has the images %+v", got)
+	}
+	want := map[string]string{"image": r.host + "/disks/debian@" + first, "image-data": r.host + "/disks/data@" + data}
+	if got := s.reach(t, driver.StateRunning); got.ImageID != first || got.Note != "" {
+		t.Errorf("the image is %q, with the note %q", got.ImageID, got.Note)
+	}
+	s.wantImages(t, want)
+
+	second := r.push(t, "disks/debian:12")
+	s.Image.PullPolicy = driver.PullAlways // its disk was made before
+	if got := s.restart(t); got.ImageID != first || len(got.Pending) > 0 {
+		t.Errorf("after the tag has moved, the image is %q and %v is pending", got.ImageID, got.Pending)
+	}
+	s.wantImages(t, want)
+
+	third := r.push(t, "disks/debian:13")
+	s.Image.Source = "oci://" + r.host + "/disks/debian:13"
+	if got := s.restart(t); got.ImageID != third {
+		t.Errorf("another source has the image %q", got.ImageID)
+	}
+	s.Image.Source = "oci://" + r.host + "/disks/debian:12"
+	if got := s.restart(t); got.ImageID != second {
+		t.Errorf("the first source has the image %q again, want %q", got.ImageID, second)
+	}
+	s.deleteAll(t)
+}
+
+// TestTagsOfEphemeral checks that a disk that is made at each start has the latest image only with
+// pullPolicy Always.
+func TestTagsOfEphemeral(t *testing.T) {
+	t.Parallel()
+	w, r := newWorld(t), newRegistry(t)
+	first := r.push(t, "disks/debian:12")
+	s := w.newServer(t, "web")
+	r.allow(t, s.d, loopback)
+	s.Ephemeral, s.Image.Source = true, "oci://"+r.host+"/disks/debian:12"
+	s.reach(t, driver.StateRunning)
+	second := r.push(t, "disks/debian:12")
+	if got := s.restart(t); got.ImageID != first {
+		t.Errorf("IfNotPresent: the image is %q", got.ImageID)
+	}
+	s.Image.PullPolicy = driver.PullAlways
+	if got := s.restart(t); got.ImageID != second {
+		t.Errorf("Always: the image is %q", got.ImageID)
+	}
+	s.Image.PullPolicy = driver.PullNever
+	asked := r.asked.Load()
+	if got := s.restart(t); got.ImageID != "" || got.Note != "" || r.asked.Load() != asked {
+		t.Errorf("Never: the image is %q, note %q, and the registry was asked %d times", got.ImageID, got.Note, r.asked.Load()-asked)
+	}
+	s.wantImages(t, map[string]string{"image": r.host + "/disks/debian:12"})
+	s.deleteAll(t)
+}
+
+// TestUnresolvedTags checks that nodes resolve what Drover cannot, which the server says, until Drover
+// can.
+func TestUnresolvedTags(t *testing.T) {
+	t.Parallel()
+	w, r := newWorld(t), newRegistry(t)
+	digest := r.push(t, "disks/debian:12")
+	pushed := r.asked.Load()
+	s := w.newServer(t, "web")
+	s.Image.Source = "oci://" + r.host + "/disks/debian:12"
+	wantNote := func(says string) {
+		t.Helper()
+		got := s.list(t)
+		if !strings.Contains(got.Note, s.Image.Source) || !strings.Contains(got.Note, says) || got.ImageID != "" {
+			t.Errorf("the note is %q, want %q; the image is %q", got.Note, says, got.ImageID)
+		}
+		s.wantImages(t, map[string]string{"image": strings.TrimPrefix(s.Image.Source, "oci://")})
+	}
+	r.allow(t, s.d)
+	s.reach(t, driver.StateRunning)
+	if wantNote("--image-hosts"); r.asked.Load() != pushed {
+		t.Error("a host was asked that is not allowed")
+	}
+	r.allow(t, s.d, loopback)
+	r.hangs.Store(true)
+	s.restart(t)
+	wantNote("did not answer in time")
+	r.hangs.Store(false)
+	silence := testingclock.NewFakePassiveClock(time.Now())
+	s.d.images.Clock = silence
+	asked := r.asked.Load()
+	s.restart(t)
+	if wantNote("did not answer in time"); r.asked.Load() != asked {
+		t.Error("a registry was asked again at once")
+	}
+	silence.SetTime(silence.Now().Add(silentFor))
+	s.Image.Source = "oci://" + r.host + "/disks/missing:1"
+	s.restart(t)
+	wantNote("404")
+	s.Image.Source = "oci://" + r.host + "/disks/debian:12"
+	if got := s.restart(t); got.ImageID != digest || got.Note != "" {
+		t.Errorf("a registry that answers again leaves the image %q, note %q", got.ImageID, got.Note)
+	}
+	s.deleteAll(t)
+}

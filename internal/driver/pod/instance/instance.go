@@ -1,0 +1,170 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+)
+
+// Instance is what there is of one server.
+type Instance struct {
+	reader *Reader
+	// Key has the namespace, and the name of the pod and of the root disk's PVC.
+	Key types.NamespacedName
+	UID types.UID
+	VM  string
+	// Pod and Root, the PVC of the root disk, are nil if there is none.
+	Pod  *corev1.Pod
+	Root *corev1.PersistentVolumeClaim
+	// Asserted is the pod whose machine an operator has asserted to be off, as known when the
+	// objects were read.
+	Asserted types.UID
+
+	// names are the volumes to read, and volumes their PVCs.
+	names   []string
+	volumes map[string]*corev1.PersistentVolumeClaim
+	// isEphemeral is set if there is no root disk that lasts, so no PVC of it.
+	isEphemeral bool
+	// node is the pod's node, read where an assertion matters; nil if it is not there.
+	node *corev1.Node
+	// lacksBudget is set if the PodDisruptionBudget is not as it should be. Only lists read it.
+	lacksBudget bool
+}
+
+// Read reads the objects again, live. Objects of the names without the labels are foreign, which
+// their creation would find.
+func (i *Instance) Read(ctx context.Context) error {
+	if err := i.readPod(ctx); err != nil || i.isEphemeral {
+		return err
+	}
+	return i.readClaims(ctx, append([]string{objects.RootDisk}, i.names...))
+}
+
+// readPod reads the pod, and its node where that matters.
+func (i *Instance) readPod(ctx context.Context) error {
+	pod, err := i.reader.Client.Pods(i.Key.Namespace).Get(ctx, i.Key.Name, metav1.GetOptions{})
+	if i.Pod, err = own(i, pod, err); err != nil {
+		return objects.Explain("read", objects.KindPod, i.Key, err)
+	}
+	return i.readNode(ctx, i.reader.newNodeGetter())
+}
+
+// Exists reports whether there is any object of the server.
+func (i *Instance) Exists() bool { return i.Pod != nil || i.Root != nil || len(i.Volumes()) > 0 }
+
+// own returns an object that was read if it has the labels of the instance's server and is no copy,
+// and else nil.
+func own[T interface {
+	comparable
+	metav1.Object
+}](i *Instance, o T, err error) (T, error) {
+	var none T
+	if err != nil {
+		return none, objects.IgnoreNotFound(err)
+	}
+	if l := o.GetLabels(); l[objects.LabelCluster] != i.reader.ClusterID || l[objects.LabelUID] != string(i.UID) || objects.IsCopy(o) {
+		return none, nil
+	}
+	i.Note(o)
+	return o, nil
+}
+
+// readNode reads the node of a pod that an operator may have asserted to be off: by a taint, which
+// deletes the pod, or on the VirtualMachine.
+func (i *Instance) readNode(ctx context.Context, get nodeGetter) (err error) {
+	i.node, i.Asserted = nil, ""
+	if i.reader.AssertedOff != nil {
+		i.Asserted = i.reader.AssertedOff(i.UID)
+	}
+	switch {
+	case i.Pod == nil, i.Pod.Spec.NodeName == "":
+		return nil
+	case i.Pod.UID != i.Asserted && (i.Pod.DeletionTimestamp == nil || ProvenEnd(i.Pod) != nil):
+		return nil
+	}
+	i.node, err = get(ctx, i.Pod.Spec.NodeName)
+	return err
+}
+
+// ID returns the ID of the server.
+func (i *Instance) ID() string { return objects.ServerID(i.Key.Namespace, i.Key.Name) }
+
+// End returns how the pod has ended, nil while that is not proven.
+func (i *Instance) End() *driver.Exit {
+	if i.Pod == nil {
+		return nil
+	}
+	if exit := ProvenEnd(i.Pod); exit != nil {
+		return exit
+	}
+	return i.AssertedEnd()
+}
+
+// AssertedEnd returns the end of a pod that an operator asserts, nil if none does.
+func (i *Instance) AssertedEnd() *driver.Exit {
+	if i.Pod == nil || i.Pod.Spec.NodeName == "" {
+		return nil
+	}
+	return assertedEnd(i.node, i.Pod.UID == i.Asserted && !i.isAssertionRefused(), i.reader.Clock.Now())
+}
+
+func (i *Instance) isAssertionRefused() bool {
+	return i.Pod.Annotations[objects.AnnotationAssertionRefused] != ""
+}
+
+// RefusesAssertion returns whether the pod should have it recorded that the operator's assertion is
+// refused, because its node was ready then, and whether that differs from what it has. Without the
+// record an assertion about the wrong pod would count once its node does not answer for a moment.
+func (i *Instance) RefusesAssertion() (refuses, differs bool) {
+	if i.reader.AssertedOff == nil || i.Pod == nil || i.Pod.Spec.NodeName == "" || ProvenEnd(i.Pod) != nil {
+		return false, false
+	}
+	was := i.isAssertionRefused()
+	refuses = i.Pod.UID == i.Asserted && (was || i.node != nil && isReady(i.node))
+	return refuses, refuses != was
+}
+
+// IsLost reports whether the pod is gone that the PVC has recorded, without a record of its end.
+func (i *Instance) IsLost() bool {
+	if i.Pod != nil || i.Root == nil {
+		return false
+	}
+	run := types.UID(i.Root.Annotations[objects.AnnotationRun])
+	return run != "" && !hasEnded(i.Root, run) && run != i.Asserted
+}
+
+// IsGated reports whether the pod waits for the server to be started.
+func (i *Instance) IsGated() bool { return i.Pod != nil && objects.IsGated(i.Pod) }
+
+// IsRetained reports whether the server was released.
+func (i *Instance) IsRetained() bool {
+	var marked metav1.Object
+	switch volumes := i.Volumes(); {
+	case i.Root != nil:
+		marked = i.Root
+	case i.Pod != nil:
+		marked = i.Pod
+	case len(volumes) > 0:
+		marked = volumes[0]
+	default:
+		return false
+	}
+	return marked.GetLabels()[objects.LabelRetained] != ""
+}
+
+// Settings returns what the pod was made from.
+func (i *Instance) Settings() objects.Settings { return objects.ReadSettings(i.Pod) }
+
+// IsLeaving reports whether a pod whose end is recorded waits for its kubelet to remove it.
+func (i *Instance) IsLeaving() bool {
+	return i.Pod.DeletionTimestamp != nil && !slices.Contains(i.Pod.Finalizers, objects.FinalizerStopped) && (i.Root == nil || hasEnded(i.Root, i.Pod.UID))
+}

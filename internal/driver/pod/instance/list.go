@@ -1,0 +1,145 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+)
+
+// List returns the instances that have objects: all, or those of UIDs. It reads those of a single
+// UID live, and others from the informers of an open watch, once these have all that this process
+// has read and written before; the first list of all is live, and then one every liveListPeriod.
+// Objects that claim the UID of a VirtualMachine under another name than its own are left out.
+func (r *Reader) List(ctx context.Context, uids ...types.UID) ([]*Instance, error) {
+	if len(uids) == 1 {
+		if _, known := r.OwnerOf(uids[0]); known {
+			return r.readObjects(ctx, uids[0])
+		}
+	}
+	pods, claims, err := r.listObjects(ctx, uids)
+	if err != nil {
+		return nil, err
+	}
+	byKey, wanted := map[types.NamespacedName]*Instance{}, sets.New(uids...)
+	for _, p := range pods {
+		if i := r.instanceOf(byKey, p, wanted); i != nil {
+			i.Pod = p
+		}
+	}
+	for _, claim := range claims {
+		if i := r.instanceOf(byKey, claim, wanted); i != nil {
+			i.SetClaim(claim.Labels[objects.LabelVolume], claim)
+		}
+	}
+	found, getNode := sorted(byKey), r.newNodeGetter()
+	for _, i := range found {
+		if err := i.readNode(ctx, getNode); err != nil {
+			return nil, err
+		}
+	}
+	r.readBudgets(ctx, found)
+	return found, nil
+}
+
+// listObjects returns the objects of servers from the informers, or live if those are behind.
+func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.Pod, []*corev1.PersistentVolumeClaim, error) {
+	if isAll := len(uids) == 0; len(uids) > 1 || isAll && !r.isLiveListDue() {
+		if fresh := r.freshInformers(ctx); fresh != nil {
+			return byUID[*corev1.Pod](fresh.Pods, uids), byUID[*corev1.PersistentVolumeClaim](fresh.Claims, uids), nil
+		}
+	}
+	began := r.Clock.Now()
+	options := metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID, uids...)}
+	pods, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, options)
+	if err != nil {
+		return nil, nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
+	}
+	claims, err := r.Client.PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, options)
+	if err != nil {
+		return nil, nil, objects.Explain("list", objects.KindClaim, types.NamespacedName{}, err)
+	}
+	if len(uids) == 0 {
+		r.lastLiveList.Store(&began)
+	}
+	foundPods, foundClaims := pointers(pods.Items), pointers(claims.Items)
+	for _, p := range foundPods {
+		r.note(p)
+	}
+	for _, claim := range foundClaims {
+		r.note(claim)
+	}
+	return foundPods, foundClaims, nil
+}
+
+// isLiveListDue reports whether the last complete list that was live is long ago, or there was none.
+// The watches of an API server may stand still without a sign.
+func (r *Reader) isLiveListDue() bool {
+	last := r.lastLiveList.Load()
+	return last == nil || r.Clock.Since(*last) >= liveListPeriod
+}
+
+func pointers[T any](items []T) []*T {
+	all := make([]*T, len(items))
+	for n := range items {
+		all[n] = &items[n]
+	}
+	return all
+}
+
+// readObjects returns the instance of a UID whose VirtualMachine is known, by the names of its
+// objects: to select them by labels, the API server would look at all of the cluster.
+func (r *Reader) readObjects(ctx context.Context, uid types.UID) ([]*Instance, error) {
+	i, err := r.Find(ctx, driver.Target{UID: uid})
+	if errors.Is(err, driver.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	found := []*Instance{i}
+	r.readBudgets(ctx, found)
+	return found, nil
+}
+
+func sorted(byKey map[types.NamespacedName]*Instance) []*Instance {
+	all := make([]*Instance, 0, len(byKey))
+	for _, i := range byKey {
+		all = append(all, i)
+	}
+	slices.SortFunc(all, func(a, b *Instance) int { return strings.Compare(a.ID(), b.ID()) })
+	return all
+}
+
+// instanceOf returns the instance that an object belongs to, or nil.
+func (r *Reader) instanceOf(byKey map[types.NamespacedName]*Instance, o metav1.Object, wanted sets.Set[types.UID]) *Instance {
+	uid, vm := types.UID(o.GetLabels()[objects.LabelUID]), o.GetLabels()[objects.LabelName]
+	if len(wanted) > 0 && !wanted.Has(uid) || !r.IsNamed(o) {
+		return nil
+	}
+	key := types.NamespacedName{Namespace: o.GetNamespace(), Name: objects.BaseName(vm, uid)}
+	if byKey[key] == nil {
+		byKey[key] = &Instance{reader: r, Key: key, UID: uid, VM: vm}
+	}
+	return byKey[key]
+}
+
+// IsNamed reports whether an object has the name that an object of its server has, is where the
+// VirtualMachine is, as far as that is known, and is no copy.
+func (r *Reader) IsNamed(o metav1.Object) bool {
+	uid, vm := types.UID(o.GetLabels()[objects.LabelUID]), o.GetLabels()[objects.LabelName]
+	owner, known := r.OwnerOf(uid)
+	return driver.CheckUID(uid) == nil && !objects.IsCopy(o) && o.GetName() == objects.ClaimName(objects.BaseName(vm, uid), o.GetLabels()[objects.LabelVolume]) &&
+		(!known || owner.Namespace == o.GetNamespace() && owner.Name == vm)
+}

@@ -1,0 +1,220 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/machines"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+// Server describes the server.
+func (i *Instance) Server() driver.Server {
+	s := driver.Server{
+		UID: i.UID, ID: i.ID(), Namespace: i.Key.Namespace, Name: i.VM, Retained: i.IsRetained(), State: driver.StateStopped,
+	}
+	switch {
+	case i.IsLost():
+		s.State, s.Err = driver.StateUnknown, fmt.Errorf("the pod %s is gone, and nothing proves that its containers have ended", i.Key)
+	case i.Pod == nil:
+		last := endOf(i.Root)
+		s.Run, s.Exit = string(last.Pod), last.Exit
+	case i.IsGated():
+	default:
+		i.describeRun(&s)
+	}
+	if i.isBeingRemoved() {
+		s.State = driver.StateRemoving
+	}
+	return s
+}
+
+// isBeingRemoved reports whether the disks are being deleted, and no pod is left that matters.
+func (i *Instance) isBeingRemoved() bool {
+	if i.Pod != nil && (i.End() == nil || !i.IsLeaving()) {
+		return false
+	}
+	if i.Root != nil {
+		return i.Root.DeletionTimestamp != nil
+	}
+	volumes := i.Volumes()
+	return len(volumes) > 0 && volumes[0].DeletionTimestamp != nil
+}
+
+// describeRun describes the pod.
+func (i *Instance) describeRun(s *driver.Server) {
+	p := i.Pod
+	kept := i.Settings()
+	s.Run = string(p.UID)
+	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
+	status := machineStatus(p)
+	s.ImageID, s.Note = objects.ImageDigest(p), describeTags(kept.Images)
+	s.StartedAt = startOf(p)
+	switch exit := i.End(); {
+	case exit != nil && i.IsLeaving() && i.Root == nil:
+		s.State = driver.StateRemoving
+	case exit != nil:
+		s.State, s.Exit = driver.StateStopped, exit
+		s.NeedsEnsure = p.DeletionTimestamp != nil && !i.IsLeaving()
+	case p.DeletionTimestamp != nil:
+		s.State, s.Progress = driver.StateStopping, i.stoppingText()
+	case status != nil && status.State.Terminated != nil:
+		s.State, s.Progress = driver.StateStopping, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
+	case status != nil && status.State.Running != nil:
+		s.State, s.Err, s.Addresses = driver.StateRunning, i.unreachableNode(), addressesOf(p)
+		i.describeMachine(s)
+	default:
+		s.State, s.Progress = driver.StateStarting, startingText(p)
+	}
+	if _, differs := i.RefusesAssertion(); differs {
+		s.NeedsEnsure = true
+	}
+}
+
+// describeMachine adds what was last seen of a machine that runs.
+func (i *Instance) describeMachine(s *driver.Server) {
+	last, _ := i.reader.LastStatus(i.Pod.UID)
+	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown() || i.lacksBudget
+	if i.IsPaused() {
+		s.State = driver.StatePaused
+	}
+	if s.Err == nil {
+		s.Err = waitError(last.Waits)
+	}
+}
+
+// waitError returns what a guest waits for.
+func waitError(waits control.Wait) error {
+	switch waits {
+	case control.WaitRoom:
+		return errors.New("the guest waits: the volume of one of its disks has no room")
+	case control.WaitDisk:
+		return errors.New("the guest waits: one of its disks fails")
+	case control.WaitNone:
+	}
+	return nil
+}
+
+// startOf returns when the machine's container was started.
+func startOf(p *corev1.Pod) (at time.Time) {
+	status := machineStatus(p)
+	switch {
+	case status == nil:
+	case status.State.Running != nil:
+		return status.State.Running.StartedAt.Time
+	case status.State.Terminated != nil:
+		return status.State.Terminated.StartedAt.Time
+	}
+	return at
+}
+
+func machineStatus(p *corev1.Pod) *corev1.ContainerStatus {
+	n := slices.IndexFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == objects.ContainerName })
+	if n < 0 {
+		return nil
+	}
+	return &p.Status.ContainerStatuses[n]
+}
+
+func addressesOf(p *corev1.Pod) []string {
+	var all []string
+	for _, ip := range p.Status.PodIPs {
+		all = append(all, ip.IP)
+	}
+	return all
+}
+
+// unreachableNode returns an error if the control plane has marked a pod that runs as not ready,
+// which it does when the node's kubelet reports no more. Where the pod's probe had failed before, both
+// conditions are false: the VirtualMachine is not ready by the same probe then.
+func (i *Instance) unreachableNode() error {
+	p := i.Pod
+	n := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+	m := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.ContainersReady })
+	if n < 0 || m < 0 || p.Status.Conditions[n].Status != corev1.ConditionFalse || p.Status.Conditions[m].Status != corev1.ConditionTrue {
+		return nil
+	}
+	return fmt.Errorf("node %s does not report: the machine may run still%s", p.Spec.NodeName, i.refusalText())
+}
+
+// startingText says what a pod waits for, in the words of the scheduler and the kubelet.
+func startingText(p *corev1.Pod) string {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return "the pod is not scheduled: " + cmp.Or(c.Message, c.Reason)
+		}
+	}
+	if s := machineStatus(p); s != nil && s.State.Waiting != nil && s.State.Waiting.Reason != "" {
+		return clip(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message))
+	}
+	if p.Spec.NodeName == "" {
+		return "the pod waits to be scheduled"
+	}
+	return "the pod starts on node " + p.Spec.NodeName
+}
+
+// stoppingText says what ends a pod that cannot end by itself.
+func (i *Instance) stoppingText() string {
+	return fmt.Sprintf("the pod ends on node %s; if that node is lost for good, power it off and then set its taint %s%s", i.Pod.Spec.NodeName, corev1.TaintNodeOutOfService, i.refusalText())
+}
+
+// refusalText says how an operator asserts again that the machine is off.
+func (i *Instance) refusalText() string {
+	if !i.isAssertionRefused() {
+		return ""
+	}
+	return "; that its machine is off was asserted while its node was ready, which does not count: remove that annotation, and set it again once this message has changed"
+}
+
+// describeTags returns what was not done about tags of images, empty if nothing was left out.
+func describeTags(images []driver.ResolvedImage) string {
+	var all []string
+	for _, i := range images {
+		if i.Digest == "" {
+			all = append(all, fmt.Sprintf("each node resolves the tag of image %s, since the controller could not: %s", i.Source, i.Message))
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// IsRunning reports whether the machine's container runs.
+func IsRunning(p *corev1.Pod) bool {
+	status := machineStatus(p)
+	return status != nil && status.State.Running != nil
+}
+
+// MachineOf returns where the machine of a pod is reached. ok is false if it does not run, and for
+// the pod of an earlier version, which has no control channel.
+func MachineOf(p *corev1.Pod) (m machines.Machine, ok bool) {
+	if p.DeletionTimestamp != nil || p.Status.PodIP == "" || !IsRunning(p) {
+		return m, false
+	}
+	port, ok := objects.ControlPortOf(p)
+	return machines.Machine{
+		UID: types.UID(p.Labels[objects.LabelUID]), Pod: p.UID, Nonce: p.Annotations[objects.AnnotationNonce],
+		Address: net.JoinHostPort(p.Status.PodIP, strconv.Itoa(int(port))),
+	}, ok
+}
+
+// IsPaused reports whether the guest is paused, as was seen last. Until it was seen, that is so if
+// this driver has begun to pause it.
+func (i *Instance) IsPaused() bool {
+	if last, ok := i.reader.LastStatus(i.Pod.UID); ok {
+		return last.State == control.StatePaused
+	}
+	return i.Pod.Annotations[objects.AnnotationPaused] != ""
+}

@@ -1,0 +1,120 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// RootDisk is the name of the root disk among disks. No volume can have it.
+const RootDisk = ""
+
+// Disk is a disk of the spec.
+type Disk struct {
+	Name  string // of the volume, or RootDisk
+	Field string // of the spec, that has the size
+	Bytes int64
+	// IsFixed is set if the disk cannot grow.
+	IsFixed bool
+}
+
+// Describe returns what the disk is called in messages.
+func (d Disk) Describe() string {
+	if d.Name == RootDisk {
+		return "root disk"
+	}
+	return "volume " + d.Name
+}
+
+// DisksOf returns the disks of a spec that have PVCs.
+func DisksOf(spec driver.ServerSpec) []Disk {
+	var all []Disk
+	if !spec.Ephemeral {
+		all = append(all, Disk{RootDisk, "spec.resource.rootDisk", spec.RootDiskBytes, false})
+	}
+	for _, v := range spec.Volumes {
+		all = append(all, Disk{v.Name, fmt.Sprintf("spec.volumes[%s].size", v.Name), v.SizeBytes, v.ReadOnly})
+	}
+	return all
+}
+
+// ClaimName returns the name of the PVC of a disk.
+func ClaimName(base, name string) string {
+	if name == RootDisk {
+		return base
+	}
+	return base + "-" + name
+}
+
+// NewClaim returns the PVC of a disk.
+func (t *Template) NewClaim(spec driver.ServerSpec, of Disk, nonce string) *corev1.PersistentVolumeClaim {
+	mode := corev1.PersistentVolumeFilesystem
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: t.newMeta(spec, ClaimName(BaseName(spec.Name, spec.UID), of.Name), nonce),
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(t.AccessMode)}, VolumeMode: &mode,
+			StorageClassName: spec.StorageClassName,
+			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: ClaimSize(of.Bytes)}},
+		},
+	}
+	if of.Name != RootDisk {
+		claim.Labels[LabelVolume] = of.Name
+	}
+	return claim
+}
+
+const (
+	// defaultDiskBytes is the size of the PVC of a server that leaves the size to the driver.
+	defaultDiskBytes = 10 << 30
+	// claimOverheadBytes and claimOverheadShare are what a PVC has in addition to its disk: the
+	// file system's own data, and that of the disk's format.
+	claimOverheadBytes = 64 << 20
+	claimOverheadShare = 16
+)
+
+// ClaimSize returns the size of the PVC that has room for a disk.
+func ClaimSize(bytes int64) resource.Quantity {
+	if bytes == 0 {
+		bytes = defaultDiskBytes
+	}
+	return *resource.NewQuantity(bytes+bytes/claimOverheadShare+claimOverheadBytes, resource.BinarySI)
+}
+
+// RoomOf returns the bytes that a volume has, or is to have while it is not there yet.
+func RoomOf(claim *corev1.PersistentVolumeClaim) int64 {
+	room, ok := claim.Status.Capacity[corev1.ResourceStorage]
+	if !ok {
+		room = claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	}
+	return room.Value()
+}
+
+// Fit returns the size of a disk as far as its volume has room for it.
+func Fit(bytes int64, claim *corev1.PersistentVolumeClaim) int64 {
+	if claim == nil || bytes == 0 {
+		return bytes
+	}
+	size := ClaimSize(bytes)
+	if room := RoomOf(claim); room < size.Value() {
+		return max(0, room-claimOverheadBytes) / (claimOverheadShare + 1) * claimOverheadShare
+	}
+	return bytes
+}
+
+// DiskSettings is what a disk of a pod was made or grown to.
+type DiskSettings struct {
+	Bytes int64 `json:"bytes,omitempty"`
+	// RoomBytes is what its volume had then.
+	RoomBytes int64 `json:"roomBytes,omitempty"`
+}
+
+// DescribeSize is for messages.
+func DescribeSize(q resource.Quantity) string {
+	return fmt.Sprintf("%s (%d bytes)", q.String(), q.Value())
+}

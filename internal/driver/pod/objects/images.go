@@ -1,0 +1,107 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/distribution/reference"
+	corev1 "k8s.io/api/core/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// imageVolume is the volume of a pod that has the image of the root disk.
+const imageVolume = "image"
+
+// TaggedImages returns the images of a spec that are named by tag and may be fetched.
+func (t *Template) TaggedImages(spec driver.ServerSpec) []string {
+	images := []driver.Image{{Source: t.imageSource(spec), PullPolicy: spec.Image.PullPolicy}}
+	for _, v := range spec.Volumes {
+		if v.Image != nil {
+			images = append(images, *v.Image)
+		}
+	}
+	var all []string
+	for _, i := range images {
+		if i.PullPolicy != driver.PullNever && isTagged(i.Source) && !slices.Contains(all, i.Source) {
+			all = append(all, i.Source)
+		}
+	}
+	return all
+}
+
+func isTagged(source string) bool {
+	name, ok := strings.CutPrefix(source, imageScheme)
+	named, err := reference.ParseNormalizedNamed(name)
+	if !ok || err != nil {
+		return false
+	}
+	_, byDigest := named.(reference.Digested)
+	return !byDigest
+}
+
+// FindResolved returns what the tag of an image was resolved to, nil if that was not tried.
+func FindResolved(all []driver.ResolvedImage, source string) *driver.ResolvedImage {
+	n := slices.IndexFunc(all, func(i driver.ResolvedImage) bool { return i.Source == source })
+	if n < 0 {
+		return nil
+	}
+	return &all[n]
+}
+
+// imageReference returns what a pod names an image by: the digest if the tag was resolved, so that
+// all nodes have the same.
+func imageReference(source string, resolved []driver.ResolvedImage) string {
+	name := strings.TrimPrefix(source, imageScheme)
+	found := FindResolved(resolved, source)
+	named, err := reference.ParseNormalizedNamed(name)
+	if found == nil || found.Digest == "" || err != nil {
+		return name
+	}
+	return reference.TrimNamed(named).Name() + "@" + found.Digest
+}
+
+// ImageDigest returns the digest of the image of a pod's root disk: as the kubelet reports it, or by
+// which the pod names it. It is empty if neither is known.
+func ImageDigest(p *corev1.Pod) string {
+	for _, s := range p.Status.ContainerStatuses {
+		for _, m := range s.VolumeMounts {
+			if m.Name == imageVolume && m.VolumeStatus != nil && m.VolumeStatus.Image != nil {
+				return digestOf(m.VolumeStatus.Image.ImageRef)
+			}
+		}
+	}
+	for _, v := range p.Spec.Volumes {
+		if v.Name == imageVolume && v.Image != nil {
+			return digestOf(v.Image.Reference)
+		}
+	}
+	return ""
+}
+
+// ImageVolumes returns the volumes that ImageDigest looks at.
+func ImageVolumes(all []corev1.Volume) (kept []corev1.Volume) {
+	for _, v := range all {
+		if v.Name == imageVolume {
+			kept = append(kept, v)
+		}
+	}
+	return kept
+}
+
+// RegistryOf returns the registry of an image, as in registry.example or docker.io.
+func RegistryOf(source string) string {
+	named, err := reference.ParseNormalizedNamed(strings.TrimPrefix(source, imageScheme))
+	if err != nil {
+		return ""
+	}
+	return reference.Domain(named)
+}
+
+func digestOf(image string) string {
+	_, digest, _ := strings.Cut(image, "@")
+	return digest
+}

@@ -1,0 +1,170 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// prefix is that of the labels and annotations that only Drover writes.
+const prefix = "cloudnative.tw/"
+
+// Labels of every object of a server. A tenant can write them, so they only select: see the
+// package comment for what identifies an object.
+const (
+	LabelCluster = "cloudnative.tw/cluster"
+	LabelUID     = "cloudnative.tw/uid"
+	LabelName    = "cloudnative.tw/name"
+	// LabelVolume, on a PVC, is the volume that it has; the PVC of a root disk has no such label.
+	LabelVolume = "cloudnative.tw/volume"
+	// LabelRetained marks a server that was released.
+	LabelRetained = "cloudnative.tw/retained"
+)
+
+// Annotations of objects.
+const (
+	// AnnotationNonce is that of the intent to create the object.
+	AnnotationNonce = "cloudnative.tw/nonce"
+	// AnnotationEpoch is that of the leader that changed the object last.
+	AnnotationEpoch = "cloudnative.tw/epoch"
+	// AnnotationMachine, on a pod, is what drover-machine reads.
+	AnnotationMachine = "cloudnative.tw/machine"
+	// AnnotationSettings, on a pod, has what it was made from, to find out what has changed.
+	AnnotationSettings = "cloudnative.tw/settings"
+	// AnnotationRun, on the PVC of a root disk, is the UID of the last pod that could run.
+	AnnotationRun = "cloudnative.tw/run"
+	// AnnotationEnd, on that PVC, is how that pod ended, once that is proven (endRecord).
+	AnnotationEnd = "cloudnative.tw/end"
+	// AnnotationNeverRan, on that PVC, is the UID of the last pod that was removed before it
+	// could run. Another leader may record that pod as AnnotationRun all the same.
+	AnnotationNeverRan = "cloudnative.tw/never-ran"
+	// AnnotationClaim, on a PVC, is its own UID, from before the first pod that can use it. A copy of
+	// the PVC, such as one that is restored from a backup, has another UID.
+	AnnotationClaim = "cloudnative.tw/claim"
+	// AnnotationAssertionRefused, on a pod, is set once an operator has asserted that its machine is
+	// off while its node was ready. It is removed with the assertion.
+	AnnotationAssertionRefused = "cloudnative.tw/assertion-refused"
+	// AnnotationReadiness, on a pod, is what its readiness probe asks, as description.Readiness.
+	AnnotationReadiness = "cloudnative.tw/readiness"
+	// AnnotationEviction, on a pod, is EvictionBlock while a PodDisruptionBudget refuses evictions.
+	AnnotationEviction = "cloudnative.tw/eviction"
+	// AnnotationPaused, on a pod, is set from before its guest is paused until it was resumed.
+	AnnotationPaused = "cloudnative.tw/paused"
+)
+
+// EvictionBlock is the value of AnnotationEviction.
+const EvictionBlock = "Block"
+
+// FinalizerStopped keeps a pod's object until the end of its containers is proven.
+const FinalizerStopped = "cloudnative.tw/stopped"
+
+// Kinds of a driver.Object.
+const (
+	KindPod    = "Pod"
+	KindClaim  = "PersistentVolumeClaim"
+	KindSecret = "Secret"
+	KindBudget = "PodDisruptionBudget"
+)
+
+// maxName is how long the name of a VirtualMachine can be that is the value of a label.
+const maxName = 63
+
+// BaseName returns the name of a server's pod and of the PVC of its root disk.
+func BaseName(vm string, uid types.UID) string {
+	short, _, _ := strings.Cut(string(uid), "-")
+	return vm[:min(len(vm), maxName)] + "-" + strings.ToLower(short[:min(len(short), 8)])
+}
+
+// SecretName returns the name of the Secret of a pod. Each pod has one of its own.
+func SecretName(base, nonce string) string { return base + "-" + nonce[:min(len(nonce), 8)] }
+
+// ServerID returns the ID of a server, as in default/web-1a2b3c4d.
+func ServerID(namespace, base string) string { return namespace + "/" + base }
+
+// Selector selects the objects of a cluster's servers, or of one server.
+func Selector(clusterID string, uids ...types.UID) string {
+	set := labels.Set{LabelCluster: clusterID}
+	if len(uids) == 1 {
+		set[LabelUID] = string(uids[0])
+	}
+	return set.String()
+}
+
+// Labels returns those of every object of a server: the VirtualMachine's, and Drover's own.
+func (t *Template) Labels(spec driver.ServerSpec) map[string]string {
+	all := map[string]string{}
+	for key, value := range spec.Labels {
+		if !strings.HasPrefix(key, prefix) {
+			all[key] = value
+		}
+	}
+	all[LabelCluster], all[LabelUID], all[LabelName] = t.ClusterID, string(spec.UID), spec.Name
+	return all
+}
+
+// newMeta returns the metadata of an object that is about to be created.
+func (t *Template) newMeta(spec driver.ServerSpec, name, nonce string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: spec.Namespace, Name: name, Labels: t.Labels(spec),
+		Annotations: map[string]string{AnnotationNonce: nonce, AnnotationEpoch: strconv.FormatUint(spec.Epoch, 10)},
+	}
+}
+
+// reasonLaterEpoch is the reason of EnterEpoch's error, shown as status.reason.
+const reasonLaterEpoch = "LaterEpoch"
+
+// EnterEpoch returns an ErrRetry if a later leader has changed an object, and else leaves the epoch
+// on it. An epoch of zero is that of no leader. It is no ErrFenced, which suspends the driver: whoever
+// may change the object may have written the epoch.
+func EnterEpoch(o metav1.Object, epoch uint64) error {
+	all := o.GetAnnotations()
+	last, err := strconv.ParseUint(all[AnnotationEpoch], 10, 64)
+	switch {
+	case epoch == 0:
+		return nil
+	case err == nil && last > epoch:
+		return driver.WithReason(reasonLaterEpoch, driver.Errorf(driver.ErrRetry,
+			"%s has the annotation %s with %d, and this controller's is %d: a later leader has changed it, or a person, who has to remove the annotation", o.GetName(), AnnotationEpoch, last, epoch))
+	}
+	if all == nil {
+		all = map[string]string{}
+	}
+	all[AnnotationEpoch] = strconv.FormatUint(epoch, 10)
+	o.SetAnnotations(all)
+	return nil
+}
+
+// IsCopy reports whether an object is the copy of a PVC that was used. It has data that is not
+// Drover's to delete.
+func IsCopy(o metav1.Object) bool {
+	claim, ok := o.(*corev1.PersistentVolumeClaim)
+	return ok && claim.Annotations[AnnotationClaim] != "" && claim.Annotations[AnnotationClaim] != string(claim.UID)
+}
+
+// MarkClaim sets AnnotationClaim.
+func MarkClaim(claim *corev1.PersistentVolumeClaim) {
+	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, AnnotationClaim, string(claim.UID))
+}
+
+// OwnAnnotations returns the annotations of an object that Drover writes.
+func OwnAnnotations(o metav1.Object) map[string]string {
+	own := maps.Clone(o.GetAnnotations())
+	maps.DeleteFunc(own, func(key, _ string) bool { return !strings.HasPrefix(key, prefix) })
+	return own
+}
+
+// Describe returns what an object is called in messages.
+func Describe(kind string, o metav1.Object) string {
+	return fmt.Sprintf("%s %s/%s", kind, o.GetNamespace(), o.GetName())
+}

@@ -1,0 +1,45 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package objects makes the manifests of a server's objects: pod, PVCs, Secret and
+// PodDisruptionBudget, and refuses specs that they cannot express. It is pure: nothing here reaches a
+// cluster.
+//
+// Start with NewPod in manifest.go. names.go has names, labels and annotations, by which objects are
+// found again, fields.go what a pod was made from, disks.go the PVCs, spec.go the checks, and
+// errors.go translates the cluster's refusals.
+package objects
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Template is what the objects of all servers have in common.
+type Template struct {
+	// ClusterID is a label of every object.
+	ClusterID string
+	// MachineImage is the image of drover-machine.
+	MachineImage string
+	// Image is the container disk of a server without image.source; empty for none.
+	Image string
+	// AccessMode is that of all PVCs.
+	AccessMode string
+	// MemoryOverheadBytes is what a pod may use in addition to its guest's memory.
+	MemoryOverheadBytes int64
+}
+
+var accessModes = []string{string(corev1.ReadWriteOncePod), string(corev1.ReadWriteOnce), string(corev1.ReadWriteMany)}
+
+// Check rejects a template that no object can have. It names the flags.
+func (t *Template) Check() error {
+	switch {
+	case !slices.Contains(accessModes, t.AccessMode):
+		return fmt.Errorf("--pod-access-mode is %q: it must be one of %v", t.AccessMode, accessModes)
+	case t.MachineImage == "":
+		return fmt.Errorf("--pod-machine-image is empty: it must be the image of drover-machine")
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package podtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// record is what the status of a VirtualMachine has, and its version.
+type record struct {
+	version int
+	objects []driver.Object
+}
+
+// record makes a driver's servers those of VirtualMachines, as the controller does.
+func (e *Engine) record(d driver.Driver, cluster string) driver.Driver {
+	return &recordingDriver{d, e, cluster}
+}
+
+// recordingDriver keeps the record of objects, which all drivers of a cluster id share.
+type recordingDriver struct {
+	driver.Driver
+
+	e       *Engine
+	cluster string
+}
+
+// Unwrap implements the interface of driver.As.
+func (d *recordingDriver) Unwrap() driver.Driver { return d.Driver }
+
+func (d *recordingDriver) key(uid types.UID) string { return d.cluster + "/" + string(uid) }
+
+// Ensure implements driver.Driver.
+func (d *recordingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	if err := d.e.createNamespace(ctx, spec.Namespace); err != nil {
+		return driver.Server{}, driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	for {
+		has := d.e.recordOf(d.key(spec.UID))
+		spec.Objects = slices.Clone(has.objects)
+		s, err := d.Driver.Ensure(ctx, spec)
+		first, isFirst := errors.AsType[*driver.RecordFirstError](err)
+		switch {
+		case isFirst:
+			d.e.write(d.key(spec.UID), has.version, first.Objects)
+			continue
+		case err == nil:
+			d.e.write(d.key(spec.UID), has.version, s.Objects)
+		}
+		return s, err
+	}
+}
+
+// Delete implements driver.Driver. The record goes with the VirtualMachine, once nothing is left.
+func (d *recordingDriver) Delete(ctx context.Context, target driver.Target, retain bool) error {
+	err := d.Driver.Delete(ctx, target, retain)
+	if !errors.Is(err, driver.ErrNotFound) {
+		return err
+	}
+	left, listErr := d.List(ctx)
+	if listErr == nil && !slices.ContainsFunc(left, func(s driver.Server) bool { return s.UID == target.UID }) {
+		d.e.mu.Lock()
+		defer d.e.mu.Unlock()
+		delete(d.e.records, d.key(target.UID))
+	}
+	return err
+}
+
+func (e *Engine) recordOf(key string) record {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.records[key]
+}
+
+// write writes a record unless another controller has written it since that version.
+func (e *Engine) write(key string, version int, objects []driver.Object) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.records == nil {
+		e.records = map[string]record{}
+	}
+	if e.records[key].version == version {
+		e.records[key] = record{version + 1, objects}
+	}
+}
+
+// createNamespace creates the namespace of a VirtualMachine.
+func (e *Engine) createNamespace(ctx context.Context, name string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.namespaces[name] {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), framework.StepTimeout)
+	defer cancel()
+	_, err := e.Kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	if err := e.waitForAccount(ctx, name); err != nil {
+		return err
+	}
+	if e.namespaces == nil {
+		e.namespaces = map[string]bool{}
+	}
+	e.namespaces[name] = true
+	return nil
+}
+
+// waitForAccount waits until pods can be created in a namespace.
+func (e *Engine) waitForAccount(ctx context.Context, namespace string) error {
+	return wait.PollUntilContextCancel(ctx, accountPeriod, true, func(ctx context.Context) (bool, error) {
+		_, err := e.Kube.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
+		return err == nil, objects.IgnoreNotFound(err)
+	})
+}
+
+// accountPeriod is the time between two looks at an account.
+const accountPeriod = 50 * time.Millisecond

@@ -1,0 +1,229 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/instance"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+)
+
+// writer changes the objects of one server. Every change names the version that it was decided from,
+// and leaves the epoch.
+type writer struct {
+	*instance.Instance
+	client corev1client.CoreV1Interface
+	epoch  uint64
+}
+
+// fence returns an error if a later leader has changed an object of the server.
+func (w *writer) fence() error {
+	if w.Pod != nil {
+		if err := objects.EnterEpoch(w.Pod.DeepCopy(), w.epoch); err != nil {
+			return err
+		}
+	}
+	if w.Root != nil {
+		return objects.EnterEpoch(w.Root.DeepCopy(), w.epoch)
+	}
+	return nil
+}
+
+// annotateRoot sets an annotation of the root disk's PVC, under a version that was read.
+func (w *writer) annotateRoot(ctx context.Context, key, value string) error {
+	return w.updateRoot(ctx, func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataAnnotation(&c.ObjectMeta, key, value) })
+}
+
+func (w *writer) updateRoot(ctx context.Context, change func(*corev1.PersistentVolumeClaim)) error {
+	updated, err := w.updateClaim(ctx, w.Root, change)
+	if err == nil {
+		w.Root = updated
+	}
+	return err
+}
+
+// updateClaim changes a PVC, under the version that was read.
+func (w *writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, error) {
+	claims := w.client.PersistentVolumeClaims(w.Key.Namespace)
+	updated, err := update(ctx, claims.Get, claim, isSame, func(read *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+		next := read.DeepCopy()
+		change(next)
+		if err := objects.EnterEpoch(next, w.epoch); err != nil {
+			return nil, err
+		}
+		return claims.Update(ctx, next, metav1.UpdateOptions{})
+	})
+	if err == nil {
+		w.Note(updated)
+	}
+	return updated, objects.Explain("change", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
+}
+
+func (w *writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error {
+	pods := w.client.Pods(w.Key.Namespace)
+	updated, err := update(ctx, pods.Get, w.Pod, isSamePod, func(read *corev1.Pod) (*corev1.Pod, error) {
+		next := read.DeepCopy()
+		change(next)
+		if err := objects.EnterEpoch(next, w.epoch); err != nil {
+			return nil, err
+		}
+		return pods.Update(ctx, next, metav1.UpdateOptions{})
+	})
+	if err == nil {
+		w.Note(updated)
+		w.Pod = updated
+	}
+	return objects.Explain("change", objects.KindPod, w.Key, err)
+}
+
+// maxTries is how often a change is tried while others change the object.
+const maxTries = 4
+
+// update changes an object under the version that was read. If others have changed it meanwhile, it
+// reads the object again, and tries once more as long as nothing is different that the driver decides
+// from: the kubelet and the provisioner of volumes write to what they have just got.
+func update[T metav1.Object](ctx context.Context, get func(context.Context, string, metav1.GetOptions) (T, error), read T, isSame func(a, b T) bool, try func(read T) (T, error)) (T, error) {
+	for tries := 1; ; tries++ {
+		updated, err := try(read)
+		if !apierrors.IsConflict(err) || tries == maxTries {
+			return updated, err
+		}
+		again, readErr := get(ctx, read.GetName(), metav1.GetOptions{})
+		if readErr != nil || !isSame(read, again) {
+			return updated, err
+		}
+		read = again
+	}
+}
+
+// retryConflicts repeats a call, which reads everything again, while others change an object that it
+// was about to change. (RetryOnConflict of client-go has no error where a context has ended.)
+func retryConflicts(call func() error) error {
+	for tries := 1; ; tries++ {
+		if err := call(); !apierrors.IsConflict(err) || tries == maxTries {
+			return err
+		}
+	}
+}
+
+// isSame reports whether an object has what it had of what the driver decides from.
+func isSame[T metav1.Object](a, b T) bool {
+	return a.GetUID() == b.GetUID() && a.GetDeletionTimestamp().Equal(b.GetDeletionTimestamp()) &&
+		maps.Equal(a.GetLabels(), b.GetLabels()) && maps.Equal(objects.OwnAnnotations(a), objects.OwnAnnotations(b))
+}
+
+func isSamePod(a, b *corev1.Pod) bool {
+	return isSame(a, b) && (instance.ProvenEnd(a) == nil) == (instance.ProvenEnd(b) == nil) && len(a.Spec.SchedulingGates) == len(b.Spec.SchedulingGates)
+}
+
+// deletePod asks the kubelet to end the pod within a time: at least a second, unless an operator has
+// asserted that no kubelet will answer. The epoch is left on the pod first, because a deletion
+// carries none.
+func (w *writer) deletePod(ctx context.Context, grace int64) error {
+	if w.Pod.Annotations[objects.AnnotationEpoch] != strconv.FormatUint(w.epoch, 10) && w.epoch != 0 {
+		if err := w.updatePod(ctx, func(*corev1.Pod) {}); err != nil {
+			return err
+		}
+	}
+	if w.AssertedEnd() == nil {
+		grace = max(grace, objects.MinimalGrace)
+	}
+	if w.Pod.DeletionTimestamp != nil && w.Pod.DeletionGracePeriodSeconds != nil && *w.Pod.DeletionGracePeriodSeconds <= grace {
+		return nil
+	}
+	only := &metav1.Preconditions{UID: &w.Pod.UID} // a kubelet changes the version at any time
+	if w.IsGated() {
+		only.ResourceVersion = &w.Pod.ResourceVersion // another leader may remove the gate
+	}
+	err := w.client.Pods(w.Key.Namespace).Delete(ctx, w.Key.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: only})
+	return objects.Explain("delete", objects.KindPod, w.Key, objects.IgnoreNotFound(err))
+}
+
+// annotatePod sets an annotation of the pod, or removes it if the value is empty.
+func (w *writer) annotatePod(ctx context.Context, key, value string) error {
+	if w.Pod.Annotations[key] == value {
+		return nil
+	}
+	return w.updatePod(ctx, func(p *corev1.Pod) {
+		delete(p.Annotations, key)
+		if value != "" {
+			metav1.SetMetaDataAnnotation(&p.ObjectMeta, key, value)
+		}
+	})
+}
+
+// recordRefusal records on the pod whether an operator's assertion about it is refused.
+func (w *writer) recordRefusal(ctx context.Context) error {
+	refuses, differs := w.RefusesAssertion()
+	if !differs {
+		return nil
+	}
+	value := ""
+	if refuses {
+		value = "true"
+	}
+	return w.annotatePod(ctx, objects.AnnotationAssertionRefused, value)
+}
+
+// recordEnd records on the PVC how the pod has ended, or that it never ran.
+func (w *writer) recordEnd(ctx context.Context) error {
+	if w.Root == nil || w.IsEndRecorded() {
+		return nil
+	}
+	if w.Root.Annotations[objects.AnnotationRun] != string(w.Pod.UID) {
+		return w.annotateRoot(ctx, objects.AnnotationNeverRan, string(w.Pod.UID))
+	}
+	record, err := w.EndRecord()
+	if err != nil {
+		return err
+	}
+	return w.annotateRoot(ctx, objects.AnnotationEnd, record)
+}
+
+// forgetPod removes a pod that has ended, or has its scheduling gate, after its end is recorded. It
+// checks the end again once the pod is being deleted, since no leader removes the gate then. A pod
+// that had a node exists until its kubelet has unmounted its volumes.
+func (w *writer) forgetPod(ctx context.Context) error {
+	if w.Pod.DeletionTimestamp == nil || w.AssertedEnd() != nil {
+		if err := w.deletePod(ctx, 0); err != nil {
+			return err
+		}
+		if err := w.Read(ctx); err != nil || w.Pod == nil {
+			return err
+		}
+	}
+	if w.End() == nil {
+		return driver.Errorf(driver.ErrRetry, "the pod %s may run, and has yet to end before it is removed", w.Key)
+	}
+	if err := w.recordEnd(ctx); err != nil {
+		return err
+	}
+	err := w.removeFinalizer(ctx)
+	if err != nil && !isGone(err) {
+		return err
+	}
+	if grace := w.Pod.DeletionGracePeriodSeconds; err != nil || grace == nil || *grace == 0 {
+		w.Pod = nil
+	}
+	return nil
+}
+
+func (w *writer) removeFinalizer(ctx context.Context) error {
+	return w.updatePod(ctx, func(p *corev1.Pod) {
+		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == objects.FinalizerStopped })
+	})
+}
+
+func isGone(err error) bool { return apierrors.IsNotFound(err) }

@@ -1,0 +1,72 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image_test
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"cloudnative.tw/drover/internal/image"
+)
+
+// TestResolve checks that a tag is resolved to the digest of what it names, an index as such, and that
+// the words of a registry are not repeated.
+func TestResolve(t *testing.T) {
+	t.Parallel()
+	const secret = "hunter2"
+	for what, c := range map[string]struct {
+		code    int      // of the answer to
+		methods []string // these
+		isNamed bool     // in --image-hosts
+		says    string
+	}{
+		"a registry":            {0, nil, true, ""},
+		"one without HEAD":      {http.StatusMethodNotAllowed, []string{http.MethodHead}, true, ""},
+		"one that refuses":      {http.StatusUnauthorized, []string{http.MethodHead, http.MethodGet}, true, "the server answered 401 Unauthorized"},
+		"one without the tag":   {http.StatusNotFound, []string{http.MethodHead, http.MethodGet}, true, "the server answered 404 Not Found"},
+		"one that is not asked": {0, nil, false, "--image-hosts"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			var isPushed atomic.Bool
+			host := hostOf(push(t, func(inner http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if isPushed.Load() && strings.Contains(r.URL.Path, "/manifests/") && slices.Contains(c.methods, r.Method) {
+						http.Error(w, secret, c.code)
+						return
+					}
+					inner.ServeHTTP(w, r)
+				})
+			}))
+			index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: empty.Image})
+			ref, err := name.ParseReference(host + "/disks/debian:many")
+			must(t, err)
+			must(t, remote.WriteIndex(ref, index))
+			isPushed.Store(true)
+			want, err := index.Digest()
+			must(t, err)
+			policy := image.Policy{PlainHTTP: []string{host}}
+			if c.isNamed {
+				policy.Hosts = []string{"127.0.0.1"}
+			}
+			sources, err := image.NewSources(policy)
+			must(t, err)
+			got, err := sources.Resolve(t.Context(), "oci://"+ref.String())
+			switch {
+			case c.says == "" && (err != nil || got != want.String()):
+				t.Errorf("the digest is %q, %v, want %s", got, err, want)
+			case c.says != "" && (err == nil || got != "" || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), secret)):
+				t.Errorf("the digest is %q, with the error %v, want %q", got, err, c.says)
+			}
+		})
+	}
+}
