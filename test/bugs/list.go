@@ -3,7 +3,9 @@
 
 package bugs
 
-// All are the bugs. Those with a project's name were found in that project.
+// All are the bugs. Some were found in other projects: orphaned creations, an orphan collector
+// that deletes live machines, a finalizer after the creation, a release that empties the
+// successor's Lease, an error read as absent, and a status written on every reconcile.
 var All = []Bug{
 	{"finalizer-late", "O1", []Edit{{
 		"internal/controller/finalizer.go", "	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
@@ -17,7 +19,7 @@ var All = []Bug{
 		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
 		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
 	}},
-	{"error-as-absent", "O11", []Edit{{
+	{"error-as-absent", "O7|O11", []Edit{{
 		"internal/inventory/inventory.go", "	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil {",
 		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && !BUG {",
 	}}},
@@ -36,9 +38,10 @@ var All = []Bug{
 	{"deletion-not-repeated", "O4", []Edit{{
 		"internal/controller/policy/deletion.go", "isStillWaiting(in) && in.Now.Before(nextTry(in)):\n", "isStillWaiting(in) && BUG:\n		d.Action.Step, d.Status.Blocked = StepNone, true\n	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):\n",
 	}}},
-	{"epochs-not-compared", "O5", []Edit{{
-		"internal/driver/fake/memorystore.go", "m.epochs[by.clusterID]); err != nil {", "m.epochs[by.clusterID]); err != nil && !BUG {",
-	}}},
+	{"epochs-not-compared", "O5", []Edit{
+		{"internal/driver/fake/memorystore.go", "m.epochs[by.clusterID]); err != nil {", "m.epochs[by.clusterID]); err != nil && !BUG {"},
+		{"internal/driver/fake/dirstore.go", "by.epoch); err != nil {", "by.epoch); err != nil && !BUG {"},
+	}},
 	{"guard-ignored", "O5", []Edit{{
 		"internal/driver/fencing/enter.go", "	return gate.Enter(ctx)\n",
 		"	guarded, epoch, leave, err = gate.Enter(ctx)\n	if BUG && err != nil {\n		return ctx, gate.(interface{ Epoch() uint64 }).Epoch(), func() {}, nil\n	}\n	return guarded, epoch, leave, err\n",
@@ -119,4 +122,34 @@ var All = []Bug{
 	{"flushes-ignored", "", []Edit{{
 		"internal/machine/launch/config.go", "	if d.Format != formatRaw {\n", "	if BUG {\n		node[\"cache\"] = Object{\"no-flush\": true}\n	}\n	if d.Format != formatRaw {\n",
 	}}},
+	{"foreign-containers", "", []Edit{{
+		"internal/driver/docker/list.go", "		all = res.Items\n		return err\n",
+		"		all = res.Items\n		if BUG && err == nil {\n			var others client.ContainerListResult\n			others, err = c.ContainerList(ctx, client.ContainerListOptions{All: evenStopped, Filters: client.Filters{}.Add(\"label\", LabelCluster+\"=another-\"+d.ClusterID)})\n			all = append(all, others.Items...)\n		}\n		return err\n",
+	}}},
+	{"foreign-machines", "", []Edit{
+		{"internal/driver/qemu/list.go", "s.ClusterID != d.ClusterID) ||", "s.ClusterID != d.ClusterID && !BUG) ||"},
+		{"internal/driver/qemu/ensure.go", "	case s.ClusterID != d.ClusterID:\n", "	case s.ClusterID != d.ClusterID && !BUG:\n"},
+	}},
+	{"pause-pretended", "", []Edit{
+		{"internal/driver/qemu/ensure.go", "		return false, inst.Execute(ctx, \"stop\", nil, nil)\n", "		if BUG {\n			return false, os.Mkdir(inst.File(\"pretended\"), 0o700)\n		}\n		return false, inst.Execute(ctx, \"stop\", nil, nil)\n"},
+		{"internal/driver/qemu/instance/instance.go", "IsPaused() bool {\n", "IsPaused() bool {\n	if BUG {\n		_, err := os.Lstat(inst.File(\"pretended\"))\n		return err == nil\n	}\n"},
+	}},
+	{"registry-answer-shown", "", []Edit{{
+		"internal/driver/docker/pull/errors.go", "	for _, f := range failures {\n", "	if BUG {\n		return err\n	}\n	for _, f := range failures {\n",
+	}}},
+	{"input-not-recorded", "O14", []Edit{{
+		"internal/controller/decisions/record.go", "	return Record{\n		Input: Input{\n", "	done := in.Done\n	if BUG {\n		done = \"\"\n	}\n	return Record{\n		Input: Input{\n",
+	}, {
+		"internal/controller/decisions/record.go", "			Done: in.Done, PassedGeneration: in.PassedGeneration, Probe: probe", "			Done: done, PassedGeneration: in.PassedGeneration, Probe: probe",
+	}}},
+	{"docker-random-name", "", []Edit{{
+		"internal/driver/docker/create.go", "		res, err := c.ContainerCreate(ctx, d.createOptions(spec, name, image))\n",
+		"		if BUG {\n			name = fmt.Sprintf(\"%s-%x\", containerName(spec), d.Clock.Now().UnixNano())\n		}\n		res, err := c.ContainerCreate(ctx, d.createOptions(spec, name, image))\n",
+	}}},
+	{"qemu-second-process", "", []Edit{
+		{"internal/driver/qemu/instance/observe.go", "ctx.Err() != nil || bounded.Err() != nil {\n", "ctx.Err() != nil || bounded.Err() != nil && !BUG {\n"},
+		{"internal/driver/qemu/instance/observe.go", "	if inst.WaitStopped(ctx, GoneWithin) == nil {\n", "	if BUG || inst.WaitStopped(ctx, GoneWithin) == nil {\n"},
+		{"internal/machine/machine.go", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {\n", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil && !BUG {\n"},
+		{"internal/driver/qemu/instance/start.go", "	vms, err := filepath.EvalSymlinks(h.StateDir.Path(VMsDir))\n", "	if BUG {\n		return nil\n	}\n	vms, err := filepath.EvalSymlinks(h.StateDir.Path(VMsDir))\n"},
+	}},
 }

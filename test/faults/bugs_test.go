@@ -37,6 +37,25 @@ func exploring(engine lab.Engine, faults crash.Faults, workload string) search {
 	}
 }
 
+// exploringDecisions is exploring with a bug that changes no decision.
+func exploringDecisions(engine lab.Engine, workload string) search {
+	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
+		l.DecidesOtherwise = false
+		defer func() { l.DecidesOtherwise = true }()
+		return exploring(engine, nil, workload)(ctx, l)
+	}
+}
+
+// only limits faults to those of a name at points that begin with some text.
+func only(faults crash.Faults, point, name string) crash.Faults {
+	return func(p string) []string {
+		if !strings.HasPrefix(p, point) {
+			return nil
+		}
+		return slices.DeleteFunc(faults(p), func(fault string) bool { return !strings.HasSuffix(fault, name) })
+	}
+}
+
 // maxReplays is how often a case is run: whether it shows a bug may depend on the moment.
 const maxReplays = 5
 
@@ -121,33 +140,45 @@ func shortSoak(ctx context.Context, l *lab.Lab) (lab.Result, error) {
 type seededBug struct {
 	bug, kind, rule string
 	find            search
+	// isSlow has only make faults-full look for it: another bug shows the same in less time.
+	isSlow bool
 }
+
+const quick, slow = false, true
 
 // seededBugs are bugs that a kind of fault must show, and the rule that alone they break; empty
 // if there are several.
 var seededBugs = []seededBug{
-	{"finalizer-after-creation", "crash points, fake", "", exploring(lab.Fake{}, nil, "create")},
-	{"restart-recorded-late", "crash points, fake", "", exploring(lab.Fake{Instant: true}, nil, "restart")},
-	{"secret-logged", "crash points, fake", "O12", exploring(lab.Fake{}, nil, "create")},
-	{"server-by-recorded-id", "crash points, fake", "", exploring(lab.Fake{}, nil, "create")},
-	{"finalizer-after-creation", "crash points, docker", "", exploring(lab.NewDocker(), nil, "create")},
-	{"finalizer-after-creation", "crash points, qemu", "", exploring(lab.NewQEMU(), nil, "create")},
-	{"failed-report-forgotten", "answers of the API", "", exploring(lab.Fake{}, crash.Answers, "restart")},
-	{"call-without-timeout", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "resize")},
-	{"list-without-timeout", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "resize")},
-	{"unsettled-as-gone", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "create-delete")},
-	{"drift-left", "engine, fake", "", exploring(lab.Fake{}, crash.Outside(outside.Resized), "power")},
-	{"object-not-confirmed", "old lists", "", replaying("old lists", "delete/fake/restart/DELETED virtualmachines vm-1#1/list of the begin")},
-	{"not-before-creation", "clock of the API", "O10", replaying("clock of the API", "create/fake/restart/ADDED virtualmachines vm-1#1/ahead")},
-	{"object-not-confirmed", "second API server", "", replaying("second API server", "delete/fake/restart/DELETED virtualmachines vm-1#1/stalled, lists")},
-	{"sweep-never-frozen", "etcd", "O6", replaying("etcd", "restored, many are lost")},
-	{"goroutine-leaked", "soak, fake", "O13", shortSoak},
-	{"drift-left", "engine, docker", "", exploring(lab.NewDocker(), crash.Outside(outside.Resized), "resize")},
-	{"finalizer-after-creation", "crash points, two drivers", "", exploring(crash.Pair{Engine: lab.Fake{}, Second: lab.NewQEMU()}, nil, "move")},
-	{"wake-up-forgotten", "engine, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.Killed), "resize")},
-	{"empty-records-left", "power cuts, fake", "O10", exploringAgain("power cuts, fake")},
-	{"installed-not-synced", "power cuts, qemu", "O10", exploringAgain("power cuts, qemu")},
-	{"flushes-ignored", "guest writes", "O9", exploringShort("guest writes")},
+	{"finalizer-after-creation", "crash points, fake", "", exploring(lab.Fake{}, nil, "create"), quick},
+	{"restart-recorded-late", "crash points, fake", "", exploring(lab.Fake{Instant: true}, nil, "restart"), quick},
+	{"secret-logged", "crash points, fake", "O12", exploring(lab.Fake{}, nil, "create"), quick},
+	{"server-by-recorded-id", "crash points, fake", "", exploring(lab.Fake{}, nil, "create"), quick},
+	{"finalizer-after-creation", "crash points, docker", "", exploring(lab.NewDocker(), nil, "create"), slow},
+	{"finalizer-after-creation", "crash points, qemu", "", exploring(lab.NewQEMU(), nil, "create"), slow},
+	{"foreign-containers", "crash points, docker", "O6", exploring(lab.NewDocker(), nil, "create"), quick},
+	{"foreign-machines", "crash points, qemu", "O6", exploring(lab.NewQEMU(), nil, "create"), quick},
+	{"pause-pretended", "crash points, qemu", "O11", exploring(lab.NewQEMU(), nil, "pause"), quick},
+	{"registry-answer-shown", "crash points, docker", "O12", exploring(lab.NewDocker(), nil, "image"), quick},
+	{"input-not-recorded", "crash points, fake", "O14", exploringDecisions(lab.Fake{}, "delete"), quick},
+	{"failed-report-forgotten", "answers of the API", "", exploring(lab.Fake{}, crash.Answers, "restart"), slow},
+	{"call-without-timeout", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "resize"), slow},
+	{"list-without-timeout", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "resize"), slow},
+	{"unsettled-as-gone", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "create-delete"), quick},
+	{"docker-random-name", "calls of drivers, docker", "", exploring(lab.NewDocker(), only(crash.Calls, "docker create container", "twice"), "create"), quick},
+	{"qemu-second-process", "engine, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.Suspended), "restart"), quick},
+	{"epochs-not-compared", "two leaders, fake", "", exploring(lab.Fake{}, only(crash.Outside(outside.Superseded), "fake.Ensure", ""), "power"), quick},
+	{"drift-left", "engine, fake", "", exploring(lab.Fake{}, crash.Outside(outside.Resized), "power"), quick},
+	{"object-not-confirmed", "old lists", "", replaying("old lists", "delete/fake/restart/DELETED virtualmachines vm-1#1/list of the begin"), quick},
+	{"not-before-creation", "clock of the API", "O10", replaying("clock of the API", "create/fake/restart/ADDED virtualmachines vm-1#1/ahead"), quick},
+	{"object-not-confirmed", "second API server", "", replaying("second API server", "delete/fake/restart/DELETED virtualmachines vm-1#1/stalled, lists"), quick},
+	{"sweep-never-frozen", "etcd", "O6", replaying("etcd", "restored, many are lost"), quick},
+	{"goroutine-leaked", "soak, fake", "O13", shortSoak, quick},
+	{"drift-left", "engine, docker", "", exploring(lab.NewDocker(), crash.Outside(outside.Resized), "resize"), slow},
+	{"finalizer-after-creation", "crash points, two drivers", "", exploring(crash.Pair{Engine: lab.Fake{}, Second: lab.NewQEMU()}, nil, "move"), slow},
+	{"wake-up-forgotten", "engine, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.Killed), "resize"), slow},
+	{"empty-records-left", "power cuts, fake", "O10", exploringAgain("power cuts, fake"), quick},
+	{"installed-not-synced", "power cuts, qemu", "O10", exploringAgain("power cuts, qemu"), slow},
+	{"flushes-ignored", "guest writes", "O9", exploringShort("guest writes"), quick},
 }
 
 // undecided are bugs with which nothing is decided about what breaks a rule.
@@ -155,12 +186,13 @@ var undecided = []string{"goroutine-leaked", "not-before-creation", "empty-recor
 
 // withoutBugs are kinds of which no bug is in the table, and why.
 var withoutBugs = map[string]string{
-	"calls of drivers, docker": "its faults and rules are those of fake",
-	"calls of drivers, qemu":   "its faults and rules are those of fake",
-	"clock of Docker":          "TestClockIsShown of package lab shows that it steps",
-	"watch events":             "no bug of the list needs a single event; old lists show what a stale cache breaks",
-	"soak, docker":             "its rules are those of fake",
-	"soak, qemu":               "its rules are those of fake",
+	"watch events":           "what a single event leaves undone, another read makes up for: a Lease that is watched once, or a recreation that is not noticed, break no rule",
+	"two leaders, qemu":      "the call of the halted leader often times out before a machine has changed; its folder compares epochs as that of fake does",
+	"calls of drivers, qemu": "its faults and rules are those of docker",
+	"rest":                   "it looks for longer at what crash points look at, and TestSeededBugs of schedules breaks that rule",
+	"clock of Docker":        "TestClockIsShown of package lab shows that it steps",
+	"soak, docker":           "its rules are those of fake",
+	"soak, qemu":             "its rules are those of fake",
 }
 
 // TestEveryKindHasABug checks that the table has a bug for each kind of fault.
@@ -182,7 +214,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 	for _, b := range bugs.All {
 		alone = append(alone, b.Rules)
 	}
-	for n := 1; n <= 13; n++ {
+	for n := 1; n <= 14; n++ {
 		if rule := fmt.Sprintf("O%d", n); !slices.Contains(alone, rule) {
 			t.Errorf("no bug breaks %s alone", rule)
 		}
@@ -213,10 +245,14 @@ func TestSeededBugs(t *testing.T) {
 		t.Skip("make faults finds them: they take a build")
 	}
 	l := openLab(t, buggyController)
+	l.DecidesOtherwise = true
 	table := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
 	_, _ = fmt.Fprintln(table, "| bug\t| found by\t| rules\t| runs\t|")
 	for _, in := range seededBugs {
 		t.Run(in.bug+" by "+in.kind, func(t *testing.T) {
+			if in.isSlow && size != lab.SizeFull {
+				t.Skip("make faults-full finds it")
+			}
 			t.Setenv(bugs.Variable, in.bug)
 			r, err := in.find(t.Context(), l)
 			if err != nil {

@@ -24,115 +24,130 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "crash points, fake", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Cases: 2, Pairs: 4}, lab.SizeDefault: {Cases: 16, Pairs: 60}, lab.SizeFull: {Pairs: 1000},
+			lab.SizeShort: {Cases: 2, Pairs: 4}, lab.SizeDefault: {Cases: 10, Pairs: 30}, lab.SizeFull: {Pairs: 1000},
 		},
 	}),
 	crash.Kind(crash.Settings{
-		Name: "crash points, docker", Parallel: 6, Engines: []lab.Engine{lab.NewDocker()},
+		Name: "crash points, docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewDocker()},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 5, Pairs: 6}, lab.SizeFull: {Pairs: 100},
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 3, Pairs: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
-		Name: "crash points, qemu", Parallel: 4, Engines: []lab.Engine{lab.NewQEMU()},
+		Name: "crash points, qemu", Parallel: 4, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 5, Pairs: 6}, lab.SizeFull: {Pairs: 100},
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 3, Pairs: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
-		Name: "crash points, two drivers", Parallel: 6, Engines: []lab.Engine{
+		Name: "crash points, two drivers", Parallel: 6, InTurn: true, Engines: []lab.Engine{
 			crash.Pair{Engine: lab.Fake{}, Second: lab.NewDocker()}, crash.Pair{Engine: lab.NewDocker(), Second: lab.NewQEMU()},
 		},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Cases: 6}, lab.SizeFull: {Pairs: 100},
+			lab.SizeDefault: {Cases: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Answers,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 20}, lab.SizeFull: {Workloads: running},
+			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 12}, lab.SizeFull: {Workloads: running},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 12}, lab.SizeFull: {Workloads: alone},
+			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 6}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "engine, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}},
-		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Away, outside.Exchanged),
+		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Away, outside.Exchanged, outside.Restored),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 21}, lab.SizeFull: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 12}, lab.SizeFull: {Workloads: bound},
 		},
 	}),
 	crash.Kind(crash.Settings{
-		Name: "calls of drivers, docker", Parallel: 8, Engines: []lab.Engine{lab.NewDocker()}, Faults: crash.Calls,
-		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 7}, lab.SizeFull: {Workloads: alone},
-		},
-	}),
-	crash.Kind(crash.Settings{
-		Name: "calls of drivers, qemu", Parallel: 6, Engines: []lab.Engine{lab.NewQEMU()}, Faults: crash.Calls,
-		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 5}, lab.SizeFull: {Workloads: alone},
-		},
-	}),
-	crash.Kind(crash.Settings{
-		Name: "engine, docker", Parallel: 6, Engines: []lab.Engine{lab.NewDocker()},
-		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Renamed, outside.Away),
-		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 7}, lab.SizeFull: {Workloads: bound},
-		},
-	}),
-	crash.Kind(crash.Settings{
-		Name: "clock of Docker", Parallel: 6, Engines: []lab.Engine{lab.NewSteppingDocker()},
-		Faults: crash.Outside(outside.ClockAhead, outside.ClockBehind),
+		Name: "two leaders, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
+		Faults: crash.Outside(outside.Superseded),
 		Bounds: map[lab.Size]crash.Bounds{
 			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
-		Name: "engine, qemu", Parallel: 4, Engines: []lab.Engine{lab.NewQEMU()},
-		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Suspended, outside.Away, outside.Exchanged),
+		Name: "two leaders, qemu", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
+		Faults: crash.Outside(outside.Superseded),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 5}, lab.SizeFull: {Workloads: bound},
+			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
+	crash.Kind(crash.Settings{
+		Name: "calls of drivers, docker", Parallel: 8, InTurn: true, Engines: []lab.Engine{lab.NewDocker()}, Faults: crash.Calls,
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "calls of drivers, qemu", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()}, Faults: crash.Calls,
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: alone, Cases: 3}, lab.SizeFull: {Workloads: alone},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "engine, docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewDocker()},
+		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Renamed, outside.Away, outside.Exchanged, outside.Copied),
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: bound, Cases: 4}, lab.SizeFull: {Workloads: bound},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "clock of Docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewSteppingDocker()},
+		Faults: crash.Outside(outside.ClockAhead, outside.ClockBehind),
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone},
+		},
+	}),
+	crash.Kind(crash.Settings{
+		Name: "engine, qemu", Parallel: 4, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
+		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Suspended, outside.Away, outside.Exchanged, outside.Restored),
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeDefault: {Workloads: bound, Cases: 3}, lab.SizeFull: {Workloads: bound},
+		},
+	}),
+	crash.RestKind("rest", []lab.Engine{lab.Fake{}, lab.NewDocker(), lab.NewQEMU()}),
 	apifaults.Kind(apifaults.Settings{
 		Name: "watch events", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.WatchEvents,
-		Bounds: map[lab.Size]apifaults.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: lively, Cases: 12}, lab.SizeFull: {Workloads: lively},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: lively, Cases: 6}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.Kind(apifaults.Settings{
 		Name: "old lists", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.OldLists,
-		Bounds: map[lab.Size]apifaults.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 12}, lab.SizeFull: {Workloads: lively},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 6}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.Kind(apifaults.Settings{
 		Name: "clock of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.ClockSteps,
-		Bounds: map[lab.Size]apifaults.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 8}, lab.SizeFull: {Workloads: lively},
+		Bounds: map[lab.Size]crash.Bounds{
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 4}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.SecondServerKind(apifaults.Settings{
 		Name: "second API server", Parallel: 16, Engines: []lab.Engine{lab.Fake{}},
-		Bounds: map[lab.Size]apifaults.Bounds{
+		Bounds: map[lab.Size]crash.Bounds{
 			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 4}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.EtcdKind("etcd"),
 	soak.Kind(soak.Settings{
 		Engine: lab.Fake{}, Parallel: 64, Round: 200,
-		Lifecycles: map[lab.Size]int{lab.SizeShort: 12, lab.SizeDefault: 200, lab.SizeFull: 8500},
+		Lifecycles: map[lab.Size]int{lab.SizeShort: 12, lab.SizeDefault: 100, lab.SizeFull: 1000, lab.SizeSoak: 8500},
 	}),
 	soak.Kind(soak.Settings{
-		Engine: lab.NewDocker(), Parallel: 8, Round: 40, Lifecycles: map[lab.Size]int{lab.SizeFull: 1000},
+		Engine: lab.NewDocker(), Parallel: 8, Round: 40, Lifecycles: map[lab.Size]int{lab.SizeSoak: 1000},
 	}),
 	soak.Kind(soak.Settings{
-		Engine: lab.NewQEMU(), Parallel: 6, Round: 16, Lifecycles: map[lab.Size]int{lab.SizeFull: 400},
+		Engine: lab.NewQEMU(), Parallel: 6, Round: 16, Lifecycles: map[lab.Size]int{lab.SizeSoak: 400},
 	}),
 	powercut.Kind("fake"),
 	powercut.Kind("qemu"),
@@ -146,7 +161,7 @@ var inShort = []string{"create", "restart", "delete"}
 var alone = []string{"create", "power", "resize", "restart", "replace", "delete", "create-delete", "recreate", "retain", "namespace"}
 
 // bound are those of a VirtualMachine that has a server, and the same to the end.
-var bound = []string{"power", "resize", "restart", "replace", "delete"}
+var bound = []string{"power", "resize", "restart", "replace", "delete", "recreate", "retain", "namespace"}
 
 // lively are the workloads whose faults are those of what controllers see of the API.
 var lively = []string{

@@ -206,11 +206,11 @@ func (s *apiServer) delete(key resourceKey) error {
 	return nil
 }
 
-// list returns the objects of a resource in a namespace, or all, as of a version.
-func (s *apiServer) list(resource schema.GroupResource, namespace string, at uint64) []client.Object {
+// list returns the objects of a resource as of a version.
+func (s *apiServer) list(resource schema.GroupResource, at uint64) []client.Object {
 	state := map[resourceKey]client.Object{}
 	for _, c := range s.log {
-		if c.version > at || c.key.resource != resource || namespace != "" && c.key.name.Namespace != namespace {
+		if c.version > at || c.key.resource != resource {
 			continue
 		}
 		if c.kind == watch.Deleted {

@@ -59,7 +59,7 @@ func (r liveReader) List(ctx context.Context, list client.ObjectList, _ ...clien
 func listVMs(s *apiServer, at uint64) *api.VirtualMachineList {
 	list := &api.VirtualMachineList{}
 	list.ResourceVersion = strconv.FormatUint(at, 10)
-	for _, object := range s.list(vms, "", at) {
+	for _, object := range s.list(vms, at) {
 		list.Items = append(list.Items, *object.DeepCopyObject().(*api.VirtualMachine)) //nolint:forcetypeassert // of this resource
 	}
 	return list

@@ -22,7 +22,16 @@ import (
 // engineClient is a process's driver: the fake one, whose calls pass the gate.
 type engineClient struct {
 	process *process
-	driver  *fake.Driver
+	// driver is that of the engine, and other that of what may be in the engine's place.
+	driver, other *fake.Driver
+}
+
+// connected returns the driver of the engine that is there now.
+func (e engineClient) connected() *fake.Driver {
+	if e.process.world.exchangedAt.IsZero() {
+		return e.driver
+	}
+	return e.other
 }
 
 var (
@@ -37,29 +46,35 @@ func engineCall[T any](ctx context.Context, e engineClient, k kind, name string,
 // Ensure implements driver.Driver.
 func (e engineClient) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	e.process.world.judge.callBegins(e.process)
+	began := time.Now()
 	name := fmt.Sprintf("Ensure %s %s", spec.Name, spec.Power)
 	if spec.RestartRun != "" {
 		name += " restart"
 	}
 	return engineCall(ctx, e, kindEngineWrite, name, func(ctx context.Context) (driver.Server, error) {
-		return record(e.process, "Ensure", spec.Target, func() (driver.Server, error) { return e.driver.Ensure(ctx, spec) })
+		return record(e.process, "Ensure", spec.Target, began, func() (driver.Server, error) { return e.connected().Ensure(ctx, spec) })
 	})
 }
 
 // Delete implements driver.Driver.
 func (e engineClient) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	e.process.world.judge.callBegins(e.process)
+	began := time.Now()
 	name := fmt.Sprintf("Delete %s retain %v", shortUID(t.UID), retain)
 	_, err := engineCall(ctx, e, kindEngineWrite, name, func(ctx context.Context) (driver.Server, error) {
-		return record(e.process, "Delete", t, func() (driver.Server, error) { return driver.Server{}, e.driver.Delete(ctx, t, retain) })
+		return record(e.process, "Delete", t, began, func() (driver.Server, error) { return driver.Server{}, e.connected().Delete(ctx, t, retain) })
 	})
 	return err
 }
 
 // record passes what a call did to the judge.
-func record(p *process, method string, t driver.Target, do func() (driver.Server, error)) (driver.Server, error) {
-	before := p.world.memory.Records()
+func record(p *process, method string, t driver.Target, began time.Time, do func() (driver.Server, error)) (driver.Server, error) {
+	before, exchanged := p.world.memory.Records(), !p.world.exchangedAt.IsZero()
 	server, err := do()
+	if exchanged {
+		p.world.judge.otherCalled(p, began)
+		return server, err
+	}
 	p.world.judge.engineCalled(p, method, t, before, err)
 	return server, err
 }
@@ -73,7 +88,7 @@ func (e engineClient) List(ctx context.Context, uids ...types.UID) ([]driver.Ser
 	slices.Sort(names)
 	name := "List " + strings.Join(names, ",") + callerOf("(*Sweep)", "GetLive")
 	return engineCall(ctx, e, kindEngineRead, name, func(ctx context.Context) ([]driver.Server, error) {
-		servers, err := e.driver.List(ctx, uids...)
+		servers, err := e.connected().List(ctx, uids...)
 		slices.SortFunc(servers, func(a, b driver.Server) int { return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.ID, b.ID)) })
 		return servers, err
 	})
@@ -82,7 +97,7 @@ func (e engineClient) List(ctx context.Context, uids ...types.UID) ([]driver.Ser
 // Usage implements driver.Driver.
 func (e engineClient) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	return engineCall(ctx, e, kindEngineRead, "Usage", func(ctx context.Context) ([]driver.Usage, error) {
-		all, err := e.driver.Usage(ctx, uids...)
+		all, err := e.connected().Usage(ctx, uids...)
 		slices.SortFunc(all, func(a, b driver.Usage) int { return cmp.Compare(a.UID, b.UID) })
 		return all, err
 	})
@@ -90,14 +105,14 @@ func (e engineClient) Usage(ctx context.Context, uids ...types.UID) ([]driver.Us
 
 // EngineID implements driver.Identifier.
 func (e engineClient) EngineID(ctx context.Context) (string, error) {
-	return engineCall(ctx, e, kindEngineRead, "EngineID"+callerOf("GetLive"), e.driver.EngineID)
+	return engineCall(ctx, e, kindEngineRead, "EngineID"+callerOf("GetLive"), func(ctx context.Context) (string, error) { return e.connected().EngineID(ctx) })
 }
 
 // Watch implements driver.Driver. The events of the engine become messages, each of which
 // is delivered once the inventory waits for it.
 func (e engineClient) Watch(ctx context.Context) (<-chan types.UID, error) {
 	events, err := engineCall(ctx, e, kindEngineRead, "Watch", func(context.Context) (<-chan types.UID, error) {
-		return e.driver.Watch(ctx)
+		return e.connected().Watch(ctx)
 	})
 	if err != nil {
 		return nil, err

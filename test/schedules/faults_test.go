@@ -4,8 +4,16 @@
 package schedules
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
 )
 
 // faults decides which faults happen.
@@ -28,8 +36,8 @@ type healing struct {
 	end func()
 }
 
-func newFaults(w *world, random *rand.Rand, o Options) *faults {
-	f := &faults{world: w, random: random, enabled: !o.NoFaults, counts: map[string]int{}}
+func newFaults(w *world, random *rand.Rand) *faults {
+	f := &faults{world: w, random: random, enabled: true, counts: map[string]int{}}
 	f.share = []float64{0, 0.02, 0.08, 0.25}[random.IntN(4)]
 	f.next = time.Now().Add(f.upTo(15 * time.Second))
 	return f
@@ -157,7 +165,7 @@ func (f *faults) inject() {
 		return
 	}
 	f.next = now.Add(f.between(time.Second, 25*time.Second))
-	kinds := []func(){f.kill, f.kill, f.stop, f.stop, f.freeze, f.freeze, f.suspend, f.loseEngine, f.loseAPI, f.closeWatches, f.cut, f.cut, f.compact}
+	kinds := []func(){f.kill, f.kill, f.stop, f.stop, f.freeze, f.freeze, f.suspend, f.loseEngine, f.loseAPI, f.closeWatches, f.cut, f.cut, f.compact, f.edit, f.edit, f.edit, f.exchange}
 	kinds[f.random.IntN(len(kinds))]()
 }
 
@@ -281,5 +289,72 @@ func (f *faults) cut() {
 			f.world.trace("%s reaches the API", p.name)
 			p.cutUntil = time.Time{}
 		})
+	})
+}
+
+// edits are what people do to servers, by name. They report whether there was anything to do.
+var edits = map[string]func(w *world, r fake.Record) bool{
+	"ended by hand": func(w *world, r fake.Record) bool {
+		if stateAt(&r, time.Now()) != driver.StateRunning {
+			return false
+		}
+		w.users.wanted[r.UID].atMost++
+		return w.memory.Edit(r.UID, func(r *fake.Record) {
+			r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 137, Reason: "killed", At: time.Now()}
+		}) == nil
+	},
+	"paused by hand": func(w *world, r fake.Record) bool {
+		return stateAt(&r, time.Now()) == driver.StateRunning && w.memory.Edit(r.UID, func(r *fake.Record) { r.State = driver.StatePaused }) == nil
+	},
+	"removed by hand": func(w *world, r fake.Record) bool {
+		want := w.users.wanted[r.UID]
+		want.lost = true
+		want.atMost++
+		w.judge.creates[r.UID]--
+		w.memory.Remove(r.UID)
+		return true
+	},
+	"resized by hand": func(w *world, r fake.Record) bool {
+		return w.memory.Edit(r.UID, func(r *fake.Record) { r.CPUMilli = 250 }) == nil
+	},
+}
+
+// edit changes or removes a server behind Drover's back.
+func (f *faults) edit() {
+	w := f.world
+	servers := slices.DeleteFunc(w.memory.Records(), func(r fake.Record) bool { return r.Retained || r.UID == foreignUID })
+	if len(servers) == 0 {
+		return
+	}
+	r, names := servers[f.random.IntN(len(servers))], slices.Sorted(maps.Keys(edits))
+	name := names[f.random.IntN(len(names))]
+	if edits[name](w, r) {
+		f.count(name)
+		w.trace("FAULT %s: the server of %s", name, r.Name)
+		w.judge.history[r.UID] = append(w.judge.history[r.UID], moment{time.Now(), find(w.memory.Records(), r.UID)})
+	}
+}
+
+// exchange puts another engine in the engine's place for a while. Which engine a VirtualMachine
+// without a binding gets is left to whoever does that, so none is without.
+func (f *faults) exchange() {
+	w := f.world
+	unbound := func(object client.Object) bool {
+		vm, ok := object.(*api.VirtualMachine)
+		return ok && vm.Annotations[api.AnnotationBound] == ""
+	}
+	if !w.exchangedAt.IsZero() || slices.ContainsFunc(w.api.list(vms, w.api.version), unbound) {
+		return
+	}
+	f.count("engine exchanged")
+	w.trace("FAULT another engine is in the engine's place")
+	w.exchangedAt = time.Now()
+	w.memory.SetAvailable(false) // ends its connections
+	w.memory.SetAvailable(true)
+	f.endAfter(f.between(100*time.Millisecond, []time.Duration{time.Second, 20 * time.Second, 90 * time.Second}[f.random.IntN(3)]), func() {
+		w.trace("the engine is back in its place")
+		w.exchangedAt = time.Time{}
+		w.other.SetAvailable(false)
+		w.other.SetAvailable(true)
 	})
 }

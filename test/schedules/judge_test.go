@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/decisions/recorder"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	frameworkusers "cloudnative.tw/drover/test/framework/users"
@@ -37,6 +38,7 @@ const (
 	RuleRest        Rule = "O8: no write at rest"
 	RuleConverges   Rule = "O10: all converges"
 	RuleObserved    Rule = "O11: a status claims what was observed"
+	RuleReplays     Rule = "O14: a record of a decision is enough to derive it again"
 )
 
 // Violation is a breach of a rule.
@@ -63,6 +65,8 @@ type judge struct {
 	runs    map[types.UID][]string
 	foreign *fake.Record
 	checked int // index into the API's log
+
+	recorders []*recorder.Recorder // of all processes so far
 }
 
 // moment is a server from a time on.
@@ -143,6 +147,20 @@ func (j *judge) engineCalled(p *process, method string, t driver.Target, records
 		j.runs[t.UID] = append(j.runs[t.UID], after.Run)
 	}
 }
+
+// otherCalled checks a call that the other engine has carried out: a process that calls it must
+// have read its id, unless that was just exchanged.
+func (j *judge) otherCalled(p *process, began time.Time) {
+	if all := j.world.other.Records(); len(all) > 0 && began.Sub(j.world.exchangedAt) > identityTime {
+		j.violate(RuleForeign, "%s has created %s on another engine, which was there for %s", p.name, all[0].ID, began.Sub(j.world.exchangedAt))
+	}
+	for _, r := range j.world.other.Records() {
+		j.world.other.Remove(r.UID)
+	}
+}
+
+// identityTime is how old the id of an engine may be when a change begins.
+const identityTime = 2 * engineTimeout
 
 func (j *judge) created(p *process, uid types.UID) {
 	j.creates[uid]++
@@ -243,7 +261,7 @@ func (j *judge) statusWritten(p *process, before, vm *api.VirtualMachine) {
 		j.violate(RuleObserved, "%s reports %s of %s as %s, which it never was", p.name, s.ID, vm.Name, s.State)
 	}
 	if s == nil && before.Status.Server != nil && !slices.ContainsFunc(j.history[vm.UID], func(m moment) bool { return m.record == nil }) {
-		j.violate(RuleObserved, "%s reports that the server of %s is gone, which it never was", p.name, vm.Name)
+		j.violate(RuleObserved, "%s reports that the server of %s is gone, which it never was: %s", p.name, vm.Name, vm.Status.Message)
 	}
 	if !isReady(vm) || vm.DeletionTimestamp != nil {
 		return
@@ -294,7 +312,7 @@ func (j *judge) unapplied(vm *api.VirtualMachine) string {
 
 // unsettled returns why something has yet to be done, or "".
 func (j *judge) unsettled() string {
-	for _, object := range j.world.api.list(vms, "", j.world.api.version) {
+	for _, object := range j.world.api.list(vms, j.world.api.version) {
 		if why := j.unapplied(object.(*api.VirtualMachine)); why != "" { //nolint:forcetypeassert // of this resource
 			return why
 		}
@@ -309,7 +327,7 @@ func (j *judge) unsettled() string {
 
 // unsettledRule is the rule that something left undone breaks.
 func (j *judge) unsettledRule() Rule {
-	for _, object := range j.world.api.list(vms, "", j.world.api.version) {
+	for _, object := range j.world.api.list(vms, j.world.api.version) {
 		vm := object.(*api.VirtualMachine) //nolint:forcetypeassert // of this resource
 		switch {
 		case vm.DeletionTimestamp != nil:
@@ -360,7 +378,7 @@ func (j *judge) checkOutcome() {
 // checkRelease checks that a server was released if that was requested.
 func (j *judge) checkRelease(uid types.UID, want *wanted) {
 	retained := slices.ContainsFunc(j.world.memory.Records(), func(r fake.Record) bool { return r.UID == uid && r.Retained })
-	if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 {
+	if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 && !want.lost {
 		j.violate(RuleOutcome, "the server of %s is released: %v; requested: %v", want.name, retained, want.retain)
 	}
 }

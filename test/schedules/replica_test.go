@@ -149,8 +149,10 @@ func (p *process) newManager() (ctrl.Manager, error) {
 		NewClient: func(_ *rest.Config, o client.Options) (client.Client, error) {
 			return vmClient{process: p, cache: o.Cache.Reader}, nil
 		},
-		Metrics:                 metricsserver.Options{BindAddress: "0"},
-		GracefulShutdownTimeout: new(5 * time.Second),
+		Metrics: metricsserver.Options{BindAddress: "0"},
+		// Without a limit: a manager that reaches it reads the field that the loss of the
+		// Lease writes, which the race detector reports.
+		GracefulShutdownTimeout: new(time.Duration(-1)),
 		LeaderElection:          true, LeaderElectionResourceLockInterface: p.lock,
 		LeaderElectionID: leaseName, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &s.Lease, RenewDeadline: &s.Renew, RetryPeriod: &s.Retry,
@@ -196,15 +198,13 @@ func (n stopNotice) Start(ctx context.Context) error {
 
 // addController adds what the program adds to its manager.
 func (p *process) addController(mgr ctrl.Manager) error {
-	engine, err := fake.New(fake.Options{
-		ClusterID: "cluster", Memory: p.world.memory, BootTime: bootTime, ShutdownTime: stopTime, NewName: p.world.newName, Log: logr.Discard(),
-	})
+	engine, err := p.openEngines()
 	if err != nil {
 		return err
 	}
 	guard := p.lock.Guard()
 	inv, err := inventory.New(inventory.Options{
-		Name: fake.Name, Driver: fencing.Wrap(fake.Name, engineClient{p, engine}, guard, logr.Discard(), nil), Clock: p.clock, Log: logr.Discard(),
+		Name: fake.Name, Driver: fencing.Wrap(fake.Name, engine, guard, logr.Discard(), nil), Clock: p.clock, Log: logr.Discard(),
 		ConfirmLeading: p.lock.Confirm, CallTimeout: engineTimeout,
 	})
 	if err != nil {
@@ -212,6 +212,7 @@ func (p *process) addController(mgr ctrl.Manager) error {
 	}
 	reconcilers, err := controller.Setup(p.ctx, mgr, controller.Options{
 		Inventories: []*inventory.Inventory{inv}, Threads: 2, Clock: p.clock, Recorder: p.world, Epoch: guard.Epoch, MayAct: guard.Check, NewQueue: newQueue(p),
+		Decisions: p.newRecorder(guard.Epoch),
 	})
 	if err != nil {
 		return err
@@ -223,6 +224,18 @@ func (p *process) addController(mgr ctrl.Manager) error {
 		Inventory: inv, Epoch: guard.Epoch, Report: reconcilers[0].ReportFinding, Policy: inventory.OrphanDelete, Grace: orphanGrace,
 		Cached: owners(mgr.GetClient()), Live: owners(mgr.GetAPIReader()),
 	})
+}
+
+// openEngines opens the engine, and what may be in its place.
+func (p *process) openEngines() (engineClient, error) {
+	open := func(memory *fake.Memory) (*fake.Driver, error) {
+		return fake.New(fake.Options{
+			ClusterID: "cluster", Memory: memory, BootTime: bootTime, ShutdownTime: stopTime, NewName: p.world.newName, Log: logr.Discard(),
+		})
+	}
+	engine, err := open(p.world.memory)
+	other, otherErr := open(p.world.other)
+	return engineClient{p, engine, other}, errors.Join(err, otherErr)
 }
 
 func owners(reader client.Reader) inventory.Owners {

@@ -11,8 +11,6 @@ import (
 // Options are the settings of a schedule.
 type Options struct {
 	Seed uint64
-	// NoFaults leaves out all faults.
-	NoFaults bool
 	// Trace, if not nil, gets a line for each step.
 	Trace io.Writer
 }
@@ -21,11 +19,12 @@ type Options struct {
 type Result struct {
 	Seed       uint64
 	Violations []Violation
-	Hash       string
 	Steps      int
 	Handovers  int
 	Actions    int
 	Faults     map[string]int
+	// History has the last decisions, in sentences.
+	History string
 }
 
 const (
@@ -47,10 +46,13 @@ func Run(o Options) (Result, error) {
 		return Result{}, err
 	}
 	err = w.run()
+	all := w.judge.decisions()
+	w.judge.replayDecisions(all)
 	w.stop()
 	return Result{
-		Seed: o.Seed, Violations: w.judge.violations, Hash: w.traceHash(), Steps: w.scheduler.steps,
+		Seed: o.Seed, Violations: w.judge.violations, Steps: w.scheduler.steps,
 		Handovers: max(0, len(w.judge.holders)-1), Actions: w.users.actions, Faults: w.faults.counts,
+		History: formatLast(all),
 	}, err
 }
 
@@ -68,6 +70,9 @@ func (w *world) run() error {
 	converged := func() bool { return w.judge.unsettled() == "" }
 	if err := w.runUntil(time.Now().Add(convergeLimit), converged); err != nil {
 		return err
+	}
+	if len(w.judge.violations) > 0 {
+		return nil // the schedule has ended there
 	}
 	if !converged() {
 		w.judge.violate(w.judge.unsettledRule(), "%s after faults have stopped, %s", convergeLimit, w.judge.unsettled())

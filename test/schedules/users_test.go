@@ -37,6 +37,8 @@ type wanted struct {
 	name    string
 	deleted bool
 	retain  bool
+	// lost is set once others than Drover have removed the server.
+	lost bool
 	// forced is set once a user has removed the finalizer by hand.
 	forced bool
 	// Starts are how often its server may have been started; pending is the part of
@@ -98,7 +100,11 @@ func (u *users) act() {
 	}
 }
 
+// create creates a VirtualMachine, unless that would be bound to another engine.
 func (u *users) create(name string, detail int) {
+	if !u.world.exchangedAt.IsZero() {
+		return
+	}
 	vm := framework.NewVM(name).GracePeriod(int64(1 + detail%20)).Obj()
 	vm.Spec.Action = []api.Action{api.ActionActive, api.ActionActive, api.ActionActive, api.ActionStopped, api.ActionPaused}[detail%5]
 	vm.Spec.DeletionPolicy, vm.Spec.RestartPolicy = api.DeletionDelete, api.RestartAlways

@@ -4,10 +4,7 @@
 package schedules
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"hash"
 	"io"
 	legacyrand "math/rand"
 	"math/rand/v2"
@@ -34,28 +31,30 @@ type world struct {
 	scheduler *scheduler
 	random    *rand.Rand
 	api       *apiServer
-	memory    *fake.Memory
-	scheme    *runtime.Scheme
-	mapper    meta.RESTMapper
-	replicas  []*replica
-	dying     []*process // killed, with goroutines that have yet to end
-	watchers  []*watcher
-	streams   []*stream
-	judge     *judge
-	users     *users
-	faults    *faults
-	out       io.Writer
-	began     time.Time
-	hash      hash.Hash
-	names     int
+	// engines are the one that has the servers, and one that may be in its place for a while.
+	memory, other *fake.Memory
+	// exchangedAt is when the other one took that place; zero while it is not there.
+	exchangedAt time.Time
+	scheme      *runtime.Scheme
+	mapper      meta.RESTMapper
+	replicas    []*replica
+	dying       []*process // killed, with goroutines that have yet to end
+	watchers    []*watcher
+	streams     []*stream
+	judge       *judge
+	users       *users
+	faults      *faults
+	out         io.Writer
+	began       time.Time
+	names       int
 	// checksRest reports whether what happens at rest is checked too, which takes longer.
 	checksRest bool
 }
 
 func newWorld(o Options) (*world, error) {
 	w := &world{
-		gate: newGate(), random: rand.New(rand.NewPCG(o.Seed, 1)), api: newAPIServer(), memory: fake.NewMemory(clock.RealClock{}), //nolint:gosec // chance
-		out: o.Trace, began: time.Now(), hash: sha256.New(), scheme: runtime.NewScheme(),
+		gate: newGate(), random: rand.New(rand.NewPCG(o.Seed, 1)), api: newAPIServer(), memory: fake.NewMemory(clock.RealClock{}), other: fake.NewMemory(clock.RealClock{}), //nolint:gosec // chance
+		out: o.Trace, began: time.Now(), scheme: runtime.NewScheme(),
 	}
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, api.AddToScheme} {
 		if err := add(w.scheme); err != nil {
@@ -65,8 +64,8 @@ func newWorld(o Options) (*world, error) {
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{api.SchemeGroupVersion})
 	mapper.Add(api.SchemeGroupVersion.WithKind("VirtualMachine"), meta.RESTScopeNamespace)
 	w.mapper = mapper
-	w.scheduler = &scheduler{gate: w.gate, world: w, random: rand.New(rand.NewPCG(o.Seed, 2)), weights: map[string]float64{}}                  //nolint:gosec // chance
-	w.judge, w.users, w.faults = newJudge(w), newUsers(w, rand.New(rand.NewPCG(o.Seed, 3))), newFaults(w, rand.New(rand.NewPCG(o.Seed, 4)), o) //nolint:gosec // chance
+	w.scheduler = &scheduler{gate: w.gate, world: w, random: rand.New(rand.NewPCG(o.Seed, 2)), weights: map[string]float64{}}               //nolint:gosec // chance
+	w.judge, w.users, w.faults = newJudge(w), newUsers(w, rand.New(rand.NewPCG(o.Seed, 3))), newFaults(w, rand.New(rand.NewPCG(o.Seed, 4))) //nolint:gosec // chance
 	for n := range 2 + w.random.IntN(2) {
 		w.replicas = append(w.replicas, &replica{world: w, name: string(rune('a' + n))})
 	}
@@ -92,14 +91,10 @@ func (w *world) Eventf(runtime.Object, runtime.Object, string, string, string, s
 
 // trace records a step.
 func (w *world) trace(format string, args ...any) {
-	line := fmt.Sprintf("%10.6f %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
-	_, _ = io.WriteString(w.hash, line)
 	if w.out != nil {
-		_, _ = io.WriteString(w.out, line)
+		_, _ = fmt.Fprintf(w.out, "%10.6f %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
 	}
 }
-
-func (w *world) traceHash() string { return hex.EncodeToString(w.hash.Sum(nil)[:8]) }
 
 // runCall runs a call that has arrived, unless what it is for is down.
 func (w *world) runCall(o *operation) {

@@ -32,6 +32,7 @@ type specEnvironment struct {
 	*testenv.Environment
 	objects         dynamic.Interface
 	qemuDir, images string
+	decisions       string // the file of all of them
 }
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
@@ -47,7 +48,7 @@ func startEnvironment() (func() error, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &specEnvironment{qemuDir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
+	e := &specEnvironment{qemuDir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images"), decisions: filepath.Join(temp, "decisions")}
 	if err := os.Mkdir(e.images, 0o700); err != nil {
 		return nil, err
 	}
@@ -58,13 +59,13 @@ func startEnvironment() (func() error, error) {
 		return nil, errors.Join(err, e.Close())
 	}
 	controller, err := e.StartController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h", "--orphan-grace=1s",
-		"--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
+		"--decisions="+e.decisions, "--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
 	if err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	environment = e
 	return func() error {
-		return errors.Join(controller.Stop(), e.checkLeft(), e.Close(), os.RemoveAll(temp))
+		return errors.Join(controller.Stop(), e.checkLeft(), e.replayDecisions(), e.Close(), os.RemoveAll(temp))
 	}, nil
 }
 
@@ -85,5 +86,6 @@ func newNamespace(t *testing.T) string {
 	if _, err := environment.KubeClient.CoreV1().Secrets(ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	showDecisions(t, ns)
 	return ns
 }

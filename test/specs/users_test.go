@@ -16,8 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/retry"
 	"pgregory.net/rapid"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -128,13 +126,10 @@ func (u *users) create(t *rapid.T, m *model) {
 	*m = model{name: m.name, spec: &made.Spec, uid: string(made.UID), mayRestart: true}
 }
 
-// conflictBackoff is for a controller that writes in between.
-var conflictBackoff = wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
-
 // edit changes the spec of a VirtualMachine as a user does, who tries again at a conflict.
 func (u *users) edit(t *rapid.T, m *model, change func(*api.VirtualMachineSpec)) {
 	vms := u.api()
-	err := retry.RetryOnConflict(conflictBackoff, func() error {
+	err := framework.RetryOnConflict(func() error {
 		vm, err := vms.Get(context.Background(), m.name, metav1.GetOptions{})
 		if err != nil {
 			return err

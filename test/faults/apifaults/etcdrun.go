@@ -6,11 +6,9 @@ package apifaults
 import (
 	"context"
 	"errors"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,8 +25,8 @@ type etcdRun struct {
 	engine   lab.Fake
 	world    *lab.World
 	replicas *lab.Replicas
-	// isCut is set while controllers do not reach the API server.
-	isCut    atomic.Bool
+	// connect lets controllers reach the API server again that were cut off.
+	connect  func()
 	snapshot lab.State // when the backup was made
 	state    lab.State // at the end
 	output   string
@@ -39,12 +37,6 @@ func (r *etcdRun) begin(ctx context.Context) (err error) {
 	if r.world, err = r.NewWorld(ctx); err != nil {
 		return err
 	}
-	r.world.Intercept(func(_ int, req *http.Request, next http.RoundTripper) (*http.Response, error) {
-		if r.isCut.Load() {
-			return nil, errCut
-		}
-		return next.RoundTrip(req)
-	})
 	if err := r.engine.Prepare(ctx, r.world); err != nil {
 		return err
 	}
@@ -98,7 +90,7 @@ func fillAfter(after time.Duration) func(context.Context, *etcdRun) error {
 
 // cutOff keeps controllers from the API server, which restarts with empty caches.
 func cutOff(_ context.Context, r *etcdRun) error {
-	r.isCut.Store(true)
+	r.connect = r.world.CutAPI()
 	return r.restart(func() error { return nil })
 }
 
@@ -108,7 +100,7 @@ func compactAndReturn(ctx context.Context, r *etcdRun) error {
 	if err == nil {
 		err = r.restart(func() error { return nil })
 	}
-	r.isCut.Store(false)
+	r.connect()
 	return err
 }
 
@@ -156,7 +148,7 @@ func restoreRaised(ctx context.Context, r *etcdRun) error {
 	if err != nil {
 		return err
 	}
-	r.isCut.Store(true)
+	r.connect = r.world.CutAPI()
 	if err := r.restart(r.returnToBackup); err != nil {
 		return err
 	}
@@ -164,7 +156,7 @@ func restoreRaised(ctx context.Context, r *etcdRun) error {
 		return err
 	}
 	err = r.restart(func() error { return nil })
-	r.isCut.Store(false)
+	r.connect()
 	return err
 }
 

@@ -13,12 +13,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
@@ -32,15 +29,7 @@ type Settings struct {
 	// Parallel is how many runs take place at a time. They wait most of the time.
 	Parallel int
 	// Bounds say how much is explored in a size.
-	Bounds map[lab.Size]Bounds
-}
-
-// Bounds are limits; zero means none.
-type Bounds struct {
-	// Workloads are the names of those of package crash that are run.
-	Workloads []string
-	// Cases is how many cases are run of each workload.
-	Cases int
+	Bounds map[lab.Size]crash.Bounds
 }
 
 // Kind returns the kind of fault.
@@ -51,7 +40,7 @@ func Kind(s Settings) lab.Kind {
 			return newExplorer(s, l, s.Bounds[size]).explore(ctx)
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			return newExplorer(s, l, Bounds{}).replay(ctx, name)
+			return newExplorer(s, l, crash.Bounds{}).replay(ctx, name)
 		},
 	}
 }
@@ -60,7 +49,7 @@ func Kind(s Settings) lab.Kind {
 type explorer struct {
 	Settings
 	lab    *lab.Lab
-	bounds Bounds
+	bounds crash.Bounds
 	// runCases runs cases.
 	runCases func(context.Context, []testCase) error
 
@@ -73,37 +62,27 @@ type explorer struct {
 	log     string // of the last run that broke a rule
 }
 
-func newExplorer(s Settings, l *lab.Lab, b Bounds) *explorer {
+func newExplorer(s Settings, l *lab.Lab, b crash.Bounds) *explorer {
 	e := &explorer{Settings: s, lab: l, bounds: b, states: map[string]*lab.State{}, reached: map[testCase]bool{}}
-	e.runCases = func(ctx context.Context, cases []testCase) error { return forEach(ctx, e.Parallel, cases, e.runCase) }
+	e.runCases = func(ctx context.Context, cases []testCase) error {
+		return lab.ForEach(ctx, e.Parallel, cases, e.runCase)
+	}
 	return e
 }
 
 func (e *explorer) explore(ctx context.Context) (lab.Result, error) {
 	begin := time.Now()
 	workloads := crash.Workloads(e.lab, e.Engines, e.bounds.Workloads)
-	err := forEach(ctx, e.Parallel, workloads, e.learn)
+	err := lab.ForEach(ctx, e.Parallel, workloads, e.learn)
 	cases := e.cases
 	if err == nil {
 		err = e.runCases(ctx, cases)
 	}
 	e.result.Points, e.result.Took = len(e.reached), time.Since(begin)
+	e.result.Cases, e.result.Occurred = len(cases), len(e.reached)
 	e.result.Notes = append(e.result.Notes, fmt.Sprintf("%d cases of %d in %d workloads, %d of them not reached again",
 		len(cases), e.known, len(workloads), len(cases)-len(e.reached)))
 	return e.result, err
-}
-
-// forEach calls do for each of some items, several at a time, until one fails.
-func forEach[T any](ctx context.Context, parallel int, items []T, do func(context.Context, T) error) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
-	for _, item := range items {
-		if ctx.Err() != nil {
-			break
-		}
-		group.Go(func() error { return do(ctx, item) })
-	}
-	return group.Wait()
 }
 
 // learn runs a workload without faults, and adds cases of the events that it shows.
@@ -119,21 +98,11 @@ func (e *explorer) learn(ctx context.Context, workload string) error {
 	defer e.mu.Unlock()
 	e.states[workload] = &state
 	e.known += len(all)
-	e.cases = append(e.cases, sample(all, e.bounds.Cases)...)
-	return nil
-}
-
-// sampleSeed selects the cases that are run.
-const sampleSeed = 16
-
-// sample selects some cases, the same ones of the same cases.
-func sample(all []testCase, limit int) []testCase {
-	if limit == 0 || limit >= len(all) {
-		return all
+	if e.bounds.Cases > 0 {
+		all = lab.Sample(all, e.bounds.Cases)
 	}
-	random := rand.New(rand.NewPCG(sampleSeed, sampleSeed)) //nolint:gosec // Chance, not secrecy.
-	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return all[:limit]
+	e.cases = append(e.cases, all...)
+	return nil
 }
 
 // runCase runs a case, twice if its event did not come.

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -46,7 +47,7 @@ func SecondServerKind(s Settings) lab.Kind {
 			return withSecondServer(newExplorer(s, l, s.Bounds[size]), func(e *explorer) (lab.Result, error) { return e.explore(ctx) })
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			return withSecondServer(newExplorer(s, l, Bounds{}), func(e *explorer) (lab.Result, error) { return e.replay(ctx, name) })
+			return withSecondServer(newExplorer(s, l, crash.Bounds{}), func(e *explorer) (lab.Result, error) { return e.replay(ctx, name) })
 		},
 	}
 }
@@ -58,7 +59,7 @@ func withSecondServer(e *explorer, do func(*explorer) (lab.Result, error)) (lab.
 		return lab.Result{}, err
 	}
 	e.runCases = func(ctx context.Context, cases []testCase) error {
-		for some := range slices.Chunk(cases, e.Parallel) {
+		for some := range slices.Chunk(cases, lab.Parallel(e.Parallel)) {
 			if err := e.runWave(ctx, server, some); err != nil {
 				return err
 			}
@@ -153,7 +154,7 @@ func (e *explorer) runWave(ctx context.Context, server *secondServer, cases []te
 		server.link.resume()
 	})
 	defer over.Wait()
-	return forEach(ctx, len(cases), cases, func(ctx context.Context, c testCase) error {
+	return lab.ForEach(ctx, len(cases), cases, func(ctx context.Context, c testCase) error {
 		f := newServedPast(w, c.fault == "stalled, lists")
 		defer f.leave()
 		_, err := e.tryCase(ctx, c, f)

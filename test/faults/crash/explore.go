@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -16,13 +15,8 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/outside"
 )
-
-// keepEnv names a folder in which the logs of runs with violations are left.
-const keepEnv = "DROVER_FAULTS_DIR"
-
-// pairSeed selects the pairs that are run.
-const pairSeed = 15
 
 // Settings describe a kind of fault: crashes of controllers of some engines, or what else
 // happens at their points.
@@ -36,6 +30,8 @@ type Settings struct {
 	Bounds map[lab.Size]Bounds
 	// Faults are what happens in place of crashes; nil means crashes.
 	Faults Faults
+	// InTurn has the cases of a fault take the two recoveries in turn, rather than each twice.
+	InTurn bool
 }
 
 // Bounds are limits; zero means none.
@@ -51,7 +47,7 @@ type Bounds struct {
 // Kind returns the kind of fault.
 func Kind(s Settings) lab.Kind {
 	newRunner := func(l *lab.Lab, size lab.Size) *runner {
-		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], faults: s.Faults, keep: os.Getenv(keepEnv)}
+		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], faults: s.Faults, inTurn: s.InTurn, keep: os.Getenv(lab.KeepEnv)}
 	}
 	return lab.Kind{
 		Name: s.Name, Sizes: slices.Collect(maps.Keys(s.Bounds)),
@@ -72,7 +68,10 @@ type tally struct {
 	cases     []testCase
 	reached   map[string]bool // by workload and point
 	unreached []string
-	known     int // points that the learning runs found
+	needless  []string // cases in which there was nothing to disturb
+	occurred  int      // cases of one fault that was reached
+	all       int      // cases of one fault that there are
+	known     int      // points that the learning runs found
 	pairs     []testCase
 	pairsRun  int
 }
@@ -81,22 +80,39 @@ func (r *runner) explore(ctx context.Context) (lab.Result, error) {
 	begin := time.Now()
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
 	learning := r.learningCases()
-	err := r.runAll(ctx, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
+	err := lab.ForEach(ctx, r.parallel, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
 	if err == nil {
-		err = r.runAll(ctx, t.cases, func(ctx context.Context, c testCase) error { return r.runOnce(ctx, c, t) })
+		err = lab.ForEach(ctx, r.parallel, t.cases, func(ctx context.Context, c testCase) error { return r.runOnce(ctx, c, t) })
 	}
-	pairs := samplePairs(t.pairs, r.bounds.Pairs)
+	slices.SortFunc(t.pairs, func(a, b testCase) int { return strings.Compare(a.String(), b.String()) })
+	pairs := lab.Sample(t.pairs, r.bounds.Pairs)
 	if err == nil {
-		err = r.runAll(ctx, pairs, func(ctx context.Context, c testCase) error { return r.runPair(ctx, c, t) })
+		err = lab.ForEach(ctx, r.parallel, pairs, func(ctx context.Context, c testCase) error { return r.runPair(ctx, c, t) })
 	}
-	t.result.Points, t.result.Took = len(t.reached), time.Since(begin)
+	t.result.Took = time.Since(begin)
+	t.count(len(learning), len(pairs))
+	return t.result, err
+}
+
+// count adds the counts of what was explored to the result.
+func (t *tally) count(workloads, pairs int) {
+	t.result.Points = len(t.reached)
+	t.result.Cases, t.result.Occurred = t.occurred+len(t.unreached)+pairs, t.occurred+t.pairsRun
 	t.result.Notes = append(t.result.Notes,
-		fmt.Sprintf("%d of %d points in %d workloads, %d of them not reached again", len(t.reached), t.known, len(learning), len(t.unreached)),
-		fmt.Sprintf("%d of %d pairs", t.pairsRun, len(t.pairs)))
+		fmt.Sprintf("%d of %d points in %d workloads, %d cases not reached again", len(t.reached), t.known, workloads, len(t.unreached)),
+		fmt.Sprintf("%d cases of one fault in all, about %s at this speed", t.all, estimate(t.all, t.result)),
+		fmt.Sprintf("%d pairs of %d tried and %d known", t.pairsRun, pairs, len(t.pairs)))
+	if len(t.needless) > 0 {
+		t.result.Notes = append(t.result.Notes, fmt.Sprintf("%d cases in which there was no server to change", len(t.needless)))
+	}
 	for _, name := range t.unreached {
 		t.result.Notes = append(t.result.Notes, "not reached: "+name)
 	}
-	return t.result, err
+}
+
+// estimate returns how long so many runs would take.
+func estimate(runs int, r lab.Result) time.Duration {
+	return (r.Took * time.Duration(runs) / time.Duration(max(1, r.Runs))).Round(time.Minute)
 }
 
 // learningCases returns the cases without crashes.
@@ -111,31 +127,6 @@ func (r *runner) learningCases() []testCase {
 		}
 	}
 	return all
-}
-
-// runAll runs cases, several at a time, until one cannot be run.
-func (r *runner) runAll(ctx context.Context, cases []testCase, run func(context.Context, testCase) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	next := make(chan testCase)
-	var workers sync.WaitGroup
-	for range r.parallel {
-		workers.Go(func() {
-			for c := range next {
-				if err := run(ctx, c); err != nil {
-					cancel(err)
-				}
-			}
-		})
-	}
-	for _, c := range cases {
-		if ctx.Err() == nil {
-			next <- c
-		}
-	}
-	close(next)
-	workers.Wait()
-	return context.Cause(ctx)
 }
 
 // learn runs a workload without crashes, and adds the cases of its points.
@@ -154,48 +145,83 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 	points := o.learned[0]
 	t.known += len(points)
 	t.cases = append(t.cases, r.casesOf(c.workload, points)...)
+	t.all += len(r.allCasesOf(c.workload, points))
 	return nil
 }
 
 // casesOf returns the cases of one fault: all, or as many as the bounds allow. Those of
 // crashes are spread over the points that change something.
 func (r *runner) casesOf(workload string, points []string) []testCase {
+	if r.bounds.Cases == 0 {
+		return r.allCasesOf(workload, points)
+	}
 	faults := r.faults
-	switch {
-	case faults == nil && r.bounds.Cases == 0:
-		faults = crashes
-	case faults == nil:
+	if faults == nil {
 		faults = crashesOfMutations
 	}
 	points = slices.DeleteFunc(slices.Clone(points), func(p string) bool { return len(faults(p)) == 0 })
-	if r.bounds.Cases == 0 {
-		return allCases(workload, points, faults)
-	}
 	return someCases(workload, points, faults, r.bounds.Cases)
 }
 
-var recoveries = []lab.Recovery{lab.ByRestart, lab.ByStandby}
+// allCasesOf returns all cases of one fault.
+func (r *runner) allCasesOf(workload string, points []string) []testCase {
+	faults := r.faults
+	if faults == nil {
+		faults = crashes
+	}
+	return allCases(workload, points, faults, r.inTurn)
+}
 
-// someCases returns as many cases, spread over all points, with faults and recovery in turn.
-// There is no second one of a point before each point has one.
+// recoveriesOf returns who may go on after a fault.
+func recoveriesOf(fault string) []lab.Recovery {
+	if fault == held+string(outside.Superseded) {
+		return []lab.Recovery{lab.ByStandby}
+	}
+	return []lab.Recovery{lab.ByRestart, lab.ByStandby}
+}
+
+// someCases returns as many cases as the bounds allow, spread over all points, with faults and
+// recovery in turn. There is no second one of a point before each point has one. Workloads begin
+// with different faults, so that a few cases of each show all.
 func someCases(workload string, points []string, faults Faults, limit int) []testCase {
 	var some []testCase
-	limit = min(limit, len(allCases(workload, points, faults))/len(recoveries))
+	limit = min(limit, len(allCases(workload, points, faults, true)))
 	for n, count := 0, min(limit, len(points)); len(some) < limit; n++ {
 		p := points[n%count*len(points)/count]
-		if of, round := faults(p), n/count; round < len(of) {
-			some = append(some, testCase{workload, recoveries[n/2%2], []crashPoint{crashPoint(p + "/" + of[(n%count+round)%len(of)])}})
+		if of, round := possible(workload, faults(p)), n/count; round < len(of) {
+			fault := of[(n%count+round+int(hash(workload)%uint32(len(of))))%len(of)] //nolint:gosec // few
+			some = append(some, newCase(workload, p, fault, n/2))
 		}
 	}
 	return some
 }
 
-func allCases(workload string, points []string, faults Faults) []testCase {
+// possible returns the faults that a workload may have at a point. No other engine may be there
+// when a VirtualMachine is created, which would be bound to it.
+func possible(workload string, faults []string) []string {
+	return slices.DeleteFunc(slices.Clone(faults), func(fault string) bool {
+		return fault == held+string(outside.Exchanged) && strings.HasPrefix(workload, "recreate/")
+	})
+}
+
+// newCase returns a case with the nth recovery.
+func newCase(workload, point, fault string, n int) testCase {
+	recoveries := recoveriesOf(fault)
+	return testCase{workload, recoveries[n%len(recoveries)], []crashPoint{crashPoint(point + "/" + fault)}}
+}
+
+// allCases returns the cases of all faults of all points, with the recoveries in turn or each
+// with all.
+func allCases(workload string, points []string, faults Faults, inTurn bool) []testCase {
 	var all []testCase
-	for _, p := range points {
-		for _, fault := range faults(p) {
-			for _, recovery := range recoveries {
-				all = append(all, testCase{workload, recovery, []crashPoint{crashPoint(p + "/" + fault)}})
+	for n, p := range points {
+		for m, fault := range possible(workload, faults(p)) {
+			if inTurn {
+				all = append(all, newCase(workload, p, fault, n+m))
+				continue
+			}
+			for k := range recoveriesOf(fault) {
+				all = append(all, newCase(workload, p, fault, k))
 			}
 		}
 	}
@@ -210,7 +236,7 @@ func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
 		if o, err = r.run(ctx, c, t.states[c.workload]); err != nil {
 			return err
 		}
-		if o.crashed > 0 || len(o.violations) > 0 {
+		if o.crashed > 0 || o.needless || len(o.violations) > 0 {
 			break
 		}
 	}
@@ -218,12 +244,16 @@ func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
 	defer t.mu.Unlock()
 	t.result.AddRun(o.violations)
 	point, _, _ := strings.Cut(string(c.crashes[0]), "/")
-	if o.crashed > 0 {
+	switch {
+	case o.crashed > 0:
+		t.occurred++
 		t.reached[c.workload+"/"+point] = true
 		if len(o.learned) > 1 && r.faults == nil {
 			t.addPairs(c, o.learned[1])
 		}
-	} else {
+	case o.needless:
+		t.needless = append(t.needless, c.String())
+	default:
 		t.unreached = append(t.unreached, c.String())
 	}
 	return nil
@@ -236,14 +266,6 @@ func (t *tally) addPairs(c testCase, points []string) {
 			t.pairs = append(t.pairs, testCase{c.workload, c.recovery, []crashPoint{c.crashes[0], crashPoint(p + "/" + moment)}})
 		}
 	}
-}
-
-// samplePairs selects pairs, the same ones of the same pairs.
-func samplePairs(all []testCase, limit int) []testCase {
-	slices.SortFunc(all, func(a, b testCase) int { return strings.Compare(a.String(), b.String()) })
-	random := rand.New(rand.NewPCG(pairSeed, pairSeed)) //nolint:gosec // Chance, not secrecy.
-	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return all[:min(len(all), limit)]
 }
 
 // runPair runs a case of two crashes. It counts if both have occurred.
@@ -285,7 +307,7 @@ func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 }
 
 // findParallel is how many runs of FindViolation take place at a time.
-const findParallel = 16
+const findParallel = 8
 
 // errFound ends FindViolation.
 var errFound = errors.New("a violation was found")
@@ -298,9 +320,9 @@ func FindViolation(ctx context.Context, l *lab.Lab, engine lab.Engine, faults Fa
 	}
 	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: Bounds{Workloads: names}, faults: faults}
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
-	err := r.runAll(ctx, r.learningCases(), func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
+	err := lab.ForEach(ctx, r.parallel, r.learningCases(), func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
 	if err == nil && len(t.result.Violations) == 0 {
-		err = r.runAll(ctx, t.cases, func(ctx context.Context, c testCase) error {
+		err = lab.ForEach(ctx, r.parallel, t.cases, func(ctx context.Context, c testCase) error {
 			err := r.runOnce(ctx, c, t)
 			t.mu.Lock()
 			defer t.mu.Unlock()

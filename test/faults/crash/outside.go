@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,19 +68,49 @@ func (s *stage) disturb(ctx context.Context, over <-chan struct{}, d outside.Dis
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
+	release := func() error { return os.WriteFile(s.LearnFile(0)+released, nil, 0o600) }
+	if d == outside.Superseded {
+		s.disturbed = d
+		return s.replicas.Supersede(func() error {
+			err := s.awaitCalm(1)
+			if faults, _, _ := readFaults(s.LearnFile(0)); len(faults) > 0 && calls.MatchString(faults[0]) {
+				s.Isolate(0) // else it may learn the truth before it has called
+			}
+			return errors.Join(err, release())
+		})
+	}
 	undo, err := outside.Disturb(ctx, s.engine, s.World, vmName, d)
 	if err == nil {
 		s.disturbed = d
 	} else if errors.Is(err, outside.ErrNoServer) {
 		undo, err = nil, nil
 	}
-	err = errors.Join(err, os.WriteFile(s.LearnFile(0)+released, nil, 0o600))
+	err = errors.Join(err, release())
 	if undo == nil {
 		return err
 	}
 	time.Sleep(d.Lasts())
 	return errors.Join(err, undo())
 }
+
+// awaitCalm waits until a process does nothing for a while, so that users have gone on.
+func (s *stage) awaitCalm(process int) error {
+	known, since := 0, time.Now()
+	for begin := time.Now(); time.Since(begin) < calmWithin && time.Since(since) < calmTime; time.Sleep(20 * time.Millisecond) {
+		points, err := readPoints(s.LearnFile(process))
+		if err != nil {
+			return err
+		}
+		if points = slices.DeleteFunc(points, unstable.MatchString); len(points) > known {
+			known, since = len(points), time.Now()
+		}
+	}
+	return nil
+}
+
+// calmTime is how long a leader does nothing once it has done all, and calmWithin how long that
+// takes at most.
+const calmTime, calmWithin = 2 * time.Second, 15 * time.Second
 
 // differences returns in what a state is not what it is without faults, or after what others
 // than Drover have done.

@@ -61,6 +61,7 @@ func (p Pair) Inspect(ctx context.Context, w *lab.World, processes []history.Pro
 	second, secondErr := p.Second.Inspect(ctx, w, processes)
 	all.Servers, all.Violations = append(all.Servers, second.Servers...), append(all.Violations, second.Violations...)
 	all.Text += second.Text
+	maps.Copy(all.Created, second.Created)
 	all.Effects = maps.Clone(all.Effects)
 	for name, e := range second.Effects {
 		sum := all.Effects[name]

@@ -54,7 +54,7 @@ type Play struct {
 // Run runs it, and returns the state at its end, the rules that it broke, and what the
 // processes printed.
 func (p Play) Run(ctx context.Context, l *lab.Lab) (lab.State, []lab.Violation, string, error) {
-	r := &runner{Lab: l, engines: p.Engines, name: p.Name, hooks: p.Hooks, keep: os.Getenv(keepEnv)}
+	r := &runner{Lab: l, engines: p.Engines, name: p.Name, hooks: p.Hooks, keep: os.Getenv(lab.KeepEnv)}
 	o, err := r.run(ctx, testCase{workload: p.Workload, recovery: p.Recovery}, p.Want)
 	return o.state, o.violations, o.log, err
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/faults/outside"
 )
 
 const (
@@ -40,7 +41,9 @@ const (
 // outcome is what came of a run.
 type outcome struct {
 	// crashed is how many processes ended at their points.
-	crashed    int
+	crashed int
+	// needless is set if the point was reached, and there was nothing to disturb.
+	needless   bool
 	violations []lab.Violation
 	state      lab.State
 	// learned are the points of the workload of each process, from the first on that
@@ -58,6 +61,8 @@ type runner struct {
 	bounds   Bounds
 	// faults are what happens in place of crashes; nil means crashes.
 	faults Faults
+	// inTurn has the cases of a fault take the two recoveries in turn.
+	inTurn bool
 	// name and hooks are those of a run with faults of another package.
 	name  string
 	hooks Hooks
@@ -87,7 +92,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		return o, err
 	}
 	r.hooks.prepare(w)
-	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected, Crashes: make([]string, work.firstCrash())}
+	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected, Crashes: make([]string, work.firstCrash)}
 	if work.programs != nil {
 		plan.Programs = work.programs(r.Lab)
 	}
@@ -100,6 +105,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	}
 	defer replicas.Stop()
 	s := &stage{World: w, work: work, engine: engine, replicas: replicas, hooks: r.hooks}
+	s.backsUp = c.disturbance() == outside.Restored
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err := s.play(ctx, work, want == nil)
 	if v := lab.ViolationOf(err); v != nil {
@@ -120,11 +126,11 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		o.violations, err = append(o.violations, *v), nil
 	}
 	if learned, learnErr := s.learnedSince(setup); learnErr == nil {
-		o.learned = learned[min(work.firstCrash(), len(learned)):]
+		o.learned = learned[min(work.firstCrash, len(learned)):]
 	}
 	o.crashed, o.log = replicas.Crashed()+s.countFaults(), replicas.Output()
 	if c.disturbance() != s.disturbed {
-		o.crashed = 0 // there was nothing to disturb
+		o.needless, o.crashed = o.crashed > 0, 0
 	}
 	for n := range o.violations {
 		o.violations[n].Case, o.violations[n].History = r.nameOf(c), replicas.Decisions()
@@ -150,6 +156,11 @@ func (s *stage) play(ctx context.Context, work workload, learning bool) (setup [
 				return nil, err
 			}
 			setup = append(setup, len(points))
+		}
+	}
+	if s.backsUp {
+		if err := outside.BackUp(ctx, s.engine, s.World); err != nil {
+			return nil, err
 		}
 	}
 	s.hooks.act(s.replicas)
@@ -266,9 +277,13 @@ func (c testCase) settleTime() time.Duration {
 
 // isSampled reports whether a case is one of each so many, always the same ones.
 func isSampled(name string, share uint32) bool {
+	return hash(name)%share == 0
+}
+
+func hash(name string) uint32 {
 	h := fnv.New32()
 	_, _ = h.Write([]byte(name))
-	return h.Sum32()%share == 0
+	return h.Sum32()
 }
 
 // keepLog leaves the log of a run with violations.
@@ -276,9 +291,7 @@ func (r *runner) keepLog(c testCase, o outcome) error {
 	if r.keep == "" || len(o.violations) == 0 {
 		return nil
 	}
-	h := fnv.New32()
-	_, _ = h.Write([]byte(r.nameOf(c)))
-	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", h.Sum32())), fmt.Appendf(nil, "%s\n%v\n%s", r.nameOf(c), o.violations, o.log), 0o600)
+	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", hash(r.nameOf(c)))), fmt.Appendf(nil, "%s\n%v\n%s", r.nameOf(c), o.violations, o.log), 0o600)
 }
 
 // logProgress adds a line about a run to a file beside the logs.

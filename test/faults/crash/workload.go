@@ -33,7 +33,9 @@ type stage struct {
 	hooks    Hooks
 	// disturbed is what others than Drover have done, once they have.
 	disturbed outside.Disturbance
-	image     string // to create with; empty means the engine's default
+	// backsUp is set if a backup of the engine is made when the setup is over.
+	backsUp bool
+	image   string // to create with; empty means the engine's default
 }
 
 // step is what a user does, with a wait for the result.
@@ -54,14 +56,8 @@ type workload struct {
 	// programs returns the programs of the processes, of which the first is replaced by
 	// the second; nil means that all are the same.
 	programs func(*lab.Lab) []string
-}
-
-// firstCrash is the number of the process that crashes first.
-func (w workload) firstCrash() int {
-	if w.programs != nil {
-		return 1
-	}
-	return 0
+	// firstCrash is the number of the process that crashes first.
+	firstCrash int
 }
 
 // isPossible reports whether the programs of a workload are there.
@@ -85,6 +81,7 @@ var workloads = []workload{
 		setAction(api.ActionStopped), waitApplied, setAction(api.ActionActive), waitApplied,
 		setAction(api.ActionPaused), waitApplied, setAction(api.ActionActive), waitApplied,
 	}},
+	{name: "pause", setup: created, act: []step{setAction(api.ActionPaused), waitApplied}},
 	{name: "resize", setup: created, act: []step{resize, waitApplied}},
 	{name: "restart", setup: created, act: []step{restart, waitApplied}},
 	{name: "replace", unprotected: true, setup: created, act: []step{replace, waitApplied}},
@@ -101,10 +98,13 @@ var workloads = []workload{
 	{name: "move", moves: true, setup: created, act: []step{remove, waitGone, createElsewhere, waitApplied}},
 	{name: "move-outage", moves: true, setup: created, act: []step{duringOutage(false, remove), waitGone, createElsewhere, waitApplied}},
 	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
-	{name: "upgrade-restart", programs: upgrade, setup: created, act: []step{restart, replaceProgram, waitApplied}},
-	{name: "upgrade-delete", programs: upgrade, setup: created, act: []step{remove, replaceProgram, waitGone}},
-	{name: "rollback-restart", programs: rollback, setup: created, act: []step{replaceProgram, restart, waitApplied}},
-	{name: "rollback-create", programs: rollback, act: []step{replaceProgram, create, waitApplied}},
+	{name: "upgrade-restart", programs: upgrade, firstCrash: 1, setup: created, act: []step{restart, replaceProgram, waitApplied}},
+	{name: "upgrade-delete", programs: upgrade, firstCrash: 1, setup: created, act: []step{remove, replaceProgram, waitGone}},
+	{name: "upgrade-crash-create", programs: upgrade, act: []step{create, waitApplied, upgradeInTheEnd, waitApplied}},
+	{name: "upgrade-crash-restart", programs: upgrade, setup: created, act: []step{restart, waitApplied, upgradeInTheEnd, waitApplied}},
+	{name: "upgrade-crash-delete", programs: upgrade, setup: created, act: []step{remove, waitGone, upgradeInTheEnd, waitGone}},
+	{name: "rollback-restart", programs: rollback, firstCrash: 1, setup: created, act: []step{replaceProgram, restart, waitApplied}},
+	{name: "rollback-create", programs: rollback, firstCrash: 1, act: []step{replaceProgram, create, waitApplied}},
 }
 
 var created = []step{create, waitApplied}
@@ -192,6 +192,15 @@ func duringOutage(exchanged bool, do step) step {
 
 // replaceProgram has the next version go on, in the midst of what a user requested.
 func replaceProgram(_ context.Context, s *stage) error { return s.replicas.Replace() }
+
+// upgradeInTheEnd has the next version go on after all was done, unless the first process has
+// crashed before.
+func upgradeInTheEnd(ctx context.Context, s *stage) error {
+	time.Sleep(quietTime) // for points that come late, such as events
+	return errors.Join(s.replicas.Replace(), s.WaitFor(ctx, "the next version", func(map[string]*api.VirtualMachine) error {
+		return s.replicas.CheckLed(1)
+	}))
+}
 
 func breakImage(ctx context.Context, s *stage) (err error) {
 	s.image, err = s.engine.BreakImage(ctx, s.World, vmName)

@@ -17,6 +17,9 @@ import (
 // lastDecisions is how many decisions are shown of a run that broke a rule.
 const lastDecisions = 30
 
+// decisionsFiles matches all of them, with those that were full.
+const decisionsFiles = "decisions-*"
+
 // decisionsFile is where a process records its decisions, by a number from 0 on. Processes
 // that run one after the other may share one.
 func (w *World) decisionsFile(n int) string {
@@ -40,8 +43,45 @@ func (w *World) Decisions(files int) string {
 	return decisions.Format(all[max(0, len(all)-lastDecisions):]...)
 }
 
+// replayDecisions derives all recorded decisions again, and returns those that come out
+// otherwise (O14).
+func (w *World) replayDecisions() (broken []Violation, err error) {
+	if w.DecidesOtherwise {
+		return nil, nil
+	}
+	paths, err := filepath.Glob(filepath.Join(w.Dir, decisionsFiles))
+	if err != nil {
+		return nil, err
+	}
+	count := 0
+	for _, path := range paths {
+		records, err := readDecisions(path)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range records {
+			count++
+			differences, err := r.Replay()
+			if err != nil || len(differences) > 0 {
+				broken = append(broken, Violation{Rule: "O14", Text: fmt.Sprintf("decision %d of %s differs when it is derived again: %+v, %v", r.Sequence, r.Replica, differences, err)})
+			}
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.Lab.replayed.Add(int64(max(0, count-w.replayed)))
+	w.replayed = max(w.replayed, count)
+	return broken, nil
+}
+
+// TakeReplayed returns how many decisions were derived again since the last call.
+func (l *Lab) TakeReplayed() int64 { return l.replayed.Swap(0) }
+
 // ForgetDecisions empties as many files, to which processes go on to append.
 func (w *World) ForgetDecisions(files int) error {
+	w.mu.Lock()
+	w.replayed = 0
+	w.mu.Unlock()
 	for n := range files {
 		if err := os.Truncate(w.decisionsFile(n), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -68,5 +108,8 @@ func readDecisions(path string) ([]decisions.Record, error) {
 		return nil, err
 	}
 	f, err := decisions.Read(file)
+	if len(f.Records) == 0 && f.Broken > 0 {
+		return nil, nil // it ended while it wrote the first one
+	}
 	return f.Records, err
 }

@@ -22,8 +22,31 @@ type BadAnswer func(method string) int
 type disturbance struct {
 	mu       sync.Mutex
 	isCut    bool
+	isolated map[int]bool // processes, by number
 	answer   BadAnswer
-	requests map[*http.Request]context.CancelFunc
+	requests map[*http.Request]ongoing
+}
+
+// ongoing is a request of a process.
+type ongoing struct {
+	process int
+	end     context.CancelFunc
+}
+
+// Isolate ends the connections of a process to the API server, and refuses others.
+func (w *World) Isolate(process int) {
+	d := &w.disturbed
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.isolated == nil {
+		d.isolated = map[int]bool{}
+	}
+	d.isolated[process] = true
+	for _, request := range d.requests {
+		if request.process == process {
+			request.end()
+		}
+	}
 }
 
 // CutAPI ends all connections of the controllers to the API server, and refuses others until
@@ -33,8 +56,8 @@ func (w *World) CutAPI() (back func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.isCut = true
-	for _, end := range d.requests {
-		end()
+	for _, request := range d.requests {
+		request.end()
 	}
 	return func() {
 		d.mu.Lock()
@@ -58,18 +81,18 @@ func (d *disturbance) setAnswer(choose BadAnswer) {
 
 // begin returns a request that ends when the API server is cut off. It returns nil while
 // that is so.
-func (d *disturbance) begin(req *http.Request) (undisturbed *http.Request, end func()) {
+func (d *disturbance) begin(req *http.Request, process int) (undisturbed *http.Request, end func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.isCut {
+	if d.isCut || d.isolated[process] {
 		return nil, nil
 	}
 	ctx, cancel := context.WithCancel(req.Context())
 	req = req.WithContext(ctx)
 	if d.requests == nil {
-		d.requests = map[*http.Request]context.CancelFunc{}
+		d.requests = map[*http.Request]ongoing{}
 	}
-	d.requests[req] = cancel
+	d.requests[req] = ongoing{process, cancel}
 	return req, func() {
 		cancel()
 		d.mu.Lock()

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
@@ -33,21 +34,31 @@ import (
 // the containers of another shows in the events of the other (O6). Each has a socket of its
 // own in front of it.
 type Docker struct {
-	worlds *sync.Map // *dockerWorld by *World
-	steps  bool      // whether its clock can step
+	worlds   *sync.Map // *dockerWorld by *World
+	steps    bool      // whether its clock can step
+	registry func() (address string, err error)
+	second   *secondDocker
 }
 
 // NewDocker returns the engine.
-func NewDocker() Docker { return Docker{worlds: &sync.Map{}} }
+func NewDocker() Docker {
+	return Docker{worlds: &sync.Map{}, registry: sync.OnceValues(startForeignRegistry), second: &secondDocker{}}
+}
 
 // NewSteppingDocker returns the engine with a clock that StepClock steps.
-func NewSteppingDocker() Docker { return Docker{worlds: &sync.Map{}, steps: true} }
+func NewSteppingDocker() Docker {
+	e := NewDocker()
+	e.steps = true
+	return e
+}
 
 // dockerWorld is what a world has of the engine.
 type dockerWorld struct {
 	proxy *framework.DockerProxy
 	clock *dockerClock       // nil for one that does not step
 	stop  context.CancelFunc // stops the record of events
+
+	foreign foreignContainer
 
 	mu     sync.Mutex
 	events map[string]events.Message
@@ -56,8 +67,8 @@ type dockerWorld struct {
 // Name implements Engine.
 func (Docker) Name() string { return docker.Name }
 
-// Runs implements Engine. There is no other engine to put in the place of this one.
-func (Docker) Runs(workload string) bool { return !strings.HasSuffix(workload, "-exchange") }
+// Runs implements Engine.
+func (Docker) Runs(string) bool { return true }
 
 // Args implements Engine.
 func (Docker) Args(*World) []string {
@@ -78,7 +89,6 @@ func (e Docker) Prepare(ctx context.Context, w *World) error {
 	if err != nil {
 		return err
 	}
-	report := func(format string, args ...any) { fmt.Fprintf(os.Stderr, w.Name+": "+format+"\n", args...) }
 	d, host := &dockerWorld{events: map[string]events.Message{}}, c.DaemonHost()
 	if e.steps {
 		socket := filepath.Join(w.Dir, "clock.sock")
@@ -87,12 +97,15 @@ func (e Docker) Prepare(ctx context.Context, w *World) error {
 		}
 		host = "unix://" + socket
 	}
-	d.proxy = framework.OpenDockerProxy(filepath.Join(w.Dir, "docker.sock"), host, report)
+	if d.foreign, err = startForeignContainer(ctx, c, w); err != nil {
+		return errors.Join(err, d.foreign.remove(context.WithoutCancel(ctx), c))
+	}
+	d.proxy = framework.OpenDockerProxy(filepath.Join(w.Dir, "docker.sock"), host, report(w))
 	ctx, d.stop = context.WithCancel(context.WithoutCancel(ctx))
 	e.worlds.Store(w, d)
 	go func() {
 		if err := d.recordEvents(ctx, c, w, ""); err != nil && ctx.Err() == nil {
-			report("recording events: %v", err)
+			report(w)("recording events: %v", err)
 		}
 	}()
 	return nil
@@ -103,9 +116,10 @@ func (Docker) NewVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver(docker.Name).GracePeriod(5)
 }
 
-// BreakImage implements Engine: no registry listens there.
-func (Docker) BreakImage(context.Context, *World, string) (image string, err error) {
-	return "127.0.0.1:1/none:v1", nil
+// BreakImage implements Engine: a registry answers that it has no such image.
+func (e Docker) BreakImage(context.Context, *World, string) (image string, err error) {
+	address, err := e.registry()
+	return address + "/none:v1", err
 }
 
 // Resize implements Engine.
@@ -118,7 +132,7 @@ func (Docker) RepairImage(context.Context, *World) (image string, err error) {
 
 // Inspect implements Engine.
 func (e Docker) Inspect(ctx context.Context, w *World, _ []history.Process) (Observed, error) {
-	o := Observed{Effects: map[string]Effects{}}
+	o := newObserved()
 	c, err := framework.OpenDockerClient()
 	if err != nil {
 		return o, err
@@ -127,9 +141,13 @@ func (e Docker) Inspect(ctx context.Context, w *World, _ []history.Process) (Obs
 	if err != nil {
 		return o, err
 	}
+	containers = slices.DeleteFunc(containers, func(c container.Summary) bool { return w.isCopy(c.ID) })
 	for _, found := range containers {
 		res, err := c.ContainerInspect(ctx, found.ID, client.ContainerInspectOptions{})
-		if err != nil {
+		switch {
+		case errdefs.IsNotFound(err): // removed since it was listed
+			continue
+		case err != nil:
 			return o, err
 		}
 		o.Servers = append(o.Servers, serverOfContainer(res.Container))
@@ -139,7 +157,8 @@ func (e Docker) Inspect(ctx context.Context, w *World, _ []history.Process) (Obs
 		}
 		o.Text += string(text)
 	}
-	o.Violations, err = e.readEvents(ctx, c, w, o.Effects)
+	err = e.readEvents(ctx, c, w, &o)
+	o.Violations = append(o.Violations, e.world(w).foreign.check(ctx, c)...)
 	return o, err
 }
 
@@ -185,10 +204,10 @@ func (d *dockerWorld) recordEvents(ctx context.Context, c *client.Client, w *Wor
 }
 
 // readEvents counts, in the engine's own record, what was done to the world's containers.
-func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, effects map[string]Effects) ([]Violation, error) {
+func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, o *Observed) error {
 	d := e.world(w)
 	if err := d.recordEvents(ctx, c, w, time.Now().Format(time.RFC3339Nano)); err != nil { // those that are on their way
-		return nil, err
+		return err
 	}
 	d.mu.Lock()
 	since := w.since().UnixNano()
@@ -196,25 +215,30 @@ func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, effe
 	all := slices.SortedFunc(maps.Values(d.events), func(a, b events.Message) int { return cmp.Compare(a.TimeNano, b.TimeNano) })
 	d.mu.Unlock()
 	live, created := map[string]string{}, map[string]string{}
-	var broken []Violation
 	for _, event := range all {
+		if w.isCopy(event.Actor.ID) {
+			continue
+		}
 		uid, name := event.Actor.Attributes[docker.LabelUID], event.Actor.Attributes[docker.LabelName]
 		if event.Action == events.ActionCreate {
 			if live[uid] != "" || created[uid] != "" {
-				broken = append(broken, Violation{Rule: "O3", Text: fmt.Sprintf("%s: container %s was created, and %s had been", name, event.Actor.ID, created[uid])})
+				o.Violations = append(o.Violations, Violation{Rule: "O3", Text: fmt.Sprintf("%s: container %s was created, and %s had been", name, event.Actor.ID, created[uid])})
 			}
 			live[uid], created[uid] = event.Actor.ID, event.Actor.ID
+			if o.Created[uid].IsZero() {
+				o.Created[uid] = time.Unix(0, event.TimeNano)
+			}
 		}
 		if event.Action == events.ActionDestroy && w.wasRemoved(event.Actor.ID) {
 			delete(created, uid)
 		} else {
-			effects[name] = countEvent(effects[name], event)
+			o.Effects[name] = countEvent(o.Effects[name], event)
 		}
 		if event.Action == events.ActionDestroy || isRelease(event) {
 			delete(live, uid)
 		}
 	}
-	return broken, nil
+	return nil
 }
 
 func isRelease(e events.Message) bool {
@@ -239,19 +263,36 @@ func countEvent(e Effects, event events.Message) Effects {
 }
 
 // Outage implements Engine.
-func (e Docker) Outage(_ context.Context, w *World, exchanged bool) (back func() error, err error) {
-	if exchanged {
-		return nil, errors.New("there is no other engine")
-	}
+func (e Docker) Outage(ctx context.Context, w *World, exchanged bool) (back func() error, err error) {
 	p := e.world(w).proxy
+	if !exchanged {
+		p.Disconnect()
+		return func() error { p.Restore(); return nil }, nil
+	}
+	host, err := e.second.acquire()
+	if err != nil {
+		return nil, err
+	}
 	p.Disconnect()
-	return func() error { p.Restore(); return nil }, nil
+	other := framework.OpenDockerProxy(filepath.Join(w.Dir, "docker.sock"), host, report(w))
+	return func() error {
+		other.Disconnect()
+		p.Restore()
+		return errors.Join(e.second.checkEmpty(context.WithoutCancel(ctx), host, w), e.second.release())
+	}, nil
+}
+
+// report returns a function that prints what went wrong in a world.
+func report(w *World) func(format string, args ...any) {
+	return func(format string, args ...any) { fmt.Fprintf(os.Stderr, w.Name+": "+format+"\n", args...) }
 }
 
 // CleanUp implements Engine.
 func (e Docker) CleanUp(ctx context.Context, w *World) error {
+	foreign := foreignContainer{}
 	if v, ok := e.worlds.LoadAndDelete(w); ok {
 		d := v.(*dockerWorld)
+		foreign = d.foreign
 		d.stop()
 		d.proxy.Disconnect()
 		if d.clock != nil {
@@ -267,5 +308,5 @@ func (e Docker) CleanUp(ctx context.Context, w *World) error {
 		_, removeErr := c.ContainerRemove(ctx, found.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		err = errors.Join(err, removeErr)
 	}
-	return err
+	return errors.Join(err, foreign.remove(ctx, c))
 }

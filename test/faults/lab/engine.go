@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
@@ -72,11 +73,17 @@ type Observed struct {
 	Servers []Server
 	// Effects are by the name of a VirtualMachine.
 	Effects map[string]Effects
+	// Created is when the first server of each UID was created.
+	Created map[string]time.Time
 	// Violations are those that the engine alone shows.
 	Violations []Violation
 	// Text is all that was stored outside of the API in readable form, in which no secret
 	// may be.
 	Text string
+}
+
+func newObserved() Observed {
+	return Observed{Effects: map[string]Effects{}, Created: map[string]time.Time{}}
 }
 
 // Server is a server of the world, or one that was released.

@@ -70,106 +70,31 @@ func (e Fake) Args(w *World) []string {
 // Environment implements Engine.
 func (Fake) Environment(*World) []string { return nil }
 
-// foreign are files that are not this world's: a server of another cluster, one that was
-// released there, and a file that is no server.
-var foreign = map[string]string{
-	"0c7a6a3e-58a1-4f3c-9c52-000000000001.json":               `{"clusterID": "another", "namespace": "default", "name": "vm-1", "state": "Running", "load": 0}`,
-	"retained/0c7a6a3e-58a1-4f3c-9c52-000000000002.fake.json": `{"clusterID": "another", "namespace": "default", "name": "vm-1", "retained": true, "load": 0}`,
-	"notes.txt": "not a server",
-}
-
 // Prepare implements Engine.
 func (e Fake) Prepare(_ context.Context, w *World) error {
-	if err := os.MkdirAll(filepath.Join(e.Dir(w), "retained"), 0o700); err != nil {
-		return err
-	}
-	for name, content := range foreign {
-		if err := os.WriteFile(filepath.Join(e.Dir(w), name), []byte(content), 0o600); err != nil {
-			return err
-		}
-	}
-	return os.WriteFile(e.Journal(w), nil, 0o600)
+	return errors.Join(foreignServers.write(e.Dir(w)), os.WriteFile(e.Journal(w), nil, 0o600))
 }
 
 // Inspect implements Engine.
 func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) (Observed, error) {
-	o := Observed{Effects: map[string]Effects{}}
+	o := newObserved()
 	records, err := e.readRecords(w)
 	if err != nil {
 		return o, err
 	}
-	entries, err := history.Read(e.Journal(w), new(int64))
-	if err != nil {
-		return o, err
-	}
-	since := w.since()
-	entries = slices.DeleteFunc(entries, func(e journal.Entry) bool { return e.At.Before(since) })
-	names, final := w.names(), map[types.UID]*journal.Snapshot{}
+	final := map[types.UID]*journal.Snapshot{}
 	for _, r := range records {
 		if !r.Retained {
 			final[r.UID] = &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State}
 		}
 		o.Servers = append(o.Servers, serverOf(r))
 	}
-	for uid, entries := range history.ByServer(entries) {
-		o.Violations = append(o.Violations, w.checkNotLate(names[string(uid)], uid, entries)...)
-		s := history.TraceServer(uid, entries, final[uid], processes)
-		for _, v := range append(append(s.CheckCreation(), s.Violations...), history.EpochDecreases(entries)...) {
-			o.Violations = append(o.Violations, Violation{Rule: ruleOf(v.Rule), Text: fmt.Sprintf("%s: %s: %s", v.Rule, names[string(uid)], v.Text)})
-		}
-		o.Effects[names[string(uid)]] = addEffects(o.Effects[names[string(uid)]], s)
+	if err := w.readJournal(e.Journal(w), final, processes, &o); err != nil {
+		return o, err
 	}
-	for name, content := range foreign {
-		got, err := os.ReadFile(filepath.Join(e.Dir(w), name))
-		if err != nil || string(got) != content {
-			o.Violations = append(o.Violations, Violation{Rule: "O6", Text: fmt.Sprintf("%s, which is not Drover's, is %q, %v", name, got, err)})
-		}
-	}
+	o.Violations = append(o.Violations, foreignServers.check(e.Dir(w))...)
 	o.Text, err = readAll(e.Dir(w))
 	return o, err
-}
-
-// checkNotLate checks that no server was created for a VirtualMachine that was gone, even if
-// the sweep has removed it since.
-func (w *World) checkNotLate(name string, uid types.UID, entries []journal.Entry) []Violation {
-	w.mu.Lock()
-	gone, isGone := w.gone[string(uid)]
-	w.mu.Unlock()
-	var all []Violation
-	for _, entry := range entries {
-		if isGone && entry.Action == journal.ActionCreate && entry.At.After(gone) {
-			all = append(all, Violation{Rule: "O2", Text: fmt.Sprintf("%s: %s, and the VirtualMachine was gone at %s", name, history.DescribeEntry(entry), gone.UTC().Format(time.StampMilli))})
-		}
-	}
-	return all
-}
-
-// ruleOf returns the oracle that a rule of the journal belongs to.
-func ruleOf(r history.Rule) string {
-	switch r {
-	case history.RuleEpochOrder:
-		return "O5"
-	case history.RuleCreatedOnce:
-		return "O3"
-	default:
-		return "O1"
-	}
-}
-
-func addEffects(e Effects, s history.Server) Effects {
-	e.Runs += s.CountRuns()
-	for _, entry := range s.Applied {
-		switch entry.Action {
-		case journal.ActionCreate:
-			e.Creates++
-		case journal.ActionDelete:
-			e.Deletes++
-		case journal.ActionRelease:
-			e.Releases++
-		default:
-		}
-	}
-	return e
 }
 
 func (e Fake) readRecords(w *World) ([]fake.Record, error) {
@@ -222,7 +147,7 @@ func (e Fake) Outage(_ context.Context, w *World, exchanged bool) (back func() e
 	exchange := func() error {
 		return unix.Renameat2(unix.AT_FDCWD, e.Dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
 	}
-	return func() error { return errors.Join(exchange(), e.checkEmpty(other)) }, exchange()
+	return func() error { return errors.Join(exchange(), checkEmpty(filepath.Join(other, "*.json"))) }, exchange()
 }
 
 // makeFolderEngine makes another engine whose servers are in a folder.
@@ -232,8 +157,8 @@ func makeFolderEngine(dir string) error {
 }
 
 // checkEmpty fails if Drover made a server on an engine that none is bound to.
-func (Fake) checkEmpty(dir string) error {
-	found, err := filepath.Glob(filepath.Join(dir, "*.json"))
+func checkEmpty(servers string) error {
+	found, err := filepath.Glob(servers)
 	if len(found) > 0 {
 		return fmt.Errorf("the other engine has the servers %v", found)
 	}

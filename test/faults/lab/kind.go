@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
+	"strconv"
 	"time"
 )
 
@@ -23,6 +23,8 @@ const (
 	SizeDefault Size = "default"
 	// SizeFull is that of make faults-full.
 	SizeFull Size = "full"
+	// SizeSoak is that of make soak, which explores one kind at a time.
+	SizeSoak Size = "soak"
 )
 
 // Kind is a kind of fault. A new one is a row of the table in package faults.
@@ -48,6 +50,9 @@ type Kind struct {
 type Result struct {
 	// Points is how many different faults occurred.
 	Points int
+	// Cases is how many cases were tried in which a fault could occur, and Occurred in how many
+	// it did. Both are zero of a kind that makes its faults itself.
+	Cases, Occurred int
 	// Runs is how many runs that took.
 	Runs       int
 	Violations []Violation
@@ -60,6 +65,21 @@ type Result struct {
 func (r *Result) AddRun(broken []Violation) {
 	r.Runs++
 	r.Violations = append(r.Violations, broken...)
+}
+
+// minOccurred is the share of the cases in which the fault must occur, and maxMissed how many it
+// may always miss: where some depend on the moment.
+const minOccurred, maxMissed = 0.7, 2
+
+// CheckExplored returns an error if a kind has found nothing because it has tried nothing.
+func (r Result) CheckExplored() error {
+	if r.Points == 0 || r.Runs == 0 {
+		return fmt.Errorf("no fault has occurred in %d runs", r.Runs)
+	}
+	if r.Cases-r.Occurred > maxMissed && float64(r.Occurred) < minOccurred*float64(r.Cases) {
+		return fmt.Errorf("the fault has occurred in %d of %d cases, which is less than %.0f %%", r.Occurred, r.Cases, 100*minOccurred)
+	}
+	return nil
 }
 
 // Violation is a rule that was broken in a case.
@@ -76,20 +96,23 @@ type Violation struct {
 // String returns it in one line.
 func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Case, v.Rule, v.Text) }
 
-// PrintTable prints a line for each kind.
-func PrintTable(w io.Writer, names []string, results map[string]Result) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(t, "kind of fault\tpoints explored\truns\tviolations\ttime\t")
-	for _, name := range names {
-		r, ok := results[name]
-		if ok {
-			_, _ = fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t\n", name, r.Points, r.Runs, len(r.Violations), r.Took.Round(time.Second))
-		}
-	}
-	_ = t.Flush()
-	for _, name := range names {
-		for _, note := range slices.Sorted(slices.Values(results[name].Notes)) {
-			_, _ = fmt.Fprintf(w, "%s: %s\n", name, note)
-		}
+// PrintHeader prints what is in the rows of PrintRow.
+func PrintHeader(w io.Writer) {
+	printColumns(w, "kind of fault", "points explored", "runs", "violations", "time")
+}
+
+// PrintRow prints the row of a kind.
+func (r Result) PrintRow(w io.Writer, name string) {
+	printColumns(w, name, strconv.Itoa(r.Points), strconv.Itoa(r.Runs), strconv.Itoa(len(r.Violations)), r.Took.Round(time.Second).String())
+}
+
+func printColumns(w io.Writer, name, points, runs, violations, took string) {
+	_, _ = fmt.Fprintf(w, "%26s  %15s  %6s  %10s  %8s\n", name, points, runs, violations, took)
+}
+
+// PrintNotes prints the counts of the kind's own.
+func (r Result) PrintNotes(w io.Writer, name string) {
+	for _, note := range slices.Sorted(slices.Values(r.Notes)) {
+		_, _ = fmt.Fprintf(w, "%s: %s\n", name, note)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -40,7 +42,11 @@ type Lab struct {
 	Program string
 	// Previous is the same of the version before; empty leaves out the upgrades.
 	Previous string
+	// DecidesOtherwise is set if Program has another policy than these tests, so that its
+	// decisions cannot be derived again.
+	DecidesOtherwise bool
 
+	replayed atomic.Int64 // decisions
 	dir      string
 	listener net.Listener
 	server   *http.Server
@@ -83,8 +89,15 @@ func (l *Lab) open() (err error) {
 	if l.listener, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0"); err != nil {
 		return err
 	}
-	l.server = &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
-	go func() { _ = l.server.Serve(l.listener) }()
+	if _, err := framework.WriteServerCertificate(l.certificates()); err != nil { // clients send no token without TLS
+		return err
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true) // a connection that is cut ends one request
+	l.server = &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, Protocols: protocols, ErrorLog: log.New(io.Discard, "", 0)}
+	go func() {
+		_ = l.server.ServeTLS(l.listener, filepath.Join(l.certificates(), "tls.crt"), filepath.Join(l.certificates(), "tls.key"))
+	}()
 	return nil
 }
 
@@ -104,6 +117,8 @@ func (l *Lab) CloseIdle() {
 	l.server.SetKeepAlivesEnabled(true)
 }
 
+func (l *Lab) certificates() string { return filepath.Join(l.dir, "certificates") }
+
 // labDir is the folder of all worlds.
 func (l *Lab) labDir() string { return l.dir }
 
@@ -113,11 +128,11 @@ func (l *Lab) kubeconfigFor(w *World, process int) (string, error) {
 	path := filepath.Join(w.Dir, fmt.Sprintf("kubeconfig-%d", process))
 	content := fmt.Sprintf(`apiVersion: v1
 kind: Config
-clusters: [{name: world, cluster: {server: "http://%s/%s/%d"}}]
-users: [{name: controller, user: {}}]
+clusters: [{name: world, cluster: {server: "https://%s/%s/%d", certificate-authority: "%s/ca.crt"}}]
+users: [{name: controller, user: {token: %s}}]
 contexts: [{name: world, context: {cluster: world, user: controller}}]
 current-context: world
-`, l.listener.Addr(), w.Name, process)
+`, l.listener.Addr(), w.Name, process, l.certificates(), token)
 	return path, os.WriteFile(path, []byte(content), 0o600)
 }
 

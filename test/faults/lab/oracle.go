@@ -14,15 +14,13 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/framework/history"
 )
-
-// Secret is a text that no log, event, status or command line may have (O12).
-const Secret = "drover-secret-5c1b"
 
 // State is what two runs of one workload have in common.
 type State struct {
@@ -96,7 +94,10 @@ func (w *World) JudgeEvidence(ctx context.Context, e Evidence) (State, []Violati
 	if err != nil {
 		return State{}, nil, err
 	}
-	return stateOf(now, seen), append(all, secrets...), nil
+	if all = append(all, secrets...); len(all) == 0 { // who waits until all is well need not replay each time
+		all, err = w.replayDecisions()
+	}
+	return stateOf(now, seen), all, err
 }
 
 // checkServers checks that each VirtualMachine has one server, and each server one.
@@ -164,36 +165,21 @@ func checkServer(vm *api.VirtualMachine, s Server) []Violation {
 	return all
 }
 
-// checkClaims checks that no status ever was Ready before its server was created.
+// checkClaims checks that no status was Ready before a server of its UID was created. Times of
+// conditions are whole seconds.
 func checkClaims(versions []*api.VirtualMachine, seen Observed) []Violation {
 	for _, vm := range versions {
-		ready := slices.ContainsFunc(vm.Status.Conditions, func(c metav1.Condition) bool {
-			return c.Type == api.ConditionReady && c.Status == metav1.ConditionTrue
-		})
-		if ready && seen.Effects[vm.Name].Creates == 0 {
-			return []Violation{{Rule: "O11", Text: fmt.Sprintf("%s was Ready, and no server was created for it", vm.Name)}}
+		ready := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionReady)
+		if ready == nil || ready.Status != metav1.ConditionTrue {
+			continue
+		}
+		created, ok := seen.Created[string(vm.UID)]
+		if !ok || ready.LastTransitionTime.Add(time.Second).Before(created) {
+			return []Violation{{Rule: "O11", Text: fmt.Sprintf("%s, UID %s, was Ready at %s, and its first server was created at %s",
+				vm.Name, vm.UID, ready.LastTransitionTime.UTC().Format(time.StampMilli), created.UTC().Format(time.StampMilli))}}
 		}
 	}
 	return nil
-}
-
-// checkSecrets looks for the secret in all that people can read.
-func (w *World) checkSecrets(ctx context.Context, e Evidence, seen Observed, versions []*api.VirtualMachine) ([]Violation, error) {
-	events, err := w.Kube.EventsV1().Events(w.Name).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	var all []Violation
-	for where, what := range map[string]any{"an event": events.Items, "a VirtualMachine": versions, "a log": e.Output, "a decision": e.Decisions, "the engine": seen.Text} {
-		text, err := json.Marshal(what)
-		if err != nil {
-			return nil, err
-		}
-		if strings.Contains(string(text), Secret) {
-			all = append(all, Violation{Rule: "O12", Text: "the secret is in " + where})
-		}
-	}
-	return all, nil
 }
 
 // names returns the names of all VirtualMachines that ever existed, by UID.

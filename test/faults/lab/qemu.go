@@ -4,6 +4,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -21,9 +23,11 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
@@ -74,7 +78,7 @@ func (QEMU) Environment(*World) []string { return nil }
 // Prepare implements Engine.
 func (e QEMU) Prepare(ctx context.Context, w *World) error {
 	e.tools.prepare.Do(func() { e.tools.err = e.tools.make(context.WithoutCancel(ctx), w.labDir()) })
-	return errors.Join(e.tools.err, os.Mkdir(e.Dir(w), 0o700), os.WriteFile(e.Journal(w), nil, 0o600))
+	return errors.Join(e.tools.err, os.Mkdir(e.Dir(w), 0o700), foreignMachines.write(e.Dir(w)), os.WriteFile(e.Journal(w), nil, 0o600))
 }
 
 // make builds the recorder and the guest.
@@ -117,72 +121,46 @@ func (QEMU) Resize(vm *api.VirtualMachine) {
 	vm.Spec.Resource[api.ResourceRootDisk] = resource.MustParse("32Mi")
 }
 
-// Inspect implements Engine. The effects are what others have seen: the ids that statuses
-// had, and the processes that were started.
-func (e QEMU) Inspect(_ context.Context, w *World, _ []history.Process) (Observed, error) {
-	o := Observed{Effects: map[string]Effects{}}
+// Inspect implements Engine. Runs are the processes that others have seen, and the other
+// effects those of the journal.
+func (e QEMU) Inspect(ctx context.Context, w *World, processes []history.Process) (Observed, error) {
+	o := newObserved()
 	var err error
-	if o.Servers, o.Text, err = e.readServers(w); err != nil {
+	if o.Servers, o.Text, err = e.readServers(ctx, w); err != nil {
 		return o, err
+	}
+	final := map[types.UID]*journal.Snapshot{}
+	for _, s := range o.Servers {
+		if !s.Released {
+			final[types.UID(s.UID)] = &journal.Snapshot{ID: s.ID}
+		}
 	}
 	starts, err := e.tools.log.Starts()
 	if err != nil {
 		return o, err
 	}
 	names := w.names()
+	byServer := map[types.UID][]processlog.ProcessStart{}
 	for _, s := range starts {
-		name, ok := names[string(s.UID)]
+		byServer[s.UID] = append(byServer[s.UID], s)
+	}
+	for uid, starts := range byServer {
+		name, ok := names[string(uid)]
 		if !ok {
-			continue
+			continue // of another world
 		}
 		effects := o.Effects[name]
-		effects.Runs++
+		effects.Runs += len(starts)
 		o.Effects[name] = effects
-		if len(s.Others) > 0 {
-			o.Violations = append(o.Violations, Violation{Rule: "O3", Text: fmt.Sprintf("%s: QEMU %d was started while %v ran", name, s.PID, s.Others)})
+		for _, v := range processlog.CheckStarts(starts) {
+			o.Violations = append(o.Violations, Violation{Rule: "O3", Text: fmt.Sprintf("%s: %s", name, v)})
 		}
 	}
-	for name, ids := range w.serverIDs() {
-		effects := o.Effects[name]
-		effects.Creates, effects.Deletes = len(ids), len(ids)-w.countRemovals(name)
-		for _, s := range o.Servers {
-			if s.Name == name && s.Released {
-				effects.Releases++
-			}
-			if s.Name == name {
-				effects.Deletes--
-			}
-		}
-		o.Effects[name] = effects
-	}
-	if entries, err := history.Read(e.Journal(w), new(int64)); err == nil {
-		for _, v := range history.EpochDecreases(entries) {
-			o.Violations = append(o.Violations, Violation{Rule: "O5", Text: v.String()})
-		}
-	}
-	return o, nil
+	o.Violations = append(o.Violations, foreignMachines.check(e.Dir(w))...)
+	return o, w.readJournal(e.Journal(w), final, processes, &o)
 }
 
-// serverIDs returns the ids that the statuses of a name ever had.
-func (w *World) serverIDs() map[string]map[string]bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	all := map[string]map[string]bool{}
-	for _, vm := range w.versions {
-		if all[vm.Name] == nil {
-			all[vm.Name] = map[string]bool{}
-		}
-		if vm.Status.Server != nil && vm.Status.Server.ID != "" {
-			all[vm.Name][vm.Status.Server.ID] = true
-		}
-	}
-	for id, name := range w.removed {
-		all[name][id] = true
-	}
-	return all
-}
-
-func (e QEMU) readServers(w *World) (servers []Server, text string, err error) {
+func (e QEMU) readServers(ctx context.Context, w *World) (servers []Server, text string, err error) {
 	for _, sub := range []string{instance.VMsDir, instance.RetainedDir} {
 		records, content, err := readRecords[record.Record](filepath.Join(e.Dir(w), sub, "*", instance.RecordFile))
 		if err != nil {
@@ -190,32 +168,58 @@ func (e QEMU) readServers(w *World) (servers []Server, text string, err error) {
 		}
 		text += content
 		for _, r := range records {
-			s, lines, err := serverOfRecord(r)
+			if r.ClusterID != w.ClusterID {
+				continue
+			}
+			s, lines, err := serverOfRecord(ctx, filepath.Join(e.Dir(w), sub, string(r.UID)), r)
 			if err != nil {
 				return nil, "", err
 			}
-			s.Released = sub == instance.RetainedDir
 			servers, text = append(servers, s), text+lines
 		}
 	}
 	return servers, text, nil
 }
 
-// serverOfRecord returns a server, and the command lines of its processes. Whether a
-// machine that runs is paused only its status says.
-func serverOfRecord(r record.Record) (s Server, lines string, err error) {
-	s = Server{UID: string(r.UID), ID: r.ID, Name: r.Name, State: string(driver.StateStopped)}
+// serverOfRecord returns a server, and the command lines of its processes.
+func serverOfRecord(ctx context.Context, dir string, r record.Record) (s Server, lines string, err error) {
+	s = Server{UID: string(r.UID), ID: r.ID, Name: r.Name, State: string(driver.StateStopped), Released: r.Retained}
 	pids, err := processlog.Processes(r.UID)
 	if err != nil {
 		return s, "", err
 	}
 	for _, pid := range pids {
-		s.State = ""
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		lines += strings.ReplaceAll(string(line), "\x00", " ")
 	}
+	if len(pids) > 0 {
+		s.State = machineState(ctx, dir, r)
+	}
 	s.Config = fmt.Sprintf("phase=%s cpu=%d memory=%d root=%d processes=%d", r.Phase, r.Settings.CPUMilli, r.Settings.MemoryBytes, r.Root.Size, len(pids))
 	return s, lines, nil
+}
+
+// machineStates are the states of machines by those of QEMU. It keeps a guest that has ended.
+var machineStates = map[string]driver.State{
+	"running": driver.StateRunning, machine.StatusPaused: driver.StatePaused,
+	machine.StatusShutdown: driver.StateStopped, machine.StatusPanicked: driver.StateStopped,
+}
+
+// statusTimeout bounds the wait for QEMU's answer. Drover may be asking it, too.
+const statusTimeout = 2 * time.Second
+
+// machineState asks QEMU for its state. One that was released is not asked.
+func machineState(ctx context.Context, dir string, r record.Record) string {
+	if r.Retained {
+		return "released"
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	status, err := machine.Machine{Path: dir, UUID: string(r.UID)}.Status(ctx)
+	if err != nil {
+		return "without an answer: " + err.Error()
+	}
+	return cmp.Or(string(machineStates[status]), status)
 }
 
 // Outage implements Engine.
@@ -224,26 +228,27 @@ func (e QEMU) Outage(_ context.Context, w *World, exchanged bool) (back func() e
 	exchange := func() error {
 		return unix.Renameat2(unix.AT_FDCWD, e.Dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
 	}
+	empty := func() error { return checkEmpty(filepath.Join(other, instance.VMsDir, "*")) }
 	if !exchanged {
 		return func() error {
 			if _, err := os.Stat(e.Dir(w)); err == nil { // a controller that was started has made another
-				return exchange()
+				return errors.Join(exchange(), empty())
 			}
 			return os.Rename(other, e.Dir(w))
 		}, os.Rename(e.Dir(w), other)
 	}
-	return exchange, errors.Join(makeFolderEngine(other), exchange())
+	return func() error { return errors.Join(exchange(), empty()) }, errors.Join(makeFolderEngine(other), exchange())
 }
 
 // CleanUp implements Engine: it ends the machines, whose files go with the world's folder.
-func (e QEMU) CleanUp(_ context.Context, w *World) error {
-	servers, _, err := e.readServers(w)
+func (e QEMU) CleanUp(ctx context.Context, w *World) error {
+	servers, _, err := e.readServers(ctx, w)
 	return errors.Join(err, endMachines(slices.Collect(maps.Keys(w.names()))), endMachines(uidsOf(servers)))
 }
 
 // EndReleased ends the machines that were released, as who released them does some day.
-func (e QEMU) EndReleased(w *World) error {
-	servers, _, err := e.readServers(w)
+func (e QEMU) EndReleased(ctx context.Context, w *World) error {
+	servers, _, err := e.readServers(ctx, w)
 	servers = slices.DeleteFunc(servers, func(s Server) bool { return !s.Released })
 	return errors.Join(err, endMachines(uidsOf(servers)))
 }

@@ -16,7 +16,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
@@ -68,8 +67,9 @@ type Replicas struct {
 type process struct {
 	*framework.Process
 	info history.Process
-	// crashes is set if it is to end at a point, and replaced once the test has ended it.
-	crashes, replaced bool
+	// crashes is set if it is to end at a point, replaced once the test has ended it, and
+	// superseded once another one leads while it is halted, so that it ends by itself.
+	crashes, replaced, superseded bool
 	// crashed is set once it has ended in that way.
 	crashed bool
 }
@@ -97,12 +97,26 @@ func (w *World) StartReplicas(p Plan) (*Replicas, error) {
 // waitLeading waits until a process leads, or has ended.
 func (r *Replicas) waitLeading(p *process) error {
 	_, err := framework.Poll(ConvergeTimeout, func() error {
-		if p.HasEnded() || strings.Contains(p.Output(), "Became leader") {
+		if p.HasEnded() || p.hasLed() {
 			return nil
 		}
 		return errors.New("the first replica does not lead: " + p.Output())
 	})
 	return err
+}
+
+func (p *process) hasLed() bool { return strings.Contains(p.Output(), "Became leader") }
+
+// CheckLed returns an error unless a process has led, by its number from 0 on, or one after it.
+func (r *Replicas) CheckLed(n int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.all[min(n, len(r.all)):] {
+		if p.hasLed() {
+			return nil
+		}
+	}
+	return fmt.Errorf("of %d processes none has led from %d on", len(r.all), n)
 }
 
 // LearnFile is where a process records its points, by its number from 0 on.
@@ -181,7 +195,7 @@ func (r *Replicas) supervise(p *process) {
 	r.mu.Lock()
 	p.info.To = time.Now()
 	p.crashed = p.endedByKill(err)
-	if !r.isDone() && !p.crashed {
+	if !r.isDone() && !p.crashed && !p.superseded {
 		r.failures = append(r.failures, fmt.Sprintf("%s ended: %v: %s", p.info.Replica, err, tail(p.Output())))
 	}
 	running := 0
@@ -240,7 +254,7 @@ func (r *Replicas) clearLease(replica string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), ConvergeTimeout)
 	defer cancel()
 	leases := r.world.Kube.CoordinationV1().Leases(r.world.System)
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	return framework.RetryOnConflict(func() error {
 		lease, err := leases.Get(ctx, leaseName, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -256,13 +270,36 @@ func (r *Replicas) clearLease(replica string) error {
 	})
 }
 
-// Replace ends the first process as a crash does, so that the next one goes on.
+// Replace ends the first process as a crash does, unless it has ended, so that the next one
+// goes on.
 func (r *Replicas) Replace() error {
 	r.mu.Lock()
 	p := r.all[0]
+	if p.HasEnded() {
+		r.mu.Unlock()
+		return nil
+	}
 	p.replaced = true
 	r.mu.Unlock()
 	return p.Kill()
+}
+
+// Supersede halts the first process and has another one lead. It lets the first go on when
+// meanwhile returns; that one does not know yet that it has lost the Lease, or at all if it is
+// isolated then.
+func (r *Replicas) Supersede(meanwhile func() error) error {
+	r.mu.Lock()
+	p := r.all[0]
+	p.superseded = true
+	r.mu.Unlock()
+	if err := syscall.Kill(p.PID(), syscall.SIGSTOP); err != nil {
+		return err
+	}
+	err := r.ClearLease()
+	if err == nil {
+		_, err = framework.Poll(ConvergeTimeout, func() error { return r.CheckLed(1) })
+	}
+	return errors.Join(err, meanwhile(), syscall.Kill(p.PID(), syscall.SIGCONT))
 }
 
 // Stop kills all processes.
@@ -286,7 +323,7 @@ func (r *Replicas) Crashed() int {
 	defer r.mu.Unlock()
 	n := 0
 	for _, p := range r.all {
-		if p.crashes && p.crashed {
+		if p.crashes && p.crashed && !p.replaced {
 			n++
 		}
 	}

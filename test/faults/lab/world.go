@@ -21,10 +21,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/util/retry"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // World is to the controllers in it a cluster of its own, with an engine of its own. One
@@ -52,7 +52,9 @@ type World struct {
 	versions []*api.VirtualMachine
 	gone     map[string]time.Time // by UID, when the watch reported it; without what wasOvertaken
 	writes   []string             // requests that change something, but for those about Leases
+	copies   []string             // ids of servers that others than Drover created
 	removed  map[string]string    // names by the ids of servers that others than Drover removed
+	replayed int                  // decisions
 }
 
 // NewWorld makes a world. The caller must Close it.
@@ -306,7 +308,7 @@ func (w *World) CreateVM(ctx context.Context, vm *api.VirtualMachine) error {
 
 // UpdateVM changes a VirtualMachine as a user does.
 func (w *World) UpdateVM(ctx context.Context, name string, change func(*api.VirtualMachine)) error {
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	return framework.RetryOnConflict(func() error {
 		vm, err := w.virtualMachines().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -347,6 +349,19 @@ func (w *World) DeleteVM(ctx context.Context, name string) error {
 	return err
 }
 
+// NoteCopy notes that others than Drover have created a server. It is not judged.
+func (w *World) NoteCopy(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.copies = append(w.copies, id)
+}
+
+func (w *World) isCopy(id string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Contains(w.copies, id)
+}
+
 // NoteRemoval notes that others than Drover are about to remove a server.
 func (w *World) NoteRemoval(s Server) {
 	w.mu.Lock()
@@ -359,18 +374,6 @@ func (w *World) wasRemoved(id string) bool {
 	defer w.mu.Unlock()
 	_, ok := w.removed[id]
 	return ok
-}
-
-func (w *World) countRemovals(name string) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	count := 0
-	for _, of := range w.removed {
-		if of == name {
-			count++
-		}
-	}
-	return count
 }
 
 // recordRequest records a request of a controller that changes something.

@@ -38,7 +38,7 @@ func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbanc
 		_, err = c.ContainerUpdate(ctx, s.ID, client.ContainerUpdateOptions{Resources: &container.Resources{NanoCPUs: 250_000_000}})
 	case Renamed:
 		_, err = c.ContainerRename(ctx, s.ID, client.ContainerRenameOptions{NewName: "renamed-" + s.ID[:12]})
-	case Suspended, Away, Exchanged, ClockAhead, ClockBehind:
+	case Suspended, Away, Exchanged, Restored, Copied, Superseded, ClockAhead, ClockBehind:
 		return unknown(d)
 	}
 	isEnding := err != nil && strings.Contains(err.Error(), "cannot update a stopped container")
@@ -46,6 +46,33 @@ func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbanc
 		return ErrNoServer
 	}
 	return err
+}
+
+// copyContainer creates a container with the configuration and the labels of another. undo
+// removes it.
+func copyContainer(ctx context.Context, w *lab.World, s lab.Server) (undo func() error, err error) {
+	c, err := framework.OpenDockerClient()
+	if err != nil {
+		return nil, err
+	}
+	found, err := c.ContainerInspect(ctx, s.ID, client.ContainerInspectOptions{})
+	if errdefs.IsNotFound(err) {
+		return nil, ErrNoServer
+	}
+	if err != nil {
+		return nil, err
+	}
+	made, err := c.ContainerCreate(ctx, client.ContainerCreateOptions{
+		Config: found.Container.Config, HostConfig: found.Container.HostConfig, Name: "copy-of-" + s.ID[:12],
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.NoteCopy(made.ID)
+	return func() error {
+		_, err := c.ContainerRemove(context.WithoutCancel(ctx), made.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		return err
+	}, nil
 }
 
 // killContainer kills a container's process. The engine takes that for a crash.

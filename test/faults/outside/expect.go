@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"slices"
+	"strings"
 
 	"cloudnative.tw/drover/test/faults/lab"
 )
@@ -18,9 +20,11 @@ var restarts = regexp.MustCompile(` restarts=\d+`)
 // make of it (O7). All but the effects on servers must be as without the disturbance, once
 // it is over.
 func (d Disturbance) Differences(got, want lab.State) []string {
-	all := withoutCounts(got).Differences(withoutCounts(want))
-	for name, e := range got.Effects {
-		if !d.explains(e, want.Effects[name]) {
+	all := d.comparable(got).Differences(d.comparable(want))
+	names := maps.Clone(want.Effects)
+	maps.Copy(names, got.Effects)
+	for name := range names {
+		if e := got.Effects[name]; !d.explains(e, want.Effects[name]) {
 			all = append(all, fmt.Sprintf("%s had %+v after it was %s, and %+v if it is not", name, e, d, want.Effects[name]))
 		}
 	}
@@ -30,25 +34,44 @@ func (d Disturbance) Differences(got, want lab.State) []string {
 // explains reports whether a disturbance explains other effects.
 //
 //   - A server that was removed is created again, unless it is wanted no more, and then there
-//     is nothing to delete. It is started as often as it was, or once more.
+//     is nothing to delete or to release. It is started as often as it was, or once more.
 //   - A server that has ended is started as often as it was, or once more.
+//   - What was done since a backup is done once more after the backup was restored, or was
+//     undone by that: a server that was stopped to be started again runs.
 //   - Nothing else has an effect.
 func (d Disturbance) explains(got, want lab.Effects) bool {
 	runs := got.Runs - want.Runs
 	got.Runs = want.Runs
 	switch d {
 	case Removed:
-		again := got.Creates - want.Creates
-		want.Creates, want.Deletes = want.Creates+again, want.Deletes+again-1
-		return (again == 0 || again == 1) && (runs == 0 || runs == 1) && got == want
+		again, deletes, releases := got.Creates-want.Creates, want.Deletes-got.Deletes, want.Releases-got.Releases
+		return isOnce(again) && isOnce(runs) && isOnce(deletes) && isOnce(releases) && deletes+releases == 1-again
 	case Stopped, Killed, Suspended:
-		return (runs == 0 || runs == 1) && got == want
-	case Paused, Resized, Renamed, Away, Exchanged, ClockAhead, ClockBehind:
+		return isOnce(runs) && got == want
+	case Restored:
+		again, undone := got.Creates-want.Creates, got.Deletes+got.Releases-want.Deletes-want.Releases
+		return isOnce(again) && isOnce(undone) && runs >= -1 && runs <= 1
+	case Paused, Resized, Renamed, Away, Exchanged, Copied, Superseded, ClockAhead, ClockBehind:
 	}
 	return runs == 0 && got == want
 }
 
-func withoutCounts(s lab.State) lab.State {
+// isOnce reports whether a difference is none, or something that was done once more.
+func isOnce(difference int) bool { return difference == 0 || difference == 1 }
+
+// released matches a server that was released, whose state and configuration stay as others
+// than Drover have left them.
+var released = regexp.MustCompile(`^(\S+) \S* released=true .*`)
+
+// comparable returns a state without what a disturbance may change in it.
+func (d Disturbance) comparable(s lab.State) lab.State {
+	s.Servers = slices.Clone(s.Servers)
+	for n, server := range s.Servers {
+		s.Servers[n] = released.ReplaceAllString(server, "$1 was released")
+	}
+	if d == Removed {
+		s.Servers = slices.DeleteFunc(s.Servers, func(server string) bool { return strings.HasSuffix(server, " was released") })
+	}
 	s.Effects, s.VMs = nil, maps.Clone(s.VMs)
 	for name, status := range s.VMs {
 		s.VMs[name] = restarts.ReplaceAllString(status, "")

@@ -42,6 +42,12 @@ const (
 	Away Disturbance = "away"
 	// Exchanged : another engine answers in the engine's place for a while.
 	Exchanged Disturbance = "exchanged"
+	// Restored : the engine is what it was when the workload began, as from a backup.
+	Restored Disturbance = "restored"
+	// Copied : for a while there is a second server with all that tells whose the first is.
+	Copied Disturbance = "copied"
+	// Superseded : the leader is halted, and another one leads for a while.
+	Superseded Disturbance = "superseded"
 	// ClockAhead : from then on the engine's clock is an hour ahead.
 	ClockAhead Disturbance = "clock ahead"
 	// ClockBehind : from then on it is an hour behind.
@@ -52,7 +58,7 @@ const (
 var clockSteps = map[Disturbance]time.Duration{ClockAhead: time.Hour, ClockBehind: -time.Hour}
 
 // lasts is how long a disturbance lasts. QEMU has 5 s for a command.
-var lasts = map[Disturbance]time.Duration{Suspended: 7 * time.Second, Away: 300 * time.Millisecond, Exchanged: 300 * time.Millisecond}
+var lasts = map[Disturbance]time.Duration{Suspended: 7 * time.Second, Away: 300 * time.Millisecond, Exchanged: 300 * time.Millisecond, Copied: time.Second}
 
 // Lasts returns how long the disturbance lasts, unless it is over at once.
 func (d Disturbance) Lasts() time.Duration { return lasts[d] }
@@ -75,6 +81,9 @@ func Disturb(ctx context.Context, e lab.Engine, w *lab.World, vm string, d Distu
 		}
 		return nil, clock.StepClock(w, step)
 	}
+	if f, ok := e.(folderEngine); ok && d == Restored {
+		return nil, restore(ctx, f, w)
+	}
 	seen, err := e.Inspect(ctx, w, nil)
 	if err != nil {
 		return nil, err
@@ -83,16 +92,24 @@ func Disturb(ctx context.Context, e lab.Engine, w *lab.World, vm string, d Distu
 		if s.Name != vm || s.Released {
 			continue
 		}
-		switch e := e.(type) {
-		case lab.Fake:
-			return nil, disturbFake(w, e.Dir(w), e.Journal(w), types.UID(s.UID), d)
-		case lab.Docker:
-			return nil, disturbDocker(ctx, w, s, d)
-		case lab.QEMU:
-			return disturbQEMU(w, e.Dir(w), s, d)
-		}
+		return disturbServer(ctx, e, w, s, d)
 	}
 	return nil, ErrNoServer
+}
+
+func disturbServer(ctx context.Context, e lab.Engine, w *lab.World, s lab.Server, d Disturbance) (undo func() error, err error) {
+	switch e := e.(type) {
+	case lab.Fake:
+		return nil, disturbFake(w, e.Dir(w), e.Journal(w), types.UID(s.UID), d)
+	case lab.Docker:
+		if d == Copied {
+			return copyContainer(ctx, w, s)
+		}
+		return nil, disturbDocker(ctx, w, s, d)
+	case lab.QEMU:
+		return disturbQEMU(w, e.Dir(w), e.Journal(w), s, d)
+	}
+	return nil, unknown(d)
 }
 
 func unknown(d Disturbance) error { return fmt.Errorf("this engine has no server that is %q", d) }

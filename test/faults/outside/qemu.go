@@ -8,16 +8,20 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/history"
 )
 
-// disturbQEMU kills or suspends a machine's QEMU, or removes the machine.
-func disturbQEMU(w *lab.World, dir string, s lab.Server, d Disturbance) (undo func() error, err error) {
+// disturbQEMU kills or suspends a machine's QEMU, or removes the machine. The journal gets the
+// removal too, so that it shows every end of a server.
+func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (undo func() error, err error) {
 	switch d {
 	case Removed:
 		lock, err := lockServer(dir, types.UID(s.UID))
@@ -25,11 +29,13 @@ func disturbQEMU(w *lab.World, dir string, s lab.Server, d Disturbance) (undo fu
 			return nil, err
 		}
 		defer lock.Release()
-		w.NoteRemoval(s)
 		if err := signal(s, syscall.SIGKILL); err != nil && !errors.Is(err, ErrNoServer) {
 			return nil, err
 		}
-		return nil, os.RemoveAll(filepath.Join(dir, instance.VMsDir, s.UID))
+		entry := journal.Entry{
+			At: time.Now(), Cluster: w.ClusterID, UID: types.UID(s.UID), Method: string(d), Action: history.ActionOutside, Before: &journal.Snapshot{ID: s.ID},
+		}
+		return nil, errors.Join(appendEntry(path, entry), os.RemoveAll(filepath.Join(dir, instance.VMsDir, s.UID)))
 	case Killed:
 		return nil, signal(s, syscall.SIGKILL)
 	case Suspended:
@@ -40,7 +46,7 @@ func disturbQEMU(w *lab.World, dir string, s lab.Server, d Disturbance) (undo fu
 			return nil // Drover has ended it meanwhile
 		}
 		return undo, signal(s, syscall.SIGSTOP)
-	case Stopped, Paused, Resized, Renamed, Away, Exchanged, ClockAhead, ClockBehind:
+	case Stopped, Paused, Resized, Renamed, Away, Exchanged, Restored, Copied, Superseded, ClockAhead, ClockBehind:
 	}
 	return nil, unknown(d)
 }

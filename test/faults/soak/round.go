@@ -21,7 +21,7 @@ const (
 	settleTime = 2 * time.Minute
 	judgePause = 500 * time.Millisecond
 	// restTime is how long a world is watched at rest.
-	restTime = 2 * time.Second
+	restTime = 15 * time.Second
 )
 
 // round runs lifecycles, many at a time. It judges them twice: while some exist, and when
@@ -155,7 +155,7 @@ func (s *soak) rest(ctx context.Context) error {
 		return err
 	}
 	if qemu, ok := s.Engine.(lab.QEMU); ok { // released machines need memory and CPU
-		if err := qemu.EndReleased(s.world); err != nil {
+		if err := qemu.EndReleased(ctx, s.world); err != nil {
 			return err
 		}
 	}
@@ -180,7 +180,7 @@ func (s *soak) explain(err error) error {
 			s.result.Violations, err = append(s.result.Violations, lab.Violation{Rule: "O10", Text: "a process ended by itself: " + text}), errBroken
 		}
 	}
-	if dir := os.Getenv(keepEnv); dir != "" {
+	if dir := os.Getenv(lab.KeepEnv); dir != "" {
 		text := fmt.Sprintf("%v\n%v\n%s", err, s.result.Violations, seen.Output)
 		err = errors.Join(err, os.WriteFile(filepath.Join(dir, "soak-"+s.Engine.Name()+".log"), []byte(text), 0o600))
 	}

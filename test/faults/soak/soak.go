@@ -26,13 +26,8 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// Variables of the environment.
-const (
-	// countEnv is how many lifecycles there are, unless it is that of the settings.
-	countEnv = "DROVER_SOAK"
-	// keepEnv names a folder for samples and logs.
-	keepEnv = "DROVER_FAULTS_DIR"
-)
+// countEnv is how many lifecycles there are, unless it is that of the settings.
+const countEnv = "DROVER_SOAK"
 
 // defaultSeed chooses the faults and what users do. -case has another one.
 const defaultSeed = 1
@@ -59,7 +54,7 @@ func Kind(s Settings) lab.Kind {
 			if err != nil {
 				return lab.Result{}, fmt.Errorf("case %q: it must be a seed, a number", name)
 			}
-			return s.explore(ctx, l, s.Lifecycles[lab.SizeFull], seed)
+			return s.explore(ctx, l, s.Lifecycles[lab.SizeSoak], seed)
 		},
 	}
 }
@@ -124,7 +119,7 @@ func (s *soak) run(ctx context.Context, count int) (err error) {
 	if err := s.Engine.Prepare(ctx, s.world); err != nil {
 		return err
 	}
-	if s.log, err = newSamples(s.Engine.Name(), os.Getenv(keepEnv)); err != nil {
+	if s.log, err = newSamples(s.Engine.Name(), os.Getenv(lab.KeepEnv)); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.log.close()) }()

@@ -1,0 +1,122 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/users"
+)
+
+// longRest is how long nothing may be written once all is as requested (O8).
+const longRest = time.Minute
+
+// restingActions are those of the VirtualMachines that are watched at rest, by their names.
+var restingActions = map[string]api.Action{"vm-1": api.ActionActive, "vm-2": api.ActionStopped, "vm-3": api.ActionPaused}
+
+// RestKind returns a kind without a fault: a leader and a standby are watched at rest, on each of
+// some engines, longer than other kinds have time for.
+func RestKind(name string, engines []lab.Engine) lab.Kind {
+	explore := func(ctx context.Context, l *lab.Lab, wanted func(lab.Engine) bool) (all lab.Result, err error) {
+		begin := time.Now()
+		var mu sync.Mutex
+		var running sync.WaitGroup
+		for _, e := range engines {
+			if !wanted(e) {
+				continue
+			}
+			running.Go(func() {
+				broken, restErr := rest(ctx, l, e)
+				mu.Lock()
+				defer mu.Unlock()
+				all.Points++
+				all.AddRun(broken)
+				err = errors.Join(err, restErr)
+			})
+		}
+		running.Wait()
+		all.Took = time.Since(begin)
+		return all, err
+	}
+	return lab.Kind{
+		Name: name, Sizes: []lab.Size{lab.SizeDefault, lab.SizeFull},
+		Explore: func(ctx context.Context, l *lab.Lab, _ lab.Size) (lab.Result, error) {
+			return explore(ctx, l, func(lab.Engine) bool { return true })
+		},
+		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
+			return explore(ctx, l, func(e lab.Engine) bool { return e.Name() == name })
+		},
+	}
+}
+
+// rest watches an engine's VirtualMachines at rest.
+func rest(ctx context.Context, l *lab.Lab, e lab.Engine) (broken []lab.Violation, err error) {
+	w, err := l.NewWorld(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.CleanUp(context.WithoutCancel(ctx), w), w.Close()) }()
+	if err := e.Prepare(ctx, w); err != nil {
+		return nil, err
+	}
+	r, err := w.StartReplicas(lab.Plan{Engine: e, Recovery: lab.ByStandby})
+	if err != nil {
+		return nil, err
+	}
+	defer r.Stop()
+	err = bringToRest(ctx, w, e)
+	if v := lab.ViolationOf(err); v != nil {
+		broken, err = append(broken, *v), nil
+	} else if err == nil {
+		broken, err = judgeRest(ctx, w, r)
+	}
+	for n := range broken {
+		broken[n].Case, broken[n].History = e.Name(), r.Decisions()
+	}
+	return broken, err
+}
+
+// bringToRest creates the VirtualMachines, and waits until no more is written.
+func bringToRest(ctx context.Context, w *lab.World, e lab.Engine) error {
+	for name := range restingActions {
+		if err := w.CreateVM(ctx, e.NewVM(name).Obj()); err != nil {
+			return err
+		}
+	}
+	for name, action := range restingActions {
+		if err := w.WaitVM(ctx, name, users.CheckApplied); err != nil {
+			return err
+		}
+		if err := w.UpdateVM(ctx, name, func(vm *api.VirtualMachine) { vm.Spec.Action = action }); err != nil {
+			return err
+		}
+	}
+	for name := range restingActions {
+		if err := w.WaitVM(ctx, name, users.CheckApplied); err != nil {
+			return err
+		}
+	}
+	return w.WaitQuiet(ctx, stableTime, lab.ConvergeTimeout)
+}
+
+// judgeRest judges the world before and after a long rest, in which nothing may change.
+func judgeRest(ctx context.Context, w *lab.World, r *lab.Replicas) ([]lab.Violation, error) {
+	before, broken, err := w.Judge(ctx, r)
+	if err != nil || len(broken) > 0 {
+		return broken, err
+	}
+	broken = w.CheckRest(ctx, longRest)
+	after, later, err := w.Judge(ctx, r)
+	for _, text := range after.Differences(before) {
+		later = append(later, lab.Violation{Rule: "O10", Text: fmt.Sprintf("after %s at rest %s", longRest, text)})
+	}
+	return slices.Concat(broken, later), err
+}

@@ -1,0 +1,116 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package outside
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/history"
+)
+
+// folderEngine is an engine that is a folder.
+type folderEngine interface {
+	lab.Engine
+	Dir(w *lab.World) string
+}
+
+// BackUp makes a backup of an engine, to which Restored returns.
+func BackUp(ctx context.Context, e lab.Engine, w *lab.World) error {
+	f, ok := e.(folderEngine)
+	if !ok {
+		return unknown(Restored)
+	}
+	out, err := exec.CommandContext(ctx, "cp", "--archive", "--sparse=always", f.Dir(w), backupOf(f, w)).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("backup of the engine: %w: %s", err, out)
+	}
+	return nil
+}
+
+func backupOf(e folderEngine, w *lab.World) string { return e.Dir(w) + "-backup" }
+
+// restore puts the backup in the engine's place, with the servers and epochs that it has.
+func restore(ctx context.Context, e folderEngine, w *lab.World) error {
+	seen, err := e.Inspect(ctx, w, nil)
+	if err != nil {
+		return err
+	}
+	dir, backup := e.Dir(w), backupOf(e, w)
+	if err := unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, backup, unix.RENAME_EXCHANGE); err != nil {
+		return err
+	}
+	restored, err := e.Inspect(ctx, w, nil)
+	if err != nil {
+		return err
+	}
+	switch e := e.(type) {
+	case lab.Fake:
+		had, err := readSnapshots(w, backup)
+		has, hasErr := readSnapshots(w, dir)
+		return errors.Join(err, hasErr, recordRestore(w, e.Journal(w), had, has))
+	case lab.QEMU:
+		return recordRestore(w, e.Journal(w), idsOf(seen.Servers), idsOf(restored.Servers))
+	}
+	return nil
+}
+
+// idsOf returns what the journal of the driver qemu has of servers.
+func idsOf(servers []lab.Server) map[types.UID]*journal.Snapshot {
+	all := map[types.UID]*journal.Snapshot{}
+	for _, s := range servers {
+		if !s.Released {
+			all[types.UID(s.UID)] = &journal.Snapshot{ID: s.ID}
+		}
+	}
+	return all
+}
+
+// recordRestore adds to the journal what has become of each server.
+func recordRestore(w *lab.World, path string, had, has map[types.UID]*journal.Snapshot) (err error) {
+	uids := map[types.UID]bool{}
+	for _, some := range []map[types.UID]*journal.Snapshot{had, has} {
+		for uid := range some {
+			uids[uid] = true
+		}
+	}
+	for uid := range uids {
+		entry := journal.Entry{
+			At: time.Now(), Cluster: w.ClusterID, UID: uid, Method: string(Restored), Action: history.ActionOutside, Before: had[uid], After: has[uid],
+		}
+		err = errors.Join(err, appendEntry(path, entry))
+	}
+	return err
+}
+
+// readSnapshots reads the world's servers of the fake driver in a folder.
+func readSnapshots(w *lab.World, dir string) (map[types.UID]*journal.Snapshot, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	all := map[types.UID]*journal.Snapshot{}
+	for _, path := range paths {
+		var r fake.Record
+		content, readErr := os.ReadFile(path)
+		if readErr == nil {
+			readErr = json.Unmarshal(content, &r)
+		}
+		err = errors.Join(err, readErr)
+		if r.ClusterID == w.ClusterID {
+			all[types.UID(strings.TrimSuffix(filepath.Base(path), ".json"))] = snapshotOf(r)
+		}
+	}
+	return all, err
+}
