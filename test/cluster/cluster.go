@@ -46,7 +46,7 @@ type Options struct {
 	Dir string
 	// Images are archives, as docker save writes them, that all nodes import.
 	Images []string
-	// Simulated clusters get many more nodes, which a program plays: a node may be silent for
+	// Simulated clusters get many more nodes, which a program simulates: a node may be silent for
 	// longer, and the scheduler is not slowed down.
 	Simulated bool
 	// Detached clusters run until Close, even if this process ends once they have started.

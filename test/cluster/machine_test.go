@@ -253,17 +253,24 @@ func checkMachineEnd(t *testing.T, name string, code int32, message string) {
 // processOf returns a process of this host by its name and a text of its command line.
 func processOf(t *testing.T, name, argument string) int {
 	t.Helper()
+	pid, ok := findProcess(name, argument)
+	if !ok {
+		t.Fatalf("no process %s %s runs", name, argument)
+	}
+	return pid
+}
+
+func findProcess(name, argument string) (pid int, ok bool) {
 	names, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range names {
 		comm, _ := os.ReadFile(path)
 		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
 		if strings.HasPrefix(string(comm), name) && bytes.Contains(line, []byte(argument)) {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			return pid
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			return pid, err == nil
 		}
 	}
-	t.Fatalf("no process %s %s runs", name, argument)
-	return 0
+	return 0, false
 }
 
 // checkMachineRSS checks how much memory drover-machine takes, which is QEMU's parent.
@@ -365,14 +372,14 @@ func testAttach(t *testing.T, example *machineExample) {
 		t.Fatal(err)
 	}
 	example.runUntil(t, "third", "drover guest 3 A")
-	typeInto(t, "third", "p")
+	typeInto(t, machineNamespace, "third", "p")
 	checkMachineEnd(t, "third", 3, `"reason":"GuestPanicked"`)
 }
 
 // typeInto types at the console of a machine, as kubectl attach does.
-func typeInto(t *testing.T, name, text string) {
+func typeInto(t *testing.T, namespace, name, text string) {
 	t.Helper()
-	request := shared.Client.CoreV1().RESTClient().Post().Namespace(machineNamespace).Resource("pods").Name(name).SubResource("attach").
+	request := shared.Client.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(name).SubResource("attach").
 		VersionedParams(&corev1.PodAttachOptions{Stdin: true, Stdout: true}, scheme.ParameterCodec)
 	executor, err := remotecommand.NewWebSocketExecutor(shared.Config, "GET", request.URL().String())
 	if err != nil {

@@ -231,7 +231,7 @@ func testNodeDeleted(t *testing.T, g *guest) {
 // testElsewhere disrupts guests that can be started on another node: one with storage that all nodes
 // reach, and one without a disk that is kept.
 func testElsewhere(t *testing.T, w *podWorld) {
-	addSharedVolume(t)
+	addSharedVolume(t, sharedClass, sharedClass)
 	onShared := w.createGuest(t, "shared", func(spec *api.VirtualMachineSpec) { spec.StorageClassName = new(sharedClass) })
 	ephemeral := w.createGuest(t, "ephemeral", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
 	for _, tc := range []struct {
@@ -255,15 +255,15 @@ func testElsewhere(t *testing.T, w *podWorld) {
 
 const sharedClass = "shared"
 
-// addSharedVolume adds a volume that all nodes reach: they are on one host.
-func addSharedVolume(t *testing.T) {
+// addSharedVolume adds a volume of a class that all nodes reach: they are on one host.
+func addSharedVolume(t *testing.T, class, name string) {
 	t.Helper()
-	dir := filepath.Join(shared.Dir, "shared-volume")
+	dir := filepath.Join(shared.Dir, "volume-"+name)
 	if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65532, 65532)); err != nil {
 		t.Fatal(err)
 	}
-	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "shared"}, Spec: corev1.PersistentVolumeSpec{
-		StorageClassName: sharedClass, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")},
+	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
+		StorageClassName: class, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")},
 		AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
 		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 		PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}},

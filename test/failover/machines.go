@@ -30,10 +30,6 @@ type MachineEvidence struct {
 
 // The rules for machines.
 const (
-	// RuleOneProcess says that while a QEMU runs for a UID, no other is started for it.
-	RuleOneProcess Rule = "one QEMU at a time"
-	// RuleOneProcessPerRun says that one QEMU is started for each run.
-	RuleOneProcessPerRun Rule = "one QEMU per run"
 	// RuleNoLeftovers says that nothing is left at the end.
 	RuleNoLeftovers Rule = "nothing is left behind"
 )
@@ -46,7 +42,7 @@ func JudgeMachines(e MachineEvidence) []Violation {
 		starts[b.UID] = append(starts[b.UID], b)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(starts)) {
-		all = append(all, checkProcessStarts(starts[uid])...)
+		all = append(all, processlog.CheckStarts(starts[uid])...)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(e.Requested)) {
 		all = append(all, e.checkStartCount(uid, len(starts[uid]))...)
@@ -59,22 +55,6 @@ func JudgeMachines(e MachineEvidence) []Violation {
 		all = append(all, newViolation(RuleNoLeftovers, "", left))
 	}
 	return all
-}
-
-// checkProcessStarts checks the process starts of one server.
-func checkProcessStarts(all []processlog.ProcessStart) []Violation {
-	var broken []Violation
-	runs := map[string]int{}
-	for _, b := range all {
-		if len(b.Others) > 0 {
-			broken = append(broken, newViolation(RuleOneProcess, b.UID, fmt.Sprintf("process %d was started at %s while %v ran", b.PID, b.At.Format(time.StampMilli), b.Others)))
-		}
-		if before, known := runs[b.Run]; known {
-			broken = append(broken, newViolation(RuleOneProcessPerRun, b.UID, fmt.Sprintf("process %d was started for run %q, as %d was", b.PID, b.Run, before)))
-		}
-		runs[b.Run] = b.PID
-	}
-	return broken
 }
 
 // checkStartCount compares the number of starts with what a user requested.

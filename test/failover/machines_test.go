@@ -317,8 +317,8 @@ func TestJudgeMachines(t *testing.T) {
 			entry(e, 6, one, journal.ActionDelete)
 		}, ""},
 		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, history.RuleEpochOrder},
-		"two at once": {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-2", 21) }, RuleOneProcess},
-		"run twice":   {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-1") }, RuleOneProcessPerRun},
+		"two at once": {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-2", 21) }, processlog.RuleOneProcess},
+		"run twice":   {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-1") }, processlog.RuleOneProcessPerRun},
 		"once more":   {func(e *MachineEvidence) { addStart(e, one, "run-2") }, RuleStartCount},
 		"never":       {func(e *MachineEvidence) { e.Starts = nil }, RuleStartCount},
 		"unrequested": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionDelete) }, history.RuleNothingLost},

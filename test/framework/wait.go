@@ -6,6 +6,9 @@ package framework
 import (
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 )
 
 // pollPeriod is the time between checks of Poll.
@@ -62,4 +65,17 @@ func Consistently(t testing.TB, during, period time.Duration, what string, check
 			return
 		}
 	}
+}
+
+// conflictBackoff is for changes while a controller writes too: each of its writes may come
+// in between, and client-go's own backoff gives up after the fourth.
+var conflictBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
+
+// RetryOnConflict calls change, which reads and writes an object, until there is no conflict.
+func RetryOnConflict(change func() error) (err error) {
+	_ = retry.RetryOnConflict(conflictBackoff, func() error { // which drops errors of a context
+		err = change()
+		return err
+	})
+	return err
 }

@@ -244,7 +244,7 @@ func TestCompletion(t *testing.T) {
 		"db\tActive\n:4\n":              {"stop", n, "web", ""},
 		":4\n":                          {"explain", n, "web", ""},
 		"http\t18095:80\n:4\n":          {"port", "rm", n, "web", ""},
-		"docker\nfake\nqemu\n:4\n":      {"create", n, "--driver", ""},
+		"docker\nfake\npod\nqemu\n:4\n": {"create", n, "--driver", ""},
 		"bash\nzsh\nfish\n:4\n":         {"completion", ""},
 	} {
 		if got := complete(args...); got != want {

@@ -88,7 +88,7 @@ func secretsByNamespace(t *testing.T, w *testenv.Environment) {
 	w.WaitForVM(t, refused, framework.StepTimeout, framework.IsActive)
 }
 
-// bindSecrets does what docs/cluster.md instructs users to do.
+// bindSecrets does what docs/cluster-operations.md instructs users to do.
 func bindSecrets(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
 	framework.RunKubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,

@@ -4,6 +4,7 @@
 package manifests
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -169,7 +170,8 @@ func checkAssertion(t *testing.T, who string, err error, allowed bool) {
 const staysFor = 4 * time.Second
 
 // TestAssertion says of pods on a lost node that their machines are off. It counts for the pod with
-// that UID, once its node is not ready, and only where the controller takes such a word.
+// that UID where its node is not ready, and only if the controller takes assertions. One that was made
+// while the node was ready never counts.
 func TestAssertion(t *testing.T) {
 	t.Parallel()
 	w := startWithChart(t, podValues...)
@@ -180,7 +182,7 @@ func TestAssertion(t *testing.T) {
 	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
 
 	setAssertion(t, w, vm, string(first.UID))
-	checkStays(t, w, first, "the controller takes no word")
+	checkStays(t, w, first, "the controller takes no assertions")
 	controller.MustStop()
 	setAssertion(t, w, vm, "00000000-0000-0000-0000-000000000000")
 	controller = startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s", "--pod-assertions")
@@ -190,6 +192,15 @@ func TestAssertion(t *testing.T) {
 	checkStays(t, w, first, "its node is ready")
 
 	setReady(t, w, node, corev1.ConditionUnknown)
+	checkStays(t, w, first, "the assertion was refused")
+	setAssertion(t, w, vm, "00000000-0000-0000-0000-000000000000")
+	framework.Eventually(t, framework.StepTimeout, "the refusal is forgotten", func() error {
+		if p := waitForPod(t, w, vm); p.Annotations["cloudnative.tw/assertion-refused"] != "" {
+			return errors.New("the pod has it")
+		}
+		return nil
+	})
+	setAssertion(t, w, vm, string(first.UID))
 	var second *corev1.Pod
 	framework.Eventually(t, framework.StepTimeout, "another pod", func() error {
 		if second = waitForPod(t, w, vm); second.UID == first.UID {

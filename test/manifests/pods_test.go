@@ -93,7 +93,7 @@ func TestChartWithoutPods(t *testing.T) {
 	}
 }
 
-// renderWithPods renders config/default with the component, as docs/cluster.md says.
+// renderWithPods renders config/default with the component, as docs/cluster-operations.md says.
 func renderWithPods(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
 	out, _ := framework.RunKubectl(t, os.DevNull, "kustomize", writeOverlay(t, "default", "pod"))

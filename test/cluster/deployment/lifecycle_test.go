@@ -61,7 +61,7 @@ func (d *Deployment) formerChart(t *testing.T) string {
 }
 
 // TestKustomizeLifecycle is TestHelmLifecycle with kustomize and the commands of
-// docs/cluster.md.
+// docs/cluster-operations.md.
 func TestKustomizeLifecycle(t *testing.T) {
 	cluster.SkipUnlessFull(t)
 	t.Parallel()

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// TestStaticPod runs Drover as docs/cluster.md says for one host: its commands, and the
+// TestStaticPod runs Drover as docs/cluster-docker.md says for one host: its commands, and the
 // manifest but for the paths of this host, which is not the kubelet's alone.
 func TestStaticPod(t *testing.T) {
 	cluster.SkipUnlessFull(t)

@@ -28,9 +28,9 @@ import (
 
 const (
 	namespace = "fleet"
-	// playedNode is the label and annotation of nodes that kwok plays.
-	playedNode = "kwok.x-k8s.io/node"
-	played     = "fake"
+	// simulatedNode is the label and annotation of nodes that kwok simulates.
+	simulatedNode = "kwok.x-k8s.io/node"
+	simulated     = "fake"
 	// parallel is how many requests a user sends at the same time.
 	parallel = 32
 	// stepTimeout bounds each step, on a slow and busy machine.
@@ -43,7 +43,7 @@ const (
 //go:embed stages.yaml
 var stages []byte
 
-// environment is a cluster with nodes that kwok plays, and a controller.
+// environment is a cluster with nodes that kwok simulates, and a controller.
 type environment struct {
 	*options
 	cluster    *cluster.Cluster
@@ -89,7 +89,7 @@ func (e *environment) start(ctx context.Context) (err error) {
 		return err
 	}
 	e.controller, err = bench.StartController(ctx, e.Controller, nil, "--kubeconfig="+e.cluster.Kubeconfig, "--vm-driver=pod",
-		"--pod-machine-image="+machineImage, "--leader-elect=false", "--metrics-bind-address=0")
+		"--pod-machine-image="+machineImage, "--leader-elect=false", "--metrics-bind-address=0", "--pprof-bind-address="+e.Pprof)
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (e *environment) applyCRDs(ctx context.Context) error {
 	return nil
 }
 
-// addNodes starts kwok and adds the nodes that it plays.
+// addNodes starts kwok and adds the nodes that it simulates.
 func (e *environment) addNodes(ctx context.Context) error {
 	config := filepath.Join(e.dir, "stages.yaml")
 	if err := os.WriteFile(config, stages, 0o600); err != nil {
@@ -115,7 +115,7 @@ func (e *environment) addNodes(ctx context.Context) error {
 	}
 	kwok, err := framework.StartProcess(e.Kwok, []string{
 		"--kubeconfig=" + e.cluster.Kubeconfig, "--config=" + config, "--cidr=10.250.0.0/16",
-		"--manage-nodes-with-annotation-selector=" + playedNode + "=" + played, "--node-lease-duration-seconds=40",
+		"--manage-nodes-with-annotation-selector=" + simulatedNode + "=" + simulated, "--node-lease-duration-seconds=40",
 	}, nil)
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func (e *environment) addNodes(ctx context.Context) error {
 		return err
 	}
 	return waitUntil(ctx, "all nodes are ready", func(ctx context.Context) error {
-		list, err := nodes.List(ctx, metav1.ListOptions{LabelSelector: playedNode})
+		list, err := nodes.List(ctx, metav1.ListOptions{LabelSelector: simulatedNode})
 		if err != nil {
 			return err
 		}
@@ -163,7 +163,7 @@ func newNode(n int) *corev1.Node {
 	}
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("played-%04d", n), Labels: map[string]string{playedNode: played}, Annotations: map[string]string{playedNode: played},
+			Name: fmt.Sprintf("simulated-%04d", n), Labels: map[string]string{simulatedNode: simulated}, Annotations: map[string]string{simulatedNode: simulated},
 		},
 		Status: corev1.NodeStatus{Allocatable: room, Capacity: room},
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -88,15 +89,13 @@ func (e *environment) measureFloor(ctx context.Context) (m bench.Memory, err err
 
 // waitUntil repeats check until it returns nil.
 func waitUntil(ctx context.Context, what string, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
-	for {
-		err := check(ctx)
-		if err == nil {
-			return nil
-		}
-		if bench.Pause(ctx, pollPeriod) != nil {
-			return fmt.Errorf("%s: not within %s: %w", what, stepTimeout, err)
-		}
+	var cause error
+	err := wait.PollUntilContextTimeout(ctx, pollPeriod, stepTimeout, true, func(ctx context.Context) (bool, error) {
+		cause = check(ctx)
+		return cause == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w: %w", what, err, cause)
 	}
+	return nil
 }

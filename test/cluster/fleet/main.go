@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Program fleet measures driver pod on a cluster of many nodes: kube-apiserver, scheduler
-// and controller manager are real, and the kubelets of all nodes but one are played by kwok.
+// and controller manager are real, and kwok simulates the kubelets of all nodes but one.
 //
 // Start with run. It measures, for each number of VMs, their creation and deletion beside
 // those of bare pods, the writes of both, what one more VM takes, what is written at rest,
 // and the memory of the controller beside that of two bare informers. environment.go starts
 // the cluster, measure.go measures, floor.go has the informers, and stages.yaml tells kwok
-// what the played kubelets do. Slowness is never an error; a failure of function is.
+// what the simulated kubelets do. Slowness is never an error; a failure of function is.
 package main
 
 import (
@@ -33,6 +33,7 @@ type options struct {
 	Kwok       string        `json:"-"`
 	Controller string        `json:"-"`
 	Drover     string        `json:"-"`
+	Pprof      string        `json:"-"`
 	CRDs       string        `json:"-"`
 	JSON       string        `json:"-"`
 }
@@ -60,6 +61,7 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.Controller, "controller", "", "program drover-controller")
 	flags.StringVar(&o.Drover, "drover", "", "program drover, for its kubectl")
 	flags.StringVar(&o.CRDs, "crds", "", "kustomization of the CRDs")
+	flags.StringVar(&o.Pprof, "pprof", "0", "address at which the controller can be profiled; 0 for none")
 	flags.StringVar(&o.JSON, "json", "", "file for all figures; empty for none")
 }
 
@@ -133,6 +135,10 @@ func (o *options) print(alone bench.Sample, rounds []round) {
 	row("writes of a VM until gone, with the user's", "2 and the user's", func(r round) string { return number(r.VMsTook.VMWritesDown) })
 	row("writes of its pod, up and down", "1 more than bare", func(r round) string { return number(r.VMsTook.PodWrites) })
 	row("writes of a bare pod, up and down", "", func(r round) string { return number(r.Pods.PodWrites) })
+	row("requests for a VM, up", "", func(r round) string { return number(r.VMsTook.RequestsUp) })
+	row("requests for a VM, down", "", func(r round) string { return number(r.VMsTook.RequestsDown) })
+	row("requests for a bare pod, up", "", func(r round) string { return number(r.Pods.RequestsUp) })
+	row("requests for a bare pod, down", "", func(r round) string { return number(r.Pods.RequestsDown) })
 	row("writes at rest", "0", func(r round) string { return number(r.RestWrites) })
 	row("one more VM, p95", "1.2 x alone", func(r round) string { return bench.FormatDuration(r.More.Percentile(95)) })
 	row("one VM alone, p95", "", func(round) string { return bench.FormatDuration(alone.Percentile(95)) })

@@ -31,6 +31,8 @@ type course struct {
 	VMWritesUp   float64       `json:"vmWritesUp"`
 	VMWritesDown float64       `json:"vmWritesDown"`
 	PodWrites    float64       `json:"podWrites"`
+	RequestsUp   float64       `json:"requestsUp"`
+	RequestsDown float64       `json:"requestsDown"`
 }
 
 // round are the figures of one number of VMs.
@@ -76,6 +78,7 @@ func (e *environment) measureRound(ctx context.Context, count int) (r round, err
 	}
 	r.VMsTook.VMWritesDown = (gone.vms - filled.vms) / float64(count)
 	r.VMsTook.PodWrites += (gone.pods - filled.pods) / float64(count)
+	r.VMsTook.RequestsDown = (gone.requests - filled.requests) / float64(count)
 	return r, nil
 }
 
@@ -89,6 +92,7 @@ func (e *environment) measureRest(ctx context.Context, r *round, before writes) 
 		return err
 	}
 	r.VMsTook.VMWritesUp, r.VMsTook.PodWrites = (up.vms-before.vms)/float64(r.VMs), (up.pods-before.pods)/float64(r.VMs)
+	r.VMsTook.RequestsUp = (up.requests - before.requests) / float64(r.VMs)
 	if err := bench.Pause(ctx, e.Rest); err != nil {
 		return err
 	}
@@ -116,7 +120,7 @@ func newVM(name string) *api.VirtualMachine {
 	return framework.NewVM(name).Namespace(namespace).Driver("pod").Image(guestImage).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "128Mi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Ephemeral = true
-		spec.NodeSelector = map[string]string{playedNode: played}
+		spec.NodeSelector = map[string]string{simulatedNode: simulated}
 	}).Obj()
 }
 
@@ -212,6 +216,10 @@ func (e *environment) measurePods(ctx context.Context, count int) (c course, err
 	}); err != nil {
 		return c, err
 	}
+	up, err := e.readWrites(ctx)
+	if err != nil {
+		return c, err
+	}
 	if c.Down, err = timed(fmt.Sprintf("%d bare pods are gone", count), func() error {
 		if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			return err
@@ -222,6 +230,7 @@ func (e *environment) measurePods(ctx context.Context, count int) (c course, err
 	}
 	after, err := e.readWrites(ctx)
 	c.PodWrites = (after.pods - before.pods) / float64(count)
+	c.RequestsUp, c.RequestsDown = (up.requests-before.requests)/float64(count), (after.requests-up.requests)/float64(count)
 	return c, err
 }
 
@@ -241,7 +250,7 @@ func newPod(name string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
-			RestartPolicy: corev1.RestartPolicyNever, NodeSelector: map[string]string{playedNode: played},
+			RestartPolicy: corev1.RestartPolicyNever, NodeSelector: map[string]string{simulatedNode: simulated},
 			Containers: []corev1.Container{{
 				Name: "machine", Image: machineImage,
 				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
@@ -252,20 +261,23 @@ func newPod(name string) *corev1.Pod {
 	}
 }
 
-// writes are how often objects were written since the API server was started, by all.
-type writes struct{ vms, pods float64 }
+// writes are how often objects were written since the API server was started, by all, and how many
+// requests there were for what a VM consists of.
+type writes struct{ vms, pods, requests float64 }
 
-// readWrites reads them. A collection is deleted by one request, and counts as one.
+// readWrites reads them. Writes are counted as etcd reports them: once for each object of a
+// collection that is deleted, and not for a request that changes nothing.
 func (e *environment) readWrites(ctx context.Context) (w writes, err error) {
 	content, err := e.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
 		return w, err
 	}
 	page := framework.Metrics(content)
-	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE"} {
-		label := fmt.Sprintf("verb=%q", verb)
-		w.vms += page.Sum("apiserver_request_total", label, `resource="virtualmachines"`, `code="20`)
-		w.pods += page.Sum("apiserver_request_total", label, `resource="pods"`, `code="20`)
+	const written, requested = "apiserver_storage_events_received_total", "apiserver_request_total"
+	w.vms, w.pods = page.Sum(written, `resource="virtualmachines"`), page.Sum(written, `resource="pods"`)
+	for _, resource := range []string{"virtualmachines", "pods", "secrets", "persistentvolumeclaims", "namespaces", "events"} {
+		label := fmt.Sprintf("resource=%q", resource)
+		w.requests += page.Sum(requested, label) - page.Sum(requested, label, `verb="WATCH"`)
 	}
 	return w, nil
 }

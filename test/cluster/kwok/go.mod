@@ -1,4 +1,4 @@
-// Module kwok builds kwok, which plays the kubelets of the nodes of make bench-fleet.
+// Module kwok builds kwok, which simulates the kubelets of the nodes of make bench-fleet.
 module cloudnative.tw/drover/test/cluster/kwok
 
 go 1.26.0

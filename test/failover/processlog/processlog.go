@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/framework/history"
 )
 
 // answerWithin bounds a report and its answer.
@@ -73,6 +75,30 @@ func (l *Log) Starts() ([]ProcessStart, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.starts), l.err
+}
+
+// The rules for the starts of a server.
+const (
+	// RuleOneProcess says that while a QEMU runs for a UID, no other is started for it.
+	RuleOneProcess history.Rule = "one QEMU at a time"
+	// RuleOneProcessPerRun says that one QEMU is started for each run.
+	RuleOneProcessPerRun history.Rule = "one QEMU per run"
+)
+
+// CheckStarts checks the starts of one server.
+func CheckStarts(all []ProcessStart) []history.Violation {
+	var broken []history.Violation
+	runs := map[string]int{}
+	for _, s := range all {
+		if len(s.Others) > 0 {
+			broken = append(broken, history.Violation{Rule: RuleOneProcess, UID: s.UID, Text: fmt.Sprintf("process %d was started at %s while %v ran", s.PID, s.At.Format(time.StampMilli), s.Others)})
+		}
+		if before, known := runs[s.Run]; known {
+			broken = append(broken, history.Violation{Rule: RuleOneProcessPerRun, UID: s.UID, Text: fmt.Sprintf("process %d was started for run %q, as %d was", s.PID, s.Run, before)})
+		}
+		runs[s.Run] = s.PID
+	}
+	return broken
 }
 
 func (l *Log) serve() {

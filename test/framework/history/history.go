@@ -201,9 +201,11 @@ func DescribeSnapshot(s *journal.Snapshot) string {
 func (l Server) CountRuns() int {
 	runs, last := 0, ""
 	for _, entry := range l.Applied {
-		if entry.After != nil && entry.After.Run != last {
+		if entry.After == nil || entry.After.Run == last {
+			continue
+		}
+		if last = entry.After.Run; entry.Action != ActionOutside {
 			runs++
-			last = entry.After.Run
 		}
 	}
 	return runs
@@ -217,6 +219,7 @@ func (l Server) CheckCreation() []Violation {
 		switch {
 		case entry.Action == journal.ActionCreate && id != "":
 			all = append(all, Violation{RuleCreatedOnce, l.UID, fmt.Sprintf("%s, though %s had been created", DescribeEntry(entry), id)})
+		case entry.Action == ActionOutside:
 		case entry.Action != journal.ActionCreate && (entry.Before == nil || entry.After != nil && entry.After.ID != entry.Before.ID):
 			all = append(all, Violation{RuleCreatedOnce, l.UID, fmt.Sprintf("%s made %s of %s", DescribeEntry(entry), DescribeSnapshot(entry.After), DescribeSnapshot(entry.Before))})
 		}

@@ -14,8 +14,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/retry"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
@@ -56,16 +54,11 @@ func (env *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.Virtual
 	return now
 }
 
-// updateBackoff is the backoff for a change while a controller writes too: each of
-// its writes may come in between, and client-go's own backoff gives up after the
-// fourth.
-var updateBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
-
 // UpdateVM changes a VM as a user does and returns it as written.
 func (env *Environment) UpdateVM(t testing.TB, vm *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
 	t.Helper()
 	var next *api.VirtualMachine
-	err := retry.RetryOnConflict(updateBackoff, func() (err error) {
+	err := framework.RetryOnConflict(func() (err error) {
 		if next, err = env.vmsIn(vm.Namespace).Get(t.Context(), vm.Name, metav1.GetOptions{}); err != nil {
 			return err
 		}

@@ -51,7 +51,7 @@ type Plan struct {
 	Nodes int `json:"nodes"`
 	// Slot decides the addresses: clusters that run at the same time have different ones.
 	Slot int `json:"slot"`
-	// Simulated is set if a program plays many more nodes.
+	// Simulated is set if a program simulates many more nodes.
 	Simulated bool `json:"simulated,omitempty"`
 	// Images are archives that every node imports when it starts.
 	Images []string `json:"images,omitempty"`

@@ -1,0 +1,156 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/pod"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+const (
+	contractClass = "contract"
+	// contractVolumes is more than the suite has servers: a volume is not used again.
+	contractVolumes = 150
+	bootImage       = "drover.test/boot:"
+)
+
+// TestPodContract runs the contract suite with driver pod on real kubelets. Its guests are a boot
+// sector that obeys letters at the console. Package pod runs the same with a simulated kubelet.
+func TestPodContract(t *testing.T) {
+	cluster.SkipUnlessFull(t)
+	importMachine(t)
+	importBootGuests(t)
+	for n := range contractVolumes {
+		addSharedVolume(t, contractClass, fmt.Sprintf("%s-%d", contractClass, n))
+	}
+	e := &podtest.Engine{
+		Cluster: &framework.Cluster{Config: shared.Config, Kubeconfig: shared.Kubeconfig}, Kube: shared.Client,
+		Open: openPodDriver, Kill: killIfRunning,
+	}
+	h := e.Harness(driver.ServerSpec{
+		CPUMilli: 100, MemoryBytes: 32 << 20, RootDiskBytes: 1 << 20, GracePeriod: 30 * time.Second,
+		Image: driver.Image{Source: "oci://" + bootImage + "a"}, StorageClassName: new(contractClass),
+	})
+	h.OtherImage, h.Timeout = "oci://"+bootImage+"b", wait
+	h.StubbornSpec = func(t *testing.T) driver.ServerSpec {
+		t.Helper()
+		spec := h.Spec(t)
+		spec.Image.Source = "oci://" + bootImage + "stubborn"
+		return spec
+	}
+	h.OutOfBand = guestActions(e, h.OutOfBand)
+	t.Run("suite", func(t *testing.T) { drivertest.Run(t, h) })
+	removeContractVolumes(t)
+}
+
+// importBootGuests gives all nodes the images of the suite's guests.
+func importBootGuests(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	for tag, disk := range map[string]string{
+		"a": framework.BuildBootGuest(t, dir, "A", false), "b": framework.BuildBootGuest(t, dir, "B", false),
+		"stubborn": framework.BuildBootGuest(t, dir, "S", true),
+	} {
+		archive := filepath.Join(dir, tag+".tar")
+		if err := cluster.WriteImage(archive, bootImage+tag, map[string]string{"disk/boot.img": disk}, "/none"); err != nil {
+			t.Fatal(err)
+		}
+		if err := shared.ImportImage(t.Context(), archive); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func openPodDriver(t *testing.T, config *rest.Config, id string, within time.Duration) driver.Driver {
+	t.Helper()
+	o := pod.DefaultOptions()
+	o.Objects.MachineImage, o.CallTimeout = machineImage, within
+	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// guestActions adds what the guests, and the host of all nodes, can do.
+func guestActions(e *podtest.Engine, to drivertest.OutOfBand) drivertest.OutOfBand {
+	say := func(t *testing.T, s driver.Server, letter string) {
+		t.Helper()
+		p := e.PodOf(t, s)
+		framework.Eventually(t, wait, "the guest listens", func() error {
+			text, err := shared.PodLog(t.Context(), p.Namespace, p.Name)
+			if err == nil && !strings.Contains(text, "drover guest") {
+				err = fmt.Errorf("it shows %q", text)
+			}
+			return err
+		})
+		typeInto(t, p.Namespace, p.Name, letter)
+	}
+	to.Kill = func(t *testing.T, s driver.Server) {
+		t.Helper()
+		framework.Eventually(t, wait, "QEMU runs", func() error { return killQEMU(string(s.UID)) })
+	}
+	to.Stop = func(t *testing.T, s driver.Server) { t.Helper(); say(t, s, "x") }
+	to.BurnCPU = func(t *testing.T, s driver.Server) { t.Helper(); say(t, s, "b") }
+	to.Exit = func(t *testing.T, s driver.Server, code int) {
+		t.Helper()
+		say(t, s, map[bool]string{true: "x", false: "p"}[code == 0])
+	}
+	return to
+}
+
+// killIfRunning ends the machine of a pod that may not have started it, or is ending.
+func killIfRunning(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	if err := killQEMU(p.Labels[objects.LabelUID]); err != nil {
+		t.Logf("pod %s/%s, %s: %v", p.Namespace, p.Name, p.Status.Phase, err)
+	}
+}
+
+// killQEMU kills the QEMU of a machine.
+func killQEMU(uid string) error {
+	pid, ok := findProcess("qemu-system", uid)
+	if !ok {
+		return errors.New("it does not run")
+	}
+	return syscall.Kill(pid, syscall.SIGKILL)
+}
+
+// removeContractVolumes removes the volumes, and checks that the suite has left no pod behind.
+func removeContractVolumes(t *testing.T) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	framework.Eventually(t, wait, "all pods are gone", func() error {
+		left, err := shared.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.LabelUID})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d are left, such as %s/%s", len(left.Items), left.Items[0].Namespace, left.Items[0].Name)
+		}
+		return err
+	})
+	for n := range contractVolumes {
+		name := fmt.Sprintf("%s-%d", contractClass, n)
+		if err := shared.Client.CoreV1().PersistentVolumes().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,472 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+const (
+	// variableRounds is how often a VM is measured beside bare pods, by make bench-cluster.
+	variableRounds = "DROVER_CLUSTER_POD_ROUNDS"
+	// maxStartRatio and maxOverhead are the aims.
+	maxStartRatio, maxOverhead = 1.15, 40 << 20
+	// memoryGuests is how many guests are asked for the memory around them.
+	memoryGuests = 3
+	// copyRuns is how many disks are copied: a node has that many volumes for one pod each.
+	copyRuns, copyBytes = 3, 256 << 20
+	copiedImage         = "drover.test/copied:1"
+)
+
+// start is when the steps of a start were seen by a watch. A pod that was not made by Drover
+// has no gate, and nothing after it runs.
+type start struct {
+	Requested, Created, Ungated, Bound, Running, Active time.Time
+}
+
+// took is the time until what a user waits for.
+func (s start) took() time.Duration { return s.Active.Sub(s.Requested) }
+
+// podBench measures how VirtualMachines of driver pod start, beside bare pods.
+type podBench struct {
+	*podWorld
+	pods   *bench.Log[*corev1.Pod]
+	vmsLog *bench.Log[*api.VirtualMachine]
+	// copied is the pod of a VirtualMachine, without what only Drover needs.
+	copied *corev1.Pod
+}
+
+// TestBenchmarkPods measures what a VM of driver pod takes in addition to a pod: time, memory, and
+// the copy of its image to a disk that lasts. It is what make bench-cluster runs.
+func TestBenchmarkPods(t *testing.T) {
+	if os.Getenv(variableRounds) == "" {
+		t.Skipf("%s is not set: it is for make bench-cluster", variableRounds)
+	}
+	rounds, err := strconv.Atoi(os.Getenv(variableRounds))
+	if err != nil || rounds < 1 {
+		t.Fatalf("%s is %q: it must be a number from 1", variableRounds, os.Getenv(variableRounds))
+	}
+	b := newPodBench(t)
+	b.measureStarts(t, rounds)
+	b.measureMemory(t)
+	b.measureCopies(t)
+}
+
+func newPodBench(t *testing.T) *podBench {
+	t.Helper()
+	b := &podBench{podWorld: newPodWorld(t)}
+	var err error
+	b.pods, err = bench.StartLog[*corev1.Pod](t.Context(), cache.NewListWatchFromClient(
+		shared.Client.CoreV1().RESTClient(), "pods", podNamespace, fields.Everything()))
+	if err == nil {
+		b.vmsLog, err = bench.StartLog[*api.VirtualMachine](t.Context(), bench.WatchVMs(b.vms))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.startVM(t, "first", b.copyPod)
+	return b
+}
+
+// copyPod keeps what a bare pod needs to run the same machine: the spec of the pod of a VirtualMachine,
+// its description and its Secret.
+func (b *podBench) copyPod(t *testing.T, from *corev1.Pod) {
+	secrets := shared.Client.CoreV1().Secrets(podNamespace)
+	b.copied = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: from.Annotations}, Spec: *from.Spec.DeepCopy()}
+	b.copied.Spec.SchedulingGates, b.copied.Spec.NodeName = nil, ""
+	for i := range b.copied.Spec.Volumes {
+		volume := b.copied.Spec.Volumes[i].Secret
+		if volume == nil {
+			continue
+		}
+		secret, err := secrets.Get(t.Context(), volume.SecretName, metav1.GetOptions{})
+		if err == nil {
+			secret, err = secrets.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "copied"}, Data: secret.Data}, metav1.CreateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		volume.SecretName = secret.Name
+	}
+}
+
+// newBarePod returns a pod of the same image: a QEMU without a machine. Without a token it mounts
+// nothing.
+func (b *podBench) newBarePod(hasToken bool) *corev1.Pod {
+	pod := b.copied.DeepCopy()
+	pod.Spec.Volumes, pod.Spec.AutomountServiceAccountToken = nil, &hasToken
+	c := &pod.Spec.Containers[0]
+	c.VolumeMounts, c.Ports = nil, nil
+	c.Command, c.Args = []string{"/usr/bin/qemu-system-x86_64"}, []string{"-machine", "none", "-nodefaults", "-display", "none"}
+	return pod
+}
+
+// newBenchVM returns a VM that ends within a second.
+func newBenchVM(name string) *framework.VMBuilder {
+	return framework.NewVM(name).Namespace(podNamespace).Driver("pod").
+		Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "192Mi").Resource(api.ResourceRootDisk, "64Mi").
+		Port("http", 80, 0).GracePeriod(1).Spec(func(spec *api.VirtualMachineSpec) {
+		spec.Ephemeral = true
+		spec.Image = &api.Image{
+			Source: "oci://" + guestImage, PullPolicy: api.PullNever,
+			Kernel: &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"},
+		}
+	})
+}
+
+// startVM measures the start of a VM, and deletes it.
+func (b *podBench) startVM(t *testing.T, name string, look func(*testing.T, *corev1.Pod)) start {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	fromPods, fromVMs := b.pods.Len(), b.vmsLog.Len()
+	s := start{Requested: time.Now()}
+	if _, err := b.vms.Create(ctx, newBenchVM(name).Obj(), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	active, err := b.vmsLog.Await(ctx, fromVMs, func(e bench.Event[*api.VirtualMachine]) bool {
+		return e.Object.Name == name && e.Object.Status.Phase == api.PhaseActive
+	})
+	if err != nil {
+		t.Fatalf("%s is not Active: %v", name, err)
+	}
+	s.Active = active.At
+	isPod := func(p *corev1.Pod) bool { return p.Labels["cloudnative.tw/name"] == name }
+	pod := b.awaitSteps(t, &s, fromPods, isPod)
+	if look != nil {
+		look(t, pod)
+	}
+	(&guest{podWorld: b.podWorld, name: name}).delete(t)
+	b.awaitPod(t, fromPods, "is gone", func(e bench.Event[*corev1.Pod]) bool { return isPod(e.Object) && e.Type == watch.Deleted })
+	return s
+}
+
+// startPod measures the start of a pod, and deletes it.
+func (b *podBench) startPod(t *testing.T, name string, pod *corev1.Pod) start {
+	t.Helper()
+	pod = pod.DeepCopy()
+	pod.Name = name
+	from, pods := b.pods.Len(), shared.Client.CoreV1().Pods(podNamespace)
+	s := start{Requested: time.Now()}
+	if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	isPod := func(p *corev1.Pod) bool { return p.Name == name }
+	b.awaitSteps(t, &s, from, isPod)
+	s.Active = s.Running
+	if err := pods.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	b.awaitPod(t, from, "is gone", func(e bench.Event[*corev1.Pod]) bool { return isPod(e.Object) && e.Type == watch.Deleted })
+	return s
+}
+
+// awaitSteps notes when a pod's steps were seen.
+func (b *podBench) awaitSteps(t *testing.T, s *start, from int, isPod func(*corev1.Pod) bool) (pod *corev1.Pod) {
+	t.Helper()
+	for _, step := range []struct {
+		at   *time.Time
+		what string
+		done func(*corev1.Pod) bool
+	}{
+		{&s.Created, "is created", func(*corev1.Pod) bool { return true }},
+		{&s.Ungated, "has no gate", func(p *corev1.Pod) bool { return len(p.Spec.SchedulingGates) == 0 }},
+		{&s.Bound, "has a node", func(p *corev1.Pod) bool { return p.Spec.NodeName != "" }},
+		{&s.Running, "runs", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }},
+	} {
+		e := b.awaitPod(t, from, step.what, func(e bench.Event[*corev1.Pod]) bool {
+			return e.Type != watch.Deleted && isPod(e.Object) && step.done(e.Object)
+		})
+		*step.at, pod = e.At, e.Object
+	}
+	return pod
+}
+
+func (b *podBench) awaitPod(t *testing.T, from int, what string, match func(bench.Event[*corev1.Pod]) bool) bench.Event[*corev1.Pod] {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	e, err := b.pods.Await(ctx, from, match)
+	if err != nil {
+		last, _ := b.pods.Last()
+		t.Fatalf("no pod %s: %v; the last event is %+v", what, err, last.Object)
+	}
+	return e
+}
+
+// measureStarts starts a VM and pods in turn, in changing order: one with the VM's spec, one of the
+// same image as kubectl run makes it, and one that mounts nothing.
+func (b *podBench) measureStarts(t *testing.T, rounds int) {
+	t.Helper()
+	kinds := []string{"VM", "bare pod of its image", "the same without a volume", "bare pod of its spec"}
+	pods := []*corev1.Pod{nil, b.newBarePod(true), b.newBarePod(false), b.copied}
+	starts := make([][]start, len(kinds))
+	for round := range rounds {
+		for i := range kinds {
+			kind, name := (round+i)%len(kinds), fmt.Sprintf("round-%d-%d", round, i)
+			if pods[kind] == nil {
+				starts[kind] = append(starts[kind], b.startVM(t, name, nil))
+			} else {
+				starts[kind] = append(starts[kind], b.startPod(t, name, pods[kind]))
+			}
+		}
+	}
+	table := bench.NewTable("creation to Active, of a pod to Running", "runs", "p50", "p95", "VM / it: p50", "p95", fmt.Sprintf("aim: at most %.2f", maxStartRatio))
+	vm := sampleOf(starts[0], start.took)
+	for kind, name := range kinds {
+		s := sampleOf(starts[kind], start.took)
+		row := []string{name, strconv.Itoa(len(s)), bench.FormatDuration(s.Median()), bench.FormatDuration(s.Percentile(95))}
+		if kind > 0 {
+			p50, p95 := float64(vm.Median())/float64(s.Median()), float64(vm.Percentile(95))/float64(s.Percentile(95))
+			row = append(row, fmt.Sprintf("%.2f", p50), fmt.Sprintf("%.2f", p95))
+		}
+		if kind == 1 {
+			row = append(row, metOrMissed(float64(vm.Median())/float64(s.Median()) <= maxStartRatio))
+		}
+		table.Row(row...)
+	}
+	t.Logf("\n%s\n%s", table, tableOfSteps(kinds, starts))
+}
+
+func sampleOf(starts []start, took func(start) time.Duration) (s bench.Sample) {
+	for _, one := range starts {
+		s = append(s, took(one))
+	}
+	return s
+}
+
+// tableOfSteps says who took which part of the time.
+func tableOfSteps(kinds []string, starts [][]start) *bench.Table {
+	table := bench.NewTable(append([]string{"step, p50 (p95)", "who"}, kinds...)...)
+	for _, step := range []struct {
+		what, by string
+		took     func(start) time.Duration
+	}{
+		{"request to pod", "API server, Drover", func(s start) time.Duration { return s.Created.Sub(s.Requested) }},
+		{"pod to the end of its gate", "Drover", func(s start) time.Duration { return s.Ungated.Sub(s.Created) }},
+		{"to a node", "scheduler", func(s start) time.Duration { return s.Bound.Sub(s.Ungated) }},
+		{"to Running", "kubelet", func(s start) time.Duration { return s.Running.Sub(s.Bound) }},
+		{"to Active", "Drover", func(s start) time.Duration { return s.Active.Sub(s.Running) }},
+	} {
+		row := []string{step.what, step.by}
+		for _, of := range starts {
+			s := sampleOf(of, step.took)
+			row = append(row, fmt.Sprintf("%s (%s)", bench.FormatDuration(s.Median()), bench.FormatDuration(s.Percentile(95))))
+		}
+		table.Row(row...)
+	}
+	return table
+}
+
+func metOrMissed(isMet bool) string {
+	if isMet {
+		return "met"
+	}
+	return "**missed**"
+}
+
+// measureMemory reads what the processes around a booted guest have resident: all of its pod but
+// QEMU, and the shim of containerd.
+func (b *podBench) measureMemory(t *testing.T) {
+	t.Helper()
+	table := bench.NewTable("resident memory", "QEMU", "drover-machine", "pause", "shim", "all but QEMU", fmt.Sprintf("at most %d MB", maxOverhead>>20))
+	for n := range memoryGuests {
+		g := b.createGuest(t, fmt.Sprintf("memory-%d", n), func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
+		m := residentOf(t, g.pod(t))
+		others := m["drover-machine"] + m["pause"] + m["containerd-shim"]
+		table.Row(g.name, formatMB(m["qemu-system-x86"]), formatMB(m["drover-machine"]), formatMB(m["pause"]), formatMB(m["containerd-shim"]),
+			formatMB(others), metOrMissed(others <= maxOverhead))
+		g.delete(t)
+	}
+	t.Logf("\n%s", table)
+}
+
+func formatMB(n int) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
+
+// residentOf returns the resident memory of a pod's processes and of their shim, by name. What
+// processes share counts for each of them.
+func residentOf(t *testing.T, pod *corev1.Pod) map[string]int {
+	t.Helper()
+	sizes, shims := map[string]int{}, map[int]bool{}
+	inPod := processesOf(pod)
+	for pid, status := range inPod {
+		parent := statusField(t, status, "PPid:")
+		if _, ok := inPod[parent]; !ok {
+			shims[parent] = true
+		}
+		sizes[nameOf(pid)] += statusField(t, status, "VmRSS:") << 10
+	}
+	for pid := range shims {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes[nameOf(pid)] += statusField(t, string(status), "VmRSS:") << 10
+	}
+	for _, name := range []string{"qemu-system-x86", "drover-machine", "pause", "containerd-shim"} {
+		if sizes[name] == 0 {
+			t.Fatalf("the processes of %s are %v, without %s", pod.Name, sizes, name)
+		}
+	}
+	return sizes
+}
+
+// processesOf returns the status of the processes in a pod's control group.
+func processesOf(pod *corev1.Pod) map[int]string {
+	found := map[int]string{}
+	groups, _ := filepath.Glob("/proc/[0-9]*/cgroup")
+	for _, path := range groups {
+		content, _ := os.ReadFile(path)
+		if !bytes.Contains(content, []byte("pod"+string(pod.UID))) {
+			continue
+		}
+		if status, err := os.ReadFile(filepath.Join(filepath.Dir(path), "status")); err == nil {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			found[pid] = string(status)
+		}
+	}
+	return found
+}
+
+func nameOf(pid int) string {
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(name))
+}
+
+// measureCopies measures the copy of an image to the disk of a first start, beside a plain copy of
+// the same file.
+func (b *podBench) measureCopies(t *testing.T) {
+	t.Helper()
+	node := shared.Node(1)
+	image := importCopied(t, node)
+	var copies, floor bench.Sample
+	for n := range copyRuns {
+		floor = append(floor, copyPlainly(t, image, filepath.Join(node.Dir, "copy")))
+		copies = append(copies, b.copyToClaim(t, fmt.Sprintf("copied-%d", n), node))
+	}
+	table := bench.NewTable(fmt.Sprintf("copy of %d MiB", copyBytes>>20), "runs", "p50", "max")
+	for _, row := range []struct {
+		what string
+		bench.Sample
+	}{{"to the root disk of a VM", copies}, {"of a plain program, with a sync", floor}} {
+		table.Row(row.what, strconv.Itoa(len(row.Sample)), bench.FormatDuration(row.Median()), bench.FormatDuration(row.Percentile(100)))
+	}
+	t.Logf("\n%s", table)
+}
+
+// importCopied gives a node an image whose disk has no holes, and returns that disk.
+func importCopied(t *testing.T, node *cluster.Node) string {
+	t.Helper()
+	dir := t.TempDir()
+	guest := framework.BuildLinuxGuest(t, dir)
+	disk := filepath.Join(dir, "disk.img")
+	content := make([]byte, copyBytes)
+	_, _ = rand.Read(content)
+	copy(content[510:], "\x55\xaa") // by which it is known to be a disk
+	archive := filepath.Join(dir, "copied.tar")
+	err := os.WriteFile(disk, content, 0o600)
+	if err == nil {
+		err = cluster.WriteImage(archive, copiedImage, map[string]string{"vmlinuz": guest.Kernel, "initrd": guest.Initrd, "disk/disk.img": disk}, "/none")
+	}
+	if err == nil {
+		err = node.ImportImage(t.Context(), archive)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return disk
+}
+
+// copyPlainly copies a file until it is on the disk.
+func copyPlainly(t *testing.T, from, to string) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.Create(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(out, in)
+	if err := errors.Join(err, out.Sync(), out.Close()); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(begun)
+	if err := os.Remove(to); err != nil {
+		t.Fatal(err)
+	}
+	return took
+}
+
+// copyToClaim starts a VM with a disk that lasts. Its log has the times of the copy.
+func (b *podBench) copyToClaim(t *testing.T, name string, node *cluster.Node) time.Duration {
+	t.Helper()
+	g := &guest{podWorld: b.podWorld, name: name}
+	vm := newBenchVM(name).Resource(api.ResourceRootDisk, "300Mi").Spec(func(spec *api.VirtualMachineSpec) {
+		spec.Ephemeral, spec.Image.Source = false, "oci://"+copiedImage
+		spec.NodeSelector = map[string]string{corev1.LabelHostname: node.Name}
+	}).Obj()
+	if _, err := b.vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var took time.Duration
+	framework.Eventually(t, wait, "QEMU was started", func() error {
+		pod, err := g.findPod(t)
+		if err != nil || pod == nil {
+			return fmt.Errorf("there is no pod: %w", err)
+		}
+		log, err := shared.PodLog(t.Context(), podNamespace, pod.Name)
+		if err != nil {
+			return err
+		}
+		took, err = between(log, "Making a disk", "QEMU was started")
+		return err
+	})
+	g.delete(t)
+	return took
+}
+
+// between returns the time between two lines of a log, by their own times.
+func between(log, first, last string) (time.Duration, error) {
+	var times []time.Time
+	for _, text := range []string{first, last} {
+		before, _, ok := strings.Cut(log, text)
+		_, stamp, hasTime := strings.Cut(before[strings.LastIndexByte(before, '\n')+1:], "time=")
+		if !ok || !hasTime {
+			return 0, fmt.Errorf("the log has no %q: %s", text, log)
+		}
+		at, err := time.Parse(time.RFC3339Nano, strings.Fields(stamp)[0])
+		if err != nil {
+			return 0, err
+		}
+		times = append(times, at)
+	}
+	return times[1].Sub(times[0]), nil
+}

@@ -1,0 +1,77 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/pod/kvm"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// testKVM has one node offer KVM for one machine. No node has the device itself, so the machine finds
+// that it has to emulate.
+func testKVM(t *testing.T, w *podWorld) {
+	node := shared.Node(2)
+	offer := func(change string) {
+		setCapacity(t, node.Name, change)
+		if err := w.controller.Stop(); err != nil { // what it knows of nodes is from before
+			t.Fatal(err)
+		}
+		w.startController(t)
+	}
+	offer(`"add","value":"1"`)
+	defer offer(`"remove"`)
+	g := w.createGuest(t, "kvm", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
+	pod := g.pod(t)
+	requested := pod.Spec.Containers[0].Resources.Limits[kvm.DefaultResource]
+	if pod.Spec.NodeName != node.Name || requested.Value() != 1 {
+		t.Errorf("the pod is on %s and requests %s of KVM, want %s and 1", pod.Spec.NodeName, requested.String(), node.Name)
+	}
+	g.waitFor(t, func(vm *api.VirtualMachine) error {
+		if vm.Status.Server == nil || vm.Status.Server.Accelerator != "tcg" {
+			return fmt.Errorf("the server is %+v, want accelerator tcg", vm.Status.Server)
+		}
+		return nil
+	})
+	second := framework.NewVM("kvm-too").Namespace(podNamespace).Driver("pod").
+		Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "64Mi").Spec(func(spec *api.VirtualMachineSpec) {
+		spec.Image, spec.Ephemeral = &api.Image{Source: "oci://" + guestImage, PullPolicy: api.PullNever}, true
+	}).Obj()
+	if _, err := w.vms.Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waiting := &guest{podWorld: w, name: second.Name}
+	waiting.waitFor(t, framework.HasMessage("Insufficient "+kvm.DefaultResource))
+	waiting.delete(t)
+	g.delete(t)
+}
+
+// setCapacity adds KVM to what a node has, or removes it, as a device plugin would.
+func setCapacity(t *testing.T, node, change string) {
+	t.Helper()
+	path := "/status/capacity/" + strings.ReplaceAll(kvm.DefaultResource, "/", "~1")
+	patch := fmt.Sprintf(`[{"op":%s,"path":%q}]`, change, path)
+	nodes := shared.Client.CoreV1().Nodes()
+	if _, err := nodes.Patch(context.WithoutCancel(t.Context()), node, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	framework.Eventually(t, wait, "the kubelet offers it, or does no more", func() error {
+		now, err := nodes.Get(context.WithoutCancel(t.Context()), node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if _, has := now.Status.Allocatable[kvm.DefaultResource]; has == (change == `"remove"`) {
+			return fmt.Errorf("allocatable is %v", now.Status.Allocatable)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,130 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// testReadiness has a Service lead to a guest as its readinessProbe says: not before the guest
+// answers, and as the probe is changed.
+func testReadiness(t *testing.T, w *podWorld) {
+	const name = "served"
+	createService(t, name)
+	states := watchEndpoints(t, name)
+	g := w.createGuest(t, name, func(spec *api.VirtualMachineSpec) {
+		spec.Ephemeral = true
+		spec.Ports = append(spec.Ports, api.Port{Name: "nothing", Protocol: api.ProtocolTCP, Port: 81})
+		spec.ReadinessProbe = &api.Probe{TCPSocket: api.TCPSocket{Port: 80}, PeriodSeconds: 1, TimeoutSeconds: 5}
+	})
+	before := g.pod(t)
+	if first := nextState(t, states); first.ready || first.pod != before.UID {
+		t.Errorf("the first endpoint is %+v, want that of pod %s, which is not ready", first, before.UID)
+	}
+	ready := nextState(t, states)
+	if !ready.ready || !strings.Contains(ready.log, "drover linux guest 1 is up") {
+		t.Errorf("the endpoint becomes %+v, want ready, after the guest was up", ready)
+	}
+	for _, c := range []struct {
+		probe string
+		ready bool
+	}{
+		{`{"tcpSocket":{"port":81}}`, false},
+		{`{"tcpSocket":{"port":80}}`, true},
+		{`{"tcpSocket":{"port":81}}`, false},
+		{`null`, true},
+	} {
+		g.patch(t, `{"spec":{"readinessProbe":`+c.probe+`}}`)
+		if got := nextState(t, states); got.ready != c.ready || got.pod != before.UID {
+			t.Errorf("with readinessProbe %s the endpoint becomes %+v, want ready %t, in the pod as before", c.probe, got, c.ready)
+		}
+		g.waitFor(t, framework.HasCondition(api.ConditionReady, map[bool]metav1.ConditionStatus{true: metav1.ConditionTrue, false: metav1.ConditionFalse}[c.ready]))
+	}
+	g.delete(t)
+}
+
+// createService makes a Service of a guest.
+func createService(t *testing.T, guest string) {
+	t.Helper()
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: guest},
+		Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"cloudnative.tw/name": guest},
+			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(80)}},
+		},
+	}
+	services := shared.Client.CoreV1().Services(podNamespace)
+	if _, err := services.Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := services.Delete(context.WithoutCancel(t.Context()), guest, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// endpointState is what a Service has become of its only endpoint.
+type endpointState struct {
+	pod   types.UID
+	ready bool
+	// log is what the guest had printed by then.
+	log string
+}
+
+// watchEndpoints returns every change of a Service's endpoint.
+func watchEndpoints(t *testing.T, service string) <-chan endpointState {
+	t.Helper()
+	slices := shared.Client.DiscoveryV1().EndpointSlices(podNamespace)
+	w, err := slices.Watch(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Stop)
+	states := make(chan endpointState, 100)
+	go func() {
+		var last endpointState
+		for event := range w.ResultChan() {
+			slice, ok := event.Object.(*discoveryv1.EndpointSlice)
+			if event.Type == watch.Deleted || !ok || len(slice.Endpoints) != 1 || slice.Endpoints[0].TargetRef == nil {
+				continue
+			}
+			to := slice.Endpoints[0]
+			now := endpointState{pod: to.TargetRef.UID, ready: to.Conditions.Ready != nil && *to.Conditions.Ready}
+			if now == last {
+				continue
+			}
+			last = now
+			now.log, _ = shared.PodLog(context.WithoutCancel(t.Context()), podNamespace, to.TargetRef.Name)
+			states <- now
+		}
+	}()
+	return states
+}
+
+func nextState(t *testing.T, states <-chan endpointState) (next endpointState) {
+	t.Helper()
+	framework.Eventually(t, wait, "the endpoint changes", func() error {
+		select {
+		case next = <-states:
+			return nil
+		default:
+			return errors.New("it has not")
+		}
+	})
+	return next
+}
