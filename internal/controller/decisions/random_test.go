@@ -94,6 +94,9 @@ func makePossible(in *policy.Input, of source) {
 		in.Driver, in.Observed.EngineID, in.VM.Status.Binding = "fake", policytest.EngineID, nil
 		in.VM.Finalizers = append(in.VM.Finalizers, api.FinalizerServer)
 		in.VM.Annotations = map[string]string{api.AnnotationBound: "fake/" + policytest.EngineID, "other": "secret"}
+		if in.VM.DeletionTimestamp != nil && of(4) == 0 {
+			in.Observed = policytest.Gone()
+		}
 	}
 }
 
