@@ -30,18 +30,18 @@ import (
 // search looks for what a bug breaks.
 type search func(context.Context, *lab.Lab) (lab.Result, error)
 
-// exploring explores faults of a workload, crashes if there are none.
-func exploring(engine lab.Engine, faults crash.Faults, workload string) search {
+// exploring explores faults of some workloads, crashes if there are none.
+func exploring(engine lab.Engine, faults crash.Faults, workloads ...string) search {
 	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
-		return crash.FindViolation(ctx, l, engine, faults, workload)
+		return crash.FindViolation(ctx, l, engine, faults, workloads...)
 	}
 }
 
 // exploringDecisions is exploring with a bug that changes no decision.
 func exploringDecisions(engine lab.Engine, workload string) search {
 	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
+		l = l.With()
 		l.DecidesOtherwise = false
-		defer func() { l.DecidesOtherwise = true }()
 		return exploring(engine, nil, workload)(ctx, l)
 	}
 }
@@ -104,12 +104,14 @@ var (
 
 // exploringAgain explores a kind by a test program with bugs.
 func exploringAgain(kind string) search {
-	return func(ctx context.Context, _ *lab.Lab) (r lab.Result, err error) {
+	return func(ctx context.Context, l *lab.Lab) (r lab.Result, err error) {
 		program, err := buggyTests()
 		if err != nil {
 			return r, err
 		}
-		out, err := exec.CommandContext(ctx, program, "-test.run=^TestFaults$/^"+kind+"$").CombinedOutput()
+		cmd := exec.CommandContext(ctx, program, "-test.run=^TestFaults$/^"+kind+"$")
+		cmd.Env = append(os.Environ(), l.Environment...)
+		out, err := cmd.CombinedOutput()
 		if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
 			return r, err
 		}
@@ -166,7 +168,7 @@ var seededBugs = []seededBug{
 	{"unsettled-as-gone", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "create-delete"), quick},
 	{"docker-random-name", "calls of drivers, docker", "", exploring(lab.NewDocker(), only(crash.Calls, "docker create container", "twice"), "create"), quick},
 	{"qemu-second-process", "engine, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.Suspended), "restart"), quick},
-	{"epochs-not-compared", "two leaders, fake", "", exploring(lab.Fake{}, only(crash.Outside(outside.Superseded), "fake.Ensure", ""), "power"), quick},
+	{"epochs-not-compared", "two leaders, fake", "", exploring(lab.Fake{}, only(crash.Outside(outside.Superseded), "fake.Ensure", ""), "power", "create-delete", "resize"), quick},
 	{"drift-left", "engine, fake", "", exploring(lab.Fake{}, crash.Outside(outside.Resized), "power"), quick},
 	{"object-not-confirmed", "old lists", "", replaying("old lists", "delete/fake/restart/DELETED virtualmachines vm-1#1/list of the begin"), quick},
 	{"not-before-creation", "clock of the API", "O10", replaying("clock of the API", "create/fake/restart/ADDED virtualmachines vm-1#1/ahead"), quick},
@@ -239,44 +241,73 @@ var writeOverlay = sync.OnceValues(func() (string, error) {
 	return bugs.WriteOverlay(root, programs)
 })
 
-// TestSeededBugs checks that each bug is found, and prints the table of docs/faults.md.
+// TestSeededBugs checks that each bug is found, and prints the table of docs/faults.md. Most of
+// the time a search waits, so several go on at a time.
 func TestSeededBugs(t *testing.T) {
 	if size == lab.SizeShort {
 		t.Skip("make faults finds them: they take a build")
 	}
-	l := openLab(t, buggyController)
-	l.DecidesOtherwise = true
-	table := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
-	_, _ = fmt.Fprintln(table, "| bug\t| found by\t| rules\t| runs\t|")
-	for _, in := range seededBugs {
-		t.Run(in.bug+" by "+in.kind, func(t *testing.T) {
-			if in.isSlow && size != lab.SizeFull {
+	all := openLab(t, buggyController)
+	all.DecidesOtherwise = true
+	found := make([]lab.Result, len(seededBugs))
+	t.Cleanup(func() { printFound(found) })
+	for n, b := range seededBugs {
+		t.Run(b.bug+" by "+b.kind, func(t *testing.T) {
+			if b.isSlow && size != lab.SizeFull {
 				t.Skip("make faults-full finds it")
 			}
-			t.Setenv(bugs.Variable, in.bug)
-			r, err := in.find(t.Context(), l)
+			t.Parallel()
+			l := all
+			if findKind(b.kind).NeedsOwnLab {
+				l = openLab(t, buggyController)
+				l.DecidesOtherwise = true
+			}
+			r, err := b.find(t.Context(), l.With(bugs.Variable+"="+b.bug))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(r.Violations) == 0 {
-				t.Fatalf("not found in %d runs", r.Runs)
-			}
-			var rules []string
-			for _, v := range r.Violations {
-				if v.History == "" && !slices.Contains(undecided, in.bug) {
-					t.Errorf("no decisions are shown of %s", v)
-				}
-				rules = append(rules, v.Rule)
-			}
-			slices.Sort(rules)
-			if rules = slices.Compact(rules); in.rule != "" && !slices.Equal(rules, []string{in.rule}) {
-				t.Errorf("it was not only found by %s: %v", in.rule, r.Violations)
-			}
-			t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
-			removeKept(r.Violations)
-			t.Log(r.Violations[0].History)
-			_, _ = fmt.Fprintf(table, "| `%s`\t| %s\t| %s\t| %d\t|\n", in.bug, in.kind, strings.Join(rules, ", "), r.Runs)
+			defer removeKept(r.Violations)
+			b.check(t, r)
+			found[n] = r
 		})
+	}
+}
+
+// check checks what was found of a bug.
+func (b seededBug) check(t *testing.T, r lab.Result) {
+	t.Helper()
+	if len(r.Violations) == 0 {
+		t.Fatalf("not found in %d runs", r.Runs)
+	}
+	for _, v := range r.Violations {
+		if v.History == "" && !slices.Contains(undecided, b.bug) {
+			t.Errorf("no decisions are shown of %s", v)
+		}
+	}
+	if rules := brokenRules(r); b.rule != "" && !slices.Equal(rules, []string{b.rule}) {
+		t.Errorf("it was not only found by %s: %v", b.rule, r.Violations)
+	}
+	t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
+	t.Log(r.Violations[0].History)
+}
+
+// brokenRules returns each rule that was broken once.
+func brokenRules(r lab.Result) (rules []string) {
+	for _, v := range r.Violations {
+		rules = append(rules, v.Rule)
+	}
+	slices.Sort(rules)
+	return slices.Compact(rules)
+}
+
+// printFound prints a row for each seeded bug that was found.
+func printFound(found []lab.Result) {
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
+	_, _ = fmt.Fprintln(table, "| bug\t| found by\t| rules\t| runs\t|")
+	for n, b := range seededBugs {
+		if r := found[n]; r.Runs > 0 {
+			_, _ = fmt.Fprintf(table, "| `%s`\t| %s\t| %s\t| %d\t|\n", b.bug, b.kind, strings.Join(brokenRules(r), ", "), r.Runs)
+		}
 	}
 	_ = table.Flush()
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +21,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// sizeEnv selects how much is explored: default, full, or short, which is also the default.
+// sizeEnv selects how much is explored: a lab.Size; short if it is empty.
 const sizeEnv = "DROVER_FAULTS"
 
 var caseFlag = flag.String("case", "", "name of the one case to run again, with -run and the kind's name")
@@ -117,7 +116,7 @@ func TestFaults(t *testing.T) {
 	sharedLab := sync.OnceValues(func() (*lab.Lab, error) { return newLab(t, faultsController) })
 	for _, k := range kinds {
 		t.Run(k.Name, func(t *testing.T) {
-			if len(k.Sizes) > 0 && !slices.Contains(k.Sizes, size) && *caseFlag == "" {
+			if !k.IsIn(size) && *caseFlag == "" {
 				t.Skipf("it is explored in the sizes %v", k.Sizes)
 			}
 			l, err := labFor(t, k, sharedLab)

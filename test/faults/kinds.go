@@ -50,67 +50,67 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Answers,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 12}, lab.SizeFull: {Workloads: running},
+			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 12}, lab.SizeFull: {Workloads: running, EachPoint: true}, lab.SizeExhaustive: {Workloads: running},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 6}, lab.SizeFull: {Workloads: alone},
+			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 6}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "engine, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Away, outside.Exchanged, outside.Restored),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 12}, lab.SizeFull: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 12}, lab.SizeFull: {Workloads: bound, EachPoint: true}, lab.SizeExhaustive: {Workloads: bound},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "two leaders, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Faults: crash.Outside(outside.Superseded),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "two leaders, qemu", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
 		Faults: crash.Outside(outside.Superseded),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, docker", Parallel: 8, InTurn: true, Engines: []lab.Engine{lab.NewDocker()}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, qemu", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 3}, lab.SizeFull: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 3}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "engine, docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewDocker()},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Renamed, outside.Away, outside.Exchanged, outside.Copied),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 4}, lab.SizeFull: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 4}, lab.SizeFull: {Workloads: bound, EachPoint: true}, lab.SizeExhaustive: {Workloads: bound},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "clock of Docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewSteppingDocker()},
 		Faults: crash.Outside(outside.ClockAhead, outside.ClockBehind),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "engine, qemu", Parallel: 4, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Suspended, outside.Away, outside.Exchanged, outside.Restored),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 3}, lab.SizeFull: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 3}, lab.SizeFull: {Workloads: bound, EachPoint: true}, lab.SizeExhaustive: {Workloads: bound},
 		},
 	}),
 	crash.RestKind("rest", []lab.Engine{lab.Fake{}, lab.NewDocker(), lab.NewQEMU()}),

@@ -40,6 +40,8 @@ type Bounds struct {
 	Workloads []string
 	// Cases is how many cases of one crash are run of each workload.
 	Cases int
+	// EachPoint has one case for each point, in place of Cases.
+	EachPoint bool
 	// Pairs is how many cases of two crashes are run in all.
 	Pairs int
 }
@@ -55,7 +57,7 @@ func Kind(s Settings) lab.Kind {
 			return newRunner(l, size).explore(ctx)
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			return newRunner(l, lab.SizeFull).replay(ctx, name)
+			return newRunner(l, lab.SizeExhaustive).replay(ctx, name)
 		},
 	}
 }
@@ -152,7 +154,7 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 // casesOf returns the cases of one fault: all, or as many as the bounds allow. Those of
 // crashes are spread over the points that change something.
 func (r *runner) casesOf(workload string, points []string) []testCase {
-	if r.bounds.Cases == 0 {
+	if r.bounds.Cases == 0 && !r.bounds.EachPoint {
 		return r.allCasesOf(workload, points)
 	}
 	faults := r.faults
@@ -160,7 +162,11 @@ func (r *runner) casesOf(workload string, points []string) []testCase {
 		faults = crashesOfMutations
 	}
 	points = slices.DeleteFunc(slices.Clone(points), func(p string) bool { return len(faults(p)) == 0 })
-	return someCases(workload, points, faults, r.bounds.Cases)
+	limit := r.bounds.Cases
+	if r.bounds.EachPoint {
+		limit = len(points)
+	}
+	return someCases(workload, points, faults, limit)
 }
 
 // allCasesOf returns all cases of one fault.

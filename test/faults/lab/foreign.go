@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
@@ -126,6 +127,9 @@ func (f foreignContainer) remove(ctx context.Context, c *client.Client) error {
 		return nil
 	}
 	_, err := c.ContainerRemove(ctx, f.id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
 	return err
 }
 

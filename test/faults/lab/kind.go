@@ -21,8 +21,10 @@ const (
 	SizeShort Size = "short"
 	// SizeDefault is that of make faults.
 	SizeDefault Size = "default"
-	// SizeFull is that of make faults-full.
+	// SizeFull is that of make faults-full: every point, with one of its faults.
 	SizeFull Size = "full"
+	// SizeExhaustive has every fault at every point, for one kind at a time.
+	SizeExhaustive Size = "exhaustive"
 	// SizeSoak is that of make soak, which explores one kind at a time.
 	SizeSoak Size = "soak"
 )
@@ -35,7 +37,7 @@ type Kind struct {
 	// Unmarked is set for a kind whose controllers are as users have them, without crash
 	// points.
 	Unmarked bool
-	// Sizes are those in which it is explored; none means all.
+	// Sizes are those in which it is explored; none means short, default and full.
 	Sizes []Size
 	// NeedsOwnLab is set for a kind that disturbs all worlds. Other kinds share a Lab.
 	NeedsOwnLab bool
@@ -44,6 +46,14 @@ type Kind struct {
 	Explore func(ctx context.Context, l *Lab, size Size) (Result, error)
 	// Replay runs one case again, by the name that a violation has.
 	Replay func(ctx context.Context, l *Lab, name string) (Result, error)
+}
+
+// IsIn reports whether a kind is explored in a size.
+func (k Kind) IsIn(size Size) bool {
+	if len(k.Sizes) == 0 {
+		return size == SizeShort || size == SizeDefault || size == SizeFull
+	}
+	return slices.Contains(k.Sizes, size)
 }
 
 // Result is what a kind has explored.

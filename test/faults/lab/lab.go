@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -45,7 +46,14 @@ type Lab struct {
 	// DecidesOtherwise is set if Program has another policy than these tests, so that its
 	// decisions cannot be derived again.
 	DecidesOtherwise bool
+	// Environment are further variables of the controllers, as name=value.
+	Environment []string
 
+	*shared
+}
+
+// shared is what a Lab and those made by With have in common.
+type shared struct {
 	replayed atomic.Int64 // decisions
 	dir      string
 	listener net.Listener
@@ -54,9 +62,17 @@ type Lab struct {
 	count    atomic.Int64
 }
 
+// With returns the same lab, whose controllers have further variables, as name=value. It needs
+// not be closed.
+func (l *Lab) With(environment ...string) *Lab {
+	with := *l
+	with.Environment = append(slices.Clone(l.Environment), environment...)
+	return &with
+}
+
 // Open starts a lab. The caller must Close it.
 func Open(program string) (*Lab, error) {
-	l := &Lab{Program: program}
+	l := &Lab{Program: program, shared: &shared{}}
 	cluster, err := framework.NewCluster(framework.ClusterOptions{})
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -179,7 +180,7 @@ func (w *World) Args(e Engine, process int) ([]string, error) {
 }
 
 func (r *Replicas) environment(n int) []string {
-	env := append(r.plan.Engine.Environment(r.world), "POD_NAME="+r.replicaName(n))
+	env := slices.Concat(r.world.Environment, r.plan.Engine.Environment(r.world), []string{"POD_NAME=" + r.replicaName(n)})
 	if n < len(r.plan.Crashes) && r.plan.Crashes[n] != "" {
 		env = append(env, "DROVER_CRASHPOINT="+r.plan.Crashes[n])
 	}

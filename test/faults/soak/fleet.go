@@ -74,7 +74,7 @@ func startFleet(ctx context.Context, w *lab.World, e lab.Engine, mayLose bool, b
 	ctx, f.stop = context.WithCancel(ctx)
 	for n := range 2 {
 		r := &replica{name: fmt.Sprintf("replica-%d", n)}
-		r.env = append(e.Environment(w), "POD_NAME="+r.name)
+		r.env = slices.Concat(w.Environment, e.Environment(w), []string{"POD_NAME=" + r.name})
 		args, err := w.Args(e, n)
 		if err := errors.Join(err, r.findAddresses(ctx)); err != nil {
 			return nil, err
