@@ -55,8 +55,9 @@ type Driver interface {
 	// one UID are both returned.
 	List(ctx context.Context, uids ...types.UID) ([]Server, error)
 
-	// Usage samples many servers in one call. Servers that do not run are
-	// missing from the result. Without UIDs the result is empty.
+	// Usage samples many servers in one call. Servers that do not run, and those
+	// that do not answer, are missing from the result. Without UIDs the result is
+	// empty.
 	Usage(ctx context.Context, uids ...types.UID) ([]Usage, error)
 
 	// Watch sends the UIDs of servers to look at again, until ctx ends. Callers

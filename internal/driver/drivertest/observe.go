@@ -245,12 +245,18 @@ func testUsage(t *testing.T, e *env) {
 	on, off := e.newSpec(t, "used"), e.newSpec(t, "unused")
 	s := e.ensureState(t, on, driver.StateRunning)
 	e.ensureState(t, e.stopSpec(off), driver.StateStopped)
-	samples, err := e.driver.Usage(t.Context(), on.UID, off.UID, newUID())
-	requireNoError(t, "Usage", err)
-	if len(samples) != 1 {
-		t.Fatalf("Usage: got %d samples, want one, of the server that runs: %+v", len(samples), samples)
-	}
-	u := samples[0]
+	var u driver.Usage
+	e.waitUntil(t, "one sample, of the server that runs", func() error { // which may not answer at first
+		samples, err := e.driver.Usage(t.Context(), on.UID, off.UID, newUID())
+		if err != nil {
+			return err
+		}
+		if len(samples) != 1 {
+			return fmt.Errorf("got %+v", samples)
+		}
+		u = samples[0]
+		return nil
+	})
 	if u.UID != on.UID || u.Run != s.Run || u.At.IsZero() || u.CPU < 0 {
 		t.Errorf("Usage: got %+v, want UID %s, run %s and a time", u, on.UID, s.Run)
 	}

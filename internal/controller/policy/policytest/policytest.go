@@ -47,6 +47,13 @@ func Ended(code int) inventory.Observation {
 	return o
 }
 
+// Lost observes a server that may run or not.
+func Lost() inventory.Observation {
+	o := Present(driver.StateUnknown)
+	o.Server.Err = errors.New("the node is gone")
+	return o
+}
+
 // Gone observes that there is no server.
 func Gone() inventory.Observation {
 	return inventory.Observation{Answer: inventory.Gone, EngineID: EngineID}
