@@ -210,6 +210,8 @@ func TestThrottleUntil(t *testing.T) {
 		"we started it":           {restarting, running, true, 0},
 		"a requested restart":     {status(api.PhaseActive, api.ReasonRestarting, policytest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
 		"a creation goes well":    {status(api.PhaseCreating, api.ReasonCreating), status(api.PhaseCreating, api.ReasonStarting), true, progressPeriod},
+		"a start goes on":         {status(api.PhaseCreating, api.ReasonStarting), status(api.PhaseCreating, api.ReasonStarting), true, progressPeriod},
+		"a fetch has ended":       {fetching, status(api.PhaseCreating, api.ReasonStarting), true, 0},
 		"a start after a stop":    {status(api.PhaseStopped, api.ReasonStoppedAsAsked), status(api.PhaseCreating, api.ReasonStarting), true, 0},
 		"a created server runs":   {status(api.PhaseCreating, api.ReasonCreating), running, true, 0},
 		"a creation failed":       {status(api.PhaseCreating, api.ReasonCreating), status(api.PhaseCreating, api.ReasonStarting, waits), true, 0},
