@@ -429,6 +429,29 @@ func TestProgressIsReportedAfterItsDelay(t *testing.T) {
 	}
 }
 
+// TestProgressThatMayWait checks that what a deletion has come to is not written while an action
+// lasts, and that its outcome is returned.
+func TestProgressThatMayWait(t *testing.T) {
+	vm := policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
+		s.Phase = api.PhaseTerminating
+	})
+	p := reconciliationOf(vm.Obj(), policytest.Present(driver.StateRunning))
+	timers := framework.NewFakeClock(policytest.T0)
+	p.r.Clock, p.r.MayAct = timers, func() error { t.Error("it is written"); return errors.New("not now") }
+	p.decideStep(nil)
+	results, failed := make(chan outcome), errors.New("stopping failed")
+	go func() {
+		for !timers.HasWaiters() {
+			time.Sleep(time.Millisecond)
+		}
+		timers.Step(progressDelay)
+		results <- outcome{err: failed}
+	}()
+	if got := p.awaitOutcome(t.Context(), results); !errors.Is(got.err, failed) {
+		t.Errorf("the outcome is %+v", got)
+	}
+}
+
 // TestPastWakeUpIsAtOnce checks that a time that has passed is not taken for none.
 func TestPastWakeUpIsAtOnce(t *testing.T) {
 	for _, at := range []time.Time{policytest.T0.Add(-time.Second), policytest.T0} {
