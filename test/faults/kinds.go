@@ -50,27 +50,27 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Answers,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 12}, lab.SizeFull: {Workloads: running, EachPoint: true}, lab.SizeExhaustive: {Workloads: running},
+			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 12}, lab.SizeFull: {Workloads: running},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 6}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
+			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 6}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "engine, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Away, outside.Exchanged, outside.Restored),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 12}, lab.SizeFull: {Workloads: bound, EachPoint: true}, lab.SizeExhaustive: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 12}, lab.SizeFull: {Workloads: bound},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "two leaders, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Faults: crash.Outside(outside.Superseded),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{

@@ -115,8 +115,9 @@ const calmTime, calmWithin = 2 * time.Second, 15 * time.Second
 // differences returns in what a state is not what it is without faults, or after what others
 // than Drover have done.
 func (s *stage) differences(got, want lab.State) []string {
+	got = s.work.withoutChance(got, want)
 	if s.disturbed != "" {
 		return s.disturbed.Differences(got, want)
 	}
-	return s.work.differences(got, want)
+	return got.Differences(want)
 }
