@@ -408,7 +408,7 @@ func TestFailedDeletionBlocksNoOther(t *testing.T) {
 		return do()
 	}
 	b.sweepOnce()
-	if err := b.sweep.RunOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "default/vm-s0") || strings.Contains(err.Error(), "vm-s1") {
+	if err := b.sweep.RunOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "delete orphan") || !strings.Contains(err.Error(), "default/vm-s0") || strings.Contains(err.Error(), "vm-s1") {
 		t.Errorf("error %v", err)
 	}
 	b.wantRemaining("s0")
@@ -768,6 +768,19 @@ func TestOrphanToRetainIsLeft(t *testing.T) {
 				t.Errorf("the servers are %s", b.remaining())
 			}
 		})
+	}
+}
+
+func TestFailedReleaseIsReported(t *testing.T) {
+	b := newSweepFixture(t)
+	b.addServers(1)
+	b.inv.NoteRetained("s0")
+	b.engine.delete = func(driver.Target, func() error) error { return errors.New("stuck") }
+	if err := b.sweep.RunOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "release orphan") || !strings.Contains(err.Error(), "stuck") {
+		t.Errorf("error %v", err)
+	}
+	if len(b.findings) > 0 {
+		t.Errorf("reported %+v", b.findings)
 	}
 }
 
