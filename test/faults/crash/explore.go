@@ -144,7 +144,7 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 	if len(o.learned) == 0 {
 		return fmt.Errorf("%s: nothing was learned", c)
 	}
-	points := o.learned[0]
+	points := r.pointsWithFaults(o.learned[0])
 	t.known += len(points)
 	t.cases = append(t.cases, r.casesOf(c.workload, points)...)
 	t.all += len(r.allCasesOf(c.workload, points))
@@ -160,13 +160,25 @@ func (r *runner) casesOf(workload string, points []string) []testCase {
 	faults := r.faults
 	if faults == nil {
 		faults = crashesOfMutations
+		points = withFaults(points, faults)
 	}
-	points = slices.DeleteFunc(slices.Clone(points), func(p string) bool { return len(faults(p)) == 0 })
 	limit := r.bounds.Cases
 	if r.bounds.EachPoint {
 		limit = len(points)
 	}
 	return someCases(workload, points, faults, limit)
+}
+
+// pointsWithFaults returns the points that may have a fault.
+func (r *runner) pointsWithFaults(points []string) []string {
+	if r.faults == nil {
+		return withFaults(points, crashes)
+	}
+	return withFaults(points, r.faults)
+}
+
+func withFaults(points []string, faults Faults) []string {
+	return slices.DeleteFunc(slices.Clone(points), func(p string) bool { return len(faults(p)) == 0 })
 }
 
 // allCasesOf returns all cases of one fault.
