@@ -43,7 +43,8 @@ func TestHelmLifecycle(t *testing.T) {
 	g.checkReinstalled(t)
 }
 
-// formerChart returns the chart as it was before its last change. A checkout without that
+// formerChart returns the chart as it was before its last change, with the present CRD: the
+// program is the present one, which refuses an older CRD than it needs. A checkout without that
 // commit, such as a shallow clone, has the present chart alone.
 func (d *Deployment) formerChart(t *testing.T) string {
 	t.Helper()
@@ -57,7 +58,9 @@ func (d *Deployment) formerChart(t *testing.T) string {
 	}
 	framework.MustRunCommand(t, framework.CommandTimeout, nil, "git", "-C", d.root, "archive", "--output", archive, commits[1], "charts/drover")
 	framework.MustRunCommand(t, framework.CommandTimeout, nil, "tar", "-xf", archive, "-C", dir)
-	return filepath.Join(dir, "charts", "drover")
+	former := filepath.Join(dir, "charts", "drover")
+	framework.MustRunCommand(t, framework.CommandTimeout, nil, "cp", filepath.Join(d.chart(), "files", "crd.yaml"), filepath.Join(former, "files", "crd.yaml"))
+	return former
 }
 
 // TestKustomizeLifecycle is TestHelmLifecycle with kustomize and the commands of
