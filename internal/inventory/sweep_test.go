@@ -731,7 +731,7 @@ func TestOrphanToRetain(t *testing.T) {
 	b.clock.Step(time.Hour)
 	b.sweepOnce()
 	b.wantRemaining("s0")
-	if len(b.findings) != 2 || !b.findings[0].Released || b.findings[0].Server.UID != "s0" || !b.findings[1].Deleted {
+	if len(b.findings) != 2 || !b.findings[0].Released || b.findings[0].Server.UID != "s0" || b.findings[0].Message == "" || !b.findings[1].Deleted {
 		t.Errorf("reported %+v", b.findings)
 	}
 }
@@ -766,6 +766,10 @@ func TestOrphanToRetainIsLeft(t *testing.T) {
 			b.wantRetained("")
 			if !strings.HasPrefix(b.remaining(), "s0") {
 				t.Errorf("the servers are %s", b.remaining())
+			}
+			isOrphan := slices.ContainsFunc(b.findings, func(f Finding) bool { return f.Server.UID == "s0" })
+			if want := b.sweep.Policy == OrphanReport; isOrphan != want {
+				t.Errorf("reported as an orphan: %v, want %v", isOrphan, want)
 			}
 		})
 	}

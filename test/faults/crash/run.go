@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"cloudnative.tw/drover/test/faults/lab"
@@ -33,6 +34,9 @@ const (
 	settleAfterEnds = 2 * settleTime
 	// hangLimit is how long a call that hangs may last: Drover's own limit is 30 s.
 	hangLimit = 40 * time.Second
+	// settleAfterHang is as settleTime after a call that has hung: a server whose inspection
+	// failed is looked at again with the next complete list, of which there is one in 30 s.
+	settleAfterHang = 30*time.Second + settleTime
 	// restTime is how long a world is watched at rest, and restShare how many are.
 	restTime  = 3 * time.Second
 	restShare = 10
@@ -106,6 +110,9 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	defer replicas.Stop()
 	s := &stage{World: w, work: work, engine: engine, replicas: replicas, hooks: r.hooks}
 	s.backsUp = c.disturbance() == outside.Restored
+	if c.hangs() { // and what it may have begun is waited for
+		s.WaitUpTo(hangLimit + lab.ConvergeTimeout)
+	}
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err := s.play(ctx, work, want == nil)
 	if v := lab.ViolationOf(err); v != nil {
@@ -269,10 +276,18 @@ func (c testCase) quietTime() time.Duration {
 
 // settleTime returns how long the state of a case may differ.
 func (c testCase) settleTime() time.Duration {
-	if c.disturbance() != "" {
+	switch {
+	case c.hangs():
+		return settleAfterHang
+	case c.disturbance() != "":
 		return settleAfterEnds
 	}
 	return settleTime
+}
+
+// hangs reports whether a call hangs.
+func (c testCase) hangs() bool {
+	return slices.ContainsFunc(c.crashes, func(p crashPoint) bool { return strings.HasSuffix(string(p), "/"+hangs) })
 }
 
 // isSampled reports whether a case is one of each so many, always the same ones.
