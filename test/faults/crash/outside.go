@@ -21,17 +21,21 @@ import (
 const held, released = "held, ", ".released"
 
 // Outside returns the faults of points at which one of these is done by others than Drover:
-// before each request and call that changes something.
+// before each request and call that changes something. During a command to QEMU the driver has
+// locked the server, so that none removes it.
 func Outside(all ...outside.Disturbance) Faults {
 	var faults []string
 	for _, d := range all {
 		faults = append(faults, held+string(d))
 	}
 	return func(point string) []string {
-		if isMutation(point) && (isRequest(point) || calls.MatchString(point)) {
-			return faults
+		switch {
+		case !isMutation(point) || !isRequest(point) && !calls.MatchString(point):
+			return nil
+		case strings.HasPrefix(point, qmp):
+			return slices.DeleteFunc(slices.Clone(faults), func(f string) bool { return f == held+string(outside.Removed) })
 		}
-		return nil
+		return faults
 	}
 }
 

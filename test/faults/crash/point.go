@@ -160,7 +160,8 @@ func Calls(point string) []string {
 	return []string{"times out after", late, "twice", hangs, "fails", "cut off after", "cut off"}
 }
 
-const dockerRead = "docker read "
+// How the names of requests that read from Docker, and of commands to QEMU begin.
+const dockerRead, qmp = "docker read ", "QMP "
 
 // calls matches the points that are calls.
 var calls = regexp.MustCompile(`^(QMP|docker|docker read|[a-z]+\.(Ensure|Delete|List|Usage|Watch|EngineID)) `)
