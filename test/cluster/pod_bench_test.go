@@ -42,10 +42,10 @@ const (
 	copiedImage         = "drover.test/copied:1"
 )
 
-// start is when the steps of a start were seen by a watch. A pod that was not made by Drover
-// has no gate, and nothing after it runs.
+// start is when the steps of a start were seen by a watch. Of a pod that was not made by Drover,
+// Running is the last.
 type start struct {
-	Requested, Created, Ungated, Bound, Running, Active time.Time
+	Requested, Created, Bound, Running, Active time.Time
 }
 
 // took is the time until what a user waits for.
@@ -97,7 +97,7 @@ func newPodBench(t *testing.T) *podBench {
 func (b *podBench) copyPod(t *testing.T, from *corev1.Pod) {
 	secrets := shared.Client.CoreV1().Secrets(podNamespace)
 	b.copied = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: from.Annotations}, Spec: *from.Spec.DeepCopy()}
-	b.copied.Spec.SchedulingGates, b.copied.Spec.NodeName = nil, ""
+	b.copied.Spec.NodeName = ""
 	for i := range b.copied.Spec.Volumes {
 		volume := b.copied.Spec.Volumes[i].Secret
 		if volume == nil {
@@ -194,7 +194,6 @@ func (b *podBench) awaitSteps(t *testing.T, s *start, from int, isPod func(*core
 		done func(*corev1.Pod) bool
 	}{
 		{&s.Created, "is created", func(*corev1.Pod) bool { return true }},
-		{&s.Ungated, "has no gate", func(p *corev1.Pod) bool { return len(p.Spec.SchedulingGates) == 0 }},
 		{&s.Bound, "has a node", func(p *corev1.Pod) bool { return p.Spec.NodeName != "" }},
 		{&s.Running, "runs", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }},
 	} {
@@ -267,8 +266,7 @@ func tableOfSteps(kinds []string, starts [][]start) *bench.Table {
 		took     func(start) time.Duration
 	}{
 		{"request to pod", "API server, Drover", func(s start) time.Duration { return s.Created.Sub(s.Requested) }},
-		{"pod to the end of its gate", "Drover", func(s start) time.Duration { return s.Ungated.Sub(s.Created) }},
-		{"to a node", "scheduler", func(s start) time.Duration { return s.Bound.Sub(s.Ungated) }},
+		{"to a node", "scheduler", func(s start) time.Duration { return s.Bound.Sub(s.Created) }},
 		{"to Running", "kubelet", func(s start) time.Duration { return s.Running.Sub(s.Bound) }},
 		{"to Active", "Drover", func(s start) time.Duration { return s.Active.Sub(s.Running) }},
 	} {

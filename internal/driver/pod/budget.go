@@ -17,8 +17,8 @@ import (
 // ensureBudget makes the PodDisruptionBudget that the spec asks for, or removes it.
 func (c *convergence) ensureBudget(ctx context.Context) error {
 	r := c.recorded(objects.KindBudget, c.Key.Name)
-	if r == nil && !c.spec.BlockEviction {
-		return nil
+	if r == nil && !c.spec.BlockEviction || c.budget != nil || c.hasNoBudget {
+		return nil // nothing to do, or this call has done it
 	}
 	have, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Get(ctx, c.Key.Name, metav1.GetOptions{})
 	if objects.IgnoreNotFound(err) != nil {

@@ -32,7 +32,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 }
 
 func (d *Driver) delete(ctx context.Context, t driver.Target, retain bool) error {
-	found, err := d.reader.Find(ctx, t)
+	found, err := d.reader.Find(ctx, t, retain)
 	switch {
 	case err != nil:
 		return err
@@ -85,28 +85,26 @@ func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolume
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	claims := w.client.PersistentVolumeClaims(claim.Namespace)
-	_, err := update(ctx, claims.Get, claim, isSame, func(read *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
-		return read, claims.Delete(ctx, read.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &read.UID, ResourceVersion: &read.ResourceVersion},
-		})
+	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion},
 	})
 	return objects.Explain("delete", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, objects.IgnoreNotFound(err))
 }
 
 // retain releases the server: what survives its VirtualMachine has to lose its owner before that is
-// gone, or the garbage collector would end it.
+// gone, or the garbage collector would end it. What IsRetained looks at is changed last, since a call
+// that is repeated does nothing after that.
 func (w *writer) retain(ctx context.Context) error {
-	if w.Pod != nil {
-		if err := w.updatePod(ctx, w.release); err != nil {
-			return err
-		}
-	}
 	mark := func(c *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataLabel(&c.ObjectMeta, objects.LabelRetained, "true")
 	}
-	for _, claim := range w.Volumes() {
+	for _, claim := range slices.Backward(w.Volumes()) {
 		if _, err := w.updateClaim(ctx, claim, mark); err != nil {
+			return err
+		}
+	}
+	if w.Pod != nil {
+		if err := w.updatePod(ctx, w.release); err != nil {
 			return err
 		}
 	}
@@ -126,34 +124,45 @@ func (w *writer) release(p *corev1.Pod) {
 }
 
 // ReleaseEnded implements driver.RetainedReleaser: it removes the finalizer from pods whose
-// VirtualMachines are gone, once their end is proven.
+// VirtualMachines are gone, once their end is proven. Which pods those may be is known from the
+// informers; what is done is decided from a live read.
 func (d *Driver) ReleaseEnded(ctx context.Context) error {
 	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	pods, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(d.Objects.ClusterID) + "," + objects.LabelRetained, ResourceVersion: "0"})
+	pods, err := d.reader.ListReleased(ctx)
 	if err != nil {
-		return objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
+		return err
 	}
 	var errs []error
-	for n := range pods.Items {
-		errs = append(errs, d.releaseEnded(ctx, &pods.Items[n]))
+	for _, p := range pods {
+		errs = append(errs, retryConflicts(func() error { return d.releaseEnded(ctx, p) }))
 	}
 	return errors.Join(errs...)
 }
 
-// releaseEnded removes the finalizer of one released pod. One whose VirtualMachine exists still
-// belongs to it, whoever has labelled the pod.
-func (d *Driver) releaseEnded(ctx context.Context, p *corev1.Pod) error {
-	if _, exists := d.reader.OwnerOf(types.UID(p.Labels[objects.LabelUID])); exists || !slices.Contains(p.Finalizers, objects.FinalizerStopped) {
+// releaseEnded removes the finalizer of one released pod.
+func (d *Driver) releaseEnded(ctx context.Context, known *corev1.Pod) error {
+	if !d.isHeld(known) {
 		return nil
 	}
-	i, err := d.reader.ReadPod(ctx, p)
+	i, err := d.reader.ReadPod(ctx, known)
 	if err != nil || i.End() == nil {
 		return err
 	}
-	if err := (&writer{Instance: i, client: d.Client}).removeFinalizer(ctx); err != nil && !isGone(err) {
+	// What is known may be old, and is not all of the pod.
+	if err := i.Read(ctx); err != nil || i.Pod == nil || !d.isHeld(i.Pod) || i.End() == nil {
 		return err
+	}
+	if err := (&writer{Instance: i, client: d.Client}).removeFinalizer(ctx); err != nil {
+		return objects.IgnoreNotFound(err)
 	}
 	d.Log.Info("Released pod has ended", "pod", i.Key)
 	return nil
+}
+
+// isHeld reports whether a pod is a released one that has its finalizer. One whose VirtualMachine exists
+// still belongs to it, whoever has labelled the pod.
+func (d *Driver) isHeld(p *corev1.Pod) bool {
+	_, exists := d.reader.OwnerOf(types.UID(p.Labels[objects.LabelUID]))
+	return !exists && p.Labels[objects.LabelRetained] != "" && slices.Contains(p.Finalizers, objects.FinalizerStopped)
 }

@@ -171,8 +171,12 @@ func (c *convergence) converge(ctx context.Context) error {
 	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly {
 		return err
 	}
-	if err := c.ensureBudget(ctx); err != nil || c.Pod != nil && (c.End() != nil || c.isToStop()) {
+	if err := c.ensureBudget(ctx); err != nil {
 		return err
+	}
+	c.NoteBudget()
+	if c.Pod != nil && (c.End() != nil || c.isToStop()) {
+		return nil
 	}
 	return c.growDisks(ctx)
 }

@@ -6,7 +6,9 @@ package pod
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -228,33 +230,61 @@ func TestSeed(t *testing.T) {
 	wantError(t, "a damaged seed", err, driver.ErrRetry, "seed has 5 bytes and must have 32")
 }
 
-// TestConcurrentChange checks that a change is made although others have changed the object since it
-// was read, but not if that was a leader, or if the object is another one.
+// TestConcurrentChange has others change the PVC just before the driver does. Its call decides anew, and
+// makes its change unless that was a later leader.
 func TestConcurrentChange(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	s := w.newServer(t, "web")
-	s.reach(t, driver.StateRunning)
 	for name, c := range map[string]struct {
 		annotation string
 		want       error
-	}{"another controller": {"example.com/x", nil}, "another leader": {objects.AnnotationEpoch, driver.ErrRetry}} {
-		read := s.converge(t)
-		claim := s.claims(t)[objects.RootDisk]
-		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, c.annotation, "7")
-		if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Update(t.Context(), &claim, metav1.UpdateOptions{}); err != nil {
+	}{"controller": {"example.com/x", nil}, "leader": {objects.AnnotationEpoch, driver.ErrRetry}} {
+		s := w.newServer(t, name)
+		patch := fmt.Appendf(nil, `{"metadata": {"annotations": {%q: "7"}}}`, c.annotation)
+		var once sync.Once
+		s.d = openAs(t, w.intercept(func(r *http.Request) {
+			if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims/"+s.base()) {
+				once.Do(func() {
+					if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Patch(r.Context(), s.base(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}, nil), clusterID, DefaultCallTimeout)
+		if _, err := s.ensure(t); !errors.Is(err, c.want) {
+			t.Errorf("after a change by another %s the call returns %v, want %v", name, err, c.want)
+		}
+		now := s.claims(t)[objects.RootDisk].Annotations
+		if now[c.annotation] != "7" || (now[objects.AnnotationRun] != "") != (c.want == nil) {
+			t.Errorf("after a change by another %s the annotations are %v", name, now)
+		}
+		s.Epoch = 7
+		s.deleteAll(t)
+	}
+}
+
+// TestRetainIsRepeated checks that a release that was cut short does the rest when it is repeated, for a
+// server that has lost the PVC of its root disk.
+func TestRetainIsRepeated(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.Volumes = []driver.Volume{{Name: "a", SizeBytes: 1 << 20}, {Name: "b", SizeBytes: 1 << 20}}
+	s.reach(t, driver.StateRunning)
+	for _, volume := range []string{"a", "b"} {
+		found, err := s.d.reader.Find(t.Context(), s.Target, true)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if err := read.annotateRoot(t.Context(), "example.com/test", "x"); !errors.Is(err, c.want) {
-			t.Errorf("after a change by %s the change returns %v, want %v", name, err, c.want)
+		found.Root = nil
+		found.Claim(volume).ResourceVersion = "1" // others have changed it
+		if err := (&writer{Instance: found, client: s.d.Client}).retain(t.Context()); !apierrors.IsConflict(err) {
+			t.Errorf("with a conflict about %s the release returns %v", volume, err)
 		}
-		if now := s.claims(t)[objects.RootDisk]; (now.Annotations["example.com/test"] != "") != (c.want == nil) || now.Annotations[c.annotation] != "7" {
-			t.Errorf("after a change by %s the annotations are %v", name, now.Annotations)
-		}
-		delete(claim.Annotations, "example.com/test")
-		claim.Annotations[objects.AnnotationEpoch], claim.ResourceVersion = "1", ""
-		if _, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Update(t.Context(), &claim, metav1.UpdateOptions{}); err != nil {
+		if again, err := s.d.reader.Find(t.Context(), s.Target, true); err != nil {
 			t.Fatal(err)
+		} else if again.Root = nil; again.IsRetained() {
+			t.Errorf("after a conflict about %s the server counts as released", volume)
 		}
 	}
 	s.deleteAll(t)

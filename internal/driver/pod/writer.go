@@ -5,7 +5,6 @@ package pod
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -56,31 +55,26 @@ func (w *writer) updateRoot(ctx context.Context, change func(*corev1.PersistentV
 
 // updateClaim changes a PVC, under the version that was read.
 func (w *writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, error) {
-	claims := w.client.PersistentVolumeClaims(w.Key.Namespace)
-	updated, err := update(ctx, claims.Get, claim, isSame, func(read *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
-		next := read.DeepCopy()
-		change(next)
-		if err := objects.EnterEpoch(next, w.epoch); err != nil {
-			return nil, err
-		}
-		return claims.Update(ctx, next, metav1.UpdateOptions{})
-	})
+	next := claim.DeepCopy()
+	change(next)
+	if err := objects.EnterEpoch(next, w.epoch); err != nil {
+		return nil, err
+	}
+	updated, err := w.client.PersistentVolumeClaims(claim.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err == nil {
 		w.Note(updated)
 	}
 	return updated, objects.Explain("change", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
 }
 
+// updatePod changes the pod, under the version that was read.
 func (w *writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error {
-	pods := w.client.Pods(w.Key.Namespace)
-	updated, err := update(ctx, pods.Get, w.Pod, isSamePod, func(read *corev1.Pod) (*corev1.Pod, error) {
-		next := read.DeepCopy()
-		change(next)
-		if err := objects.EnterEpoch(next, w.epoch); err != nil {
-			return nil, err
-		}
-		return pods.Update(ctx, next, metav1.UpdateOptions{})
-	})
+	next := w.Pod.DeepCopy()
+	change(next)
+	if err := objects.EnterEpoch(next, w.epoch); err != nil {
+		return err
+	}
+	updated, err := w.client.Pods(w.Key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err == nil {
 		w.Note(updated)
 		w.Pod = updated
@@ -88,44 +82,18 @@ func (w *writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error 
 	return objects.Explain("change", objects.KindPod, w.Key, err)
 }
 
-// maxTries is how often a change is tried while others change the object.
+// maxTries is how often a call is tried while others change the objects.
 const maxTries = 4
 
-// update changes an object under the version that was read. If others have changed it meanwhile, it
-// reads the object again, and tries once more as long as nothing is different that the driver decides
-// from: the kubelet and the provisioner of volumes write to what they have just got.
-func update[T metav1.Object](ctx context.Context, get func(context.Context, string, metav1.GetOptions) (T, error), read T, isSame func(a, b T) bool, try func(read T) (T, error)) (T, error) {
-	for tries := 1; ; tries++ {
-		updated, err := try(read)
-		if !apierrors.IsConflict(err) || tries == maxTries {
-			return updated, err
-		}
-		again, readErr := get(ctx, read.GetName(), metav1.GetOptions{})
-		if readErr != nil || !isSame(read, again) {
-			return updated, err
-		}
-		read = again
-	}
-}
-
-// retryConflicts repeats a call, which reads everything again, while others change an object that it
-// was about to change. (RetryOnConflict of client-go has no error where a context has ended.)
+// retryConflicts repeats a call while others change an object that it was about to change: the kubelet
+// and the provisioner of volumes write to what they have just got. The call reads everything again, and
+// decides from that. (RetryOnConflict of client-go has no error where a context has ended.)
 func retryConflicts(call func() error) error {
 	for tries := 1; ; tries++ {
 		if err := call(); !apierrors.IsConflict(err) || tries == maxTries {
 			return err
 		}
 	}
-}
-
-// isSame reports whether an object has what it had of what the driver decides from.
-func isSame[T metav1.Object](a, b T) bool {
-	return a.GetUID() == b.GetUID() && a.GetDeletionTimestamp().Equal(b.GetDeletionTimestamp()) &&
-		maps.Equal(a.GetLabels(), b.GetLabels()) && maps.Equal(objects.OwnAnnotations(a), objects.OwnAnnotations(b))
-}
-
-func isSamePod(a, b *corev1.Pod) bool {
-	return isSame(a, b) && (instance.ProvenEnd(a) == nil) == (instance.ProvenEnd(b) == nil) && len(a.Spec.SchedulingGates) == len(b.Spec.SchedulingGates)
 }
 
 // deletePod asks the kubelet to end the pod within a time: at least a second, unless an operator has
@@ -211,7 +179,7 @@ func (w *writer) forgetPod(ctx context.Context) error {
 		return err
 	}
 	err := w.removeFinalizer(ctx)
-	if err != nil && !isGone(err) {
+	if objects.IgnoreNotFound(err) != nil {
 		return err
 	}
 	if grace := w.Pod.DeletionGracePeriodSeconds; err != nil || grace == nil || *grace == 0 {
@@ -225,5 +193,3 @@ func (w *writer) removeFinalizer(ctx context.Context) error {
 		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == objects.FinalizerStopped })
 	})
 }
-
-func isGone(err error) bool { return apierrors.IsNotFound(err) }

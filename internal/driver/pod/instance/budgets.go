@@ -6,50 +6,56 @@ package instance
 import (
 	"context"
 
-	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// readBudgets finds the instances whose PodDisruptionBudget was deleted or changed by others. An error
-// is logged and not returned, because a list does not need it for anything else.
+// readBudgets finds the servers whose PodDisruptionBudget was deleted or changed by others. It is for
+// complete lists: no event says so, and other lists have what the last one found. That may be old,
+// because all that follows is an Ensure, which reads the PodDisruptionBudget live. One list is read if
+// any server has one. An error is logged and not returned, because a list does not need it for anything
+// else.
 func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
-	var blocked []*Instance
+	blocked := map[types.UID]*Instance{}
 	for _, i := range all {
-		if i.Pod != nil && i.Pod.Annotations[objects.AnnotationEviction] != "" {
-			blocked = append(blocked, i)
+		if i.blocksEviction() {
+			blocked[i.UID] = i
 		}
 	}
+	r.lacking.DeleteFunc(func(uid types.UID, _ bool) bool { return blocked[uid] == nil })
 	if len(blocked) == 0 {
 		return
 	}
-	budgets, err := r.listBudgets(ctx, blocked)
+	listed, err := r.Policy.PodDisruptionBudgets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID)})
 	if err != nil {
 		r.Log.Info("PodDisruptionBudgets cannot be read", "cause", err.Error())
 		return
 	}
-	for _, i := range blocked {
-		budget, exists := budgets[i.Key]
-		i.lacksBudget = !exists || !objects.BlocksEviction(&budget, i.UID)
+	intact := map[types.NamespacedName]bool{}
+	for n := range listed.Items {
+		b := &listed.Items[n]
+		intact[types.NamespacedName{Namespace: b.Namespace, Name: b.Name}] = objects.BlocksEviction(b, types.UID(b.Labels[objects.LabelUID]))
+	}
+	for uid, i := range blocked {
+		if intact[i.Key] {
+			r.lacking.Delete(uid)
+		} else {
+			r.lacking.Store(uid, true)
+		}
 	}
 }
 
-// listBudgets returns PodDisruptionBudgets by their names: that of one instance, or all.
-func (r *Reader) listBudgets(ctx context.Context, of []*Instance) (map[types.NamespacedName]policyv1.PodDisruptionBudget, error) {
-	options, namespace := metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID)}, metav1.NamespaceAll
-	if len(of) == 1 {
-		namespace = of[0].Key.Namespace
-		options = metav1.ListOptions{FieldSelector: "metadata.name=" + of[0].Key.Name}
-	}
-	listed, err := r.Policy.PodDisruptionBudgets(namespace).List(ctx, options)
-	if err != nil {
-		return nil, err
-	}
-	all := map[types.NamespacedName]policyv1.PodDisruptionBudget{}
-	for _, b := range listed.Items {
-		all[types.NamespacedName{Namespace: b.Namespace, Name: b.Name}] = b
-	}
-	return all, nil
+func (i *Instance) blocksEviction() bool {
+	return i.Pod != nil && i.Pod.Annotations[objects.AnnotationEviction] != ""
 }
+
+// lacksBudget reports whether the server was found without the PodDisruptionBudget that it should have.
+func (i *Instance) lacksBudget() bool {
+	lacks, _ := i.reader.lacking.Load(i.UID)
+	return lacks && i.blocksEviction()
+}
+
+// NoteBudget takes note that the server has the PodDisruptionBudget that it should have, or none.
+func (i *Instance) NoteBudget() { i.reader.lacking.Delete(i.UID) }

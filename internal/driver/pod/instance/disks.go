@@ -55,13 +55,48 @@ func (i *Instance) listClaims(ctx context.Context) error {
 		return objects.Explain("list", objects.KindClaim, i.Key, err)
 	}
 	for n := range listed.Items {
-		claim := &listed.Items[n]
-		if name := claim.Labels[objects.LabelVolume]; claim.Name == objects.ClaimName(i.Key.Name, name) && !objects.IsCopy(claim) {
-			i.Note(claim)
-			i.SetClaim(name, claim)
+		if i.takeClaim(&listed.Items[n]) {
+			i.Note(&listed.Items[n])
 		}
 	}
 	return nil
+}
+
+// takeClaim takes a PVC that has the labels of the server, if it is no copy and where it should be.
+func (i *Instance) takeClaim(claim *corev1.PersistentVolumeClaim) (taken bool) {
+	name := claim.Labels[objects.LabelVolume]
+	if claim.Namespace != i.Key.Namespace || claim.Name != objects.ClaimName(i.Key.Name, name) || objects.IsCopy(claim) {
+		return false
+	}
+	i.SetClaim(name, claim)
+	return true
+}
+
+// mayHaveClaims reports whether the server may have PVCs, as far as its pod says. The pod of an
+// ephemeral server says that there are none, unless somebody says by its label that it was released.
+func (i *Instance) mayHaveClaims() bool {
+	return i.Pod == nil || !objects.IsEphemeral(i.Pod) || i.IsRetained()
+}
+
+// takeKnownClaims takes the PVCs from the informers of an open watch, if these have all that this
+// process has read and written. It reports false where they must be read live: the pod was, so its PVCs
+// only say more of a server that is there; that nothing is there, or was released, they may not say.
+func (i *Instance) takeKnownClaims() bool {
+	if i.Pod == nil {
+		return false
+	}
+	watched := i.reader.Watched.Load()
+	if watched == nil || !isAsNew(watched.Claims, i.reader.claims.Load()) {
+		return false
+	}
+	for _, claim := range byUID[*corev1.PersistentVolumeClaim](watched.Claims, []types.UID{i.UID}) {
+		i.takeClaim(claim)
+	}
+	if i.IsRetained() {
+		i.Root, i.volumes = nil, nil
+		return false
+	}
+	return true
 }
 
 // Volumes returns the PVCs of volumes in the order of their names.

@@ -36,8 +36,6 @@ type Instance struct {
 	isEphemeral bool
 	// node is the pod's node, read where an assertion matters; nil if it is not there.
 	node *corev1.Node
-	// lacksBudget is set if the PodDisruptionBudget is not as it should be. Only lists read it.
-	lacksBudget bool
 }
 
 // Read reads the objects again, live. Objects of the names without the labels are foreign, which

@@ -5,7 +5,6 @@ package instance
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 
@@ -18,16 +17,26 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// List returns the instances that have objects: all, or those of UIDs. It reads those of a single
-// UID live, and others from the informers of an open watch, once these have all that this process
-// has read and written before; the first list of all is live, and then one every liveListPeriod.
+// List returns the instances that have objects: all, or those of UIDs. It finds live whether there is
+// one of a single UID, and reads others from the informers of an open watch, once these have all that
+// this process has read and written before; the first list of all is live, and then one every
+// liveListPeriod.
 // Objects that claim the UID of a VirtualMachine under another name than its own are left out.
 func (r *Reader) List(ctx context.Context, uids ...types.UID) ([]*Instance, error) {
 	if len(uids) == 1 {
-		if _, known := r.OwnerOf(uids[0]); known {
-			return r.readObjects(ctx, uids[0])
+		if owner, known := r.OwnerOf(uids[0]); known {
+			return r.readObjects(ctx, uids[0], owner)
 		}
 	}
+	found, err := r.listByLabels(ctx, uids...)
+	if err == nil && len(uids) == 0 {
+		r.readBudgets(ctx, found)
+	}
+	return found, err
+}
+
+// listByLabels returns the instances whose objects have the labels of servers.
+func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instance, error) {
 	pods, claims, err := r.listObjects(ctx, uids)
 	if err != nil {
 		return nil, err
@@ -49,7 +58,6 @@ func (r *Reader) List(ctx context.Context, uids ...types.UID) ([]*Instance, erro
 			return nil, err
 		}
 	}
-	r.readBudgets(ctx, found)
 	return found, nil
 }
 
@@ -83,6 +91,19 @@ func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.P
 	return foundPods, foundClaims, nil
 }
 
+// ListReleased returns the pods of servers that were released, as the informers have them, or else as an
+// API server has them in its cache. They may be old, so they only say which pods to read again.
+func (r *Reader) ListReleased(ctx context.Context) ([]*corev1.Pod, error) {
+	if fresh := r.freshInformers(ctx); fresh != nil {
+		return slices.DeleteFunc(byUID[*corev1.Pod](fresh.Pods, nil), func(p *corev1.Pod) bool { return p.Labels[objects.LabelRetained] == "" }), nil
+	}
+	listed, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID) + "," + objects.LabelRetained, ResourceVersion: "0"})
+	if err != nil {
+		return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
+	}
+	return pointers(listed.Items), nil
+}
+
 // isLiveListDue reports whether the last complete list that was live is long ago, or there was none.
 // The watches of an API server may stand still without a sign.
 func (r *Reader) isLiveListDue() bool {
@@ -98,19 +119,23 @@ func pointers[T any](items []T) []*T {
 	return all
 }
 
-// readObjects returns the instance of a UID whose VirtualMachine is known, by the names of its
-// objects: to select them by labels, the API server would look at all of the cluster.
-func (r *Reader) readObjects(ctx context.Context, uid types.UID) ([]*Instance, error) {
-	i, err := r.Find(ctx, driver.Target{UID: uid})
-	if errors.Is(err, driver.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
+// readObjects returns the instance of a VirtualMachine that is known, by the names of its objects: to
+// select them by labels, the API server would look at all of the cluster. Its pod is read live, and so
+// are its PVCs unless the pod is there. So a server that is missing in the list is gone.
+func (r *Reader) readObjects(ctx context.Context, uid types.UID, owner types.NamespacedName) ([]*Instance, error) {
+	i := r.newInstance(uid, owner)
+	if err := i.readPod(ctx); err != nil {
 		return nil, err
 	}
-	found := []*Instance{i}
-	r.readBudgets(ctx, found)
-	return found, nil
+	if i.mayHaveClaims() && !i.takeKnownClaims() {
+		if err := i.listClaims(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if !i.Exists() {
+		return nil, nil
+	}
+	return []*Instance{i}, nil
 }
 
 func sorted(byKey map[types.NamespacedName]*Instance) []*Instance {

@@ -52,24 +52,29 @@ type Reader struct {
 	pods, claims atomic.Uint64
 	// lastLiveList is when the last complete list began that was live.
 	lastLiveList atomic.Pointer[time.Time]
+	// lacking are the servers of which the last complete list found no PodDisruptionBudget as it
+	// should be, and none was ensured since.
+	lacking driver.SyncMap[types.UID, bool]
 }
 
 // New returns the instance of a spec, of which nothing was read yet.
 func (r *Reader) New(spec driver.ServerSpec) *Instance {
-	i := &Instance{
-		reader: r, UID: spec.UID, VM: spec.Name, isEphemeral: spec.Ephemeral,
-		Key: types.NamespacedName{Namespace: spec.Namespace, Name: objects.BaseName(spec.Name, spec.UID)},
-	}
+	i := r.newInstance(spec.UID, types.NamespacedName{Namespace: spec.Namespace, Name: spec.Name})
+	i.isEphemeral = spec.Ephemeral
 	for _, v := range spec.Volumes {
 		i.names = append(i.names, v.Name)
 	}
 	return i
 }
 
-// ReadPod returns the instance of a pod that was read, and of nothing else.
+func (r *Reader) newInstance(uid types.UID, vm types.NamespacedName) *Instance {
+	return &Instance{reader: r, UID: uid, VM: vm.Name, Key: types.NamespacedName{Namespace: vm.Namespace, Name: objects.BaseName(vm.Name, uid)}}
+}
+
+// ReadPod returns the instance of a pod that was read, and of nothing else. Read reads that pod again.
 func (r *Reader) ReadPod(ctx context.Context, p *corev1.Pod) (*Instance, error) {
 	i := &Instance{
-		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p,
+		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, isEphemeral: true,
 		Key: types.NamespacedName{Namespace: p.Namespace, Name: p.Name},
 	}
 	return i, i.readNode(ctx, r.newNodeGetter())
@@ -96,17 +101,13 @@ func (r *Reader) newNodeGetter() nodeGetter {
 	}
 }
 
-// Find reads the objects of a server. It returns ErrNotFound if there are none.
-func (r *Reader) Find(ctx context.Context, t driver.Target) (*Instance, error) {
-	key, vm, err := r.keyOf(ctx, t)
+// Find reads the objects of a server live, since what follows removes or releases them. It returns
+// ErrNotFound if there are none. The PVCs of an ephemeral server that is to be removed are left out
+// while it has a pod: spec.ephemeral is immutable, and what is without a pod is read in full before
+// the finalizer of the VirtualMachine is removed.
+func (r *Reader) Find(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
+	i, err := r.find(ctx, t, retain)
 	if err != nil {
-		return nil, err
-	}
-	i := &Instance{reader: r, Key: key, UID: t.UID, VM: vm}
-	if err := i.readPod(ctx); err != nil {
-		return nil, err
-	}
-	if err := i.listClaims(ctx); err != nil {
 		return nil, err
 	}
 	i.isEphemeral = i.Pod != nil && objects.IsEphemeral(i.Pod) && i.Root == nil
@@ -116,28 +117,50 @@ func (r *Reader) Find(ctx context.Context, t driver.Target) (*Instance, error) {
 	return i, nil
 }
 
-// keyOf returns where the objects of a server are: as its owner says, else as its objects say,
-// whose labels select them.
-func (r *Reader) keyOf(ctx context.Context, t driver.Target) (key types.NamespacedName, vm string, err error) {
-	if owner, known := r.OwnerOf(t.UID); known {
-		key, vm = types.NamespacedName{Namespace: owner.Namespace, Name: objects.BaseName(owner.Name, t.UID)}, owner.Name
-	} else {
-		listed, err := r.List(ctx, t.UID)
-		switch {
-		case err != nil:
-			return key, "", err
-		case len(listed) == 0:
-			return key, "", driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
-		case len(listed) > 1 && t.ID == "":
-			return key, "", driver.WithReason(driver.ReasonDuplicate, driver.Errorf(driver.ErrRetry, "%s and %s both claim the UID %s: remove the wrong one", listed[0].ID(), listed[1].ID(), t.UID))
+// find reads the objects by the name of the VirtualMachine. Where that is not known, their labels
+// select them.
+func (r *Reader) find(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
+	owner, known := r.OwnerOf(t.UID)
+	if !known {
+		i, err := r.findByLabels(ctx, t)
+		if err != nil {
+			return nil, err
 		}
-		n := max(0, slices.IndexFunc(listed, func(i *Instance) bool { return i.ID() == t.ID }))
-		key, vm = listed[n].Key, listed[n].VM
+		return i, i.checkID(t)
 	}
-	if id := objects.ServerID(key.Namespace, key.Name); t.ID != "" && t.ID != id {
-		return key, "", driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, id, t.ID)
+	i := r.newInstance(t.UID, owner)
+	if err := i.checkID(t); err != nil {
+		return nil, err
 	}
-	return key, vm, nil
+	if err := i.readPod(ctx); err != nil {
+		return nil, err
+	}
+	if retain || i.mayHaveClaims() {
+		return i, i.listClaims(ctx)
+	}
+	return i, nil
+}
+
+// findByLabels reads the objects that have the labels of a server, which is live for a single one.
+func (r *Reader) findByLabels(ctx context.Context, t driver.Target) (*Instance, error) {
+	listed, err := r.listByLabels(ctx, t.UID)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(listed) == 0:
+		return nil, driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
+	case len(listed) > 1 && t.ID == "":
+		return nil, driver.WithReason(driver.ReasonDuplicate, driver.Errorf(driver.ErrRetry, "%s and %s both claim the UID %s: remove the wrong one", listed[0].ID(), listed[1].ID(), t.UID))
+	}
+	return listed[max(0, slices.IndexFunc(listed, func(i *Instance) bool { return i.ID() == t.ID }))], nil
+}
+
+// checkID returns ErrNotFound if the target names another server than this one.
+func (i *Instance) checkID(t driver.Target) error {
+	if t.ID != "" && t.ID != i.ID() {
+		return driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, i.ID(), t.ID)
+	}
+	return nil
 }
 
 // OwnerOf returns the VirtualMachine of a UID as far as one is known.

@@ -88,7 +88,7 @@ func (i *Instance) describeRun(s *driver.Server) {
 // describeMachine adds what was last seen of a machine that runs.
 func (i *Instance) describeMachine(s *driver.Server) {
 	last, _ := i.reader.LastStatus(i.Pod.UID)
-	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown() || i.lacksBudget
+	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown() || i.lacksBudget()
 	if i.IsPaused() {
 		s.State = driver.StatePaused
 	}

@@ -5,7 +5,6 @@ package objects
 
 import (
 	"fmt"
-	"maps"
 	"strconv"
 	"strings"
 
@@ -155,13 +154,6 @@ func IsCopy(o metav1.Object) bool {
 // MarkClaim sets AnnotationClaim.
 func MarkClaim(claim *corev1.PersistentVolumeClaim) {
 	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, AnnotationClaim, string(claim.UID))
-}
-
-// OwnAnnotations returns the annotations of an object that Drover writes.
-func OwnAnnotations(o metav1.Object) map[string]string {
-	own := maps.Clone(o.GetAnnotations())
-	maps.DeleteFunc(own, func(key, _ string) bool { return !strings.HasPrefix(key, prefix) })
-	return own
 }
 
 // Describe returns what an object is called in messages.
