@@ -260,10 +260,13 @@ func (s *stage) finish(ctx context.Context, c testCase, name string, want *lab.S
 			break
 		}
 	}
-	if checkRest {
-		o.violations = append(o.violations, s.CheckRest(ctx, restTime)...)
+	if !checkRest || len(o.violations) > 0 {
+		return nil
 	}
-	return nil
+	o.violations = s.CheckRest(ctx, restTime)
+	_, since, err := s.Judge(ctx, s.replicas)
+	o.violations = append(o.violations, since...)
+	return err
 }
 
 // quietTime returns how long the world of a case must be at rest before it is judged.
