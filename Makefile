@@ -79,7 +79,7 @@ faults: build ## kill controllers and cut the power at sampled points, and print
 	@DROVER_FAULTS=default hack/faults.sh $(ARGS)
 
 .PHONY: faults-full
-faults-full: build ## the same at every point of every workload, and at many pairs; root, hours; ARGS
+faults-full: build ## the same at every point of every workload, and at many pairs; root, @HOURS@; ARGS
 	@DROVER_FAULTS=full hack/faults.sh $(ARGS)
 
 .PHONY: mutants
@@ -113,7 +113,7 @@ cluster-down: ## end the cluster that make cluster started, and remove all of it
 	@"$$(hack/cluster-binaries.sh)/drover-cluster" down
 
 .PHONY: test-cluster
-test-cluster: build ## test that cluster, and Drover deployed on it; root; 10 minutes
+test-cluster: build ## test that cluster, and Drover deployed on it; root; 15 minutes
 	@hack/test-cluster.sh
 
 .PHONY: lint
