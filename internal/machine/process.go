@@ -9,10 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -159,7 +162,7 @@ func (m Machine) IsOwnProcess(pid int) bool {
 		return false
 	}
 	there, err := os.Stat(proc.Path(pid, "cwd"))
-	return err == nil && os.SameFile(here, there) && proc.HasOption(pid, "-uuid", m.UUID)
+	return err == nil && os.SameFile(here, there) && m.isNamedBy(pid)
 }
 
 // FindAccelerator returns the accelerator that the machine runs under, by the command line of
@@ -203,9 +206,9 @@ func (m Machine) WaitStopped(ctx context.Context, within time.Duration) error {
 }
 
 // KillStrays ends QEMUs of the machine that IsRunning does not find: the one of StartedFile,
-// and those of its UUID that lost the directory, or the run lock in it, while they ran, as by
-// restoring a backup. The caller knows that no QEMU holds the lock. The path has to be one
-// that the kernel reports. onFound is called before each is killed, and returns what to do
+// and those of its UUID whose directory was removed, or that lost the run lock in it, while they
+// ran, as by restoring a backup. The caller knows that no QEMU holds the lock. The path has to be
+// one that the kernel reports. onFound is called before each is killed, and returns what to do
 // after.
 func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled func())) error {
 	last := m.findOwnProcess()
@@ -213,8 +216,8 @@ func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled
 		if pid == last {
 			return pid == m.findOwnProcess()
 		}
-		cwd, err := os.Readlink(proc.Path(pid, "cwd"))
-		return err == nil && (cwd == m.Path || cwd == m.Path+" (deleted)") && proc.HasOption(pid, "-uuid", m.UUID)
+		cwd, removed, err := workingDir(pid)
+		return err == nil && (cwd == m.Path || removed) && m.isNamedBy(pid)
 	}
 	for _, pid := range proc.IDs() {
 		if !isStray(pid) {
@@ -227,4 +230,30 @@ func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled
 		onKilled()
 	}
 	return nil
+}
+
+// FindElsewhere returns a QEMU of the machine's UUID that works in another directory which
+// exists, as after its folder was moved and a backup was put in its place. The process ID is zero
+// if there is none.
+func (m Machine) FindElsewhere() (pid int, dir string) {
+	for _, pid := range proc.IDs() {
+		cwd, removed, err := workingDir(pid)
+		if err == nil && !removed && filepath.Base(cwd) == filepath.Base(m.Path) && m.isNamedBy(pid) && !m.IsOwnProcess(pid) {
+			return pid, cwd
+		}
+	}
+	return 0, ""
+}
+
+func (m Machine) isNamedBy(pid int) bool { return proc.HasOption(pid, "-uuid", m.UUID) }
+
+// workingDir returns the directory that a process works in, and whether that was removed.
+func workingDir(pid int) (dir string, removed bool, err error) {
+	link := proc.Path(pid, "cwd")
+	var info unix.Stat_t
+	if err := unix.Stat(link, &info); err != nil {
+		return "", false, err
+	}
+	dir, err = os.Readlink(link)
+	return dir, info.Nlink == 0, err
 }

@@ -66,7 +66,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*ins
 	if err := d.checkSpec(d.InstanceOf(spec.UID), spec); err != nil {
 		return nil, err
 	}
-	if err := d.KillStrays(ctx, spec.UID); err != nil {
+	if err := d.EndOthers(ctx, spec.UID); err != nil {
 		return nil, err
 	}
 	if waits, err := d.fetchImages(ctx, d.InstanceOf(spec.UID), spec); waits || err != nil {
@@ -208,7 +208,7 @@ func (d *Driver) applyStep(ctx context.Context, inst *instance.Instance, next st
 		if waits, err := d.fetchImages(ctx, inst, spec); waits || err != nil {
 			return waits, err
 		}
-		if err := d.KillStrays(ctx, inst.UID); err != nil {
+		if err := d.EndOthers(ctx, inst.UID); err != nil {
 			return false, err
 		}
 		if err := inst.StartRun(ctx, spec); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -218,6 +219,33 @@ func TestStrayBehindALink(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestRestoredFolder puts a copy of the folder, which knows of an earlier run, in the place of one
+// whose machine runs. No second machine is started beside it: not while the other folder exists,
+// which may be another engine's, and after that only once the first has ended.
+func TestRestoredFolder(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped)
+	inst := d.InstanceOf(spec.UID)
+	backup, former := inst.Path+".backup", filepath.Join(t.TempDir(), string(spec.UID))
+	must(t, exec.Command("cp", "--archive", inst.Path, backup).Run())
+	spec.Power = driver.PowerOn
+	reach(t, d, spec, driver.StateRunning)
+	pid := inst.PID()
+	must(t, errors.Join(os.Rename(inst.Path, former), os.Rename(backup, inst.Path)))
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, former, strconv.Itoa(pid))
+	must(t, os.RemoveAll(former))
+	reach(t, d, spec, driver.StateRunning)
+	if proc.HasOption(pid, "-uuid", string(spec.UID)) {
+		t.Error("the machine whose folder is gone runs beside the other one")
+	}
+	gone(t, d, spec)
 }
 
 // TestImageDirs checks that no image may be Drover's own file, through any link.

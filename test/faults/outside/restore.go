@@ -62,9 +62,10 @@ func restore(ctx context.Context, e folderEngine, w *lab.World) error {
 	case lab.Fake:
 		had, err := readSnapshots(w, backup)
 		has, hasErr := readSnapshots(w, dir)
-		return errors.Join(err, hasErr, recordRestore(w, e.Journal(w), had, has))
-	case lab.QEMU:
-		return recordRestore(w, e.Journal(w), idsOf(seen.Servers), idsOf(restored.Servers))
+		err = errors.Join(err, hasErr, recordRestore(w, e.Journal(w), had, has))
+		return errors.Join(err, os.RemoveAll(backup))
+	case lab.QEMU: // it starts no machine while another folder has one of its UID that runs
+		return errors.Join(recordRestore(w, e.Journal(w), idsOf(seen.Servers), idsOf(restored.Servers)), os.RemoveAll(backup))
 	}
 	return nil
 }
