@@ -113,8 +113,11 @@ func isUnderWay(observed inventory.Observation) bool {
 // answers, which knows nothing of the server.
 func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	p.done, p.failure = "", err
-	if p.observed.Answer == inventory.Unknown {
+	if failed := p.observed; failed.Answer == inventory.Unknown {
 		p.observeCached() // one failed query does not make the engine unreachable
+		if p.observed.Answer == inventory.Gone && p.vm.Status.Server != nil {
+			p.observed = failed // the cache may be older than the server, which another leader has created
+		}
 	}
 	if p.observed.Answer == inventory.Unknown || policy.IsOtherEngine(p.vm, p.observed.EngineID) {
 		return // the next decision waits for the engine

@@ -264,3 +264,31 @@ func TestPolicyChangedToRetain(t *testing.T) {
 		t.Errorf("the engine has %+v: want the server released", records)
 	}
 }
+
+// TestFailureBesideAnOldList checks that a new leader whose list is older than the server does not
+// report that there is none, while the engine cannot be asked.
+func TestFailureBesideAnOldList(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	if g.vm().Status.Server == nil {
+		t.Fatal("the status has no server")
+	}
+	g.engine.outdated.Store(true)
+	g.startInventory()
+	g.engine.failQueries.Store(true)
+	g.newReconciler()
+	g.reconcile()
+	if g.vm().Status.Server == nil {
+		t.Errorf("the status is %+v", g.vm().Status)
+	}
+	g.engine.outdated.Store(false)
+	g.engine.failQueries.Store(false)
+	g.clock.Step(time.Minute)
+	g.eventually("the server is found", func() bool { return g.inv.Get("uid-1").Answer == inventory.Present })
+	g.reconcile()
+	if s := g.vm().Status; s.Server == nil || s.Phase != api.PhaseActive {
+		t.Errorf("the status is %+v", s)
+	}
+}

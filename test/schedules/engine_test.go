@@ -105,7 +105,11 @@ func (e engineClient) Usage(ctx context.Context, uids ...types.UID) ([]driver.Us
 
 // EngineID implements driver.Identifier.
 func (e engineClient) EngineID(ctx context.Context) (string, error) {
-	return engineCall(ctx, e, kindEngineRead, "EngineID"+callerOf("GetLive"), func(ctx context.Context) (string, error) { return e.connected().EngineID(ctx) })
+	return engineCall(ctx, e, kindEngineRead, "EngineID"+callerOf("GetLive"), func(ctx context.Context) (string, error) {
+		connected := e.connected()
+		e.process.onOther.Store(connected == e.other)
+		return connected.EngineID(ctx)
+	})
 }
 
 // Watch implements driver.Driver. The events of the engine become messages, each of which

@@ -72,6 +72,9 @@ type process struct {
 	doomed   bool      // it was killed
 	cutUntil time.Time // until when it does not reach the API
 
+	// onOther is set while the engine that it has asked for its id last is not the one of the world.
+	onOther atomic.Bool
+
 	dead   atomic.Bool // nothing that it does has an effect
 	frozen atomic.Bool
 	ended  atomic.Bool // it has ended by itself

@@ -6,6 +6,7 @@ package schedules
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -100,9 +101,11 @@ func (u *users) act() {
 	}
 }
 
-// create creates a VirtualMachine, unless that would be bound to another engine.
+// create creates a VirtualMachine, unless that may be bound to another engine: one that is there, or
+// that a process has not noticed to be there no more.
 func (u *users) create(name string, detail int) {
-	if !u.world.exchangedAt.IsZero() {
+	onOther := func(p *process) bool { return p.onOther.Load() }
+	if !u.world.exchangedAt.IsZero() || slices.ContainsFunc(u.world.processes(), onOther) {
 		return
 	}
 	vm := framework.NewVM(name).GracePeriod(int64(1 + detail%20)).Obj()
