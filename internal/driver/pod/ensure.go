@@ -402,7 +402,10 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	name := objects.SecretOf(c.Pod)
 	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
 	switch {
-	case name == "", r != nil && r.UID != "", c.machineHasSecret(pod):
+	case name == "":
+		return nil
+	case r != nil && r.UID != "", c.machineHasSecret(pod):
+		c.driver.secrets.LoadOrStore(c.Pod.UID, nil)
 		return nil
 	case r == nil, c.IsGated() && pod != nil && pod.Ended:
 		return c.replacePod(ctx)
