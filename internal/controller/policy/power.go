@@ -99,7 +99,7 @@ func decideStopping(in Input, power driver.Power) Decision {
 	}
 	d := planEnsure(in, operation, power, api.ReasonStopping, in.Observed.Server.Progress)
 	d.Action.EndRun = end
-	if in.Now.Before(d.Action.StopBy) {
+	if in.Now.Before(d.Action.StopBy) && !in.Observed.Server.NeedsEnsure {
 		d.Action.Step, d.WakeAt = StepNone, d.Action.StopBy
 	}
 	return d

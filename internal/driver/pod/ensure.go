@@ -119,7 +119,10 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.checkIdentity(ctx); err != nil {
 		return err
 	}
-	return c.recordRefusal(ctx)
+	if err := c.recordRefusal(ctx); err != nil || exists && c.spec.Power == driver.PowerOff {
+		return err
+	}
+	return c.driver.Objects.CheckSpec(c.spec)
 }
 
 // checkIdentity refuses objects other than those that the VirtualMachine's status has recorded. A
