@@ -6,6 +6,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"time"
@@ -52,7 +53,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 			return err
 		}
 		if err := c.converge(ctx); err != nil {
-			return err
+			return c.recordClaims(err)
 		}
 		s = c.describe()
 		return nil
@@ -504,6 +505,25 @@ func (c *convergence) claimUID(o driver.Object) types.UID {
 
 func newIntent(kind, name string) driver.Object {
 	return driver.Object{Kind: kind, Name: name, Nonce: string(uuid.NewUUID())}
+}
+
+// recordClaims has the UIDs of PVCs recorded before a failure is reported: without them, an empty disk
+// could replace one that is gone. The next call fails again.
+func (c *convergence) recordClaims(failure error) error {
+	if _, ok := errors.AsType[*driver.RecordFirstError](failure); ok || apierrors.IsConflict(failure) || driver.MayNotAct(failure) {
+		return failure
+	}
+	var found []driver.Object
+	for _, o := range c.spec.Objects {
+		if uid := c.claimUID(o); o.Kind == objects.KindClaim && uid != "" && uid != o.UID {
+			o.UID = uid
+			found = append(found, o)
+		}
+	}
+	if len(found) == 0 {
+		return failure
+	}
+	return c.recordFirst(found...)
 }
 
 // recordFirst ends the call: the caller records the objects, and calls again.
