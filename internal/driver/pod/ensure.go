@@ -109,10 +109,6 @@ func (c *convergence) begin(ctx context.Context) error {
 	case exists && c.IsRetained():
 		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.ID(), objects.LabelRetained))
-	case !exists || c.spec.Power != driver.PowerOff:
-		if err := c.driver.Objects.CheckSpec(c.spec); err != nil {
-			return err
-		}
 	}
 	if err := c.fence(); err != nil {
 		return err
@@ -370,6 +366,11 @@ func (c *convergence) createPod(ctx context.Context) error {
 // removeGate removes the scheduling gate of the pod, after its Secret is made and the PVC has
 // recorded it.
 func (c *convergence) removeGate(ctx context.Context) error {
+	if outdated, err := c.isGatedOutdated(ctx); err != nil {
+		return err
+	} else if outdated {
+		return c.replacePod(ctx)
+	}
 	if err := c.ensureSecret(ctx); err != nil {
 		return err
 	}
@@ -377,6 +378,23 @@ func (c *convergence) removeGate(ctx context.Context) error {
 		return err
 	}
 	return c.updatePod(ctx, objects.RemoveGate)
+}
+
+// isGatedOutdated reports whether the gated pod of an ephemeral server, which has stood for it while it was
+// off, differs from the one that would be made for its start.
+func (c *convergence) isGatedOutdated(ctx context.Context) (bool, error) {
+	if !c.spec.Ephemeral {
+		return false, nil
+	}
+	isLatest := c.spec.Image.PullPolicy == driver.PullAlways
+	if isLatest || len(objects.PendingFields(c.Settings(), c.driver.Objects.Settings(c.spec))) > 0 {
+		return true, nil
+	}
+	on, err := c.driver.kvm.Choose(ctx, c.spec.Placement)
+	if err != nil {
+		return false, objects.Explain("place", objects.KindPod, c.Key, err)
+	}
+	return on.Resource != objects.RequestedOf(c.Pod, c.driver.kvm.Resource), nil
 }
 
 // markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
