@@ -43,8 +43,10 @@ type Reader struct {
 	AssertedOff func(types.UID) types.UID
 	// LastStatus returns what the machine in a pod was last seen to do, if that is known.
 	LastStatus func(pod types.UID) (control.Status, bool)
-	Clock      clock.PassiveClock
-	Log        logr.Logger
+	// HasSecret reports whether a pod is known to have its Secret. Nil knows none.
+	HasSecret func(pod types.UID) bool
+	Clock     clock.PassiveClock
+	Log       logr.Logger
 
 	// Watched are the informers of the watch that was opened last, nil if none is open.
 	Watched atomic.Pointer[Informers]

@@ -82,10 +82,10 @@ func ImageDigest(p *corev1.Pod) string {
 	return ""
 }
 
-// ImageVolumes returns the volumes that ImageDigest looks at.
-func ImageVolumes(all []corev1.Volume) (kept []corev1.Volume) {
+// DescribedVolumes returns the volumes that ImageDigest, IsEphemeral and SecretOf look at.
+func DescribedVolumes(all []corev1.Volume) (kept []corev1.Volume) {
 	for _, v := range all {
-		if v.Name == imageVolume {
+		if v.Name == imageVolume || v.Name == diskVolume || v.Name == secretVolume {
 			kept = append(kept, v)
 		}
 	}
