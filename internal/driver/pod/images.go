@@ -20,9 +20,12 @@ const (
 	// resolveWithin bounds the time that a call waits for registries. Nodes resolve the tags that
 	// were not resolved by then.
 	resolveWithin = 4 * time.Second
-	// silentFor is how long a registry is not asked again that did not answer in time, so that it
-	// delays few servers.
+	// silentFor is how long a registry is not asked again for images of a repository of which it did
+	// not answer in time, so that it delays few servers. It may be fast with others, such as those of
+	// which it is no proxy.
 	silentFor = 30 * time.Second
+	// maxSilent bounds how many such repositories are remembered.
+	maxSilent = 1000
 	// maxAsked bounds the questions of a call at a time.
 	maxAsked = 4
 )
@@ -34,7 +37,7 @@ type resolver struct {
 	Clock   clock.PassiveClock
 
 	underway singleflight.Group
-	silent   driver.SyncMap[string, time.Time] // by registry, until when
+	silent   driver.SyncMap[string, time.Time] // by repository, until when
 }
 
 // resolve returns what the tags of images are resolved to, in their order.
@@ -62,8 +65,8 @@ var errSilent = errors.New("the registry did not answer in time")
 
 // ask asks for the digest of an image. Calls that need the same share a question.
 func (r *resolver) ask(ctx context.Context, source string) (string, error) {
-	registry := objects.RegistryOf(source)
-	if until, ok := r.silent.Load(registry); ok && r.Clock.Now().Before(until) {
+	repository := objects.RepositoryOf(source)
+	if until, ok := r.silent.Load(repository); ok && r.Clock.Now().Before(until) {
 		return "", errSilent
 	}
 	shared := r.underway.DoChan(source, func() (any, error) {
@@ -71,7 +74,7 @@ func (r *resolver) ask(ctx context.Context, source string) (string, error) {
 		defer cancel()
 		digest, err := r.Resolve(ctx, source)
 		if ctx.Err() != nil {
-			r.markSilent(registry)
+			r.markSilent(repository)
 			err = errSilent
 		}
 		return digest, err
@@ -85,10 +88,12 @@ func (r *resolver) ask(ctx context.Context, source string) (string, error) {
 	}
 }
 
-func (r *resolver) markSilent(registry string) {
+func (r *resolver) markSilent(repository string) {
 	now := r.Clock.Now()
 	r.silent.DeleteFunc(func(_ string, until time.Time) bool { return !now.Before(until) })
-	r.silent.Store(registry, now.Add(silentFor))
+	if r.silent.Len() < maxSilent {
+		r.silent.Store(repository, now.Add(silentFor))
+	}
 }
 
 // resolveImages returns the digests by which the next pod names images that the spec names by tag. A
