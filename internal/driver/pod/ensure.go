@@ -305,7 +305,7 @@ func (c *convergence) recordEnded() error {
 		return nil
 	}
 	ended := *r
-	ended.UID, ended.Ended = c.Pod.UID, true
+	ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, c.endedImages(r.Images)
 	return c.recordFirst(ended)
 }
 
