@@ -305,7 +305,7 @@ func (c *convergence) recordEnded() error {
 		return nil
 	}
 	ended := *r
-	ended.UID, ended.Ended = c.Pod.UID, true
+	ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, c.endedImages(r.Images)
 	return c.recordFirst(ended)
 }
 
@@ -343,10 +343,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 		return err
 	}
 	r := c.recorded(objects.KindPod, c.Key.Name)
-	on, err := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	if err != nil {
-		return objects.Explain("place", objects.KindPod, c.Key, err)
-	}
+	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
 	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
 		return err

@@ -182,7 +182,7 @@ func New(o Options) (*Driver, error) {
 		o.Clock = clock.RealClock{}
 	}
 	d := &Driver{Options: o, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock}}
-	d.kvm.Mode, d.kvm.Resource, d.kvm.Nodes, d.kvm.Clock = kvm.Mode(o.KVM), corev1.ResourceName(o.KVMResource), o.Client.Nodes(), o.Clock
+	d.kvm.Mode, d.kvm.Resource, d.kvm.Nodes, d.kvm.Clock, d.kvm.Log = kvm.Mode(o.KVM), corev1.ResourceName(o.KVMResource), o.Client.Nodes(), o.Clock, o.Log
 	d.images.Clock = o.Clock
 	if o.Fetch != nil {
 		sources, err := image.NewSources(*o.Fetch)

@@ -190,7 +190,11 @@ func (i *Instance) refusalText() string {
 func describeTags(images []driver.ResolvedImage) string {
 	var all []string
 	for _, i := range images {
-		if i.Digest == "" {
+		switch {
+		case i.Digest != "":
+		case i.Unproven:
+			all = append(all, fmt.Sprintf("each node resolves the tag of image %s, since %s", i.Source, i.Message))
+		default:
 			all = append(all, fmt.Sprintf("each node resolves the tag of image %s, since the controller could not: %s", i.Source, i.Message))
 		}
 	}

@@ -92,13 +92,13 @@ func DescribedVolumes(all []corev1.Volume) (kept []corev1.Volume) {
 	return kept
 }
 
-// RegistryOf returns the registry of an image, as in registry.example or docker.io.
-func RegistryOf(source string) string {
+// RepositoryOf returns the repository of an image, as in registry.example/disks/debian.
+func RepositoryOf(source string) string {
 	named, err := reference.ParseNormalizedNamed(strings.TrimPrefix(source, imageScheme))
 	if err != nil {
 		return ""
 	}
-	return reference.Domain(named)
+	return named.Name()
 }
 
 func digestOf(image string) string {
