@@ -363,9 +363,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 // removeGate removes the scheduling gate of the pod, after its Secret is made and the PVC has
 // recorded it.
 func (c *convergence) removeGate(ctx context.Context) error {
-	if outdated, err := c.isGatedOutdated(ctx); err != nil {
-		return err
-	} else if outdated {
+	if c.isGatedOutdated(ctx) {
 		return c.replacePod(ctx)
 	}
 	if err := c.ensureSecret(ctx); err != nil {
@@ -379,19 +377,14 @@ func (c *convergence) removeGate(ctx context.Context) error {
 
 // isGatedOutdated reports whether the gated pod of an ephemeral server, which has stood for it while it was
 // off, differs from the one that would be made for its start.
-func (c *convergence) isGatedOutdated(ctx context.Context) (bool, error) {
-	if !c.spec.Ephemeral {
-		return false, nil
+func (c *convergence) isGatedOutdated(ctx context.Context) bool {
+	switch {
+	case !c.spec.Ephemeral:
+		return false
+	case c.spec.Image.PullPolicy == driver.PullAlways, len(objects.PendingFields(c.Settings(), c.driver.Objects.Settings(c.spec))) > 0:
+		return true
 	}
-	isLatest := c.spec.Image.PullPolicy == driver.PullAlways
-	if isLatest || len(objects.PendingFields(c.Settings(), c.driver.Objects.Settings(c.spec))) > 0 {
-		return true, nil
-	}
-	on, err := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	if err != nil {
-		return false, objects.Explain("place", objects.KindPod, c.Key, err)
-	}
-	return on.Resource != objects.RequestedOf(c.Pod, c.driver.kvm.Resource), nil
+	return c.driver.kvm.Choose(ctx, c.spec.Placement).Resource != objects.RequestedOf(c.Pod, c.driver.kvm.Resource)
 }
 
 // markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
