@@ -44,13 +44,7 @@ func TestResolve(t *testing.T) {
 			host := hostOf(push(t, func(inner http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if isPushed.Load() && strings.Contains(r.URL.Path, "/manifests/") && slices.Contains(c.methods, r.Method) {
-						if c.digest == "" {
-							http.Error(w, secret, c.code)
-							return
-						}
-						for key, value := range map[string]string{"Docker-Content-Digest": c.digest, "Content-Type": string(types.OCIImageIndex), "Content-Length": "2"} {
-							w.Header().Set(key, value)
-						}
+						answerManifest(w, c.code, secret, c.digest)
 						return
 					}
 					inner.ServeHTTP(w, r)
@@ -77,5 +71,16 @@ func TestResolve(t *testing.T) {
 				t.Errorf("the digest is %q, with the error %v, want %q", got, err, c.says)
 			}
 		})
+	}
+}
+
+// answerManifest answers with a code and a text or, if there is a digest, as if a manifest had it.
+func answerManifest(w http.ResponseWriter, code int, text, digest string) {
+	if digest == "" {
+		http.Error(w, text, code)
+		return
+	}
+	for key, value := range map[string]string{"Docker-Content-Digest": digest, "Content-Type": string(types.OCIImageIndex), "Content-Length": "2"} {
+		w.Header().Set(key, value)
 	}
 }
