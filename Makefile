@@ -79,7 +79,7 @@ faults: build ## kill controllers and cut the power at sampled points, and print
 	@DROVER_FAULTS=default hack/faults.sh $(ARGS)
 
 .PHONY: faults-full
-faults-full: build ## the same at every point of every workload, and at many pairs; root, @HOURS@; ARGS
+faults-full: build ## the same at every point of every workload, and at many pairs; root, three hours; ARGS
 	@DROVER_FAULTS=full hack/faults.sh $(ARGS)
 
 .PHONY: mutants

@@ -9,6 +9,6 @@ set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-mkdir -p bin/mutants
-go build -buildvcs=false -o bin/mutants/mutants ./test/mutants
-exec nice -n 10 bin/mutants/mutants "$@"
+mkdir -p bin/_mutants # no pattern of go matches its Go files
+go build -buildvcs=false -o bin/_mutants/mutants ./test/mutants
+exec nice -n 10 bin/_mutants/mutants "$@"

@@ -5,6 +5,7 @@ package controller
 
 import (
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -124,9 +125,10 @@ func truncateEvent(text string) string {
 	return text
 }
 
+// shortID is the beginning of a long ID. A pod's is its namespace and name, whose end matters.
 func shortID(id string) string {
 	const most = 12
-	if len(id) > most {
+	if len(id) > most && !strings.Contains(id, "/") {
 		return id[:most]
 	}
 	return id

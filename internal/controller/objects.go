@@ -45,6 +45,12 @@ func (p *reconciliation) setObjects(objects []driver.Object) {
 // crash another process knows which of that name are the server's. The step is then decided
 // again. It fails with a conflict if the object was changed meanwhile.
 func (p *reconciliation) recordObjects(ctx context.Context, objects []driver.Object) error {
+	before := p.vm.Status.Objects
 	p.setObjects(objects)
-	return p.writeStatus(ctx)
+	if err := p.writeStatus(ctx); err != nil {
+		p.vm.Status.Objects = before // what is not recorded is not passed to the driver
+		return err
+	}
+	p.unreported = true
+	return nil
 }

@@ -151,12 +151,12 @@ func (p *reconciliation) tryStep(ctx context.Context) (taken *policy.Decision, e
 	}
 	existed := p.observed.Answer == inventory.Present
 	result := p.awaitOutcome(ctx, p.act(ctx))
+	if first, ok := errors.AsType[*driver.RecordFirstError](result.err); ok {
+		return nil, p.recordObjects(ctx, first.Objects)
+	}
 	p.unreported = true
 	if driver.MayNotAct(result.err) {
 		return nil, result.err
-	}
-	if first, ok := errors.AsType[*driver.RecordFirstError](result.err); ok {
-		return nil, p.recordObjects(ctx, first.Objects)
 	}
 	result.err = p.observeOutcome(ctx, decision.Action, result.err)
 	if p.recordOutcome(decision, existed, result) {

@@ -72,6 +72,43 @@ func TestEventAfterAFailedWrite(t *testing.T) {
 	}
 }
 
+// TestObjectsAfterAFailedWrite checks that the driver gets no objects as recorded that the write of the
+// status has failed for.
+func TestObjectsAfterAFailedWrite(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	wanted := []driver.Object{{Kind: "Pod", Name: "vm", Nonce: "nonce"}}
+	var passed [][]driver.Object
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		passed = append(passed, spec.Objects)
+		if len(spec.Objects) == 0 {
+			return driver.Server{}, &driver.RecordFirstError{Objects: wanted}
+		}
+		s, err := live()
+		s.Objects = spec.Objects
+		return s, err
+	}
+	g.edit(func(s *api.VirtualMachineSpec) { s.Resource[api.ResourceMemory] = *s.Resource.Cpu() })
+	g.statusErr = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
+	for range 2 {
+		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(passed) != 2 || len(passed[0])+len(passed[1]) > 0 {
+		t.Errorf("without a record the driver got %+v, want two calls without objects", passed)
+	}
+	g.statusErr = nil
+	g.reconcile()
+	if got := g.vm().Status.Objects; len(got) != 1 || got[0].Nonce != "nonce" {
+		t.Errorf("the status has %+v", got)
+	}
+	if last := passed[len(passed)-1]; len(passed) != 4 || len(last) != 1 {
+		t.Errorf("the driver got %+v, want the recorded object in the fourth call", passed)
+	}
+}
+
 // TestStoppedAndActiveAgainInAConflict covers a server that is switched on again
 // while the write about its stop fails. It was stopped on request, so it starts
 // whatever its restart policy.

@@ -234,6 +234,8 @@ type ResolvedImage struct {
 	// Digest that the tag had; empty if it could not be resolved, which Message describes.
 	Digest  string `json:"digest,omitempty"`
 	Message string `json:"message,omitempty"`
+	// Unproven is set until a server was made from the digest. Where that has failed, Digest is empty.
+	Unproven bool `json:"unproven,omitempty"`
 }
 
 // Target names a server and carries the right to act on it.

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"cloudnative.tw/drover/internal/image"
 )
@@ -26,14 +27,16 @@ func TestResolve(t *testing.T) {
 	for what, c := range map[string]struct {
 		code    int      // of the answer to
 		methods []string // these
+		digest  string   // in place of the right one, in the answer to HEAD
 		isNamed bool     // in --image-hosts
 		says    string
 	}{
-		"a registry":            {0, nil, true, ""},
-		"one without HEAD":      {http.StatusMethodNotAllowed, []string{http.MethodHead}, true, ""},
-		"one that refuses":      {http.StatusUnauthorized, []string{http.MethodHead, http.MethodGet}, true, "the server answered 401 Unauthorized"},
-		"one without the tag":   {http.StatusNotFound, []string{http.MethodHead, http.MethodGet}, true, "the server answered 404 Not Found"},
-		"one that is not asked": {0, nil, false, "--image-hosts"},
+		"a registry":            {0, nil, "", true, ""},
+		"one without HEAD":      {http.StatusMethodNotAllowed, []string{http.MethodHead}, "", true, ""},
+		"one that refuses":      {http.StatusUnauthorized, []string{http.MethodHead, http.MethodGet}, "", true, "the server answered 401 Unauthorized"},
+		"one without the tag":   {http.StatusNotFound, []string{http.MethodHead, http.MethodGet}, "", true, "the server answered 404 Not Found"},
+		"one that is not asked": {0, nil, "", false, "--image-hosts"},
+		"one with sha512":       {0, []string{http.MethodHead}, "sha512:" + strings.Repeat("a", 128), true, "is not sha256: and 64 hexadecimal digits"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -41,7 +44,7 @@ func TestResolve(t *testing.T) {
 			host := hostOf(push(t, func(inner http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if isPushed.Load() && strings.Contains(r.URL.Path, "/manifests/") && slices.Contains(c.methods, r.Method) {
-						http.Error(w, secret, c.code)
+						answerManifest(w, c.code, secret, c.digest)
 						return
 					}
 					inner.ServeHTTP(w, r)
@@ -68,5 +71,16 @@ func TestResolve(t *testing.T) {
 				t.Errorf("the digest is %q, with the error %v, want %q", got, err, c.says)
 			}
 		})
+	}
+}
+
+// answerManifest answers with a code and a text or, if there is a digest, as if a manifest had it.
+func answerManifest(w http.ResponseWriter, code int, text, digest string) {
+	if digest == "" {
+		http.Error(w, text, code)
+		return
+	}
+	for key, value := range map[string]string{"Docker-Content-Digest": digest, "Content-Type": string(types.OCIImageIndex), "Content-Length": "2"} {
+		w.Header().Set(key, value)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -175,13 +176,24 @@ func (s *Sources) Resolve(ctx context.Context, source string) (digest string, er
 	}
 	described, err := remote.Head(ref, options...)
 	if err == nil {
-		return described.Digest.String(), nil
+		return checkDigest(described.Digest)
 	}
 	read, err := remote.Get(ref, options...) // a registry need not answer HEAD
 	if err != nil {
 		return "", explainError(err)
 	}
-	return read.Digest.String(), nil
+	return checkDigest(read.Digest)
+}
+
+// digestPattern is what statuses and pods may have as a digest. Those of other algorithms have more
+// digits.
+var digestPattern = regexp.MustCompile("^sha256:[0-9a-f]{64}$")
+
+func checkDigest(h v1.Hash) (string, error) {
+	if !digestPattern.MatchString(h.String()) {
+		return "", unusableContent("the registry's digest of the image is not sha256: and 64 hexadecimal digits in small letters")
+	}
+	return h.String(), nil
 }
 
 // dockerLogins are the logins of the Docker configuration. An error does not say why they

@@ -89,7 +89,7 @@ func run(ctx context.Context) error {
 	workers := flag.Int("workers", 2*runtime.NumCPU(), "how many mutants to try at a time; tests that a mutant makes hang only wait")
 	schedules := flag.Duration("schedules", 20*time.Second, "how long to look for a survivor by schedules; 0: not at all")
 	list := flag.Bool("list", false, "print every mutant, with what killed it")
-	work := flag.String("work", "bin/mutants", "folder for what is built")
+	work := flag.String("work", "bin/_mutants", "folder for what is built")
 	flag.Parse()
 	pattern, err := regexp.Compile(*only)
 	if err != nil {

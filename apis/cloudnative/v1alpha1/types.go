@@ -742,6 +742,11 @@ type ResolvedImage struct {
 	// +kubebuilder:validation:MaxLength=1024
 	// +optional
 	Message string `json:"message,omitempty"`
+	// unproven is true until a container has been created from the digest. If a Pod
+	// ends on a node without that, digest is empty and later Pods name the tag, as
+	// long as the spec names the same source.
+	// +optional
+	Unproven bool `json:"unproven,omitempty"`
 }
 
 // ServerStatus is what a driver runs for a VirtualMachine.

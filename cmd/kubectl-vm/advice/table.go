@@ -30,7 +30,10 @@ var reasons = map[string]Advice{
 		Do: "The exit code is in the message above, and event Crashed may have more. To run it again: {program} start {vm}. " +
 			"To have it started again after a failure, set spec.restartPolicy to OnFailure or Always.",
 	},
-	api.ReasonStarting:    {Need: Time, Means: "The server is being started, or boots."},
+	api.ReasonStarting: {
+		Need: Time, Means: "The server is being started, or boots.",
+		ByDriver: map[string]string{pod: "If the message above is the scheduler's or the kubelet's, the pod waits for what it names: room on a node, a volume, an image."},
+	},
 	api.ReasonStopping:    {Need: Time, Means: "The server was asked to stop. After shutdownGracePeriodSeconds it is stopped by force."},
 	api.ReasonCreating:    {Need: Time, Means: "The server is being created."},
 	api.ReasonUpdating:    {Need: Time, Means: "A change of the spec is being applied to the server."},

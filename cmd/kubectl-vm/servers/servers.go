@@ -77,10 +77,10 @@ var (
 )
 
 // ShortID returns an id, or the beginning of a long one, as docker ps has it, which is enough to
-// name a server.
+// name a server. A pod's is its namespace and name, whose end matters.
 func ShortID(id string) string {
 	const long, short = 20, 12
-	if len(id) <= long {
+	if len(id) <= long || strings.Contains(id, "/") {
 		return id
 	}
 	return id[:short]

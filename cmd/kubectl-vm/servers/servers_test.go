@@ -105,3 +105,13 @@ func TestPrint(t *testing.T) {
 		}
 	}
 }
+
+func TestShortID(t *testing.T) {
+	for id, want := range map[string]string{
+		"851671285a46d1f0c97ab2": "851671285a46", "web": "web", "default/a-long-name-1a2b3c4d": "default/a-long-name-1a2b3c4d",
+	} {
+		if got := ShortID(id); got != want {
+			t.Errorf("ShortID(%q) = %q, want %q", id, got, want)
+		}
+	}
+}

@@ -30,11 +30,21 @@ func decideEnded(in Input) Decision {
 	policy := in.VM.Spec.RestartPolicy
 	switch {
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
-		return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: "the server " + ExitText(exit), Ready: true}}
+		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: "the server " + ExitText(exit), Ready: true})
 	case exit.Code != 0 && policy == api.RestartNever:
-		return Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: "the server " + ExitText(exit), Stalled: true}}
+		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: "the server " + ExitText(exit), Stalled: true})
 	}
 	return planStartAgain(in, exit)
+}
+
+// planEnded leaves a server off. What the driver has yet to do about its end, such as to let go of a pod
+// that a drain deletes, changes nothing of the status.
+func planEnded(in Input, status StatusIntent) Decision {
+	d := Decision{Status: status}
+	if in.Observed.Server.NeedsEnsure {
+		d.Action = planEnsure(in, api.OperationUpdate, driver.PowerOff, "", "").Action
+	}
+	return d
 }
 
 // IsStoppedByDrover reports whether a run is over because Drover ended it on

@@ -95,6 +95,9 @@ func decideDeletionStop(in Input) (Decision, bool) {
 	case driver.StateRunning, driver.StateStarting, driver.StatePaused:
 		return decideStopRetry(in, d), true
 	case driver.StateStopping:
+		if in.Observed.Server.NeedsEnsure {
+			return decideStopRetry(in, d), true
+		}
 		d.WakeAt = d.Action.StopBy
 		return d, true
 	case driver.StatePending, driver.StateStopped, driver.StateRestarting, driver.StateRemoving, driver.StateUnknown:

@@ -69,7 +69,7 @@ func planCreation(in Input, power driver.Power) Decision {
 // image. The existing server is unchanged meanwhile.
 func isFetching(in Input, d Decision) bool {
 	server := in.Observed.Server
-	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
+	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.NeedsEnsure || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
 		return false
 	}
 	op := in.VM.Status.Operation
@@ -99,7 +99,7 @@ func decideStopping(in Input, power driver.Power) Decision {
 	}
 	d := planEnsure(in, operation, power, api.ReasonStopping, in.Observed.Server.Progress)
 	d.Action.EndRun = end
-	if in.Now.Before(d.Action.StopBy) {
+	if in.Now.Before(d.Action.StopBy) && !in.Observed.Server.NeedsEnsure {
 		d.Action.Step, d.WakeAt = StepNone, d.Action.StopBy
 	}
 	return d
@@ -123,7 +123,7 @@ func decidePaused(in Input) Decision {
 		}
 		return planPaused(in)
 	case driver.StateStarting:
-		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
+		return decideStarting(in, driver.PowerPaused)
 	case driver.StateStopped, driver.StateRestarting:
 		return planEnsure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
 	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving, driver.StateUnknown:
@@ -153,7 +153,7 @@ func decideWithoutRestart(in Input) Decision {
 	case driver.StatePaused:
 		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
 	case driver.StateStarting:
-		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
+		return decideStarting(in, driver.PowerOn)
 	case driver.StateStopped:
 		return decideEnded(in)
 	case driver.StateRunning, driver.StateRestarting, driver.StatePending, driver.StateStopping, driver.StateRemoving, driver.StateUnknown:
@@ -165,6 +165,14 @@ func decideWithoutRestart(in Input) Decision {
 		return planEngineRestart(in)
 	}
 	return planRunning(in)
+}
+
+// decideStarting waits for a start, unless the driver has yet to complete what it began.
+func decideStarting(in Input, power driver.Power) Decision {
+	if in.Observed.Server.NeedsEnsure {
+		return planEnsure(in, api.OperationStart, power, api.ReasonStarting, in.Observed.Server.Progress)
+	}
+	return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
 }
 
 func planEngineRestart(in Input) Decision {

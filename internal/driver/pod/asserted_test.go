@@ -76,6 +76,14 @@ func TestRefusedAssertion(t *testing.T) {
 	if !s.list(t).NeedsEnsure {
 		t.Error("a refused assertion is not to be recorded")
 	}
+	valid := s.Image.Source
+	s.Image.Source = "invalid"
+	_, err = s.ensure(t)
+	wantError(t, "an invalid spec", err, driver.ErrInvalid, "spec.image.source")
+	if s.list(t).NeedsEnsure {
+		t.Error("a refused assertion is not recorded while the spec is invalid")
+	}
+	s.Image.Source = valid
 	s.reach(t, driver.StateRunning)
 	setReady(corev1.ConditionUnknown)
 	if got := s.reach(t, driver.StateRunning); got.Run != first.Run || s.list(t).NeedsEnsure {

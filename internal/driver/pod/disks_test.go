@@ -4,6 +4,7 @@
 package pod
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -104,6 +105,32 @@ func TestVolumes(t *testing.T) {
 	}
 	s.deleteAll(t)
 	s.wantGone(t)
+}
+
+// TestClaimsOfAFailure checks that the UIDs of PVCs are recorded by a call that fails after it has found
+// them.
+func TestClaimsOfAFailure(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.record(t)
+	c := s.converge(t)
+	if err := c.ensureClaim(t.Context(), objects.Disk{Name: objects.RootDisk, Bytes: s.RootDiskBytes}); err != nil {
+		t.Fatal(err)
+	}
+	failure := errors.New("boom")
+	first, ok := errors.AsType[*driver.RecordFirstError](c.recordClaims(failure))
+	if !ok {
+		t.Fatal("nothing is to be recorded")
+	}
+	s.Objects = first.Objects
+	if got := s.recordOf(objects.KindClaim).UID; got != c.Root.UID {
+		t.Errorf("the record has the UID %q, want %s", got, c.Root.UID)
+	}
+	if err := s.converge(t).recordClaims(failure); !errors.Is(err, failure) {
+		t.Errorf("after the record the failure is %v", err)
+	}
+	s.deleteAll(t)
 }
 
 // wantSizes checks what the disks of the machine have for its guest.

@@ -6,6 +6,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"time"
@@ -52,7 +53,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 			return err
 		}
 		if err := c.converge(ctx); err != nil {
-			return err
+			return c.recordClaims(err)
 		}
 		s = c.describe()
 		return nil
@@ -108,10 +109,6 @@ func (c *convergence) begin(ctx context.Context) error {
 	case exists && c.IsRetained():
 		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.ID(), objects.LabelRetained))
-	case !exists || c.spec.Power != driver.PowerOff:
-		if err := c.driver.Objects.CheckSpec(c.spec); err != nil {
-			return err
-		}
 	}
 	if err := c.fence(); err != nil {
 		return err
@@ -119,7 +116,10 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.checkIdentity(ctx); err != nil {
 		return err
 	}
-	return c.recordRefusal(ctx)
+	if err := c.recordRefusal(ctx); err != nil || exists && c.spec.Power == driver.PowerOff {
+		return err
+	}
+	return c.driver.Objects.CheckSpec(c.spec)
 }
 
 // checkIdentity refuses objects other than those that the VirtualMachine's status has recorded. A
@@ -305,7 +305,7 @@ func (c *convergence) recordEnded() error {
 		return nil
 	}
 	ended := *r
-	ended.UID, ended.Ended = c.Pod.UID, true
+	ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, c.endedImages(r.Images)
 	return c.recordFirst(ended)
 }
 
@@ -343,10 +343,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 		return err
 	}
 	r := c.recorded(objects.KindPod, c.Key.Name)
-	on, err := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	if err != nil {
-		return objects.Explain("place", objects.KindPod, c.Key, err)
-	}
+	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
 	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
 		return err
@@ -366,6 +363,9 @@ func (c *convergence) createPod(ctx context.Context) error {
 // removeGate removes the scheduling gate of the pod, after its Secret is made and the PVC has
 // recorded it.
 func (c *convergence) removeGate(ctx context.Context) error {
+	if c.isGatedOutdated(ctx) {
+		return c.replacePod(ctx)
+	}
 	if err := c.ensureSecret(ctx); err != nil {
 		return err
 	}
@@ -373,6 +373,18 @@ func (c *convergence) removeGate(ctx context.Context) error {
 		return err
 	}
 	return c.updatePod(ctx, objects.RemoveGate)
+}
+
+// isGatedOutdated reports whether the gated pod of an ephemeral server, which has stood for it while it was
+// off, differs from the one that would be made for its start.
+func (c *convergence) isGatedOutdated(ctx context.Context) bool {
+	switch {
+	case !c.spec.Ephemeral:
+		return false
+	case c.spec.Image.PullPolicy == driver.PullAlways, len(objects.PendingFields(c.Settings(), c.driver.Objects.Settings(c.spec))) > 0:
+		return true
+	}
+	return c.driver.kvm.Choose(ctx, c.spec.Placement).Resource != objects.RequestedOf(c.Pod, c.driver.kvm.Resource)
 }
 
 // markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
@@ -402,7 +414,10 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	name := objects.SecretOf(c.Pod)
 	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
 	switch {
-	case name == "", r != nil && r.UID != "", c.machineHasSecret(pod):
+	case name == "":
+		return nil
+	case r != nil && r.UID != "", c.machineHasSecret(pod):
+		c.driver.secrets.LoadOrStore(c.Pod.UID, nil)
 		return nil
 	case r == nil, c.IsGated() && pod != nil && pod.Ended:
 		return c.replacePod(ctx)
@@ -498,6 +513,25 @@ func (c *convergence) claimUID(o driver.Object) types.UID {
 
 func newIntent(kind, name string) driver.Object {
 	return driver.Object{Kind: kind, Name: name, Nonce: string(uuid.NewUUID())}
+}
+
+// recordClaims has the UIDs of PVCs recorded before a failure is reported: without them, an empty disk
+// could replace one that is gone. The next call fails again.
+func (c *convergence) recordClaims(failure error) error {
+	if _, ok := errors.AsType[*driver.RecordFirstError](failure); ok || apierrors.IsConflict(failure) || driver.MayNotAct(failure) {
+		return failure
+	}
+	var found []driver.Object
+	for _, o := range c.spec.Objects {
+		if uid := c.claimUID(o); o.Kind == objects.KindClaim && uid != "" && uid != o.UID {
+			o.UID = uid
+			found = append(found, o)
+		}
+	}
+	if len(found) == 0 {
+		return failure
+	}
+	return c.recordFirst(found...)
 }
 
 // recordFirst ends the call: the caller records the objects, and calls again.

@@ -186,6 +186,77 @@ func TestRunningWithoutRecordOfSecret(t *testing.T) {
 	s.deleteAll(t)
 }
 
+// TestSecretIsAskedFor checks that a pod without a gate asks for an Ensure until it is known to have its
+// Secret, to the leader that made the pod and to the next one.
+func TestSecretIsAskedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newEphemeral(t, "web")
+	s.Placement.NodeSelector = map[string]string{"zone": "none"}
+	s.record(t)
+	w.kubelet.mu.Lock() // no pod starts
+	defer w.kubelet.mu.Unlock()
+	if err := s.converge(t).createPod(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wants := func(when string, want bool) {
+		t.Helper()
+		if got := s.list(t); got.State != driver.StateStarting || got.NeedsEnsure != want {
+			t.Errorf("%s the server is %s and asks for an Ensure: %t, want %t", when, got.State, got.NeedsEnsure, want)
+		}
+	}
+	wants("without a Secret", true)
+	s.d, s.Epoch = w.open(t), 2
+	wants("with the next leader", true)
+	if got, err := s.ensure(t); err != nil || got.NeedsEnsure {
+		t.Errorf("Ensure gives %+v, %v", got, err)
+	}
+	wants("with its Secret", false)
+	s.d, s.Epoch = w.open(t), 3
+	if got, err := s.ensure(t); err != nil || got.NeedsEnsure {
+		t.Errorf("Ensure of a later leader gives %+v, %v", got, err)
+	}
+	wants("with a later leader", false)
+}
+
+// TestStartOfChangedEphemeral checks that a server that was changed while it was off starts as its spec
+// says, and that an unchanged one starts with the pod that stood for it.
+func TestStartOfChangedEphemeral(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newEphemeral(t, "web")
+	s.Power = driver.PowerOff
+	s.reach(t, driver.StateStopped)
+	unchanged := s.pod(t)
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	if got := s.pod(t); got.UID != unchanged.UID {
+		t.Error("an unchanged server starts with another pod")
+	}
+	for name, change := range map[string]func(){
+		"cpu":        func() { s.CPUMilli = 500 },
+		"pullPolicy": func() { s.Image.PullPolicy = driver.PullAlways },
+	} {
+		s.turn(t, driver.PowerOff, driver.StateStopped)
+		framework.Eventually(t, framework.StepTimeout, "the pod has a scheduling gate", func() error {
+			if _, err := s.ensure(t); err != nil {
+				return err
+			}
+			if !objects.IsGated(s.pod(t)) {
+				return errors.New("it has none")
+			}
+			return nil
+		})
+		gated := s.pod(t)
+		change()
+		s.turn(t, driver.PowerOn, driver.StateRunning)
+		if got := s.pod(t); got.UID == gated.UID || objects.ReadSettings(got).CPUMilli != s.CPUMilli {
+			t.Errorf("%s: the pod %s runs with %+v, after %s had a gate", name, got.UID, objects.ReadSettings(got), gated.UID)
+		}
+	}
+	s.deleteAll(t)
+	s.wantGone(t)
+}
+
 // TestForeignPodAfterLoss has a user put a pod of his own in the place of one that is lost. That it
 // ends proves nothing of the lost one.
 func TestForeignPodAfterLoss(t *testing.T) {

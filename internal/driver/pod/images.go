@@ -6,6 +6,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,9 +21,12 @@ const (
 	// resolveWithin bounds the time that a call waits for registries. Nodes resolve the tags that
 	// were not resolved by then.
 	resolveWithin = 4 * time.Second
-	// silentFor is how long a registry is not asked again that did not answer in time, so that it
-	// delays few servers.
+	// silentFor is how long a registry is not asked again for images of a repository of which it did
+	// not answer in time, so that it delays few servers. It may be fast with others, such as those of
+	// which it is no proxy.
 	silentFor = 30 * time.Second
+	// maxSilent bounds how many such repositories are remembered.
+	maxSilent = 1000
 	// maxAsked bounds the questions of a call at a time.
 	maxAsked = 4
 )
@@ -34,7 +38,7 @@ type resolver struct {
 	Clock   clock.PassiveClock
 
 	underway singleflight.Group
-	silent   driver.SyncMap[string, time.Time] // by registry, until when
+	silent   driver.SyncMap[string, time.Time] // by repository, until when
 }
 
 // resolve returns what the tags of images are resolved to, in their order.
@@ -47,7 +51,7 @@ func (r *resolver) resolve(ctx context.Context, sources []string) []driver.Resol
 	for n, source := range sources {
 		asked.Go(func() error {
 			digest, err := r.ask(ctx, source)
-			all[n] = driver.ResolvedImage{Source: source, Digest: digest}
+			all[n] = driver.ResolvedImage{Source: source, Digest: digest, Unproven: digest != ""}
 			if err != nil {
 				all[n].Message = err.Error()
 			}
@@ -62,8 +66,8 @@ var errSilent = errors.New("the registry did not answer in time")
 
 // ask asks for the digest of an image. Calls that need the same share a question.
 func (r *resolver) ask(ctx context.Context, source string) (string, error) {
-	registry := objects.RegistryOf(source)
-	if until, ok := r.silent.Load(registry); ok && r.Clock.Now().Before(until) {
+	repository := objects.RepositoryOf(source)
+	if until, ok := r.silent.Load(repository); ok && r.Clock.Now().Before(until) {
 		return "", errSilent
 	}
 	shared := r.underway.DoChan(source, func() (any, error) {
@@ -71,7 +75,7 @@ func (r *resolver) ask(ctx context.Context, source string) (string, error) {
 		defer cancel()
 		digest, err := r.Resolve(ctx, source)
 		if ctx.Err() != nil {
-			r.markSilent(registry)
+			r.markSilent(repository)
 			err = errSilent
 		}
 		return digest, err
@@ -85,25 +89,23 @@ func (r *resolver) ask(ctx context.Context, source string) (string, error) {
 	}
 }
 
-func (r *resolver) markSilent(registry string) {
+func (r *resolver) markSilent(repository string) {
 	now := r.Clock.Now()
 	r.silent.DeleteFunc(func(_ string, until time.Time) bool { return !now.Before(until) })
-	r.silent.Store(registry, now.Add(silentFor))
+	if r.silent.Len() < maxSilent {
+		r.silent.Store(repository, now.Add(silentFor))
+	}
 }
 
 // resolveImages returns the digests by which the next pod names images that the spec names by tag. A
-// tag keeps the digest of the pod before. With pull policy Always, the tags of an ephemeral server are
-// resolved again.
+// tag keeps the digest of the pod before, and stays a tag if no machine could be started with the
+// digest. With pull policy Always, the tags of an ephemeral server are resolved again.
 func (c *convergence) resolveImages(ctx context.Context) []driver.ResolvedImage {
-	var known []driver.ResolvedImage
-	isLatest := c.spec.Ephemeral && c.spec.Image.PullPolicy == driver.PullAlways
-	if r := c.recorded(objects.KindPod, c.Key.Name); r != nil && !isLatest {
-		known = r.Images
-	}
+	known := c.knownImages()
 	var all []driver.ResolvedImage
 	var unknown []string
 	for _, source := range c.driver.Objects.TaggedImages(c.spec) {
-		if found := objects.FindResolved(known, source); found != nil && found.Digest != "" {
+		if found := objects.FindResolved(known, source); found != nil && (found.Digest != "" || found.Unproven) {
 			all = append(all, *found)
 		} else {
 			unknown = append(unknown, source)
@@ -113,6 +115,44 @@ func (c *convergence) resolveImages(ctx context.Context) []driver.ResolvedImage 
 		return all
 	}
 	return append(all, c.driver.images.resolve(ctx, unknown)...)
+}
+
+// knownImages returns the images of the pod before that the next one keeps. A pod that is lost may have
+// run with them.
+func (c *convergence) knownImages() (known []driver.ResolvedImage) {
+	r := c.recorded(objects.KindPod, c.Key.Name)
+	if r == nil {
+		return nil
+	}
+	isLatest := c.spec.Ephemeral && c.spec.Image.PullPolicy == driver.PullAlways
+	for _, i := range r.Images {
+		if i.Digest != "" && isLatest {
+			continue
+		}
+		if i.Digest != "" && r.UID != "" && !r.Ended {
+			i.Unproven = false
+		}
+		known = append(known, i)
+	}
+	return known
+}
+
+// endedImages returns what the record of the pod, which has ended, has of its images. Nodes that got an
+// image from a file or a mirror may have it by its tag alone, so a digest from which no container was
+// created there is dropped, unless the server has run with it before.
+func (c *convergence) endedImages(images []driver.ResolvedImage) []driver.ResolvedImage {
+	kept := slices.Clone(images)
+	isUsed, hasFailed := c.ImageUse()
+	for n := range kept {
+		switch i := &kept[n]; {
+		case !i.Unproven || i.Digest == "":
+		case isUsed:
+			i.Unproven = false
+		case hasFailed:
+			i.Digest, i.Message = "", "no machine was started with its digest "+i.Digest
+		}
+	}
+	return kept
 }
 
 // hasResolved reports whether the record of the next pod is for the images of the spec, which may

@@ -4,6 +4,9 @@
 package pod
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net/http"
@@ -17,11 +20,13 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	corev1 "k8s.io/api/core/v1"
 	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // testRegistry is a registry that a driver may ask. Requests can be made to hang.
@@ -117,7 +122,7 @@ func TestTags(t *testing.T) {
 	s.Image.Source = "oci://" + r.host + "/disks/debian:12"
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20, Image: &driver.Image{Source: "oci://" + r.host + "/disks/data:1"}}}
 	s.record(t)
-	if got := s.recordOf(objects.KindPod).Images; len(got) != 2 || got[0] != (driver.ResolvedImage{Source: s.Image.Source, Digest: first}) {
+	if got := s.recordOf(objects.KindPod).Images; len(got) != 2 || got[0] != (driver.ResolvedImage{Source: s.Image.Source, Digest: first, Unproven: true}) {
 		t.Fatalf("before there is a pod, the record has the images %+v", got)
 	}
 	want := map[string]string{"image": r.host + "/disks/debian@" + first, "image-data": r.host + "/disks/data@" + data}
@@ -172,6 +177,66 @@ func TestTagsOfEphemeral(t *testing.T) {
 	s.deleteAll(t)
 }
 
+// TestDigestThatNodesLack checks that a server which has never run with a digest is started by the tag
+// if its node has failed to by the digest, and that one which has run keeps it.
+func TestDigestThatNodesLack(t *testing.T) {
+	t.Parallel()
+	w, r := newWorld(t), newRegistry(t)
+	digest := r.push(t, "disks/debian:12")
+	byTag, byDigest := map[string]string{"image": r.host + "/disks/debian:12"}, map[string]string{"image": r.host + "/disks/debian@" + digest}
+	begin := w.kubelet.begin
+	lack := func(digests bool) {
+		w.kubelet.mu.Lock()
+		defer w.kubelet.mu.Unlock()
+		w.kubelet.begin = func(p *corev1.Pod) (string, func() (int32, string), error) {
+			if digests && objects.ImageDigest(p) != "" {
+				return "", nil, errors.New("the node does not have the image")
+			}
+			return begin(p)
+		}
+	}
+	fail := func(s *server) { // the pod gets a node, and no container
+		s.reach(t, driver.StateStarting)
+		framework.Eventually(t, framework.StepTimeout, "the pod has a node", func() error {
+			if _, err := s.ensure(t); err != nil || s.pod(t).Spec.NodeName == "" {
+				return fmt.Errorf("it has none: %w", err)
+			}
+			return nil
+		})
+		s.wantImages(t, byDigest)
+		s.turn(t, driver.PowerOff, driver.StateStopped)
+		s.Power = driver.PowerOn
+	}
+	newServer := func(name string) *server {
+		s := w.newServer(t, name)
+		r.allow(t, s.d, loopback)
+		s.Image.Source = "oci://" + r.host + "/disks/debian:12"
+		return s
+	}
+	has := newServer("has-run")
+	has.reach(t, driver.StateRunning)
+	has.turn(t, driver.PowerOff, driver.StateStopped)
+	has.Power = driver.PowerOn
+	lack(true)
+	fail(has)
+	fail(has)
+	never := newServer("never-ran")
+	fail(never)
+	for range 2 { // the tag stays, or every second start would fail
+		if got := never.reach(t, driver.StateRunning); !strings.Contains(got.Note, "no machine was started with its digest "+digest) {
+			t.Errorf("the note is %q", got.Note)
+		}
+		never.wantImages(t, byTag)
+		never.turn(t, driver.PowerOff, driver.StateStopped)
+		never.Power = driver.PowerOn
+	}
+	lack(false)
+	has.reach(t, driver.StateRunning)
+	has.wantImages(t, byDigest)
+	has.deleteAll(t)
+	never.deleteAll(t)
+}
+
 // TestUnresolvedTags checks that nodes resolve what Drover cannot, which the server says, until Drover
 // can.
 func TestUnresolvedTags(t *testing.T) {
@@ -215,4 +280,32 @@ func TestUnresolvedTags(t *testing.T) {
 		t.Errorf("a registry that answers again leaves the image %q, note %q", got.ImageID, got.Note)
 	}
 	s.deleteAll(t)
+}
+
+// TestSlowRepository checks that a repository of which a registry does not answer in time is not asked
+// for again soon, while others of that registry are resolved, and that few are remembered.
+func TestSlowRepository(t *testing.T) {
+	t.Parallel()
+	const slow, fast, digest = "oci://registry.example/mirror/slow:1", "oci://registry.example/disks/debian:12", "sha256:1"
+	var asked atomic.Int32
+	r := &resolver{Clock: testingclock.NewFakePassiveClock(time.Now())}
+	r.Resolve = func(ctx context.Context, source string) (string, error) {
+		if asked.Add(1); source == fast {
+			return digest, nil
+		}
+		<-ctx.Done()
+		return "", ctx.Err()
+	}
+	for _, want := range []int32{2, 3} { // the slow one once
+		got := r.resolve(t.Context(), []string{slow, fast})
+		if got[0].Digest != "" || got[0].Message != errSilent.Error() || got[1].Digest != digest || asked.Load() != want {
+			t.Errorf("the images are %+v, and the registry was asked %d times, want %d", got, asked.Load(), want)
+		}
+	}
+	for n := range maxSilent + 1 {
+		r.markSilent(fmt.Sprint("registry.example/", n))
+	}
+	if n := r.silent.Len(); n != maxSilent {
+		t.Errorf("%d repositories are remembered, want %d", n, maxSilent)
+	}
 }

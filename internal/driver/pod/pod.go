@@ -99,7 +99,8 @@ type Driver struct {
 	kvm      kvm.Chooser
 	reader   *instance.Reader
 	images   resolver
-	// secrets are the Secrets that this process has made, by pod. The record of one may fail.
+	// secrets are the Secrets that this process has made, by pod, since the record of one may fail. It
+	// is nil for a pod that is known to have one of another process.
 	secrets driver.SyncMap[types.UID, *corev1.Secret]
 	// watches are the queues of open watches.
 	watches driver.SyncMap[workqueue.TypedInterface[types.UID], bool]
@@ -181,7 +182,7 @@ func New(o Options) (*Driver, error) {
 		o.Clock = clock.RealClock{}
 	}
 	d := &Driver{Options: o, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock}}
-	d.kvm.Mode, d.kvm.Resource, d.kvm.Nodes, d.kvm.Clock = kvm.Mode(o.KVM), corev1.ResourceName(o.KVMResource), o.Client.Nodes(), o.Clock
+	d.kvm.Mode, d.kvm.Resource, d.kvm.Nodes, d.kvm.Clock, d.kvm.Log = kvm.Mode(o.KVM), corev1.ResourceName(o.KVMResource), o.Client.Nodes(), o.Clock, o.Log
 	d.images.Clock = o.Clock
 	if o.Fetch != nil {
 		sources, err := image.NewSources(*o.Fetch)
@@ -192,6 +193,7 @@ func New(o Options) (*Driver, error) {
 	}
 	d.reader = &instance.Reader{
 		ClusterID: o.Objects.ClusterID, Client: o.Client, Policy: o.Policy, Log: o.Log, Owner: o.Owner, AssertedOff: o.AssertedOff, LastStatus: d.machines.Last, Clock: o.Clock,
+		HasSecret: func(pod types.UID) bool { _, has := d.secrets.Load(pod); return has },
 	}
 	return d, nil
 }

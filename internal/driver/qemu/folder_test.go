@@ -233,7 +233,7 @@ func TestRestoredFolder(t *testing.T) {
 	reach(t, d, spec, driver.StateStopped)
 	inst := d.InstanceOf(spec.UID)
 	backup, former := inst.Path+".backup", filepath.Join(t.TempDir(), string(spec.UID))
-	must(t, exec.Command("cp", "--archive", inst.Path, backup).Run())
+	must(t, exec.CommandContext(t.Context(), "cp", "--archive", inst.Path, backup).Run())
 	spec.Power = driver.PowerOn
 	reach(t, d, spec, driver.StateRunning)
 	pid := inst.PID()

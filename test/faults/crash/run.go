@@ -110,9 +110,7 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	defer replicas.Stop()
 	s := &stage{World: w, work: work, engine: engine, replicas: replicas, hooks: r.hooks}
 	s.backsUp = c.disturbance() == outside.Restored
-	if c.hangs() { // and what it may have begun is waited for
-		s.WaitUpTo(hangLimit + lab.ConvergeTimeout)
-	}
+	s.WaitUpTo(c.convergeTime())
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err := s.play(ctx, work, want == nil)
 	if v := lab.ViolationOf(err); v != nil {
@@ -286,6 +284,15 @@ func (c testCase) settleTime() time.Duration {
 		return settleAfterEnds
 	}
 	return settleTime
+}
+
+// convergeTime returns how long anything may take. What a call that hangs may have begun is waited
+// for after it.
+func (c testCase) convergeTime() time.Duration {
+	if c.hangs() {
+		return hangLimit + lab.ConvergeTimeout
+	}
+	return lab.ConvergeTimeout
 }
 
 // hangs reports whether a call hangs.

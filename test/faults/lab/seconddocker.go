@@ -62,7 +62,12 @@ func (d *secondDocker) start() (err error) {
 	if d.dir, err = os.MkdirTemp("", "drover-d2-"); err != nil { // short, as sockets need
 		return err
 	}
-	d.process = exec.CommandContext(context.Background(), "dockerd", "--host", d.host(), "--data-root", filepath.Join(d.dir, "data"),
+	// Until version 23 an engine's id is that of a key, which all engines of a host share by default.
+	config := filepath.Join(d.dir, "daemon.json")
+	if err := os.WriteFile(config, fmt.Appendf(nil, `{"deprecated-key-path": %q}`, filepath.Join(d.dir, "key.json")), 0o600); err != nil {
+		return err
+	}
+	d.process = exec.CommandContext(context.Background(), "dockerd", "--config-file", config, "--host", d.host(), "--data-root", filepath.Join(d.dir, "data"),
 		"--exec-root", filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"), "--iptables=false", "--ip6tables=false", "--userland-proxy=false")
 	d.process.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
 	if err := d.process.Start(); err != nil {

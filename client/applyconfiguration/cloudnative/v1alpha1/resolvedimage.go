@@ -17,6 +17,10 @@ type ResolvedImageApplyConfiguration struct {
 	Digest *string `json:"digest,omitempty"`
 	// message says why the tag was not resolved. Each node resolves it then.
 	Message *string `json:"message,omitempty"`
+	// unproven is true until a container has been created from the digest. If a Pod
+	// ends on a node without that, digest is empty and later Pods name the tag, as
+	// long as the spec names the same source.
+	Unproven *bool `json:"unproven,omitempty"`
 }
 
 // ResolvedImageApplyConfiguration constructs a declarative configuration of the ResolvedImage type for use with
@@ -46,5 +50,13 @@ func (b *ResolvedImageApplyConfiguration) WithDigest(value string) *ResolvedImag
 // If called multiple times, the Message field is set to the value of the last call.
 func (b *ResolvedImageApplyConfiguration) WithMessage(value string) *ResolvedImageApplyConfiguration {
 	b.Message = &value
+	return b
+}
+
+// WithUnproven sets the Unproven field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Unproven field is set to the value of the last call.
+func (b *ResolvedImageApplyConfiguration) WithUnproven(value bool) *ResolvedImageApplyConfiguration {
+	b.Unproven = &value
 	return b
 }

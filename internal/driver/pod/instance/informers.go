@@ -107,7 +107,7 @@ func stripSpec(s *corev1.PodSpec) corev1.PodSpec {
 	kept := corev1.PodSpec{
 		NodeName: s.NodeName, SchedulingGates: s.SchedulingGates,
 		InitContainers: stripContainers(s.InitContainers), Containers: stripContainers(s.Containers),
-		Volumes: objects.ImageVolumes(s.Volumes),
+		Volumes: objects.DescribedVolumes(s.Volumes),
 	}
 	for _, c := range s.EphemeralContainers {
 		kept.EphemeralContainers = append(kept.EphemeralContainers, corev1.EphemeralContainer{

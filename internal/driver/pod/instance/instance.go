@@ -34,8 +34,10 @@ type Instance struct {
 	volumes map[string]*corev1.PersistentVolumeClaim
 	// isEphemeral is set if there is no root disk that lasts, so no PVC of it.
 	isEphemeral bool
-	// node is the pod's node, read where an assertion matters; nil if it is not there.
-	node *corev1.Node
+	// node is the pod's node, read where an assertion matters; nil if it is not there. If
+	// isNodeUnknown is set it could not be read, so that no assertion counts.
+	node          *corev1.Node
+	isNodeUnknown bool
 }
 
 // Read reads the objects again, live. Objects of the names without the labels are foreign, which
@@ -53,7 +55,7 @@ func (i *Instance) readPod(ctx context.Context) error {
 	if i.Pod, err = own(i, pod, err); err != nil {
 		return objects.Explain("read", objects.KindPod, i.Key, err)
 	}
-	return i.readNode(ctx, i.reader.newNodeGetter())
+	return i.readNode(ctx)
 }
 
 // Exists reports whether there is any object of the server.
@@ -76,23 +78,6 @@ func own[T interface {
 	return o, nil
 }
 
-// readNode reads the node of a pod that an operator may have asserted to be off: by a taint, which
-// deletes the pod, or on the VirtualMachine.
-func (i *Instance) readNode(ctx context.Context, get nodeGetter) (err error) {
-	i.node, i.Asserted = nil, ""
-	if i.reader.AssertedOff != nil {
-		i.Asserted = i.reader.AssertedOff(i.UID)
-	}
-	switch {
-	case i.Pod == nil, i.Pod.Spec.NodeName == "":
-		return nil
-	case i.Pod.UID != i.Asserted && (i.Pod.DeletionTimestamp == nil || ProvenEnd(i.Pod) != nil):
-		return nil
-	}
-	i.node, err = get(ctx, i.Pod.Spec.NodeName)
-	return err
-}
-
 // ID returns the ID of the server.
 func (i *Instance) ID() string { return objects.ServerID(i.Key.Namespace, i.Key.Name) }
 
@@ -109,7 +94,7 @@ func (i *Instance) End() *driver.Exit {
 
 // AssertedEnd returns the end of a pod that an operator asserts, nil if none does.
 func (i *Instance) AssertedEnd() *driver.Exit {
-	if i.Pod == nil || i.Pod.Spec.NodeName == "" {
+	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.isNodeUnknown {
 		return nil
 	}
 	return assertedEnd(i.node, i.Pod.UID == i.Asserted && !i.isAssertionRefused(), i.reader.Clock.Now())

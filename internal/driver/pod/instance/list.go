@@ -52,12 +52,8 @@ func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instan
 			i.SetClaim(claim.Labels[objects.LabelVolume], claim)
 		}
 	}
-	found, getNode := sorted(byKey), r.newNodeGetter()
-	for _, i := range found {
-		if err := i.readNode(ctx, getNode); err != nil {
-			return nil, err
-		}
-	}
+	found := sorted(byKey)
+	r.readNodes(ctx, found)
 	return found, nil
 }
 

@@ -65,6 +65,21 @@ func isRejected(pod *corev1.Pod) bool {
 	return true
 }
 
+// ImageUse reports whether the pod, which has ended, may have used its images, and else whether its
+// node has failed to: no container was created there. Both are false for a pod that no node accepted.
+func (i *Instance) ImageUse() (isUsed, hasFailed bool) {
+	exit, status := ProvenEnd(i.Pod), machineStatus(i.Pod)
+	switch {
+	case i.Pod.Spec.NodeName == "" || isRejected(i.Pod):
+		return false, false
+	case exit == nil: // an operator has asserted the end, and what the kubelet reported last may be old
+		return true, false
+	}
+	// A kubelet that finds a container no more that has run counts it as restarted.
+	isUsed = status != nil && (status.ContainerID != "" || status.RestartCount > 0)
+	return isUsed, !isUsed
+}
+
 func rejectedAt(pod *corev1.Pod) time.Time {
 	if pod.Status.StartTime != nil {
 		return pod.Status.StartTime.Time

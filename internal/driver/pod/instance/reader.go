@@ -17,7 +17,6 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	policyv1client "k8s.io/client-go/kubernetes/typed/policy/v1"
@@ -43,8 +42,10 @@ type Reader struct {
 	AssertedOff func(types.UID) types.UID
 	// LastStatus returns what the machine in a pod was last seen to do, if that is known.
 	LastStatus func(pod types.UID) (control.Status, bool)
-	Clock      clock.PassiveClock
-	Log        logr.Logger
+	// HasSecret reports whether a pod is known to have its Secret. Nil knows none.
+	HasSecret func(pod types.UID) bool
+	Clock     clock.PassiveClock
+	Log       logr.Logger
 
 	// Watched are the informers of the watch that was opened last, nil if none is open.
 	Watched atomic.Pointer[Informers]
@@ -77,28 +78,7 @@ func (r *Reader) ReadPod(ctx context.Context, p *corev1.Pod) (*Instance, error) 
 		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, isEphemeral: true,
 		Key: types.NamespacedName{Namespace: p.Namespace, Name: p.Name},
 	}
-	return i, i.readNode(ctx, r.newNodeGetter())
-}
-
-// nodeGetter returns a node, nil if there is none of that name.
-type nodeGetter func(ctx context.Context, name string) (*corev1.Node, error)
-
-// newNodeGetter returns one that reads each node once.
-func (r *Reader) newNodeGetter() nodeGetter {
-	read := map[string]*corev1.Node{}
-	return func(ctx context.Context, name string) (*corev1.Node, error) {
-		if node, known := read[name]; known {
-			return node, nil
-		}
-		node, err := r.Client.Nodes().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			node = nil
-		}
-		if err = objects.Explain("read", "Node", types.NamespacedName{Name: name}, objects.IgnoreNotFound(err)); err == nil {
-			read[name] = node
-		}
-		return node, err
-	}
+	return i, i.readNode(ctx)
 }
 
 // Find reads the objects of a server live, since what follows removes or releases them. It returns

@@ -78,11 +78,17 @@ func (i *Instance) describeRun(s *driver.Server) {
 		s.State, s.Err, s.Addresses = driver.StateRunning, i.unreachableNode(), addressesOf(p)
 		i.describeMachine(s)
 	default:
-		s.State, s.Progress = driver.StateStarting, startingText(p)
+		s.State, s.Progress, s.NeedsEnsure = driver.StateStarting, startingText(p), i.mayLackSecret()
 	}
 	if _, differs := i.RefusesAssertion(); differs {
 		s.NeedsEnsure = true
 	}
+}
+
+// mayLackSecret reports whether a pod that was made without a gate may have no Secret yet: the call
+// that made it may have ended before it made that too, in this process or another. Ensure finds out.
+func (i *Instance) mayLackSecret() bool {
+	return objects.IsEphemeral(i.Pod) && objects.SecretOf(i.Pod) != "" && (i.reader.HasSecret == nil || !i.reader.HasSecret(i.Pod.UID))
 }
 
 // describeMachine adds what was last seen of a machine that runs.
@@ -184,7 +190,11 @@ func (i *Instance) refusalText() string {
 func describeTags(images []driver.ResolvedImage) string {
 	var all []string
 	for _, i := range images {
-		if i.Digest == "" {
+		switch {
+		case i.Digest != "":
+		case i.Unproven:
+			all = append(all, fmt.Sprintf("each node resolves the tag of image %s, since %s", i.Source, i.Message))
+		default:
 			all = append(all, fmt.Sprintf("each node resolves the tag of image %s, since the controller could not: %s", i.Source, i.Message))
 		}
 	}

@@ -69,6 +69,7 @@ type Chooser struct {
 	Resource corev1.ResourceName
 	Nodes    corev1client.NodeInterface
 	Clock    clock.PassiveClock
+	Log      logr.Logger
 
 	mu     sync.Mutex
 	offers []corev1.Node
@@ -94,23 +95,24 @@ func (c Choice) AddTo(to *corev1.ResourceRequirements) {
 }
 
 // Choose chooses for a pod that is about to be created. With Auto a machine that finds KVM broken is
-// emulated, by Require it does not start.
-func (c *Chooser) Choose(ctx context.Context, wants driver.Placement) (Choice, error) {
+// emulated, by Require it does not start. Nodes that cannot be listed offer nothing: a VM starts without
+// KVM rather than not at all.
+func (c *Chooser) Choose(ctx context.Context, wants driver.Placement) Choice {
 	switch c.Mode {
 	case Never:
-		return Choice{Accelerator: machine.AccelTCG}, nil
+		return Choice{Accelerator: machine.AccelTCG}
 	case Require:
-		return Choice{Accelerator: machine.AccelKVM, Resource: c.Resource}, nil
+		return Choice{Accelerator: machine.AccelKVM, Resource: c.Resource}
 	case Auto:
 	}
 	nodes, err := c.readOffers(ctx)
 	if err != nil {
-		return Choice{}, fmt.Errorf("list nodes, for --pod-kvm=%s: %w", Auto, err)
+		c.Log.Info("Nodes cannot be listed, so a new pod requests no KVM", "cause", err.Error())
 	}
 	if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return isAllowed(ctx, wants, &n) }) {
-		return Choice{Accelerator: machine.AccelAuto}, nil
+		return Choice{Accelerator: machine.AccelAuto}
 	}
-	return Choice{Accelerator: machine.AccelAuto, Resource: c.Resource}, nil
+	return Choice{Accelerator: machine.AccelAuto, Resource: c.Resource}
 }
 
 // maxAge is how old the knowledge of nodes may be: many machines may start at once.

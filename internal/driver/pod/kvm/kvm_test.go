@@ -4,13 +4,20 @@
 package kvm
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // TestAllowed checks which nodes count for a pod that has no further wishes unless the case adds them.
@@ -70,5 +77,27 @@ func TestFlags(t *testing.T) {
 				t.Errorf("the error is %v, want %q", err, c.says)
 			}
 		})
+	}
+}
+
+// TestNodesCannotBeListed checks that an API server that refuses the list of nodes keeps no pod from
+// being created, and that what needs no list stays as it is.
+func TestNodesCannotBeListed(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "forbidden", http.StatusForbidden)
+	}))
+	defer server.Close()
+	client := corev1client.NewForConfigOrDie(&rest.Config{Host: server.URL})
+	for mode, want := range map[Mode]Choice{
+		Auto: {Accelerator: machine.AccelAuto}, Never: {Accelerator: machine.AccelTCG},
+		Require: {Accelerator: machine.AccelKVM, Resource: DefaultResource},
+	} {
+		var said strings.Builder
+		c := &Chooser{Mode: mode, Resource: DefaultResource, Nodes: client.Nodes(), Clock: clock.RealClock{}}
+		c.Log = funcr.New(func(_, line string) { said.WriteString(line) }, funcr.Options{})
+		if got := c.Choose(t.Context(), driver.Placement{}); got != want || strings.Contains(said.String(), "cannot be listed") != (mode == Auto) {
+			t.Errorf("%s: chosen is %+v, want %+v; the log has %q", mode, got, want, said.String())
+		}
 	}
 }

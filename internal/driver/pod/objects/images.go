@@ -82,23 +82,23 @@ func ImageDigest(p *corev1.Pod) string {
 	return ""
 }
 
-// ImageVolumes returns the volumes that ImageDigest looks at.
-func ImageVolumes(all []corev1.Volume) (kept []corev1.Volume) {
+// DescribedVolumes returns the volumes that ImageDigest, IsEphemeral and SecretOf look at.
+func DescribedVolumes(all []corev1.Volume) (kept []corev1.Volume) {
 	for _, v := range all {
-		if v.Name == imageVolume {
+		if v.Name == imageVolume || v.Name == diskVolume || v.Name == secretVolume {
 			kept = append(kept, v)
 		}
 	}
 	return kept
 }
 
-// RegistryOf returns the registry of an image, as in registry.example or docker.io.
-func RegistryOf(source string) string {
+// RepositoryOf returns the repository of an image, as in registry.example/disks/debian.
+func RepositoryOf(source string) string {
 	named, err := reference.ParseNormalizedNamed(strings.TrimPrefix(source, imageScheme))
 	if err != nil {
 		return ""
 	}
-	return reference.Domain(named)
+	return named.Name()
 }
 
 func digestOf(image string) string {

@@ -207,6 +207,16 @@ func IsEphemeral(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == diskVolume && v.EmptyDir != nil })
 }
 
+// RequestedOf returns the resource if the machine's container requests it, and else none.
+func RequestedOf(p *corev1.Pod, resource corev1.ResourceName) corev1.ResourceName {
+	for _, c := range p.Spec.Containers {
+		if _, requests := c.Resources.Requests[resource]; requests && c.Name == ContainerName {
+			return resource
+		}
+	}
+	return ""
+}
+
 // IsGated reports whether a pod has its scheduling gate.
 func IsGated(p *corev1.Pod) bool { return slices.ContainsFunc(p.Spec.SchedulingGates, isGate) }
 

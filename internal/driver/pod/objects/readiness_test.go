@@ -25,14 +25,14 @@ func TestReadinessOfBarePod(t *testing.T) {
 	}
 }
 
-func TestRegistryOf(t *testing.T) {
+func TestRepositoryOf(t *testing.T) {
 	t.Parallel()
 	for source, want := range map[string]string{
-		"oci://ubuntu:22.04": "docker.io", "oci://me/img": "docker.io", "oci://localhost:5000/img:1": "localhost:5000",
-		"oci://registry.example/a/b@sha256:" + "0000000000000000000000000000000000000000000000000000000000000000": "registry.example",
+		"oci://ubuntu:22.04": "docker.io/library/ubuntu", "oci://me/img": "docker.io/me/img", "oci://localhost:5000/img:1": "localhost:5000/img",
+		"oci://registry.example/a/b@sha256:" + "0000000000000000000000000000000000000000000000000000000000000000": "registry.example/a/b",
 	} {
-		if got := RegistryOf(source); got != want {
-			t.Errorf("the registry of %s is %q, want %q", source, got, want)
+		if got := RepositoryOf(source); got != want {
+			t.Errorf("the repository of %s is %q, want %q", source, got, want)
 		}
 	}
 }
