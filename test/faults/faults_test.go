@@ -110,14 +110,19 @@ func newLab(t *testing.T, build func() (string, error)) (*lab.Lab, error) {
 }
 
 // TestFaults explores every kind of fault and prints the table: each row at once, so that it is
-// there if a later kind takes too long, and all rows in the end.
+// there if a later kind takes too long, and all rows in the end. Most kinds wait most of the
+// time, so several are explored at a time, after those that disturb others or measure.
 func TestFaults(t *testing.T) {
-	var rows []func()
-	sharedLab := sync.OnceValues(func() (*lab.Lab, error) { return newLab(t, faultsController) })
-	for _, k := range kinds {
+	explored := make([]*lab.Result, len(kinds))
+	t.Cleanup(func() { printTable(explored) })
+	sharedLab := sync.OnceValues(func() (*lab.Lab, error) { return newSharedLab(t) })
+	for n, k := range kinds {
 		t.Run(k.Name, func(t *testing.T) {
 			if !k.IsIn(size) && *caseFlag == "" {
 				t.Skipf("it is explored in the sizes %v", k.Sizes)
+			}
+			if size != lab.SizeShort && !k.NeedsOwnLab && !k.Unmarked {
+				t.Parallel()
 			}
 			l, err := labFor(t, k, sharedLab)
 			if err != nil {
@@ -127,10 +132,8 @@ func TestFaults(t *testing.T) {
 			if l != nil {
 				r.Notes = append(r.Notes, fmt.Sprintf("%d recorded decisions were derived again", l.TakeReplayed()))
 			}
-			lab.PrintHeader(os.Stdout)
-			r.PrintRow(os.Stdout, k.Name)
-			r.PrintNotes(os.Stdout, k.Name)
-			rows = append(rows, func() { r.PrintRow(os.Stdout, k.Name) })
+			explored[n] = &r
+			printResult(k.Name, r)
 			if err != nil {
 				t.Error(err)
 			}
@@ -139,41 +142,53 @@ func TestFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// printing keeps the lines of a kind together.
+var printing sync.Mutex
+
+func printResult(kind string, r lab.Result) {
+	printing.Lock()
+	defer printing.Unlock()
 	lab.PrintHeader(os.Stdout)
-	for _, printRow := range rows {
-		printRow()
+	r.PrintRow(os.Stdout, kind)
+	r.PrintNotes(os.Stdout, kind)
+}
+
+// printTable prints the rows of all kinds that were explored.
+func printTable(explored []*lab.Result) {
+	lab.PrintHeader(os.Stdout)
+	for n, r := range explored {
+		if r != nil {
+			r.PrintRow(os.Stdout, kinds[n].Name)
+		}
 	}
 }
 
 // labFor returns the lab for a kind.
 func labFor(t *testing.T, k lab.Kind, shared func() (*lab.Lab, error)) (*lab.Lab, error) {
-	if k.NeedsNoLab {
+	switch {
+	case k.NeedsNoLab:
 		return nil, nil //nolint:nilnil // It gets none.
-	}
-	if k.Unmarked {
+	case k.Unmarked:
 		return newLab(t, plainController)
-	}
-	if k.NeedsOwnLab {
+	case k.NeedsOwnLab:
 		return newLab(t, faultsController)
 	}
 	l, err := shared()
-	if err == nil && l.Previous == "" {
-		addPrevious(t, l)
+	if err != nil {
+		return nil, err
 	}
-	return l, err
+	return l.With(), nil
 }
 
-// addPrevious adds the version before, if there is time for its build.
-func addPrevious(t *testing.T, l *lab.Lab) {
-	t.Helper()
-	if size == lab.SizeShort && *caseFlag == "" {
-		return
+// newSharedLab returns a lab for many kinds, with the version before if there is time for its build.
+func newSharedLab(t *testing.T) (*lab.Lab, error) {
+	l, err := newLab(t, faultsController)
+	if err == nil && (size != lab.SizeShort || *caseFlag != "") {
+		l.Previous, err = previousController()
 	}
-	previous, err := previousController()
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Previous = previous
+	return l, err
 }
 
 func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {

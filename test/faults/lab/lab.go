@@ -49,12 +49,13 @@ type Lab struct {
 	// Environment are further variables of the controllers, as name=value.
 	Environment []string
 
+	// replayed counts decisions that were derived again.
+	replayed *atomic.Int64
 	*shared
 }
 
 // shared is what a Lab and those made by With have in common.
 type shared struct {
-	replayed atomic.Int64 // decisions
 	dir      string
 	listener net.Listener
 	server   *http.Server
@@ -62,17 +63,18 @@ type shared struct {
 	count    atomic.Int64
 }
 
-// With returns the same lab, whose controllers have further variables, as name=value. It needs
-// not be closed.
+// With returns the same lab with a count of its own, whose controllers have further variables, as
+// name=value. It needs not be closed.
 func (l *Lab) With(environment ...string) *Lab {
 	with := *l
+	with.replayed = new(atomic.Int64)
 	with.Environment = append(slices.Clone(l.Environment), environment...)
 	return &with
 }
 
 // Open starts a lab. The caller must Close it.
 func Open(program string) (*Lab, error) {
-	l := &Lab{Program: program, shared: &shared{}}
+	l := &Lab{Program: program, replayed: new(atomic.Int64), shared: &shared{}}
 	cluster, err := framework.NewCluster(framework.ClusterOptions{})
 	if err != nil {
 		return nil, err
