@@ -241,10 +241,11 @@ func TestStartOfChangedEphemeral(t *testing.T) {
 			if _, err := s.ensure(t); err != nil {
 				return err
 			}
-			if !objects.IsGated(s.pod(t)) {
-				return errors.New("it has none")
+			p, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), unchanged.Name, metav1.GetOptions{})
+			if err == nil && !objects.IsGated(p) {
+				err = errors.New("it has none")
 			}
-			return nil
+			return err // there is none between the pod that has ended and the next one
 		})
 		gated := s.pod(t)
 		change()
