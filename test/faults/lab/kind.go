@@ -79,7 +79,7 @@ func (r *Result) AddRun(broken []Violation) {
 
 // minOccurred is the share of the cases in which the fault must occur, and maxMissed how many it
 // may always miss: where some depend on the moment.
-const minOccurred, maxMissed = 0.7, 2
+const minOccurred, maxMissed = 0.7, 5
 
 // CheckExplored returns an error if a kind has found nothing because it has tried nothing.
 func (r Result) CheckExplored() error {
