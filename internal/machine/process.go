@@ -247,13 +247,17 @@ func (m Machine) FindElsewhere() (pid int, dir string) {
 
 func (m Machine) isNamedBy(pid int) bool { return proc.HasOption(pid, "-uuid", m.UUID) }
 
-// workingDir returns the directory that a process works in, and whether that was removed.
+// workingDir returns the directory that a process works in, and whether that was removed. It fails
+// for a directory of another user, who could give any process the command line of a QEMU.
 func workingDir(pid int) (dir string, removed bool, err error) {
 	link := proc.Path(pid, "cwd")
 	var info unix.Stat_t
 	if err := unix.Stat(link, &info); err != nil {
 		return "", false, err
 	}
+	if int(info.Uid) != os.Geteuid() {
+		return "", false, fmt.Errorf("the working directory of process %d is one of user %d", pid, info.Uid)
+	}
 	dir, err = os.Readlink(link)
-	return dir, info.Nlink == 0, err
+	return dir, info.Nlink == 0 && strings.HasSuffix(dir, " (deleted)"), err
 }

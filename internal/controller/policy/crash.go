@@ -37,7 +37,7 @@ func decideEnded(in Input) Decision {
 	return planStartAgain(in, exit)
 }
 
-// planEnded leaves a server off. What the driver has yet to do about its end, such as to let go of a pod
+// planEnded leaves a server that has ended off. If the driver has work left, such as removing the finalizer of a pod
 // that a drain deletes, changes nothing of the status.
 func planEnded(in Input, status StatusIntent) Decision {
 	d := Decision{Status: status}
