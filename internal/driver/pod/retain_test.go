@@ -230,7 +230,7 @@ func TestSeed(t *testing.T) {
 	wantError(t, "a damaged seed", err, driver.ErrRetry, "seed has 5 bytes and must have 32")
 }
 
-// TestConcurrentChange has others change the PVC just before the driver does. Its call decides anew, and
+// TestConcurrentChange has others change the PVC just before the driver does. Its call decides again, and
 // makes its change unless that was a later leader.
 func TestConcurrentChange(t *testing.T) {
 	t.Parallel()

@@ -73,7 +73,7 @@ func (i *Instance) takeClaim(claim *corev1.PersistentVolumeClaim) (taken bool) {
 }
 
 // mayHaveClaims reports whether the server may have PVCs, as far as its pod says. The pod of an
-// ephemeral server says that there are none, unless somebody says by its label that it was released.
+// ephemeral server says that there are none, unless its label says that the server was released.
 func (i *Instance) mayHaveClaims() bool {
 	return i.Pod == nil || !objects.IsEphemeral(i.Pod) || i.IsRetained()
 }
