@@ -130,7 +130,9 @@ func TestFaults(t *testing.T) {
 			}
 			r, err := explore(t.Context(), k, l)
 			if l != nil {
-				r.Notes = append(r.Notes, fmt.Sprintf("%d recorded decisions were derived again", l.TakeReplayed()))
+				r.Notes = append(r.Notes,
+					fmt.Sprintf("%d recorded decisions were derived again", l.TakeReplayed()),
+					fmt.Sprintf("the slowest deletion took %s, its faults included", l.SlowestDeletion().Round(time.Millisecond)))
 			}
 			explored[n] = &r
 			printResult(k.Name, r)

@@ -51,6 +51,9 @@ type Lab struct {
 
 	// replayed counts decisions that were derived again.
 	replayed *atomic.Int64
+	// slowestDeletion is the longest time, in nanoseconds, from a wait for the end of a deletion until
+	// that was seen.
+	slowestDeletion *atomic.Int64
 	*shared
 }
 
@@ -63,18 +66,32 @@ type shared struct {
 	count    atomic.Int64
 }
 
-// With returns the same lab with a count of its own, whose controllers have further variables, as
+// With returns the same lab with counts of its own, whose controllers have further variables, as
 // name=value. It needs not be closed.
 func (l *Lab) With(environment ...string) *Lab {
 	with := *l
-	with.replayed = new(atomic.Int64)
+	with.replayed, with.slowestDeletion = new(atomic.Int64), new(atomic.Int64)
 	with.Environment = append(slices.Clone(l.Environment), environment...)
 	return &with
 }
 
+// SlowestDeletion returns how long the slowest deletion took that was waited for, the time in which
+// faults occurred included.
+func (l *Lab) SlowestDeletion() time.Duration { return time.Duration(l.slowestDeletion.Load()) }
+
+// addDeletion takes note of how long a deletion took.
+func (l *Lab) addDeletion(took time.Duration) {
+	for {
+		slowest := l.slowestDeletion.Load()
+		if slowest >= int64(took) || l.slowestDeletion.CompareAndSwap(slowest, int64(took)) {
+			return
+		}
+	}
+}
+
 // Open starts a lab. The caller must Close it.
 func Open(program string) (*Lab, error) {
-	l := &Lab{Program: program, replayed: new(atomic.Int64), shared: &shared{}}
+	l := &Lab{Program: program, replayed: new(atomic.Int64), slowestDeletion: new(atomic.Int64), shared: &shared{}}
 	cluster, err := framework.NewCluster(framework.ClusterOptions{})
 	if err != nil {
 		return nil, err

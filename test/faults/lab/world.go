@@ -291,12 +291,17 @@ func (w *World) WaitVM(ctx context.Context, name string, check func(*api.Virtual
 
 // WaitGone waits until a VirtualMachine of that name does not exist.
 func (w *World) WaitGone(ctx context.Context, name string) error {
-	return w.WaitFor(ctx, name+" is gone", func(all map[string]*api.VirtualMachine) error {
+	began := time.Now()
+	err := w.WaitFor(ctx, name+" is gone", func(all map[string]*api.VirtualMachine) error {
 		if vm := all[name]; vm != nil {
 			return fmt.Errorf("finalizers %v; its status is %s", vm.Finalizers, formatStatus(vm))
 		}
 		return nil
 	})
+	if err == nil {
+		w.addDeletion(time.Since(began))
+	}
+	return err
 }
 
 // CreateVM creates a VirtualMachine.
