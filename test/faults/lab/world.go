@@ -95,14 +95,29 @@ func (w *World) createSecret(ctx context.Context) error {
 	return err
 }
 
-// DeleteNamespace requests the deletion of the namespace that has the VirtualMachines.
+// namespacePatience is how long Kubernetes may take for a namespace. One controller deletes those of
+// all worlds, with many requests for each.
+const namespacePatience = 10 * time.Minute
+
+// DeleteNamespace requests the deletion of the namespace that has the VirtualMachines, and waits until
+// Kubernetes has requested theirs.
 func (w *World) DeleteNamespace(ctx context.Context) error {
-	return w.Kube.CoreV1().Namespaces().Delete(ctx, w.Name, metav1.DeleteOptions{})
+	if err := w.Kube.CoreV1().Namespaces().Delete(ctx, w.Name, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	return w.waitFor(ctx, namespacePatience, "deletions", func(all map[string]*api.VirtualMachine) error {
+		for name, vm := range all {
+			if vm.DeletionTimestamp == nil {
+				return fmt.Errorf("%s is not being deleted", name)
+			}
+		}
+		return nil
+	})
 }
 
-// WaitNamespaceGone waits until that namespace does not exist.
+// WaitNamespaceGone waits until that namespace does not exist. Its VirtualMachines must be gone.
 func (w *World) WaitNamespaceGone(ctx context.Context) error {
-	return w.WaitFor(ctx, "namespace "+w.Name, func(map[string]*api.VirtualMachine) error {
+	return w.waitFor(ctx, namespacePatience, "namespace "+w.Name, func(map[string]*api.VirtualMachine) error {
 		ns, err := w.Kube.CoreV1().Namespaces().Get(ctx, w.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -243,7 +258,11 @@ func (w *World) signal() {
 
 // WaitFor waits until check, which sees the VirtualMachines by name, returns nil.
 func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]*api.VirtualMachine) error) error {
-	timer := time.NewTimer(w.patience)
+	return w.waitFor(ctx, w.patience, what, check)
+}
+
+func (w *World) waitFor(ctx context.Context, patience time.Duration, what string, check func(map[string]*api.VirtualMachine) error) error {
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for {
 		w.mu.Lock()
@@ -257,7 +276,7 @@ func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]
 		case <-changed:
 		case <-time.After(200 * time.Millisecond): // the check may look at more than objects
 		case <-timer.C:
-			return &NotConvergedError{what, w.patience, err}
+			return &NotConvergedError{what, patience, err}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
