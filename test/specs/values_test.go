@@ -181,6 +181,16 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 		return "", err
 	}
 	how := outcome(vm)
+	if how == waits && !namesAny(vm.Status.Message, changed) {
+		// The engine has failed by itself, as runc may when it pauses a container on a busy host. Drover tries again.
+		s.count("engine failed")
+		if vm, err = s.states.wait("settled", name, func(vm *api.VirtualMachine) bool {
+			return vm != nil && outcome(vm) != "" && (outcome(vm) != waits || namesAny(vm.Status.Message, changed))
+		}); err != nil {
+			return how, err
+		}
+		how = outcome(vm)
+	}
 	if how == pending {
 		if !slices.ContainsFunc(changed, func(path string) bool {
 			return slices.ContainsFunc(vm.Status.PendingFields, func(name string) bool { return name == top(path) || name == specName(path) })
