@@ -43,13 +43,11 @@ func (w *World) readJournal(path string, final map[types.UID]*journal.Snapshot, 
 // record it.
 func withSnapshots(entries []journal.Entry, final *journal.Snapshot) []journal.Entry {
 	known := cmp.Or(final, &journal.Snapshot{ID: "unknown"})
-	for _, e := range slices.Backward(entries) {
-		known = cmp.Or(e.Before, e.After, known)
-	}
 	all := slices.Clone(entries)
-	for n := range all {
+	for n := range slices.Backward(all) {
 		e := &all[n]
-		if e.Before != nil || e.After != nil {
+		if e.Before != nil || e.After != nil { // it is the one of the entries before, too
+			known = cmp.Or(e.Before, e.After)
 			continue
 		}
 		if e.Action != journal.ActionCreate {

@@ -87,14 +87,18 @@ func TestWithSnapshots(t *testing.T) {
 		want    Effects
 		broken  int
 	}{
-		"created":           {entries("create", "start"), id, Effects{Creates: 1}, 0},
-		"created and lost":  {entries("create", "start"), nil, Effects{Creates: 1}, 1},
-		"created again":     {entries("create", "delete", "create"), id, Effects{Creates: 2, Deletes: 1}, 1},
-		"deleted":           {entries("create", "start", "delete"), nil, Effects{Creates: 1, Deletes: 1}, 0},
-		"released":          {entries("create", "release"), nil, Effects{Creates: 1, Releases: 1}, 0},
-		"creation cut off":  {entries("create", "create", "start"), id, Effects{Creates: 1}, 0},
-		"deletion cut off":  {entries("create", "delete", "delete"), nil, Effects{Creates: 1, Deletes: 1}, 0},
-		"of a new version":  {[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: id}}, id, Effects{Creates: 1}, 0},
+		"created":          {entries("create", "start"), id, Effects{Creates: 1}, 0},
+		"created and lost": {entries("create", "start"), nil, Effects{Creates: 1}, 1},
+		"created again":    {entries("create", "delete", "create"), id, Effects{Creates: 2, Deletes: 1}, 1},
+		"deleted":          {entries("create", "start", "delete"), nil, Effects{Creates: 1, Deletes: 1}, 0},
+		"released":         {entries("create", "release"), nil, Effects{Creates: 1, Releases: 1}, 0},
+		"creation cut off": {entries("create", "create", "start"), id, Effects{Creates: 1}, 0},
+		"deletion cut off": {entries("create", "delete", "delete"), nil, Effects{Creates: 1, Deletes: 1}, 0},
+		"of a new version": {[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: id}}, id, Effects{Creates: 1}, 0},
+		"cut off in a new version": {
+			[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: &journal.Snapshot{ID: "server-2"}}, {PID: 1, UID: uid, Action: journal.ActionCreate}},
+			id, Effects{Creates: 1}, 0,
+		},
 		"another one there": {[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: id}}, &journal.Snapshot{ID: "server-2"}, Effects{Creates: 1}, 1},
 	} {
 		s := history.TraceServer(uid, withSnapshots(test.entries, test.final), test.final, ended)
