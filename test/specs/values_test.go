@@ -177,20 +177,11 @@ func outcome(vm *api.VirtualMachine) settled {
 // apply takes a VirtualMachine to a spec, restarted if that is needed, and checks that what
 // keeps it from being ready is named.
 func (s *suite) apply(name string, spec map[string]any, changed []string, vm *api.VirtualMachine, err error) (settled, error) {
+	vm, err = s.awaitRetry(name, vm, err, func(vm *api.VirtualMachine) bool { return namesAny(vm.Status.Message, changed) })
 	if err != nil {
 		return "", err
 	}
 	how := outcome(vm)
-	if how == waits && !namesAny(vm.Status.Message, changed) {
-		// The engine has failed by itself, as runc may when it pauses a container on a busy host. Drover tries again.
-		s.count("engine failed")
-		if vm, err = s.states.wait("settled", name, func(vm *api.VirtualMachine) bool {
-			return vm != nil && outcome(vm) != "" && (outcome(vm) != waits || namesAny(vm.Status.Message, changed))
-		}); err != nil {
-			return how, err
-		}
-		how = outcome(vm)
-	}
 	if how == pending {
 		if !slices.ContainsFunc(changed, func(path string) bool {
 			return slices.ContainsFunc(vm.Status.PendingFields, func(name string) bool { return name == top(path) || name == specName(path) })
@@ -209,6 +200,20 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 	}
 	s.count(string(how))
 	return how, nil
+}
+
+// awaitRetry waits until a VirtualMachine has settled after a failure of the engine itself: on a busy host
+// runc may fail to freeze a container, and a machine may not start in time. Drover tries again. It
+// does not wait for what a spec is to wait for.
+func (s *suite) awaitRetry(name string, vm *api.VirtualMachine, err error, isToWait func(*api.VirtualMachine) bool) (*api.VirtualMachine, error) {
+	if err != nil || outcome(vm) != waits || isToWait(vm) {
+		return vm, err
+	}
+	s.count("engine failed")
+	s.t.Logf("%s: the engine has failed: %s", name, framework.FormatStatus(vm))
+	return s.states.wait("settled again", name, func(vm *api.VirtualMachine) bool {
+		return vm != nil && outcome(vm) != "" && (outcome(vm) != waits || isToWait(vm))
+	})
 }
 
 func top(path string) string { return steps(path)[0] }
@@ -343,6 +348,7 @@ func isRefusal(err error) bool { return apierrors.IsInvalid(err) }
 // rollBack takes a VirtualMachine back to the base, and checks that its server is as before.
 func (s *suite) rollBack(what, name string, from map[string]any) {
 	vm, back, isWhole, err := s.replaceByBase(name, from)
+	vm, err = s.awaitRetry(name, vm, err, func(*api.VirtualMachine) bool { return !isWhole })
 	how, err := s.apply(name, back, s.besides(slices.Sorted(maps.Keys(from))), vm, err)
 	switch {
 	case err == nil && how == waits && !isWhole:
