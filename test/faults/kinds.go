@@ -24,7 +24,7 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "crash points, fake", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Cases: 2, Pairs: 4}, lab.SizeDefault: {Cases: 10, Pairs: 30}, lab.SizeFull: {Pairs: 1000},
+			lab.SizeShort: {Cases: 2, Pairs: 4}, lab.SizeDefault: {Cases: 5, Pairs: 20}, lab.SizeFull: {Pairs: 1000},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -50,20 +50,20 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Answers,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 12}, lab.SizeFull: {Workloads: running},
+			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 6}, lab.SizeFull: {Workloads: running},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 6}, lab.SizeFull: {Workloads: alone},
+			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "engine, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Away, outside.Exchanged, outside.Restored),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 12}, lab.SizeFull: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 8}, lab.SizeFull: {Workloads: bound},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -117,13 +117,13 @@ var kinds = []lab.Kind{
 	apifaults.Kind(apifaults.Settings{
 		Name: "watch events", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.WatchEvents,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: lively, Cases: 6}, lab.SizeFull: {Workloads: lively},
+			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: lively, Cases: 4}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.Kind(apifaults.Settings{
 		Name: "old lists", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.OldLists,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 6}, lab.SizeFull: {Workloads: lively},
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 3}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.Kind(apifaults.Settings{
