@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -392,7 +393,16 @@ func (s *suite) remove(what, name string, vm *api.VirtualMachine) {
 		s.failf("%s: deletion: %v", what, err)
 		return
 	}
-	if _, err := s.states.wait("gone", name, func(vm *api.VirtualMachine) bool { return vm == nil }); err != nil {
+	gone := func(vm *api.VirtualMachine) bool { return vm == nil }
+	_, err := s.states.wait("gone", name, gone)
+	if err != nil && vm.Spec.ShutdownGracePeriodSeconds != nil && *vm.Spec.ShutdownGracePeriodSeconds > shortGrace {
+		// A guest that had not set up its handler yet ignores the signal to end.
+		s.count("grace lowered")
+		if err = s.lowerGrace(name); err == nil {
+			_, err = s.states.wait("gone", name, gone)
+		}
+	}
+	if err != nil {
 		s.failf("%s: %v", what, err)
 		return
 	}
@@ -400,6 +410,16 @@ func (s *suite) remove(what, name string, vm *api.VirtualMachine) {
 	if left := s.left(s.t, vm); len(left) > 0 {
 		s.failf("%s: after the deletion there are %v", what, left)
 	}
+}
+
+// shortGrace is a grace period, in seconds, that ends before a wait of these tests does.
+const shortGrace = 10
+
+// lowerGrace has a guest that ignores its end forced soon.
+func (s *suite) lowerGrace(name string) error {
+	patch := fmt.Appendf(nil, `{"spec":{"shutdownGracePeriodSeconds":%d}}`, shortGrace)
+	_, err := s.vms.Patch(context.Background(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
 }
 
 // runRow creates a VirtualMachine with many values at once, takes them back and deletes it.

@@ -446,7 +446,7 @@ func TestStopIsReported(t *testing.T) {
 	spec := newSpec(t, d, guestImages(t).stubborn)
 	first := ensureState(t, d, spec, driver.StateRunning)
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-	want := "stopping, forced at " + spec.StopBy.UTC().Format(time.TimeOnly) + " UTC"
+	want := "stopping, forced at " + spec.StopBy.UTC().Format(time.RFC3339)
 	for _, s := range []driver.Server{mustEnsure(t, d, spec), mustEnsure(t, d, spec), mustList(t, d)[0], mustList(t, d, spec.UID)[0]} {
 		if s.State != driver.StateStopping || s.Progress != want || s.Run != first.Run {
 			t.Errorf("got %+v, want it %q", s, want)

@@ -42,7 +42,7 @@ func (s stopRequest) String() string {
 	case s.deadline.IsZero():
 		return "stopping"
 	}
-	return fmt.Sprintf("stopping, forced at %s UTC", s.deadline.UTC().Format(time.TimeOnly))
+	return "stopping, forced at " + s.deadline.UTC().Format(time.RFC3339) // up to days ahead
 }
 
 func (s stopRequest) isDue(now time.Time) bool {
