@@ -66,7 +66,7 @@ func (r *Reconciler) patchMetadata(ctx context.Context, from, to *api.VirtualMac
 	if err := r.Client.Patch(ctx, to, client.RawPatch(types.MergePatchType, content)); err != nil {
 		return from, err
 	}
-	r.writes.recordWrite(to)
+	r.recordWrite(ctx, to)
 	return to, nil
 }
 

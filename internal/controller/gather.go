@@ -28,7 +28,27 @@ func (r *Reconciler) readObject(ctx context.Context, key types.NamespacedName) (
 		r.forgetObject(key)
 		return nil, client.IgnoreNotFound(err)
 	}
+	if r.writes.isDoubted(key) {
+		if err := r.verifyWrite(ctx, key); err != nil {
+			return nil, client.IgnoreNotFound(err)
+		}
+	}
 	return r.writes.newerOf(key, vm), nil
+}
+
+// verifyWrite replaces this process's last write of an object by what the API has.
+func (r *Reconciler) verifyWrite(ctx context.Context, key types.NamespacedName) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	now := &api.VirtualMachine{}
+	err := r.Live.Get(ctx, key, now)
+	switch {
+	case apierrors.IsNotFound(err):
+		r.forgetObject(key)
+	case err == nil:
+		r.writes.recordWrite(now)
+	}
+	return err
 }
 
 // observation is what is known of a VirtualMachine's server. It is live if the

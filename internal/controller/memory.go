@@ -4,6 +4,7 @@
 package controller
 
 import (
+	"context"
 	"slices"
 	"strconv"
 	"strings"
@@ -132,8 +133,10 @@ func factsOf(vm *api.VirtualMachine, observed inventory.Observation) []factTime 
 // ownWrites has this process's last write of each object until the cache has it,
 // and what was done for an object since.
 type ownWrites struct {
-	mu         sync.Mutex
-	written    map[types.NamespacedName]*api.VirtualMachine
+	mu      sync.Mutex
+	written map[types.NamespacedName]*api.VirtualMachine
+	// doubted are the objects whose last write the API may have lost.
+	doubted    map[types.NamespacedName]bool
 	unreported map[types.NamespacedName]unreportedWork
 	progress   map[types.NamespacedName]progress
 }
@@ -221,11 +224,13 @@ func (c *ownWrites) newerOf(key types.NamespacedName, cached *api.VirtualMachine
 	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
 	if err != nil || order <= 0 || own.UID != cached.UID {
 		delete(c.written, key)
+		delete(c.doubted, key)
 		return cached
 	}
 	return own.DeepCopy()
 }
 
+// recordWrite keeps an object that the API has just returned.
 func (c *ownWrites) recordWrite(vm *api.VirtualMachine) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -233,6 +238,7 @@ func (c *ownWrites) recordWrite(vm *api.VirtualMachine) {
 		c.written = map[types.NamespacedName]*api.VirtualMachine{}
 	}
 	c.written[keyOf(vm)] = vm
+	delete(c.doubted, keyOf(vm))
 }
 
 // dropOutdated drops what the cache has by now.
@@ -240,12 +246,46 @@ func (c *ownWrites) dropOutdated(cached *api.VirtualMachine) {
 	_ = c.newerOf(keyOf(cached), cached)
 }
 
+// doubt has the next pass verify the last write of an object, if there is one that the cache does not
+// have. An event that brings nothing newer comes from a list: of an API server that is behind, or of an
+// API that was restored and has lost the write.
+func (c *ownWrites) doubt(old, cached *api.VirtualMachine) (doubted bool) {
+	order, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, old.ResourceVersion)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil || order > 0 || c.written[keyOf(cached)] == nil {
+		return false
+	}
+	if c.doubted == nil {
+		c.doubted = map[types.NamespacedName]bool{}
+	}
+	c.doubted[keyOf(cached)] = true
+	return true
+}
+
+func (c *ownWrites) isDoubted(key types.NamespacedName) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.doubted[key]
+}
+
 func (c *ownWrites) forgetObject(key types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.written, key)
+	delete(c.doubted, key)
 	delete(c.unreported, key)
 	delete(c.progress, key)
+}
+
+// recordWrite keeps an object that was just written, until the cache has it. The cache may have it already,
+// if the event came before the answer.
+func (r *Reconciler) recordWrite(ctx context.Context, vm *api.VirtualMachine) {
+	r.writes.recordWrite(vm)
+	cached := &api.VirtualMachine{}
+	if err := r.Client.Get(ctx, keyOf(vm), cached); err == nil {
+		r.writes.dropOutdated(cached)
+	}
 }
 
 // forgetObject drops all state about an object that is gone or belongs to another

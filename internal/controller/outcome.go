@@ -74,6 +74,7 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	status := &p.vm.Status
 	p.done = decision.Action.Operation
 	p.addSuccessEvent(decision, existed)
+	p.recordRestart(decision)
 	op := status.Operation
 	if decision.Action.ShortRuns > 0 {
 		status.Operation = p.newOperation()
@@ -123,9 +124,7 @@ func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 		return // the next decision waits for the engine
 	}
 	status := &p.vm.Status
-	if decision.Status.RestartHandled {
-		status.RestartedAt = policy.RestartRequest(p.vm) // the operation that recorded it is replaced by this one
-	}
+	p.recordRestart(decision)
 	op := p.failedOperation(decision)
 	op.Attempts++
 	op.Epoch = p.leaderEpoch()
@@ -137,6 +136,14 @@ func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	}
 	status.Operation, status.Server = op, p.serverStatus()
 	p.addFailureEvent(decision.Action.Operation, err)
+}
+
+// recordRestart records that a restart was done, before another operation takes the place of the one
+// that says so.
+func (p *reconciliation) recordRestart(decision policy.Decision) {
+	if decision.Status.RestartHandled {
+		p.vm.Status.RestartedAt = policy.RestartRequest(p.vm)
+	}
 }
 
 // failedOperation returns the operation that failed, with its earlier attempts.

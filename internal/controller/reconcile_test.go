@@ -726,6 +726,29 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	}
 }
 
+// TestRestartWhoseRunEndsAtOnce checks that a restart is not repeated if its run has ended before the
+// status says that the restart was done.
+func TestRestartWhoseRunEndsAtOnce(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.requestRestart()
+	var powers []driver.Power
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		server, err := live()
+		if powers = append(powers, spec.Power); len(powers) == 1 {
+			server.State, server.Exit = driver.StateStopped, &driver.Exit{At: g.clock.Now()}
+			err = g.memory.Edit("uid-1", func(r *fake.Record) { r.State, r.Exit = server.State, &fake.Exit{At: server.Exit.At} })
+		}
+		return server, err
+	}
+	g.reconcile()
+	if len(powers) != 2 || g.server().State != driver.StateRunning {
+		t.Errorf("the driver was called %d times, and the server is %s", len(powers), g.server().State)
+	}
+	if vm := g.vm(); vm.Status.RestartedAt.IsZero() {
+		t.Error("the status does not say that the restart was done")
+	}
+}
+
 // TestGracePeriodOfARestart checks that what a restart waits for before the stop
 // uses up none of the guest's grace period.
 func TestGracePeriodOfARestart(t *testing.T) {

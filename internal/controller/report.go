@@ -77,7 +77,7 @@ func (p *reconciliation) writeStatus(ctx context.Context) error {
 	if err := p.r.Client.Status().Update(ctx, vm); err != nil {
 		return err
 	}
-	p.r.writes.recordWrite(vm)
+	p.r.recordWrite(ctx, vm)
 	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
 	p.r.facts.update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
 	return nil

@@ -13,10 +13,12 @@ import (
 	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy"
@@ -352,6 +354,57 @@ func TestOwnWriteCountsBeforeTheCache(t *testing.T) {
 	g.wantWrites(1, func() { g.reconcile() })
 	g.wantWrites(0, func() { g.reconcile() })
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
+}
+
+// TestWriteBeforeItsEvent checks that a write is not kept if the cache has it when the API answers.
+func TestWriteBeforeItsEvent(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if n := len(g.r.writes.written); n != 0 {
+		t.Errorf("%d writes are kept that the cache has", n)
+	}
+}
+
+// TestWriteThatTheAPIHasLost checks that a write counts no longer once the API does not have it, as after
+// etcd was restored from a backup, while an API server that is behind makes no difference.
+func TestWriteThatTheAPIHasLost(t *testing.T) {
+	s := newStandby(t)
+	s.epoch.Store(7)
+	s.create(framework.NewVM("vm").Resource(api.ResourceCPU, "1"))
+	s.eventually("the VM is active", func() bool { s.reconcile(); return s.vm().Status.Phase == api.PhaseActive })
+	backup := s.vm()
+	s.takeOver()
+	s.edit(func(spec *api.VirtualMachineSpec) { spec.Resource[api.ResourceCPU] = resource.MustParse("2") })
+	s.cached = s.vm()
+	s.reconcile()
+	listed := event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: s.cached.DeepCopy(), ObjectNew: backup.DeepCopy()}
+	s.cached = backup
+
+	s.r.eventHandler().Update(t.Context(), listed, s.q)
+	s.takeRequests(1)
+	s.reconcile()
+	if got := s.server().Applied.CPUMilli; got != 2000 {
+		t.Errorf("after an old list the server has %d millicores, want 2000", got)
+	}
+
+	s.r.Live = interceptor.NewClient(s.api, interceptor.Funcs{
+		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, vm client.Object, _ ...client.GetOption) error {
+			backup.DeepCopyInto(vm.(*api.VirtualMachine)) //nolint:forcetypeassert // It reads nothing else.
+			return nil
+		},
+	})
+	s.reconcile()
+	if got := s.server().Applied.CPUMilli; got != 2000 {
+		t.Errorf("without a list the server has %d millicores, want 2000", got)
+	}
+	s.r.eventHandler().Update(t.Context(), listed, s.q)
+	s.takeRequests(1)
+	s.reconcile()
+	if got := s.server().Applied.CPUMilli; got != 1000 {
+		t.Errorf("after the restore the server has %d millicores, want 1000", got)
+	}
 }
 
 // TestWriteConfirmsTheObject checks that an object needs no live read once the API has accepted

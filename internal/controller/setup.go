@@ -124,8 +124,11 @@ func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachin
 		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue.Queue) {
 			r.writes.dropOutdated(e.ObjectNew)
+			isDoubted := r.writes.doubt(e.ObjectOld, e.ObjectNew)
 			if priority, ok := queue.UpdatePriority(e.ObjectOld, e.ObjectNew); ok {
 				r.enqueueObject(q, e.ObjectNew, priority)
+			} else if isDoubted {
+				r.enqueueObject(q, e.ObjectNew, queue.PriorityRoutine)
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q queue.Queue) {

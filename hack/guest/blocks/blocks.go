@@ -117,13 +117,15 @@ func Scratch(n uint64) int64 { return areas[1] + int64(Slots+n%scratchSlots)*Str
 
 const scratchSlots = 64
 
-// Required returns the places that a disk must have whole once rounds are synced. The next
-// round, of which anything may be there, has overwritten one slot and discarded another.
+// Required returns the places that a disk must have whole once rounds are synced. A guest that has just
+// booted may have found one more whole round, of which no block says that it was synced. The round after
+// that, of which anything may be there, has overwritten a slot and discarded another.
 func Required(synced, grownAt uint64) []Place {
 	var all []Place
-	for count := max(synced+2, Slots+1) - Slots; count <= synced; count++ {
+	last := synced + 2 // that may have begun
+	for count := max(last, Slots) + 1 - Slots; count <= synced; count++ {
 		for area := range AreasOf(count, grownAt) {
-			if area != 0 || count+Slots/2 > synced+1 {
+			if area != 0 || count+Slots/2 > last {
 				all = append(all, Place{area, count})
 			}
 		}
