@@ -91,6 +91,18 @@ func startFleet(ctx context.Context, w *lab.World, e lab.Engine, mayLose bool, b
 	return f, nil
 }
 
+// awaitStart waits until all replicas run: a process that starts without the API ends.
+func (f *fleet) awaitStart(ctx context.Context) error {
+	_, err := framework.Poll(patience, func() (err error) {
+		for _, r := range f.replicas {
+			_, metricsErr := get(ctx, "http://"+r.metrics+"/metrics")
+			err = errors.Join(err, metricsErr)
+		}
+		return err
+	})
+	return err
+}
+
 // findAddresses finds free ports of an address that programs do not connect from, so that
 // they stay free while no process runs.
 func (r *replica) findAddresses(ctx context.Context) error {

@@ -147,6 +147,9 @@ func (s *soak) phase(ctx context.Context, name string, mayEnd bool, count int) (
 		return err
 	}
 	defer s.fleet.end()
+	if err := s.fleet.awaitStart(ctx); err != nil {
+		return err
+	}
 	var sampler sync.WaitGroup
 	defer sampler.Wait()
 	defer cancel()
