@@ -33,8 +33,9 @@ const (
 	// convergeLimit is the bound for all to be as requested once faults have stopped: the
 	// Lease, the claim, and the longest backoff that faults may have led to.
 	convergeLimit = 8 * time.Minute
-	// usageDelay is how long it takes until the usage is known, which is two samples.
-	usageDelay = 66 * time.Second
+	// usageDelay is how long it takes until the usage is known, which is two samples, after the last
+	// call that a fault had hang.
+	usageDelay = 66*time.Second + 30*time.Second
 	// restPeriod is how long nothing may be written once all is as requested.
 	restPeriod = 61 * time.Second
 )
