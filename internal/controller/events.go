@@ -76,19 +76,24 @@ func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
 	op := before.Operation
 	isOver := op != nil && after.Operation == nil && !policy.IsCrashing(op)
-	if (isOver || hasStartedAgain(before, after)) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {
+	switch {
+	case p.done != "":
+	case isOver && len(p.events) == 0 && successReasons[op.Type] != "":
 		p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: op.Type}}, true)
+	case p.hasStarted(op):
+		p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: api.OperationStart}}, true)
 	}
 	if kind := observedReasons[after.Reason]; kind != "" && before.Reason != after.Reason {
 		p.events = append(p.events, pendingEvent{kind, after.Reason, "Observe", after.Message})
 	}
 }
 
-// hasStartedAgain reports whether a server runs that was started after it had ended by itself. The
-// operation lasts until the run has proven stable.
-func hasStartedAgain(before, after *api.VirtualMachineStatus) bool {
-	return policy.IsCrashing(after.Operation) && before.Operation != nil && before.Operation.Type == api.OperationStart &&
-		before.Server != nil && before.Server.State == string(driver.StateStarting) && after.Server != nil && after.Server.State == string(driver.StateRunning)
+// hasStarted reports whether a server runs now that was starting when the pass began: after its creation,
+// of which the event may be due still, or after an end of its own, when the operation lasts until the run
+// has proven stable.
+func (p *reconciliation) hasStarted(op *api.Operation) bool {
+	isStart := op == nil || op.Type == api.OperationCreate || op.Type == api.OperationStart
+	return isStart && p.wasStarting && policy.IsRunning(p.observed.Observation)
 }
 
 // detectEnd records that the run of a server that was last reported as on ends or has ended without

@@ -4,6 +4,7 @@
 package controller
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -143,8 +144,27 @@ func TestChangeEvents(t *testing.T) {
 			t.Parallel()
 			p := passOf(policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { *s = tc.after }),
 				policytest.ChangeServer(policytest.Present(driver.State(tc.after.Server.State)), func(s *driver.Server) { s.Host = "n1" }))
+			p.wasStarting = tc.before.Server.State == string(driver.StateStarting)
 			p.addChangeEvents(&tc.before)
 			wantEvent(t, onlyEvent(t, p), tc.kind, tc.reason, tc.text)
 		})
+	}
+}
+
+// TestStartSoonAfterCreation checks that a server which runs before its creation was reported has both
+// events, and that one which ran at once has one.
+func TestStartSoonAfterCreation(t *testing.T) {
+	t.Parallel()
+	for wasStarting, want := range map[bool][]string{true: {api.EventCreated, api.EventStarted}, false: {api.EventCreated}} {
+		p := passOf(policytest.ReportedVM(), policytest.Present(driver.StateRunning))
+		p.events, p.wasStarting = []pendingEvent{{reason: api.EventCreated}}, wasStarting
+		p.addChangeEvents(&api.VirtualMachineStatus{Operation: &api.Operation{Type: api.OperationCreate}})
+		var got []string
+		for _, e := range p.events {
+			got = append(got, e.reason)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("was starting: %t: the events are %v, want %v", wasStarting, got, want)
+		}
 	}
 }

@@ -55,6 +55,7 @@ func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliatio
 		p.began = op.Type
 	}
 	if p.vm.Status.Server != nil {
+		p.wasStarting = p.vm.Status.Server.State == string(driver.StateStarting)
 		p.passedGeneration = p.vm.Status.Server.Generation
 	}
 	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run) {

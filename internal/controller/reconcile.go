@@ -210,8 +210,10 @@ type reconciliation struct {
 	// observed to end without Drover.
 	events []pendingEvent
 	ended  *pendingEvent
-	// began is the operation that was under way when the pass began.
-	began api.OperationType
+	// began is the operation that was under way when the pass began, and wasStarting is set if the
+	// server was starting then.
+	began       api.OperationType
+	wasStarting bool
 }
 
 // input returns what the next decision is made from. The readiness probe of a
