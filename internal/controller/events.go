@@ -30,11 +30,16 @@ var successReasons = map[api.OperationType]string{
 	api.OperationUpdate:  api.EventUpdated,
 }
 
-// addSuccessEvent records what was done, once it is complete.
+// addSuccessEvent records what was done, once it is complete. A server that was created is that before it
+// is up, which may take long in a cluster; that it was started is an event of its own.
 func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool) {
-	reason := successReasons[decision.Action.Operation]
-	if reason == "" || isUnderWay(p.observed.Observation) || p.vm.DeletionTimestamp != nil {
+	reason, server := successReasons[decision.Action.Operation], p.observed.Server
+	isCreated := decision.Action.Operation == api.OperationCreate && server.State == driver.StateStarting
+	if reason == "" || isUnderWay(p.observed.Observation) && !isCreated || p.vm.DeletionTimestamp != nil {
 		return
+	}
+	if decision.Action.Operation == api.OperationUpdate && p.began == api.OperationStop && server.State == driver.StateStopped {
+		reason = api.EventStopped // the update was part of the stop
 	}
 	if decision.Action.Operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
 		reason = api.EventAdopted
@@ -42,7 +47,10 @@ func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool)
 	if decision.Action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
 		reason = api.EventRecreated
 	}
-	text := fmt.Sprintf("%s server %s on %s", reason, shortID(p.observed.Server.ID), p.r.Driver)
+	text := fmt.Sprintf("%s server %s on %s", reason, shortID(server.ID), p.r.Driver)
+	if server.Host != "" {
+		text += ", host " + server.Host
+	}
 	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
 }
 
@@ -58,36 +66,62 @@ var observedReasons = map[string]string{
 	api.ReasonUnknownDriver:     corev1.EventTypeWarning,
 	api.ReasonEngineMismatch:    corev1.EventTypeWarning,
 	api.ReasonEngineUnavailable: corev1.EventTypeWarning,
+	api.ReasonUnresponsive:      corev1.EventTypeWarning,
+	api.ReasonUnschedulable:     corev1.EventTypeWarning,
 }
 
 // addChangeEvents records what the new status shows that no step of this pass did:
 // an operation that completed, and an observed reason.
 func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
-	if op := before.Operation; op != nil && after.Operation == nil && !policy.IsCrashing(op) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {
+	op := before.Operation
+	isOver := op != nil && after.Operation == nil && !policy.IsCrashing(op)
+	switch {
+	case p.done != "":
+	case isOver && len(p.events) == 0 && successReasons[op.Type] != "":
 		p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: op.Type}}, true)
+	case p.hasStarted(op):
+		p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: api.OperationStart}}, true)
 	}
 	if kind := observedReasons[after.Reason]; kind != "" && before.Reason != after.Reason {
 		p.events = append(p.events, pendingEvent{kind, after.Reason, "Observe", after.Message})
 	}
 }
 
-// detectCrash records that a server that was last reported as on has failed by
-// itself.
-func (p *reconciliation) detectCrash() {
-	had, server := p.vm.Status.Server, p.observed.Server
-	if had == nil || had.ID != server.ID || hasEnded(driver.State(had.State)) || !hasEnded(server.State) || p.isEndedByDrover() {
-		return
-	}
-	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.Reason == driver.ExitHostShutdown {
-		return
-	}
-	text := "the server " + policy.ExitText(server.Exit)
-	if server.Exit.Output != "" {
-		text += ": " + server.Exit.Output
-	}
-	p.crash = &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
+// hasStarted reports whether a server runs now that was starting when the pass began: after its creation,
+// of which the event may be due still, or after an end of its own, when the operation lasts until the run
+// has proven stable.
+func (p *reconciliation) hasStarted(op *api.Operation) bool {
+	isStart := op == nil || op.Type == api.OperationCreate || op.Type == api.OperationStart
+	return isStart && p.wasStarting && policy.IsRunning(p.observed.Observation)
 }
+
+// detectEnd records that the run of a server that was last reported as on ends or has ended without
+// Drover: that it has failed by itself, or that others end it.
+func (p *reconciliation) detectEnd() {
+	had, server := p.vm.Status.Server, p.observed.Server
+	isOver := hasEnded(server.State)
+	isDisrupted := server.Disruption != "" && (isOver || server.State == driver.StateStopping)
+	if had == nil || had.ID != server.ID || isEnding(driver.State(had.State)) || !isOver && !isDisrupted || p.isEndedByDrover() {
+		return
+	}
+	switch exit := server.Exit; {
+	case isDisrupted && p.vm.Spec.Action == api.ActionStopped: // by Drover, which has not reported it
+	case isDisrupted && exit != nil:
+		p.ended = &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", policy.EndText(server)}
+	case isDisrupted:
+		p.ended = &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", server.Disruption}
+	case exit != nil && exit.Code != 0 && exit.Reason != driver.ExitHostShutdown:
+		text := policy.EndText(server)
+		if exit.Output != "" {
+			text += ": " + exit.Output
+		}
+		p.ended = &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
+	}
+}
+
+// isEnding reports whether the run has ended in this state, or ends.
+func isEnding(s driver.State) bool { return hasEnded(s) || s == driver.StateStopping }
 
 // hasEnded reports whether the run has ended in this state.
 func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
@@ -105,15 +139,15 @@ func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
 	for _, n := range p.allEvents() {
 		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", truncateEvent(n.text))
 	}
-	p.events, p.crash = nil, nil
+	p.events, p.ended = nil, nil
 }
 
 // allEvents returns the event of what was observed, then those of what was done.
 func (p *reconciliation) allEvents() []pendingEvent {
-	if p.crash == nil {
+	if p.ended == nil {
 		return p.events
 	}
-	return append([]pendingEvent{*p.crash}, p.events...)
+	return append([]pendingEvent{*p.ended}, p.events...)
 }
 
 // truncateEvent truncates a text to the 1 kB that the events API accepts.

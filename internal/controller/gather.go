@@ -69,9 +69,13 @@ func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliatio
 		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
 		importStatus(&p.vm.Status, p.observed.Observation)
-		p.detectCrash()
+		p.detectEnd()
+	}
+	if op := vm.Status.Operation; op != nil {
+		p.began = op.Type
 	}
 	if p.vm.Status.Server != nil {
+		p.wasStarting = p.vm.Status.Server.State == string(driver.StateStarting)
 		p.passedGeneration = p.vm.Status.Server.Generation
 	}
 	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run) {

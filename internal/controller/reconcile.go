@@ -206,10 +206,14 @@ type reconciliation struct {
 	unreported bool
 	// failure is the error of the last step, if it was tried and failed.
 	failure error
-	// events are those of what was done, and crash is the event of an observed
-	// crash.
+	// events are those of what was done, and ended is the event of a run that was
+	// observed to end without Drover.
 	events []pendingEvent
-	crash  *pendingEvent
+	ended  *pendingEvent
+	// began is the operation that was under way when the pass began, and wasStarting is set if the
+	// server was starting then.
+	began       api.OperationType
+	wasStarting bool
 }
 
 // input returns what the next decision is made from. The readiness probe of a

@@ -166,8 +166,8 @@ func isProgress(base, next *api.VirtualMachineStatus) bool {
 	switch {
 	case base.Phase != next.Phase:
 		return false
-	case next.Phase == api.PhaseCreating && next.Reason == api.ReasonStarting:
-		return base.Reason == api.ReasonCreating || base.Reason == api.ReasonStarting
+	case next.Phase == api.PhaseCreating && (next.Reason == api.ReasonStarting || next.Reason == api.ReasonUnschedulable):
+		return base.Reason == api.ReasonCreating || base.Reason == api.ReasonStarting || base.Reason == api.ReasonUnschedulable
 	case next.Phase == api.PhaseTerminating:
 		return true
 	}

@@ -442,6 +442,14 @@ type Server struct {
 	State State
 	// Progress describes what is under way, for people, for example a pull's progress.
 	Progress string
+	// Disruption describes how others than Drover and the guest end the run or have ended it, for
+	// people, as far as the engine shows that: an eviction, for example.
+	Disruption string
+	// Host is where the server is, in an engine with several hosts.
+	Host string
+	// IsUnschedulable is set while the engine has no host for a server that starts; Progress
+	// describes why.
+	IsUnschedulable bool
 	// Note describes the parts of the spec that the driver ignores, for people.
 	Note string
 	// Err is a failure in the background.

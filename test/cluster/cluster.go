@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"cloudnative.tw/drover/test/cluster/internal/control"
+	"cloudnative.tw/drover/test/cluster/internal/failure"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -90,7 +91,8 @@ func New(ctx context.Context, opts Options) (*Cluster, error) {
 		err = c.rig.detach()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start a cluster: %w; its programs printed:\n%s", err, c.Logs()), c.Close())
+		printed := c.Logs() // which Close removes
+		return nil, failure.OfStart(err, c.Close(), printed)
 	}
 	return c, nil
 }

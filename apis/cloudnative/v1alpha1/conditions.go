@@ -47,6 +47,9 @@ const (
 	ReasonRunning = "Running"
 	// ReasonStarting means that the server is being started or boots.
 	ReasonStarting = "Starting"
+	// ReasonUnschedulable means that the server is to start, and that the cluster's scheduler
+	// has found no node for it.
+	ReasonUnschedulable = "Unschedulable"
 	// ReasonStopping means that the server got the request to stop and has not ended yet.
 	ReasonStopping = "Stopping"
 	// ReasonStoppedAsAsked means that the server is off because the spec says so.
@@ -171,6 +174,8 @@ const (
 	EventOrphanFound = "OrphanFound"
 	// EventCrashed reports that a server failed by itself.
 	EventCrashed = "Crashed"
+	// EventDisrupted reports that others end a server's run, or have ended it, such as a drain.
+	EventDisrupted = "Disrupted"
 	// EventEngineFenced reports that the engine refuses the leader, and that its
 	// VirtualMachines wait.
 	EventEngineFenced = "EngineFenced"

@@ -32,7 +32,12 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonStarting: {
 		Need: Time, Means: "The server is being started, or boots.",
-		ByDriver: map[string]string{pod: "If the message above is the scheduler's or the kubelet's, the pod waits for what it names: room on a node, a volume, an image."},
+		ByDriver: map[string]string{pod: "If the message above is the kubelet's, the pod waits for what it names: a volume, an image."},
+	},
+	api.ReasonUnschedulable: {
+		Need: Attention, Means: "The server is to start, and the scheduler has found no node for it.",
+		Do: "The message above has the scheduler's words, and it goes on by itself once a node fits. Make room on a node or uncordon one, " +
+			"provide the volume, or change the VM's size, nodeSelector, affinity or tolerations: {kubectl} edit vm {vm}",
 	},
 	api.ReasonStopping:    {Need: Time, Means: "The server was asked to stop. After shutdownGracePeriodSeconds it is stopped by force."},
 	api.ReasonCreating:    {Need: Time, Means: "The server is being created."},
@@ -197,6 +202,10 @@ var events = map[string]Advice{
 	api.EventCrashed: {
 		Need: Attention, Means: "The server failed by itself.",
 		Do: "Look at what it printed before its end.",
+	},
+	api.EventDisrupted: {
+		Need: Time, Means: "Others than Drover and the guest have ended the server's run, or end it. Drover starts it again as its restart policy says.",
+		Do: "The message says what was seen. For a VM that a drain is not to end, set evictionPolicy to Block.",
 	},
 	api.EventOrphanFound:    {Need: Person, Means: "A server without a VM was found.", Do: "Remove it on the engine's host if it is not needed."},
 	api.EventOrphanReleased: {Means: "A server without a VM was released, since the VM had deletionPolicy Retain. It is yours to remove."},

@@ -7,13 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/exec"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -22,7 +20,11 @@ import (
 )
 
 // connection is what the verbs share that connect to a VM.
-type connection struct{ *Options }
+type connection struct {
+	*Options
+	// ports are those of port-forward, as its user has named them.
+	ports []string
+}
 
 // newConnectCommand returns a command of the group that connects.
 func (c *connection) newConnectCommand(cmd *cobra.Command) *cobra.Command {
@@ -62,25 +64,6 @@ func (c *connection) connect(ctx context.Context, arg string, s streamsapi.Strea
 	}
 	p.client, err = streams.Discover(ctx, config)
 	return p, err
-}
-
-// driverPod is the driver whose servers are pods.
-const driverPod = "pod"
-
-// connectToPod returns a client for a stream of a VM that is a pod. Drover serves none of these.
-func (c *connection) connectToPod(config *rest.Config, vm *api.VirtualMachine, s streamsapi.Stream) (*streams.Client, error) {
-	n := slices.IndexFunc(vm.Status.Objects, func(o api.ServerObject) bool { return o.Kind == "Pod" })
-	if n < 0 {
-		return nil, fmt.Errorf("%s has no pod yet, to see why: %s explain %s", vm.Name, c.Program, vm.Name)
-	}
-	pod := vm.Status.Objects[n].Name
-	if s == streamsapi.Console || s == streamsapi.Log {
-		return streams.ForPod(config, pod)
-	}
-	if s == streamsapi.PortForward {
-		return nil, fmt.Errorf("%s is a pod, whose ports Drover does not forward: %s -n %s port-forward pod/%s LOCAL:REMOTE", vm.Name, c.Kubectl, vm.Namespace, pod)
-	}
-	return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot run anything: log in at its console with %s console %s, or by ssh through %s -n %s port-forward pod/%s 2222:22", vm.Name, c.Program, vm.Name, c.Kubectl, vm.Namespace, pod)
 }
 
 // The exit codes that shells have for commands that cannot be started.

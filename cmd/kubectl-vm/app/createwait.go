@@ -115,7 +115,7 @@ type createProgress struct {
 // stepNames say what a step has brought about when it is over.
 var stepNames = map[string]string{
 	api.ReasonCreating: "server created", api.ReasonFetching: "image fetched", api.ReasonStarting: "server started",
-	api.ReasonProbeFailing: "guest answers", api.ReasonRestarting: "server restarted", api.ReasonUpdating: "change applied",
+	api.ReasonUnschedulable: "node found", api.ReasonProbeFailing: "guest answers", api.ReasonRestarting: "server restarted", api.ReasonUpdating: "change applied",
 }
 
 // see reports a version of the VM.

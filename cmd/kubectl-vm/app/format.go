@@ -98,11 +98,14 @@ func (o *Options) ageOf(at time.Time) string {
 	return duration.HumanDuration(o.Clock.Since(at))
 }
 
-// portsOf returns the open ports of a VM, in the words of --port.
+// portsOf returns the open ports of a VM, in the words of --port: those of the host, or those of a pod.
 func portsOf(vm *api.VirtualMachine) []string {
 	all := make([]string, 0, len(vm.Status.Ports))
 	for _, p := range vm.Status.Ports {
 		all = append(all, portText(p.HostIP, p.HostPort, p.Port, p.Protocol))
+	}
+	for _, p := range podPorts(vm) {
+		all = append(all, portText("", 0, p.Port, p.Protocol))
 	}
 	return all
 }

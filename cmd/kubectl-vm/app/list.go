@@ -37,7 +37,8 @@ func NewListCommand(o *Options) *cobra.Command {
 		Short:   "List VMs with their state, size and ports",
 		Long: "List VMs with their state, size and ports.\n\n" +
 			"STATE is the state of the server, READY whether it is as the spec says, and REASON why.\n" +
-			"PORTS are the host's ports that lead to it now, as HOST:VM.",
+			"PORTS are the host's ports that lead to it now, as HOST:VM. Those of a VM that is a pod are its\n" +
+			"own, at its ADDRESS (-o wide).",
 		Example: o.examples("list", "list -A -o wide", "list -l app=web -o name"),
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return l.run(cmd.Context()) },
@@ -139,9 +140,9 @@ const mostPorts = 3
 
 func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 	wide := l.output.format == formatWide
-	most := mostPorts
+	ports, most := portsOf(vm), mostPorts
 	if wide {
-		most = len(vm.Status.Ports)
+		most = len(ports)
 	}
 	row := []cell{
 		{text: vm.Name},
@@ -150,7 +151,7 @@ func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 		{text: cmp.Or(vm.Status.Reason, none)},
 		{text: sizeText(vm, api.ResourceCPU)},
 		{text: sizeText(vm, api.ResourceMemory)},
-		{text: joinSome(portsOf(vm), most)},
+		{text: joinSome(ports, most)},
 		{text: l.ageOf(vm.CreationTimestamp.Time)},
 	}
 	if l.allNamespaces {

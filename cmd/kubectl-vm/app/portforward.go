@@ -8,11 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
@@ -57,6 +55,7 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	if p.stdio && len(forwards) != 1 {
 		return fmt.Errorf("--stdio takes one port, and there are %d", len(forwards))
 	}
+	p.ports = ports
 	at, err := p.connect(ctx, name, streamsapi.PortForward)
 	if err != nil {
 		return err
@@ -80,9 +79,8 @@ func (p *portForwardOptions) check(at place, forwards []streams.Forward) error {
 		return at.vmErr
 	}
 	for _, f := range forwards {
-		isPort := func(port api.Port) bool { return port.Port == int32(f.Remote) && port.Protocol != api.ProtocolUDP }
-		if !slices.ContainsFunc(at.vm.Spec.Ports, isPort) {
-			return fmt.Errorf("port %d: VM %s does not list this TCP port in spec.ports; add it with %s port add %s %d", f.Remote, at.name, p.Program, at.name, f.Remote)
+		if err := p.checkTCPPort(at.vm, int32(f.Remote)); err != nil {
+			return err
 		}
 	}
 	return nil

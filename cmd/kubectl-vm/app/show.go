@@ -242,7 +242,8 @@ func diskText(vm *api.VirtualMachine) string {
 	return strings.Join(disks, ", ")
 }
 
-// portsText returns the open ports with their names, and those that are to be opened.
+// portsText returns the open ports with their names, and those that are to be opened. Those of a pod
+// are open at its address.
 func portsText(vm *api.VirtualMachine) string {
 	var all []string
 	open := map[string]bool{}
@@ -251,11 +252,19 @@ func portsText(vm *api.VirtualMachine) string {
 		all = append(all, strings.TrimSpace(p.Name+" "+portText(p.HostIP, p.HostPort, p.Port, p.Protocol)))
 	}
 	for _, p := range vm.Spec.Ports {
-		if !open[p.Name] {
+		switch {
+		case open[p.Name]:
+		case len(podPorts(vm)) > 0:
+			all = append(all, p.Name+" "+podPortText(vm, p))
+		default:
 			all = append(all, p.Name+" "+portText(p.HostIP, p.HostPort, p.Port, p.Protocol)+" (not open)")
 		}
 	}
-	return strings.Join(all, ", ")
+	text := strings.Join(all, ", ")
+	if len(podPorts(vm)) > 0 && slices.Contains(vm.Status.PendingFields, "ports") {
+		text += " (changed ones as of the next restart)"
+	}
+	return text
 }
 
 func probeText(vm *api.VirtualMachine) string {

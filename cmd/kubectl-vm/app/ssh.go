@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
 // endDelay is how long ssh may take to end after Ctrl-C.
@@ -44,7 +46,7 @@ func NewSSHCommand(o *Options) *cobra.Command {
 		Short: "Log in to a VM with the ssh of this computer",
 		Long: "Log in to a VM with the ssh of this computer, through Drover: the VM needs no\n" +
 			"address that this computer reaches. Under qemu, the port (--port) has to be one of\n" +
-			"spec.ports.\n" +
+			"spec.ports. For a VM that is a pod it prints the commands that reach it.\n" +
 			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
 			"a VM that was deleted and created again is another host.",
 		Example: o.examples("ssh debian@web", "ssh debian@web -- uptime"),
@@ -97,11 +99,14 @@ func (s *sshOptions) runSSH(ctx context.Context, target string, command []string
 	if err != nil {
 		return err
 	}
-	args, host, err := s.sshArguments(ctx, name)
+	user = cmp.Or(s.user, user)
+	args, host, err := s.sshArguments(ctx, name, func(vm *api.VirtualMachine) error {
+		return s.podSSHError(vm, "ssh", "-p", append([]string{strings.TrimPrefix(user+"@localhost", "@")}, command...))
+	})
 	if err != nil {
 		return err
 	}
-	if user = cmp.Or(s.user, user); user != "" {
+	if user != "" {
 		args = append(args, "-l", user)
 	}
 	return s.runProgram(ctx, "ssh", append(append(args, "--", host), command...))
@@ -123,10 +128,17 @@ func (s *sshOptions) runCopy(ctx context.Context, paths []string) error {
 	if len(names) != 1 {
 		return errors.New("one of the paths has to be in a VM, as in NAME:PATH, and the others on this computer")
 	}
-	args, host, err := s.sshArguments(ctx, names[0])
+	args, host, err := s.sshArguments(ctx, names[0], func(vm *api.VirtualMachine) error {
+		return s.podSSHError(vm, "scp", "-P", s.copyArguments(ends, "localhost"))
+	})
 	if err != nil {
 		return err
 	}
+	return s.runProgram(ctx, "scp", append(args, s.copyArguments(ends, host)...))
+}
+
+// copyArguments returns what scp is to copy, and how.
+func (s *sshOptions) copyArguments(ends []copyEnd, host string) (args []string) {
 	if s.recursive {
 		args = append(args, "-r")
 	}
@@ -134,7 +146,7 @@ func (s *sshOptions) runCopy(ctx context.Context, paths []string) error {
 	for _, end := range ends {
 		args = append(args, end.argument(host))
 	}
-	return s.runProgram(ctx, "scp", args)
+	return args
 }
 
 // copyEnd is a path on this computer, or in a VM.
@@ -175,8 +187,9 @@ func splitTarget(target string) (user, name string, err error) {
 }
 
 // sshArguments returns the options for ssh and scp that lead to a VM, and the name of its
-// host. The key of the host is stored under the VM's UID.
-func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []string, host string, err error) {
+// host. The key of the host is stored under the VM's UID. For a VM that is a pod it returns the
+// error of ofPod.
+func (s *sshOptions) sshArguments(ctx context.Context, name string, ofPod func(*api.VirtualMachine) error) (args []string, host string, err error) {
 	namespace, err := s.Namespace()
 	if err != nil {
 		return nil, "", err
@@ -187,6 +200,9 @@ func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []stri
 	}
 	if err := s.checkPower(vm); err != nil {
 		return nil, "", err
+	}
+	if vm.Status.Driver == driverPod {
+		return nil, "", ofPod(vm)
 	}
 	known, err := knownHostsFile()
 	if err != nil {
@@ -218,13 +234,16 @@ func (s *sshOptions) hostOptions(self []string, name string, uid types.UID, know
 	proxy := slices.Concat(self, []string{"port-forward", "--stdio"}, s.passedOn, []string{"--", name, strconv.Itoa(int(s.port))})
 	return []string{
 		"ProxyCommand=" + quoteCommand(proxy),
-		"HostKeyAlias=drover-" + string(uid),
+		"HostKeyAlias=" + hostKeyAlias(uid),
 		"UserKnownHostsFile=" + quoteWord(known),
 		"StrictHostKeyChecking=accept-new",
 		"CheckHostIP=no",
 		"ControlPath=none", // its connections are found by the name, which VMs of other clusters may have
 	}
 }
+
+// hostKeyAlias is the name under which the host key of a VM is stored.
+func hostKeyAlias(uid types.UID) string { return "drover-" + string(uid) }
 
 // knownHostsFile returns the file of the VMs' host keys, in a folder that exists.
 func knownHostsFile() (string, error) {

@@ -110,6 +110,7 @@ type listedVM struct {
 		Resource corev1.ResourceList `json:"resource"`
 		Driver   string              `json:"driver"`
 		Image    *api.Image          `json:"image"`
+		Ports    []api.Port          `json:"ports"`
 	} `json:"spec"`
 	Status api.VirtualMachineStatus `json:"status"`
 }
@@ -121,7 +122,7 @@ func (l *listedVM) vm() api.VirtualMachine {
 			Namespace: m.Namespace, Name: m.Name, Generation: m.Generation,
 			CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp,
 		},
-		Spec:   api.VirtualMachineSpec{Action: l.Spec.Action, Resource: l.Spec.Resource, Driver: l.Spec.Driver, Image: l.Spec.Image},
+		Spec:   api.VirtualMachineSpec{Action: l.Spec.Action, Resource: l.Spec.Resource, Driver: l.Spec.Driver, Image: l.Spec.Image, Ports: l.Spec.Ports},
 		Status: l.Status,
 	}
 }

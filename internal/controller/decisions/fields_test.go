@@ -66,6 +66,7 @@ var leftOut = map[string]string{
 	".Observed.Server.Namespace":                "that of the VM",
 	".Observed.Server.Name":                     "that of the VM",
 	".Observed.Server.Exit.Output":              "what a program printed",
+	".Observed.Server.Host":                     "no decision depends on it",
 	".Observed.Server.Pending":                  "the status has it",
 	".Observed.Server.Refused":                  "the status has it",
 	".Observed.Server.ImageID":                  "no decision depends on it",

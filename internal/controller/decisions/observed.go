@@ -38,6 +38,9 @@ type Server struct {
 	MemoryBytes   int64           `json:"memoryBytes,omitzero"`
 	RootDiskBytes int64           `json:"rootDiskBytes,omitzero"`
 	NeedsEnsure   bool            `json:"needsEnsure,omitzero"`
+
+	Disruption      string `json:"disruption,omitzero"`
+	IsUnschedulable bool   `json:"isUnschedulable,omitzero"`
 }
 
 // Exit is how a run ended, without any output.
@@ -136,7 +139,7 @@ func (b clockBase) server(s *driver.Server) Server {
 			return Exit{Code: e.Code, Reason: e.Reason, At: b.at(e.At)}
 		}),
 		StartedAt: b.at(s.StartedAt), CPUMilli: s.Applied.CPUMilli, MemoryBytes: s.Applied.MemoryBytes, RootDiskBytes: s.Applied.RootDiskBytes,
-		NeedsEnsure: s.NeedsEnsure,
+		NeedsEnsure: s.NeedsEnsure, Disruption: cutInput(s.Disruption), IsUnschedulable: s.IsUnschedulable,
 	}
 }
 
@@ -154,6 +157,6 @@ func (s *Server) server() driver.Server {
 			return driver.Exit{Code: e.Code, Reason: e.Reason, At: e.At}
 		}),
 		StartedAt: s.StartedAt, Applied: driver.Resources{CPUMilli: s.CPUMilli, MemoryBytes: s.MemoryBytes, RootDiskBytes: s.RootDiskBytes},
-		NeedsEnsure: s.NeedsEnsure,
+		NeedsEnsure: s.NeedsEnsure, Disruption: s.Disruption, IsUnschedulable: s.IsUnschedulable,
 	}
 }

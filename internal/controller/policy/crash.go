@@ -30,9 +30,9 @@ func decideEnded(in Input) Decision {
 	policy := in.VM.Spec.RestartPolicy
 	switch {
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
-		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: "the server " + ExitText(exit), Ready: true})
+		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: EndText(in.Observed.Server), Ready: true})
 	case exit.Code != 0 && policy == api.RestartNever:
-		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: "the server " + ExitText(exit), Stalled: true})
+		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: EndText(in.Observed.Server), Stalled: true})
 	}
 	return planStartAgain(in, exit)
 }
@@ -59,7 +59,7 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 // planStartAgain starts a server that ended by itself: at once after a stable run and
 // after the first that was too short, with growing delays after more of them.
 func planStartAgain(in Input, exit *driver.Exit) Decision {
-	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+ExitText(exit))
+	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts := failedStarts(in)
 	d.Action.ShortRuns = 1 + starts
 	if starts > 0 && IsCrashing(in.VM.Status.Operation) {
@@ -94,12 +94,21 @@ func runTime(in Input) time.Duration {
 	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)
 }
 
-// ExitText says how a run ended, as the rest of a sentence about the server.
-func ExitText(exit *driver.Exit) string {
+// EndText says how the last run of a server ended. A server whose run others have ended as well is not
+// said to have ended by itself.
+func EndText(server driver.Server) string {
+	text := "the server " + exitText(server.Exit, server.Disruption != "")
+	if server.Disruption != "" {
+		text += ", and " + server.Disruption
+	}
+	return text
+}
+
+func exitText(exit *driver.Exit, isDisrupted bool) string {
 	switch {
-	case exit.Code == 0:
+	case exit.Code == 0 && !isDisrupted:
 		return "ended by itself with code 0"
-	case exit.Reason != "" && exit.Reason != "Error":
+	case exit.Code != 0 && exit.Reason != "" && exit.Reason != "Error":
 		return fmt.Sprintf("ended with code %d (%s)", exit.Code, exit.Reason)
 	}
 	return fmt.Sprintf("ended with code %d", exit.Code)

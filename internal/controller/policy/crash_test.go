@@ -71,14 +71,16 @@ func TestFailedStartIsNoShortRun(t *testing.T) {
 	}
 }
 
-func TestExitText(t *testing.T) {
-	for want, exit := range map[string]driver.Exit{
-		"ended by itself with code 0":     {Reason: "Completed"},
-		"ended with code 137 (OOMKilled)": {Code: 137, Reason: "OOMKilled"},
-		"ended with code 2":               {Code: 2},
-		"ended with code 3":               {Code: 3, Reason: "Error"},
+func TestEndText(t *testing.T) {
+	for want, server := range map[string]driver.Server{
+		"the server ended by itself with code 0":                                   {Exit: &driver.Exit{Reason: "Completed"}},
+		"the server ended with code 137 (OOMKilled)":                               {Exit: &driver.Exit{Code: 137, Reason: "OOMKilled"}},
+		"the server ended with code 2":                                             {Exit: &driver.Exit{Code: 2}},
+		"the server ended with code 3":                                             {Exit: &driver.Exit{Code: 3, Reason: "Error"}},
+		"the server ended with code 0, and the pod was evicted":                    {Exit: &driver.Exit{Reason: "Completed"}, Disruption: "the pod was evicted"},
+		"the server ended with code 137 (StoppedByForce), and the pod was deleted": {Exit: &driver.Exit{Code: 137, Reason: "StoppedByForce"}, Disruption: "the pod was deleted"},
 	} {
-		if got := ExitText(&exit); got != want {
+		if got := EndText(server); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}

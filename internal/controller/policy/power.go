@@ -169,16 +169,20 @@ func decideWithoutRestart(in Input) Decision {
 
 // decideStarting waits for a start, unless the driver has yet to complete what it began.
 func decideStarting(in Input, power driver.Power) Decision {
-	if in.Observed.Server.NeedsEnsure {
-		return planEnsure(in, api.OperationStart, power, api.ReasonStarting, in.Observed.Server.Progress)
+	server, reason := in.Observed.Server, api.ReasonStarting
+	if server.IsUnschedulable {
+		reason = api.ReasonUnschedulable
 	}
-	return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
+	if server.NeedsEnsure {
+		return planEnsure(in, api.OperationStart, power, reason, server.Progress)
+	}
+	return planWait(in, api.OperationStart, reason, server.Progress)
 }
 
 func planEngineRestart(in Input) Decision {
 	text := "the engine restarts the server"
 	if exit := in.Observed.Server.Exit; exit != nil {
-		text += ", which " + ExitText(exit)
+		text += ", which " + exitText(exit, false)
 	}
 	return Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRestarting, Message: text}}
 }

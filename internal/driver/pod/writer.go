@@ -115,6 +115,7 @@ func (w *writer) deletePod(ctx context.Context, grace int64) error {
 	if w.IsGated() {
 		only.ResourceVersion = &w.Pod.ResourceVersion // another leader may remove the gate
 	}
+	w.IsDeletedHere = w.IsDeletedHere || w.Pod.DeletionTimestamp == nil
 	err := w.client.Pods(w.Key.Namespace).Delete(ctx, w.Key.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: only})
 	return objects.Explain("delete", objects.KindPod, w.Key, objects.IgnoreNotFound(err))
 }

@@ -29,6 +29,9 @@ type Instance struct {
 	// objects were read.
 	Asserted types.UID
 
+	// IsDeletedHere is set once the pod was deleted by means of this Instance.
+	IsDeletedHere bool
+
 	// names are the volumes to read, and volumes their PVCs.
 	names   []string
 	volumes map[string]*corev1.PersistentVolumeClaim

@@ -27,6 +27,8 @@ const (
 type endRecord struct {
 	Pod  types.UID    `json:"pod"`
 	Exit *driver.Exit `json:"exit,omitempty"`
+	// Disruption is that of driver.Server.
+	Disruption string `json:"disruption,omitempty"`
 }
 
 // ProvenEnd returns how a pod has ended, or nil as long as nothing proves that none of its
@@ -165,7 +167,7 @@ func endOf(root *corev1.PersistentVolumeClaim) (end endRecord) {
 
 // EndRecord returns the value of AnnotationEnd for the pod, whose end is proven.
 func (i *Instance) EndRecord() (string, error) {
-	record, err := json.Marshal(endRecord{Pod: i.Pod.UID, Exit: i.End()})
+	record, err := json.Marshal(endRecord{Pod: i.Pod.UID, Exit: i.End(), Disruption: i.Disruption()})
 	return string(record), err
 }
 

@@ -5,8 +5,9 @@
 // for sure, and what state its server is in. It changes nothing.
 //
 // Start with Instance in instance.go, which a Reader returns. proof.go tells when a pod has ended,
-// state.go describes a server, list.go finds the objects of all servers, informers.go follows them,
-// and disks.go and budgets.go have their PVCs and PodDisruptionBudgets.
+// disruption.go how others end it, state.go describes a server, list.go finds the objects of all
+// servers, informers.go follows them, and disks.go and budgets.go have their PVCs and
+// PodDisruptionBudgets.
 package instance
 
 import (

@@ -32,7 +32,7 @@ func (i *Instance) Server() driver.Server {
 		s.State, s.Err = driver.StateUnknown, fmt.Errorf("the pod %s is gone, and nothing proves that its containers have ended", i.Key)
 	case i.Pod == nil:
 		last := endOf(i.Root)
-		s.Run, s.Exit = string(last.Pod), last.Exit
+		s.Run, s.Exit, s.Disruption = string(last.Pod), last.Exit, last.Disruption
 	case i.IsGated():
 	default:
 		i.describeRun(&s)
@@ -59,7 +59,7 @@ func (i *Instance) isBeingRemoved() bool {
 func (i *Instance) describeRun(s *driver.Server) {
 	p := i.Pod
 	kept := i.Settings()
-	s.Run = string(p.UID)
+	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
 	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
 	status := machineStatus(p)
 	s.ImageID, s.Note = objects.ImageDigest(p), describeTags(kept.Images)
@@ -79,6 +79,7 @@ func (i *Instance) describeRun(s *driver.Server) {
 		i.describeMachine(s)
 	default:
 		s.State, s.Progress, s.NeedsEnsure = driver.StateStarting, startingText(p), i.mayLackSecret()
+		s.IsUnschedulable = isUnschedulable(p)
 	}
 	if _, differs := i.RefusesAssertion(); differs {
 		s.NeedsEnsure = true
@@ -149,9 +150,8 @@ func addressesOf(p *corev1.Pod) []string {
 // conditions are false: the VirtualMachine is not ready by the same probe then.
 func (i *Instance) unreachableNode() error {
 	p := i.Pod
-	n := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
-	m := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.ContainersReady })
-	if n < 0 || m < 0 || p.Status.Conditions[n].Status != corev1.ConditionFalse || p.Status.Conditions[m].Status != corev1.ConditionTrue {
+	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
+	if ready == nil || containers == nil || ready.Status != corev1.ConditionFalse || containers.Status != corev1.ConditionTrue {
 		return nil
 	}
 	return fmt.Errorf("node %s does not report: the machine may run still%s", p.Spec.NodeName, i.refusalText())
@@ -173,9 +173,14 @@ func startingText(p *corev1.Pod) string {
 	return "the pod starts on node " + p.Spec.NodeName
 }
 
-// stoppingText says what ends a pod that cannot end by itself.
+// stoppingText says why a pod ends, if it was not just deleted, and what ends one that cannot end by
+// itself.
 func (i *Instance) stoppingText() string {
-	return fmt.Sprintf("the pod ends on node %s; if that node is lost for good, power it off and then set its taint %s%s", i.Pod.Spec.NodeName, corev1.TaintNodeOutOfService, i.refusalText())
+	why := ""
+	if c := findCondition(i.Pod, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
+		why = i.Disruption() + "; "
+	}
+	return why + fmt.Sprintf("the pod ends on node %s; if that node is lost for good, power it off and then set its taint %s%s", i.Pod.Spec.NodeName, corev1.TaintNodeOutOfService, i.refusalText())
 }
 
 // refusalText says how an operator asserts again that the machine is off.

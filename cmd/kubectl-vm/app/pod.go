@@ -1,0 +1,151 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
+)
+
+// driverPod is the driver whose servers are pods.
+const driverPod = "pod"
+
+// localSSHPort is the port of this computer in the commands that are proposed.
+const localSSHPort = 2222
+
+// podOf returns the name of the pod of a VM of driver pod.
+func (o *Options) podOf(vm *api.VirtualMachine) (string, error) {
+	n := slices.IndexFunc(vm.Status.Objects, func(o api.ServerObject) bool { return o.Kind == "Pod" })
+	if n < 0 {
+		return "", fmt.Errorf("%s has no pod yet, to see why: %s explain %s", vm.Name, o.Program, vm.Name)
+	}
+	return vm.Status.Objects[n].Name, nil
+}
+
+// connectToPod returns a client for a stream of a VM that is a pod. Drover serves none of these, so
+// the error for those that the API server does not serve either is the command that does the same.
+func (c *connection) connectToPod(config *rest.Config, vm *api.VirtualMachine, s streamsapi.Stream) (*streams.Client, error) {
+	pod, err := c.podOf(vm)
+	if err != nil {
+		return nil, err
+	}
+	switch s {
+	case streamsapi.Console, streamsapi.Log:
+		return streams.ForPod(config, pod)
+	case streamsapi.PortForward:
+		ports := strings.Join(c.ports, " ")
+		if ports == "" {
+			ports = "LOCAL:REMOTE"
+		}
+		return nil, fmt.Errorf("%s is a pod, whose ports Drover does not forward:\n  %s", vm.Name, c.forwardCommand(vm, pod, ports))
+	case streamsapi.Interfaces:
+		return nil, c.interfacesError(vm, pod)
+	}
+	return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot run anything: log in with %s ssh %s, or at its console:\n  %s console %s",
+		vm.Name, c.Program, vm.Name, c.Program, vm.Name)
+}
+
+func (o *Options) forwardCommand(vm *api.VirtualMachine, pod, ports string) string {
+	return fmt.Sprintf("%s -n %s port-forward pod/%s %s", o.Kubectl, vm.Namespace, pod, ports)
+}
+
+// interfacesError says where a VM that is a pod answers.
+func (o *Options) interfacesError(vm *api.VirtualMachine, pod string) error {
+	text := vm.Name + " is a pod, in whose guest Drover cannot ask for the interfaces. "
+	if len(vm.Status.Addresses) == 0 {
+		text += "It has no address now."
+	} else {
+		text += "Its ports answer at the pod's address, which changes with each start: " + strings.Join(vm.Status.Addresses, ", ")
+	}
+	if port, ok := firstTCPPort(vm); ok {
+		text += "\n" + o.serviceText(vm, pod, port)
+	}
+	return fmt.Errorf("%s\nTo see the guest's own interfaces, log in at its console:\n  %s console %s", text, o.Program, vm.Name)
+}
+
+func firstTCPPort(vm *api.VirtualMachine) (int32, bool) {
+	n := slices.IndexFunc(vm.Spec.Ports, func(p api.Port) bool { return p.Protocol != api.ProtocolUDP })
+	if n < 0 {
+		return 0, false
+	}
+	return vm.Spec.Ports[n].Port, true
+}
+
+// serviceText says how a Service is made. The next pods have the labels that it selects.
+func (o *Options) serviceText(vm *api.VirtualMachine, pod string, port int32) string {
+	name := vm.Name
+	if len(validation.IsDNS1035Label(name)) > 0 {
+		name = "NAME"
+	}
+	return fmt.Sprintf("In the cluster a Service leads to each of its pods. If it has none:\n  %s -n %s expose pod %s --name %s --port %d",
+		o.Kubectl, vm.Namespace, pod, name, port)
+}
+
+// podSSHError says how ssh or scp, with the given arguments, reaches a VM that is a pod.
+func (s *sshOptions) podSSHError(vm *api.VirtualMachine, program, portFlag string, args []string) error {
+	pod, err := s.podOf(vm)
+	if err != nil {
+		return err
+	}
+	if err := s.checkTCPPort(vm, int32(s.port)); err != nil {
+		return err
+	}
+	words := []string{program, portFlag, strconv.Itoa(localSSHPort), "-o", "HostKeyAlias=" + hostKeyAlias(vm.UID)}
+	if s.identity != "" {
+		words = append(words, "-i", s.identity)
+	}
+	words = append(words, args...)
+	for n, word := range words {
+		words[n] = quoteIfNeeded(word)
+	}
+	return errors.New(vm.Name + " is a pod, to which Drover does not connect. Forward a port to it, and use that:\n  " +
+		s.forwardCommand(vm, pod, fmt.Sprintf("%d:%d &", localSSHPort, s.port)) + "\n  " + strings.Join(words, " ") + "\n" +
+		s.serviceText(vm, pod, int32(s.port)))
+}
+
+// checkTCPPort fails if a VM does not list a port, where only those that it lists can be reached.
+func (o *Options) checkTCPPort(vm *api.VirtualMachine, port int32) error {
+	isPort := func(p api.Port) bool { return p.Port == port && p.Protocol != api.ProtocolUDP }
+	if slices.ContainsFunc(vm.Spec.Ports, isPort) {
+		return nil
+	}
+	return fmt.Errorf("port %d: VM %s does not list this TCP port in spec.ports; add it with %s port add %s %d", port, vm.Name, o.Program, vm.Name, port)
+}
+
+// quoteIfNeeded quotes a word that a shell would not take as it is.
+func quoteIfNeeded(word string) string {
+	if word != "" && !strings.ContainsAny(word, " \t\n'\"\\$`&|;<>()*?[]#~!{}") {
+		return word
+	}
+	return quoteShell(word)
+}
+
+// podPorts returns the ports at which a VM that is a pod answers now, each with its name; none for
+// other VMs, and while it has no address.
+func podPorts(vm *api.VirtualMachine) []api.Port {
+	if driverOf(vm) != driverPod || len(vm.Status.Addresses) == 0 {
+		return nil
+	}
+	return vm.Spec.Ports
+}
+
+// podPortText returns a port of a pod with the pod's address.
+func podPortText(vm *api.VirtualMachine, p api.Port) string {
+	text := net.JoinHostPort(vm.Status.Addresses[0], strconv.Itoa(int(p.Port)))
+	if p.Protocol == api.ProtocolUDP {
+		text += "/udp"
+	}
+	return text
+}

@@ -1,0 +1,88 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"strings"
+	"testing"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+// podVM returns a VM of driver pod that runs.
+func podVM() *api.VirtualMachine {
+	vm := vmWith(api.PhaseActive, api.ReasonRunning, "True").Obj()
+	vm.Namespace, vm.UID = "blue", "1a2b3c4d-0000-4000-8000-000000000000"
+	vm.Spec.Ports = []api.Port{{Name: "ssh", Port: 22, Protocol: api.ProtocolTCP}, {Name: "dns", Port: 53, Protocol: api.ProtocolUDP}}
+	vm.Status.Driver, vm.Status.Addresses = driverPod, []string{"10.244.1.5"}
+	vm.Status.Objects = []api.ServerObject{{Kind: "PersistentVolumeClaim", Name: "web-1a2b3c4d"}, {Kind: "Pod", Name: "web-1a2b3c4d"}}
+	return vm
+}
+
+// TestPodPorts checks that the ports of a pod are shown where they answer, which the status has no
+// ports of a host for.
+func TestPodPorts(t *testing.T) {
+	t.Parallel()
+	vm := podVM()
+	if got := portsText(vm); got != "ssh 10.244.1.5:22, dns 10.244.1.5:53/udp" {
+		t.Errorf("show has %q", got)
+	}
+	if got := joinSome(portsOf(vm), mostPorts); got != "22,53/udp" {
+		t.Errorf("list has %q", got)
+	}
+	vm.Status.PendingFields = []string{"ports"}
+	if got := portsText(vm); !strings.HasSuffix(got, " (changed ones as of the next restart)") {
+		t.Errorf("while they change, show has %q", got)
+	}
+	vm.Status.Addresses = nil
+	if got := portsText(vm); got != "ssh 22 (not open), dns 53/udp (not open)" {
+		t.Errorf("without an address, show has %q", got)
+	}
+	if got := joinSome(portsOf(vm), mostPorts); got != none {
+		t.Errorf("without an address, list has %q", got)
+	}
+	other := podVM()
+	other.Status.Driver = "docker"
+	if got := portsText(other); !strings.Contains(got, "(not open)") {
+		t.Errorf("show has %q for another driver", got)
+	}
+}
+
+// TestWaysToPods checks that what Drover does not do for a pod is refused with the command that
+// does it.
+func TestWaysToPods(t *testing.T) {
+	t.Parallel()
+	o, _ := newOptions()
+	forward := "  kubectl -n blue port-forward pod/web-1a2b3c4d "
+	service := "  kubectl -n blue expose pod web-1a2b3c4d --name web --port 22"
+	ssh := &sshOptions{connection: connection{Options: o}, port: 22}
+	withKey := &sshOptions{connection: connection{Options: o}, port: 22, identity: "my key"}
+	otherPort := &sshOptions{connection: connection{Options: o}, port: 2022}
+	refusal := func(ports []string, s streamsapi.Stream) error {
+		_, err := (&connection{o, ports}).connectToPod(nil, podVM(), s)
+		return err
+	}
+	tests := map[string]struct {
+		err  error
+		want []string
+	}{
+		"ssh": {
+			ssh.podSSHError(podVM(), "ssh", "-p", []string{"debian@localhost", "uptime"}),
+			[]string{forward + "2222:22 &\n", "  ssh -p 2222 -o HostKeyAlias=drover-1a2b3c4d-0000-4000-8000-000000000000 debian@localhost uptime\n", service},
+		},
+		"cp":              {withKey.podSSHError(podVM(), "scp", "-P", []string{"--", "a b", "localhost:/tmp"}), []string{"  scp -P 2222 ", " -i 'my key' -- 'a b' localhost:/tmp\n"}},
+		"ssh, other port": {otherPort.podSSHError(podVM(), "ssh", "-p", nil), []string{"port 2022", "kubectl vm port add web 2022"}},
+		"port-forward":    {refusal([]string{"8080:80"}, streamsapi.PortForward), []string{forward + "8080:80"}},
+		"ip":              {refusal(nil, streamsapi.Interfaces), []string{"10.244.1.5", service, "  kubectl vm console web"}},
+		"exec":            {refusal(nil, streamsapi.Exec), []string{"kubectl vm ssh web", "  kubectl vm console web"}},
+	}
+	for name, tc := range tests {
+		for _, want := range tc.want {
+			if tc.err == nil || !strings.Contains(tc.err.Error()+"\n", want) {
+				t.Errorf("%s: it does not say %q: %v", name, want, tc.err)
+			}
+		}
+	}
+}

@@ -1,0 +1,170 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// passOf returns a pass that has made an observation, of a VirtualMachine that is written as it is.
+func passOf(vm *framework.VMBuilder, o inventory.Observation) *reconciliation {
+	object := vm.Obj()
+	return &reconciliation{r: &Reconciler{Driver: "pod"}, base: object, vm: object.DeepCopy(), observed: observation{Observation: o}}
+}
+
+// disrupted adds a disruption to what is observed of a server.
+func disrupted(o inventory.Observation, by string) inventory.Observation {
+	return policytest.ChangeServer(o, func(s *driver.Server) { s.Disruption = by })
+}
+
+// wantEvent checks that an event has a kind, a reason and a text. None is wanted if the reason is
+// empty.
+func wantEvent(t *testing.T, got *pendingEvent, kind, reason, text string) {
+	t.Helper()
+	switch {
+	case reason == "" && got != nil:
+		t.Errorf("there is an event: %+v", *got)
+	case reason != "" && (got == nil || got.kind != kind || got.reason != reason || got.text != text):
+		t.Errorf("the event is %+v, want %s %s: %s", got, kind, reason, text)
+	}
+}
+
+// TestDetectEnd checks which ends of runs have an event of their own, and that what others do to a
+// server is not taken for a crash.
+func TestDetectEnd(t *testing.T) {
+	t.Parallel()
+	const byDrain, byDeletion = "the pod was evicted", "the pod was deleted"
+	had := func(state driver.State) *framework.VMBuilder {
+		return policytest.ReportedVM().Status(policytest.WithServer("id-1", state))
+	}
+	stopping := policytest.Present(driver.StateStopping)
+	tests := map[string]struct {
+		vm                 *framework.VMBuilder
+		observed           inventory.Observation
+		kind, reason, text string
+	}{
+		"is drained":                       {had(driver.StateRunning), disrupted(stopping, byDrain), corev1.EventTypeNormal, api.EventDisrupted, byDrain},
+		"is drained while it boots":        {had(driver.StateStarting), disrupted(stopping, byDrain), corev1.EventTypeNormal, api.EventDisrupted, byDrain},
+		"was drained":                      {had(driver.StateRunning), disrupted(policytest.Ended(0), byDrain), corev1.EventTypeNormal, api.EventDisrupted, "the server ended with code 0, and the pod was evicted"},
+		"was drained by force":             {had(driver.StateRunning), disrupted(policytest.Ended(137), byDrain), corev1.EventTypeNormal, api.EventDisrupted, "the server ended with code 137, and the pod was evicted"},
+		"fails by itself":                  {had(driver.StateRunning), policytest.Ended(1), corev1.EventTypeWarning, api.EventCrashed, "the server ended with code 1"},
+		"completes":                        {vm: had(driver.StateRunning), observed: policytest.Ended(0)},
+		"runs, and is not to go":           {vm: had(driver.StateRunning), observed: policytest.Present(driver.StateRunning)},
+		"was reported already":             {vm: had(driver.StateStopping), observed: disrupted(stopping, byDrain)},
+		"had ended before":                 {vm: had(driver.StateStopped), observed: disrupted(policytest.Ended(0), byDrain)},
+		"is stopped by Drover":             {vm: had(driver.StateRunning).Status(policytest.WithOperation(api.OperationStop, time.Second, "")), observed: disrupted(stopping, byDeletion)},
+		"is stopped by another leader":     {vm: had(driver.StateRunning).Action(api.ActionStopped), observed: disrupted(stopping, byDeletion)},
+		"is restarted by Drover":           {vm: had(driver.StateRunning).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: disrupted(stopping, byDeletion)},
+		"is removed with its VM":           {vm: had(driver.StateRunning).DeletionTimestamp(policytest.T0), observed: disrupted(stopping, byDeletion)},
+		"is another one than was reported": {vm: policytest.ReportedVM().Status(policytest.WithServer("id-0", driver.StateRunning)), observed: disrupted(stopping, byDrain)},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := passOf(tc.vm, tc.observed)
+			p.detectEnd()
+			wantEvent(t, p.ended, tc.kind, tc.reason, tc.text)
+		})
+	}
+}
+
+// TestSuccessEvents checks the events of steps whose end takes longer than the step.
+func TestSuccessEvents(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		operation, began api.OperationType
+		state            driver.State
+		reason, text     string
+	}{
+		"a creation":                  {api.OperationCreate, "", driver.StateStarting, api.EventCreated, "Created server id-1 on pod, host n1"},
+		"a creation that waits":       {api.OperationCreate, "", driver.StatePending, "", ""},
+		"a start":                     {api.OperationStart, "", driver.StateStarting, "", ""},
+		"an update":                   {api.OperationUpdate, "", driver.StateStopped, api.EventUpdated, "Updated server id-1 on pod, host n1"},
+		"an update as part of a stop": {api.OperationUpdate, api.OperationStop, driver.StateStopped, api.EventStopped, "Stopped server id-1 on pod, host n1"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := passOf(policytest.ReportedVM(), policytest.ChangeServer(policytest.Present(tc.state), func(s *driver.Server) { s.Host = "n1" }))
+			p.began = tc.began
+			p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: tc.operation}}, false)
+			wantEvent(t, onlyEvent(t, p), corev1.EventTypeNormal, tc.reason, tc.text)
+		})
+	}
+}
+
+// onlyEvent returns the event of a pass, nil if there is none.
+func onlyEvent(t *testing.T, p *reconciliation) *pendingEvent {
+	t.Helper()
+	switch len(p.events) {
+	case 0:
+		return nil
+	case 1:
+		return &p.events[0]
+	}
+	t.Fatalf("there are %d events: %+v", len(p.events), p.events)
+	return nil
+}
+
+// TestChangeEvents checks the events of what the status shows, each once.
+func TestChangeEvents(t *testing.T) {
+	t.Parallel()
+	status := func(reason string, state driver.State, op *api.Operation) api.VirtualMachineStatus {
+		return api.VirtualMachineStatus{ObservedGeneration: 2, Reason: reason, Message: "why", Server: &api.ServerStatus{ID: "id-1", State: string(state)}, Operation: op}
+	}
+	start := &api.Operation{Type: api.OperationStart}
+	again := &api.Operation{Type: api.OperationStart, Attempts: 1, Failure: api.FailureExited}
+	starting := status(api.ReasonStarting, driver.StateStarting, start)
+	tests := map[string]struct {
+		before, after      api.VirtualMachineStatus
+		kind, reason, text string
+	}{
+		"has started":               {starting, status(api.ReasonRunning, driver.StateRunning, nil), corev1.EventTypeNormal, api.EventStarted, "Started server id-1 on pod, host n1"},
+		"has started again":         {status(api.ReasonStarting, driver.StateStarting, again), status(api.ReasonRunning, driver.StateRunning, again), corev1.EventTypeNormal, api.EventStarted, "Started server id-1 on pod, host n1"},
+		"runs on":                   {before: status(api.ReasonRunning, driver.StateRunning, again), after: status(api.ReasonRunning, driver.StateRunning, again)},
+		"has proven stable":         {before: status(api.ReasonRunning, driver.StateRunning, again), after: status(api.ReasonRunning, driver.StateRunning, nil)},
+		"finds no node":             {starting, status(api.ReasonUnschedulable, driver.StateStarting, start), corev1.EventTypeWarning, api.ReasonUnschedulable, "why"},
+		"finds no node still":       {before: status(api.ReasonUnschedulable, driver.StateStarting, start), after: status(api.ReasonUnschedulable, driver.StateStarting, start)},
+		"is on a node that is lost": {status(api.ReasonRunning, driver.StateRunning, nil), status(api.ReasonUnresponsive, driver.StateRunning, nil), corev1.EventTypeWarning, api.ReasonUnresponsive, "why"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := passOf(policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { *s = tc.after }),
+				policytest.ChangeServer(policytest.Present(driver.State(tc.after.Server.State)), func(s *driver.Server) { s.Host = "n1" }))
+			p.wasStarting = tc.before.Server.State == string(driver.StateStarting)
+			p.addChangeEvents(&tc.before)
+			wantEvent(t, onlyEvent(t, p), tc.kind, tc.reason, tc.text)
+		})
+	}
+}
+
+// TestStartSoonAfterCreation checks that a server which runs before its creation was reported has both
+// events, and that one which ran at once has one.
+func TestStartSoonAfterCreation(t *testing.T) {
+	t.Parallel()
+	for wasStarting, want := range map[bool][]string{true: {api.EventCreated, api.EventStarted}, false: {api.EventCreated}} {
+		p := passOf(policytest.ReportedVM(), policytest.Present(driver.StateRunning))
+		p.events, p.wasStarting = []pendingEvent{{reason: api.EventCreated}}, wasStarting
+		p.addChangeEvents(&api.VirtualMachineStatus{Operation: &api.Operation{Type: api.OperationCreate}})
+		var got []string
+		for _, e := range p.events {
+			got = append(got, e.reason)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("was starting: %t: the events are %v, want %v", wasStarting, got, want)
+		}
+	}
+}

@@ -1,0 +1,68 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestControllerEvents checks the events of a VirtualMachine of the real controller, from its creation
+// over a drain to a stop.
+func TestControllerEvents(t *testing.T) {
+	t.Parallel()
+	c := framework.StartCluster(t, framework.ClusterOptions{Args: []string{"--all-apis"}})
+	w := newWorldIn(t, c)
+	startController(t, c)
+	v := w.createVM(t, "web", `{
+		"driver": "pod", "storageClassName": "growing", "image": {"source": "oci://registry.example/boot:1", "pullPolicy": "Never"},
+		"resource": {"cpu": "1", "memory": "256Mi", "rootDisk": "2Mi"}
+	}`)
+	v.wait(t, "Active", false)
+	v.waitEvents(t, "Created", "Started")
+	s := &server{w: w}
+	s.Namespace, s.Name, s.UID = w.namespace, v.name, v.uid
+	if err := s.evict(t); err != nil {
+		t.Fatal(err)
+	}
+	all := v.waitEvents(t, "Created", "Started", "Disrupted", "Started")
+	for n, want := range map[int]string{1: "on pod, host " + nodeName, 2: "the pod was evicted, as by a drain, from node " + nodeName} {
+		if !strings.Contains(all[n].Note, want) {
+			t.Errorf("event %s says %q, want %q in it", all[n].Reason, all[n].Note, want)
+		}
+	}
+	v.change(t, `{"action": "stopped"}`)
+	v.wait(t, "Stopped", false)
+	v.waitEvents(t, "Created", "Started", "Disrupted", "Started", "Stopped")
+}
+
+// waitEvents waits until the events of a VirtualMachine have these reasons, but for failures that are
+// tried again, and returns them.
+func (v *vm) waitEvents(t *testing.T, want ...string) (all []eventsv1.Event) {
+	t.Helper()
+	framework.Eventually(t, patience, v.name+" has events", func() error {
+		listed, err := v.w.kube.EventsV1().Events(v.w.namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		all = slices.DeleteFunc(listed.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != v.uid || e.Reason == "OperationFailed" })
+		slices.SortFunc(all, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
+		var reasons []string
+		for _, e := range all {
+			reasons = append(reasons, e.Reason)
+		}
+		if !slices.Equal(reasons, want) {
+			return fmt.Errorf("they are %v, want %v", reasons, want)
+		}
+		return nil
+	})
+	return all
+}

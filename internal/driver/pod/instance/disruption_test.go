@@ -1,0 +1,114 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+)
+
+func targeted(reason, message string) func(*corev1.Pod) {
+	return withCondition(corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: reason, Message: message})
+}
+
+var byDrain = targeted("EvictionByEvictionAPI", "Eviction API: evicting")
+
+func TestDisruption(t *testing.T) {
+	t.Parallel()
+	reported := withStatuses(terminated(0, "Completed", ""))
+	tests := map[string]struct {
+		pod  *corev1.Pod
+		here bool
+		want string
+	}{
+		"runs":                            {onNode(), false, ""},
+		"has ended":                       {onNode(reported), false, ""},
+		"is drained":                      {onNode(deleted, byDrain), false, "the pod was evicted, as by a drain, from node n1 (Eviction API: evicting)"},
+		"was drained, and has ended":      {onNode(deleted, byDrain, reported), true, "the pod was evicted, as by a drain, from node n1 (Eviction API: evicting)"},
+		"is to be preempted, and was not": {onNode(targeted(corev1.PodReasonPreemptionByScheduler, "x")), false, ""},
+		"preempted":                       {onNode(deleted, targeted(corev1.PodReasonPreemptionByScheduler, "a higher priority")), false, "the pod was preempted on node n1 (a higher priority)"},
+		"a target no more":                {onNode(withCondition(corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionFalse, Reason: "x"})), false, ""},
+		"by a later kind":                 {onNode(deleted, targeted("DeletionByNewcomer", "why")), false, "the pod was disrupted by DeletionByNewcomer on node n1 (why)"},
+		"evicted by the kubelet":          {onNode(withPhase(corev1.PodFailed, "Evicted"), reported, targeted(corev1.PodReasonTerminationByKubelet, "The node was low on resource: memory")), false, "the pod was ended by the kubelet of node n1 (The node was low on resource: memory)"},
+		"failed by the kubelet":           {onNode(withPhase(corev1.PodFailed, "Terminated"), reported), false, "the pod failed on node n1 (Terminated)"},
+		"rejected by the kubelet":         {onNode(withPhase(corev1.PodFailed, "OutOfcpu")), false, ""},
+		"deleted by somebody":             {onNode(deleted), false, "the pod was deleted"},
+		"deleted by this driver":          {onNode(deleted, reported), true, ""},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := (&Instance{Pod: tc.pod, IsDeletedHere: tc.here}).Disruption(); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestRecordedDisruption checks that the disruption lasts beyond the pod, and that the deletion of a pod
+// that had ended before is not taken for one.
+func TestRecordedDisruption(t *testing.T) {
+	t.Parallel()
+	pod := onNode(deleted, byDrain, withStatuses(terminated(0, "Completed", "")))
+	pod.UID = "run-1"
+	i := &Instance{Pod: pod, Root: &corev1.PersistentVolumeClaim{}}
+	record, err := i.EndRecord()
+	if err != nil {
+		t.Fatal(err)
+	}
+	metav1.SetMetaDataAnnotation(&i.Root.ObjectMeta, objects.AnnotationEnd, record)
+	i.Pod = nil
+	if s := i.Server(); s.State != driver.StateStopped || !strings.Contains(s.Disruption, "evicted") {
+		t.Errorf("the server is %+v", s)
+	}
+	older, err := json.Marshal(endRecord{Pod: pod.UID, Exit: &driver.Exit{Reason: "Completed"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	metav1.SetMetaDataAnnotation(&i.Root.ObjectMeta, objects.AnnotationEnd, string(older))
+	i.Pod = onNode(deleted, withStatuses(terminated(0, "Completed", "")))
+	i.Pod.UID = pod.UID
+	if got := i.Disruption(); got != "" {
+		t.Errorf("a pod that had ended before it was deleted has %q", got)
+	}
+}
+
+// TestServerOfADrainedPod checks what is said while the pod ends, and where it is.
+func TestServerOfADrainedPod(t *testing.T) {
+	t.Parallel()
+	reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0))}
+	s := (&Instance{reader: reader, Pod: onNode(deleted, byDrain), Asserted: "other"}).Server()
+	if s.State != driver.StateStopping || s.Host != "n1" || !strings.HasPrefix(s.Progress, "the pod was evicted, as by a drain, from node n1 (Eviction API: evicting); the pod ends on node n1") {
+		t.Errorf("the server is %+v", s)
+	}
+	plain := (&Instance{reader: reader, Pod: onNode(deleted), Asserted: "other"}).Server()
+	if !strings.HasPrefix(plain.Progress, "the pod ends on node n1") {
+		t.Errorf("a pod that was deleted says %q", plain.Progress)
+	}
+}
+
+func TestUnschedulable(t *testing.T) {
+	t.Parallel()
+	refused := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available"}
+	waits := &corev1.Pod{Status: corev1.PodStatus{Conditions: []corev1.PodCondition{refused}}}
+	for name, tc := range map[string]struct {
+		pod  *corev1.Pod
+		want bool
+	}{"refused": {waits, true}, "not looked at yet": {&corev1.Pod{}, false}, "placed": {onNode(), false}} {
+		reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0))}
+		s := (&Instance{reader: reader, Pod: tc.pod, Asserted: "other"}).Server()
+		if s.State != driver.StateStarting || s.IsUnschedulable != tc.want {
+			t.Errorf("%s: the server is %+v", name, s)
+		}
+	}
+}

@@ -1,0 +1,22 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package failure describes a cluster that did not start.
+package failure
+
+import (
+	"fmt"
+	"strings"
+)
+
+// OfStart returns the error of a start: what the cluster's programs printed, and below that the
+// cause, since the end of a long text is what a terminal shows.
+func OfStart(cause, cleanup error, printed string) error {
+	if cleanup != nil {
+		cause = fmt.Errorf("%w; it is not removed either: %w", cause, cleanup)
+	}
+	if printed = strings.TrimRight(printed, "\n"); printed == "" {
+		return fmt.Errorf("start a cluster: %w", cause)
+	}
+	return fmt.Errorf("the cluster's programs printed:\n%s\n\nstart a cluster: %w", printed, cause)
+}

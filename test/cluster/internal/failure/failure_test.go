@@ -1,0 +1,38 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failure
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// TestOfStart checks that the cause is in the last line, which a terminal shows.
+func TestOfStart(t *testing.T) {
+	t.Parallel()
+	cause, cleanup := errors.New("node-2 has no route"), errors.New("a mount is busy")
+	tests := map[string]struct {
+		cleanup error
+		printed string
+		want    string
+	}{
+		"with logs":           {nil, "==> a.log\nfirst\nlast\n", "start a cluster: node-2 has no route"},
+		"without logs":        {nil, "", "start a cluster: node-2 has no route"},
+		"that is not removed": {cleanup, "==> a.log\nlast\n", "start a cluster: node-2 has no route; it is not removed either: a mount is busy"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := OfStart(cause, tc.cleanup, tc.printed)
+			lines := strings.Split(err.Error(), "\n")
+			if last := lines[len(lines)-1]; last != tc.want {
+				t.Errorf("the last line is %q, want %q", last, tc.want)
+			}
+			if !strings.Contains(err.Error(), strings.TrimSpace(tc.printed)) || !errors.Is(err, cause) || tc.cleanup != nil && !errors.Is(err, tc.cleanup) {
+				t.Errorf("it lacks a part: %v", err)
+			}
+		})
+	}
+}

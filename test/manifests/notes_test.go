@@ -1,0 +1,51 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/test/framework"
+)
+
+// TestNotes checks that what helm install prints about Secrets agrees with the rights that it grants.
+func TestNotes(t *testing.T) {
+	t.Parallel()
+	const (
+		none   = "The controller may read no Secrets."
+		seed   = "The controller gets Secret drover-machine-control in kube-system"
+		others = "The controller may read no other Secrets."
+	)
+	pods := "vmDriver=pod,pod.machineImage=drover-machine:dev"
+	tests := map[string]struct {
+		set         string
+		want, never []string
+	}{
+		"docker":                          {"vmDriver=docker,docker.host=tcp://x:2376", []string{none}, []string{"drover-machine-control"}},
+		"docker, with secretNamespaces":   {"vmDriver=docker,docker.host=tcp://x:2376,secretNamespaces={blue}", []string{"may get every Secret in blue."}, []string{none, others, "drover-machine-control"}},
+		"pod":                             {pods, []string{seed, "and creates it where it is missing", "For each pod it creates a Secret, in the namespace of the VM.", others}, []string{none}},
+		"pod, with namespaces":            {pods + ",pod.namespaces={blue,green}", []string{seed, "It may not create that one", "in blue, green alone.", others}, []string{none, "where it is missing"}},
+		"pod and docker, with both lists": {`vmDriver=docker\,pod,pod.machineImage=x,docker.host=tcp://x:2376,pod.namespaces={blue},secretNamespaces={blue}`, []string{seed, "may get every Secret in blue, and no other."}, []string{none, others}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, _ := framework.RunHelm(t, os.DevNull, "install", "drover", chart, "--namespace", namespace, "--dry-run=client", "--set", tc.set)
+			_, notes, _ := strings.Cut(out, "NOTES:")
+			text := strings.Join(strings.Fields(notes), " ")
+			for _, want := range tc.want {
+				if !strings.Contains(text, want) {
+					t.Errorf("it does not say %q:\n%s", want, notes)
+				}
+			}
+			for _, never := range tc.never {
+				if strings.Contains(text, never) {
+					t.Errorf("it says %q:\n%s", never, notes)
+				}
+			}
+		})
+	}
+}
