@@ -83,7 +83,7 @@ func Main(arguments []string) int {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP)
 	lines := newOutput(os.Stderr)
 	log := logr.FromSlogHandler(slog.NewTextHandler(lines, nil))
-	finished, printed := end{endInvalid, fmt.Sprint(err)}, (*output)(nil)
+	finished, printed := end{Reason: endInvalid, Message: fmt.Sprint(err)}, (*output)(nil)
 	if err == nil {
 		finished, printed = runDescribed(context.Background(), o, signals, log)
 	}
@@ -102,12 +102,13 @@ func Main(arguments []string) int {
 func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) (end, *output) {
 	d, err := description.Read(o.description)
 	if err != nil {
-		return end{endInvalid, err.Error()}, nil
+		return end{Reason: endInvalid, Message: err.Error()}, nil
 	}
 	r := newRun(d, o, log)
 	finished, err := r.runMachine(ctx, signals)
 	if err != nil {
-		finished = end{endNotStarted, err.Error()}
+		finished = end{Reason: endNotStarted, Message: err.Error()}
 	}
+	r.observed.set(func(o *observed) { finished.StopRequested = o.isStopping })
 	return finished, r.output
 }

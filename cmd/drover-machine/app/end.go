@@ -39,6 +39,8 @@ const maxMessage = 2 << 10
 type end struct {
 	Reason  string `json:"reason"`
 	Message string `json:"message,omitempty"`
+	// StopRequested is set if a signal requested the end.
+	StopRequested bool `json:"stopRequested,omitempty"`
 }
 
 func (e end) code() int { return exitCodes[e.Reason] }

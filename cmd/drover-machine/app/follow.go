@@ -71,7 +71,7 @@ func (f *follower) followGuest(ctx, starting context.Context) (end, error) {
 	for {
 		reason, message, ok := f.waitForEnd(ctx)
 		if ok {
-			return end{reason, message}, nil
+			return end{Reason: reason, Message: message}, nil
 		}
 	}
 }

@@ -81,6 +81,7 @@ type guest struct {
 	run      string
 	keyboard io.WriteCloser
 	ended    chan struct{}
+	signaled bool
 
 	mu              sync.Mutex
 	console, errors bytes.Buffer
@@ -198,6 +199,9 @@ func (g *guest) wantEnd(t *testing.T, code int, reason, message string) {
 	if err != nil || g.ProcessState.ExitCode() != code || got.Reason != reason || !strings.Contains(got.Message, message) {
 		t.Errorf("it ended with %d, %+v, %v, want %d, %s, %q", g.ProcessState.ExitCode(), got, err, code, reason, message)
 	}
+	if got.StopRequested != g.signaled {
+		t.Errorf("it says %t of whether its end was requested", got.StopRequested)
+	}
 	if pid := g.qemu(); pid != 0 {
 		t.Errorf("QEMU %d is left", pid)
 	}
@@ -208,6 +212,7 @@ func (g *guest) signal(t *testing.T, s os.Signal) {
 	if err := g.Process.Signal(s); err != nil {
 		t.Fatal(err)
 	}
+	g.signaled = g.signaled || s == syscall.SIGTERM || s == os.Interrupt
 }
 
 func (g *guest) typeText(t *testing.T, text string) {

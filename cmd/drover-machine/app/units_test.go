@@ -97,7 +97,7 @@ func TestSlowReader(t *testing.T) {
 func TestTerminationMessage(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "ended")
-	if err := (end{"Killed", strings.Repeat("é", maxMessage)}).writeMessage(path); err != nil {
+	if err := (end{Reason: "Killed", Message: strings.Repeat("é", maxMessage)}).writeMessage(path); err != nil {
 		t.Fatal(err)
 	}
 	if got := read(t, path); len(got) > 4096 || !strings.HasPrefix(got, `{"reason":"Killed","message":"éé`) || !strings.HasSuffix(got, `é"}`) {

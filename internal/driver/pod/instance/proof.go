@@ -109,12 +109,19 @@ func reportedEnd(pod *corev1.Pod) *driver.Exit {
 }
 
 // exitOf translates the end of the machine's container. drover-machine leaves its reason in the
-// termination message; without one, the kubelet's holds.
+// termination message; without one, the kubelet's holds. A machine that a signal ended, as in a drain, is
+// one whose host was shut down: its guest had not decided to end.
 func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 	exit := &driver.Exit{Code: int(t.ExitCode), Reason: t.Reason, At: t.FinishedAt.Time}
-	var message struct{ Reason, Message string }
+	var message struct {
+		Reason, Message string
+		StopRequested   bool
+	}
 	if t.Reason != reasonOOMKilled && json.Unmarshal([]byte(t.Message), &message) == nil && message.Reason != "" {
 		exit.Reason, exit.Output = message.Reason, clip(message.Message)
+		if message.StopRequested {
+			exit.Reason = driver.ExitHostShutdown
+		}
 	}
 	return exit
 }

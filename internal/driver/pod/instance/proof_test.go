@@ -63,6 +63,7 @@ func TestProvenEnd(t *testing.T) {
 		"waits, deleted":                   {onNode(deleted, withStatuses(waiting)), nil},
 		"terminated":                       {onNode(withStatuses(terminated(0, "Completed", ""))), &driver.Exit{Reason: "Completed"}},
 		"terminated, with drover's reason": {onNode(withStatuses(terminated(3, "Error", `{"reason":"GuestPanicked"}`))), &driver.Exit{Code: 3, Reason: "GuestPanicked"}},
+		"terminated, by a signal":          {onNode(withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), &driver.Exit{Reason: driver.ExitHostShutdown}},
 		"out of memory, with a message":    {onNode(withStatuses(terminated(137, reasonOOMKilled, `{"reason":"Completed"}`))), &driver.Exit{Code: 137, Reason: reasonOOMKilled}},
 		"terminated, a sidecar unreported": {onNode(sidecar, withStatuses(terminated(0, "Completed", ""))), nil},
 		"terminated, a sidecar runs":       {onNode(sidecar, withStatuses(terminated(0, "Completed", ""), corev1.ContainerStatus{Name: "added"})), nil},
