@@ -100,24 +100,39 @@ func (p *reconciliation) hasStarted(op *api.Operation) bool {
 // Drover: that it has failed by itself, or that others end it.
 func (p *reconciliation) detectEnd() {
 	had, server := p.vm.Status.Server, p.observed.Server
-	isOver := hasEnded(server.State)
-	isDisrupted := server.Disruption != "" && (isOver || server.State == driver.StateStopping)
-	if had == nil || had.ID != server.ID || isEnding(driver.State(had.State)) || !isOver && !isDisrupted || p.isEndedByDrover() {
-		return
+	switch {
+	case had == nil || had.ID != server.ID || isEnding(driver.State(had.State)) || p.isEndedByDrover():
+	case server.Disruption != "" && isEnding(server.State):
+		p.ended = p.disruptionEvent()
+	case hasEnded(server.State):
+		p.ended = crashEvent(server)
 	}
-	switch exit := server.Exit; {
-	case isDisrupted && p.vm.Spec.Action == api.ActionStopped: // by Drover, which has not reported it
-	case isDisrupted && exit != nil:
-		p.ended = &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", policy.EndText(server)}
-	case isDisrupted:
-		p.ended = &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", server.Disruption}
-	case exit != nil && exit.Code != 0 && exit.Reason != driver.ExitHostShutdown:
-		text := policy.EndText(server)
-		if exit.Output != "" {
-			text += ": " + exit.Output
-		}
-		p.ended = &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
+}
+
+// disruptionEvent returns the event of a run that others end or have ended, nil if that was Drover, which
+// has not reported it.
+func (p *reconciliation) disruptionEvent() *pendingEvent {
+	server := p.observed.Server
+	if p.vm.Spec.Action == api.ActionStopped {
+		return nil
 	}
+	text := server.Disruption
+	if server.Exit != nil {
+		text = policy.EndText(server)
+	}
+	return &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", text}
+}
+
+// crashEvent returns the event of a server that has failed by itself, nil if it has not failed.
+func crashEvent(server driver.Server) *pendingEvent {
+	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.Reason == driver.ExitHostShutdown {
+		return nil
+	}
+	text := policy.EndText(server)
+	if server.Exit.Output != "" {
+		text += ": " + server.Exit.Output
+	}
+	return &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
 }
 
 // isEnding reports whether the run has ended in this state, or ends.

@@ -52,6 +52,7 @@ func (c *connection) connectToPod(config *rest.Config, vm *api.VirtualMachine, s
 		return nil, fmt.Errorf("%s is a pod, whose ports Drover does not forward:\n  %s", vm.Name, c.forwardCommand(vm, pod, ports))
 	case streamsapi.Interfaces:
 		return nil, c.interfacesError(vm, pod)
+	case streamsapi.Exec, streamsapi.Decisions:
 	}
 	return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot run anything: log in with %s ssh %s, or at its console:\n  %s console %s",
 		vm.Name, c.Program, vm.Name, c.Program, vm.Name)

@@ -34,7 +34,7 @@ func decideEnded(in Input) Decision {
 	case exit.Code != 0 && policy == api.RestartNever:
 		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: EndText(in.Observed.Server), Stalled: true})
 	}
-	return planStartAgain(in, exit)
+	return planStartAgain(in)
 }
 
 // planEnded leaves a server that has ended off. If the driver has work left, such as removing the finalizer of a pod
@@ -58,7 +58,7 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 
 // planStartAgain starts a server that ended by itself: at once after a stable run and
 // after the first that was too short, with growing delays after more of them.
-func planStartAgain(in Input, exit *driver.Exit) Decision {
+func planStartAgain(in Input) Decision {
 	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts := failedStarts(in)
 	d.Action.ShortRuns = 1 + starts

@@ -97,7 +97,9 @@ func TestWithSnapshots(t *testing.T) {
 		"of a new version": {[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: id}}, id, Effects{Creates: 1}, 0},
 		"cut off in a new version": {
 			[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: &journal.Snapshot{ID: "server-2"}}, {PID: 1, UID: uid, Action: journal.ActionCreate}},
-			id, Effects{Creates: 1}, 0,
+			id,
+			Effects{Creates: 1},
+			0,
 		},
 		"another one there": {[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: id}}, &journal.Snapshot{ID: "server-2"}, Effects{Creates: 1}, 1},
 	} {
