@@ -184,9 +184,43 @@ func TestActionOfReplacedEngine(t *testing.T) {
 			return do()
 		}
 	})
-	g.ensureServer()
+	if _, err := g.inv.Ensure(t.Context(), newSpec()); !errors.Is(err, errReplaced) {
+		t.Errorf("got error %v", err)
+	}
 	if seen := g.inv.Get("a"); seen.Answer != Gone || seen.EngineID != "another" {
 		t.Errorf("the answer is %+v, want that the other engine has none", seen)
+	}
+}
+
+// TestCreationByAnotherEngine checks that a creation has not succeeded if another engine was in the
+// engine's place, which the loop has yet to notice.
+func TestCreationByAnotherEngine(t *testing.T) {
+	g := newFixture(t).listEngine()
+	g.engine.withLock(func() { g.engine.engineID = func(string) string { return "another" } })
+	if s, err := g.inv.Ensure(t.Context(), newSpec()); err == nil {
+		t.Errorf("created %+v", s)
+	}
+	if seen := g.inv.Get("a"); seen.Answer != Unknown {
+		t.Errorf("the answer is %+v, want unknown", seen)
+	}
+	if err := g.inv.listAll(t.Context()); err != nil || g.inv.Get("a").EngineID != "another" {
+		t.Errorf("error %v, and the inventory has %+v", err, g.inv.Get("a"))
+	}
+}
+
+// TestOnlyCreationsAreConfirmed checks that the engine's id is not read after a change of the server
+// that the target names.
+func TestOnlyCreationsAreConfirmed(t *testing.T) {
+	g := newFixture(t).listEngine()
+	s := g.ensureServer()
+	g.engine.withLock(func() { g.engine.beforeEngineID = func(context.Context) error { return errors.New("too busy") } })
+	spec := newSpec()
+	spec.ID, spec.Power = s.ID, driver.PowerOff
+	if _, err := g.inv.Ensure(t.Context(), spec); err != nil {
+		t.Error(err)
+	}
+	if seen := g.inv.Get("a"); seen.Answer != Present || seen.Server.State == s.State {
+		t.Errorf("the answer is %+v", seen)
 	}
 }
 

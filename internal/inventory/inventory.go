@@ -256,7 +256,7 @@ func duplicateIDs(servers []driver.Server) []string {
 func (i *Inventory) GetLive(ctx context.Context, uid types.UID) (Observation, error) {
 	result, err := i.queryEngine(ctx, uid)
 	if err == nil {
-		err = i.confirmEngine(ctx, result)
+		err = i.confirmEngine(ctx, result.began)
 	}
 	if err == nil {
 		err = i.applyResult(result)
@@ -271,9 +271,10 @@ func (i *Inventory) GetLive(ctx context.Context, uid types.UID) (Observation, er
 	return seen, err
 }
 
-// confirmEngine verifies that the engine which gave an answer is the known one. An engine
-// with another id is marked unreachable at once.
-func (i *Inventory) confirmEngine(ctx context.Context, result listResult) error {
+// confirmEngine verifies that the engine which gave an answer is the known one, and that it is
+// the one that was known when the call began. An engine with another id is marked unreachable
+// at once.
+func (i *Inventory) confirmEngine(ctx context.Context, began uint64) error {
 	id, err := i.readEngineID(ctx)
 	if err != nil {
 		return err
@@ -284,7 +285,9 @@ func (i *Inventory) confirmEngine(ctx context.Context, result listResult) error 
 	switch {
 	case known == "":
 		return errNotListed
-	case known == id, replacedSeq > result.began: // applyResult refuses what is older than the engine
+	case replacedSeq > began:
+		return errReplaced
+	case known == id:
 		return nil
 	}
 	err = fmt.Errorf("the engine changed from %s to %s", known, id)
@@ -293,13 +296,18 @@ func (i *Inventory) confirmEngine(ctx context.Context, result listResult) error 
 }
 
 // Ensure passes spec to the driver and records the outcome. While the engine
-// refuses this process it returns ErrFenced without a call to the engine.
+// refuses this process it returns ErrFenced without a call to the engine. A creation has
+// succeeded once the engine has confirmed that it is the known one: any engine can create a
+// server, and none but the known one can have the server that a target names.
 func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	if err := i.fenceError(); err != nil {
 		return driver.Server{}, err
 	}
 	began := i.beginAction(spec.UID)
 	server, err := i.Driver.Ensure(ctx, spec)
+	if err == nil && spec.ID == "" {
+		err = i.confirmEngine(ctx, began)
+	}
 	i.endAction(spec.UID, began, func(e *entry) {
 		if err == nil {
 			e.servers, e.settlesAt = []driver.Server{server}, time.Time{}
