@@ -224,6 +224,62 @@ func TestOnlyCreationsAreConfirmed(t *testing.T) {
 	}
 }
 
+// TestAnswersBeforeAnEpochAreOld checks that what was observed before this process led is old until the
+// engine has answered again.
+func TestAnswersBeforeAnEpochAreOld(t *testing.T) {
+	for name, tc := range map[string]struct {
+		then func(*fixture)
+		want map[types.UID]bool
+	}{
+		"nothing": {func(*fixture) {}, map[types.UID]bool{"a": true, "b": true, "none": true}},
+		"the same epoch, after a list": {
+			func(g *fixture) { g.listEngine().inv.BeginEpoch(7) }, map[types.UID]bool{"a": false, "b": false, "none": false},
+		},
+		"another epoch, after a list": {
+			func(g *fixture) { g.listEngine().inv.BeginEpoch(8) }, map[types.UID]bool{"a": true, "b": true, "none": true},
+		},
+		"a query for one": {
+			func(g *fixture) { _, _ = g.inv.GetLive(g.t.Context(), "a") }, map[types.UID]bool{"a": false, "b": true, "none": true},
+		},
+		"an action": {
+			func(g *fixture) { g.ensureServer() }, map[types.UID]bool{"a": false, "b": true, "none": true},
+		},
+		"a list during an action that fails": {
+			func(g *fixture) {
+				g.engine.withLock(func() {
+					g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
+						g.listEngine()
+						return driver.Server{}, errors.New("boom")
+					}
+				})
+				_, _ = g.inv.Ensure(g.t.Context(), newSpec())
+			}, map[types.UID]bool{"a": true, "b": false, "none": false},
+		},
+		"an action that fails": {
+			func(g *fixture) {
+				g.memory.SetAvailable(false)
+				_, _ = g.inv.Ensure(g.t.Context(), newSpec())
+			}, map[types.UID]bool{"a": true, "b": true, "none": true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newFixture(t)
+			g.addServer("a")
+			g.addServer("b")
+			g.listEngine().inv.BeginEpoch(7)
+			if len(g.inv.checkDue) == 0 {
+				t.Error("the loop was not signalled to list the engine")
+			}
+			tc.then(g)
+			for uid, want := range tc.want {
+				if got := g.inv.IsOld(uid); got != want {
+					t.Errorf("the answer about %q is old: %v, want %v", uid, got, want)
+				}
+			}
+		})
+	}
+}
+
 // TestAsManyListsForManyServers checks that the number of calls to an idle engine
 // does not depend on how many servers it has.
 func TestAsManyListsForManyServers(t *testing.T) {
