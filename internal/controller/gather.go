@@ -60,9 +60,13 @@ type observation struct {
 
 // gather combines the VirtualMachine, the inventory's answer, and what an earlier
 // pass could not report. written is set if this pass has just written vm.
-func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliation {
+func (r *Reconciler) gather(ctx context.Context, vm *api.VirtualMachine, written bool) *reconciliation {
 	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), baseLive: written}
 	p.observeCached()
+	if p.isDoubtful() {
+		_ = p.observeLive(ctx)  // the observation has the error
+		p.observed.live = false // what confirms a step is read after the object
+	}
 	// No server can exist before the first binding, so there is nothing to query live.
 	p.observed.live = written && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
 	if left := r.writes.findUnreported(vm); left != nil {
@@ -95,6 +99,17 @@ func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation
 // observeCached updates the observation from the inventory's cache.
 func (p *reconciliation) observeCached() {
 	p.observed = observation{Observation: p.r.observeServer(p.vm)}
+}
+
+// isDoubtful reports whether the inventory's answer differs from the status and is older than
+// this leadership, so that the status may be the newer one.
+func (p *reconciliation) isDoubtful() bool {
+	inv, observed := p.r.Inventory, p.observed.Observation
+	if inv == nil || observed.Answer == inventory.Unknown || policy.IsOtherEngine(p.vm, observed.EngineID) {
+		return false
+	}
+	inv.BeginEpoch(p.r.Epoch())
+	return inv.IsOld(p.vm.UID) && !policy.IsAsReported(p.vm.Status.Server, observed)
 }
 
 // observeLive updates the observation by querying the engine. If the engine does

@@ -958,7 +958,7 @@ func crashInCall(t *testing.T, g *rig) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := g.r.gather(vm, false)
+	p := g.r.gather(t.Context(), vm, false)
 	p.decideStep(nil)
 	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")

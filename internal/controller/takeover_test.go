@@ -292,3 +292,64 @@ func TestFailureBesideAnOldList(t *testing.T) {
 		t.Errorf("the status is %+v", s)
 	}
 }
+
+// leadWithList simulates a new leader whose list of the engine is older than what its predecessor did
+// last. No event follows.
+func (g *rig) leadWithList(older []driver.Server) {
+	g.t.Helper()
+	g.engine.outdatedList = older
+	g.engine.outdated.Store(true)
+	g.startInventory()
+	g.newReconciler()
+	g.engine.outdated.Store(false)
+}
+
+// TestDeletionBesideAnOldList checks that a new leader whose list is older than the server shuts the
+// guest down before it removes the server, and does not report meanwhile that there is none.
+func TestDeletionBesideAnOldList(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	g.leadWithList(nil)
+	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
+		t.Fatal(err)
+	}
+	g.engine.delete = func(do func() error) error {
+		if servers, err := g.engine.Driver.List(t.Context()); err != nil || len(servers) != 1 || servers[0].State != driver.StateStopped {
+			t.Errorf("removed while the engine had %+v, %v: want a server that is off", servers, err)
+		}
+		g.eventually("the removal is reported", func() bool {
+			g.clock.Step(progressDelay)
+			return g.vm().Status.Phase == api.PhaseTerminating
+		})
+		if g.vm().Status.Server == nil {
+			t.Errorf("while the server is removed the status is %+v", g.vm().Status)
+		}
+		return do()
+	}
+	g.reconcile()
+	g.wantServer(false)
+}
+
+// TestReadyBesideAnOldList checks that a new leader does not take what its list has of the server for the
+// outcome of what its predecessor began later.
+func TestReadyBesideAnOldList(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
+	g.create(framework.NewVM("vm"))
+	var older []driver.Server
+	for _, action := range []api.Action{api.ActionStopped, api.ActionActive, api.ActionStopped} {
+		g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = action })
+		g.reconcile()
+		if older == nil {
+			older, _ = g.engine.Driver.List(t.Context())
+		}
+	}
+	g.leadWithList(older)
+	g.reconcile()
+	if s := g.vm().Status.Server; s == nil || s.State != string(driver.StateStopping) {
+		t.Errorf("the status has the server %+v", s)
+	}
+	g.wantCondition(api.ConditionReady, metav1.ConditionFalse)
+}

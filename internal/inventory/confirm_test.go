@@ -184,9 +184,99 @@ func TestActionOfReplacedEngine(t *testing.T) {
 			return do()
 		}
 	})
-	g.ensureServer()
+	if _, err := g.inv.Ensure(t.Context(), newSpec()); !errors.Is(err, errReplaced) {
+		t.Errorf("got error %v", err)
+	}
 	if seen := g.inv.Get("a"); seen.Answer != Gone || seen.EngineID != "another" {
 		t.Errorf("the answer is %+v, want that the other engine has none", seen)
+	}
+}
+
+// TestCreationByAnotherEngine checks that a creation has not succeeded if another engine was in the
+// engine's place, which the loop has yet to notice.
+func TestCreationByAnotherEngine(t *testing.T) {
+	g := newFixture(t).listEngine()
+	g.engine.withLock(func() { g.engine.engineID = func(string) string { return "another" } })
+	if s, err := g.inv.Ensure(t.Context(), newSpec()); err == nil {
+		t.Errorf("created %+v", s)
+	}
+	if seen := g.inv.Get("a"); seen.Answer != Unknown {
+		t.Errorf("the answer is %+v, want unknown", seen)
+	}
+	if err := g.inv.listAll(t.Context()); err != nil || g.inv.Get("a").EngineID != "another" {
+		t.Errorf("error %v, and the inventory has %+v", err, g.inv.Get("a"))
+	}
+}
+
+// TestOnlyCreationsAreConfirmed checks that the engine's id is not read after a change of the server
+// that the target names.
+func TestOnlyCreationsAreConfirmed(t *testing.T) {
+	g := newFixture(t).listEngine()
+	s := g.ensureServer()
+	g.engine.withLock(func() { g.engine.beforeEngineID = func(context.Context) error { return errors.New("too busy") } })
+	spec := newSpec()
+	spec.ID, spec.Power = s.ID, driver.PowerOff
+	if _, err := g.inv.Ensure(t.Context(), spec); err != nil {
+		t.Error(err)
+	}
+	if seen := g.inv.Get("a"); seen.Answer != Present || seen.Server.State == s.State {
+		t.Errorf("the answer is %+v", seen)
+	}
+}
+
+// TestAnswersBeforeAnEpochAreOld checks that what was observed before this process led is old until the
+// engine has answered again.
+func TestAnswersBeforeAnEpochAreOld(t *testing.T) {
+	for name, tc := range map[string]struct {
+		then func(*fixture)
+		want map[types.UID]bool
+	}{
+		"nothing": {func(*fixture) {}, map[types.UID]bool{"a": true, "b": true, "none": true}},
+		"the same epoch, after a list": {
+			func(g *fixture) { g.listEngine().inv.BeginEpoch(7) }, map[types.UID]bool{"a": false, "b": false, "none": false},
+		},
+		"another epoch, after a list": {
+			func(g *fixture) { g.listEngine().inv.BeginEpoch(8) }, map[types.UID]bool{"a": true, "b": true, "none": true},
+		},
+		"a query for one": {
+			func(g *fixture) { _, _ = g.inv.GetLive(g.t.Context(), "a") }, map[types.UID]bool{"a": false, "b": true, "none": true},
+		},
+		"an action": {
+			func(g *fixture) { g.ensureServer() }, map[types.UID]bool{"a": false, "b": true, "none": true},
+		},
+		"a list during an action that fails": {
+			func(g *fixture) {
+				g.engine.withLock(func() {
+					g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
+						g.listEngine()
+						return driver.Server{}, errors.New("boom")
+					}
+				})
+				_, _ = g.inv.Ensure(g.t.Context(), newSpec())
+			}, map[types.UID]bool{"a": true, "b": false, "none": false},
+		},
+		"an action that fails": {
+			func(g *fixture) {
+				g.memory.SetAvailable(false)
+				_, _ = g.inv.Ensure(g.t.Context(), newSpec())
+			}, map[types.UID]bool{"a": true, "b": true, "none": true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newFixture(t)
+			g.addServer("a")
+			g.addServer("b")
+			g.listEngine().inv.BeginEpoch(7)
+			if len(g.inv.checkDue) == 0 {
+				t.Error("the loop was not signalled to list the engine")
+			}
+			tc.then(g)
+			for uid, want := range tc.want {
+				if got := g.inv.IsOld(uid); got != want {
+					t.Errorf("the answer about %q is old: %v, want %v", uid, got, want)
+				}
+			}
+		})
 	}
 }
 

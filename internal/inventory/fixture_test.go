@@ -179,6 +179,15 @@ func newSpec() driver.ServerSpec {
 	}
 }
 
+// listEngine lists the engine once, without the loop.
+func (g *fixture) listEngine() *fixture {
+	g.t.Helper()
+	if err := g.inv.listAll(g.t.Context()); err != nil {
+		g.t.Fatal(err)
+	}
+	return g
+}
+
 // ensureServer creates server a through the inventory.
 func (g *fixture) ensureServer() driver.Server {
 	g.t.Helper()

@@ -115,6 +115,9 @@ type Inventory struct {
 	backSince    time.Time
 	cause        error
 	seq          uint64
+	listedSeq    uint64 // seq at the begin of the last complete list
+	epoch        uint64 // of this process's leadership
+	epochSeq     uint64 // seq when that began
 	entries      map[types.UID]*entry
 	changedUIDs  map[types.UID]bool // entries to refresh, so that a refresh need not search all
 	subscribers  []func(Change)
@@ -134,7 +137,7 @@ type Inventory struct {
 type entry struct {
 	servers        []driver.Server
 	touched        uint64 // seq of the last action's end
-	asOf           uint64 // seq at the begin of the list that servers come from
+	asOf           uint64 // seq at the begin of the list, or at the end of the call, that servers come from
 	busy           int    // actions under way
 	changed        bool   // the engine named this UID since its last refresh
 	settlesAt      time.Time
@@ -183,6 +186,30 @@ func (i *Inventory) Get(uid types.UID) Observation {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.observationOf(uid)
+}
+
+// BeginEpoch notes that this process leads with an epoch. What was observed before is old from
+// then on, since an earlier leader may have changed it later. The loop lists the engine anew.
+func (i *Inventory) BeginEpoch(epoch uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.epoch == epoch {
+		return
+	}
+	i.seq++
+	i.epoch, i.epochSeq = epoch, i.seq
+	sendSignal(i.checkDue)
+}
+
+// IsOld reports whether the cached answer about a UID is older than this process's leadership.
+func (i *Inventory) IsOld(uid types.UID) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	asOf := i.listedSeq
+	if e := i.entries[uid]; e != nil && len(e.servers) > 0 {
+		asOf = e.asOf
+	}
+	return asOf < i.epochSeq
 }
 
 func (i *Inventory) observationOf(uid types.UID) Observation {
@@ -256,7 +283,7 @@ func duplicateIDs(servers []driver.Server) []string {
 func (i *Inventory) GetLive(ctx context.Context, uid types.UID) (Observation, error) {
 	result, err := i.queryEngine(ctx, uid)
 	if err == nil {
-		err = i.confirmEngine(ctx, result)
+		err = i.confirmEngine(ctx, result.began)
 	}
 	if err == nil {
 		err = i.applyResult(result)
@@ -271,9 +298,10 @@ func (i *Inventory) GetLive(ctx context.Context, uid types.UID) (Observation, er
 	return seen, err
 }
 
-// confirmEngine verifies that the engine which gave an answer is the known one. An engine
-// with another id is marked unreachable at once.
-func (i *Inventory) confirmEngine(ctx context.Context, result listResult) error {
+// confirmEngine verifies that the engine which gave an answer is the known one, and that it is
+// the one that was known when the call began. An engine with another id is marked unreachable
+// at once.
+func (i *Inventory) confirmEngine(ctx context.Context, began uint64) error {
 	id, err := i.readEngineID(ctx)
 	if err != nil {
 		return err
@@ -284,7 +312,9 @@ func (i *Inventory) confirmEngine(ctx context.Context, result listResult) error 
 	switch {
 	case known == "":
 		return errNotListed
-	case known == id, replacedSeq > result.began: // applyResult refuses what is older than the engine
+	case replacedSeq > began:
+		return errReplaced
+	case known == id:
 		return nil
 	}
 	err = fmt.Errorf("the engine changed from %s to %s", known, id)
@@ -293,16 +323,21 @@ func (i *Inventory) confirmEngine(ctx context.Context, result listResult) error 
 }
 
 // Ensure passes spec to the driver and records the outcome. While the engine
-// refuses this process it returns ErrFenced without a call to the engine.
+// refuses this process it returns ErrFenced without a call to the engine. A creation has
+// succeeded once the engine has confirmed that it is the known one: any engine can create a
+// server, and none but the known one can have the server that a target names.
 func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	if err := i.fenceError(); err != nil {
 		return driver.Server{}, err
 	}
 	began := i.beginAction(spec.UID)
 	server, err := i.Driver.Ensure(ctx, spec)
+	if err == nil && spec.ID == "" {
+		err = i.confirmEngine(ctx, began)
+	}
 	i.endAction(spec.UID, began, func(e *entry) {
 		if err == nil {
-			e.servers, e.settlesAt = []driver.Server{server}, time.Time{}
+			e.servers, e.asOf, e.settlesAt = []driver.Server{server}, i.seq, time.Time{}
 			e.forgetUsage()
 		} else if len(e.servers) == 0 && driver.Ambiguous(err) {
 			e.settlesAt = i.Clock.Now().Add(settlePeriod)
@@ -427,6 +462,7 @@ func (i *Inventory) mergeResult(a listResult) ([]Change, error) {
 		return nil, errReplaced
 	}
 	if len(a.uids) == 0 {
+		i.listedSeq = max(i.listedSeq, a.began)
 		i.forgetNotes(a.found)
 		a.uids = i.cachedOrFound(a.found)
 	}

@@ -241,7 +241,7 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 			before: func(g *fixture) { g.addServer("a") }, during: func(*fixture) {}, want: Present,
 		},
 		"removed by hand before": {
-			before: func(g *fixture) { g.ensureServer(); g.memory.Remove("a") }, during: func(*fixture) {}, want: Gone,
+			before: func(g *fixture) { g.listEngine().ensureServer(); g.memory.Remove("a") }, during: func(*fixture) {}, want: Gone,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 
 // TestListBegunDuringActionIsIgnored checks this for a list that ends after the action.
 func TestListBegunDuringActionIsIgnored(t *testing.T) {
-	g := newFixture(t)
+	g := newFixture(t).listEngine()
 	var list listResult
 	g.engine.withLock(func() {
 		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
@@ -329,7 +329,7 @@ func TestQueryLeavesNothing(t *testing.T) {
 // TestListDuringActionIsIgnored checks this even for a list that began and ended
 // during the action.
 func TestListDuringActionIsIgnored(t *testing.T) {
-	g := newFixture(t)
+	g := newFixture(t).listEngine()
 	s := g.ensureServer()
 	g.engine.withLock(func() {
 		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
@@ -596,7 +596,7 @@ func TestListSettlesACreation(t *testing.T) {
 // TestListOfAnotherRunForgetsRates checks that the rates of a run end with it, even if no
 // event tells of its end.
 func TestListOfAnotherRunForgetsRates(t *testing.T) {
-	g := newFixture(t)
+	g := newFixture(t).listEngine()
 	s := g.ensureServer()
 	g.clock.Step(time.Second)
 	g.inv.recordUsage([]driver.Usage{{UID: "a", Run: s.Run, CPU: time.Second, At: g.clock.Now()}})

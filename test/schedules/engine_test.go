@@ -107,8 +107,11 @@ func (e engineClient) Usage(ctx context.Context, uids ...types.UID) ([]driver.Us
 func (e engineClient) EngineID(ctx context.Context) (string, error) {
 	return engineCall(ctx, e, kindEngineRead, "EngineID"+callerOf("GetLive"), func(ctx context.Context) (string, error) {
 		connected := e.connected()
-		e.process.onOther.Store(connected == e.other)
-		return connected.EngineID(ctx)
+		id, err := connected.EngineID(ctx)
+		if e.process.onOther.Store(connected == e.other); connected == e.other {
+			e.process.world.otherID = id
+		}
+		return id, err
 	})
 }
 

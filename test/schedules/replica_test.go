@@ -74,6 +74,8 @@ type process struct {
 
 	// onOther is set while the engine that it has asked for its id last is not the one of the world.
 	onOther atomic.Bool
+	// inventory has the engine that the process knows.
+	inventory atomic.Pointer[inventory.Inventory]
 
 	dead   atomic.Bool // nothing that it does has an effect
 	frozen atomic.Bool
@@ -213,6 +215,7 @@ func (p *process) addController(mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
+	p.inventory.Store(inv)
 	reconcilers, err := controller.Setup(p.ctx, mgr, controller.Options{
 		Inventories: []*inventory.Inventory{inv}, Threads: 2, Clock: p.clock, Recorder: p.world, Epoch: guard.Epoch, MayAct: guard.Check, NewQueue: newQueue(p),
 		Decisions: p.newRecorder(guard.Epoch),

@@ -35,18 +35,20 @@ type world struct {
 	memory, other *fake.Memory
 	// exchangedAt is when the other one took that place; zero while it is not there.
 	exchangedAt time.Time
-	scheme      *runtime.Scheme
-	mapper      meta.RESTMapper
-	replicas    []*replica
-	dying       []*process // killed, with goroutines that have yet to end
-	watchers    []*watcher
-	streams     []*stream
-	judge       *judge
-	users       *users
-	faults      *faults
-	out         io.Writer
-	began       time.Time
-	names       int
+	// otherID is the other one's id, once a process has asked for it.
+	otherID  string
+	scheme   *runtime.Scheme
+	mapper   meta.RESTMapper
+	replicas []*replica
+	dying    []*process // killed, with goroutines that have yet to end
+	watchers []*watcher
+	streams  []*stream
+	judge    *judge
+	users    *users
+	faults   *faults
+	out      io.Writer
+	began    time.Time
+	names    int
 	// checksRest reports whether what happens at rest is checked too, which takes longer.
 	checksRest bool
 }

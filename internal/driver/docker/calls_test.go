@@ -37,6 +37,7 @@ func TestCallsPerLife(t *testing.T) {
 		{"creation", func() { awaitGuest(t.Context(), mustEnsure(t, d, spec)) }, []string{
 			"GET /containers/json", "POST /containers/create", "POST /containers/ID/start", "GET /containers/ID/json",
 		}},
+		{"confirmation of the engine that created", func() { mustEngineID(t, d) }, []string{"GET /networks/none"}},
 		{"list after events", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json", "GET /containers/ID/json"}},
 		{"stop", func() {
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
