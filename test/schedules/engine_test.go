@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -105,9 +106,18 @@ func (e engineClient) Usage(ctx context.Context, uids ...types.UID) ([]driver.Us
 
 // EngineID implements driver.Identifier.
 func (e engineClient) EngineID(ctx context.Context) (string, error) {
+	var asked atomic.Bool
+	defer func() {
+		if asked.Load() {
+			e.process.otherIDs.Add(-1)
+		}
+	}()
 	return engineCall(ctx, e, kindEngineRead, "EngineID"+callerOf("GetLive"), func(ctx context.Context) (string, error) {
 		connected := e.connected()
-		e.process.onOther.Store(connected == e.other)
+		if connected == e.other {
+			asked.Store(true)
+			e.process.otherIDs.Add(1)
+		}
 		return connected.EngineID(ctx)
 	})
 }

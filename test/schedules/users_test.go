@@ -104,8 +104,7 @@ func (u *users) act() {
 // create creates a VirtualMachine, unless that may be bound to another engine: one that is there, or
 // that a process has not noticed to be there no more.
 func (u *users) create(name string, detail int) {
-	onOther := func(p *process) bool { return p.onOther.Load() }
-	if !u.world.exchangedAt.IsZero() || slices.ContainsFunc(u.world.processes(), onOther) {
+	if !u.world.exchangedAt.IsZero() || slices.ContainsFunc(u.world.processes(), (*process).mayBindToOther) {
 		return
 	}
 	vm := framework.NewVM(name).GracePeriod(int64(1 + detail%20)).Obj()
