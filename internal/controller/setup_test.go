@@ -38,7 +38,8 @@ func newStandby(t *testing.T) *standby {
 	t.Cleanup(s.q.ShutDown)
 	s.r.Epoch = s.epoch.Load
 	done := make(chan struct{})
-	go func() { defer close(done); s.r.takeOver(t.Context(), s.q, s.elected) }()
+	r := s.r // which a test may replace
+	go func() { defer close(done); r.takeOver(t.Context(), s.q, s.elected) }()
 	t.Cleanup(func() { <-done })
 	return s
 }
