@@ -136,7 +136,9 @@ type ownWrites struct {
 	mu      sync.Mutex
 	written map[types.NamespacedName]*api.VirtualMachine
 	// doubted are the objects whose last write the API may have lost.
-	doubted    map[types.NamespacedName]bool
+	doubted map[types.NamespacedName]bool
+	// stamped are the times of the last status writes, answered or not, in microseconds.
+	stamped    map[types.NamespacedName]int64
 	unreported map[types.NamespacedName]unreportedWork
 	progress   map[types.NamespacedName]progress
 }
@@ -263,6 +265,28 @@ func (c *ownWrites) doubt(old, cached *api.VirtualMachine) (doubted bool) {
 	return true
 }
 
+// stamp notes the time of a status that is about to be written.
+func (c *ownWrites) stamp(vm *api.VirtualMachine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stamped == nil {
+		c.stamped = map[types.NamespacedName]int64{}
+	}
+	c.stamped[keyOf(vm)] = vm.Status.LastUpdateTime.UnixMicro()
+}
+
+// isForeign reports whether an event brings a status that another process has written: a leader of
+// before. Passes that had an older status may have found nothing to write.
+func (c *ownWrites) isForeign(old, cached *api.VirtualMachine) bool {
+	stamp := cached.Status.LastUpdateTime
+	if stamp == nil || stamp.Equal(old.Status.LastUpdateTime) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.written[keyOf(cached)] == nil && c.stamped[keyOf(cached)] != stamp.UnixMicro()
+}
+
 func (c *ownWrites) isDoubted(key types.NamespacedName) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -274,6 +298,7 @@ func (c *ownWrites) forgetObject(key types.NamespacedName) {
 	defer c.mu.Unlock()
 	delete(c.written, key)
 	delete(c.doubted, key)
+	delete(c.stamped, key)
 	delete(c.unreported, key)
 	delete(c.progress, key)
 }

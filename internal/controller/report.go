@@ -72,6 +72,7 @@ func (p *reconciliation) writeStatus(ctx context.Context) error {
 	}
 	vm := p.base.DeepCopy()
 	vm.Status = next
+	p.r.writes.stamp(vm)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if err := p.r.Client.Status().Update(ctx, vm); err != nil {

@@ -409,6 +409,34 @@ func TestWriteThatTheAPIHasLost(t *testing.T) {
 	}
 }
 
+// TestStatusOfALeaderBefore checks that a status of an earlier leader that comes to the cache late does
+// not stay, while this process's own writes enqueue nothing.
+func TestStatusOfALeaderBefore(t *testing.T) {
+	s := newStandby(t)
+	s.epoch.Store(7)
+	s.create(framework.NewVM("vm"))
+	created := s.vm()
+	s.eventually("the VM is active", func() bool { s.reconcile(); return s.vm().Status.Phase == api.PhaseActive })
+	own := s.vm()
+	s.r.eventHandler().Update(t.Context(), event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: created, ObjectNew: own}, s.q)
+	if n := s.q.Len(); n != 0 {
+		t.Errorf("%d requests after an own write, want none", n)
+	}
+
+	late := own.DeepCopy()
+	late.Status.Phase, late.Status.Reason = api.PhaseUnknown, api.ReasonEngineMismatch
+	late.Status.LastUpdateTime = new(metav1.NewMicroTime(own.Status.LastUpdateTime.Add(-time.Second)))
+	if err := s.api.Status().Update(t.Context(), late); err != nil {
+		t.Fatal(err)
+	}
+	s.r.eventHandler().Update(t.Context(), event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: own, ObjectNew: s.vm()}, s.q)
+	if n := s.q.Len(); n != 1 {
+		t.Fatalf("%d requests after a write of another process, want 1", n)
+	}
+	s.reconcile()
+	s.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
 // TestWriteConfirmsTheObject checks that an object needs no live read once the API has accepted
 // its status.
 func TestWriteConfirmsTheObject(t *testing.T) {

@@ -116,7 +116,7 @@ func (r *Reconciler) addController(mgr ctrl.Manager, o Options) error {
 }
 
 // eventHandler returns a handler that enqueues a VirtualMachine when a user has
-// changed it. Drover's own writes enqueue nothing.
+// changed it. This process's own writes enqueue nothing.
 func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue.Queue) {
@@ -127,7 +127,7 @@ func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachin
 			isDoubted := r.writes.doubt(e.ObjectOld, e.ObjectNew)
 			if priority, ok := queue.UpdatePriority(e.ObjectOld, e.ObjectNew); ok {
 				r.enqueueObject(q, e.ObjectNew, priority)
-			} else if isDoubted {
+			} else if isDoubted || r.writes.isForeign(e.ObjectOld, e.ObjectNew) {
 				r.enqueueObject(q, e.ObjectNew, queue.PriorityRoutine)
 			}
 		},

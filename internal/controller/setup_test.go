@@ -37,7 +37,8 @@ func newStandby(t *testing.T) *standby {
 	s := &standby{rig: newRig(t, fake.Options{}), elected: make(chan struct{}), q: priorityqueue.New[reconcile.Request]("test")}
 	t.Cleanup(s.q.ShutDown)
 	s.r.Epoch = s.epoch.Load
-	done, r := make(chan struct{}), s.r
+	done := make(chan struct{})
+	r := s.r // which a test may replace
 	go func() { defer close(done); r.takeOver(t.Context(), s.q, s.elected) }()
 	t.Cleanup(func() { <-done })
 	return s

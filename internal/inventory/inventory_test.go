@@ -635,6 +635,26 @@ func TestPeriodicListFindsMissedChange(t *testing.T) {
 	g.waitForAnswer("a", Present)
 }
 
+// TestReturnAfterAClosedStreamIsReported checks that the return of an engine is reported if only its
+// event stream had closed: a pass may have found it out of reach meanwhile.
+func TestReturnAfterAClosedStreamIsReported(t *testing.T) {
+	g := newFixture(t)
+	silent := &silentDriver{hookedDriver: g.engine, events: make(chan types.UID)}
+	g.inv.Driver = silent
+	g.startLoop()
+	isReported := func() bool {
+		reported := g.takeChanges()
+		return len(reported) == 1 && reported[0].All
+	}
+	g.waitUntil("the first list is reported", isReported)
+	close(silent.events)
+	g.waitForAnswer("a", Unknown)
+	if reported := g.takeChanges(); len(reported) != 0 {
+		t.Errorf("reported %+v, want nothing while the stream may be reopened", reported)
+	}
+	g.waitUntil("the return is reported", func() bool { g.clock.Step(retryPeriod); return isReported() })
+}
+
 // silentDriver has a Watch that reports nothing and can be closed once.
 type silentDriver struct {
 	*hookedDriver

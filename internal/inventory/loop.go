@@ -136,10 +136,11 @@ func (i *Inventory) setEngine(id string) (replaced bool) {
 	return true
 }
 
-// markReachable makes the cache's answers known.
+// markReachable makes the cache's answers known. It announces that even if only the event
+// stream had closed: while it could not be reopened, a pass may have reported an outage.
 func (i *Inventory) markReachable() {
 	i.mu.Lock()
-	announce := i.isFirstListing() || !i.known && i.failed
+	announce := !i.known
 	i.known = true
 	if i.failed {
 		i.backSince = i.Clock.Now()

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -105,13 +106,19 @@ func (e engineClient) Usage(ctx context.Context, uids ...types.UID) ([]driver.Us
 
 // EngineID implements driver.Identifier.
 func (e engineClient) EngineID(ctx context.Context) (string, error) {
+	var asked atomic.Bool
+	defer func() {
+		if asked.Load() {
+			e.process.otherIDs.Add(-1)
+		}
+	}()
 	return engineCall(ctx, e, kindEngineRead, "EngineID"+callerOf("GetLive"), func(ctx context.Context) (string, error) {
 		connected := e.connected()
-		id, err := connected.EngineID(ctx)
-		if e.process.onOther.Store(connected == e.other); connected == e.other {
-			e.process.world.otherID = id
+		if connected == e.other {
+			asked.Store(true)
+			e.process.otherIDs.Add(1)
 		}
-		return id, err
+		return connected.EngineID(ctx)
 	})
 }
 

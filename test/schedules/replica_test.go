@@ -72,10 +72,9 @@ type process struct {
 	doomed   bool      // it was killed
 	cutUntil time.Time // until when it does not reach the API
 
-	// onOther is set while the engine that it has asked for its id last is not the one of the world.
-	onOther atomic.Bool
-	// inventory has the engine that the process knows.
-	inventory atomic.Pointer[inventory.Inventory]
+	inventory *inventory.Inventory
+	// otherIDs is how many of its calls have got the id of the other engine and have not returned yet.
+	otherIDs atomic.Int32
 
 	dead   atomic.Bool // nothing that it does has an effect
 	frozen atomic.Bool
@@ -215,7 +214,7 @@ func (p *process) addController(mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	p.inventory.Store(inv)
+	p.inventory = inv
 	reconcilers, err := controller.Setup(p.ctx, mgr, controller.Options{
 		Inventories: []*inventory.Inventory{inv}, Threads: 2, Clock: p.clock, Recorder: p.world, Epoch: guard.Epoch, MayAct: guard.Check, NewQueue: newQueue(p),
 		Decisions: p.newRecorder(guard.Epoch),
@@ -230,6 +229,12 @@ func (p *process) addController(mgr ctrl.Manager) error {
 		Inventory: inv, Epoch: guard.Epoch, Report: reconcilers[0].ReportFinding, Policy: inventory.OrphanDelete, Grace: orphanGrace,
 		Cached: owners(mgr.GetClient()), Live: owners(mgr.GetAPIReader()),
 	})
+}
+
+// mayBindToOther reports whether the process binds to the other engine, or is about to: which
+// engine answers it has from its inventory, and not from the engine.
+func (p *process) mayBindToOther() bool {
+	return p.otherIDs.Load() > 0 || p.inventory.Get("").EngineID == p.world.otherID
 }
 
 // openEngines opens the engine, and what may be in its place.

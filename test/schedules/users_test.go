@@ -104,11 +104,7 @@ func (u *users) act() {
 // create creates a VirtualMachine, unless that may be bound to another engine: one that is there, or
 // that a process has not noticed to be there no more.
 func (u *users) create(name string, detail int) {
-	onOther := func(p *process) bool {
-		inv := p.inventory.Load()
-		return p.onOther.Load() || inv != nil && u.world.otherID != "" && inv.Get(foreignUID).EngineID == u.world.otherID
-	}
-	if !u.world.exchangedAt.IsZero() || slices.ContainsFunc(u.world.processes(), onOther) {
+	if !u.world.exchangedAt.IsZero() || slices.ContainsFunc(u.world.processes(), (*process).mayBindToOther) {
 		return
 	}
 	vm := framework.NewVM(name).GracePeriod(int64(1 + detail%20)).Obj()

@@ -4,6 +4,7 @@
 package schedules
 
 import (
+	"context"
 	"fmt"
 	"io"
 	legacyrand "math/rand"
@@ -33,22 +34,21 @@ type world struct {
 	api       *apiServer
 	// engines are the one that has the servers, and one that may be in its place for a while.
 	memory, other *fake.Memory
+	otherID       string
 	// exchangedAt is when the other one took that place; zero while it is not there.
 	exchangedAt time.Time
-	// otherID is the other one's id, once a process has asked for it.
-	otherID  string
-	scheme   *runtime.Scheme
-	mapper   meta.RESTMapper
-	replicas []*replica
-	dying    []*process // killed, with goroutines that have yet to end
-	watchers []*watcher
-	streams  []*stream
-	judge    *judge
-	users    *users
-	faults   *faults
-	out      io.Writer
-	began    time.Time
-	names    int
+	scheme      *runtime.Scheme
+	mapper      meta.RESTMapper
+	replicas    []*replica
+	dying       []*process // killed, with goroutines that have yet to end
+	watchers    []*watcher
+	streams     []*stream
+	judge       *judge
+	users       *users
+	faults      *faults
+	out         io.Writer
+	began       time.Time
+	names       int
 	// checksRest reports whether what happens at rest is checked too, which takes longer.
 	checksRest bool
 }
@@ -62,6 +62,13 @@ func newWorld(o Options) (*world, error) {
 		if err := add(w.scheme); err != nil {
 			return nil, err
 		}
+	}
+	other, err := fake.New(fake.Options{ClusterID: "cluster", Memory: w.other})
+	if err != nil {
+		return nil, err
+	}
+	if w.otherID, err = other.EngineID(context.Background()); err != nil {
+		return nil, err
 	}
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{api.SchemeGroupVersion})
 	mapper.Add(api.SchemeGroupVersion.WithKind("VirtualMachine"), meta.RESTScopeNamespace)
