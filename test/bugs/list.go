@@ -31,7 +31,7 @@ var All = []Bug{
 		"internal/inventory/sweep.go", "		if !s.isDue(server) {\n			continue\n		}\n		o := s.orphans",
 		"		if !s.isDue(server) || BUG {\n			continue\n		}\n		o := s.orphans",
 	}}},
-	{"sweep-without-live-read", "O3", []Edit{
+	{"sweep-without-live-read", "O3|O7", []Edit{
 		{"internal/inventory/sweep.go", "	for _, read := range []Owners{s.Cached, s.Live} {\n", "	reads := []Owners{s.Cached, s.Live}\n	if BUG {\n		reads = reads[:1]\n	}\n	for _, read := range reads {\n"},
 		{"internal/inventory/sweep.go", "	return o.readings >= 2 && s", "	return BUG || o.readings >= 2 && s"},
 	}},

@@ -167,7 +167,7 @@ var seededBugs = []seededBug{
 	{"list-without-timeout", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "resize"), slow},
 	{"unsettled-as-gone", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "create-delete"), quick},
 	{"docker-random-name", "calls of drivers, docker", "", exploring(lab.NewDocker(), only(crash.Calls, "docker create container", "twice"), "create"), quick},
-	{"qemu-second-process", "engine, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.Suspended), "restart"), quick},
+	{"qemu-second-process", "engine, qemu", "O3", exploring(lab.NewQEMU(), crash.Outside(outside.Suspended), "restart"), quick},
 	{"epochs-not-compared", "two leaders, fake", "", exploring(lab.Fake{}, only(crash.Outside(outside.Superseded), "fake.Ensure", ""), "power", "create-delete", "resize"), quick},
 	{"drift-left", "engine, fake", "", exploring(lab.Fake{}, crash.Outside(outside.Resized), "power"), quick},
 	{"object-not-confirmed", "old lists", "", replaying("old lists", "delete/fake/restart/DELETED virtualmachines vm-1#1/list of the begin"), quick},
