@@ -187,11 +187,11 @@ func TestConsoleWithoutReader(t *testing.T) {
 	spec, s := startShell(t, d)
 	slow, err := d.Console(t.Context(), spec.UID)
 	must(t, err)
+	_, other := mustConsole(t, d, spec)
 	runInContainer(t, guestImages(t).client, s.ID, `line=0123456789012345678901234567890123456789012345678901234567890123456789
 		lines=; i=0; while [ $i -lt 100 ]; do lines="$lines$line
 "; i=$((i+1)); done
 		i=0; while [ $i -lt 1000 ]; do echo "$lines"; i=$((i+1)); done >/proc/1/fd/1; echo THE END >/proc/1/fd/1`)
-	_, other := mustConsole(t, d, spec)
 	other.awaitText(t, "THE END")
 	readStream(t, slow).awaitText(t, "THE END")
 }

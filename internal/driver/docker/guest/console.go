@@ -42,7 +42,7 @@ type console struct {
 var writers driver.SyncMap[string, *console]
 
 // Console implements driver.Consoler. It attaches first and reads the earlier output then,
-// so that none is missing between the two.
+// so that none is missing between the two but what the engine has yet to write to its log.
 func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
 	of, err := a.findRunning(ctx, uid)
 	if err != nil {
