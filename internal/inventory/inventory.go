@@ -206,7 +206,7 @@ func (i *Inventory) IsOld(uid types.UID) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	asOf := i.listedSeq
-	if e := i.entries[uid]; e != nil && len(e.servers) > 0 {
+	if e := i.entries[uid]; e != nil {
 		asOf = e.asOf
 	}
 	return asOf < i.epochSeq
