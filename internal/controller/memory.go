@@ -203,7 +203,7 @@ func (p *reconciliation) storeUnreported() {
 		return
 	}
 	status := p.vm.Status.DeepCopy()
-	if server := p.serverStatus(); server != nil {
+	if server := p.serverStatus(); server != nil && p.isObserved() {
 		status.Server = server
 	}
 	if c.unreported == nil {

@@ -278,3 +278,17 @@ func TestUpgradeOfAStoppedServer(t *testing.T) {
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
+
+// TestUnreportedServerOfAnotherEngine checks that what another engine has created is not kept for the
+// status of a later pass.
+func TestUnreportedServerOfAnotherEngine(t *testing.T) {
+	t.Parallel()
+	for name, isUnobserved := range map[string]bool{"its own engine": false, "another engine": true} {
+		p := reconciliationOf(policytest.ReportedVM().Obj(), policytest.Present(driver.StateStarting))
+		p.unreported, p.decision.Status.Unobserved = true, isUnobserved
+		p.storeUnreported()
+		if left := p.r.writes.findUnreported(p.base); left == nil || (left.status.Server == nil) != isUnobserved {
+			t.Errorf("%s: what is left is %+v", name, left)
+		}
+	}
+}
