@@ -363,10 +363,17 @@ func testStreams(t *testing.T, g *guest) {
 		t.Errorf("the log is %q, want %q", log, want)
 	}
 	pod := g.pod(t).Name
-	for _, args := range [][]string{{"exec", g.name, "--", "uname"}, {"port-forward", g.name, "8080:80"}, {"ip", g.name}} {
-		_, stderr, err := framework.RunCommand(t, wait, env, g.kubectlVM, append([]string{"-n", podNamespace}, args...)...)
-		if want := "-n " + podNamespace + " port-forward pod/" + pod; err == nil || !strings.Contains(stderr, want) {
-			t.Errorf("kubectl vm %v: %v, %q, want %q", args, err, stderr, want)
+	for verb, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"exec":         {[]string{"--", "uname"}, "console " + g.name},
+		"port-forward": {[]string{"8080:80"}, "-n " + podNamespace + " port-forward pod/" + pod + " 8080:80"},
+		"ip":           {nil, "-n " + podNamespace + " expose pod " + pod},
+	} {
+		args := append([]string{"-n", podNamespace, verb, g.name}, tc.args...)
+		if _, stderr, err := framework.RunCommand(t, wait, env, g.kubectlVM, args...); err == nil || !strings.Contains(stderr, tc.want) {
+			t.Errorf("kubectl vm %v: %v, %q, want %q", args, err, stderr, tc.want)
 		}
 	}
 	console := startConsole(t, g)
