@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -207,6 +208,9 @@ func (c *Client) writeCommand(ctx context.Context, id uint64, command string, ar
 	deadline, _ := ctx.Deadline()
 	_ = c.conn.SetWriteDeadline(deadline)
 	_, err = c.conn.Write(append(line, '\n'))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = context.DeadlineExceeded // the connection's deadline is that of ctx
+	}
 	if err != nil {
 		c.closeWith(err)
 	}

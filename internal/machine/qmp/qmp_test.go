@@ -176,6 +176,26 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
+// TestPeerThatReadsNothing checks that a command which QEMU does not read ends with its context,
+// and the connection with it, since the command was sent in part.
+func TestPeerThatReadsNothing(t *testing.T) {
+	t.Parallel()
+	over := make(chan struct{})
+	c, err := dialMock(within(t, patience), t, nil, func(m *mock) {
+		m.begin()
+		<-over
+	})
+	t.Cleanup(func() { close(over) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := strings.Repeat("x", 4<<20) // than a socket's buffer has room for
+	if err := c.Execute(within(t, soon), "unread", more, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a command that is not read gave %v", err)
+	}
+	<-c.Done()
+}
+
 func TestBadPeers(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
