@@ -514,6 +514,17 @@ const (
 // down. Such a server is started again whatever its restart policy.
 const ExitHostShutdown = "HostShutdown"
 
+// Reasons of a run in which no guest has run. Such a server is started again whatever its restart
+// policy, with growing delays.
+const (
+	// ExitNeverRan : the server was removed before it was started.
+	ExitNeverRan = "NeverRan"
+	// ExitRejected : the host refused to run the server.
+	ExitRejected = "Rejected"
+	// ExitNotStarted : what the guest needs could not be prepared, such as its disk.
+	ExitNotStarted = "NotStarted"
+)
+
 // Exit describes how a run ended.
 type Exit struct {
 	Code int
@@ -524,6 +535,11 @@ type Exit struct {
 	Output string
 	// At is the engine's time, which may differ from any other clock.
 	At time.Time
+}
+
+// NeverRan reports whether no guest has run.
+func (e *Exit) NeverRan() bool {
+	return e.Reason == ExitNeverRan || e.Reason == ExitRejected || e.Reason == ExitNotStarted
 }
 
 // Confinement says whether a server runs as another user than Drover's, or under Landlock.

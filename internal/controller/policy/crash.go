@@ -29,6 +29,8 @@ func decideEnded(in Input) Decision {
 	}
 	policy := in.VM.Spec.RestartPolicy
 	switch {
+	case exit.NeverRan():
+		return planStartAgain(in)
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
 		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: EndText(in.Observed.Server), Ready: true})
 	case exit.Code != 0 && policy == api.RestartNever:
@@ -56,7 +58,7 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == run
 }
 
-// planStartAgain starts a server that ended by itself: at once after a stable run and
+// planStartAgain starts a server that ended by itself, or never ran: at once after a stable run and
 // after the first that was too short, with growing delays after more of them.
 func planStartAgain(in Input) Decision {
 	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, EndText(in.Observed.Server))
@@ -106,6 +108,8 @@ func EndText(server driver.Server) string {
 
 func exitText(exit *driver.Exit, isDisrupted bool) string {
 	switch {
+	case exit.NeverRan():
+		return fmt.Sprintf("was not started (%s)", exit.Reason)
 	case exit.Code == 0 && !isDisrupted:
 		return "ended by itself with code 0"
 	case exit.Code != 0 && exit.Reason != "" && exit.Reason != "Error":

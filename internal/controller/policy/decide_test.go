@@ -317,6 +317,10 @@ func TestDecide(t *testing.T) {
 		"exited under Never is final":                         {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.Ended(3), want: "wait => Failed Exited", check: wantStalled},
 		"ended by the host's shutdown, Never":                 {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "ensure On Start => Creating Starting"},
 		"ended by the host's shutdown, to be off":             {vm: policytest.ReportedVM().Action(api.ActionStopped), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
+		"a run that its host refused, Never":                  {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: endedAs(1, driver.ExitRejected), want: "ensure On Start => Creating Restarting", check: wantMessage("the server was not started (Rejected)")},
+		"a run that never began, OnFailure":                   {vm: policytest.ReportedVM().RestartPolicy(api.RestartOnFailure), observed: endedAs(0, driver.ExitNeverRan), want: "ensure On Start => Creating Restarting", check: wantMessage("the server was not started (NeverRan)")},
+		"a guest without a disk, Never":                       {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: endedAs(7, driver.ExitNotStarted), want: "ensure On Start => Creating Restarting"},
+		"a guest without a disk, again and again":             {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(looping), observed: policytest.ChangeServer(quickEnd, func(s *driver.Server) { s.Exit.Reason = driver.ExitNotStarted }), want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
 		"a refused image":                                     {vm: policytest.ReportedVM().Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantStalled},
 		"a refused image says why":                            {vm: policytest.ReportedVM().Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantMessage("image is b: the disk stands on a")},
 		"a run that is complete says how it ended":            {vm: policytest.ReportedVM().RestartPolicy(api.RestartOnFailure), observed: policytest.Ended(0), want: "wait => Stopped Completed ready", check: wantMessage("the server ended by itself with code 0")},
@@ -461,6 +465,11 @@ func wantNextTry(after time.Duration) func(*testing.T, Decision) {
 // withNote observes a server with a note by its driver.
 func withNote(state driver.State) inventory.Observation {
 	return policytest.ChangeServer(policytest.Present(state), func(s *driver.Server) { s.Note = "a note" })
+}
+
+// endedAs observes a server whose run has ended for a reason.
+func endedAs(code int, reason string) inventory.Observation {
+	return policytest.ChangeServer(policytest.Ended(code), func(s *driver.Server) { s.Exit.Reason = reason })
 }
 
 func wantStopBy(after time.Duration) func(*testing.T, Decision) {

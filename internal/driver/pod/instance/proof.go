@@ -16,12 +16,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// Reasons of an end that no container reports.
-const (
-	exitNeverRan = "NeverRan"
-	exitRejected = "Rejected"
-	exitAsserted = "Asserted"
-)
+// exitAsserted is the reason of an end that an operator asserts.
+const exitAsserted = "Asserted"
 
 // endRecord is the value of AnnotationEnd.
 type endRecord struct {
@@ -42,11 +38,11 @@ type endRecord struct {
 func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 	switch {
 	case pod.Spec.NodeName == "" && pod.DeletionTimestamp != nil:
-		return &driver.Exit{Reason: exitNeverRan, At: pod.DeletionTimestamp.Time}
+		return &driver.Exit{Reason: driver.ExitNeverRan, At: pod.DeletionTimestamp.Time}
 	case pod.Spec.NodeName == "":
 		return nil
 	case isRejected(pod):
-		return &driver.Exit{Code: 1, Reason: exitRejected, Output: clip(pod.Status.Reason + ": " + pod.Status.Message), At: rejectedAt(pod)}
+		return &driver.Exit{Code: 1, Reason: driver.ExitRejected, Output: clip(pod.Status.Reason + ": " + pod.Status.Message), At: rejectedAt(pod)}
 	}
 	return reportedEnd(pod)
 }
@@ -77,10 +73,13 @@ func (i *Instance) ImageUse() (isUsed, hasFailed bool) {
 	case exit == nil: // an operator has asserted the end, and what the kubelet reported last may be old
 		return true, false
 	}
-	// A kubelet that finds a container no more that has run counts it as restarted.
-	isUsed = status != nil && (status.ContainerID != "" || status.RestartCount > 0)
+	isUsed = status != nil && hasContainer(status)
 	return isUsed, !isUsed
 }
+
+// hasContainer reports whether a container was created. A kubelet that finds one no more that has run
+// counts it as restarted.
+func hasContainer(s *corev1.ContainerStatus) bool { return s.ContainerID != "" || s.RestartCount > 0 }
 
 func rejectedAt(pod *corev1.Pod) time.Time {
 	if pod.Status.StartTime != nil {
@@ -98,10 +97,13 @@ func reportedEnd(pod *corev1.Pod) *driver.Exit {
 	}
 	var exit *driver.Exit
 	for _, s := range statuses {
-		if s.State.Terminated == nil {
+		switch {
+		case s.State.Terminated == nil:
 			return nil
-		}
-		if s.Name == objects.ContainerName {
+		case s.Name != objects.ContainerName:
+		case !hasContainer(&s): // its pod was deleted while an image was pulled, say
+			exit = &driver.Exit{Code: int(s.State.Terminated.ExitCode), Reason: driver.ExitNeverRan, At: s.State.Terminated.FinishedAt.Time}
+		default:
 			exit = exitOf(s.State.Terminated)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 func terminated(code int32, reason, message string) corev1.ContainerStatus {
-	return corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{
+	return corev1.ContainerStatus{Name: objects.ContainerName, ContainerID: "containerd://1", State: corev1.ContainerState{
 		Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, Message: message, FinishedAt: metav1.Unix(1000, 0)},
 	}}
 }
@@ -47,6 +47,9 @@ func TestProvenEnd(t *testing.T) {
 	t.Parallel()
 	running := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
 	waiting := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}
+	unknown := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "ContainerStatusUnknown"}}}
+	lost := unknown
+	lost.RestartCount = 1
 	sidecar := func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "added"}) }
 	disrupted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"}
 	preempted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet}
@@ -54,24 +57,27 @@ func TestProvenEnd(t *testing.T) {
 		pod  *corev1.Pod
 		want *driver.Exit
 	}{
-		"never bound, to be deleted":       {&corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{}}}, &driver.Exit{Reason: exitNeverRan}},
-		"never bound":                      {&corev1.Pod{}, nil},
-		"bound, nothing reported":          {onNode(deleted), nil},
-		"runs":                             {onNode(withStatuses(running)), nil},
-		"runs, deleted":                    {onNode(deleted, withStatuses(running)), nil},
-		"runs, phase Failed":               {onNode(withPhase(corev1.PodFailed, "NodeLost"), withStatuses(running)), nil},
-		"waits, deleted":                   {onNode(deleted, withStatuses(waiting)), nil},
-		"terminated":                       {onNode(withStatuses(terminated(0, "Completed", ""))), &driver.Exit{Reason: "Completed"}},
-		"terminated, with drover's reason": {onNode(withStatuses(terminated(3, "Error", `{"reason":"GuestPanicked"}`))), &driver.Exit{Code: 3, Reason: "GuestPanicked"}},
-		"terminated, by a signal":          {onNode(withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), &driver.Exit{Reason: driver.ExitHostShutdown}},
-		"out of memory, with a message":    {onNode(withStatuses(terminated(137, reasonOOMKilled, `{"reason":"Completed"}`))), &driver.Exit{Code: 137, Reason: reasonOOMKilled}},
-		"terminated, a sidecar unreported": {onNode(sidecar, withStatuses(terminated(0, "Completed", ""))), nil},
-		"terminated, a sidecar runs":       {onNode(sidecar, withStatuses(terminated(0, "Completed", ""), corev1.ContainerStatus{Name: "added"})), nil},
-		"rejected by the kubelet":          {onNode(withPhase(corev1.PodFailed, "OutOfcpu")), &driver.Exit{Code: 1, Reason: exitRejected}},
-		"preempted by the kubelet":         {onNode(withPhase(corev1.PodFailed, "Preempting"), withCondition(preempted)), &driver.Exit{Code: 1, Reason: exitRejected}},
-		"failed by the collector of pods":  {onNode(withPhase(corev1.PodFailed, "NodeLost"), withCondition(disrupted)), nil},
-		"failed without a reason":          {onNode(withPhase(corev1.PodFailed, "")), nil},
-		"succeeded without a report":       {onNode(withPhase(corev1.PodSucceeded, "Completed")), nil},
+		"never bound, to be deleted":        {&corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{}}}, &driver.Exit{Reason: driver.ExitNeverRan}},
+		"never bound":                       {&corev1.Pod{}, nil},
+		"bound, nothing reported":           {onNode(deleted), nil},
+		"runs":                              {onNode(withStatuses(running)), nil},
+		"runs, deleted":                     {onNode(deleted, withStatuses(running)), nil},
+		"runs, phase Failed":                {onNode(withPhase(corev1.PodFailed, "NodeLost"), withStatuses(running)), nil},
+		"waits, deleted":                    {onNode(deleted, withStatuses(waiting)), nil},
+		"terminated":                        {onNode(withStatuses(terminated(0, "Completed", ""))), &driver.Exit{Reason: "Completed"}},
+		"terminated, with drover's reason":  {onNode(withStatuses(terminated(3, "Error", `{"reason":"GuestPanicked"}`))), &driver.Exit{Code: 3, Reason: "GuestPanicked"}},
+		"terminated, by a signal":           {onNode(withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), &driver.Exit{Reason: driver.ExitHostShutdown}},
+		"out of memory, with a message":     {onNode(withStatuses(terminated(137, reasonOOMKilled, `{"reason":"Completed"}`))), &driver.Exit{Code: 137, Reason: reasonOOMKilled}},
+		"deleted while an image is pulled":  {onNode(deleted, withStatuses(unknown)), &driver.Exit{Code: 137, Reason: driver.ExitNeverRan}},
+		"terminated, its container is gone": {onNode(withStatuses(lost)), &driver.Exit{Code: 137, Reason: "ContainerStatusUnknown"}},
+		"no disk":                           {onNode(withStatuses(terminated(7, "Error", `{"reason":"NotStarted"}`))), &driver.Exit{Code: 7, Reason: driver.ExitNotStarted}},
+		"terminated, a sidecar unreported":  {onNode(sidecar, withStatuses(terminated(0, "Completed", ""))), nil},
+		"terminated, a sidecar runs":        {onNode(sidecar, withStatuses(terminated(0, "Completed", ""), corev1.ContainerStatus{Name: "added"})), nil},
+		"rejected by the kubelet":           {onNode(withPhase(corev1.PodFailed, "OutOfcpu")), &driver.Exit{Code: 1, Reason: driver.ExitRejected}},
+		"preempted by the kubelet":          {onNode(withPhase(corev1.PodFailed, "Preempting"), withCondition(preempted)), &driver.Exit{Code: 1, Reason: driver.ExitRejected}},
+		"failed by the collector of pods":   {onNode(withPhase(corev1.PodFailed, "NodeLost"), withCondition(disrupted)), nil},
+		"failed without a reason":           {onNode(withPhase(corev1.PodFailed, "")), nil},
+		"succeeded without a report":        {onNode(withPhase(corev1.PodSucceeded, "Completed")), nil},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
