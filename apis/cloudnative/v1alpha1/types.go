@@ -330,13 +330,14 @@ type Image struct {
 	// - docker: an image reference, for example nginx:1.29.
 	// - qemu: https://..., oci://registry/name:tag, or the absolute path of a
 	//   file.
-	// - pod: oci://registry/name:tag or oci://registry/name@sha256:...
+	// - pod: https://..., or oci://registry/name:tag or
+	//   oci://registry/name@sha256:....
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +optional
 	Source string `json:"source,omitempty"`
 	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
-	// digits. qemu requires it for an image from a web server.
+	// digits. qemu and pod require it for an image from a web server.
 	// +kubebuilder:validation:Pattern=`^sha256:[0-9a-f]{64}$`
 	// +kubebuilder:validation:MaxLength=71
 	// +optional

@@ -167,7 +167,7 @@ func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (s
 		machineType, err = chooseType("")
 		return machineType, nil, err
 	}
-	if r.RootDisk.Ephemeral && !description.IsURL(r.RootDisk.Image) {
+	if r.RootDisk.Ephemeral && !r.RootDisk.NeedsCopy() {
 		if machineType, err = chooseType(""); err != nil {
 			return "", nil, err
 		}

@@ -205,6 +205,26 @@ func TestFetchedDisk(t *testing.T) {
 	}
 }
 
+// TestChecksumOfFile checks that an image that is a file is compared with a checksum before a guest
+// boots from it, and that the disk of an ephemeral machine is a copy then.
+func TestChecksumOfFile(t *testing.T) {
+	t.Parallel()
+	for name, isEphemeral := range map[string]bool{"kept": false, "ephemeral": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, false)
+			h.described.RootDisk.Ephemeral, h.described.RootDisk.Checksum = isEphemeral, checksumOf("")
+			g := h.start(t)
+			g.launch(t)
+			g.wantEnd(t, 7, "NotStarted", "its checksum is "+checksumOf(read(t, h.image)))
+			h.described.RootDisk.Checksum = checksumOf(read(t, h.image))
+			g = h.begin(t, "drover guest 1 A")
+			g.signal(t, syscall.SIGTERM)
+			g.wantEnd(t, 0, "Completed", "")
+		})
+	}
+}
+
 // TestTLS checks that an image by https:// comes from a server that this host trusts alone.
 func TestTLS(t *testing.T) {
 	t.Parallel()

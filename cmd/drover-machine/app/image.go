@@ -50,24 +50,37 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
 // fillDisk makes a file that is a copy of a disk's image, with the holes that it may have, and
-// returns its format. When it returns, the copy is on the disk of the host.
+// returns its format. A checksum is that of the whole image, and decides before anything in it is
+// read. When fillDisk returns, the copy is on the disk of the host.
 func (r *run) fillDisk(ctx context.Context, d *description.Disk, path string) (format string, err error) {
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the disk's folder
 	if err != nil {
 		return "", err
 	}
-	if description.IsURL(d.Image) {
-		format, err = r.fetchImage(ctx, d, out)
-	} else {
-		format, err = r.copyImage(ctx, d.Image, out)
-	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	format, err = r.copyImage(ctx, d, out)
 	if err == nil {
 		err = out.Sync()
 	}
-	if err = errors.Join(err, out.Close()); err != nil {
+	if err != nil {
 		return "", fmt.Errorf("copying image %s: %w", egress.Redact(d.Image), err)
 	}
 	return format, nil
+}
+
+func (r *run) copyImage(ctx context.Context, d *description.Disk, out *os.File) (format string, err error) {
+	copyFrom, hash := r.copyFile, sha256.New()
+	if description.IsURL(d.Image) {
+		copyFrom = r.fetchImage
+	}
+	if err := copyFrom(ctx, d.Image, out, hash); err != nil {
+		return "", err
+	}
+	if sum := "sha256:" + hex.EncodeToString(hash.Sum(nil)); d.Checksum != "" && sum != d.Checksum {
+		return "", fmt.Errorf("its checksum is %s, and %s was asked for", sum, d.Checksum)
+	}
+	info, err := probeImage(out)
+	return info.Format, err
 }
 
 // findImage returns the file of an image: the only one, if the path is a folder, as in container
@@ -110,43 +123,42 @@ func probeImage(f *os.File) (diskimage.Info, error) {
 	return diskimage.Probe(f, stat.Size())
 }
 
-func (r *run) copyImage(ctx context.Context, from string, out *os.File) (format string, err error) {
-	image, info, err := openImage(from)
+// copyFile copies an image that is a file.
+func (r *run) copyFile(ctx context.Context, from string, out *os.File, hash io.Writer) error {
+	image, _, err := openImage(from)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer func() { _ = image.Close() }()
 	stat, err := image.Stat()
 	if err != nil {
-		return "", err
+		return err
 	}
-	length, err := copySparse(ctx, out, r.progress.begin(image, stat.Size()))
+	length, err := copySparse(ctx, out, io.TeeReader(r.progress.begin(image, stat.Size()), hash))
 	if err != nil {
-		return "", err
+		return err
 	}
-	return info.Format, out.Truncate(length)
+	return out.Truncate(length)
 }
 
 // anyHost allows what the guest reaches too: the place in the network is the tenant's. Package
 // egress still refuses the metadata services of clouds.
 var anyHost = []string{"0.0.0.0/0", "::/0"}
 
-// fetchImage fetches an image, and accepts it by its checksum alone. Errors have nothing that
-// the server answered.
-func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File) (format string, err error) {
+// fetchImage copies an image from a web server. Errors have nothing that the server answered.
+func (r *run) fetchImage(ctx context.Context, url string, out *os.File, hash io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("no data has come for %v", r.stallWithin)) })
 	defer stall.Stop()
-	response, err := requestImage(ctx, d.Image, func() { stall.Reset(r.stallWithin) })
+	response, err := requestImage(ctx, url, func() { stall.Reset(r.stallWithin) })
 	if err != nil {
-		return "", explainFetch(ctx, err)
+		return explainFetch(ctx, err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.ContentLength > r.ImageMaxBytes {
-		return "", fmt.Errorf("it has %d bytes: imageMaxBytes allows %d", response.ContentLength, r.ImageMaxBytes)
+		return fmt.Errorf("it has %d bytes: imageMaxBytes allows %d", response.ContentLength, r.ImageMaxBytes)
 	}
-	hash := sha256.New()
 	body := io.TeeReader(io.LimitReader(response.Body, r.ImageMaxBytes+1), hash)
 	length, err := copySparse(ctx, out, r.progress.begin(readerFunc(func(b []byte) (int, error) {
 		n, err := body.Read(b)
@@ -155,20 +167,13 @@ func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File)
 		}
 		return n, err
 	}), response.ContentLength))
-	if err == nil {
-		err = out.Truncate(length)
+	switch {
+	case err != nil:
+		return err
+	case length > r.ImageMaxBytes:
+		return fmt.Errorf("it has more than %d bytes: imageMaxBytes allows no more", r.ImageMaxBytes)
 	}
-	if err != nil {
-		return "", err
-	}
-	if length > r.ImageMaxBytes {
-		return "", fmt.Errorf("it has more than %d bytes: imageMaxBytes allows no more", r.ImageMaxBytes)
-	}
-	if sum := "sha256:" + hex.EncodeToString(hash.Sum(nil)); sum != d.Checksum {
-		return "", fmt.Errorf("its checksum is %s, and %s was asked for", sum, d.Checksum)
-	}
-	info, err := probeImage(out)
-	return info.Format, err
+	return out.Truncate(length)
 }
 
 // requestImage asks for an image. onData is called whenever data arrives.

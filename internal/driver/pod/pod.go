@@ -80,8 +80,8 @@ type Options struct {
 	Assertions bool
 	// KVM and KVMResource say which pods request KVM, and by which resource.
 	KVM, KVMResource string
-	// Fetch is what the operator allows for questions to registries. Nil means that none is asked, and
-	// each node resolves the tags of images.
+	// Fetch is what the operator allows for questions to registries, and the size of an image that a
+	// machine fetches. Nil means that no registry is asked, and each node resolves the tags of images.
 	Fetch *image.Policy
 	// CallTimeout limits a call whose context has no deadline.
 	CallTimeout time.Duration
@@ -189,7 +189,7 @@ func New(o Options) (*Driver, error) {
 		if err != nil {
 			return nil, err
 		}
-		d.images.Resolve = sources.Resolve
+		d.images.Resolve, d.Objects.ImageMaxBytes = sources.Resolve, o.Fetch.MaxSize
 	}
 	d.reader = &instance.Reader{
 		ClusterID: o.Objects.ClusterID, Client: o.Client, Policy: o.Policy, Log: o.Log, Owner: o.Owner, AssertedOff: o.AssertedOff, LastStatus: d.machines.Last, Clock: o.Clock,

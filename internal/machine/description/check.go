@@ -36,6 +36,10 @@ var (
 // IsURL reports whether an image has to be fetched.
 func IsURL(image string) bool { return strings.Contains(image, "://") }
 
+// NeedsCopy reports whether the disk of an ephemeral machine is a copy of the image: it has to be
+// fetched, or compared with a checksum. Other disks stand on the image itself.
+func (d *Disk) NeedsCopy() bool { return IsURL(d.Image) || d.Checksum != "" }
+
 // check refuses a wrong description before anything is made.
 func (m *Machine) check() error {
 	switch {
@@ -98,10 +102,12 @@ func (d *Disk) check(field string) error {
 		return fmt.Errorf("%s.sizeBytes is %d: it must not be negative", field, d.SizeBytes)
 	case d.Image == "" && d.SizeBytes == 0:
 		return fmt.Errorf("%s.sizeBytes is missing: a disk without an image has no size of its own", field)
+	case d.Image == "" && d.Checksum != "":
+		return fmt.Errorf("%s.checksum is set: a disk without an image has none", field)
+	case d.Checksum != "" && !checksumPattern.MatchString(d.Checksum):
+		return fmt.Errorf(`%s.checksum is %.80q: it must be "sha256:" and 64 digits in small letters`, field, d.Checksum)
 	case IsURL(d.Image):
 		return d.checkURL(field)
-	case d.Checksum != "":
-		return fmt.Errorf("%s.checksum is set: only an image by http:// or https:// has one", field)
 	case d.Image != "" && !filepath.IsAbs(d.Image):
 		return fmt.Errorf("%s.image is %q: it must be an absolute path, an http:// or https:// URL, or empty", field, d.Image)
 	}
@@ -114,8 +120,8 @@ func (d *Disk) checkURL(field string) error {
 	switch {
 	case err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https":
 		return fmt.Errorf("%s.image is a URL that is not taken: it must be http:// or https://, with a host", field)
-	case !checksumPattern.MatchString(d.Checksum):
-		return fmt.Errorf(`%s.checksum is %.80q: an image by URL needs "sha256:" and 64 digits in small letters`, field, d.Checksum)
+	case d.Checksum == "":
+		return fmt.Errorf(`%s.checksum is missing: an image by URL needs "sha256:" and 64 digits in small letters`, field)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ type Disk struct {
 	// Image is what the disk is a copy of: a file, raw or qcow2, a folder with that file alone,
 	// or an http:// or https:// URL; empty for a blank disk.
 	Image string `json:"image,omitempty"`
-	// Checksum is "sha256:" and 64 digits, which an image by URL must have.
+	// Checksum is "sha256:" and 64 digits: that of the image, which a URL needs.
 	Checksum string `json:"checksum,omitempty"`
 	// SizeBytes is what the disk is grown to; 0 means the image's size.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
@@ -74,7 +74,8 @@ type Disk struct {
 type RootDisk struct {
 	Disk `json:",inline"`
 
-	// Ephemeral makes a new disk at each start, on top of the image if that is a file.
+	// Ephemeral makes a new disk at each start: on top of the image, or as a copy of it, if it
+	// NeedsCopy.
 	Ephemeral bool `json:"ephemeral,omitempty"`
 }
 

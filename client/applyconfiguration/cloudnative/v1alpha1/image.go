@@ -18,10 +18,11 @@ type ImageApplyConfiguration struct {
 	// - docker: an image reference, for example nginx:1.29.
 	// - qemu: https://..., oci://registry/name:tag, or the absolute path of a
 	// file.
-	// - pod: oci://registry/name:tag or oci://registry/name@sha256:...
+	// - pod: https://..., or oci://registry/name:tag or
+	// oci://registry/name@sha256:....
 	Source *string `json:"source,omitempty"`
 	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
-	// digits. qemu requires it for an image from a web server.
+	// digits. qemu and pod require it for an image from a web server.
 	Checksum *string `json:"checksum,omitempty"`
 	// pullPolicy is when the image is fetched:
 	// - IfNotPresent: if it is not present yet, whatever its tag.

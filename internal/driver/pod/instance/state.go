@@ -62,7 +62,7 @@ func (i *Instance) describeRun(s *driver.Server) {
 	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
 	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
 	status := machineStatus(p)
-	s.ImageID, s.Note = objects.ImageDigest(p), describeTags(kept.Images)
+	s.ImageID, s.Note = cmp.Or(objects.ImageDigest(p), kept.Checksum), describeTags(kept.Images)
 	s.StartedAt = startOf(p)
 	switch exit := i.End(); {
 	case exit != nil && i.IsLeaving() && i.Root == nil:

@@ -18,6 +18,7 @@ type Settings struct {
 	CPUMilli    int64  `json:"cpuMilli"`
 	MemoryBytes int64  `json:"memoryBytes"`
 	Image       string `json:"image,omitempty"`
+	Checksum    string `json:"checksum,omitempty"` // of the image
 	// Images are what tags were resolved to.
 	Images      []driver.ResolvedImage `json:"images,omitempty"`
 	Kernel      *driver.Kernel         `json:"kernel,omitempty"`
@@ -54,8 +55,9 @@ func ReadSettings(p *corev1.Pod) (s Settings) {
 
 // Settings returns what the pod of a spec is made from, but for its disks.
 func (t *Template) Settings(spec driver.ServerSpec) Settings {
+	image := t.rootImage(spec)
 	s := Settings{
-		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: t.imageSource(spec), Kernel: spec.Image.Kernel,
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image.Source, Checksum: image.Checksum, Kernel: image.Kernel,
 		SSHKeys: spec.SSHKeys, UserData: digest(spec.UserData), NetworkData: digest(spec.NetworkData),
 		Placement: spec.Placement, GraceSecs: graceSeconds(spec),
 	}
@@ -83,20 +85,18 @@ var fields = driver.Fields[settingsChange]{
 	},
 	{Name: "resource.rootDisk", Support: driver.AppliedLive}, // it may only grow
 	{
-		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source", "kernel.source", "kernel.initrd", "kernel.cmdline"},
+		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source", "checksum", "kernel.source", "kernel.initrd", "kernel.cmdline"},
 		Differs: func(c settingsChange) bool {
-			return c.has.Image != c.wants.Image || !equality.Semantic.DeepEqual(c.has.Kernel, c.wants.Kernel)
+			return c.has.Image != c.wants.Image || c.has.Checksum != c.wants.Checksum || !equality.Semantic.DeepEqual(c.has.Kernel, c.wants.Kernel)
 		},
 	},
-	{Name: "image.checksum", Support: driver.Unsupported, Hint: "name the image by digest: oci://NAME@sha256:..."},
 	{Name: "image.pullPolicy", Support: driver.AppliedLive},
 	{
 		Name: "volumes", Support: driver.AppliedAtRestart, Parts: []string{"name", "readOnly"},
 		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Volumes, c.wants.Volumes) },
 	},
 	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
-	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "pullPolicy"}},
-	{Name: "volumes.source.image.checksum", Support: driver.Unsupported, Hint: "name the image by digest: oci://NAME@sha256:..."},
+	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
 	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
 	{Name: "ports.name", Support: driver.AppliedLive},
 	{

@@ -4,6 +4,8 @@
 package objects
 
 import (
+	"cmp"
+	"path"
 	"slices"
 	"strings"
 
@@ -11,14 +13,37 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/description"
 )
 
 // imageVolume is the volume of a pod that has the image of the root disk.
 const imageVolume = "image"
 
+// rootImage returns the image of the root disk: that of the spec, or the default.
+func (t *Template) rootImage(spec driver.ServerSpec) driver.Image {
+	i := spec.Image
+	i.Source = cmp.Or(i.Source, t.Image)
+	return i
+}
+
+// isContainerDisk reports whether the kubelet gets an image, as a volume of the pod. Else the machine
+// fetches it, or there is none.
+func isContainerDisk(source string) bool { return strings.HasPrefix(source, imageScheme) }
+
+// describeImage gives a disk its image, which is in a folder of the container if it is a container disk.
+func describeImage(d *description.Disk, i driver.Image, folder string) {
+	if i.Source == "" {
+		return
+	}
+	d.Image, d.Checksum = i.Source, i.Checksum
+	if isContainerDisk(i.Source) {
+		d.Image = path.Join(folder, "disk")
+	}
+}
+
 // TaggedImages returns the images of a spec that are named by tag and may be fetched.
 func (t *Template) TaggedImages(spec driver.ServerSpec) []string {
-	images := []driver.Image{{Source: t.imageSource(spec), PullPolicy: spec.Image.PullPolicy}}
+	images := []driver.Image{t.rootImage(spec)}
 	for _, v := range spec.Volumes {
 		if v.Image != nil {
 			images = append(images, *v.Image)

@@ -66,19 +66,80 @@ func TestTaggedImages(t *testing.T) {
 	}
 }
 
-// TestRefusedImages checks that a source of another kind is refused with what is allowed.
+// TestRefusedImages checks that an image that no pod can get is refused with what is allowed.
 func TestRefusedImages(t *testing.T) {
 	t.Parallel()
-	for _, source := range []string{"pvc://golden", "https://images.example/debian.qcow2", "/images/debian.qcow2", "registry.example/debian:12", "oci://", "oci://Registry/UPPER"} {
-		i := driver.Image{Source: source}
+	const url, checksum = "https://u:secret@images.example/debian.qcow2?secret", "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+	for name, c := range map[string]struct {
+		image driver.Image
+		kind  error
+		says  string
+	}{
+		"a claim":              {driver.Image{Source: "pvc://golden"}, driver.ErrUnsupported, `.source is "pvc://golden": driver pod copies no`},
+		"a file":               {driver.Image{Source: "/images/debian.qcow2"}, driver.ErrInvalid, `.source is "/images/debian.qcow2": it must be oci://REFERENCE`},
+		"no scheme":            {driver.Image{Source: "registry.example/debian:12"}, driver.ErrInvalid, `.source is "registry.example/debian:12": it must be oci://REFERENCE`},
+		"no reference":         {driver.Image{Source: "oci://"}, driver.ErrInvalid, `.source is "oci://": it must be oci://REFERENCE`},
+		"no valid reference":   {driver.Image{Source: "oci://Registry/UPPER"}, driver.ErrInvalid, `.source is "oci://Registry/UPPER": it must be oci://REFERENCE`},
+		"URL without a host":   {driver.Image{Source: "https:///x", Checksum: checksum}, driver.ErrInvalid, ".source is \"https:///x\": it must be"},
+		"URL of another kind":  {driver.Image{Source: "ftp://images.example/x", Checksum: checksum}, driver.ErrInvalid, ".source is \"ftp://images.example/x\": it must be"},
+		"URL without checksum": {driver.Image{Source: url}, driver.ErrInvalid, ".checksum is missing: an image from a web server needs one"},
+		"URL that is present":  {driver.Image{Source: url, Checksum: checksum, PullPolicy: driver.PullNever}, driver.ErrUnsupported, ".pullPolicy is Never"},
+		"checksum":             {driver.Image{Source: url, Checksum: "md5"}, driver.ErrInvalid, `.checksum is "md5": it must be sha256:`},
+	} {
 		for field, spec := range map[string]driver.ServerSpec{
-			"spec.image.source":                      {Image: i},
-			"spec.volumes[data].source.image.source": {RootDiskBytes: 1, Volumes: []driver.Volume{{Name: "data", Image: &i}}},
+			"spec.image":                      {Image: c.image},
+			"spec.volumes[data].source.image": {RootDiskBytes: 1, Volumes: []driver.Volume{{Name: "data", Image: &c.image}}},
 		} {
 			err := (&Template{}).CheckSpec(spec)
-			if says := fmt.Sprintf("%s is %q: ", field, source); !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "oci://REFERENCE") {
-				t.Errorf("%s %q: %v", field, source, err)
+			if !errors.Is(err, c.kind) || !strings.Contains(fmt.Sprint(err), field+c.says) || strings.Contains(fmt.Sprint(err), "secret") {
+				t.Errorf("%s: %v, want %v with %q", name, err, c.kind, field+c.says)
 			}
+		}
+	}
+	err := (&Template{}).CheckSpec(driver.ServerSpec{Image: driver.Image{Source: url, Checksum: checksum, Kernel: &driver.Kernel{Source: "/vmlinuz"}}})
+	if !errors.Is(err, driver.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "spec.image.kernel") {
+		t.Errorf("the kernel of a URL: %v", err)
+	}
+}
+
+// TestDescribedImages checks what a machine gets of an image: a file of the pod's image volume, or the
+// URL, with no volume.
+func TestDescribedImages(t *testing.T) {
+	t.Parallel()
+	const checksum = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+	for source, want := range map[string]struct {
+		images int // volumes
+		root   string
+		volume string
+	}{
+		"oci://registry.example/debian:12":      {2, "/image/disk", "/images/data/disk"},
+		"https://images.example/debian-12.qcow": {0, "https://images.example/debian-12.qcow", "https://images.example/debian-12.qcow"},
+	} {
+		i := driver.Image{Source: source, Checksum: checksum}
+		template, spec := &Template{ImageMaxBytes: 1 << 30}, driver.ServerSpec{Image: i, RootDiskBytes: 1, Volumes: []driver.Volume{{Name: "data", SizeBytes: 1, Image: &i}}}
+		if err := template.CheckSpec(spec); err != nil {
+			t.Error(err)
+		}
+		p, err := template.NewPod(spec, Run{Nonce: "nonce"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		isImage := func(v corev1.Volume) bool { return v.Image != nil }
+		mounts := slices.DeleteFunc(slices.Clone(p.Spec.Containers[0].VolumeMounts), func(m corev1.VolumeMount) bool { return !strings.HasPrefix(m.Name, "image") })
+		if volumes := slices.DeleteFunc(slices.Clone(p.Spec.Volumes), func(v corev1.Volume) bool { return !isImage(v) }); len(volumes) != want.images || len(mounts) != want.images {
+			t.Errorf("%s: the pod has the volumes %v and the mounts %v", source, volumes, mounts)
+		}
+		d := template.newDescription(spec)
+		if got := d.RootDisk.Disk; got.Image != want.root || got.Checksum != checksum {
+			t.Errorf("%s: the root disk is %+v", source, got)
+		}
+		if got := d.Volumes[0].Disk; got.Image != want.volume || got.Checksum != checksum || d.ImageMaxBytes != 1<<30 {
+			t.Errorf("%s: the volume is %+v, and images have %d bytes", source, got, d.ImageMaxBytes)
+		}
+		changed := spec
+		changed.Image.Checksum = strings.Replace(checksum, "0", "1", 1)
+		if pending := PendingFields(template.Settings(spec), template.Settings(changed)); !slices.Equal(pending, []string{"image"}) {
+			t.Errorf("after another checksum, these wait for a restart: %v", pending)
 		}
 	}
 }

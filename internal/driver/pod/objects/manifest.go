@@ -165,12 +165,12 @@ func (t *Template) container(spec driver.ServerSpec) corev1.Container {
 			{Name: diskVolume, MountPath: diskFolder},
 		},
 	}
-	if t.imageSource(spec) != "" {
+	if isContainerDisk(t.rootImage(spec).Source) {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: imageVolume, MountPath: imageFolder, ReadOnly: true})
 	}
 	for _, v := range spec.Volumes {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "volume-" + v.Name, MountPath: path.Join(volumesFolder, v.Name)})
-		if v.Image != nil {
+		if v.Image != nil && isContainerDisk(v.Image.Source) {
 			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "image-" + v.Name, MountPath: path.Join(volumeImageFolder, v.Name), ReadOnly: true})
 		}
 	}
@@ -245,13 +245,13 @@ func (t *Template) podVolumes(spec driver.ServerSpec, run Run) []corev1.Volume {
 		{Name: secretVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: SecretName(base, run.Nonce), DefaultMode: new(int32(0o440))}}},
 		{Name: diskVolume, VolumeSource: diskSource(spec, base)},
 	}
-	if image := t.imageSource(spec); image != "" {
-		volumes = append(volumes, newImageVolume(imageVolume, imageReference(image, run.Images), spec.Image.PullPolicy))
+	if image := t.rootImage(spec); isContainerDisk(image.Source) {
+		volumes = append(volumes, newImageVolume(imageVolume, image, run.Images))
 	}
 	for _, v := range spec.Volumes {
 		volumes = append(volumes, corev1.Volume{Name: "volume-" + v.Name, VolumeSource: claimSource(ClaimName(base, v.Name))})
-		if v.Image != nil {
-			volumes = append(volumes, newImageVolume("image-"+v.Name, imageReference(v.Image.Source, run.Images), v.Image.PullPolicy))
+		if v.Image != nil && isContainerDisk(v.Image.Source) {
+			volumes = append(volumes, newImageVolume("image-"+v.Name, *v.Image, run.Images))
 		}
 	}
 	return volumes
@@ -262,9 +262,9 @@ func annotationFile(name, annotation string) corev1.DownwardAPIVolumeFile {
 	return corev1.DownwardAPIVolumeFile{Path: name, FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + annotation + "']"}}
 }
 
-func newImageVolume(name, reference string, policy driver.PullPolicy) corev1.Volume {
+func newImageVolume(name string, image driver.Image, resolved []driver.ResolvedImage) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
-		Reference: reference, PullPolicy: corev1.PullPolicy(policy),
+		Reference: imageReference(image.Source, resolved), PullPolicy: corev1.PullPolicy(image.PullPolicy),
 	}}}
 }
 
@@ -286,10 +286,10 @@ func (t *Template) newDescription(spec driver.ServerSpec) description.Machine {
 		MemoryBytes: spec.MemoryBytes, CloudInit: secretFolder, GracePeriodSeconds: graceSeconds(spec),
 		Control:  &description.Control{Port: controlPort(spec), Folder: secretFolder},
 		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: diskFolder, SizeBytes: spec.RootDiskBytes}, Ephemeral: spec.Ephemeral},
+
+		ImageMaxBytes: t.ImageMaxBytes,
 	}
-	if t.imageSource(spec) != "" {
-		m.RootDisk.Image = path.Join(imageFolder, "disk")
-	}
+	describeImage(&m.RootDisk.Disk, t.rootImage(spec), imageFolder)
 	if k := spec.Image.Kernel; k != nil {
 		m.Kernel = &description.Kernel{File: path.Join(imageFolder, k.Source), Cmdline: k.Cmdline}
 		if k.Initrd != "" {
@@ -299,7 +299,7 @@ func (t *Template) newDescription(spec driver.ServerSpec) description.Machine {
 	for _, v := range spec.Volumes {
 		described := description.Volume{Name: v.Name, ReadOnly: v.ReadOnly, Disk: description.Disk{Folder: path.Join(volumesFolder, v.Name), SizeBytes: v.SizeBytes}}
 		if v.Image != nil {
-			described.Image = path.Join(volumeImageFolder, v.Name, "disk")
+			describeImage(&described.Disk, *v.Image, path.Join(volumeImageFolder, v.Name))
 		}
 		m.Volumes = append(m.Volumes, described)
 	}

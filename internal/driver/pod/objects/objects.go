@@ -25,6 +25,9 @@ type Template struct {
 	MachineImage string
 	// Image is the container disk of a server without image.source; empty for none.
 	Image string
+	// ImageMaxBytes is the size that an image may have which a machine fetches; 0 leaves it to the
+	// machine.
+	ImageMaxBytes int64
 	// AccessMode is that of all PVCs.
 	AccessMode string
 	// MemoryOverheadBytes is what a pod may use in addition to its guest's memory.

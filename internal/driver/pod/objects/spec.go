@@ -4,14 +4,15 @@
 package objects
 
 import (
-	"cmp"
 	"fmt"
+	"net/url"
 	"path"
 	"strings"
 
 	"github.com/distribution/reference"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/image"
 )
 
 const imageScheme = "oci://"
@@ -21,25 +22,43 @@ func (t *Template) CheckSpec(spec driver.ServerSpec) error {
 	if len(spec.Name) > maxName {
 		return driver.Errorf(driver.ErrInvalid, "metadata.name is %q, of %d characters: driver pod allows %d, because it is the value of a label", spec.Name, len(spec.Name), maxName)
 	}
-	image := t.imageSource(spec)
-	kernel := spec.Image.Kernel
-	if image == "" && !hasDefaultDisk(spec) {
-		return driver.Errorf(driver.ErrInvalid, "spec.image.source is missing: it must be %sREFERENCE, a container disk, since no default is set with --pod-image", imageScheme)
-	}
-	if err := checkImage("spec.image.source", image); image != "" && err != nil {
+	if err := t.checkRootImage(spec); err != nil {
 		return err
-	}
-	if kernel != nil {
-		for field, file := range map[string]string{"source": kernel.Source, "initrd": kernel.Initrd} {
-			if file != "" && (!path.IsAbs(file) || path.Clean(file) != file) {
-				return driver.Errorf(driver.ErrInvalid, "spec.image.kernel.%s is %.200q: it must be an absolute path in the image", field, file)
-			}
-		}
 	}
 	if err := checkVolumes(spec); err != nil {
 		return err
 	}
 	return fields.CheckSupported(spec)
+}
+
+func (t *Template) checkRootImage(spec driver.ServerSpec) error {
+	i := t.rootImage(spec)
+	switch {
+	case i.Source == "" && !hasDefaultDisk(spec):
+		return driver.Errorf(driver.ErrInvalid, "spec.image.source is missing: it must be %s, since no default is set with --pod-image", allowedSources)
+	case i.Source == "":
+		return nil
+	}
+	if err := checkImage("spec.image", i); err != nil {
+		return err
+	}
+	return checkKernel(i)
+}
+
+// checkKernel rejects a kernel that is not in the image.
+func checkKernel(i driver.Image) error {
+	switch {
+	case i.Kernel == nil:
+		return nil
+	case !isContainerDisk(i.Source):
+		return driver.Errorf(driver.ErrUnsupported, "spec.image.kernel: it is a file of a container disk, and spec.image.source is another image: leave it out, or use %sREFERENCE", imageScheme)
+	}
+	for field, file := range map[string]string{"source": i.Kernel.Source, "initrd": i.Kernel.Initrd} {
+		if file != "" && (!path.IsAbs(file) || path.Clean(file) != file) {
+			return driver.Errorf(driver.ErrInvalid, "spec.image.kernel.%s is %.200q: it must be an absolute path in the image", field, file)
+		}
+	}
+	return nil
 }
 
 // maxClaims is how many PVCs a status can have recorded, among 64 objects: the others are the pod,
@@ -73,31 +92,47 @@ func checkVolumes(spec driver.ServerSpec) error {
 		if v.Image == nil {
 			continue
 		}
-		if err := checkImage(fmt.Sprintf("spec.volumes[%s].source.image.source", v.Name), v.Image.Source); err != nil {
+		if err := checkImage(fmt.Sprintf("spec.volumes[%s].source.image", v.Name), *v.Image); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkImage rejects what is no container disk.
-func checkImage(field, image string) error {
-	name, ok := strings.CutPrefix(image, imageScheme)
-	if !ok {
-		return driver.Errorf(driver.ErrInvalid, "%s is %.200q: it must be %sREFERENCE, a container disk", field, image, imageScheme)
+// allowedSources is what image.source may be.
+const allowedSources = imageScheme + "REFERENCE, a container disk, or http:// or https:// with a checksum"
+
+// checkImage rejects an image that no pod can get. field is that of the image.
+func checkImage(field string, i driver.Image) error {
+	name, isContainerDisk := strings.CutPrefix(i.Source, imageScheme)
+	isClaim := strings.HasPrefix(i.Source, "pvc://")
+	switch {
+	case isContainerDisk:
+		if _, err := reference.ParseAnyReference(name); err != nil {
+			return driver.Errorf(driver.ErrInvalid, "%s.source is %.200q: it must be %s: %w", field, i.Source, allowedSources, err)
+		}
+	case isClaim:
+		return driver.Errorf(driver.ErrUnsupported, "%s.source is %.200q: driver pod copies no PersistentVolumeClaims; it must be %s", field, i.Source, allowedSources)
+	case !isURL(i.Source):
+		return driver.Errorf(driver.ErrInvalid, "%s.source is %.200q: it must be %s", field, image.Redact(i.Source), allowedSources)
+	case i.Checksum == "":
+		return driver.Errorf(driver.ErrInvalid, "%s.checksum is missing: an image from a web server needs one, sha256: and 64 digits", field)
+	case i.PullPolicy == driver.PullNever:
+		return driver.Errorf(driver.ErrUnsupported, "%s.pullPolicy is Never: the machine fetches an image from a web server when it makes the disk", field)
 	}
-	if _, err := reference.ParseAnyReference(name); err != nil {
-		return driver.Errorf(driver.ErrInvalid, "%s is %.200q: it must be %sREFERENCE, a container disk: %w", field, image, imageScheme, err)
+	if err := (image.Ref{Source: i.Source, Checksum: i.Checksum}).Validate(field); err != nil {
+		return driver.Errorf(driver.ErrInvalid, "%w", err)
 	}
 	return nil
+}
+
+// isURL reports whether the machine can fetch an image from a web server.
+func isURL(source string) bool {
+	parsed, err := url.Parse(source)
+	return err == nil && parsed.Host != "" && (parsed.Scheme == "http" || parsed.Scheme == "https")
 }
 
 // hasDefaultDisk reports whether a server needs no image: its blank disk has a size.
 func hasDefaultDisk(spec driver.ServerSpec) bool {
 	return spec.RootDiskBytes > 0 && !spec.Ephemeral && spec.Image.Kernel == nil
-}
-
-// imageSource returns the image of the spec, or the default.
-func (t *Template) imageSource(spec driver.ServerSpec) string {
-	return cmp.Or(spec.Image.Source, t.Image)
 }
