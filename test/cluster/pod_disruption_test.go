@@ -4,6 +4,7 @@
 package cluster_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -362,20 +363,20 @@ func testStreams(t *testing.T, g *guest) {
 	if want := fmt.Sprintf("drover linux guest %d is up", g.boots); !strings.Contains(log, want) {
 		t.Errorf("the log is %q, want %q", log, want)
 	}
-	pod := g.pod(t).Name
 	for verb, tc := range map[string]struct {
 		args []string
 		want string
 	}{
 		"exec":         {[]string{"--", "uname"}, "console " + g.name},
-		"port-forward": {[]string{"8080:80"}, "-n " + podNamespace + " port-forward pod/" + pod + " 8080:80"},
-		"ip":           {nil, "-n " + podNamespace + " expose pod " + pod},
+		"ip":           {nil, "-n " + podNamespace + " expose pod " + g.pod(t).Name},
+		"port-forward": {[]string{":81"}, "port 81"},
 	} {
 		args := append([]string{"-n", podNamespace, verb, g.name}, tc.args...)
 		if _, stderr, err := framework.RunCommand(t, wait, env, g.kubectlVM, args...); err == nil || !strings.Contains(stderr, tc.want) {
 			t.Errorf("kubectl vm %v: %v, %q, want %q", args, err, stderr, tc.want)
 		}
 	}
+	checkForwarded(t, g)
 	console := startConsole(t, g)
 	console.typeLine(t, "typed")
 	g.stop(t)
@@ -384,6 +385,20 @@ func testStreams(t *testing.T, g *guest) {
 	_, stderr, err := framework.RunCommand(t, wait, env, g.kubectlVM, "-n", podNamespace, "console", g.name)
 	if err == nil || !strings.Contains(stderr, "is stopped") {
 		t.Errorf("the console of a stopped VM: %v, %q", err, stderr)
+	}
+}
+
+// checkForwarded asks the guest's web server through kubectl vm, in whose end of the connection nothing
+// is sent after the question.
+func checkForwarded(t *testing.T, g *guest) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, g.kubectlVM, "-n", podNamespace, "port-forward", "--stdio", g.name, "80")
+	cmd.Env, cmd.Stdin = append(os.Environ(), "KUBECONFIG="+shared.Kubeconfig), strings.NewReader("GET / HTTP/1.0\r\n\r\n")
+	answer, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.0 200 OK\r\n") {
+		t.Errorf("kubectl vm port-forward: %v, %q", err, answer)
 	}
 }
 

@@ -20,11 +20,7 @@ import (
 )
 
 // connection is what the verbs share that connect to a VM.
-type connection struct {
-	*Options
-	// ports are those of port-forward, as its user has named them.
-	ports []string
-}
+type connection struct{ *Options }
 
 // newConnectCommand returns a command of the group that connects.
 func (c *connection) newConnectCommand(cmd *cobra.Command) *cobra.Command {

@@ -4,7 +4,6 @@
 package app
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -22,9 +21,6 @@ import (
 // driverPod is the driver whose servers are pods.
 const driverPod = "pod"
 
-// localSSHPort is the port of this computer in the commands that are proposed.
-const localSSHPort = 2222
-
 // podOf returns the name of the pod of a VM of driver pod.
 func (o *Options) podOf(vm *api.VirtualMachine) (string, error) {
 	n := slices.IndexFunc(vm.Status.Objects, func(o api.ServerObject) bool { return o.Kind == "Pod" })
@@ -34,32 +30,22 @@ func (o *Options) podOf(vm *api.VirtualMachine) (string, error) {
 	return vm.Status.Objects[n].Name, nil
 }
 
-// connectToPod returns a client for a stream of a VM that is a pod. Drover serves none of these, so
-// the error for those that the API server does not serve either is the command that does the same.
-func (c *connection) connectToPod(config *rest.Config, vm *api.VirtualMachine, s streamsapi.Stream) (*streams.Client, error) {
-	pod, err := c.podOf(vm)
+// connectToPod returns a client for a stream of a VM that is a pod. The API server serves those of a
+// container; the error for others says what to do instead.
+func (o *Options) connectToPod(config *rest.Config, vm *api.VirtualMachine, s streamsapi.Stream) (*streams.Client, error) {
+	pod, err := o.podOf(vm)
 	if err != nil {
 		return nil, err
 	}
 	switch s {
-	case streamsapi.Console, streamsapi.Log:
+	case streamsapi.Console, streamsapi.Log, streamsapi.PortForward:
 		return streams.ForPod(config, pod)
-	case streamsapi.PortForward:
-		ports := strings.Join(c.ports, " ")
-		if ports == "" {
-			ports = "LOCAL:REMOTE"
-		}
-		return nil, fmt.Errorf("%s is a pod, whose ports Drover does not forward:\n  %s", vm.Name, c.forwardCommand(vm, pod, ports))
 	case streamsapi.Interfaces:
-		return nil, c.interfacesError(vm, pod)
+		return nil, o.interfacesError(vm, pod)
 	case streamsapi.Exec, streamsapi.Decisions:
 	}
 	return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot run anything: log in with %s ssh %s, or at its console:\n  %s console %s",
-		vm.Name, c.Program, vm.Name, c.Program, vm.Name)
-}
-
-func (o *Options) forwardCommand(vm *api.VirtualMachine, pod, ports string) string {
-	return fmt.Sprintf("%s -n %s port-forward pod/%s %s", o.Kubectl, vm.Namespace, pod, ports)
+		vm.Name, o.Program, vm.Name, o.Program, vm.Name)
 }
 
 // interfacesError says where a VM that is a pod answers.
@@ -94,28 +80,6 @@ func (o *Options) serviceText(vm *api.VirtualMachine, pod string, port int32) st
 		o.Kubectl, vm.Namespace, pod, name, port)
 }
 
-// podSSHError says how ssh or scp, with the given arguments, reaches a VM that is a pod.
-func (s *sshOptions) podSSHError(vm *api.VirtualMachine, program, portFlag string, args []string) error {
-	pod, err := s.podOf(vm)
-	if err != nil {
-		return err
-	}
-	if err := s.checkTCPPort(vm, int32(s.port)); err != nil {
-		return err
-	}
-	words := []string{program, portFlag, strconv.Itoa(localSSHPort), "-o", "HostKeyAlias=" + hostKeyAlias(vm.UID)}
-	if s.identity != "" {
-		words = append(words, "-i", s.identity)
-	}
-	words = append(words, args...)
-	for n, word := range words {
-		words[n] = quoteIfNeeded(word)
-	}
-	return errors.New(vm.Name + " is a pod, to which Drover does not connect. Forward a port to it, and use that:\n  " +
-		s.forwardCommand(vm, pod, fmt.Sprintf("%d:%d &", localSSHPort, s.port)) + "\n  " + strings.Join(words, " ") + "\n" +
-		s.serviceText(vm, pod, int32(s.port)))
-}
-
 // checkTCPPort fails if a VM does not list a port, where only those that it lists can be reached.
 func (o *Options) checkTCPPort(vm *api.VirtualMachine, port int32) error {
 	isPort := func(p api.Port) bool { return p.Port == port && p.Protocol != api.ProtocolUDP }
@@ -123,14 +87,6 @@ func (o *Options) checkTCPPort(vm *api.VirtualMachine, port int32) error {
 		return nil
 	}
 	return fmt.Errorf("port %d: VM %s does not list this TCP port in spec.ports; add it with %s port add %s %d", port, vm.Name, o.Program, vm.Name, port)
-}
-
-// quoteIfNeeded quotes a word that a shell would not take as it is.
-func quoteIfNeeded(word string) string {
-	if word != "" && !strings.ContainsAny(word, " \t\n'\"\\$`&|;<>()*?[]#~!{}") {
-		return word
-	}
-	return quoteShell(word)
 }
 
 // podPorts returns the ports at which a VM that is a pod answers now, each with its name; none for

@@ -9,6 +9,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
 // podVM returns a VM of driver pod that runs.
@@ -50,33 +51,23 @@ func TestPodPorts(t *testing.T) {
 	}
 }
 
-// TestWaysToPods checks that what Drover does not do for a pod is refused with the command that
-// does it.
+// TestWaysToPods checks that what neither Drover nor the API server does for a pod is refused with what
+// can be done instead.
 func TestWaysToPods(t *testing.T) {
 	t.Parallel()
 	o, _ := newOptions()
-	forward := "  kubectl -n blue port-forward pod/web-1a2b3c4d "
-	service := "  kubectl -n blue expose pod web-1a2b3c4d --name web --port 22"
-	ssh := &sshOptions{connection: connection{Options: o}, port: 22}
-	withKey := &sshOptions{connection: connection{Options: o}, port: 22, identity: "my key"}
-	otherPort := &sshOptions{connection: connection{Options: o}, port: 2022}
-	refusal := func(ports []string, s streamsapi.Stream) error {
-		_, err := (&connection{o, ports}).connectToPod(nil, podVM(), s)
+	forwards := &portForwardOptions{connection: connection{Options: o}}
+	refusal := func(s streamsapi.Stream) error {
+		_, err := o.connectToPod(nil, podVM(), s)
 		return err
 	}
 	tests := map[string]struct {
 		err  error
 		want []string
 	}{
-		"ssh": {
-			ssh.podSSHError(podVM(), "ssh", "-p", []string{"debian@localhost", "uptime"}),
-			[]string{forward + "2222:22 &\n", "  ssh -p 2222 -o HostKeyAlias=drover-1a2b3c4d-0000-4000-8000-000000000000 debian@localhost uptime\n", service},
-		},
-		"cp":              {withKey.podSSHError(podVM(), "scp", "-P", []string{"--", "a b", "localhost:/tmp"}), []string{"  scp -P 2222 ", " -i 'my key' -- 'a b' localhost:/tmp\n"}},
-		"ssh, other port": {otherPort.podSSHError(podVM(), "ssh", "-p", nil), []string{"port 2022", "kubectl vm port add web 2022"}},
-		"port-forward":    {refusal([]string{"8080:80"}, streamsapi.PortForward), []string{forward + "8080:80"}},
-		"ip":              {refusal(nil, streamsapi.Interfaces), []string{"10.244.1.5", service, "  kubectl vm console web"}},
-		"exec":            {refusal(nil, streamsapi.Exec), []string{"kubectl vm ssh web", "  kubectl vm console web"}},
+		"port-forward, other port": {forwards.check(place{vm: podVM()}, []streams.Forward{{Remote: 22}, {Remote: 2022}}), []string{"port 2022", "kubectl vm port add web 2022"}},
+		"ip":                       {refusal(streamsapi.Interfaces), []string{"10.244.1.5", "  kubectl -n blue expose pod web-1a2b3c4d --name web --port 22", "  kubectl vm console web"}},
+		"exec":                     {refusal(streamsapi.Exec), []string{"kubectl vm ssh web", "  kubectl vm console web"}},
 	}
 	for name, tc := range tests {
 		for _, want := range tc.want {

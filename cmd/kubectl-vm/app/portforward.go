@@ -28,7 +28,7 @@ func NewPortForwardCommand(o *Options) *cobra.Command {
 	cmd := p.newConnectCommand(&cobra.Command{
 		Use:     "port-forward NAME [LOCAL:]REMOTE...",
 		Short:   "Forward local ports to TCP ports of a VM",
-		Long:    "Forward local ports to TCP ports of a VM until Ctrl-C.\nUnder qemu, only TCP ports of spec.ports can be forwarded.",
+		Long:    "Forward local ports to TCP ports of a VM until Ctrl-C.\nOf a machine (drivers qemu and pod), only TCP ports of spec.ports can be forwarded.",
 		Example: o.examples("port-forward web 8080:80"),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
@@ -55,7 +55,6 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	if p.stdio && len(forwards) != 1 {
 		return fmt.Errorf("--stdio takes one port, and there are %d", len(forwards))
 	}
-	p.ports = ports
 	at, err := p.connect(ctx, name, streamsapi.PortForward)
 	if err != nil {
 		return err
@@ -75,7 +74,7 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 
 // check reports what would keep every connection from being made.
 func (p *portForwardOptions) check(at place, forwards []streams.Forward) error {
-	if at.vmErr != nil || at.vm.Status.Driver != "qemu" {
+	if at.vmErr != nil || at.vm.Status.Driver != "qemu" && at.vm.Status.Driver != driverPod {
 		return at.vmErr
 	}
 	for _, f := range forwards {

@@ -20,8 +20,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
-
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
 // endDelay is how long ssh may take to end after Ctrl-C.
@@ -44,9 +42,9 @@ func NewSSHCommand(o *Options) *cobra.Command {
 	cmd := s.newConnectCommand(&cobra.Command{
 		Use: "ssh [USER@]NAME [flags] [-- COMMAND [ARG...]]", DisableFlagsInUseLine: true,
 		Short: "Log in to a VM with the ssh of this computer",
-		Long: "Log in to a VM with the ssh of this computer, through Drover: the VM needs no\n" +
-			"address that this computer reaches. Under qemu, the port (--port) has to be one of\n" +
-			"spec.ports. For a VM that is a pod it prints the commands that reach it.\n" +
+		Long: "Log in to a VM with the ssh of this computer, through Drover or, for a VM that is\n" +
+			"a pod, the API server: the VM needs no address that this computer reaches. Of a\n" +
+			"machine (drivers qemu and pod), the port (--port) has to be one of spec.ports.\n" +
 			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
 			"a VM that was deleted and created again is another host.",
 		Example: o.examples("ssh debian@web", "ssh debian@web -- uptime"),
@@ -100,9 +98,7 @@ func (s *sshOptions) runSSH(ctx context.Context, target string, command []string
 		return err
 	}
 	user = cmp.Or(s.user, user)
-	args, host, err := s.sshArguments(ctx, name, func(vm *api.VirtualMachine) error {
-		return s.podSSHError(vm, "ssh", "-p", append([]string{strings.TrimPrefix(user+"@localhost", "@")}, command...))
-	})
+	args, host, err := s.sshArguments(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -128,17 +124,10 @@ func (s *sshOptions) runCopy(ctx context.Context, paths []string) error {
 	if len(names) != 1 {
 		return errors.New("one of the paths has to be in a VM, as in NAME:PATH, and the others on this computer")
 	}
-	args, host, err := s.sshArguments(ctx, names[0], func(vm *api.VirtualMachine) error {
-		return s.podSSHError(vm, "scp", "-P", s.copyArguments(ends, "localhost"))
-	})
+	args, host, err := s.sshArguments(ctx, names[0])
 	if err != nil {
 		return err
 	}
-	return s.runProgram(ctx, "scp", append(args, s.copyArguments(ends, host)...))
-}
-
-// copyArguments returns what scp is to copy, and how.
-func (s *sshOptions) copyArguments(ends []copyEnd, host string) (args []string) {
 	if s.recursive {
 		args = append(args, "-r")
 	}
@@ -146,7 +135,7 @@ func (s *sshOptions) copyArguments(ends []copyEnd, host string) (args []string) 
 	for _, end := range ends {
 		args = append(args, end.argument(host))
 	}
-	return args
+	return s.runProgram(ctx, "scp", args)
 }
 
 // copyEnd is a path on this computer, or in a VM.
@@ -187,9 +176,8 @@ func splitTarget(target string) (user, name string, err error) {
 }
 
 // sshArguments returns the options for ssh and scp that lead to a VM, and the name of its
-// host. The key of the host is stored under the VM's UID. For a VM that is a pod it returns the
-// error of ofPod.
-func (s *sshOptions) sshArguments(ctx context.Context, name string, ofPod func(*api.VirtualMachine) error) (args []string, host string, err error) {
+// host. The key of the host is stored under the VM's UID.
+func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []string, host string, err error) {
 	namespace, err := s.Namespace()
 	if err != nil {
 		return nil, "", err
@@ -200,9 +188,6 @@ func (s *sshOptions) sshArguments(ctx context.Context, name string, ofPod func(*
 	}
 	if err := s.checkPower(vm); err != nil {
 		return nil, "", err
-	}
-	if vm.Status.Driver == driverPod {
-		return nil, "", ofPod(vm)
 	}
 	known, err := knownHostsFile()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -196,6 +197,16 @@ func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.Stream
 		return c.notServed()
 	}
 	return err
+}
+
+// ConnectPort copies between conn and a TCP port of a VM until one of them ends.
+func (c *Client) ConnectPort(ctx context.Context, namespace, name string, port uint16, conn io.ReadWriter) error {
+	number := strconv.Itoa(int(port))
+	u := c.URL(namespace, name, streams.PortForward, url.Values{"port": {number}})
+	if c.pod != "" {
+		return c.connectPodPort(ctx, u, number, conn)
+	}
+	return c.Connect(ctx, u, remotecommand.StreamOptions{Stdin: conn, Stdout: conn})
 }
 
 func get(ctx context.Context, client *http.Client, u *url.URL) (io.ReadCloser, error) {

@@ -4,17 +4,22 @@
 package streams
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
 	"strings"
 
 	"github.com/gorilla/websocket"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
 	"k8s.io/streaming/pkg/httpstream"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
@@ -23,8 +28,8 @@ import (
 // machineContainer is the container of a pod of driver pod that runs the machine.
 const machineContainer = "machine"
 
-// ForPod returns a Client for the console and the log of a VM that is a pod: the API server serves
-// them, as kubectl attach and kubectl logs have them, with the rights of the user on pods.
+// ForPod returns a Client for the console, the log and the ports of a VM that is a pod: the API server
+// serves them, as kubectl attach, logs and port-forward have them, with the rights of the user on pods.
 func ForPod(config *rest.Config, pod string) (*Client, error) {
 	c, err := newClient(streamConfig(config))
 	if err != nil {
@@ -34,18 +39,78 @@ func ForPod(config *rest.Config, pod string) (*Client, error) {
 	return c, nil
 }
 
-// podURL returns where the API server serves the console or the log.
+// podURL returns where the API server serves a stream.
 func (c *Client) podURL(namespace string, s streams.Stream, query url.Values) *url.URL {
-	subresource := "log"
-	if s == streams.Console {
-		subresource = "attach"
+	at := c.base.JoinPath("api/v1/namespaces", namespace, "pods", c.pod)
+	if s == streams.PortForward {
+		return at.JoinPath("portforward")
 	}
-	u := c.base.JoinPath("api/v1/namespaces", namespace, "pods", c.pod, subresource)
+	u := at.JoinPath("log")
+	if s == streams.Console {
+		u = at.JoinPath("attach")
+	}
 	query = maps.Clone(query)
 	query.Del("tty")
 	query.Set("container", machineContainer)
 	u.RawQuery = query.Encode()
 	return u
+}
+
+// connectPodPort copies between conn and a TCP port of the pod, by the protocol of kubectl port-forward,
+// until the other end has sent all or the connection is lost. It may use conn for a while after ctx has
+// ended.
+func (c *Client) connectPodPort(ctx context.Context, u *url.URL, port string, conn io.ReadWriter) error {
+	dialer, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, c.config)
+	if err != nil {
+		return err
+	}
+	tunnel, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+	if err != nil {
+		return c.describePodEnd(err)
+	}
+	defer func() { _ = tunnel.Close() }()
+	over := make(chan error, 1)
+	go func() { over <- copyPort(tunnel, port, conn) }()
+	select {
+	case err = <-over:
+		return err
+	case <-ctx.Done(): // the library waits for up to 30 s for a stream that is being opened
+		return context.Cause(ctx)
+	}
+}
+
+func copyPort(tunnel httpstream.Connection, port string, conn io.ReadWriter) error {
+	data, failure, err := openPort(tunnel, port)
+	if err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(data, conn)
+		_ = data.Close() // this half of the connection
+	}()
+	_, err = io.Copy(conn, data)
+	_ = data.Reset() // what is not sent yet would delay the answer below
+	message, readErr := io.ReadAll(io.LimitReader(failure, maxErrorBody))
+	if len(message) > 0 {
+		return errors.New(string(message))
+	}
+	return cmp.Or(err, readErr)
+}
+
+// openPort opens a connection to a port in a tunnel, and a stream that gets the reason if that fails.
+func openPort(tunnel httpstream.Connection, port string) (data, failure httpstream.Stream, err error) {
+	headers := http.Header{}
+	headers.Set(corev1.StreamType, corev1.StreamTypeError)
+	headers.Set(corev1.PortHeader, port)
+	headers.Set(corev1.PortForwardRequestIDHeader, "0") // it is the only one
+	failure, err = tunnel.CreateStream(headers)
+	if err != nil {
+		return nil, nil, err
+	}
+	_ = failure.Close() // nothing is sent by it
+	headers.Set(corev1.StreamType, corev1.StreamTypeData)
+	data, err = tunnel.CreateStream(headers)
+	return data, failure, err
 }
 
 // describePodEnd returns the error that a console of Drover would end with. The kubelet ends the
@@ -61,7 +126,7 @@ func (c *Client) describePodEnd(err error) error {
 	}
 	cause := apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: metav1.StatusReasonConflict,
-		Message: fmt.Sprintf("pod %s has no console now: %s", c.pod, refused.Cause),
+		Message: fmt.Sprintf("pod %s takes no connections now: %s", c.pod, refused.Cause),
 	}}
 	return &httpstream.UpgradeFailureError{Cause: &cause}
 }

@@ -4,6 +4,7 @@
 package streams
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,9 +12,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gorilla/websocket"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 )
@@ -57,4 +63,76 @@ func TestForPod(t *testing.T) {
 			t.Errorf("%d gives %v, want one after which the console may return: %t", refusal, err, mayReturn)
 		}
 	}
+}
+
+// TestPodPort checks the connection to a port of a VM that is a pod: data passes both ways, also after
+// one of them has ended, and a refusal of the node is reported.
+func TestPodPort(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/portforward"; r.URL.String() != want {
+			t.Errorf("it asked %s, want %s", r.URL, want)
+		}
+		servePorts(t, w, r)
+	}))
+	t.Cleanup(server.Close)
+	c, err := ForPod(&rest.Config{Host: server.URL}, "web-1a2b3c4d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer strings.Builder
+	err = c.ConnectPort(t.Context(), "blue", "web", 22, connectionOf(strings.NewReader("typed"), &answer))
+	if err != nil || answer.String() != "port 22 got typed" {
+		t.Errorf("it got %q, %v", answer.String(), err)
+	}
+	err = c.ConnectPort(t.Context(), "blue", "web", 23, connectionOf(strings.NewReader(""), io.Discard))
+	if err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("a port that nothing listens on gives %v", err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	typed, _ := io.Pipe() // nothing is ever typed
+	over := make(chan error)
+	go func() { over <- c.ConnectPort(ctx, "blue", "web", 22, connectionOf(typed, io.Discard)) }()
+	leave()
+	<-over
+}
+
+func connectionOf(from io.Reader, to io.Writer) io.ReadWriter {
+	return struct {
+		io.Reader
+		io.Writer
+	}{from, to}
+}
+
+// servePorts serves the ports of a pod as API servers do. Port 22 says what it got once it has all; all
+// others refuse.
+func servePorts(t *testing.T, w http.ResponseWriter, r *http.Request) {
+	upgrader := websocket.Upgrader{Subprotocols: []string{"SPDY/3.1+" + portforward.PortForwardProtocolV1Name}}
+	conn, err := upgrader.Upgrade(w, r, nil)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	var failure httpstream.Stream
+	tunnel, err := spdy.NewServerConnection(portforward.NewTunnelingConnection("server", conn), func(s httpstream.Stream, _ <-chan struct{}) error {
+		if s.Headers().Get(corev1.StreamType) == corev1.StreamTypeError {
+			failure = s
+			return nil
+		}
+		go func() {
+			if s.Headers().Get(corev1.PortHeader) == "22" {
+				text, _ := io.ReadAll(s)
+				_, _ = io.WriteString(s, "port 22 got "+string(text))
+			} else {
+				_, _ = io.WriteString(failure, "connection refused")
+			}
+			_, _ = s.Close(), failure.Close()
+		}()
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	<-tunnel.CloseChan()
 }

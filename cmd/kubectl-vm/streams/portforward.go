@@ -9,14 +9,10 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync"
 
-	"k8s.io/client-go/tools/remotecommand"
-
-	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
@@ -109,8 +105,7 @@ func (f *PortForwarder) Connect(ctx context.Context, remote uint16, conn io.Read
 	end := sync.OnceFunc(func() { _ = conn.Close() })
 	context.AfterFunc(ctx, end)
 	defer end()
-	query := url.Values{"port": {strconv.Itoa(int(remote))}}
-	err := f.Client.Connect(ctx, f.Client.URL(f.Namespace, f.Name, streams.PortForward, query), remotecommand.StreamOptions{Stdin: conn, Stdout: conn})
+	err := f.Client.ConnectPort(ctx, f.Namespace, f.Name, remote, conn)
 	if errors.Is(err, net.ErrClosed) {
 		return nil
 	}
