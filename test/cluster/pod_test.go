@@ -312,6 +312,7 @@ func TestPodDriver(t *testing.T) {
 	if second := g.pod(t); second.UID == first.UID {
 		t.Errorf("the pod is %s as before", second.UID)
 	}
+	t.Run("image of a web server", func(t *testing.T) { testWebImage(t, w) })
 	if cluster.IsFull() {
 		t.Run("readiness", func(t *testing.T) { testReadiness(t, w) })
 		t.Run("KVM", func(t *testing.T) { testKVM(t, w) })

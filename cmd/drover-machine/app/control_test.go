@@ -316,6 +316,7 @@ func TestProbe(t *testing.T) {
 		}
 	}
 	wantRefused("the guest does not answer at this port", "80") // there is none yet
+	wantRefused("the guest does not run yet", "-started")
 	g.launch(t)
 	framework.Eventually(t, patience, "the guest answers", func() error {
 		out, err := probe("-timeout", "10s", "80")
@@ -324,6 +325,10 @@ func TestProbe(t *testing.T) {
 		}
 		return err
 	})
+	if out, err := probe("-started"); err != nil {
+		t.Errorf("a guest that answers has not started: %v, %s", err, out)
+	}
+	wantRefused("there must be no port", "-started", "80")
 	wantRefused("no TCP port 81 is in forwards", "81")
 	wantRefused("the arguments are []")
 	wantRefused(`the arguments are ["http"]`, "http")

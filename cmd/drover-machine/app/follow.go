@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"cloudnative.tw/drover/internal/image/diskimage"
@@ -65,6 +66,9 @@ func (f *follower) followGuest(ctx, starting context.Context) (end, error) {
 		return end{}, err
 	}
 	f.observed.set(func(o *observed) { o.startedAt = time.Now() })
+	if err := os.WriteFile(f.startedFile(), nil, 0o600); err != nil {
+		f.log.Error(err, "Probes will not find that the guest runs")
+	}
 	if err != nil { // the guest may run
 		f.logWait(fmt.Errorf("QEMU does not answer: %w", err))
 	}

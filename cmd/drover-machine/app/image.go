@@ -98,15 +98,24 @@ func findImage(path string) (string, error) {
 	return filepath.Join(path, entries[0].Name()), nil
 }
 
-// openImage opens an image and determines what it is.
-func openImage(path string) (*os.File, diskimage.Info, error) {
+// openFile opens an image.
+func openFile(path string) (*os.File, error) {
 	file, err := findImage(path)
 	var f *os.File
 	if err == nil {
 		f, err = diskimage.OpenRegular(file, true)
 	}
 	if err != nil {
-		return nil, diskimage.Info{}, fmt.Errorf("image %s: %w", path, err)
+		return nil, fmt.Errorf("image %s: %w", path, err)
+	}
+	return f, nil
+}
+
+// openImage opens an image and determines what it is.
+func openImage(path string) (*os.File, diskimage.Info, error) {
+	f, err := openFile(path)
+	if err != nil {
+		return nil, diskimage.Info{}, err
 	}
 	info, err := probeImage(f)
 	if err != nil {
@@ -125,7 +134,7 @@ func probeImage(f *os.File) (diskimage.Info, error) {
 
 // copyFile copies an image that is a file.
 func (r *run) copyFile(ctx context.Context, from string, out *os.File, hash io.Writer) error {
-	image, _, err := openImage(from)
+	image, err := openFile(from)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"time"
@@ -35,15 +36,20 @@ func mainProbe(arguments []string) int {
 	return 1
 }
 
-// probeDescribed probes the port that the arguments name, or the one of a file.
+// probeDescribed probes the port that the arguments name, or the one of a file, or whether the guest
+// runs.
 func probeDescribed(ctx context.Context, arguments []string) error {
 	var o options
 	flags := flag.NewFlagSet("drover-machine probe", flag.ContinueOnError)
 	o.addPlaces(flags)
 	within := flags.Duration("timeout", defaultProbe, "how long the guest may take to answer")
 	readiness := flags.String("readiness", "", "file with port and timeoutSeconds, in YAML or JSON, in place of the arguments; if it is empty, the guest is ready")
+	started := flags.Bool("started", false, "whether the guest runs, in place of a port: its disks are made and QEMU is started")
 	if err := flags.Parse(arguments); err != nil {
 		return err
+	}
+	if *started {
+		return o.probeStarted(flags.NArg() > 0 || *readiness != "")
 	}
 	port, err := portOf(flags.Args(), *readiness, within)
 	if err != nil || port == 0 {
@@ -56,6 +62,18 @@ func probeDescribed(ctx context.Context, arguments []string) error {
 	ctx, cancel := context.WithTimeout(ctx, *within)
 	defer cancel()
 	return newRun(d, o, logr.Discard()).probe(ctx, port)
+}
+
+// probeStarted fails while the guest does not run yet.
+func (o *options) probeStarted(hasPort bool) error {
+	if hasPort {
+		return errors.New("with -started there must be no port and no -readiness")
+	}
+	_, err := os.Stat((&run{options: *o}).startedFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New("the guest does not run yet")
+	}
+	return err
 }
 
 // portOf returns the port to probe, 0 if the file asks for none. The file has the time as well.

@@ -104,6 +104,9 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 	return finished, nil
 }
 
+// startedFile is there once the guest runs.
+func (r *run) startedFile() string { return filepath.Join(r.options.runFolder, "started") }
+
 func (r *run) typeIn(ctx context.Context) {
 	if err := typeIn(ctx, r.machine, os.Stdin); err != nil && ctx.Err() == nil {
 		r.log.Info("Standard input does not reach the guest any more", "cause", err.Error())
@@ -120,6 +123,9 @@ func (r *run) startQEMU(ctx context.Context) (ended <-chan string, err error) {
 		return nil, err
 	}
 	defer func() { _ = runLock.Close() }()
+	if err := os.Remove(r.startedFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	files := &launch.Files{}
 	defer files.Close()
 	program, err := r.newProgram()

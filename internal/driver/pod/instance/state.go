@@ -62,7 +62,7 @@ func (i *Instance) describeRun(s *driver.Server) {
 	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
 	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
 	status := machineStatus(p)
-	s.ImageID, s.Note = cmp.Or(objects.ImageDigest(p), kept.Checksum), describeTags(kept.Images)
+	s.ImageID, s.Note = objects.ImageDigest(p), describeTags(kept.Images)
 	s.StartedAt = startOf(p)
 	switch exit := i.End(); {
 	case exit != nil && i.IsLeaving() && i.Root == nil:
@@ -74,6 +74,8 @@ func (i *Instance) describeRun(s *driver.Server) {
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
 	case status != nil && status.State.Terminated != nil:
 		s.State, s.Progress = driver.StateStopping, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
+	case status != nil && status.State.Running != nil && !i.hasGuest(status):
+		s.State, s.Progress, s.NeedsEnsure = driver.StateStarting, i.diskText(), i.mayLackSecret()
 	case status != nil && status.State.Running != nil:
 		s.State, s.Err, s.Addresses = driver.StateRunning, i.unreachableNode(), addressesOf(p)
 		i.describeMachine(s)
@@ -86,6 +88,30 @@ func (i *Instance) describeRun(s *driver.Server) {
 	}
 }
 
+// hasGuest reports whether the guest of a container that runs has begun to run: its disks are made. The
+// kubelet says so, or the machine has. A kubelet that was restarted may have forgotten it for a moment.
+func (i *Instance) hasGuest(status *corev1.ContainerStatus) bool {
+	last, _ := i.reader.LastStatus(i.Pod.UID)
+	return status.Started == nil || *status.Started || !last.StartedAt.IsZero()
+}
+
+// diskText says how far the machine is that makes a disk, as was seen last.
+func (i *Instance) diskText() string {
+	text := "the machine on node " + i.Pod.Spec.NodeName + " makes its disks"
+	last, _ := i.reader.LastStatus(i.Pod.UID)
+	switch {
+	case last.Copied == nil:
+	case last.Copied.TotalBytes == 0:
+		text += fmt.Sprintf(": %d MB of the image", last.Copied.Bytes/megabyte)
+	default:
+		text += fmt.Sprintf(": %d of %d MB of the image", last.Copied.Bytes/megabyte, last.Copied.TotalBytes/megabyte)
+	}
+	return text
+}
+
+// megabyte is that of messages.
+const megabyte = 1_000_000
+
 // mayLackSecret reports whether a pod that was made without a gate may have no Secret yet: the call
 // that made it may have ended before it made that too, in this process or another. Ensure finds out.
 func (i *Instance) mayLackSecret() bool {
@@ -96,6 +122,9 @@ func (i *Instance) mayLackSecret() bool {
 func (i *Instance) describeMachine(s *driver.Server) {
 	last, _ := i.reader.LastStatus(i.Pod.UID)
 	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown() || i.lacksBudget()
+	if objects.IsEphemeral(i.Pod) { // else the disk may be of an earlier image
+		s.ImageID = cmp.Or(s.ImageID, i.Settings().Checksum)
+	}
 	if i.IsPaused() {
 		s.State = driver.StatePaused
 	}

@@ -192,7 +192,7 @@ func (m *Machines) sample(ctx context.Context, at Machine) (used *driver.Usage, 
 		if last.isSilent = err != nil; last.isSilent {
 			return last, true
 		}
-		differs = last.status.State != status.State || last.status.Waits != status.Waits || last.status.Accelerator != status.Accelerator
+		differs = last.status.State != status.State || last.status.Waits != status.Waits || last.status.Accelerator != status.Accelerator || status.Copied != nil
 		last.status, last.hasAnswered = status, true
 		return last, true
 	})

@@ -86,6 +86,7 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 		return nil, err
 	}
 	p := &corev1.Pod{ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), run.Nonce), Spec: t.podSpec(spec, run)}
+	p.Spec.Containers[0].StartupProbe = startupProbe(!spec.Ephemeral || described.RootDisk.NeedsCopy())
 	p.Finalizers = []string{FinalizerStopped}
 	p.OwnerReferences = run.Owners
 	if spec.BlockEviction {

@@ -5,6 +5,7 @@ package objects
 
 import (
 	"encoding/json"
+	"math"
 	"path"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,6 +44,19 @@ func readinessProbe(p *driver.Probe) *corev1.Probe {
 			"/drover-machine", "probe", "-run-folder", runFolder, "-readiness", path.Join(descriptionFolder, readinessFile),
 		}}},
 		PeriodSeconds: p.PeriodSeconds, TimeoutSeconds: kubeletTimeout,
+	}
+}
+
+// startupProbe returns the probe of a pod that makes a disk before its guest runs, nil for one whose guest
+// runs soon after its container. The kubelet keeps the answer in the status of the pod, so it is known
+// after a failover and without the control channel. It never gives up: an image may be large.
+func startupProbe(makesDisk bool) *corev1.Probe {
+	if !makesDisk {
+		return nil
+	}
+	return &corev1.Probe{
+		ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/drover-machine", "probe", "-run-folder", runFolder, "-started"}}},
+		PeriodSeconds: 1, TimeoutSeconds: kubeletTimeout, FailureThreshold: math.MaxInt32,
 	}
 }
 

@@ -1,0 +1,90 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// testWebImage boots a guest from an image of a web server that pods reach. A wrong checksum first
+// keeps its machine from starting.
+func testWebImage(t *testing.T, w *podWorld) {
+	disk := framework.BuildBootGuest(t, t.TempDir(), "W", false)
+	content, err := os.ReadFile(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checksum := fmt.Sprintf("sha256:%x", sha256.Sum256(content))
+	url := serveFile(t, disk)
+	vm := framework.NewVM("fetched").Namespace(podNamespace).Driver("pod").
+		Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32Mi").Spec(func(spec *api.VirtualMachineSpec) {
+		spec.Image, spec.Ephemeral = &api.Image{Source: url, Checksum: "sha256:" + strings.Repeat("0", 64)}, true
+		spec.RestartPolicy = api.RestartNever
+	}).Obj()
+	if _, err := w.vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	g := &guest{podWorld: w, name: vm.Name}
+	t.Cleanup(func() { g.delete(t) })
+	framework.Eventually(t, wait, "an event says why it does not start", func() error {
+		events, err := shared.Client.CoreV1().Events(podNamespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + vm.Name})
+		if err != nil {
+			return err
+		}
+		for _, e := range events.Items {
+			if strings.Contains(e.Message, "NotStarted") && strings.Contains(e.Message, "its checksum is "+checksum) {
+				return nil
+			}
+		}
+		return fmt.Errorf("the events are %v", events.Items)
+	})
+	g.patch(t, fmt.Sprintf(`{"spec":{"image":{"checksum":%q}}}`, checksum))
+	framework.Eventually(t, wait, "the guest boots", func() error {
+		pod, err := g.findPod(t)
+		if err != nil || pod == nil {
+			return fmt.Errorf("there is no pod: %w", err)
+		}
+		log, err := shared.PodLog(t.Context(), pod.Namespace, pod.Name)
+		if err == nil && !strings.Contains(log, "drover guest 1 W") {
+			err = fmt.Errorf("it shows %q", log)
+		}
+		return err
+	})
+	g.waitFor(t, func(vm *api.VirtualMachine) error {
+		if vm.Status.Server == nil || vm.Status.Server.ImageID != checksum {
+			return fmt.Errorf("the server is %+v, want image %s", vm.Status.Server, checksum)
+		}
+		return nil
+	})
+}
+
+// serveFile serves a file at an address that pods reach, and returns its URL.
+func serveFile(t *testing.T, path string) string {
+	t.Helper()
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "tcp", net.JoinHostPort(shared.HostIP(), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, path) }),
+		ReadHeaderTimeout: 10 * time.Second,
+	}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Shutdown(context.WithoutCancel(t.Context())) })
+	return "http://" + listener.Addr().String() + "/disk.img?token=hunter2"
+}
