@@ -69,9 +69,13 @@ func TestDeletionByAnotherClock(t *testing.T) {
 // crashNow ends the server's run by the engine's clock.
 func (g *rig) crashNow(off time.Duration) {
 	g.t.Helper()
-	if err := g.memory.Edit("uid-1", func(r *fake.Record) {
-		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 1, At: g.clock.Now().Add(off)}
-	}); err != nil {
+	g.endAs(fake.Exit{Code: 1, At: g.clock.Now().Add(off)})
+}
+
+// endAs ends the server's run.
+func (g *rig) endAs(exit fake.Exit) {
+	g.t.Helper()
+	if err := g.memory.Edit("uid-1", func(r *fake.Record) { r.State, r.Exit, r.UpAt = driver.StateStopped, &exit, time.Time{} }); err != nil {
 		g.t.Fatal(err)
 	}
 	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
@@ -81,6 +85,12 @@ func (g *rig) crashNow(off time.Duration) {
 func (g *rig) crashAndRestart(off time.Duration) time.Duration {
 	g.t.Helper()
 	g.crashNow(off)
+	return g.untilNextRun()
+}
+
+// untilNextRun returns how long it takes until the server has another run.
+func (g *rig) untilNextRun() time.Duration {
+	g.t.Helper()
 	run, began := g.server().Run, g.clock.Now()
 	for wait := g.reconcile().RequeueAfter; g.server().Run == run; wait = g.reconcile().RequeueAfter {
 		g.clock.Step(max(wait, time.Millisecond))
@@ -229,5 +239,31 @@ func TestTimesOfARun(t *testing.T) {
 	got := s.update(vm, over, policytest.T0.Add(3*time.Second))
 	if length := got.Exit.Sub(got.Run); length != 2*time.Second {
 		t.Errorf("a run that was observed lasted %s", length)
+	}
+}
+
+// TestFetchesThatFail checks that a server whose guest never runs is started after growing delays,
+// however long each try has taken, whatever its restart policy, and at once after a change of the spec.
+func TestFetchesThatFail(t *testing.T) {
+	g := newRig(t, fake.Options{BootTime: time.Hour})
+	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.reconcile()
+	var waits []time.Duration
+	for range 4 {
+		g.clock.Step(time.Minute)
+		g.reconcile()
+		g.endAs(fake.Exit{Code: 7, Reason: driver.ExitNotStarted, At: g.clock.Now()})
+		waits = append(waits, g.untilNextRun())
+	}
+	if want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}; !slices.Equal(waits, want) {
+		t.Errorf("it was started after %v, want %v", waits, want)
+	}
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	g.endAs(fake.Exit{Code: 7, Reason: driver.ExitNotStarted, At: g.clock.Now()})
+	g.reconcile()
+	g.edit(func(s *api.VirtualMachineSpec) { s.Image = &api.Image{Source: "another"} })
+	if wait := g.untilNextRun(); wait != 0 {
+		t.Errorf("after a change of the spec it was started after %v", wait)
 	}
 }

@@ -30,17 +30,17 @@ func decideEnded(in Input) Decision {
 	policy := in.VM.Spec.RestartPolicy
 	switch {
 	case exit.NeverRan():
-		return planStartAgain(in)
+		return planStartAgain(in, driver.PowerOn)
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
 		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: EndText(in.Observed.Server), Ready: true})
 	case exit.Code != 0 && policy == api.RestartNever:
 		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: EndText(in.Observed.Server), Stalled: true})
 	}
-	return planStartAgain(in)
+	return planStartAgain(in, driver.PowerOn)
 }
 
-// planEnded leaves a server that has ended off. If the driver has work left, such as removing the finalizer of a pod
-// that a drain deletes, changes nothing of the status.
+// planEnded leaves a server off that has ended. Work that the driver has left, such as removing the
+// finalizer of a pod that a drain deletes, changes nothing of the status.
 func planEnded(in Input, status StatusIntent) Decision {
 	d := Decision{Status: status}
 	if in.Observed.Server.NeedsEnsure {
@@ -60,11 +60,12 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 
 // planStartAgain starts a server that ended by itself, or never ran: at once after a stable run and
 // after the first that was too short, with growing delays after more of them.
-func planStartAgain(in Input) Decision {
-	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, EndText(in.Observed.Server))
+// A changed spec, which may help, does not wait.
+func planStartAgain(in Input, power driver.Power) Decision {
+	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts := failedStarts(in)
 	d.Action.ShortRuns = 1 + starts
-	if starts > 0 && IsCrashing(in.VM.Status.Operation) {
+	if starts > 0 && IsCrashing(in.VM.Status.Operation) && in.PassedGeneration == in.VM.Generation {
 		at := in.Since.Exit.Add(Backoff(starts, false))
 		if in.Now.Before(at) {
 			d.Action.Step, d.WakeAt, d.NextTry, d.Status.Phase = StepNone, at, at, api.PhaseFailed
@@ -78,10 +79,10 @@ func planStartAgain(in Input) Decision {
 func IsCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.FailureExited }
 
 // failedStarts returns how many starts in a row have failed, or led to a run that was
-// too short.
+// too short. One in which no guest ran is too short, however long a fetch took in it.
 func failedStarts(in Input) int32 {
 	op := in.VM.Status.Operation
-	if op == nil || op.Type != api.OperationStart || runTime(in) >= stableRun {
+	if op == nil || op.Type != api.OperationStart || !in.Observed.Server.Exit.NeverRan() && runTime(in) >= stableRun {
 		return 0
 	}
 	return op.Attempts

@@ -125,6 +125,9 @@ func decidePaused(in Input) Decision {
 	case driver.StateStarting:
 		return decideStarting(in, driver.PowerPaused)
 	case driver.StateStopped, driver.StateRestarting:
+		if exit := in.Observed.Server.Exit; exit != nil && exit.NeverRan() {
+			return planStartAgain(in, driver.PowerPaused)
+		}
 		return planEnsure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
 	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving, driver.StateUnknown:
 	}
@@ -167,13 +170,14 @@ func decideWithoutRestart(in Input) Decision {
 	return planRunning(in)
 }
 
-// decideStarting waits for a start, unless the driver has yet to complete what it began.
+// decideStarting waits for a start, unless the driver has yet to complete what it began. It gets a
+// changed spec at once: what the start waits for may be what was changed.
 func decideStarting(in Input, power driver.Power) Decision {
 	server, reason := in.Observed.Server, api.ReasonStarting
 	if server.IsUnschedulable {
 		reason = api.ReasonUnschedulable
 	}
-	if server.NeedsEnsure {
+	if server.NeedsEnsure || in.PassedGeneration != in.VM.Generation {
 		return planEnsure(in, api.OperationStart, power, reason, server.Progress)
 	}
 	return planWait(in, api.OperationStart, reason, server.Progress)
