@@ -125,7 +125,7 @@ func (p *reconciliation) disruptionEvent() *pendingEvent {
 
 // crashEvent returns the event of a server that has failed by itself, nil if it has not failed.
 func crashEvent(server driver.Server) *pendingEvent {
-	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.Reason == driver.ExitHostShutdown {
+	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.ByHost() {
 		return nil
 	}
 	text := policy.EndText(server)

@@ -17,7 +17,7 @@ import (
 func recordedObjects(vm *api.VirtualMachine) []driver.Object {
 	var all []driver.Object
 	for _, o := range vm.Status.Objects {
-		one := driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended}
+		one := driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended, Made: o.Made}
 		for _, i := range o.Images {
 			one.Images = append(one.Images, driver.ResolvedImage(i))
 		}
@@ -30,7 +30,7 @@ func recordedObjects(vm *api.VirtualMachine) []driver.Object {
 func (p *reconciliation) setObjects(objects []driver.Object) {
 	var all []api.ServerObject
 	for _, o := range objects {
-		one := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended}
+		one := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended, Made: o.Made}
 		for _, i := range o.Images {
 			one.Images = append(one.Images, api.ResolvedImage(i))
 		}

@@ -137,7 +137,9 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 	if have != nil && have.ID == next.ID {
 		shown = have.Usage
 	}
-	switch up := observed.Server.State == driver.StateRunning || observed.Server.State == driver.StatePaused; {
+	up := observed.Server.State == driver.StateRunning || observed.Server.State == driver.StatePaused
+	next.Run = p.lastRun(up)
+	switch {
 	case !up:
 	case observed.Rates == nil:
 		next.Usage = shown
@@ -147,6 +149,20 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 		next.Usage = &api.Usage{CPU: roundRate(observed.Rates.CPU), Memory: roundRate(observed.Rates.Memory)}
 	}
 	return next
+}
+
+// lastRun returns the last run that was seen to run. A status of an earlier version, which has none, is
+// not written for that alone.
+func (p *reconciliation) lastRun(isUp bool) string {
+	have, server := p.base.Status.Server, p.observed.Server
+	isNews := have == nil || have.Run != "" || have.State != string(server.State)
+	if isUp && isNews {
+		return server.Run
+	}
+	if have == nil {
+		return ""
+	}
+	return have.Run
 }
 
 // roundRate rounds to 0.01.
@@ -179,7 +195,7 @@ func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
 	intent := p.decision.Status
 	w := conditionWriter{all, p.vm.Generation, metav1.NewTime(now)}
 	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
-	lost := p.observed.Server.State == driver.StateUnknown
+	lost := p.observed.Server.State == driver.StateUnknown || p.observed.Server.HostLost
 	w.set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
 	w.set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown || lost), p.runningReason(*all), "")
 	if unknown {

@@ -223,7 +223,10 @@ type Object struct {
 	UID types.UID
 	// Ended is set once it is proven that a Pod has ended.
 	Ended bool
-	// Images are those of a Pod that the spec names by tag.
+	// Made is set once the disk of a PersistentVolumeClaim was made.
+	Made bool
+	// Images are those of a Pod that the spec names by tag, and the one that the disk of a
+	// PersistentVolumeClaim was made from.
 	Images []ResolvedImage
 }
 
@@ -447,6 +450,8 @@ type Server struct {
 	Disruption string
 	// Host is where the server is, in an engine with several hosts.
 	Host string
+	// HostLost is set while the host does not report, so that the server may run or not: Err says so.
+	HostLost bool
 	// IsUnschedulable is set while the engine has no host for a server that starts; Progress
 	// describes why.
 	IsUnschedulable bool
@@ -511,7 +516,7 @@ const (
 )
 
 // ExitHostShutdown is the reason of a run that ended because its host was shut
-// down. Such a server is started again whatever its restart policy.
+// down.
 const ExitHostShutdown = "HostShutdown"
 
 // Reasons of a run in which no guest has run. Such a server is started again whatever its restart
@@ -535,7 +540,13 @@ type Exit struct {
 	Output string
 	// At is the engine's time, which may differ from any other clock.
 	At time.Time
+	// StopRequested is set if the end was requested from outside of the guest, as by a drain.
+	StopRequested bool
 }
+
+// ByHost reports whether not the guest has ended the run, but its host, or who empties that. Such a
+// server is started again whatever its restart policy.
+func (e *Exit) ByHost() bool { return e.StopRequested || e.Reason == ExitHostShutdown }
 
 // NeverRan reports whether no guest has run.
 func (e *Exit) NeverRan() bool {

@@ -22,9 +22,8 @@ type Environment struct {
 	// Cluster reaches the cluster that the VirtualMachines are in, nil for programs without
 	// one.
 	Cluster *rest.Config
-	// Owner returns the name of the VirtualMachine with a UID, as far as one is known. Nil knows
-	// none.
-	Owner func(types.UID) (types.NamespacedName, bool)
+	// Owner returns the VirtualMachine with a UID, as far as one is known. Nil knows none.
+	Owner func(types.UID) (Owner, bool)
 	// AssertedOff returns the UID of the pod whose machine an operator has asserted to be off, on the
 	// VirtualMachine with a UID. Nil knows none.
 	AssertedOff func(types.UID) types.UID
@@ -32,4 +31,11 @@ type Environment struct {
 	Clock      clock.WithTicker
 	Log        logr.Logger
 	Registerer prometheus.Registerer
+}
+
+// Owner is what is known of a VirtualMachine. Its labels are not to be changed.
+type Owner struct {
+	types.NamespacedName
+
+	Labels map[string]string
 }

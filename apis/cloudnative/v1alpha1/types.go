@@ -719,7 +719,12 @@ type ServerObject struct {
 	// ended is true once it is proven that a Pod has ended.
 	// +optional
 	Ended bool `json:"ended,omitempty"`
-	// images are those of a Pod that the spec names by tag.
+	// made is true once the disk of a PersistentVolumeClaim was made. It is never made
+	// again.
+	// +optional
+	Made bool `json:"made,omitempty"`
+	// images are those of a Pod that the spec names by tag, and the one that the disk of
+	// a PersistentVolumeClaim was made from.
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	// +optional
@@ -770,6 +775,10 @@ type ServerStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	StoppedRun string `json:"stoppedRun,omitempty"`
+	// run identifies the last run of the server in which it was seen to run.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Run string `json:"run,omitempty"`
 	// imageID is the digest of the image from which the server was created.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional

@@ -64,13 +64,13 @@ func cachedVM(ctx context.Context, reader client.Reader) func(types.UID) *api.Vi
 	}
 }
 
-// ownerIn returns a function that tells the name of the VirtualMachine with a UID.
-func ownerIn(find func(types.UID) *api.VirtualMachine) func(types.UID) (types.NamespacedName, bool) {
-	return func(uid types.UID) (types.NamespacedName, bool) {
+// ownerIn returns a function that tells what is known of the VirtualMachine with a UID.
+func ownerIn(find func(types.UID) *api.VirtualMachine) func(types.UID) (driver.Owner, bool) {
+	return func(uid types.UID) (driver.Owner, bool) {
 		if vm := find(uid); vm != nil {
-			return client.ObjectKeyFromObject(vm), true
+			return driver.Owner{NamespacedName: client.ObjectKeyFromObject(vm), Labels: vm.Labels}, true
 		}
-		return types.NamespacedName{}, false
+		return driver.Owner{}, false
 	}
 }
 

@@ -216,6 +216,9 @@ func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch
 
 // ensureDisk makes a disk whose record says that there is none yet, and opens it.
 func (r *run) ensureDisk(ctx context.Context, folder diskFolder, d *description.Disk, made *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
+	if made.Version == 0 && d.MustExist {
+		return nil, fmt.Errorf("the disk %s was made by an earlier run, and is not there: the volume is empty or another one, and no new disk is made in its place", folder.file())
+	}
 	if made.Version == 0 {
 		r.log.Info("Making a disk", "folder", folder.file(), "image", egress.Redact(d.Image))
 		var err error

@@ -70,7 +70,7 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 	stop, force := make(chan struct{}), make(chan struct{})
 	go func() {
 		<-signals
-		r.observed.set(func(o *observed) { o.isStopping = true })
+		r.announceStop()
 		interrupt(errStopped)
 		close(stop)
 		// A person is in a hurry. Container engines may send SIGTERM again, as after a restart.
@@ -102,6 +102,21 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 		return end{}, errors.Join(f.explainStart(err), r.machine.Quit(ctx))
 	}
 	return finished, nil
+}
+
+// announceStop notes that a signal has requested the end, also for the termination message of a program
+// that is killed before the guest has shut down.
+func (r *run) announceStop() {
+	killed := end{Reason: endNotStarted, Message: errStopped.Error(), StopRequested: true}
+	r.observed.set(func(o *observed) {
+		o.isStopping = true
+		if !o.startedAt.IsZero() {
+			killed.Reason, killed.Message = machine.EndKilled, "the machine was killed before its guest had shut down"
+		}
+	})
+	if err := killed.writeMessage(r.options.termination); err != nil {
+		r.log.Error(err, "Termination message could not be written")
+	}
 }
 
 // startedFile is there once the guest runs.

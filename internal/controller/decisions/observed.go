@@ -38,6 +38,7 @@ type Server struct {
 	MemoryBytes   int64           `json:"memoryBytes,omitzero"`
 	RootDiskBytes int64           `json:"rootDiskBytes,omitzero"`
 	NeedsEnsure   bool            `json:"needsEnsure,omitzero"`
+	HostLost      bool            `json:"hostLost,omitzero"`
 
 	Disruption      string `json:"disruption,omitzero"`
 	IsUnschedulable bool   `json:"isUnschedulable,omitzero"`
@@ -48,6 +49,8 @@ type Exit struct {
 	Code   int       `json:"code"`
 	Reason string    `json:"reason,omitzero"`
 	At     time.Time `json:"at,omitzero"`
+
+	StopRequested bool `json:"stopRequested,omitzero"`
 }
 
 // Error is an error of a driver: its text, which the status shows too, and what code tests it
@@ -136,10 +139,10 @@ func (b clockBase) server(s *driver.Server) Server {
 	return Server{
 		ID: s.ID, Run: s.Run, State: s.State, Progress: cutInput(s.Progress), Note: cutInput(s.Note), Err: errorOf(s.Err),
 		Exit: optional(s.Exit, func(e driver.Exit) Exit {
-			return Exit{Code: e.Code, Reason: e.Reason, At: b.at(e.At)}
+			return Exit{Code: e.Code, Reason: e.Reason, At: b.at(e.At), StopRequested: e.StopRequested}
 		}),
 		StartedAt: b.at(s.StartedAt), CPUMilli: s.Applied.CPUMilli, MemoryBytes: s.Applied.MemoryBytes, RootDiskBytes: s.Applied.RootDiskBytes,
-		NeedsEnsure: s.NeedsEnsure, Disruption: cutInput(s.Disruption), IsUnschedulable: s.IsUnschedulable,
+		NeedsEnsure: s.NeedsEnsure, HostLost: s.HostLost, Disruption: cutInput(s.Disruption), IsUnschedulable: s.IsUnschedulable,
 	}
 }
 
@@ -154,9 +157,9 @@ func (s *Server) server() driver.Server {
 	return driver.Server{
 		ID: s.ID, Run: s.Run, State: s.State, Progress: s.Progress, Note: s.Note, Err: errorFrom(s.Err),
 		Exit: pointer(s.Exit, func(e Exit) driver.Exit {
-			return driver.Exit{Code: e.Code, Reason: e.Reason, At: e.At}
+			return driver.Exit{Code: e.Code, Reason: e.Reason, At: e.At, StopRequested: e.StopRequested}
 		}),
 		StartedAt: s.StartedAt, Applied: driver.Resources{CPUMilli: s.CPUMilli, MemoryBytes: s.MemoryBytes, RootDiskBytes: s.RootDiskBytes},
-		NeedsEnsure: s.NeedsEnsure, Disruption: s.Disruption, IsUnschedulable: s.IsUnschedulable,
+		NeedsEnsure: s.NeedsEnsure, HostLost: s.HostLost, Disruption: s.Disruption, IsUnschedulable: s.IsUnschedulable,
 	}
 }

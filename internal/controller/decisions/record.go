@@ -178,7 +178,7 @@ func (r *Record) Bytes() int {
 
 func (s *Status) bytes() int {
 	server, op := &s.Server.Value, &s.Operation.Value
-	n := len(server.ID) + len(server.StoppedRun) + len(op.LastError) + len(op.Reason) + len(op.Run)
+	n := len(server.ID) + len(server.StoppedRun) + len(server.Run) + len(op.LastError) + len(op.Reason) + len(op.Run)
 	return n + len(s.RefusedField.Value.Message) + len(s.PendingFields.joined)
 }
 

@@ -68,6 +68,7 @@ type ServerStatus struct {
 	ID         string `json:"id,omitzero"`
 	State      string `json:"state,omitzero"`
 	StoppedRun string `json:"stoppedRun,omitzero"`
+	Run        string `json:"run,omitzero"`
 }
 
 // Operation has fields of status.operation.
@@ -107,7 +108,7 @@ func (b clockBase) status(s *api.VirtualMachineStatus) Status {
 	return Status{
 		ObservedGeneration: s.ObservedGeneration, Driver: s.Driver, Binding: optional(s.Binding, same),
 		Server: optional(s.Server, func(s api.ServerStatus) ServerStatus {
-			return ServerStatus{ID: s.ID, State: s.State, StoppedRun: s.StoppedRun}
+			return ServerStatus{ID: s.ID, State: s.State, StoppedRun: s.StoppedRun, Run: s.Run}
 		}),
 		Operation: optional(s.Operation, b.operation), PendingFields: listOf(s.PendingFields),
 		RefusedField: optional(s.RefusedField, func(f api.RefusedField) api.RefusedField {
@@ -157,7 +158,7 @@ func (s *Status) object() api.VirtualMachineStatus {
 	status := api.VirtualMachineStatus{
 		ObservedGeneration: s.ObservedGeneration, Driver: s.Driver, Binding: pointer(s.Binding, same),
 		Server: pointer(s.Server, func(s ServerStatus) api.ServerStatus {
-			return api.ServerStatus{ID: s.ID, State: s.State, StoppedRun: s.StoppedRun}
+			return api.ServerStatus{ID: s.ID, State: s.State, StoppedRun: s.StoppedRun, Run: s.Run}
 		}),
 		Operation: pointer(s.Operation, Operation.object), PendingFields: s.PendingFields.Names(),
 		RefusedField: pointer(s.RefusedField, same), RestartedAt: pointer(s.RestartedAt, metav1.NewTime),

@@ -24,12 +24,12 @@ const stableRun = 10 * time.Second
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Observed.Server.Exit
-	if exit == nil || exit.Reason == driver.ExitHostShutdown || IsStoppedByDrover(&in.VM.Status, in.Observed.Server.Run) {
+	if exit == nil || exit.ByHost() || IsStoppedByDrover(&in.VM.Status, in.Observed.Server.Run) {
 		return planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.VM.Spec.RestartPolicy
 	switch {
-	case exit.NeverRan():
+	case hasNeverRun(in):
 		return planStartAgain(in, driver.PowerOn)
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
 		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: EndText(in.Observed.Server), Ready: true})
@@ -37,6 +37,14 @@ func decideEnded(in Input) Decision {
 		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: EndText(in.Observed.Server), Stalled: true})
 	}
 	return planStartAgain(in, driver.PowerOn)
+}
+
+// hasNeverRun reports whether no guest has run in the run that is over. A host that is back after a crash may
+// refuse a server that was seen to run, or know it no more.
+func hasNeverRun(in Input) bool {
+	server, known := in.Observed.Server, in.VM.Status.Server
+	wasSeen := known != nil && known.Run != "" && known.Run == server.Run || !in.Since.Run.IsZero()
+	return server.Exit != nil && server.Exit.NeverRan() && (!wasSeen || server.Exit.Reason == driver.ExitNotStarted)
 }
 
 // planEnded leaves a server off that has ended. Work that the driver has left, such as removing the
@@ -82,7 +90,7 @@ func IsCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.
 // too short. One in which no guest ran is too short, however long a fetch took in it.
 func failedStarts(in Input) int32 {
 	op := in.VM.Status.Operation
-	if op == nil || op.Type != api.OperationStart || !in.Observed.Server.Exit.NeverRan() && runTime(in) >= stableRun {
+	if op == nil || op.Type != api.OperationStart || !hasNeverRun(in) && runTime(in) >= stableRun {
 		return 0
 	}
 	return op.Attempts
@@ -109,9 +117,9 @@ func EndText(server driver.Server) string {
 
 func exitText(exit *driver.Exit, isDisrupted bool) string {
 	switch {
-	case exit.NeverRan():
-		return fmt.Sprintf("was not started (%s)", exit.Reason)
-	case exit.Code == 0 && !isDisrupted:
+	case exit.Code == 0 && exit.NeverRan():
+		return "was removed before it ran"
+	case exit.Code == 0 && !isDisrupted && !exit.ByHost():
 		return "ended by itself with code 0"
 	case exit.Code != 0 && exit.Reason != "" && exit.Reason != "Error":
 		return fmt.Sprintf("ended with code %d (%s)", exit.Code, exit.Reason)

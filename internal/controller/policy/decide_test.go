@@ -317,12 +317,17 @@ func TestDecide(t *testing.T) {
 		"exited under Never is final":                         {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.Ended(3), want: "wait => Failed Exited", check: wantStalled},
 		"ended by the host's shutdown, Never":                 {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "ensure On Start => Creating Starting"},
 		"ended by the host's shutdown, to be off":             {vm: policytest.ReportedVM().Action(api.ActionStopped), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
-		"a run that its host refused, Never":                  {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: endedAs(1, driver.ExitRejected), want: "ensure On Start => Creating Restarting", check: wantMessage("the server was not started (Rejected)")},
-		"a run that never began, OnFailure":                   {vm: policytest.ReportedVM().RestartPolicy(api.RestartOnFailure), observed: endedAs(0, driver.ExitNeverRan), want: "ensure On Start => Creating Restarting", check: wantMessage("the server was not started (NeverRan)")},
+		"a run that its host refused, Never":                  {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: endedAs(1, driver.ExitRejected), change: withoutRun, want: "ensure On Start => Creating Restarting", check: wantMessage("the server ended with code 1 (Rejected)")},
+		"a run that its host refuses after a crash":           {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(lastRun("run-1")), observed: endedAs(1, driver.ExitRejected), change: withoutRun, want: "wait => Failed Exited", check: wantStalled},
+		"a run that another process has seen":                 {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(lastRun("run-0")), observed: endedAs(1, driver.ExitRejected), change: withoutRun, want: "ensure On Start => Creating Restarting"},
+		"ended by a drain, Never":                             {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(6), func(s *driver.Server) { s.Exit.Reason, s.Exit.StopRequested = "Forced", true }), want: "ensure On Start => Creating Starting"},
+		"a host that is lost":                                 {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Err, s.HostLost = errors.New("node n1 does not report"), true }), want: "wait => Unknown Unresponsive", check: wantMessage("node n1 does not report")},
+		"a drain keeps to its own grace period":               {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateStopping), func(s *driver.Server) { s.Disruption = "the pod was evicted" }), change: func(in *Input) { in.Now = in.Now.Add(time.Hour) }, want: "wait Stop => Active Stopping"},
+		"a run that never began, OnFailure":                   {vm: policytest.ReportedVM().RestartPolicy(api.RestartOnFailure), observed: endedAs(0, driver.ExitNeverRan), change: withoutRun, want: "ensure On Start => Creating Restarting", check: wantMessage("the server was removed before it ran")},
 		"a guest without a disk, Never":                       {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: endedAs(7, driver.ExitNotStarted), want: "ensure On Start => Creating Restarting"},
 		"a guest without a disk, again and again":             {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(looping), observed: policytest.ChangeServer(quickEnd, func(s *driver.Server) { s.Exit.Reason = driver.ExitNotStarted }), want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
 		"a guest without a disk, to be paused, again":         {vm: policytest.ReportedVM().Action(api.ActionPaused).Status(looping), observed: policytest.ChangeServer(quickEnd, func(s *driver.Server) { s.Exit.Reason = driver.ExitNotStarted }), want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
-		"a host that refuses it again, at an unknown time":    {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(looping), observed: policytest.ChangeServer(quickEnd, func(s *driver.Server) { s.Exit.Reason, s.StartedAt = driver.ExitRejected, time.Time{} }), want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
+		"a host that refuses it again, at an unknown time":    {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(looping), observed: policytest.ChangeServer(quickEnd, func(s *driver.Server) { s.Exit.Reason, s.StartedAt = driver.ExitRejected, time.Time{} }), change: withoutRun, want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
 		"a guest without a disk, and a changed spec":          {vm: policytest.ReportedVM().Generation(3).Status(looping), observed: policytest.ChangeServer(quickEnd, func(s *driver.Server) { s.Exit.Reason = driver.ExitNotStarted }), want: "ensure On Start => Creating Restarting"},
 		"a start that waits gets a changed spec":              {vm: policytest.ReportedVM().Generation(3), observed: policytest.Present(driver.StateStarting), want: "ensure On Start => Creating Starting"},
 		"a refused image":                                     {vm: policytest.ReportedVM().Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantStalled},
@@ -469,6 +474,14 @@ func wantNextTry(after time.Duration) func(*testing.T, Decision) {
 // withNote observes a server with a note by its driver.
 func withNote(state driver.State) inventory.Observation {
 	return policytest.ChangeServer(policytest.Present(state), func(s *driver.Server) { s.Note = "a note" })
+}
+
+// withoutRun has this process never have seen the server run.
+func withoutRun(in *Input) { in.Since.Run = time.Time{} }
+
+// lastRun puts a run into the status.
+func lastRun(run string) func(*api.VirtualMachineStatus) {
+	return func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: "id-1", Run: run} }
 }
 
 // endedAs observes a server whose run has ended for a reason.

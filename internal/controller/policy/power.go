@@ -99,10 +99,23 @@ func decideStopping(in Input, power driver.Power) Decision {
 	}
 	d := planEnsure(in, operation, power, api.ReasonStopping, in.Observed.Server.Progress)
 	d.Action.EndRun = end
-	if in.Now.Before(d.Action.StopBy) && !in.Observed.Server.NeedsEnsure {
-		d.Action.Step, d.WakeAt = StepNone, d.Action.StopBy
+	if isEndedByOthers(in, operation) {
+		d.Action.StopBy = time.Time{}
+	}
+	switch wait := d.Action.StopBy; {
+	case in.Observed.Server.NeedsEnsure:
+	case wait.IsZero():
+		d.Action.Step = StepNone
+	case in.Now.Before(wait):
+		d.Action.Step, d.WakeAt = StepNone, wait
 	}
 	return d
+}
+
+// isEndedByOthers reports whether others than Drover end a run that the spec wants, as a drain does: with a
+// grace period of their own, which the engine keeps to.
+func isEndedByOthers(in Input, operation api.OperationType) bool {
+	return in.Observed.Server.Disruption != "" && operation == api.OperationStop && powerOf(in.VM) != driver.PowerOff
 }
 
 func decideOff(in Input) Decision {
@@ -125,7 +138,7 @@ func decidePaused(in Input) Decision {
 	case driver.StateStarting:
 		return decideStarting(in, driver.PowerPaused)
 	case driver.StateStopped, driver.StateRestarting:
-		if exit := in.Observed.Server.Exit; exit != nil && exit.NeverRan() {
+		if hasNeverRun(in) {
 			return planStartAgain(in, driver.PowerPaused)
 		}
 		return planEnsure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
@@ -199,6 +212,9 @@ func planRunning(in Input) Decision {
 	switch {
 	case server.Err != nil:
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonUnresponsive, server.Err.Error()
+		if server.HostLost {
+			d.Status.Phase = api.PhaseUnknown
+		}
 	case in.Probe.Wanted && !in.Probe.OK && !hasProbePassed(in):
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonProbeFailing, in.Probe.Message
 	case refusedField(in) != nil: // Decide reports it, for every settled state

@@ -163,6 +163,11 @@ func (w *world) newServer(t *testing.T, name string) *server {
 	}}
 }
 
+// owner is the VirtualMachine as a controller knows it.
+func (s *server) owner(uid types.UID) (driver.Owner, bool) {
+	return driver.Owner{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, Labels: s.Labels}, uid == s.UID
+}
+
 // ensure calls Ensure as the controller does, which records objects before they are created.
 func (s *server) ensure(t *testing.T) (driver.Server, error) {
 	t.Helper()
@@ -284,6 +289,8 @@ type kubelet struct {
 
 	mu   sync.Mutex
 	stop map[types.UID]func() (int32, string)
+	// makesDisks is set while the guests of new pods do not run yet.
+	makesDisks bool
 	// isSlow is set while the volumes of pods that have ended cannot be unmounted.
 	isSlow bool
 	// killAt is when a guest is killed that was asked to stop.
@@ -322,10 +329,11 @@ func startKubelet(t *testing.T, w *world) *kubelet {
 	return k
 }
 
-func (k *kubelet) setSlow(isSlow bool) {
+// set changes how the kubelet acts from now on.
+func (k *kubelet) set(change func(*kubelet)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.isSlow = isSlow
+	change(k)
 }
 
 func (k *kubelet) syncPods(ctx context.Context) (errs []error) {
@@ -362,14 +370,22 @@ func (k *kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
 // runPod binds a pod to the node, and starts it there.
 func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
 	switch {
-	case len(p.Spec.SchedulingGates) > 0:
+	case len(p.Spec.SchedulingGates) > 0, p.Spec.NodeSelector[noNode] != "":
 		return nil
 	case p.Spec.NodeName == "":
 		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
-	case !runs && p.Status.Phase == corev1.PodPending && k.canMount(ctx, p):
+	case !runs && p.Status.Phase == corev1.PodPending && !isWithoutImage(p) && k.canMount(ctx, p):
 		return k.beginPod(ctx, p)
 	}
 	return nil
+}
+
+// noNode is a label that no node has.
+const noNode = "nowhere"
+
+// isWithoutImage reports whether a pod mounts an image that no registry has.
+func isWithoutImage(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Image != nil && strings.Contains(v.Image.Reference, "absent") })
 }
 
 // canMount reports whether the Secret of a pod exists. No kubelet starts the pod before.
@@ -431,7 +447,7 @@ func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 	k.stop[p.UID] = stop
 	p.Status.Phase, p.Status.PodIP, p.Status.PodIPs = corev1.PodRunning, address, []corev1.PodIP{{IP: address}}
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
-		Name: objects.ContainerName, ContainerID: "test://" + string(p.UID), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
+		Name: objects.ContainerName, ContainerID: "test://" + string(p.UID), Started: new(!k.makesDisks), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
 	}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}
 	if _, err = k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil {

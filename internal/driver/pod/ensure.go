@@ -102,6 +102,7 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
+	c.noteMade()
 	exists := c.Exists()
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.ID() || !exists):
@@ -218,6 +219,8 @@ func (c *convergence) convergePod(ctx context.Context) error {
 		return c.removeGate(ctx)
 	case c.isToStop():
 		return c.stop(ctx)
+	case !c.spec.PowerOnly && !c.HasContainer() && c.isOutdated():
+		return c.replaceUnstarted(ctx)
 	}
 	if c.spec.Ephemeral && !c.spec.PowerOnly {
 		if err := c.ensureSecret(ctx); err != nil {
@@ -260,7 +263,8 @@ func (c *convergence) updateMeta(ctx context.Context) error {
 }
 
 func (c *convergence) setMeta(p *corev1.Pod) {
-	p.Labels, p.OwnerReferences = c.driver.Objects.Labels(c.spec), c.owners()
+	c.driver.Objects.SetLabels(p, c.spec)
+	p.OwnerReferences = c.owners()
 	delete(p.Annotations, objects.AnnotationEviction)
 	if c.spec.BlockEviction {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationEviction, objects.EvictionBlock)
@@ -344,7 +348,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	}
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
+	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Made: c.madeDisks(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
 		return err
 	}
@@ -375,13 +379,28 @@ func (c *convergence) removeGate(ctx context.Context) error {
 	return c.updatePod(ctx, objects.RemoveGate)
 }
 
-// isGatedOutdated reports whether the gated pod of an ephemeral server, which has stood for it while it was
-// off, differs from the one that would be made for its start.
+// isOutdated reports whether the pod differs from the one that would be made for the spec.
+func (c *convergence) isOutdated() bool { return len(c.pendingFields()) > 0 }
+
+// pendingFields names the fields of the spec that wait for the next pod. Another image than that of a disk
+// which was made is none: see refusedImage.
+func (c *convergence) pendingFields() []string {
+	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec)
+	if has.Kernel == nil && wants.Kernel == nil && c.isRootMade() {
+		wants.Image, wants.Checksum = has.Image, has.Checksum
+	}
+	return objects.PendingFields(has, wants)
+}
+
+// isGatedOutdated reports whether a gated pod differs from the one that would be made for its start. That of
+// an ephemeral server has stood for it while it was off.
 func (c *convergence) isGatedOutdated(ctx context.Context) bool {
 	switch {
+	case c.isOutdated():
+		return true
 	case !c.spec.Ephemeral:
 		return false
-	case c.spec.Image.PullPolicy == driver.PullAlways, len(objects.PendingFields(c.Settings(), c.driver.Objects.Settings(c.spec))) > 0:
+	case c.spec.Image.PullPolicy == driver.PullAlways:
 		return true
 	}
 	return c.driver.kvm.Choose(ctx, c.spec.Placement).Resource != objects.RequestedOf(c.Pod, c.driver.kvm.Resource)
@@ -448,6 +467,19 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 // has recorded the pod.
 func (c *convergence) machineHasSecret(recorded *driver.Object) bool {
 	return c.driver.machines.HasAnswered(c.Pod.UID) || !c.IsGated() && recorded != nil && recorded.UID == c.Pod.UID
+}
+
+// replaceUnstarted has a pod end whose container was not created, so that the next one is made for the
+// spec as it is now: the old one may wait for what the spec no longer asks for. If its node starts it all
+// the same, the guest is shut down.
+func (c *convergence) replaceUnstarted(ctx context.Context) error {
+	if c.Pod.Spec.NodeName == "" {
+		return c.replacePod(ctx)
+	}
+	if err := c.deletePod(ctx, c.Settings().GraceSecs); err != nil {
+		return err
+	}
+	return c.Read(ctx)
 }
 
 // replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
@@ -587,9 +619,10 @@ const maxGrace = 7 * 24 * 3600
 func (c *convergence) describe() driver.Server {
 	s := c.Server()
 	s.Objects = c.objects()
-	if c.Pod != nil && c.End() == nil && !c.IsGated() && !c.spec.PowerOnly {
-		s.Pending = objects.PendingFields(c.Settings(), c.driver.Objects.Settings(c.spec))
+	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !c.IsGated() && !c.spec.PowerOnly {
+		s.Pending = c.pendingFields()
 	}
+	s.Refused = c.refusedImage()
 	return s
 }
 

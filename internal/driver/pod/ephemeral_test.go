@@ -269,7 +269,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	w.forceRemove(t, lost)
 	s.wantRefusal(t, reasonPodLost, "is gone")
 
-	w.kubelet.setSlow(true)
+	w.kubelet.set(func(k *kubelet) { k.isSlow = true })
 	pods := w.kube.CoreV1().Pods(s.Namespace)
 	theirs := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: lost.Name, Labels: lost.Labels}}
 	theirs.Spec.Containers = []corev1.Container{{Name: objects.ContainerName, Image: "theirs"}}
@@ -294,7 +294,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	})
 	_, err = s.ensure(t)
 	wantError(t, "while the user's pod is there", err, driver.ErrRetry, "is not this VirtualMachine's")
-	w.kubelet.setSlow(false)
+	w.kubelet.set(func(k *kubelet) { k.isSlow = false })
 	s.wantRefusal(t, reasonPodLost, "is gone")
 	if r := s.recordOf(objects.KindPod); r.UID != lost.UID || r.Ended {
 		t.Errorf("the record is %+v, want that of the lost pod %s", r, lost.UID)

@@ -72,7 +72,7 @@ type Options struct {
 	Policy policyv1client.PolicyV1Interface
 	// Owner returns the VirtualMachine of a UID as far as one is known. Objects that claim its
 	// UID under another name or in another namespace are not its server. Nil knows none.
-	Owner func(types.UID) (types.NamespacedName, bool)
+	Owner func(types.UID) (driver.Owner, bool)
 	// AssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
 	// off. Nil knows none.
 	AssertedOff func(types.UID) types.UID

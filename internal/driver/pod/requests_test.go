@@ -12,7 +12,6 @@ import (
 	"sync"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -101,9 +100,7 @@ func (c *requests) wantRequests(t *testing.T, what string, call func() error, wa
 func (s *server) watchAs(t *testing.T, config *rest.Config) {
 	t.Helper()
 	s.d = openAs(t, config, clusterID, DefaultCallTimeout)
-	s.d.reader.Owner = func(uid types.UID) (types.NamespacedName, bool) {
-		return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, uid == s.UID
-	}
+	s.d.reader.Owner = s.owner
 	if _, err := s.d.Watch(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -113,9 +113,7 @@ func TestRetainedByLabel(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.newServer(t, "web")
-	s.d.reader.Owner = func(types.UID) (types.NamespacedName, bool) {
-		return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, true
-	}
+	s.d.reader.Owner = s.owner
 	s.reach(t, driver.StateRunning)
 	framework.Eventually(t, framework.StepTimeout, "the label", func() error {
 		p := s.pod(t)
@@ -149,7 +147,7 @@ func TestSlowKubelet(t *testing.T) {
 	w := newWorld(t)
 	s := w.newServer(t, "web")
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
-	w.kubelet.setSlow(true)
+	w.kubelet.set(func(k *kubelet) { k.isSlow = true })
 	first := s.reach(t, driver.StateRunning)
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.waitForgotten(t)
@@ -161,12 +159,12 @@ func TestSlowKubelet(t *testing.T) {
 	if got := s.list(t); got.State != driver.StateStopped || got.Exit == nil || got.NeedsEnsure || got.Run != first.Run {
 		t.Errorf("meanwhile it is %+v", got)
 	}
-	w.kubelet.setSlow(false)
+	w.kubelet.set(func(k *kubelet) { k.isSlow = false })
 	if got := s.reach(t, driver.StateRunning); got.Run == first.Run {
 		t.Error("the run has not changed")
 	}
 
-	w.kubelet.setSlow(true)
+	w.kubelet.set(func(k *kubelet) { k.isSlow = true })
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	framework.Eventually(t, framework.StepTimeout, "the removal waits", func() error {
 		if err := s.d.Delete(t.Context(), s.Target, false); err != nil {
@@ -177,7 +175,7 @@ func TestSlowKubelet(t *testing.T) {
 		}
 		return nil
 	})
-	w.kubelet.setSlow(false)
+	w.kubelet.set(func(k *kubelet) { k.isSlow = false })
 	s.deleteAll(t)
 	s.wantGone(t)
 }

@@ -112,8 +112,8 @@ func (w *writer) deletePod(ctx context.Context, grace int64) error {
 		return nil
 	}
 	only := &metav1.Preconditions{UID: &w.Pod.UID} // a kubelet changes the version at any time
-	if w.IsGated() {
-		only.ResourceVersion = &w.Pod.ResourceVersion // another leader may remove the gate
+	if w.Pod.Spec.NodeName == "" {
+		only.ResourceVersion = &w.Pod.ResourceVersion // another leader may remove the gate, and the scheduler bind it
 	}
 	w.IsDeletedHere = w.IsDeletedHere || w.Pod.DeletionTimestamp == nil
 	err := w.client.Pods(w.Key.Namespace).Delete(ctx, w.Key.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: only})

@@ -100,7 +100,7 @@ func (d *Disk) check(field string) error {
 		return fmt.Errorf("%s.folder is %q: it must be an absolute path", field, d.Folder)
 	case d.SizeBytes < 0:
 		return fmt.Errorf("%s.sizeBytes is %d: it must not be negative", field, d.SizeBytes)
-	case d.Image == "" && d.SizeBytes == 0:
+	case d.Image == "" && d.SizeBytes == 0 && !d.MustExist:
 		return fmt.Errorf("%s.sizeBytes is missing: a disk without an image has no size of its own", field)
 	case d.Image == "" && d.Checksum != "":
 		return fmt.Errorf("%s.checksum is set: a disk without an image has none", field)

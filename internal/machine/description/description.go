@@ -61,6 +61,9 @@ type Machine struct {
 type Disk struct {
 	// Folder keeps the disk, as that of a mounted volume. Each disk has one of its own.
 	Folder string `json:"folder"`
+	// MustExist is set for a disk that was made by an earlier run: where it is missing, no other one is
+	// made in its place.
+	MustExist bool `json:"mustExist,omitempty"`
 	// Image is what the disk is a copy of: a file, raw or qcow2, a folder with that file alone,
 	// or an http:// or https:// URL; empty for a blank disk.
 	Image string `json:"image,omitempty"`

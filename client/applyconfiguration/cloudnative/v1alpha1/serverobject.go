@@ -21,7 +21,11 @@ type ServerObjectApplyConfiguration struct {
 	UID *string `json:"uid,omitempty"`
 	// ended is true once it is proven that a Pod has ended.
 	Ended *bool `json:"ended,omitempty"`
-	// images are those of a Pod that the spec names by tag.
+	// made is true once the disk of a PersistentVolumeClaim was made. It is never made
+	// again.
+	Made *bool `json:"made,omitempty"`
+	// images are those of a Pod that the spec names by tag, and the one that the disk of
+	// a PersistentVolumeClaim was made from.
 	Images []ResolvedImageApplyConfiguration `json:"images,omitempty"`
 }
 
@@ -68,6 +72,14 @@ func (b *ServerObjectApplyConfiguration) WithUID(value string) *ServerObjectAppl
 // If called multiple times, the Ended field is set to the value of the last call.
 func (b *ServerObjectApplyConfiguration) WithEnded(value bool) *ServerObjectApplyConfiguration {
 	b.Ended = &value
+	return b
+}
+
+// WithMade sets the Made field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Made field is set to the value of the last call.
+func (b *ServerObjectApplyConfiguration) WithMade(value bool) *ServerObjectApplyConfiguration {
+	b.Made = &value
 	return b
 }
 

@@ -21,6 +21,8 @@ type ServerStatusApplyConfiguration struct {
 	// spec.action said so. Such a server is started again whatever its
 	// restartPolicy.
 	StoppedRun *string `json:"stoppedRun,omitempty"`
+	// run identifies the last run of the server in which it was seen to run.
+	Run *string `json:"run,omitempty"`
 	// imageID is the digest of the image from which the server was created.
 	ImageID *string `json:"imageID,omitempty"`
 	// accelerator is how the instructions of the guest are executed, empty if the
@@ -67,6 +69,14 @@ func (b *ServerStatusApplyConfiguration) WithGeneration(value int64) *ServerStat
 // If called multiple times, the StoppedRun field is set to the value of the last call.
 func (b *ServerStatusApplyConfiguration) WithStoppedRun(value string) *ServerStatusApplyConfiguration {
 	b.StoppedRun = &value
+	return b
+}
+
+// WithRun sets the Run field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Run field is set to the value of the last call.
+func (b *ServerStatusApplyConfiguration) WithRun(value string) *ServerStatusApplyConfiguration {
+	b.Run = &value
 	return b
 }
 

@@ -41,6 +41,8 @@ type Instance struct {
 	// isNodeUnknown is set it could not be read, so that no assertion counts.
 	node          *corev1.Node
 	isNodeUnknown bool
+	// isNodeRead is set if the node was read.
+	isNodeRead bool
 }
 
 // Read reads the objects again, live. Objects of the names without the labels are foreign, which

@@ -25,7 +25,7 @@ import (
 func (r *Reader) List(ctx context.Context, uids ...types.UID) ([]*Instance, error) {
 	if len(uids) == 1 {
 		if owner, known := r.OwnerOf(uids[0]); known {
-			return r.readObjects(ctx, uids[0], owner)
+			return r.readObjects(ctx, uids[0], owner.NamespacedName)
 		}
 	}
 	found, err := r.listByLabels(ctx, uids...)
@@ -53,7 +53,7 @@ func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instan
 		}
 	}
 	found := sorted(byKey)
-	r.readNodes(ctx, found)
+	r.readNodes(ctx, found, len(uids) == 0)
 	return found, nil
 }
 

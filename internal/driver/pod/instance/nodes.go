@@ -22,32 +22,44 @@ const maxNodeReads = 4
 
 // readNode reads the node of a pod that an operator may have asserted to be off.
 func (i *Instance) readNode(ctx context.Context) (err error) {
-	if name := i.resetNode(); name != "" {
+	if name := i.resetNode(false); name != "" {
+		i.isNodeRead = true
 		i.node, err = i.reader.getNode(ctx, name)
 		i.isNodeUnknown = err != nil
 	}
 	return err
 }
 
-// resetNode takes what an operator has asserted by now, and returns the node that has to be read for
-// that, "" for none. An assertion is a taint, which deletes the pod, or on the VirtualMachine.
-func (i *Instance) resetNode() (name string) {
-	i.node, i.isNodeUnknown, i.Asserted = nil, false, ""
+// resetNode takes what an operator has asserted by now, and returns the node that has to be read, "" for
+// none. An assertion is on the VirtualMachine, or a taint, which deletes the pod unless that tolerates
+// it. The node of a pod that starts is read for complete lists, which are rare: nothing else shows that
+// it is lost.
+func (i *Instance) resetNode(withStarting bool) (name string) {
+	i.node, i.isNodeUnknown, i.isNodeRead, i.Asserted = nil, false, false, ""
 	if i.reader.AssertedOff != nil {
 		i.Asserted = i.reader.AssertedOff(i.UID)
 	}
-	if i.Pod == nil || i.Pod.UID != i.Asserted && (i.Pod.DeletionTimestamp == nil || ProvenEnd(i.Pod) != nil) {
+	p := i.Pod
+	switch {
+	case p == nil:
 		return ""
+	case p.UID == i.Asserted:
+		return p.Spec.NodeName
+	case ProvenEnd(p) != nil:
+		return ""
+	case p.DeletionTimestamp != nil, isCutOff(p), withStarting && !i.hasGuest():
+		return p.Spec.NodeName
 	}
-	return i.Pod.Spec.NodeName
+	return ""
 }
 
 // readNodes reads the nodes of pods that an operator may have asserted to be off. That one cannot be
 // read is logged, and proves nothing about its pods: they may run.
-func (r *Reader) readNodes(ctx context.Context, all []*Instance) {
+func (r *Reader) readNodes(ctx context.Context, all []*Instance, withStarting bool) {
 	wanted := map[string][]*Instance{}
 	for _, i := range all {
-		if name := i.resetNode(); name != "" {
+		if name := i.resetNode(withStarting); name != "" {
+			i.isNodeRead = true
 			wanted[name] = append(wanted[name], i)
 		}
 	}

@@ -78,7 +78,7 @@ func TestNodesOfLists(t *testing.T) {
 				p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid, DeletionTimestamp: new(metav1.Now())}, Spec: corev1.PodSpec{NodeName: node, Containers: make([]corev1.Container, 1)}}
 				all = append(all, &Instance{reader: r, UID: uid, Pod: p})
 			}
-			r.readNodes(t.Context(), all)
+			r.readNodes(t.Context(), all, false)
 			if n := api.asked.Load(); n != c.requests {
 				t.Errorf("the API server was asked %d times, want %d", n, c.requests)
 			}

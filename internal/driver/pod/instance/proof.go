@@ -77,6 +77,12 @@ func (i *Instance) ImageUse() (isUsed, hasFailed bool) {
 	return isUsed, !isUsed
 }
 
+// HasContainer reports whether the machine's container was created, as far as its kubelet has reported.
+func (i *Instance) HasContainer() bool {
+	status := machineStatus(i.Pod)
+	return status != nil && hasContainer(status)
+}
+
 // hasContainer reports whether a container was created. A kubelet that finds one no more that has run
 // counts it as restarted.
 func hasContainer(s *corev1.ContainerStatus) bool { return s.ContainerID != "" || s.RestartCount > 0 }
@@ -120,13 +126,19 @@ func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 		StopRequested   bool
 	}
 	if t.Reason != reasonOOMKilled && json.Unmarshal([]byte(t.Message), &message) == nil && message.Reason != "" {
-		exit.Reason, exit.Output = message.Reason, clip(message.Message)
-		if message.StopRequested {
-			exit.Reason = driver.ExitHostShutdown
-		}
+		exit.Reason, exit.Output, exit.StopRequested = message.Reason, clip(message.Message), message.StopRequested
 	}
 	return exit
 }
+
+// hasRunGuest reports whether drover-machine says that its guest has run.
+func hasRunGuest(t *corev1.ContainerStateTerminated) bool {
+	var message struct{ Reason string }
+	return json.Unmarshal([]byte(t.Message), &message) == nil && !slices.Contains([]string{"", driver.ExitNotStarted, exitInvalid}, message.Reason)
+}
+
+// exitInvalid is drover-machine's reason for a wrong description.
+const exitInvalid = "InvalidDescription"
 
 // reasonOOMKilled is the kubelet's reason for a container that had too little memory.
 const reasonOOMKilled = "OOMKilled"

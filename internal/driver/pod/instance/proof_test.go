@@ -66,7 +66,7 @@ func TestProvenEnd(t *testing.T) {
 		"waits, deleted":                    {onNode(deleted, withStatuses(waiting)), nil},
 		"terminated":                        {onNode(withStatuses(terminated(0, "Completed", ""))), &driver.Exit{Reason: "Completed"}},
 		"terminated, with drover's reason":  {onNode(withStatuses(terminated(3, "Error", `{"reason":"GuestPanicked"}`))), &driver.Exit{Code: 3, Reason: "GuestPanicked"}},
-		"terminated, by a signal":           {onNode(withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), &driver.Exit{Reason: driver.ExitHostShutdown}},
+		"terminated, by a signal":           {onNode(withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), &driver.Exit{Reason: "Completed", StopRequested: true}},
 		"out of memory, with a message":     {onNode(withStatuses(terminated(137, reasonOOMKilled, `{"reason":"Completed"}`))), &driver.Exit{Code: 137, Reason: reasonOOMKilled}},
 		"deleted while an image is pulled":  {onNode(deleted, withStatuses(unknown)), &driver.Exit{Code: 137, Reason: driver.ExitNeverRan}},
 		"terminated, its container is gone": {onNode(withStatuses(lost)), &driver.Exit{Code: 137, Reason: "ContainerStatusUnknown"}},
@@ -83,7 +83,7 @@ func TestProvenEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := ProvenEnd(tc.pod)
-			if (got == nil) != (tc.want == nil) || got != nil && (got.Code != tc.want.Code || got.Reason != tc.want.Reason) {
+			if (got == nil) != (tc.want == nil) || got != nil && (got.Code != tc.want.Code || got.Reason != tc.want.Reason || got.StopRequested != tc.want.StopRequested) {
 				t.Errorf("the proven end is %+v, want %+v", got, tc.want)
 			}
 		})

@@ -37,7 +37,7 @@ type Reader struct {
 	// Policy reaches the PodDisruptionBudgets of that cluster.
 	Policy policyv1client.PolicyV1Interface
 	// Owner returns the VirtualMachine of a UID as far as one is known. Nil knows none.
-	Owner func(types.UID) (types.NamespacedName, bool)
+	Owner func(types.UID) (driver.Owner, bool)
 	// AssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
 	// off. Nil knows none.
 	AssertedOff func(types.UID) types.UID
@@ -109,7 +109,7 @@ func (r *Reader) find(ctx context.Context, t driver.Target, retain bool) (*Insta
 		}
 		return i, i.checkID(t)
 	}
-	i := r.newInstance(t.UID, owner)
+	i := r.newInstance(t.UID, owner.NamespacedName)
 	if err := i.checkID(t); err != nil {
 		return nil, err
 	}
@@ -145,9 +145,9 @@ func (i *Instance) checkID(t driver.Target) error {
 }
 
 // OwnerOf returns the VirtualMachine of a UID as far as one is known.
-func (r *Reader) OwnerOf(uid types.UID) (types.NamespacedName, bool) {
+func (r *Reader) OwnerOf(uid types.UID) (driver.Owner, bool) {
 	if r.Owner == nil {
-		return types.NamespacedName{}, false
+		return driver.Owner{}, false
 	}
 	return r.Owner(uid)
 }

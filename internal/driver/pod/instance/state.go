@@ -62,7 +62,7 @@ func (i *Instance) describeRun(s *driver.Server) {
 	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
 	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
 	status := machineStatus(p)
-	s.ImageID, s.Note = objects.ImageDigest(p), describeTags(kept.Images)
+	s.ImageID, s.Note = i.imageID(kept), describeTags(kept.Images)
 	s.StartedAt = startOf(p)
 	switch exit := i.End(); {
 	case exit != nil && i.IsLeaving() && i.Root == nil:
@@ -74,13 +74,13 @@ func (i *Instance) describeRun(s *driver.Server) {
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
 	case status != nil && status.State.Terminated != nil:
 		s.State, s.Progress = driver.StateStopping, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
-	case status != nil && status.State.Running != nil && !i.hasGuest(status):
-		s.State, s.Progress, s.NeedsEnsure = driver.StateStarting, i.diskText(), i.mayLackSecret()
-	case status != nil && status.State.Running != nil:
-		s.State, s.Err, s.Addresses = driver.StateRunning, i.unreachableNode(), addressesOf(p)
+	case i.hasGuest():
+		s.State, s.Addresses = driver.StateRunning, addressesOf(p)
+		s.Err = i.lostNode()
+		s.HostLost = s.Err != nil
 		i.describeMachine(s)
 	default:
-		s.State, s.Progress, s.NeedsEnsure = driver.StateStarting, startingText(p), i.mayLackSecret()
+		s.State, s.Progress, s.NeedsEnsure = driver.StateStarting, i.startingText(), i.mayLackSecret()
 		s.IsUnschedulable = isUnschedulable(p)
 	}
 	if _, differs := i.RefusesAssertion(); differs {
@@ -88,11 +88,47 @@ func (i *Instance) describeRun(s *driver.Server) {
 	}
 }
 
-// hasGuest reports whether the guest of a container that runs has begun to run: its disks are made. The
-// kubelet says so, or the machine has. A kubelet that was restarted may have forgotten it for a moment.
-func (i *Instance) hasGuest(status *corev1.ContainerStatus) bool {
+// imageID returns the digest of what the root disk is made from. A checksum is one once the machine has
+// compared it.
+func (i *Instance) imageID(kept objects.Settings) string {
+	if kept.MadeFrom != nil {
+		return kept.MadeFrom.Digest
+	}
+	digest := objects.ImageDigest(i.Pod)
+	if digest == "" && i.hasGuest() {
+		return kept.Checksum
+	}
+	return digest
+}
+
+// hasGuest reports whether the guest runs in the machine's container: its disks are made. The kubelet says
+// so, or the machine has. A kubelet that was restarted may have forgotten it for a moment.
+func (i *Instance) hasGuest() bool {
+	status := machineStatus(i.Pod)
+	if status == nil || status.State.Running == nil {
+		return false
+	}
 	last, _ := i.reader.LastStatus(i.Pod.UID)
 	return status.Started == nil || *status.Started || !last.StartedAt.IsZero()
+}
+
+// HasMadeDisks reports whether the machine of the pod is known to have made its disks, in this run or before
+// it. The container of an earlier version's pod, which has no startup probe, shows that at its end alone.
+func (i *Instance) HasMadeDisks() bool {
+	if i.Pod == nil {
+		return false
+	}
+	status := machineStatus(i.Pod)
+	last, _ := i.reader.LastStatus(i.Pod.UID)
+	switch {
+	case status == nil:
+		return false
+	case !last.StartedAt.IsZero():
+		return true
+	case status.State.Terminated != nil:
+		return hasRunGuest(status.State.Terminated)
+	}
+	return status.Started != nil && *status.Started && i.Pod.Spec.Containers[0].StartupProbe != nil
 }
 
 // diskText says how far the machine is that makes a disk, as was seen last.
@@ -121,16 +157,19 @@ func (i *Instance) mayLackSecret() bool {
 // describeMachine adds what was last seen of a machine that runs.
 func (i *Instance) describeMachine(s *driver.Server) {
 	last, _ := i.reader.LastStatus(i.Pod.UID)
-	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown() || i.lacksBudget()
-	if objects.IsEphemeral(i.Pod) { // else the disk may be of an earlier image
-		s.ImageID = cmp.Or(s.ImageID, i.Settings().Checksum)
-	}
+	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown() || i.lacksBudget() || i.lacksLabels()
 	if i.IsPaused() {
 		s.State = driver.StatePaused
 	}
 	if s.Err == nil {
 		s.Err = waitError(last.Waits)
 	}
+}
+
+// lacksLabels reports whether the labels of the VirtualMachine have changed, as far as that is known.
+func (i *Instance) lacksLabels() bool {
+	owner, known := i.reader.OwnerOf(i.UID)
+	return known && !objects.HasLabels(i.Pod, owner.Labels)
 }
 
 // waitError returns what a guest waits for.
@@ -174,20 +213,32 @@ func addressesOf(p *corev1.Pod) []string {
 	return all
 }
 
-// unreachableNode returns an error if the control plane has marked a pod that runs as not ready,
-// which it does when the node's kubelet reports no more. Where the pod's probe had failed before, both
-// conditions are false: the VirtualMachine is not ready by the same probe then.
-func (i *Instance) unreachableNode() error {
-	p := i.Pod
-	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
-	if ready == nil || containers == nil || ready.Status != corev1.ConditionFalse || containers.Status != corev1.ConditionTrue {
+// lostNode returns an error if the node of the pod does not report, so that the machine may run or not.
+func (i *Instance) lostNode() error {
+	isLost := i.isNodeRead && !i.isNodeUnknown && (i.node == nil || !isReady(i.node))
+	if !isLost && !isCutOff(i.Pod) {
 		return nil
 	}
-	return fmt.Errorf("node %s does not report: the machine may run still%s", p.Spec.NodeName, i.refusalText())
+	return fmt.Errorf("node %s does not report: the machine may run still%s", i.Pod.Spec.NodeName, i.refusalText())
 }
 
-// startingText says what a pod waits for, in the words of the scheduler and the kubelet.
-func startingText(p *corev1.Pod) string {
+// isCutOff reports whether the control plane has marked a pod that runs as not ready, which it does when
+// the node's kubelet reports no more. Where the pod's probe had failed before, both conditions are false:
+// the VirtualMachine is not ready by the same probe then.
+func isCutOff(p *corev1.Pod) bool {
+	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
+	return ready != nil && containers != nil && ready.Status == corev1.ConditionFalse && containers.Status == corev1.ConditionTrue
+}
+
+// startingText says what the pod waits for, in the words of the scheduler and the kubelet.
+func (i *Instance) startingText() string {
+	p := i.Pod
+	if lost := i.lostNode(); lost != nil {
+		return lost.Error()
+	}
+	if IsRunning(p) {
+		return i.diskText()
+	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
 			return "the pod is not scheduled: " + cmp.Or(c.Message, c.Reason)

@@ -20,6 +20,7 @@ const (
 	reasonQuota       = "QuotaExceeded"
 	reasonTerminating = "NamespaceTerminating"
 	reasonForbidden   = "Forbidden"
+	reasonRefused     = "ObjectRefused"
 )
 
 // Explain returns the error of a request about an object in the kinds of package driver. It keeps
@@ -39,7 +40,8 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 	case apierrors.IsForbidden(err):
 		return driver.WithReason(reasonForbidden, driver.Errorf(driver.ErrRetry, "%w", err))
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-		return driver.Errorf(driver.ErrInvalid, "%w", err)
+		// Policies, webhooks and LimitRanges refuse like that too, and may change without a new spec.
+		return driver.WithReason(reasonRefused, driver.Errorf(driver.ErrExhausted, "%w", err))
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err), apierrors.IsAlreadyExists(err), apierrors.IsTooManyRequests(err):
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	case apierrors.ReasonForError(err) == "":
@@ -49,7 +51,7 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 }
 
 func isDriverError(err error) bool {
-	return errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrNotFound)
+	return errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrExhausted) || errors.Is(err, driver.ErrNotFound)
 }
 
 // IgnoreNotFound returns nil for the error of an object that is not there.

@@ -29,6 +29,8 @@ type Settings struct {
 	Placement   driver.Placement       `json:"placement"`
 	GraceSecs   int64                  `json:"graceSeconds"`
 	Volumes     []volumeSettings       `json:"volumes,omitempty"`
+	// MadeFrom is what the root disk was made from, nil if the pod is to make it.
+	MadeFrom *driver.ResolvedImage `json:"madeFrom,omitempty"`
 	// Disks are those that have PVCs, by name. They may grow during a run.
 	Disks map[string]DiskSettings `json:"disks,omitempty"`
 }
@@ -50,7 +52,22 @@ func PendingFields(has, wants Settings) []string {
 // ReadSettings returns what a pod was made from. What is damaged differs, and waits for a restart.
 func ReadSettings(p *corev1.Pod) (s Settings) {
 	_ = json.Unmarshal([]byte(p.Annotations[AnnotationSettings]), &s)
+	for n := range s.Ports {
+		s.Ports[n].Name = containerPortName(p, s.Ports[n])
+	}
 	return s
+}
+
+// containerPortName returns the name that a port has in the pod, by which Services can select it.
+func containerPortName(p *corev1.Pod, port driver.Port) string {
+	for _, c := range p.Spec.Containers {
+		for _, have := range c.Ports {
+			if c.Name == ContainerName && have.ContainerPort == port.Port && string(have.Protocol) == port.Protocol {
+				return have.Name
+			}
+		}
+	}
+	return ""
 }
 
 // Settings returns what the pod of a spec is made from, but for its disks.
@@ -62,7 +79,7 @@ func (t *Template) Settings(spec driver.ServerSpec) Settings {
 		Placement: spec.Placement, GraceSecs: graceSeconds(spec),
 	}
 	for _, p := range spec.Ports {
-		p.Name = ""
+		p.Name = portName(p.Name)
 		s.Ports = append(s.Ports, p)
 	}
 	for _, v := range spec.Volumes {
@@ -98,9 +115,8 @@ var fields = driver.Fields[settingsChange]{
 	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
 	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
 	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
-	{Name: "ports.name", Support: driver.AppliedLive},
 	{
-		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"protocol", "port"},
+		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port"},
 		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Ports, c.wants.Ports) },
 	},
 	{Name: "ports.hostPort", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},

@@ -30,6 +30,31 @@ func (t *Template) rootImage(spec driver.ServerSpec) driver.Image {
 // fetches it, or there is none.
 func isContainerDisk(source string) bool { return strings.HasPrefix(source, imageScheme) }
 
+// needsImage reports whether a pod mounts the image of the root disk: to make the disk, or for the kernel.
+func (t *Template) needsImage(spec driver.ServerSpec, run Run) bool {
+	_, isMade := run.Made[RootDisk]
+	return isContainerDisk(t.rootImage(spec).Source) && (!isMade || spec.Image.Kernel != nil)
+}
+
+// needsImage reports whether a pod mounts the image of a volume, to make it.
+func needsImage(v driver.Volume, run Run) bool {
+	_, isMade := run.Made[v.Name]
+	return v.Image != nil && isContainerDisk(v.Image.Source) && !isMade
+}
+
+// IsSameImage reports whether an image is the one that a disk was made from: by its name, by its digest, or
+// by its checksum, which is what names an image from a web server.
+func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
+	switch {
+	case !isContainerDisk(i.Source):
+		return i.Checksum == from.Digest
+	case i.Source == from.Source:
+		return true
+	}
+	digest := digestOf(i.Source)
+	return digest != "" && digest == from.Digest
+}
+
 // describeImage gives a disk its image, which is in a folder of the container if it is a container disk.
 func describeImage(d *description.Disk, i driver.Image, folder string) {
 	if i.Source == "" {

@@ -129,7 +129,7 @@ func TestDescribedImages(t *testing.T) {
 		if volumes := slices.DeleteFunc(slices.Clone(p.Spec.Volumes), func(v corev1.Volume) bool { return !isImage(v) }); len(volumes) != want.images || len(mounts) != want.images {
 			t.Errorf("%s: the pod has the volumes %v and the mounts %v", source, volumes, mounts)
 		}
-		d := template.newDescription(spec)
+		d := template.newDescription(spec, nil)
 		if got := d.RootDisk.Disk; got.Image != want.root || got.Checksum != checksum {
 			t.Errorf("%s: the root disk is %+v", source, got)
 		}

@@ -65,6 +65,8 @@ type Run struct {
 	// Images are what tags of images were resolved to.
 	Images []driver.ResolvedImage
 	Disks  map[string]DiskSettings
+	// Made are the disks that an earlier run has made, by name, with what they were made from.
+	Made   map[string]driver.ResolvedImage
 	Owners []metav1.OwnerReference
 	KVM    kvm.Choice
 	// Ungated is set if the scheduler may place the pod at once.
@@ -73,7 +75,7 @@ type Run struct {
 
 // NewPod returns the pod of a server, with a scheduling gate unless it is Ungated.
 func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) {
-	described := t.newDescription(spec)
+	described := t.newDescription(spec, run.Made)
 	described.Accelerator = run.KVM.Accelerator
 	description, err := json.Marshal(described)
 	if err != nil {
@@ -81,12 +83,16 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 	}
 	settings := t.Settings(spec)
 	settings.Disks, settings.Images = run.Disks, run.Images
+	if from, isMade := run.Made[RootDisk]; isMade {
+		settings.MadeFrom = &from
+	}
 	kept, err := json.Marshal(settings)
 	if err != nil {
 		return nil, err
 	}
 	p := &corev1.Pod{ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), run.Nonce), Spec: t.podSpec(spec, run)}
 	p.Spec.Containers[0].StartupProbe = startupProbe(!spec.Ephemeral || described.RootDisk.NeedsCopy())
+	t.SetLabels(p, spec)
 	p.Finalizers = []string{FinalizerStopped}
 	p.OwnerReferences = run.Owners
 	if spec.BlockEviction {
@@ -129,7 +135,7 @@ func (t *Template) podSpec(spec driver.ServerSpec, run Run) corev1.PodSpec {
 			FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch),
 			SeccompProfile:      &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
-		Containers: []corev1.Container{t.container(spec)}, Volumes: t.podVolumes(spec, run),
+		Containers: []corev1.Container{t.container(spec, run)}, Volumes: t.podVolumes(spec, run),
 		NodeSelector: p.NodeSelector, Affinity: p.Affinity, TopologySpreadConstraints: p.TopologySpreadConstraints,
 		PriorityClassName: p.PriorityClassName, RuntimeClassName: p.RuntimeClassName,
 		Tolerations: append(nodeTolerations(), p.Tolerations...),
@@ -144,7 +150,7 @@ func nodeTolerations() []corev1.Toleration {
 	}
 }
 
-func (t *Template) container(spec driver.ServerSpec) corev1.Container {
+func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
 	memory := *resource.NewQuantity(spec.MemoryBytes+t.MemoryOverheadBytes, resource.BinarySI)
 	c := corev1.Container{
 		Name: ContainerName, Image: t.MachineImage, Args: []string{"--run-folder", runFolder}, Stdin: true,
@@ -158,7 +164,10 @@ func (t *Template) container(spec driver.ServerSpec) corev1.Container {
 				corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
 				corev1.ResourceMemory: memory,
 			},
-			Limits: corev1.ResourceList{corev1.ResourceMemory: memory},
+			Limits: corev1.ResourceList{
+				corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
+				corev1.ResourceMemory: memory,
+			},
 		},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "description", MountPath: descriptionFolder, ReadOnly: true},
@@ -166,12 +175,12 @@ func (t *Template) container(spec driver.ServerSpec) corev1.Container {
 			{Name: diskVolume, MountPath: diskFolder},
 		},
 	}
-	if isContainerDisk(t.rootImage(spec).Source) {
+	if t.needsImage(spec, run) {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: imageVolume, MountPath: imageFolder, ReadOnly: true})
 	}
 	for _, v := range spec.Volumes {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "volume-" + v.Name, MountPath: path.Join(volumesFolder, v.Name)})
-		if v.Image != nil && isContainerDisk(v.Image.Source) {
+		if needsImage(v, run) {
 			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "image-" + v.Name, MountPath: path.Join(volumeImageFolder, v.Name), ReadOnly: true})
 		}
 	}
@@ -246,12 +255,12 @@ func (t *Template) podVolumes(spec driver.ServerSpec, run Run) []corev1.Volume {
 		{Name: secretVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: SecretName(base, run.Nonce), DefaultMode: new(int32(0o440))}}},
 		{Name: diskVolume, VolumeSource: diskSource(spec, base)},
 	}
-	if image := t.rootImage(spec); isContainerDisk(image.Source) {
-		volumes = append(volumes, newImageVolume(imageVolume, image, run.Images))
+	if t.needsImage(spec, run) {
+		volumes = append(volumes, newImageVolume(imageVolume, t.rootImage(spec), run.Images))
 	}
 	for _, v := range spec.Volumes {
 		volumes = append(volumes, corev1.Volume{Name: "volume-" + v.Name, VolumeSource: claimSource(ClaimName(base, v.Name))})
-		if v.Image != nil && isContainerDisk(v.Image.Source) {
+		if needsImage(v, run) {
 			volumes = append(volumes, newImageVolume("image-"+v.Name, *v.Image, run.Images))
 		}
 	}
@@ -281,7 +290,7 @@ func claimSource(claim string) corev1.VolumeSource {
 }
 
 // newDescription returns what drover-machine reads.
-func (t *Template) newDescription(spec driver.ServerSpec) description.Machine {
+func (t *Template) newDescription(spec driver.ServerSpec, made map[string]driver.ResolvedImage) description.Machine {
 	m := description.Machine{
 		Version: description.Version, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
 		MemoryBytes: spec.MemoryBytes, CloudInit: secretFolder, GracePeriodSeconds: graceSeconds(spec),
@@ -290,7 +299,9 @@ func (t *Template) newDescription(spec driver.ServerSpec) description.Machine {
 
 		ImageMaxBytes: t.ImageMaxBytes,
 	}
-	describeImage(&m.RootDisk.Disk, t.rootImage(spec), imageFolder)
+	if _, m.RootDisk.MustExist = made[RootDisk]; !m.RootDisk.MustExist {
+		describeImage(&m.RootDisk.Disk, t.rootImage(spec), imageFolder)
+	}
 	if k := spec.Image.Kernel; k != nil {
 		m.Kernel = &description.Kernel{File: path.Join(imageFolder, k.Source), Cmdline: k.Cmdline}
 		if k.Initrd != "" {
@@ -299,7 +310,7 @@ func (t *Template) newDescription(spec driver.ServerSpec) description.Machine {
 	}
 	for _, v := range spec.Volumes {
 		described := description.Volume{Name: v.Name, ReadOnly: v.ReadOnly, Disk: description.Disk{Folder: path.Join(volumesFolder, v.Name), SizeBytes: v.SizeBytes}}
-		if v.Image != nil {
+		if _, described.MustExist = made[v.Name]; !described.MustExist && v.Image != nil {
 			describeImage(&described.Disk, *v.Image, path.Join(volumeImageFolder, v.Name))
 		}
 		m.Volumes = append(m.Volumes, described)

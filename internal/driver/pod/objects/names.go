@@ -5,6 +5,8 @@ package objects
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -58,6 +60,9 @@ const (
 	AnnotationReadiness = "cloudnative.tw/readiness"
 	// AnnotationEviction, on a pod, is EvictionBlock while a PodDisruptionBudget refuses evictions.
 	AnnotationEviction = "cloudnative.tw/eviction"
+	// AnnotationLabels, on a pod, names the labels that it has from its VirtualMachine, separated by
+	// commas: others are not Drover's to remove.
+	AnnotationLabels = "cloudnative.tw/labels"
 	// AnnotationPaused, on a pod, is set from before its guest is paused until it was resumed.
 	AnnotationPaused = "cloudnative.tw/paused"
 )
@@ -102,14 +107,48 @@ func Selector(clusterID string, uids ...types.UID) string {
 
 // Labels returns those of every object of a server: the VirtualMachine's, and Drover's own.
 func (t *Template) Labels(spec driver.ServerSpec) map[string]string {
-	all := map[string]string{}
-	for key, value := range spec.Labels {
-		if !strings.HasPrefix(key, prefix) {
-			all[key] = value
-		}
-	}
+	all := inherited(spec.Labels)
 	all[LabelCluster], all[LabelUID], all[LabelName] = t.ClusterID, string(spec.UID), spec.Name
 	return all
+}
+
+// inherited returns the labels of a VirtualMachine that its pod has, too.
+func inherited(labels map[string]string) map[string]string {
+	all := maps.Clone(labels)
+	maps.DeleteFunc(all, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
+	if all == nil {
+		all = map[string]string{}
+	}
+	return all
+}
+
+// HasLabels reports whether a pod has the labels of its VirtualMachine, and none that this had before.
+func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
+	wanted := inherited(ofVM)
+	for key, value := range wanted {
+		if p.Labels[key] != value {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(labelsFromVM(p), func(key string) bool { _, has := wanted[key]; return !has })
+}
+
+// SetLabels gives a pod the labels of the spec in place of those that it has from an earlier one.
+func (t *Template) SetLabels(p *corev1.Pod, spec driver.ServerSpec) {
+	for _, key := range labelsFromVM(p) {
+		delete(p.Labels, key)
+	}
+	for key, value := range t.Labels(spec) {
+		metav1.SetMetaDataLabel(&p.ObjectMeta, key, value)
+	}
+	delete(p.Annotations, AnnotationLabels)
+	if keys := slices.Sorted(maps.Keys(inherited(spec.Labels))); len(keys) > 0 {
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationLabels, strings.Join(keys, ","))
+	}
+}
+
+func labelsFromVM(p *corev1.Pod) []string {
+	return strings.FieldsFunc(p.Annotations[AnnotationLabels], func(r rune) bool { return r == ',' })
 }
 
 // newMeta returns the metadata of an object that is about to be created.
