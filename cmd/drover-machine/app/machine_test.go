@@ -93,6 +93,30 @@ func TestGracePeriod(t *testing.T) {
 	g.wantEnd(t, 6, "Forced", "interrupted again")
 }
 
+// TestKilledWhileItStops checks that the termination message of a program that is killed before its guest has
+// shut down, as at the end of a short grace period, says that its end was requested.
+func TestKilledWhileItStops(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, true)
+	h.described.GracePeriodSeconds = 600
+	g := h.begin(t, "drover guest 1 A")
+	g.signal(t, syscall.SIGTERM)
+	g.waitFor(t, "Pressing the power button")
+	qemu := g.qemu()
+	g.signal(t, syscall.SIGKILL)
+	<-g.ended
+	if err := syscall.Kill(qemu, syscall.SIGKILL); err != nil { // a container would do that
+		t.Fatal(err)
+	}
+	framework.Eventually(t, patience, "QEMU has ended", func() error {
+		if pid := g.qemu(); pid != 0 {
+			return fmt.Errorf("there is %d", pid)
+		}
+		return nil
+	})
+	g.wantEnd(t, -1, "Killed", "before its guest had shut down")
+}
+
 // TestReadersGone checks that a guest outlives whoever reads its console and the log.
 func TestReadersGone(t *testing.T) {
 	t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -19,10 +20,14 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// nodeServer serves the nodes of an API server: node off, which has the taint out-of-service, and node
-// broken, whose read fails, as do lists if failLists is set.
+// nodeServer serves the nodes of an API server: node ready, node off, which has the taint out-of-service, and
+// node broken, whose read fails, as do lists if failLists is set.
 type nodeServer struct {
 	failLists bool
 	asked     atomic.Int32
@@ -38,6 +43,10 @@ func (s *nodeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(off)
 	case name == "nodes" && !s.failLists:
 		_ = json.NewEncoder(w).Encode(corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, Items: []corev1.Node{off}})
+	case name == "ready":
+		ready := corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "ready"}}
+		ready.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		_ = json.NewEncoder(w).Encode(ready)
 	case name == "nodes", name == "broken":
 		w.WriteHeader(http.StatusInternalServerError)
 	default:
@@ -86,6 +95,52 @@ func TestNodesOfLists(t *testing.T) {
 				if got := all[n].AssertedEnd(); (got != nil) != want {
 					t.Errorf("the pod of node %q has the end %+v, want one: %t", nodes[n], got, want)
 				}
+			}
+		})
+	}
+}
+
+// TestLostNodes checks which servers a complete list reports as of a node that does not report, and that an
+// operator's taint counts for them although it has not deleted their pods, which may tolerate it.
+func TestLostNodes(t *testing.T) {
+	t.Parallel()
+	api := httptest.NewServer(&nodeServer{})
+	t.Cleanup(api.Close)
+	client := corev1client.NewForConfigOrDie(&rest.Config{Host: api.URL, QPS: -1})
+	running := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	copying := running
+	copying.Started = new(false)
+	waiting := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}
+	cutOff := []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}
+	for name, c := range map[string]struct {
+		node       string
+		status     corev1.ContainerStatus
+		conditions []corev1.PodCondition
+		want       driver.State
+		isLost     bool
+		hasEnded   bool // as asserted
+	}{
+		"runs":                            {"ready", running, nil, driver.StateRunning, false, false},
+		"runs, cut off":                   {"ready", running, cutOff, driver.StateRunning, true, false},
+		"runs, cut off, its node is gone": {"gone", running, cutOff, driver.StateRunning, true, false},
+		"runs, on a node out of service":  {"off", running, cutOff, driver.StateStopped, false, true},
+		"copies":                          {"ready", copying, nil, driver.StateStarting, false, false},
+		"copies, its node is gone":        {"gone", copying, nil, driver.StateStarting, true, false},
+		"waits, its node is gone":         {"gone", waiting, nil, driver.StateStarting, true, false},
+		"waits, its node is not read":     {"broken", waiting, nil, driver.StateStarting, false, false},
+		"waits, on a node out of service": {"off", waiting, nil, driver.StateStopped, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := &Reader{Client: client, Clock: clock.RealClock{}, Log: logr.Discard(), LastStatus: func(types.UID) (control.Status, bool) { return control.Status{}, false }}
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "pod"}, Spec: corev1.PodSpec{NodeName: c.node, Containers: []corev1.Container{{Name: objects.ContainerName}}}}
+			p.Status.ContainerStatuses, p.Status.Conditions = []corev1.ContainerStatus{c.status}, c.conditions
+			i := &Instance{reader: r, UID: "vm", Pod: p}
+			r.readNodes(t.Context(), []*Instance{i}, true)
+			s := i.Server()
+			saysLost := strings.Contains(s.Progress+fmt.Sprint(s.Err), "node "+c.node+" does not report")
+			if s.State != c.want || saysLost != c.isLost || s.HostLost != (c.isLost && c.want == driver.StateRunning) || (i.AssertedEnd() != nil) != c.hasEnded {
+				t.Errorf("it is %+v, want %s, lost %t, ended %t", s, c.want, c.isLost, c.hasEnded)
 			}
 		})
 	}
