@@ -62,12 +62,15 @@ type observation struct {
 // pass could not report. written is set if this pass has just written vm.
 func (r *Reconciler) gather(ctx context.Context, vm *api.VirtualMachine, written bool) *reconciliation {
 	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), baseLive: written}
+	if r.Inventory != nil {
+		r.Inventory.BeginEpoch(r.Epoch())
+	}
 	p.observeCached()
 	if p.isDoubtful() {
-		_ = p.observeLive(ctx)  // the observation has the error
-		p.observed.live = false // what confirms a step is read after the object
+		_ = p.observeLive(ctx) // the observation has the error
 	}
-	// No server can exist before the first binding, so there is nothing to query live.
+	// What confirms a step is read after the object, so this answer does not count as live. No server can
+	// exist before the first binding, so there is nothing to query live.
 	p.observed.live = written && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
 	if left := r.writes.findUnreported(vm); left != nil {
 		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
@@ -108,7 +111,6 @@ func (p *reconciliation) isDoubtful() bool {
 	if inv == nil || observed.Answer == inventory.Unknown || policy.IsOtherEngine(p.vm, observed.EngineID) {
 		return false
 	}
-	inv.BeginEpoch(p.r.Epoch())
 	return inv.IsOld(p.vm.UID) && !policy.IsAsReported(p.vm.Status.Server, observed)
 }
 

@@ -136,11 +136,16 @@ func (i *Inventory) setEngine(id string) (replaced bool) {
 	return true
 }
 
-// markReachable makes the cache's answers known. It announces that even if only the event
-// stream had closed: while it could not be reopened, a pass may have reported an outage.
+// shortGap is how long an event stream may have been closed without that being worth a look at every VM. A pass
+// that found the engine unreachable then waits for longer before it reports that.
+const shortGap = time.Second
+
+// markReachable makes the cache's answers known. It announces that even if only the event stream had
+// closed, unless it was reopened soon: a pass may have reported an outage meanwhile.
 func (i *Inventory) markReachable() {
 	i.mu.Lock()
-	announce := !i.known
+	wasShort := !i.failed && !i.downSince.IsZero() && i.Clock.Since(i.downSince) < shortGap
+	announce := !i.known && !wasShort
 	i.known = true
 	if i.failed {
 		i.backSince = i.Clock.Now()

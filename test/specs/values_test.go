@@ -207,7 +207,8 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 // runc may fail to freeze a container, and a machine may not start in time. Drover tries again. It
 // does not wait for what a spec is to wait for.
 func (s *suite) awaitRetry(name string, vm *api.VirtualMachine, err error, isToWait func(*api.VirtualMachine) bool) (*api.VirtualMachine, error) {
-	if err != nil || outcome(vm) != waits || isToWait(vm) {
+	hasFailed := slices.Contains([]string{api.ReasonOperationFailed, api.ReasonExhausted}, vm.Status.Reason)
+	if err != nil || outcome(vm) != waits || isToWait(vm) || !hasFailed {
 		return vm, err
 	}
 	s.count("engine failed")

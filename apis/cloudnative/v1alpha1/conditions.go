@@ -120,11 +120,12 @@ const (
 	ReasonPodLost = "PodLost"
 	// ReasonLaterEpoch means that an object of the server has the epoch of a later leader.
 	ReasonLaterEpoch = "LaterEpoch"
-	// ReasonQuotaExceeded, ReasonForbidden and ReasonNamespaceTerminating mean that the
-	// cluster refuses an object of the server.
+	// ReasonQuotaExceeded, ReasonForbidden, ReasonNamespaceTerminating and
+	// ReasonObjectRefused mean that the cluster refuses an object of the server.
 	ReasonQuotaExceeded        = "QuotaExceeded"
 	ReasonForbidden            = "Forbidden"
 	ReasonNamespaceTerminating = "NamespaceTerminating"
+	ReasonObjectRefused        = "ObjectRefused"
 	// ReasonPortConflict means that a hostPort is taken.
 	ReasonPortConflict = "PortConflict"
 	// ReasonDuplicate means that two servers carry the VirtualMachine's UID.

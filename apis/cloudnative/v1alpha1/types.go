@@ -158,6 +158,8 @@ type VirtualMachineSpec struct {
 	// - OnFailure: it is started again unless it ended successfully (exit code 0,
 	//   or a guest that shut down).
 	// - Never: it stays off.
+	// A server that its host has ended, such as by a drain, or that never ran, is
+	// started again in any case.
 	// +default="Always"
 	// +optional
 	RestartPolicy RestartPolicy `json:"restartPolicy,omitempty"`

@@ -225,6 +225,30 @@ func TestChecksumOfFile(t *testing.T) {
 	}
 }
 
+// TestMustExist checks that no disk is made in the place of one that an earlier run has made, and that one
+// which is there is used without its image.
+func TestMustExist(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, false)
+	image := h.described.RootDisk.Image
+	h.described.RootDisk.MustExist, h.described.RootDisk.Image = true, ""
+	g := h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", "was made by an earlier run, and is not there")
+	if left, err := os.ReadDir(h.described.RootDisk.Folder); err != nil || len(left) > 0 {
+		t.Errorf("it has left %v, %v", left, err)
+	}
+	for _, c := range []struct {
+		mustExist     bool
+		image, banner string
+	}{{false, image, "drover guest 1 A"}, {true, "", "drover guest 2 A"}} {
+		h.described.RootDisk.MustExist, h.described.RootDisk.Image = c.mustExist, c.image
+		g := h.begin(t, c.banner)
+		g.signal(t, syscall.SIGTERM)
+		g.wantEnd(t, 0, "Completed", "")
+	}
+}
+
 // TestTLS checks that an image by https:// comes from a server that this host trusts alone.
 func TestTLS(t *testing.T) {
 	t.Parallel()

@@ -106,6 +106,10 @@ var reasons = map[string]Advice{
 		Need: Person, Means: "The cluster refuses an object of the server: by Pod Security, an admission webhook, or because the controller lacks a right.",
 		Do: "The message above has the cluster's words. See \"Rights\" in docs/cluster-operations.md.",
 	},
+	api.ReasonObjectRefused: {
+		Need: Person, Means: "The cluster refuses an object of the server: an admission policy or webhook, a LimitRange, or what the spec asks for.",
+		Do: "The message above has the cluster's words. Drover tries again by itself, which helps once a policy has changed. Otherwise: {kubectl} edit vm {vm}",
+	},
 	api.ReasonNamespaceTerminating: {Need: Time, Means: "The namespace is being deleted, so nothing is created in it."},
 	api.ReasonUnknownDriver: {
 		Need: Person, Means: "spec.driver names no driver that runs here.",
@@ -204,7 +208,7 @@ var events = map[string]Advice{
 		Do: "Look at what it printed before its end.",
 	},
 	api.EventDisrupted: {
-		Need: Time, Means: "Others than Drover and the guest have ended the server's run, or end it. Drover starts it again as its restart policy says.",
+		Need: Time, Means: "Something other than Drover and the guest ends or has ended the run: an eviction, a preemption, a deletion of the pod. Drover starts the server again, whatever its restart policy.",
 		Do: "The message says what was seen. For a VM that a drain is not to end, set evictionPolicy to Block.",
 	},
 	api.EventOrphanFound:    {Need: Person, Means: "A server without a VM was found.", Do: "Remove it on the engine's host if it is not needed."},

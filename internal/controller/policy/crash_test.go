@@ -78,7 +78,7 @@ func TestEndText(t *testing.T) {
 		"the server ended with code 2":                                             {Exit: &driver.Exit{Code: 2}},
 		"the server ended with code 3":                                             {Exit: &driver.Exit{Code: 3, Reason: "Error"}},
 		"the server ended with code 0, and the pod was evicted":                    {Exit: &driver.Exit{Reason: "Completed"}, Disruption: "the pod was evicted"},
-		"the server ended with code 137 (StoppedByForce), and the pod was deleted": {Exit: &driver.Exit{Code: 137, Reason: "StoppedByForce"}, Disruption: "the pod was deleted"},
+		"the server ended with code 6 (Forced), and the pod was deleted": {Exit: &driver.Exit{Code: 6, Reason: "Forced", StopRequested: true}, Disruption: "the pod was deleted"},
 	} {
 		if got := EndText(server); got != want {
 			t.Errorf("got %q, want %q", got, want)

@@ -60,6 +60,8 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// - OnFailure: it is started again unless it ended successfully (exit code 0,
 	// or a guest that shut down).
 	// - Never: it stays off.
+	// A server that its host has ended, such as by a drain, or that never ran, is
+	// started again in any case.
 	RestartPolicy *cloudnativev1alpha1.RestartPolicy `json:"restartPolicy,omitempty"`
 	// restartedAt restarts the server once each time its value changes. Use the
 	// current time, for example 2026-01-31T12:00:00Z. A value that is set at
