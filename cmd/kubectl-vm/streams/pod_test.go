@@ -5,6 +5,7 @@ package streams
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -94,7 +95,9 @@ func TestPodPort(t *testing.T) {
 	over := make(chan error)
 	go func() { over <- c.ConnectPort(ctx, "blue", "web", 22, connectionOf(typed, io.Discard)) }()
 	leave()
-	<-over
+	if err := <-over; !errors.Is(err, context.Canceled) {
+		t.Errorf("a connection that its user has left ends with %v", err)
+	}
 }
 
 func connectionOf(from io.Reader, to io.Writer) io.ReadWriter {

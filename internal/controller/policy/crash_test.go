@@ -73,11 +73,11 @@ func TestFailedStartIsNoShortRun(t *testing.T) {
 
 func TestEndText(t *testing.T) {
 	for want, server := range map[string]driver.Server{
-		"the server ended by itself with code 0":                                   {Exit: &driver.Exit{Reason: "Completed"}},
-		"the server ended with code 137 (OOMKilled)":                               {Exit: &driver.Exit{Code: 137, Reason: "OOMKilled"}},
-		"the server ended with code 2":                                             {Exit: &driver.Exit{Code: 2}},
-		"the server ended with code 3":                                             {Exit: &driver.Exit{Code: 3, Reason: "Error"}},
-		"the server ended with code 0, and the pod was evicted":                    {Exit: &driver.Exit{Reason: "Completed"}, Disruption: "the pod was evicted"},
+		"the server ended by itself with code 0":                         {Exit: &driver.Exit{Reason: "Completed"}},
+		"the server ended with code 137 (OOMKilled)":                     {Exit: &driver.Exit{Code: 137, Reason: "OOMKilled"}},
+		"the server ended with code 2":                                   {Exit: &driver.Exit{Code: 2}},
+		"the server ended with code 3":                                   {Exit: &driver.Exit{Code: 3, Reason: "Error"}},
+		"the server ended with code 0, and the pod was evicted":          {Exit: &driver.Exit{Reason: "Completed"}, Disruption: "the pod was evicted"},
 		"the server ended with code 6 (Forced), and the pod was deleted": {Exit: &driver.Exit{Code: 6, Reason: "Forced", StopRequested: true}, Disruption: "the pod was deleted"},
 	} {
 		if got := EndText(server); got != want {

@@ -42,11 +42,10 @@ func (s *server) images(t *testing.T) (all []string) {
 }
 
 // TestMadeDisks checks that the pods after the first one that ran neither make the disks again nor need
-// their images, and that a root disk keeps its image, whatever the spec says.
+// their images.
 func TestMadeDisks(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	s := newWorld(t).newServer(t, "web")
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20, Image: &driver.Image{Source: "oci://registry.example/data:1"}}}
 	s.reach(t, driver.StateRunning)
 	if d := s.described(t); d.RootDisk.MustExist || d.Volumes[0].MustExist || len(s.images(t)) != 2 {
@@ -58,6 +57,15 @@ func TestMadeDisks(t *testing.T) {
 	if !d.RootDisk.MustExist || !d.Volumes[0].MustExist || d.Volumes[1].MustExist || d.RootDisk.Image != "" || len(s.images(t)) > 0 {
 		t.Errorf("the second pod has %+v and %+v, with images %v", d.RootDisk, d.Volumes, s.images(t))
 	}
+	s.deleteAll(t)
+}
+
+// TestImageOfMadeDisk checks that a root disk keeps the image that it was made from, whatever the spec says,
+// while a kernel comes from the one that the spec names.
+func TestImageOfMadeDisk(t *testing.T) {
+	t.Parallel()
+	s := newWorld(t).newServer(t, "web")
+	s.reach(t, driver.StateRunning)
 	s.Image.Source = "oci://registry.example/boot:2"
 	got := s.reach(t, driver.StateRunning)
 	if got.Refused == nil || got.Refused.Reason != driver.ReasonImageImmutable || !strings.Contains(got.Refused.Message, "boot:1") || len(got.Pending) > 0 {

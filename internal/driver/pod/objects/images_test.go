@@ -69,7 +69,7 @@ func TestTaggedImages(t *testing.T) {
 // TestRefusedImages checks that an image that no pod can get is refused with what is allowed.
 func TestRefusedImages(t *testing.T) {
 	t.Parallel()
-	const url, checksum = "https://u:secret@images.example/debian.qcow2?secret", "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+	const url, checksum = "https://images.example/debian.qcow2?secret", "sha256:0000000000000000000000000000000000000000000000000000000000000000"
 	for name, c := range map[string]struct {
 		image driver.Image
 		kind  error
