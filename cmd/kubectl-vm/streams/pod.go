@@ -57,24 +57,28 @@ func (c *Client) podURL(namespace string, s streams.Stream, query url.Values) *u
 }
 
 // connectPodPort copies between conn and a TCP port of the pod, by the protocol of kubectl port-forward,
-// until the other end has sent all or the connection is lost. It may use conn for a while after ctx has
-// ended.
+// until the other end has sent all or the connection is lost. After ctx has ended it may use conn until
+// that is closed: the library neither dials nor opens a stream with a context.
 func (c *Client) connectPodPort(ctx context.Context, u *url.URL, port string, conn io.ReadWriter) error {
 	dialer, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, c.config)
 	if err != nil {
 		return err
 	}
-	tunnel, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
-	if err != nil {
-		return c.describePodEnd(err)
-	}
-	defer func() { _ = tunnel.Close() }()
 	over := make(chan error, 1)
-	go func() { over <- copyPort(tunnel, port, conn) }()
+	go func() {
+		tunnel, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+		if err != nil {
+			over <- c.describePodEnd(err)
+			return
+		}
+		defer context.AfterFunc(ctx, func() { _ = tunnel.Close() })()
+		defer func() { _ = tunnel.Close() }()
+		over <- copyPort(tunnel, port, conn)
+	}()
 	select {
 	case err = <-over:
 		return err
-	case <-ctx.Done(): // the library waits for up to 30 s for a stream that is being opened
+	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }

@@ -100,6 +100,30 @@ func TestPodPort(t *testing.T) {
 	}
 }
 
+// TestPodPortOfSilentServer checks that a person can leave while an API server does not answer.
+func TestPodPortOfSilentServer(t *testing.T) {
+	t.Parallel()
+	asked, release := make(chan struct{}), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		close(asked)
+		<-release
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(func() { close(release) })
+	c, err := ForPod(&rest.Config{Host: server.URL}, "web-1a2b3c4d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		leave()
+	}()
+	if err := c.ConnectPort(ctx, "blue", "web", 22, connectionOf(strings.NewReader(""), io.Discard)); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ends with %v", err)
+	}
+}
+
 func connectionOf(from io.Reader, to io.Writer) io.ReadWriter {
 	return struct {
 		io.Reader
