@@ -24,19 +24,19 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "crash points, fake", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Cases: 2, Pairs: 4}, lab.SizeDefault: {Cases: 5, Pairs: 20}, lab.SizeFull: {Pairs: 1000},
+			lab.SizeShort: {Cases: 2, Pairs: 4}, lab.SizeDefault: {Cases: 3, Pairs: 10}, lab.SizeFull: {Pairs: 1000},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "crash points, docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewDocker()},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 3, Pairs: 4}, lab.SizeFull: {Pairs: 100},
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 2, Pairs: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "crash points, qemu", Parallel: 4, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 3, Pairs: 4}, lab.SizeFull: {Pairs: 100},
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 2, Pairs: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -44,33 +44,33 @@ var kinds = []lab.Kind{
 			crash.Pair{Engine: lab.Fake{}, Second: lab.NewDocker()}, crash.Pair{Engine: lab.NewDocker(), Second: lab.NewQEMU()},
 		},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Cases: 4}, lab.SizeFull: {Pairs: 100},
+			lab.SizeDefault: {Cases: 2}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Answers,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 6}, lab.SizeFull: {Workloads: running},
+			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 3}, lab.SizeFull: {Workloads: running},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
+			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "engine, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Away, outside.Exchanged, outside.Restored),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 8}, lab.SizeFull: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 4}, lab.SizeFull: {Workloads: bound},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "two leaders, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Faults: crash.Outside(outside.Superseded),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -83,20 +83,20 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, docker", Parallel: 8, InTurn: true, Engines: []lab.Engine{lab.NewDocker()}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 4}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, qemu", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 3}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "engine, docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewDocker()},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Renamed, outside.Away, outside.Exchanged, outside.Copied),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 4}, lab.SizeFull: {Workloads: bound, EachPoint: true}, lab.SizeExhaustive: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 2}, lab.SizeFull: {Workloads: bound, EachPoint: true}, lab.SizeExhaustive: {Workloads: bound},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -110,32 +110,32 @@ var kinds = []lab.Kind{
 		Name: "engine, qemu", Parallel: 4, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Suspended, outside.Away, outside.Exchanged, outside.Restored),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 3}, lab.SizeFull: {Workloads: bound, EachPoint: true}, lab.SizeExhaustive: {Workloads: bound},
+			lab.SizeDefault: {Workloads: bound, Cases: 2}, lab.SizeFull: {Workloads: bound, EachPoint: true}, lab.SizeExhaustive: {Workloads: bound},
 		},
 	}),
 	crash.RestKind("rest", []lab.Engine{lab.Fake{}, lab.NewDocker(), lab.NewQEMU()}),
 	apifaults.Kind(apifaults.Settings{
 		Name: "watch events", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.WatchEvents,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: lively, Cases: 4}, lab.SizeFull: {Workloads: lively},
+			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: lively, Cases: 2}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.Kind(apifaults.Settings{
 		Name: "old lists", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.OldLists,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 3}, lab.SizeFull: {Workloads: lively},
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 2}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.Kind(apifaults.Settings{
 		Name: "clock of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.ClockSteps,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 4}, lab.SizeFull: {Workloads: lively},
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 2}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.SecondServerKind(apifaults.Settings{
 		Name: "second API server", Parallel: 16, Engines: []lab.Engine{lab.Fake{}},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 4}, lab.SizeFull: {Workloads: lively},
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 2}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.EtcdKind("etcd"),

@@ -74,6 +74,7 @@ type convergence struct {
 	*writer
 	driver *Driver
 	spec   driver.ServerSpec
+	digests objects.Digests
 	// secret is that of the pod if this call has made it.
 	secret *corev1.Secret
 	// budget is the server's, if it has one, and hasNoBudget is set if its record is to go.
@@ -103,6 +104,9 @@ func (c *convergence) begin(ctx context.Context) error {
 		return err
 	}
 	c.noteMade()
+	if err := c.digestSecrets(ctx); err != nil {
+		return err
+	}
 	exists := c.Exists()
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.ID() || !exists):
@@ -121,6 +125,15 @@ func (c *convergence) begin(ctx context.Context) error {
 		return err
 	}
 	return c.driver.Objects.CheckSpec(c.spec)
+}
+
+// digestSecrets finds out what stands for the secret texts of the spec.
+func (c *convergence) digestSecrets(ctx context.Context) (err error) {
+	if c.digests.UserData, err = c.driver.machines.Digest(ctx, c.UID, c.spec.UserData); err != nil {
+		return err
+	}
+	c.digests.NetworkData, err = c.driver.machines.Digest(ctx, c.UID, c.spec.NetworkData)
+	return err
 }
 
 // checkIdentity refuses objects other than those that the VirtualMachine's status has recorded. A
@@ -348,7 +361,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	}
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Made: c.madeDisks(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
+	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
 		return err
 	}
@@ -385,7 +398,7 @@ func (c *convergence) isOutdated() bool { return len(c.pendingFields()) > 0 }
 // pendingFields names the fields of the spec that wait for the next pod. Another image than that of a disk
 // which was made is none: see refusedImage.
 func (c *convergence) pendingFields() []string {
-	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec)
+	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec, c.digests)
 	if has.Kernel == nil && wants.Kernel == nil && c.isRootMade() {
 		wants.Image, wants.Checksum = has.Image, has.Checksum
 	}

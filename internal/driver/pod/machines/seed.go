@@ -5,7 +5,11 @@ package machines
 
 import (
 	"context"
+	"crypto/hkdf"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,15 +32,40 @@ const (
 // NewEnd returns the files of the machine's end, for a machine that is about to be made. It makes
 // the seed if there is none.
 func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map[string][]byte, error) {
-	seed, err := m.readSeed(ctx)
-	if apierrors.IsNotFound(err) {
-		seed, err = m.makeSeed(ctx)
-	}
+	seed, err := m.ensureSeed(ctx)
 	if err != nil {
 		return nil, err
 	}
 	end, _, err := control.DeriveCredentials(seed, string(uid), nonce, m.Clock.Now())
 	return map[string][]byte{control.CAFile: end.CA, control.CertFile: end.Cert, control.KeyFile: end.Key}, err
+}
+
+// Digest tells one secret text of a VirtualMachine from another, "" for none. Without the seed it does not
+// confirm a guess.
+func (m *Machines) Digest(ctx context.Context, uid types.UID, text driver.Secret) (string, error) {
+	if text.IsZero() {
+		return "", nil
+	}
+	seed, err := m.ensureSeed(ctx)
+	if err != nil {
+		return "", err
+	}
+	key, err := hkdf.Key(sha256.New, seed, nil, "drover settings "+string(uid), sha256.Size)
+	if err != nil {
+		return "", err
+	}
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte(text.Reveal()))
+	return hex.EncodeToString(mac.Sum(nil)[:16]), nil
+}
+
+// ensureSeed returns the seed, and makes it if there is none.
+func (m *Machines) ensureSeed(ctx context.Context) ([]byte, error) {
+	seed, err := m.readSeed(ctx)
+	if apierrors.IsNotFound(err) {
+		return m.makeSeed(ctx)
+	}
+	return seed, err
 }
 
 // readSeed returns the seed. It is read once: another one would be that of no machine.

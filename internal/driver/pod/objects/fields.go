@@ -15,25 +15,37 @@ import (
 
 // Settings are what a pod was made from, as AnnotationSettings has them.
 type Settings struct {
+	Digests `json:",inline"`
+
 	CPUMilli    int64  `json:"cpuMilli"`
 	MemoryBytes int64  `json:"memoryBytes"`
 	Image       string `json:"image,omitempty"`
 	Checksum    string `json:"checksum,omitempty"` // of the image
 	// Images are what tags were resolved to.
-	Images      []driver.ResolvedImage `json:"images,omitempty"`
-	Kernel      *driver.Kernel         `json:"kernel,omitempty"`
-	Ports       []driver.Port          `json:"ports,omitempty"`
-	SSHKeys     []string               `json:"sshKeys,omitempty"`
-	UserData    string                 `json:"userData,omitempty"` // digests
-	NetworkData string                 `json:"networkData,omitempty"`
-	Placement   driver.Placement       `json:"placement"`
-	GraceSecs   int64                  `json:"graceSeconds"`
-	Volumes     []volumeSettings       `json:"volumes,omitempty"`
+	Images    []driver.ResolvedImage `json:"images,omitempty"`
+	Kernel    *driver.Kernel         `json:"kernel,omitempty"`
+	Ports     []driver.Port          `json:"ports,omitempty"`
+	SSHKeys   []string               `json:"sshKeys,omitempty"`
+	Placement driver.Placement       `json:"placement"`
+	GraceSecs int64                  `json:"graceSeconds"`
+	Volumes   []volumeSettings       `json:"volumes,omitempty"`
 	// MadeFrom is what the root disk was made from, nil if the pod is to make it.
 	MadeFrom *driver.ResolvedImage `json:"madeFrom,omitempty"`
 	// Disks are those that have PVCs, by name. They may grow during a run.
 	Disks map[string]DiskSettings `json:"disks,omitempty"`
 }
+
+// Digests stand for the texts of a spec that may be secret.
+type Digests struct {
+	UserData    string `json:"userData,omitempty"`
+	NetworkData string `json:"networkData,omitempty"`
+}
+
+// earlierDigest is how long the digests of pods are that an earlier version has made. It is not known what
+// they stand for.
+const earlierDigest = 6
+
+func differsDigest(has, wants string) bool { return has != wants && len(has) != earlierDigest }
 
 // volumeSettings are what waits for a restart of a volume.
 type volumeSettings struct {
@@ -71,11 +83,11 @@ func containerPortName(p *corev1.Pod, port driver.Port) string {
 }
 
 // Settings returns what the pod of a spec is made from, but for its disks.
-func (t *Template) Settings(spec driver.ServerSpec) Settings {
+func (t *Template) Settings(spec driver.ServerSpec, digests Digests) Settings {
 	image := t.rootImage(spec)
 	s := Settings{
 		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image.Source, Checksum: image.Checksum, Kernel: image.Kernel,
-		SSHKeys: spec.SSHKeys, UserData: digest(spec.UserData), NetworkData: digest(spec.NetworkData),
+		SSHKeys: spec.SSHKeys, Digests: digests,
 		Placement: spec.Placement, GraceSecs: graceSeconds(spec),
 	}
 	for _, p := range spec.Ports {
@@ -127,11 +139,11 @@ var fields = driver.Fields[settingsChange]{
 	},
 	{
 		Name: "userData", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.UserData != c.wants.UserData },
+		Differs: func(c settingsChange) bool { return differsDigest(c.has.UserData, c.wants.UserData) },
 	},
 	{
 		Name: "networkData", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
+		Differs: func(c settingsChange) bool { return differsDigest(c.has.NetworkData, c.wants.NetworkData) },
 	},
 	{Name: "ephemeral", Support: driver.AppliedAtCreation},
 	{Name: "storageClassName", Support: driver.AppliedAtCreation},

@@ -138,7 +138,7 @@ func TestDescribedImages(t *testing.T) {
 		}
 		changed := spec
 		changed.Image.Checksum = strings.Replace(checksum, "0", "1", 1)
-		if pending := PendingFields(template.Settings(spec), template.Settings(changed)); !slices.Equal(pending, []string{"image"}) {
+		if pending := PendingFields(template.Settings(spec, Digests{}), template.Settings(changed, Digests{})); !slices.Equal(pending, []string{"image"}) {
 			t.Errorf("after another checksum, these wait for a restart: %v", pending)
 		}
 	}

@@ -4,8 +4,6 @@
 package objects
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"path"
 	"slices"
@@ -63,8 +61,9 @@ func graceSeconds(spec driver.ServerSpec) int64 {
 type Run struct {
 	Nonce string
 	// Images are what tags of images were resolved to.
-	Images []driver.ResolvedImage
-	Disks  map[string]DiskSettings
+	Images  []driver.ResolvedImage
+	Disks   map[string]DiskSettings
+	Digests Digests
 	// Made are the disks that an earlier run has made, by name, with what they were made from.
 	Made   map[string]driver.ResolvedImage
 	Owners []metav1.OwnerReference
@@ -81,7 +80,7 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 	if err != nil {
 		return nil, err
 	}
-	settings := t.Settings(spec)
+	settings := t.Settings(spec, run.Digests)
 	settings.Disks, settings.Images = run.Disks, run.Images
 	if from, isMade := run.Made[RootDisk]; isMade {
 		settings.MadeFrom = &from
@@ -354,15 +353,6 @@ func SecretOf(p *corev1.Pod) string {
 		}
 	}
 	return ""
-}
-
-// digest tells one secret text from another. It is short, so that it does not confirm a guess.
-func digest(s driver.Secret) string {
-	if s.IsZero() {
-		return ""
-	}
-	sum := sha256.Sum256([]byte(s.Reveal()))
-	return hex.EncodeToString(sum[:3])
 }
 
 // NewBudget returns the PodDisruptionBudget that has every eviction of the server refused. A number,
