@@ -43,7 +43,7 @@ func runPod(t *testing.T, name string, node *cluster.Node, volumes ...corev1.Vol
 	t.Helper()
 	var grace int64
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"test": t.Name()}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: testLabel(t)},
 		Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{
 				Name: "probe", Image: cluster.ProbeImage, Command: []string{"/probe", "serve"},
@@ -70,6 +70,12 @@ func runPod(t *testing.T, name string, node *cluster.Node, volumes ...corev1.Vol
 		return err
 	})
 	return pod
+}
+
+// testLabel is the label of a test's pods.
+func testLabel(t *testing.T) map[string]string {
+	t.Helper()
+	return map[string]string{"test": strings.ReplaceAll(t.Name(), "/", ".")}
 }
 
 func deletePod(t *testing.T, name string) {
@@ -138,7 +144,7 @@ func newService(t *testing.T, name string) *corev1.Service {
 	service, err := services.Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.ServiceSpec{
-			Selector: map[string]string{"test": t.Name()},
+			Selector: testLabel(t),
 			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
 		},
 	}, metav1.CreateOptions{})

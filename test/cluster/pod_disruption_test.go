@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -115,13 +116,19 @@ func testTaintOfHealthyNode(t *testing.T, g *guest) {
 // checkShutDown checks that the last run of the guest ended by its own shutdown.
 func (g *guest) checkShutDown(t *testing.T) {
 	t.Helper()
-	claims, err := shared.Client.CoreV1().PersistentVolumeClaims(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
+	if end := g.claim(t).Annotations[objects.AnnotationEnd]; !strings.Contains(end, "Completed") {
+		t.Errorf("%s has ended by %s", g.name, end)
+	}
+}
+
+// claim returns the PersistentVolumeClaim of the guest's disk.
+func (g *guest) claim(t *testing.T) *corev1.PersistentVolumeClaim {
+	t.Helper()
+	claims, err := shared.Client.CoreV1().PersistentVolumeClaims(g.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
 	if err != nil || len(claims.Items) != 1 {
 		t.Fatalf("%s has the claims %v, %v", g.name, claims, err)
 	}
-	if end := claims.Items[0].Annotations["cloudnative.tw/end"]; !strings.Contains(end, "Completed") {
-		t.Errorf("%s has ended by %s", g.name, end)
-	}
+	return &claims.Items[0]
 }
 
 // drain runs kubectl drain. It refuses pods with an emptyDir unless that may go.
@@ -235,15 +242,17 @@ func testElsewhere(t *testing.T, w *podWorld) {
 	addSharedVolume(t, sharedClass, sharedClass)
 	onShared := w.createGuest(t, "shared", func(spec *api.VirtualMachineSpec) { spec.StorageClassName = new(sharedClass) })
 	ephemeral := w.createGuest(t, "ephemeral", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
+	both := []*guest{onShared, ephemeral}
 	for _, tc := range []struct {
-		name string
-		run  func(*testing.T, *guest)
+		name   string
+		run    func(*testing.T, *guest)
+		guests []*guest
 	}{
-		{"drain", testDrainElsewhere},
-		{"out of service", testOutOfService},
-		{"asserted off", testAssertedOff},
+		{"drain", testDrainElsewhere, both},
+		{"out of service", testOutOfService, both},
+		{"asserted off", testAssertedOff, both},
 	} {
-		for _, g := range []*guest{onShared, ephemeral} {
+		for _, g := range tc.guests {
 			if !t.Run(tc.name+", "+g.name, func(t *testing.T) { tc.run(t, g) }) {
 				return
 			}
@@ -345,7 +354,7 @@ func testAssertedOff(t *testing.T, g *guest) {
 		t.Fatal(err)
 	}
 	g.waitLost(t, node)
-	framework.RunKubectl(t, shared.Kubeconfig, "-n", podNamespace, "annotate", "vm", g.name, "--overwrite", api.AnnotationMachineIsOff+"="+string(before.UID))
+	framework.RunKubectl(t, shared.Kubeconfig, "-n", g.namespace, "annotate", "vm", g.name, "--overwrite", api.AnnotationMachineIsOff+"="+string(before.UID))
 	g.waitElsewhere(t, before)
 	next := g.pod(t)
 	if err := node.PowerOn(); err != nil {

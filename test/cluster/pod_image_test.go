@@ -38,8 +38,7 @@ func testWebImage(t *testing.T, w *podWorld) {
 	if _, err := w.vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	g := &guest{podWorld: w, name: vm.Name}
-	t.Cleanup(func() { g.delete(t) })
+	g := w.findGuest(t, vm.Name)
 	framework.Eventually(t, wait, "an event says why it does not start", func() error {
 		events, err := shared.Client.CoreV1().Events(podNamespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + vm.Name})
 		if err != nil {

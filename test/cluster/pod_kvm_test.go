@@ -49,7 +49,7 @@ func testKVM(t *testing.T, w *podWorld) {
 	if _, err := w.vms.Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	waiting := &guest{podWorld: w, name: second.Name}
+	waiting := w.findGuest(t, second.Name)
 	waiting.waitFor(t, framework.HasMessage("Insufficient "+kvm.DefaultResource))
 	waiting.delete(t)
 	g.delete(t)

@@ -58,7 +58,7 @@ func testReadiness(t *testing.T, w *podWorld) {
 }
 
 // createService makes a Service of a guest.
-func createService(t *testing.T, guest string) {
+func createService(t *testing.T, guest string) *corev1.Service {
 	t.Helper()
 	service := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: guest},
@@ -68,7 +68,8 @@ func createService(t *testing.T, guest string) {
 		},
 	}
 	services := shared.Client.CoreV1().Services(podNamespace)
-	if _, err := services.Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
+	service, err := services.Create(t.Context(), service, metav1.CreateOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -76,6 +77,7 @@ func createService(t *testing.T, guest string) {
 			t.Error(err)
 		}
 	})
+	return service
 }
 
 // endpointState is what a Service has become of its only endpoint.

@@ -30,13 +30,22 @@ import (
 
 const podNamespace = "guests"
 
-// podWorld is a namespace with VirtualMachines of driver pod, and a controller for them.
-type podWorld struct {
-	vms    typed.VirtualMachineInterface
+// podController is a controller for all VirtualMachines of the cluster.
+type podController struct {
 	oracle *machineOracle
 	// kubectlVM and binary are the programs kubectl-vm and drover-controller.
 	kubectlVM, binary string
 	controller        *framework.Process
+	// guests are all that were created.
+	guests []*guest
+}
+
+// podWorld is a namespace with VirtualMachines of driver pod.
+type podWorld struct {
+	*podController
+
+	namespace string
+	vms       typed.VirtualMachineInterface
 }
 
 // newPodWorld installs the CRD and starts a controller on this host.
@@ -49,11 +58,7 @@ func newPodWorld(t *testing.T) *podWorld {
 	}
 	framework.RunKubectl(t, shared.Kubeconfig, "apply", "--server-side", "-k", filepath.Join(root, "config", "crd"))
 	framework.RunKubectl(t, shared.Kubeconfig, "apply", "-f", filepath.Join(root, "config", "pod", "assertions.yaml"))
-	w := &podWorld{
-		vms:    versioned.NewForConfigOrDie(shared.Config).CloudnativeV1alpha1().VirtualMachines(podNamespace),
-		oracle: startMachineOracle(t),
-	}
-	createNamespace(t, podNamespace)
+	w := (&podController{oracle: startMachineOracle(t)}).newNamespace(t, podNamespace)
 	dir := t.TempDir()
 	w.binary, w.kubectlVM = filepath.Join(dir, "drover-controller"), filepath.Join(dir, "kubectl-vm")
 	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", root, "build", "-o", dir, "./cmd/drover-controller", "./cmd/kubectl-vm")
@@ -69,10 +74,17 @@ func newPodWorld(t *testing.T) *podWorld {
 	return w
 }
 
-func (w *podWorld) startController(t *testing.T) {
+// newNamespace makes a namespace for VirtualMachines.
+func (c *podController) newNamespace(t *testing.T, name string) *podWorld {
+	t.Helper()
+	createNamespace(t, name)
+	return &podWorld{c, name, versioned.NewForConfigOrDie(shared.Config).CloudnativeV1alpha1().VirtualMachines(name)}
+}
+
+func (c *podController) startController(t *testing.T) {
 	t.Helper()
 	var err error
-	w.controller, err = framework.StartProcess(w.binary, []string{
+	c.controller, err = framework.StartProcess(c.binary, []string{
 		"--kubeconfig=" + shared.Kubeconfig, "--vm-driver=pod", "--pod-machine-image=" + machineImage, "--pod-assertions", "--leader-elect=false",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0",
 	}, nil)
@@ -90,7 +102,8 @@ func createNamespace(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := shared.Client.CoreV1().Namespaces().Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
+		err := shared.Client.CoreV1().Namespaces().Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
 	})
@@ -99,7 +112,9 @@ func createNamespace(t *testing.T, name string) {
 // guest is a VirtualMachine of the test's Linux guest.
 type guest struct {
 	*podWorld
+
 	name string
+	uid  types.UID
 	// boots is how often it was booted on its disk, as it counts itself there.
 	boots int
 }
@@ -107,7 +122,15 @@ type guest struct {
 // createGuest creates a VirtualMachine and waits until its guest answers.
 func (w *podWorld) createGuest(t *testing.T, name string, change func(*api.VirtualMachineSpec)) *guest {
 	t.Helper()
-	vm := framework.NewVM(name).Namespace(podNamespace).Driver("pod").
+	g := w.requestGuest(t, name, change)
+	g.waitRun(t, "")
+	return g
+}
+
+// requestGuest creates a VirtualMachine, which is deleted at the end of the test.
+func (w *podWorld) requestGuest(t *testing.T, name string, change func(*api.VirtualMachineSpec)) *guest {
+	t.Helper()
+	vm := framework.NewVM(name).Namespace(w.namespace).Driver("pod").
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "192Mi").Resource(api.ResourceRootDisk, "64Mi").
 		Port("http", 80, 0).GracePeriod(60).Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Image = &api.Image{
@@ -119,20 +142,35 @@ func (w *podWorld) createGuest(t *testing.T, name string, change func(*api.Virtu
 	if _, err := w.vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	g := &guest{podWorld: w, name: name}
+	return w.findGuest(t, name)
+}
+
+// findGuest returns the guest of a VirtualMachine that exists.
+func (w *podWorld) findGuest(t *testing.T, name string) *guest {
+	t.Helper()
+	vm, err := w.vms.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &guest{podWorld: w, name: name, uid: vm.UID}
+	w.guests = append(w.guests, g)
 	t.Cleanup(func() { g.delete(t) })
-	g.waitRun(t, "")
 	return g
 }
 
+// delete deletes the VirtualMachine and waits until it is gone.
 func (g *guest) delete(t *testing.T) {
 	t.Helper()
-	ctx := context.WithoutCancel(t.Context())
-	if err := g.vms.Delete(ctx, g.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := g.vms.Delete(context.WithoutCancel(t.Context()), g.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Error(err)
 	}
+	g.waitGone(t)
+}
+
+func (g *guest) waitGone(t *testing.T) {
+	t.Helper()
 	framework.Eventually(t, wait, g.name+" is gone", func() error {
-		vm, err := g.vms.Get(ctx, g.name, metav1.GetOptions{})
+		vm, err := g.vms.Get(context.WithoutCancel(t.Context()), g.name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there: %s, %w", framework.FormatStatus(vm), err)
 		}
@@ -193,7 +231,7 @@ func (g *guest) waitFor(t *testing.T, checks ...framework.VMCheck) (vm *api.Virt
 // findPod returns the guest's pod, or nil.
 func (g *guest) findPod(t *testing.T) (*corev1.Pod, error) {
 	t.Helper()
-	pods, err := shared.Client.CoreV1().Pods(podNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
+	pods, err := shared.Client.CoreV1().Pods(g.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
 	switch {
 	case err != nil:
 		return nil, err
@@ -288,6 +326,12 @@ func getFromHost(t *testing.T, url string) (string, error) {
 func (g *guest) checkUndisturbed(t *testing.T, before *corev1.Pod) {
 	t.Helper()
 	g.waitFor(t, users.CheckApplied)
+	g.checkRunsIn(t, before)
+}
+
+// checkRunsIn checks that the guest runs in the pod that it had, without another boot.
+func (g *guest) checkRunsIn(t *testing.T, before *corev1.Pod) {
+	t.Helper()
 	if pod := g.pod(t); pod.UID != before.UID || pod.DeletionTimestamp != nil {
 		t.Errorf("%s has pod %s, deleted %v, want %s", g.name, pod.UID, pod.DeletionTimestamp, before.UID)
 	}
@@ -312,6 +356,7 @@ func TestPodDriver(t *testing.T) {
 	if second := g.pod(t); second.UID == first.UID {
 		t.Errorf("the pod is %s as before", second.UID)
 	}
+	t.Run("service", func(t *testing.T) { testService(t, g) })
 	t.Run("image of a web server", func(t *testing.T) { testWebImage(t, w) })
 	if cluster.IsFull() {
 		t.Run("readiness", func(t *testing.T) { testReadiness(t, w) })
@@ -321,11 +366,12 @@ func TestPodDriver(t *testing.T) {
 	if cluster.IsFull() {
 		testDisruptions(t, g)
 	}
+	g.blockEviction(t)
 	g.delete(t)
-	checkNoGuestLeft(t)
+	w.checkNoGuestLeft(t)
 	if cluster.IsFull() {
-		testElsewhere(t, w)
-		checkNoGuestLeft(t)
+		t.Run("elsewhere", func(t *testing.T) { testElsewhere(t, w) })
+		w.checkNoGuestLeft(t)
 	}
 }
 
@@ -377,20 +423,4 @@ func testForeigners(t *testing.T, g *guest) {
 	if err != nil || claim.DeletionTimestamp != nil || claim.Annotations["cloudnative.tw/run"] != string(pod.UID) {
 		t.Errorf("the claim of another namespace is %+v: %v", claim, err)
 	}
-}
-
-// checkNoGuestLeft checks that nothing is left of deleted VirtualMachines.
-func checkNoGuestLeft(t *testing.T) {
-	t.Helper()
-	framework.Eventually(t, wait, "nothing is left", func() error {
-		core, all := shared.Client.CoreV1(), metav1.ListOptions{LabelSelector: "cloudnative.tw/uid"}
-		pods, err1 := core.Pods(podNamespace).List(t.Context(), all)
-		claims, err2 := core.PersistentVolumeClaims(podNamespace).List(t.Context(), all)
-		secrets, err3 := core.Secrets(podNamespace).List(t.Context(), all)
-		err := errors.Join(err1, err2, err3)
-		if err == nil && len(pods.Items)+len(claims.Items)+len(secrets.Items) > 0 {
-			err = fmt.Errorf("%d pods, %d PVCs and %d Secrets are left", len(pods.Items), len(claims.Items), len(secrets.Items))
-		}
-		return err
-	})
 }

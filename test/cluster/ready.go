@@ -53,12 +53,14 @@ func (c *Cluster) checkUsable(ctx context.Context) error {
 
 // addStorage adds a StorageClass and volumes for it.
 func (c *Cluster) addStorage(ctx context.Context) error {
-	mode := storagev1.VolumeBindingWaitForFirstConsumer
+	mode, expands := storagev1.VolumeBindingWaitForFirstConsumer, true
 	class := &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: StorageClass, Annotations: map[string]string{"storageclass.kubernetes.io/is-default-class": "true"},
 		},
 		Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: &mode,
+		// A claim may grow up to its volume, which is larger than most.
+		AllowVolumeExpansion: &expands,
 	}
 	if _, err := c.Client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 		return err
