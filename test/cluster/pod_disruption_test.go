@@ -239,8 +239,7 @@ func testNodeDeleted(t *testing.T, g *guest) {
 // testElsewhere disrupts guests that can be started on another node: one with storage that all nodes
 // reach, and one without a disk that is kept.
 func testElsewhere(t *testing.T, w *podWorld) {
-	addSharedVolume(t, sharedClass, sharedClass)
-	onShared := w.createGuest(t, "shared", func(spec *api.VirtualMachineSpec) { spec.StorageClassName = new(sharedClass) })
+	onShared := w.createWriter(t, "shared")
 	ephemeral := w.createGuest(t, "ephemeral", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
 	both := []*guest{onShared, ephemeral}
 	for _, tc := range []struct {
@@ -253,12 +252,15 @@ func testElsewhere(t *testing.T, w *podWorld) {
 		{"asserted off", testAssertedOff, both},
 	} {
 		for _, g := range tc.guests {
+			g.noteRounds(t)
 			if !t.Run(tc.name+", "+g.name, func(t *testing.T) { tc.run(t, g) }) {
 				return
 			}
 			g.other(onShared, ephemeral).settle(t)
 		}
 	}
+	onShared.stop(t)
+	onShared.checkBlocks(t)
 	onShared.delete(t)
 	ephemeral.delete(t)
 }

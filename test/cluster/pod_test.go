@@ -117,6 +117,9 @@ type guest struct {
 	uid  types.UID
 	// boots is how often it was booted on its disk, as it counts itself there.
 	boots int
+	// disk is the file of its disk if it writes blocks there, of which rounds were synced.
+	disk   string
+	rounds uint64
 }
 
 // createGuest creates a VirtualMachine and waits until its guest answers.
@@ -285,6 +288,7 @@ func (g *guest) waitRun(t *testing.T, before types.UID) *corev1.Pod {
 		g.boots = 1
 	}
 	g.checkAnswers(t, pod)
+	g.checkRounds(t, pod)
 	g.oracle.checkSeen(t, pod)
 	t.Logf("%s runs in pod %s on %s after %v", g.name, pod.UID, pod.Spec.NodeName, time.Since(begun).Round(time.Millisecond))
 	return pod
