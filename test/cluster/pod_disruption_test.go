@@ -36,6 +36,7 @@ func testDisruptions(t *testing.T, g *guest) {
 		{"foreigners", testForeigners},
 		{"kubelet", testKubelet},
 		{"link", testLink},
+		{"out of service, with a machine that runs", testRunningOutOfServiceThere},
 		{"taint of a healthy node", testTaintOfHealthyNode},
 		{"drain", testDrain},
 		{"preemption", testPreemption},
@@ -249,6 +250,7 @@ func testElsewhere(t *testing.T, w *podWorld) {
 	}{
 		{"drain", testDrainElsewhere, both},
 		{"out of service", testOutOfService, both},
+		{"out of service, with a machine that runs", testRunningOutOfService, both[:1]},
 		{"asserted off", testAssertedOff, both},
 	} {
 		for _, g := range tc.guests {

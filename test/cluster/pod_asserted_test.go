@@ -1,0 +1,94 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
+)
+
+// setOutOfService says by the taint that a node is off of which only the kubelet has ended. The guest's
+// container goes on: this is what the documentation calls the exception, and the oracle may see it.
+func (g *guest) setOutOfService(t *testing.T, before *corev1.Pod, node *cluster.Node) (endException func() bool) {
+	t.Helper()
+	if err := node.KillKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	g.waitLost(t, node)
+	endException = g.oracle.except(before.UID)
+	if err := node.Taint(t.Context(), cluster.OutOfService); err != nil {
+		t.Fatal(err)
+	}
+	return endException
+}
+
+// waitEnded waits until the container of a pod has ended, whatever the API says of it.
+func (g *guest) waitEnded(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	framework.Eventually(t, wait, "the container of "+string(pod.UID)+" has ended", func() error {
+		if runningMachines()[pod.Name][pod.UID] {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+}
+
+// testRunningOutOfService says of a node that it is out of service while the guest's machine runs there.
+// The next one is made elsewhere, and cannot lock the disk until the first is ended by its kubelet, which
+// comes back.
+func testRunningOutOfService(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	endException := g.setOutOfService(t, before, node)
+	var end string
+	framework.Eventually(t, wait, "the next machine does not start", func() error {
+		end = g.claim(t).Annotations[objects.AnnotationEnd]
+		if strings.Contains(end, string(before.UID)) || !strings.Contains(end, driver.ExitNotStarted) || !strings.Contains(end, "lock") {
+			return fmt.Errorf("the last end is %s", end)
+		}
+		return nil
+	})
+	t.Logf("the next machine has ended: %s", end)
+	g.checkAnswers(t, before)
+	g.noteRounds(t)
+	if err := node.StartKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	g.waitEnded(t, before)
+	if !endException() {
+		t.Error("no other machine was seen beside the first")
+	}
+	waitForNode(t, node, true)
+	g.waitFor(t, users.CheckApplied)
+	g.waitElsewhere(t, before)
+	if err := node.Untaint(t.Context(), cluster.OutOfService.Key); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testRunningOutOfServiceThere does the same to a guest whose disk is on that node: the next pod waits to be
+// scheduled there.
+func testRunningOutOfServiceThere(t *testing.T, g *guest) {
+	before, node := g.pod(t), g.node(t)
+	endException := g.setOutOfService(t, before, node)
+	g.waitFor(t, framework.HasMessage("the pod is not scheduled: 0/3 nodes are available"))
+	g.checkAnswers(t, before)
+	if err := errors.Join(node.StartKubelet(), node.Untaint(t.Context(), cluster.OutOfService.Key)); err != nil {
+		t.Fatal(err)
+	}
+	g.waitEnded(t, before)
+	t.Logf("another machine was seen beside the first: %t", endException())
+	waitForNode(t, node, true)
+	g.waitFor(t, users.CheckApplied)
+	g.waitRun(t, before.UID)
+}
