@@ -261,6 +261,7 @@ func testElsewhere(t *testing.T, w *podWorld) {
 			g.other(onShared, ephemeral).settle(t)
 		}
 	}
+	t.Run("long cut", func(t *testing.T) { testLongCut(t, both) })
 	onShared.stop(t)
 	onShared.checkBlocks(t)
 	onShared.delete(t)

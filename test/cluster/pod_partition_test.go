@@ -1,0 +1,99 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// longCut is longer than what a cluster waits before it acts on a node that does not report, and than
+// Drover's period of looking at all servers.
+const longCut = 35 * time.Second
+
+// testLongCut cuts the nodes of guests that could be started elsewhere, for longer than every timeout, which
+// evict a pod that tolerates nothing.
+func testLongCut(t *testing.T, guests []*guest) {
+	nodes, before := map[string]*cluster.Node{}, map[*guest]*corev1.Pod{}
+	for _, g := range guests {
+		before[g] = g.pod(t)
+		nodes[before[g].Spec.NodeName] = g.node(t)
+	}
+	evicted := runEvictable(t, "evicted", before[guests[0]].Spec.NodeName)
+	for _, node := range nodes {
+		if err := node.CutLink(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, g := range guests {
+		g.waitLost(t, nodes[before[g].Spec.NodeName])
+	}
+	framework.Eventually(t, wait, "another pod is evicted", func() error {
+		pod, err := shared.Client.CoreV1().Pods(evicted.Namespace).Get(t.Context(), evicted.Name, metav1.GetOptions{})
+		if err == nil && pod.DeletionTimestamp == nil {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	framework.Consistently(t, longCut, time.Second, "nothing is started elsewhere", func() error {
+		for _, g := range guests {
+			if err := g.checkUntouched(t, before[g].UID); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, node := range nodes {
+		if err := node.RestoreLink(); err != nil {
+			t.Fatal(err)
+		}
+		waitForNode(t, node, true)
+	}
+	for _, g := range guests {
+		g.checkUndisturbed(t, before[g])
+	}
+}
+
+// checkUntouched returns an error unless the guest has its pod still, which nobody has deleted, and is
+// reported as lost.
+func (g *guest) checkUntouched(t *testing.T, before types.UID) error {
+	t.Helper()
+	pod, err := g.findPod(t)
+	if err != nil || pod == nil || pod.UID != before || pod.DeletionTimestamp != nil {
+		return fmt.Errorf("the pod of %s was %s and is %+v, %w", g.name, before, pod, err)
+	}
+	vm, err := g.vms.Get(t.Context(), g.name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	return framework.HasCondition(api.ConditionReady, metav1.ConditionFalse)(vm)
+}
+
+// runEvictable runs a pod that leaves a node that is lost.
+func runEvictable(t *testing.T, name, node string) *corev1.Pod {
+	t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+		NodeName: node, TerminationGracePeriodSeconds: new(int64(1)), // with 0 its object would go at once
+		Containers: []corev1.Container{{Name: "probe", Image: cluster.ProbeImage, Command: []string{"/probe", "serve"}}},
+	}}
+	if _, err := shared.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { deletePod(t, name) })
+	framework.Eventually(t, wait, name+" is Ready", func() (err error) {
+		pod, err = readyPod(t.Context(), name)
+		return err
+	})
+	return pod
+}
