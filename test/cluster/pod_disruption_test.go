@@ -41,6 +41,7 @@ func testDisruptions(t *testing.T, g *guest) {
 		{"drain", testDrain},
 		{"preemption", testPreemption},
 		{"controller killed", testControllerKilled},
+		{"controller killed in a loss", testControllerKilledUntilReturn},
 		{"node deleted", testNodeDeleted},
 	} {
 		// Its state is what the one before has left.
@@ -202,9 +203,7 @@ func testControllerKilled(t *testing.T, g *guest) {
 		}{{api.ActionStopped, g.stop}, {api.ActionActive, g.start}} {
 			g.setAction(t, step.action)
 			time.Sleep(delay)
-			if err := g.controller.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			g.killController(t)
 			g.startController(t)
 			step.check(t)
 		}
@@ -249,8 +248,10 @@ func testElsewhere(t *testing.T, w *podWorld) {
 		guests []*guest
 	}{
 		{"drain", testDrainElsewhere, both},
+		{"controller killed in a drain", testControllerKilledInDrain, both},
 		{"out of service", testOutOfService, both},
 		{"out of service, with a machine that runs", testRunningOutOfService, both[:1]},
+		{"controller killed in a loss", testControllerKilledInLoss, both[:1]},
 		{"asserted off", testAssertedOff, both},
 	} {
 		for _, g := range tc.guests {

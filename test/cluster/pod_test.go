@@ -284,6 +284,7 @@ func (g *guest) waitRun(t *testing.T, before types.UID) *corev1.Pod {
 		return nil
 	})
 	vm := g.waitFor(t, users.CheckApplied)
+	pod = g.pod(t) // what ran first may have ended before its guest ran
 	if g.boots++; vm.Spec.Ephemeral {
 		g.boots = 1
 	}

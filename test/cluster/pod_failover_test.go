@@ -1,0 +1,168 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"cloudnative.tw/drover/test/cluster"
+)
+
+// killController ends the controller as a crash does.
+func (c *podController) killController(t *testing.T) {
+	t.Helper()
+	if err := c.controller.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// moment is reached when a pod of a guest is seen, while one after another is there.
+type moment func(before types.UID, now *corev1.Pod) bool
+
+func isDeleted(before types.UID, now *corev1.Pod) bool {
+	return now.UID == before && now.DeletionTimestamp != nil
+}
+
+func hasEnded(before types.UID, now *corev1.Pod) bool {
+	s := now.Status.ContainerStatuses
+	return now.UID == before && len(s) == 1 && s[0].State.Terminated != nil
+}
+
+func isNext(before types.UID, now *corev1.Pod) bool { return now.UID != before }
+
+// disruption follows the pods of a guest from one run to the next.
+type disruption struct {
+	*guest
+
+	before *corev1.Pod
+	node   *cluster.Node
+	pods   watch.Interface
+}
+
+func (g *guest) followDisruption(t *testing.T) *disruption {
+	t.Helper()
+	pods, err := shared.Client.CoreV1().Pods(g.namespace).Watch(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pods.Stop)
+	return &disruption{g, g.pod(t), g.node(t), pods}
+}
+
+// await waits for a moment, which is noticed as soon as the API server has it.
+func (d *disruption) await(t *testing.T, name string, reached moment) {
+	t.Helper()
+	deadline := time.After(wait)
+	for {
+		select {
+		case event, ok := <-d.pods.ResultChan():
+			if !ok {
+				t.Fatal("the watch has ended")
+			}
+			if pod, ok := event.Object.(*corev1.Pod); ok && reached(d.before.UID, pod) {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("not within %s: the pod of %s is %s", wait, d.name, name)
+		}
+	}
+}
+
+// drainKills are moments of a drain at which the controller is killed, and at which it is started again.
+var drainKills = []struct {
+	name        string
+	kill, start moment // nil is at once
+}{
+	{"before it begins", nil, hasEnded},
+	{"ended", hasEnded, nil},
+	{"deleted", isDeleted, nil},
+	{"made again", isNext, nil},
+}
+
+// testControllerKilledInDrain kills the controller at several moments of a drain. For a guest without a
+// claim, which would record its end, these are fewer.
+func testControllerKilledInDrain(t *testing.T, g *guest) {
+	kills := drainKills
+	if g.disk == "" {
+		kills = kills[2:]
+	}
+	for _, c := range kills {
+		d := g.followDisruption(t)
+		drained := make(chan error, 1)
+		if c.kill == nil {
+			g.killController(t)
+		}
+		go func() { drained <- d.node.Drain(t.Context()) }()
+		if c.kill != nil {
+			d.await(t, c.name, c.kill)
+			g.killController(t)
+		}
+		if c.start != nil {
+			d.await(t, "at the moment of the start", c.start)
+		}
+		g.startController(t)
+		if err := <-drained; err != nil {
+			t.Fatalf("killed when the pod was %s: %v", c.name, err)
+		}
+		g.waitElsewhere(t, d.before)
+		if err := d.node.Uncordon(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// testControllerKilledInLoss kills the controller at each step of a node loss: before it is noticed, before
+// an operator asserts it, before the next pod runs, and before the node is back.
+func testControllerKilledInLoss(t *testing.T, g *guest) {
+	d := g.followDisruption(t)
+	if err := d.node.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	g.killController(t)
+	waitForNode(t, d.node, false)
+	g.startController(t)
+	g.waitLost(t, d.node)
+	g.killController(t)
+	if err := d.node.Taint(t.Context(), cluster.OutOfService); err != nil {
+		t.Fatal(err)
+	}
+	d.await(t, "deleted", isDeleted)
+	g.startController(t)
+	d.await(t, "made again", isNext)
+	g.killController(t)
+	g.startController(t)
+	g.waitElsewhere(t, d.before)
+	next := g.pod(t)
+	g.killController(t)
+	if err := errors.Join(d.node.Untaint(t.Context(), cluster.OutOfService.Key), d.node.PowerOn()); err != nil {
+		t.Fatal(err)
+	}
+	waitForNode(t, d.node, true)
+	g.startController(t)
+	g.checkUndisturbed(t, next)
+}
+
+// testControllerKilledUntilReturn kills the controller after it has reported a loss, until the node is back
+// and its kubelet has reported the end of the guest.
+func testControllerKilledUntilReturn(t *testing.T, g *guest) {
+	d := g.followDisruption(t)
+	if err := d.node.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	g.waitLost(t, d.node)
+	g.killController(t)
+	if err := d.node.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+	d.await(t, "ended", hasEnded)
+	g.startController(t)
+	g.waitRun(t, d.before.UID)
+}
