@@ -376,6 +376,7 @@ func TestPodDriver(t *testing.T) {
 	w.checkNoGuestLeft(t)
 	if cluster.IsFull() {
 		t.Run("elsewhere", func(t *testing.T) { testElsewhere(t, w) })
+		t.Run("deletion", func(t *testing.T) { testDeletions(t, w) })
 		w.checkNoGuestLeft(t)
 	}
 }

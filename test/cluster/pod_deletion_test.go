@@ -1,0 +1,247 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/framework"
+)
+
+const (
+	mountedImage = "drover.test/mounted:1"
+	// mountedClass is a class whose volumes the test can read, also after their claims are deleted.
+	mountedClass = "mounted"
+)
+
+// testDeletions deletes guests in the ways that Kubernetes has. Each guest has a file system mounted,
+// whose disk shows whether it was unmounted.
+func testDeletions(t *testing.T, w *podWorld) {
+	importMountedGuest(t)
+	t.Run("cascade", func(t *testing.T) { testCascade(t, w) })
+	t.Run("namespace", func(t *testing.T) { testNamespaceDeletion(t, w) })
+	t.Run("applied again", func(t *testing.T) { testAppliedAgain(t, w) })
+}
+
+// importMountedGuest gives all nodes the image of a guest whose disk has a file system.
+func importMountedGuest(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	linux, disk, archive := framework.BuildLinuxGuest(t, dir), filepath.Join(dir, "disk.img"), filepath.Join(dir, "mounted.tar")
+	if out, err := exec.CommandContext(t.Context(), "/sbin/mke2fs", "-q", "-t", "ext4", disk, "32M").CombinedOutput(); err != nil {
+		t.Fatalf("mke2fs: %v\n%s", err, out)
+	}
+	err := cluster.WriteImage(archive, mountedImage, map[string]string{"vmlinuz": linux.Kernel, "initrd": linux.Initrd, "disk/disk.img": disk}, "/none")
+	if err == nil {
+		err = shared.ImportImage(t.Context(), archive)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mountedGuest is a guest on a volume of its own.
+type mountedGuest struct {
+	*guest
+
+	volume, disk string
+}
+
+// createMounted creates guests and waits until all of them answer.
+func (w *podWorld) createMounted(t *testing.T, names ...string) (all []*mountedGuest) {
+	t.Helper()
+	for _, name := range names {
+		addSharedVolume(t, mountedClass, "mounted-"+name)
+		all = append(all, &mountedGuest{guest: w.requestGuest(t, name, useMounted)})
+	}
+	for _, g := range all {
+		g.waitMounted(t)
+	}
+	return all
+}
+
+func useMounted(spec *api.VirtualMachineSpec) {
+	spec.StorageClassName, spec.Image.Source = new(mountedClass), "oci://"+mountedImage
+	// For half of that the deletion of a namespace waits before it looks at its pods again.
+	spec.ShutdownGracePeriodSeconds = new(int64(20))
+}
+
+// waitMounted waits until the guest answers, which has its file system mounted.
+func (g *mountedGuest) waitMounted(t *testing.T) {
+	t.Helper()
+	g.waitRun(t, "")
+	g.volume = g.claim(t).Spec.VolumeName
+	g.disk = filepath.Join(shared.Dir, "volume-"+g.volume, "root", "disk")
+	g.checkMounted(t, true)
+}
+
+// checkMounted checks whether the file system of the guest's disk is mounted, or was not unmounted.
+func (g *mountedGuest) checkMounted(t *testing.T, want bool) {
+	t.Helper()
+	const superblock, magicAt, magic, incompatAt, needsRecovery = 1024, 0x38, 0xef53, 0x60, 0x4
+	content, err := os.ReadFile(g.disk)
+	if err != nil || len(content) < 2*superblock || binary.LittleEndian.Uint16(content[superblock+magicAt:]) != magic {
+		t.Fatalf("the disk of %s, with %d bytes, has no file system: %v", g.name, len(content), err)
+	}
+	if is := binary.LittleEndian.Uint32(content[superblock+incompatAt:])&needsRecovery != 0; is != want {
+		t.Errorf("the file system of %s is mounted: %t, want %t", g.name, is, want)
+	}
+}
+
+// checkDeleted checks that the guest has shut down and nothing but its volume is left.
+func (g *mountedGuest) checkDeleted(t *testing.T) {
+	t.Helper()
+	g.waitGone(t)
+	g.checkNothingLeft(t)
+	g.checkMounted(t, false)
+}
+
+// testCascade deletes VirtualMachines with each of the ways in which their dependents are deleted.
+func testCascade(t *testing.T, w *podWorld) {
+	guests := w.createMounted(t, "foreground", "background", "orphan")
+	for _, g := range guests {
+		framework.RunKubectl(t, shared.Kubeconfig, "-n", g.namespace, "delete", "vm", g.name, "--cascade="+g.name, "--wait=false")
+	}
+	for _, g := range guests {
+		g.checkDeleted(t)
+	}
+}
+
+// testNamespaceDeletion deletes a namespace with VirtualMachines, whose pods go first. As long as one
+// of the pods stays, nothing else is deleted, and the pod of the other is not made again.
+func testNamespaceDeletion(t *testing.T, w *podWorld) {
+	w = w.newNamespace(t, "leaving")
+	guests := w.createMounted(t, "kept", "refused")
+	kept, refused := guests[0], guests[1]
+	release := kept.keepPod(t)
+	if err := shared.Client.CoreV1().Namespaces().Delete(t.Context(), w.namespace, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	refused.waitFor(t, framework.HasPhase(api.PhaseFailed, api.ReasonNamespaceTerminating))
+	for _, g := range guests {
+		if vm := g.waitFor(t); vm.DeletionTimestamp != nil {
+			t.Errorf("%s is deleted while a pod is there", g.name)
+		}
+		g.checkMounted(t, false)
+	}
+	release()
+	framework.Eventually(t, wait, "the namespace is gone", func() error {
+		namespace, err := shared.Client.CoreV1().Namespaces().Get(t.Context(), w.namespace, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is there: %+v, %w", namespace.Status, err)
+		}
+		return nil
+	})
+	for _, g := range guests {
+		g.checkDeleted(t)
+	}
+}
+
+// keepPod has the object of the guest's pod stay when the pod has ended.
+func (g *guest) keepPod(t *testing.T) (release func()) {
+	t.Helper()
+	pods, name := shared.Client.CoreV1().Pods(g.namespace), g.pod(t).Name
+	patch := fmt.Sprintf(`[{"op":"add","path":"/metadata/finalizers/-","value":%q}]`, keptFinalizer)
+	if _, err := pods.Patch(t.Context(), name, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	release = func() {
+		err := framework.RetryOnConflict(func() error {
+			pod, err := pods.Get(context.WithoutCancel(t.Context()), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			pod.Finalizers = slices.DeleteFunc(pod.Finalizers, func(f string) bool { return f == keptFinalizer })
+			_, err = pods.Update(context.WithoutCancel(t.Context()), pod, metav1.UpdateOptions{})
+			return err
+		})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(release)
+	return release
+}
+
+// testAppliedAgain applies a VirtualMachine again that was deleted: from its YAML without what the
+// cluster has added, and with all of it. The next one has nothing of the one before.
+func testAppliedAgain(t *testing.T, w *podWorld) {
+	g := w.createMounted(t, "again")[0]
+	for _, isStripped := range []bool{true, false} {
+		before, saved := g, saveManifest(t, g.guest, isStripped)
+		objects := g.findObjects(t)
+		g.delete(t)
+		g.checkDeleted(t)
+		addSharedVolume(t, mountedClass, fmt.Sprintf("mounted-again-%t", isStripped))
+		framework.RunKubectl(t, shared.Kubeconfig, "apply", "-f", saved)
+		g = &mountedGuest{guest: w.findGuest(t, g.name)}
+		g.waitMounted(t)
+		if g.uid == before.uid || g.volume == before.volume {
+			t.Errorf("UID %s on volume %s became UID %s on volume %s", before.uid, before.volume, g.uid, g.volume)
+		}
+		for name := range g.findObjects(t) {
+			if objects[name] {
+				t.Errorf("the VirtualMachine that was applied again has %s, as the one before", name)
+			}
+		}
+		before.checkNothingLeft(t)
+		before.checkMounted(t, false)
+	}
+	g.delete(t)
+	g.checkDeleted(t)
+}
+
+// saveManifest writes the manifest of a VirtualMachine to a file, with or without what is not a user's.
+func saveManifest(t *testing.T, g *guest, isStripped bool) string {
+	t.Helper()
+	out, _ := framework.RunKubectl(t, shared.Kubeconfig, "-n", g.namespace, "get", "vm", g.name, "-o", "yaml")
+	var manifest map[string]any
+	if err := sigsyaml.Unmarshal([]byte(out), &manifest); err != nil {
+		t.Fatal(err)
+	}
+	metadata, _ := manifest["metadata"].(map[string]any)
+	delete(metadata, "resourceVersion") // with which nothing can be created
+	if isStripped {
+		manifest["metadata"] = map[string]any{"name": g.name, "namespace": g.namespace}
+		delete(manifest, "status")
+	}
+	content, err := sigsyaml.Marshal(manifest)
+	path := filepath.Join(t.TempDir(), "vm.yaml")
+	if err == nil {
+		err = os.WriteFile(path, content, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// findObjects returns the names, nonces and UIDs that the status has of objects.
+func (g *guest) findObjects(t *testing.T) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	for _, o := range g.waitFor(t, framework.IsActive).Status.Objects {
+		for _, name := range []string{o.Name, o.Nonce, o.UID} {
+			if name == "" {
+				t.Errorf("%s has an object without name, nonce or UID: %+v", g.name, o)
+			}
+			found[o.Kind+" "+name] = true
+		}
+	}
+	return found
+}
