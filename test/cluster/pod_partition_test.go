@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -77,7 +76,7 @@ func (g *guest) checkUntouched(t *testing.T, before types.UID) error {
 	if err != nil {
 		return err
 	}
-	return framework.HasCondition(api.ConditionReady, metav1.ConditionFalse)(vm)
+	return isLost(vm)
 }
 
 // runEvictable runs a pod that leaves a node that is lost.

@@ -347,7 +347,15 @@ func (g *guest) checkRunsIn(t *testing.T, before *corev1.Pod) {
 func (g *guest) waitLost(t *testing.T, node *cluster.Node) {
 	t.Helper()
 	waitForNode(t, node, false)
-	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+	g.waitFor(t, isLost)
+}
+
+// isLost requires that the VirtualMachine is reported as one whose node is lost.
+func isLost(vm *api.VirtualMachine) error {
+	return errors.Join(
+		framework.HasPhase(api.PhaseUnknown, api.ReasonUnresponsive)(vm),
+		framework.HasCondition(api.ConditionReady, metav1.ConditionUnknown)(vm),
+	)
 }
 
 // TestPodDriver runs a Linux guest by the driver pod on real kubelets, through its life and the loss
