@@ -21,6 +21,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 const (
@@ -120,6 +121,20 @@ func testCascade(t *testing.T, w *podWorld) {
 	for _, g := range guests {
 		g.checkDeleted(t)
 	}
+	testOrphansOfStopped(t, w)
+}
+
+// testOrphansOfStopped deletes a VirtualMachine that is off, whose dependents lose their owner. What Drover
+// has made for it goes all the same.
+func testOrphansOfStopped(t *testing.T, w *podWorld) {
+	g := w.requestGuest(t, "orphan-off", func(spec *api.VirtualMachineSpec) {
+		useMounted(spec)
+		spec.Action, spec.EvictionPolicy = api.ActionStopped, api.EvictionBlock
+	})
+	g.waitFor(t, users.CheckApplied)
+	framework.RunKubectl(t, shared.Kubeconfig, "-n", g.namespace, "delete", "vm", g.name, "--cascade=orphan", "--wait=false")
+	g.waitGone(t)
+	g.checkNothingLeft(t)
 }
 
 // testNamespaceDeletion deletes a namespace with VirtualMachines, whose pods go first. As long as one
