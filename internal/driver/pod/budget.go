@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
@@ -62,6 +63,23 @@ func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisrup
 	}
 	_, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	return objects.Explain("change", objects.KindBudget, c.Key, err)
+}
+
+// removeOrphanedBudget removes the PodDisruptionBudget of a server that is deleted or released. As a rule the
+// cluster does, but not if the VirtualMachine is deleted with orphan propagation. A pod says whether
+// there may be one. What has the name, the labels and a nonce is ours, or was made to look like that by who
+// may edit the namespace.
+func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance) error {
+	if of.Pod != nil && of.Pod.Annotations[objects.AnnotationEviction] == "" {
+		return nil
+	}
+	budgets := d.Policy.PodDisruptionBudgets(of.Key.Namespace)
+	have, err := budgets.Get(ctx, of.Key.Name, metav1.GetOptions{})
+	isOurs := err == nil && have.Labels[objects.LabelUID] == string(of.UID) && have.Labels[objects.LabelCluster] == d.Objects.ClusterID && have.Annotations[objects.AnnotationNonce] != ""
+	if isOurs {
+		err = budgets.Delete(ctx, have.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID, ResourceVersion: &have.ResourceVersion}})
+	}
+	return objects.Explain("delete", objects.KindBudget, of.Key, objects.IgnoreNotFound(err))
 }
 
 // removeBudget removes the PodDisruptionBudget if it is the server's, and has its record removed.

@@ -101,6 +101,44 @@ func TestBlockEviction(t *testing.T) {
 	s.wantGone(t)
 }
 
+// TestOrphanedBudget checks that a PodDisruptionBudget that has lost its owner, as by a deletion with orphan
+// propagation, goes with the server, and when the server is released.
+func TestOrphanedBudget(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		power   driver.Power
+		state   driver.State
+		retains bool
+	}{
+		"running":  {driver.PowerOn, driver.StateRunning, false},
+		"stopped":  {driver.PowerOff, driver.StateStopped, false},
+		"released": {driver.PowerOff, driver.StateStopped, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			s := w.newServer(t, "web")
+			s.BlockEviction, s.Power = true, c.power
+			s.reach(t, c.state)
+			b := s.budget(t)
+			b.OwnerReferences = nil
+			if _, err := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Update(t.Context(), b, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if c.retains {
+				if err := s.d.Delete(t.Context(), s.Target, true); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				s.deleteAll(t)
+			}
+			if left := s.budget(t); left != nil {
+				t.Errorf("the budget %s is left", left.Name)
+			}
+		})
+	}
+}
+
 // TestForeignBudget checks that a PodDisruptionBudget that a tenant has made is neither adopted nor
 // removed, and that no pod starts that could be evicted.
 func TestForeignBudget(t *testing.T) {

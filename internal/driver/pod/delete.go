@@ -43,6 +43,9 @@ func (d *Driver) delete(ctx context.Context, t driver.Target, retain bool) error
 	if err := w.fence(); err != nil {
 		return err
 	}
+	if err := d.removeOrphanedBudget(ctx, found); err != nil {
+		return err
+	}
 	if retain {
 		return w.retain(ctx)
 	}
