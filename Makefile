@@ -83,7 +83,7 @@ faults-full: build ## the same at every point of every workload, and at many pai
 	@DROVER_FAULTS=full hack/faults.sh $(ARGS)
 
 .PHONY: mutants
-mutants: ## measure whether tests notice small changes of the code that decides, and print what they do not; 30 minutes; ARGS
+mutants: ## measure whether tests notice small changes of the code that decides, and print what they do not; 20 minutes; ARGS
 	@hack/mutants.sh $(ARGS)
 
 .PHONY: soak

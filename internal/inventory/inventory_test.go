@@ -287,6 +287,34 @@ func TestListBegunDuringActionIsIgnored(t *testing.T) {
 	}
 }
 
+// TestListBegunDuringDeletionIsIgnored checks this for a deletion, whose outcome is read live: such a list
+// reports nothing.
+func TestListBegunDuringDeletionIsIgnored(t *testing.T) {
+	g := newFixture(t).listEngine()
+	g.ensureServer()
+	var list listResult
+	g.engine.withLock(func() {
+		g.engine.delete = func(_ driver.Target, do func() error) error {
+			err := do()
+			var listErr error
+			if list, listErr = g.inv.queryEngine(t.Context()); listErr != nil {
+				t.Error(listErr)
+			}
+			return err
+		}
+	})
+	if err := g.inv.Delete(t.Context(), newSpec().Target, false); err != nil {
+		t.Fatal(err)
+	}
+	g.takeChanges()
+	if err := g.inv.applyResult(list); err != nil {
+		t.Fatal(err)
+	}
+	if changes := g.takeChanges(); len(changes) > 0 {
+		t.Errorf("a list that began before the end of a deletion reports %+v", changes)
+	}
+}
+
 // TestOlderListIsIgnored checks that a list that was overtaken changes nothing.
 func TestOlderListIsIgnored(t *testing.T) {
 	g := newFixture(t)

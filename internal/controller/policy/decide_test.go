@@ -193,6 +193,7 @@ func withReady(started time.Duration) func(*api.VirtualMachineStatus) {
 }
 
 func TestDecide(t *testing.T) {
+	drained := policytest.ChangeServer(policytest.Present(driver.StateStopping), func(s *driver.Server) { s.Disruption = "the pod was evicted" })
 	quickEnd, looping := policytest.ShortRun(3, 2, time.Second)
 	quickEndLongAgo, _ := policytest.ShortRun(3, 2, time.Minute)
 	back := policytest.Gone()
@@ -322,7 +323,11 @@ func TestDecide(t *testing.T) {
 		"a run that another process has seen":                 {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(lastRun("run-0")), observed: endedAs(1, driver.ExitRejected), change: withoutRun, want: "ensure On Start => Creating Restarting"},
 		"ended by a drain, Never":                             {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(6), func(s *driver.Server) { s.Exit.Reason, s.Exit.StopRequested = "Forced", true }), want: "ensure On Start => Creating Starting"},
 		"a host that is lost":                                 {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Err, s.HostLost = errors.New("node n1 does not report"), true }), want: "wait => Unknown Unresponsive", check: wantMessage("node n1 does not report")},
-		"a drain keeps to its own grace period":               {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateStopping), func(s *driver.Server) { s.Disruption = "the pod was evicted" }), change: func(in *Input) { in.Now = in.Now.Add(time.Hour) }, want: "wait Stop => Active Stopping"},
+		"a drain keeps to its own grace period":               {vm: policytest.ReportedVM().Status(policytest.WithOperation(api.OperationStop, time.Hour, "")), observed: drained, want: "wait Stop => Active Stopping"},
+		"a drain of what is to stop is forced":                {vm: policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.WithOperation(api.OperationStop, time.Hour, "")), observed: drained, want: "ensure Off Stop => Active Stopping"},
+		"a drain of what is to restart is forced":             {vm: policytest.ReportedVM().Status(policytest.WithOperation(api.OperationRestart, time.Hour, "run-1")), observed: drained, want: "ensure On Restart => Active Stopping"},
+		"a stop by hand is forced":                            {vm: policytest.ReportedVM().Status(policytest.WithOperation(api.OperationStop, time.Hour, "")), observed: policytest.Present(driver.StateStopping), want: "ensure Off Stop => Active Stopping"},
+		"the engine restarts what its guest has ended":        {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{} }), want: "wait => Active Restarting", check: wantMessage("ended by itself with code 0")},
 		"a run that never began, OnFailure":                   {vm: policytest.ReportedVM().RestartPolicy(api.RestartOnFailure), observed: endedAs(0, driver.ExitNeverRan), change: withoutRun, want: "ensure On Start => Creating Restarting", check: wantMessage("the server was removed before it ran")},
 		"a guest without a disk, Never":                       {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: endedAs(7, driver.ExitNotStarted), want: "ensure On Start => Creating Restarting"},
 		"a guest without a disk, again and again":             {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(looping), observed: policytest.ChangeServer(quickEnd, func(s *driver.Server) { s.Exit.Reason = driver.ExitNotStarted }), want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
