@@ -7,7 +7,8 @@
 #
 #     hack/test-cluster.sh [FLAG...]
 #
-# Flags go to go test, for example -run TestPods.
+# Flags go to go test, for example -run TestPods. Without any, the tests run in four parts
+# at a time, each with clusters of its own: they wait most of the time, for Leases and nodes.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,9 +21,37 @@ hack/cluster-binaries.sh >/dev/null # outside of the tests' time limit
 
 export DROVER_CLUSTER="${DROVER_CLUSTER:-full}" # make test runs a shorter form
 before="$(hack/leftovers.sh)"
-readonly before
+work="$(mktemp -d)"
+readonly before work
+trap 'rm -rf "${work}"' EXIT
 failed=0
-go -C test/cluster test -p 1 -count 1 -timeout 45m "$@" ./... | { grep --line-buffered -v '\[no test files\]$' || true; } || failed=1
+
+test_packages() { go -C test/cluster test -p 1 -count 1 -timeout 45m "$@" | { grep --line-buffered -v '\[no test files\]$' || true; }; }
+
+# test_parts runs the parts, and prints the output of each when it is over.
+test_parts() {
+	local -r driver='^TestPodDriver$' others='^Test(PodsElsewhere|PodDeletion|PodContract)$'
+	local part packages
+	local -A running
+	go -C test/cluster test -c -o "${work}/cluster.test" .
+	run_part() { (cd test/cluster && "${work}/cluster.test" -test.timeout=45m "$@"); }
+	run_part -test.run "${driver}" >"${work}/driver" 2>&1 & running[driver]="$!"
+	run_part -test.run "${others}" >"${work}/others" 2>&1 & running[others]="$!"
+	run_part -test.skip "${driver}|${others}" >"${work}/cluster" 2>&1 & running[cluster]="$!"
+	mapfile -t packages < <(go -C test/cluster list ./... | grep -v '/cluster$')
+	test_packages "${packages[@]}" >"${work}/packages" 2>&1 & running[packages]="$!"
+	for part in cluster packages driver others; do
+		wait "${running[${part}]}" || failed=1
+		echo "== part ${part}: ${SECONDS} s"
+		cat "${work}/${part}"
+	done
+}
+
+if [[ "$#" -gt 0 ]]; then
+	test_packages "$@" ./... || failed=1
+else
+	test_parts
+fi
 
 left() { comm -13 <(echo "${before}") <(hack/leftovers.sh); }
 for try in {1..10}; do

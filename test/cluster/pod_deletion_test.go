@@ -30,13 +30,16 @@ const (
 	mountedClass = "mounted"
 )
 
-// testDeletions deletes guests in the ways that Kubernetes has. Each guest has a file system mounted,
+// TestPodDeletion deletes guests in the ways that Kubernetes has. Each guest has a file system mounted,
 // whose disk shows whether it was unmounted.
-func testDeletions(t *testing.T, w *podWorld) {
+func TestPodDeletion(t *testing.T) {
+	cluster.SkipUnlessFull(t)
+	w := newPodWorld(t)
 	importMountedGuest(t)
 	t.Run("cascade", func(t *testing.T) { testCascade(t, w) })
 	t.Run("namespace", func(t *testing.T) { testNamespaceDeletion(t, w) })
 	t.Run("applied again", func(t *testing.T) { testAppliedAgain(t, w) })
+	w.checkNoGuestLeft(t)
 }
 
 // importMountedGuest gives all nodes the image of a guest whose disk has a file system.

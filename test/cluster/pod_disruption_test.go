@@ -236,9 +236,11 @@ func testNodeDeleted(t *testing.T, g *guest) {
 	g.waitRun(t, before.UID)
 }
 
-// testElsewhere disrupts guests that can be started on another node: one with storage that all nodes
+// TestPodsElsewhere disrupts guests that can be started on another node: one with storage that all nodes
 // reach, and one without a disk that is kept.
-func testElsewhere(t *testing.T, w *podWorld) {
+func TestPodsElsewhere(t *testing.T) {
+	cluster.SkipUnlessFull(t)
+	w := newPodWorld(t)
 	onShared := w.createWriter(t, "shared")
 	ephemeral := w.createGuest(t, "ephemeral", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
 	both := []*guest{onShared, ephemeral}
@@ -267,6 +269,7 @@ func testElsewhere(t *testing.T, w *podWorld) {
 	onShared.checkBlocks(t)
 	onShared.delete(t)
 	ephemeral.delete(t)
+	w.checkNoGuestLeft(t)
 }
 
 const sharedClass = "shared"
