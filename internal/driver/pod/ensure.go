@@ -72,8 +72,8 @@ func checkArguments(spec driver.ServerSpec) error {
 // convergence is one call of Ensure.
 type convergence struct {
 	*writer
-	driver *Driver
-	spec   driver.ServerSpec
+	driver  *Driver
+	spec    driver.ServerSpec
 	digests objects.Digests
 	// secret is that of the pod if this call has made it.
 	secret *corev1.Secret
