@@ -34,6 +34,9 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		RetainOnDelete: vm.Spec.DeletionPolicy == api.DeletionRetain,
 		ReadinessProbe: probeOf(vm.Spec.ReadinessProbe),
 	}
+	if vm.Status.Server != nil {
+		spec.SeenRun = vm.Status.Server.Run
+	}
 	if image := imageOf(vm.Spec.Image); image != nil {
 		spec.Image = *image
 	}

@@ -104,8 +104,8 @@ func (c *convergence) begin(ctx context.Context) error {
 		return err
 	}
 	c.noteMade()
-	if err := c.digestSecrets(ctx); err != nil {
-		return err
+	if err := c.digestSecrets(ctx); err != nil && (c.Pod == nil || c.spec.Power != driver.PowerOff) {
+		return err // a stop does without
 	}
 	exists := c.Exists()
 	switch {
@@ -486,9 +486,6 @@ func (c *convergence) machineHasSecret(recorded *driver.Object) bool {
 // spec as it is now: the old one may wait for what the spec no longer asks for. If its node starts it all
 // the same, the guest is shut down.
 func (c *convergence) replaceUnstarted(ctx context.Context) error {
-	if c.Pod.Spec.NodeName == "" {
-		return c.replacePod(ctx)
-	}
 	if err := c.deletePod(ctx, c.Settings().GraceSecs); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@
 package pod
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -29,7 +30,8 @@ func (c *convergence) noteMade() {
 		}
 		r.Made = true
 		if name == objects.RootDisk {
-			r.Images = []driver.ResolvedImage{{Source: kept.Image, Digest: sha256Only(c.Server().ImageID)}}
+			digest := cmp.Or(c.Server().ImageID, kept.Checksum) // which was compared: the disk was made
+			r.Images = []driver.ResolvedImage{{Source: kept.Image, Digest: sha256Only(digest)}}
 		}
 	}
 }

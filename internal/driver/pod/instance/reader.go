@@ -62,7 +62,7 @@ type Reader struct {
 // New returns the instance of a spec, of which nothing was read yet.
 func (r *Reader) New(spec driver.ServerSpec) *Instance {
 	i := r.newInstance(spec.UID, types.NamespacedName{Namespace: spec.Namespace, Name: spec.Name})
-	i.isEphemeral = spec.Ephemeral
+	i.isEphemeral, i.seenRun = spec.Ephemeral, spec.SeenRun
 	for _, v := range spec.Volumes {
 		i.names = append(i.names, v.Name)
 	}

@@ -120,7 +120,10 @@ func (i *Instance) HasMadeDisks() bool {
 	}
 	status := machineStatus(i.Pod)
 	last, _ := i.reader.LastStatus(i.Pod.UID)
+	hasProbe := i.Pod.Spec.Containers[0].StartupProbe != nil
 	switch {
+	case hasProbe && i.seenRun == string(i.Pod.UID): // what the kubelet reports after a crash of its node may say less
+		return true
 	case status == nil:
 		return false
 	case !last.StartedAt.IsZero():
@@ -128,7 +131,7 @@ func (i *Instance) HasMadeDisks() bool {
 	case status.State.Terminated != nil:
 		return hasRunGuest(status.State.Terminated)
 	}
-	return status.Started != nil && *status.Started && i.Pod.Spec.Containers[0].StartupProbe != nil
+	return status.Started != nil && *status.Started && hasProbe
 }
 
 // diskText says how far the machine is that makes a disk, as was seen last.

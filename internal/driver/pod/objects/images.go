@@ -47,7 +47,7 @@ func needsImage(v driver.Volume, run Run) bool {
 func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
 	switch {
 	case !isContainerDisk(i.Source):
-		return i.Checksum == from.Digest
+		return i.Checksum == from.Digest || from.Digest == "" && i.Source == from.Source // not known of each run
 	case i.Source == from.Source:
 		return true
 	}
