@@ -9,9 +9,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 func terminated(code int32, reason, message string) corev1.ContainerStatus {
@@ -149,5 +151,19 @@ func TestRecordedEnd(t *testing.T) {
 				t.Errorf("it is lost: %t, want %t", got, tc.lost)
 			}
 		})
+	}
+}
+
+// TestDisksOfASeenRun checks that a run which the status has seen has made its disks, also if its kubelet
+// reports no more than that the container has ended.
+func TestDisksOfASeenRun(t *testing.T) {
+	t.Parallel()
+	reader := &Reader{LastStatus: func(types.UID) (status control.Status, ok bool) { return status, false }}
+	pod := onNode(withStatuses(terminated(137, "ContainerStatusUnknown", "")))
+	pod.UID, pod.Spec.Containers = "seen", []corev1.Container{{StartupProbe: &corev1.Probe{}}}
+	for seen, want := range map[string]bool{"seen": true, "another": false, "": false} {
+		if got := (&Instance{reader: reader, Pod: pod, seenRun: seen}).HasMadeDisks(); got != want {
+			t.Errorf("after run %q was seen: made %t, want %t", seen, got, want)
+		}
 	}
 }

@@ -162,3 +162,25 @@ func TestImageDigest(t *testing.T) {
 		t.Errorf("the kubelet's digest is %q", got)
 	}
 }
+
+// TestSameImageOfTheWeb checks that the checksum names an image of a web server, and its URL does where the
+// checksum of the disk was not recorded.
+func TestSameImageOfTheWeb(t *testing.T) {
+	t.Parallel()
+	const url, sum = "https://images.example/debian.qcow2", "sha256:a"
+	for name, c := range map[string]struct {
+		source, checksum, recorded string
+		want                       bool
+	}{
+		"the same":                         {url, sum, sum, true},
+		"a mirror":                         {"https://mirror.example/debian.qcow2", sum, sum, true},
+		"another checksum":                 {url, "sha256:b", sum, false},
+		"not recorded":                     {url, sum, "", true},
+		"not recorded, and of another URL": {"https://mirror.example/debian.qcow2", sum, "", false},
+	} {
+		from := driver.ResolvedImage{Source: url, Digest: c.recorded}
+		if got := IsSameImage(driver.Image{Source: c.source, Checksum: c.checksum}, from); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+}
