@@ -21,8 +21,8 @@ hack/cluster-deps.sh engine
 hack/cluster-binaries.sh >/dev/null # outside of the tests' time limit
 
 export DROVER_CLUSTER="${DROVER_CLUSTER:-full}" # make test runs a shorter form
-before="$(hack/leftovers.sh)"
 work="$(mktemp -d)"
+before="$(hack/leftovers.sh)"
 readonly before work
 trap 'rm -rf "${work}"' EXIT
 failed=0

@@ -103,7 +103,6 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
-	c.noteMade()
 	if err := c.digestSecrets(ctx); err != nil && (c.Pod == nil || c.spec.Power != driver.PowerOff) {
 		return err // a stop does without
 	}
@@ -121,6 +120,7 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.checkIdentity(ctx); err != nil {
 		return err
 	}
+	c.noteMade()
 	if err := c.recordRefusal(ctx); err != nil || exists && c.spec.Power == driver.PowerOff {
 		return err
 	}

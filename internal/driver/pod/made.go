@@ -6,8 +6,8 @@ package pod
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
-	"strings"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
@@ -36,9 +36,12 @@ func (c *convergence) noteMade() {
 	}
 }
 
-// sha256Only leaves out digests of other kinds, which the status has no room for.
+var sha256Digest = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
+// sha256Only leaves out what is no SHA-256 digest, which the status has no room for: who may change the
+// pod may have written it.
 func sha256Only(digest string) string {
-	if !strings.HasPrefix(digest, "sha256:") {
+	if !sha256Digest.MatchString(digest) {
 		return ""
 	}
 	return digest
