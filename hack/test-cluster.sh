@@ -7,9 +7,10 @@
 #
 #     hack/test-cluster.sh [FLAG...]
 #
-# Flags go to go test, for example -run TestPods. Without any, the tests run in two lanes at
-# a time: they wait most of the time, for Leases and nodes. Three would need more inotify
-# instances than a host allows root (fs.inotify.max_user_instances); a cluster needs some 45.
+# Flags go to go test, for example -run TestPods. Without any, the tests run in two lanes, in
+# parallel: they wait most of the time, for Leases and nodes. Three clusters at a time need
+# nearly the 128 inotify instances that Linux allows a user by default
+# (fs.inotify.max_user_instances).
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -276,7 +276,8 @@ type ServerSpec struct {
 	// Objects are what the VirtualMachine's status has recorded of the server, for a driver
 	// that asks for it with RecordFirstError.
 	Objects []Object `spec:"-"`
-	// SeenRun is the last run in which the VirtualMachine's status has seen the guest run.
+	// SeenRun is the last run (Server.Run) in which the guest was seen to run, as the
+	// VirtualMachine's status has recorded.
 	SeenRun string `spec:"-"`
 	// PowerOnly is set if the caller could not read all of the spec, for example
 	// because a Secret is gone: only Power is applied, and Pending is not computed.

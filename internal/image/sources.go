@@ -189,8 +189,11 @@ func (s *Sources) Resolve(ctx context.Context, source string) (digest string, er
 // digits.
 var digestPattern = regexp.MustCompile("^sha256:[0-9a-f]{64}$")
 
+// IsDigest reports whether a text is a SHA-256 digest, as in sha256: and 64 hexadecimal digits in small letters.
+func IsDigest(text string) bool { return digestPattern.MatchString(text) }
+
 func checkDigest(h v1.Hash) (string, error) {
-	if !digestPattern.MatchString(h.String()) {
+	if !IsDigest(h.String()) {
 		return "", unusableContent("the registry's digest of the image is not sha256: and 64 hexadecimal digits in small letters")
 	}
 	return h.String(), nil

@@ -60,6 +60,13 @@ func runPod(t *testing.T, name string, node *cluster.Node, volumes ...corev1.Vol
 		mount := corev1.VolumeMount{Name: volume.Name, MountPath: "/" + volume.Name}
 		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, mount)
 	}
+	return createReadyPod(t, pod)
+}
+
+// createReadyPod creates a pod, waits until it is Ready, and deletes it at the end of the test.
+func createReadyPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	name := pod.Name
 	pods := shared.Client.CoreV1().Pods(metav1.NamespaceDefault)
 	if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

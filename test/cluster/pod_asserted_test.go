@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-// setOutOfService says by the taint that a node is off of which only the kubelet has ended. The guest's
-// container goes on: this is what the documentation calls the exception, and the oracle may see it.
+// setOutOfService kills a node's kubelet and gives the node the out-of-service taint, while the guest's
+// container runs on. Then two machines may run (docs/adr/0038), so the oracle permits it.
 func (g *guest) setOutOfService(t *testing.T, before *corev1.Pod, node *cluster.Node) (endException func() bool) {
 	t.Helper()
 	if err := node.KillKubelet(); err != nil {

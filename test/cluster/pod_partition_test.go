@@ -64,8 +64,8 @@ func testLongCut(t *testing.T, guests []*guest) {
 	}
 }
 
-// checkUntouched returns an error unless the guest has its pod still, which nobody has deleted, and is
-// reported as lost.
+// checkUntouched returns an error unless the guest still has the same pod, without a deletion timestamp, and
+// its VirtualMachine is reported as lost.
 func (g *guest) checkUntouched(t *testing.T, before types.UID) error {
 	t.Helper()
 	pod, err := g.findPod(t)
@@ -86,13 +86,5 @@ func runEvictable(t *testing.T, name, node string) *corev1.Pod {
 		NodeName: node, TerminationGracePeriodSeconds: new(int64(1)), // with 0 its object would go at once
 		Containers: []corev1.Container{{Name: "probe", Image: cluster.ProbeImage, Command: []string{"/probe", "serve"}}},
 	}}
-	if _, err := shared.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { deletePod(t, name) })
-	framework.Eventually(t, wait, name+" is Ready", func() (err error) {
-		pod, err = readyPod(t.Context(), name)
-		return err
-	})
-	return pod
+	return createReadyPod(t, pod)
 }

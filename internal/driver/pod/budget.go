@@ -67,8 +67,8 @@ func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisrup
 
 // removeOrphanedBudget removes the PodDisruptionBudget of a server that is deleted or released. As a rule the
 // cluster does, but not if the VirtualMachine is deleted with orphan propagation. A pod says whether
-// there may be one. What has the name, the labels and a nonce is ours, or was made to look like that by who
-// may edit the namespace.
+// there may be one. What has the name, the labels and a nonce is Drover's, or was forged by a user who may
+// edit the namespace.
 func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance) error {
 	if of.Pod != nil && of.Pod.Annotations[objects.AnnotationEviction] == "" {
 		return nil

@@ -104,7 +104,7 @@ func (c *convergence) begin(ctx context.Context) error {
 		return err
 	}
 	if err := c.digestSecrets(ctx); err != nil && (c.Pod == nil || c.spec.Power != driver.PowerOff) {
-		return err // a stop does without
+		return err // a pod that is to stop needs no digests
 	}
 	exists := c.Exists()
 	switch {
@@ -127,7 +127,7 @@ func (c *convergence) begin(ctx context.Context) error {
 	return c.driver.Objects.CheckSpec(c.spec)
 }
 
-// digestSecrets finds out what stands for the secret texts of the spec.
+// digestSecrets computes the digests of the spec's user-data and network data.
 func (c *convergence) digestSecrets(ctx context.Context) (err error) {
 	if c.digests.UserData, err = c.driver.machines.Digest(ctx, c.UID, c.spec.UserData); err != nil {
 		return err

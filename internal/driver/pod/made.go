@@ -6,7 +6,6 @@ package pod
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -30,18 +29,16 @@ func (c *convergence) noteMade() {
 		}
 		r.Made = true
 		if name == objects.RootDisk {
-			digest := cmp.Or(c.Server().ImageID, kept.Checksum) // which was compared: the disk was made
+			digest := cmp.Or(c.Server().ImageID, kept.Checksum) // drover-machine has verified the checksum before it made the disk
 			r.Images = []driver.ResolvedImage{{Source: kept.Image, Digest: sha256Only(digest)}}
 		}
 	}
 }
 
-var sha256Digest = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-
-// sha256Only leaves out what is no SHA-256 digest, which the status has no room for: who may change the
-// pod may have written it.
+// sha256Only returns a digest, or "" if it is no SHA-256 digest, for which the status has no room. It comes
+// from an annotation of the pod, which users may change.
 func sha256Only(digest string) string {
-	if !sha256Digest.MatchString(digest) {
+	if !image.IsDigest(digest) {
 		return ""
 	}
 	return digest

@@ -29,10 +29,11 @@ type Instance struct {
 	// objects were read.
 	Asserted types.UID
 
-	// seenRun is the last run in which the status of the VirtualMachine has seen the guest run.
-	seenRun string
 	// IsDeletedHere is set once the pod was deleted by means of this Instance.
 	IsDeletedHere bool
+
+	// seenRun is driver.ServerSpec.SeenRun.
+	seenRun string
 
 	// names are the volumes to read, and volumes their PVCs.
 	names   []string

@@ -122,7 +122,7 @@ func (i *Instance) HasMadeDisks() bool {
 	last, _ := i.reader.LastStatus(i.Pod.UID)
 	hasProbe := i.Pod.Spec.Containers[0].StartupProbe != nil
 	switch {
-	case hasProbe && i.seenRun == string(i.Pod.UID): // what the kubelet reports after a crash of its node may say less
+	case hasProbe && i.seenRun == string(i.Pod.UID): // after a crash of the node the kubelet may no longer report it
 		return true
 	case status == nil:
 		return false

@@ -40,8 +40,8 @@ func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map
 	return map[string][]byte{control.CAFile: end.CA, control.CertFile: end.Cert, control.KeyFile: end.Key}, err
 }
 
-// Digest tells one secret text of a VirtualMachine from another, "" for none. Without the seed it does not
-// confirm a guess.
+// Digest returns a keyed digest (HMAC-SHA256) of a secret text of a VirtualMachine, or "" if there is none. Who
+// reads it and has no seed cannot check guesses of the text against it.
 func (m *Machines) Digest(ctx context.Context, uid types.UID, text driver.Secret) (string, error) {
 	if text.IsZero() {
 		return "", nil

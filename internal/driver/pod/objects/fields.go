@@ -41,10 +41,11 @@ type Digests struct {
 	NetworkData string `json:"networkData,omitempty"`
 }
 
-// earlierDigest is how long the digests of pods are that an earlier version has made. It is not known what
-// they stand for.
+// earlierDigest is the length of the digests, without a key, of pods that an earlier version has made. They
+// cannot be compared with keyed ones.
 const earlierDigest = 6
 
+// differsDigest reports whether two digests are known to be of different texts.
 func differsDigest(has, wants string) bool { return has != wants && len(has) != earlierDigest }
 
 // volumeSettings are what waits for a restart of a volume.

@@ -42,12 +42,12 @@ func needsImage(v driver.Volume, run Run) bool {
 	return v.Image != nil && isContainerDisk(v.Image.Source) && !isMade
 }
 
-// IsSameImage reports whether an image is the one that a disk was made from: by its name, by its digest, or
-// by its checksum, which is what names an image from a web server.
+// IsSameImage reports whether an image is the one that a disk was made from: by its name, by its digest, or,
+// for an image from a web server, by its checksum. Where no checksum was recorded, the URL has to be the same.
 func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
 	switch {
 	case !isContainerDisk(i.Source):
-		return i.Checksum == from.Digest || from.Digest == "" && i.Source == from.Source // not known of each run
+		return i.Checksum == from.Digest || from.Digest == "" && i.Source == from.Source
 	case i.Source == from.Source:
 		return true
 	}
