@@ -72,8 +72,15 @@ check_left() {
 run() {
 	local lock="${work}/$1"
 	shift
-	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 40m "$@" ./... -args -test.timeout=15m | { grep --line-buffered -v '\[no test files\]$' || true; }
+	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 40m "$@" ./... -args -test.timeout=15m 2>&1 | { grep --line-buffered -v '\[no test files\]$' || true; } | tee --append "${work}/output"
 }
+
+# list_failures prints what failed once more, with the first lines of each test: the logs
+# of controllers may have pushed it out of sight.
+list_failures() {
+	echo "hack/test.sh: what failed:"
+	grep --after-context=8 --no-group-separator -E '^ *--- FAIL: |^panic: |WARNING: DATA RACE|^FAIL[[:space:]]' "${work}/output" | cut -c 1-600 | head -n 200
+} >&2
 
 echo "compile, module ."
 go build -buildvcs=false -race ./...
@@ -113,4 +120,5 @@ if [[ -z "${DROVER_TEST_SHARED:-}" ]]; then
 	check_left || failed=1
 	[[ "${started_engine}" == no ]] || "${root}/hack/dockerd.sh" stop || failed=1
 fi
+[[ "${failed}" -eq 0 ]] || list_failures
 exit "${failed}"

@@ -38,6 +38,9 @@ type specEnvironment struct {
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
 
 func startEnvironment() (func() error, error) {
+	if err := setRapidFlags(); err != nil {
+		return nil, err
+	}
 	if _, err := framework.OpenDockerClient(); err != nil {
 		return nil, err
 	}

@@ -30,11 +30,6 @@ func TestUsers(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
 	u := &users{suite: newSuite(t, fakeEngine())}
-	setFlag(t, "rapid.checks", "12", "400")
-	if !isFull() {
-		setFlag(t, "rapid.seed", "1", "1")
-	}
-	setFlag(t, "rapid.nofailfile", "true", "true")
 	rapid.Check(t, u.runSequence)
 	seen, violations := u.states.report()
 	t.Logf("users: sequences %d, actions %v, states %d, violations %d; %s", u.sequences, u.counts, seen, len(violations), time.Since(began).Round(time.Second))
@@ -43,18 +38,24 @@ func TestUsers(t *testing.T) {
 	}
 }
 
-// setFlag sets a flag of rapid, unless whoever runs the test has set it.
-func setFlag(t *testing.T, name, sample, full string) {
-	t.Helper()
-	f := flag.Lookup(name)
-	if f.Value.String() != f.DefValue {
-		return
-	}
-	value := sample
+// setRapidFlags sets flags of rapid, unless the user has set them. It must return before the
+// first test begins, since all tests read them.
+func setRapidFlags() error {
+	values := map[string]string{"rapid.nofailfile": "true", "rapid.checks": "12", "rapid.seed": "1"}
 	if isFull() {
-		value = full
+		values["rapid.checks"] = "400"
+		delete(values, "rapid.seed")
 	}
-	must(t, f.Value.Set(value))
+	for name, value := range values {
+		f := flag.Lookup(name)
+		if f.Value.String() != f.DefValue {
+			continue
+		}
+		if err := f.Value.Set(value); err != nil {
+			return fmt.Errorf("flag %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 type users struct {

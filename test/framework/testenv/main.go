@@ -52,12 +52,12 @@ func runTests(m *testing.M, before func() (func() error, error)) int {
 	}
 	after, err := before()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		fmt.Fprintln(os.Stderr, "--- FAIL: before the tests:", err)
 		return 1
 	}
 	code := m.Run()
 	if err := after(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		fmt.Fprintln(os.Stderr, "--- FAIL: after the tests:", err)
 		return max(code, 1)
 	}
 	return code
