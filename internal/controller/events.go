@@ -38,8 +38,11 @@ func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool)
 	if reason == "" || isUnderWay(p.observed.Observation) && !isCreated || p.vm.DeletionTimestamp != nil {
 		return
 	}
-	if decision.Action.Operation == api.OperationUpdate && p.began == api.OperationStop && server.State == driver.StateStopped {
+	switch isStopped := server.State == driver.StateStopped; {
+	case decision.Action.Operation == api.OperationUpdate && p.began == api.OperationStop && isStopped:
 		reason = api.EventStopped // the update was part of the stop
+	case decision.Action.FollowsUp:
+		return
 	}
 	if decision.Action.Operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
 		reason = api.EventAdopted

@@ -84,22 +84,24 @@ func TestDetectEnd(t *testing.T) {
 func TestSuccessEvents(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
-		operation, began api.OperationType
-		state            driver.State
-		reason, text     string
+		action       policy.Action
+		began        api.OperationType
+		state        driver.State
+		reason, text string
 	}{
-		"a creation":                  {api.OperationCreate, "", driver.StateStarting, api.EventCreated, "Created server id-1 on pod, host n1"},
-		"a creation that waits":       {api.OperationCreate, "", driver.StatePending, "", ""},
-		"a start":                     {api.OperationStart, "", driver.StateStarting, "", ""},
-		"an update":                   {api.OperationUpdate, "", driver.StateStopped, api.EventUpdated, "Updated server id-1 on pod, host n1"},
-		"an update as part of a stop": {api.OperationUpdate, api.OperationStop, driver.StateStopped, api.EventStopped, "Stopped server id-1 on pod, host n1"},
+		"a creation":                       {policy.Action{Operation: api.OperationCreate}, "", driver.StateStarting, api.EventCreated, "Created server id-1 on pod, host n1"},
+		"a creation that waits":            {policy.Action{Operation: api.OperationCreate}, "", driver.StatePending, "", ""},
+		"a start":                          {policy.Action{Operation: api.OperationStart}, "", driver.StateStarting, "", ""},
+		"an update":                        {policy.Action{Operation: api.OperationUpdate}, "", driver.StateStopped, api.EventUpdated, "Updated server id-1 on pod, host n1"},
+		"an update as part of a stop":      {policy.Action{Operation: api.OperationUpdate, FollowsUp: true}, api.OperationStop, driver.StateStopped, api.EventStopped, "Stopped server id-1 on pod, host n1"},
+		"an update that the driver wanted": {policy.Action{Operation: api.OperationUpdate, FollowsUp: true}, "", driver.StateStopped, "", ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := passOf(policytest.ReportedVM(), policytest.ChangeServer(policytest.Present(tc.state), func(s *driver.Server) { s.Host = "n1" }))
 			p.began = tc.began
-			p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: tc.operation}}, false)
+			p.addSuccessEvent(policy.Decision{Action: tc.action}, false)
 			wantEvent(t, onlyEvent(t, p), corev1.EventTypeNormal, tc.reason, tc.text)
 		})
 	}

@@ -109,6 +109,6 @@ func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log 
 	if err != nil {
 		finished = end{Reason: endNotStarted, Message: err.Error()}
 	}
-	r.observed.set(func(o *observed) { finished.StopRequested = o.isStopping })
+	r.observed.set(func(o *observed) { finished.StopRequested, finished.Disks = o.isStopping, o.disks })
 	return finished, r.output
 }

@@ -31,6 +31,7 @@ type observed struct {
 	isStopping  bool
 	waits       control.Wait
 	gracePeriod time.Duration // 0 until it was set
+	disks       disks
 }
 
 // set changes what is observed.

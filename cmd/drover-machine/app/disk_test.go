@@ -129,6 +129,9 @@ func TestVolumeNotMade(t *testing.T) {
 	g := h.start(t)
 	g.launch(t)
 	g.wantEnd(t, 7, "NotStarted", "volume data: making the disk")
+	if got := g.readEnd(t).Disks; !got.Root || len(got.Volumes) > 0 {
+		t.Errorf("it says of its disks %+v, want the root disk, which it has made", got)
+	}
 	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
 		t.Errorf("it has left %v, %v", left, err)
 	}

@@ -41,6 +41,14 @@ type end struct {
 	Message string `json:"message,omitempty"`
 	// StopRequested is set if a signal requested the end.
 	StopRequested bool `json:"stopRequested,omitempty"`
+	// Disks are those that were there, or were made: a guest that has not run may have none.
+	Disks disks `json:"disks,omitzero"`
+}
+
+// disks are disks of a machine.
+type disks struct {
+	Root    bool     `json:"root,omitempty"`
+	Volumes []string `json:"volumes,omitempty"`
 }
 
 func (e end) code() int { return exitCodes[e.Reason] }

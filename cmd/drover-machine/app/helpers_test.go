@@ -191,13 +191,9 @@ func (g *guest) wantEnd(t *testing.T, code int, reason, message string) {
 	case <-time.After(patience):
 		t.Fatal("drover-machine does not end")
 	}
-	content, err := os.ReadFile(filepath.Join(g.run, "ended"))
-	var got end
-	if err == nil {
-		err = json.Unmarshal(content, &got)
-	}
-	if err != nil || g.ProcessState.ExitCode() != code || got.Reason != reason || !strings.Contains(got.Message, message) {
-		t.Errorf("it ended with %d, %+v, %v, want %d, %s, %q", g.ProcessState.ExitCode(), got, err, code, reason, message)
+	got := g.readEnd(t)
+	if g.ProcessState.ExitCode() != code || got.Reason != reason || !strings.Contains(got.Message, message) {
+		t.Errorf("it ended with %d, %+v, want %d, %s, %q", g.ProcessState.ExitCode(), got, code, reason, message)
 	}
 	if got.StopRequested != g.signaled {
 		t.Errorf("it says %t of whether its end was requested", got.StopRequested)
@@ -205,6 +201,19 @@ func (g *guest) wantEnd(t *testing.T, code int, reason, message string) {
 	if pid := g.qemu(); pid != 0 {
 		t.Errorf("QEMU %d is left", pid)
 	}
+}
+
+// readEnd reads the termination message.
+func (g *guest) readEnd(t *testing.T) (got end) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(g.run, "ended"))
+	if err == nil {
+		err = json.Unmarshal(content, &got)
+	}
+	if err != nil {
+		t.Errorf("the termination message: %v", err)
+	}
+	return got
 }
 
 func (g *guest) signal(t *testing.T, s os.Signal) {

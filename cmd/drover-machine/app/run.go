@@ -109,7 +109,7 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 func (r *run) announceStop() {
 	killed := end{Reason: endNotStarted, Message: errStopped.Error(), StopRequested: true}
 	r.observed.set(func(o *observed) {
-		o.isStopping = true
+		o.isStopping, killed.Disks = true, o.disks
 		if !o.startedAt.IsZero() {
 			killed.Reason, killed.Message = machine.EndKilled, "the machine was killed before its guest had shut down"
 		}

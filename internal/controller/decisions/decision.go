@@ -29,6 +29,7 @@ type Action struct {
 	EndRun      string            `json:"endRun,omitzero"`
 	RecordFirst bool              `json:"recordFirst,omitzero"`
 	BeginsStop  bool              `json:"beginsStop,omitzero"`
+	FollowsUp   bool              `json:"followsUp,omitzero"`
 	ShortRuns   int32             `json:"shortRuns,omitzero"`
 	Retain      bool              `json:"retain,omitzero"`
 	AllDrivers  bool              `json:"allDrivers,omitzero"`
@@ -67,7 +68,7 @@ func (b clockBase) decision(d *policy.Decision) Decision {
 	return Decision{
 		Action: Action{
 			Step: steps[a.Step], Operation: a.Operation, Power: a.Power, StopBy: b.at(a.StopBy), EndRun: a.EndRun, RecordFirst: a.RecordFirst,
-			BeginsStop: a.BeginsStop, ShortRuns: a.ShortRuns, Retain: a.Retain, AllDrivers: a.AllDrivers,
+			BeginsStop: a.BeginsStop, FollowsUp: a.FollowsUp, ShortRuns: a.ShortRuns, Retain: a.Retain, AllDrivers: a.AllDrivers,
 		},
 		Status: intent(&d.Status), WakeAt: b.at(d.WakeAt), NextTry: b.at(d.NextTry),
 	}

@@ -101,6 +101,8 @@ type Action struct {
 	// ShortRuns is set for a start that follows a run which ended by itself. It counts
 	// the starts in a row that have yet to lead to a stable run, this one included.
 	ShortRuns int32
+	// FollowsUp is set for an update that only the driver asks for: to a user, nothing changes.
+	FollowsUp bool
 	// Retain releases the server instead of removing it.
 	Retain bool
 	// AllDrivers queries every driver before the finalizer is removed.
@@ -155,6 +157,7 @@ func Decide(in Input) Decision {
 	if isFetching(in, d) {
 		d.Action.Step, d.Status.Reason, d.Status.Message = StepNone, api.ReasonFetching, in.Observed.Server.Progress
 	}
+	d.Action.FollowsUp = d.Action.Operation == api.OperationUpdate && !hasChange(in)
 	// A server that was just created has no run that a restart could end.
 	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || in.Done == api.OperationCreate
 	d.Status.Pending, d.Status.Refused = pendingFields(in), refusedField(in)

@@ -131,6 +131,9 @@ func waitForRemoval(in Input, d Decision) Decision {
 		d.Status.Message = fmt.Sprintf("%s; next try at %s", op.LastError, d.WakeAt.UTC().Format(time.RFC3339))
 	case d.Action.Step == StepDelete && in.Done == d.Action.Operation, in.Observed.Server.State == driver.StateRemoving:
 		d.Action.Step, d.WakeAt = StepNone, in.Now.Add(removalPoll)
+		if in.Observed.Server.State == driver.StateStopping { // only its host can end it, which may be lost
+			d.WakeAt = in.Now.Add(DeletionCheckPeriod)
+		}
 	}
 	return d
 }

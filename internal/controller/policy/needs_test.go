@@ -45,8 +45,15 @@ func TestNeedsEnsure(t *testing.T) {
 			if tc.state == "starting" {
 				observed.Server.Progress = "the pod waits to be scheduled"
 			}
-			if got := summaryOf(Decide(inputOf(vm.Obj(), observed))); got != tc.want {
+			d := Decide(inputOf(vm.Obj(), observed))
+			if got := summaryOf(d); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
+			}
+			if isUpdate := d.Action.Operation == api.OperationUpdate; d.Action.FollowsUp != isUpdate {
+				t.Errorf("follows up is %t, want %t", d.Action.FollowsUp, isUpdate)
+			}
+			if d := Decide(inputOf(vm.Generation(3).Obj(), observed)); d.Action.FollowsUp {
+				t.Error("with another generation, it follows up")
 			}
 		})
 	}

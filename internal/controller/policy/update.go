@@ -12,10 +12,14 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// needsUpdate reports whether the spec must be passed to the driver: this generation
-// was not passed yet, the server differs from the spec, or the driver asks for it.
-func needsUpdate(in Input) bool {
-	if in.VM.Generation != in.PassedGeneration || in.Observed.Server.NeedsEnsure {
+// needsUpdate reports whether the spec must be passed to the driver: there is a change, or
+// the driver asks for it.
+func needsUpdate(in Input) bool { return in.Observed.Server.NeedsEnsure || hasChange(in) }
+
+// hasChange reports whether this generation of the spec was not passed to the driver yet,
+// or the server differs from it.
+func hasChange(in Input) bool {
+	if in.VM.Generation != in.PassedGeneration {
 		return true
 	}
 	if len(pendingFields(in)) > 0 {

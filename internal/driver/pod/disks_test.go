@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
@@ -226,6 +227,35 @@ func TestForeignClaim(t *testing.T) {
 	})
 	s.Power = driver.PowerOn
 	s.wantRefusal(t, reasonVolumeLost, "volume data, is gone")
+	s.deleteAll(t)
+}
+
+// TestStopWithoutDisk checks that a guest is shut down although the PVC of its root disk was removed.
+func TestStopWithoutDisk(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	s.reach(t, driver.StateRunning)
+	claims := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
+	root := s.claims(t)[""]
+	if err := claims.Delete(t.Context(), root.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := claims.Patch(t.Context(), root.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	s.wantRefusal(t, reasonVolumeLost, "root disk, is gone")
+	s.Power = driver.PowerOff
+	framework.Eventually(t, framework.StepTimeout, "the pod ends", func() error {
+		if _, err := s.ensure(t); driver.ReasonOf(err) == reasonVolumeLost {
+			return err
+		}
+		p, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && p.DeletionTimestamp != nil {
+			return nil
+		}
+		return fmt.Errorf("the pod %v is not being deleted: %w", p, err)
+	})
 	s.deleteAll(t)
 }
 

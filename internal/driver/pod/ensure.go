@@ -74,7 +74,9 @@ type convergence struct {
 	*writer
 	driver  *Driver
 	spec    driver.ServerSpec
-	digests objects.Digests
+	// digests are those of the spec. If noDigests is set, they are not known.
+	digests   objects.Digests
+	noDigests error
 	// secret is that of the pod if this call has made it.
 	secret *corev1.Secret
 	// budget is the server's, if it has one, and hasNoBudget is set if its record is to go.
@@ -103,8 +105,8 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
-	if err := c.digestSecrets(ctx); err != nil && (c.Pod == nil || c.spec.Power != driver.PowerOff) {
-		return err // a pod that is to stop needs no digests
+	if c.noDigests = c.digestSecrets(ctx); c.noDigests != nil && (c.Pod == nil || c.spec.Power != driver.PowerOff) {
+		return c.noDigests // a pod that is to stop needs none
 	}
 	exists := c.Exists()
 	switch {
@@ -195,9 +197,11 @@ func (c *convergence) converge(ctx context.Context) error {
 	return c.growDisks(ctx)
 }
 
-// convergePower takes the steps to what the server should do: the disk, the pod, and the pod's guest.
+// convergePower takes the steps to what the server should do: the disk, the pod, and the pod's guest. A pod
+// that is to stop needs no disk.
 func (c *convergence) convergePower(ctx context.Context) error {
-	if !c.spec.Ephemeral {
+	isStopping := c.Pod != nil && !c.IsGated() && c.End() == nil && c.isToStop()
+	if !c.spec.Ephemeral && !isStopping {
 		if err := c.ensureClaim(ctx, objects.Disk{Name: objects.RootDisk, Bytes: c.spec.RootDiskBytes}); err != nil {
 			return err
 		}
@@ -350,6 +354,9 @@ func (c *convergence) hasGate() bool {
 
 // createPod makes a pod that runs nothing yet. The intent has to be recorded before.
 func (c *convergence) createPod(ctx context.Context) error {
+	if c.noDigests != nil {
+		return c.noDigests
+	}
 	if !c.isPodIntended() {
 		return c.recordFirst(c.intents(ctx)...)
 	}
@@ -596,7 +603,7 @@ func (c *convergence) stop(ctx context.Context) error {
 	case c.spec.StopBy.IsZero():
 		grace = maxGrace
 	case now.Before(c.spec.StopBy):
-		grace = int64(math.Ceil(c.spec.StopBy.Sub(now).Seconds()))
+		grace = int64(math.Ceil(c.spec.StopBy.Sub(now).Seconds())) + objects.QuitMargin
 	}
 	c.setGracePeriod(ctx, grace)
 	if err := c.deletePod(ctx, grace); err != nil {
@@ -605,16 +612,12 @@ func (c *convergence) stop(ctx context.Context) error {
 	return c.Read(ctx)
 }
 
-// quitMargin is how many seconds before the end of its grace period drover-machine ends a guest that
-// has not shut down.
-const quitMargin = 3
-
 // setGracePeriod has a machine keep to another grace period than the one that its pod was made with.
 // One that cannot be reached keeps to that, and is killed if the new one is shorter.
 func (c *convergence) setGracePeriod(ctx context.Context, seconds int64) {
 	kept := c.Settings().GraceSecs
 	at, ok := instance.MachineOf(c.Pod)
-	if !ok || seconds <= kept && seconds > kept-quitMargin {
+	if !ok || seconds <= kept && seconds > kept-objects.QuitMargin {
 		return
 	}
 	if err := c.driver.machines.SetGracePeriod(ctx, at, time.Duration(seconds)*time.Second); err != nil {

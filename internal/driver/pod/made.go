@@ -17,14 +17,14 @@ import (
 // which image the root disk. From then on no other disk is made in their place, also if a volume comes
 // back empty.
 func (c *convergence) noteMade() {
-	if c.spec.Ephemeral || !c.HasMadeDisks() {
+	if c.spec.Ephemeral || c.Pod == nil {
 		return
 	}
 	c.spec.Objects = slices.Clone(c.spec.Objects)
 	kept := c.Settings()
 	for name := range kept.Disks {
 		r := c.recorded(objects.KindClaim, objects.ClaimName(c.Key.Name, name))
-		if r == nil || r.Made {
+		if r == nil || r.Made || !c.HasMadeDisk(name) {
 			continue
 		}
 		r.Made = true

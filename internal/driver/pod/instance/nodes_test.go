@@ -121,7 +121,8 @@ func TestLostNodes(t *testing.T) {
 		hasEnded   bool // as asserted
 	}{
 		"runs":                            {"ready", running, nil, driver.StateRunning, false, false},
-		"runs, cut off":                   {"ready", running, cutOff, driver.StateRunning, true, false},
+		"runs, not ready by a gate":       {"ready", running, cutOff, driver.StateRunning, false, false},
+		"runs, cut off":                   {"broken", running, cutOff, driver.StateRunning, true, false},
 		"runs, cut off, its node is gone": {"gone", running, cutOff, driver.StateRunning, true, false},
 		"runs, on a node out of service":  {"off", running, cutOff, driver.StateStopped, false, true},
 		"copies":                          {"ready", copying, nil, driver.StateStarting, false, false},

@@ -131,10 +131,25 @@ func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 	return exit
 }
 
-// hasRunGuest reports whether drover-machine says that its guest has run.
-func hasRunGuest(t *corev1.ContainerStateTerminated) bool {
-	var message struct{ Reason string }
-	return json.Unmarshal([]byte(t.Message), &message) == nil && !slices.Contains([]string{"", driver.ExitNotStarted, exitInvalid}, message.Reason)
+// hasMadeDisk reports whether drover-machine says that there is a disk: its guest has run, or it had come as
+// far as to make it.
+func hasMadeDisk(t *corev1.ContainerStateTerminated, disk string) bool {
+	var message struct {
+		Reason string
+		Disks  struct {
+			Root    bool
+			Volumes []string
+		}
+	}
+	switch {
+	case json.Unmarshal([]byte(t.Message), &message) != nil, message.Reason == "":
+		return false
+	case message.Reason != driver.ExitNotStarted && message.Reason != exitInvalid:
+		return true
+	case disk == objects.RootDisk:
+		return message.Disks.Root
+	}
+	return slices.Contains(message.Disks.Volumes, disk)
 }
 
 // exitInvalid is drover-machine's reason for a wrong description.

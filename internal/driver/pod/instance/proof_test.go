@@ -4,6 +4,7 @@
 package instance
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -162,8 +163,35 @@ func TestDisksOfASeenRun(t *testing.T) {
 	pod := onNode(withStatuses(terminated(137, "ContainerStatusUnknown", "")))
 	pod.UID, pod.Spec.Containers = "seen", []corev1.Container{{StartupProbe: &corev1.Probe{}}}
 	for seen, want := range map[string]bool{"seen": true, "another": false, "": false} {
-		if got := (&Instance{reader: reader, Pod: pod, seenRun: seen}).HasMadeDisks(); got != want {
+		if got := (&Instance{reader: reader, Pod: pod, seenRun: seen}).HasMadeDisk(objects.RootDisk); got != want {
 			t.Errorf("after run %q was seen: made %t, want %t", seen, got, want)
+		}
+	}
+}
+
+// TestDisksOfAMachineThatWasNotStarted checks which disks count as made of a machine whose guest never ran.
+func TestDisksOfAMachineThatWasNotStarted(t *testing.T) {
+	t.Parallel()
+	reader := &Reader{LastStatus: func(types.UID) (status control.Status, ok bool) { return status, false }}
+	for message, want := range map[string][]string{
+		``:                        nil,
+		`{"reason":"NotStarted"}`: nil,
+		`{"reason":"NotStarted","disks":{"root":true}}`:                    {objects.RootDisk},
+		`{"reason":"NotStarted","disks":{"root":true,"volumes":["data"]}}`: {objects.RootDisk, "data"},
+		`{"reason":"Panicked"}`:                                            {objects.RootDisk, "data", "more"},
+	} {
+		pod := onNode(withStatuses(terminated(7, "Error", message)))
+		pod.UID = "pod"
+		pod.Spec.Containers = []corev1.Container{{StartupProbe: &corev1.Probe{}}}
+		i := &Instance{reader: reader, Pod: pod}
+		var got []string
+		for _, disk := range []string{objects.RootDisk, "data", "more"} {
+			if i.HasMadeDisk(disk) {
+				got = append(got, disk)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: the disks made are %q, want %q", message, got, want)
 		}
 	}
 }

@@ -112,9 +112,9 @@ func (i *Instance) hasGuest() bool {
 	return status.Started == nil || *status.Started || !last.StartedAt.IsZero()
 }
 
-// HasMadeDisks reports whether the machine of the pod is known to have made its disks, in this run or before
+// HasMadeDisk reports whether the machine of the pod is known to have made a disk, in this run or before
 // it. The container of an earlier version's pod, which has no startup probe, shows that at its end alone.
-func (i *Instance) HasMadeDisks() bool {
+func (i *Instance) HasMadeDisk(disk string) bool {
 	if i.Pod == nil {
 		return false
 	}
@@ -129,7 +129,7 @@ func (i *Instance) HasMadeDisks() bool {
 	case !last.StartedAt.IsZero():
 		return true
 	case status.State.Terminated != nil:
-		return hasRunGuest(status.State.Terminated)
+		return hasMadeDisk(status.State.Terminated, disk)
 	}
 	return status.Started != nil && *status.Started && hasProbe
 }
@@ -218,8 +218,11 @@ func addressesOf(p *corev1.Pod) []string {
 
 // lostNode returns an error if the node of the pod does not report, so that the machine may run or not.
 func (i *Instance) lostNode() error {
-	isLost := i.isNodeRead && !i.isNodeUnknown && (i.node == nil || !isReady(i.node))
-	if !isLost && !isCutOff(i.Pod) {
+	isLost := isCutOff(i.Pod)
+	if i.isNodeRead && !i.isNodeUnknown {
+		isLost = i.node == nil || !isReady(i.node)
+	}
+	if !isLost {
 		return nil
 	}
 	return fmt.Errorf("node %s does not report: the machine may run still%s", i.Pod.Spec.NodeName, i.refusalText())
@@ -227,8 +230,12 @@ func (i *Instance) lostNode() error {
 
 // isCutOff reports whether the control plane has marked a pod that runs as not ready, which it does when
 // the node's kubelet reports no more. Where the pod's probe had failed before, both conditions are false:
-// the VirtualMachine is not ready by the same probe then.
+// the VirtualMachine is not ready by the same probe then. With readiness gates, which a webhook may add, a
+// pod is not ready for other reasons, too.
 func isCutOff(p *corev1.Pod) bool {
+	if len(p.Spec.ReadinessGates) > 0 {
+		return false
+	}
 	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
 	return ready != nil && containers != nil && ready.Status == corev1.ConditionFalse && containers.Status == corev1.ConditionTrue
 }

@@ -62,9 +62,25 @@ func PendingFields(has, wants Settings) []string {
 	return fields.Pending(settingsChange{has, wants})
 }
 
-// ReadSettings returns what a pod was made from. What is damaged differs, and waits for a restart.
+// maxSource and maxDigest are what the status of a VirtualMachine takes.
+const (
+	maxSource = 1024
+	maxDigest = 253
+)
+
+// ReadSettings returns what a pod was made from. What is damaged, or too long for a status, differs and waits
+// for a restart: users may change the annotation.
 func ReadSettings(p *corev1.Pod) (s Settings) {
 	_ = json.Unmarshal([]byte(p.Annotations[AnnotationSettings]), &s)
+	if len(s.Image) > maxSource {
+		s.Image = ""
+	}
+	if len(s.Checksum) > maxDigest {
+		s.Checksum = ""
+	}
+	if s.MadeFrom != nil && len(s.MadeFrom.Digest) > maxDigest {
+		s.MadeFrom.Digest = ""
+	}
 	for n := range s.Ports {
 		s.Ports[n].Name = containerPortName(p, s.Ports[n])
 	}

@@ -53,8 +53,12 @@ const (
 // the kubelet.
 const MinimalGrace = 1
 
+// QuitMargin is how many seconds the grace period of a pod is longer than that of its guest: drover-machine
+// ends QEMU in them, before its kubelet kills it.
+const QuitMargin = 3
+
 func graceSeconds(spec driver.ServerSpec) int64 {
-	return max(MinimalGrace, int64(spec.GracePeriod.Seconds()))
+	return max(MinimalGrace, int64(spec.GracePeriod.Seconds())) + QuitMargin
 }
 
 // Run is what a pod has of its own, beside the spec.

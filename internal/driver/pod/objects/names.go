@@ -122,9 +122,13 @@ func inherited(labels map[string]string) map[string]string {
 	return all
 }
 
-// HasLabels reports whether a pod has the labels of its VirtualMachine, and none that this had before.
+// HasLabels reports whether a pod has the labels of its VirtualMachine, and none that this had before. A pod
+// of an earlier version has not recorded them, so it is not known to.
 func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
 	wanted := inherited(ofVM)
+	if len(wanted) > 0 && p.Annotations[AnnotationLabels] == "" {
+		return false
+	}
 	for key, value := range wanted {
 		if p.Labels[key] != value {
 			return false
