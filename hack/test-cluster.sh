@@ -32,18 +32,19 @@ test_packages() { go -C test/cluster test -p 1 -count 1 -timeout 45m "$@" | { gr
 
 # test_lanes runs the tests in two lanes, and prints the output of each when it is over.
 test_lanes() {
-	local -r driver='^TestPodDriver$' others='^Test(PodsElsewhere|PodDeletion|PodContract)$'
+	local -r driver='^TestPodDriver$' contract='^TestPodContract$' others='^Test(PodsElsewhere|PodDeletion)$'
 	local first second packages
 	go -C test/cluster test -c -o "${work}/cluster.test" .
 	mapfile -t packages < <(go -C test/cluster list ./... | grep -v '/cluster$')
 	run_part() { (cd test/cluster && "${work}/cluster.test" -test.timeout=45m "$@") && echo "ok $* after ${SECONDS} s"; }
 	{
 		run_part -test.run "${driver}" || failed=1
-		run_part -test.run "${others}" || failed=1
+		run_part -test.run "${contract}" || failed=1
 		exit "${failed}"
 	} >"${work}/first" 2>&1 & first="$!"
 	{
-		run_part -test.skip "${driver}|${others}" || failed=1
+		run_part -test.skip "${driver}|${contract}|${others}" || failed=1
+		run_part -test.run "${others}" || failed=1
 		test_packages -parallel 1 "${packages[@]}" || failed=1
 		exit "${failed}"
 	} >"${work}/second" 2>&1 & second="$!"
