@@ -66,8 +66,7 @@ var All = []Bug{
 		"internal/controller/act.go", "r.Inventory.Delete(ctx, target, action.Retain)", "r.Inventory.Delete(ctx, target, action.Retain && !BUG)",
 	}}},
 	{"server-by-recorded-id", "O3|O7", []Edit{
-		{"internal/controller/gather.go", "	// No server can", "	if BUG && vm.Status.Server == nil {\n		p.observed.Answer, p.observed.Server, p.observed.live = inventory.Gone, driver.Server{}, true\n	}\n	// No server can"},
-		{"internal/controller/gather.go", "	p.observed.live = written &&", "	p.observed.live = BUG && p.observed.live || written &&"},
+		{"internal/controller/gather.go", "	p.observed.live = written &&", "	if BUG && vm.Status.Server == nil {\n		p.observed.Answer, p.observed.Server, p.observed.live = inventory.Gone, driver.Server{}, true\n	}\n	p.observed.live = BUG && p.observed.live || written &&"},
 		{"internal/driver/fake/driver.go", "	case old == nil:\n		return d.simulation", "	case old == nil, BUG && spec.ID == \"\":\n		return d.simulation"},
 	}},
 	{"secret-logged", "", []Edit{{
