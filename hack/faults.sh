@@ -18,7 +18,7 @@ export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}" DROVER_FAULTS_DIR="${DROVER
 rm -rf "${DROVER_FAULTS_DIR}"
 mkdir -p "${DROVER_FAULTS_DIR}"
 failed=0
-go test -count 1 -timeout 12h -parallel 4 -v ./test/faults "$@" || failed=1
+go test -count 1 -timeout 12h -parallel 6 -v ./test/faults "$@" || failed=1
 if [[ "$#" -gt 0 ]]; then
 	exit "${failed}"
 fi

@@ -134,7 +134,7 @@ func findKind(name string) lab.Kind {
 // shortSoak is a soak that is long enough for what leaks with each VirtualMachine.
 func shortSoak(ctx context.Context, l *lab.Lab) (lab.Result, error) {
 	return soak.Kind(soak.Settings{
-		Engine: lab.Fake{}, Parallel: 8, Round: 4, Lifecycles: map[lab.Size]int{lab.SizeDefault: 48},
+		Engine: lab.Fake{}, Parallel: 8, Round: 4, Rest: time.Second, Lifecycles: map[lab.Size]int{lab.SizeDefault: 48},
 	}).Explore(ctx, l, lab.SizeDefault)
 }
 

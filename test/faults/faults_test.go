@@ -111,7 +111,7 @@ func newLab(t *testing.T, build func() (string, error)) (*lab.Lab, error) {
 
 // TestFaults explores every kind of fault and prints the table: each row at once, so that it is
 // there if a later kind takes too long, and all rows in the end. Most kinds wait most of the
-// time, so several are explored at a time, after those that disturb others or measure.
+// time, so several are explored at a time, after those that measure.
 func TestFaults(t *testing.T) {
 	explored := make([]*lab.Result, len(kinds))
 	t.Cleanup(func() { printTable(explored) })
@@ -121,7 +121,7 @@ func TestFaults(t *testing.T) {
 			if !k.IsIn(size) && *caseFlag == "" {
 				t.Skipf("it is explored in the sizes %v", k.Sizes)
 			}
-			if size != lab.SizeShort && !k.NeedsOwnLab && !k.Unmarked {
+			if size != lab.SizeShort && !k.Unmarked {
 				t.Parallel()
 			}
 			l, err := labFor(t, k, sharedLab)

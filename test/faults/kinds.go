@@ -30,13 +30,13 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "crash points, docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewDocker()},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 2, Pairs: 4}, lab.SizeFull: {Pairs: 100},
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 1, Pairs: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "crash points, qemu", Parallel: 4, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 2, Pairs: 4}, lab.SizeFull: {Pairs: 100},
+			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 1, Pairs: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -89,7 +89,7 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "calls of drivers, qemu", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()}, Faults: crash.Calls,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
+			lab.SizeDefault: {Workloads: alone, Cases: 1}, lab.SizeFull: {Workloads: alone, EachPoint: true}, lab.SizeExhaustive: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{

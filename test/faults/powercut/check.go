@@ -127,15 +127,12 @@ func (w *workload) progress(marks []string) (done []step, begun *step) {
 
 // checkPlaces checks where each server is.
 func (w *workload) checkPlaces(ctx context.Context, done []step, begun *step) error {
-	servers, err := w.driver.List(ctx)
+	servers, err := w.list(ctx)
 	if err != nil {
 		return err
 	}
 	found := map[types.UID][]place{}
 	for _, s := range servers {
-		if s.Err != nil {
-			return fmt.Errorf("server %s: %w", s.Name, s.Err)
-		}
 		at := placeHere
 		if s.Retained {
 			at = placeRetained
@@ -155,6 +152,23 @@ func (w *workload) checkPlaces(ctx context.Context, done []step, begun *step) er
 		}
 	}
 	return nil
+}
+
+// list lists the servers once nothing is wrong with any: on a busy host a QEMU that was just started may be
+// slow to answer.
+func (w *workload) list(ctx context.Context) ([]driver.Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	for {
+		servers, err := w.driver.List(ctx)
+		n := slices.IndexFunc(servers, func(s driver.Server) bool { return s.Err != nil })
+		if err != nil || n < 0 {
+			return servers, err
+		}
+		if pause(ctx) != nil {
+			return nil, fmt.Errorf("server %s: %w", servers[n].Name, servers[n].Err)
+		}
+	}
 }
 
 // lastStep returns the last step of a server, or nil.

@@ -16,8 +16,12 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// stepTimeout bounds a step.
-const stepTimeout = 2 * time.Minute
+const (
+	// stepTimeout bounds a step.
+	stepTimeout = 2 * time.Minute
+	// answerTimeout is how long a QEMU may take to answer.
+	answerTimeout = 20 * time.Second
+)
 
 // Servers of the workloads: one that is released, one of an image that is fetched, and one
 // more.

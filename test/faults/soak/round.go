@@ -4,6 +4,7 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,8 +21,8 @@ const (
 	// orphan's grace period, and the time to notice it twice.
 	settleTime = 2 * time.Minute
 	judgePause = 500 * time.Millisecond
-	// restTime is how long a world is watched at rest.
-	restTime = 15 * time.Second
+	// defaultRest is Settings.Rest unless that is set.
+	defaultRest = 15 * time.Second
 )
 
 // round runs lifecycles, many at a time. It judges them twice: while some exist, and when
@@ -141,7 +142,7 @@ func (s *soak) rest(ctx context.Context) error {
 		return fmt.Errorf("%d VirtualMachines are left", len(left))
 	}
 	for begin := time.Now(); ; {
-		broken := s.world.CheckRest(ctx, restTime)
+		broken := s.world.CheckRest(ctx, cmp.Or(s.Rest, defaultRest))
 		if len(broken) == 0 {
 			break
 		}

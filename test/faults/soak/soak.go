@@ -38,6 +38,8 @@ type Settings struct {
 	// Parallel is how many lifecycles there are at a time, and Round how many take place
 	// before all is looked at.
 	Parallel, Round int
+	// Rest is how long the world is watched at rest after a round; 0 means 15 s.
+	Rest time.Duration
 	// Lifecycles are how many there are in a size. A soak does not run in other sizes.
 	Lifecycles map[lab.Size]int
 }
