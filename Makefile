@@ -75,7 +75,7 @@ failover: build ## test failover at length (10 minutes): replicas halted, killed
 	DROVER_FAILOVER=full DROVER_BIN="$(CURDIR)/bin/drover" go test -count 1 -timeout 60m -v ./test/failover
 
 .PHONY: faults
-faults: build ## kill controllers and cut the power at sampled points, and print how many; root, 20 minutes; ARGS
+faults: build ## kill controllers and cut the power at sampled points, and print how many; root, 10 minutes; ARGS
 	@DROVER_FAULTS=default hack/faults.sh $(ARGS)
 
 .PHONY: faults-full

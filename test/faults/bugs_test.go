@@ -32,8 +32,25 @@ type search func(context.Context, *lab.Lab) (lab.Result, error)
 
 // exploring explores faults of some workloads, crashes if there are none.
 func exploring(engine lab.Engine, faults crash.Faults, workloads ...string) search {
-	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
+	return again(func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
 		return crash.FindViolation(ctx, l, engine, faults, workloads...)
+	})
+}
+
+// maxTries is how often a search is repeated: whether a case shows a bug may depend on the moment.
+const maxTries = 5
+
+// again repeats a search until it has found something.
+func again(find search) search {
+	return func(ctx context.Context, l *lab.Lab) (all lab.Result, err error) {
+		for range maxTries {
+			r, err := find(ctx, l)
+			all.Runs += r.Runs
+			if all.Violations = r.Violations; err != nil || len(r.Violations) > 0 {
+				return all, err
+			}
+		}
+		return all, nil
 	}
 }
 
@@ -56,21 +73,11 @@ func only(faults crash.Faults, point, name string) crash.Faults {
 	}
 }
 
-// maxReplays is how often a case is run: whether it shows a bug may depend on the moment.
-const maxReplays = 5
-
 // replaying runs one case of a kind.
 func replaying(kind, name string) search {
-	return func(ctx context.Context, l *lab.Lab) (all lab.Result, err error) {
-		for range maxReplays {
-			r, err := findKind(kind).Replay(ctx, l, name)
-			all.Runs += r.Runs
-			if all.Violations = r.Violations; err != nil || len(r.Violations) > 0 {
-				return all, err
-			}
-		}
-		return all, nil
-	}
+	return again(func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
+		return findKind(kind).Replay(ctx, l, name)
+	})
 }
 
 // exploringShort explores a kind as every test run does.
