@@ -35,17 +35,11 @@ var successReasons = map[api.OperationType]string{
 func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool) {
 	reason, server := successReasons[decision.Action.Operation], p.observed.Server
 	isCreated := decision.Action.Operation == api.OperationCreate && server.State == driver.StateStarting
+	if decision.Action.Operation == api.OperationUpdate {
+		reason = p.updateReason(decision.Action.FollowsUp)
+	}
 	if reason == "" || isUnderWay(p.observed.Observation) && !isCreated || p.vm.DeletionTimestamp != nil {
 		return
-	}
-	switch isStopped := server.State == driver.StateStopped; {
-	case decision.Action.Operation == api.OperationUpdate && p.began == api.OperationStop && isStopped:
-		reason = api.EventStopped // the update was part of the stop
-	case decision.Action.FollowsUp:
-		return
-	}
-	if decision.Action.Operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
-		reason = api.EventAdopted
 	}
 	if decision.Action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
 		reason = api.EventRecreated
@@ -55,6 +49,19 @@ func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool)
 		text += ", host " + server.Host
 	}
 	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
+}
+
+// updateReason returns the reason of the event of an update, "" if it has none.
+func (p *reconciliation) updateReason(followsUp bool) string {
+	switch {
+	case p.base.Status.ObservedGeneration < 1:
+		return api.EventAdopted
+	case p.began == api.OperationStop && p.observed.Server.State == driver.StateStopped:
+		return api.EventStopped // the update was part of the stop
+	case followsUp:
+		return ""
+	}
+	return api.EventUpdated
 }
 
 func (p *reconciliation) addFailureEvent(operation api.OperationType, err error) {

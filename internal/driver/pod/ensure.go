@@ -72,8 +72,8 @@ func checkArguments(spec driver.ServerSpec) error {
 // convergence is one call of Ensure.
 type convergence struct {
 	*writer
-	driver  *Driver
-	spec    driver.ServerSpec
+	driver *Driver
+	spec   driver.ServerSpec
 	// digests are those of the spec. If noDigests is set, they are not known.
 	digests   objects.Digests
 	noDigests error
