@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
@@ -21,7 +22,7 @@ func TestTwoLeaders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	recordRun := func(c *convergence) error {
-		return c.annotateRoot(t.Context(), objects.AnnotationRun, string(c.Pod.UID))
+		return annotateRoot(t, c, objects.AnnotationRun, string(c.Pod.UID))
 	}
 	removeGate := func(c *convergence) error {
 		return c.updatePod(t.Context(), func(p *corev1.Pod) { p.Spec.SchedulingGates = nil })
@@ -79,6 +80,45 @@ func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
 	return one, other
 }
 
+// TestNonceIsUsedOnce has one leader remove the pod that another one has made, with or without its gate,
+// and record the next one. The other one's record is old, so it must not make a pod that nobody else knows.
+func TestNonceIsUsedOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, late := range map[string]func(*convergence) error{
+		"pod":  func(*convergence) error { return nil },
+		"late": func(c *convergence) error { return c.createPod(t.Context()) }, // decided before the removal
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := w.newServer(t, name)
+			one, other := s.twoLeaders(t)
+			old := s.ServerSpec
+			if err := other.forgetPod(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			one.Pod = nil
+			if err := late(one); err != nil {
+				t.Fatal(err)
+			}
+			_, err := w.open(t).Ensure(t.Context(), old)
+			if _, ok := errors.AsType[*driver.RecordFirstError](err); !ok {
+				t.Errorf("Ensure with the record of a pod that was removed: %v, want another one recorded", err)
+			}
+			s.reach(t, driver.StateRunning)
+			s.deleteAll(t)
+		})
+	}
+}
+
+// annotateRoot sets an annotation of the root disk's PVC.
+func annotateRoot(t *testing.T, c *convergence, key, value string) error {
+	t.Helper()
+	return c.updateRoot(t.Context(), func(root *corev1.PersistentVolumeClaim) {
+		metav1.SetMetaDataAnnotation(&root.ObjectMeta, key, value)
+	})
+}
+
 // TestEpochOfAUser writes a high epoch on a PVC, as whoever may change it can: that concerns one
 // server alone, so the error is not one that suspends the driver.
 func TestEpochOfAUser(t *testing.T) {
@@ -88,7 +128,7 @@ func TestEpochOfAUser(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	c := s.converge(t)
 	c.epoch = math.MaxUint64
-	if err := c.annotateRoot(t.Context(), "example.com/by", "a user"); err != nil {
+	if err := annotateRoot(t, c, "example.com/by", "a user"); err != nil {
 		t.Fatal(err)
 	}
 	_, err := s.ensure(t)

@@ -40,11 +40,7 @@ func (w *writer) fence() error {
 	return nil
 }
 
-// annotateRoot sets an annotation of the root disk's PVC, under a version that was read.
-func (w *writer) annotateRoot(ctx context.Context, key, value string) error {
-	return w.updateRoot(ctx, func(c *corev1.PersistentVolumeClaim) { metav1.SetMetaDataAnnotation(&c.ObjectMeta, key, value) })
-}
-
+// updateRoot changes the PVC of the root disk, under the version that was read.
 func (w *writer) updateRoot(ctx context.Context, change func(*corev1.PersistentVolumeClaim)) error {
 	updated, err := w.updateClaim(ctx, w.Root, change)
 	if err == nil {
@@ -151,14 +147,18 @@ func (w *writer) recordEnd(ctx context.Context) error {
 	if w.Root == nil || w.IsEndRecorded() {
 		return nil
 	}
-	if w.Root.Annotations[objects.AnnotationRun] != string(w.Pod.UID) {
-		return w.annotateRoot(ctx, objects.AnnotationNeverRan, string(w.Pod.UID))
+	key, value := objects.AnnotationNeverRan, string(w.Pod.UID)
+	if w.Root.Annotations[objects.AnnotationRun] == value {
+		record, err := w.EndRecord()
+		if err != nil {
+			return err
+		}
+		key, value = objects.AnnotationEnd, record
 	}
-	record, err := w.EndRecord()
-	if err != nil {
-		return err
-	}
-	return w.annotateRoot(ctx, objects.AnnotationEnd, record)
+	return w.updateRoot(ctx, func(root *corev1.PersistentVolumeClaim) {
+		metav1.SetMetaDataAnnotation(&root.ObjectMeta, key, value)
+		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationUsedNonce, w.Pod.Annotations[objects.AnnotationNonce])
+	})
 }
 
 // forgetPod removes a pod that has ended, or has its scheduling gate, after its end is recorded. It

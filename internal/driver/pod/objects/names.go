@@ -50,6 +50,9 @@ const (
 	// AnnotationNeverRan, on that PVC, is the UID of the last pod that was removed before it
 	// could run. Another leader may record that pod as AnnotationRun all the same.
 	AnnotationNeverRan = "cloudnative.tw/never-ran"
+	// AnnotationUsedNonce, on that PVC, is the nonce of the last pod that was removed. No other pod is
+	// made with it, since the VirtualMachine's status may have the next one by then.
+	AnnotationUsedNonce = "cloudnative.tw/used-nonce"
 	// AnnotationClaim, on a PVC, is its own UID, from before the first pod that can use it. A copy of
 	// the PVC, such as one that is restored from a backup, has another UID.
 	AnnotationClaim = "cloudnative.tw/claim"
