@@ -114,17 +114,21 @@ func (o *machineOracle) checkSeen(t *testing.T, pod *corev1.Pod) {
 // podInGroup finds the UID of a pod in the name of a control group.
 var podInGroup = regexp.MustCompile(`/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
 
-// runningMachines returns the UIDs of pods in which drover-machine runs, by their names. The pods of
-// one VirtualMachine have one name, which is the name of their host. A process that has ended, and
+// runningMachines returns the UIDs of the cluster's pods in which drover-machine runs, by their names. The
+// pods of one VirtualMachine have one name, which is the name of their host. A process that has ended, and
 // that nobody has waited for, has no environment.
 func runningMachines() map[string]map[types.UID]bool {
 	all := map[string]map[types.UID]bool{}
+	group := []byte(":" + shared.ControlGroup("") + "/") // other clusters may be on this host
 	names, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range names {
 		if comm, _ := os.ReadFile(path); string(comm) != "drover-machine\n" {
 			continue
 		}
 		groups, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cgroup"))
+		if !bytes.Contains(groups, group) {
+			continue
+		}
 		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
 		uid := podInGroup.FindSubmatch(groups)
 		for variable := range bytes.SplitSeq(environment, []byte{0}) {
