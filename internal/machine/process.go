@@ -170,7 +170,8 @@ func (m Machine) IsOwnProcess(pid int) bool {
 func (m Machine) FindAccelerator() string {
 	pid := m.PID()
 	for _, accel := range []string{AccelKVM, AccelTCG} {
-		if pid != 0 && proc.HasOption(pid, "-accel", accel) {
+		// Earlier versions of Drover passed the name alone.
+		if pid != 0 && (proc.HasOption(pid, "-accel", launch.AcceleratorOption(accel)) || proc.HasOption(pid, "-accel", accel)) {
 			return accel
 		}
 	}

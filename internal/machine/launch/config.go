@@ -148,7 +148,7 @@ func (c Config) arguments() []string {
 		"-name", "drover-" + c.ID,
 		"-uuid", c.UUID,
 		"-machine", c.Type + ",usb=off,vmport=off,dump-guest-core=off",
-		"-accel", c.Accel,
+		"-accel", AcceleratorOption(c.Accel),
 		"-cpu", CPUModel(c.Accel),
 		"-smp", strconv.FormatInt(c.CPUs, 10),
 		"-m", strconv.FormatInt(c.MemoryBytes/(1<<20), 10) + "M",
@@ -217,6 +217,19 @@ func agentArguments(fd int) []string {
 // socketDevice returns a character device that serves the socket of a descriptor.
 func socketDevice(id string, fd int) string {
 	return fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", id, fd)
+}
+
+// translatedMiB bounds the code that QEMU has translated for an emulated guest, and keeps. By default it is an
+// eighth of the host's memory, at most 1 GiB (accel/tcg/region.c of QEMU), which no limit of memory allows for.
+// Beyond the bound QEMU translates again.
+const translatedMiB = 64
+
+// AcceleratorOption returns the value of QEMU's option -accel.
+func AcceleratorOption(accel string) string {
+	if accel == AccelTCG {
+		return fmt.Sprintf("%s,tb-size=%d", accel, translatedMiB)
+	}
+	return accel
 }
 
 // CPUModel returns the model of the guest's CPUs.

@@ -41,7 +41,7 @@ func TestArguments(t *testing.T) {
 	for _, pair := range [][2]string{
 		{"-uuid", m.UUID},
 		{"-name", "drover-0123456789abcdef"},
-		{"-accel", "tcg"},
+		{"-accel", "tcg,tb-size=64"},
 		{"-smp", "3"},
 		{"-m", "3814M"},
 		{"-action", "shutdown=pause,panic=pause"},
@@ -291,7 +291,7 @@ func (c Config) checkArguments(t *testing.T) {
 			t.Errorf("%+v makes the option %q", c, arg)
 		}
 	}
-	for _, pair := range [][2]string{{"-accel", c.Accel}, {"-uuid", c.UUID}, {"-machine", c.Type + ",usb=off,vmport=off,dump-guest-core=off"}} {
+	for _, pair := range [][2]string{{"-accel", AcceleratorOption(c.Accel)}, {"-uuid", c.UUID}, {"-machine", c.Type + ",usb=off,vmport=off,dump-guest-core=off"}} {
 		if args[slices.Index(args, pair[0])+1] != pair[1] || strings.Count(pair[1], ",") > 3 {
 			t.Errorf("%+v makes %q", c, args)
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // What QEMU takes beside its guest's memory, somewhat more than was measured (see
-// docs/performance.md). For an emulated guest it also holds the translated code.
+// docs/performance.md). For an emulated guest it also holds the translated code, which package launch bounds.
 const (
 	OverheadKVM = 64 << 20
 	OverheadTCG = 160 << 20
