@@ -49,7 +49,7 @@ func etcdArgs(p plan.Plan) []string {
 
 func apiServerArgs(p plan.Plan) []string {
 	pki := func(file string) string { return p.Path("pki", file) }
-	return []string{
+	args := []string{
 		"--tls-cert-file=" + pki("kube-apiserver.crt"), "--tls-private-key-file=" + pki("kube-apiserver.key"),
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--bind-address=" + p.ControlPlaneIP(), "--advertise-address=" + p.ControlPlaneIP(),
@@ -72,6 +72,10 @@ func apiServerArgs(p plan.Plan) []string {
 		// Pods leave a lost node soon.
 		"--default-unreachable-toleration-seconds=2", "--default-not-ready-toleration-seconds=2",
 	}
+	if p.Simulated {
+		args = append(args, "--request-timeout=30m") // one request deletes 10,000 objects
+	}
+	return args
 }
 
 func controllerManagerArgs(p plan.Plan) []string {
