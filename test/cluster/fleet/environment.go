@@ -16,11 +16,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/client/clientset/versioned"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/informers/externalversions"
+	listers "cloudnative.tw/drover/client/listers/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
@@ -46,9 +50,13 @@ var stages []byte
 // environment is a cluster with nodes that kwok simulates, and a controller.
 type environment struct {
 	*options
-	cluster    *cluster.Cluster
-	kube       kubernetes.Interface
-	vms        typed.VirtualMachineInterface
+	cluster *cluster.Cluster
+	kube    kubernetes.Interface
+	vms     typed.VirtualMachineInterface
+	// allVMs and allPods are known by watches: to list 10,000 of them again and again would slow the API server
+	// down, and with it what is measured.
+	allVMs     listers.VirtualMachineLister
+	allPods    corelisters.PodLister
 	controller *bench.Controller
 	processes  []*framework.Process
 	dir        string
@@ -88,6 +96,9 @@ func (e *environment) start(ctx context.Context) (err error) {
 	if err := e.addNodes(ctx); err != nil {
 		return err
 	}
+	if err := e.watch(ctx, vms); err != nil {
+		return err
+	}
 	e.controller, err = bench.StartController(ctx, e.Controller, nil, "--kubeconfig="+e.cluster.Kubeconfig, "--vm-driver=pod",
 		"--pod-machine-image="+machineImage, "--leader-elect=false", "--metrics-bind-address=0", "--pprof-bind-address="+e.Pprof)
 	if err != nil {
@@ -95,6 +106,14 @@ func (e *environment) start(ctx context.Context) (err error) {
 	}
 	e.processes = append(e.processes, e.controller.Process)
 	return waitUntil(ctx, "the controller is ready", func(context.Context) error { return e.controller.Ready() })
+}
+
+// watch fills the caches of VMs and pods, and keeps them.
+func (e *environment) watch(ctx context.Context, vms versioned.Interface) error {
+	ofVMs := externalversions.NewSharedInformerFactoryWithOptions(vms, 0, externalversions.WithNamespace(namespace))
+	ofPods := informers.NewSharedInformerFactoryWithOptions(e.kube, 0, informers.WithNamespace(namespace))
+	e.allVMs, e.allPods = ofVMs.Cloudnative().V1alpha1().VirtualMachines().Lister(), ofPods.Core().V1().Pods().Lister()
+	return fillCaches(ctx, ofVMs, ofPods)
 }
 
 func (e *environment) applyCRDs(ctx context.Context) error {

@@ -45,17 +45,8 @@ func runFloor(ctx context.Context, kubeconfig string) error {
 	ofVMs, ofPods := externalversions.NewSharedInformerFactory(vms, 0), informers.NewSharedInformerFactory(core, 0)
 	ofVMs.Cloudnative().V1alpha1().VirtualMachines().Informer()
 	ofPods.Core().V1().Pods().Informer()
-	ofVMs.Start(ctx.Done())
-	ofPods.Start(ctx.Done())
-	for _, filled := range ofVMs.WaitForCacheSync(ctx.Done()) {
-		if !filled {
-			return errors.New("the cache of VirtualMachines was not filled")
-		}
-	}
-	for _, filled := range ofPods.WaitForCacheSync(ctx.Done()) {
-		if !filled {
-			return errors.New("the cache of pods was not filled")
-		}
+	if err := fillCaches(ctx, ofVMs, ofPods); err != nil {
+		return err
 	}
 	fmt.Println(floorReady)
 	<-ctx.Done()
@@ -85,6 +76,23 @@ func (e *environment) measureFloor(ctx context.Context) (m bench.Memory, err err
 		return m, err
 	}
 	return bench.MemoryOf(p.PID())
+}
+
+// fillCaches starts informers and returns when their caches are filled.
+func fillCaches(ctx context.Context, ofVMs externalversions.SharedInformerFactory, ofPods informers.SharedInformerFactory) error {
+	ofVMs.Start(ctx.Done())
+	ofPods.Start(ctx.Done())
+	for _, filled := range ofVMs.WaitForCacheSync(ctx.Done()) {
+		if !filled {
+			return errors.New("the cache of VirtualMachines was not filled")
+		}
+	}
+	for _, filled := range ofPods.WaitForCacheSync(ctx.Done()) {
+		if !filled {
+			return errors.New("the cache of pods was not filled")
+		}
+	}
+	return nil
 }
 
 // waitUntil repeats check until it returns nil.

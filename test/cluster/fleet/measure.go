@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
@@ -137,11 +138,11 @@ func (e *environment) createVMs(ctx context.Context, count int) error {
 
 // waitForVMs waits until that many are Active.
 func (e *environment) waitForVMs(ctx context.Context, count int) error {
-	return waitUntil(ctx, "all VMs are Active", func(ctx context.Context) error {
-		// A field selector of the CRD leaves the work to the API server.
-		list, err := e.vms.List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.phase", string(api.PhaseActive)).String()})
-		if err == nil && len(list.Items) < count {
-			err = fmt.Errorf("%d of %d are", len(list.Items), count)
+	return waitUntil(ctx, "all VMs are Active", func(context.Context) error {
+		list, err := e.allVMs.List(labels.Everything())
+		active := countIf(list, func(vm *api.VirtualMachine) bool { return vm.Status.Phase == api.PhaseActive })
+		if err == nil && active < count {
+			err = fmt.Errorf("%d of %d are", active, count)
 		}
 		return err
 	})
@@ -152,10 +153,10 @@ func (e *environment) deleteVMs(ctx context.Context) error {
 	if err := e.vms.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return err
 	}
-	return waitUntil(ctx, "all VMs are gone", func(ctx context.Context) error {
-		list, err := e.vms.List(ctx, metav1.ListOptions{Limit: 1, ResourceVersion: ""})
-		if err == nil && len(list.Items) > 0 {
-			err = fmt.Errorf("%s is there: %s", list.Items[0].Name, framework.FormatStatus(&list.Items[0]))
+	return waitUntil(ctx, "all VMs are gone", func(context.Context) error {
+		list, err := e.allVMs.List(labels.Everything())
+		if err == nil && len(list) > 0 {
+			err = fmt.Errorf("%s is there: %s", list[0].Name, framework.FormatStatus(list[0]))
 		}
 		return err
 	})
@@ -212,7 +213,7 @@ func (e *environment) measurePods(ctx context.Context, count int) (c course, err
 		if err != nil {
 			return err
 		}
-		return e.waitForPods(ctx, "status.phase=Running", count)
+		return e.waitForPods(ctx, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning }, count)
 	}); err != nil {
 		return c, err
 	}
@@ -224,7 +225,7 @@ func (e *environment) measurePods(ctx context.Context, count int) (c course, err
 		if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			return err
 		}
-		return e.waitForPods(ctx, "", 0)
+		return e.waitForPods(ctx, func(*corev1.Pod) bool { return true }, 0)
 	}); err != nil {
 		return c, err
 	}
@@ -234,15 +235,24 @@ func (e *environment) measurePods(ctx context.Context, count int) (c course, err
 	return c, err
 }
 
-// waitForPods waits until that many match.
-func (e *environment) waitForPods(ctx context.Context, selector string, count int) error {
-	return waitUntil(ctx, fmt.Sprintf("there are %d pods", count), func(ctx context.Context) error {
-		list, err := e.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
-		if err == nil && len(list.Items) != count {
-			err = fmt.Errorf("there are %d", len(list.Items))
+// waitForPods waits until that many are as they should be.
+func (e *environment) waitForPods(ctx context.Context, isWanted func(*corev1.Pod) bool, count int) error {
+	return waitUntil(ctx, fmt.Sprintf("there are %d pods", count), func(context.Context) error {
+		list, err := e.allPods.List(labels.Everything())
+		if have := countIf(list, isWanted); err == nil && have != count {
+			err = fmt.Errorf("there are %d", have)
 		}
 		return err
 	})
+}
+
+func countIf[T any](all []T, isWanted func(T) bool) (n int) {
+	for _, one := range all {
+		if isWanted(one) {
+			n++
+		}
+	}
+	return n
 }
 
 // newPod has the size of a VM's pod.
