@@ -165,7 +165,7 @@ func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
 	switch {
 	case recorded != nil && recorded.UID == o.GetUID():
 		return nil
-	case recorded != nil && recorded.UID == "" && recorded.Nonce != "" && recorded.Nonce == o.GetAnnotations()[objects.AnnotationNonce] && !c.isUsed(recorded):
+	case recorded != nil && recorded.UID == "" && recorded.Nonce != "" && recorded.Nonce == o.GetAnnotations()[objects.AnnotationNonce] && !c.isNonceUsed(recorded):
 		return nil
 	}
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
@@ -537,16 +537,16 @@ func (c *convergence) intents(ctx context.Context) []driver.Object {
 	return all
 }
 
-// isUsed reports whether a record is that of a pod which was made and removed. Another leader may have
-// recorded the next one since.
-func (c *convergence) isUsed(r *driver.Object) bool {
+// isNonceUsed reports whether the pod with a recorded nonce was made and removed. The record is old then: another
+// leader may have recorded the next pod since.
+func (c *convergence) isNonceUsed(r *driver.Object) bool {
 	return r.Kind == objects.KindPod && c.Root != nil && c.Root.Annotations[objects.AnnotationUsedNonce] == r.Nonce
 }
 
 // isPodIntended reports whether the next pod and its Secret are recorded.
 func (c *convergence) isPodIntended() bool {
 	r := c.recorded(objects.KindPod, c.Key.Name)
-	return r != nil && !r.Ended && r.UID == "" && !c.isUsed(r) && c.hasResolved(r) && c.recorded(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
+	return r != nil && !r.Ended && r.UID == "" && !c.isNonceUsed(r) && c.hasResolved(r) && c.recorded(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
 }
 
 // podIntents returns the next pod, with the digests of its images, and its Secret.

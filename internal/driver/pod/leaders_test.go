@@ -6,6 +6,7 @@ package pod
 import (
 	"errors"
 	"math"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,18 +81,19 @@ func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
 	return one, other
 }
 
-// TestNonceIsUsedOnce has one leader remove the pod that another one has made, with or without its gate,
-// and record the next one. The other one's record is old, so it must not make a pod that nobody else knows.
+// TestNonceIsUsedOnce has one leader remove a pod with its scheduling gate, whose UID is not recorded yet. A
+// leader that still has that record must neither make a second pod with the nonce in it, nor start one that was
+// made late: the VirtualMachine's status may have another nonce by then.
 func TestNonceIsUsedOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for name, late := range map[string]func(*convergence) error{
-		"pod":  func(*convergence) error { return nil },
-		"late": func(c *convergence) error { return c.createPod(t.Context()) }, // decided before the removal
+		"removed":   func(*convergence) error { return nil },
+		"made late": func(c *convergence) error { return c.createPod(t.Context()) }, // decided before the removal
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := w.newServer(t, name)
+			s := w.newServer(t, strings.ReplaceAll(name, " ", "-"))
 			one, other := s.twoLeaders(t)
 			old := s.ServerSpec
 			if err := other.forgetPod(t.Context()); err != nil {

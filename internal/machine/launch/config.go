@@ -219,15 +219,15 @@ func socketDevice(id string, fd int) string {
 	return fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", id, fd)
 }
 
-// translatedMiB bounds the code that QEMU has translated for an emulated guest, and keeps. By default it is an
-// eighth of the host's memory, at most 1 GiB (accel/tcg/region.c of QEMU), which no limit of memory allows for.
-// Beyond the bound QEMU translates again.
-const translatedMiB = 64
+// translationCacheMiB is how much translated code QEMU keeps for an emulated guest (tb-size). When the cache is
+// full, QEMU empties it and translates again. QEMU's own default, an eighth of the host's memory and at most 1 GiB
+// (accel/tcg/region.c), is more than Drover reserves for QEMU itself: memory.OverheadTCG, and the limit of a pod.
+const translationCacheMiB = 64
 
 // AcceleratorOption returns the value of QEMU's option -accel.
 func AcceleratorOption(accel string) string {
 	if accel == AccelTCG {
-		return fmt.Sprintf("%s,tb-size=%d", accel, translatedMiB)
+		return fmt.Sprintf("%s,tb-size=%d", accel, translationCacheMiB)
 	}
 	return accel
 }

@@ -96,7 +96,7 @@ func (e *environment) start(ctx context.Context) (err error) {
 	if err := e.addNodes(ctx); err != nil {
 		return err
 	}
-	if err := e.watch(ctx, vms); err != nil {
+	if err := e.watchObjects(ctx, vms); err != nil {
 		return err
 	}
 	e.controller, err = bench.StartController(ctx, e.Controller, nil, "--kubeconfig="+e.cluster.Kubeconfig, "--vm-driver=pod",
@@ -108,8 +108,8 @@ func (e *environment) start(ctx context.Context) (err error) {
 	return waitUntil(ctx, "the controller is ready", func(context.Context) error { return e.controller.Ready() })
 }
 
-// watch fills the caches of VMs and pods, and keeps them.
-func (e *environment) watch(ctx context.Context, vms versioned.Interface) error {
+// watchObjects fills the caches of VMs and pods, and keeps them up to date.
+func (e *environment) watchObjects(ctx context.Context, vms versioned.Interface) error {
 	ofVMs := externalversions.NewSharedInformerFactoryWithOptions(vms, 0, externalversions.WithNamespace(namespace))
 	ofPods := informers.NewSharedInformerFactoryWithOptions(e.kube, 0, informers.WithNamespace(namespace))
 	e.allVMs, e.allPods = ofVMs.Cloudnative().V1alpha1().VirtualMachines().Lister(), ofPods.Core().V1().Pods().Lister()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
@@ -82,14 +83,11 @@ func (e *environment) measureFloor(ctx context.Context) (m bench.Memory, err err
 func fillCaches(ctx context.Context, ofVMs externalversions.SharedInformerFactory, ofPods informers.SharedInformerFactory) error {
 	ofVMs.Start(ctx.Done())
 	ofPods.Start(ctx.Done())
-	for _, filled := range ofVMs.WaitForCacheSync(ctx.Done()) {
-		if !filled {
-			return errors.New("the cache of VirtualMachines was not filled")
-		}
-	}
-	for _, filled := range ofPods.WaitForCacheSync(ctx.Done()) {
-		if !filled {
-			return errors.New("the cache of pods was not filled")
+	for _, filled := range []map[reflect.Type]bool{ofVMs.WaitForCacheSync(ctx.Done()), ofPods.WaitForCacheSync(ctx.Done())} {
+		for kind, ok := range filled {
+			if !ok {
+				return fmt.Errorf("the cache of %s was not filled", kind)
+			}
 		}
 	}
 	return nil
