@@ -76,6 +76,12 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	p.addSuccessEvent(decision, existed)
 	p.recordRestart(decision)
 	op := status.Operation
+	if startsLater(decision.Action.Operation, p.observed.Observation) {
+		if op != nil {
+			op.NextRetryTime = nil // it counts once it has begun
+		}
+		return
+	}
 	if decision.Action.ShortRuns > 0 {
 		status.Operation = p.newOperation()
 		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, decision.Action.ShortRuns
@@ -105,6 +111,13 @@ func isUnderWay(observed inventory.Observation) bool {
 	case driver.StateRunning, driver.StatePaused, driver.StateStopped:
 	}
 	return false
+}
+
+// startsLater reports whether a start that was requested has yet to begin: it waits for an image, or until
+// the engine has removed the last run.
+func startsLater(operation api.OperationType, observed inventory.Observation) bool {
+	isStart := operation == api.OperationStart || operation == api.OperationRestart
+	return isStart && observed.Answer == inventory.Present && observed.Server.State == driver.StateStopped && observed.Server.Progress != ""
 }
 
 // recordFailure records the operation's failure in the pass's status, where the next

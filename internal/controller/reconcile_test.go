@@ -76,6 +76,8 @@ type interceptedDriver struct {
 	failQueries atomic.Bool
 	// fetching makes lists show servers as waiting for their image.
 	fetching atomic.Bool
+	// leaving makes lists show servers that are off as having a last run that is yet to be removed.
+	leaving atomic.Bool
 }
 
 func (m *interceptedDriver) Unwrap() driver.Driver { return m.Driver }
@@ -91,6 +93,9 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 	for n := range servers {
 		if m.fetching.Load() {
 			servers[n].State = driver.StatePending
+		}
+		if m.leaving.Load() && servers[n].State == driver.StateStopped {
+			servers[n].IsLeaving, servers[n].Progress = true, "the last run has yet to be removed"
 		}
 	}
 	return servers, err

@@ -101,6 +101,66 @@ func TestWaitAfterCrashIsReported(t *testing.T) {
 	g.wantWrites(0, func() { g.reconcile() })
 }
 
+// TestLeavingRun checks that a start which waits until the engine has removed the last run is neither a
+// failure nor done, is requested once, and is counted once.
+func TestLeavingRun(t *testing.T) {
+	tests := map[string]struct {
+		begin func(g *rig)
+		event string
+	}{
+		"after a crash": {func(g *rig) { g.crashNow(0) }, api.EventStarted},
+		"in a restart": {func(g *rig) {
+			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
+		}, api.EventRestarted},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.create(framework.NewVM("vm"))
+			g.reconcile()
+			g.clock.Step(time.Minute) // the run is stable
+			g.reconcile()
+			g.reasons()
+			run, calls := g.server().Run, g.engine.calls
+			g.engine.leaving.Store(true)
+			g.engine.ensure = func(ctx context.Context, spec driver.ServerSpec, _ func() (driver.Server, error)) (driver.Server, error) {
+				err := g.memory.Edit("uid-1", func(r *fake.Record) { r.State, r.Exit, r.UpAt = driver.StateStopped, &fake.Exit{Code: 1}, time.Time{} })
+				if err != nil {
+					return driver.Server{}, err
+				}
+				left, err := g.engine.List(ctx, spec.UID)
+				return left[0], err
+			}
+			tc.begin(g)
+			for range 2 {
+				g.reconcile()
+				g.wantPhase(api.PhaseCreating, api.ReasonRestarting)
+			}
+			if text := g.vm().Status.Message; text != "the last run has yet to be removed" {
+				t.Errorf("the message is %q", text)
+			}
+			if got := g.engine.calls - calls; got != 1 {
+				t.Errorf("%d calls, want 1", got)
+			}
+			if got := g.reasons(); slices.Contains(got, tc.event) || slices.Contains(got, api.ReasonOperationFailed) {
+				t.Errorf("events while it waits: %v", got)
+			}
+			g.engine.leaving.Store(false)
+			g.engine.ensure = nil
+			g.crashNow(0)
+			g.eventually("the last run is removed", func() bool { return !g.server().IsLeaving })
+			g.reconcile()
+			g.wantPhase(api.PhaseActive, api.ReasonRunning)
+			if got := g.reasons(); !slices.Contains(got, tc.event) || g.server().Run == run {
+				t.Errorf("events %v, run %s after %s", got, g.server().Run, run)
+			}
+			if wait := g.crashAndRestart(0); tc.event == api.EventStarted && wait != time.Second {
+				t.Errorf("the second crash was waited for %s, want 1 s", wait)
+			}
+		})
+	}
+}
+
 // shutDown lets the guest's run end.
 func (g *rig) shutDown() {
 	g.t.Helper()

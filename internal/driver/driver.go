@@ -458,6 +458,10 @@ type Server struct {
 	// IsUnschedulable is set while the engine has no host for a server that starts; Progress
 	// describes why.
 	IsUnschedulable bool
+	// IsLeaving is set while the engine has yet to remove what is left of the last run, before the next one
+	// can begin; Progress describes that. An Ensure that starts the server succeeds, and is repeated once
+	// that is gone.
+	IsLeaving bool
 	// Note describes the parts of the spec that the driver ignores, for people.
 	Note string
 	// Err is a failure in the background.

@@ -61,8 +61,10 @@ func newNetwork(t *testing.T) network {
 // startControlled starts a machine in a network of its own, and returns a client of it.
 func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client) {
 	t.Helper()
-	server, client, err := control.NewCredentials(h.described.UUID, time.Now())
-	if err != nil {
+	seed := make([]byte, control.SeedBytes)
+	server, err := control.MachineCredentials(seed, h.described.UUID, "run", time.Now())
+	client, clientErr := control.ClientCredentials(seed, h.described.UUID, "run", time.Now())
+	if err := errors.Join(err, clientErr); err != nil {
 		t.Fatal(err)
 	}
 	folder := h.newFolder(t, "control")

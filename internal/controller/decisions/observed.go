@@ -42,6 +42,7 @@ type Server struct {
 
 	Disruption      string `json:"disruption,omitzero"`
 	IsUnschedulable bool   `json:"isUnschedulable,omitzero"`
+	IsLeaving       bool   `json:"isLeaving,omitzero"`
 }
 
 // Exit is how a run ended, without any output.
@@ -142,7 +143,7 @@ func (b clockBase) server(s *driver.Server) Server {
 			return Exit{Code: e.Code, Reason: e.Reason, At: b.at(e.At), StopRequested: e.StopRequested}
 		}),
 		StartedAt: b.at(s.StartedAt), CPUMilli: s.Applied.CPUMilli, MemoryBytes: s.Applied.MemoryBytes, RootDiskBytes: s.Applied.RootDiskBytes,
-		NeedsEnsure: s.NeedsEnsure, HostLost: s.HostLost, Disruption: cutInput(s.Disruption), IsUnschedulable: s.IsUnschedulable,
+		NeedsEnsure: s.NeedsEnsure, HostLost: s.HostLost, Disruption: cutInput(s.Disruption), IsUnschedulable: s.IsUnschedulable, IsLeaving: s.IsLeaving,
 	}
 }
 
@@ -160,6 +161,6 @@ func (s *Server) server() driver.Server {
 			return driver.Exit{Code: e.Code, Reason: e.Reason, At: e.At, StopRequested: e.StopRequested}
 		}),
 		StartedAt: s.StartedAt, Applied: driver.Resources{CPUMilli: s.CPUMilli, MemoryBytes: s.MemoryBytes, RootDiskBytes: s.RootDiskBytes},
-		NeedsEnsure: s.NeedsEnsure, HostLost: s.HostLost, Disruption: s.Disruption, IsUnschedulable: s.IsUnschedulable,
+		NeedsEnsure: s.NeedsEnsure, HostLost: s.HostLost, Disruption: s.Disruption, IsUnschedulable: s.IsUnschedulable, IsLeaving: s.IsLeaving,
 	}
 }

@@ -154,8 +154,11 @@ func Decide(in Input) Decision {
 	default:
 		d = decidePower(in)
 	}
-	if isFetching(in, d) {
-		d.Action.Step, d.Status.Reason, d.Status.Message = StepNone, api.ReasonFetching, in.Observed.Server.Progress
+	if isWaiting(in, d) {
+		d.Action.Step, d.Status.Message = StepNone, in.Observed.Server.Progress
+		if !in.Observed.Server.IsLeaving {
+			d.Status.Reason = api.ReasonFetching
+		}
 	}
 	d.Action.FollowsUp = d.Action.Operation == api.OperationUpdate && !hasChange(in)
 	// A server that was just created has no run that a restart could end.

@@ -65,9 +65,9 @@ func planCreation(in Input, power driver.Power) Decision {
 	return planEnsure(in, api.OperationCreate, power, api.ReasonCreating, "")
 }
 
-// isFetching reports whether the operation was requested already and waits for an
-// image. The existing server is unchanged meanwhile.
-func isFetching(in Input, d Decision) bool {
+// isWaiting reports whether the operation was requested already and waits: for an image, or until the
+// engine has removed the last run. The existing server is unchanged meanwhile.
+func isWaiting(in Input, d Decision) bool {
 	server := in.Observed.Server
 	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.NeedsEnsure || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
 		return false

@@ -308,15 +308,12 @@ func takenError(kind string, key types.NamespacedName) error {
 }
 
 // removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
-// VirtualMachine, and on the PVC.
+// VirtualMachine, and on the PVC. The pod is left as long as its kubelet needs it; then the server is leaving.
 func (c *convergence) removeEndedPod(ctx context.Context) error {
 	if err := c.recordEnded(); err != nil {
 		return err
 	}
-	if err := c.forgetPod(ctx); err != nil || c.Pod == nil || c.Root == nil || c.spec.Power == driver.PowerOff {
-		return err
-	}
-	return driver.Errorf(driver.ErrRetry, "the pod %s has ended, and its kubelet has yet to remove it: the next one is made after that", c.Key)
+	return c.forgetPod(ctx)
 }
 
 // recordEnded has the status of the VirtualMachine record that the pod has ended.

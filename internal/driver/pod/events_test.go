@@ -44,8 +44,7 @@ func TestControllerEvents(t *testing.T) {
 	v.waitEvents(t, "Created", "Started", "Disrupted", "Started", "Stopped")
 }
 
-// waitEvents waits until the events of a VirtualMachine have these reasons, but for failures that are
-// tried again, and returns them.
+// waitEvents waits until the events of a VirtualMachine have these reasons, and returns them.
 func (v *vm) waitEvents(t *testing.T, want ...string) (all []eventsv1.Event) {
 	t.Helper()
 	framework.Eventually(t, patience, v.name+" has events", func() error {
@@ -53,7 +52,7 @@ func (v *vm) waitEvents(t *testing.T, want ...string) (all []eventsv1.Event) {
 		if err != nil {
 			return err
 		}
-		all = slices.DeleteFunc(listed.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != v.uid || e.Reason == "OperationFailed" })
+		all = slices.DeleteFunc(listed.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != v.uid })
 		slices.SortFunc(all, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
 		var reasons []string
 		for _, e := range all {

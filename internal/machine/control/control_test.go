@@ -6,6 +6,7 @@ package control
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -55,8 +56,11 @@ const name = "6f9c3c52-4b1d-4f5e-8a55-0a4b8f1d2c3e"
 // newPair makes the credentials of a machine and of its client.
 func newPair(t *testing.T, name string) (machine, client Credentials) {
 	t.Helper()
-	machine, client, err := NewCredentials(name, time.Now())
-	if err != nil {
+	seed := make([]byte, SeedBytes)
+	_, _ = rand.Read(seed) // it never fails
+	machine, err := MachineCredentials(seed, name, "run", time.Now())
+	client, clientErr := ClientCredentials(seed, name, "run", time.Now())
+	if err := errors.Join(err, clientErr); err != nil {
 		t.Fatal(err)
 	}
 	return machine, client
@@ -180,7 +184,7 @@ func TestIdentity(t *testing.T) {
 func TestDerived(t *testing.T) {
 	t.Parallel()
 	seed := bytes.Repeat([]byte{7}, SeedBytes)
-	machine, _, err := DeriveCredentials(seed, name, "run", time.Now())
+	machine, err := MachineCredentials(seed, name, "run", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +199,7 @@ func TestDerived(t *testing.T) {
 		"another name": {seed, "other", "run", ErrIdentity},
 		"another run":  {seed, name, "next", ErrIdentity},
 	} {
-		_, client, err := DeriveCredentials(c.seed, c.name, c.run, time.Now().Add(time.Hour))
+		client, err := ClientCredentials(c.seed, c.name, c.run, time.Now().Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +207,7 @@ func TestDerived(t *testing.T) {
 			t.Errorf("%s: the status fails with %v, want %v", what, err, c.want)
 		}
 	}
-	if _, _, err := DeriveCredentials(seed[1:], name, "run", time.Now()); err == nil || !strings.Contains(err.Error(), "must have 32") {
+	if _, err := MachineCredentials(seed[1:], name, "run", time.Now()); err == nil || !strings.Contains(err.Error(), "must have 32") {
 		t.Errorf("a short seed is answered with %v", err)
 	}
 }

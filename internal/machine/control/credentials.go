@@ -41,57 +41,51 @@ const (
 // other end's certificate.
 type Credentials struct{ CA, Cert, Key []byte }
 
-// NewCredentials makes an authority that is used for these two certificates alone: its key is
-// not kept. name identifies the machine, such as by the UID of its object, and stands in the
-// certificate of its listener.
-func NewCredentials(name string, now time.Time) (machine, client Credentials, err error) {
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return machine, client, err
-	}
-	return issue(name, key, now)
-}
-
-// SeedBytes is how long the seed of DeriveCredentials has to be.
+// SeedBytes is how long the seed of credentials has to be.
 const SeedBytes = 32
 
-// DeriveCredentials is NewCredentials with an authority that depends on the seed, the name and the
-// run of the machine alone. So who has the seed makes a client of a machine again at any time, and
-// keeps nothing of it; each end works with the other end of any call with the same arguments.
-func DeriveCredentials(seed []byte, name, run string, now time.Time) (machine, client Credentials, err error) {
-	if len(seed) != SeedBytes {
-		return machine, client, fmt.Errorf("the seed has %d bytes: it must have %d", len(seed), SeedBytes)
-	}
-	key, err := hkdf.Key(sha256.New, seed, nil, fmt.Sprintf("drover-machine control %q %q", name, run), ed25519.SeedSize)
-	if err != nil {
-		return machine, client, err
-	}
-	return issue(name, ed25519.NewKeyFromSeed(key), now)
+// MachineCredentials returns those of a machine's listener. name identifies the machine, such as by the
+// UID of its object, and stands in the certificate.
+//
+// The authority of both ends depends on the seed, the name and the run of the machine alone. So who has
+// the seed makes a client of a machine again at any time, and keeps nothing of it; each end works with the
+// other end of any call with the same arguments.
+func MachineCredentials(seed []byte, name, run string, now time.Time) (Credentials, error) {
+	return issue(seed, name, run, now, &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
 }
 
-// issue makes the certificates of both ends by an authority.
-func issue(name string, key ed25519.PrivateKey, now time.Time) (machine, client Credentials, err error) {
+// ClientCredentials returns those of the machine's client.
+func ClientCredentials(seed []byte, name, run string, now time.Time) (Credentials, error) {
+	return issue(seed, name, run, now, &x509.Certificate{
+		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "client of " + name},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+}
+
+// issue makes the certificate of one end by the authority of a machine.
+func issue(seed []byte, name, run string, now time.Time, end *x509.Certificate) (Credentials, error) {
+	if len(seed) != SeedBytes {
+		return Credentials{}, fmt.Errorf("the seed has %d bytes: it must have %d", len(seed), SeedBytes)
+	}
+	secret, err := hkdf.Key(sha256.New, seed, nil, fmt.Sprintf("drover-machine control %q %q", name, run), ed25519.SeedSize)
+	if err != nil {
+		return Credentials{}, err
+	}
+	key := ed25519.NewKeyFromSeed(secret)
 	authority := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "drover-machine " + name},
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	ca, err := sign(authority, authority, key.Public(), key, now)
 	if err != nil {
-		return machine, client, err
+		return Credentials{}, err
 	}
-	machine, err = newEnd(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}, authority, key, now)
-	if err != nil {
-		return machine, client, err
-	}
-	client, err = newEnd(&x509.Certificate{
-		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "client of " + name},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}, authority, key, now)
-	machine.CA, client.CA = ca, ca
-	return machine, client, err
+	c, err := newEnd(end, authority, key, now)
+	c.CA = ca
+	return c, err
 }
 
 // newEnd makes the certificate of one end, and its key.

@@ -68,8 +68,11 @@ func (i *Instance) describeRun(s *driver.Server) {
 	case exit != nil && i.IsLeaving() && i.Root == nil:
 		s.State = driver.StateRemoving
 	case exit != nil:
-		s.State, s.Exit = driver.StateStopped, exit
-		s.NeedsEnsure = p.DeletionTimestamp != nil && !i.IsLeaving()
+		s.State, s.Exit, s.IsLeaving = driver.StateStopped, exit, i.IsLeaving()
+		s.NeedsEnsure = p.DeletionTimestamp != nil && (!s.IsLeaving || i.AssertedEnd() != nil)
+		if s.IsLeaving {
+			s.Progress = fmt.Sprintf("the pod %s has ended, and its kubelet has yet to remove it: the next one is made after that", i.Key)
+		}
 	case p.DeletionTimestamp != nil:
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
 	case status != nil && status.State.Terminated != nil:

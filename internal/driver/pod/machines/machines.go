@@ -50,6 +50,16 @@ type Machines struct {
 
 	seed atomic.Pointer[[]byte]
 	seen driver.SyncMap[types.UID, sighting] // by the UID of the pod
+	// clients are by the UID of the pod: to derive their credentials takes longer than a call.
+	clients driver.SyncMap[types.UID, identity]
+}
+
+// identity has the credentials of a machine's client, and what they were derived from: who may edit a
+// pod can change its nonce.
+type identity struct {
+	uid         types.UID
+	nonce       string
+	credentials control.Credentials
 }
 
 // sighting is what was last seen of a machine.
@@ -77,6 +87,7 @@ func (m *Machines) HasAnswered(pod types.UID) bool {
 // Forget forgets the machines in other pods than these.
 func (m *Machines) Forget(isPresent func(pod types.UID) bool) {
 	m.seen.DeleteFunc(func(pod types.UID, _ sighting) bool { return !isPresent(pod) })
+	m.clients.DeleteFunc(func(pod types.UID, _ identity) bool { return !isPresent(pod) })
 }
 
 // Pause halts the guest. It may be repeated.
@@ -152,7 +163,9 @@ func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.
 	calls.SetLimit(maxConcurrent)
 	for n, at := range all {
 		calls.Go(func() error {
-			results[n], differs[n] = m.sample(ctx, at)
+			if ctx.Err() == nil { // else the rest is asked first the next time
+				results[n], differs[n] = m.sample(ctx, at)
+			}
 			return nil
 		})
 	}
@@ -207,11 +220,7 @@ func (m *Machines) sample(ctx context.Context, at Machine) (used *driver.Usage, 
 
 // client returns a client of a machine.
 func (m *Machines) client(ctx context.Context, at Machine) (*control.Client, error) {
-	seed, err := m.readSeed(ctx)
-	if err != nil {
-		return nil, err
-	}
-	_, credentials, err := control.DeriveCredentials(seed, string(at.UID), at.Nonce, m.Clock.Now())
+	credentials, err := m.clientCredentials(ctx, at)
 	if err != nil {
 		return nil, err
 	}
@@ -220,4 +229,19 @@ func (m *Machines) client(ctx context.Context, at Machine) (*control.Client, err
 		return nil, err
 	}
 	return control.NewClient(at.Address, config), nil
+}
+
+func (m *Machines) clientCredentials(ctx context.Context, at Machine) (control.Credentials, error) {
+	if known, _ := m.clients.Load(at.Pod); known.uid == at.UID && known.nonce == at.Nonce {
+		return known.credentials, nil
+	}
+	seed, err := m.readSeed(ctx)
+	if err != nil {
+		return control.Credentials{}, err
+	}
+	derived, err := control.ClientCredentials(seed, string(at.UID), at.Nonce, m.Clock.Now())
+	if err == nil {
+		m.clients.Store(at.Pod, identity{at.UID, at.Nonce, derived})
+	}
+	return derived, err
 }
