@@ -48,7 +48,7 @@ func TestPodContract(t *testing.T) {
 		Open: openPodDriver, Kill: killIfRunning,
 	}
 	h := e.Harness(driver.ServerSpec{
-		CPUMilli: 100, MemoryBytes: 32 << 20, RootDiskBytes: 1 << 20, GracePeriod: 30 * time.Second,
+		CPUMilli: 250, MemoryBytes: 32 << 20, RootDiskBytes: 1 << 20, GracePeriod: 30 * time.Second,
 		Image: driver.Image{Source: "oci://" + bootImage + "a"}, StorageClassName: new(contractClass),
 	})
 	h.OtherImage, h.Timeout = "oci://"+bootImage+"b", wait
