@@ -38,8 +38,8 @@ func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool)
 	if decision.Action.Operation == api.OperationUpdate {
 		reason = p.updateReason(decision.Action.FollowsUp)
 	}
-	isOpen := isUnderWay(p.observed.Observation) && !isCreated || startsLater(decision.Action.Operation, p.observed.Observation)
-	if reason == "" || isOpen || p.vm.DeletionTimestamp != nil {
+	isIncomplete := isUnderWay(p.observed.Observation) && !isCreated || startsLater(decision.Action.Operation, p.observed.Observation)
+	if reason == "" || isIncomplete || p.vm.DeletionTimestamp != nil {
 		return
 	}
 	if decision.Action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {

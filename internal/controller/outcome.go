@@ -78,7 +78,7 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	op := status.Operation
 	if startsLater(decision.Action.Operation, p.observed.Observation) {
 		if op != nil {
-			op.NextRetryTime = nil // it counts once it has begun
+			op.NextRetryTime = nil // the engine reports when the start can go on
 		}
 		return
 	}

@@ -459,8 +459,8 @@ type Server struct {
 	// describes why.
 	IsUnschedulable bool
 	// IsLeaving is set while the engine has yet to remove what is left of the last run, before the next one
-	// can begin; Progress describes that. An Ensure that starts the server succeeds, and is repeated once
-	// that is gone.
+	// can begin; Progress describes that. Ensure succeeds meanwhile without starting the server, and has to
+	// be called again after that.
 	IsLeaving bool
 	// Note describes the parts of the spec that the driver ignores, for people.
 	Note string

@@ -308,7 +308,8 @@ func takenError(kind string, key types.NamespacedName) error {
 }
 
 // removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
-// VirtualMachine, and on the PVC. The pod is left as long as its kubelet needs it; then the server is leaving.
+// VirtualMachine, and on the PVC. The pod object remains until its kubelet
+// has unmounted the volumes: Server.IsLeaving.
 func (c *convergence) removeEndedPod(ctx context.Context) error {
 	if err := c.recordEnded(); err != nil {
 		return err

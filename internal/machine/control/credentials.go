@@ -51,7 +51,7 @@ const SeedBytes = 32
 // the seed makes a client of a machine again at any time, and keeps nothing of it; each end works with the
 // other end of any call with the same arguments.
 func MachineCredentials(seed []byte, name, run string, now time.Time) (Credentials, error) {
-	return issue(seed, name, run, now, &x509.Certificate{
+	return issueCredentials(seed, name, run, now, &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
@@ -59,14 +59,14 @@ func MachineCredentials(seed []byte, name, run string, now time.Time) (Credentia
 
 // ClientCredentials returns those of the machine's client.
 func ClientCredentials(seed []byte, name, run string, now time.Time) (Credentials, error) {
-	return issue(seed, name, run, now, &x509.Certificate{
+	return issueCredentials(seed, name, run, now, &x509.Certificate{
 		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "client of " + name},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 }
 
-// issue makes the certificate of one end by the authority of a machine.
-func issue(seed []byte, name, run string, now time.Time, end *x509.Certificate) (Credentials, error) {
+// issueCredentials derives the authority of a machine, and signs the certificate of one end with it.
+func issueCredentials(seed []byte, name, run string, now time.Time, end *x509.Certificate) (Credentials, error) {
 	if len(seed) != SeedBytes {
 		return Credentials{}, fmt.Errorf("the seed has %d bytes: it must have %d", len(seed), SeedBytes)
 	}

@@ -133,8 +133,12 @@ func (e *environment) addNodes(ctx context.Context) error {
 		return err
 	}
 	kwok, err := framework.StartProcess(e.Kwok, []string{
-		"--kubeconfig=" + e.cluster.Kubeconfig, "--config=" + config, "--cidr=127.128.0.0/9", // the controller asks the machines of all pods: nothing answers here
-		"--manage-nodes-with-annotation-selector=" + simulatedNode + "=" + simulated, "--node-lease-duration-seconds=400", // 1,000 nodes that report every 10 s take a third of a small API server
+		"--kubeconfig=" + e.cluster.Kubeconfig, "--config=" + config,
+		"--manage-nodes-with-annotation-selector=" + simulatedNode + "=" + simulated,
+		// Loopback addresses for pods: the controller connects to each to sample usage.
+		"--cidr=127.128.0.0/9",
+		// By default, the Lease renewals of 1,000 nodes are a third of all requests.
+		"--node-lease-duration-seconds=400",
 	}, nil)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ package machines
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -50,13 +51,14 @@ type Machines struct {
 
 	seed atomic.Pointer[[]byte]
 	seen driver.SyncMap[types.UID, sighting] // by the UID of the pod
-	// clients are by the UID of the pod: to derive their credentials takes longer than a call.
-	clients driver.SyncMap[types.UID, identity]
+	// clients caches the client credentials for each machine, by the UID of its pod: deriving them takes
+	// more CPU time than a call.
+	clients driver.SyncMap[types.UID, cachedCredentials]
 }
 
-// identity has the credentials of a machine's client, and what they were derived from: who may edit a
-// pod can change its nonce.
-type identity struct {
+// cachedCredentials are client credentials, with the UID and nonce from which they were derived: whoever
+// may edit a pod can change its nonce.
+type cachedCredentials struct {
 	uid         types.UID
 	nonce       string
 	credentials control.Credentials
@@ -87,7 +89,7 @@ func (m *Machines) HasAnswered(pod types.UID) bool {
 // Forget forgets the machines in other pods than these.
 func (m *Machines) Forget(isPresent func(pod types.UID) bool) {
 	m.seen.DeleteFunc(func(pod types.UID, _ sighting) bool { return !isPresent(pod) })
-	m.clients.DeleteFunc(func(pod types.UID, _ identity) bool { return !isPresent(pod) })
+	m.clients.DeleteFunc(func(pod types.UID, _ cachedCredentials) bool { return !isPresent(pod) })
 }
 
 // Pause halts the guest. It may be repeated.
@@ -137,7 +139,11 @@ func (m *Machines) call(ctx context.Context, at Machine, within time.Duration, d
 	if err != nil {
 		return err
 	}
-	return explain(do(c, ctx))
+	err = do(c, ctx)
+	if errors.Is(err, control.ErrIdentity) {
+		m.clients.Delete(at.Pod) // they may date from when this host's clock was wrong
+	}
+	return explain(err)
 }
 
 // explain returns an error of a call in the kinds of package driver.
@@ -163,7 +169,7 @@ func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.
 	calls.SetLimit(maxConcurrent)
 	for n, at := range all {
 		calls.Go(func() error {
-			if ctx.Err() == nil { // else the rest is asked first the next time
+			if ctx.Err() == nil { // otherwise the next sample asks it before silent ones
 				results[n], differs[n] = m.sample(ctx, at)
 			}
 			return nil
@@ -231,6 +237,7 @@ func (m *Machines) client(ctx context.Context, at Machine) (*control.Client, err
 	return control.NewClient(at.Address, config), nil
 }
 
+// clientCredentials returns the cached client credentials for a machine, or derives them.
 func (m *Machines) clientCredentials(ctx context.Context, at Machine) (control.Credentials, error) {
 	if known, _ := m.clients.Load(at.Pod); known.uid == at.UID && known.nonce == at.Nonce {
 		return known.credentials, nil
@@ -241,7 +248,7 @@ func (m *Machines) clientCredentials(ctx context.Context, at Machine) (control.C
 	}
 	derived, err := control.ClientCredentials(seed, string(at.UID), at.Nonce, m.Clock.Now())
 	if err == nil {
-		m.clients.Store(at.Pod, identity{at.UID, at.Nonce, derived})
+		m.clients.Store(at.Pod, cachedCredentials{at.UID, at.Nonce, derived})
 	}
 	return derived, err
 }

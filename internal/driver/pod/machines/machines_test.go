@@ -5,10 +5,16 @@ package machines
 
 import (
 	"bytes"
+	"crypto/tls"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/machine/control"
 )
@@ -47,4 +53,43 @@ func TestClientCredentials(t *testing.T) {
 	if bytes.Equal(again, derive(at)) {
 		t.Error("those of a pod that is gone are kept")
 	}
+}
+
+// TestClientCredentialsOfAWrongClock checks that credentials which were derived while this host's clock
+// was wrong are replaced once it is right.
+func TestClientCredentialsOfAWrongClock(t *testing.T) {
+	t.Parallel()
+	wrong := clocktesting.NewFakePassiveClock(time.Now().Add(72 * time.Hour))
+	m := &Machines{Clock: wrong}
+	seed := make([]byte, control.SeedBytes)
+	m.seed.Store(&seed)
+	at := Machine{UID: "vm", Pod: "pod", Nonce: "nonce"}
+	at.Address = serveStatus(t, seed, at)
+	if used, _, err := m.Sample(t.Context(), []Machine{at}); err != nil || len(used) != 0 {
+		t.Errorf("with a wrong clock the samples are %v, %v", used, err)
+	}
+	wrong.SetTime(time.Now())
+	if used, _, err := m.Sample(t.Context(), []Machine{at}); err != nil || len(used) != 1 {
+		t.Errorf("with a right clock the samples are %v, %v", used, err)
+	}
+}
+
+// serveStatus serves the status of a machine that runs, and returns the address.
+func serveStatus(t *testing.T, seed []byte, at Machine) string {
+	t.Helper()
+	c, err := control.MachineCredentials(seed, string(at.UID), at.Nonce, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := tls.X509KeyPair(c.Cert, c.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"state":"running","startedAt":"2026-01-02T03:04:05Z"}`)
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
 }

@@ -86,7 +86,7 @@ func controllerManagerArgs(p plan.Plan) []string {
 		"--kube-api-qps=200", "--kube-api-burst=400",
 	)
 	if p.Simulated {
-		return append(args, "--node-monitor-grace-period=15m") // simulated nodes report seldom
+		return append(args, "--node-monitor-grace-period=15m") // simulated nodes renew their Leases seldom
 	}
 	// A lost node is noticed soon.
 	return append(args, "--node-monitor-grace-period=6s", "--node-monitor-period=1s")
