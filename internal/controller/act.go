@@ -26,13 +26,17 @@ type outcome struct {
 func (p *reconciliation) act(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
 	vm, action, target := p.vm.DeepCopy(), p.decision.Action, p.driverTarget()
-	go func() { result <- p.r.callDriver(ctx, vm, action, target) }()
+	isOff := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped
+	go func() { result <- p.r.callDriver(ctx, vm, action, target, isOff) }()
 	return result
 }
 
 // callDriver calls the driver. A call that has begun continues while the controller
 // stops; the guard cancels it when the Lease may be lost.
-func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target) outcome {
+//
+// If a Secret of the spec is missing, the driver gets the power state alone. A server that
+// is off stays off then, and what its last run has left is removed all the same.
+func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, isOff bool) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if action.Step == policy.StepDelete {
@@ -46,11 +50,17 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, action.Power, action.StopBy, action.EndRun
 	spec.Objects = recordedObjects(vm)
 	hidden := r.resolveSecrets(ctx, vm, &spec)
-	if hidden != nil && !powerOnly[action.Operation] {
+	isBlocked := hidden != nil && !powerOnly[action.Operation] && (!action.FollowsUp || action.Power != driver.PowerOff)
+	if isBlocked && !isOff {
 		return outcome{err: hidden}
 	}
-	spec.PowerOnly = hidden != nil
+	if spec.PowerOnly = hidden != nil; isBlocked {
+		spec.Power = driver.PowerOff
+	}
 	server, err := r.Inventory.Ensure(ctx, spec)
+	if err == nil && isBlocked {
+		err = hidden
+	}
 	return outcome{err: err, server: server, partial: hidden != nil}
 }
 

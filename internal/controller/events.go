@@ -115,7 +115,7 @@ func (p *reconciliation) detectEnd() {
 	case had == nil || had.ID != server.ID || isEnding(driver.State(had.State)) || p.isEndedByDrover():
 	case server.Disruption != "" && isEnding(server.State):
 		p.ended = p.disruptionEvent()
-	case hasEnded(server.State):
+	case isEnding(server.State):
 		p.ended = crashEvent(server)
 	}
 }

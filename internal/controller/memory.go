@@ -119,7 +119,7 @@ func factsOf(vm *api.VirtualMachine, observed inventory.Observation) []factTime 
 	if op.Failure != api.FailureExited || observed.Answer != inventory.Present {
 		return facts
 	}
-	over := observed.Server.State == driver.StateStopped
+	over := observed.Server.State == driver.StateStopped || observed.Server.State == driver.StateStopping && observed.Server.Exit != nil
 	if over {
 		add(factExit, observed.Server.Run)
 	}

@@ -45,10 +45,13 @@ func (p *reconciliation) setObjects(objects []driver.Object) {
 // crash another process knows which of that name are the server's. The step is then decided
 // again. It fails with a conflict if the object was changed meanwhile.
 func (p *reconciliation) recordObjects(ctx context.Context, objects []driver.Object) error {
-	before := p.vm.Status.Objects
+	before, op := p.vm.Status.Objects, p.vm.Status.Operation
 	p.setObjects(objects)
+	if p.decision.Action.ShortRuns > 0 {
+		p.countShortRun(p.decision) // the ended run may be gone in the next step
+	}
 	if err := p.writeStatus(ctx); err != nil {
-		p.vm.Status.Objects = before // what is not recorded is not passed to the driver
+		p.vm.Status.Objects, p.vm.Status.Operation = before, op // what is not recorded is not passed to the driver
 		return err
 	}
 	p.unreported = true

@@ -83,9 +83,7 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 		return
 	}
 	if decision.Action.ShortRuns > 0 {
-		status.Operation = p.newOperation()
-		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, decision.Action.ShortRuns
-		status.Operation.Failure, status.Operation.Reason, status.Operation.LastError = api.FailureExited, decision.Status.Reason, decision.Status.Message
+		p.countShortRun(decision)
 		return
 	}
 	switch {
@@ -97,6 +95,14 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	case !isUnderWay(p.observed.Observation):
 		status.Operation = nil
 	}
+}
+
+// countShortRun records that a start follows a run that ended by itself.
+func (p *reconciliation) countShortRun(decision policy.Decision) {
+	op := p.newOperation()
+	op.Type, op.Attempts, op.Run = decision.Action.Operation, decision.Action.ShortRuns, decision.Action.EndedRun
+	op.Failure, op.Reason, op.LastError = api.FailureExited, decision.Status.Reason, truncate(decision.Status.Message)
+	p.vm.Status.Operation = op
 }
 
 // isUnderWay reports whether the engine is still carrying out a request, so that

@@ -972,7 +972,7 @@ func crashInCall(t *testing.T, g *rig) {
 		t.Fatal(err)
 	}
 	defer func() { _ = recover() }()
-	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.driverTarget())
+	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.driverTarget(), false)
 }
 
 func TestGracefulDeletion(t *testing.T) {
@@ -1059,6 +1059,33 @@ func TestCrashLoop(t *testing.T) {
 	}
 	if starts > 10 || starts < 5 {
 		t.Errorf("%d starts in 3 minutes", starts)
+	}
+}
+
+// TestSecretDeletedLater checks that a server whose Secret is gone is not started again, and that what its
+// last run has left is removed all the same.
+func TestSecretDeletedLater(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("#cloud-config")}}
+	if err := g.api.Create(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	g.create(framework.NewVM("vm").UserDataSecret("init", "user-data"))
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if err := g.api.Delete(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	var passed []driver.ServerSpec
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		passed = append(passed, spec)
+		return live()
+	}
+	g.crashNow(0)
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonSecretUnavailable)
+	if len(passed) != 1 || !passed[0].PowerOnly || passed[0].Power != driver.PowerOff || g.server().State != driver.StateStopped {
+		t.Errorf("the driver was called with %+v, and the server is %s", passed, g.server().State)
 	}
 }
 

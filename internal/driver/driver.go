@@ -421,7 +421,8 @@ const (
 	StateRunning State = "Running"
 	// StatePaused : the server is frozen.
 	StatePaused State = "Paused"
-	// StateStopping : the server was asked to stop and still runs.
+	// StateStopping : the server was asked to stop and still runs, or its guest has ended and other parts
+	// of it have not: then Exit describes how.
 	StateStopping State = "Stopping"
 	// StateStopped : the server is off. Exit describes how its last run ended, and
 	// is nil if it never ran.
@@ -466,7 +467,7 @@ type Server struct {
 	Note string
 	// Err is a failure in the background.
 	Err error
-	// Exit describes how the last run ended; nil during a run.
+	// Exit describes how the last run, or its guest, ended; nil during a run.
 	Exit      *Exit
 	StartedAt time.Time
 	// Applied is what the server has, which may differ from the spec.

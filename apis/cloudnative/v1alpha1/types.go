@@ -454,7 +454,8 @@ const (
 	ProtocolUDP Protocol = "UDP"
 )
 
-// Port is a port of the server that can be reached through the engine's host.
+// Port is a port of the server that can be reached through the engine's host or, with
+// driver pod, at the address of its pod.
 type Port struct {
 	// name is the name of the port, for example ssh.
 	// +kubebuilder:validation:MinLength=1
@@ -506,8 +507,8 @@ type Probe struct {
 
 // TCPSocket is a TCP port of the server.
 type TCPSocket struct {
-	// port is the number of the port in the server. Under qemu it must be the port
-	// of one of spec.ports.
+	// port is the number of the port in the server. Under qemu and pod it must
+	// be the port of one of spec.ports.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	// +required
@@ -893,7 +894,8 @@ type Operation struct {
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	LastError string `json:"lastError,omitempty"`
-	// run identifies the run of the server that a restart ends.
+	// run identifies the run of the server that a restart ends, or that ended by
+	// itself before the start.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	Run string `json:"run,omitempty"`

@@ -71,8 +71,12 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 // A changed spec, which may help, does not wait.
 func planStartAgain(in Input, power driver.Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
-	starts := failedStarts(in)
-	d.Action.ShortRuns = 1 + starts
+	starts, run := failedStarts(in), in.Observed.Server.Run
+	d.Action.ShortRuns, d.Action.EndedRun = 1+starts, run
+	if op := in.VM.Status.Operation; starts > 0 && run != "" && op.Run == run { // it counts already, and has waited
+		d.Action.ShortRuns = starts
+		return d
+	}
 	if starts > 0 && IsCrashing(in.VM.Status.Operation) && in.PassedGeneration == in.VM.Generation {
 		at := in.Since.Exit.Add(Backoff(starts, false))
 		if in.Now.Before(at) {
@@ -97,10 +101,14 @@ func failedStarts(in Input) int32 {
 }
 
 // runTime returns how long the run that is over has lasted: by this process's clock
-// if it observed the run, else by the engine's.
+// if it observed the run, else by the engine's. One whose start is not known any more
+// has not proven stable.
 func runTime(in Input) time.Duration {
-	if !in.Since.Run.IsZero() {
+	switch {
+	case !in.Since.Run.IsZero():
 		return in.Since.Exit.Sub(in.Since.Run)
+	case in.Observed.Server.StartedAt.IsZero():
+		return 0
 	}
 	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)
 }

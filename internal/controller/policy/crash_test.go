@@ -10,6 +10,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
 )
 
 // TestRunTime checks that the length of a run is measured by this process's clock
@@ -83,5 +84,64 @@ func TestEndText(t *testing.T) {
 		if got := EndText(server); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// TestCrashesOfAServerThatGoes checks that crashes count although the server is gone between two runs, as
+// that of an ephemeral VM is, and that each run counts once.
+func TestCrashesOfAServerThatGoes(t *testing.T) {
+	ended, crashing := policytest.ShortRun(1, 3, 0)
+	counted := func(s *api.VirtualMachineStatus) {
+		crashing(s)
+		s.Operation.Run, s.Operation.LastError = "run-1", "the server ended with code 1"
+	}
+	other := policytest.ChangeServer(ended, func(s *driver.Server) { s.Run = "run-2" })
+	for name, tc := range map[string]struct {
+		observed inventory.Observation
+		action   api.Action
+		want     string
+		runs     int32
+	}{
+		"it goes":               {policytest.Present(driver.StateRemoving), api.ActionActive, "wait Start => Creating Terminating", 0},
+		"it is gone":            {policytest.Gone(), api.ActionActive, "ensure On Start => Creating Restarting", 3},
+		"it is gone, to be off": {policytest.Gone(), api.ActionStopped, "ensure Off Create => Creating Creating", 0},
+		"it is counted":         {ended, api.ActionActive, "ensure On Start => Creating Restarting", 3},
+		"the next crash":        {other, api.ActionActive, "wait Start => Failed Restarting", 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			vm := policytest.ReportedVM().Status(counted).Obj()
+			vm.Spec.Action = tc.action
+			d := Decide(inputOf(vm, tc.observed))
+			if got := summaryOf(d); got != tc.want || d.Action.ShortRuns != tc.runs {
+				t.Errorf("got %s, %d short runs, want %s, %d", got, d.Action.ShortRuns, tc.want, tc.runs)
+			}
+		})
+	}
+}
+
+// TestGuestThatEndedFirst checks that a guest which has ended by itself is not taken for one that Drover
+// stops, while other parts of its server have yet to end.
+func TestGuestThatEndedFirst(t *testing.T) {
+	observed := policytest.Present(driver.StateStopping)
+	observed.Server.Exit = &driver.Exit{Code: 1}
+	_, crashing := policytest.ShortRun(1, 2, 0)
+	for name, tc := range map[string]struct {
+		action api.Action
+		status func(*api.VirtualMachineStatus)
+		want   string
+	}{
+		"by itself":       {api.ActionActive, func(*api.VirtualMachineStatus) {}, "wait => Active Stopping"},
+		"again":           {api.ActionActive, crashing, "wait Start => Active Stopping"},
+		"stopped by then": {api.ActionStopped, func(*api.VirtualMachineStatus) {}, "ensure Off Stop => Active Stopping"},
+		"on request":      {api.ActionActive, policytest.WithOperation(api.OperationStop, 0, ""), "ensure Off Stop => Active Stopping"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			vm := policytest.ReportedVM().Status(tc.status).Obj()
+			vm.Spec.Action = tc.action
+			in := inputOf(vm, observed)
+			if got := summaryOf(Decide(in)); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+		})
 	}
 }

@@ -23,7 +23,7 @@ func decidePower(in Input) Decision {
 	case driver.StatePending:
 		return decidePending(in, power)
 	case driver.StateRemoving:
-		return planWait(in, api.OperationCreate, api.ReasonTerminating, "waits for the server that is being removed")
+		return planWait(in, creationOf(in, power), api.ReasonTerminating, "waits for the server that is being removed")
 	case driver.StateStopping:
 		return decideStopping(in, power)
 	case driver.StateUnknown:
@@ -61,8 +61,24 @@ func powerOf(vm *api.VirtualMachine) driver.Power {
 	return driver.PowerOn
 }
 
+// planCreation returns the decision to make the server. A start after a crash goes on: an ephemeral server
+// is gone between two runs, and its crashes still count.
 func planCreation(in Input, power driver.Power) Decision {
-	return planEnsure(in, api.OperationCreate, power, api.ReasonCreating, "")
+	op := creationOf(in, power)
+	if op != api.OperationStart {
+		return planEnsure(in, op, power, api.ReasonCreating, "")
+	}
+	d := planEnsure(in, op, power, api.ReasonRestarting, in.VM.Status.Operation.LastError)
+	d.Action.ShortRuns, d.Action.EndedRun = in.VM.Status.Operation.Attempts, in.VM.Status.Operation.Run
+	return d
+}
+
+// creationOf returns the operation that makes a server which is gone, or about to be.
+func creationOf(in Input, power driver.Power) api.OperationType {
+	if power != driver.PowerOff && IsCrashing(in.VM.Status.Operation) {
+		return api.OperationStart
+	}
+	return api.OperationCreate
 }
 
 // isWaiting reports whether the operation was requested already and waits: for an image, or until the
@@ -88,13 +104,17 @@ func decidePending(in Input, power driver.Power) Decision {
 }
 
 // decideStopping waits for a stop, whatever requested it, and forces it when the
-// grace period is over.
+// grace period is over. A guest that has ended by itself, while the engine is busy with
+// what was around it, is not being stopped.
 func decideStopping(in Input, power driver.Power) Decision {
 	operation := api.OperationStop
 	end := ""
-	if op := in.VM.Status.Operation; op != nil && op.Type == api.OperationRestart {
+	switch op := in.VM.Status.Operation; {
+	case op != nil && op.Type == api.OperationRestart:
 		operation, end = api.OperationRestart, op.Run
-	} else {
+	case in.Observed.Server.Exit != nil && power != driver.PowerOff && (op == nil || op.Type != api.OperationStop):
+		return planEndedGuest(in, power)
+	default:
 		power = driver.PowerOff
 	}
 	d := planEnsure(in, operation, power, api.ReasonStopping, in.Observed.Server.Progress)
@@ -103,13 +123,30 @@ func decideStopping(in Input, power driver.Power) Decision {
 		d.Action.StopBy = time.Time{}
 	}
 	switch wait := d.Action.StopBy; {
-	case in.Observed.Server.NeedsEnsure:
+	case in.Observed.Server.NeedsEnsure, in.Observed.Server.Exit != nil: // no guest is left to wait for
 	case wait.IsZero():
 		d.Action.Step = StepNone
 	case in.Now.Before(wait):
 		d.Action.Step, d.WakeAt = StepNone, wait
 	}
 	return d
+}
+
+// planEndedGuest waits until the engine is done with what was around a guest that has ended by itself.
+func planEndedGuest(in Input, power driver.Power) Decision {
+	server := in.Observed.Server
+	if server.NeedsEnsure {
+		return planEnsure(in, api.OperationUpdate, power, api.ReasonStopping, server.Progress)
+	}
+	return planWait(in, operationOf(in.VM), api.ReasonStopping, server.Progress)
+}
+
+// operationOf returns the operation that the status has recorded, if any.
+func operationOf(vm *api.VirtualMachine) api.OperationType {
+	if vm.Status.Operation == nil {
+		return ""
+	}
+	return vm.Status.Operation.Type
 }
 
 // isEndedByOthers reports whether others than Drover end a run that the spec wants, as a drain does: with a

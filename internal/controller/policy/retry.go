@@ -29,7 +29,14 @@ func isOnHold(in Input) bool {
 	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || IsCrashing(op) || !isStillWaiting(in) {
 		return false
 	}
-	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch || in.Now.Before(nextTry(in))
+	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !isReleaseDue(in) || in.Now.Before(nextTry(in))
+}
+
+// isReleaseDue reports whether the driver has to remove what the last run of a server that is off has left,
+// which does not depend on the spec.
+func isReleaseDue(in Input) bool {
+	server := in.Observed.Server
+	return in.Observed.Answer == inventory.Present && server.State == driver.StateStopped && server.NeedsEnsure
 }
 
 // isStillWaiting reports whether nothing has happened that ends the wait of a
@@ -47,7 +54,7 @@ func isStillWaiting(in Input) bool {
 // is the zero time if no retry is planned.
 func nextTry(in Input) time.Time {
 	op := in.VM.Status.Operation
-	if op.NextRetryTime == nil {
+	if op.NextRetryTime == nil && !isReleaseDue(in) {
 		return time.Time{}
 	}
 	return in.Since.Failure.Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted))

@@ -56,3 +56,28 @@ func TestIsAsReported(t *testing.T) {
 		}
 	}
 }
+
+// TestReleaseOfARefusedServer checks that what the last run has left is removed although the spec is refused,
+// and that this is tried again after growing delays.
+func TestReleaseOfARefusedServer(t *testing.T) {
+	held := policytest.ChangeServer(policytest.Ended(1), func(s *driver.Server) { s.NeedsEnsure = true })
+	vm := policytest.ReportedVM().Status(policytest.Refused).Status(policytest.WithServer("id-1", driver.StateStopped)).Obj()
+	for name, tc := range map[string]struct {
+		observed inventory.Observation
+		failed   time.Duration
+		want     Step
+		wake     time.Time
+	}{
+		"nothing is left":   {policytest.Ended(1), time.Hour, StepNone, time.Time{}},
+		"it has just tried": {held, 0, StepNone, policytest.T0.Add(time.Second)},
+		"later":             {held, time.Hour, StepEnsure, time.Time{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := inputOf(vm, tc.observed)
+			in.Since.Failure = policytest.T0.Add(-tc.failed)
+			if d := Decide(in); d.Action.Step != tc.want || !d.WakeAt.Equal(tc.wake) {
+				t.Errorf("%s, wakes at %s, want step %d at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
+			}
+		})
+	}
+}

@@ -37,7 +37,8 @@ type OperationApplyConfiguration struct {
 	Reason *string `json:"reason,omitempty"`
 	// lastError is the error of the last failure.
 	LastError *string `json:"lastError,omitempty"`
-	// run identifies the run of the server that a restart ends.
+	// run identifies the run of the server that a restart ends, or that ended by
+	// itself before the start.
 	Run *string `json:"run,omitempty"`
 	// restartedAt is the spec.restartedAt that caused a restart. A later value
 	// causes another restart.

@@ -12,7 +12,8 @@ import (
 // PortApplyConfiguration represents a declarative configuration of the Port type for use
 // with apply.
 //
-// Port is a port of the server that can be reached through the engine's host.
+// Port is a port of the server that can be reached through the engine's host or, with
+// driver pod, at the address of its pod.
 type PortApplyConfiguration struct {
 	// name is the name of the port, for example ssh.
 	Name *string `json:"name,omitempty"`
