@@ -108,6 +108,29 @@ func (c *convergence) begin(ctx context.Context) error {
 	if c.noDigests = c.digestSecrets(ctx); c.noDigests != nil && (c.Pod == nil || c.spec.Power != driver.PowerOff) {
 		return c.noDigests // a pod that is to stop needs none
 	}
+	if err := c.checkServer(); err != nil {
+		return err
+	}
+	if err := c.checkIdentity(ctx); err != nil {
+		return err
+	}
+	c.noteMade()
+	if err := c.recordRefusal(ctx); err != nil {
+		return err
+	}
+	if c.End() != nil && c.Pod.DeletionTimestamp != nil { // somebody waits for that, whatever the spec is
+		if err := c.removeEndedPod(ctx); err != nil {
+			return err
+		}
+	}
+	if c.Exists() && c.spec.Power == driver.PowerOff {
+		return nil
+	}
+	return c.driver.Objects.CheckSpec(c.spec)
+}
+
+// checkServer refuses a server that is not the one meant, was released, or has a later epoch.
+func (c *convergence) checkServer() error {
 	exists := c.Exists()
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.ID() || !exists):
@@ -116,17 +139,7 @@ func (c *convergence) begin(ctx context.Context) error {
 		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.ID(), objects.LabelRetained))
 	}
-	if err := c.fence(); err != nil {
-		return err
-	}
-	if err := c.checkIdentity(ctx); err != nil {
-		return err
-	}
-	c.noteMade()
-	if err := c.recordRefusal(ctx); err != nil || exists && c.spec.Power == driver.PowerOff {
-		return err
-	}
-	return c.driver.Objects.CheckSpec(c.spec)
+	return c.fence()
 }
 
 // digestSecrets computes the digests of the spec's user-data and network data.
@@ -206,7 +219,7 @@ func (c *convergence) convergePower(ctx context.Context) error {
 			return err
 		}
 	}
-	if c.isEndDue() {
+	if c.End() != nil && c.spec.Power != driver.PowerOff { // for the next one
 		if err := c.removeEndedPod(ctx); err != nil {
 			return err
 		}
@@ -220,12 +233,6 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	return c.convergePod(ctx)
-}
-
-// isEndDue reports whether a pod that has ended is to be removed: for the next one, or because
-// somebody deletes it.
-func (c *convergence) isEndDue() bool {
-	return c.Pod != nil && c.End() != nil && (c.spec.Power != driver.PowerOff || c.Pod.DeletionTimestamp != nil)
 }
 
 func (c *convergence) convergePod(ctx context.Context) error {
@@ -311,20 +318,46 @@ func takenError(kind string, key types.NamespacedName) error {
 // VirtualMachine, and on the PVC. The pod object remains until its kubelet
 // has unmounted the volumes: Server.IsLeaving.
 func (c *convergence) removeEndedPod(ctx context.Context) error {
+	if err := c.checkRefusal(); err != nil {
+		return err
+	}
 	if err := c.recordEnded(); err != nil {
 		return err
 	}
+	c.driver.refused.Delete(c.Pod.UID)
 	return c.forgetPod(ctx)
+}
+
+// refusalDelay is how long a kubelet's refusal of a pod has to stand before it proves the end of a guest that
+// was seen to run. A kubelet that was restarted reports it before it ends the container.
+const refusalDelay = time.Minute
+
+// checkRefusal returns an error while a refusal is too new to prove that the pod has ended.
+func (c *convergence) checkRefusal() error {
+	if c.spec.SeenRun != string(c.Pod.UID) || !instance.IsRejected(c.Pod) || c.isEndRecorded() || c.AssertedEnd() != nil {
+		return nil
+	}
+	now := c.driver.Clock.Now()
+	first, _ := c.driver.refused.LoadOrStore(c.Pod.UID, now)
+	if now.Sub(first) < refusalDelay {
+		return driver.Errorf(driver.ErrRetry, "the kubelet of node %s refuses the pod %s, whose guest has run there, and may have yet to end its container: the next pod is made once that has lasted for %v", c.Pod.Spec.NodeName, c.Key, refusalDelay)
+	}
+	return nil
+}
+
+// isEndRecorded reports whether the status of the VirtualMachine has that the pod has ended.
+func (c *convergence) isEndRecorded() bool {
+	r := c.recorded(objects.KindPod, c.Key.Name)
+	return r == nil || r.Ended
 }
 
 // recordEnded has the status of the VirtualMachine record that the pod has ended.
 func (c *convergence) recordEnded() error {
-	r := c.recorded(objects.KindPod, c.Key.Name)
-	if r == nil || r.Ended {
+	if c.isEndRecorded() {
 		return nil
 	}
-	ended := *r
-	ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, c.endedImages(r.Images)
+	ended := *c.recorded(objects.KindPod, c.Key.Name)
+	ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, c.endedImages(ended.Images)
 	return c.recordFirst(ended)
 }
 

@@ -17,10 +17,14 @@ import (
 // which image the root disk. From then on no other disk is made in their place, also if a volume comes
 // back empty.
 func (c *convergence) noteMade() {
-	if c.spec.Ephemeral || c.Pod == nil {
+	if c.spec.Ephemeral {
 		return
 	}
 	c.spec.Objects = slices.Clone(c.spec.Objects)
+	if c.Pod == nil {
+		c.noteMadeByLost()
+		return
+	}
 	kept := c.Settings()
 	for name := range kept.Disks {
 		r := c.recorded(objects.KindClaim, objects.ClaimName(c.Key.Name, name))
@@ -31,6 +35,20 @@ func (c *convergence) noteMade() {
 		if name == objects.RootDisk {
 			digest := cmp.Or(c.Server().ImageID, kept.Checksum) // drover-machine has verified the checksum before it made the disk
 			r.Images = []driver.ResolvedImage{{Source: kept.Image, Digest: sha256Only(digest)}}
+		}
+	}
+}
+
+// noteMadeByLost does so for a pod that is gone, of which is known only that its guest was seen to run. From
+// which image the root disk was made is not known any more.
+func (c *convergence) noteMadeByLost() {
+	pod := c.recorded(objects.KindPod, c.Key.Name)
+	if pod == nil || pod.UID == "" || pod.Ended || string(pod.UID) != c.spec.SeenRun {
+		return
+	}
+	for n, o := range c.spec.Objects {
+		if o.Kind == objects.KindClaim && o.UID != "" {
+			c.spec.Objects[n].Made = true
 		}
 	}
 }
@@ -66,11 +84,14 @@ func (c *convergence) isRootMade() bool {
 }
 
 // refusedImage returns why a root disk that was made does not get the image of the spec, nil if it has that
-// one, or the spec names none. With a kernel the image is also where that comes from.
+// one, or that is not known, or the spec names none. With a kernel the image is also where that comes from.
 func (c *convergence) refusedImage() *driver.Refused {
-	from, isMade := c.madeDisks()[objects.RootDisk]
-	wants := c.spec.Image
-	if !isMade || wants.Kernel != nil || wants.Source == "" || objects.IsSameImage(wants, from) {
+	r, wants := c.recorded(objects.KindClaim, c.Key.Name), c.spec.Image
+	if r == nil || !r.Made || len(r.Images) == 0 {
+		return nil
+	}
+	from := r.Images[0]
+	if wants.Kernel != nil || wants.Source == "" || objects.IsSameImage(wants, from) {
 		return nil
 	}
 	return &driver.Refused{Field: "image", Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(

@@ -36,7 +36,7 @@ func disruptionOf(p *corev1.Pod, isDeletedHere bool) string {
 	c := findCondition(p, corev1.DisruptionTarget)
 	isOver := p.Status.Phase == corev1.PodFailed && p.Status.Reason != ""
 	switch {
-	case isRejected(p): // its end says why
+	case IsRejected(p): // its end says why
 	case c != nil && c.Status == corev1.ConditionTrue && (p.DeletionTimestamp != nil || isOver):
 		how, known := disruptions[c.Reason]
 		if !known {

@@ -97,6 +97,19 @@ func TestServerOfADrainedPod(t *testing.T) {
 	}
 }
 
+// TestServerWithAnotherContainer checks what is said of a machine that has ended while another container of
+// its pod has not, and that no proof of the pod's end is seen in that.
+func TestServerWithAnotherContainer(t *testing.T) {
+	t.Parallel()
+	reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0))}
+	pod := onNode(withStatuses(terminated(5, "Error", ""), corev1.ContainerStatus{Name: "other", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}))
+	pod.Spec.Containers = []corev1.Container{{Name: objects.ContainerName}, {Name: "other"}}
+	i := &Instance{reader: reader, Pod: pod, Asserted: "other"}
+	if s := i.Server(); i.End() != nil || s.State != driver.StateStopping || s.Exit == nil || s.Exit.Code != 5 {
+		t.Errorf("the server is %+v, its end %+v", s, i.End())
+	}
+}
+
 func TestUnschedulable(t *testing.T) {
 	t.Parallel()
 	refused := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available"}

@@ -41,16 +41,16 @@ func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 		return &driver.Exit{Reason: driver.ExitNeverRan, At: pod.DeletionTimestamp.Time}
 	case pod.Spec.NodeName == "":
 		return nil
-	case isRejected(pod):
+	case IsRejected(pod):
 		return &driver.Exit{Code: 1, Reason: driver.ExitRejected, Output: clip(pod.Status.Reason + ": " + pod.Status.Message), At: rejectedAt(pod)}
 	}
 	return reportedEnd(pod)
 }
 
-// isRejected reports whether the kubelet refused to run a pod: it failed with a reason, and no
+// IsRejected reports whether the kubelet refused to run a pod: it failed with a reason, and no
 // container of it was ever reported. Other controllers fail pods only together with a condition
 // DisruptionTarget, after a kubelet was lost.
-func isRejected(pod *corev1.Pod) bool {
+func IsRejected(pod *corev1.Pod) bool {
 	s := pod.Status
 	if s.Phase != corev1.PodFailed || s.Reason == "" || len(s.ContainerStatuses) > 0 || len(s.InitContainerStatuses) > 0 {
 		return false
@@ -68,7 +68,7 @@ func isRejected(pod *corev1.Pod) bool {
 func (i *Instance) ImageUse() (isUsed, hasFailed bool) {
 	exit, status := ProvenEnd(i.Pod), machineStatus(i.Pod)
 	switch {
-	case i.Pod.Spec.NodeName == "" || isRejected(i.Pod):
+	case i.Pod.Spec.NodeName == "" || IsRejected(i.Pod):
 		return false, false
 	case exit == nil: // an operator has asserted the end, and what the kubelet reported last may be old
 		return true, false
@@ -126,7 +126,7 @@ func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 		StopRequested   bool
 	}
 	if t.Reason != reasonOOMKilled && json.Unmarshal([]byte(t.Message), &message) == nil && message.Reason != "" {
-		exit.Reason, exit.Output, exit.StopRequested = message.Reason, clip(message.Message), message.StopRequested
+		exit.Reason, exit.Output, exit.StopRequested = clip(message.Reason), clip(message.Message), message.StopRequested
 	}
 	return exit
 }
@@ -197,6 +197,9 @@ func hasEnded(root *corev1.PersistentVolumeClaim, pod types.UID) bool {
 func endOf(root *corev1.PersistentVolumeClaim) (end endRecord) {
 	if root == nil || json.Unmarshal([]byte(root.Annotations[objects.AnnotationEnd]), &end) != nil {
 		return endRecord{}
+	}
+	if end.Disruption = clip(end.Disruption); end.Exit != nil { // users can change annotations
+		end.Exit.Reason, end.Exit.Output = clip(end.Exit.Reason), clip(end.Exit.Output)
 	}
 	return end
 }

@@ -34,6 +34,7 @@ func (i *Instance) Server() driver.Server {
 		last := endOf(i.Root)
 		s.Run, s.Exit, s.Disruption = string(last.Pod), last.Exit, last.Disruption
 	case i.IsGated():
+		s.NeedsEnsure = i.Pod.DeletionTimestamp != nil // its finalizer is to be removed
 	default:
 		i.describeRun(&s)
 	}
@@ -77,6 +78,7 @@ func (i *Instance) describeRun(s *driver.Server) {
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
 	case status != nil && status.State.Terminated != nil:
 		s.State, s.Progress = driver.StateStopping, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
+		s.Exit = exitOf(status.State.Terminated)
 	case i.hasGuest():
 		s.State, s.Addresses = driver.StateRunning, addressesOf(p)
 		s.Err = i.lostNode()

@@ -190,11 +190,15 @@ func EnterEpoch(o metav1.Object, epoch uint64) error {
 	return nil
 }
 
-// IsCopy reports whether an object is the copy of a PVC that was used. It has data that is not
-// Drover's to delete.
+// IsCopy reports whether an object is a PVC that Drover has not made: a copy of one that was used, or one
+// that was restored with the labels alone. It has data that is not Drover's to delete.
 func IsCopy(o metav1.Object) bool {
 	claim, ok := o.(*corev1.PersistentVolumeClaim)
-	return ok && claim.Annotations[AnnotationClaim] != "" && claim.Annotations[AnnotationClaim] != string(claim.UID)
+	if !ok {
+		return false
+	}
+	of := claim.Annotations[AnnotationClaim]
+	return claim.Annotations[AnnotationNonce] == "" || of != "" && of != string(claim.UID)
 }
 
 // MarkClaim sets AnnotationClaim.
