@@ -155,7 +155,7 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonNameConflict: {
 		Need: Person, Means: "Something that is not Drover's has the name that the server would have.",
-		Do: "The message above names it. Rename or remove it on the engine's host; Drover does not touch it, and goes on by itself.",
+		Do: "The message above names it. Rename or remove it on the engine, or in the VM's namespace if the driver is pod; Drover does not touch it, and goes on by itself.",
 	},
 	api.ReasonPortConflict: {
 		Need: Person, Means: "A port of the host is taken, or the host has no such address.",

@@ -40,7 +40,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.JournalFile, "qemu-journal", o.JournalFile, "qemu: file to which every change of a machine is appended as a line of JSON, for tests; empty means none")
 	fs.StringSliceVar(&o.Fetch.Hosts, "image-hosts", o.Fetch.Hosts, "qemu, pod: names, addresses and CIDRs of hosts that images may be fetched from, and their tags resolved at, though their addresses are private or loopback; no proxy needs to be named")
 	fs.StringSliceVar(&o.Fetch.PlainHTTP, "image-plain-http-registries", o.Fetch.PlainHTTP, "qemu, pod: registries of oci:// images, with the port if they have one, that are spoken to without TLS, and without logins")
-	fs.Var(sizeFlag{&o.Fetch.MaxSize}, "image-max-size", "qemu: size that an image which is fetched may have, its layers decompressed")
+	fs.Var(sizeFlag{&o.Fetch.MaxSize}, "image-max-size", "qemu, pod: size that an image which is fetched may have, for qemu with its layers decompressed")
 }
 
 // sizeFlag is a flag for a number of bytes, written as a quantity.
