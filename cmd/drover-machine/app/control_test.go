@@ -319,7 +319,18 @@ func TestProbe(t *testing.T) {
 	}
 	wantRefused("the guest does not answer at this port", "80") // there is none yet
 	wantRefused("the guest does not run yet", "-started")
+	waited := make(chan error, 1)
+	go func() {
+		out, err := probe("-started", "-timeout", patience.String())
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		waited <- err
+	}()
 	g.launch(t)
+	if err := <-waited; err != nil {
+		t.Errorf("a probe that waits for the guest: %v", err)
+	}
 	framework.Eventually(t, patience, "the guest answers", func() error {
 		out, err := probe("-timeout", "10s", "80")
 		if err != nil {

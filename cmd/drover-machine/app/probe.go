@@ -42,14 +42,16 @@ func probeDescribed(ctx context.Context, arguments []string) error {
 	var o options
 	flags := flag.NewFlagSet("drover-machine probe", flag.ContinueOnError)
 	o.addPlaces(flags)
-	within := flags.Duration("timeout", defaultProbe, "how long the guest may take to answer")
+	within := flags.Duration("timeout", defaultProbe, "how long the guest may take to answer, or to run")
 	readiness := flags.String("readiness", "", "file with port and timeoutSeconds, in YAML or JSON, in place of the arguments; if it is empty, the guest is ready")
 	started := flags.Bool("started", false, "whether the guest runs, in place of a port: its disks are made and QEMU is started")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
 	if *started {
-		return o.probeStarted(flags.NArg() > 0 || *readiness != "")
+		ctx, cancel := context.WithTimeout(ctx, *within)
+		defer cancel()
+		return o.probeStarted(ctx, flags.NArg() > 0 || *readiness != "")
 	}
 	port, err := portOf(flags.Args(), *readiness, within)
 	if err != nil || port == 0 {
@@ -64,16 +66,28 @@ func probeDescribed(ctx context.Context, arguments []string) error {
 	return newRun(d, o, logr.Discard()).probe(ctx, port)
 }
 
-// probeStarted fails while the guest does not run yet.
-func (o *options) probeStarted(hasPort bool) error {
+// startedPeriod is how often probeStarted looks.
+const startedPeriod = 50 * time.Millisecond
+
+// probeStarted waits until the guest runs. To wait costs less than a program for each look, of which a node
+// that starts many machines would run many.
+func (o *options) probeStarted(ctx context.Context, hasPort bool) error {
 	if hasPort {
 		return errors.New("with -started there must be no port and no -readiness")
 	}
-	_, err := os.Stat((&run{options: *o}).startedFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("the guest does not run yet")
+	ticker := time.NewTicker(startedPeriod)
+	defer ticker.Stop()
+	for {
+		_, err := os.Stat((&run{options: *o}).startedFile())
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return errors.New("the guest does not run yet")
+		}
 	}
-	return err
 }
 
 // portOf returns the port to probe, 0 if the file asks for none. The file has the time as well.

@@ -21,6 +21,8 @@ const (
 	// kubeletTimeout, in seconds, is longer than any time that the annotation allows: the program
 	// that the kubelet runs ends by itself.
 	kubeletTimeout = 65
+	// startedTimeout is how long one run of the startup probe waits.
+	startedTimeout = "30s"
 )
 
 // readinessOf returns the value of AnnotationReadiness, empty without a probe.
@@ -49,13 +51,14 @@ func readinessProbe(p *driver.Probe) *corev1.Probe {
 
 // startupProbe returns the probe of a pod that makes a disk before its guest runs, nil for one whose guest
 // runs soon after its container. The kubelet keeps the answer in the status of the pod, so it is known
-// after a failover and without the control channel. It never gives up: an image may be large.
+// after a failover and without the control channel. It never gives up: an image may be large. The program
+// waits, since the kubelet's execution of one costs the node more than a tenth of a second of CPU.
 func startupProbe(makesDisk bool) *corev1.Probe {
 	if !makesDisk {
 		return nil
 	}
 	return &corev1.Probe{
-		ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/drover-machine", "probe", "-run-folder", runFolder, "-started"}}},
+		ProbeHandler:  corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"/drover-machine", "probe", "-run-folder", runFolder, "-started", "-timeout", startedTimeout}}},
 		PeriodSeconds: 1, TimeoutSeconds: kubeletTimeout, FailureThreshold: math.MaxInt32,
 	}
 }
