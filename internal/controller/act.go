@@ -26,17 +26,18 @@ type outcome struct {
 func (p *reconciliation) act(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
 	vm, action, target := p.vm.DeepCopy(), p.decision.Action, p.driverTarget()
-	isOff := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped
-	go func() { result <- p.r.callDriver(ctx, vm, action, target, isOff) }()
+	mayCleanUp := policy.IsCleanupDue(p.observed.Observation)
+	go func() { result <- p.r.callDriver(ctx, vm, action, target, mayCleanUp) }()
 	return result
 }
 
 // callDriver calls the driver. A call that has begun continues while the controller
 // stops; the guard cancels it when the Lease may be lost.
 //
-// If a Secret of the spec is missing, the driver gets the power state alone. A server that
-// is off stays off then, and what its last run has left is removed all the same.
-func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, isOff bool) outcome {
+// If a Secret of the spec is missing, the driver gets the power state alone, where the operation
+// needs no more. Otherwise the operation fails, but if mayCleanUp is set, the driver removes what
+// the last run of the server has left, and the server stays off.
+func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, mayCleanUp bool) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if action.Step == policy.StepDelete {
@@ -49,19 +50,32 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 	spec := serverSpec(vm)
 	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, action.Power, action.StopBy, action.EndRun
 	spec.Objects = recordedObjects(vm)
-	hidden := r.resolveSecrets(ctx, vm, &spec)
-	isBlocked := hidden != nil && !powerOnly[action.Operation] && (!action.FollowsUp || action.Power != driver.PowerOff)
-	if isBlocked && !isOff {
-		return outcome{err: hidden}
+	missing := r.resolveSecrets(ctx, vm, &spec)
+	fails := missing != nil && !needsPowerOnly(action)
+	if fails && !mayCleanUp {
+		return outcome{err: missing}
 	}
-	if spec.PowerOnly = hidden != nil; isBlocked {
+	if spec.PowerOnly = missing != nil; fails {
 		spec.Power = driver.PowerOff
 	}
 	server, err := r.Inventory.Ensure(ctx, spec)
-	if err == nil && isBlocked {
-		err = hidden
+	if err == nil && fails {
+		err = missing
 	}
-	return outcome{err: err, server: server, partial: hidden != nil}
+	return outcome{err: err, server: server, partial: missing != nil}
+}
+
+// needsPowerOnly reports whether an action needs only the power state of the spec, so that a missing
+// Secret does not block it.
+func needsPowerOnly(a policy.Action) bool {
+	switch a.Operation {
+	case api.OperationStop, api.OperationPause, api.OperationResume:
+		return true
+	case api.OperationUpdate:
+		return a.FollowsUp && a.Power == driver.PowerOff
+	case api.OperationCreate, api.OperationStart, api.OperationRestart, api.OperationDelete, api.OperationRelease:
+	}
+	return false
 }
 
 // driverTarget returns the server that the decision was made for. If there is
@@ -73,10 +87,6 @@ func (p *reconciliation) driverTarget() driver.Target {
 	}
 	return t
 }
-
-// powerOnly are the operations that need only the power state of the spec, so that
-// a missing Secret does not block them.
-var powerOnly = map[api.OperationType]bool{api.OperationStop: true, api.OperationPause: true, api.OperationResume: true}
 
 func (r *Reconciler) resolveSecrets(ctx context.Context, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
 	if spec.UserData, err = r.readSecret(ctx, vm.Namespace, "userData", vm.Spec.UserData); err != nil {

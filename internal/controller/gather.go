@@ -155,7 +155,7 @@ func (p *reconciliation) confirmStep(ctx context.Context) (confirmed bool, err e
 		return p.confirmGone(ctx), nil
 	case action.RecordFirst:
 		return p.confirmRun(ctx) // the write that follows confirms the object
-	case action.Step == policy.StepEnsure && action.Operation == api.OperationCreate:
+	case action.Step == policy.StepEnsure && (action.Operation == api.OperationCreate || p.observed.Answer == inventory.Gone):
 		if err := p.confirmObject(ctx); err != nil {
 			return false, err
 		}

@@ -119,13 +119,13 @@ func factsOf(vm *api.VirtualMachine, observed inventory.Observation) []factTime 
 	if op.Failure != api.FailureExited || observed.Answer != inventory.Present {
 		return facts
 	}
-	over := observed.Server.State == driver.StateStopped || observed.Server.State == driver.StateStopping && observed.Server.Exit != nil
-	if over {
+	isOver := observed.Server.State == driver.StateStopped || observed.Server.State == driver.StateStopping && observed.Server.Exit != nil
+	if isOver {
 		add(factExit, observed.Server.Run)
 	}
-	if over || policy.IsRunning(observed) {
+	if isOver || policy.IsRunning(observed) {
 		add(factRun, observed.Server.Run)
-		facts[len(facts)-1].onlyKnown = over
+		facts[len(facts)-1].onlyKnown = isOver
 	}
 	return facts
 }

@@ -48,7 +48,7 @@ func (p *reconciliation) recordObjects(ctx context.Context, objects []driver.Obj
 	before, op := p.vm.Status.Objects, p.vm.Status.Operation
 	p.setObjects(objects)
 	if p.decision.Action.ShortRuns > 0 {
-		p.countShortRun(p.decision) // the ended run may be gone in the next step
+		p.countShortRun(p.decision) // an ephemeral server, whose run has ended, may be gone in the next step
 	}
 	if err := p.writeStatus(ctx); err != nil {
 		p.vm.Status.Objects, p.vm.Status.Operation = before, op // what is not recorded is not passed to the driver

@@ -100,7 +100,7 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 // countShortRun records that a start follows a run that ended by itself.
 func (p *reconciliation) countShortRun(decision policy.Decision) {
 	op := p.newOperation()
-	op.Type, op.Attempts, op.Run = decision.Action.Operation, decision.Action.ShortRuns, decision.Action.EndedRun
+	op.Type, op.Attempts, op.Run = decision.Action.Operation, decision.Action.ShortRuns, decision.Action.CrashedRun
 	op.Failure, op.Reason, op.LastError = api.FailureExited, decision.Status.Reason, truncate(decision.Status.Message)
 	p.vm.Status.Operation = op
 }

@@ -78,6 +78,8 @@ type interceptedDriver struct {
 	fetching atomic.Bool
 	// leaving makes lists show servers that are off as having a last run that is yet to be removed.
 	leaving atomic.Bool
+	// hasLeftovers makes lists show that the driver has to remove something of servers that are off.
+	hasLeftovers atomic.Bool
 }
 
 func (m *interceptedDriver) Unwrap() driver.Driver { return m.Driver }
@@ -94,6 +96,7 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 		if m.fetching.Load() {
 			servers[n].State = driver.StatePending
 		}
+		servers[n].NeedsEnsure = servers[n].NeedsEnsure || m.hasLeftovers.Load() && servers[n].State == driver.StateStopped
 		if m.leaving.Load() && servers[n].State == driver.StateStopped {
 			servers[n].IsLeaving, servers[n].Progress = true, "the last run has yet to be removed"
 		}
@@ -1082,6 +1085,15 @@ func TestSecretDeletedLater(t *testing.T) {
 		return live()
 	}
 	g.crashNow(0)
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonSecretUnavailable)
+	if len(passed) != 0 {
+		t.Errorf("the driver was called with %+v, and nothing is left to remove", passed)
+	}
+	g.engine.hasLeftovers.Store(true)
+	g.startInventory()
+	g.eventually("something is left", func() bool { return g.server().NeedsEnsure })
+	g.clock.Step(time.Minute)
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonSecretUnavailable)
 	if len(passed) != 1 || !passed[0].PowerOnly || passed[0].Power != driver.PowerOff || g.server().State != driver.StateStopped {

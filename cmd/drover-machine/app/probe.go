@@ -69,8 +69,8 @@ func probeDescribed(ctx context.Context, arguments []string) error {
 // startedPeriod is how often probeStarted looks.
 const startedPeriod = 50 * time.Millisecond
 
-// probeStarted waits until the guest runs. To wait costs less than a program for each look, of which a node
-// that starts many machines would run many.
+// probeStarted waits until the guest runs. That costs a node which starts many machines less than to execute
+// the program again and again.
 func (o *options) probeStarted(ctx context.Context, hasPort bool) error {
 	if hasPort {
 		return errors.New("with -started there must be no port and no -readiness")

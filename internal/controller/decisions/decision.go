@@ -31,7 +31,7 @@ type Action struct {
 	BeginsStop  bool              `json:"beginsStop,omitzero"`
 	FollowsUp   bool              `json:"followsUp,omitzero"`
 	ShortRuns   int32             `json:"shortRuns,omitzero"`
-	EndedRun    string            `json:"endedRun,omitzero"`
+	CrashedRun  string            `json:"crashedRun,omitzero"`
 	Retain      bool              `json:"retain,omitzero"`
 	AllDrivers  bool              `json:"allDrivers,omitzero"`
 }
@@ -69,7 +69,7 @@ func (b clockBase) decision(d *policy.Decision) Decision {
 	return Decision{
 		Action: Action{
 			Step: steps[a.Step], Operation: a.Operation, Power: a.Power, StopBy: b.at(a.StopBy), EndRun: a.EndRun, RecordFirst: a.RecordFirst,
-			BeginsStop: a.BeginsStop, FollowsUp: a.FollowsUp, ShortRuns: a.ShortRuns, EndedRun: a.EndedRun, Retain: a.Retain, AllDrivers: a.AllDrivers,
+			BeginsStop: a.BeginsStop, FollowsUp: a.FollowsUp, ShortRuns: a.ShortRuns, CrashedRun: a.CrashedRun, Retain: a.Retain, AllDrivers: a.AllDrivers,
 		},
 		Status: intent(&d.Status), WakeAt: b.at(d.WakeAt), NextTry: b.at(d.NextTry),
 	}

@@ -173,7 +173,7 @@ func (r *Record) Bytes() int {
 	in := &r.Input
 	n := recordBytes + len(in.VM.Bound) + len(in.DeletionBlocker) + len(in.Probe.Message)
 	n += in.VM.Status.bytes() + in.Observed.bytes()
-	return n + len(r.Decision.Action.EndRun) + len(r.Decision.Action.EndedRun) + len(r.Decision.Status.Message) + len(r.Decision.Status.Refused.Value.Message) + len(r.Decision.Status.Pending.joined)
+	return n + len(r.Decision.Action.EndRun) + len(r.Decision.Action.CrashedRun) + len(r.Decision.Status.Message) + len(r.Decision.Status.Refused.Value.Message) + len(r.Decision.Status.Pending.joined)
 }
 
 func (s *Status) bytes() int {

@@ -72,8 +72,8 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 func planStartAgain(in Input, power driver.Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts, run := failedStarts(in), in.Observed.Server.Run
-	d.Action.ShortRuns, d.Action.EndedRun = 1+starts, run
-	if op := in.VM.Status.Operation; starts > 0 && run != "" && op.Run == run { // it counts already, and has waited
+	d.Action.ShortRuns, d.Action.CrashedRun = 1+starts, run
+	if op := in.VM.Status.Operation; starts > 0 && run != "" && op.Run == run { // the operation counts this run already, and its delay is over
 		d.Action.ShortRuns = starts
 		return d
 	}
@@ -101,13 +101,13 @@ func failedStarts(in Input) int32 {
 }
 
 // runTime returns how long the run that is over has lasted: by this process's clock
-// if it observed the run, else by the engine's. One whose start is not known any more
-// has not proven stable.
+// if it observed the run, else by the engine's. Of one that follows a crash, and whose
+// start is not known any more, nothing has proven that it was stable.
 func runTime(in Input) time.Duration {
 	switch {
 	case !in.Since.Run.IsZero():
 		return in.Since.Exit.Sub(in.Since.Run)
-	case in.Observed.Server.StartedAt.IsZero():
+	case in.Observed.Server.StartedAt.IsZero() && IsCrashing(in.VM.Status.Operation):
 		return 0
 	}
 	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)

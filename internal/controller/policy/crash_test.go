@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
@@ -130,6 +132,7 @@ func TestGuestThatEndedFirst(t *testing.T) {
 		status func(*api.VirtualMachineStatus)
 		want   string
 	}{
+		"to be restarted": {api.ActionActive, func(*api.VirtualMachineStatus) {}, "ensure Off Stop => Active Stopping"},
 		"by itself":       {api.ActionActive, func(*api.VirtualMachineStatus) {}, "wait => Active Stopping"},
 		"again":           {api.ActionActive, crashing, "wait Start => Active Stopping"},
 		"stopped by then": {api.ActionStopped, func(*api.VirtualMachineStatus) {}, "ensure Off Stop => Active Stopping"},
@@ -138,6 +141,9 @@ func TestGuestThatEndedFirst(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			vm := policytest.ReportedVM().Status(tc.status).Obj()
 			vm.Spec.Action = tc.action
+			if name == "to be restarted" {
+				vm.Spec.RestartedAt = &metav1.Time{Time: policytest.T0}
+			}
 			in := inputOf(vm, observed)
 			if got := summaryOf(Decide(in)); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)

@@ -99,10 +99,10 @@ type Action struct {
 	// BeginsStop is set for a restart whose stop has yet to begin.
 	BeginsStop bool
 	// ShortRuns is set for a start that follows a run which ended by itself. It counts
-	// the starts in a row that have yet to lead to a stable run, this one included. EndedRun
+	// the starts in a row that have yet to lead to a stable run, this one included. CrashedRun
 	// is that run.
-	ShortRuns int32
-	EndedRun  string
+	ShortRuns  int32
+	CrashedRun string
 	// FollowsUp is set for an update that only the driver asks for: to a user, nothing changes.
 	FollowsUp bool
 	// Retain releases the server instead of removing it.
@@ -165,7 +165,7 @@ func Decide(in Input) Decision {
 	d.Action.FollowsUp = d.Action.Operation == api.OperationUpdate && !hasChange(in)
 	// A server that is gone, or was just created, has no run that a restart could end. That of an ephemeral
 	// VM is gone in the middle of each restart.
-	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || in.Observed.Answer == inventory.Gone || in.Done == api.OperationCreate
+	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || in.Observed.Answer == inventory.Gone && !d.Status.Unobserved || in.Done == api.OperationCreate
 	d.Status.Pending, d.Status.Refused = pendingFields(in), refusedField(in)
 	if d.Status.Refused != nil && d.Status.Ready {
 		d.Status.Ready, d.Status.Stalled, d.Status.Reason, d.Status.Message = false, true, d.Status.Refused.Reason, d.Status.Refused.Message

@@ -23,7 +23,7 @@ func decidePower(in Input) Decision {
 	case driver.StatePending:
 		return decidePending(in, power)
 	case driver.StateRemoving:
-		return planWait(in, creationOf(in, power), api.ReasonTerminating, "waits for the server that is being removed")
+		return planWait(in, creatingOperation(in, power), api.ReasonTerminating, "waits for the server that is being removed")
 	case driver.StateStopping:
 		return decideStopping(in, power)
 	case driver.StateUnknown:
@@ -64,18 +64,19 @@ func powerOf(vm *api.VirtualMachine) driver.Power {
 // planCreation returns the decision to make the server. A start after a crash goes on: an ephemeral server
 // is gone between two runs, and its crashes still count.
 func planCreation(in Input, power driver.Power) Decision {
-	op := creationOf(in, power)
+	op := creatingOperation(in, power)
 	if op != api.OperationStart {
 		return planEnsure(in, op, power, api.ReasonCreating, "")
 	}
 	d := planEnsure(in, op, power, api.ReasonRestarting, in.VM.Status.Operation.LastError)
-	d.Action.ShortRuns, d.Action.EndedRun = in.VM.Status.Operation.Attempts, in.VM.Status.Operation.Run
+	d.Action.ShortRuns, d.Action.CrashedRun = in.VM.Status.Operation.Attempts, in.VM.Status.Operation.Run
 	return d
 }
 
-// creationOf returns the operation that makes a server which is gone, or about to be.
-func creationOf(in Input, power driver.Power) api.OperationType {
-	if power != driver.PowerOff && IsCrashing(in.VM.Status.Operation) {
+// creatingOperation returns the operation that makes a server which is gone, or about to be.
+func creatingOperation(in Input, power driver.Power) api.OperationType {
+	isPending := in.Observed.Answer == inventory.Present && in.Observed.Server.State == driver.StatePending
+	if power != driver.PowerOff && !isPending && IsCrashing(in.VM.Status.Operation) {
 		return api.OperationStart
 	}
 	return api.OperationCreate
@@ -112,7 +113,7 @@ func decideStopping(in Input, power driver.Power) Decision {
 	switch op := in.VM.Status.Operation; {
 	case op != nil && op.Type == api.OperationRestart:
 		operation, end = api.OperationRestart, op.Run
-	case in.Observed.Server.Exit != nil && power != driver.PowerOff && (op == nil || op.Type != api.OperationStop):
+	case in.Observed.Server.Exit != nil && power != driver.PowerOff && !isRestartWanted(in) && (op == nil || op.Type != api.OperationStop):
 		return planEndedGuest(in, power)
 	default:
 		power = driver.PowerOff

@@ -29,14 +29,13 @@ func isOnHold(in Input) bool {
 	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || IsCrashing(op) || !isStillWaiting(in) {
 		return false
 	}
-	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !isReleaseDue(in) || in.Now.Before(nextTry(in))
+	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !IsCleanupDue(in.Observed) || in.Now.Before(nextTry(in))
 }
 
-// isReleaseDue reports whether the driver has to remove what the last run of a server that is off has left,
-// which does not depend on the spec.
-func isReleaseDue(in Input) bool {
-	server := in.Observed.Server
-	return in.Observed.Answer == inventory.Present && server.State == driver.StateStopped && server.NeedsEnsure
+// IsCleanupDue reports whether the driver has to remove what the last run of a server that is off has left,
+// such as the finalizer of a pod that is being deleted. That does not depend on the spec.
+func IsCleanupDue(observed inventory.Observation) bool {
+	return observed.Answer == inventory.Present && observed.Server.State == driver.StateStopped && observed.Server.NeedsEnsure
 }
 
 // isStillWaiting reports whether nothing has happened that ends the wait of a
@@ -54,7 +53,7 @@ func isStillWaiting(in Input) bool {
 // is the zero time if no retry is planned.
 func nextTry(in Input) time.Time {
 	op := in.VM.Status.Operation
-	if op.NextRetryTime == nil && !isReleaseDue(in) {
+	if op.NextRetryTime == nil && !IsCleanupDue(in.Observed) {
 		return time.Time{}
 	}
 	return in.Since.Failure.Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted))
@@ -72,7 +71,10 @@ func IsAsReported(left *api.ServerStatus, observed inventory.Observation) bool {
 
 func decideHold(in Input) Decision {
 	op := in.VM.Status.Operation
-	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}, WakeAt: nextTry(in), NextTry: nextTry(in)}
+	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}}
+	if next := nextTry(in); in.Now.Before(next) {
+		d.WakeAt, d.NextTry = next, next
+	}
 	if in.Observed.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused, driver.StateUnknown}, in.Observed.Server.State) {
 		d.Status.Phase = planWait(in, "", "", "").Status.Phase
 	}

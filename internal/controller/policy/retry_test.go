@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
@@ -57,9 +59,9 @@ func TestIsAsReported(t *testing.T) {
 	}
 }
 
-// TestReleaseOfARefusedServer checks that what the last run has left is removed although the spec is refused,
+// TestCleanupOfARefusedServer checks that what the last run has left is removed although the spec is refused,
 // and that this is tried again after growing delays.
-func TestReleaseOfARefusedServer(t *testing.T) {
+func TestCleanupOfARefusedServer(t *testing.T) {
 	held := policytest.ChangeServer(policytest.Ended(1), func(s *driver.Server) { s.NeedsEnsure = true })
 	vm := policytest.ReportedVM().Status(policytest.Refused).Status(policytest.WithServer("id-1", driver.StateStopped)).Obj()
 	for name, tc := range map[string]struct {
@@ -77,6 +79,35 @@ func TestReleaseOfARefusedServer(t *testing.T) {
 			in.Since.Failure = policytest.T0.Add(-tc.failed)
 			if d := Decide(in); d.Action.Step != tc.want || !d.WakeAt.Equal(tc.wake) {
 				t.Errorf("%s, wakes at %s, want step %d at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
+			}
+		})
+	}
+}
+
+// TestRefusedOperationWithAnOldRetry checks that an operation that waits for a new spec does not wake for a
+// retry that was planned before.
+func TestRefusedOperationWithAnOldRetry(t *testing.T) {
+	vm := policytest.ReportedVM().Status(policytest.Refused).Status(policytest.WithServer("id-1", driver.StateStopped)).Obj()
+	vm.Status.Operation.NextRetryTime = &metav1.MicroTime{Time: policytest.T0.Add(-time.Minute)}
+	if d := Decide(inputOf(vm, policytest.Ended(1))); d.Action.Step != StepNone || !d.WakeAt.IsZero() || !d.NextTry.IsZero() {
+		t.Errorf("%s, wakes at %s, next try %s", summaryOf(d), d.WakeAt, d.NextTry)
+	}
+}
+
+// TestRestartOfAServerThatIsGone checks that no restart is due of a server that is gone, and that the answer
+// of another engine, which knows nothing of it, loses no request.
+func TestRestartOfAServerThatIsGone(t *testing.T) {
+	vm := policytest.ReportedVM().Obj()
+	vm.Spec.RestartedAt = &metav1.Time{Time: policytest.T0}
+	other := policytest.Gone()
+	other.EngineID = "engine-2"
+	for name, tc := range map[string]struct {
+		observed inventory.Observation
+		want     bool
+	}{"gone": {policytest.Gone(), true}, "another engine answers": {other, false}, "it goes": {policytest.Present(driver.StateRemoving), false}} {
+		t.Run(name, func(t *testing.T) {
+			if d := Decide(inputOf(vm, tc.observed)); d.Status.RestartHandled != tc.want {
+				t.Errorf("%s, the restart is done: %t, want %t", summaryOf(d), d.Status.RestartHandled, tc.want)
 			}
 		})
 	}

@@ -218,7 +218,7 @@ func (i *instance) toServer() driver.Server {
 		Err:       i.inspectErr,
 	}
 	if stop, ok := i.requestedStop(); ok {
-		s.State, s.Progress = driver.StateStopping, stop.String()
+		s.State, s.Progress, s.Exit = driver.StateStopping, stop.String(), nil
 	} else if !s.Retained {
 		s.Progress = i.driver.fetches.Progress(i.uid)
 	}

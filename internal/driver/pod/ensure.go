@@ -118,7 +118,7 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.recordRefusal(ctx); err != nil {
 		return err
 	}
-	if c.End() != nil && c.Pod.DeletionTimestamp != nil { // somebody waits for that, whatever the spec is
+	if c.End() != nil && c.Pod.DeletionTimestamp != nil { // a drain or the deletion of the namespace waits for that, whatever the spec is
 		if err := c.removeEndedPod(ctx); err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ func (c *convergence) convergePower(ctx context.Context) error {
 			return err
 		}
 	}
-	if c.End() != nil && c.spec.Power != driver.PowerOff { // for the next one
+	if c.End() != nil && c.spec.Power != driver.PowerOff { // the next pod has its name
 		if err := c.removeEndedPod(ctx); err != nil {
 			return err
 		}
@@ -318,29 +318,29 @@ func takenError(kind string, key types.NamespacedName) error {
 // VirtualMachine, and on the PVC. The pod object remains until its kubelet
 // has unmounted the volumes: Server.IsLeaving.
 func (c *convergence) removeEndedPod(ctx context.Context) error {
-	if err := c.checkRefusal(); err != nil {
+	if err := c.checkRejection(); err != nil {
 		return err
 	}
 	if err := c.recordEnded(); err != nil {
 		return err
 	}
-	c.driver.refused.Delete(c.Pod.UID)
+	c.driver.rejectedSince.Delete(c.Pod.UID)
 	return c.forgetPod(ctx)
 }
 
-// refusalDelay is how long a kubelet's refusal of a pod has to stand before it proves the end of a guest that
+// rejectionDelay is how long a kubelet's rejection of a pod has to stand before it proves the end of a guest that
 // was seen to run. A kubelet that was restarted reports it before it ends the container.
-const refusalDelay = time.Minute
+const rejectionDelay = time.Minute
 
-// checkRefusal returns an error while a refusal is too new to prove that the pod has ended.
-func (c *convergence) checkRefusal() error {
+// checkRejection returns an error while a rejection is too new to prove that the pod has ended.
+func (c *convergence) checkRejection() error {
 	if c.spec.SeenRun != string(c.Pod.UID) || !instance.IsRejected(c.Pod) || c.isEndRecorded() || c.AssertedEnd() != nil {
 		return nil
 	}
 	now := c.driver.Clock.Now()
-	first, _ := c.driver.refused.LoadOrStore(c.Pod.UID, now)
-	if now.Sub(first) < refusalDelay {
-		return driver.Errorf(driver.ErrRetry, "the kubelet of node %s refuses the pod %s, whose guest has run there, and may have yet to end its container: the next pod is made once that has lasted for %v", c.Pod.Spec.NodeName, c.Key, refusalDelay)
+	first, _ := c.driver.rejectedSince.LoadOrStore(c.Pod.UID, now)
+	if now.Sub(first) < rejectionDelay {
+		return driver.Errorf(driver.ErrRetry, "the kubelet of node %s rejects the pod %s, whose guest has run there, and may have yet to end its container: the next pod is made once that has lasted for %v", c.Pod.Spec.NodeName, c.Key, rejectionDelay)
 	}
 	return nil
 }

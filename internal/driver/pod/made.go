@@ -22,7 +22,7 @@ func (c *convergence) noteMade() {
 	}
 	c.spec.Objects = slices.Clone(c.spec.Objects)
 	if c.Pod == nil {
-		c.noteMadeByLost()
+		c.noteMadeByLostPod()
 		return
 	}
 	kept := c.Settings()
@@ -39,9 +39,9 @@ func (c *convergence) noteMade() {
 	}
 }
 
-// noteMadeByLost does so for a pod that is gone, of which is known only that its guest was seen to run. From
-// which image the root disk was made is not known any more.
-func (c *convergence) noteMadeByLost() {
+// noteMadeByLostPod notes that the disks are made where the pod is gone without a proof of its end, and its
+// guest was seen to run. From which image the root disk was made is not known any more.
+func (c *convergence) noteMadeByLostPod() {
 	pod := c.recorded(objects.KindPod, c.Key.Name)
 	if pod == nil || pod.UID == "" || pod.Ended || string(pod.UID) != c.spec.SeenRun {
 		return

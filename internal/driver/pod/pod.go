@@ -102,8 +102,8 @@ type Driver struct {
 	// secrets are the Secrets that this process has made, by pod, since the record of one may fail. It
 	// is nil for a pod that is known to have one of another process.
 	secrets driver.SyncMap[types.UID, *corev1.Secret]
-	// refused is when the refusal of a pod, whose guest had run, was first seen.
-	refused driver.SyncMap[types.UID, time.Time]
+	// rejectedSince is when the rejection of a pod, whose guest had run, was first seen.
+	rejectedSince driver.SyncMap[types.UID, time.Time]
 	// watches are the queues of open watches.
 	watches driver.SyncMap[workqueue.TypedInterface[types.UID], bool]
 }

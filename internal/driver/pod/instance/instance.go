@@ -79,7 +79,7 @@ func own[T interface {
 	if err != nil {
 		return none, objects.IgnoreNotFound(err)
 	}
-	if l := o.GetLabels(); l[objects.LabelCluster] != i.reader.ClusterID || l[objects.LabelUID] != string(i.UID) || objects.IsCopy(o) {
+	if l := o.GetLabels(); l[objects.LabelCluster] != i.reader.ClusterID || l[objects.LabelUID] != string(i.UID) || objects.IsForeignClaim(o) {
 		return none, nil
 	}
 	i.Note(o)

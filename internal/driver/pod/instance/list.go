@@ -161,6 +161,6 @@ func (r *Reader) instanceOf(byKey map[types.NamespacedName]*Instance, o metav1.O
 func (r *Reader) IsNamed(o metav1.Object) bool {
 	uid, vm := types.UID(o.GetLabels()[objects.LabelUID]), o.GetLabels()[objects.LabelName]
 	owner, known := r.OwnerOf(uid)
-	return driver.CheckUID(uid) == nil && !objects.IsCopy(o) && o.GetName() == objects.ClaimName(objects.BaseName(vm, uid), o.GetLabels()[objects.LabelVolume]) &&
+	return driver.CheckUID(uid) == nil && !objects.IsForeignClaim(o) && o.GetName() == objects.ClaimName(objects.BaseName(vm, uid), o.GetLabels()[objects.LabelVolume]) &&
 		(!known || owner.Namespace == o.GetNamespace() && owner.Name == vm)
 }

@@ -190,9 +190,9 @@ func EnterEpoch(o metav1.Object, epoch uint64) error {
 	return nil
 }
 
-// IsCopy reports whether an object is a PVC that Drover has not made: a copy of one that was used, or one
+// IsForeignClaim reports whether an object is a PVC that Drover has not made: a copy of one that was used, or one
 // that was restored with the labels alone. It has data that is not Drover's to delete.
-func IsCopy(o metav1.Object) bool {
+func IsForeignClaim(o metav1.Object) bool {
 	claim, ok := o.(*corev1.PersistentVolumeClaim)
 	if !ok {
 		return false

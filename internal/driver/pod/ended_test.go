@@ -87,9 +87,9 @@ func TestMadeByALostPod(t *testing.T) {
 	}
 }
 
-// TestRefusalOfAPodThatRan checks that the refusal of a pod whose guest was seen to run has to last before
+// TestRejectionOfAPodThatRan checks that the rejection of a pod whose guest was seen to run has to last before
 // another pod is made: a kubelet that was restarted may not have ended the container yet.
-func TestRefusalOfAPodThatRan(t *testing.T) {
+func TestRejectionOfAPodThatRan(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.newServer(t, "web")
@@ -106,13 +106,13 @@ func TestRefusalOfAPodThatRan(t *testing.T) {
 	})
 	for range 3 {
 		_, err := s.ensure(t)
-		wantError(t, "just refused", err, driver.ErrRetry, "may have yet to end its container")
-		now.Step(refusalDelay / 4)
+		wantError(t, "just rejected", err, driver.ErrRetry, "may have yet to end its container")
+		now.Step(rejectionDelay / 4)
 	}
 	if held, err := s.holds(t); !held || err != nil {
-		t.Errorf("the refused pod is held: %t, %v", held, err)
+		t.Errorf("the rejected pod is held: %t, %v", held, err)
 	}
-	now.Step(refusalDelay / 4)
+	now.Step(rejectionDelay / 4)
 	if got := s.reach(t, driver.StateRunning); got.Run == s.SeenRun {
 		t.Error("the run has not changed")
 	}
