@@ -163,9 +163,7 @@ func Decide(in Input) Decision {
 		}
 	}
 	d.Action.FollowsUp = d.Action.Operation == api.OperationUpdate && !hasChange(in)
-	// A server that is gone, or was just created, has no run that a restart could end. That of an ephemeral
-	// VM is gone in the middle of each restart.
-	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || in.Observed.Answer == inventory.Gone && !d.Status.Unobserved || in.Done == api.OperationCreate
+	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || hasNothingToRestart(in, d.Status)
 	d.Status.Pending, d.Status.Refused = pendingFields(in), refusedField(in)
 	if d.Status.Refused != nil && d.Status.Ready {
 		d.Status.Ready, d.Status.Stalled, d.Status.Reason, d.Status.Message = false, true, d.Status.Refused.Reason, d.Status.Refused.Message

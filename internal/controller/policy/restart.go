@@ -10,6 +10,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
 )
 
 // isRestartWanted reports whether spec.restartedAt requests a restart that was not
@@ -23,6 +24,13 @@ func isRestartWanted(in Input) bool {
 		have = op.RestartedAt
 	}
 	return !want.IsZero() && !isSameRequest(want, have) && in.VM.Status.ObservedGeneration > 0
+}
+
+// hasNothingToRestart reports whether there is no run that a restart could end: the server is gone, as that of
+// an ephemeral VM in the middle of each restart, or was just created. That another engine does not have it
+// says nothing.
+func hasNothingToRestart(in Input, status StatusIntent) bool {
+	return in.Observed.Answer == inventory.Gone && !status.Unobserved || in.Done == api.OperationCreate
 }
 
 // isSameRequest reports whether a spec's restartedAt is the one of a status, which has whole
