@@ -127,25 +127,22 @@ func TestGuestThatEndedFirst(t *testing.T) {
 	observed := policytest.Present(driver.StateStopping)
 	observed.Server.Exit = &driver.Exit{Code: 1}
 	_, crashing := policytest.ShortRun(1, 2, 0)
+	nothing := func(*api.VirtualMachineStatus) {}
 	for name, tc := range map[string]struct {
-		action api.Action
+		spec   api.VirtualMachineSpec
 		status func(*api.VirtualMachineStatus)
 		want   string
 	}{
-		"to be restarted": {api.ActionActive, func(*api.VirtualMachineStatus) {}, "ensure Off Stop => Active Stopping"},
-		"by itself":       {api.ActionActive, func(*api.VirtualMachineStatus) {}, "wait => Active Stopping"},
-		"again":           {api.ActionActive, crashing, "wait Start => Active Stopping"},
-		"stopped by then": {api.ActionStopped, func(*api.VirtualMachineStatus) {}, "ensure Off Stop => Active Stopping"},
-		"on request":      {api.ActionActive, policytest.WithOperation(api.OperationStop, 0, ""), "ensure Off Stop => Active Stopping"},
+		"to be restarted": {api.VirtualMachineSpec{RestartedAt: &metav1.Time{Time: policytest.T0}}, nothing, "ensure Off Stop => Active Stopping"},
+		"by itself":       {api.VirtualMachineSpec{}, nothing, "wait => Active Stopping"},
+		"again":           {api.VirtualMachineSpec{}, crashing, "wait Start => Active Stopping"},
+		"stopped by then": {api.VirtualMachineSpec{Action: api.ActionStopped}, nothing, "ensure Off Stop => Active Stopping"},
+		"on request":      {api.VirtualMachineSpec{}, policytest.WithOperation(api.OperationStop, 0, ""), "ensure Off Stop => Active Stopping"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			vm := policytest.ReportedVM().Status(tc.status).Obj()
-			vm.Spec.Action = tc.action
-			if name == "to be restarted" {
-				vm.Spec.RestartedAt = &metav1.Time{Time: policytest.T0}
-			}
-			in := inputOf(vm, observed)
-			if got := summaryOf(Decide(in)); got != tc.want {
+			vm.Spec.Action, vm.Spec.RestartedAt = tc.spec.Action, tc.spec.RestartedAt
+			if got := summaryOf(Decide(inputOf(vm, observed))); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})

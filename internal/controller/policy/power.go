@@ -105,8 +105,8 @@ func decidePending(in Input, power driver.Power) Decision {
 }
 
 // decideStopping waits for a stop, whatever requested it, and forces it when the
-// grace period is over. A guest that has ended by itself, while the engine is busy with
-// what was around it, is not being stopped.
+// grace period is over. A guest that has ended by itself, while other parts of its server
+// have not, is not being stopped.
 func decideStopping(in Input, power driver.Power) Decision {
 	operation := api.OperationStop
 	end := ""
@@ -133,7 +133,7 @@ func decideStopping(in Input, power driver.Power) Decision {
 	return d
 }
 
-// planEndedGuest waits until the engine is done with what was around a guest that has ended by itself.
+// planEndedGuest waits for the other parts of a server whose guest has ended by itself.
 func planEndedGuest(in Input, power driver.Power) Decision {
 	server := in.Observed.Server
 	if server.NeedsEnsure {

@@ -73,7 +73,7 @@ func TestMadeByALostPod(t *testing.T) {
 			return err
 		}
 		for _, disk := range []string{objects.RootDisk, "data"} {
-			if r := s.recorded(objects.ClaimName(s.base(), disk)); r == nil || !r.Made {
+			if r := s.d.newConvergence(s.ServerSpec).recorded(objects.KindClaim, objects.ClaimName(s.base(), disk)); r == nil || !r.Made {
 				return fmt.Errorf("the disk %q is recorded as %+v", disk, r)
 			}
 		}
@@ -116,14 +116,4 @@ func TestRejectionOfAPodThatRan(t *testing.T) {
 	if got := s.reach(t, driver.StateRunning); got.Run == s.SeenRun {
 		t.Error("the run has not changed")
 	}
-}
-
-// recorded returns the record of a PVC.
-func (s *server) recorded(name string) *driver.Object {
-	for n, o := range s.Objects {
-		if o.Kind == objects.KindClaim && o.Name == name {
-			return &s.Objects[n]
-		}
-	}
-	return nil
 }

@@ -62,7 +62,7 @@ func (i *Instance) listClaims(ctx context.Context) error {
 	return nil
 }
 
-// takeClaim takes a PVC that has the labels of the server, if it is no copy and where it should be.
+// takeClaim takes a PVC that has the labels of the server, if it is not foreign and where it should be.
 func (i *Instance) takeClaim(claim *corev1.PersistentVolumeClaim) (taken bool) {
 	name := claim.Labels[objects.LabelVolume]
 	if claim.Namespace != i.Key.Namespace || claim.Name != objects.ClaimName(i.Key.Name, name) || objects.IsForeignClaim(claim) {

@@ -69,7 +69,7 @@ func (i *Instance) readPod(ctx context.Context) error {
 // Exists reports whether there is any object of the server.
 func (i *Instance) Exists() bool { return i.Pod != nil || i.Root != nil || len(i.Volumes()) > 0 }
 
-// own returns an object that was read if it has the labels of the instance's server and is no copy,
+// own returns an object that was read if it has the labels of the instance's server and is no foreign claim,
 // and else nil.
 func own[T interface {
 	comparable

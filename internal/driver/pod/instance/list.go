@@ -157,7 +157,7 @@ func (r *Reader) instanceOf(byKey map[types.NamespacedName]*Instance, o metav1.O
 }
 
 // IsNamed reports whether an object has the name that an object of its server has, is where the
-// VirtualMachine is, as far as that is known, and is no copy.
+// VirtualMachine is, as far as that is known, and is no foreign claim.
 func (r *Reader) IsNamed(o metav1.Object) bool {
 	uid, vm := types.UID(o.GetLabels()[objects.LabelUID]), o.GetLabels()[objects.LabelName]
 	owner, known := r.OwnerOf(uid)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -161,7 +162,7 @@ const reasonOOMKilled = "OOMKilled"
 // maxOutput is how much of a message is kept.
 const maxOutput = 1 << 10
 
-func clip(text string) string { return text[:min(len(text), maxOutput)] }
+func clip(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxOutput)], "") }
 
 // assertedEnd returns the end of a pod that an operator asserts: by the taint out-of-service on its
 // node, or by the annotation about this pod. Neither counts while the node is ready: then its kubelet
