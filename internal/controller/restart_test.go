@@ -4,8 +4,10 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -289,4 +291,37 @@ func TestUnrecordedRestartIsNotBegun(t *testing.T) {
 		g.clock.Step(time.Minute)
 	}
 	g.wantRestarts(2)
+}
+
+// TestRestartThatFailedLate checks that what has waited for a restart waits no more, although the
+// call that restarted the server failed after the run had begun.
+func TestRestartThatFailedLate(t *testing.T) {
+	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	g.clock.Step(time.Minute)
+	g.edit(func(s *api.VirtualMachineSpec) { s.SSHAuthorizedKeys = []string{"ssh-ed25519 AAAA"} })
+	g.reconcile()
+	g.wantCondition(api.ConditionRestartRequired, metav1.ConditionTrue)
+	run := g.server().Run
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
+	g.reconcile()
+	g.shutDown()
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		server, err := live()
+		return server, cmp.Or(err, errors.New("the machine does not answer"))
+	}
+	g.reconcile()
+	g.engine.ensure = nil
+	g.eventually("the new run is observed", func() bool { return g.server().Run != run })
+	g.reconcile()
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	g.wantCondition(api.ConditionRestartRequired, "")
+	calls := g.engine.calls
+	g.reconcile()
+	if g.engine.calls != calls {
+		t.Error("the driver was called although nothing waits")
+	}
 }

@@ -89,6 +89,10 @@ func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
 	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
 	if next.StartTime != nil && !next.StartTime.Equal(&started) {
 		next.RestartCount++
+		if p.done == "" && len(next.PendingFields) > 0 {
+			// The run may have begun with them, and the driver has not answered since.
+			next.Server.Generation = 0
+		}
 	}
 	next.StartTime = &started
 }
