@@ -1092,8 +1092,10 @@ func TestSecretDeletedLater(t *testing.T) {
 	}
 	g.engine.hasLeftovers.Store(true)
 	g.startInventory()
+	g.newReconciler()
 	g.eventually("something is left", func() bool { return g.server().NeedsEnsure })
-	g.clock.Step(time.Minute)
+	g.reconcile()
+	g.clock.Step(time.Minute) // the wait after the failure is over
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonSecretUnavailable)
 	if len(passed) != 1 || !passed[0].PowerOnly || passed[0].Power != driver.PowerOff || g.server().State != driver.StateStopped {
