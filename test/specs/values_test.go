@@ -178,7 +178,8 @@ func outcome(vm *api.VirtualMachine) settled {
 // apply takes a VirtualMachine to a spec, restarted if that is needed, and checks that what
 // keeps it from being ready is named.
 func (s *suite) apply(name string, spec map[string]any, changed []string, vm *api.VirtualMachine, err error) (settled, error) {
-	vm, err = s.awaitRetry(name, vm, err, func(vm *api.VirtualMachine) bool { return namesAny(vm.Status.Message, changed) })
+	isNamed := func(vm *api.VirtualMachine) bool { return namesAny(vm.Status.Message, changed) }
+	vm, err = s.awaitRetry(name, vm, err, isNamed)
 	if err != nil {
 		return "", err
 	}
@@ -191,12 +192,13 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 		}
 		s.count("restarts")
 		spec["restartedAt"] = time.Unix(1e9+s.next.Add(1), 0).UTC().Format(time.RFC3339)
-		if vm, err = s.replace(name, spec); err != nil {
+		vm, err = s.replace(name, spec)
+		if vm, err = s.awaitRetry(name, vm, err, isNamed); err != nil {
 			return how, err
 		}
 		how = outcome(vm)
 	}
-	if how == pending || how != ready && !namesAny(vm.Status.Message, changed) {
+	if how == pending || how != ready && !isNamed(vm) {
 		return how, fmt.Errorf("it is to %s, and nothing of %v is named: %s", how, changed, framework.FormatStatus(vm))
 	}
 	s.count(string(how))
