@@ -213,7 +213,8 @@ func testMachines(t *testing.T, asPlainUser bool) {
 		return s.injectAll(ctx)
 	})
 	t.Log(e.Summary())
-	if len(e.Faults) != len(p.kinds()) || len(e.Starts) < machineUsers {
+	// A user may delete a VM that has not started yet, so fewer machines than users may start.
+	if len(e.Faults) != len(p.kinds()) || len(e.Starts) == 0 {
 		t.Errorf("%d faults were injected, want %d; %d machines were started", len(e.Faults), len(p.kinds()), len(e.Starts))
 	}
 	for _, v := range JudgeMachines(e) {

@@ -71,12 +71,10 @@ func (s *soak) startFaults(ctx context.Context) (stop func() error) {
 	var err error
 	injector.Go(func() {
 		for err == nil && ctx.Err() == nil {
-			users.Sleep(ctx, upTo(s.random, maxGap))
 			f := possible[s.random.IntN(len(possible))]
-			if ctx.Err() == nil {
-				err = f.inject(ctx, s, s.random)
-				s.count(f.name)
-			}
+			err = f.inject(ctx, s, s.random)
+			s.count(f.name)
+			users.Sleep(ctx, upTo(s.random, maxGap))
 		}
 	})
 	return func() error {
