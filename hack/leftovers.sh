@@ -13,7 +13,7 @@ set -o errexit -o nounset -o pipefail
 readonly temp="${TMPDIR:-/tmp}"
 
 folders() {
-	find "${temp}" -mindepth 1 -maxdepth 1 \( -name 'Test*' -o -name 'drover-*' -o -name 'tmp.*' \) -printf 'folder %p\n'
+	find "${temp}" -ignore_readdir_race -mindepth 1 -maxdepth 1 \( -name 'Test*' -o -name 'drover-*' -o -name 'tmp.*' \) -printf 'folder %p\n'
 }
 
 # processes are those of the programs that tests start.

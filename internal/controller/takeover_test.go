@@ -141,6 +141,7 @@ func (g *rig) wantRestartByNewLeader(run string) {
 	g.t.Helper()
 	g.engine.outdated.Store(true)
 	g.startInventory()
+	g.engine.outdated.Store(false)
 	g.newReconciler()
 	at := metav1.NewTime(policytest.T0)
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })

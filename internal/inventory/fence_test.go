@@ -40,7 +40,7 @@ func newFencedFixture(t *testing.T, leads func(context.Context) (bool, error)) *
 		return g.refusal
 	}
 	g.startLoop()
-	g.waitForAnswer("none", Gone)
+	g.waitUntilListed()
 	g.takeChanges()
 	return g
 }

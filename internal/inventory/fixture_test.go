@@ -151,8 +151,25 @@ func (g *fixture) startLoop() *fixture {
 func newListedFixture(t *testing.T) *fixture {
 	t.Helper()
 	g := newFixture(t).startLoop()
-	g.waitForAnswer("none", Gone)
+	g.waitUntilListed()
 	return g
+}
+
+// waitUntilListed waits until the inventory knows the engine, and has reported that.
+func (g *fixture) waitUntilListed() {
+	g.t.Helper()
+	g.waitForAnswer("none", Gone)
+	g.waitForChanges(1)
+}
+
+// waitForChanges waits until so many changes were reported.
+func (g *fixture) waitForChanges(n int) {
+	g.t.Helper()
+	g.waitUntil("the changes are reported", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return len(g.changes) >= n
+	})
 }
 
 func (g *fixture) waitUntil(what string, ok func() bool) {

@@ -81,6 +81,7 @@ func TestUnknownUntilListed(t *testing.T) {
 	if seen := g.inv.Get("a"); seen.EngineID == "" || seen.Cause != nil || !seen.DownSince.IsZero() {
 		t.Errorf("after the list: %+v", seen)
 	}
+	g.waitForChanges(2)
 	if reported := g.takeChanges(); len(reported) != 2 || !reported[0].All || !reported[1].All {
 		t.Errorf("reported %+v, want one Change of all for the outage and one for the return", reported)
 	}

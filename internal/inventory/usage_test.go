@@ -5,6 +5,7 @@ package inventory
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -106,15 +107,9 @@ func TestUsageFollowsLoadAndRun(t *testing.T) {
 	g.takeChanges()
 	g.editServer("a", func(r *fake.Record) { r.Load = 1 })
 	g.waitForRates("both CPUs", func(r *Rates) bool { return r != nil && r.CPU > 199 && r.CPU < 201 })
-	routine := 0
-	for _, c := range g.takeChanges() {
-		if c.Routine && c.UID == "a" && c.VM.Name == "vm-a" {
-			routine++
-		}
-	}
-	if routine == 0 {
-		t.Error("the move was not reported")
-	}
+	g.waitUntil("the move is reported", func() bool {
+		return slices.ContainsFunc(g.takeChanges(), func(c Change) bool { return c.Routine && c.UID == "a" && c.VM.Name == "vm-a" })
+	})
 
 	g.engine.withLock(func() {
 		g.engine.usage = func(func() ([]driver.Usage, error)) ([]driver.Usage, error) { return nil, errors.New("not now") }

@@ -333,7 +333,7 @@ func TestEndOfRights(t *testing.T) {
 			f := newFixture(t, func(h *Handler) {
 				h.times.check, h.times.recheck, h.times.unanswered = 10*time.Millisecond, 20*time.Millisecond, 100*time.Millisecond
 				if name == "idle" {
-					h.times.idle = time.Second
+					h.times.idle = 5 * time.Second
 				}
 			})
 			var console echoConsole

@@ -427,7 +427,8 @@ func copyPlainly(t *testing.T, from, to string) time.Duration {
 func (b *podBench) copyToClaim(t *testing.T, name string, node *cluster.Node) time.Duration {
 	t.Helper()
 	g := &guest{podWorld: b.podWorld, name: name}
-	vm := newBenchVM(name).Resource(api.ResourceRootDisk, "300Mi").Spec(func(spec *api.VirtualMachineSpec) {
+	// With a tenth of a CPU, it would be the quota that is measured.
+	vm := newBenchVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceRootDisk, "300Mi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Ephemeral, spec.Image.Source = false, "oci://"+copiedImage
 		spec.NodeSelector = map[string]string{corev1.LabelHostname: node.Name}
 	}).Obj()

@@ -234,7 +234,7 @@ func killLeaderDuringStarts(t *testing.T, asPlainUser bool) {
 	creators := w.users
 	w.users = nil
 	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
-		ctx, cancel := context.WithTimeout(ctx, defaultSettleTimeout)
+		ctx, cancel := context.WithTimeout(ctx, 2*defaultSettleTimeout) // creations, and deletions by the next leader
 		defer cancel()
 		fault, err := w.killDuringStarts(ctx, creators)
 		return []Fault{fault}, err

@@ -17,7 +17,7 @@ import (
 
 // How long a program may take; Helm and images are built if they are not there yet.
 const (
-	CommandTimeout = time.Minute
+	CommandTimeout = 3 * time.Minute
 	BuildTimeout   = 10 * time.Minute
 )
 

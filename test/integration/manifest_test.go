@@ -167,13 +167,13 @@ func checkKubectlGet(t *testing.T, ns string) {
 const columnTimeout = 7 * time.Second
 
 // checkUsageUnderLoad puts the guest under load. On a machine that others keep busy the
-// guest may get no CPU for a while, so it has three tries, and the threshold is low.
+// guest may get no CPU for a while, so it has ten tries, and the threshold is low.
 func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
 	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
 	testenv.RequestFromGuest(t, vm, "/memory?bytes=400000000")
 	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
 	var err error
-	for range 3 {
+	for range 10 {
 		testenv.RequestFromGuest(t, vm, "/load?seconds=6")
 		check := hasUsage("CPU above 12", func(u api.Usage) bool { return u.CPU > 12 })
 		if _, err = framework.Poll(columnTimeout, func() error { return check(environment.GetVM(t, vm)) }); err == nil {

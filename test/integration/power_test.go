@@ -210,11 +210,11 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 	t.Run("stopped", func(t *testing.T) {
 		t.Parallel()
 		vm := stubborn(t)
-		begin := time.Now()
+		history, begin := environment.RecordHistory(t, vm), time.Now()
 		environment.UpdateVM(t, vm, setAction(api.ActionStopped))
-		environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonStopping), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 		vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
 		within(t, time.Since(begin))
+		history.WaitFor(t, framework.HasPhase(api.PhaseActive, api.ReasonStopping), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 		if code := testenv.InspectServer(t, vm).State.ExitCode; code != 137 {
 			t.Errorf("exit code %d, want 137", code)
 		}
@@ -222,11 +222,11 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 	t.Run("deleted", func(t *testing.T) {
 		t.Parallel()
 		vm := stubborn(t)
-		begin := time.Now()
+		history, begin := environment.RecordHistory(t, vm), time.Now()
 		environment.DeleteVM(t, vm)
-		environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonStopping))
 		environment.WaitForDeletion(t, vm, framework.StepTimeout)
 		within(t, time.Since(begin))
+		history.WaitFor(t, framework.HasPhase(api.PhaseTerminating, api.ReasonStopping))
 		environment.WaitForServers(t, vm, 0, time.Second)
 	})
 }

@@ -150,12 +150,12 @@ func TestCreateEndsWhenItStalls(t *testing.T) {
 func TestCreateTimesOut(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	r := u.createFailing("--wait", "--timeout=2s")
+	r := u.createFailing("--wait", "--timeout=10s")
 	if r.code != 1 && r.code != 2 { // 2 after many failures
 		t.Errorf("it ended with %d", r.code)
 	}
 	want(t, r.out, "virtualmachine.cloudnative.tw/failing created\n")
-	want(t, r.errs, "out of luck (next try in 1s)", "error: failing: timed out after 2s", "failing is not ready: Failed,", "times in a row.", "What to do:")
+	want(t, r.errs, "out of luck (next try in ", "error: failing: timed out after 10s", "failing is not ready: Failed,", "times in a row.", "What to do:")
 }
 
 // TestWaitSurvivesAnOutage cuts the connection to the API server during a wait.

@@ -211,7 +211,7 @@ func TestCreateOnATerminal(t *testing.T) {
 	go func() {
 		done <- tty.run(t.Context(), u, "create", "web", "--driver=fake", "--wait")
 	}()
-	tty.waitFor(t, "Creating, Starting: booting")
+	tty.waitFor(t, "Creating, ")
 	if code := <-done; code != 0 {
 		t.Errorf("it ended with %d", code)
 	}

@@ -4,6 +4,7 @@
 package manifests
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -182,22 +183,27 @@ func TestPermissions(t *testing.T) {
 	w := testenv.Start(t)
 	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 	kube := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
-	for _, tc := range permissionTable() {
-		name := strings.Join([]string{tc.verb, tc.group, tc.resource, tc.ns, tc.name}, " ")
-		t.Run(name, func(t *testing.T) {
-			resource, sub, _ := strings.Cut(tc.resource, "/")
-			review := &authorizationv1.SelfSubjectAccessReview{}
-			review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
-				Verb: tc.verb, Group: tc.group, Resource: resource, Subresource: sub, Namespace: tc.ns, Name: tc.name,
-			}
-			answer, err := kube.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if answer.Status.Allowed != tc.may {
-				t.Errorf("allowed: %v, want %v", answer.Status.Allowed, tc.may)
-			}
-		})
+	check := func(p permission) error {
+		resource, sub, _ := strings.Cut(p.resource, "/")
+		review := &authorizationv1.SelfSubjectAccessReview{}
+		review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
+			Verb: p.verb, Group: p.group, Resource: resource, Subresource: sub, Namespace: p.ns, Name: p.name,
+		}
+		answer, err := kube.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		if err == nil && answer.Status.Allowed != p.may {
+			err = fmt.Errorf("%+v: allowed: %v", p, answer.Status.Allowed)
+		}
+		return err
+	}
+	for _, p := range permissionTable() { // bindings take effect one by one
+		if p.may {
+			framework.Eventually(t, framework.StepTimeout, "the permission", func() error { return check(p) })
+		}
+	}
+	for _, p := range permissionTable() {
+		if err := check(p); err != nil {
+			t.Error(err)
+		}
 	}
 	t.Run("list the Lease by its name", func(t *testing.T) {
 		leases := kube.CoordinationV1().Leases(namespace)

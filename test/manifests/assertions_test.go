@@ -46,9 +46,9 @@ func TestAssertionPolicy(t *testing.T) {
 			}
 			editor, operator := newRoleUser(t, w, "edit"), newRoleUser(t, w, "drover-assert-stopped")
 			waitForPolicy(t, editor.vms)
-			if err := assertOff("asserted", "a")(t, operator.vms); err != nil {
-				t.Fatal(err)
-			}
+			framework.Eventually(t, framework.StepTimeout, "the operator's rights", func() error {
+				return assertOff("asserted", "a")(t, operator.vms)
+			}) // bindings take effect one by one
 			for name, tc := range assertionRequests() {
 				t.Run(name, func(t *testing.T) {
 					checkAssertion(t, "an editor", tc.send(t, editor.vms), tc.editor)
@@ -169,6 +169,9 @@ func checkAssertion(t *testing.T, who string, err error, allowed bool) {
 // staysFor is how long something has to stay as it is, in which a controller lists several times.
 const staysFor = 4 * time.Second
 
+// refused is the annotation of a pod of which an assertion was refused.
+const refused = "cloudnative.tw/assertion-refused"
+
 // TestAssertion says of pods on a lost node that their machines are off. It counts for the pod with
 // that UID where its node is not ready, and only if the controller takes assertions. One that was made
 // while the node was ready never counts.
@@ -189,13 +192,19 @@ func TestAssertion(t *testing.T) {
 	checkStays(t, w, first, "another pod is asserted")
 	setReady(t, w, node, corev1.ConditionTrue)
 	setAssertion(t, w, vm, string(first.UID))
+	framework.Eventually(t, framework.StepTimeout, "the refusal is recorded", func() error {
+		if p := waitForPod(t, w, vm); p.Annotations[refused] == "" {
+			return errors.New("the pod does not have it")
+		}
+		return nil
+	})
 	checkStays(t, w, first, "its node is ready")
 
 	setReady(t, w, node, corev1.ConditionUnknown)
 	checkStays(t, w, first, "the assertion was refused")
 	setAssertion(t, w, vm, "00000000-0000-0000-0000-000000000000")
 	framework.Eventually(t, framework.StepTimeout, "the refusal is forgotten", func() error {
-		if p := waitForPod(t, w, vm); p.Annotations["cloudnative.tw/assertion-refused"] != "" {
+		if p := waitForPod(t, w, vm); p.Annotations[refused] != "" {
 			return errors.New("the pod has it")
 		}
 		return nil

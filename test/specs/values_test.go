@@ -124,6 +124,19 @@ func (s *suite) create(spec map[string]any) (string, *api.VirtualMachine, error)
 	return name, vm, err
 }
 
+// createBase creates a VirtualMachine that is to be ready.
+func (s *suite) createBase() (string, *api.VirtualMachine, error) {
+	name, vm, err := s.create(s.base)
+	vm, err = s.awaitRetry(name, vm, err, func(*api.VirtualMachine) bool { return false })
+	switch {
+	case err != nil:
+		return name, vm, fmt.Errorf("the base: %w", err)
+	case outcome(vm) != ready:
+		return name, vm, fmt.Errorf("the base is not ready: %s", framework.FormatStatus(vm))
+	}
+	return name, vm, nil
+}
+
 var strict = metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
 
 // replace replaces the spec, and waits until it settles.
@@ -209,9 +222,12 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 // runc may fail to freeze a container, and a machine may not start in time. Drover tries again. It
 // does not wait for what a spec is to wait for.
 func (s *suite) awaitRetry(name string, vm *api.VirtualMachine, err error, isToWait func(*api.VirtualMachine) bool) (*api.VirtualMachine, error) {
-	hasFailed := slices.Contains([]string{api.ReasonOperationFailed, api.ReasonExhausted}, vm.Status.Reason)
-	if err != nil || outcome(vm) != waits || isToWait(vm) || !hasFailed {
+	if err != nil {
 		return vm, err
+	}
+	hasFailed := slices.Contains([]string{api.ReasonOperationFailed, api.ReasonExhausted}, vm.Status.Reason)
+	if outcome(vm) != waits || isToWait(vm) || !hasFailed {
+		return vm, nil
 	}
 	s.count("engine failed")
 	s.t.Logf("%s: the engine has failed: %s", name, framework.FormatStatus(vm))
@@ -277,9 +293,9 @@ func (s *suite) runValue(f Field, value any) {
 		s.failf("%s: %v", what, err)
 		return
 	}
-	name, vm, err := s.create(s.base)
-	if err != nil || outcome(vm) != ready {
-		s.failf("%s: the base: %v", what, err)
+	name, vm, err := s.createBase()
+	if err != nil {
+		s.failf("%s: %v", what, err)
 		return
 	}
 	defer s.remove(what, name, vm)
@@ -494,9 +510,9 @@ func (s *suite) inParallel(all []func()) {
 // runAll runs the values one by one, and then in rows.
 func (s *suite) runAll() {
 	began := time.Now()
-	_, vm, err := s.create(s.base)
-	if err != nil || outcome(vm) != ready {
-		s.t.Fatalf("the base is not ready: %v", err)
+	_, vm, err := s.createBase()
+	if err != nil {
+		s.t.Fatal(err)
 	}
 	s.initial = s.read(s.t, vm)
 	var valid, invalid, values []func()

@@ -162,9 +162,7 @@ func testPause(t *testing.T, c *control.Client) {
 		}
 	}
 	wantState(t, c, control.StateRunning)
-	if err := probeOnce(t, c, 80); err != nil {
-		t.Errorf("a guest that was resumed does not answer: %v", err)
-	}
+	framework.Eventually(t, patience, "a guest that was resumed answers", func() error { return probeOnce(t, c, 80) })
 }
 
 // testGrow checks that disks grow while the guest runs, and never shrink.
@@ -191,11 +189,11 @@ func (g *guest) testGrow(t *testing.T, c *control.Client) {
 // anything.
 func wantClosed(t *testing.T, n network, address string) {
 	t.Helper()
-	script := fmt.Sprintf("exec 3<>/dev/tcp/%s/%d && ! read -r -n 1 -t 4 <&3", address, controlPort)
-	begun := time.Now()
+	// read ends with 1 at the end of the stream, and with more than 128 after its timeout.
+	script := fmt.Sprintf("exec 3<>/dev/tcp/%s/%d || exit 2; read -r -n 1 -t 60 <&3; [[ $? -eq 1 ]]", address, controlPort)
 	out, err := exec.CommandContext(t.Context(), "ip", "netns", "exec", n.name, "bash", "-c", script).CombinedOutput()
-	if took := time.Since(begun); err != nil || took > 3*time.Second {
-		t.Errorf("the connection to %s was open for %v, %v: %s", address, took, err, out)
+	if err != nil {
+		t.Errorf("the connection to %s is not closed: %v: %s", address, err, out)
 	}
 }
 

@@ -275,13 +275,21 @@ func testUsageUnderLoad(t *testing.T, e *env) {
 	requireHarness(t, e.OutOfBand.BurnCPU != nil, "OutOfBand.BurnCPU")
 	spec := e.newSpec(t, "busy")
 	s := e.ensureState(t, spec, driver.StateRunning)
-	sample := func() driver.Usage {
-		samples, err := e.driver.Usage(t.Context(), spec.UID)
-		requireNoError(t, "Usage", err)
-		if len(samples) != 1 || samples[0].Run != s.Run {
-			t.Fatalf("Usage: got %+v, want one sample of the run %s", samples, s.Run)
+	sample := func() (u driver.Usage) {
+		e.waitUntil(t, "a sample", func() error { // which a busy host may miss
+			samples, err := e.driver.Usage(t.Context(), spec.UID)
+			if err == nil && len(samples) != 1 {
+				err = fmt.Errorf("got %+v", samples)
+			}
+			if err == nil {
+				u = samples[0]
+			}
+			return err
+		})
+		if u.Run != s.Run {
+			t.Fatalf("Usage: got %+v, want a sample of the run %s", u, s.Run)
 		}
-		return samples[0]
+		return u
 	}
 	e.OutOfBand.BurnCPU(t, s)
 	first := sample()

@@ -55,6 +55,8 @@ type world struct {
 	kube      kubernetes.Interface
 	vms       dynamic.ResourceInterface
 	namespace string // empty for all
+	// cluster is the id of the cluster that drivers are opened with.
+	cluster string
 	kubelet   *kubelet
 	// selector selects the pods and PVCs that the kubelet cares for; empty selects all.
 	selector string
@@ -66,6 +68,15 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	return newWorldIn(t, shared)
+}
+
+// newOwnWorld is newWorld for drivers that care for pods in all namespaces: those of other tests are
+// of another cluster.
+func newOwnWorld(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.cluster += "-" + w.namespace
+	return w
 }
 
 // newWorldIn makes a namespace in a cluster.
@@ -81,7 +92,7 @@ func newWorldIn(t *testing.T, c *framework.Cluster) *world {
 		t.Fatal(err)
 	}
 	waitForServiceAccount(t, kube, made.Name)
-	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, nil, ""}
+	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, clusterID, nil, ""}
 	w.kubelet = startKubelet(t, w)
 	return w
 }
@@ -98,7 +109,7 @@ func waitForServiceAccount(t *testing.T, kube kubernetes.Interface, namespace st
 // open opens a driver, as another controller of the cluster would, with the rights of one.
 func (w *world) open(t *testing.T) *Driver {
 	t.Helper()
-	return openAs(t, shared.Config, clusterID, DefaultCallTimeout)
+	return openAs(t, shared.Config, w.cluster, DefaultCallTimeout)
 }
 
 // openAs opens a driver of a cluster id by a connection to the shared cluster.

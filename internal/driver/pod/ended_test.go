@@ -38,12 +38,13 @@ func TestDeletedPodsAreReleased(t *testing.T) {
 			t.Fatal(err)
 		}
 		framework.Eventually(t, framework.StepTimeout, "the pod of "+s.Name+" goes", func() error {
+			all, listErr := s.d.List(t.Context(), s.UID) // before the look at the pod, which may go meanwhile
 			now, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), before.Name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) || err == nil && now.UID != before.UID {
 				return nil
 			}
-			if all, err := s.d.List(t.Context(), s.UID); err != nil || len(all) == 1 && all[0].State == driver.StateStopped && !all[0].NeedsEnsure && !all[0].IsLeaving {
-				t.Fatalf("nothing is asked for: %+v, %v", all, err)
+			if listErr != nil || len(all) == 1 && all[0].State == driver.StateStopped && !all[0].NeedsEnsure && !all[0].IsLeaving {
+				t.Fatalf("nothing is asked for: %+v, %v", all, listErr)
 			}
 			_, ensureErr := s.ensure(t)
 			return fmt.Errorf("it has finalizers %v: %w, %w", now.Finalizers, err, ensureErr)

@@ -157,6 +157,9 @@ func TestEphemeralWrites(t *testing.T) {
 		if got := s.list(t); got.State != driver.StateStopped {
 			return fmt.Errorf("it is %s", got.State)
 		}
+		if grace := s.pod(t).DeletionGracePeriodSeconds; grace == nil || *grace > 0 {
+			return errors.New("the kubelet has yet to remove the pod") // else its finalizer is removed twice
+		}
 		return nil
 	})
 	s.deleteAll(t)

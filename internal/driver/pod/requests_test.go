@@ -164,10 +164,10 @@ func TestReadsOfOne(t *testing.T) {
 // before it loses its finalizer.
 func TestReadsOfReleased(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newOwnWorld(t)
 	config, count := w.countRequests()
 	s := w.newRetained(t, "web")
-	s.d = openAs(t, config, clusterID, DefaultCallTimeout)
+	s.d = openAs(t, config, w.cluster, DefaultCallTimeout)
 	if _, err := s.d.Watch(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -206,7 +206,7 @@ var machineStates = map[string]driver.State{
 }
 
 // statusTimeout bounds the wait for QEMU's answer. Drover may be asking it, too.
-const statusTimeout = 2 * time.Second
+const statusTimeout = 20 * time.Second
 
 // machineState asks QEMU for its state. One that was released is not asked.
 func machineState(ctx context.Context, dir string, r record.Record) string {

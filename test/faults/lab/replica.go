@@ -176,7 +176,7 @@ func (w *World) Args(e Engine, process int) ([]string, error) {
 	return append(e.Args(w), "--kubeconfig="+kubeconfig, "--lease-lock-namespace="+w.System,
 		"--orphan-grace=1s", "--health-probe-bind-address=0", "-v=1",
 		// No run waits for an expiry, and on a busy machine a process must not lose its Lease.
-		"--leader-elect-lease-duration=2m", "--leader-elect-renew-deadline=90s"), err
+		"--leader-elect-lease-duration=5m", "--leader-elect-renew-deadline=4m"), err
 }
 
 func (r *Replicas) environment(n int) []string {

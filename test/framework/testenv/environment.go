@@ -166,6 +166,9 @@ func (env *Environment) SetFaults(t testing.TB, text string) {
 	}
 }
 
+// kubectlTimeout is longer than any --timeout that tests give to kubectl.
+const kubectlTimeout = 5 * time.Minute
+
 // RunKubectl runs kubectl with input, and returns what it printed.
 func (env *Environment) RunKubectl(t testing.TB, input string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
@@ -173,7 +176,7 @@ func (env *Environment) RunKubectl(t testing.TB, input string, args ...string) (
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), kubectlTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, append([]string{"kubectl", "--kubeconfig=" + env.Kubeconfig}, args...)...)
 	var out, errs strings.Builder

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -90,14 +91,18 @@ func (env *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within t
 		if now == nil {
 			return errors.New("it is not there")
 		}
-		for _, check := range checks {
-			if err := check(now); err != nil {
-				return fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(now))
-			}
-		}
-		return nil
+		return checkAll(now, checks)
 	})
 	return now
+}
+
+func checkAll(vm *api.VirtualMachine, checks []framework.VMCheck) error {
+	for _, check := range checks {
+		if err := check(vm); err != nil {
+			return fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(vm))
+		}
+	}
+	return nil
 }
 
 // WaitForDeletion waits until a VM is gone and returns how long that took.
@@ -178,18 +183,30 @@ func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMH
 	return h
 }
 
-// WaitForVersion waits until the history has reached a version and returns all.
+// WaitForVersion waits until the history has reached a version, and returns those up to it.
 func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.VirtualMachine {
 	t.Helper()
-	var all []*api.VirtualMachine
-	framework.Eventually(t, framework.StepTimeout, "the watch brings "+vm.Name, func() error {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		all = append(all[:0], h.versions...)
-		if last := all[len(all)-1]; h.err != nil || last.ResourceVersion != vm.ResourceVersion {
-			return fmt.Errorf("it is at %s, not %s; error %w", last.ResourceVersion, vm.ResourceVersion, h.err)
+	return h.WaitFor(t, func(version *api.VirtualMachine) error {
+		if version.ResourceVersion != vm.ResourceVersion {
+			return fmt.Errorf("it is at %s, not %s", version.ResourceVersion, vm.ResourceVersion)
 		}
 		return nil
+	})
+}
+
+// WaitFor waits until the history has a version that passes all checks, and returns those up to it.
+func (h *VMHistory) WaitFor(t testing.TB, checks ...framework.VMCheck) (all []*api.VirtualMachine) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the watch brings a version", func() (err error) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for n, version := range h.versions {
+			if err = checkAll(version, checks); err == nil {
+				all = slices.Clone(h.versions[:n+1])
+				return nil
+			}
+		}
+		return errors.Join(err, h.err)
 	})
 	return all
 }
