@@ -86,7 +86,7 @@ func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 	if err := c.Stop(); err != nil { // Stop requires exit code 0
 		t.Error(err)
 	}
-	if took := time.Since(begin); took > 10*time.Second {
+	if took := time.Since(begin); took > 30*time.Second { // half of that minute, on a host however busy
 		t.Errorf("took %s", took)
 	}
 	out := c.Output()
