@@ -57,7 +57,7 @@ type world struct {
 	namespace string // empty for all
 	// cluster is the id of the cluster that drivers are opened with.
 	cluster string
-	kubelet   *kubelet
+	kubelet *kubelet
 	// selector selects the pods and PVCs that the kubelet cares for; empty selects all.
 	selector string
 }
