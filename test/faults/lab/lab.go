@@ -32,7 +32,7 @@ import (
 )
 
 // ConvergeTimeout is how long anything may take to become as it should be (O4, O10).
-const ConvergeTimeout = 3 * time.Minute
+const ConvergeTimeout = time.Minute
 
 // Lab is a kube-apiserver and the program under test.
 type Lab struct {
