@@ -87,10 +87,10 @@ func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
 		return
 	}
 	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
-	if next.StartTime != nil && !next.StartTime.Equal(&started) {
+	if policy.HasRestarted(next, server) {
 		next.RestartCount++
 		if p.done == "" && len(next.PendingFields) > 0 {
-			// The run may have begun with them, and the driver has not answered since.
+			// The restart may have applied them: the driver is to be asked again.
 			next.Server.Generation = 0
 		}
 	}

@@ -769,8 +769,8 @@ type ServerStatus struct {
 	// +optional
 	State string `json:"state,omitempty"`
 	// generation is the last generation of the spec that was passed to the driver
-	// successfully. It is absent while it is unknown whether a run that has just begun has
-	// what waited for it.
+	// successfully. It is absent after a restart until the driver confirms whether the
+	// pendingFields were applied.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
 	// stoppedRun identifies the run of the server that was ended because

@@ -105,8 +105,8 @@ func decidePending(in Input, power driver.Power) Decision {
 }
 
 // decideStopping waits for a stop, whatever requested it, and forces it when the
-// grace period is over. A guest that has ended by itself, while other parts of its server
-// have not, is not being stopped.
+// grace period is over. A guest that has ended by itself, while other parts of its server,
+// such as a sidecar, have not, is not being stopped.
 func decideStopping(in Input, power driver.Power) Decision {
 	operation := api.OperationStop
 	end := ""

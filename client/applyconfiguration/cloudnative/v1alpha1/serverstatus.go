@@ -15,8 +15,8 @@ type ServerStatusApplyConfiguration struct {
 	// state is the state of the server in the words of the engine.
 	State *string `json:"state,omitempty"`
 	// generation is the last generation of the spec that was passed to the driver
-	// successfully. It is absent while it is unknown whether a run that has just begun has
-	// what waited for it.
+	// successfully. It is absent after a restart until the driver confirms whether the
+	// pendingFields were applied.
 	Generation *int64 `json:"generation,omitempty"`
 	// stoppedRun identifies the run of the server that was ended because
 	// spec.action said so. Such a server is started again whatever its

@@ -42,9 +42,9 @@ func disruptionOf(p *corev1.Pod, isDeletedHere bool) string {
 		if !known {
 			how = "disrupted by " + c.Reason + " on"
 		}
-		return clip(fmt.Sprintf("the pod was %s node %s (%s)", how, p.Spec.NodeName, c.Message))
+		return truncateText(fmt.Sprintf("the pod was %s node %s (%s)", how, p.Spec.NodeName, c.Message))
 	case isOver:
-		return clip(fmt.Sprintf("the pod failed on node %s (%s)", p.Spec.NodeName, strings.TrimSuffix(p.Status.Reason+": "+p.Status.Message, ": ")))
+		return truncateText(fmt.Sprintf("the pod failed on node %s (%s)", p.Spec.NodeName, strings.TrimSuffix(p.Status.Reason+": "+p.Status.Message, ": ")))
 	case p.DeletionTimestamp != nil && !isDeletedHere:
 		return "the pod was deleted"
 	}

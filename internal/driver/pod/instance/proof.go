@@ -43,7 +43,7 @@ func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 	case pod.Spec.NodeName == "":
 		return nil
 	case IsRejected(pod):
-		return &driver.Exit{Code: 1, Reason: driver.ExitRejected, Output: clip(pod.Status.Reason + ": " + pod.Status.Message), At: rejectedAt(pod)}
+		return &driver.Exit{Code: 1, Reason: driver.ExitRejected, Output: truncateText(pod.Status.Reason + ": " + pod.Status.Message), At: rejectedAt(pod)}
 	}
 	return reportedEnd(pod)
 }
@@ -127,7 +127,7 @@ func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 		StopRequested   bool
 	}
 	if t.Reason != reasonOOMKilled && json.Unmarshal([]byte(t.Message), &message) == nil && message.Reason != "" {
-		exit.Reason, exit.Output, exit.StopRequested = clip(message.Reason), clip(message.Message), message.StopRequested
+		exit.Reason, exit.Output, exit.StopRequested = truncateText(message.Reason), truncateText(message.Message), message.StopRequested
 	}
 	return exit
 }
@@ -162,7 +162,10 @@ const reasonOOMKilled = "OOMKilled"
 // maxOutput is how much of a message is kept.
 const maxOutput = 1 << 10
 
-func clip(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxOutput)], "") }
+// truncateText returns what is kept of a text that others have written.
+func truncateText(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), maxOutput)], "")
+}
 
 // assertedEnd returns the end of a pod that an operator asserts: by the taint out-of-service on its
 // node, or by the annotation about this pod. Neither counts while the node is ready: then its kubelet
@@ -199,8 +202,8 @@ func endOf(root *corev1.PersistentVolumeClaim) (end endRecord) {
 	if root == nil || json.Unmarshal([]byte(root.Annotations[objects.AnnotationEnd]), &end) != nil {
 		return endRecord{}
 	}
-	if end.Disruption = clip(end.Disruption); end.Exit != nil { // users can change annotations
-		end.Exit.Reason, end.Exit.Output = clip(end.Exit.Reason), clip(end.Exit.Output)
+	if end.Disruption = truncateText(end.Disruption); end.Exit != nil { // users can change annotations
+		end.Exit.Reason, end.Exit.Output = truncateText(end.Exit.Reason), truncateText(end.Exit.Output)
 	}
 	return end
 }

@@ -260,7 +260,7 @@ func (i *Instance) startingText() string {
 		}
 	}
 	if s := machineStatus(p); s != nil && s.State.Waiting != nil && s.State.Waiting.Reason != "" {
-		return clip(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message))
+		return truncateText(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message))
 	}
 	if p.Spec.NodeName == "" {
 		return "the pod waits to be scheduled"
