@@ -54,11 +54,7 @@ func TestEngineReplacedAfterOutage(t *testing.T) {
 	if seen := <-between; seen.Answer != Unknown || seen.EngineID != "another" || !seen.DownSince.IsZero() || !errors.Is(seen.Cause, errNotListed) {
 		t.Errorf("while the other engine was listed the answer was %+v, want unknown without the outage of the first", seen)
 	}
-	g.waitUntil("it is reported", func() bool {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return len(g.changes) >= 2
-	})
+	g.waitForChanges(2)
 	if reported := g.takeChanges(); len(reported) != 2 || !reported[0].All || !reported[1].All {
 		t.Errorf("reported %+v, want one Change of all when it was found and one when it was listed", reported)
 	}

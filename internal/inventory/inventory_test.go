@@ -95,11 +95,7 @@ func TestFirstListIsReportedOnce(t *testing.T) {
 	g.addServer("b")
 	g.startLoop()
 	g.waitForAnswer("b", Present)
-	g.waitUntil("it is reported", func() bool {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return len(g.changes) > 0
-	})
+	g.waitForChanges(1)
 	if reported := g.takeChanges(); len(reported) != 1 || !reported[0].All {
 		t.Errorf("reported %+v, want one Change of all", reported)
 	}
@@ -411,7 +407,7 @@ func TestOutageAndReturn(t *testing.T) {
 	if !seen.DownSince.Equal(down) || seen.Cause == nil || !seen.BackSince.IsZero() || seen.EngineID == "" {
 		t.Errorf("during the outage: %+v", seen)
 	}
-	g.waitUntil("the outage is reported", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.changes) > 0 })
+	g.waitForChanges(1)
 	g.memory.SetAvailable(true)
 	g.waitUntil("it is back", func() bool {
 		g.clock.Step(retryPeriod)

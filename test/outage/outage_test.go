@@ -198,7 +198,7 @@ func TestEngineMismatch(t *testing.T) {
 	}
 }
 
-// TestDeletionWhileCreating checks that such a deletion ends and leaves
+// TestDeletionWhileCreating checks that such a deletion ends soon and leaves
 // nothing, whatever happens to the creation.
 func TestDeletionWhileCreating(t *testing.T) {
 	t.Parallel()
@@ -210,6 +210,7 @@ exhausted: {failCreate: 1000000, kind: exhausted}
 invalid: {failCreate: 1000000, kind: invalid}
 `)
 	w.RunController(t)
+	const soon = 20 * time.Second // less than the 30 s after which an exhausted creation is tried again
 	for name, check := range map[string]framework.VMCheck{
 		"slow":      framework.HasPhase(api.PhaseCreating, api.ReasonCreating),
 		"fails":     framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed),
@@ -219,7 +220,7 @@ invalid: {failCreate: 1000000, kind: invalid}
 		vm := w.CreateVM(t, newSmallVM(name, "fake"))
 		w.WaitForVM(t, vm, framework.StepTimeout, check)
 		w.DeleteVM(t, vm)
-		w.WaitForDeletion(t, vm, framework.StepTimeout)
+		w.WaitForDeletion(t, vm, soon)
 	}
 	if all := w.ReadFakeServers(t); len(all) != 0 {
 		t.Errorf("servers are left: %v", all)

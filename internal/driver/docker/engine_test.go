@@ -133,7 +133,11 @@ func TestEngineThatHangs(t *testing.T) {
 			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 				return strings.HasSuffix(r.URL.Path, c.at) && hangRequest(r)
 			})
+			began := time.Now()
 			err := c.call(t.Context(), d, spec)
+			if took := time.Since(began); took > c.within+15*time.Second { // the default is 30 s
+				t.Errorf("it took %v", took)
+			}
 			if c.kind != nil {
 				wantError(t, err, c.kind, "", "did not answer in time")
 			} else if !driver.Ambiguous(err) || errors.Is(err, driver.ErrUnavailable) {

@@ -70,9 +70,9 @@ func newWorld(t *testing.T) *world {
 	return newWorldIn(t, shared)
 }
 
-// newOwnWorld is newWorld for drivers that care for pods in all namespaces: those of other tests are
-// of another cluster.
-func newOwnWorld(t *testing.T) *world {
+// newIsolatedWorld is newWorld with a cluster id of its own, for tests that count or check what a driver
+// releases: drivers with the same id do that in all namespaces.
+func newIsolatedWorld(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t)
 	w.cluster += "-" + w.namespace

@@ -164,7 +164,7 @@ func TestReadsOfOne(t *testing.T) {
 // before it loses its finalizer.
 func TestReadsOfReleased(t *testing.T) {
 	t.Parallel()
-	w := newOwnWorld(t)
+	w := newIsolatedWorld(t)
 	config, count := w.countRequests()
 	s := w.newRetained(t, "web")
 	s.d = openAs(t, config, w.cluster, DefaultCallTimeout)

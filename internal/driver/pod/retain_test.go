@@ -73,7 +73,7 @@ func (s *server) release(t *testing.T) {
 // longer, whether somebody deletes them or not.
 func TestRetained(t *testing.T) {
 	t.Parallel()
-	w := newOwnWorld(t)
+	w := newIsolatedWorld(t)
 	s, ends := w.newRetained(t, "deleted"), w.newRetained(t, "ends")
 	s.release(t)
 	for _, r := range []*server{s, ends} {
@@ -111,7 +111,7 @@ func TestRetained(t *testing.T) {
 // pod whose VirtualMachine exists: its end has to be recorded first.
 func TestRetainedByLabel(t *testing.T) {
 	t.Parallel()
-	w := newOwnWorld(t)
+	w := newIsolatedWorld(t)
 	s := w.newServer(t, "web")
 	s.d.reader.Owner = s.owner
 	s.reach(t, driver.StateRunning)
