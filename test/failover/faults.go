@@ -157,17 +157,18 @@ func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *framework
 	return nil, nil
 }
 
-// leadingReplica returns the replica that the Lease names, or nil.
+// leadingReplica returns the replica whose process holds the Lease, or nil. The Lease may still
+// name the process before it, which has ended.
 func (w *environment) leadingReplica(ctx context.Context) *replica {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	l, err := w.KubeClient.CoordinationV1().Leases(metav1.NamespaceDefault).Get(ctx, leaseName, metav1.GetOptions{})
-	if err != nil || l.Spec.HolderIdentity == nil {
+	if err != nil || l.Spec.HolderIdentity == nil || l.Spec.AcquireTime == nil {
 		return nil
 	}
 	name, _, _ := strings.Cut(*l.Spec.HolderIdentity, "_")
 	for _, r := range w.replicas {
-		if r.name == name {
+		if r.name == name && r.hasRunSince(l.Spec.AcquireTime.Time) {
 			return r
 		}
 	}

@@ -62,7 +62,10 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*users
 	for ctx.Err() == nil && !p.HasEnded() { // it lost the Lease
 		users.Sleep(ctx, pollPeriod)
 	}
-	return f, ctx.Err()
+	if ctx.Err() != nil {
+		return f, fmt.Errorf("the halted leader, process %d, has not ended: %w", p.PID(), ctx.Err())
+	}
+	return f, nil
 }
 
 // haltLeader halts the process of the replica that has the Lease. One that has lost it

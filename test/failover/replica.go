@@ -78,6 +78,13 @@ func (r *replica) recordExit(p *framework.Process) {
 	fmt.Fprintf(&r.output, "=== %s, process %d, ended at %s\n%s", r.name, p.PID(), time.Now().Format(time.StampMilli), p.Output())
 }
 
+// hasRunSince reports whether its process runs, and was started before t.
+func (r *replica) hasRunSince(t time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.process != nil && r.history[len(r.history)-1].From.Before(t)
+}
+
 // allProcesses returns all processes of the replica so far.
 func (r *replica) allProcesses() []Process {
 	r.mu.Lock()

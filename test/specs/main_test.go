@@ -68,16 +68,20 @@ func startEnvironment() (func() error, error) {
 	}
 	environment = e
 	return func() error {
-		return errors.Join(controller.Stop(), e.checkLeft(), e.replayDecisions(), e.Close(), os.RemoveAll(temp))
+		return errors.Join(e.waitSwept(), controller.Stop(), e.replayDecisions(), e.Close(), os.RemoveAll(temp))
 	}, nil
 }
 
-// checkLeft returns an error if a simulated server is left.
-func (e *specEnvironment) checkLeft() error {
-	left, err := filepath.Glob(filepath.Join(e.FakeDir, "*.json"))
-	if len(left) > 0 {
-		err = fmt.Errorf("these servers are left: %q", left)
-	}
+// waitSwept waits until no simulated server is left. A test may end by deletions that leave
+// servers to the orphan sweep (users.waitSwept).
+func (e *specEnvironment) waitSwept() error {
+	_, err := framework.Poll(framework.StepTimeout, func() error {
+		left, err := filepath.Glob(filepath.Join(e.FakeDir, "*.json"))
+		if len(left) > 0 {
+			err = fmt.Errorf("these servers are left: %q", left)
+		}
+		return err
+	})
 	return err
 }
 

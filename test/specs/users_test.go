@@ -5,6 +5,7 @@ package specs
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -197,7 +198,7 @@ func (u *users) delete(t *rapid.T, m *model) {
 	if err := u.vms.Delete(context.Background(), m.name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := u.states.wait("gone", m.name, func(vm *api.VirtualMachine) bool { return vm == nil }); err != nil {
+	if err := u.waitGone(m); err != nil {
 		t.Fatal(err)
 	}
 	if environment.ReadFakeServer(u.t, types.UID(m.uid)) != nil {
@@ -207,6 +208,19 @@ func (u *users) delete(t *rapid.T, m *model) {
 		}
 	}
 	m.spec, m.run = nil, ""
+}
+
+// waitGone waits until a VirtualMachine is gone. It asks the API, because the watch may not even
+// have brought the creation yet.
+func (u *users) waitGone(m *model) error {
+	_, err := framework.Poll(framework.StepTimeout, func() error {
+		vm, err := u.api().Get(context.Background(), m.name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.Join(err, fmt.Errorf("%s is not gone: %s", m.name, framework.FormatStatus(vm)))
+	})
+	return err
 }
 
 // waitSwept waits until the server of a VirtualMachine that is gone is removed. A deletion at
@@ -278,7 +292,7 @@ func (u *users) clean(models []*model) {
 			continue
 		}
 		_ = u.vms.Delete(context.Background(), m.name, metav1.DeleteOptions{})
-		_, _ = u.states.wait("gone", m.name, func(vm *api.VirtualMachine) bool { return vm == nil })
+		_ = u.waitGone(m)
 		_ = u.waitSwept(m)
 	}
 }
