@@ -66,13 +66,13 @@ check_left() {
 # clusters. Meanwhile the next package's tests are linked (-p 2), so the time that go
 # test prints includes the wait for the lock. So does the time after which go test kills
 # a package: that is long enough for the package before, while the tests themselves get
-# 15 minutes (the last -test.timeout counts). The kill reaches only flock, and setpriv
+# 20 minutes (the last -test.timeout counts). The kill reaches only flock, and setpriv
 # passes it on. Cached results do not count, because go test cannot detect that an engine
 # has changed.
 run() {
 	local lock="${work}/$1"
 	shift
-	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 40m "$@" ./... -args -test.timeout=15m 2>&1 | { grep --line-buffered -v '\[no test files\]$' || true; } | tee --append "${work}/output"
+	go test -p 2 -exec "flock --close ${lock} setpriv --pdeathsig KILL" -count 1 -timeout 45m "$@" ./... -args -test.timeout=20m 2>&1 | { grep --line-buffered -v '\[no test files\]$' || true; } | tee --append "${work}/output"
 }
 
 # list_failures prints what failed once more, with the first lines of each test: the logs

@@ -7,11 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -69,7 +75,8 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*users
 }
 
 // haltLeader halts the process of the replica that has the Lease. One that has lost it
-// just before, as on a loaded machine, continues: it is a standby, which never ends.
+// just before, as on a loaded machine, continues: it is a standby, which never ends. So does
+// one that holds the lock of a server, which the next leader could not delete until then.
 func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error) {
 	for ctx.Err() == nil {
 		r, p, err := w.reserveLeader(ctx)
@@ -79,7 +86,11 @@ func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error
 		if err := sendSignal(p, syscall.SIGSTOP); err != nil {
 			return nil, err
 		}
-		if w.leadingReplica(ctx) == r {
+		locked, err := w.holdsLock(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		if !locked && w.leadingReplica(ctx) == r {
 			return p, nil
 		}
 		if err := sendSignal(p, syscall.SIGCONT); err != nil {
@@ -88,6 +99,40 @@ func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error
 		r.release()
 	}
 	return nil, fmt.Errorf("no replica leads: %w", ctx.Err())
+}
+
+// holdsLock reports whether a server of the fake engine is locked once a halted process does
+// nothing any more.
+func (w *environment) holdsLock(ctx context.Context, p *framework.Process) (bool, error) {
+	for !p.HasEnded() && !isHalted(p.PID()) {
+		if users.Sleep(ctx, pollPeriod); ctx.Err() != nil {
+			return false, fmt.Errorf("process %d is not halted: %w", p.PID(), ctx.Err())
+		}
+	}
+	paths, err := filepath.Glob(filepath.Join(w.FakeDir, "locks", "*"))
+	if err != nil {
+		return false, err
+	}
+	for _, path := range paths {
+		switch lock, err := statedir.TryLockExisting(path, syscall.LOCK_EX); {
+		case err == nil:
+			lock.Release()
+		case errors.Is(err, syscall.EWOULDBLOCK):
+			return true, nil
+		case !errors.Is(err, fs.ErrNotExist):
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// isHalted reports whether all threads of a process are stopped.
+func isHalted(pid int) bool {
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	return err == nil && len(paths) > 0 && !slices.ContainsFunc(paths, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		return err != nil || !strings.Contains(string(stat), ") T ")
+	})
 }
 
 // reserveLeader reserves the replica that the Lease names for a fault, once its process runs:

@@ -51,7 +51,7 @@ func (c *config) run(ctx context.Context, s *suite, limit time.Duration, environ
 	cmd.Env = append(os.Environ(), environment)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = time.Minute
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

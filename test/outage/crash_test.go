@@ -30,7 +30,8 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 	controller.MustStop(t)
 	for _, vm := range vms {
 		_, message, err := w.RunKubectl(t, "", "delete", "vm", vm.Name, "--timeout=2s")
-		if err == nil || !strings.Contains(message, "timed out") {
+		// A request of kubectl itself may take the two seconds.
+		if err == nil || !strings.Contains(message, "timed out") && !strings.Contains(message, "deadline exceeded") {
 			t.Errorf("kubectl delete ended with %v: %s", err, message)
 		}
 		w.WaitForServers(t, vm, 1, time.Second)
@@ -143,7 +144,7 @@ func TestKillStorms(t *testing.T) {
 			if name == "fake" {
 				s.w.SetFaults(t, `"*": {latency: 20ms}`)
 			}
-			args := []string{"--vm-driver=" + name, "--orphan-grace=2s"}
+			args := []string{"--vm-driver=" + name, "--orphan-grace=2s", "--orphan-max=100"} // no controller but the last lives until a sweep
 			for range rounds {
 				controller := s.w.StartControllerProcess(t, nil, args...)
 				s.killRepeatedly(t, time.Now().Add(time.Duration(500+s.random.IntN(1500))*time.Millisecond))

@@ -48,6 +48,15 @@ func (s state) write(dir string) error {
 // lostError says what is wrong with disks.
 type lostError struct{ error }
 
+// judgeExit returns an error of a program as one of the disks, unless the program was killed, as
+// at the end of its time, or did not run.
+func judgeExit(exit *exec.ExitError, err error) error {
+	if exit == nil || !exit.Exited() {
+		return err
+	}
+	return lostError{err}
+}
+
 // checkDisks checks the disks in a folder. A disk that is empty was not made yet.
 func checkDisks(ctx context.Context, dir string, shown claims) error {
 	for disk, synced := range shown.Synced {
@@ -75,11 +84,12 @@ func checkDisk(ctx context.Context, path string, synced, grownAt uint64) error {
 	name := "json:" + disk.Text()
 	out, err := runQEMUImg(ctx, "check", name)
 	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != leaks) {
-		return lostError{fmt.Errorf("qemu-img check: %w: %s", err, out)}
+		return judgeExit(exit, fmt.Errorf("qemu-img check: %w: %s", err, out))
 	}
 	raw := path + ".raw"
 	if out, err := runQEMUImg(ctx, "convert", "-O", "raw", name, raw); err != nil {
-		return lostError{fmt.Errorf("qemu-img convert: %w: %s", err, out)}
+		exit, _ := errors.AsType[*exec.ExitError](err)
+		return judgeExit(exit, fmt.Errorf("qemu-img convert: %w: %s", err, out))
 	}
 	f, err := os.Open(raw)
 	if err != nil {

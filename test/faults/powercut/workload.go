@@ -94,15 +94,19 @@ func (w *workload) reach(name string, uid types.UID, power driver.Power, want dr
 		}
 		for {
 			s, err := w.driver.Ensure(ctx, spec)
-			if err != nil || s.State == want {
+			if err == nil && s.State == want || err != nil && !mayRetry(err) {
 				return err
 			}
-			if err := pause(ctx); err != nil {
-				return fmt.Errorf("it is %s, not %s: %w", s.State, want, err)
+			if ended := pause(ctx); ended != nil {
+				return fmt.Errorf("it is %s, not %s: %w", s.State, want, errors.Join(err, ended))
 			}
 		}
 	}}
 }
+
+// mayRetry reports whether the controller would try again soon: on a busy host QEMU may not
+// answer in time.
+func mayRetry(err error) bool { return errors.Is(err, driver.ErrRetry) || driver.Ambiguous(err) }
 
 func pause(ctx context.Context) error {
 	select {
@@ -128,11 +132,11 @@ func (w *workload) removeServer(ctx context.Context, uid types.UID, retain bool)
 		if errors.Is(err, driver.ErrNotFound) {
 			return nil
 		}
-		if err != nil {
+		if err != nil && !mayRetry(err) {
 			return err
 		}
-		if err := pause(ctx); err != nil {
-			return err
+		if ended := pause(ctx); ended != nil {
+			return errors.Join(err, ended)
 		}
 	}
 }
