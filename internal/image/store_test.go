@@ -492,11 +492,24 @@ func TestRegistryFails(t *testing.T) {
 	}
 }
 
-// TestSlowLayer checks that a layer which takes longer than a fetch may stall does not
-// count as a stall, even if nothing of it is used.
+// progressSignal is signaled at each progress of a fetch.
+type progressSignal chan struct{}
+
+func (s progressSignal) ResetStallTimer() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+func (s progressSignal) Report(string) {}
+
+// TestSlowLayer checks that each piece of a layer is progress, even if nothing of the layer is
+// used: the server sends the next one only then.
 func TestSlowLayer(t *testing.T) {
 	t.Parallel()
-	const pieces, pace = 30, 100 * time.Millisecond
+	const pieces = 30
+	progress := make(chan struct{}, 1)
 	beside, content := archive(t, "etc/debian.img", []byte("no disk")), disk()
 	slowly := func(w http.ResponseWriter, r *http.Request, blob []byte) {
 		if !bytes.Equal(blob, beside) {
@@ -504,17 +517,23 @@ func TestSlowLayer(t *testing.T) {
 			return
 		}
 		for piece := range slices.Chunk(blob, (len(blob)+pieces-1)/pieces) {
+			select { // what was read before is no progress of this piece
+			case <-progress:
+			default:
+			}
 			_, _ = w.Write(piece)
 			w.(http.Flusher).Flush()
 			select {
-			case <-time.After(pace):
+			case <-progress:
 			case <-r.Context().Done():
 			}
 		}
 	}
 	ref := image.Ref{Source: push(t, blobs(slowly), plain(beside), plain(archive(t, "disk/debian.img", content)))}
 	s := newStore(t, hostOf(ref.Source))
-	must(t, fetchWithin(t, s, ref, pieces*pace/2, func(string) {}))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	must(t, s.Fetch(ctx, ref, progressSignal(progress)))
 	path, _ := s.Path(ref)
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("the disk is not what was pushed: %v", err)

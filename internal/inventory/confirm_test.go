@@ -32,8 +32,10 @@ func TestEngineReplacedAfterOutage(t *testing.T) {
 	g.clock.Step(time.Minute)
 	g.memory.SetAvailable(false)
 	g.waitForAnswer("a", Unknown)
+	g.waitForChanges(1)
 	g.memory.SetAvailable(true)
 	g.waitUntil("it is back", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("a").Answer == Present })
+	g.waitForChanges(2)
 	g.takeChanges()
 	// The loop must find the other engine by itself, in a complete list.
 	between := make(chan Observation, 1)

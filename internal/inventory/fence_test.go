@@ -106,6 +106,7 @@ func TestFenceSuspendsDriver(t *testing.T) {
 		t.Errorf("drover_engine_fenced is %v, want 1", got)
 	}
 	g.engine.withLock(func() { g.engine.ensure, g.engine.delete = nil, nil })
+	g.waitUntil("the next probe is waited for", func() bool { return g.clock.Waiters() == 3 })
 	g.clock.Step(maxProbeDelay)
 	g.waitForAnswer("a", Gone)
 	g.ensureServer()

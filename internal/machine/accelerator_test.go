@@ -136,7 +136,7 @@ func TestProbeChoosesNothing(t *testing.T) {
 	t.Parallel()
 	log := &logs{}
 	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), clock.RealClock{}, log.logger())
-	a.Device = filepath.Join(t.TempDir(), "kvm")
+	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), 90*time.Second
 	if err := a.Probe(t.Context()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without the device: %v", err)
 	}

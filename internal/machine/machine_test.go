@@ -50,7 +50,7 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 func script(t *testing.T, body string) string {
 	t.Helper()
 	path := filepath.Join(framework.PublicDir(t), "qemu")
-	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o755))
+	must(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
 	return path
 }
 

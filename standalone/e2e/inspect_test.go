@@ -54,20 +54,32 @@ func parseDoctor(t *testing.T, got commandResult) doctorReport {
 		t.Errorf("exit code %d for level %s: %+v", got.code, r.Level, r.Findings)
 	}
 	for _, f := range r.Findings {
-		if strings.Contains(f.Observed, "the check failed") || strings.Contains(f.Observed, "did not end") || f.Name == "" || f.Group == "" || f.Observed == "" {
+		if strings.Contains(f.Observed, "the check failed") || f.Name == "" || f.Group == "" || f.Observed == "" {
 			t.Errorf("got %+v", f)
 		}
 	}
 	return r
 }
 
-func wantLevels(t *testing.T, r doctorReport, want map[string]string) {
+// waitForLevels runs drover doctor until its checks have the levels that are wanted: on a busy host a
+// check may not end in time, and the leader may come after the rest.
+func waitForLevels(t *testing.T, run func() commandResult, want map[string]string) (r doctorReport) {
 	t.Helper()
-	for check, level := range want {
-		if got := r.levelsOf()[check]; got != level {
-			t.Errorf("%s is %q, want %q: %+v", check, got, level, r.Findings)
+	framework.Eventually(t, framework.StepTimeout, "drover doctor finds what is wanted", func() error {
+		r = parseDoctor(t, run())
+		for _, f := range r.Findings {
+			if strings.Contains(f.Observed, "did not end") {
+				return fmt.Errorf("got %+v", f)
+			}
 		}
-	}
+		for check, level := range want {
+			if got := r.levelsOf()[check]; got != level {
+				return fmt.Errorf("%s is %q, want %q: %+v", check, got, level, r.Findings)
+			}
+		}
+		return nil
+	})
+	return r
 }
 
 // statusReport is what drover status -o json prints.
@@ -130,7 +142,9 @@ type inspected struct{ *framework.Cluster }
 
 func (c inspected) wantDoctor(t *testing.T, want map[string]string) {
 	t.Helper()
-	wantLevels(t, parseDoctor(t, runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", c.DataDir)), want)
+	waitForLevels(t, func() commandResult {
+		return runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", c.DataDir)
+	}, want)
 }
 
 // wantStatus compares the status as JSON, and requires some texts in that for people.
@@ -398,24 +412,25 @@ func TestInspectingAsPlainUser(t *testing.T) {
 		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
 		return err
 	})
-	out, err := command(t.Context(), "doctor", "-o", "json").Output()
-	code := 0
-	if exit, is := errors.AsType[*exec.ExitError](err); is {
-		code = exit.ExitCode()
-	}
 	want := map[string]string{"user": "ok", "process": "ok", "ports": "ok", "data-dir": "ok", "files": "ok", "api-server": "ok", "leader": "ok", "machine-user": "note"}
-	wantLevels(t, parseDoctor(t, commandResult{code: code, out: string(out)}), want)
+	waitForLevels(t, func() (r commandResult) {
+		out, err := command(t.Context(), "doctor", "-o", "json").Output()
+		if exit, is := errors.AsType[*exec.ExitError](err); is {
+			r.code = exit.ExitCode()
+		}
+		r.out = string(out)
+		return r
+	}, want)
 	if out, err := command(t.Context(), "status").CombinedOutput(); err != nil || !strings.Contains(string(out), " runs (process ") {
 		t.Errorf("status: %v, %s", err, out)
 	}
-	byRoot := parseDoctor(t, runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", dir))
-	wantLevels(t, byRoot, want)
+	byRoot := waitForLevels(t, func() commandResult { return runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", dir) }, want)
 	for _, f := range byRoot.Findings {
 		if f.Name == "user" && !strings.HasPrefix(f.Observed, fmt.Sprint(user.Uid, " runs process ")) {
 			t.Errorf("root sees %q", f.Observed)
 		}
 	}
-	err = filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
 		if stat, is := info.Sys().(*syscall.Stat_t); is && stat.Uid != user.Uid {
 			t.Errorf("root left %s", path)
 		}

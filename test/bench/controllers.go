@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"time"
 
@@ -26,7 +25,7 @@ type Controller struct {
 // StartController starts a replica; env is added to this process's environment, args
 // to the flags of its health endpoint.
 func StartController(ctx context.Context, binary string, env []string, args ...string) (*Controller, error) {
-	address, err := FreeAddress(ctx)
+	address, err := framework.FindFreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -35,15 +34,6 @@ func StartController(ctx context.Context, binary string, env []string, args ...s
 		return nil, err
 	}
 	return &Controller{Process: p, ready: "http://" + address + "/readyz"}, nil
-}
-
-// FreeAddress returns an address without a listener at the moment.
-func FreeAddress(ctx context.Context) (string, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return listener.Addr().String(), listener.Close()
 }
 
 // Ready returns nil once the controller's caches are filled.

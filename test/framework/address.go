@@ -4,6 +4,8 @@
 package framework
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"testing"
@@ -11,17 +13,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 )
 
-// FreeAddress returns a loopback address without a listener at the moment.
+// FreeAddress returns a loopback address with a port as of FreePort.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	address, err := FindFreeAddress(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return listener.Addr().String()
+	return address
+}
+
+// FindFreeAddress is FreeAddress without a test.
+func FindFreeAddress(ctx context.Context) (string, error) {
+	port, err := findFreePort(ctx)
+	return fmt.Sprintf("127.0.0.1:%d", port), err
 }
 
 // FreePort returns a TCP port that is free now on all addresses, IPv4 and IPv6. Nothing
@@ -29,17 +34,20 @@ func FreeAddress(t testing.TB) string {
 // chooses a port use the range of ephemeral ports, which begins above.
 func FreePort(t testing.TB) int32 {
 	t.Helper()
+	port, err := findFreePort(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+func findFreePort(ctx context.Context) (int32, error) {
 	for range 100 {
 		port := rand.IntnRange(10_000, 30_000)
-		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
-		if err != nil {
-			continue
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
+		if err == nil {
+			return int32(port), listener.Close() //nolint:gosec // below 30,000
 		}
-		if err := listener.Close(); err != nil {
-			t.Fatal(err)
-		}
-		return int32(port) //nolint:gosec // below 30,000
 	}
-	t.Fatal("none of 100 ports from 10000 to 30000 is free")
-	return 0
+	return 0, errors.New("none of 100 ports from 10000 to 30000 is free")
 }

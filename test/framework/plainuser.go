@@ -99,7 +99,18 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 // CopyFile copies a file, which only its owner may use.
 func CopyFile(from, to string) error {
 	content, err := os.ReadFile(from)
-	return errors.Join(err, os.WriteFile(to, content, 0o700))
+	return errors.Join(err, writeProgram(to, content, 0o700))
+}
+
+// WriteProgram writes a program that can be started at once.
+func WriteProgram(path string, content []byte) error { return writeProgram(path, content, 0o755) }
+
+// writeProgram writes while no other goroutine starts a process: until that has become its own
+// program it has the file open too, for which the kernel would refuse to start this one.
+func writeProgram(path string, content []byte, mode os.FileMode) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, content, mode)
 }
 
 // ChownAll gives a folder and all in it to a user.

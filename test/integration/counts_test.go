@@ -14,7 +14,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -58,7 +57,7 @@ const (
 // busy that no other test should run beside it.
 func TestGoroutinesEnd(t *testing.T) {
 	w := testenv.Start(t)
-	address, err := bench.FreeAddress(t.Context())
+	address, err := framework.FindFreeAddress(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

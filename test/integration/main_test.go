@@ -10,9 +10,13 @@
 package integration
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
@@ -23,6 +27,19 @@ import (
 // only when it starts, so that manual changes are detected only through the engines'
 // events.
 var environment *testenv.Environment
+
+// waitForDeletions waits until the last tests' namespaces have no VirtualMachine. A controller that is
+// stopped in the middle of a removal may not end in time.
+func waitForDeletions() error {
+	_, err := framework.Poll(framework.StepTimeout, func() error {
+		all, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+		if err == nil && len(all.Items) > 0 {
+			err = fmt.Errorf("%d VirtualMachines are left, the first is %s/%s: %s", len(all.Items), all.Items[0].Namespace, all.Items[0].Name, framework.FormatStatus(&all.Items[0]))
+		}
+		return err
+	})
+	return err
+}
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
 
@@ -39,5 +56,5 @@ func startEnvironment() (func() error, error) {
 		return nil, errors.Join(err, w.Close())
 	}
 	environment = w
-	return func() error { return errors.Join(controller.Stop(), w.Close()) }, nil
+	return func() error { return errors.Join(waitForDeletions(), controller.Stop(), w.Close()) }, nil
 }

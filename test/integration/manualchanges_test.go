@@ -38,23 +38,37 @@ func fakeChange(edit func(*fake.Record)) manualChange {
 	return func(t *testing.T, vm *api.VirtualMachine) { environment.EditFakeServer(t, vm.UID, edit) }
 }
 
-func guestRequest(path string) manualChange {
-	return func(t *testing.T, vm *api.VirtualMachine) { testenv.RequestFromGuest(t, vm, path) }
+// guestExit has the guest end. It may do so before its answer is sent.
+func guestExit(code int) manualChange {
+	return func(t *testing.T, vm *api.VirtualMachine) {
+		t.Helper()
+		before := testenv.InspectServer(t, vm).State
+		framework.Eventually(t, framework.StepTimeout, "the guest ends", func() error {
+			err := testenv.TryGuestRequest(t, vm, fmt.Sprintf("/exit?code=%d", code))
+			if now := testenv.InspectServer(t, vm).State; !now.Running || now.StartedAt != before.StartedAt {
+				return nil
+			}
+			return err
+		})
+	}
 }
 
 // manualChanges by driver and by what they do.
 var manualChanges = map[string]map[string]manualChange{
 	"docker": {
-		"exit 0": guestRequest("/exit?code=0"),
-		"exit 3": guestRequest("/exit?code=3"),
+		"exit 0": guestExit(0),
+		"exit 3": guestExit(3),
 		"killed": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
 			_, err := c.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "SIGKILL"})
 			return err
 		}),
-		"stopped": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
-			_, err := c.ContainerStop(ctx, id, client.ContainerStopOptions{})
-			return err
-		}),
+		"stopped": func(t *testing.T, vm *api.VirtualMachine) {
+			testenv.RequestFromGuest(t, vm, "/") // so that it is up and handles the signal
+			dockerChange(func(ctx context.Context, c *client.Client, id string) error {
+				_, err := c.ContainerStop(ctx, id, client.ContainerStopOptions{})
+				return err
+			})(t, vm)
+		},
 		"paused": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
 			_, err := c.ContainerPause(ctx, id, client.ContainerPauseOptions{})
 			return err

@@ -132,7 +132,7 @@ func TestHistory(t *testing.T) {
 	}
 	checkTampered(t, u, saved)
 
-	h.as(u, "view").must("explain", failing, "--history")
+	h.as(u, "view").eventually("explain", failing, "--history")
 	h.as(u, "").fails(3, []string{`cannot get resource "virtualmachines/decisions"`}, "explain", failing, "--history")
 	u.fails(3, []string{"not found"}, "explain", "absent", "--history")
 	u.fails(3, []string{"--history and --replay exclude each other"}, "explain", "--history", "--replay", saved)

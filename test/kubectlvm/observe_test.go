@@ -218,6 +218,7 @@ func TestRights(t *testing.T) {
 	environment.MustRunKubectl(t, "", "create", "role", "viewer", "--namespace="+u.namespace, "--verb=get,list,watch", "--resource=virtualmachines.cloudnative.tw")
 	environment.MustRunKubectl(t, "", "create", "rolebinding", "viewer", "--namespace="+u.namespace, "--role=viewer", "--user=jane")
 	u.flags = append(u.flags, "--as=jane")
+	u.eventually("list")
 	want(t, u.must("list"), "web")
 	u.must("show", "web")
 	u.must("top")

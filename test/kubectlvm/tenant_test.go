@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestNamespaceOfATenant has a tenant who may create namespaces, and administers those, in a
@@ -44,9 +45,10 @@ func TestNamespaceOfATenant(t *testing.T) {
 	}
 
 	tenant := newTenant(t, "drover-system")
-	if _, err := tenant.CoreV1().ConfigMaps("drover-system").Create(t.Context(), lie, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	onceAllowed(t, func() error {
+		_, err := tenant.CoreV1().ConfigMaps("drover-system").Create(t.Context(), lie, metav1.CreateOptions{})
+		return err
+	})
 	if _, err := tenant.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Create(t.Context(), lie, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("a tenant publishes an address in %s: %v", streams.ConfigMapNamespace, err)
 	}
@@ -75,17 +77,32 @@ func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
 		}, metav1.CreateOptions{})
 	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	tenant := kubernetes.NewForConfigOrDie(environment.SignUser(t, name, time.Now().Add(time.Hour)))
-	if err == nil {
-		_, err = tenant.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	}
-	if err == nil {
-		_, err = roles.RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "admin"},
-		}, metav1.CreateOptions{})
-	}
+	onceAllowed(t, func() error {
+		_, err := tenant.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+		return err
+	})
+	_, err = roles.RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "admin"},
+	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return tenant
+}
+
+// onceAllowed makes a request until it is not forbidden any more: the API server takes a moment
+// to apply a new role.
+func onceAllowed(t *testing.T, request func() error) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the new role is applied", func() error {
+		err := request()
+		if err != nil && !apierrors.IsForbidden(err) {
+			t.Fatal(err)
+		}
+		return err
+	})
 }

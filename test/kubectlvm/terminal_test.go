@@ -206,17 +206,18 @@ func TestCreateOnATerminal(t *testing.T) {
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "1")
 	u := newUser(t)
+	u.setFaults()
 	tty := newTerminal(t, 40, 24)
 	done := make(chan int, 1)
 	go func() {
-		done <- tty.run(t.Context(), u, "create", "web", "--driver=fake", "--wait")
+		done <- tty.run(t.Context(), u, "create", slow, "--driver=fake", "--wait")
 	}()
 	tty.waitFor(t, "Creating, ")
 	if code := <-done; code != 0 {
 		t.Errorf("it ended with %d", code)
 	}
 	text := tty.close()
-	want(t, text, "✓ server started", "web is ready after ")
+	want(t, text, "✓ server created", slow+" is ready after ")
 	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\r\x1b[K", "\n"), "\n") {
 		if n := len([]rune(strings.TrimSuffix(line, "\r"))); n > 40 && strings.ContainsAny(line, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") {
 			t.Errorf("a line of %d characters would be broken: %q", n, line)
@@ -247,9 +248,12 @@ func TestCompletion(t *testing.T) {
 		"docker\nfake\npod\nqemu\n:4\n": {"create", n, "--driver", ""},
 		"bash\nzsh\nfish\n:4\n":         {"completion", ""},
 	} {
-		if got := complete(args...); got != want {
-			t.Errorf("%q is completed by %q, want %q", args, got, want)
-		}
+		framework.Eventually(t, framework.StepTimeout, "a completion by an API server that answers in time", func() error {
+			if got := complete(args...); got != want {
+				return fmt.Errorf("%q is completed by %q, want %q", args, got, want)
+			}
+			return nil
+		})
 	}
 	if got := complete("list", "--namespace", ""); !strings.Contains(got, u.namespace+"\n") {
 		t.Errorf("the namespaces are %q", got)

@@ -6,6 +6,7 @@ package kubectlvm
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -81,6 +82,17 @@ func (u *user) must(args ...string) string {
 	return r.out
 }
 
+// eventually is must for what a new role allows: the API server takes a moment to apply it.
+func (u *user) eventually(args ...string) {
+	u.t.Helper()
+	framework.Eventually(u.t, framework.StepTimeout, strings.Join(args, " ")+" is allowed", func() error {
+		if r := u.run(args...); r.code != 0 {
+			return fmt.Errorf("it ended with %d: %s%s", r.code, r.out, r.errs)
+		}
+		return nil
+	})
+}
+
 // fails runs what must fail with a code, and with texts in what it prints.
 func (u *user) fails(code int, texts []string, args ...string) result {
 	u.t.Helper()
@@ -150,15 +162,20 @@ func (b *buffer) String() string {
 	return b.text.String()
 }
 
-// failing is the name of VMs that are never created.
-const failing = "failing"
+// failing is the name of VMs that are never created, and slow is that of VMs whose creation
+// takes long enough to be watched.
+const failing, slow = "failing", "slow"
 
-var setFaults sync.Once
+// setFaults has the fake engine treat VMs of these names so.
+func (u *user) setFaults() {
+	u.t.Helper()
+	environment.SetFaults(u.t, failing+": {failCreate: 1000000, message: out of luck}\n"+slow+": {latency: 5s}\n")
+}
 
 // createFailing creates a VM whose creation fails, again and again.
 func (u *user) createFailing(flags ...string) result {
 	u.t.Helper()
-	setFaults.Do(func() { environment.SetFaults(u.t, failing+":\n  failCreate: 1000000\n  message: out of luck\n") })
+	u.setFaults()
 	return u.run(append([]string{"create", failing, "--driver=fake"}, flags...)...)
 }
 

@@ -6,6 +6,7 @@ package manifests
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
+	"cloudnative.tw/drover/config/crd"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -57,6 +59,7 @@ func TestOlderCRDIsRefused(t *testing.T) {
 		}
 		delete(version, "selectableFields")
 	})
+	waitForMissing(t, w, "status.server.stoppedRun")
 	c := w.StartControllerProcess(t, nil)
 	framework.Eventually(t, framework.StepTimeout, "the controller ends", func() error {
 		if !c.HasEnded() {
@@ -72,5 +75,19 @@ func TestOlderCRDIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+	waitForMissing(t, w, "")
 	w.WaitForLog(t, w.StartControllerProcess(t, nil), "Starting workers")
+}
+
+// waitForMissing waits until the API server shows that a field is missing, or none: it publishes
+// the schema of a CRD some time after the CRD was changed.
+func waitForMissing(t *testing.T, w *testenv.Environment, want string) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the schema is published", func() error {
+		missing, isServed, err := crd.FindMissing(t.Context(), w.KubeClient.Discovery().RESTClient())
+		if err != nil || !isServed || missing != want {
+			return fmt.Errorf("served %t, missing %q, want %q: %w", isServed, missing, want, err)
+		}
+		return nil
+	})
 }

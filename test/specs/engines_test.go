@@ -5,6 +5,7 @@ package specs
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -148,10 +149,18 @@ func leftMachines(t *testing.T, vm *api.VirtualMachine) (left []string) {
 	if len(retained) > 0 {
 		return endRetained(t, vm, retained)
 	}
-	for _, pid := range testenv.MachineProcesses(t, vm.UID) {
-		left = append(left, fmt.Sprintf("process %d", pid))
-	}
-	return append(left, testenv.FilesWithUID(t, environment.qemuDir, vm.UID)...)
+	// The process that supervises it may announce its end after the deletion.
+	_, _ = framework.Poll(framework.StepTimeout, func() error {
+		left = testenv.FilesWithUID(t, environment.qemuDir, vm.UID)
+		for _, pid := range testenv.MachineProcesses(t, vm.UID) {
+			left = append(left, fmt.Sprintf("process %d", pid))
+		}
+		if len(left) > 0 {
+			return errors.New("something is left")
+		}
+		return nil
+	})
+	return left
 }
 
 func endRetained(t *testing.T, vm *api.VirtualMachine, folders []string) (left []string) {

@@ -41,7 +41,9 @@ func watchStates(t *testing.T, ns string) *states {
 	t.Helper()
 	s := &states{ns: ns, changed: make(chan struct{}), latest: map[string]*api.VirtualMachine{}}
 	ctx, stop := context.WithCancel(context.Background())
-	events, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).Watch(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	none, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).List(ctx, metav1.ListOptions{})
+	must(t, err)
+	events, err := environment.WatchVMs(ctx, ns, "", none.ResourceVersion)
 	if err != nil {
 		stop()
 		t.Fatal(err)

@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -64,7 +63,7 @@ func startServers() (func() error, error) {
 }
 
 func startStandalone() (func() error, error) {
-	debug, err := freeAddress()
+	debug, err := framework.FindFreeAddress(context.Background())
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +92,7 @@ func startEndpoint() (func() error, error) {
 
 // startController starts the controller that serves streams.
 func (s *server) startController() (stop func() error, err error) {
-	address, err := freeAddress()
+	address, err := framework.FindFreeAddress(context.Background())
 	if err != nil {
 		return nil, err
 	}
@@ -116,14 +115,6 @@ func (s *server) startController() (stop func() error, err error) {
 		return err
 	}
 	return func() error { return controller.Stop() }, err
-}
-
-func freeAddress() (string, error) {
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }
 
 // at returns the configuration of a user of the API server for its server of streams.

@@ -21,9 +21,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/description"
-	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -32,10 +30,7 @@ import (
 func (h *host) bootLinux(t *testing.T) int32 {
 	t.Helper()
 	guest := framework.BuildLinuxGuest(t, h.dir)
-	port, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := framework.FreePort(t)
 	h.described.MemoryBytes = 256 << 20
 	h.described.Kernel = &description.Kernel{File: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1"}
 	h.described.Forwards = []description.Forward{{Port: 80, HostPort: port}}

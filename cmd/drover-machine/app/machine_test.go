@@ -144,7 +144,7 @@ func TestSilentStart(t *testing.T) {
 	h := newHost(t, false)
 	h.qemu = filepath.Join(h.dir, "qemu")
 	silent := "#!/bin/bash\nfor a; do [[ $a != -chardev ]] || { echo starting >&2; exec -a \"$0\" sleep 600; }; done\nexec qemu-system-x86_64 \"$@\"\n"
-	if err := os.WriteFile(h.qemu, []byte(silent), 0o700); err != nil {
+	if err := framework.WriteProgram(h.qemu, []byte(silent)); err != nil {
 		t.Fatal(err)
 	}
 	g := h.start(t)
@@ -269,7 +269,7 @@ func TestDiskFault(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	h.qemu = filepath.Join(h.dir, "qemu")
-	if err := os.WriteFile(h.qemu, []byte(failingDisk), 0o700); err != nil {
+	if err := framework.WriteProgram(h.qemu, []byte(failingDisk)); err != nil {
 		t.Fatal(err)
 	}
 	g := h.begin(t, "no space left on device")

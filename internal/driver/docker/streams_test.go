@@ -417,7 +417,11 @@ func TestStreamsOfHangingEngine(t *testing.T) {
 		t.Run(at, func(t *testing.T) {
 			t.Parallel()
 			p := newProxy(t)
-			d := newDriver(t, Options{Host: p.host(), CallTimeout: time.Second})
+			timeout := time.Second
+			if at == "/start" { // the requests before it are to succeed
+				timeout = 10 * time.Second
+			}
+			d := newDriver(t, Options{Host: p.host(), CallTimeout: timeout})
 			spec, _ := startShell(t, newDriver(t, Options{ClusterID: d.ClusterID}))
 			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 				if !strings.HasSuffix(r.URL.Path, at) {

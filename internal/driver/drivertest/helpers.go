@@ -96,8 +96,10 @@ func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec,
 		var err error
 		s, err = d.Ensure(t.Context(), spec)
 		switch {
-		case errors.Is(err, driver.ErrRetry):
+		case errors.Is(err, driver.ErrRetry), errors.Is(err, context.DeadlineExceeded): // a machine of a busy host may not answer in time
 			return err
+		case err == nil && s.Err != nil && strings.Contains(s.Err.Error(), "does not answer"):
+			return s.Err
 		case err != nil:
 			t.Fatalf("Ensure: %v", err)
 		case s.Err != nil:

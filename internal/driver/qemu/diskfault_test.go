@@ -126,8 +126,7 @@ func TestDiskErrors(t *testing.T) {
 			s := waitsForDisk(t, d, spec)
 			err := refusesToResume(t, d, spec)
 			wantError(t, err, c.kind, append(c.says, "the guest was paused by an error of its disk")...)
-			listed, listErr := d.List(t.Context(), spec.UID)
-			must(t, listErr)
+			listed := listAnswering(t, d, spec.UID)
 			if got := listed[0].Err; got == nil || !strings.HasSuffix(err.Error(), got.Error()) || errors.Is(got, driver.ErrExhausted) != errors.Is(c.kind, driver.ErrExhausted) {
 				t.Errorf("List says %v, and Ensure %v", got, err)
 			}

@@ -259,8 +259,7 @@ func TestStartCutOff(t *testing.T) {
 	must(t, os.Remove(h.File(machine.PIDFile)))
 	rewind(t, h)
 	next := e.open(t)
-	listed, err := next.List(t.Context())
-	must(t, err)
+	listed := listAnswering(t, next)
 	if len(listed) != 1 || listed[0].State != driver.StatePaused { // which makes a controller continue the start
 		t.Errorf("a machine that waits to be resumed is %+v", listed)
 	}
@@ -271,8 +270,7 @@ func TestStartCutOff(t *testing.T) {
 
 	must(t, h.Kill(t.Context()))
 	rewind(t, h)
-	listed, err = next.List(t.Context())
-	must(t, err)
+	listed = listAnswering(t, next)
 	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Exit != nil || !listed[0].StartedAt.IsZero() {
 		t.Errorf("a machine that did not come to start is %+v", listed)
 	}
@@ -526,7 +524,7 @@ func TestStopTooEarly(t *testing.T) {
 func script(t *testing.T, body string) string {
 	t.Helper()
 	path := filepath.Join(framework.PublicDir(t), "qemu")
-	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o755))
+	must(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
 	return path
 }
 

@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -163,6 +165,23 @@ func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 	})
 }
 
+// listAnswering lists servers until all of their QEMUs answer: a list does not wait for long for one
+// that a busy host keeps waiting.
+func listAnswering(t *testing.T, d *Driver, uids ...types.UID) (servers []driver.Server) {
+	t.Helper()
+	framework.Eventually(t, patience, "each QEMU answers", func() (err error) {
+		servers, err = d.List(t.Context(), uids...)
+		must(t, err)
+		for _, s := range servers {
+			if s.Err != nil && strings.Contains(s.Err.Error(), "QEMU does not answer") {
+				return s.Err
+			}
+		}
+		return nil
+	})
+	return servers
+}
+
 // portOf returns the port of a listener.
 func portOf(a net.Addr) int32 { return int32(a.(*net.TCPAddr).Port) } //nolint:gosec // 16 bits
 
@@ -174,7 +193,12 @@ func (e textError) Error() string { return "it printed " + string(e) }
 func gone(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	_ = d.Delete(ctx, spec.Target, false)
+	framework.Eventually(t, patience, "a deletion succeeds", func() error {
+		if err := d.Delete(ctx, spec.Target, false); !errors.Is(err, driver.ErrNotFound) {
+			return err
+		}
+		return nil
+	})
 	if err := d.Delete(ctx, driver.Target{UID: spec.UID}, false); err == nil {
 		t.Error("Delete does not say that nothing is left")
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -22,8 +21,7 @@ func TestHostPortRefused(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	own, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
-	must(t, err)
+	own := framework.FreePort(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: own}}
 	reach(t, d, spec, driver.StateRunning)
@@ -31,7 +29,7 @@ func TestHostPortRefused(t *testing.T) {
 	o.HostPorts = "1-2"
 	d = openWith(t, o)
 	says := []string{fmt.Sprintf("ports[0].hostPort (http) is %d: it must be one of 1-2 (--qemu-host-ports)", own)}
-	_, err = d.Ensure(t.Context(), spec)
+	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrInvalid, says...)
 	another := e.spec()
 	another.Ports = spec.Ports

@@ -18,7 +18,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -42,8 +41,7 @@ type guestReport struct {
 func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 	t.Helper()
 	guest := framework.BuildLinuxGuest(t, e.images)
-	port, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
-	must(t, err)
+	port := framework.FreePort(t)
 	spec := e.spec()
 	spec.MemoryBytes, spec.RootDiskBytes = 256<<20, 64<<20
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: port}}

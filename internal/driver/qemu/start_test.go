@@ -11,8 +11,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestRestartThatCannotBe checks that a guest is not shut down for a run that cannot
@@ -21,8 +20,7 @@ func TestRestartThatCannotBe(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	own, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
-	must(t, err)
+	own := framework.FreePort(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "own", Port: 80, HostPort: own}}
 	first := reach(t, d, spec, driver.StateRunning)
@@ -30,7 +28,7 @@ func TestRestartThatCannotBe(t *testing.T) {
 
 	ports, memory := spec, spec
 	ports.Ports = append(ports.Ports, driver.Port{Name: "web", Port: 81, HostPort: taken(t)})
-	_, err = d.Ensure(t.Context(), ports)
+	_, err := d.Ensure(t.Context(), ports)
 	wantError(t, err, driver.ErrRetry, "ports[1] (web)", driver.ReasonPortConflict)
 	memory.MemoryBytes = maxMemory
 	_, err = d.Ensure(t.Context(), memory)

@@ -36,7 +36,7 @@ import (
 func TestWatchCacheShrinksInCalmPeriods(t *testing.T) {
 	things := minTrimEvents + 200
 	s := newThings(t)
-	var watches []watch.Interface
+	var watches []*thingsWatch
 	for range 3 { // with three watches the cache treats an event differently
 		watches = append(watches, s.watch(t, "0", storage.Everything))
 	}
@@ -47,8 +47,8 @@ func TestWatchCacheShrinksInCalmPeriods(t *testing.T) {
 	last := ""
 	next := func(n int) {
 		s.create(t, n)
-		for _, w := range watches { // concurrently, because the cache ends a slow watch
-			last = expectAdded(t, w, n)
+		for _, w := range watches {
+			last = w.expectAdded(t, n)
 		}
 	}
 	for n := range things {
@@ -128,14 +128,29 @@ func (s *things) create(t *testing.T, n int) {
 	must(t, s.Create(t.Context(), thingsPrefix+name, newThing(name), &unstructured.Unstructured{}, 0))
 }
 
-func (s *things) watch(t *testing.T, version string, predicate storage.SelectionPredicate) watch.Interface {
+// thingsWatch watches things, and does so again where the cache has ended a watch as too slow.
+type thingsWatch struct {
+	things    *things
+	predicate storage.SelectionPredicate
+	version   string
+	events    watch.Interface
+}
+
+func (s *things) watch(t *testing.T, version string, predicate storage.SelectionPredicate) *thingsWatch {
 	t.Helper()
-	w, err := s.Watch(t.Context(), thingsPrefix, storage.ListOptions{
-		ResourceVersion: version, Recursive: true, Predicate: predicate,
+	w := &thingsWatch{things: s, predicate: predicate, version: version}
+	w.begin(t)
+	return w
+}
+
+func (w *thingsWatch) begin(t *testing.T) {
+	t.Helper()
+	var err error
+	w.events, err = w.things.Watch(t.Context(), thingsPrefix, storage.ListOptions{
+		ResourceVersion: w.version, Recursive: true, Predicate: w.predicate,
 	})
 	must(t, err)
-	t.Cleanup(w.Stop)
-	return w
+	t.Cleanup(w.events.Stop)
 }
 
 // passCalmPeriods lets periods pass, with an event in each, until the cache has become
@@ -155,10 +170,14 @@ func (s *things) passCalmPeriods(t *testing.T, event func()) {
 
 // expectAdded returns the resourceVersion of the event of the n-th thing, which must be
 // the next event.
-func expectAdded(t *testing.T, w watch.Interface, n int) string {
+func (w *thingsWatch) expectAdded(t *testing.T, n int) string {
 	t.Helper()
 	select {
-	case e := <-w.ResultChan():
+	case e, isOpen := <-w.events.ResultChan():
+		if !isOpen {
+			w.begin(t)
+			return w.expectAdded(t, n)
+		}
 		if o, ok := e.Object.(interface{ GetObject() runtime.Object }); ok {
 			e.Object = o.GetObject() // an event that several watches share
 		}
@@ -166,7 +185,8 @@ func expectAdded(t *testing.T, w watch.Interface, n int) string {
 		if !ok || e.Type != watch.Added || thing.GetName() != strconv.Itoa(n) {
 			t.Fatalf("the watch shows %s of %v, not that %d was added", e.Type, e.Object, n)
 		}
-		return thing.GetResourceVersion()
+		w.version = thing.GetResourceVersion()
+		return w.version
 	case <-time.After(time.Minute):
 		t.Fatalf("the watch does not show that %d was added", n)
 	}

@@ -110,7 +110,7 @@ type process struct {
 
 // startDrover starts a controller, which is the only one.
 func (w *environment) startDrover(ctx context.Context, env []string, args ...string) (*process, error) {
-	address, err := bench.FreeAddress(ctx)
+	address, err := framework.FindFreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}

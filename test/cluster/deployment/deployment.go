@@ -117,7 +117,7 @@ func (d *Deployment) install(ctx context.Context, args ...string) error {
 
 func (d *Deployment) installChart(ctx context.Context, chart string, args ...string) error {
 	return d.Helm(ctx, append([]string{
-		"install", "drover", chart, "--namespace", namespace, "--wait", "--timeout", "2m",
+		"install", "drover", chart, "--namespace", namespace, "--wait", "--timeout", stepTimeout.String(),
 		"--set", "image.tag=" + d.image + ",image.pullPolicy=Never",
 		"--set", "docker.host=" + d.Engine.URL + ",docker.tlsSecret=" + engineSecret,
 		"--set", "extraArgs={--docker-image=" + framework.GuestPlain + "}",
@@ -129,7 +129,7 @@ func (d *Deployment) chart() string { return filepath.Join(d.root, "charts", "dr
 // upgrade changes values of the release and waits until all pods have them.
 func (d *Deployment) upgrade(ctx context.Context, args ...string) error {
 	return d.Helm(ctx, append([]string{
-		"upgrade", "drover", d.chart(), "--namespace", namespace, "--reset-then-reuse-values", "--wait", "--timeout", "2m",
+		"upgrade", "drover", d.chart(), "--namespace", namespace, "--reset-then-reuse-values", "--wait", "--timeout", stepTimeout.String(),
 	}, args...)...)
 }
 

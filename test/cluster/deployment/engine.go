@@ -19,10 +19,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-const (
-	enginePort    = "2376"
-	engineTimeout = time.Minute
-)
+const enginePort = "2376"
 
 // Engine is a Docker engine of its own on this host. It listens with TLS at one address and
 // changes nothing of the host's network: its containers have none.
@@ -95,7 +92,7 @@ func (e *Engine) connect(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, engineTimeout, "the engine to answer", func() error {
+	framework.Eventually(t, stepTimeout, "the engine to answer", func() error {
 		_, err := c.Ping(t.Context(), client.PingOptions{})
 		return err
 	})

@@ -27,12 +27,12 @@ func TestHelmLifecycle(t *testing.T) {
 	g.checkUntouched(t, "upgrade")
 	d.checkManaged(t)
 
-	d.must(t, d.Helm(t.Context(), "rollback", "drover", "1", "--namespace", namespace, "--wait", "--timeout", "2m"))
+	d.must(t, d.Helm(t.Context(), "rollback", "drover", "1", "--namespace", namespace, "--wait", "--timeout", stepTimeout.String()))
 	d.waitUntilImage(t, imageOther)
 	g.checkUntouched(t, "rollback")
 	d.checkManaged(t)
 
-	d.must(t, d.Helm(t.Context(), "uninstall", "drover", "--namespace", namespace, "--wait", "--timeout", "2m"))
+	d.must(t, d.Helm(t.Context(), "uninstall", "drover", "--namespace", namespace, "--wait", "--timeout", stepTimeout.String()))
 	d.waitUntilGone(t)
 	g.checkUntouched(t, "uninstall")
 	g.requestWithoutDrover(t)

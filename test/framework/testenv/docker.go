@@ -91,21 +91,25 @@ func RemoveContainer(t testing.TB, id string) {
 // RequestFromGuest sends a request to the demo guest until it answers.
 func RequestFromGuest(t testing.TB, vm *api.VirtualMachine, path string) {
 	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the guest of "+vm.Name+" answers "+path, func() error { return TryGuestRequest(t, vm, path) })
+}
+
+// TryGuestRequest sends a request to the demo guest once.
+func TryGuestRequest(t testing.TB, vm *api.VirtualMachine, path string) error {
+	t.Helper()
 	if len(vm.Status.Addresses) == 0 {
 		t.Fatalf("%s/%s has no address", vm.Namespace, vm.Name)
 	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+vm.Status.Addresses[0]+path, nil)
+	if err != nil {
+		return err
+	}
 	httpClient := http.Client{Timeout: 5 * time.Second}
-	framework.Eventually(t, framework.StepTimeout, "the guest of "+vm.Name+" answers "+path, func() error {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+vm.Status.Addresses[0]+path, nil)
-		if err != nil {
-			return err
-		}
-		res, err := httpClient.Do(req)
-		if err != nil {
-			return err
-		}
-		return res.Body.Close()
-	})
+	res, err := httpClient.Do(req)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
 }
 
 // ExecInServer runs a program in a VM's container and does not wait for it.

@@ -15,6 +15,9 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
@@ -161,9 +164,7 @@ type VMHistory struct {
 func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMHistory {
 	t.Helper()
 	h := &VMHistory{versions: []*api.VirtualMachine{vm}}
-	changes, err := env.vmsIn(vm.Namespace).Watch(t.Context(), metav1.ListOptions{
-		FieldSelector: "metadata.name=" + vm.Name, ResourceVersion: vm.ResourceVersion,
-	})
+	changes, err := env.WatchVMs(t.Context(), vm.Namespace, "metadata.name="+vm.Name, vm.ResourceVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,6 +182,18 @@ func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMH
 		}
 	}()
 	return h
+}
+
+// WatchVMs follows the VMs of a namespace that a field selector selects from a version on. It watches again
+// whenever the API server ends a watch.
+func (env *Environment) WatchVMs(ctx context.Context, ns, selector, version string) (watch.Interface, error) {
+	vms := env.vmsIn(ns)
+	return watchtools.NewRetryWatcherWithContext(ctx, version, &cache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = selector
+			return vms.Watch(ctx, options)
+		},
+	})
 }
 
 // WaitForVersion waits until the history has reached a version, and returns those up to it.
