@@ -212,7 +212,7 @@ func TestCreateOnATerminal(t *testing.T) {
 	go func() {
 		done <- tty.run(t.Context(), u, "create", slow, "--driver=fake", "--wait")
 	}()
-	tty.waitFor(t, "Creating, ")
+	tty.waitFor(t, "Creating")
 	if code := <-done; code != 0 {
 		t.Errorf("it ended with %d", code)
 	}
