@@ -218,7 +218,7 @@ func (e *env) interruptEnsure(t *testing.T, spec driver.ServerSpec, after time.D
 	if _, err := e.driver.Ensure(ctx, spec); err != nil && isFinal(err) {
 		t.Fatalf("Ensure, interrupted: got the final error %v", err)
 	}
-	if took := e.clock.Since(began); took > after+5*time.Second {
+	if took := e.clock.Since(began); took > after+30*time.Second {
 		t.Errorf("Ensure returned %v after its context had ended", took-after)
 	}
 }
