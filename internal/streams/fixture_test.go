@@ -109,6 +109,19 @@ func (f *fixture) serve(t testing.TB) {
 	})
 }
 
+// waitForOpen waits until so many streams are open.
+func (f *fixture) waitForOpen(t *testing.T, n int) {
+	t.Helper()
+	framework.Eventually(t, waitTimeout, fmt.Sprintf("%d streams are open", n), func() error {
+		f.admission.mu.Lock()
+		defer f.admission.mu.Unlock()
+		if f.admission.total != n {
+			return fmt.Errorf("%d are open", f.admission.total)
+		}
+		return nil
+	})
+}
+
 // listener accepts connections whose writes fail once broken is set, while reads go on.
 type listener struct {
 	net.Listener

@@ -8,7 +8,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -23,7 +22,6 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // FuzzMessages checks that a command reads what a client sends for its input and nothing else,
@@ -118,14 +116,7 @@ func (f *fixture) exchange(t *testing.T, send func(*websocket.Conn)) (got exchan
 	}
 	<-ended
 	got.input = <-read
-	framework.Eventually(t, waitTimeout, "the stream is over", func() error {
-		f.admission.mu.Lock()
-		defer f.admission.mu.Unlock()
-		if f.admission.total > 0 {
-			return fmt.Errorf("%d are open", f.admission.total)
-		}
-		return nil
-	})
+	f.waitForOpen(t, 0)
 	return got
 }
 

@@ -328,14 +328,7 @@ func TestLimits(t *testing.T) {
 	f.expectTooMany(t, other, "this controller has 6 open streams")
 	_ = open[0].Close()
 	f.waitForEnds(t, 1)
-	framework.Eventually(t, framework.StepTimeout, "its place is free", func() error {
-		f.admission.mu.Lock()
-		defer f.admission.mu.Unlock()
-		if f.admission.total != 5 {
-			return fmt.Errorf("%d are open", f.admission.total)
-		}
-		return nil
-	})
+	f.waitForOpen(t, 5)
 	f.dial(t, "alice", f.url(streams.Console, ""))
 }
 

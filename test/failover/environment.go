@@ -34,8 +34,8 @@ const (
 	// requestLimit is how long a replica's request for the Lease may take.
 	requestLimit = 250 * time.Millisecond
 	// defaultSettleTimeout is how long it may take until all is as users requested, after
-	// the last fault. On a busy host, renewals that exceed requestLimit cost a leader its Lease.
-	defaultSettleTimeout = 5 * time.Minute
+	// the last fault.
+	defaultSettleTimeout = 2 * time.Minute
 	// journalPollPeriod is the time between reads of the journal.
 	journalPollPeriod = 5 * time.Millisecond
 )

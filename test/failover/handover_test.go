@@ -75,8 +75,8 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*users
 }
 
 // haltLeader halts the process of the replica that has the Lease. One that has lost it
-// just before, as on a loaded machine, continues: it is a standby, which never ends. So does
-// one that holds the lock of a server, which the next leader could not delete until then.
+// just before, as on a loaded machine, continues: it is a standby, which never ends. One that
+// holds a server's lock continues too: until then the next leader could not delete that server.
 func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error) {
 	for ctx.Err() == nil {
 		r, p, err := w.reserveLeader(ctx)
@@ -86,9 +86,12 @@ func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error
 		if err := sendSignal(p, syscall.SIGSTOP); err != nil {
 			return nil, err
 		}
-		locked, err := w.holdsLock(ctx, p)
+		locked := false
+		if err = waitUntilHalted(ctx, p); err == nil {
+			locked, err = w.isAnyServerLocked()
+		}
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, sendSignal(p, syscall.SIGCONT))
 		}
 		if !locked && w.leadingReplica(ctx) == r {
 			return p, nil
@@ -101,14 +104,18 @@ func (w *environment) haltLeader(ctx context.Context) (*framework.Process, error
 	return nil, fmt.Errorf("no replica leads: %w", ctx.Err())
 }
 
-// holdsLock reports whether a server of the fake engine is locked once a halted process does
-// nothing any more.
-func (w *environment) holdsLock(ctx context.Context, p *framework.Process) (bool, error) {
+// waitUntilHalted waits until a process that got SIGSTOP runs no more.
+func waitUntilHalted(ctx context.Context, p *framework.Process) error {
 	for !p.HasEnded() && !isHalted(p.PID()) {
 		if users.Sleep(ctx, pollPeriod); ctx.Err() != nil {
-			return false, fmt.Errorf("process %d is not halted: %w", p.PID(), ctx.Err())
+			return fmt.Errorf("process %d is not halted: %w", p.PID(), ctx.Err())
 		}
 	}
+	return nil
+}
+
+// isAnyServerLocked reports whether a process holds the lock of a server of the fake engine.
+func (w *environment) isAnyServerLocked() (bool, error) {
 	paths, err := filepath.Glob(filepath.Join(w.FakeDir, "locks", "*"))
 	if err != nil {
 		return false, err

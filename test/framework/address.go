@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 )
 
-// FreeAddress returns a loopback address with a port as of FreePort.
+// FreeAddress returns a loopback address with a free port, chosen as FreePort does.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	address, err := FindFreeAddress(t.Context())

@@ -105,8 +105,8 @@ func CopyFile(from, to string) error {
 // WriteProgram writes a program that can be started at once.
 func WriteProgram(path string, content []byte) error { return writeProgram(path, content, 0o755) }
 
-// writeProgram writes while no other goroutine starts a process: until that has become its own
-// program it has the file open too, for which the kernel would refuse to start this one.
+// writeProgram allows no fork while it writes: a child has the descriptor, open for writing, until its
+// exec, and as long the kernel refuses to execute the file (ETXTBSY).
 func writeProgram(path string, content []byte, mode os.FileMode) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

@@ -57,10 +57,7 @@ const (
 // busy that no other test should run beside it.
 func TestGoroutinesEnd(t *testing.T) {
 	w := testenv.Start(t)
-	address, err := framework.FindFreeAddress(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	address := framework.FreeAddress(t)
 	w.StartControllerProcess(t, nil, "--vm-driver=fake", "--fake-dir=", "--metrics-bind-address="+address)
 	runLifecycles(t, w, "warm")
 	before := countGoroutines(t, address)

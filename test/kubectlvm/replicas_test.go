@@ -121,7 +121,7 @@ func TestConsoleOutlivesItsReplica(t *testing.T) {
 		t.Errorf("it ended with %d", code)
 	}
 	text := tty.close()
-	if strings.Count(text, "The connection was lost. Connecting again") != 1 || !strings.Contains(text, "Left the console.") {
+	if strings.Count(text, "Connecting again") != 2 || !strings.Contains(text, "Left the console.") {
 		t.Errorf("the terminal shows %q", text)
 	}
 	u.must("delete", "vm", "--yes")

@@ -214,8 +214,8 @@ exhausted: {failCreate: 1000000, kind: exhausted}
 invalid: {failCreate: 1000000, kind: invalid}
 `)
 	w.RunController(t)
-	const soon = 20 * time.Second // less than the 30 s after which an exhausted creation is tried again
-	within := map[string]time.Duration{"exhausted": soon}
+	const soon = 20 * time.Second                                     // less than the 30 s after which an exhausted creation is tried again
+	within := map[string]time.Duration{"slow": framework.StepTimeout} // of several calls
 	for name, check := range map[string]framework.VMCheck{
 		"slow":      framework.HasPhase(api.PhaseCreating, api.ReasonCreating),
 		"fails":     framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed),
@@ -225,7 +225,7 @@ invalid: {failCreate: 1000000, kind: invalid}
 		vm := w.CreateVM(t, newSmallVM(name, "fake"))
 		w.WaitForVM(t, vm, framework.StepTimeout, check)
 		w.DeleteVM(t, vm)
-		w.WaitForDeletion(t, vm, cmp.Or(within[name], framework.StepTimeout))
+		w.WaitForDeletion(t, vm, cmp.Or(within[name], soon))
 	}
 	if all := w.ReadFakeServers(t); len(all) != 0 {
 		t.Errorf("servers are left: %v", all)

@@ -180,6 +180,9 @@ func TestStop(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
+	if strings.Contains(s.Output(), "did not stop in") {
+		t.Errorf("a part did not stop: %s", s.Output())
+	}
 }
 
 // typeAndRead types a line and waits until the console shows it.

@@ -218,7 +218,7 @@ func (g *guest) readEnd(t *testing.T) (got end) {
 
 func (g *guest) signal(t *testing.T, s os.Signal) {
 	t.Helper()
-	if err := g.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := g.Process.Signal(s); err != nil {
 		t.Fatal(err)
 	}
 	g.signaled = g.signaled || s == syscall.SIGTERM || s == os.Interrupt

@@ -96,10 +96,8 @@ func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec,
 		var err error
 		s, err = d.Ensure(t.Context(), spec)
 		switch {
-		case errors.Is(err, driver.ErrRetry), errors.Is(err, context.DeadlineExceeded): // a machine of a busy host may not answer in time
+		case errors.Is(err, driver.ErrRetry):
 			return err
-		case err == nil && s.Err != nil && strings.Contains(s.Err.Error(), "does not answer"):
-			return s.Err
 		case err != nil:
 			t.Fatalf("Ensure: %v", err)
 		case s.Err != nil:
@@ -218,7 +216,7 @@ func (e *env) interruptEnsure(t *testing.T, spec driver.ServerSpec, after time.D
 	if _, err := e.driver.Ensure(ctx, spec); err != nil && isFinal(err) {
 		t.Fatalf("Ensure, interrupted: got the final error %v", err)
 	}
-	if took := e.clock.Since(began); took > after+30*time.Second {
+	if took := e.clock.Since(began); took > after+5*time.Second {
 		t.Errorf("Ensure returned %v after its context had ended", took-after)
 	}
 }

@@ -189,9 +189,10 @@ func TestPeerThatReadsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	more := strings.Repeat("x", 4<<20)  // than a socket's buffer has room for
-	const marshalled = 10 * time.Second // what is not written in part does not end the connection
-	if err := c.Execute(within(t, marshalled), "unread", more, nil); !errors.Is(err, context.DeadlineExceeded) {
+	more := strings.Repeat("x", 4<<20) // than a socket's buffer has room for
+	// Marshalling has to end before the deadline: a command of which nothing was written leaves the
+	// connection open.
+	if err := c.Execute(within(t, 10*time.Second), "unread", more, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a command that is not read gave %v", err)
 	}
 	<-c.Done()

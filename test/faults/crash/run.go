@@ -261,7 +261,7 @@ func (s *stage) finish(ctx context.Context, c testCase, name string, want *lab.S
 	if !checkRest || len(o.violations) > 0 {
 		return nil
 	}
-	o.violations = s.CheckRest(ctx, restTime, "events") // which come late on a busy host; judgeRest includes them
+	o.violations = s.CheckRest(ctx, restTime)
 	_, since, err := s.Judge(ctx, s.replicas)
 	o.violations = append(o.violations, since...)
 	return err

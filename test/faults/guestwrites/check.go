@@ -48,10 +48,10 @@ func (s state) write(dir string) error {
 // lostError says what is wrong with disks.
 type lostError struct{ error }
 
-// judgeExit returns an error of a program as one of the disks, unless the program was killed, as
-// at the end of its time, or did not run.
-func judgeExit(exit *exec.ExitError, err error) error {
-	if exit == nil || !exit.Exited() {
+// judgeExit returns a program's error as a lostError if the program itself exited with it. One that did
+// not run, or was killed when its time was over, says nothing about the disks.
+func judgeExit(err error) error {
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || !exit.Exited() {
 		return err
 	}
 	return lostError{err}
@@ -84,12 +84,11 @@ func checkDisk(ctx context.Context, path string, synced, grownAt uint64) error {
 	name := "json:" + disk.Text()
 	out, err := runQEMUImg(ctx, "check", name)
 	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != leaks) {
-		return judgeExit(exit, fmt.Errorf("qemu-img check: %w: %s", err, out))
+		return judgeExit(fmt.Errorf("qemu-img check: %w: %s", err, out))
 	}
 	raw := path + ".raw"
 	if out, err := runQEMUImg(ctx, "convert", "-O", "raw", name, raw); err != nil {
-		exit, _ := errors.AsType[*exec.ExitError](err)
-		return judgeExit(exit, fmt.Errorf("qemu-img convert: %w: %s", err, out))
+		return judgeExit(fmt.Errorf("qemu-img convert: %w: %s", err, out))
 	}
 	f, err := os.Open(raw)
 	if err != nil {

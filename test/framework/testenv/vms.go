@@ -184,8 +184,8 @@ func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMH
 	return h
 }
 
-// WatchVMs follows the VMs of a namespace that a field selector selects from a version on. It watches again
-// whenever the API server ends a watch.
+// WatchVMs watches the VMs of a namespace that match a field selector, from a resourceVersion on. When the
+// API server closes the watch, it opens another where that one ended.
 func (env *Environment) WatchVMs(ctx context.Context, ns, selector, version string) (watch.Interface, error) {
 	vms := env.vmsIn(ns)
 	return watchtools.NewRetryWatcherWithContext(ctx, version, &cache.ListWatch{
