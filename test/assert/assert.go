@@ -1,0 +1,133 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package assert has the only two ways in which a test compares what is with what should be
+// when that takes time: Eventually waits until it holds, and Check requires it now.
+//
+// No test says how long something may take. How long Drover may take for a thing is either a
+// property of the product, which is asserted against a fake clock or measured by a benchmark,
+// or patience with the host, of which there is one amount, in limit.go.
+//
+// Start with Eventually. Poll is the same for code that has no test at hand.
+package assert
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Eventually calls check again and again until it returns nil and has failed nothing, and fails
+// the test with what check found last if that never happens. A failed assertion inside check,
+// such as Fatal of the testing.TB that check gets, means "not yet". It returns how long it took.
+func Eventually(t testing.TB, what string, check func(t testing.TB) error) time.Duration {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context()) // cleanups wait, too
+	took, err := poll(ctx, t.Name(), what, func() error { return try(t, check) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return took
+}
+
+// Check calls check once, and fails the test if check returns an error or fails an assertion: it
+// is for what must hold now, since something that follows from it was seen already.
+func Check(t testing.TB, what string, check func(t testing.TB) error) {
+	t.Helper()
+	if err := try(t, check); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// Poll is Eventually without a test: it returns an error that has what and the last error of check
+// if check does not succeed within the limit, or before ctx ends.
+func Poll(ctx context.Context, what string, check func() error) error {
+	_, err := poll(ctx, "", what, check)
+	return err
+}
+
+// A result is noticed at most a tenth late, within these bounds, and many tests that wait for a
+// slow machine do not make it slower.
+const (
+	minPause = 10 * time.Millisecond
+	maxPause = 500 * time.Millisecond
+)
+
+func poll(ctx context.Context, test, what string, check func() error) (took time.Duration, err error) {
+	for begin := time.Now(); ; {
+		err = check()
+		took = time.Since(begin)
+		if err == nil {
+			record(test, what, took)
+			return took, nil
+		}
+		if isOver(took) {
+			record(test, what, took)
+			return took, fmt.Errorf("%s: not within %s, at last: %w", what, took.Round(time.Second), err)
+		}
+		select {
+		case <-time.After(min(max(took/10, minPause), maxPause)):
+		case <-ctx.Done():
+			return took, fmt.Errorf("%s: %w after %s, at last: %w", what, ctx.Err(), took.Round(time.Second), err)
+		}
+	}
+}
+
+// try calls check with a testing.TB of its own, and returns what check returned or failed with.
+func try(t testing.TB, check func(testing.TB) error) (err error) {
+	a := &attempt{TB: t}
+	defer func() {
+		switch cause := recover(); cause {
+		case nil:
+		case errAttemptEnded:
+			err = a.err()
+		default:
+			panic(cause)
+		}
+	}()
+	if err := check(a); err != nil {
+		return err
+	}
+	return a.err()
+}
+
+// errAttemptEnded is what FailNow of an attempt panics with.
+var errAttemptEnded = errors.New("the attempt has ended")
+
+// attempt is the testing.TB of one call of a check: its failures are those of the attempt and not
+// of the test. Its methods must be called by the goroutine that called check.
+type attempt struct {
+	testing.TB
+	failed bool
+	texts  []string
+}
+
+func (a *attempt) err() error {
+	if !a.failed {
+		return nil
+	}
+	return errors.New(strings.Join(a.texts, "\n"))
+}
+
+func (a *attempt) Error(args ...any)                 { a.fail(fmt.Sprint(args...)) }
+func (a *attempt) Errorf(format string, args ...any) { a.fail(fmt.Sprintf(format, args...)) }
+func (a *attempt) Fatal(args ...any)                 { a.fail(fmt.Sprint(args...)); a.FailNow() }
+func (a *attempt) Fatalf(format string, args ...any) {
+	a.fail(fmt.Sprintf(format, args...))
+	a.FailNow()
+}
+func (a *attempt) Log(args ...any) { a.texts = append(a.texts, fmt.Sprint(args...)) }
+func (a *attempt) Logf(format string, args ...any) {
+	a.texts = append(a.texts, fmt.Sprintf(format, args...))
+}
+func (a *attempt) Fail()        { a.failed = true }
+func (a *attempt) Failed() bool { return a.failed }
+func (a *attempt) FailNow()     { a.failed = true; panic(errAttemptEnded) }
+
+func (a *attempt) fail(text string) {
+	a.failed = true
+	a.texts = append(a.texts, text)
+}
