@@ -29,6 +29,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -75,7 +76,7 @@ func (h *testHost) startMachine(t *testing.T, name, image string) (target driver
 		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: image},
 	}
 	t.Cleanup(func() { h.killMachine(t, spec.UID) })
-	framework.Eventually(t, machineTimeout, name+" runs", func() error {
+	assert.Eventually(t, name+" runs", func(t testing.TB) error {
 		s, err := h.Ensure(t.Context(), spec)
 		if err == nil && s.State != driver.StateRunning {
 			err = errors.New(string(s.State) + " " + s.Progress)
@@ -167,7 +168,7 @@ func TestPurge(t *testing.T) {
 	}
 
 	killProcess(t, kept)
-	framework.Eventually(t, machineTimeout, "it ends", func() error {
+	assert.Eventually(t, "it ends", func(testing.TB) error {
 		if isRunning(kept) {
 			return errors.New("it runs")
 		}

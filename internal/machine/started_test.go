@@ -7,13 +7,12 @@ import (
 	"errors"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
 
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestHiddenProcess checks that a QEMU which frees its run lock and leaves its directory, as
@@ -39,7 +38,7 @@ func TestHiddenProcess(t *testing.T) {
 	if started == nil || m.PID() != started.PID {
 		t.Fatalf("it was not found: %+v", started)
 	}
-	framework.Eventually(t, time.Minute, "it hides", func() error {
+	assert.Eventually(t, "it hides", func(testing.TB) error {
 		on, err := m.IsRunning() // a process that another test forks may have the lock for a moment
 		if on || proc.HasOption(started.PID, "-uuid", m.UUID) {
 			err = errors.Join(err, errors.New("it has its run lock or its command line"))

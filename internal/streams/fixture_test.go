@@ -38,6 +38,7 @@ import (
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fencing"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -99,7 +100,7 @@ func (f *fixture) serve(t testing.TB) {
 		f.stop()
 		f.server.Close()
 	})
-	framework.Eventually(t, waitTimeout, "the handler starts", func() error {
+	assert.Eventually(t, "the handler starts", func(testing.TB) error {
 		f.admission.mu.Lock()
 		defer f.admission.mu.Unlock()
 		if f.admission.lifetime == nil {
@@ -112,7 +113,7 @@ func (f *fixture) serve(t testing.TB) {
 // waitForOpen waits until so many streams are open.
 func (f *fixture) waitForOpen(t *testing.T, n int) {
 	t.Helper()
-	framework.Eventually(t, waitTimeout, fmt.Sprintf("%d streams are open", n), func() error {
+	assert.Eventually(t, fmt.Sprintf("%d streams are open", n), func(testing.TB) error {
 		f.admission.mu.Lock()
 		defer f.admission.mu.Unlock()
 		if f.admission.total != n {
@@ -208,7 +209,7 @@ func (f *fixture) request(t *testing.T, url string) *http.Response {
 // waitForEnds waits until that many streams have ended, and returns the log of the last.
 func (f *fixture) waitForEnds(t *testing.T, count int) string {
 	t.Helper()
-	framework.Eventually(t, waitTimeout, "the streams end", func() error {
+	assert.Eventually(t, "the streams end", func(testing.TB) error {
 		if have := len(f.log.ends()); have < count {
 			return fmt.Errorf("%d of %d have", have, count)
 		}

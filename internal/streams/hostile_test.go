@@ -21,6 +21,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -392,7 +393,7 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 		f.waitForEnds(t, (round+2)*20)
 	}
 	f.server.CloseClientConnections()
-	framework.Eventually(t, waitTimeout, "nothing is left", func() error {
+	assert.Eventually(t, "nothing is left", func(t testing.TB) error {
 		if g, d := runtime.NumGoroutine(), countDescriptors(t); g > goroutines || d > descriptors {
 			return fmt.Errorf("%d goroutines after %d, %d descriptors after %d", g, goroutines, d, descriptors)
 		}
@@ -445,7 +446,7 @@ func (f *fixture) dropLog(t *testing.T) {
 	}
 }
 
-func countDescriptors(t *testing.T) int {
+func countDescriptors(t testing.TB) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -373,7 +374,7 @@ func TestShortOutage(t *testing.T) {
 	alice := f.startConsole(t, "alice")
 	f.rules.set(func() { f.rules.err = errors.New("away") })
 	asked := len(f.log.get()) // each failure is logged
-	framework.Eventually(t, waitTimeout, "rights are asked for", func() error {
+	assert.Eventually(t, "rights are asked for", func(testing.TB) error {
 		if len(f.log.get()) < asked+3 {
 			return errors.New("not yet")
 		}

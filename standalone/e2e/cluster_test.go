@@ -31,6 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"cloudnative.tw/drover/config/rbac"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -77,7 +78,7 @@ func TestOwnerDeletion(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			framework.Eventually(t, waitTimeout, "the owner goes", func() error {
+			assert.Eventually(t, "the owner goes", func(t testing.TB) error {
 				_, err := client.CoreV1().ConfigMaps(ns).Get(t.Context(), owner.Name, metav1.GetOptions{})
 				return wantNotFound(err)
 			})
@@ -103,7 +104,7 @@ func waitForGarbageCollector(t *testing.T, objects dynamic.Interface, ns string)
 
 func waitForDeletion(t *testing.T, objects dynamic.Interface, ns, name string) {
 	t.Helper()
-	framework.Eventually(t, waitTimeout, name+" goes", func() error {
+	assert.Eventually(t, name+" goes", func(t testing.TB) error {
 		_, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), name, metav1.GetOptions{})
 		return wantNotFound(err)
 	})
@@ -113,7 +114,7 @@ func waitForDeletion(t *testing.T, objects dynamic.Interface, ns, name string) {
 // the garbage collector's work on this object.
 func assertOwnerReferenceRemoved(t *testing.T, objects dynamic.Interface, ns string) {
 	t.Helper()
-	framework.Eventually(t, waitTimeout, "the owner reference is removed", func() error {
+	assert.Eventually(t, "the owner reference is removed", func(t testing.TB) error {
 		vm, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), "vm", metav1.GetOptions{})
 		if err == nil && len(vm.GetOwnerReferences()) > 0 {
 			err = fmt.Errorf("still owned: %v", vm.GetOwnerReferences())
@@ -151,14 +152,14 @@ func TestGarbageCollectionOfANewKind(t *testing.T) {
 	thing.SetKind("Thing")
 	thing.SetName("thing")
 	thing.SetOwnerReferences([]metav1.OwnerReference{ownerReference(owner)})
-	framework.Eventually(t, waitTimeout, "the new kind is served", func() error {
+	assert.Eventually(t, "the new kind is served", func(t testing.TB) error {
 		_, err := objects.Resource(things).Namespace(ns).Create(t.Context(), thing, metav1.CreateOptions{})
 		return err
 	})
 	if err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "owner", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, 2*waitTimeout, "the dependent goes", func() error {
+	assert.Eventually(t, "the dependent goes", func(t testing.TB) error {
 		_, err := objects.Resource(things).Namespace(ns).Get(t.Context(), "thing", metav1.GetOptions{})
 		return wantNotFound(err)
 	})
@@ -200,7 +201,7 @@ func TestNamespaceDeletionRemovesItsObjects(t *testing.T) {
 	if err := client.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, waitTimeout, "the namespace ends", func() error {
+	assert.Eventually(t, "the namespace ends", func(t testing.TB) error {
 		_, err := client.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{})
 		return wantNotFound(err)
 	})
@@ -210,7 +211,7 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	t.Parallel()
 	client := clientFor(t, shared.Config)
 	ns := newNamespace(t, client)
-	framework.Eventually(t, waitTimeout, "the namespace has its service account", func() error {
+	assert.Eventually(t, "the namespace has its service account", func(t testing.TB) error {
 		_, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -228,7 +229,7 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	}
 	bindRole(t, client, ns, "view")
 	user := clientWithToken(t, token.Status.Token)
-	framework.Eventually(t, waitTimeout, "the role takes effect", func() error {
+	assert.Eventually(t, "the role takes effect", func(t testing.TB) error {
 		_, err := user.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
 		return err
 	})
@@ -248,7 +249,7 @@ func secretToken(t *testing.T, client kubernetes.Interface, ns string) string {
 		t.Fatal(err)
 	}
 	var token string
-	framework.Eventually(t, waitTimeout, "the Secret has a token", func() error {
+	assert.Eventually(t, "the Secret has a token", func(t testing.TB) error {
 		filled, err := client.CoreV1().Secrets(ns).Get(t.Context(), "token", metav1.GetOptions{})
 		if err == nil && len(filled.Data[corev1.ServiceAccountTokenKey]) == 0 {
 			err = errors.New("empty")
@@ -302,7 +303,7 @@ func TestRolesAggregate(t *testing.T) {
 // waitForRules waits until a ClusterRole has these rules among others.
 func waitForRules(t *testing.T, client kubernetes.Interface, name string, rules []rbacv1.PolicyRule) {
 	t.Helper()
-	framework.Eventually(t, waitTimeout, name+" has the new rules", func() error {
+	assert.Eventually(t, name+" has the new rules", func(t testing.TB) error {
 		role, err := client.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -184,7 +185,7 @@ func waitForActiveServer(t *testing.T, c *framework.Cluster, not string) string 
 	t.Helper()
 	objects := dynamicFor(t, c.Config)
 	var id string
-	framework.Eventually(t, waitTimeout, "the VM is Active", func() error {
+	assert.Eventually(t, "the VM is Active", func(t testing.TB) error {
 		vm, err := objects.Resource(vms).Namespace("default").Get(t.Context(), "test-vm", metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -65,7 +66,7 @@ func parseDoctor(t *testing.T, got commandResult) doctorReport {
 // check may not end in time, and the leader may come after the rest.
 func waitForLevels(t *testing.T, run func() commandResult, want map[string]string) (r doctorReport) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "drover doctor finds what is wanted", func() error {
+	assert.Eventually(t, "drover doctor finds what is wanted", func(t testing.TB) error {
 		r = parseDoctor(t, run())
 		for _, f := range r.Findings {
 			if strings.Contains(f.Observed, "did not end") {
@@ -354,7 +355,7 @@ func uidOfVM(t *testing.T, c *framework.Cluster, name string) string {
 func releaseVM(t *testing.T, c *framework.Cluster, name string) {
 	t.Helper()
 	objects := dynamicFor(t, c.Config).Resource(vms).Namespace("default")
-	framework.Eventually(t, waitTimeout, "the VM is to be released", func() error {
+	assert.Eventually(t, "the VM is to be released", func(t testing.TB) error {
 		vm, err := objects.Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -368,7 +369,7 @@ func releaseVM(t *testing.T, c *framework.Cluster, name string) {
 	if err := objects.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, waitTimeout, "the VM is gone", func() error {
+	assert.Eventually(t, "the VM is gone", func(t testing.TB) error {
 		_, err := objects.Get(t.Context(), name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -408,7 +409,7 @@ func TestInspectingAsPlainUser(t *testing.T) {
 			t.Errorf("%v: %s", err, printed.String())
 		}
 	}()
-	framework.Eventually(t, framework.StepTimeout, "it is ready", func() error {
+	assert.Eventually(t, "it is ready", func(testing.TB) error {
 		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
 		return err
 	})

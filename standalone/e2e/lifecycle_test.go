@@ -25,6 +25,7 @@ import (
 	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -46,7 +47,7 @@ func TestKill9LosesNothingAcknowledged(t *testing.T) {
 			acknowledged <- name
 		}
 	}()
-	framework.Eventually(t, waitTimeout, "objects are created", func() error {
+	assert.Eventually(t, "objects are created", func(testing.TB) error {
 		if len(acknowledged) < 50 {
 			return fmt.Errorf("only %d", len(acknowledged))
 		}
@@ -115,7 +116,7 @@ func TestSecondCtrlCEndsImmediately(t *testing.T) {
 	if err := syscall.Kill(c.PID(), syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, waitTimeout, "it stops", func() error {
+	assert.Eventually(t, "it stops", func(testing.TB) error {
 		if !strings.Contains(c.Output(), "Stopping") {
 			return errors.New("it does not")
 		}
@@ -134,7 +135,7 @@ func TestCtrlCWhileStarting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, waitTimeout, "it starts", func() error {
+	assert.Eventually(t, "it starts", func(testing.TB) error {
 		if !strings.Contains(p.Output(), "etcd ") {
 			return errors.New("no etcd yet")
 		}
@@ -279,7 +280,7 @@ func TestFullDisk(t *testing.T) {
 		object := newConfigMap("large")
 		object.BinaryData = map[string][]byte{"zero": make([]byte, 700_000)}
 		client := clientFor(t, c.Config)
-		framework.Eventually(t, waitTimeout, "the disk is full", func() error {
+		assert.Eventually(t, "the disk is full", func(t testing.TB) error {
 			object.Name += "x"
 			if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), object.DeepCopy(), metav1.CreateOptions{}); err == nil {
 				return errors.New("there was room")
@@ -287,7 +288,7 @@ func TestFullDisk(t *testing.T) {
 			return nil
 		})
 		want := "drover: etcd gave up: the disk of data dir " + c.DataDir + " is full"
-		framework.Eventually(t, waitTimeout, "it says so", func() error {
+		assert.Eventually(t, "it says so", func(testing.TB) error {
 			if !strings.Contains(c.Output(), want) {
 				return errors.New(c.Output())
 			}
@@ -355,13 +356,13 @@ func TestCertificatesAreRenewedWhileItRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	framework.Eventually(t, 3*time.Minute, "the kubeconfig has the new certificate", func() error {
+	assert.Eventually(t, "the kubeconfig has the new certificate", func(testing.TB) error {
 		if now, err := os.ReadFile(c.Kubeconfig); err != nil || bytes.Equal(old, now) {
 			return errors.Join(errors.New("it has the old one"), err)
 		}
 		return nil
 	})
-	framework.Eventually(t, 3*time.Minute, "the API shows the new certificate", func() error {
+	assert.Eventually(t, "the API shows the new certificate", func(t testing.TB) error {
 		if servedCertificate(t, c).Equal(before) {
 			return errors.New("it shows the old one")
 		}
@@ -379,7 +380,7 @@ func waitForServiceAccount(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	client := clientFor(t, c.Config)
 	ns := newNamespace(t, client)
-	framework.Eventually(t, waitTimeout, "the namespace has its service account", func() error {
+	assert.Eventually(t, "the namespace has its service account", func(t testing.TB) error {
 		_, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})

@@ -21,8 +21,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // wait is how long anything may take on a slow and busy machine.
@@ -72,7 +72,7 @@ func createReadyPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { deletePod(t, name) })
-	framework.Eventually(t, wait, name+" is Ready", func() (err error) {
+	assert.Eventually(t, name+" is Ready", func(t testing.TB) (err error) {
 		pod, err = readyPod(t.Context(), name)
 		return err
 	})
@@ -91,7 +91,7 @@ func deletePod(t *testing.T, name string) {
 	if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Error(err)
 	}
-	framework.Eventually(t, wait, name+" is gone", func() error {
+	assert.Eventually(t, name+" is gone", func(testing.TB) error {
 		if _, err := pods.Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there: %w", err)
 		}
@@ -114,7 +114,7 @@ func readyPod(ctx context.Context, name string) (*corev1.Pod, error) {
 
 func waitForNode(t *testing.T, node *cluster.Node, ready bool) {
 	t.Helper()
-	framework.Eventually(t, wait, fmt.Sprintf("%s is Ready: %t", node.Name, ready), func() error {
+	assert.Eventually(t, fmt.Sprintf("%s is Ready: %t", node.Name, ready), func(t testing.TB) error {
 		is, err := node.IsReady(t.Context())
 		if err == nil && is != ready {
 			err = fmt.Errorf("it is Ready: %t", is)
@@ -127,7 +127,7 @@ func waitForNode(t *testing.T, node *cluster.Node, ready bool) {
 func get(t *testing.T, pod, url string) string {
 	t.Helper()
 	var out string
-	framework.Eventually(t, wait, pod+" gets "+url, func() (err error) {
+	assert.Eventually(t, pod+" gets "+url, func(t testing.TB) (err error) {
 		out, err = shared.Exec(t.Context(), metav1.NamespaceDefault, pod, "/probe", "get", url)
 		return err
 	})
@@ -254,7 +254,7 @@ func TestPowerCycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitForNode(t, node, true)
-	framework.Eventually(t, wait, "the pod was started again", func() error {
+	assert.Eventually(t, "the pod was started again", func(t testing.TB) error {
 		again, err := readyPod(t.Context(), pod.Name)
 		if err == nil && again.Status.ContainerStatuses[0].RestartCount == 0 {
 			err = errors.New("it has the state of before")
@@ -268,7 +268,7 @@ func TestPowerCycle(t *testing.T) {
 func checkSurvives(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	var again *corev1.Pod
-	framework.Eventually(t, wait, pod.Name+" is Ready", func() (err error) {
+	assert.Eventually(t, pod.Name+" is Ready", func(t testing.TB) (err error) {
 		again, err = readyPod(t.Context(), pod.Name)
 		return err
 	})
@@ -276,7 +276,7 @@ func checkSurvives(t *testing.T, pod *corev1.Pod) {
 	if before.ContainerID != after.ContainerID || after.RestartCount != 0 {
 		t.Errorf("the container was %s and is %s, restarted %d times", before.ContainerID, after.ContainerID, after.RestartCount)
 	}
-	framework.Eventually(t, wait, pod.Name+" serves", func() error { return isServed(t, again) })
+	assert.Eventually(t, pod.Name+" serves", func(t testing.TB) error { return isServed(t, again) })
 }
 
 func TestCutLink(t *testing.T) {
@@ -377,7 +377,7 @@ func TestNodeObject(t *testing.T) {
 	if err := node.RestartKubelet(); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, wait, "the node is Ready again", func() error {
+	assert.Eventually(t, "the node is Ready again", func(t testing.TB) error {
 		ready, err := node.IsReady(t.Context())
 		if err == nil && !ready {
 			err = errors.New("it is not")

@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/driver/pod/podtest"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -97,7 +98,7 @@ func guestActions(e *podtest.Engine, to drivertest.OutOfBand) drivertest.OutOfBa
 	say := func(t *testing.T, s driver.Server, letter string) {
 		t.Helper()
 		p := e.PodOf(t, s)
-		framework.Eventually(t, wait, "the guest listens", func() error {
+		assert.Eventually(t, "the guest listens", func(t testing.TB) error {
 			text, err := shared.PodLog(t.Context(), p.Namespace, p.Name)
 			if err == nil && !strings.Contains(text, "drover guest") {
 				err = fmt.Errorf("it shows %q", text)
@@ -108,7 +109,7 @@ func guestActions(e *podtest.Engine, to drivertest.OutOfBand) drivertest.OutOfBa
 	}
 	to.Kill = func(t *testing.T, s driver.Server) {
 		t.Helper()
-		framework.Eventually(t, wait, "QEMU runs", func() error { return killQEMU(string(s.UID)) })
+		assert.Eventually(t, "QEMU runs", func(testing.TB) error { return killQEMU(string(s.UID)) })
 	}
 	to.Stop = func(t *testing.T, s driver.Server) { t.Helper(); say(t, s, "x") }
 	to.BurnCPU = func(t *testing.T, s driver.Server) { t.Helper(); say(t, s, "b") }
@@ -140,7 +141,7 @@ func killQEMU(uid string) error {
 func removeContractVolumes(t *testing.T) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	framework.Eventually(t, wait, "all pods are gone", func() error {
+	assert.Eventually(t, "all pods are gone", func(testing.TB) error {
 		left, err := shared.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.LabelUID})
 		if err == nil && len(left.Items) > 0 {
 			err = fmt.Errorf("%d are left, such as %s/%s", len(left.Items), left.Items[0].Namespace, left.Items[0].Name)

@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 	"cloudnative.tw/drover/test/framework"
@@ -179,7 +180,7 @@ func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Clust
 
 func checkNothingLeft(t *testing.T, p plan.Plan, before []string) {
 	t.Helper()
-	framework.Eventually(t, wait, "nothing is left", func() error {
+	assert.Eventually(t, "nothing is left", func(t testing.TB) error {
 		if left, settings := leftovers(t, p); len(left) > 0 || !slices.Equal(before, settings) {
 			return fmt.Errorf("%q, settings before %q, after %q", left, before, settings)
 		}
@@ -236,7 +237,7 @@ func TestKilledStart(t *testing.T) {
 	cmd, _ := startChildOnly(t, cluster.Options{Nodes: 1, Dir: dir, Detached: true})
 	t.Cleanup(func() { _ = cluster.ShutDown(dir) })
 	var p plan.Plan
-	framework.Eventually(t, wait, "the cluster has its plan", func() (err error) {
+	assert.Eventually(t, "the cluster has its plan", func(testing.TB) (err error) {
 		if _, err := os.Stat(filepath.Join(dir, "control.sock")); err != nil {
 			return err
 		}

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -174,7 +175,7 @@ func (c *console) Write(p []byte) (int, error) {
 // line waits for a text, and returns the line that it is in.
 func (c *console) line(t *testing.T, text string) (line string) {
 	t.Helper()
-	framework.Eventually(t, wait, fmt.Sprintf("the console shows %q", text), func() error {
+	assert.Eventually(t, fmt.Sprintf("the console shows %q", text), func(testing.TB) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for line = range strings.Lines(c.text.String()) {
@@ -207,7 +208,7 @@ func (e *machineExample) runUntil(t *testing.T, name, text string) *console {
 		_, _ = pods.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	})
 	begun := time.Now()
-	framework.Eventually(t, wait, name+" runs", func() error {
+	assert.Eventually(t, name+" runs", func(testing.TB) error {
 		pod, err := pods.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && pod.Status.Phase != corev1.PodRunning {
 			err = fmt.Errorf("its status is %+v", pod.Status)
@@ -234,7 +235,7 @@ func followLog(ctx context.Context, name string, to *console) error {
 // checkMachineEnd checks how the container of a machine has ended.
 func checkMachineEnd(t *testing.T, name string, code int32, message string) {
 	t.Helper()
-	framework.Eventually(t, wait, name+" has ended", func() error {
+	assert.Eventually(t, name+" has ended", func(t testing.TB) error {
 		pod, err := shared.Client.CoreV1().Pods(machineNamespace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -325,7 +326,7 @@ func TestMachine(t *testing.T) {
 // waitReady waits until the kubelet's probe has found that the guest answers.
 func waitReady(t *testing.T, name string) {
 	t.Helper()
-	framework.Eventually(t, wait, name+" is ready", func() error {
+	assert.Eventually(t, name+" is ready", func(t testing.TB) error {
 		pod, err := shared.Client.CoreV1().Pods(machineNamespace).Get(t.Context(), name, metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
@@ -402,7 +403,7 @@ func releasePod(t *testing.T, name string) {
 	if _, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, wait, name+" is gone", func() error {
+	assert.Eventually(t, name+" is gone", func(t testing.TB) error {
 		if _, err := pods.Get(t.Context(), name, metav1.GetOptions{}); err == nil {
 			return errors.New("it is there")
 		}

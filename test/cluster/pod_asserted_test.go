@@ -13,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
@@ -36,7 +37,7 @@ func (g *guest) setOutOfService(t *testing.T, before *corev1.Pod, node *cluster.
 // waitEnded waits until the container of a pod has ended, whatever the API says of it.
 func (g *guest) waitEnded(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	framework.Eventually(t, wait, "the container of "+string(pod.UID)+" has ended", func() error {
+	assert.Eventually(t, "the container of "+string(pod.UID)+" has ended", func(testing.TB) error {
 		if runningMachines()[pod.Name][pod.UID] {
 			return errors.New("it runs")
 		}
@@ -51,7 +52,7 @@ func testRunningOutOfService(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	endException := g.setOutOfService(t, before, node)
 	var end string
-	framework.Eventually(t, wait, "the next machine does not start", func() error {
+	assert.Eventually(t, "the next machine does not start", func(t testing.TB) error {
 		end = g.claim(t).Annotations[objects.AnnotationEnd]
 		if strings.Contains(end, string(before.UID)) || !strings.Contains(end, driver.ExitNotStarted) || !strings.Contains(end, "lock") {
 			return fmt.Errorf("the last end is %s", end)

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
@@ -436,7 +437,7 @@ func (b *podBench) copyToClaim(t *testing.T, name string, node *cluster.Node) ti
 		t.Fatal(err)
 	}
 	var took time.Duration
-	framework.Eventually(t, wait, "QEMU was started", func() error {
+	assert.Eventually(t, "QEMU was started", func(t testing.TB) error {
 		pod, err := g.findPod(t)
 		if err != nil || pod == nil {
 			return fmt.Errorf("there is no pod: %w", err)

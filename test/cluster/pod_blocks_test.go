@@ -16,7 +16,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/hack/guest/blocks"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // createWriter creates a guest on storage that all nodes reach, where it writes blocks all the time
@@ -30,7 +30,7 @@ func (w *podWorld) createWriter(t *testing.T, name string) *guest {
 		spec.Image.Kernel.Cmdline += " blocks=vda"
 	})
 	g.disk = filepath.Join(shared.Dir, "volume-"+name, "root", "disk")
-	framework.Eventually(t, wait, g.name+" writes blocks", func() error {
+	assert.Eventually(t, g.name+" writes blocks", func(t testing.TB) error {
 		if g.noteRounds(t); g.rounds == 0 {
 			return fmt.Errorf("there are none on %s", g.disk)
 		}
@@ -75,7 +75,7 @@ func (g *guest) checkRounds(t *testing.T, pod *corev1.Pod) {
 		return
 	}
 	var found uint64
-	framework.Eventually(t, wait, g.name+" has looked at its disk", func() error {
+	assert.Eventually(t, g.name+" has looked at its disk", func(t testing.TB) error {
 		log, err := shared.PodLog(t.Context(), pod.Namespace, pod.Name)
 		if err != nil {
 			return err

@@ -19,6 +19,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
@@ -158,7 +159,7 @@ func testNamespaceDeletion(t *testing.T, w *podWorld) {
 		g.checkMounted(t, false)
 	}
 	release()
-	framework.Eventually(t, wait, "the namespace is gone", func() error {
+	assert.Eventually(t, "the namespace is gone", func(t testing.TB) error {
 		namespace, err := shared.Client.CoreV1().Namespaces().Get(t.Context(), w.namespace, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there: %+v, %w", namespace.Status, err)

@@ -22,6 +22,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -184,7 +185,7 @@ func testPreemption(t *testing.T, g *guest) {
 	if _, err := shared.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, wait, "the other pod runs", func() error {
+	assert.Eventually(t, "the other pod runs", func(t testing.TB) error {
 		_, err := readyPod(t.Context(), pod.Name)
 		return err
 	})
@@ -217,7 +218,7 @@ func testNodeDeleted(t *testing.T, g *guest) {
 	if err := node.Delete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, wait, "the pod is deleted", func() error {
+	assert.Eventually(t, "the pod is deleted", func(t testing.TB) error {
 		if pod, err := g.findPod(t); err != nil || pod != nil && pod.UID == before.UID && pod.DeletionTimestamp == nil {
 			return fmt.Errorf("it is not: %w", err)
 		}
@@ -226,7 +227,7 @@ func testNodeDeleted(t *testing.T, g *guest) {
 	if err := node.RestartKubelet(); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, wait, node.Name+" is Ready again", func() error {
+	assert.Eventually(t, node.Name+" is Ready again", func(t testing.TB) error {
 		ready, err := node.IsReady(t.Context())
 		if err == nil && !ready {
 			err = errors.New("it is not")
@@ -304,7 +305,7 @@ func (g *guest) other(a, b *guest) *guest {
 // over how often it was booted.
 func (g *guest) settle(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, wait, g.name+" answers", func() error {
+	assert.Eventually(t, g.name+" answers", func(t testing.TB) error {
 		pod, err := g.findPod(t)
 		if err != nil || pod == nil {
 			return fmt.Errorf("there is no pod: %w", err)

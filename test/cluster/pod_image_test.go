@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -39,7 +40,7 @@ func testWebImage(t *testing.T, w *podWorld) {
 		t.Fatal(err)
 	}
 	g := w.findGuest(t, vm.Name)
-	framework.Eventually(t, wait, "an event says why it does not start", func() error {
+	assert.Eventually(t, "an event says why it does not start", func(t testing.TB) error {
 		events, err := shared.Client.CoreV1().Events(podNamespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + vm.Name})
 		if err != nil {
 			return err
@@ -52,7 +53,7 @@ func testWebImage(t *testing.T, w *podWorld) {
 		return fmt.Errorf("the events are %v", events.Items)
 	})
 	g.patch(t, fmt.Sprintf(`{"spec":{"image":{"checksum":%q}}}`, checksum))
-	framework.Eventually(t, wait, "the guest boots", func() error {
+	assert.Eventually(t, "the guest boots", func(t testing.TB) error {
 		pod, err := g.findPod(t)
 		if err != nil || pod == nil {
 			return fmt.Errorf("there is no pod: %w", err)

@@ -14,6 +14,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/pod/kvm"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -64,7 +65,7 @@ func setCapacity(t *testing.T, node, change string) {
 	if _, err := nodes.Patch(context.WithoutCancel(t.Context()), node, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, wait, "the kubelet offers it, or does no more", func() error {
+	assert.Eventually(t, "the kubelet offers it, or does no more", func(t testing.TB) error {
 		now, err := nodes.Get(context.WithoutCancel(t.Context()), node, metav1.GetOptions{})
 		if err != nil {
 			return err

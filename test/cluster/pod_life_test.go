@@ -21,6 +21,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -75,7 +76,7 @@ const grownDisk = 96 << 20
 func testResize(t *testing.T, g *guest) {
 	before := g.pod(t)
 	g.patch(t, fmt.Sprintf(`{"spec":{"resource":{"rootDisk":"%d"}}}`, grownDisk))
-	framework.Eventually(t, wait, "the disk of the machine that runs has grown", func() error {
+	assert.Eventually(t, "the disk of the machine that runs has grown", func(t testing.TB) error {
 		return hasOpenFile(processOf(t, "qemu-system", string(g.uid)), grownDisk)
 	})
 	g.waitFor(t, framework.HasCondition(api.ConditionRestartRequired, ""))
@@ -110,7 +111,7 @@ func hasOpenFile(pid int, size int64) error {
 func (g *guest) blockEviction(t *testing.T) {
 	t.Helper()
 	g.patch(t, fmt.Sprintf(`{"spec":{"evictionPolicy":%q}}`, api.EvictionBlock))
-	framework.Eventually(t, wait, "all of "+g.name+" is found", func() error {
+	assert.Eventually(t, "all of "+g.name+" is found", func(t testing.TB) error {
 		left, err := g.findLeft(t.Context())
 		for _, kind := range []string{"v1.Pod ", "v1.PersistentVolumeClaim ", "v1.Secret ", "v1.PodDisruptionBudget ", "of QEMU", "drover-machine of pod"} {
 			if err == nil && !strings.Contains(fmt.Sprint(left), kind) {
@@ -150,7 +151,7 @@ func (g *guest) findLeft(ctx context.Context) (left []string, err error) {
 // checkNothingLeft checks that nothing is left of a guest that was deleted.
 func (g *guest) checkNothingLeft(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, wait, "nothing is left of "+g.name, func() error {
+	assert.Eventually(t, "nothing is left of "+g.name, func(t testing.TB) error {
 		left, err := g.findLeft(t.Context())
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("%s is left", strings.Join(left, ", "))

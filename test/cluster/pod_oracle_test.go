@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // machineOracle looks all the time at the containers of all nodes, whatever the API says of them:
@@ -101,7 +101,7 @@ func (o *machineOracle) except(pod types.UID) (end func() bool) {
 // checkSeen checks that the oracle sees the container of a pod that runs.
 func (o *machineOracle) checkSeen(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	framework.Eventually(t, wait, "the oracle sees "+string(pod.UID), func() error {
+	assert.Eventually(t, "the oracle sees "+string(pod.UID), func(testing.TB) error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if !o.seen[pod.UID] {

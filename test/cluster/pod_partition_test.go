@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -38,7 +39,7 @@ func testLongCut(t *testing.T, guests []*guest) {
 	for _, g := range guests {
 		g.waitLost(t, nodes[before[g].Spec.NodeName])
 	}
-	framework.Eventually(t, wait, "another pod is evicted", func() error {
+	assert.Eventually(t, "another pod is evicted", func(t testing.TB) error {
 		pod, err := shared.Client.CoreV1().Pods(evicted.Namespace).Get(t.Context(), evicted.Name, metav1.GetOptions{})
 		if err == nil && pod.DeletionTimestamp == nil {
 			err = errors.New("it is not")

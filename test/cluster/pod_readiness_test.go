@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -120,7 +121,7 @@ func watchEndpoints(t *testing.T, service string) <-chan endpointState {
 
 func nextState(t *testing.T, states <-chan endpointState) (next endpointState) {
 	t.Helper()
-	framework.Eventually(t, wait, "the endpoint changes", func() error {
+	assert.Eventually(t, "the endpoint changes", func(testing.TB) error {
 		select {
 		case next = <-states:
 			return nil

@@ -23,6 +23,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
@@ -103,7 +104,7 @@ func createNamespace(t *testing.T, name string) {
 	}
 	t.Cleanup(func() { // another test may have one of that name
 		ctx, namespaces := context.WithoutCancel(t.Context()), shared.Client.CoreV1().Namespaces()
-		framework.Eventually(t, wait, "namespace "+name+" is gone", func() error {
+		assert.Eventually(t, "namespace "+name+" is gone", func(testing.TB) error {
 			err := namespaces.Delete(ctx, name, metav1.DeleteOptions{})
 			if !apierrors.IsNotFound(err) {
 				return fmt.Errorf("it is being deleted: %w", err)
@@ -176,7 +177,7 @@ func (g *guest) delete(t *testing.T) {
 
 func (g *guest) waitGone(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, wait, g.name+" is gone", func() error {
+	assert.Eventually(t, g.name+" is gone", func(t testing.TB) error {
 		vm, err := g.vms.Get(context.WithoutCancel(t.Context()), g.name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there: %s, %w", framework.FormatStatus(vm), err)
@@ -203,7 +204,7 @@ func (g *guest) stop(t *testing.T) {
 	t.Helper()
 	g.setAction(t, api.ActionStopped)
 	g.waitFor(t, users.CheckApplied)
-	framework.Eventually(t, wait, "the pod of "+g.name+" is gone", func() error {
+	assert.Eventually(t, "the pod of "+g.name+" is gone", func(t testing.TB) error {
 		if pod, err := g.findPod(t); err != nil || pod != nil {
 			return fmt.Errorf("there is %v, %w", pod, err)
 		}
@@ -221,7 +222,7 @@ func (g *guest) start(t *testing.T) {
 // waitFor waits until the VirtualMachine passes all checks.
 func (g *guest) waitFor(t *testing.T, checks ...framework.VMCheck) (vm *api.VirtualMachine) {
 	t.Helper()
-	framework.Eventually(t, wait, g.name+" is as it should be", func() (err error) {
+	assert.Eventually(t, g.name+" is as it should be", func(t testing.TB) (err error) {
 		if vm, err = g.vms.Get(t.Context(), g.name, metav1.GetOptions{}); err != nil {
 			return err
 		}
@@ -275,7 +276,7 @@ func (g *guest) waitRun(t *testing.T, before types.UID) *corev1.Pod {
 	t.Helper()
 	var pod *corev1.Pod
 	begun := time.Now()
-	framework.Eventually(t, wait, g.name+" runs in another pod", func() (err error) {
+	assert.Eventually(t, g.name+" runs in another pod", func(t testing.TB) (err error) {
 		pod, err = g.findPod(t)
 		switch {
 		case err != nil:
@@ -303,7 +304,7 @@ func (g *guest) waitRun(t *testing.T, before types.UID) *corev1.Pod {
 func (g *guest) checkAnswers(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	var got string
-	framework.Eventually(t, wait, g.name+" answers", func() (err error) {
+	assert.Eventually(t, g.name+" answers", func(t testing.TB) (err error) {
 		got, err = getFromHost(t, "http://"+pod.Status.PodIP)
 		return err
 	})

@@ -82,7 +82,7 @@ func createConfigMap(t *testing.T, c *Cluster, name string) {
 	}
 }
 
-func newClient(t *testing.T, c *Cluster) kubernetes.Interface {
+func newClient(t testing.TB, c *Cluster) kubernetes.Interface {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(c.Config)
 	if err != nil {

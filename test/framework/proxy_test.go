@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // noResponseTimeout is how long a request waits that should get no answer, and patience how
@@ -38,7 +40,7 @@ func (p *proxiedClient) createConfigMap(name string, within time.Duration) error
 }
 
 // hasConfigMap queries the API server directly.
-func hasConfigMap(t *testing.T, c *Cluster, name string) bool {
+func hasConfigMap(t testing.TB, c *Cluster, name string) bool {
 	t.Helper()
 	_, err := newClient(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -99,7 +101,7 @@ func TestAPIProxy(t *testing.T) {
 		if err := client.createConfigMap("unanswered", 10*noResponseTimeout); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want no answer", err)
 		}
-		Eventually(t, StepTimeout, "the object that was requested is there", func() error {
+		assert.Eventually(t, "the object that was requested is there", func(t testing.TB) error {
 			if !hasConfigMap(t, c, "unanswered") {
 				return errors.New("it is not there")
 			}

@@ -14,6 +14,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -29,7 +30,7 @@ func TestDockerCreateWrites(t *testing.T) {
 	w.RunController(t, "--vm-driver=docker", "--usage-period=1h") // the first sample is one more write
 	vm := w.CreateVM(t, newSmallVM("few", "default", "docker"))
 	history := w.RecordHistory(t, vm)
-	active := w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	active := w.WaitForVM(t, vm, framework.IsActive)
 	framework.Consistently(t, 3*time.Second, time.Second, "nothing more is written", func() error {
 		if now := w.GetVM(t, vm); now.ResourceVersion != active.ResourceVersion {
 			return fmt.Errorf("after Active came %s", framework.FormatStatus(now))
@@ -64,7 +65,7 @@ func TestGoroutinesEnd(t *testing.T) {
 	for n := range lifecycles / livesAtATime {
 		runLifecycles(t, w, fmt.Sprintf("turn-%d", n))
 	}
-	framework.Eventually(t, framework.StepTimeout, "the goroutines of 1,000 VMs have ended", func() error {
+	assert.Eventually(t, "the goroutines of 1,000 VMs have ended", func(t testing.TB) error {
 		if now := countGoroutines(t, address); now > before+spareGoroutines {
 			return fmt.Errorf("%v, before it were %v", now, before)
 		}
@@ -93,15 +94,15 @@ func runLifecycles(t *testing.T, w *testenv.Environment, name string) {
 			return nil
 		}
 	}
-	framework.Eventually(t, framework.StepTimeout, "all are Active", left(func(phase string) bool { return phase == "Active" }))
+	assert.Eventually(t, "all are Active", func(testing.TB) error { return left(func(phase string) bool { return phase == "Active" })() })
 	if err := vms.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "all are gone", left(func(string) bool { return false }))
+	assert.Eventually(t, "all are gone", func(testing.TB) error { return left(func(string) bool { return false })() })
 }
 
 // countGoroutines reads the controller's own count.
-func countGoroutines(t *testing.T, address string) float64 {
+func countGoroutines(t testing.TB, address string) float64 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), framework.StepTimeout)
 	defer cancel()

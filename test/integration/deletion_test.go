@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/moby/moby/client"
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -32,7 +32,7 @@ func TestRetain(t *testing.T) {
 		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").DeletionPolicy(api.DeletionRetain))
 		id, name := vm.Status.Server.ID, testenv.InspectServer(t, vm).Name
 		environment.DeleteVM(t, vm)
-		environment.WaitForDeletion(t, vm, framework.StepTimeout)
+		environment.WaitForDeletion(t, vm)
 		waitForDockerSweep(t)
 		c := testenv.InspectContainer(t, id)
 		if !c.State.Running || c.Name != name+docker.RetainedSuffix || c.RestartCount != 0 {
@@ -43,7 +43,7 @@ func TestRetain(t *testing.T) {
 		t.Parallel()
 		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "fake").DeletionPolicy(api.DeletionRetain))
 		environment.DeleteVM(t, vm)
-		environment.WaitForDeletion(t, vm, framework.StepTimeout)
+		environment.WaitForDeletion(t, vm)
 		waitForFakeSweep(t)
 		r := environment.ReadReleasedServers(t)[vm.UID]
 		if r == nil || r.State != driver.StateRunning || r.ID != vm.Status.Server.ID {
@@ -61,7 +61,7 @@ func waitForDockerSweep(t *testing.T) {
 		docker.LabelUID: string(uid), docker.LabelCluster: environment.ClusterID,
 		docker.LabelNamespace: "default", docker.LabelName: "orphan",
 	})
-	framework.Eventually(t, framework.StepTimeout, "the orphan is swept", func() error {
+	assert.Eventually(t, "the orphan is swept", func(t testing.TB) error {
 		if n := len(testenv.ListContainers(t, uid)); n != 0 {
 			return fmt.Errorf("%d containers", n)
 		}
@@ -73,7 +73,7 @@ func waitForFakeSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
 	environment.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
-	framework.Eventually(t, framework.StepTimeout, "the orphan is swept", func() error {
+	assert.Eventually(t, "the orphan is swept", func(t testing.TB) error {
 		if r := environment.ReadFakeServer(t, uid); r != nil {
 			return fmt.Errorf("it is there: %+v", r)
 		}
@@ -102,7 +102,7 @@ func TestCascadingDeletion(t *testing.T) {
 					vms = append(vms, environment.CreateVM(t, owner(newSmallVM(fmt.Sprintf("owned-%d", n), ns, name))))
 				}
 				for n := range vms {
-					vms[n] = environment.WaitForVM(t, vms[n], framework.StepTimeout, framework.IsActive)
+					vms[n] = environment.WaitForVM(t, vms[n], framework.IsActive)
 				}
 				environment.MustRunKubectl(t, "", "delete", kind, "owner", "-n", ns, "--cascade="+cascade, "--timeout=60s")
 				for _, vm := range vms {
@@ -133,15 +133,14 @@ func createOwner(t *testing.T, ns, kind string) func(*framework.VMBuilder) *fram
 func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 	t.Helper()
 	if cascade != "orphan" {
-		within := framework.StepTimeout
 		if cascade == "foreground" {
-			within = time.Second // the owner has waited for it
+			environment.CheckDeletion(t, vm) // the owner has waited for it
 		}
-		environment.WaitForDeletion(t, vm, within)
-		environment.WaitForServers(t, vm, 0, time.Second)
+		environment.WaitForDeletion(t, vm)
+		environment.CheckServers(t, vm, 0)
 		return
 	}
-	now := environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
+	now := environment.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
 		if len(vm.OwnerReferences) > 0 {
 			return fmt.Errorf("owners %v", vm.OwnerReferences)
 		}
@@ -150,7 +149,7 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 	if now.Status.Server.ID != vm.Status.Server.ID || now.Status.RestartCount != 0 {
 		t.Errorf("its server was touched: %s", framework.FormatStatus(now))
 	}
-	environment.WaitForServers(t, vm, 1, time.Second)
+	environment.CheckServers(t, vm, 1)
 }
 
 // TestNamespaceDeletion checks that a namespace is deleted with all of its
@@ -167,12 +166,12 @@ func TestNamespaceDeletion(t *testing.T) {
 		vms = append(vms, environment.CreateVM(t, newSmallVM(fmt.Sprintf("vm-%d", n), ns, name)))
 	}
 	for _, vm := range vms {
-		environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+		environment.WaitForVM(t, vm, framework.IsActive)
 	}
 	environment.MustRunKubectl(t, "", "delete", "namespace", ns, "--timeout=120s")
 	for _, vm := range vms {
-		environment.WaitForDeletion(t, vm, time.Second)
-		environment.WaitForServers(t, vm, 0, time.Second)
+		environment.CheckDeletion(t, vm)
+		environment.CheckServers(t, vm, 0)
 	}
 }
 
@@ -190,8 +189,8 @@ func TestReusedName(t *testing.T) {
 			if first.Status.Server.ID == second.Status.Server.ID {
 				t.Error("the second one got the first one's server")
 			}
-			environment.WaitForServers(t, first, 0, time.Second)
-			environment.WaitForServers(t, second, 1, time.Second)
+			environment.CheckServers(t, first, 0)
+			environment.CheckServers(t, second, 1)
 		})
 	}
 }

@@ -18,7 +18,7 @@ import (
 func TestListVMsExample(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateActiveVM(t, newSmallVM("listed", environment.CreateNamespace(t), "fake"))
-	environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasUsage)
+	environment.WaitForVM(t, vm, framework.HasUsage)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "run", "cloudnative.tw/drover/examples/list-vms", "--kubeconfig", environment.Kubeconfig, "--namespace", vm.Namespace)

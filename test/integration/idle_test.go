@@ -9,6 +9,7 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -29,7 +30,7 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 		vms = append(vms, w.CreateVM(t, newSmallVM(fmt.Sprintf("idle-%d", n), "default", "fake")))
 	}
 	for _, vm := range vms {
-		w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, framework.HasUsage)
+		w.WaitForVM(t, vm, framework.IsActive, framework.HasUsage)
 	}
 	before := waitUntilIdle(t, w)
 	framework.Consistently(t, idleTime, 5*time.Second, "nothing is written", func() error {
@@ -44,7 +45,7 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 func waitUntilIdle(t *testing.T, w *testenv.Environment) float64 {
 	t.Helper()
 	last, since := -1.0, time.Now()
-	framework.Eventually(t, framework.StepTimeout, "10 s without a write", func() error {
+	assert.Eventually(t, "10 s without a write", func(t testing.TB) error {
 		if now := countWrites(t, w); now != last {
 			last, since = now, time.Now()
 		}
@@ -57,7 +58,7 @@ func waitUntilIdle(t *testing.T, w *testenv.Environment) float64 {
 }
 
 // countWrites counts, in the API server, the writes to VMs and events.
-func countWrites(t *testing.T, w *testenv.Environment) (sum float64) {
+func countWrites(t testing.TB, w *testenv.Environment) (sum float64) {
 	t.Helper()
 	page := w.ReadAPIMetrics(t)
 	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"} {

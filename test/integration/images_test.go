@@ -43,14 +43,14 @@ func TestMissingImage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			vm := environment.CreateVM(t, newFailingVM(name, ns, tc.image, tc.policy))
 			history := environment.RecordHistory(t, vm)
-			environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), framework.HasMessage(tc.want),
+			environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), framework.HasMessage(tc.want),
 				framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
-			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), hasAttempts(3))
+			vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), hasAttempts(3))
 			checkBackoff(t, history.WaitForVersion(t, vm))
 			checkEachWriteChangesSomething(t, history.WaitForVersion(t, vm))
 
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = framework.GuestPlain })
-			environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+			environment.WaitForVM(t, vm, framework.IsActive)
 		})
 	}
 }
@@ -103,10 +103,10 @@ func TestDeletionOfFailedVM(t *testing.T) {
 	}{"pulled": {unreachable, api.PullAlways}, "never-pulled": {absent, api.PullNever}} {
 		t.Run(name, func(t *testing.T) {
 			vm := environment.CreateVM(t, newFailingVM(name, ns, tc.image, tc.policy))
-			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
+			vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
 			environment.DeleteVM(t, vm)
-			environment.WaitForDeletion(t, vm, framework.StepTimeout)
-			environment.WaitForServers(t, vm, 0, time.Second)
+			environment.WaitForDeletion(t, vm)
+			environment.CheckServers(t, vm, 0)
 		})
 	}
 }
@@ -116,10 +116,10 @@ func TestDeletionOfFailedVM(t *testing.T) {
 func TestTooManyCPUs(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateVM(t, framework.NewVM("vm").Namespace(environment.CreateNamespace(t)).Resource(api.ResourceCPU, "4000"))
-	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted), framework.HasMessage("4000"))
+	vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted), framework.HasMessage("4000"))
 	if wait := vm.Status.Operation.NextRetryTime.Sub(vm.Status.LastUpdateTime.Time); wait < 25*time.Second {
 		t.Errorf("it is tried again after %s, want it slowly", wait)
 	}
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity("1") })
-	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	environment.WaitForVM(t, vm, framework.IsActive)
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -78,12 +77,12 @@ func TestNewObjectIsUnbound(t *testing.T) {
 func TestUnavailableDriver(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateVM(t, framework.NewVM("vm").Namespace(environment.CreateNamespace(t)).Driver("xen"))
-	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver),
+	vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver),
 		framework.HasMessage("xen"), framework.HasMessage("docker, fake"),
 		framework.HasCondition(api.ConditionStalled, metav1.ConditionTrue), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 	environment.WaitForEvent(t, vm, api.ReasonUnknownDriver)
 	environment.DeleteVM(t, vm)
-	environment.WaitForDeletion(t, vm, framework.StepTimeout)
+	environment.WaitForDeletion(t, vm)
 }
 
 func TestDriverCannotBeChanged(t *testing.T) {
@@ -117,14 +116,14 @@ func TestSimilarNames(t *testing.T) {
 			t.Run(name+" on "+driver, func(t *testing.T) {
 				one := environment.CreateVM(t, newSmallVM(pair[0][1]+"-"+driver, pair[0][0], driver))
 				two := environment.CreateVM(t, newSmallVM(pair[1][1]+"-"+driver, pair[1][0], driver))
-				one, two = environment.WaitForVM(t, one, framework.StepTimeout, framework.IsActive), environment.WaitForVM(t, two, framework.StepTimeout, framework.IsActive)
+				one, two = environment.WaitForVM(t, one, framework.IsActive), environment.WaitForVM(t, two, framework.IsActive)
 				if one.Status.Server.ID == two.Status.Server.ID {
 					t.Fatalf("both have the server %s", one.Status.Server.ID)
 				}
 				environment.DeleteVM(t, one)
-				environment.WaitForDeletion(t, one, framework.StepTimeout)
-				environment.WaitForServers(t, one, 0, time.Second)
-				environment.WaitForServers(t, two, 1, time.Second)
+				environment.WaitForDeletion(t, one)
+				environment.CheckServers(t, one, 0)
+				environment.CheckServers(t, two, 1)
 				if now := environment.GetVM(t, two); now.Status.Server.ID != two.Status.Server.ID || now.Status.RestartCount != 0 {
 					t.Errorf("the other one was touched: %s", framework.FormatStatus(now))
 				}
@@ -147,16 +146,16 @@ func TestNameConflict(t *testing.T) {
 			// The name has a part of the UID in it, so the VM has to come first.
 			vm := environment.CreateVM(t, framework.NewVM("taken").Namespace(environment.CreateNamespace(t)).Resource(api.ResourceMemory, "32M").Image("missing:never"))
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.PullPolicy = api.PullNever })
-			environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
+			environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
 			foreign := testenv.RunForeignContainer(t, fmt.Sprintf("taken.%s.%.8s", vm.Namespace, vm.UID), labels)
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = framework.GuestPlain })
 
-			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonNameConflict), framework.HasMessage("left alone"))
+			vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonNameConflict), framework.HasMessage("left alone"))
 			if c := testenv.InspectContainer(t, foreign); !c.State.Running || c.RestartCount != 0 {
 				t.Errorf("the foreign container is %+v", c.State)
 			}
 			testenv.RemoveContainer(t, foreign)
-			environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+			environment.WaitForVM(t, vm, framework.IsActive)
 		})
 	}
 }

@@ -33,7 +33,7 @@ func TestManifest(t *testing.T) {
 	environment.MustRunKubectl(t, string(manifest), "apply", "-n", ns, "-f", "-")
 	vm := getVM(t, ns, "test-vm")
 	history := environment.RecordHistory(t, vm)
-	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	vm = environment.WaitForVM(t, vm, framework.IsActive)
 
 	t.Run("history", func(t *testing.T) { checkPhases(t, history.WaitForVersion(t, vm)) })
 	t.Run("object", func(t *testing.T) { checkObject(t, vm) })
@@ -43,8 +43,8 @@ func TestManifest(t *testing.T) {
 	t.Run("load", func(t *testing.T) { checkUsageUnderLoad(t, vm) })
 	t.Run("delete", func(t *testing.T) {
 		environment.MustRunKubectl(t, "", "delete", "vm", "test-vm", "-n", ns, "--timeout=60s")
-		environment.WaitForDeletion(t, vm, time.Second)
-		environment.WaitForServers(t, vm, 0, time.Second)
+		environment.CheckDeletion(t, vm)
+		environment.CheckServers(t, vm, 0)
 	})
 }
 
@@ -169,9 +169,9 @@ const columnTimeout = 7 * time.Second
 // checkUsageUnderLoad puts the guest under load. On a machine that others keep busy the
 // guest may get no CPU for a while, so it has ten tries, and the threshold is low.
 func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
-	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
+	environment.WaitForVM(t, vm, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
 	testenv.RequestFromGuest(t, vm, "/memory?bytes=400000000")
-	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
+	environment.WaitForVM(t, vm, hasUsage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
 	var err error
 	for range 10 {
 		testenv.RequestFromGuest(t, vm, "/load?seconds=6")
@@ -183,7 +183,7 @@ func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
 	if err != nil {
 		t.Errorf("not within %s: %v", columnTimeout, err)
 	}
-	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("CPU below 10 again", func(u api.Usage) bool { return u.CPU < 10 }))
+	environment.WaitForVM(t, vm, hasUsage("CPU below 10 again", func(u api.Usage) bool { return u.CPU < 10 }))
 }
 
 func hasUsage(what string, ok func(api.Usage) bool) framework.VMCheck {

@@ -18,6 +18,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -43,7 +44,7 @@ func guestExit(code int) manualChange {
 	return func(t *testing.T, vm *api.VirtualMachine) {
 		t.Helper()
 		before := testenv.InspectServer(t, vm).State
-		framework.Eventually(t, framework.StepTimeout, "the guest ends", func() error {
+		assert.Eventually(t, "the guest ends", func(t testing.TB) error {
 			err := testenv.TryGuestRequest(t, vm, fmt.Sprintf("/exit?code=%d", code))
 			if now := testenv.InspectServer(t, vm).State; !now.Running || now.StartedAt != before.StartedAt {
 				return nil
@@ -130,7 +131,7 @@ func TestManualChanges(t *testing.T) {
 
 func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus) {
 	t.Helper()
-	after := environment.WaitForVM(t, before, framework.StepTimeout, want.check, framework.HasCondition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
+	after := environment.WaitForVM(t, before, want.check, framework.HasCondition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
 		newRun := !vm.Status.StartTime.Equal(before.Status.StartTime)
 		if newRun != want.newRun {
 			return fmt.Errorf("a new run: %t", newRun)
@@ -143,7 +144,7 @@ func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus)
 	if want.newRun && after.Status.RestartCount < 1 {
 		t.Errorf("restartCount is %d", after.Status.RestartCount)
 	}
-	environment.WaitForServers(t, after, 1, time.Second)
+	environment.CheckServers(t, after, 1)
 }
 
 // TestServerRemovedManually runs on both engines, which both report the removal: the
@@ -163,10 +164,10 @@ func TestServerRemovedManually(t *testing.T) {
 // removeServerAndWait returns how long it took until the VM had another server.
 func removeServerAndWait(t *testing.T, vm *api.VirtualMachine, driver string) time.Duration {
 	t.Helper()
-	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	vm = environment.WaitForVM(t, vm, framework.IsActive)
 	begin := time.Now()
 	manualChanges[driver]["removed"](t, vm)
-	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(now *api.VirtualMachine) error {
+	environment.WaitForVM(t, vm, framework.IsActive, func(now *api.VirtualMachine) error {
 		if now.Status.Server.ID == vm.Status.Server.ID {
 			return errors.New("it has its old server")
 		}
@@ -185,15 +186,15 @@ func TestServerRenamedManually(t *testing.T) {
 		t.Fatal(err)
 	}
 	environment.UpdateVM(t, vm, setAction(api.ActionStopped))
-	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
 	environment.UpdateVM(t, vm, setAction(api.ActionActive))
-	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	vm = environment.WaitForVM(t, vm, framework.IsActive)
 	if c := testenv.InspectServer(t, vm); c.ID != id || c.Name != "/renamed-"+string(vm.UID) {
 		t.Errorf("it has container %s of name %s, want %s", c.ID, c.Name, id)
 	}
 	environment.DeleteVM(t, vm)
-	environment.WaitForDeletion(t, vm, framework.StepTimeout)
-	environment.WaitForServers(t, vm, 0, time.Second)
+	environment.WaitForDeletion(t, vm)
+	environment.CheckServers(t, vm, 0)
 }
 
 // TestServerResizedManually checks that Drover restores the size.
@@ -206,7 +207,7 @@ func TestServerResizedManually(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "the size is as specified", func() error {
+	assert.Eventually(t, "the size is as specified", func(t testing.TB) error {
 		if have := testenv.InspectServer(t, vm).HostConfig.NanoCPUs; have != 1e8 {
 			return fmt.Errorf("NanoCpus is %d", have)
 		}
@@ -221,13 +222,13 @@ func TestDuplicateServer(t *testing.T) {
 	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
 	labels := testenv.InspectServer(t, vm).Config.Labels
 	second := testenv.RunForeignContainer(t, "second-"+string(vm.UID), labels)
-	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonDuplicate), framework.HasMessage(second), framework.HasMessage(vm.Status.Server.ID))
+	vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonDuplicate), framework.HasMessage(second), framework.HasMessage(vm.Status.Server.ID))
 	environment.DeleteVM(t, vm)
-	environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonDuplicate), framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
+	environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseTerminating, api.ReasonDuplicate), framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
 	if n := len(testenv.ListContainers(t, vm.UID)); n != 2 {
 		t.Errorf("%d containers are left, want both", n)
 	}
 	testenv.RemoveContainer(t, second)
-	environment.WaitForDeletion(t, vm, framework.StepTimeout)
-	environment.WaitForServers(t, vm, 0, time.Second)
+	environment.WaitForDeletion(t, vm)
+	environment.CheckServers(t, vm, 0)
 }

@@ -52,7 +52,7 @@ func TestPowerStates(t *testing.T) {
 			for _, action := range way[1:] {
 				environment.UpdateVM(t, vm, setAction(action))
 				want := states[action]
-				vm = environment.WaitForVM(t, vm, framework.StepTimeout, want.check,
+				vm = environment.WaitForVM(t, vm, want.check,
 					framework.HasCondition(api.ConditionReady, metav1.ConditionTrue), framework.HasCondition(api.ConditionRunning, want.running))
 				if vm.Status.Server.ID != id {
 					t.Fatalf("%s: the server was %s and is %s", action, id, vm.Status.Server.ID)
@@ -78,10 +78,10 @@ func TestCreatedInAnyPowerState(t *testing.T) {
 			t.Run(name+"/"+string(action), func(t *testing.T) {
 				t.Parallel()
 				vm := environment.CreateVM(t, newSmallVM("vm", environment.CreateNamespace(t), name).Action(action))
-				vm = environment.WaitForVM(t, vm, framework.StepTimeout, check, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
+				vm = environment.WaitForVM(t, vm, check, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
 				environment.DeleteVM(t, vm)
-				environment.WaitForDeletion(t, vm, framework.StepTimeout)
-				environment.WaitForServers(t, vm, 0, time.Second)
+				environment.WaitForDeletion(t, vm)
+				environment.CheckServers(t, vm, 0)
 			})
 		}
 	}
@@ -102,7 +102,7 @@ func TestRestartedAt(t *testing.T) {
 			before := vm
 			history := environment.RecordHistory(t, vm)
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &metav1.Time{Time: first.Add(time.Minute)} })
-			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
+			vm = environment.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
 				if !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
 					return fmt.Errorf("status.restartedAt is %v", vm.Status.RestartedAt)
 				}
@@ -110,7 +110,7 @@ func TestRestartedAt(t *testing.T) {
 			})
 			// Another change of the spec makes the controller reconcile again.
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceMemory] = parseQuantity("40M") })
-			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+			vm = environment.WaitForVM(t, vm, framework.IsActive)
 			if n := countStarts(history.WaitForVersion(t, vm)); n != 2 || vm.Status.RestartCount != 1 || vm.Status.Server.ID != before.Status.Server.ID {
 				t.Errorf("%d starts, status %s", n, framework.FormatStatus(vm))
 			}
@@ -140,7 +140,7 @@ func TestLiveResize(t *testing.T) {
 				environment.UpdateVM(t, before, func(vm *api.VirtualMachine) {
 					vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory] = parseQuantity(size[0]), parseQuantity(size[1])
 				})
-				vm := environment.WaitForVM(t, before, framework.StepTimeout, framework.IsActive, framework.HasCondition(api.ConditionRestartRequired, ""))
+				vm := environment.WaitForVM(t, before, framework.IsActive, framework.HasCondition(api.ConditionRestartRequired, ""))
 				if vm.Status.Server.ID != before.Status.Server.ID || vm.Status.RestartCount != 0 {
 					t.Errorf("it was not live: %s", framework.FormatStatus(vm))
 				}
@@ -175,13 +175,13 @@ func TestPendingChange(t *testing.T) {
 			t.Parallel()
 			before := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), name).Image(framework.GuestPlain))
 			environment.UpdateVM(t, before, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = framework.GuestOther })
-			vm := environment.WaitForVM(t, before, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonChangePending), framework.HasMessage("image"),
+			vm := environment.WaitForVM(t, before, framework.HasPhase(api.PhaseActive, api.ReasonChangePending), framework.HasMessage("image"),
 				framework.HasCondition(api.ConditionRestartRequired, metav1.ConditionTrue), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 			if !vm.Status.StartTime.Equal(before.Status.StartTime) {
 				t.Error("it was restarted unasked")
 			}
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
-			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, framework.HasCondition(api.ConditionRestartRequired, ""))
+			vm = environment.WaitForVM(t, vm, framework.IsActive, framework.HasCondition(api.ConditionRestartRequired, ""))
 			if name == "docker" && testenv.InspectServer(t, vm).Config.Image != framework.GuestOther {
 				t.Errorf("it runs %s", testenv.InspectServer(t, vm).Config.Image)
 			}
@@ -212,7 +212,7 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 		vm := stubborn(t)
 		history, begin := environment.RecordHistory(t, vm), time.Now()
 		environment.UpdateVM(t, vm, setAction(api.ActionStopped))
-		vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
+		vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
 		within(t, time.Since(begin))
 		history.WaitFor(t, framework.HasPhase(api.PhaseActive, api.ReasonStopping), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 		if code := testenv.InspectServer(t, vm).State.ExitCode; code != 137 {
@@ -224,10 +224,10 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 		vm := stubborn(t)
 		history, begin := environment.RecordHistory(t, vm), time.Now()
 		environment.DeleteVM(t, vm)
-		environment.WaitForDeletion(t, vm, framework.StepTimeout)
+		environment.WaitForDeletion(t, vm)
 		within(t, time.Since(begin))
 		history.WaitFor(t, framework.HasPhase(api.PhaseTerminating, api.ReasonStopping))
-		environment.WaitForServers(t, vm, 0, time.Second)
+		environment.CheckServers(t, vm, 0)
 	})
 }
 
@@ -261,15 +261,15 @@ func isAsSpecified(vm *api.VirtualMachine) bool {
 func TestReadinessProbe(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").ReadinessProbe(81))
-	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing),
+	vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing),
 		framework.HasMessage(":81"), framework.HasMessage("refused"),
 		framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasCondition(api.ConditionRunning, metav1.ConditionTrue))
 	testenv.ExecInServer(t, vm, []string{"PORT=81"}, "/demo-guest")
-	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	environment.WaitForVM(t, vm, framework.IsActive)
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.TCPSocket.Port = 82 })
-	environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+	environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe = nil })
-	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	environment.WaitForVM(t, vm, framework.IsActive)
 }
 
 // TestPorts checks that the status has the host port that the engine chose.
@@ -318,10 +318,10 @@ func TestTakenPort(t *testing.T) {
 		t.Errorf("status.ports is %+v, want %+v", holder.Status.Ports, want)
 	}
 	waiting := environment.CreateVM(t, newSmallVM("two", ns, "docker").Port("http", 80, port))
-	environment.WaitForVM(t, waiting, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonPortConflict),
+	environment.WaitForVM(t, waiting, framework.HasPhase(api.PhaseFailed, api.ReasonPortConflict),
 		framework.HasMessage("spec.ports[0].hostPort"), framework.HasMessage(fmt.Sprint(port)))
 	environment.DeleteVM(t, holder)
-	waiting = environment.WaitForVM(t, waiting, framework.StepTimeout, framework.IsActive)
+	waiting = environment.WaitForVM(t, waiting, framework.IsActive)
 	if !slices.Equal(waiting.Status.Ports, want) {
 		t.Errorf("status.ports is %+v, want %+v", waiting.Status.Ports, want)
 	}

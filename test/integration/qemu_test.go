@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -118,7 +119,7 @@ func TestMachine(t *testing.T) {
 	m := newMachineEnvironment(t)
 	vm := m.CreateVM(t, m.newLinuxVM(t))
 	history := m.RecordHistory(t, vm)
-	vm = m.WaitForVM(t, vm, boot, framework.IsActive)
+	vm = m.WaitForVM(t, vm, framework.IsActive)
 	if r := readGuestReport(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {
 		t.Errorf("the guest reports %+v", r)
 	}
@@ -128,12 +129,12 @@ func TestMachine(t *testing.T) {
 	m.checkOutlivesController(t, vm)
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionStopped))
-	vm = m.WaitForVM(t, vm, boot, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
+	vm = m.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
 	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 {
 		t.Errorf("off it is reached by %v and %+v", s.Addresses, s.Ports)
 	}
 	// The guest's end is reported first; its QEMU is reaped after that.
-	framework.Eventually(t, framework.StepTimeout, "the process of the machine ends", func() error {
+	assert.Eventually(t, "the process of the machine ends", func(t testing.TB) error {
 		if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 0 {
 			return fmt.Errorf("it has the processes %v", pids)
 		}
@@ -142,7 +143,7 @@ func TestMachine(t *testing.T) {
 	m.checkConsole(t, vm, "drover linux guest powers off")
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionActive))
-	vm = m.WaitForVM(t, vm, boot, framework.IsActive)
+	vm = m.WaitForVM(t, vm, framework.IsActive)
 	if r := readGuestReport(t, vm); r.Boots != 2 {
 		t.Errorf("the guest on the same disk reports %+v", r)
 	}
@@ -165,7 +166,7 @@ func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.Virtu
 	m.controller.MustStop(t)
 	m.startController(t)
 	vm = m.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.PeriodSeconds = 1 })
-	next := m.WaitForVM(t, vm, boot, framework.IsActive)
+	next := m.WaitForVM(t, vm, framework.IsActive)
 	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
 		t.Errorf("the processes were %v and are %v, want one and the same", before, pids)
 	}
@@ -189,11 +190,11 @@ func (m *machineEnvironment) checkConsole(t *testing.T, vm *api.VirtualMachine, 
 func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
 	m.DeleteVM(t, vm)
-	m.WaitForDeletion(t, vm, boot)
+	m.WaitForDeletion(t, vm)
 	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 0 {
 		t.Errorf("processes are left: %v", pids)
 	}
-	framework.Eventually(t, framework.StepTimeout, "no file is left", func() error {
+	assert.Eventually(t, "no file is left", func(t testing.TB) error {
 		if files := testenv.FilesWithUID(t, m.dir, vm.UID); len(files) != 0 {
 			return fmt.Errorf("there are %v", files)
 		}
@@ -218,7 +219,7 @@ func TestQEMUStopEndsDownloads(t *testing.T) {
 	<-begun
 	m.controller.MustStop(t)
 	// The controller does not wait for long for a fetch that it has ended.
-	framework.Eventually(t, framework.StepTimeout, "nothing is left behind", func() error {
+	assert.Eventually(t, "nothing is left behind", func(testing.TB) error {
 		left, err := os.ReadDir(filepath.Join(m.dir, "tmp"))
 		if err == nil && len(left) != 0 {
 			err = fmt.Errorf("there are %v", left)

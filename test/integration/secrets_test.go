@@ -33,16 +33,16 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	controller := w.StartControllerProcess(t, nil, "-v=10", "--usage-period=1s")
 
 	late := w.CreateVM(t, newSmallVM("late", "default", "fake").UserDataSecret("init", "user-data"))
-	w.WaitForVM(t, late, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable), framework.HasMessage(`"init"`), framework.HasMessage("userData"))
+	w.WaitForVM(t, late, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable), framework.HasMessage(`"init"`), framework.HasMessage("userData"))
 	createSecret(t, w)
-	w.WaitForVM(t, late, framework.StepTimeout, framework.IsActive)
+	w.WaitForVM(t, late, framework.IsActive)
 	if !w.ReadFakeServer(t, late.UID).HasUserData {
 		t.Error("the server got no user-data")
 	}
 	fails := w.CreateVM(t, newSmallVM("fails", "default", "fake").UserDataSecret("init", "user-data"))
-	w.WaitForVM(t, fails, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed))
+	w.WaitForVM(t, fails, framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed))
 	refused := w.CreateVM(t, newSmallVM("refused", "default", "docker").UserDataSecret("init", "user-data"))
-	w.WaitForVM(t, refused, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonUnsupported), framework.HasMessage("userData"),
+	w.WaitForVM(t, refused, framework.HasPhase(api.PhaseFailed, api.ReasonUnsupported), framework.HasMessage("userData"),
 		framework.HasCondition(api.ConditionStalled, metav1.ConditionTrue))
 	w.WaitForEvent(t, refused, api.ReasonUnsupported)
 	if cmdline := readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, hiddenText) {

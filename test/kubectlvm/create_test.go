@@ -16,6 +16,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -120,7 +121,7 @@ func TestUserDataIsRemovedWithTheVM(t *testing.T) {
 		}
 	}
 	u.must("delete", "web", "--yes")
-	framework.Eventually(t, framework.StepTimeout, "the Secret is removed", func() error {
+	assert.Eventually(t, "the Secret is removed", func(testing.TB) error {
 		if left := u.secrets(); len(left) > 0 {
 			return fmt.Errorf("%d are left", len(left))
 		}
@@ -172,7 +173,7 @@ func TestWaitSurvivesAnOutage(t *testing.T) {
 	go func() {
 		done <- app.Main(t.Context(), u.args([]string{"start", "web", "--wait"}), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: &errs})
 	}()
-	framework.Eventually(t, framework.StepTimeout, "the wait begins", func() error {
+	assert.Eventually(t, "the wait begins", func(testing.TB) error {
 		if !strings.Contains(out.String(), "web unchanged") {
 			return errNotYet
 		}

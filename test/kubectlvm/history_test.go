@@ -19,6 +19,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -47,7 +48,7 @@ func newHistorians(t *testing.T) *historians {
 		h.all[n] = h.StartControllerProcess(t, []string{fmt.Sprintf("POD_NAME=replica-%d", n)},
 			"--vm-driver=fake", "--leader-elect=true", "--lease-lock-namespace=default", "--decisions="+h.files[n],
 			"--streams-address="+addresses[n], "--streams-cert-dir="+filepath.Join(temp, "certs"), "--streams-url=https://"+service.Address())
-		framework.Eventually(t, framework.StepTimeout, "the replica serves streams", func() error {
+		assert.Eventually(t, "the replica serves streams", func(t testing.TB) error {
 			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", addresses[n])
 			if err != nil {
 				return err
@@ -139,7 +140,7 @@ func TestHistory(t *testing.T) {
 	u.fails(3, []string{"no such file"}, "explain", "--replay", saved+"-absent")
 
 	h.all[0].MustKill()
-	framework.Eventually(t, framework.StepTimeout, "the next leader has decided", func() error {
+	assert.Eventually(t, "the next leader has decided", func(testing.TB) error {
 		if out := u.run("explain", failing, "--history").out; !strings.Contains(out, "Replica replica-1_") || !strings.Contains(out, "So ") {
 			return fmt.Errorf("it prints %s", out)
 		}

@@ -15,6 +15,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -112,7 +113,7 @@ func TestTop(t *testing.T) {
 	u := newUser(t)
 	big, small := u.create("big", "--cpu=2", "--memory=4G"), u.create("small", "--memory=100M")
 	for _, vm := range []*api.VirtualMachine{big, small} {
-		environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasUsage)
+		environment.WaitForVM(t, vm, framework.HasUsage)
 	}
 	rows := fields(u.must("top", "--sort-by=memory"))
 	if got := rows["big"]; got[2] != "0.00/2" || got[4] != "1.00G/4G" || got[5] != "25.0%" {
@@ -140,7 +141,7 @@ func TestTopFollows(t *testing.T) {
 	u.create("web")
 	waitForText := func(text string) {
 		t.Helper()
-		framework.Eventually(t, framework.StepTimeout, "top prints "+text, func() error {
+		assert.Eventually(t, "top prints "+text, func(testing.TB) error {
 			if !strings.Contains(out.String(), text) {
 				return errNotYet
 			}
@@ -184,7 +185,7 @@ func TestExplainRetries(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	u.createFailing()
-	framework.Eventually(t, framework.StepTimeout, "it has failed twice", func() error {
+	assert.Eventually(t, "it has failed twice", func(testing.TB) error {
 		if op := u.get(failing).Status.Operation; op == nil || op.Attempts < 2 {
 			return errNotYet
 		}

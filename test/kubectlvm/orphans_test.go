@@ -16,6 +16,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -32,14 +33,14 @@ func TestOrphans(t *testing.T) {
 	env.RunController(t, "--vm-driver=fake", "--orphan-policy=report", "--orphan-grace=1s",
 		"--streams-address="+address, "--streams-cert-dir="+certs, "--streams-url=https://"+address)
 	u := &user{t: t, namespace: env.CreateNamespace(t), flags: []string{"--kubeconfig=" + env.Kubeconfig}, stdin: strings.NewReader("")}
-	framework.Eventually(t, framework.StepTimeout, "the address is published", func() error {
+	assert.Eventually(t, "the address is published", func(t testing.TB) error {
 		_, err := env.KubeClient.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
 		return err
 	})
 	owned := env.CreateActiveVM(t, framework.NewVM("owned").Namespace(u.namespace).Driver("fake"))
 	kept := env.CreateActiveVM(t, framework.NewVM("kept").Namespace(u.namespace).Driver("fake").DeletionPolicy(api.DeletionRetain))
 	env.DeleteVM(t, kept)
-	env.WaitForDeletion(t, kept, framework.StepTimeout)
+	env.WaitForDeletion(t, kept)
 	u.checkNoOrphans()
 	orphan := makeOrphan(t, env, framework.NewVM("orphan").Namespace(u.namespace).Driver("fake"))
 
@@ -73,7 +74,7 @@ func makeOrphan(t *testing.T, env *testenv.Environment, b *framework.VMBuilder) 
 		vm := env.CreateActiveVM(t, b)
 		env.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
 		env.DeleteVM(t, vm)
-		env.WaitForDeletion(t, vm, framework.StepTimeout)
+		env.WaitForDeletion(t, vm)
 		if env.ReadFakeServer(t, vm.UID) != nil {
 			return vm
 		}
@@ -124,7 +125,7 @@ func checkRightToListServers(t *testing.T, env *testenv.Environment, u *user) {
 		t.Fatal(err)
 	}
 	bind(name)
-	framework.Eventually(t, framework.StepTimeout, "the right counts", func() error {
+	assert.Eventually(t, "the right counts", func(testing.TB) error {
 		if other.run("orphans", "list").code != 0 {
 			return errNotYet
 		}

@@ -14,6 +14,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -141,7 +142,7 @@ func TestInterruptedWait(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan result, 1)
 	go func() { done <- u.runWith(ctx, "restart", failing, "--wait") }()
-	framework.Eventually(t, framework.StepTimeout, "the restart is requested", func() error {
+	assert.Eventually(t, "the restart is requested", func(testing.TB) error {
 		if u.get(failing).Spec.RestartedAt == nil {
 			return errNotYet
 		}
@@ -260,7 +261,7 @@ func TestDeleteTimesOut(t *testing.T) {
 	environment.UpdateVM(t, u.get("web"), func(vm *api.VirtualMachine) {
 		vm.Finalizers = nil
 	})
-	environment.WaitForDeletion(t, vm, framework.StepTimeout)
+	environment.WaitForDeletion(t, vm)
 }
 
 var errNotYet = errors.New("not yet")

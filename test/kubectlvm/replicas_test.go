@@ -18,6 +18,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -75,7 +76,7 @@ func (r *replicas) newVM(u *user) *framework.VMBuilder {
 // waitUntilServed waits until a replica accepts connections.
 func (r *replicas) waitUntilServed(t *testing.T, n int) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "replica "+r.addresses[n]+" serves streams", func() error {
+	assert.Eventually(t, "replica "+r.addresses[n]+" serves streams", func(t testing.TB) error {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.addresses[n])
 		if err != nil {
 			return err
@@ -93,7 +94,7 @@ func TestConsoleOutlivesItsReplica(t *testing.T) {
 	r.start(0)
 	u := r.newUser(t)
 	vm := r.CreateVM(t, r.newVM(u).Image(framework.BuildBootGuest(t, r.images, "A", false)))
-	r.WaitForVM(t, vm, bootTimeout, framework.IsActive)
+	r.WaitForVM(t, vm, framework.IsActive)
 	r.start(1)
 	r.waitUntilServed(t, 1)
 
@@ -138,7 +139,7 @@ func TestMachineThroughReplicas(t *testing.T) {
 		s.ReadinessProbe.TimeoutSeconds = 10
 		s.Image = &api.Image{Kernel: &api.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 agent=honest"}}
 	}))
-	r.WaitForVM(t, vm, bootTimeout, framework.IsActive)
+	r.WaitForVM(t, vm, framework.IsActive)
 
 	want(t, u.must("logs", "vm"), "drover linux guest 1 is up")
 	if got := u.must("exec", "vm", "--", "echo", "a b"); got != "a b\n" {
@@ -165,7 +166,7 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 		<-done
 	}()
 	var address string
-	framework.Eventually(t, framework.StepTimeout, "the port is open", func() error {
+	assert.Eventually(t, "the port is open", func(testing.TB) error {
 		_, err := fmt.Sscanf(out.String(), "Forwarding %s -> ", &address)
 		return err
 	})
@@ -185,7 +186,7 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 	}
 }
 
-func (tty *terminal) typeText(t *testing.T, text string) {
+func (tty *terminal) typeText(t testing.TB, text string) {
 	t.Helper()
 	if _, err := io.WriteString(tty.person, text); err != nil {
 		t.Fatal(err)
@@ -196,7 +197,7 @@ func (tty *terminal) typeText(t *testing.T, text string) {
 // there again yet.
 func (tty *terminal) typeUntilSeen(t *testing.T, text string) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the guest repeats "+text, func() error {
+	assert.Eventually(t, "the guest repeats "+text, func(t testing.TB) error {
 		if strings.Contains(tty.text.String(), text) {
 			return nil
 		}

@@ -174,7 +174,7 @@ func TestSSHToMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
-	u.cluster.WaitForVM(t, vm, machineBootsWithin, framework.IsActive)
+	u.cluster.WaitForVM(t, vm, framework.IsActive)
 	u.expect(0, "", "", u.ssh("debian@web", "--", "cloud-init status --wait >/dev/null || :")...)
 	u.expect(7, "debian\n", "", u.ssh("debian@web", "--", "whoami; exit 7")...)
 	u.expect(1, "", "does not list this TCP port in spec.ports", "port-forward", "web", "8080:80")

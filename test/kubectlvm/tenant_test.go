@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestNamespaceOfATenant has a tenant who may create namespaces, and administers those, in a
@@ -98,7 +98,7 @@ func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 // to apply a new role.
 func onceAllowed(t *testing.T, request func() error) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the new role is applied", func() error {
+	assert.Eventually(t, "the new role is applied", func(t testing.TB) error {
 		err := request()
 		if err != nil && !apierrors.IsForbidden(err) {
 			t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -38,7 +39,7 @@ func deleteCRD(t *testing.T, cluster *framework.Cluster) {
 	if out, err := kubectl("delete", "crd", "virtualmachines.cloudnative.tw"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	framework.Eventually(t, framework.StepTimeout, "the API is gone", func() error {
+	assert.Eventually(t, "the API is gone", func(testing.TB) error {
 		if _, err := kubectl("get", "--raw=/apis/cloudnative.tw/v1alpha1/virtualmachines"); err == nil {
 			return errNotYet
 		}
@@ -94,7 +95,7 @@ func (tty *terminal) run(ctx context.Context, u *user, args ...string) int {
 
 func (tty *terminal) waitFor(t *testing.T, text string) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the terminal shows "+text, func() error {
+	assert.Eventually(t, "the terminal shows "+text, func(testing.TB) error {
 		if !strings.Contains(tty.text.String(), text) {
 			return errNotYet
 		}
@@ -248,7 +249,7 @@ func TestCompletion(t *testing.T) {
 		"docker\nfake\npod\nqemu\n:4\n": {"create", n, "--driver", ""},
 		"bash\nzsh\nfish\n:4\n":         {"completion", ""},
 	} {
-		framework.Eventually(t, framework.StepTimeout, "a completion by an API server that answers in time", func() error {
+		assert.Eventually(t, "a completion by an API server that answers in time", func(testing.TB) error {
 			if got := complete(args...); got != want {
 				return fmt.Errorf("%q is completed by %q, want %q", args, got, want)
 			}

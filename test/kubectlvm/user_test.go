@@ -20,6 +20,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -85,7 +86,7 @@ func (u *user) must(args ...string) string {
 // eventually is must for what a new role allows: the API server takes a moment to apply it.
 func (u *user) eventually(args ...string) {
 	u.t.Helper()
-	framework.Eventually(u.t, framework.StepTimeout, strings.Join(args, " ")+" is allowed", func() error {
+	assert.Eventually(u.t, strings.Join(args, " ")+" is allowed", func(testing.TB) error {
 		if r := u.run(args...); r.code != 0 {
 			return fmt.Errorf("it ended with %d: %s%s", r.code, r.out, r.errs)
 		}
@@ -141,7 +142,7 @@ func (u *user) find(name string) *api.VirtualMachine {
 // waitFor waits for a VM to pass a check.
 func (u *user) waitFor(name string, check framework.VMCheck) {
 	u.t.Helper()
-	environment.WaitForVM(u.t, u.get(name), framework.StepTimeout, check)
+	environment.WaitForVM(u.t, u.get(name), check)
 }
 
 // buffer is a buffer that may be read while it is written.

@@ -22,6 +22,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -38,18 +39,18 @@ func TestControllerPermissions(t *testing.T) {
 
 	vm := w.CreateActiveVM(t, fakeVM("life"))
 	w.WaitForEvent(t, vm, api.EventCreated)
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasUsage)
+	w.WaitForVM(t, vm, framework.HasUsage)
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	w.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionActive })
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	w.WaitForVM(t, vm, framework.IsActive)
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("500m") })
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	w.WaitForVM(t, vm, framework.IsActive)
 	if got := w.ReadFakeServer(t, vm.UID).CPUMilli; got != 500 {
 		t.Errorf("the server has %d thousandths of a CPU, want 500", got)
 	}
 	w.DeleteVM(t, vm)
-	w.WaitForDeletion(t, vm, framework.StepTimeout)
+	w.WaitForDeletion(t, vm)
 	if w.ReadFakeServer(t, vm.UID) != nil {
 		t.Error("the server is still there")
 	}
@@ -79,14 +80,14 @@ func secretsByNamespace(t *testing.T, w *testenv.Environment) {
 	}
 
 	refused := w.CreateVM(t, fakeVM("refused").Namespace(unbound).UserDataSecret("init", "user-data"))
-	w.WaitForVM(t, refused, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable),
+	w.WaitForVM(t, refused, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable),
 		framework.HasMessage("spec.userData"), framework.HasMessage(`"init"`), framework.HasMessage("forbidden"),
 		framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName), framework.HasMessage(`namespace "`+unbound+`"`))
 	if w.ReadFakeServer(t, refused.UID) != nil {
 		t.Error("there is a server without its user-data")
 	}
 	bindSecrets(t, w, unbound)
-	w.WaitForVM(t, refused, framework.StepTimeout, framework.IsActive)
+	w.WaitForVM(t, refused, framework.IsActive)
 }
 
 // bindSecrets does what docs/cluster-operations.md instructs users to do.
@@ -105,7 +106,7 @@ func waitForPermissions(t *testing.T, w *testenv.Environment, ns string) {
 		User:               "system:serviceaccount:" + namespace + ":" + accountName,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Resource: "secrets"},
 	}}
-	framework.Eventually(t, framework.StepTimeout, "the binding in "+ns, func() error {
+	assert.Eventually(t, "the binding in "+ns, func(t testing.TB) error {
 		answer, err := w.KubeClient.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
 		if err == nil && !answer.Status.Allowed {
 			return apierrors.NewForbidden(rbacv1.Resource("secrets"), "", nil)
@@ -197,7 +198,7 @@ func TestPermissions(t *testing.T) {
 	}
 	for _, p := range permissionTable() { // bindings take effect one by one
 		if p.may {
-			framework.Eventually(t, framework.StepTimeout, "the permission", func() error { return check(p) })
+			assert.Eventually(t, "the permission", func(testing.TB) error { return check(p) })
 		}
 	}
 	for _, p := range permissionTable() {

@@ -21,6 +21,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -182,7 +183,7 @@ func checkScraper(t *testing.T, c *framework.Cluster, token string) {
 	scraper := clientForToken(t, writeKubeconfig(t, c, token))
 	review := &authorizationv1.SelfSubjectAccessReview{}
 	review.Spec.NonResourceAttributes = &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/metrics"}
-	framework.Eventually(t, framework.StepTimeout, "the account may read metrics", func() error {
+	assert.Eventually(t, "the account may read metrics", func(t testing.TB) error {
 		answer, err := scraper.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
 		if err == nil && !answer.Status.Allowed {
 			err = errors.New("it may not")
@@ -218,7 +219,7 @@ func TestChartAggregation(t *testing.T) {
 		{[]string{"upgrade"}, true},
 	} {
 		framework.RunHelm(t, c.Kubeconfig, append(step.command, args...)...)
-		framework.Eventually(t, framework.StepTimeout, fmt.Sprintf("after %v role edit has VMs: %v", step.command, step.want), func() error {
+		assert.Eventually(t, fmt.Sprintf("after %v role edit has VMs: %v", step.command, step.want), func(t testing.TB) error {
 			edit, err := kube.RbacV1().ClusterRoles().Get(t.Context(), "edit", metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -281,7 +282,7 @@ func TestStaticPodApplies(t *testing.T) {
 // waitForDefaultAccount waits for the account that pods get by default.
 func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the default ServiceAccount", func() error {
+	assert.Eventually(t, "the default ServiceAccount", func(t testing.TB) error {
 		_, err := kube.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -290,7 +291,7 @@ func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 func waitForToken(t *testing.T, kube kubernetes.Interface, name string) string {
 	t.Helper()
 	var token string
-	framework.Eventually(t, framework.StepTimeout, "the Secret has a token", func() error {
+	assert.Eventually(t, "the Secret has a token", func(t testing.TB) error {
 		secret, err := kube.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -46,7 +47,7 @@ func TestAssertionPolicy(t *testing.T) {
 			}
 			editor, operator := newRoleUser(t, w, "edit"), newRoleUser(t, w, "drover-assert-stopped")
 			waitForPolicy(t, editor.vms)
-			framework.Eventually(t, framework.StepTimeout, "the operator's rights", func() error {
+			assert.Eventually(t, "the operator's rights", func(t testing.TB) error {
 				return assertOff("asserted", "a")(t, operator.vms)
 			}) // bindings take effect one by one
 			for name, tc := range assertionRequests() {
@@ -80,7 +81,7 @@ func newRoleUser(t *testing.T, w *testenv.Environment, role string) user {
 // waitForPolicy waits until the API server applies the rights of an editor and the policy.
 func waitForPolicy(t *testing.T, editor dynamic.ResourceInterface) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the policy applies", func() error {
+	assert.Eventually(t, "the policy applies", func(t testing.TB) error {
 		err := dryAssertOff("vm", "a")(t, editor)
 		if err == nil || !strings.Contains(err.Error(), "drover-machine-is-off") {
 			return fmt.Errorf("an editor gets %w", err)
@@ -94,7 +95,7 @@ type assertionRequest struct {
 	// editor and operator report whether an editor may send it, and whether an operator may, who
 	// only patches.
 	editor, operator bool
-	send             func(*testing.T, dynamic.ResourceInterface) error
+	send             func(testing.TB, dynamic.ResourceInterface) error
 }
 
 func assertionRequests() map[string]assertionRequest {
@@ -112,8 +113,8 @@ func assertionRequests() map[string]assertionRequest {
 	}
 }
 
-func assertOff(name, pod string) func(*testing.T, dynamic.ResourceInterface) error {
-	return func(t *testing.T, vms dynamic.ResourceInterface) error {
+func assertOff(name, pod string) func(testing.TB, dynamic.ResourceInterface) error {
+	return func(t testing.TB, vms dynamic.ResourceInterface) error {
 		_, err := vms.Patch(t.Context(), name, types.MergePatchType, assertionPatch(pod), metav1.PatchOptions{})
 		return err
 	}
@@ -123,19 +124,19 @@ func assertionPatch(pod string) []byte {
 	return fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, api.AnnotationMachineIsOff, pod)
 }
 
-func dryAssertOff(name, pod string) func(*testing.T, dynamic.ResourceInterface) error {
+func dryAssertOff(name, pod string) func(testing.TB, dynamic.ResourceInterface) error {
 	return dryPatch(name, string(assertionPatch(pod)))
 }
 
-func dryPatch(name, patch string, subresources ...string) func(*testing.T, dynamic.ResourceInterface) error {
-	return func(t *testing.T, vms dynamic.ResourceInterface) error {
+func dryPatch(name, patch string, subresources ...string) func(testing.TB, dynamic.ResourceInterface) error {
+	return func(t testing.TB, vms dynamic.ResourceInterface) error {
 		_, err := vms.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun}, subresources...)
 		return err
 	}
 }
 
-func dryCreate(annotation string) func(*testing.T, dynamic.ResourceInterface) error {
-	return func(t *testing.T, vms dynamic.ResourceInterface) error {
+func dryCreate(annotation string) func(testing.TB, dynamic.ResourceInterface) error {
+	return func(t testing.TB, vms dynamic.ResourceInterface) error {
 		vm := newUnstructuredVM("new")
 		vm.SetAnnotations(map[string]string{annotation: "a"})
 		_, err := vms.Create(t.Context(), vm, metav1.CreateOptions{DryRun: dryRun})
@@ -144,8 +145,8 @@ func dryCreate(annotation string) func(*testing.T, dynamic.ResourceInterface) er
 }
 
 // dryReplace replaces the object as kubectl replace does.
-func dryReplace(pod string) func(*testing.T, dynamic.ResourceInterface) error {
-	return func(t *testing.T, vms dynamic.ResourceInterface) error {
+func dryReplace(pod string) func(testing.TB, dynamic.ResourceInterface) error {
+	return func(t testing.TB, vms dynamic.ResourceInterface) error {
 		vm, err := vms.Get(t.Context(), "asserted", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -182,7 +183,7 @@ func TestAssertion(t *testing.T) {
 	controller := startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s")
 	vm := w.CreateVM(t, podVM("vm"))
 	first := runOn(t, w, waitForPod(t, w, vm), node.Name)
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
+	w.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
 
 	setAssertion(t, w, vm, string(first.UID))
 	checkStays(t, w, first, "the controller takes no assertions")
@@ -192,7 +193,7 @@ func TestAssertion(t *testing.T) {
 	checkStays(t, w, first, "another pod is asserted")
 	setReady(t, w, node, corev1.ConditionTrue)
 	setAssertion(t, w, vm, string(first.UID))
-	framework.Eventually(t, framework.StepTimeout, "the refusal is recorded", func() error {
+	assert.Eventually(t, "the refusal is recorded", func(t testing.TB) error {
 		if p := waitForPod(t, w, vm); p.Annotations[refused] == "" {
 			return errors.New("the pod does not have it")
 		}
@@ -203,7 +204,7 @@ func TestAssertion(t *testing.T) {
 	setReady(t, w, node, corev1.ConditionUnknown)
 	checkStays(t, w, first, "the assertion was refused")
 	setAssertion(t, w, vm, "00000000-0000-0000-0000-000000000000")
-	framework.Eventually(t, framework.StepTimeout, "the refusal is forgotten", func() error {
+	assert.Eventually(t, "the refusal is forgotten", func(t testing.TB) error {
 		if p := waitForPod(t, w, vm); p.Annotations[refused] != "" {
 			return errors.New("the pod has it")
 		}
@@ -211,7 +212,7 @@ func TestAssertion(t *testing.T) {
 	})
 	setAssertion(t, w, vm, string(first.UID))
 	var second *corev1.Pod
-	framework.Eventually(t, framework.StepTimeout, "another pod", func() error {
+	assert.Eventually(t, "another pod", func(t testing.TB) error {
 		if second = waitForPod(t, w, vm); second.UID == first.UID {
 			return fmt.Errorf("%s is there", first.UID)
 		}
@@ -223,7 +224,7 @@ func TestAssertion(t *testing.T) {
 	w.DeleteVM(t, vm)
 	setAssertion(t, w, vm, string(second.UID))
 	releaseClaim(t, w, vm)
-	w.WaitForDeletion(t, vm, framework.StepTimeout)
+	w.WaitForDeletion(t, vm)
 	if out := controller.Output(); strings.Contains(out, "forbidden") {
 		t.Errorf("something was forbidden:\n%s", out)
 	}
@@ -244,7 +245,7 @@ func TestAssertionOfLostPod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := runOn(t, w, waitForPod(t, w, vm), "gone")
-			w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
+			w.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
 			pods := w.KubeClient.CoreV1().Pods(pod.Namespace)
 			if _, err := pods.Patch(t.Context(), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 				t.Fatal(err)
@@ -252,7 +253,7 @@ func TestAssertionOfLostPod(t *testing.T) {
 			if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
 				t.Fatal(err)
 			}
-			w.WaitForVM(t, vm, framework.StepTimeout, framework.HasMessage("nothing proves that its containers have ended"))
+			w.WaitForVM(t, vm, framework.HasMessage("nothing proves that its containers have ended"))
 			setAssertion(t, w, vm, string(pod.UID))
 			if next := waitForPod(t, w, vm); next.UID == pod.UID {
 				t.Errorf("the pod is %s as before", next.UID)

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"cloudnative.tw/drover/config/crd"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
@@ -61,7 +61,7 @@ func TestOlderCRDIsRefused(t *testing.T) {
 	})
 	waitForMissing(t, w, "status.server.stoppedRun")
 	c := w.StartControllerProcess(t, nil)
-	framework.Eventually(t, framework.StepTimeout, "the controller ends", func() error {
+	assert.Eventually(t, "the controller ends", func(testing.TB) error {
 		if !c.HasEnded() {
 			return errors.New("it runs")
 		}
@@ -83,7 +83,7 @@ func TestOlderCRDIsRefused(t *testing.T) {
 // the schema of a CRD some time after the CRD was changed.
 func waitForMissing(t *testing.T, w *testenv.Environment, want string) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the schema is published", func() error {
+	assert.Eventually(t, "the schema is published", func(t testing.TB) error {
 		missing, isServed, err := crd.FindMissing(t.Context(), w.KubeClient.Discovery().RESTClient())
 		if err != nil || !isServed || missing != want {
 			return fmt.Errorf("served %t, missing %q, want %q: %w", isServed, missing, want, err)

@@ -32,9 +32,9 @@ func TestImage(t *testing.T) {
 
 	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
 	vm := w.CreateVM(t, framework.NewVM("vm").Driver("fake"))
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	w.WaitForVM(t, vm, framework.IsActive)
 	w.DeleteVM(t, vm)
-	w.WaitForDeletion(t, vm, framework.StepTimeout)
+	w.WaitForDeletion(t, vm)
 
 	// It is process 1 there, for which signals have no default.
 	within := 20

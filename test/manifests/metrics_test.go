@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -97,7 +98,7 @@ func newAccount(t *testing.T, w *testenv.Environment, name string) string {
 // moment to start, and caches a refusal for half a minute.
 func checkAnswers(t *testing.T, url, token string, code int, text string) {
 	t.Helper()
-	framework.Eventually(t, 2*framework.StepTimeout, fmt.Sprintf("%s answers %d", url, code), func() error {
+	assert.Eventually(t, fmt.Sprintf("%s answers %d", url, code), func(t testing.TB) error {
 		got, body, err := requestMetrics(t, url, token)
 		if err == nil && (got != code || !strings.Contains(body, text)) {
 			return fmt.Errorf("it answers %d: %.200s", got, body)
@@ -107,7 +108,7 @@ func checkAnswers(t *testing.T, url, token string, code int, text string) {
 }
 
 // requestMetrics sends one request for metrics.
-func requestMetrics(t *testing.T, url, token string) (code int, body string, err error) {
+func requestMetrics(t testing.TB, url, token string) (code int, body string, err error) {
 	t.Helper()
 	asker := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // it signs its certificate itself

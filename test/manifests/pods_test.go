@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -133,9 +134,9 @@ func TestPodPermissions(t *testing.T) {
 				testPodLife(t, w, other)
 			} else {
 				vm := w.CreateVM(t, podVM("refused").Namespace(other))
-				w.WaitForVM(t, vm, framework.StepTimeout, framework.HasMessage("forbidden"), framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName))
+				w.WaitForVM(t, vm, framework.HasMessage("forbidden"), framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName))
 				w.DeleteVM(t, vm)
-				w.WaitForDeletion(t, vm, framework.StepTimeout)
+				w.WaitForDeletion(t, vm)
 			}
 			if out := controller.Output(); namespaces == `[]` && strings.Contains(out, "forbidden") {
 				t.Errorf("something was forbidden:\n%s", out)
@@ -179,7 +180,7 @@ func podVM(name string) *framework.VMBuilder {
 func testWithoutSeed(t *testing.T, w *testenv.Environment) {
 	t.Helper()
 	vm := w.CreateVM(t, podVM("keyless"))
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasMessage("drover-machine-control"), framework.HasMessage("forbidden"))
+	w.WaitForVM(t, vm, framework.HasMessage("drover-machine-control"), framework.HasMessage("forbidden"))
 	seed := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "drover-machine-control"}, Data: map[string][]byte{"seed": make([]byte, 32)}}
 	if _, err := w.KubeClient.CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), seed, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -193,7 +194,7 @@ func testPodLife(t *testing.T, w *testenv.Environment, ns string) {
 	waitForPod(t, w, vm)
 	w.DeleteVM(t, vm)
 	releaseClaim(t, w, vm)
-	w.WaitForDeletion(t, vm, framework.StepTimeout)
+	w.WaitForDeletion(t, vm)
 }
 
 // releaseClaim waits until the PVC of a VirtualMachine is deleted, and removes the finalizer that
@@ -201,7 +202,7 @@ func testPodLife(t *testing.T, w *testenv.Environment, ns string) {
 func releaseClaim(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine) {
 	t.Helper()
 	claims := w.KubeClient.CoreV1().PersistentVolumeClaims(vm.Namespace)
-	framework.Eventually(t, framework.StepTimeout, "the PVC of "+vm.Name+" is deleted", func() error {
+	assert.Eventually(t, "the PVC of "+vm.Name+" is deleted", func(t testing.TB) error {
 		list, err := claims.List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/uid=" + string(vm.UID)})
 		if err != nil || len(list.Items) != 1 || list.Items[0].DeletionTimestamp == nil {
 			return fmt.Errorf("there is %+v, %w", list, err)
@@ -212,9 +213,9 @@ func releaseClaim(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine) 
 }
 
 // waitForPod waits until the pod of a VirtualMachine may be scheduled.
-func waitForPod(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine) (pod *corev1.Pod) {
+func waitForPod(t testing.TB, w *testenv.Environment, vm *api.VirtualMachine) (pod *corev1.Pod) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the pod of "+vm.Name+" may be scheduled", func() error {
+	assert.Eventually(t, "the pod of "+vm.Name+" may be scheduled", func(t testing.TB) error {
 		pods, err := w.KubeClient.CoreV1().Pods(vm.Namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/uid=" + string(vm.UID)})
 		switch {
 		case err != nil:

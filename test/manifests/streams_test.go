@@ -20,6 +20,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -42,7 +43,7 @@ func TestStreamsPermissions(t *testing.T) {
 		},
 	} {
 		user := create(t, w)
-		framework.Eventually(t, framework.StepTimeout, "a user with a "+kind+" reads the log", func() error {
+		assert.Eventually(t, "a user with a "+kind+" reads the log", func(t testing.TB) error {
 			return readLog(t, user)
 		})
 	}
@@ -68,7 +69,7 @@ func boundUser(t *testing.T, w *testenv.Environment, create createUser, name str
 }
 
 // readLog finds the address as users do, and reads the log of VirtualMachine vm there.
-func readLog(t *testing.T, user *rest.Config) error {
+func readLog(t testing.TB, user *rest.Config) error {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(user)
 	if err != nil {

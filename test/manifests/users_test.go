@@ -28,6 +28,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -176,7 +177,7 @@ func bindUser(t *testing.T, kube kubernetes.Interface, role string, subject rbac
 func waitForRoles(t *testing.T, controller kubernetes.Interface, users []user) {
 	t.Helper()
 	for _, u := range users {
-		framework.Eventually(t, framework.StepTimeout, "the rights of "+u.info.Username, func() error {
+		assert.Eventually(t, "the rights of "+u.info.Username, func(t testing.TB) error {
 			for _, r := range []review{{rankView, "get", "log"}, {rankEdit, "create", "console"}} {
 				if got, want := isAllowed(t, controller, u, usersNamespace, r), u.rank() >= r.least; got != want {
 					return fmt.Errorf("%s %s: allowed: %v", r.verb, r.subresource, got)
@@ -332,7 +333,7 @@ func checkReviews(t *testing.T, controller kubernetes.Interface, u user) {
 	}
 }
 
-func isAllowed(t *testing.T, controller kubernetes.Interface, u user, ns string, r review) bool {
+func isAllowed(t testing.TB, controller kubernetes.Interface, u user, ns string, r review) bool {
 	t.Helper()
 	answer, err := controller.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -33,12 +34,12 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 		if err == nil || !strings.Contains(message, "timed out") {
 			t.Errorf("kubectl delete ended with %v: %s", err, message)
 		}
-		w.WaitForServers(t, vm, 1, time.Second)
+		w.CheckServers(t, vm, 1)
 	}
 	w.RunController(t)
 	for _, vm := range vms {
-		w.WaitForDeletion(t, vm, framework.StepTimeout)
-		w.WaitForServers(t, vm, 0, time.Second)
+		w.WaitForDeletion(t, vm)
+		w.CheckServers(t, vm, 0)
 	}
 }
 
@@ -50,17 +51,17 @@ func TestCrashBeforeCreation(t *testing.T) {
 	w.SetFaults(t, `vm: {hang: true}`)
 	first := w.StartControllerProcess(t, nil, "--vm-driver=fake,docker")
 	vm := w.CreateVM(t, newSmallVM("vm", ""))
-	w.WaitForVM(t, vm, framework.StepTimeout, isBoundTo("fake/"), framework.HasPhase(api.PhaseCreating, api.ReasonCreating))
+	w.WaitForVM(t, vm, isBoundTo("fake/"), framework.HasPhase(api.PhaseCreating, api.ReasonCreating))
 	first.MustKill()
-	w.WaitForServers(t, vm, 0, time.Second)
+	w.CheckServers(t, vm, 0)
 
 	w.SetFaults(t, "")
 	w.RunController(t, "--vm-driver=docker,fake")
-	vm = w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, isBoundTo("fake/"))
+	vm = w.WaitForVM(t, vm, framework.IsActive, isBoundTo("fake/"))
 	if vm.Status.Driver != "fake" || w.ReadFakeServer(t, vm.UID) == nil {
 		t.Errorf("it was created elsewhere: %s", framework.FormatStatus(vm))
 	}
-	w.WaitForServers(t, vm, 1, time.Second)
+	w.CheckServers(t, vm, 1)
 }
 
 // TestBoundButNotCreated is the reverse case: the test itself writes what a
@@ -73,7 +74,7 @@ func TestBoundButNotCreated(t *testing.T) {
 	info.MustStop(t)
 	vm := w.CreateVM(t, newSmallVM("vm", "").Bound(to))
 	w.RunController(t, "--vm-driver=fake,docker")
-	vm = w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	vm = w.WaitForVM(t, vm, framework.IsActive)
 	if vm.Status.Driver != "docker" || len(testenv.ListContainers(t, vm.UID)) != 1 || len(w.ReadFakeServers(t)) != 0 {
 		t.Errorf("it was created elsewhere: %s", framework.FormatStatus(vm))
 	}
@@ -105,7 +106,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 	for range 2 {
 		controller = w.StartControllerProcess(t, nil)
 		for _, vm := range vms {
-			now := w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
+			now := w.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
 				if !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
 					return fmt.Errorf("status.restartedAt is %v", vm.Status.RestartedAt)
 				}
@@ -205,14 +206,14 @@ func (s *killStorm) waitUntilSettled(t *testing.T) {
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
 	}
 	for _, vm := range s.vms {
-		s.w.WaitForVM(t, vm, 2*framework.StepTimeout, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue), func(vm *api.VirtualMachine) error {
+		s.w.WaitForVM(t, vm, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue), func(vm *api.VirtualMachine) error {
 			if vm.Status.Phase != phases[vm.Spec.Action] {
 				return fmt.Errorf("phase %s for action %s", vm.Status.Phase, vm.Spec.Action)
 			}
 			return nil
 		})
 	}
-	framework.Eventually(t, framework.StepTimeout, "the objects and the servers are those that there should be", func() error {
+	assert.Eventually(t, "the objects and the servers are those that there should be", func(t testing.TB) error {
 		list, err := s.w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -231,7 +232,7 @@ func (s *killStorm) waitUntilSettled(t *testing.T) {
 }
 
 // checkServers counts the servers by UID.
-func (s *killStorm) checkServers(t *testing.T) map[types.UID]int {
+func (s *killStorm) checkServers(t testing.TB) map[types.UID]int {
 	t.Helper()
 	counts := map[types.UID]int{}
 	for uid := range s.w.ReadFakeServers(t) {

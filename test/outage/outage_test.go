@@ -4,7 +4,6 @@
 package outage
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -54,12 +54,12 @@ func TestOutage(t *testing.T) {
 			kept, stopped := w.CreateActiveVM(t, newSmallVM("kept", name)), w.CreateActiveVM(t, newSmallVM("stopped", name))
 			elsewhere := w.CreateActiveVM(t, newSmallVM("elsewhere", otherDriver(name)))
 			w.UpdateVM(t, stopped, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
-			stopped = w.WaitForVM(t, stopped, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+			stopped = w.WaitForVM(t, stopped, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
 
 			begin := time.Now()
 			engine.stop()
 			for _, vm := range []*api.VirtualMachine{kept, stopped} {
-				w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
+				w.WaitForVM(t, vm, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
 					framework.HasCondition(api.ConditionObserved, metav1.ConditionFalse), framework.HasCondition(api.ConditionReady, metav1.ConditionUnknown))
 			}
 			if took := time.Since(begin); took < reportDelay-100*time.Millisecond {
@@ -67,15 +67,15 @@ func TestOutage(t *testing.T) {
 			}
 			meanwhile := w.CreateVM(t, newSmallVM("meanwhile", name))
 			unaffected := w.CreateActiveVM(t, newSmallVM("unaffected", otherDriver(name)))
-			w.WaitForVM(t, elsewhere, time.Second, framework.IsActive, sameServer(elsewhere))
-			w.WaitForVM(t, meanwhile, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable))
+			w.CheckVM(t, elsewhere, framework.IsActive, sameServer(elsewhere))
+			w.WaitForVM(t, meanwhile, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable))
 
 			engine.start()
-			w.WaitForVM(t, kept, framework.StepTimeout, framework.IsActive, sameServer(kept))
-			w.WaitForVM(t, stopped, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), sameServer(stopped))
-			w.WaitForVM(t, meanwhile, framework.StepTimeout, framework.IsActive)
+			w.WaitForVM(t, kept, framework.IsActive, sameServer(kept))
+			w.WaitForVM(t, stopped, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), sameServer(stopped))
+			w.WaitForVM(t, meanwhile, framework.IsActive)
 			for _, vm := range []*api.VirtualMachine{kept, stopped, meanwhile, elsewhere, unaffected} {
-				w.WaitForServers(t, vm, 1, time.Second)
+				w.CheckServers(t, vm, 1)
 			}
 		})
 	}
@@ -135,7 +135,7 @@ func interruptEngine(t *testing.T, w *testenv.Environment, proxy *framework.Dock
 func resizeVM(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
 	t.Helper()
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity(cpu) })
-	return w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
+	return w.WaitForVM(t, vm, framework.IsActive, sameServer(vm))
 }
 
 // TestDeletionDuringOutage checks that a deletion waits, says why, and
@@ -149,21 +149,21 @@ func TestDeletionDuringOutage(t *testing.T) {
 			vm, failing := w.CreateActiveVM(t, newSmallVM("vm", name)), w.CreateVM(t, newSmallVM("failing", name).Resource(api.ResourceCPU, "4000"))
 			// One that no controller has bound yet would be removed immediately.
 			if name == "docker" {
-				w.WaitForVM(t, failing, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted))
+				w.WaitForVM(t, failing, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted))
 			} else {
-				w.WaitForVM(t, failing, framework.StepTimeout, framework.IsActive)
+				w.WaitForVM(t, failing, framework.IsActive)
 			}
 			engine.stop()
 			w.DeleteVM(t, vm)
 			w.DeleteVM(t, failing)
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
-				w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineUnavailable),
+				w.WaitForVM(t, vm, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineUnavailable),
 					framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue), framework.HasMessage("may still be there"), framework.HasMessage("out of reach"))
 			}
 			engine.start()
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
-				w.WaitForDeletion(t, vm, framework.StepTimeout)
-				w.WaitForServers(t, vm, 0, time.Second)
+				w.WaitForDeletion(t, vm)
+				w.CheckServers(t, vm, 0)
 			}
 		})
 	}
@@ -183,10 +183,10 @@ func TestEngineMismatch(t *testing.T) {
 		"driver fake does not run here":   {"--vm-driver=docker"},
 	} {
 		another := w.RunController(t, args...)
-		w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), framework.HasMessage("bound to fake/"), framework.HasMessage(message),
+		w.WaitForVM(t, vm, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), framework.HasMessage("bound to fake/"), framework.HasMessage(message),
 			framework.HasCondition(api.ConditionObserved, metav1.ConditionFalse))
 		w.DeleteVM(t, doomed)
-		w.WaitForVM(t, doomed, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineMismatch), framework.HasMessage(message),
+		w.WaitForVM(t, doomed, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineMismatch), framework.HasMessage(message),
 			framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
 		another.MustStop(t)
 		if len(w.ReadFakeServers(t)) != 2 {
@@ -195,8 +195,8 @@ func TestEngineMismatch(t *testing.T) {
 	}
 
 	w.RunController(t, "--vm-driver=fake")
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
-	w.WaitForDeletion(t, doomed, framework.StepTimeout)
+	w.WaitForVM(t, vm, framework.IsActive, sameServer(vm))
+	w.WaitForDeletion(t, doomed)
 	if len(w.ReadFakeServers(t)) != 1 {
 		t.Errorf("servers %v, want one", w.ReadFakeServers(t))
 	}
@@ -214,8 +214,6 @@ exhausted: {failCreate: 1000000, kind: exhausted}
 invalid: {failCreate: 1000000, kind: invalid}
 `)
 	w.RunController(t)
-	const soon = 20 * time.Second                                     // less than the 30 s after which an exhausted creation is tried again
-	within := map[string]time.Duration{"slow": framework.StepTimeout} // of several calls
 	for name, check := range map[string]framework.VMCheck{
 		"slow":      framework.HasPhase(api.PhaseCreating, api.ReasonCreating),
 		"fails":     framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed),
@@ -223,9 +221,9 @@ invalid: {failCreate: 1000000, kind: invalid}
 		"invalid":   framework.HasPhase(api.PhaseFailed, api.ReasonInvalid),
 	} {
 		vm := w.CreateVM(t, newSmallVM(name, "fake"))
-		w.WaitForVM(t, vm, framework.StepTimeout, check)
+		w.WaitForVM(t, vm, check)
 		w.DeleteVM(t, vm)
-		w.WaitForDeletion(t, vm, cmp.Or(within[name], soon))
+		w.WaitForDeletion(t, vm)
 	}
 	if all := w.ReadFakeServers(t); len(all) != 0 {
 		t.Errorf("servers are left: %v", all)
@@ -241,7 +239,7 @@ func TestLostResponse(t *testing.T) {
 	w.RunController(t)
 	vm := w.CreateVM(t, newSmallVM("vm", "fake"))
 	var id string
-	framework.Eventually(t, framework.StepTimeout, "the server is made", func() error {
+	assert.Eventually(t, "the server is made", func(t testing.TB) error {
 		r := w.ReadFakeServer(t, vm.UID)
 		if r == nil {
 			return errors.New("there is none")
@@ -250,14 +248,14 @@ func TestLostResponse(t *testing.T) {
 		return nil
 	})
 	w.SetFaults(t, "") // a driver that never answers can have nothing confirmed
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
+	w.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
 		if vm.Status.Server.ID != id {
 			return fmt.Errorf("the server is %s, not %s", vm.Status.Server.ID, id)
 		}
 		return nil
 	})
-	w.WaitForServers(t, vm, 1, time.Second)
+	w.CheckServers(t, vm, 1)
 	w.DeleteVM(t, vm)
-	w.WaitForDeletion(t, vm, framework.StepTimeout)
-	w.WaitForServers(t, vm, 0, time.Second)
+	w.WaitForDeletion(t, vm)
+	w.CheckServers(t, vm, 0)
 }

@@ -18,6 +18,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -28,7 +29,7 @@ func deleteWithoutController(t *testing.T, w *testenv.Environment, vm *api.Virtu
 	t.Helper()
 	w.DeleteVM(t, vm)
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
-	w.WaitForDeletion(t, vm, framework.StepTimeout)
+	w.WaitForDeletion(t, vm)
 }
 
 // TestOrphan checks that a server whose VM was removed without Drover is removed
@@ -43,19 +44,19 @@ func TestOrphan(t *testing.T) {
 			vm, kept := w.CreateActiveVM(t, newSmallVM("vm", name)), w.CreateActiveVM(t, newSmallVM("kept", name))
 			first.MustStop(t)
 			deleteWithoutController(t, w, vm)
-			w.WaitForServers(t, vm, 1, time.Second)
+			w.CheckServers(t, vm, 1)
 
 			begin := time.Now()
 			w.RunController(t, "--orphan-grace=3s")
-			w.WaitForServers(t, vm, 0, framework.StepTimeout)
+			w.WaitForServers(t, vm, 0)
 			if took := time.Since(begin); took < 3*time.Second {
 				t.Errorf("it was removed after %s, within its grace period", took)
 			}
 			if e := w.WaitForEvent(t, vm, api.EventOrphanDeleted); !strings.Contains(e.Note, "no VirtualMachine") {
 				t.Errorf("the event says %q", e.Note)
 			}
-			w.WaitForServers(t, kept, 1, time.Second)
-			w.WaitForVM(t, kept, time.Second, framework.IsActive, sameServer(kept))
+			w.CheckServers(t, kept, 1)
+			w.CheckVM(t, kept, framework.IsActive, sameServer(kept))
 		})
 	}
 }
@@ -76,7 +77,7 @@ func TestOrphanToRetain(t *testing.T) {
 			}
 			w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
 			w.DeleteVM(t, vm)
-			w.WaitForDeletion(t, vm, framework.StepTimeout)
+			w.WaitForDeletion(t, vm)
 			if err := syscall.Kill(c.PID(), syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
@@ -138,13 +139,13 @@ func TestSweepFreezes(t *testing.T) {
 	frozen.MustStop()
 
 	w.RunController(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-max=4")
-	framework.Eventually(t, framework.StepTimeout, "the orphans are removed", func() error {
+	assert.Eventually(t, "the orphans are removed", func(t testing.TB) error {
 		if n := len(w.ReadFakeServers(t)); n != 1 {
 			return fmt.Errorf("%d servers are left", n)
 		}
 		return nil
 	})
-	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
+	w.WaitForVM(t, vm, framework.IsActive, sameServer(vm))
 }
 
 func readMetrics(t *testing.T, address string) framework.Metrics {
@@ -186,14 +187,14 @@ func TestTwoInstallations(t *testing.T) {
 		uid := types.UID("orphan-of-" + w.ClusterID)
 		w.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
 		gone := newSmallVM("orphan", "fake").UID(string(uid)).Obj()
-		w.WaitForServers(t, gone, 0, framework.StepTimeout)
+		w.WaitForServers(t, gone, 0)
 	}
 	// Both ignore the other's servers.
 	for n := range ones {
 		one.DeleteVM(t, ones[n])
-		one.WaitForDeletion(t, ones[n], framework.StepTimeout)
-		one.WaitForServers(t, ones[n], 0, time.Second)
-		two.WaitForServers(t, twos[n], 1, time.Second)
-		two.WaitForVM(t, twos[n], time.Second, framework.IsActive, sameServer(twos[n]))
+		one.WaitForDeletion(t, ones[n])
+		one.CheckServers(t, ones[n], 0)
+		two.CheckServers(t, twos[n], 1)
+		two.CheckVM(t, twos[n], framework.IsActive, sameServer(twos[n]))
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -170,7 +171,7 @@ func endRetained(t *testing.T, vm *api.VirtualMachine, folders []string) (left [
 		must(t, err)
 		must(t, p.Kill())
 	}
-	framework.Eventually(t, framework.StepTimeout, "the machine ends", func() error {
+	assert.Eventually(t, "the machine ends", func(t testing.TB) error {
 		if pids := testenv.MachineProcesses(t, vm.UID); len(pids) > 0 {
 			return fmt.Errorf("%v run", pids)
 		}

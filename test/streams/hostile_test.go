@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -142,7 +143,7 @@ func TestTransport(t *testing.T) {
 	}
 }
 
-func getFrom(t *testing.T, client *http.Client, url string) (*http.Response, error) {
+func getFrom(t testing.TB, client *http.Client, url string) (*http.Response, error) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -161,7 +162,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 		t.Fatal(err)
 	}
 	s.ca = ca
-	framework.Eventually(t, framework.StepTimeout, "the new certificate is used", func() error {
+	assert.Eventually(t, "the new certificate is used", func(t testing.TB) error {
 		client, err := rest.HTTPClientFor(s.at(s.Config))
 		if err != nil {
 			return err
@@ -180,7 +181,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 	if err := s.restart(); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "the new certificate is published", func() error {
+	assert.Eventually(t, "the new certificate is published", func(t testing.TB) error {
 		published, err := maps.Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
 		if err == nil && (published.Data[streams.AddressKey] != s.url || published.Data[streams.CAKey] != string(ca)) {
 			err = fmt.Errorf("the data is %v", published.Data)
@@ -234,7 +235,7 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 			namespace := s.createVM(t)
 			s.dropSessions(t, namespace, 50) // what the first ones start stays
 			var before counts
-			framework.Eventually(t, framework.StepTimeout, "the process is quiet", func() error {
+			assert.Eventually(t, "the process is quiet", func(t testing.TB) error {
 				last := before
 				before = s.count(t)
 				if before != last {
@@ -243,7 +244,7 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 				return nil
 			})
 			s.dropSessions(t, namespace, 1000)
-			framework.Eventually(t, framework.StepTimeout, "nothing is left", func() error {
+			assert.Eventually(t, "nothing is left", func(t testing.TB) error {
 				now := s.count(t)
 				// Some goroutines come and go, but not one for each session.
 				if now.goroutines > before.goroutines+20 || now.descriptors > before.descriptors+5 {
@@ -274,7 +275,7 @@ func (s *server) dropSessions(t *testing.T, namespace string, count int) {
 // counts are those of a process.
 type counts struct{ goroutines, descriptors int }
 
-func (s *server) count(t *testing.T) counts {
+func (s *server) count(t testing.TB) counts {
 	t.Helper()
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.pid()))
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -96,7 +97,7 @@ func (s *server) setAction(t *testing.T, namespace string, action api.Action) {
 func (s *server) waitUntilActive(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
 	vm = s.UpdateVM(t, vm, func(*api.VirtualMachine) {})
-	s.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	s.WaitForVM(t, vm, framework.IsActive)
 }
 
 // TestIdleSession checks that no deadline of the API server ends a session that is open for
@@ -146,7 +147,7 @@ func TestFairness(t *testing.T) {
 		_ = response.Body.Close()
 		t.Cleanup(func() { _ = ws.Close() })
 	}
-	framework.Eventually(t, framework.StepTimeout, "the seats are free", func() error {
+	assert.Eventually(t, "the seats are free", func(t testing.TB) error {
 		if seats := s.ReadAPIMetrics(t).Sum("apiserver_flowcontrol_current_executing_seats"); seats > 10 {
 			return fmt.Errorf("%v are taken", seats)
 		}

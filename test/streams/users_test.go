@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -85,7 +86,7 @@ func checkStreams(t *testing.T, s *server, user *rest.Config, namespace, other s
 		default:
 			want = http.StatusOK
 		}
-		framework.Eventually(t, framework.StepTimeout, fmt.Sprintf("%s answers %d", stream, want), func() error { // a role counts after a moment
+		assert.Eventually(t, fmt.Sprintf("%s answers %d", stream, want), func(t testing.TB) error { // a role counts after a moment
 			if got, text := s.open(t, user, namespace, stream); got != want {
 				return fmt.Errorf("it answers %d: %s", got, text)
 			}
@@ -140,12 +141,12 @@ func TestAddress(t *testing.T) {
 }
 
 // open opens a stream of VirtualMachine vm, and returns the answer.
-func (s *server) open(t *testing.T, user *rest.Config, namespace string, stream streams.Stream) (code int, text string) {
+func (s *server) open(t testing.TB, user *rest.Config, namespace string, stream streams.Stream) (code int, text string) {
 	t.Helper()
 	return s.openNamed(t, user, namespace, "vm", stream)
 }
 
-func (s *server) openNamed(t *testing.T, user *rest.Config, namespace, name string, stream streams.Stream) (code int, text string) {
+func (s *server) openNamed(t testing.TB, user *rest.Config, namespace, name string, stream streams.Stream) (code int, text string) {
 	t.Helper()
 	user = s.at(user)
 	path := streams.Path(namespace, name, stream) + "?" + queries[stream]
@@ -169,7 +170,7 @@ func bodyOf(response *http.Response) string {
 }
 
 // dial opens a WebSocket.
-func (s *server) dial(t *testing.T, user *rest.Config, path string) (*websocket.Conn, *http.Response, error) {
+func (s *server) dial(t testing.TB, user *rest.Config, path string) (*websocket.Conn, *http.Response, error) {
 	t.Helper()
 	tlsConfig, err := rest.TLSConfigFor(user)
 	if err != nil {
@@ -199,7 +200,7 @@ func (s *server) mustDial(t *testing.T, namespace string, stream streams.Stream)
 }
 
 // get sends a plain request.
-func (s *server) get(t *testing.T, user *rest.Config, path string) *http.Response {
+func (s *server) get(t testing.TB, user *rest.Config, path string) *http.Response {
 	t.Helper()
 	client, err := rest.HTTPClientFor(user)
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -149,7 +150,7 @@ func (h *testHost) machineFile(uid types.UID, file string) string {
 func (h *testHost) waitForBanner(name, banner string) {
 	h.t.Helper()
 	path := h.machineFile(h.getVM(name).UID, "serial.log")
-	framework.Eventually(h.t, stepTimeout, name+" prints "+banner, func() error {
+	assert.Eventually(h.t, name+" prints "+banner, func(testing.TB) error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), banner) {
 			err = fmt.Errorf("it printed %q", content)

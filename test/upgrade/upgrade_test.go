@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // Environment variables that name the program before the upgrade, and the one after
@@ -97,7 +97,7 @@ func (h *testHost) createHalfReplaced() {
 	h.waitForPhase("qemu-half", api.PhaseStopped)
 	h.failStarts(true)
 	h.updateVM("qemu-half", func(s *api.VirtualMachineSpec) { s.Action, s.Image.Source = api.ActionActive, h.other })
-	framework.Eventually(h.t, stepTimeout, "the start with another disk fails", func() error {
+	assert.Eventually(h.t, "the start with another disk fails", func(testing.TB) error {
 		if vm := h.getVM("qemu-half"); vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
 			return fmt.Errorf("its operation is %+v", vm.Status.Operation)
 		}
@@ -178,7 +178,7 @@ func (h *testHost) updateVM(name string, change func(*api.VirtualMachineSpec)) {
 func (h *testHost) deleteVM(name string) {
 	h.t.Helper()
 	h.must(h.client.Delete(h.t.Context(), h.getVM(name)))
-	framework.Eventually(h.t, stepTimeout, name+" is gone", func() error {
+	assert.Eventually(h.t, name+" is gone", func(testing.TB) error {
 		var vm api.VirtualMachine
 		err := h.client.Get(h.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, &vm)
 		if apierrors.IsNotFound(err) {
@@ -190,7 +190,7 @@ func (h *testHost) deleteVM(name string) {
 
 func (h *testHost) waitForPhase(name string, phase api.Phase) {
 	h.t.Helper()
-	framework.Eventually(h.t, stepTimeout, name+" is "+string(phase), func() error {
+	assert.Eventually(h.t, name+" is "+string(phase), func(testing.TB) error {
 		if s := h.getVM(name).Status; s.Phase != phase {
 			return fmt.Errorf("it is %s: %s: %s", s.Phase, s.Reason, s.Message)
 		}
@@ -206,7 +206,7 @@ func (h *testHost) waitUntilObserved() {
 	for _, vm := range h.listVMs() {
 		h.updateVM(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(h.grace) })
 	}
-	framework.Eventually(h.t, stepTimeout, "every VM is observed", func() error {
+	assert.Eventually(h.t, "every VM is observed", func(testing.TB) error {
 		for _, vm := range h.listVMs() {
 			if vm.Status.ObservedGeneration != vm.Generation {
 				return fmt.Errorf("%s is observed at %d of %d: %s: %s", vm.Name, vm.Status.ObservedGeneration, vm.Generation, vm.Status.Reason, vm.Status.Message)

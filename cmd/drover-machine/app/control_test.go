@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -90,7 +91,7 @@ func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client
 // wantState waits until a machine is in a state, and returns its status.
 func wantState(t *testing.T, c *control.Client, want control.State) (s control.Status) {
 	t.Helper()
-	framework.Eventually(t, patience, "the machine is "+string(want), func() (err error) {
+	assert.Eventually(t, "the machine is "+string(want), func(t testing.TB) (err error) {
 		if s, err = c.Status(t.Context()); err == nil && s.State != want {
 			err = fmt.Errorf("it is %s", s.State)
 		}
@@ -100,7 +101,7 @@ func wantState(t *testing.T, c *control.Client, want control.State) (s control.S
 }
 
 // probeOnce probes a port for a while that an answer does not need.
-func probeOnce(t *testing.T, c *control.Client, port int32) error {
+func probeOnce(t testing.TB, c *control.Client, port int32) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -123,7 +124,7 @@ func TestControl(t *testing.T) {
 	if s.Accelerator != "tcg" || s.MemoryBytes < 16<<20 || s.StartedAt.IsZero() || time.Since(s.StartedAt) < 0 {
 		t.Errorf("the status is %+v", s)
 	}
-	framework.Eventually(t, patience, "the guest answers", func() error { return probeOnce(t, c, 80) })
+	assert.Eventually(t, "the guest answers", func(t testing.TB) error { return probeOnce(t, c, 80) })
 	if later := wantState(t, c, control.StateRunning); later.CPUNanoseconds <= s.CPUNanoseconds || !later.StartedAt.Equal(s.StartedAt) {
 		t.Errorf("the status was %+v and is %+v", s, later)
 	}
@@ -162,7 +163,7 @@ func testPause(t *testing.T, c *control.Client) {
 		}
 	}
 	wantState(t, c, control.StateRunning)
-	framework.Eventually(t, patience, "a guest that was resumed answers", func() error { return probeOnce(t, c, 80) })
+	assert.Eventually(t, "a guest that was resumed answers", func(t testing.TB) error { return probeOnce(t, c, 80) })
 }
 
 // testGrow checks that disks grow while the guest runs, and never shrink.
@@ -209,7 +210,7 @@ func TestControlWhileStarting(t *testing.T) {
 		t.Fatal(err)
 	}
 	g, c := h.startControlled(t, n)
-	framework.Eventually(t, patience, "the machine says how far its disk is", func() error {
+	assert.Eventually(t, "the machine says how far its disk is", func(t testing.TB) error {
 		s, err := c.Status(t.Context())
 		if err == nil && (s.State != control.StateStarting || s.Copied == nil || s.Copied.Bytes == 0 || s.Copied.TotalBytes != size) {
 			err = fmt.Errorf("it says %+v", s)
@@ -330,7 +331,7 @@ func TestProbe(t *testing.T) {
 	if err := <-waited; err != nil {
 		t.Errorf("a probe that waits for the guest: %v", err)
 	}
-	framework.Eventually(t, patience, "the guest answers", func() error {
+	assert.Eventually(t, "the guest answers", func(testing.TB) error {
 		out, err := probe("-timeout", "10s", "80")
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, out)

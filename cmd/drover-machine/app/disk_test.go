@@ -22,6 +22,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -49,7 +50,7 @@ func disksOf(t *testing.T, port int32) map[string]guestDisk {
 	t.Helper()
 	client := http.Client{Timeout: 10 * time.Second}
 	bySerial := map[string]guestDisk{}
-	framework.Eventually(t, patience, "the guest reports its disks", func() error {
+	assert.Eventually(t, "the guest reports its disks", func(testing.TB) error {
 		answer, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/", port)) //nolint:noctx // It has a timeout.
 		if err != nil {
 			return err

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -158,7 +159,7 @@ func (g *guest) launch(t *testing.T) {
 
 func (g *guest) waitFor(t *testing.T, text string) {
 	t.Helper()
-	framework.Eventually(t, patience, fmt.Sprintf("it prints %q", text), func() error {
+	assert.Eventually(t, fmt.Sprintf("it prints %q", text), func(testing.TB) error {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if strings.Contains(g.console.String(), text) || strings.Contains(g.errors.String(), text) {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -108,7 +109,7 @@ func TestKilledWhileItStops(t *testing.T) {
 	if err := syscall.Kill(qemu, syscall.SIGKILL); err != nil { // a container would do that
 		t.Fatal(err)
 	}
-	framework.Eventually(t, patience, "QEMU has ended", func() error {
+	assert.Eventually(t, "QEMU has ended", func(testing.TB) error {
 		if pid := g.qemu(); pid != 0 {
 			return fmt.Errorf("there is %d", pid)
 		}
@@ -149,7 +150,7 @@ func TestSilentStart(t *testing.T) {
 	}
 	g := h.start(t)
 	g.launch(t)
-	framework.Eventually(t, patience, "QEMU is started", func() error {
+	assert.Eventually(t, "QEMU is started", func(testing.TB) error {
 		_, err := os.Stat(filepath.Join(g.run, "run", "pid"))
 		return err
 	})
@@ -369,7 +370,7 @@ func TestOrphans(t *testing.T) {
 		framework.MustRunCommand(t, patience, nil, "nsenter", "--target", pid, "--pid", "sh", "-c", "(sleep 0.1 &) ; exit 0")
 	}
 	time.Sleep(time.Second)
-	framework.Eventually(t, patience, "no zombie is left", func() error {
+	assert.Eventually(t, "no zombie is left", func(testing.TB) error {
 		if zombies := zombiesOf(g.Process.Pid); len(zombies) > 0 {
 			return fmt.Errorf("there are %v", zombies)
 		}

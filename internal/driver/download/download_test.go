@@ -15,7 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 const patience = 20 * time.Second
@@ -216,12 +216,12 @@ func TestStall(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
 	f := r.next()
-	framework.Eventually(t, patience, "it is watched", func() error { return unless(r.clock.HasWaiters()) })
+	assert.Eventually(t, "it is watched", func(testing.TB) error { return unless(r.clock.HasWaiters()) })
 	f.Report("fetching x: 1%")
 	if uid := receive(t, "progress is notified", r.notified); uid != "a" || r.Progress("a") != "fetching x: 1%" {
 		t.Errorf("notified %s, and the status is %q", uid, r.Progress("a"))
 	}
-	framework.Eventually(t, patience, "it is cancelled", func() error {
+	assert.Eventually(t, "it is cancelled", func(testing.TB) error {
 		r.clock.Step(time.Minute)
 		return unless(f.ctx.Err() != nil)
 	})

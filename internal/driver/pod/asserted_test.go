@@ -13,7 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestAssertionAfterTheEnd checks that an operator's assertion about a pod that has ended does not
@@ -90,7 +90,7 @@ func TestRefusedAssertion(t *testing.T) {
 		t.Errorf("after an assertion that was refused the server is %+v", got)
 	}
 	s.Power = driver.PowerOff
-	framework.Eventually(t, framework.StepTimeout, "the refusal is reported", func() error {
+	assert.Eventually(t, "the refusal is reported", func(t testing.TB) error {
 		got, err := s.ensure(t)
 		if err == nil && got.State == driver.StateStopping && !strings.Contains(got.Progress, "asserted while its node was ready") {
 			t.Errorf("the server that stops says %q", got.Progress)

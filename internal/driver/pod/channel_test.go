@@ -27,6 +27,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -154,9 +155,9 @@ func (n *node) mountSecret(p *corev1.Pod, folder string) error {
 }
 
 // usage samples a server until it is there.
-func (s *server) usage(t *testing.T) (used driver.Usage) {
+func (s *server) usage(t testing.TB) (used driver.Usage) {
 	t.Helper()
-	framework.Eventually(t, patience, s.Name+" is sampled", func() error {
+	assert.Eventually(t, s.Name+" is sampled", func(t testing.TB) error {
 		all, err := s.d.Usage(t.Context(), s.UID)
 		if err == nil && len(all) != 1 {
 			return fmt.Errorf("there are %d samples", len(all))
@@ -200,7 +201,7 @@ func TestChannel(t *testing.T) {
 		t.Errorf("a machine that runs has the annotations %v", p.Annotations)
 	}
 	later := s.usage(t)
-	framework.Eventually(t, patience, "the guest uses CPU again", func() error {
+	assert.Eventually(t, "the guest uses CPU again", func(t testing.TB) error {
 		if now := s.usage(t); now.CPU <= later.CPU {
 			return fmt.Errorf("it has used %v as before", now.CPU)
 		}
@@ -242,7 +243,7 @@ func TestPausedByOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, patience, "an event after which it is paused", func() error {
+	assert.Eventually(t, "an event after which it is paused", func(t testing.TB) error {
 		s.usage(t) // by which a controller finds out, if the first look has found no answer
 		if uid := <-events; uid != s.UID {
 			return fmt.Errorf("got one of %s", uid)
@@ -271,7 +272,7 @@ func TestProbe(t *testing.T) {
 	s.MemoryBytes, s.Ports = 256<<20, []driver.Port{{Protocol: "TCP", Port: 80}}
 	s.Image.Kernel = &driver.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"}
 	s.reach(t, driver.StateRunning)
-	framework.Eventually(t, patience, "the guest answers", func() error {
+	assert.Eventually(t, "the guest answers", func(t testing.TB) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		return s.d.Probe(ctx, s.UID, 80)

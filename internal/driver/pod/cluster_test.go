@@ -30,6 +30,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -100,7 +101,7 @@ func newWorldIn(t *testing.T, c *framework.Cluster) *world {
 // waitForServiceAccount waits until pods can be created in a namespace.
 func waitForServiceAccount(t *testing.T, kube kubernetes.Interface, namespace string) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the default ServiceAccount", func() error {
+	assert.Eventually(t, "the default ServiceAccount", func(t testing.TB) error {
 		_, err := kube.CoreV1().ServiceAccounts(namespace).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -180,7 +181,7 @@ func (s *server) owner(uid types.UID) (driver.Owner, bool) {
 }
 
 // ensure calls Ensure as the controller does, which records objects before they are created.
-func (s *server) ensure(t *testing.T) (driver.Server, error) {
+func (s *server) ensure(t testing.TB) (driver.Server, error) {
 	t.Helper()
 	for range 6 {
 		got, err := s.d.Ensure(t.Context(), s.ServerSpec)
@@ -201,7 +202,7 @@ func (s *server) ensure(t *testing.T) (driver.Server, error) {
 // reach repeats Ensure until the server is in a state.
 func (s *server) reach(t *testing.T, want driver.State) (got driver.Server) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, fmt.Sprintf("%s is %s", s.Name, want), func() (err error) {
+	assert.Eventually(t, fmt.Sprintf("%s is %s", s.Name, want), func(t testing.TB) (err error) {
 		if got, err = s.ensure(t); err == nil && got.State != want {
 			err = fmt.Errorf("it is %s: %s, %w", got.State, got.Progress, got.Err)
 		}
@@ -219,7 +220,7 @@ func (s *server) turn(t *testing.T, power driver.Power, want driver.State) {
 
 func (s *server) base() string { return objects.BaseName(s.Name, s.UID) }
 
-func (s *server) pod(t *testing.T) *corev1.Pod {
+func (s *server) pod(t testing.TB) *corev1.Pod {
 	t.Helper()
 	p, err := s.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
 	if err != nil {
@@ -228,7 +229,7 @@ func (s *server) pod(t *testing.T) *corev1.Pod {
 	return p
 }
 
-func (s *server) list(t *testing.T) driver.Server {
+func (s *server) list(t testing.TB) driver.Server {
 	t.Helper()
 	all, err := s.d.List(t.Context(), s.UID)
 	if err != nil || len(all) != 1 {
@@ -240,7 +241,7 @@ func (s *server) list(t *testing.T) driver.Server {
 // deleteAll repeats Delete until nothing is left.
 func (s *server) deleteAll(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, s.Name+" is removed", func() error {
+	assert.Eventually(t, s.Name+" is removed", func(t testing.TB) error {
 		err := s.d.Delete(t.Context(), s.Target, false)
 		if errors.Is(err, driver.ErrNotFound) {
 			return nil
@@ -256,7 +257,7 @@ func (s *server) wantGone(t *testing.T) {
 	if err := s.w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "nothing is left of "+s.Name, func() error {
+	assert.Eventually(t, "nothing is left of "+s.Name, func(t testing.TB) error {
 		var left []string
 		selected := metav1.ListOptions{LabelSelector: objects.LabelUID + "=" + string(s.UID)}
 		secrets, err1 := s.w.kube.CoreV1().Secrets(s.Namespace).List(t.Context(), selected)
@@ -282,7 +283,7 @@ func (s *server) wantGone(t *testing.T) {
 }
 
 // wantError checks the kind and the text of an error.
-func wantError(t *testing.T, what string, err, kind error, says string) {
+func wantError(t testing.TB, what string, err, kind error, says string) {
 	t.Helper()
 	if !errors.Is(err, kind) || !strings.Contains(err.Error(), says) {
 		t.Errorf("%s: got %v, want %v with %q", what, err, kind, says)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -78,7 +79,7 @@ func (v *vm) change(t *testing.T, patch string) {
 // asked for, rates of usage.
 func (v *vm) wait(t *testing.T, phase string, withUsage bool) {
 	t.Helper()
-	framework.Eventually(t, patience, v.name+" is "+phase, func() error {
+	assert.Eventually(t, v.name+" is "+phase, func(t testing.TB) error {
 		o, err := v.w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -124,7 +125,7 @@ func TestController(t *testing.T) {
 	v.wait(t, "Paused", false)
 	v.change(t, `{"action": "active", "volumes": [{"name": "data", "size": "8Mi"}]}`)
 	v.wait(t, "Active", true)
-	framework.Eventually(t, patience, "the guest's disk grows", func() error {
+	assert.Eventually(t, "the guest's disk grows", func(t testing.TB) error {
 		if disks := objects.ReadSettings(s.pod(t)).Disks; disks["data"].Bytes != 8<<20 {
 			return fmt.Errorf("the disks are %+v", disks)
 		}
@@ -141,7 +142,7 @@ func TestController(t *testing.T) {
 	if err := w.vms.Delete(t.Context(), v.name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, patience, "the VirtualMachine is gone", func() error {
+	assert.Eventually(t, "the VirtualMachine is gone", func(t testing.TB) error {
 		_, err := w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -154,7 +155,7 @@ func TestController(t *testing.T) {
 	if err := w.kube.CoreV1().Pods(w.namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, patience, "the released pod has no finalizer", func() error {
+	assert.Eventually(t, "the released pod has no finalizer", func(t testing.TB) error {
 		if _, err := s.holds(t); err == nil {
 			return errors.New("it is there")
 		}

@@ -21,11 +21,11 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // claims returns the PVCs of a server by the names of their disks.
-func (s *server) claims(t *testing.T) map[string]corev1.PersistentVolumeClaim {
+func (s *server) claims(t testing.TB) map[string]corev1.PersistentVolumeClaim {
 	t.Helper()
 	listed, err := s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *server) claims(t *testing.T) map[string]corev1.PersistentVolumeClaim {
 // settle waits until the volumes have grown, and calls Ensure as long as the driver asks for it.
 func (s *server) settle(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, s.Name+" is settled", func() error {
+	assert.Eventually(t, s.Name+" is settled", func(t testing.TB) error {
 		for name, c := range s.claims(t) {
 			if wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]; wants.Cmp(has) != 0 {
 				return fmt.Errorf("the volume of %q has %s", name, has.String())
@@ -154,7 +154,7 @@ func TestVolumeCannotGrow(t *testing.T) {
 	s.StorageClassName = new("rigid")
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	s.reach(t, driver.StateRunning)
-	framework.Eventually(t, framework.StepTimeout, "bound PVCs", func() error {
+	assert.Eventually(t, "bound PVCs", func(t testing.TB) error {
 		for name, c := range s.claims(t) {
 			if c.Status.Phase != corev1.ClaimBound {
 				return fmt.Errorf("%q is %s", name, c.Status.Phase)
@@ -165,7 +165,7 @@ func TestVolumeCannotGrow(t *testing.T) {
 	s.Volumes[0].SizeBytes = 1 << 30
 	for _, power := range []driver.Power{driver.PowerOn, driver.PowerOff, driver.PowerOn} {
 		s.Power = power
-		framework.Eventually(t, framework.StepTimeout, "the server is "+string(power), func() error {
+		assert.Eventually(t, "the server is "+string(power), func(t testing.TB) error {
 			_, err := s.ensure(t)
 			if got := s.list(t); (got.State == driver.StateRunning) != (power == driver.PowerOn) {
 				return fmt.Errorf("it is %s: %w", got.State, err)
@@ -180,7 +180,7 @@ func TestVolumeCannotGrow(t *testing.T) {
 	s.deleteAll(t)
 }
 
-func wantGrowthError(t *testing.T, power driver.Power, err error) {
+func wantGrowthError(t testing.TB, power driver.Power, err error) {
 	t.Helper()
 	if power == driver.PowerOn {
 		wantError(t, "growing it", err, driver.ErrRetry, "spec.volumes[data].size: the PVC has ")
@@ -218,7 +218,7 @@ func TestForeignClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.turn(t, driver.PowerOff, driver.StateStopped)
-	framework.Eventually(t, framework.StepTimeout, "the PVC is gone", func() error {
+	assert.Eventually(t, "the PVC is gone", func(t testing.TB) error {
 		_, err := s.ensure(t)
 		if left, ok := s.claims(t)["data"]; ok {
 			return fmt.Errorf("%s is there: %w", left.Name, err)
@@ -247,7 +247,7 @@ func TestStopWithoutDisk(t *testing.T) {
 	}
 	s.wantRefusal(t, reasonVolumeLost, "root disk, is gone")
 	s.Power = driver.PowerOff
-	framework.Eventually(t, framework.StepTimeout, "the pod ends", func() error {
+	assert.Eventually(t, "the pod ends", func(t testing.TB) error {
 		_, ensureErr := s.ensure(t)
 		p, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -261,7 +261,7 @@ func TestStopWithoutDisk(t *testing.T) {
 // wantRefusal repeats Ensure until it fails for a reason, and checks the text.
 func (s *server) wantRefusal(t *testing.T, reason, says string) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "a refusal because of "+reason, func() error {
+	assert.Eventually(t, "a refusal because of "+reason, func(t testing.TB) error {
 		_, err := s.ensure(t)
 		if driver.ReasonOf(err) != reason {
 			return fmt.Errorf("Ensure returns %w", err)
@@ -280,7 +280,7 @@ func TestCopiedClaims(t *testing.T) {
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20}}
 	s.reach(t, driver.StateRunning)
 	s.turn(t, driver.PowerOff, driver.StateStopped)
-	framework.Eventually(t, framework.StepTimeout, "the pod is gone", func() error {
+	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
 		_, err := s.ensure(t)
 		if _, getErr := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{}); apierrors.IsNotFound(getErr) {
 			return nil
@@ -297,7 +297,7 @@ func TestCopiedClaims(t *testing.T) {
 		if name == "data" {
 			c.Annotations = nil
 		}
-		framework.Eventually(t, framework.StepTimeout, c.Name+" is restored", func() error {
+		assert.Eventually(t, c.Name+" is restored", func(t testing.TB) error {
 			made, err := claims.Create(t.Context(), &c, metav1.CreateOptions{})
 			if err == nil {
 				copies[name] = *made

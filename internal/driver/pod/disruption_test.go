@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestDisruption checks that the end of a server that was drained says so, as long as that end is the
@@ -37,7 +37,7 @@ func TestDisruption(t *testing.T) {
 	ended := s.pod(t)
 	w.kubelet.finish(t, ended)
 	s.waitStopped(t)
-	framework.Eventually(t, framework.StepTimeout, "the next pod runs", func() error {
+	assert.Eventually(t, "the next pod runs", func(t testing.TB) error {
 		got, err := s.ensure(t)
 		if listed := s.list(t); listed.Disruption != "" {
 			t.Errorf("a server that has ended by itself is %+v", listed)
@@ -52,7 +52,7 @@ func TestDisruption(t *testing.T) {
 // waitStopped waits until the list has the end of a server.
 func (s *server) waitStopped(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, s.Name+" has ended", func() error {
+	assert.Eventually(t, s.Name+" has ended", func(t testing.TB) error {
 		if got := s.list(t); got.State != driver.StateStopped || got.Exit == nil {
 			return fmt.Errorf("it is %s", got.State)
 		}

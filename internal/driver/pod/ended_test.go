@@ -16,7 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestDeletedPodsAreReleased has a user delete pods whose servers are off, or cannot start again. A finalizer
@@ -37,7 +37,7 @@ func TestDeletedPodsAreReleased(t *testing.T) {
 		if err := w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), before.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		framework.Eventually(t, framework.StepTimeout, "the pod of "+s.Name+" goes", func() error {
+		assert.Eventually(t, "the pod of "+s.Name+" goes", func(t testing.TB) error {
 			all, listErr := s.d.List(t.Context(), s.UID) // before the look at the pod, which may go meanwhile
 			now, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), before.Name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) || err == nil && now.UID != before.UID {
@@ -69,7 +69,7 @@ func TestMadeByALostPod(t *testing.T) {
 	w.forceRemove(t, s.pod(t))
 	s.wantRefusal(t, reasonPodLost, "is gone")
 	s.d.reader.AssertedOff = func(types.UID) types.UID { return types.UID(run) }
-	framework.Eventually(t, framework.StepTimeout, "another pod is made", func() error {
+	assert.Eventually(t, "another pod is made", func(t testing.TB) error {
 		if _, err := s.ensure(t); err != nil {
 			return err
 		}

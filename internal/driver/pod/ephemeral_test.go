@@ -18,13 +18,13 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // waitUntilBound waits until the pod has a node.
 func (s *server) waitUntilBound(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the pod has a node", func() error {
+	assert.Eventually(t, "the pod has a node", func(t testing.TB) error {
 		if s.pod(t).Spec.NodeName == "" {
 			return errors.New("it has none")
 		}
@@ -63,7 +63,7 @@ func TestEphemeral(t *testing.T) {
 		t.Errorf("the run is %s, want that of the pod %s", got.Run, made.UID)
 	}
 	s.turn(t, driver.PowerOff, driver.StateStopped)
-	framework.Eventually(t, framework.StepTimeout, "the pod of a server that is off has a scheduling gate", func() error {
+	assert.Eventually(t, "the pod of a server that is off has a scheduling gate", func(t testing.TB) error {
 		got, err := s.ensure(t)
 		if err == nil && (got.State != driver.StateStopped || !objects.IsGated(s.pod(t))) {
 			err = fmt.Errorf("it has none: %+v", got)
@@ -87,7 +87,7 @@ func TestLateEphemeralPod(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	secret := objects.SecretOf(s.pod(t))
 	s.deleteAll(t)
-	framework.Eventually(t, framework.StepTimeout, "the Secret is collected", func() error {
+	assert.Eventually(t, "the Secret is collected", func(t testing.TB) error {
 		_, err := w.kube.CoreV1().Secrets(s.Namespace).Get(t.Context(), secret, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -153,7 +153,7 @@ func TestEphemeralWrites(t *testing.T) {
 	if _, err := s.ensure(t); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "the machine has ended", func() error {
+	assert.Eventually(t, "the machine has ended", func(t testing.TB) error {
 		if got := s.list(t); got.State != driver.StateStopped {
 			return fmt.Errorf("it is %s", got.State)
 		}
@@ -240,7 +240,7 @@ func TestStartOfChangedEphemeral(t *testing.T) {
 		"pullPolicy": func() { s.Image.PullPolicy = driver.PullAlways },
 	} {
 		s.turn(t, driver.PowerOff, driver.StateStopped)
-		framework.Eventually(t, framework.StepTimeout, "the pod has a scheduling gate", func() error {
+		assert.Eventually(t, "the pod has a scheduling gate", func(t testing.TB) error {
 			if _, err := s.ensure(t); err != nil {
 				return err
 			}
@@ -280,7 +280,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "the user's pod runs", func() error {
+	assert.Eventually(t, "the user's pod runs", func(t testing.TB) error {
 		if p := s.pod(t); p.Status.Phase != corev1.PodRunning {
 			return errors.New(string(p.Status.Phase))
 		}
@@ -289,7 +289,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	if err := pods.Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "the user's pod has ended", func() error {
+	assert.Eventually(t, "the user's pod has ended", func(t testing.TB) error {
 		if p := s.pod(t); p.Status.Phase != corev1.PodSucceeded {
 			return errors.New(string(p.Status.Phase))
 		}

@@ -12,6 +12,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -47,7 +48,7 @@ func TestControllerEvents(t *testing.T) {
 // waitEvents waits until the events of a VirtualMachine have these reasons, and returns them.
 func (v *vm) waitEvents(t *testing.T, want ...string) (all []eventsv1.Event) {
 	t.Helper()
-	framework.Eventually(t, patience, v.name+" has events", func() error {
+	assert.Eventually(t, v.name+" has events", func(t testing.TB) error {
 		listed, err := v.w.kube.EventsV1().Events(v.w.namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err

@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // testRegistry is a registry that a driver may ask. Requests can be made to hang.
@@ -201,7 +201,7 @@ func TestDigestThatNodesLack(t *testing.T) {
 	}
 	fail := func(s *server) { // the pod gets a node, and no container
 		s.reach(t, driver.StateStarting)
-		framework.Eventually(t, framework.StepTimeout, "the pod has a node", func() error {
+		assert.Eventually(t, "the pod has a node", func(t testing.TB) error {
 			if _, err := s.ensure(t); err != nil || s.pod(t).Spec.NodeName == "" {
 				return fmt.Errorf("it has none: %w", err)
 			}

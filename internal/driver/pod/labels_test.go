@@ -12,7 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestLabels checks that changed labels of a VirtualMachine get to its pod, in place of those that it had,
@@ -25,7 +25,7 @@ func TestLabels(t *testing.T) {
 	s.Labels = map[string]string{"app": "web", "tier": "front", "cloudnative.tw/uid": "forged"}
 	s.reach(t, driver.StateRunning)
 	s.wantNeedsEnsure(t, false)
-	framework.Eventually(t, framework.StepTimeout, "a label of others", func() error {
+	assert.Eventually(t, "a label of others", func(t testing.TB) error {
 		p := s.pod(t)
 		p.Labels["topology.kubernetes.io/zone"] = "a"
 		_, err := w.kube.CoreV1().Pods(s.Namespace).Update(t.Context(), p, metav1.UpdateOptions{})

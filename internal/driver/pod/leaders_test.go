@@ -14,7 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestTwoLeaders has one leader remove the pod whose scheduling gate another one is about to remove.
@@ -71,7 +71,7 @@ func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
 		t.Fatal(err)
 	}
 	// Nobody changes the PVC from here on but the leaders.
-	framework.Eventually(t, framework.StepTimeout, "the PVC is bound", func() error {
+	assert.Eventually(t, "the PVC is bound", func(t testing.TB) error {
 		if err := one.Read(t.Context()); err != nil || one.Root.Status.Phase == corev1.ClaimBound {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/description"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 var errNotYet = errors.New("not yet")
@@ -89,7 +89,7 @@ func TestDisksThatAreBeingMade(t *testing.T) {
 	w := newWorld(t)
 	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
 	s := w.newServer(t, "web")
-	framework.Eventually(t, framework.StepTimeout, "its container runs", func() error {
+	assert.Eventually(t, "its container runs", func(t testing.TB) error {
 		_, err := s.ensure(t)
 		if err == nil && len(s.pod(t).Status.ContainerStatuses) == 0 {
 			err = errNotYet
@@ -149,7 +149,7 @@ func TestSpecOfAWaitingPod(t *testing.T) {
 // waitUntilSettled waits until the pod has no gate, and a node if it can get one, and returns its UID.
 func (s *server) waitUntilSettled(t *testing.T, hasNode bool) (uid types.UID) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the pod waits", func() error {
+	assert.Eventually(t, "the pod waits", func(t testing.TB) error {
 		_, err := s.ensure(t)
 		var p *corev1.Pod
 		if err == nil {

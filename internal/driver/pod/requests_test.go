@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // roundTripper is a function that answers requests.
@@ -107,7 +107,7 @@ func (s *server) watchAs(t *testing.T, config *rest.Config) {
 }
 
 // wantListed returns a call that lists the server alone.
-func (s *server) wantListed(t *testing.T, want int) func() error {
+func (s *server) wantListed(t testing.TB, want int) func() error {
 	return func() error {
 		all, err := s.d.List(t.Context(), s.UID)
 		if err == nil && len(all) != want {
@@ -131,7 +131,7 @@ func TestReadsOfOne(t *testing.T) {
 	if _, err := s.d.List(t.Context()); err != nil || count.all()["LIST poddisruptionbudgets"] != 1 {
 		t.Errorf("a complete list does not look at PodDisruptionBudgets once: %v", err)
 	}
-	framework.Eventually(t, framework.StepTimeout, "a list of a server that runs takes its PVC from the informers", func() error {
+	assert.Eventually(t, "a list of a server that runs takes its PVC from the informers", func(t testing.TB) error {
 		count.all()
 		if err := s.wantListed(t, 1)(); err != nil {
 			return err
@@ -142,7 +142,7 @@ func TestReadsOfOne(t *testing.T) {
 		return nil
 	})
 	s.turn(t, driver.PowerOff, driver.StateStopped)
-	framework.Eventually(t, framework.StepTimeout, "the pod is gone", func() error {
+	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
 		_, ensureErr := s.ensure(t)
 		if _, gone := s.holds(t); gone == nil {
 			return errors.Join(errors.New("it is there"), ensureErr)
@@ -175,7 +175,7 @@ func TestReadsOfReleased(t *testing.T) {
 	count.wantRequests(t, "a look at a released pod that runs", release, map[string]int{})
 	w.kubelet.finish(t, s.pod(t))
 	count.all()
-	framework.Eventually(t, framework.StepTimeout, "the pod has no finalizer", func() error {
+	assert.Eventually(t, "the pod has no finalizer", func(t testing.TB) error {
 		s.release(t)
 		if held, err := s.holds(t); held || err != nil {
 			return errors.Join(errors.New("it is held"), err)

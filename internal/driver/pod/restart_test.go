@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -53,9 +54,9 @@ func TestControllerOfEphemeral(t *testing.T) {
 	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
 	const crashes = 3
 	for range crashes {
-		framework.Eventually(t, patience, "the next pod ends", func() error { return s.endNotStarted(t) })
+		assert.Eventually(t, "the next pod ends", func(t testing.TB) error { return s.endNotStarted(t) })
 	}
-	framework.Eventually(t, patience, "the crashes are counted", func() error {
+	assert.Eventually(t, "the crashes are counted", func(t testing.TB) error {
 		status := v.status(t)
 		if got, _, _ := unstructured.NestedInt64(status, "operation", "attempts"); got != crashes {
 			return fmt.Errorf("its status is %v", status)
@@ -67,7 +68,7 @@ func TestControllerOfEphemeral(t *testing.T) {
 // removeSlowly lets the kubelet remove a pod only after its end is recorded.
 func (s *server) removeSlowly(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, patience, "the end of the pod is recorded", func() error {
+	assert.Eventually(t, "the end of the pod is recorded", func(t testing.TB) error {
 		held, err := s.holds(t)
 		if held {
 			return fmt.Errorf("it has its finalizer: %w", err)
@@ -78,7 +79,7 @@ func (s *server) removeSlowly(t *testing.T) {
 }
 
 // endNotStarted ends a pod that has begun, whose machine says that it could not start its guest.
-func (s *server) endNotStarted(t *testing.T) (err error) {
+func (s *server) endNotStarted(t testing.TB) (err error) {
 	t.Helper()
 	s.w.kubelet.set(func(k *kubelet) {
 		p, getErr := k.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
@@ -97,7 +98,7 @@ func (s *server) endNotStarted(t *testing.T) (err error) {
 	return err
 }
 
-func (v *vm) status(t *testing.T) map[string]any {
+func (v *vm) status(t testing.TB) map[string]any {
 	t.Helper()
 	o, err := v.w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
 	if err != nil {
@@ -111,7 +112,7 @@ func (v *vm) status(t *testing.T) map[string]any {
 // a restart is done.
 func (v *vm) waitRun(t *testing.T, last *corev1.Pod) {
 	t.Helper()
-	framework.Eventually(t, patience, v.name+" runs again", func() error {
+	assert.Eventually(t, v.name+" runs again", func(t testing.TB) error {
 		o, err := v.w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
 		if err != nil {
 			return err

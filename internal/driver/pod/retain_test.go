@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // newRetained releases a server that runs, and deletes its VirtualMachine.
@@ -45,7 +45,7 @@ func (w *world) newRetained(t *testing.T, name string) *server {
 }
 
 // holds reports whether the pod has the finalizer; an error means that it is gone.
-func (s *server) holds(t *testing.T) (bool, error) {
+func (s *server) holds(t testing.TB) (bool, error) {
 	t.Helper()
 	p, err := s.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -55,9 +55,9 @@ func (s *server) holds(t *testing.T) (bool, error) {
 }
 
 // release removes finalizers of released pods that have ended, as each sweep does.
-func (s *server) release(t *testing.T) {
+func (s *server) release(t testing.TB) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "released pods are looked at", func() error {
+	assert.Eventually(t, "released pods are looked at", func(t testing.TB) error {
 		err := s.d.ReleaseEnded(t.Context())
 		if apierrors.IsConflict(err) { // a kubelet has changed one
 			return err
@@ -92,7 +92,7 @@ func TestRetained(t *testing.T) {
 	}
 
 	w.kubelet.finish(t, ends.pod(t))
-	framework.Eventually(t, framework.StepTimeout, "the pods have no finalizers", func() error {
+	assert.Eventually(t, "the pods have no finalizers", func(t testing.TB) error {
 		s.release(t)
 		held, err := ends.holds(t)
 		if _, gone := s.holds(t); held || gone == nil {
@@ -115,7 +115,7 @@ func TestRetainedByLabel(t *testing.T) {
 	s := w.newServer(t, "web")
 	s.d.reader.Owner = s.owner
 	s.reach(t, driver.StateRunning)
-	framework.Eventually(t, framework.StepTimeout, "the label", func() error {
+	assert.Eventually(t, "the label", func(t testing.TB) error {
 		p := s.pod(t)
 		p.Labels[objects.LabelRetained] = "true"
 		_, err := w.kube.CoreV1().Pods(s.Namespace).Update(t.Context(), p, metav1.UpdateOptions{})
@@ -171,7 +171,7 @@ func TestSlowKubelet(t *testing.T) {
 
 	w.kubelet.set(func(k *kubelet) { k.isSlow = true })
 	s.turn(t, driver.PowerOff, driver.StateStopped)
-	framework.Eventually(t, framework.StepTimeout, "the removal waits", func() error {
+	assert.Eventually(t, "the removal waits", func(t testing.TB) error {
 		if err := s.d.Delete(t.Context(), s.Target, false); err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func TestSlowKubelet(t *testing.T) {
 // waitForgotten repeats Ensure, as long as the driver asks for it, until the pod has no finalizer.
 func (s *server) waitForgotten(t *testing.T) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the end is recorded", func() error {
+	assert.Eventually(t, "the end is recorded", func(t testing.TB) error {
 		if held, err := s.holds(t); !held {
 			return err
 		}

@@ -25,7 +25,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // beforeAgent returns a QEMU that gets the command line of an earlier version of Drover,
@@ -137,7 +137,7 @@ func (g agentGuest) set(mode string) {
 func (g agentGuest) setHonest() {
 	g.t.Helper()
 	g.set("honest")
-	framework.Eventually(g.t, patience, "the agent answers", func() error {
+	assert.Eventually(g.t, "the agent answers", func(testing.TB) error {
 		_, err := g.d.Interfaces(g.t.Context(), g.spec.UID)
 		return err
 	})
@@ -260,7 +260,7 @@ func TestExecTogether(t *testing.T) {
 		})
 	}
 	all.Wait()
-	framework.Eventually(t, patience, "one command runs", func() error {
+	assert.Eventually(t, "one command runs", func(testing.TB) error {
 		if n := g.ask("/processes"); n != "1" {
 			return fmt.Errorf("there are %s", n)
 		}
@@ -270,7 +270,7 @@ func TestExecTogether(t *testing.T) {
 	if err := <-left; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	framework.Eventually(t, patience, "the command ends", func() error {
+	assert.Eventually(t, "the command ends", func(testing.TB) error {
 		if n := g.ask("/processes"); n != "0" {
 			return fmt.Errorf("%s run", n)
 		}
@@ -328,7 +328,7 @@ func TestHostileAgents(t *testing.T) {
 	}
 
 	g.set("off")
-	framework.Eventually(t, patience, "the agent is gone", func() error {
+	assert.Eventually(t, "the agent is gone", func(t testing.TB) error {
 		_, err := d.Interfaces(t.Context(), g.spec.UID)
 		if !errors.Is(err, driver.ErrUnsupported) {
 			return fmt.Errorf("got %w", err)
@@ -453,7 +453,7 @@ func TestDialOfWhatDoesNotListen(t *testing.T) {
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 	boots(t, d, spec, "drover guest 1 A")
 	// A QEMU that a loaded host keeps waiting cannot be asked within a second.
-	framework.Eventually(t, patience, "the guest takes no connection", func() error {
+	assert.Eventually(t, "the guest takes no connection", func(t testing.TB) error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := d.Dial(ctx, spec.UID, 80)

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // screen shows what a console printed.
@@ -64,7 +64,7 @@ func (s *screen) read() (string, error) {
 // shows waits until the text is there, and checks that it is there only once.
 func (s *screen) shows(t *testing.T, what string) {
 	t.Helper()
-	framework.Eventually(t, patience, "the console shows "+what, func() error {
+	assert.Eventually(t, "the console shows "+what, func(testing.TB) error {
 		text, err := s.read()
 		if strings.Count(text, what) != 1 {
 			return fmt.Errorf("it shows %q, %w", text, err)
@@ -76,7 +76,7 @@ func (s *screen) shows(t *testing.T, what string) {
 // ends waits for the end of the output, and checks its cause.
 func (s *screen) ends(t *testing.T, why error) {
 	t.Helper()
-	framework.Eventually(t, patience, "the console ends", func() error {
+	assert.Eventually(t, "the console ends", func(testing.TB) error {
 		if _, err := s.read(); !errors.Is(err, why) {
 			return fmt.Errorf("it ended with %w, not with %w", err, why)
 		}
@@ -156,7 +156,7 @@ func TestLogsStaySmall(t *testing.T) {
 	}
 	prints("b", 1) // it listens continuously from then on
 	prints("u", 10<<10)
-	framework.Eventually(t, patience, "the log grows", func() error {
+	assert.Eventually(t, "the log grows", func(testing.TB) error {
 		content, err := os.ReadFile(log)
 		if n := bytes.Count(content, []byte("u")); n < 10<<10 && err == nil {
 			err = fmt.Errorf("it has %d of them", n)
@@ -165,7 +165,7 @@ func TestLogsStaySmall(t *testing.T) {
 	})
 
 	keepWatching(t, d)
-	framework.Eventually(t, patience, "the log is cut", func() error {
+	assert.Eventually(t, "the log is cut", func(t testing.TB) error {
 		if size := sizeOf(t, log); size != 0 {
 			return fmt.Errorf("it has %d bytes", size)
 		}
@@ -175,14 +175,14 @@ func TestLogsStaySmall(t *testing.T) {
 		t.Errorf("put aside were %d bytes: %v", len(old), err)
 	}
 	prints("v", 20<<10)
-	framework.Eventually(t, patience, "the console shows the end", func() error {
+	assert.Eventually(t, "the console shows the end", func(testing.TB) error {
 		prints("!", 1)
 		if text, err := c.read(); !strings.Contains(text, "!") {
 			return fmt.Errorf("it shows %q, %w", text[max(0, len(text)-10):], err)
 		}
 		return nil
 	})
-	framework.Eventually(t, patience, "the log stays small", func() error {
+	assert.Eventually(t, "the log stays small", func(t testing.TB) error {
 		if size, old := sizeOf(t, log), sizeOf(t, log+machine.OldLog); size > 4<<10 || old > 8<<10 {
 			return fmt.Errorf("it has %d bytes, and %d before", size, old)
 		}
@@ -192,7 +192,7 @@ func TestLogsStaySmall(t *testing.T) {
 	leavesNothing(t, d)
 }
 
-func sizeOf(t *testing.T, path string) int64 {
+func sizeOf(t testing.TB, path string) int64 {
 	t.Helper()
 	info, err := os.Stat(path)
 	must(t, err)

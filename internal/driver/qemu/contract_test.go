@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestContract(t *testing.T) {
@@ -125,7 +125,7 @@ func (e *engine) engineActions() drivertest.OutOfBand {
 func (e *engine) sendText(t *testing.T, s driver.Server, text string) {
 	t.Helper()
 	h := e.instanceFor(t, s)
-	framework.Eventually(t, patience, "the guest listens", func() error {
+	assert.Eventually(t, "the guest listens", func(testing.TB) error {
 		content, err := os.ReadFile(h.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), "drover guest") {
 			err = textError(content)
@@ -149,7 +149,7 @@ func (e *engine) printWord(t *testing.T, s driver.Server, word string) {
 	defer func() { _ = conn.Close() }()
 	_, err = conn.Write([]byte(word))
 	must(t, err)
-	framework.Eventually(t, patience, "the guest prints "+word, func() error {
+	assert.Eventually(t, "the guest prints "+word, func(testing.TB) error {
 		content, err := os.ReadFile(h.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), word) {
 			err = textError(content)

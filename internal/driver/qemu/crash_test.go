@@ -18,7 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // crashEnv holds, in a process that a test starts, the engine and the servers that the
@@ -94,7 +94,7 @@ func TestControllerKilled(t *testing.T) {
 		d := e.open(t)
 		controller := plan.controller(t)
 		must(t, controller.Start())
-		framework.Eventually(t, patience, fmt.Sprintf("%d machines are there", atLeast), func() error {
+		assert.Eventually(t, fmt.Sprintf("%d machines are there", atLeast), func(testing.TB) error {
 			if n := len(machines(d, plan.UIDs)); n < atLeast {
 				return fmt.Errorf("there are %d", n)
 			}

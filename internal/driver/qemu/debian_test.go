@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // debianEnv is the folder of the guest that hack/debian-guest.sh builds.
@@ -118,7 +118,7 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() { left <- g.runOn(ctx, d, nil, "sleep", "4711").err }()
-	framework.Eventually(t, answersWithin, "the command runs", func() error {
+	assert.Eventually(t, "the command runs", func(testing.TB) error {
 		if got := g.run(nil, "pgrep", "-fx", "sleep 4711"); got.code != 0 || got.err != nil {
 			return fmt.Errorf("got %+v", got)
 		}

@@ -12,7 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // failingDisk returns a QEMU whose root disk fails the first writes with an errno.
@@ -37,7 +37,7 @@ exec qemu-system-x86_64 "$@"`, strings.Join(rules, ",")))
 func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	var s driver.Server
-	framework.Eventually(t, patience, "the guest waits for its disk", func() (err error) {
+	assert.Eventually(t, "the guest waits for its disk", func(t testing.TB) (err error) {
 		if s.ID == "" {
 			if s, err = d.Ensure(t.Context(), spec); err != nil {
 				return err
@@ -76,7 +76,7 @@ func TestResumedLately(t *testing.T) {
 // write may fail only after Ensure has returned, and the next call reports it.
 func refusesToResume(t *testing.T, d *Driver, spec driver.ServerSpec) (reported error) {
 	t.Helper()
-	framework.Eventually(t, patience, "Ensure reports the disk", func() error {
+	assert.Eventually(t, "Ensure reports the disk", func(t testing.TB) error {
 		if _, reported = d.Ensure(t.Context(), spec); reported == nil {
 			return errors.New("it reports nothing")
 		}
@@ -88,7 +88,7 @@ func refusesToResume(t *testing.T, d *Driver, spec driver.ServerSpec) (reported 
 // goesOn resumes a guest whenever its disk has paused it, until the guest has booted.
 func goesOn(t *testing.T, d *Driver, spec driver.ServerSpec) (s driver.Server) {
 	t.Helper()
-	framework.Eventually(t, patience, "the guest continues", func() (err error) {
+	assert.Eventually(t, "the guest continues", func(t testing.TB) (err error) {
 		d.DiskResumes.Delete(d.InstanceOf(spec.UID).Path) // no wait between two resumes
 		if s, err = d.Ensure(t.Context(), spec); err != nil {
 			return err

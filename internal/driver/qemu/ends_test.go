@@ -14,13 +14,13 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // waitGuestEnded waits until the guest has ended, without an end being reported.
 func waitGuestEnded(t *testing.T, h *instance.Instance) {
 	t.Helper()
-	framework.Eventually(t, patience, "the guest ends", func() error {
+	assert.Eventually(t, "the guest ends", func(t testing.TB) error {
 		if status, err := h.Status(t.Context()); err != nil || status != machine.StatusShutdown {
 			return fmt.Errorf("it is %q, %w", status, err)
 		}

@@ -24,11 +24,12 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // wantError checks kind, reason and text of an error.
-func wantError(t *testing.T, err, kind error, says ...string) {
+func wantError(t testing.TB, err, kind error, says ...string) {
 	t.Helper()
 	for _, k := range []error{driver.ErrNotFound, driver.ErrInvalid, driver.ErrUnsupported, driver.ErrRetry, driver.ErrExhausted, driver.ErrUnavailable, driver.ErrFenced} {
 		if errors.Is(err, k) != errors.Is(kind, k) {
@@ -48,7 +49,7 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 func leavesNothing(t *testing.T, d *Driver) {
 	t.Helper()
 	for _, sub := range []string{instance.VMsDir, "tmp"} {
-		framework.Eventually(t, patience, "nothing is in "+sub, func() error {
+		assert.Eventually(t, "nothing is in "+sub, func(testing.TB) error {
 			left, err := os.ReadDir(d.StateDir.Path(sub))
 			if err == nil && len(left) != 0 {
 				err = fmt.Errorf("left behind: %v", left)
@@ -349,7 +350,7 @@ func TestDirectoryRemoved(t *testing.T) {
 		pid := h.PID()
 		must(t, os.RemoveAll(h.Path))
 		next(spec)
-		framework.Eventually(t, patience, "the machine that lost its directory ends: "+name, func() error {
+		assert.Eventually(t, "the machine that lost its directory ends: "+name, func(testing.TB) error {
 			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 				return errors.New("it runs")
 			}
@@ -474,7 +475,7 @@ func TestExitsUnsupervised(t *testing.T) {
 func waitExit(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
 	t.Helper()
 	var end *driver.Exit
-	framework.Eventually(t, patience, "List shows an end", func() error {
+	assert.Eventually(t, "List shows an end", func(t testing.TB) error {
 		servers, err := d.List(t.Context(), uid)
 		if err != nil || len(servers) != 1 || servers[0].Exit == nil {
 			return errors.Join(err, errors.New("none yet"))

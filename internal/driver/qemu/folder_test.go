@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestBrokenRecord checks that a server whose record cannot be read is listed, with
@@ -213,7 +213,7 @@ func TestStrayBehindALink(t *testing.T) {
 	pid := h.PID()
 	must(t, os.RemoveAll(h.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
-	framework.Eventually(t, patience, "the machine ends", func() error {
+	assert.Eventually(t, "the machine ends", func(testing.TB) error {
 		if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 			return errors.New("it runs")
 		}

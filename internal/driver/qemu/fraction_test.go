@@ -15,7 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/cgroup"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestFraction checks that a busy guest is limited to its fraction of a CPU, and that the
@@ -39,7 +39,7 @@ func TestFraction(t *testing.T) {
 	}
 	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.InstanceOf(spec.UID).PID()))
 	e.sendText(t, s, "b")
-	framework.Eventually(t, patience, "the kernel holds it back", func() error {
+	assert.Eventually(t, "the kernel holds it back", func(testing.TB) error {
 		stat, err := os.ReadFile(filepath.Join(group, "cpu.stat"))
 		if err == nil && (!strings.Contains(string(stat), "nr_throttled") || strings.Contains(string(stat), "nr_throttled 0\n")) {
 			err = textError(stat)

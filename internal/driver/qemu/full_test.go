@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // inodes is how many files fit on a small disk. It is the fewest that a file system
@@ -136,7 +136,7 @@ func TestDiskFullRunning(t *testing.T) {
 	filler := e.fill(t)
 	on := paused
 	on.Power = driver.PowerOn
-	framework.Eventually(t, patience, "the guest waits", func() error {
+	assert.Eventually(t, "the guest waits", func(t testing.TB) error {
 		_, _ = d.Ensure(t.Context(), on)
 		servers, err := d.List(t.Context(), on.UID)
 		if err != nil || len(servers) != 1 || servers[0].Err == nil || !strings.Contains(servers[0].Err.Error(), "disk is full") {
@@ -207,7 +207,7 @@ func TestEndWrittenLater(t *testing.T) {
 	e.sendText(t, s, "x")
 	end := waitExit(t, d, spec.UID)
 	must(t, os.Remove(filler))
-	framework.Eventually(t, patience, "its QEMU is collected", func() error {
+	assert.Eventually(t, "its QEMU is collected", func(testing.TB) error {
 		if pid := d.InstanceOf(spec.UID).PID(); pid != 0 {
 			return fmt.Errorf("it is process %d", pid)
 		}

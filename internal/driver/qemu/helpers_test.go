@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -113,7 +114,7 @@ func (e *engine) spec() driver.ServerSpec {
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +131,7 @@ func reach(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.St
 func reachWithin(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.State, within time.Duration) driver.Server {
 	t.Helper()
 	var s driver.Server
-	framework.Eventually(t, within, "Ensure reaches "+string(want), func() (err error) {
+	assert.Eventually(t, "Ensure reaches "+string(want), func(t testing.TB) (err error) {
 		s, err = d.Ensure(t.Context(), spec)
 		if err == nil && (s.State != want || want == driver.StateRunning && spec.RestartRun != "" && s.Run == spec.RestartRun) {
 			err = stateError(s)
@@ -156,7 +157,7 @@ func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.
 func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 	t.Helper()
 	path := d.InstanceOf(spec.UID).File(machine.SerialLogFile)
-	framework.Eventually(t, patience, "the guest prints "+text, func() error {
+	assert.Eventually(t, "the guest prints "+text, func(testing.TB) error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), text) {
 			err = textError(content)
@@ -169,7 +170,7 @@ func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 // that a busy host keeps waiting.
 func listAnswering(t *testing.T, d *Driver, uids ...types.UID) (servers []driver.Server) {
 	t.Helper()
-	framework.Eventually(t, patience, "each QEMU answers", func() (err error) {
+	assert.Eventually(t, "each QEMU answers", func(t testing.TB) (err error) {
 		servers, err = d.List(t.Context(), uids...)
 		must(t, err)
 		for _, s := range servers {
@@ -193,7 +194,7 @@ func (e textError) Error() string { return "it printed " + string(e) }
 func gone(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	framework.Eventually(t, patience, "a deletion succeeds", func() error {
+	assert.Eventually(t, "a deletion succeeds", func(testing.TB) error {
 		if err := d.Delete(ctx, spec.Target, false); !errors.Is(err, driver.ErrNotFound) {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -78,7 +79,7 @@ func TestHostIP(t *testing.T) {
 	if !slices.Equal(s.Ports, want) || !slices.Equal(s.Addresses, []string{"127.0.0.2"}) || len(s.Pending) != 0 {
 		t.Errorf("it is reached at %v by %+v, pending %v", s.Addresses, s.Ports, s.Pending)
 	}
-	framework.Eventually(t, patience, "the probe succeeds", func() error { return probe(t, d, spec, 80) })
+	assert.Eventually(t, "the probe succeeds", func(t testing.TB) error { return probe(t, d, spec, 80) })
 	dialer := net.Dialer{Timeout: time.Second}
 	if conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 		_ = conn.Close()

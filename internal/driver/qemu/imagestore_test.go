@@ -41,7 +41,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestWebImage checks that a server is pending while its image is fetched, that a Delete
@@ -159,7 +159,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 		}
 	}
 	close(gate)
-	framework.Eventually(t, patience, "it is restarted", func() error {
+	assert.Eventually(t, "it is restarted", func(t testing.TB) error {
 		s, err := d.Ensure(t.Context(), spec)
 		if err == nil && (s.State != driver.StateRunning || s.Run == first.Run) {
 			err = stateError(s)
@@ -361,7 +361,7 @@ func someServer() driver.ServerSpec {
 func fetchAll(t *testing.T, s *disks.ImageStore, spec driver.ServerSpec, refs ...image.Ref) error {
 	t.Helper()
 	var got error
-	framework.Eventually(t, patience, "the fetch ends", func() error {
+	assert.Eventually(t, "the fetch ends", func(t testing.TB) error {
 		var waits bool
 		if waits, got = s.FetchMissing(t.Context(), spec, refs...); waits {
 			return errors.New(s.Fetches.Progress(spec.UID))
@@ -375,7 +375,7 @@ func fetchAll(t *testing.T, s *disks.ImageStore, spec driver.ServerSpec, refs ..
 // fetch ends a moment after its image is there.
 func checkStore(t *testing.T, s *disks.ImageStore, images int) {
 	t.Helper()
-	framework.Eventually(t, patience, "all fetches have ended", func() error {
+	assert.Eventually(t, "all fetches have ended", func(testing.TB) error {
 		left, err := os.ReadDir(s.Engine.Path("tmp"))
 		if err == nil && len(left) != 0 {
 			err = fmt.Errorf("left behind: %v", left)
@@ -444,7 +444,7 @@ func TestSharedFetch(t *testing.T) {
 // used, and that it is used then. A fetch ends a moment after its image is there.
 func checkNoneWaits(t *testing.T, s *disks.ImageStore, who []driver.ServerSpec) {
 	t.Helper()
-	framework.Eventually(t, patience, "nothing is done for those who wait", func() error {
+	assert.Eventually(t, "nothing is done for those who wait", func(testing.TB) error {
 		for _, p := range s.Fetches.PendingServers() {
 			if p.Progress != "" || p.Err != nil {
 				return fmt.Errorf("pending is %+v", p)

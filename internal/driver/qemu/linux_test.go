@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -50,7 +51,7 @@ func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 }
 
 // get queries the guest's web server.
-func get(t *testing.T, port int32, path string) (*guestReport, error) {
+func get(t testing.TB, port int32, path string) (*guestReport, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -71,7 +72,7 @@ func get(t *testing.T, port int32, path string) (*guestReport, error) {
 func report(t *testing.T, port int32) *guestReport {
 	t.Helper()
 	var r *guestReport
-	framework.Eventually(t, patience, "the guest answers by its host port", func() (err error) {
+	assert.Eventually(t, "the guest answers by its host port", func(t testing.TB) (err error) {
 		r, err = get(t, port, "/")
 		return err
 	})
@@ -189,7 +190,7 @@ func TestSeed(t *testing.T) {
 	}
 	changed.RestartRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
 	reach(t, d, changed, driver.StateRunning)
-	framework.Eventually(t, patience, "the guest finds the change", func() error {
+	assert.Eventually(t, "the guest finds the change", func(t testing.TB) error {
 		r, err := get(t, port, "/")
 		if err == nil && (len(r.Seed) != 2 || r.Seed["user-data"] != "other") {
 			err = fmt.Errorf("it found %.200v", r.Seed)

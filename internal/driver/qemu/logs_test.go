@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // readLogs returns a log up to its end.
@@ -156,7 +156,7 @@ func (e *engine) printText(t *testing.T, d *Driver, spec driver.ServerSpec, text
 	c := attach(t, d, spec)
 	_, err := c.Write([]byte(text))
 	must(t, err)
-	framework.Eventually(t, patience, "the guest prints", func() error {
+	assert.Eventually(t, "the guest prints", func(testing.TB) error {
 		content, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile))
 		if err == nil && !strings.HasSuffix(string(content), text) {
 			err = textError(content)

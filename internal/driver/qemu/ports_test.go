@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // taken returns a host port that another process has during the test.
@@ -65,7 +65,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	gone(t, d, fixed)
 }
 
-func probe(t *testing.T, d *Driver, spec driver.ServerSpec, port int32) error {
+func probe(t testing.TB, d *Driver, spec driver.ServerSpec, port int32) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -92,7 +92,7 @@ func TestProbeOfWhatDoesNotListen(t *testing.T) {
 		53: "tcpSocket.port is 53", 81: "tcpSocket.port is 81",
 	} {
 		// A QEMU that a loaded host keeps waiting cannot be asked within a second.
-		framework.Eventually(t, patience, says, func() error {
+		assert.Eventually(t, says, func(t testing.TB) error {
 			switch err := probe(t, d, spec, port); {
 			case err == nil:
 				t.Fatalf("port %d is ready", port)
@@ -121,7 +121,7 @@ func TestReach(t *testing.T) {
 	if len(s.Addresses) != 1 || len(s.Ports) != 2 || s.Ports[0].Port != 80 || s.Ports[0].Protocol != "TCP" || s.Ports[0].Name != "" {
 		t.Fatalf("it is reached by %v and %+v", s.Addresses, s.Ports)
 	}
-	framework.Eventually(t, patience, "the probe succeeds", func() error { return probe(t, d, spec, 80) })
+	assert.Eventually(t, "the probe succeeds", func(t testing.TB) error { return probe(t, d, spec, 80) })
 	if r, err := get(t, s.Ports[0].HostPort, "/"); err != nil || r.Boots != 1 {
 		t.Errorf("once the probe has succeeded the guest reports %+v, %v", r, err)
 	}

@@ -22,13 +22,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // waitStopped waits until a machine's QEMU has ended.
 func waitStopped(t *testing.T, h *instance.Instance) {
 	t.Helper()
-	framework.Eventually(t, patience, "QEMU is gone", func() error {
+	assert.Eventually(t, "QEMU is gone", func(testing.TB) error {
 		if on, err := h.IsRunning(); on {
 			return errors.Join(errors.New("it runs"), err)
 		}
@@ -68,7 +69,7 @@ func TestRetained(t *testing.T) {
 				must(t, err)
 			}
 			waitStopped(t, h)
-			framework.Eventually(t, patience, "its group is gone", func() error {
+			assert.Eventually(t, "its group is gone", func(testing.TB) error {
 				if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
 					return errors.Join(errors.New("it is there"), err)
 				}
@@ -170,7 +171,7 @@ func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 	go func() { _, _ = io.Copy(io.Discard, conn) }()               // else QEMU would block the guest
 	_, err = conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it echoes its input
 	must(t, err)
-	framework.Eventually(t, patience, "its log is cut", func() error {
+	assert.Eventually(t, "its log is cut", func(testing.TB) error {
 		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
 		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
 			err = fmt.Errorf("put aside were %d bytes", len(old))
@@ -243,7 +244,7 @@ func TestSilence(t *testing.T) {
 	if uid := <-changes; uid != spec.UID {
 		t.Errorf("notified of %q", uid)
 	}
-	framework.Eventually(t, patience, "it answers", func() error {
+	assert.Eventually(t, "it answers", func(t testing.TB) error {
 		if listed, err = d.List(t.Context()); err != nil || len(listed) != 1 || listed[0].Err != nil {
 			return fmt.Errorf("listed: %+v, %w", listed, err)
 		}
@@ -347,7 +348,7 @@ func TestNotifiesOnce(t *testing.T) {
 			}
 			_ = os.Remove(record)
 			must(t, os.WriteFile(record, nil, 0o600))
-			framework.Eventually(t, patience, "what has changed is reported", func() error {
+			assert.Eventually(t, "what has changed is reported", func(testing.TB) error {
 				now.Step(instance.SuperviseEvery)
 				select {
 				case <-changes:

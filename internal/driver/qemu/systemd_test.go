@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -197,7 +198,7 @@ func copyFile(t *testing.T, from, to string) {
 // until repeats a command until it prints a text.
 func (c *terminal) until(command, text string) {
 	c.t.Helper()
-	framework.Eventually(c.t, bootsWithin, fmt.Sprintf("%s prints %q", command, text), func() error {
+	assert.Eventually(c.t, fmt.Sprintf("%s prints %q", command, text), func(testing.TB) error {
 		if out := c.run(command); !strings.Contains(out, text) {
 			return textError(out)
 		}

@@ -9,7 +9,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestGuestMemory checks that memory counts as the guest sees it: it is less again after
@@ -26,7 +26,7 @@ func TestGuestMemory(t *testing.T) {
 		if _, err := get(t, port, fmt.Sprintf("/eat?mib=%d", mib)); err != nil {
 			t.Fatal(err)
 		}
-		framework.Eventually(t, patience, fmt.Sprintf("the guest uses %d MiB and a little", mib), func() error {
+		assert.Eventually(t, fmt.Sprintf("the guest uses %d MiB and a little", mib), func(t testing.TB) error {
 			used, err := d.memory(t, spec)
 			if err == nil && (used == 0 || (used > eaten) != (mib > 0)) {
 				err = fmt.Errorf("it uses %d MiB", used>>20)
@@ -42,7 +42,7 @@ func TestGuestMemory(t *testing.T) {
 	gone(t, d, spec)
 }
 
-func (d *Driver) memory(t *testing.T, spec driver.ServerSpec) (int64, error) {
+func (d *Driver) memory(t testing.TB, spec driver.ServerSpec) (int64, error) {
 	t.Helper()
 	samples, err := d.Usage(t.Context(), spec.UID)
 	if err != nil || len(samples) != 1 {

@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -67,7 +68,7 @@ func (e adminEngine) startServer(t *testing.T, d driver.Driver, a driver.Admin, 
 		}
 		t.Errorf("%s is left", name)
 	})
-	framework.Eventually(t, framework.StepTimeout, name+" runs", func() (err error) {
+	assert.Eventually(t, name+" runs", func(t testing.TB) (err error) {
 		server, err = d.Ensure(t.Context(), spec)
 		if err == nil && server.State != driver.StateRunning {
 			err = errors.New(string(server.State) + " " + server.Progress)

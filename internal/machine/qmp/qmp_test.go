@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/machine/qmp"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -100,7 +101,7 @@ func (m *mock) untilHungUp() {
 	}
 }
 
-func within(t *testing.T, d time.Duration) context.Context {
+func within(t testing.TB, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
@@ -259,7 +260,7 @@ func startQEMU(t *testing.T) string {
 func dial(t *testing.T, path string, onEvent func(qmp.Event)) *qmp.Client {
 	t.Helper()
 	var c *qmp.Client
-	framework.Eventually(t, patience, "QEMU answers", func() (err error) {
+	assert.Eventually(t, "QEMU answers", func(t testing.TB) (err error) {
 		c, err = qmp.Dial(within(t, patience), path, onEvent)
 		return err
 	})

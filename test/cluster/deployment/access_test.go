@@ -22,6 +22,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -101,7 +102,7 @@ func testMetrics(t *testing.T, d *Deployment) {
 // waitForEndpoints returns the addresses of a Service, which are those of all replicas.
 func (d *Deployment) waitForEndpoints(t *testing.T, service string) (addresses []string) {
 	t.Helper()
-	framework.Eventually(t, stepTimeout, "endpoints of Service "+service, func() error {
+	assert.Eventually(t, "endpoints of Service "+service, func(t testing.TB) error {
 		slices, err := d.Kube.DiscoveryV1().EndpointSlices(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 		if err != nil {
 			return err
@@ -266,7 +267,7 @@ func checkReplicasServe(t *testing.T, d *Deployment, a *account) {
 			t.Errorf("the log by node %s is %q", node.Name, text)
 		}
 	}
-	framework.Eventually(t, stepTimeout, "each replica has served a stream", func() error {
+	assert.Eventually(t, "each replica has served a stream", func(t testing.TB) error {
 		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -304,7 +305,7 @@ func testSecrets(t *testing.T, d *Deployment) {
 
 func (d *Deployment) waitForCloudVM(t testing.TB, ns string, check framework.VMCheck) {
 	t.Helper()
-	framework.Eventually(t, stepTimeout, "the VM in namespace "+ns, func() error {
+	assert.Eventually(t, "the VM in namespace "+ns, func(t testing.TB) error {
 		vm, err := d.VMs.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), "cloud", metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // TestDisruption drains the nodes in turn, and has replicas that cannot run. Meanwhile users
@@ -171,7 +171,7 @@ func (d *Deployment) checkAbsentImage(t *testing.T) {
 
 func (d *Deployment) waitForPod(t *testing.T, what string, is func(*corev1.Pod) bool) {
 	t.Helper()
-	framework.Eventually(t, stepTimeout, what, func() error {
+	assert.Eventually(t, what, func(t testing.TB) error {
 		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err

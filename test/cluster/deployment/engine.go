@@ -15,6 +15,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -92,7 +93,7 @@ func (e *Engine) connect(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	framework.Eventually(t, stepTimeout, "the engine to answer", func() error {
+	assert.Eventually(t, "the engine to answer", func(t testing.TB) error {
 		_, err := c.Ping(t.Context(), client.PingOptions{})
 		return err
 	})

@@ -19,6 +19,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -171,7 +172,7 @@ func (g *guests) requestWithoutDrover(t testing.TB) {
 		defer cancel()
 		g.left <- g.leaving.DeleteVM(ctx)
 	}()
-	framework.Eventually(t, stepTimeout, "a deletion is requested", func() error {
+	assert.Eventually(t, "a deletion is requested", func(t testing.TB) error {
 		vm, err := g.leaving.VMs.Get(t.Context(), g.leaving.Name, metav1.GetOptions{})
 		if err == nil && vm.DeletionTimestamp == nil {
 			err = errors.New("it is not")
@@ -211,7 +212,7 @@ func (d *Deployment) waitUntilImage(t testing.TB, tag string) {
 // waitUntilGone waits until no replica is left.
 func (d *Deployment) waitUntilGone(t testing.TB) {
 	t.Helper()
-	framework.Eventually(t, stepTimeout, "the replicas are gone", func() error {
+	assert.Eventually(t, "the replicas are gone", func(t testing.TB) error {
 		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
 		if err == nil && len(pods.Items) > 0 {
 			err = fmt.Errorf("there are %d pods", len(pods.Items))

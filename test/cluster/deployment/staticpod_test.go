@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -43,7 +44,7 @@ func TestStaticPod(t *testing.T) {
 	file := filepath.Join(node.Dir, "manifests", "drover-controller.yaml")
 	writeFile(t, file, []byte(content))
 
-	framework.Eventually(t, stepTimeout, "the static pod is ready", func() error {
+	assert.Eventually(t, "the static pod is ready", func(t testing.TB) error {
 		_, err := d.tryKubectl(t, "-n", "kube-system", "wait", "--for=condition=Ready", "pod/drover-controller-"+node.Name, "--timeout=1s")
 		return err
 	})
@@ -51,7 +52,7 @@ func TestStaticPod(t *testing.T) {
 	g := d.createGuests(t)
 
 	d.must(t, os.Remove(file))
-	framework.Eventually(t, stepTimeout, "the static pod is gone", func() error {
+	assert.Eventually(t, "the static pod is gone", func(t testing.TB) error {
 		_, err := d.tryKubectl(t, "-n", "kube-system", "wait", "--for=delete", "pod/drover-controller-"+node.Name, "--timeout=1s")
 		return err
 	})

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -154,7 +155,7 @@ func (c *ControllerProcess) stopAtEnd() {
 // WaitForLog waits until a controller has logged a text.
 func (env *Environment) WaitForLog(t testing.TB, c *ControllerProcess, text string) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the controller logs "+text, func() error {
+	assert.Eventually(t, "the controller logs "+text, func(testing.TB) error {
 		if !strings.Contains(c.Output(), text) {
 			return errors.New("it has not")
 		}

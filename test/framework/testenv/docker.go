@@ -16,6 +16,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -91,7 +92,7 @@ func RemoveContainer(t testing.TB, id string) {
 // RequestFromGuest sends a request to the demo guest until it answers.
 func RequestFromGuest(t testing.TB, vm *api.VirtualMachine, path string) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the guest of "+vm.Name+" answers "+path, func() error { return TryGuestRequest(t, vm, path) })
+	assert.Eventually(t, "the guest of "+vm.Name+" answers "+path, func(t testing.TB) error { return TryGuestRequest(t, vm, path) })
 }
 
 // TryGuestRequest sends a request to the demo guest once.

@@ -21,6 +21,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -42,7 +43,7 @@ func (env *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.Virt
 // CreateActiveVM creates a VM and waits until it is Active.
 func (env *Environment) CreateActiveVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
 	t.Helper()
-	return env.WaitForVM(t, env.CreateVM(t, b), framework.StepTimeout, framework.IsActive)
+	return env.WaitForVM(t, env.CreateVM(t, b), framework.IsActive)
 }
 
 // GetVM reads a VM; it is nil if there is none of that UID.
@@ -86,17 +87,32 @@ func (env *Environment) DeleteVM(t testing.TB, vm *api.VirtualMachine) {
 }
 
 // WaitForVM waits until a VM passes all checks and returns it.
-func (env *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...framework.VMCheck) *api.VirtualMachine {
+func (env *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, checks ...framework.VMCheck) (now *api.VirtualMachine) {
 	t.Helper()
-	var now *api.VirtualMachine
-	framework.Eventually(t, within, vm.Namespace+"/"+vm.Name, func() error {
-		now = env.GetVM(t, vm)
-		if now == nil {
-			return errors.New("it is not there")
-		}
-		return checkAll(now, checks)
+	assert.Eventually(t, vm.Namespace+"/"+vm.Name, func(t testing.TB) (err error) {
+		now, err = env.getChecked(t, vm, checks)
+		return err
 	})
 	return now
+}
+
+// CheckVM requires that a VM passes all checks now, and returns it.
+func (env *Environment) CheckVM(t testing.TB, vm *api.VirtualMachine, checks ...framework.VMCheck) (now *api.VirtualMachine) {
+	t.Helper()
+	assert.Check(t, vm.Namespace+"/"+vm.Name, func(t testing.TB) (err error) {
+		now, err = env.getChecked(t, vm, checks)
+		return err
+	})
+	return now
+}
+
+func (env *Environment) getChecked(t testing.TB, vm *api.VirtualMachine, checks []framework.VMCheck) (*api.VirtualMachine, error) {
+	t.Helper()
+	now := env.GetVM(t, vm)
+	if now == nil {
+		return nil, errors.New("it is not there")
+	}
+	return now, checkAll(now, checks)
 }
 
 func checkAll(vm *api.VirtualMachine, checks []framework.VMCheck) error {
@@ -109,14 +125,23 @@ func checkAll(vm *api.VirtualMachine, checks []framework.VMCheck) error {
 }
 
 // WaitForDeletion waits until a VM is gone and returns how long that took.
-func (env *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine, within time.Duration) time.Duration {
+func (env *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine) time.Duration {
 	t.Helper()
-	return framework.Eventually(t, within, vm.Namespace+"/"+vm.Name+" is gone", func() error {
-		if now := env.GetVM(t, vm); now != nil {
-			return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, framework.FormatStatus(now))
-		}
-		return nil
-	})
+	return assert.Eventually(t, vm.Namespace+"/"+vm.Name+" is gone", func(t testing.TB) error { return env.findGone(t, vm) })
+}
+
+// CheckDeletion requires that a VM is gone now.
+func (env *Environment) CheckDeletion(t testing.TB, vm *api.VirtualMachine) {
+	t.Helper()
+	assert.Check(t, vm.Namespace+"/"+vm.Name+" is gone", func(t testing.TB) error { return env.findGone(t, vm) })
+}
+
+func (env *Environment) findGone(t testing.TB, vm *api.VirtualMachine) error {
+	t.Helper()
+	if now := env.GetVM(t, vm); now != nil {
+		return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, framework.FormatStatus(now))
+	}
+	return nil
 }
 
 // ListEvents returns the events about a VM, or all where vm is nil.
@@ -139,7 +164,7 @@ func (env *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []event
 func (env *Environment) WaitForEvent(t testing.TB, vm *api.VirtualMachine, reason string) eventsv1.Event {
 	t.Helper()
 	var found eventsv1.Event
-	framework.Eventually(t, framework.StepTimeout, "an event of reason "+reason, func() error {
+	assert.Eventually(t, "an event of reason "+reason, func(t testing.TB) error {
 		var had []string
 		for _, e := range env.ListEvents(t, vm) {
 			if e.Reason == reason {
@@ -210,7 +235,7 @@ func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.
 // WaitFor waits until the history has a version that passes all checks, and returns those up to it.
 func (h *VMHistory) WaitFor(t testing.TB, checks ...framework.VMCheck) (all []*api.VirtualMachine) {
 	t.Helper()
-	framework.Eventually(t, framework.StepTimeout, "the watch brings a version", func() (err error) {
+	assert.Eventually(t, "the watch brings a version", func(testing.TB) (err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		for n, version := range h.versions {
@@ -226,16 +251,25 @@ func (h *VMHistory) WaitFor(t testing.TB, checks ...framework.VMCheck) (all []*a
 
 // WaitForServers waits until a VM has that many servers, containers and fake ones
 // taken together.
-func (env *Environment) WaitForServers(t testing.TB, vm *api.VirtualMachine, want int, within time.Duration) {
+func (env *Environment) WaitForServers(t testing.TB, vm *api.VirtualMachine, want int) {
 	t.Helper()
-	framework.Eventually(t, within, fmt.Sprintf("%s/%s has %d servers", vm.Namespace, vm.Name, want), func() error {
-		n := len(ListContainers(t, vm.UID))
-		if env.ReadFakeServer(t, vm.UID) != nil {
-			n++
-		}
-		if n != want {
-			return fmt.Errorf("it has %d", n)
-		}
-		return nil
-	})
+	assert.Eventually(t, "servers of "+vm.Namespace+"/"+vm.Name, func(t testing.TB) error { return env.countServers(t, vm, want) })
+}
+
+// CheckServers requires that a VM has that many servers now.
+func (env *Environment) CheckServers(t testing.TB, vm *api.VirtualMachine, want int) {
+	t.Helper()
+	assert.Check(t, "servers of "+vm.Namespace+"/"+vm.Name, func(t testing.TB) error { return env.countServers(t, vm, want) })
+}
+
+func (env *Environment) countServers(t testing.TB, vm *api.VirtualMachine, want int) error {
+	t.Helper()
+	n := len(ListContainers(t, vm.UID))
+	if env.ReadFakeServer(t, vm.UID) != nil {
+		n++
+	}
+	if n != want {
+		return fmt.Errorf("there are %d, want %d", n, want)
+	}
+	return nil
 }
