@@ -20,6 +20,8 @@ KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 
 ARGS ?=
 # What the demo runs: docker, qemu, pod or fake.
 DRIVER ?= docker
+# What make mutants changes: one package that decides.
+PKG ?= ./internal/controller/policy
 # What make soak runs on: fake, docker and qemu unless some are named.
 ENGINES ?=
 # How many nodes make cluster starts, from 1 to 9.
@@ -83,8 +85,8 @@ faults-full: build ## the same at every point of every workload, and at many pai
 	@DROVER_FAULTS=full hack/faults.sh $(ARGS)
 
 .PHONY: mutants
-mutants: ## measure whether tests notice small changes of the code that decides, and print what they do not; 20 minutes; ARGS
-	@hack/mutants.sh $(ARGS)
+mutants: ## try small changes of the code that decides, and print which of them no unit test notices; PKG=./internal/leader
+	@nice -n 10 go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0 unleash $(PKG) $(ARGS)
 
 .PHONY: soak
 soak: build ## thousands of VMs live and end while faults occur, and what the controllers need is plotted; root, an hour; ENGINES="fake qemu"
