@@ -78,15 +78,15 @@ failover: build ## test failover at length (10 minutes): replicas halted, killed
 
 .PHONY: faults
 faults: build ## kill controllers and cut the power at sampled points, and print how many; root, 10 minutes; ARGS
-	@DROVER_FAULTS=default hack/faults.sh $(ARGS)
+	@hack/faults.sh default $(ARGS)
 
 .PHONY: faults-full
 faults-full: build ## the same at every point of every workload, and at many pairs; root, three hours; ARGS
-	@DROVER_FAULTS=full hack/faults.sh $(ARGS)
+	@hack/faults.sh full $(ARGS)
 
 .PHONY: mutants
 mutants: ## try small changes of the code that decides, and print which of them no unit test notices; PKG=./internal/leader
-	@nice -n 10 go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0 unleash $(PKG) $(ARGS)
+	@nice -n 10 go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0 unleash --timeout-coefficient 30 $(PKG) $(ARGS)
 
 .PHONY: soak
 soak: build ## thousands of VMs live and end while faults occur, and what the controllers need is plotted; root, an hour; ENGINES="fake qemu"

@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/faults/soak"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // search looks for what a bug breaks.
@@ -80,7 +81,7 @@ func replaying(kind, name string) search {
 	})
 }
 
-// exploringShort explores a kind as every test run does.
+// exploringShort explores a little of a kind.
 func exploringShort(kind string) search {
 	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
 		return findKind(kind).Explore(ctx, l, lab.SizeShort)
@@ -116,7 +117,7 @@ func exploringAgain(kind string) search {
 		if err != nil {
 			return r, err
 		}
-		cmd := exec.CommandContext(ctx, program, "-test.run=^TestFaults$/^"+kind+"$")
+		cmd := exec.CommandContext(ctx, program, "-test.run=^TestFaults$/^"+kind+"$", "-size="+string(size))
 		cmd.Env = append(os.Environ(), l.Environment...)
 		out, err := cmd.CombinedOutput()
 		if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
@@ -251,9 +252,7 @@ var writeOverlay = sync.OnceValues(func() (string, error) {
 // TestSeededBugs checks that each bug is found, and prints the table of docs/faults.md. Most of
 // the time a search waits, so several go on at a time.
 func TestSeededBugs(t *testing.T) {
-	if size == lab.SizeShort {
-		t.Skip("make faults finds them: they take a build")
-	}
+	tier.Full(t, "builds and a search for each bug; the gate keeps the rules, and TestEveryRuleIsNeeded")
 	all := openLab(t, buggyController)
 	all.DecidesOtherwise = true
 	found := make([]lab.Result, len(seededBugs))

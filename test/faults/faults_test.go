@@ -19,14 +19,16 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/powercut"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
-// sizeEnv selects how much is explored: a lab.Size; short if it is empty.
-const sizeEnv = "DROVER_FAULTS"
+var (
+	caseFlag = flag.String("case", "", "name of the one case to run again, with -run and the kind's name")
+	sizeFlag = flag.String("size", "", "how much is explored: short, default, full, exhaustive or soak; short in the gate and default in the full tier, unless it is set")
+)
 
-var caseFlag = flag.String("case", "", "name of the one case to run again, with -run and the kind's name")
-
-var size = lab.Size(cmp.Or(os.Getenv(sizeEnv), string(lab.SizeShort)))
+// size is how much is explored.
+var size lab.Size
 
 func TestMain(m *testing.M) {
 	if ran, err := powercut.RunWorkload(context.Background()); ran {
@@ -37,6 +39,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
+	size = lab.Size(cmp.Or(*sizeFlag, string(map[bool]lab.Size{false: lab.SizeShort, true: lab.SizeDefault}[tier.IsFull()])))
 	os.Exit(runTests(m))
 }
 
@@ -119,9 +122,9 @@ func TestFaults(t *testing.T) {
 	for n, k := range kinds {
 		t.Run(k.Name, func(t *testing.T) {
 			if !k.IsIn(size) && *caseFlag == "" {
-				t.Skipf("it is explored in the sizes %v", k.Sizes)
+				t.Skipf("it is explored in the sizes %v; the gate explores faults on the fake engine", k.Sizes)
 			}
-			if size != lab.SizeShort && !k.Unmarked {
+			if !k.Unmarked {
 				t.Parallel()
 			}
 			l, err := labFor(t, k, sharedLab)

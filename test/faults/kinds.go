@@ -24,19 +24,19 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "crash points, fake", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Cases: 2, Pairs: 4}, lab.SizeDefault: {Cases: 3, Pairs: 10}, lab.SizeFull: {Pairs: 1000},
+			lab.SizeShort: {Cases: 1, Pairs: 2}, lab.SizeDefault: {Cases: 3, Pairs: 10}, lab.SizeFull: {Pairs: 1000},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "crash points, docker", Parallel: 6, InTurn: true, Engines: []lab.Engine{lab.NewDocker()},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 1, Pairs: 4}, lab.SizeFull: {Pairs: 100},
+			lab.SizeDefault: {Cases: 1, Pairs: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "crash points, qemu", Parallel: 4, InTurn: true, Engines: []lab.Engine{lab.NewQEMU()},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3, Pairs: 2}, lab.SizeDefault: {Cases: 1, Pairs: 4}, lab.SizeFull: {Pairs: 100},
+			lab.SizeDefault: {Cases: 1, Pairs: 4}, lab.SizeFull: {Pairs: 100},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -50,7 +50,7 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "answers of the API", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}, Faults: crash.Answers,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: running, Cases: 3}, lab.SizeDefault: {Workloads: running, Cases: 3}, lab.SizeFull: {Workloads: running},
+			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: running, Cases: 3}, lab.SizeFull: {Workloads: running},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -63,14 +63,14 @@ var kinds = []lab.Kind{
 		Name: "engine, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}},
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Stopped, outside.Paused, outside.Resized, outside.Away, outside.Exchanged, outside.Restored),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: bound, Cases: 4}, lab.SizeFull: {Workloads: bound},
+			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: bound, Cases: 4}, lab.SizeFull: {Workloads: bound},
 		},
 	}),
 	crash.Kind(crash.Settings{
 		Name: "two leaders, fake", Parallel: 24, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Faults: crash.Outside(outside.Superseded),
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone},
+			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: alone, Cases: 2}, lab.SizeFull: {Workloads: alone},
 		},
 	}),
 	crash.Kind(crash.Settings{
@@ -117,7 +117,7 @@ var kinds = []lab.Kind{
 	apifaults.Kind(apifaults.Settings{
 		Name: "watch events", Parallel: 16, Engines: []lab.Engine{lab.Fake{}}, Faults: apifaults.WatchEvents,
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 3}, lab.SizeDefault: {Workloads: lively, Cases: 2}, lab.SizeFull: {Workloads: lively},
+			lab.SizeShort: {Workloads: inShort, Cases: 2}, lab.SizeDefault: {Workloads: lively, Cases: 2}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.Kind(apifaults.Settings{
@@ -135,13 +135,13 @@ var kinds = []lab.Kind{
 	apifaults.SecondServerKind(apifaults.Settings{
 		Name: "second API server", Parallel: 16, Engines: []lab.Engine{lab.Fake{}},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Workloads: inShort, Cases: 1}, lab.SizeDefault: {Workloads: lively, Cases: 2}, lab.SizeFull: {Workloads: lively},
+			lab.SizeDefault: {Workloads: lively, Cases: 2}, lab.SizeFull: {Workloads: lively},
 		},
 	}),
 	apifaults.EtcdKind("etcd"),
 	soak.Kind(soak.Settings{
 		Engine: lab.Fake{}, Parallel: 64, Round: 200,
-		Lifecycles: map[lab.Size]int{lab.SizeShort: 12, lab.SizeDefault: 100, lab.SizeFull: 1000, lab.SizeSoak: 8500},
+		Lifecycles: map[lab.Size]int{lab.SizeDefault: 100, lab.SizeFull: 1000, lab.SizeSoak: 8500},
 	}),
 	soak.Kind(soak.Settings{
 		Engine: lab.NewDocker(), Parallel: 8, Round: 40, Lifecycles: map[lab.Size]int{lab.SizeSoak: 1000},
@@ -154,8 +154,8 @@ var kinds = []lab.Kind{
 	guestwrites.Kind(),
 }
 
-// inShort are the workloads of real engines in every test run.
-var inShort = []string{"create", "restart", "delete"}
+// inShort are the workloads of most kinds in the gate, where crash points has all.
+var inShort = []string{"restart", "delete"}
 
 // alone are those in which only the calls fail.
 var alone = []string{"create", "power", "resize", "restart", "replace", "delete", "create-delete", "recreate", "retain", "namespace"}

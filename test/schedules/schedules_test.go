@@ -7,10 +7,12 @@ package schedules
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,23 +31,35 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"cloudnative.tw/drover/test/bugs"
+	"cloudnative.tw/drover/test/tier"
 )
 
 var (
 	seedFlag    = flag.Uint64("seed", 0, "run this schedule alone and print its trace")
-	firstFlag   = flag.Uint64("first", 1, "the first seed")
+	firstFlag   = flag.Uint64("first", 0, "the first seed; 0: by chance in the full tier, else 1")
 	seedsFlag   = flag.Int("seeds", 1, "how many seeds to replay")
-	replaysFlag = flag.Int("replays", 100, "how often to replay each")
+	replaysFlag = flag.Int("replays", 0, "how often to replay each; 0: 100 times in the full tier, else 20")
 	bugFlag     = flag.String("bug", "", "seed this bug alone")
 	bugFlagTime = flag.Duration("bug-duration", 5*time.Minute, "how long to look for a seeded bug, at most")
 	untilFlag   = flag.Bool("until-violation", false, "stop at the first violation")
 	workersFlag = flag.Uint64("workers", uint64(runtime.GOMAXPROCS(0)), "how many processes explore")
 	strideFlag  = flag.Uint64("stride", 1, "the difference of one seed and the next")
-	timeFlag    = flag.Duration("duration", 10*time.Second, "how long to explore schedules")
+	timeFlag    = flag.Duration("duration", 0, "how long to explore schedules; 0: 30 s in the full tier, and so many schedules in the gate")
 )
+
+// gateSchedules is how many schedules the gate explores: always the same ones, on any host.
+const gateSchedules = 200
+
+// isGate reports whether these are the schedules of the gate.
+func isGate() bool { return *timeFlag == 0 }
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if tier.IsFull() {
+		*timeFlag, *replaysFlag = cmp.Or(*timeFlag, 30*time.Second), cmp.Or(*replaysFlag, 100)
+		*firstFlag = cmp.Or(*firstFlag, rand.Uint64N(1<<32)) //nolint:gosec // chance
+	}
+	*replaysFlag, *firstFlag = cmp.Or(*replaysFlag, 20), cmp.Or(*firstFlag, 1)
 	ctrl.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())
 	utilruntime.ErrorHandlers = nil // the default ones remember the time across bubbles
@@ -63,7 +77,7 @@ func run(t *testing.T, o Options) (result Result) {
 	return result
 }
 
-// TestSchedules explores schedules for a while, or replays one.
+// TestSchedules explores schedules, or replays one.
 func TestSchedules(t *testing.T) {
 	if *seedFlag != 0 {
 		r := run(t, Options{Seed: *seedFlag, Trace: io.Writer(os.Stdout)})
@@ -81,12 +95,15 @@ func TestSchedules(t *testing.T) {
 	explore(t)
 }
 
-// explore explores schedules until the time is over, and prints what it did.
+// explore explores schedules until all are or the time is over, and prints what it did.
 func explore(t *testing.T) {
 	t.Helper()
 	total := Result{Faults: map[string]int{}}
 	count, began := 0, time.Now()
-	for seed := *firstFlag; time.Since(began) < *timeFlag && (!*untilFlag || !t.Failed()); seed += *strideFlag {
+	isOver := func(seed uint64) bool {
+		return isGate() && seed >= *firstFlag+gateSchedules || !isGate() && time.Since(began) > *timeFlag || *untilFlag && t.Failed()
+	}
+	for seed := *firstFlag; !isOver(seed); seed += *strideFlag {
 		r := run(t, Options{Seed: seed})
 		count++
 		total.add(r)
@@ -113,6 +130,7 @@ var countLine = regexp.MustCompile(`count +(\d+) (.*)`)
 // random numbers is one for a process.
 func exploreInProcesses(t *testing.T) {
 	t.Helper()
+	t.Logf("the first seed is %d", *firstFlag)
 	outs := make(chan string)
 	for n := range *workersFlag {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestSchedules$", "-test.v", "-workers", "1",
@@ -140,8 +158,8 @@ func exploreInProcesses(t *testing.T) {
 
 // TestSeededBugs checks that each bug of the list breaks its rules and no other.
 func TestSeededBugs(t *testing.T) {
-	if os.Getenv("DROVER_FAULTS") == "" && *bugFlag == "" {
-		t.Skip("make faults looks for them: it takes a build")
+	if *bugFlag == "" {
+		tier.Full(t, "builds a program with all bugs and searches for minutes; the gate keeps the rules, in TestSchedules")
 	}
 	binary := buildWithBugs(t)
 	for _, bug := range bugs.All {
@@ -150,7 +168,7 @@ func TestSeededBugs(t *testing.T) {
 		}
 		t.Run(bug.Name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^TestSchedules$", "-test.v", "-workers", "1", "-until-violation", "-duration", bugFlagTime.String())
+			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^TestSchedules$", "-test.v", "-workers", "1", "-until-violation", "-first", "1", "-duration", bugFlagTime.String())
 			cmd.Env = append(os.Environ(), bugs.Variable+"="+bug.Name)
 			out, err := cmd.CombinedOutput()
 			if err == nil {
@@ -193,6 +211,7 @@ func buildWithBugs(t *testing.T) string {
 // TestReplay checks that a seed has one trace.
 func TestReplay(t *testing.T) {
 	for seed := *firstFlag; seed < *firstFlag+uint64(*seedsFlag); seed++ { //nolint:gosec // few
+		t.Logf("the seed is %d", seed)
 		var want bytes.Buffer
 		run(t, Options{Seed: seed, Trace: &want})
 		for n := range *replaysFlag {

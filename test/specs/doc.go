@@ -11,5 +11,5 @@
 // of what users do (users_test.go). A watch sees every state in between (states_test.go).
 //
 // A new field of the CRD is covered without a change here, or a test says which value is
-// missing. DROVER_FAULTS=full runs everything; otherwise it is a sample, always the same.
+// missing. The full tier runs everything; the gate a sample, always the same.
 package specs

@@ -151,7 +151,7 @@ func leftMachines(t *testing.T, vm *api.VirtualMachine) (left []string) {
 		return endRetained(t, vm, retained)
 	}
 	// The process that supervises it may announce its end after the deletion.
-	_, _ = framework.Poll(framework.StepTimeout, func() error {
+	_ = assert.Poll(t.Context(), "nothing is left", func() error {
 		left = testenv.FilesWithUID(t, environment.qemuDir, vm.UID)
 		for _, pid := range testenv.MachineProcesses(t, vm.UID) {
 			left = append(left, fmt.Sprintf("process %d", pid))

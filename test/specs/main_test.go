@@ -16,14 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
-
-// fullEnv selects the full form, which takes most of an hour.
-const fullEnv = "DROVER_FAULTS"
-
-func isFull() bool { return os.Getenv(fullEnv) == "full" }
 
 // environment has one controller with all drivers, for all tests.
 var environment *specEnvironment
@@ -75,14 +71,13 @@ func startEnvironment() (func() error, error) {
 // waitSwept waits until no simulated server is left. A test may end by deletions that leave
 // servers to the orphan sweep (users.waitSwept).
 func (e *specEnvironment) waitSwept() error {
-	_, err := framework.Poll(framework.StepTimeout, func() error {
+	return assert.Poll(context.Background(), "the sweep removes all servers", func() error {
 		left, err := filepath.Glob(filepath.Join(e.FakeDir, "*.json"))
 		if len(left) > 0 {
 			err = fmt.Errorf("these servers are left: %q", left)
 		}
 		return err
 	})
-	return err
 }
 
 // newNamespace makes a namespace with the Secret that specs refer to.

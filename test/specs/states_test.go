@@ -6,12 +6,13 @@ package specs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -29,7 +31,6 @@ type states struct {
 	ns string
 
 	mu         sync.Mutex
-	changed    chan struct{} // closed and replaced at each event
 	latest     map[string]*api.VirtualMachine
 	seen       int
 	violations []string
@@ -39,7 +40,7 @@ type states struct {
 // watchStates follows the VirtualMachines of a namespace until the test ends.
 func watchStates(t *testing.T, ns string) *states {
 	t.Helper()
-	s := &states{ns: ns, changed: make(chan struct{}), latest: map[string]*api.VirtualMachine{}}
+	s := &states{ns: ns, latest: map[string]*api.VirtualMachine{}}
 	ctx, stop := context.WithCancel(context.Background())
 	none, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).List(ctx, metav1.ListOptions{})
 	must(t, err)
@@ -69,8 +70,6 @@ func (s *states) fail(ctx context.Context, err error) {
 	defer s.mu.Unlock()
 	if ctx.Err() == nil {
 		s.err = err
-		close(s.changed)
-		s.changed = make(chan struct{})
 	}
 }
 
@@ -90,8 +89,6 @@ func (s *states) record(event watch.Event) {
 	if event.Type == watch.Deleted {
 		delete(s.latest, vm.Name)
 	}
-	close(s.changed)
-	s.changed = make(chan struct{})
 }
 
 func specText(vm *api.VirtualMachine) string {
@@ -104,27 +101,31 @@ func specText(vm *api.VirtualMachine) string {
 
 // wait waits until a VirtualMachine is as check wants it; it is nil once it is gone.
 func (s *states) wait(what string, name string, check func(*api.VirtualMachine) bool) (*api.VirtualMachine, error) {
-	timeout := time.NewTimer(framework.StepTimeout)
-	defer timeout.Stop()
-	for {
+	var vm *api.VirtualMachine
+	var ended error
+	err := assert.Poll(context.Background(), name+" is "+what, func() error {
 		s.mu.Lock()
-		vm, changed, err := s.latest[name], s.changed, s.err
+		vm, ended = s.latest[name], s.err
 		s.mu.Unlock()
-		if err != nil {
-			return nil, err
+		switch {
+		case ended != nil || check(vm):
+			return nil
+		case vm == nil:
+			return errors.New("it is not there")
 		}
-		if check(vm) {
-			return vm, nil
-		}
-		select {
-		case <-changed:
-		case <-timeout.C:
-			if vm == nil {
-				return nil, fmt.Errorf("%s was not %s in time, and is not there", name, what)
-			}
-			return nil, fmt.Errorf("%s was not %s in time: spec %s, status %s", name, what, specText(vm), framework.FormatStatus(vm))
-		}
+		return fmt.Errorf("spec %s, status %s", specText(vm), framework.FormatStatus(vm))
+	})
+	if err := errors.Join(err, ended); err != nil {
+		return nil, err
 	}
+	return vm, nil
+}
+
+// all returns the VirtualMachines by name.
+func (s *states) all() map[string]*api.VirtualMachine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.latest)
 }
 
 // report returns how many states were seen, and what was wrong with them.

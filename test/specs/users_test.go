@@ -22,7 +22,9 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestUsers runs random sequences of what users do on a fake engine, and compares what comes
@@ -43,7 +45,7 @@ func TestUsers(t *testing.T) {
 // first test begins, since all tests read them.
 func setRapidFlags() error {
 	values := map[string]string{"rapid.nofailfile": "true", "rapid.checks": "12", "rapid.seed": "1"}
-	if isFull() {
+	if tier.IsFull() {
 		values["rapid.checks"] = "400"
 		delete(values, "rapid.seed")
 	}
@@ -214,27 +216,25 @@ func (u *users) delete(t *rapid.T, m *model) {
 // waitGone waits until a VirtualMachine is gone. It asks the API, because the watch may not even
 // have brought the creation yet.
 func (u *users) waitGone(m *model) error {
-	_, err := framework.Poll(framework.StepTimeout, func() error {
+	return assert.Poll(u.t.Context(), m.name+" is gone", func() error {
 		vm, err := u.api().Get(context.Background(), m.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return errors.Join(err, fmt.Errorf("%s is not gone: %s", m.name, framework.FormatStatus(vm)))
+		return errors.Join(err, errors.New(framework.FormatStatus(vm)))
 	})
-	return err
 }
 
 // waitSwept waits until the server of a VirtualMachine that is gone is removed. A deletion at
 // the time at which the finalizer is added ends the object and not its server, since
 // kube-apiserver does not look again: then the orphan sweep removes it.
 func (u *users) waitSwept(m *model) error {
-	_, err := framework.Poll(framework.StepTimeout, func() error {
+	return assert.Poll(u.t.Context(), "the sweep removes the server of "+m.name, func() error {
 		if r := environment.ReadFakeServer(u.t, types.UID(m.uid)); r != nil {
-			return fmt.Errorf("%s is gone, and its server is there: %+v", m.name, r)
+			return fmt.Errorf("%+v", r)
 		}
 		return nil
 	})
-	return err
 }
 
 // recreate deletes and creates under one name, as kubectl replace --force does.

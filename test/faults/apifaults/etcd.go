@@ -24,9 +24,9 @@ import (
 // come back with another past, in the midst of what users have requested.
 func EtcdKind(name string) lab.Kind {
 	return lab.Kind{
-		Name: name, NeedsOwnLab: true,
+		Name: name, NeedsOwnLab: true, Sizes: []lab.Size{lab.SizeDefault, lab.SizeFull},
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
-			return exploreEtcd(ctx, l, func(c etcdCase) bool { return c.isIn(size) })
+			return exploreEtcd(ctx, l, func(c etcdCase) bool { return size == lab.SizeFull || !c.isRare })
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
 			return exploreEtcd(ctx, l, func(c etcdCase) bool { return c.name == name })
@@ -37,8 +37,8 @@ func EtcdKind(name string) lab.Kind {
 // etcdCase is what happens to etcd after users have requested something.
 type etcdCase struct {
 	name string
-	// size is the smallest in which it is run.
-	size lab.Size
+	// isRare is set if it is run in lab.SizeFull alone.
+	isRare bool
 	// prepare is called before the requests, and fault after them. They may be nil.
 	prepare, fault func(context.Context, *etcdRun) error
 	// later is how many VirtualMachines users create.
@@ -49,34 +49,23 @@ type etcdCase struct {
 	isExpected func(lab.Violation) bool
 }
 
-func (c etcdCase) isIn(size lab.Size) bool {
-	order := []lab.Size{lab.SizeShort, lab.SizeDefault, lab.SizeFull}
-	return slices.Index(order, c.size) <= slices.Index(order, size)
-}
-
 // frozenLosses is how many lost VirtualMachines freeze the sweep, which then keeps servers.
 const frozenLosses = 5
 
 // etcdCases returns all cases. The first has no fault: its end is that of the others.
 func etcdCases() []etcdCase {
 	all := []etcdCase{
-		{name: "none", size: lab.SizeShort, later: 1},
-		{name: "compacted", size: lab.SizeDefault, later: 1, prepare: cutOff, fault: compactAndReturn},
-		{name: "restored", size: lab.SizeDefault, later: 1, past: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
-		{name: "restored, not raised", size: lab.SizeDefault, later: 1, past: true, prepare: backUp, fault: restoreAsIs, isExpected: isSecondServer},
-		{name: "restored, many are lost", size: lab.SizeDefault, later: frozenLosses, past: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
+		{name: "none", later: 1},
+		{name: "compacted", later: 1, prepare: cutOff, fault: compactAndReturn},
+		{name: "restored", later: 1, past: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
+		{name: "restored, not raised", later: 1, past: true, prepare: backUp, fault: restoreAsIs, isExpected: isSecondServer},
+		{name: "restored, many are lost", later: frozenLosses, past: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
 	}
 	for n := range 50 {
-		after, size := time.Duration(n)*20*time.Millisecond, lab.SizeFull
-		switch n {
-		case 0:
-			size = lab.SizeShort
-		case 4:
-			size = lab.SizeDefault
-		}
+		after, isRare := time.Duration(n)*20*time.Millisecond, n != 0 && n != 4
 		all = append(all,
-			etcdCase{name: fmt.Sprintf("killed after %s", after), size: size, later: 1, fault: killAfter(after)},
-			etcdCase{name: fmt.Sprintf("full after %s", after), size: size, later: 1, fault: fillAfter(after)})
+			etcdCase{name: fmt.Sprintf("killed after %s", after), isRare: isRare, later: 1, fault: killAfter(after)},
+			etcdCase{name: fmt.Sprintf("full after %s", after), isRare: isRare, later: 1, fault: fillAfter(after)})
 	}
 	return all
 }
@@ -194,17 +183,16 @@ func (r *etcdRun) waitApplied(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// settleTime is how long a state may differ: an orphan's grace period, and
-// the time to notice it twice.
-const settleTime = 30 * time.Second
-
 // judge returns the rules that are broken at rest.
 func (r *etcdRun) judge(ctx context.Context, want lab.State) ([]lab.Violation, error) {
 	if r.past {
 		want = r.snapshot
 	}
-	_ = r.world.WaitQuiet(ctx, quietTime, settleTime, "events") // else the checks below fail
-	for begin := time.Now(); ; time.Sleep(200 * time.Millisecond) {
+	// client-go sends events again for a while.
+	if v := lab.ViolationOf(r.world.WaitRest(ctx, quietTime, "events")); v != nil {
+		return r.withoutExpected([]lab.Violation{*v}), nil
+	}
+	return lab.Settle(ctx, func() ([]lab.Violation, error) {
 		state, broken, err := r.world.Judge(ctx, r.replicas)
 		if err != nil {
 			return nil, err
@@ -221,16 +209,12 @@ func (r *etcdRun) judge(ctx context.Context, want lab.State) ([]lab.Violation, e
 		if r.later == frozenLosses && r.past {
 			broken = r.checkKept(ctx, broken)
 		}
-		broken = r.withoutExpected(broken)
-		if len(broken) == 0 || time.Since(begin) > settleTime {
-			// client-go sends events again for a while.
-			return append(broken, r.withoutExpected(r.world.CheckRest(ctx, time.Second, "events"))...), nil
-		}
-	}
+		return r.withoutExpected(broken), nil
+	})
 }
 
 // quietTime is how long nothing is written before a state counts as one at rest.
-const quietTime = 500 * time.Millisecond
+const quietTime = time.Second
 
 var restartCounts = regexp.MustCompile(`restarts=\d+`)
 

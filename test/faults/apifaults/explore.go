@@ -13,6 +13,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,7 +37,7 @@ type Settings struct {
 // Kind returns the kind of fault.
 func Kind(s Settings) lab.Kind {
 	return lab.Kind{
-		Name: s.Name,
+		Name: s.Name, Sizes: slices.Collect(maps.Keys(s.Bounds)),
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
 			return newExplorer(s, l, s.Bounds[size]).explore(ctx)
 		},

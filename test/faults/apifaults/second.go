@@ -6,6 +6,7 @@ package apifaults
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/framework"
@@ -42,19 +44,19 @@ var SecondServer = Faults{
 func SecondServerKind(s Settings) lab.Kind {
 	s.Faults = SecondServer
 	return lab.Kind{
-		Name: s.Name,
+		Name: s.Name, Sizes: slices.Collect(maps.Keys(s.Bounds)),
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
-			return withSecondServer(newExplorer(s, l, s.Bounds[size]), func(e *explorer) (lab.Result, error) { return e.explore(ctx) })
+			return withSecondServer(ctx, newExplorer(s, l, s.Bounds[size]), func(e *explorer) (lab.Result, error) { return e.explore(ctx) })
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			return withSecondServer(newExplorer(s, l, crash.Bounds{}), func(e *explorer) (lab.Result, error) { return e.replay(ctx, name) })
+			return withSecondServer(ctx, newExplorer(s, l, crash.Bounds{}), func(e *explorer) (lab.Result, error) { return e.replay(ctx, name) })
 		},
 	}
 }
 
 // withSecondServer calls do with an explorer that has a second API server.
-func withSecondServer(e *explorer, do func(*explorer) (lab.Result, error)) (lab.Result, error) {
-	server, err := startSecondServer(e.lab)
+func withSecondServer(ctx context.Context, e *explorer, do func(*explorer) (lab.Result, error)) (lab.Result, error) {
+	server, err := startSecondServer(ctx, e.lab)
 	if err != nil {
 		return lab.Result{}, err
 	}
@@ -78,7 +80,7 @@ type secondServer struct {
 	dir  string
 }
 
-func startSecondServer(l *lab.Lab) (_ *secondServer, err error) {
+func startSecondServer(ctx context.Context, l *lab.Lab) (_ *secondServer, err error) {
 	s := &secondServer{}
 	if s.dir, err = os.MkdirTemp("", "drover-as-"); err != nil { // short, as sockets need
 		return nil, err
@@ -103,22 +105,19 @@ func startSecondServer(l *lab.Lab) (_ *secondServer, err error) {
 		return nil, err
 	}
 	s.host = at.Host
-	return s, s.awaitVMs()
+	return s, s.awaitVMs(ctx)
 }
 
 // awaitVMs waits until VirtualMachines are served from a cache.
-func (s *secondServer) awaitVMs() error {
+func (s *secondServer) awaitVMs(ctx context.Context) error {
 	client, err := versioned.NewForConfig(s.Config)
 	if err != nil {
 		return err
 	}
-	_, err = framework.Poll(lab.ConvergeTimeout, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), faultTime)
-		defer cancel()
+	return assert.Poll(ctx, "the second API server serves", func() error {
 		_, err := client.CloudnativeV1alpha1().VirtualMachines("").List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		return err
 	})
-	return err
 }
 
 func (s *secondServer) close() error {

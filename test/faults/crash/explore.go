@@ -26,7 +26,7 @@ type Settings struct {
 	// Parallel is how many runs take place at a time. They wait most of the time.
 	Parallel int
 	// Bounds say how much is explored in a size. Without a short one the kind is left out of
-	// every test run.
+	// the gate.
 	Bounds map[lab.Size]Bounds
 	// Faults are what happens in place of crashes; nil means crashes.
 	Faults Faults
@@ -336,7 +336,7 @@ func FindViolation(ctx context.Context, l *lab.Lab, engine lab.Engine, faults Fa
 	if faults == nil {
 		faults = crashesOfMutations
 	}
-	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: Bounds{Workloads: names}, faults: faults}
+	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: Bounds{Workloads: names}, faults: faults, finds: true}
 	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
 	err := lab.ForEach(ctx, r.parallel, r.learningCases(), func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
 	if err == nil && len(t.result.Violations) == 0 {

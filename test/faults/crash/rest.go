@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -104,7 +103,7 @@ func bringToRest(ctx context.Context, w *lab.World, e lab.Engine) error {
 			return err
 		}
 	}
-	return w.WaitQuiet(ctx, stableTime, lab.ConvergeTimeout)
+	return w.WaitRest(ctx, stableTime)
 }
 
 // judgeRest judges the world before and after a long rest, in which nothing may change.
@@ -113,10 +112,15 @@ func judgeRest(ctx context.Context, w *lab.World, r *lab.Replicas) ([]lab.Violat
 	if err != nil || len(broken) > 0 {
 		return broken, err
 	}
-	broken = w.CheckRest(ctx, longRest)
+	if err := w.WaitRest(ctx, longRest); err != nil {
+		if v := lab.ViolationOf(err); v != nil {
+			return []lab.Violation{*v}, nil
+		}
+		return nil, err
+	}
 	after, later, err := w.Judge(ctx, r)
 	for _, text := range after.Differences(before) {
 		later = append(later, lab.Violation{Rule: "O10", Text: fmt.Sprintf("after %s at rest %s", longRest, text)})
 	}
-	return slices.Concat(broken, later), err
+	return later, err
 }

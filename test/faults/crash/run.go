@@ -12,34 +12,25 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/outside"
 )
 
 const (
-	// quietTime is how long a world without faults must be at rest before its state is
-	// that of others to compare with.
+	// quietTime is how long what comes late may take, such as events.
 	quietTime = 500 * time.Millisecond
+	// restTime is how long a world must be at rest before it is judged, without a fault and in one of
+	// restShare cases with one.
+	restTime  = 3 * time.Second
+	restShare = 10
 	// stableTime is the same after a server has ended: Drover writes that a run is stable 10 s
 	// after it has begun, and what an engine restarts at most every 10 s.
 	stableTime = 11 * time.Second
-	// settleTime is how long a state may differ after the last step: an orphan's grace
-	// period and the time to notice it twice.
-	settleTime = 15 * time.Second
-	// settleAfterEnds is the same after a server has ended: a start takes seconds on a busy
-	// machine, and stableTime counts from there.
-	settleAfterEnds = 2 * settleTime
-	// hangLimit is how long a call that hangs may last: Drover's own limit is 30 s.
-	hangLimit = 40 * time.Second
-	// settleAfterHang is as settleTime after a call that has hung: a server whose inspection
-	// failed is looked at again with the next complete list, of which there is one in 30 s.
-	settleAfterHang = 30*time.Second + settleTime
-	// restTime is how long a world is watched at rest, and restShare how many are.
-	restTime  = 3 * time.Second
-	restShare = 10
+	// findTime is how long a state may differ in a search for what a bug breaks, which often lasts.
+	findTime = 45 * time.Second
 )
 
 // outcome is what came of a run.
@@ -72,6 +63,8 @@ type runner struct {
 	hooks Hooks
 	// keep is a folder in which the logs of runs with violations are left; empty means none.
 	keep string
+	// finds is set if the controllers have a bug, so that it is enough to find a violation soon.
+	finds bool
 }
 
 // nameOf returns the name of a case.
@@ -110,7 +103,6 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	defer replicas.Stop()
 	s := &stage{World: w, work: work, engine: engine, replicas: replicas, hooks: r.hooks}
 	s.backsUp = c.disturbance() == outside.Restored
-	s.WaitUpTo(c.convergeTime())
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err := s.play(ctx, work, want == nil)
 	if v := lab.ViolationOf(err); v != nil {
@@ -124,9 +116,9 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 		return o, fmt.Errorf("%s: %w", c, err)
 	}
 	if len(o.violations) == 0 {
-		o.violations = s.awaitEnds()
+		o.violations = s.awaitEnds(ctx)
 	}
-	err = s.finish(ctx, c, r.nameOf(c), want, &o)
+	err = s.finish(ctx, c, r, want, &o)
 	if v := lab.ViolationOf(err); v != nil {
 		o.violations, err = append(o.violations, *v), nil
 	}
@@ -207,8 +199,8 @@ func (s *stage) countFaults() int {
 
 // awaitEnds waits for the ends of calls that hang or are late. A call that no timeout ends
 // would block for good what waits for it, and what a late one does must not escape Judge.
-func (s *stage) awaitEnds() []lab.Violation {
-	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+func (s *stage) awaitEnds(ctx context.Context) []lab.Violation {
+	err := assert.Poll(ctx, "timeouts end the calls that hang", func() error {
 		var hanging []string
 		for n := range s.replicas.Processes() {
 			begun, ended, err := readFaults(s.LearnFile(n))
@@ -216,13 +208,15 @@ func (s *stage) awaitEnds() []lab.Violation {
 				return err != nil || !lasts(f) || slices.Contains(ended, f)
 			})...)
 		}
-		switch {
-		case len(hanging) == 0:
-			return nil
-		case time.Since(begin) > hangLimit:
-			return []lab.Violation{{Rule: "O10", Text: fmt.Sprintf("no timeout has ended the call %s in %s", hanging, hangLimit)}}
+		if len(hanging) > 0 {
+			return fmt.Errorf("%s", hanging)
 		}
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		return []lab.Violation{{Rule: "O10", Text: err.Error()}}
 	}
+	return nil
 }
 
 // awaitCrashes waits for crashes that come after the last step, such as at its event.
@@ -233,71 +227,39 @@ func (s *stage) awaitCrashes(count int) {
 }
 
 // finish waits until the world is as it should be, and judges it.
-func (s *stage) finish(ctx context.Context, c testCase, name string, want *lab.State, o *outcome) error {
+func (s *stage) finish(ctx context.Context, c testCase, r *runner, want *lab.State, o *outcome) (err error) {
 	if len(o.violations) > 0 {
 		return nil // what had not converged explains itself
 	}
-	checkRest := want == nil || isSampled(name, restShare)
-	if checkRest {
-		if err := s.WaitQuiet(ctx, c.quietTime(), lab.ConvergeTimeout); err != nil {
+	if want == nil || isSampled(r.nameOf(c), restShare) {
+		if err := s.WaitRest(ctx, c.restTime()); err != nil {
 			return err
 		}
 	}
-	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
-		state, violations, err := s.Judge(ctx, s.replicas)
-		if err != nil {
-			return err
-		}
+	if r.finds {
+		limited, cancel := context.WithTimeout(ctx, findTime)
+		defer cancel()
+		ctx = limited
+	}
+	o.violations, err = lab.Settle(ctx, func() ([]lab.Violation, error) {
+		state, violations, err := s.Judge(context.WithoutCancel(ctx), s.replicas)
 		if want != nil {
 			for _, text := range s.differences(state, *want) {
 				violations = append(violations, lab.Violation{Rule: "O7", Text: text})
 			}
 		}
-		o.state, o.violations = state, violations
-		if len(violations) == 0 || time.Since(begin) > c.settleTime() {
-			break
-		}
-	}
-	if !checkRest || len(o.violations) > 0 {
-		return nil
-	}
-	o.violations = s.CheckRest(ctx, restTime)
-	_, since, err := s.Judge(ctx, s.replicas)
-	o.violations = append(o.violations, since...)
+		o.state = state
+		return violations, err
+	})
 	return err
 }
 
-// quietTime returns how long the world of a case must be at rest before it is judged.
-func (c testCase) quietTime() time.Duration {
+// restTime returns how long the world of a case must be at rest before it is judged.
+func (c testCase) restTime() time.Duration {
 	if c.disturbance() != "" {
 		return stableTime
 	}
-	return quietTime
-}
-
-// settleTime returns how long the state of a case may differ.
-func (c testCase) settleTime() time.Duration {
-	switch {
-	case c.hangs():
-		return settleAfterHang
-	case c.disturbance() != "":
-		return settleAfterEnds
-	}
-	return settleTime
-}
-
-// convergeTime returns how long anything may take. What a call that hangs may have begun is waited
-// for after it.
-func (c testCase) convergeTime() time.Duration {
-	if c.hangs() {
-		return hangLimit + lab.ConvergeTimeout
-	}
-	return lab.ConvergeTimeout
-}
-
-// hangs reports whether a call hangs.
-func (c testCase) hangs() bool {
-	return slices.ContainsFunc(c.crashes, func(p crashPoint) bool { return strings.HasSuffix(string(p), "/"+hangs) })
+	return restTime
 }
 
 // isSampled reports whether a case is one of each so many, always the same ones.

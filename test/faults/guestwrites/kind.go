@@ -43,7 +43,7 @@ var sizes = map[lab.Size]bounds{
 // Kind returns the kind of fault.
 func Kind() lab.Kind {
 	return lab.Kind{
-		Name: Name,
+		Name: Name, Sizes: []lab.Size{lab.SizeDefault, lab.SizeFull},
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
 			return explore(ctx, l, sizes[size])
 		},

@@ -29,10 +29,6 @@ import (
 // vmName is the name of the VirtualMachine.
 const vmName = "vm-1"
 
-// patience is how long anything may take. A guest that is emulated boots in 5 s, and on a busy
-// host in many more.
-const patience = 3 * time.Minute
-
 // nodes are the names of the disks in QEMU.
 var nodes = [blocks.Disks]string{"root", "volume-data"}
 
@@ -101,7 +97,6 @@ func startRun(ctx context.Context, l *lab.Lab, qemu lab.QEMU, random *rand.Rand,
 	if r.world, err = l.NewWorld(ctx); err != nil {
 		return nil, err
 	}
-	r.world.WaitUpTo(patience)
 	if r.server, err = startNBDServer(ctx, r.open); err != nil {
 		return nil, errors.Join(err, r.world.Close())
 	}

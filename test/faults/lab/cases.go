@@ -6,19 +6,20 @@ package lab
 import (
 	"cmp"
 	"context"
+	"flag"
 	"math/rand/v2"
-	"os"
-	"strconv"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 )
 
-const (
-	// KeepEnv names a folder in which logs of runs with violations are left, and samples.
-	KeepEnv = "DROVER_FAULTS_DIR"
-	// parallelEnv is how many cases run at a time at most, where other work runs beside them.
-	parallelEnv = "DROVER_FAULTS_PARALLEL"
-)
+// KeepEnv names a folder in which logs of runs with violations are left, and samples.
+const KeepEnv = "DROVER_FAULTS_DIR"
+
+var atOnceFlag = flag.Int("at-once", 32, "how many cases of all kinds run at a time at most; fewer on a host with other work")
+
+// slots has room for the cases of all kinds that run at a time.
+var slots = sync.OnceValue(func() chan struct{} { return make(chan struct{}, max(1, *atOnceFlag)) })
 
 // ForEach calls do for each of some items, several at a time, until one fails.
 func ForEach[T any](ctx context.Context, parallel int, items []T, do func(context.Context, T) error) error {
@@ -28,18 +29,17 @@ func ForEach[T any](ctx context.Context, parallel int, items []T, do func(contex
 		if groupCtx.Err() != nil {
 			break
 		}
-		group.Go(func() error { return do(groupCtx, item) })
+		group.Go(func() error {
+			slots() <- struct{}{}
+			defer func() { <-slots() }()
+			return do(groupCtx, item)
+		})
 	}
 	return cmp.Or(group.Wait(), ctx.Err())
 }
 
 // Parallel returns how many cases run at a time, of as many at most.
-func Parallel(most int) int {
-	if limit, err := strconv.Atoi(os.Getenv(parallelEnv)); err == nil && limit > 0 {
-		return min(most, limit)
-	}
-	return most
-}
+func Parallel(most int) int { return min(most, cap(slots())) }
 
 // sampleSeed selects the items of Sample.
 const sampleSeed = 16

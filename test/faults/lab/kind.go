@@ -17,9 +17,9 @@ type Size string
 
 // The sizes.
 const (
-	// SizeShort is that of every test run.
+	// SizeShort is that of the gate.
 	SizeShort Size = "short"
-	// SizeDefault is that of make faults.
+	// SizeDefault is that of the full tier.
 	SizeDefault Size = "default"
 	// SizeFull is that of make faults-full: every point, with one of its faults.
 	SizeFull Size = "full"
@@ -37,7 +37,7 @@ type Kind struct {
 	// Unmarked is set for a kind whose controllers are as users have them, without crash
 	// points.
 	Unmarked bool
-	// Sizes are those in which it is explored; none means short, default and full.
+	// Sizes are those in which it is explored.
 	Sizes []Size
 	// NeedsOwnLab is set for a kind that disturbs all worlds. Other kinds share a Lab.
 	NeedsOwnLab bool
@@ -49,12 +49,7 @@ type Kind struct {
 }
 
 // IsIn reports whether a kind is explored in a size.
-func (k Kind) IsIn(size Size) bool {
-	if len(k.Sizes) == 0 {
-		return size == SizeShort || size == SizeDefault || size == SizeFull
-	}
-	return slices.Contains(k.Sizes, size)
-}
+func (k Kind) IsIn(size Size) bool { return slices.Contains(k.Sizes, size) }
 
 // Result is what a kind has explored.
 type Result struct {

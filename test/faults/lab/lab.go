@@ -31,9 +31,6 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// ConvergeTimeout is how long anything may take to become as it should be (O4, O10).
-const ConvergeTimeout = time.Minute
-
 // Lab is a kube-apiserver and the program under test.
 type Lab struct {
 	*framework.Cluster

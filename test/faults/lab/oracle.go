@@ -19,6 +19,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/history"
 )
 
@@ -231,21 +232,43 @@ func formatStatus(vm *api.VirtualMachine) string {
 	return string(text)
 }
 
-// CheckRest returns the writes that happen while nothing should (O8), but for those to a
-// resource that is not looked at, if it is named.
-func (w *World) CheckRest(ctx context.Context, during time.Duration, except ...string) []Violation {
+// Settle judges again and again until no rule is broken, since what has to be done may take a while,
+// such as an orphan's grace period. It returns what is broken at last.
+func Settle(ctx context.Context, judge func() ([]Violation, error)) (broken []Violation, err error) {
+	_ = assert.Poll(ctx, "no rule is broken", func() error {
+		if broken, err = judge(); err != nil || len(broken) == 0 {
+			return nil
+		}
+		return errors.New(broken[0].String())
+	})
+	return broken, err
+}
+
+// atRest is what WaitRest waits for.
+const atRest = "nothing is written at rest"
+
+// WaitRest waits until nothing is written for a while (O8), but for those to a resource that is not
+// looked at, if it is named. What is only late, such as an event that client-go sends again, may
+// still be written: schedules, whose clock is none of the host, allow no write at all.
+func (w *World) WaitRest(ctx context.Context, during time.Duration, except ...string) error {
 	writes := func() []string {
 		return slices.DeleteFunc(w.Writes(), func(write string) bool { return slices.Contains(except, path.Base(write)) })
 	}
-	before := len(writes())
-	select {
-	case <-time.After(during):
-	case <-ctx.Done():
+	err := assert.Poll(ctx, atRest, func() error {
+		before := len(writes())
+		select {
+		case <-time.After(during):
+		case <-ctx.Done():
+		}
+		if after := writes(); len(after) > before {
+			return fmt.Errorf("in %s there were the writes %v", during, after[before:])
+		}
+		return ctx.Err()
+	})
+	if err == nil || ctx.Err() != nil {
+		return err
 	}
-	if after := writes(); len(after) > before {
-		return []Violation{{Rule: "O8", Text: fmt.Sprintf("at rest there were the writes %v", after[before:])}}
-	}
-	return nil
+	return &NotConvergedError{atRest, err}
 }
 
 // ViolationOf returns the violation that an error of a step is, if it is one.
@@ -256,17 +279,8 @@ func ViolationOf(err error) *Violation {
 		return nil
 	case strings.HasSuffix(late.What, "is gone"):
 		return &Violation{Rule: "O4", Text: late.Error()}
+	case late.What == atRest:
+		return &Violation{Rule: "O8", Text: late.Error()}
 	}
 	return &Violation{Rule: "O10", Text: late.Error()}
-}
-
-// WaitQuiet waits until nothing has been written for a while, but for what ignored names, as in
-// CheckRest.
-func (w *World) WaitQuiet(ctx context.Context, during, within time.Duration, ignored ...string) error {
-	for begin := time.Now(); time.Since(begin) < within; {
-		if len(w.CheckRest(ctx, during, ignored...)) == 0 {
-			return ctx.Err()
-		}
-	}
-	return &NotConvergedError{What: "rest", Within: within, Cause: errors.New("there are writes all the time")}
 }

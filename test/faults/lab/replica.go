@@ -18,9 +18,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
 )
+
+// requestTimeout ends requests of the lab that are not answered.
+const requestTimeout = time.Minute
 
 // leaseName is the name of every world's Lease.
 const leaseName = "drover-controller"
@@ -55,7 +59,8 @@ type Plan struct {
 type Replicas struct {
 	world *World
 	plan  Plan
-	done  chan struct{}
+	ctx   context.Context // until Stop
+	stop  context.CancelFunc
 	ended sync.WaitGroup
 
 	mu       sync.Mutex
@@ -77,7 +82,8 @@ type process struct {
 
 // StartReplicas starts the processes of a plan.
 func (w *World) StartReplicas(p Plan) (*Replicas, error) {
-	r := &Replicas{world: w, plan: p, done: make(chan struct{})}
+	r := &Replicas{world: w, plan: p}
+	r.ctx, r.stop = context.WithCancel(context.Background())
 	first, err := r.start()
 	if err != nil {
 		return nil, err
@@ -97,13 +103,12 @@ func (w *World) StartReplicas(p Plan) (*Replicas, error) {
 
 // waitLeading waits until a process leads, or has ended.
 func (r *Replicas) waitLeading(p *process) error {
-	_, err := framework.Poll(ConvergeTimeout, func() error {
+	return assert.Poll(r.ctx, "the first replica leads", func() error {
 		if p.HasEnded() || p.hasLed() {
 			return nil
 		}
-		return errors.New("the first replica does not lead: " + p.Output())
+		return errors.New(p.Output())
 	})
-	return err
 }
 
 func (p *process) hasLed() bool { return strings.Contains(p.Output(), "Became leader") }
@@ -127,10 +132,8 @@ func (w *World) LearnFile(n int) string { return filepath.Join(w.Dir, fmt.Sprint
 func (r *Replicas) start() (*process, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	select {
-	case <-r.done:
+	if r.isDone() {
 		return nil, errors.New("the world has ended")
-	default:
 	}
 	n := len(r.all)
 	args, err := r.args(n)
@@ -210,7 +213,7 @@ func (r *Replicas) supervise(p *process) {
 		return
 	}
 	// The API server may be away.
-	_, err = framework.Poll(ConvergeTimeout, func() error { return errors.Join(r.judgeCrash(), r.clearLease(p.info.Replica)) })
+	err = assert.Poll(r.ctx, "the API answers after a crash", func() error { return errors.Join(r.judgeCrash(), r.clearLease(p.info.Replica)) })
 	if err != nil && !r.isDone() {
 		r.fail(err)
 	}
@@ -221,14 +224,7 @@ func (r *Replicas) supervise(p *process) {
 	}
 }
 
-func (r *Replicas) isDone() bool {
-	select {
-	case <-r.done:
-		return true
-	default:
-		return false
-	}
-}
+func (r *Replicas) isDone() bool { return r.ctx.Err() != nil }
 
 func (r *Replicas) fail(err error) {
 	r.mu.Lock()
@@ -252,7 +248,7 @@ func (r *Replicas) ClearLease() error { return r.clearLease(r.replicaName(0)) }
 // clearLease takes the Lease from a process that is dead, so that no run waits for its
 // expiry.
 func (r *Replicas) clearLease(replica string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), ConvergeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout) // the replicas may be stopped
 	defer cancel()
 	leases := r.world.Kube.CoordinationV1().Leases(r.world.System)
 	return framework.RetryOnConflict(func() error {
@@ -298,7 +294,7 @@ func (r *Replicas) Supersede(meanwhile func() error) error {
 	}
 	err := r.ClearLease()
 	if err == nil {
-		_, err = framework.Poll(ConvergeTimeout, func() error { return r.CheckLed(1) })
+		err = assert.Poll(r.ctx, "another replica leads", func() error { return r.CheckLed(1) })
 	}
 	return errors.Join(err, meanwhile(), syscall.Kill(p.PID(), syscall.SIGCONT))
 }
@@ -306,9 +302,7 @@ func (r *Replicas) Supersede(meanwhile func() error) error {
 // Stop kills all processes.
 func (r *Replicas) Stop() {
 	r.mu.Lock()
-	if !r.isDone() {
-		close(r.done)
-	}
+	r.stop()
 	for _, p := range r.all {
 		if !p.HasEnded() {
 			_ = p.Kill()
@@ -356,7 +350,7 @@ func (r *Replicas) Output() string {
 // judgeCrash checks what must hold even while no process runs: each server has a
 // VirtualMachine, which has the finalizer.
 func (r *Replicas) judgeCrash() error {
-	ctx, cancel := context.WithTimeout(context.Background(), ConvergeTimeout)
+	ctx, cancel := context.WithTimeout(r.ctx, requestTimeout)
 	defer cancel()
 	if r.plan.Unprotected {
 		return nil

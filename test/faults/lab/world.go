@@ -24,6 +24,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -43,7 +44,6 @@ type World struct {
 	stop      context.CancelFunc
 	intercept Interceptor
 	disturbed disturbance
-	patience  time.Duration
 
 	mu       sync.Mutex
 	begin    time.Time     // of what is judged
@@ -63,7 +63,7 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 	name := fmt.Sprintf("world-%d", n)
 	w := &World{
 		Lab: l, begin: time.Now(), Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
-		patience: ConvergeTimeout, changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{}, removed: map[string]string{},
+		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{}, removed: map[string]string{},
 	}
 	if err := os.Mkdir(w.Dir, 0o711); err != nil { // the user of machines has to find QEMU's place
 		return nil, err
@@ -95,17 +95,13 @@ func (w *World) createSecret(ctx context.Context) error {
 	return err
 }
 
-// namespacePatience is how long Kubernetes may take for a namespace. One controller deletes those of
-// all worlds, with many requests for each.
-const namespacePatience = 10 * time.Minute
-
 // DeleteNamespace requests the deletion of the namespace that has the VirtualMachines, and waits until
 // Kubernetes has requested theirs.
 func (w *World) DeleteNamespace(ctx context.Context) error {
 	if err := w.Kube.CoreV1().Namespaces().Delete(ctx, w.Name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	return w.waitFor(ctx, namespacePatience, "deletions", func(all map[string]*api.VirtualMachine) error {
+	return w.WaitFor(ctx, "deletions", func(all map[string]*api.VirtualMachine) error {
 		for name, vm := range all {
 			if vm.DeletionTimestamp == nil {
 				return fmt.Errorf("%s is not being deleted", name)
@@ -117,7 +113,7 @@ func (w *World) DeleteNamespace(ctx context.Context) error {
 
 // WaitNamespaceGone waits until that namespace does not exist. Its VirtualMachines must be gone.
 func (w *World) WaitNamespaceGone(ctx context.Context) error {
-	return w.waitFor(ctx, namespacePatience, "namespace "+w.Name, func(map[string]*api.VirtualMachine) error {
+	return w.WaitFor(ctx, "namespace "+w.Name, func(map[string]*api.VirtualMachine) error {
 		ns, err := w.Kube.CoreV1().Namespaces().Get(ctx, w.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -220,9 +216,6 @@ func (w *World) Forget(ctx context.Context) error {
 	return w.Kube.EventsV1().Events(w.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 }
 
-// WaitUpTo sets how long anything may take in this world, instead of ConvergeTimeout.
-func (w *World) WaitUpTo(patience time.Duration) { w.patience = patience }
-
 // since is when that began which is not forgotten.
 func (w *World) since() time.Time {
 	w.mu.Lock()
@@ -258,41 +251,38 @@ func (w *World) signal() {
 
 // WaitFor waits until check, which sees the VirtualMachines by name, returns nil.
 func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]*api.VirtualMachine) error) error {
-	return w.waitFor(ctx, w.patience, what, check)
+	err := assert.Poll(ctx, what, func() error { return w.checkAtChanges(ctx, check) })
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return &NotConvergedError{what, err}
 }
 
-func (w *World) waitFor(ctx context.Context, patience time.Duration, what string, check func(map[string]*api.VirtualMachine) error) error {
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	for {
+// checkAtChanges calls check at once and at each change, for a few seconds: some users go on in the
+// midst of what Drover does, and must not be late.
+func (w *World) checkAtChanges(ctx context.Context, check func(map[string]*api.VirtualMachine) error) error {
+	for end := time.Now().Add(5 * time.Second); ; {
 		w.mu.Lock()
 		changed, now := w.changed, maps.Clone(w.now)
 		w.mu.Unlock()
-		err := check(now)
-		if err == nil {
-			return nil
+		if err := check(now); err == nil || ctx.Err() != nil || time.Now().After(end) {
+			return err
 		}
 		select {
 		case <-changed:
 		case <-time.After(200 * time.Millisecond): // the check may look at more than objects
-		case <-timer.C:
-			return &NotConvergedError{what, patience, err}
 		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
 }
 
 // NotConvergedError is what had not become as it should be.
 type NotConvergedError struct {
-	What   string
-	Within time.Duration
-	Cause  error
+	What  string
+	Cause error
 }
 
-func (e *NotConvergedError) Error() string {
-	return fmt.Sprintf("%s: not within %s: %v", e.What, e.Within, e.Cause)
-}
+func (e *NotConvergedError) Error() string { return e.Cause.Error() }
 
 // WaitVM waits until a VirtualMachine passes a check.
 func (w *World) WaitVM(ctx context.Context, name string, check func(*api.VirtualMachine) error) error {

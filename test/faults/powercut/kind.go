@@ -67,8 +67,12 @@ var sizes = map[lab.Size]Options{
 
 // Kind returns the kind of fault for the folder of a driver.
 func Kind(driver string) lab.Kind {
+	in := []lab.Size{lab.SizeDefault, lab.SizeFull}
+	if driver == "fake" {
+		in = append(in, lab.SizeShort)
+	}
 	return lab.Kind{
-		Name: "power cuts, " + driver, NeedsNoLab: true,
+		Name: "power cuts, " + driver, NeedsNoLab: true, Sizes: in,
 		Explore: func(ctx context.Context, _ *lab.Lab, size lab.Size) (lab.Result, error) {
 			o := sizes[size]
 			if driver == "fake" {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
@@ -93,14 +94,13 @@ func startFleet(ctx context.Context, w *lab.World, e lab.Engine, mayLose bool, b
 
 // awaitStart waits until all replicas run: a process that starts without the API ends.
 func (f *fleet) awaitStart(ctx context.Context) error {
-	_, err := framework.Poll(patience, func() (err error) {
+	return assert.Poll(ctx, "all replicas run", func() (err error) {
 		for _, r := range f.replicas {
 			_, metricsErr := get(ctx, "http://"+r.metrics+"/metrics")
 			err = errors.Join(err, metricsErr)
 		}
 		return err
 	})
-	return err
 }
 
 // findAddresses finds free ports of an address that programs do not connect from, so that

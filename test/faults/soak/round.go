@@ -16,14 +16,8 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-const (
-	// settleTime is how long it may take until all rules hold, after the last request: an
-	// orphan's grace period, and the time to notice it twice.
-	settleTime = 2 * time.Minute
-	judgePause = 500 * time.Millisecond
-	// defaultRest is Settings.Rest unless that is set.
-	defaultRest = 15 * time.Second
-)
+// defaultRest is Settings.Rest unless that is set.
+const defaultRest = 15 * time.Second
 
 // round runs lifecycles, many at a time. It judges them twice: while some exist, and when
 // all are gone.
@@ -108,24 +102,19 @@ func inParallel[T any](all []T, do func(n int, of T) error) error {
 
 // judge waits until all rules hold. The lifecycles are those that have ended.
 func (s *soak) judge(ctx context.Context, ended []*lifecycle) error {
-	for begin := time.Now(); ; time.Sleep(judgePause) {
+	broken, err := lab.Settle(ctx, func() ([]lab.Violation, error) {
 		state, broken, err := s.world.JudgeEvidence(ctx, s.fleet.evidence(s.Engine))
-		if err != nil {
-			return err
-		}
 		for _, l := range ended {
 			if rule, text := l.check(state.Effects[l.name], s.kills(l.name)); rule != "" {
 				broken = append(broken, lab.Violation{Rule: rule, Text: text})
 			}
 		}
-		if len(broken) == 0 {
-			return nil
-		}
-		if time.Since(begin) > settleTime {
-			s.result.Violations = append(s.result.Violations, broken...)
-			return errBroken
-		}
+		return broken, err
+	})
+	if err == nil && len(broken) > 0 {
+		s.result.Violations, err = append(s.result.Violations, broken...), errBroken
 	}
+	return err
 }
 
 func (s *soak) kills(name string) int {
@@ -141,15 +130,8 @@ func (s *soak) rest(ctx context.Context) error {
 	if left := s.world.Existing(); len(left) > 0 {
 		return fmt.Errorf("%d VirtualMachines are left", len(left))
 	}
-	for begin := time.Now(); ; {
-		broken := s.world.CheckRest(ctx, cmp.Or(s.Rest, defaultRest))
-		if len(broken) == 0 {
-			break
-		}
-		if time.Since(begin) > settleTime {
-			s.result.Violations = append(s.result.Violations, broken...)
-			return errBroken
-		}
+	if err := s.world.WaitRest(ctx, cmp.Or(s.Rest, defaultRest)); err != nil {
+		return err
 	}
 	s.world.CloseIdle()
 	if err := s.log.rest(ctx, s); err != nil {

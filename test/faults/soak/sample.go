@@ -18,14 +18,14 @@ import (
 	"sync"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
 const (
 	samplePeriod = 5 * time.Second
-	// scrapeTimeout bounds a look at a process, and restTimeout all looks at rest.
+	// scrapeTimeout bounds a look at a process.
 	scrapeTimeout = 30 * time.Second
-	restTimeout   = 2 * time.Minute
 )
 
 // needs are what a process needs, in the order of fields.
@@ -113,12 +113,10 @@ func (s *samples) follow(ctx context.Context, of *soak) {
 
 // rest takes a sample of each process after garbage was collected.
 func (s *samples) rest(ctx context.Context, of *soak) error {
-	ctx, cancel := context.WithTimeout(ctx, restTimeout)
-	defer cancel()
 	for _, r := range of.fleet.replicas {
 		err := s.take(ctx, of, r, true)
-		for ; err != nil && ctx.Err() == nil && of.fleet.mayLose; err = s.take(ctx, of, r, true) {
-			users.Sleep(ctx, judgePause) // it is being started
+		if err != nil && of.fleet.mayLose {
+			err = assert.Poll(ctx, r.name+" has started again", func() error { return s.take(ctx, of, r, true) })
 		}
 		if err != nil {
 			return fmt.Errorf("sample of %s: %w", r.name, err)

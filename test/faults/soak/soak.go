@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -26,8 +27,7 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// countEnv is how many lifecycles there are, unless it is that of the settings.
-const countEnv = "DROVER_SOAK"
+var lifecyclesFlag = flag.Int("lifecycles", 0, "how many lifecycles a soak has; 0: as many as its size says")
 
 // defaultSeed chooses the faults and what users do. -case has another one.
 const defaultSeed = 1
@@ -84,18 +84,15 @@ type soak struct {
 // explore runs a soak of count lifecycles.
 func (set Settings) explore(ctx context.Context, l *lab.Lab, count int, seed uint64) (lab.Result, error) {
 	begin := time.Now()
-	count, err := strconv.Atoi(cmp.Or(os.Getenv(countEnv), strconv.Itoa(count)))
-	if err != nil {
-		return lab.Result{}, fmt.Errorf("%s: it must be a number of lifecycles: %w", countEnv, err)
-	}
+	count = cmp.Or(*lifecyclesFlag, count)
 	s := &soak{
 		Settings: set, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), //nolint:gosec // Chance, not secrecy.
 		counts: map[string]int{}, killed: map[string]int{},
 	}
+	var err error
 	if s.world, err = l.NewWorld(ctx); err != nil {
 		return s.result, err
 	}
-	s.world.WaitUpTo(patience)
 	err = s.run(ctx, count)
 	err = errors.Join(err, s.Engine.CleanUp(context.WithoutCancel(ctx), s.world), s.world.Close())
 	s.result.Points, s.result.Took = s.injected, time.Since(begin)
@@ -111,10 +108,6 @@ func (set Settings) explore(ctx context.Context, l *lab.Lab, count int, seed uin
 // endingShare is the share of the lifecycles in which faults may end processes. In the
 // others they must not, so that these processes live long enough to show what they leak.
 const endingShare = 0.25
-
-// patience is how long anything may take while faults occur, one after the other, and on a
-// machine with much else to do.
-const patience = 5 * time.Minute
 
 // run runs both phases.
 func (s *soak) run(ctx context.Context, count int) (err error) {
