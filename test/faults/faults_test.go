@@ -4,6 +4,7 @@
 package faults
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"flag"
@@ -11,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -59,8 +59,19 @@ func runTests(m *testing.M) int {
 // faultsController is a controller with crash points.
 var faultsController = sync.OnceValues(func() (string, error) { return buildController("faults", "-tags=faults") })
 
-// plainController is a controller as users get it.
-var plainController = sync.OnceValues(func() (string, error) { return buildController("plain") })
+// plainController is a controller as users get it: that beside the program drover, which make build
+// has built, or one that is built now.
+var plainController = sync.OnceValues(func() (string, error) {
+	drover, err := framework.DroverBinary()
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(filepath.Dir(drover), "drover-controller")
+	if _, err := os.Stat(binary); err == nil {
+		return binary, nil
+	}
+	return buildController("plain")
+})
 
 // buildController builds a controller with further flags of go build.
 func buildController(name string, flags ...string) (string, error) {
@@ -207,19 +218,26 @@ func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {
 	return r, err
 }
 
-// TestNoTraceInNormalBuild checks that a controller as users get it has no crash points.
+// TestNoTraceInNormalBuild checks that what users get has no crash points, unlike a controller with
+// them.
 func TestNoTraceInNormalBuild(t *testing.T) {
-	binary, err := plainController()
-	if err != nil {
-		t.Fatal(err)
-	}
-	content, err := os.ReadFile(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, trace := range []string{"internal/crashpoint", "DROVER_CRASHPOINT"} {
-		if strings.Contains(string(content), trace) {
-			t.Errorf("the program contains %q", trace)
+	t.Parallel()
+	for _, c := range []struct {
+		build func() (string, error)
+		want  bool
+	}{{plainController, false}, {faultsController, true}} {
+		binary, err := c.build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := os.ReadFile(binary)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, trace := range []string{"internal/crashpoint", "DROVER_CRASHPOINT"} {
+			if bytes.Contains(content, []byte(trace)) != c.want {
+				t.Errorf("%s contains %q: %v, want %v", filepath.Base(binary), trace, !c.want, c.want)
+			}
 		}
 	}
 }

@@ -11,10 +11,8 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/controller/decisions/recorder"
+	"cloudnative.tw/drover/test/framework/history"
 )
-
-// lastDecisions is how many decisions are shown of a schedule that broke a rule.
-const lastDecisions = 30
 
 // newRecorder returns a recorder for the decisions of a process, which outlives it.
 func (p *process) newRecorder(epoch func() uint64) *recorder.Recorder {
@@ -44,14 +42,7 @@ func (j *judge) decisions() (all []decisions.Record) {
 // replayDecisions derives them again.
 func (j *judge) replayDecisions(all []decisions.Record) {
 	j.world.faults.counts["decisions derived again"] += len(all)
-	for n := range all {
-		differences, err := all[n].Replay()
-		if err != nil || len(differences) > 0 {
-			j.violate(RuleReplays, "decision %d of %s differs: %+v, %v", all[n].Sequence, all[n].Replica, differences, err)
-		}
+	for _, text := range history.DerivedOtherwise(all) {
+		j.violate(RuleReplays, "%s", text)
 	}
-}
-
-func formatLast(all []decisions.Record) string {
-	return decisions.Format(all[max(0, len(all)-lastDecisions):]...)
 }

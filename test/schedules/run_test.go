@@ -6,6 +6,8 @@ package schedules
 import (
 	"io"
 	"time"
+
+	"cloudnative.tw/drover/test/framework/history"
 )
 
 // Options are the settings of a schedule.
@@ -53,7 +55,7 @@ func Run(o Options) (Result, error) {
 	return Result{
 		Seed: o.Seed, Violations: w.judge.violations, Steps: w.scheduler.steps,
 		Handovers: max(0, len(w.judge.holders)-1), Actions: w.users.actions, Faults: w.faults.counts,
-		History: formatLast(all),
+		History: history.FormatDecisions(all),
 	}, err
 }
 

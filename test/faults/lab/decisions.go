@@ -9,13 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 
-	"cloudnative.tw/drover/internal/controller/decisions"
+	"cloudnative.tw/drover/test/framework/history"
 )
-
-// lastDecisions is how many decisions are shown of a run that broke a rule.
-const lastDecisions = 30
 
 // decisionsFiles matches all of them, with those that were full.
 const decisionsFiles = "decisions-*"
@@ -31,16 +27,15 @@ func (w *World) RecordDecisions(n int) string { return "--decisions=" + w.decisi
 
 // Decisions returns the last ones in so many files, in sentences.
 func (w *World) Decisions(files int) string {
-	var all []decisions.Record
+	var paths []string
 	for n := range files {
-		records, err := readDecisions(w.decisionsFile(n))
-		if err != nil {
-			return "the decisions cannot be read: " + err.Error()
-		}
-		all = append(all, records...)
+		paths = append(paths, w.decisionsFile(n))
 	}
-	slices.SortStableFunc(all, func(a, b decisions.Record) int { return a.At().Compare(b.At()) })
-	return decisions.Format(all[max(0, len(all)-lastDecisions):]...)
+	all, err := history.ReadDecisions(paths...)
+	if err != nil {
+		return "the decisions cannot be read: " + err.Error()
+	}
+	return history.FormatDecisions(all)
 }
 
 // replayDecisions derives all recorded decisions again, and returns those that come out
@@ -53,24 +48,17 @@ func (w *World) replayDecisions() (broken []Violation, err error) {
 	if err != nil {
 		return nil, err
 	}
-	count := 0
-	for _, path := range paths {
-		records, err := readDecisions(path)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range records {
-			count++
-			differences, err := r.Replay()
-			if err != nil || len(differences) > 0 {
-				broken = append(broken, Violation{Rule: "O14", Text: fmt.Sprintf("decision %d of %s differs when it is derived again: %+v, %v", r.Sequence, r.Replica, differences, err)})
-			}
-		}
+	all, err := history.ReadDecisions(paths...)
+	if err != nil {
+		return nil, err
+	}
+	for _, text := range history.DerivedOtherwise(all) {
+		broken = append(broken, Violation{Rule: "O14", Text: text})
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.Lab.replayed.Add(int64(max(0, count-w.replayed)))
-	w.replayed = max(w.replayed, count)
+	w.Lab.replayed.Add(int64(max(0, len(all)-w.replayed)))
+	w.replayed = max(w.replayed, len(all))
 	return broken, nil
 }
 
@@ -92,24 +80,3 @@ func (w *World) ForgetDecisions(files int) error {
 
 // Decisions returns the last decisions of all processes, in sentences.
 func (r *Replicas) Decisions() string { return r.world.Decisions(len(r.Processes())) }
-
-// readDecisions returns those that were written before the process ended; the last line may be
-// a part of one. A process may have recorded none.
-func readDecisions(path string) ([]decisions.Record, error) {
-	file, err := os.Open(path)
-	if os.IsNotExist(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }()
-	if info, err := file.Stat(); err != nil || info.Size() == 0 {
-		return nil, err
-	}
-	f, err := decisions.Read(file)
-	if len(f.Records) == 0 && f.Broken > 0 {
-		return nil, nil // it ended while it wrote the first one
-	}
-	return f.Records, err
-}

@@ -1,0 +1,54 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"cloudnative.tw/drover/internal/controller/decisions"
+)
+
+// lastDecisions is how many FormatDecisions shows.
+const lastDecisions = 30
+
+// ReadDecisions returns what controllers have decided, from files in which they recorded that, in
+// the order of time. A process may have recorded none, and one that was killed a part of the last.
+func ReadDecisions(paths ...string) (all []decisions.Record, err error) {
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && len(content) == 0 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		f, err := decisions.Read(bytes.NewReader(content))
+		if err != nil && (len(f.Records) > 0 || f.Broken == 0) {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all = append(all, f.Records...)
+	}
+	slices.SortStableFunc(all, func(a, b decisions.Record) int { return a.At().Compare(b.At()) })
+	return all, nil
+}
+
+// FormatDecisions returns the last ones in sentences, for who looks for the cause of a violation.
+func FormatDecisions(all []decisions.Record) string {
+	return decisions.Format(all[max(0, len(all)-lastDecisions):]...)
+}
+
+// DerivedOtherwise returns what decisions come out otherwise when they are derived again (O14).
+func DerivedOtherwise(all []decisions.Record) (texts []string) {
+	for _, r := range all {
+		if differences, err := r.Replay(); err != nil || len(differences) > 0 {
+			texts = append(texts, fmt.Sprintf("decision %d of %s about %s differs when it is derived again: %+v, %v", r.Sequence, r.Replica, r.Key(), differences, err))
+		}
+	}
+	return texts
+}
