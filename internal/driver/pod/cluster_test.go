@@ -24,8 +24,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -137,9 +139,7 @@ var grantRole = sync.OnceValue(func() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), framework.StepTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply",
+	out, err := exec.CommandContext(context.Background(), binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply",
 		"-f", filepath.Join(root, "config", "pod", "role.yaml"), "-f", filepath.Join(root, "config", "rbac", "cluster_role.yaml")).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
@@ -292,7 +292,8 @@ func wantError(t testing.TB, what string, err, kind error, says string) {
 
 // kubelet acts for the scheduler, the kubelet and the provisioner of volumes in one world.
 type kubelet struct {
-	w *world
+	w       *world
+	changed chan struct{}
 	// begin starts the machine of a pod and returns the pod's address, and a function that
 	// stops it and returns its exit code and message.
 	begin func(*corev1.Pod) (address string, stop func() (int32, string), err error)
@@ -314,26 +315,29 @@ const unreachable = "192.0.2.1"
 
 func startKubelet(t *testing.T, w *world) *kubelet {
 	t.Helper()
-	k := &kubelet{w: w, stop: map[types.UID]func() (int32, string){}, killAt: map[types.UID]time.Time{}}
+	k := &kubelet{w: w, changed: make(chan struct{}, 1), stop: map[types.UID]func() (int32, string){}, killAt: map[types.UID]time.Time{}}
 	k.ignoresStop = func(*corev1.Pod) bool { return false }
 	k.begin = func(*corev1.Pod) (string, func() (int32, string), error) {
 		return unreachable, func() (int32, string) { return 0, "" }, nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	var all sync.WaitGroup
-	all.Go(func() {
-		for ctx.Err() == nil {
-			for _, err := range append(k.syncClaims(ctx), k.syncPods(ctx)...) {
-				if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-					t.Logf("kubelet: %v", err)
-				}
-			}
-			time.Sleep(10 * time.Millisecond)
+	changes := informers.NewSharedInformerFactoryWithOptions(w.kube, 0, informers.WithNamespace(w.namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = w.selector }))
+	wake := cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { k.wakeUp() }, UpdateFunc: func(any, any) { k.wakeUp() }, DeleteFunc: func(any) { k.wakeUp() },
+	}
+	for _, i := range []cache.SharedIndexInformer{changes.Core().V1().Pods().Informer(), changes.Core().V1().PersistentVolumeClaims().Informer()} {
+		if _, err := i.AddEventHandler(wake); err != nil {
+			t.Fatal(err)
 		}
-	})
+	}
+	changes.Start(ctx.Done())
+	var all sync.WaitGroup
+	all.Go(func() { k.run(ctx, t) })
 	t.Cleanup(func() {
 		cancel()
 		all.Wait()
+		changes.Shutdown()
 		for _, stop := range k.stop {
 			_, _ = stop()
 		}
@@ -341,11 +345,49 @@ func startKubelet(t *testing.T, w *world) *kubelet {
 	return k
 }
 
+// How long the kubelet waits when nothing has changed: for what it could not do yet, and for nothing.
+const (
+	retryPause = 20 * time.Millisecond
+	idlePause  = time.Second
+)
+
+// errWaits is of a pod for which the kubelet waits.
+var errWaits = errors.New("it waits")
+
+// run acts after each change, upon what the API server has then.
+func (k *kubelet) run(ctx context.Context, t *testing.T) {
+	for ctx.Err() == nil {
+		pause := idlePause
+		for _, err := range append(k.syncClaims(ctx), k.syncPods(ctx)...) {
+			if err != nil {
+				pause = retryPause
+			}
+			if err != nil && !errors.Is(err, errWaits) && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+				t.Logf("kubelet: %v", err)
+			}
+		}
+		select {
+		case <-k.changed:
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// wakeUp has the kubelet look at its pods and PVCs.
+func (k *kubelet) wakeUp() {
+	select {
+	case k.changed <- struct{}{}:
+	default:
+	}
+}
+
 // set changes how the kubelet acts from now on.
 func (k *kubelet) set(change func(*kubelet)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	change(k)
+	k.wakeUp()
 }
 
 func (k *kubelet) syncPods(ctx context.Context) (errs []error) {
@@ -386,10 +428,12 @@ func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
 		return nil
 	case p.Spec.NodeName == "":
 		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
-	case !runs && p.Status.Phase == corev1.PodPending && !isWithoutImage(p) && k.canMount(ctx, p):
-		return k.beginPod(ctx, p)
+	case runs, p.Status.Phase != corev1.PodPending, isWithoutImage(p):
+		return nil
+	case !k.canMount(ctx, p):
+		return errWaits
 	}
-	return nil
+	return k.beginPod(ctx, p)
 }
 
 // noNode is a label that no node has.
@@ -417,7 +461,7 @@ const codeKilled = 137
 func (k *kubelet) stopPod(ctx context.Context, p *corev1.Pod, stop func() (int32, string)) error {
 	ignored, isDue := k.ignoresStop(p), k.isKillDue(p)
 	if ignored && !isDue {
-		return nil
+		return errWaits
 	}
 	code, message := stop()
 	if ignored {
@@ -477,13 +521,14 @@ func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
 	}
 	for n := range all.Items {
 		c := &all.Items[n]
-		if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, strings.TrimSuffix(c.Name, "-"+c.Labels[objects.LabelVolume]), metav1.GetOptions{}); err == nil && c.DeletionTimestamp != nil {
-			continue // a pod uses it
-		}
 		claims := k.w.kube.CoreV1().PersistentVolumeClaims(c.Namespace)
 		wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 		switch {
 		case c.DeletionTimestamp != nil:
+			pod := strings.TrimSuffix(c.Name, "-"+c.Labels[objects.LabelVolume])
+			if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, pod, metav1.GetOptions{}); err == nil {
+				continue // it uses the volume
+			}
 			c.Finalizers = nil
 			_, err = claims.Update(ctx, c, metav1.UpdateOptions{})
 		case wants.Cmp(has) != 0:
