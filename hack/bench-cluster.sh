@@ -21,11 +21,11 @@ readonly runs="${RUNS:-10}" only="${ONLY:-}"
 hack/cluster-deps.sh engine
 hack/cluster-binaries.sh >/dev/null
 echo "VMs of driver pod beside bare pods, $((runs * 3)) starts of each:"
-DROVER_CLUSTER_POD_ROUNDS="$((runs * 3))" go -C test/cluster test -count 1 -timeout 1h -v -run '^TestBenchmarkPods$' .
+go -C test/cluster test -count 1 -timeout 1h -v -run '^TestBenchmarkPods$' . -rounds "$((runs * 3))"
 [[ "${only}" != pods ]] || exit 0
 echo
 echo "In a cluster, ${runs} runs of each fault:"
-DROVER_CLUSTER_RUNS="${runs}" go -C test/cluster test -count 1 -timeout 3h -v -run '^TestBenchmark$' ./deployment
+go -C test/cluster test -count 1 -timeout 3h -v -run '^TestBenchmark$' ./deployment -runs "${runs}"
 echo
 echo "Processes without a cluster, ${runs} runs of each signal:"
 mkdir -p bin/bench

@@ -21,7 +21,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 hack/cluster-deps.sh engine
 hack/cluster-binaries.sh >/dev/null # outside of the tests' time limit
 
-export DROVER_CLUSTER="${DROVER_CLUSTER:-full}" # make test runs a shorter form
+export DROVER_TEST_TIER="${DROVER_TEST_TIER:-full}" # with another one, a short form runs
 work="$(mktemp -d)"
 before="$(hack/leftovers.sh)"
 readonly before work

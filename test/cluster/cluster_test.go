@@ -23,10 +23,8 @@ import (
 
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/tier"
 )
-
-// wait is how long anything may take on a slow and busy machine.
-const wait = 2 * time.Minute
 
 var shared *cluster.Cluster
 
@@ -135,7 +133,7 @@ func get(t *testing.T, pod, url string) string {
 }
 
 // isServed reports whether a pod accepts connections of the host.
-func isServed(t *testing.T, pod *corev1.Pod) error {
+func isServed(t testing.TB, pod *corev1.Pod) error {
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(t.Context(), "tcp", net.JoinHostPort(pod.Status.PodIP, "8080"))
 	if err != nil {
@@ -204,6 +202,7 @@ func TestPods(t *testing.T) {
 }
 
 func TestVolume(t *testing.T) {
+	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "volume"},
 		Spec: corev1.PersistentVolumeClaimSpec{
@@ -238,6 +237,7 @@ func TestVolume(t *testing.T) {
 // TestPowerCycle checks that a node that is switched off is lost with its processes, and
 // runs its pods again after it was switched on.
 func TestPowerCycle(t *testing.T) {
+	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
 	node := shared.Node(3)
 	pod := runPod(t, "power", node)
 	if err := node.PowerOff(); err != nil {
@@ -280,7 +280,7 @@ func checkSurvives(t *testing.T, pod *corev1.Pod) {
 }
 
 func TestCutLink(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
 	node := shared.Node(2)
 	pod := runPod(t, "cut", node)
 	if err := node.CutLink(); err != nil {
@@ -300,7 +300,7 @@ func TestCutLink(t *testing.T) {
 // TestKubelet checks that containers go on without their kubelet, whether it was killed
 // or suspended.
 func TestKubelet(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
 	node := shared.Node(1)
 	pod := runPod(t, "kubelet", node)
 	for _, step := range []struct{ lose, restore func() error }{
@@ -323,7 +323,7 @@ func TestKubelet(t *testing.T) {
 }
 
 func TestContainerd(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
 	node := shared.Node(1)
 	pod := runPod(t, "containerd", node)
 	if err := node.KillContainerd(); err != nil {
@@ -340,7 +340,7 @@ func TestContainerd(t *testing.T) {
 }
 
 func TestAPIServer(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
 	if err := shared.KillAPIServer(); err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +358,7 @@ func TestAPIServer(t *testing.T) {
 
 // TestNodeObject drains, taints and deletes a node.
 func TestNodeObject(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
 	node := shared.Node(2)
 	pod := runPod(t, "object", node)
 	if err := node.Drain(t.Context()); err != nil {

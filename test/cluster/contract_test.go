@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 const (
@@ -38,7 +39,7 @@ const (
 // TestPodContract runs the contract suite with driver pod on real kubelets. Its guests are a boot
 // sector that obeys letters at the console. Package pod runs the same with a simulated kubelet.
 func TestPodContract(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it takes ten minutes; package pod runs the suite with a simulated kubelet")
 	importMachine(t)
 	importBootGuests(t)
 	for n := range contractVolumes {
@@ -52,7 +53,7 @@ func TestPodContract(t *testing.T) {
 		CPUMilli: 250, MemoryBytes: 32 << 20, RootDiskBytes: 1 << 20, GracePeriod: 30 * time.Second,
 		Image: driver.Image{Source: "oci://" + bootImage + "a"}, StorageClassName: new(contractClass),
 	})
-	h.OtherImage, h.Timeout = "oci://"+bootImage+"b", wait
+	h.OtherImage = "oci://" + bootImage + "b"
 	h.StubbornSpec = func(t *testing.T) driver.ServerSpec {
 		t.Helper()
 		spec := h.Spec(t)

@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // childEnv has the options of a cluster that a process starts, and closes when it is
@@ -87,7 +88,7 @@ func startChildOnly(t *testing.T, opts cluster.Options) (*exec.Cmd, io.Reader) {
 
 // leftovers returns what a cluster has left, as hack/leftovers.sh prints it, and settings
 // of the kernel. There may be other clusters.
-func leftovers(t *testing.T, p plan.Plan) (left, settings []string) {
+func leftovers(t testing.TB, p plan.Plan) (left, settings []string) {
 	t.Helper()
 	root, err := framework.RepositoryRoot()
 	if err != nil {
@@ -122,6 +123,7 @@ func checkSeen(t *testing.T, left []string) {
 // TestNothingIsLeft starts clusters beside the one of the other tests and ends them in
 // every way.
 func TestNothingIsLeft(t *testing.T) {
+	tier.Full(t, "it starts clusters of its own; it tests the clusters of tests and nothing of Drover")
 	for name, end := range map[string]func(*testing.T, *exec.Cmd, *cluster.Cluster) error{
 		"process killed": func(_ *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
 			return cmd.Process.Kill()
@@ -141,9 +143,6 @@ func TestNothingIsLeft(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if name != "process killed" {
-				cluster.SkipUnlessFull(t)
-			}
 			dir := filepath.Join(t.TempDir(), "cluster")
 			_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
 			cmd := startChild(t, cluster.Options{Nodes: 1, Dir: dir})
@@ -218,7 +217,7 @@ func killChild(t *testing.T, parent *exec.Cmd, command string) error {
 // TestDetached checks that a detached cluster outlives its starter and can be ended by
 // another process.
 func TestDetached(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it starts clusters of its own; it tests the clusters of tests and nothing of Drover")
 	dir := filepath.Join(t.TempDir(), "cluster")
 	_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
 	cmd := startChild(t, cluster.Options{Nodes: 1, Dir: dir, Detached: true})
@@ -232,6 +231,7 @@ func TestDetached(t *testing.T) {
 // TestKilledStart checks that nothing is left of a cluster whose starter was killed, also of
 // one that would be detached.
 func TestKilledStart(t *testing.T) {
+	tier.Full(t, "it starts clusters of its own; it tests the clusters of tests and nothing of Drover")
 	dir := filepath.Join(t.TempDir(), "cluster")
 	_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
 	cmd, _ := startChildOnly(t, cluster.Options{Nodes: 1, Dir: dir, Detached: true})

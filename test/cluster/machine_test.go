@@ -31,6 +31,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 const (
@@ -252,7 +253,7 @@ func checkMachineEnd(t *testing.T, name string, code int32, message string) {
 }
 
 // processOf returns a process of this host by its name and a text of its command line.
-func processOf(t *testing.T, name, argument string) int {
+func processOf(t testing.TB, name, argument string) int {
 	t.Helper()
 	pid, ok := findProcess(name, argument)
 	if !ok {
@@ -306,14 +307,12 @@ func statusField(t *testing.T, status, name string) int {
 // TestMachine runs drover-machine in restricted pods: a guest that another pod reaches, that a
 // deletion shuts down, and whose disk later pods have again.
 func TestMachine(t *testing.T) {
+	tier.Full(t, "TestPodDriver runs drover-machine in restricted pods too")
 	node := shared.Node(1)
 	importMachine(t)
 	example := readMachineExample(t, node)
 	example.createNamespace(t)
 	testDeletion(t, example)
-	if !cluster.IsFull() {
-		return
-	}
 	example.run(t, "second", 2)
 	if err := syscall.Kill(processOf(t, "qemu-system", machineUUID), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -386,9 +385,7 @@ func typeInto(t *testing.T, namespace, name, text string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
-	defer cancel()
-	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: strings.NewReader(text), Stdout: io.Discard}); err != nil {
+	if err := executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: strings.NewReader(text), Stdout: io.Discard}); err != nil {
 		t.Fatal(err)
 	}
 }

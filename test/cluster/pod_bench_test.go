@@ -5,9 +5,9 @@ package cluster_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -32,8 +32,6 @@ import (
 )
 
 const (
-	// variableRounds is how often a VM is measured beside bare pods, by make bench-cluster.
-	variableRounds = "DROVER_CLUSTER_POD_ROUNDS"
 	// maxStartRatio and maxOverhead are the aims.
 	maxStartRatio, maxOverhead = 1.15, 40 << 20
 	// memoryGuests is how many guests are asked for the memory around them.
@@ -42,6 +40,8 @@ const (
 	copyRuns, copyBytes = 3, 256 << 20
 	copiedImage         = "drover.test/copied:1"
 )
+
+var rounds = flag.Int("rounds", 0, "how often TestBenchmarkPods measures a VM beside bare pods; 0 skips it")
 
 // start is when the steps of a start were seen by a watch. Of a pod that was not made by Drover,
 // Running is the last.
@@ -64,15 +64,11 @@ type podBench struct {
 // TestBenchmarkPods measures what a VM of driver pod takes in addition to a pod: time, memory, and
 // the copy of its image to a disk that lasts. It is what make bench-cluster runs.
 func TestBenchmarkPods(t *testing.T) {
-	if os.Getenv(variableRounds) == "" {
-		t.Skipf("%s is not set: it is for make bench-cluster", variableRounds)
-	}
-	rounds, err := strconv.Atoi(os.Getenv(variableRounds))
-	if err != nil || rounds < 1 {
-		t.Fatalf("%s is %q: it must be a number from 1", variableRounds, os.Getenv(variableRounds))
+	if *rounds < 1 {
+		t.Skip("-rounds is not set: it is for make bench-cluster")
 	}
 	b := newPodBench(t)
-	b.measureStarts(t, rounds)
+	b.measureStarts(t, *rounds)
 	b.measureMemory(t)
 	b.measureCopies(t)
 }
@@ -142,8 +138,7 @@ func newBenchVM(name string) *framework.VMBuilder {
 // startVM measures the start of a VM, and deletes it.
 func (b *podBench) startVM(t *testing.T, name string, look func(*testing.T, *corev1.Pod)) start {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
-	defer cancel()
+	ctx := t.Context()
 	fromPods, fromVMs := b.pods.Len(), b.vmsLog.Len()
 	s := start{Requested: time.Now()}
 	if _, err := b.vms.Create(ctx, newBenchVM(name).Obj(), metav1.CreateOptions{}); err != nil {
@@ -208,9 +203,7 @@ func (b *podBench) awaitSteps(t *testing.T, s *start, from int, isPod func(*core
 
 func (b *podBench) awaitPod(t *testing.T, from int, what string, match func(bench.Event[*corev1.Pod]) bool) bench.Event[*corev1.Pod] {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
-	defer cancel()
-	e, err := b.pods.Await(ctx, from, match)
+	e, err := b.pods.Await(t.Context(), from, match)
 	if err != nil {
 		last, _ := b.pods.Last()
 		t.Fatalf("no pod %s: %v; the last event is %+v", what, err, last.Object)

@@ -40,7 +40,7 @@ func (w *podWorld) createWriter(t *testing.T, name string) *guest {
 }
 
 // noteRounds notes how many rounds the guest has synced by now, which later boots have to find.
-func (g *guest) noteRounds(t *testing.T) {
+func (g *guest) noteRounds(t testing.TB) {
 	t.Helper()
 	if g.disk == "" {
 		return
@@ -59,7 +59,7 @@ func (g *guest) noteRounds(t *testing.T) {
 	}
 }
 
-func readBlock(t *testing.T, disk io.ReaderAt, at blocks.Place) (blocks.Block, bool) {
+func readBlock(t testing.TB, disk io.ReaderAt, at blocks.Place) (blocks.Block, bool) {
 	t.Helper()
 	data := make([]byte, blocks.Size)
 	if _, err := disk.ReadAt(data, at.Offset()); err != nil {

@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/tier"
 )
 
 const (
@@ -34,7 +35,7 @@ const (
 // TestPodDeletion deletes guests in the ways that Kubernetes has. Each guest has a file system mounted,
 // whose disk shows whether it was unmounted.
 func TestPodDeletion(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it takes minutes; TestPodDriver keeps a deletion, and the tests of driver pod the ways of deletion with a simulated kubelet")
 	w := newPodWorld(t)
 	importMountedGuest(t)
 	t.Run("cascade", func(t *testing.T) { testCascade(t, w) })

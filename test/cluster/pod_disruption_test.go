@@ -4,7 +4,6 @@
 package cluster_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +24,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // testDisruptions disrupts a guest whose disk is on its node.
@@ -125,7 +125,7 @@ func (g *guest) checkShutDown(t *testing.T) {
 }
 
 // claim returns the PersistentVolumeClaim of the guest's disk.
-func (g *guest) claim(t *testing.T) *corev1.PersistentVolumeClaim {
+func (g *guest) claim(t testing.TB) *corev1.PersistentVolumeClaim {
 	t.Helper()
 	claims, err := shared.Client.CoreV1().PersistentVolumeClaims(g.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
 	if err != nil || len(claims.Items) != 1 {
@@ -141,8 +141,8 @@ func drain(t *testing.T, node *cluster.Node, deleteEmptyDir bool) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, stderr, err := framework.RunCommand(t, wait, []string{"KUBECONFIG=" + shared.Kubeconfig}, binary, "kubectl", "drain", node.Name,
-		"--ignore-daemonsets", fmt.Sprintf("--delete-emptydir-data=%t", deleteEmptyDir), fmt.Sprintf("--timeout=%s", wait))
+	out, stderr, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + shared.Kubeconfig}, binary, "kubectl", "drain", node.Name,
+		"--ignore-daemonsets", fmt.Sprintf("--delete-emptydir-data=%t", deleteEmptyDir))
 	if err != nil {
 		return fmt.Errorf("%w: %s%s", err, out, stderr)
 	}
@@ -240,7 +240,7 @@ func testNodeDeleted(t *testing.T, g *guest) {
 // TestPodsElsewhere disrupts guests that can be started on another node: one with storage that all nodes
 // reach, and one without a disk that is kept.
 func TestPodsElsewhere(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it takes ten minutes; TestPodDriver keeps the loss of a node, and package pod the proofs of an end")
 	w := newPodWorld(t)
 	onShared := w.createWriter(t, "shared")
 	ephemeral := w.createGuest(t, "ephemeral", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
@@ -378,7 +378,7 @@ func testAssertedOff(t *testing.T, g *guest) {
 // down.
 func testStreams(t *testing.T, g *guest) {
 	env := []string{"KUBECONFIG=" + shared.Kubeconfig}
-	log, _ := framework.MustRunCommand(t, wait, env, g.kubectlVM, "-n", podNamespace, "logs", g.name)
+	log, _ := framework.MustRunCommand(t, framework.CommandTimeout, env, g.kubectlVM, "-n", podNamespace, "logs", g.name)
 	if want := fmt.Sprintf("drover linux guest %d is up", g.boots); !strings.Contains(log, want) {
 		t.Errorf("the log is %q, want %q", log, want)
 	}
@@ -391,7 +391,7 @@ func testStreams(t *testing.T, g *guest) {
 		"port-forward": {[]string{":81"}, "port 81"},
 	} {
 		args := append([]string{"-n", podNamespace, verb, g.name}, tc.args...)
-		if _, stderr, err := framework.RunCommand(t, wait, env, g.kubectlVM, args...); err == nil || !strings.Contains(stderr, tc.want) {
+		if _, stderr, err := framework.RunCommand(t, framework.CommandTimeout, env, g.kubectlVM, args...); err == nil || !strings.Contains(stderr, tc.want) {
 			t.Errorf("kubectl vm %v: %v, %q, want %q", args, err, stderr, tc.want)
 		}
 	}
@@ -401,7 +401,7 @@ func testStreams(t *testing.T, g *guest) {
 	g.stop(t)
 	console.line(t, "drover linux guest powers off")
 	console.wait(t)
-	_, stderr, err := framework.RunCommand(t, wait, env, g.kubectlVM, "-n", podNamespace, "console", g.name)
+	_, stderr, err := framework.RunCommand(t, framework.CommandTimeout, env, g.kubectlVM, "-n", podNamespace, "console", g.name)
 	if err == nil || !strings.Contains(stderr, "is stopped") {
 		t.Errorf("the console of a stopped VM: %v, %q", err, stderr)
 	}
@@ -411,9 +411,7 @@ func testStreams(t *testing.T, g *guest) {
 // is sent after the question.
 func checkForwarded(t *testing.T, g *guest) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, g.kubectlVM, "-n", podNamespace, "port-forward", "--stdio", g.name, "80")
+	cmd := exec.CommandContext(t.Context(), g.kubectlVM, "-n", podNamespace, "port-forward", "--stdio", g.name, "80")
 	cmd.Env, cmd.Stdin = append(os.Environ(), "KUBECONFIG="+shared.Kubeconfig), strings.NewReader("GET / HTTP/1.0\r\n\r\n")
 	answer, err := cmd.CombinedOutput()
 	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.0 200 OK\r\n") {

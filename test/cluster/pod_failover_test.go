@@ -6,7 +6,6 @@ package cluster_test
 import (
 	"errors"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,9 +46,12 @@ type disruption struct {
 	pods   watch.Interface
 }
 
+// watchSeconds is after how long a watch of a disruption that never comes to its end is ended.
+const watchSeconds = int64(1200)
+
 func (g *guest) followDisruption(t *testing.T) *disruption {
 	t.Helper()
-	pods, err := shared.Client.CoreV1().Pods(g.namespace).Watch(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
+	pods, err := shared.Client.CoreV1().Pods(g.namespace).Watch(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name, TimeoutSeconds: new(watchSeconds)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,20 +62,12 @@ func (g *guest) followDisruption(t *testing.T) *disruption {
 // await waits for a moment, which is noticed as soon as the API server has it.
 func (d *disruption) await(t *testing.T, name string, reached moment) {
 	t.Helper()
-	deadline := time.After(wait)
-	for {
-		select {
-		case event, ok := <-d.pods.ResultChan():
-			if !ok {
-				t.Fatal("the watch has ended")
-			}
-			if pod, ok := event.Object.(*corev1.Pod); ok && reached(d.before.UID, pod) {
-				return
-			}
-		case <-deadline:
-			t.Fatalf("not within %s: the pod of %s is %s", wait, d.name, name)
+	for event := range d.pods.ResultChan() {
+		if pod, ok := event.Object.(*corev1.Pod); ok && reached(d.before.UID, pod) {
+			return
 		}
 	}
+	t.Fatalf("the watch has ended before the pod of %s is %s", d.name, name)
 }
 
 // drainKills are moments of a drain at which the controller is killed, and at which it is started again.

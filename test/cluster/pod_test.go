@@ -27,6 +27,7 @@ import (
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/tier"
 )
 
 const podNamespace = "guests"
@@ -237,7 +238,7 @@ func (g *guest) waitFor(t *testing.T, checks ...framework.VMCheck) (vm *api.Virt
 }
 
 // findPod returns the guest's pod, or nil.
-func (g *guest) findPod(t *testing.T) (*corev1.Pod, error) {
+func (g *guest) findPod(t testing.TB) (*corev1.Pod, error) {
 	t.Helper()
 	pods, err := shared.Client.CoreV1().Pods(g.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
 	switch {
@@ -315,7 +316,7 @@ func (g *guest) checkAnswers(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-func getFromHost(t *testing.T, url string) (string, error) {
+func getFromHost(t testing.TB, url string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -374,14 +375,14 @@ func TestPodDriver(t *testing.T) {
 	if second := g.pod(t); second.UID == first.UID {
 		t.Errorf("the pod is %s as before", second.UID)
 	}
-	t.Run("service", func(t *testing.T) { testService(t, g) })
-	t.Run("image of a web server", func(t *testing.T) { testWebImage(t, w) })
-	if cluster.IsFull() {
+	if tier.IsFull() {
+		t.Run("service", func(t *testing.T) { testService(t, g) })
+		t.Run("image of a web server", func(t *testing.T) { testWebImage(t, w) })
 		t.Run("readiness", func(t *testing.T) { testReadiness(t, w) })
 		t.Run("KVM", func(t *testing.T) { testKVM(t, w) })
 	}
 	testNodeLoss(t, g)
-	if cluster.IsFull() {
+	if tier.IsFull() {
 		testDisruptions(t, g)
 	}
 	g.blockEviction(t)

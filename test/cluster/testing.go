@@ -10,18 +10,6 @@ import (
 	"testing"
 )
 
-// IsFull reports whether all tests are asked for, as by make test-cluster, and not only those
-// that need little time.
-func IsFull() bool { return os.Getenv("DROVER_CLUSTER") == "full" }
-
-// SkipUnlessFull skips a test that needs time, unless all are asked for.
-func SkipUnlessFull(t testing.TB) {
-	t.Helper()
-	if !IsFull() {
-		t.Skip("only in make test-cluster")
-	}
-}
-
 // Start starts a cluster for one test and closes it with the test, whose log gets the
 // ends of the programs' logs if the test failed.
 func Start(t testing.TB, opts Options) *Cluster {

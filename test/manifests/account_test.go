@@ -4,6 +4,7 @@
 package manifests
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -12,7 +13,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,14 +29,36 @@ import (
 
 const accountName = "drover-controller"
 
-// TestControllerPermissions runs the controller under the ServiceAccount of the
-// manifests, and takes a VM through its life.
-func TestControllerPermissions(t *testing.T) {
+// TestAccount runs one controller that has only the rights of config/rbac, for all tests of what it and users
+// may do there.
+func TestAccount(t *testing.T) {
 	t.Parallel()
 	w := testenv.Start(t)
 	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
-	controller := startControllerAs(t, w)
+	for _, ns := range []string{usersNamespace, otherNamespace} {
+		w.CreateNamedNamespace(t, ns)
+	}
+	dir, metrics, streams := writeStreamsCertificate(t), framework.FreeAddress(t), framework.FreeAddress(t)
+	controller := startControllerAs(t, w, "--metrics-secure", "--metrics-bind-address="+metrics,
+		"--streams-address="+streams, "--streams-cert-dir="+dir, "--streams-url=https://"+streams)
+	t.Run("allowed", func(t *testing.T) {
+		for name, test := range map[string]func(*testing.T, *testenv.Environment){
+			"life": testLife, "permissions": testPermissions, "streams": testStreams, "users": testUsers,
+			"metrics": func(t *testing.T, w *testenv.Environment) { testMetrics(t, w, metrics) },
+		} {
+			t.Run(name, func(t *testing.T) { t.Parallel(); test(t, w) })
+		}
+	})
+	// All that it has tried is allowed, even where it would continue quietly after a refusal.
+	if strings.Contains(controller.Output(), "forbidden") {
+		t.Error("something was forbidden")
+	}
+	t.Run("secrets", func(t *testing.T) { testSecrets(t, w) })
+	controller.MustStop()
+}
 
+// testLife takes a VM through its life.
+func testLife(t *testing.T, w *testenv.Environment) {
 	vm := w.CreateActiveVM(t, fakeVM("life"))
 	w.WaitForEvent(t, vm, api.EventCreated)
 	w.WaitForVM(t, vm, framework.HasUsage)
@@ -54,18 +76,11 @@ func TestControllerPermissions(t *testing.T) {
 	if w.ReadFakeServer(t, vm.UID) != nil {
 		t.Error("the server is still there")
 	}
-	// All that it has tried is allowed, even where it would continue quietly after a
-	// refusal.
-	if strings.Contains(controller.Output(), "forbidden") {
-		t.Error("something was forbidden")
-	}
-	t.Run("secrets", func(t *testing.T) { secretsByNamespace(t, w) })
-	controller.MustStop()
 }
 
-// secretsByNamespace checks that a Secret is read where the controller was bound,
+// testSecrets checks that a Secret is read where the controller was bound,
 // and that elsewhere the VM reports the missing permission until it is granted.
-func secretsByNamespace(t *testing.T, w *testenv.Environment) {
+func testSecrets(t *testing.T, w *testenv.Environment) {
 	bound, unbound := w.CreateNamespace(t), w.CreateNamespace(t)
 	bindSecrets(t, w, bound)
 	for _, ns := range []string{bound, unbound} {
@@ -95,21 +110,20 @@ func bindSecrets(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
 	framework.RunKubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
 		"--clusterrole", "drover-secrets-reader", "--serviceaccount", namespace+":"+accountName)
-	waitForPermissions(t, w, ns)
+	waitForAccess(t, w, true, authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Resource: "secrets"})
 }
 
-// waitForPermissions waits until the API server applies the binding, so that the
-// controller is not slowed down by an answer that is about to change.
-func waitForPermissions(t *testing.T, w *testenv.Environment, ns string) {
+// waitForAccess waits until the API server applies what was changed of the controller's rights, so that the
+// controller gets no answer that is about to change.
+func waitForAccess(t *testing.T, w *testenv.Environment, may bool, attributes authorizationv1.ResourceAttributes) {
 	t.Helper()
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User:               "system:serviceaccount:" + namespace + ":" + accountName,
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Resource: "secrets"},
+		User: "system:serviceaccount:" + namespace + ":" + accountName, ResourceAttributes: &attributes,
 	}}
-	assert.Eventually(t, "the binding in "+ns, func(t testing.TB) error {
+	assert.Eventually(t, fmt.Sprintf("%+v is allowed: %t", attributes, may), func(t testing.TB) error {
 		answer, err := w.KubeClient.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-		if err == nil && !answer.Status.Allowed {
-			return apierrors.NewForbidden(rbacv1.Resource("secrets"), "", nil)
+		if err == nil && answer.Status.Allowed != may {
+			err = errors.New("it is not so")
 		}
 		return err
 	})
@@ -119,8 +133,13 @@ func fakeVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver("fake").GracePeriod(5)
 }
 
+// unservedVM returns a VM of a driver that no controller has.
+func unservedVM(name string) *framework.VMBuilder { return framework.NewVM(name).Driver("docker") }
+
 // startControllerAs starts a controller that has only the ServiceAccount's token, with
 // those flags of the Deployment that concern rights.
+//
+// There is one at a time in a cluster, as all have one Lease.
 func startControllerAs(t *testing.T, w *testenv.Environment, args ...string) *testenv.ControllerProcess {
 	t.Helper()
 	as := &testenv.Environment{
@@ -178,11 +197,8 @@ func clientForToken(t *testing.T, kubeconfig string) kubernetes.Interface {
 	return kube
 }
 
-// TestPermissions queries the API server for what the account may do.
-func TestPermissions(t *testing.T) {
-	t.Parallel()
-	w := testenv.Start(t)
-	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
+// testPermissions queries the API server for what the account may do.
+func testPermissions(t *testing.T, w *testenv.Environment) {
 	kube := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
 	check := func(p permission) error {
 		resource, sub, _ := strings.Cut(p.resource, "/")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,26 +21,34 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// startCluster starts a cluster that serves Deployments too. Nothing runs their
-// pods.
-func startCluster(t *testing.T) (*framework.Cluster, kubernetes.Interface) {
-	t.Helper()
-	c := framework.StartCluster(t, framework.ClusterOptions{Args: []string{"--all-apis"}})
-	return c, clientOf(t, c)
-}
+// Where charts are installed beside config/default, which has the namespace of that name.
+const (
+	chartNamespace  = "drover-chart"
+	valuesNamespace = "drover-values"
+)
 
-func clientOf(t *testing.T, c *framework.Cluster) kubernetes.Interface {
-	t.Helper()
-	kube, err := kubernetes.NewForConfig(c.Config)
-	if err != nil {
-		t.Fatal(err)
+// TestInstallations installs Drover in one way after the other. Nothing runs the pods.
+func TestInstallations(t *testing.T) {
+	t.Parallel()
+	w := startWithAllAPIs(t)
+	for _, step := range []struct {
+		name string
+		test func(*testing.T, *testenv.Environment)
+	}{
+		{"static pod", testStaticPod},
+		{"config", testConfig},
+		{"chart", testChart},
+		{"aggregation", testAggregation}, // after the chart was removed
+		{"all values", testAllValues},
+		{"older CRD", testOlderCRD},
+	} {
+		t.Run(step.name, func(t *testing.T) { step.test(t, w) })
 	}
-	return kube
 }
 
 // checkNoWarnings fails the test on warnings: the API server warns of what it would
@@ -54,17 +63,18 @@ func checkNoWarnings(t *testing.T, stderr string) {
 	}
 }
 
-func TestConfigApplies(t *testing.T) {
-	t.Parallel()
-	c, kube := startCluster(t)
-	_, stderr := framework.RunKubectl(t, c.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict")
+func testConfig(t *testing.T, w *testenv.Environment) {
+	_, stderr := framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict")
 	checkNoWarnings(t, stderr)
-	// Again, as server-side apply does.
-	_, stderr = framework.RunKubectl(t, c.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict", "--server-side", "--force-conflicts", "--dry-run=server")
-	checkNoWarnings(t, stderr)
-	isInstalled(t, kube, namespace)
+	// Again, as server-side apply does, and with the component for driver pod.
+	for _, dir := range []string{configPath("default"), writeOverlay(t, "pod")} {
+		_, stderr = framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", dir, "--validate=strict", "--server-side", "--force-conflicts", "--dry-run=server")
+		checkNoWarnings(t, stderr)
+	}
+	kube := w.KubeClient
+	checkInstalled(t, kube, namespace)
 
-	pod := podTemplateOf(t, kube)
+	pod := podTemplateOf(t, kube, namespace)
 	dryRunPod(t, kube, pod, "")
 	for name, spoil := range map[string]func(*corev1.Pod){
 		"root":      func(p *corev1.Pod) { p.Spec.SecurityContext.RunAsNonRoot = new(false) },
@@ -79,8 +89,8 @@ func TestConfigApplies(t *testing.T) {
 	}
 }
 
-// isInstalled checks for the objects that every installation of Drover has.
-func isInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
+// checkInstalled checks for the objects that every installation of Drover has.
+func checkInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
 	get := metav1.GetOptions{}
 	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", get)
@@ -90,12 +100,10 @@ func isInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
 	if n := *deployment.Spec.Replicas; n != 3 {
 		t.Errorf("it has %d replicas, want 3", n)
 	}
-	_, err = kube.PolicyV1().PodDisruptionBudgets(ns).Get(t.Context(), "drover-controller", get)
-	checkError(t, err)
-	_, err = kube.NetworkingV1().NetworkPolicies(ns).Get(t.Context(), "drover-controller", get)
-	checkError(t, err)
-	_, err = kube.CoreV1().Services(ns).Get(t.Context(), "drover-metrics", get)
-	checkError(t, err)
+	_, budgetErr := kube.PolicyV1().PodDisruptionBudgets(ns).Get(t.Context(), "drover-controller", get)
+	_, policyErr := kube.NetworkingV1().NetworkPolicies(ns).Get(t.Context(), "drover-controller", get)
+	_, serviceErr := kube.CoreV1().Services(ns).Get(t.Context(), "drover-metrics", get)
+	checkError(t, errors.Join(budgetErr, policyErr, serviceErr))
 }
 
 func checkError(t *testing.T, err error) {
@@ -106,15 +114,15 @@ func checkError(t *testing.T, err error) {
 }
 
 // podTemplateOf returns the pod that the Deployment would create.
-func podTemplateOf(t *testing.T, kube kubernetes.Interface) *corev1.Pod {
+func podTemplateOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
 	t.Helper()
-	deployment, err := kube.AppsV1().Deployments(namespace).Get(t.Context(), "drover-controller", metav1.GetOptions{})
+	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := deployment.Spec.Template
 	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
-	pod.Name, pod.Namespace = "drover-controller-0", namespace
+	pod.Name, pod.Namespace = "drover-controller-0", ns
 	return pod
 }
 
@@ -131,49 +139,48 @@ func dryRunPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal
 	}
 }
 
-func TestChartInstalls(t *testing.T) {
-	t.Parallel()
-	c, kube := startCluster(t)
-	manifests, _ := framework.RunHelm(t, c.Kubeconfig, "template", "drover", chart, "--namespace", metav1.NamespaceDefault)
-	file := t.TempDir() + "/chart.yaml"
+// applyChart applies what the chart renders.
+func applyChart(t *testing.T, w *testenv.Environment, ns string, values []string, flags ...string) {
+	t.Helper()
+	manifests, _ := framework.RunHelm(t, w.Kubeconfig, append([]string{"template", "drover", chart, "--namespace", ns}, values...)...)
+	file := filepath.Join(t.TempDir(), "chart.yaml")
 	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, stderr := framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict", "--dry-run=server")
+	_, stderr := framework.RunKubectl(t, w.Kubeconfig, append([]string{"apply", "-f", file, "--validate=strict"}, flags...)...)
 	checkNoWarnings(t, stderr)
-
-	// drover up has installed the CRD: from now on it is the chart's.
-	args := []string{chart, "--namespace", namespace, "--take-ownership", "--force-conflicts", "--set", "secretNamespaces={default}"}
-	framework.RunHelm(t, c.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
-	isInstalled(t, kube, namespace)
-	dryRunPod(t, kube, podTemplateOf(t, kube), "")
-	_, err := kube.RbacV1().RoleBindings("default").Get(t.Context(), "drover-secrets-reader", metav1.GetOptions{})
-	checkError(t, err)
-	framework.RunHelm(t, c.Kubeconfig, append([]string{"upgrade", "drover", "--set", "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics"}, args...)...)
-	dryRunPod(t, kube, podTemplateOf(t, kube), "")
-	checkUninstallKeepsVMs(t, c, kube)
 }
 
-// TestChartInstallsAllValues checks that the API server accepts what the values lead to, in
+func testChart(t *testing.T, w *testenv.Environment) {
+	applyChart(t, w, metav1.NamespaceDefault, nil, "--dry-run=server")
+
+	// drover up has installed the CRD: from now on it is the chart's.
+	kube := w.KubeClient
+	args := []string{chart, "--namespace", chartNamespace, "--take-ownership", "--force-conflicts", "--set", "secretNamespaces={default}"}
+	framework.RunHelm(t, w.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
+	checkInstalled(t, kube, chartNamespace)
+	dryRunPod(t, kube, podTemplateOf(t, kube, chartNamespace), "")
+	_, err := kube.RbacV1().RoleBindings("default").Get(t.Context(), "drover-secrets-reader", metav1.GetOptions{})
+	checkError(t, err)
+	framework.RunHelm(t, w.Kubeconfig, append([]string{"upgrade", "drover", "--set", "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics"}, args...)...)
+	dryRunPod(t, kube, podTemplateOf(t, kube, chartNamespace), "")
+	checkUninstallKeepsVMs(t, w)
+}
+
+// testAllValues checks that the API server accepts what the values lead to, in
 // a namespace of restricted pods, and the PodMonitor as Prometheus Operator defines it.
-func TestChartInstallsAllValues(t *testing.T) {
-	t.Parallel()
-	c, kube := startCluster(t)
-	framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", podMonitorCRD, "--validate=strict")
-	framework.RunKubectl(t, c.Kubeconfig, "wait", "--for=condition=Established", "--timeout=30s", "-f", podMonitorCRD)
-	framework.RunKubectl(t, c.Kubeconfig, "create", "namespace", namespace)
-	framework.RunKubectl(t, c.Kubeconfig, "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-	for _, args := range [][]string{{"--values", allValues}, {"--set", "metrics.podMonitor.enabled=true"}} {
-		manifests, _ := framework.RunHelm(t, c.Kubeconfig, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
-		file := t.TempDir() + "/chart.yaml"
-		if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		_, stderr := framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict")
-		checkNoWarnings(t, stderr)
-		dryRunPod(t, kube, podTemplateOf(t, kube), "")
+func testAllValues(t *testing.T, w *testenv.Environment) {
+	framework.RunKubectl(t, w.Kubeconfig, "apply", "-f", podMonitorCRD, "--validate=strict")
+	framework.RunKubectl(t, w.Kubeconfig, "wait", "--for=condition=Established", "--timeout=3m", "-f", podMonitorCRD)
+	restricted := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: valuesNamespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}
+	if _, err := w.KubeClient.CoreV1().Namespaces().Create(t.Context(), restricted, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
 	}
-	checkScraper(t, c, waitForToken(t, kube, "drover-metrics-scraper"))
+	for _, values := range [][]string{{"--values", allValues}, {"--set", "metrics.podMonitor.enabled=true"}} {
+		applyChart(t, w, valuesNamespace, values)
+		dryRunPod(t, w.KubeClient, podTemplateOf(t, w.KubeClient, valuesNamespace), "")
+	}
+	checkScraper(t, w.Cluster, waitForToken(t, w.KubeClient, valuesNamespace, "drover-metrics-scraper"))
 }
 
 // checkScraper checks that the PodMonitor's token allows to read metrics, and no more than
@@ -190,7 +197,7 @@ func checkScraper(t *testing.T, c *framework.Cluster, token string) {
 		}
 		return err
 	})
-	rules := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace}}
+	rules := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: valuesNamespace}}
 	answer, err := scraper.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), rules, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -202,25 +209,22 @@ func checkScraper(t *testing.T, c *framework.Cluster, token string) {
 	}
 }
 
-// TestChartAggregation checks that a value gives editors of namespaces their VMs, and takes
+// testAggregation checks that a value gives editors of namespaces their VMs, and takes
 // them away again.
-func TestChartAggregation(t *testing.T) {
-	t.Parallel()
-	c, kube := startCluster(t)
-	// A cluster that is not drover up has none.
-	framework.RunKubectl(t, c.Kubeconfig, "delete", "clusterroles", "drover-view", "drover-edit", "drover-admin")
-	args := []string{"drover", chart, "--namespace", namespace, "--set", "crds.install=false"}
+func testAggregation(t *testing.T, w *testenv.Environment) {
+	roles := w.KubeClient.RbacV1().ClusterRoles()
+	args := []string{"drover", chart, "--namespace", chartNamespace, "--set", "crds.install=false"}
 	for _, step := range []struct {
 		command []string
 		want    bool
 	}{
-		{[]string{"install", "--create-namespace"}, true},
+		{[]string{"install"}, true},
 		{[]string{"upgrade", "--set", "rbac.aggregateRoles=false"}, false},
 		{[]string{"upgrade"}, true},
 	} {
-		framework.RunHelm(t, c.Kubeconfig, append(step.command, args...)...)
+		framework.RunHelm(t, w.Kubeconfig, append(step.command, args...)...)
 		assert.Eventually(t, fmt.Sprintf("after %v role edit has VMs: %v", step.command, step.want), func(t testing.TB) error {
-			edit, err := kube.RbacV1().ClusterRoles().Get(t.Context(), "edit", metav1.GetOptions{})
+			edit, err := roles.Get(t.Context(), "edit", metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
@@ -230,46 +234,42 @@ func TestChartAggregation(t *testing.T) {
 			}
 			return nil
 		})
-		_, err := kube.RbacV1().ClusterRoles().Get(t.Context(), "drover-edit", metav1.GetOptions{})
+		_, err := roles.Get(t.Context(), "drover-edit", metav1.GetOptions{})
 		checkError(t, err)
 	}
 }
 
 // checkUninstallKeepsVMs checks that the CRD stays; otherwise every VM would be deleted
 // with it.
-func checkUninstallKeepsVMs(t *testing.T, c *framework.Cluster, kube kubernetes.Interface) {
+func checkUninstallKeepsVMs(t *testing.T, w *testenv.Environment) {
 	t.Helper()
-	all, err := versioned.NewForConfig(c.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	vms := all.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
+	vms := w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
 	vm := framework.NewVM("stays").Obj()
 	if _, err := vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	framework.RunHelm(t, c.Kubeconfig, "uninstall", "drover", "--namespace", namespace)
-	if _, err := kube.AppsV1().Deployments(namespace).Get(t.Context(), "drover-controller", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	framework.RunHelm(t, w.Kubeconfig, "uninstall", "drover", "--namespace", chartNamespace)
+	if _, err := w.KubeClient.AppsV1().Deployments(chartNamespace).Get(t.Context(), "drover-controller", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the Deployment is still there: error %v", err)
 	}
 	now, err := vms.Get(t.Context(), vm.Name, metav1.GetOptions{})
 	if err != nil || now.DeletionTimestamp != nil {
 		t.Errorf("the VM is %+v, error %v", now, err)
 	}
+	checkError(t, vms.Delete(t.Context(), vm.Name, metav1.DeleteOptions{}))
 }
 
-// TestStaticPodApplies checks that the pod is admitted, and that the token for its
+// testStaticPod checks that the pod is admitted, and that the token for its
 // kubeconfig is the controller's.
-func TestStaticPodApplies(t *testing.T) {
-	t.Parallel()
-	c, kube := startCluster(t)
-	_, stderr := framework.RunKubectl(t, c.Kubeconfig, "apply", "-k", configPath("static-pod"), "--validate=strict")
+func testStaticPod(t *testing.T, w *testenv.Environment) {
+	kube := w.KubeClient
+	_, stderr := framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("static-pod"), "--validate=strict")
 	checkNoWarnings(t, stderr)
 	waitForDefaultAccount(t, kube, metav1.NamespaceSystem)
-	_, stderr = framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
+	_, stderr = framework.RunKubectl(t, w.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
 	checkNoWarnings(t, stderr)
 
-	controller := clientForToken(t, writeKubeconfig(t, c, waitForToken(t, kube, "drover-controller-token")))
+	controller := clientForToken(t, writeKubeconfig(t, w.Cluster, waitForToken(t, kube, namespace, "drover-controller-token")))
 	if _, err := controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
@@ -288,11 +288,11 @@ func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 	})
 }
 
-func waitForToken(t *testing.T, kube kubernetes.Interface, name string) string {
+func waitForToken(t *testing.T, kube kubernetes.Interface, ns, name string) string {
 	t.Helper()
 	var token string
 	assert.Eventually(t, "the Secret has a token", func(t testing.TB) error {
-		secret, err := kube.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		secret, err := kube.CoreV1().Secrets(ns).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

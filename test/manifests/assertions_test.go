@@ -6,15 +6,15 @@ package manifests
 import (
 	"errors"
 	"fmt"
-	"os"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
@@ -24,43 +24,29 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// TestAssertionPolicy checks who may say that a machine is off: not an editor of VirtualMachines,
+// testAssertionPolicy checks who may say that a machine is off: not an editor of VirtualMachines,
 // in any way, and who has the verb may in that namespace alone.
-func TestAssertionPolicy(t *testing.T) {
-	t.Parallel()
-	for name, start := range map[string]func(*testing.T) *testenv.Environment{
-		"chart": func(t *testing.T) *testenv.Environment { return startWithChart(t, podValues...) },
-		"config/pod": func(t *testing.T) *testenv.Environment {
-			w := startWithAllAPIs(t)
-			framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", writeOverlay(t, "default", "pod"), "--validate=strict")
-			return w
-		},
-	} {
+func testAssertionPolicy(t *testing.T, w *testenv.Environment) {
+	for _, ns := range []string{usersNamespace, otherNamespace} {
+		w.CreateNamedNamespace(t, ns)
+		for _, vm := range []string{"vm", "asserted"} {
+			w.CreateVM(t, unservedVM(vm).Namespace(ns))
+		}
+	}
+	editor, operator := newRoleUser(t, w, "edit"), newRoleUser(t, w, "drover-assert-stopped")
+	waitForPolicy(t, editor.vms)
+	assert.Eventually(t, "the operator's rights", func(t testing.TB) error {
+		return assertOff("asserted", "a")(t, operator.vms)
+	}) // bindings take effect one by one
+	for name, tc := range assertionRequests() {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := start(t)
-			for _, ns := range []string{usersNamespace, otherNamespace} {
-				w.CreateNamedNamespace(t, ns)
-				for _, vm := range []string{"vm", "asserted"} {
-					w.CreateVM(t, fakeVM(vm).Namespace(ns))
-				}
+			checkAssertion(t, "an editor", tc.send(t, editor.vms), tc.editor)
+			if tc.operator {
+				checkAssertion(t, "an operator", tc.send(t, operator.vms), true)
 			}
-			editor, operator := newRoleUser(t, w, "edit"), newRoleUser(t, w, "drover-assert-stopped")
-			waitForPolicy(t, editor.vms)
-			assert.Eventually(t, "the operator's rights", func(t testing.TB) error {
-				return assertOff("asserted", "a")(t, operator.vms)
-			}) // bindings take effect one by one
-			for name, tc := range assertionRequests() {
-				t.Run(name, func(t *testing.T) {
-					checkAssertion(t, "an editor", tc.send(t, editor.vms), tc.editor)
-					if tc.operator {
-						checkAssertion(t, "an operator", tc.send(t, operator.vms), true)
-					}
-				})
-			}
-			checkAssertion(t, "an operator of another namespace", assertOff("vm", "a")(t, operator.others), false)
 		})
 	}
+	checkAssertion(t, "an operator of another namespace", assertOff("vm", "a")(t, operator.others), false)
 }
 
 func newRoleUser(t *testing.T, w *testenv.Environment, role string) user {
@@ -167,30 +153,36 @@ func checkAssertion(t *testing.T, who string, err error, allowed bool) {
 	}
 }
 
-// staysFor is how long something has to stay as it is, in which a controller lists several times.
-const staysFor = 4 * time.Second
+const (
+	// refused is the annotation of a pod of which an assertion was refused.
+	refused = "cloudnative.tw/assertion-refused"
+	// otherPod is the UID of none.
+	otherPod = "00000000-0000-0000-0000-000000000000"
+)
 
-// refused is the annotation of a pod of which an assertion was refused.
-const refused = "cloudnative.tw/assertion-refused"
-
-// TestAssertion says of pods on a lost node that their machines are off. It counts for the pod with
-// that UID where its node is not ready, and only if the controller takes assertions. One that was made
-// while the node was ready never counts.
-func TestAssertion(t *testing.T) {
-	t.Parallel()
-	w := startWithChart(t, podValues...)
-	node := createNode(t, w, "lost", corev1.ConditionUnknown)
-	controller := startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s")
-	vm := w.CreateVM(t, podVM("vm"))
-	first := runOn(t, w, waitForPod(t, w, vm), node.Name)
+// runOnLostNode creates a VM whose pod runs on a node that does not answer.
+func runOnLostNode(t *testing.T, w *testenv.Environment, name string) (*api.VirtualMachine, *corev1.Pod, *corev1.Node) {
+	t.Helper()
+	node := createNode(t, w, name, corev1.ConditionUnknown)
+	vm := w.CreateVM(t, podVM(name))
+	pod := runOn(t, w, waitForPod(t, w, vm), node.Name)
 	w.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
+	return vm, pod, node
+}
 
-	setAssertion(t, w, vm, string(first.UID))
-	checkStays(t, w, first, "the controller takes no assertions")
-	controller.MustStop()
-	setAssertion(t, w, vm, "00000000-0000-0000-0000-000000000000")
-	controller = startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s", "--pod-assertions")
-	checkStays(t, w, first, "another pod is asserted")
+// testIgnoredAssertion has a controller that accepts no assertions.
+func testIgnoredAssertion(t *testing.T, w *testenv.Environment) {
+	vm, pod, _ := runOnLostNode(t, w, "ignored")
+	setAssertion(t, w, vm, string(pod.UID))
+	checkStays(t, w, vm, pod, "the controller accepts no assertions")
+}
+
+// testAssertion says of pods on a lost node that their machines are off. It counts for the pod with
+// that UID where its node is not ready. One that was made while the node was ready never counts.
+func testAssertion(t *testing.T, w *testenv.Environment) {
+	vm, first, node := runOnLostNode(t, w, "asserted")
+	setAssertion(t, w, vm, otherPod)
+	checkStays(t, w, vm, first, "another pod is asserted")
 	setReady(t, w, node, corev1.ConditionTrue)
 	setAssertion(t, w, vm, string(first.UID))
 	assert.Eventually(t, "the refusal is recorded", func(t testing.TB) error {
@@ -199,11 +191,11 @@ func TestAssertion(t *testing.T) {
 		}
 		return nil
 	})
-	checkStays(t, w, first, "its node is ready")
+	checkStays(t, w, vm, first, "its node is ready")
 
 	setReady(t, w, node, corev1.ConditionUnknown)
-	checkStays(t, w, first, "the assertion was refused")
-	setAssertion(t, w, vm, "00000000-0000-0000-0000-000000000000")
+	checkStays(t, w, vm, first, "the assertion was refused")
+	setAssertion(t, w, vm, otherPod)
 	assert.Eventually(t, "the refusal is forgotten", func(t testing.TB) error {
 		if p := waitForPod(t, w, vm); p.Annotations[refused] != "" {
 			return errors.New("the pod has it")
@@ -219,23 +211,16 @@ func TestAssertion(t *testing.T) {
 		return nil
 	})
 	second = runOn(t, w, second, node.Name)
-	checkStays(t, w, second, "the pod before is asserted")
+	checkStays(t, w, vm, second, "the pod before is asserted")
 
 	w.DeleteVM(t, vm)
 	setAssertion(t, w, vm, string(second.UID))
 	releaseClaim(t, w, vm)
 	w.WaitForDeletion(t, vm)
-	if out := controller.Output(); strings.Contains(out, "forbidden") {
-		t.Errorf("something was forbidden:\n%s", out)
-	}
-	controller.MustStop()
 }
 
-// TestAssertionOfLostPod says that the machine of a pod is off whose object is gone.
-func TestAssertionOfLostPod(t *testing.T) {
-	t.Parallel()
-	w := startWithChart(t, podValues...)
-	controller := startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s", "--pod-assertions")
+// testLostPods says that the machines of pods are off whose objects are gone.
+func testLostPods(t *testing.T, w *testenv.Environment) {
 	for name, vm := range map[string]*api.VirtualMachine{
 		"with a disk": w.CreateVM(t, podVM("disk")),
 		"ephemeral": w.CreateVM(t, podVM("ephemeral").Spec(func(spec *api.VirtualMachineSpec) {
@@ -260,7 +245,6 @@ func TestAssertionOfLostPod(t *testing.T) {
 			}
 		})
 	}
-	controller.MustStop()
 }
 
 func createNode(t *testing.T, w *testenv.Environment, name string, ready corev1.ConditionStatus) *corev1.Node {
@@ -305,26 +289,47 @@ func setAssertion(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, 
 	}
 }
 
-// checkStays checks that a pod is neither deleted nor released.
-func checkStays(t *testing.T, w *testenv.Environment, pod *corev1.Pod, why string) {
+// checkStays checks that a pod is neither deleted nor released. It changes the spec in a way that no pod is
+// changed for, and waits until the controller has acted upon that, and so upon what was there before.
+func checkStays(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, pod *corev1.Pod, why string) {
 	t.Helper()
-	framework.Consistently(t, staysFor, 200*time.Millisecond, why+": the pod stays", func() error {
-		now, err := w.KubeClient.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
-		if err == nil && (now.UID != pod.UID || now.DeletionTimestamp != nil || len(now.Finalizers) != len(pod.Finalizers)) {
-			err = fmt.Errorf("it is %+v", now.ObjectMeta)
-		}
-		return err
+	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) {
+		vm.Spec.SSHAuthorizedKeys = []string{fmt.Sprintf("ssh-ed25519 AAAA %d", vm.Generation)}
 	})
+	w.WaitForVM(t, vm, func(vm *api.VirtualMachine) error {
+		if vm.Status.ObservedGeneration != vm.Generation {
+			return fmt.Errorf("generation %d of %d is observed", vm.Status.ObservedGeneration, vm.Generation)
+		}
+		return nil
+	})
+	now, err := w.KubeClient.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	if err != nil || now.UID != pod.UID || now.DeletionTimestamp != nil || len(now.Finalizers) != len(pod.Finalizers) {
+		t.Errorf("%s: the pod does not stay: %+v, %v", why, now.ObjectMeta, err)
+	}
 }
 
-// TestChartWithoutAssertions checks that the flag and the policy come together.
+// TestChartWithoutAssertions checks that the flag and the policy come together, and that the policy is that of
+// config/pod.
 func TestChartWithoutAssertions(t *testing.T) {
 	t.Parallel()
+	fromConfig := renderComponent(t, "pod")
 	for value, want := range map[string]bool{"true": true, "false": false} {
-		out, _ := framework.RunHelm(t, os.DevNull, append([]string{"template", "drover", chart, "--set", "pod.assertions=" + value}, podValues...)...)
-		for _, part := range []string{"--pod-assertions=true", "kind: ValidatingAdmissionPolicy\n", "kind: ValidatingAdmissionPolicyBinding\n", "name: drover-assert-stopped\n"} {
-			if strings.Contains(out, part) != want {
-				t.Errorf("pod.assertions is %s, and the chart has %q: %v", value, part, !want)
+		all := renderChart(t, append([]string{"--set", "pod.assertions=" + value}, podValues...)...)
+		if args := fmt.Sprint(controllerContainer(t, findObject(t, all, "Deployment"))["args"]); strings.Contains(args, "--pod-assertions=true") != want {
+			t.Errorf("pod.assertions is %s, and the flags are %s", value, args)
+		}
+		for _, o := range fromConfig {
+			if !strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") && o.GetName() != "drover-assert-stopped" {
+				continue
+			}
+			n := slices.IndexFunc(all, func(other *unstructured.Unstructured) bool {
+				return other.GetKind() == o.GetKind() && other.GetName() == o.GetName()
+			})
+			if (n >= 0) != want {
+				t.Errorf("pod.assertions is %s, and the chart has %s %s: %t", value, o.GetKind(), o.GetName(), !want)
+			}
+			if n >= 0 && o.Object["spec"] != nil {
+				assertSameRules(t, o.GetKind(), o.Object["spec"], all[n].Object["spec"])
 			}
 		}
 	}

@@ -20,12 +20,9 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// TestOlderCRDIsRefused checks that a controller refuses an older CRD and names
-// what is missing, until the CRD has it. Without selectable fields, which the
-// controller does not use and API servers before 1.31 drop, it starts.
-func TestOlderCRDIsRefused(t *testing.T) {
-	t.Parallel()
-	w := testenv.Start(t)
+// testOlderCRD checks that a controller refuses an older CRD and names what is missing, until the CRD has it.
+// Without selectable fields, which the controller does not use and API servers before 1.31 drop, it starts.
+func testOlderCRD(t *testing.T, w *testenv.Environment) {
 	all, err := dynamic.NewForConfig(w.Config)
 	if err != nil {
 		t.Fatal(err)

@@ -19,11 +19,13 @@ import (
 
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestImage runs the container image as a kubelet runs the Deployment's: as an
 // unprivileged user, without capabilities, on a read-only root file system.
 func TestImage(t *testing.T) {
+	tier.Full(t, "it builds the image and starts a cluster; TestAccount runs the same program with the same rights")
 	t.Parallel()
 	docker := framework.DockerClient(t)
 	image := loadImage(t, docker)

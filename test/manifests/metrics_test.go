@@ -62,16 +62,11 @@ func readPod(t *testing.T) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"template": pod.Object}}}
 }
 
-// TestMetricsNeedPermission checks that metrics need an authorised token and HTTPS.
-func TestMetricsNeedPermission(t *testing.T) {
-	t.Parallel()
-	w := testenv.Start(t)
-	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
+// testMetrics checks that metrics need an authorised token and HTTPS.
+func testMetrics(t *testing.T, w *testenv.Environment, addr string) {
 	scraper, stranger := newAccount(t, w, "scraper"), newAccount(t, w, "stranger")
 	framework.RunKubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
 		"--clusterrole", "drover-metrics-reader", "--serviceaccount", namespace+":scraper")
-	addr := framework.FreeAddress(t)
-	startControllerAs(t, w, "--metrics-secure", "--metrics-bind-address="+addr)
 
 	checkAnswers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
 	checkAnswers(t, "https://"+addr, stranger, http.StatusForbidden, "stranger")

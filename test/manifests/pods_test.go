@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -33,7 +33,7 @@ var podValues = []string{"--set", "vmDriver=pod,pod.machineImage=drover-machine:
 // driver pod, and that these are the reviewed ones.
 func TestPodRights(t *testing.T) {
 	t.Parallel()
-	fromConfig := addedRights(t, renderWithPods(t))
+	fromConfig := addedRights(t, renderComponent(t, "pod"))
 	if *update {
 		if err := os.WriteFile(podsGoldenFile, []byte(fromConfig), 0o644); err != nil {
 			t.Fatal(err)
@@ -68,7 +68,7 @@ func addedRights(t *testing.T, all []*unstructured.Unstructured) string {
 // TestPodFlags checks that the component of kustomize and the chart start the same controller.
 func TestPodFlags(t *testing.T) {
 	t.Parallel()
-	fromConfig := controllerContainer(t, findObject(t, renderWithPods(t), "Deployment"))
+	fromConfig := controllerContainer(t, findObject(t, renderComponent(t, "pod"), "Deployment"))
 	fromChart := fmt.Sprint(controllerContainer(t, findObject(t, renderChart(t, podValues...), "Deployment"))["args"])
 	flags := flagsOfVariables(t, fromConfig)
 	for _, arg := range fromConfig["args"].([]any) {
@@ -94,56 +94,68 @@ func TestChartWithoutPods(t *testing.T) {
 	}
 }
 
-// renderWithPods renders config/default with the component, as docs/cluster-operations.md says.
-func renderWithPods(t *testing.T) []*unstructured.Unstructured {
-	t.Helper()
-	out, _ := framework.RunKubectl(t, os.DevNull, "kustomize", writeOverlay(t, "default", "pod"))
-	return decodeObjects(t, out)
-}
-
-// writeOverlay writes a kustomization of a base and a component of config/, and returns its folder.
-func writeOverlay(t *testing.T, base, component string) string {
-	t.Helper()
-	dir, err := os.MkdirTemp(".", "overlay-") //nolint:usetesting // kustomize refuses absolute paths
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	text := fmt.Sprintf("resources: [../../../config/%s]\ncomponents: [../../../config/%s]\n", base, component)
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
-// TestPodPermissions runs a controller with driver pod that has only the rights of the chart, in
-// all namespaces and in some.
-func TestPodPermissions(t *testing.T) {
+// TestPods runs controllers with driver pod that have only the rights of the chart, one after the other.
+func TestPods(t *testing.T) {
 	t.Parallel()
-	for name, namespaces := range map[string]string{"everywhere": `[]`, "in one namespace": `["default"]`} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := startWithChart(t, append(slices.Clone(podValues), "--set-json", "pod.namespaces="+namespaces)...)
-			controller := startControllerAs(t, w, "--vm-driver=pod", "--list-period=1s")
-			if namespaces != `[]` {
-				testWithoutSeed(t, w)
-			}
-			testPodLife(t, w, metav1.NamespaceDefault)
-			other := w.CreateNamespace(t)
-			if namespaces == `[]` {
-				testPodLife(t, w, other)
-			} else {
-				vm := w.CreateVM(t, podVM("refused").Namespace(other))
-				w.WaitForVM(t, vm, framework.HasMessage("forbidden"), framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName))
-				w.DeleteVM(t, vm)
-				w.WaitForDeletion(t, vm)
-			}
-			if out := controller.Output(); namespaces == `[]` && strings.Contains(out, "forbidden") {
-				t.Errorf("something was forbidden:\n%s", out)
-			}
-			controller.MustStop()
-		})
+	w := startWithAllAPIs(t)
+	chartArgs := append([]string{"drover", chart, "--namespace", namespace, "--take-ownership", "--force-conflicts"}, podValues...)
+	framework.RunHelm(t, w.Kubeconfig, append([]string{"install", "--create-namespace"}, chartArgs...)...)
+	checkAllowed(t, testWithPods(t, w, map[string]podTest{
+		"life":                        func(t *testing.T, w *testenv.Environment) { testPodLife(t, w, metav1.NamespaceDefault) },
+		"life in another namespace":   func(t *testing.T, w *testenv.Environment) { testPodLife(t, w, w.CreateNamespace(t)) },
+		"assertions are not accepted": testIgnoredAssertion,
+	}))
+	checkAllowed(t, testWithPods(t, w, map[string]podTest{
+		"assertion": testAssertion, "lost pods": testLostPods, "who may assert": testAssertionPolicy,
+	}, "--pod-assertions"))
+
+	framework.RunHelm(t, w.Kubeconfig, append([]string{"upgrade", "--set", "pod.namespaces={default}"}, chartArgs...)...)
+	for ns, may := range map[string]bool{metav1.NamespaceDefault: true, metav1.NamespaceSystem: false} {
+		waitForAccess(t, w, may, authorizationv1.ResourceAttributes{Namespace: ns, Verb: "create", Resource: "secrets"})
 	}
+	testWithPods(t, w, map[string]podTest{"one namespace": testOneNamespace})
+}
+
+type podTest = func(*testing.T, *testenv.Environment)
+
+// testWithPods runs tests in parallel with a controller with driver pod, and returns what it printed.
+func testWithPods(t *testing.T, w *testenv.Environment, tests map[string]podTest, flags ...string) string {
+	t.Helper()
+	controller := startControllerAs(t, w, append([]string{"--vm-driver=pod", "--list-period=1s"}, flags...)...)
+	t.Run(strings.Join(append([]string{"controller"}, flags...), " "), func(t *testing.T) {
+		for name, test := range tests {
+			t.Run(name, func(t *testing.T) { t.Parallel(); test(t, w) })
+		}
+	})
+	controller.MustStop()
+	return controller.Output()
+}
+
+// checkAllowed checks that a controller which printed that was allowed all that it has tried.
+func checkAllowed(t *testing.T, printed string) {
+	t.Helper()
+	if strings.Contains(printed, "forbidden") {
+		t.Errorf("something was forbidden:\n%s", printed)
+	}
+}
+
+// testOneNamespace checks what a controller does that may make pods in namespace default alone, and no Secret of
+// the machines' keys. It makes that Secret as docs/cluster.md says.
+func testOneNamespace(t *testing.T, w *testenv.Environment) {
+	secrets := w.KubeClient.CoreV1().Secrets(metav1.NamespaceSystem)
+	seed := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "drover-machine-control"}, Data: map[string][]byte{"seed": make([]byte, 32)}}
+	if err := secrets.Delete(t.Context(), seed.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.WaitForVM(t, w.CreateVM(t, podVM("keyless")), framework.HasMessage(seed.Name), framework.HasMessage("forbidden"))
+	if _, err := secrets.Create(t.Context(), seed, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	testPodLife(t, w, metav1.NamespaceDefault)
+	refused := w.CreateVM(t, podVM("refused").Namespace(w.CreateNamespace(t)))
+	w.WaitForVM(t, refused, framework.HasMessage("forbidden"), framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName))
+	w.DeleteVM(t, refused)
+	w.WaitForDeletion(t, refused)
 }
 
 // startWithAllAPIs starts a cluster whose API server serves all APIs. Nothing runs pods.
@@ -161,30 +173,10 @@ func startWithAllAPIs(t *testing.T) *testenv.Environment {
 	return w
 }
 
-// startWithChart starts a cluster with what the chart installs.
-func startWithChart(t *testing.T, args ...string) *testenv.Environment {
-	t.Helper()
-	w := startWithAllAPIs(t)
-	framework.RunHelm(t, w.Kubeconfig, append([]string{"install", "drover", chart, "--namespace", namespace, "--create-namespace", "--take-ownership", "--force-conflicts"}, args...)...)
-	return w
-}
-
 func podVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver("pod").GracePeriod(5).Image("oci://disk:1").Resource(api.ResourceRootDisk, "1Gi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.SSHAuthorizedKeys = []string{"ssh-ed25519 AAAA me"}
 	})
-}
-
-// testWithoutSeed checks that a VirtualMachine waits for the Secret of the machines' keys, which this
-// controller may not make, and makes it as docs/cluster.md says.
-func testWithoutSeed(t *testing.T, w *testenv.Environment) {
-	t.Helper()
-	vm := w.CreateVM(t, podVM("keyless"))
-	w.WaitForVM(t, vm, framework.HasMessage("drover-machine-control"), framework.HasMessage("forbidden"))
-	seed := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "drover-machine-control"}, Data: map[string][]byte{"seed": make([]byte, 32)}}
-	if _, err := w.KubeClient.CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), seed, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // testPodLife takes a server to where a scheduler would take it, and removes it.

@@ -5,11 +5,13 @@ package manifests
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -35,15 +37,51 @@ func configPath(name string) string { return filepath.Join(repositoryRoot, "conf
 // renderKustomization renders a folder of config/.
 func renderKustomization(t *testing.T, name string) []*unstructured.Unstructured {
 	t.Helper()
-	out, _ := framework.RunKubectl(t, os.DevNull, "kustomize", configPath(name))
-	return decodeObjects(t, out)
+	return render(t, []string{"kustomize", configPath(name)}, framework.RunKubectl)
 }
 
 // renderChart renders the chart.
 func renderChart(t *testing.T, args ...string) []*unstructured.Unstructured {
 	t.Helper()
-	out, _ := framework.RunHelm(t, os.DevNull, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
-	return decodeObjects(t, out)
+	return render(t, append([]string{"template", "drover", chart, "--namespace", namespace}, args...), framework.RunHelm)
+}
+
+// renderComponent renders config/default with a component, as docs/cluster-operations.md says.
+func renderComponent(t *testing.T, component string) []*unstructured.Unstructured {
+	t.Helper()
+	return render(t, []string{"kustomize", component}, func(t testing.TB, kubeconfig string, _ ...string) (string, string) {
+		t.Helper()
+		return framework.RunKubectl(t, kubeconfig, "kustomize", writeOverlay(t, component))
+	})
+}
+
+// writeOverlay writes a kustomization of config/default and a component of config/, and returns its folder.
+func writeOverlay(t testing.TB, component string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(".", "overlay-") //nolint:usetesting // kustomize refuses absolute paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	text := fmt.Sprintf("resources: [../../../config/default]\ncomponents: [../../../config/%s]\n", component)
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// rendered has by arguments what programs have printed: many tests render the same.
+var rendered sync.Map
+
+func render(t *testing.T, args []string, run func(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string)) []*unstructured.Unstructured {
+	t.Helper()
+	key := strings.Join(args, "\n")
+	out, ok := rendered.Load(key)
+	if !ok {
+		out, _ = run(t, os.DevNull, args...)
+		rendered.Store(key, out)
+	}
+	return decodeObjects(t, out.(string))
 }
 
 func decodeObjects(t *testing.T, manifests string) []*unstructured.Unstructured {

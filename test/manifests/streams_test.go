@@ -25,15 +25,9 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// TestStreamsPermissions checks that the controller, with the rights of the manifests alone,
-// serves streams and publishes where; and that a user without any right finds that, and may
-// use a stream once bound to a role.
-func TestStreamsPermissions(t *testing.T) {
-	t.Parallel()
-	w := testenv.Start(t)
-	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
-	dir, address := writeStreamsCertificate(t), framework.FreeAddress(t)
-	controller := startControllerAs(t, w, "--streams-address="+address, "--streams-cert-dir="+dir, "--streams-url=https://"+address)
+// testStreams checks that the controller serves streams and publishes where; and that a user without any right
+// finds that, and may use a stream once bound to a role.
+func testStreams(t *testing.T, w *testenv.Environment) {
 	w.CreateActiveVM(t, fakeVM("vm").Namespace("default"))
 
 	for kind, create := range map[string]func(*testing.T, *testenv.Environment) *rest.Config{
@@ -47,18 +41,11 @@ func TestStreamsPermissions(t *testing.T) {
 			return readLog(t, user)
 		})
 	}
-	if strings.Contains(controller.Output(), "forbidden") {
-		t.Error("something was forbidden")
-	}
-	controller.MustStop()
 }
 
 // boundUser returns a user who may view namespace default.
 func boundUser(t *testing.T, w *testenv.Environment, create createUser, name string) *rest.Config {
 	t.Helper()
-	if _, err := w.KubeClient.CoreV1().Namespaces().Get(t.Context(), usersNamespace, metav1.GetOptions{}); err != nil {
-		w.CreateNamedNamespace(t, usersNamespace)
-	}
 	user, subject := create(t, w, name)
 	args := []string{"create", "rolebinding", name, "--namespace=default", "--clusterrole=view", "--user=" + subject.Name}
 	if subject.Namespace != "" {
@@ -120,7 +107,7 @@ func writeStreamsCertificate(t *testing.T) (dir string) {
 // streams in the same way, and that both change nothing else.
 func TestStreamsComponent(t *testing.T) {
 	t.Parallel()
-	fromConfig := renderWithStreams(t)
+	fromConfig := renderComponent(t, "streams")
 	fromChart := renderChart(t, "--set", "streams.enabled=true,streams.certSecret=drover-streams-tls")
 	for _, kind := range []string{"Service", "NetworkPolicy"} {
 		a, b := findNamed(t, fromConfig, kind, "drover-streams"), findNamed(t, fromChart, kind, "drover-streams")
@@ -173,13 +160,6 @@ func TestStreamsTrafficPolicy(t *testing.T) {
 			t.Errorf("%s has the policy %v, want %v", serviceType, got, want)
 		}
 	}
-}
-
-// renderWithStreams renders config/default with the component, as docs/streams.md says.
-func renderWithStreams(t *testing.T) []*unstructured.Unstructured {
-	t.Helper()
-	out, _ := framework.RunKubectl(t, os.DevNull, "kustomize", writeOverlay(t, "default", "streams"))
-	return decodeObjects(t, out)
 }
 
 func findNamed(t *testing.T, all []*unstructured.Unstructured, kind, name string) *unstructured.Unstructured {

@@ -31,7 +31,7 @@ import (
 
 // testHost is a data dir on which one version of Drover runs after the other.
 type testHost struct {
-	t                             *testing.T
+	t                             testing.TB
 	dir, plain, other, fail, qemu string
 
 	docker  *docker.Client
@@ -48,7 +48,7 @@ esac
 exec %s "$@"
 `
 
-func newTestHost(t *testing.T) *testHost {
+func newTestHost(t testing.TB) *testHost {
 	t.Helper()
 	temp := framework.PublicDir(t)
 	h := &testHost{t: t, dir: filepath.Join(temp, "d"), fail: filepath.Join(temp, "fail"), qemu: filepath.Join(temp, "qemu"), grace: 30}
@@ -59,6 +59,13 @@ func newTestHost(t *testing.T) *testHost {
 	h.plain, h.other = framework.BuildBootGuest(t, images, "A", false), framework.BuildBootGuest(t, images, "B", false)
 	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, framework.QEMUBinary(t)), 0o755))
 	return h
+}
+
+// with returns the host for a part of the test, such as a check.
+func (h *testHost) with(t testing.TB) *testHost {
+	other := *h
+	other.t = t
+	return &other
 }
 
 func (h *testHost) must(err error) {
@@ -127,7 +134,7 @@ func (h *testHost) crashServer(driver string) {
 	}
 }
 
-func readJSON(t *testing.T, path string) map[string]any {
+func readJSON(t testing.TB, path string) map[string]any {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {

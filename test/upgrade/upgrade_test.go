@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,9 +25,6 @@ const (
 	beforeEnv = "DROVER_BEFORE"
 	afterEnv  = "DROVER_AFTER"
 )
-
-// stepTimeout is for a loaded machine that emulates others.
-const stepTimeout = 4 * time.Minute
 
 // TestUpgrade checks that servers in every state stay as they are while Drover is
 // replaced by another version, and when it is replaced again by the first.
@@ -97,7 +93,8 @@ func (h *testHost) createHalfReplaced() {
 	h.waitForPhase("qemu-half", api.PhaseStopped)
 	h.failStarts(true)
 	h.updateVM("qemu-half", func(s *api.VirtualMachineSpec) { s.Action, s.Image.Source = api.ActionActive, h.other })
-	assert.Eventually(h.t, "the start with another disk fails", func(testing.TB) error {
+	assert.Eventually(h.t, "the start with another disk fails", func(t testing.TB) error {
+		h := h.with(t)
 		if vm := h.getVM("qemu-half"); vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
 			return fmt.Errorf("its operation is %+v", vm.Status.Operation)
 		}
@@ -190,7 +187,8 @@ func (h *testHost) deleteVM(name string) {
 
 func (h *testHost) waitForPhase(name string, phase api.Phase) {
 	h.t.Helper()
-	assert.Eventually(h.t, name+" is "+string(phase), func(testing.TB) error {
+	assert.Eventually(h.t, name+" is "+string(phase), func(t testing.TB) error {
+		h := h.with(t)
 		if s := h.getVM(name).Status; s.Phase != phase {
 			return fmt.Errorf("it is %s: %s: %s", s.Phase, s.Reason, s.Message)
 		}
@@ -206,7 +204,8 @@ func (h *testHost) waitUntilObserved() {
 	for _, vm := range h.listVMs() {
 		h.updateVM(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(h.grace) })
 	}
-	assert.Eventually(h.t, "every VM is observed", func(testing.TB) error {
+	assert.Eventually(h.t, "every VM is observed", func(t testing.TB) error {
+		h := h.with(t)
 		for _, vm := range h.listVMs() {
 			if vm.Status.ObservedGeneration != vm.Generation {
 				return fmt.Errorf("%s is observed at %d of %d: %s: %s", vm.Name, vm.Status.ObservedGeneration, vm.Generation, vm.Status.Reason, vm.Status.Message)

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -37,9 +38,6 @@ const (
 	secretFolder = "/secret"
 )
 
-// patience is how long a machine may take on a slow and busy host.
-const patience = 2 * time.Minute
-
 var networks atomic.Int32
 
 // newNetwork makes a network namespace, as a pod has one, and returns its name and address.
@@ -59,7 +57,7 @@ func newNetwork(t *testing.T) (name, address string) {
 		"-n " + name + " addr add " + address + "/30 dev eth0",
 		"-n " + name + " link set eth0 up", "-n " + name + " link set lo up",
 	} {
-		framework.MustRunCommand(t, patience, nil, "ip", strings.Fields(command)...)
+		framework.MustRunCommand(t, framework.CommandTimeout, nil, "ip", strings.Fields(command)...)
 	}
 	return name, address
 }
@@ -74,12 +72,19 @@ type node struct {
 	log          bytes.Buffer
 }
 
+// machineProgram builds drover-machine for all tests.
+var machineProgram = sync.OnceValues(func() (string, error) {
+	program := filepath.Join(shared.DataDir, "drover-machine")
+	return program, framework.BuildProgram(program, "cmd/drover-machine")
+})
+
 // newNode has the kubelet of a world run one machine at a time for real.
 func (w *world) newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{w: w, dir: t.TempDir()}
-	n.program, n.image = filepath.Join(n.dir, "drover-machine"), filepath.Join(n.dir, "image")
-	if err := errors.Join(framework.BuildProgram(n.program, "cmd/drover-machine"), os.Mkdir(n.image, 0o700)); err != nil {
+	program, buildErr := machineProgram()
+	n.program, n.image = program, filepath.Join(n.dir, "image")
+	if err := errors.Join(buildErr, os.Mkdir(n.image, 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	boot := framework.BuildBootGuest(t, n.dir, "A", false)
@@ -259,27 +264,6 @@ func TestPausedByOthers(t *testing.T) {
 		}
 	}()
 	s.turn(t, driver.PowerOn, driver.StateRunning)
-	s.deleteAll(t)
-}
-
-// TestProbe probes a Linux guest, which boots after its pod runs.
-func TestProbe(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	n := w.newNode(t)
-	framework.BuildLinuxGuest(t, n.image)
-	s := w.newServer(t, "web")
-	s.MemoryBytes, s.Ports = 256<<20, []driver.Port{{Protocol: "TCP", Port: 80}}
-	s.Image.Kernel = &driver.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"}
-	s.reach(t, driver.StateRunning)
-	assert.Eventually(t, "the guest answers", func(t testing.TB) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		return s.d.Probe(ctx, s.UID, 80)
-	})
-	if used := s.usage(t); used.MemoryBytes < 8<<20 || used.MemoryBytes > s.MemoryBytes {
-		t.Errorf("the guest uses %d bytes of memory", used.MemoryBytes)
-	}
 	s.deleteAll(t)
 }
 

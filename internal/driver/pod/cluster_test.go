@@ -21,11 +21,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -83,7 +86,9 @@ func newIsolatedWorld(t *testing.T) *world {
 // newWorldIn makes a namespace in a cluster.
 func newWorldIn(t *testing.T, c *framework.Cluster) *world {
 	t.Helper()
-	kube := kubernetes.NewForConfigOrDie(c.Config)
+	binary := rest.CopyConfig(c.Config)
+	binary.ContentType = runtime.ContentTypeProtobuf // which costs less than JSON
+	kube := kubernetes.NewForConfigOrDie(binary)
 	made, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pods-"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -137,9 +142,7 @@ var grantRole = sync.OnceValue(func() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), framework.StepTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply",
+	out, err := exec.CommandContext(context.Background(), binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply",
 		"-f", filepath.Join(root, "config", "pod", "role.yaml"), "-f", filepath.Join(root, "config", "rbac", "cluster_role.yaml")).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
@@ -292,15 +295,19 @@ func wantError(t testing.TB, what string, err, kind error, says string) {
 
 // kubelet acts for the scheduler, the kubelet and the provisioner of volumes in one world.
 type kubelet struct {
-	w *world
+	w            *world
+	changed      chan struct{}
+	pods, claims cache.SharedIndexInformer
 	// begin starts the machine of a pod and returns the pod's address, and a function that
 	// stops it and returns its exit code and message.
 	begin func(*corev1.Pod) (address string, stop func() (int32, string), err error)
 	// ignoresStop reports whether the guest of a pod ignores the request to stop.
 	ignoresStop func(*corev1.Pod) bool
 
-	mu   sync.Mutex
-	stop map[types.UID]func() (int32, string)
+	mu sync.Mutex
+	// stop has the pods that run, and begun those that ever did.
+	stop  map[types.UID]func() (int32, string)
+	begun map[types.UID]bool
 	// makesDisks is set while the guests of new pods do not run yet.
 	makesDisks bool
 	// isSlow is set while the volumes of pods that have ended cannot be unmounted.
@@ -314,26 +321,30 @@ const unreachable = "192.0.2.1"
 
 func startKubelet(t *testing.T, w *world) *kubelet {
 	t.Helper()
-	k := &kubelet{w: w, stop: map[types.UID]func() (int32, string){}, killAt: map[types.UID]time.Time{}}
+	k := &kubelet{w: w, changed: make(chan struct{}, 1), stop: map[types.UID]func() (int32, string){}, begun: map[types.UID]bool{}, killAt: map[types.UID]time.Time{}}
 	k.ignoresStop = func(*corev1.Pod) bool { return false }
 	k.begin = func(*corev1.Pod) (string, func() (int32, string), error) {
 		return unreachable, func() (int32, string) { return 0, "" }, nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	var all sync.WaitGroup
-	all.Go(func() {
-		for ctx.Err() == nil {
-			for _, err := range append(k.syncClaims(ctx), k.syncPods(ctx)...) {
-				if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-					t.Logf("kubelet: %v", err)
-				}
-			}
-			time.Sleep(10 * time.Millisecond)
+	known := informers.NewSharedInformerFactoryWithOptions(w.kube, 0, informers.WithNamespace(w.namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = w.selector }))
+	wake := cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { k.wakeUp() }, UpdateFunc: func(any, any) { k.wakeUp() }, DeleteFunc: func(any) { k.wakeUp() },
+	}
+	k.pods, k.claims = known.Core().V1().Pods().Informer(), known.Core().V1().PersistentVolumeClaims().Informer()
+	for _, i := range []cache.SharedIndexInformer{k.pods, k.claims} {
+		if _, err := i.AddEventHandler(wake); err != nil {
+			t.Fatal(err)
 		}
-	})
+	}
+	known.Start(ctx.Done())
+	var all sync.WaitGroup
+	all.Go(func() { k.run(ctx, t) })
 	t.Cleanup(func() {
 		cancel()
 		all.Wait()
+		known.Shutdown()
 		for _, stop := range k.stop {
 			_, _ = stop()
 		}
@@ -341,22 +352,56 @@ func startKubelet(t *testing.T, w *world) *kubelet {
 	return k
 }
 
+// How long the kubelet waits when nothing has changed: for what it could not do yet, and for nothing.
+const (
+	retryPause = 20 * time.Millisecond
+	idlePause  = time.Second
+)
+
+// errWaits is of a pod for which the kubelet waits.
+var errWaits = errors.New("it waits")
+
+// run acts after each change. What the kubelet knows may be outdated: then its writes are conflicts.
+func (k *kubelet) run(ctx context.Context, t *testing.T) {
+	for ctx.Err() == nil {
+		pause := idlePause
+		for _, err := range append(k.syncClaims(ctx), k.syncPods(ctx)...) {
+			if err != nil {
+				pause = retryPause
+			}
+			if err != nil && !errors.Is(err, errWaits) && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+				t.Logf("kubelet: %v", err)
+			}
+		}
+		select {
+		case <-k.changed:
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// wakeUp has the kubelet look at its pods and PVCs.
+func (k *kubelet) wakeUp() {
+	select {
+	case k.changed <- struct{}{}:
+	default:
+	}
+}
+
 // set changes how the kubelet acts from now on.
 func (k *kubelet) set(change func(*kubelet)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	change(k)
+	k.wakeUp()
 }
 
 func (k *kubelet) syncPods(ctx context.Context) (errs []error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	pods, err := k.w.kube.CoreV1().Pods(k.w.namespace).List(ctx, metav1.ListOptions{LabelSelector: k.w.selector})
-	if err != nil {
-		return []error{err}
-	}
-	for n := range pods.Items {
-		errs = append(errs, k.syncPod(ctx, &pods.Items[n]))
+	for _, p := range k.pods.GetStore().List() {
+		errs = append(errs, k.syncPod(ctx, p.(*corev1.Pod).DeepCopy()))
 	}
 	return errs
 }
@@ -365,7 +410,7 @@ func (k *kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
 	pods := k.w.kube.CoreV1().Pods(p.Namespace)
 	stop, runs := k.stop[p.UID]
 	if p.DeletionTimestamp == nil {
-		return k.runPod(ctx, p, runs)
+		return k.runPod(ctx, p)
 	}
 	switch {
 	case p.Status.Phase == corev1.PodRunning && runs:
@@ -380,16 +425,18 @@ func (k *kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
 }
 
 // runPod binds a pod to the node, and starts it there.
-func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod, runs bool) error {
+func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod) error {
 	switch {
 	case len(p.Spec.SchedulingGates) > 0, p.Spec.NodeSelector[noNode] != "":
 		return nil
 	case p.Spec.NodeName == "":
-		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
-	case !runs && p.Status.Phase == corev1.PodPending && !isWithoutImage(p) && k.canMount(ctx, p):
-		return k.beginPod(ctx, p)
+		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name, UID: p.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
+	case k.begun[p.UID], p.Status.Phase != corev1.PodPending, isWithoutImage(p):
+		return nil
+	case !k.canMount(ctx, p):
+		return errWaits
 	}
-	return nil
+	return k.beginPod(ctx, p)
 }
 
 // noNode is a label that no node has.
@@ -417,7 +464,7 @@ const codeKilled = 137
 func (k *kubelet) stopPod(ctx context.Context, p *corev1.Pod, stop func() (int32, string)) error {
 	ignored, isDue := k.ignoresStop(p), k.isKillDue(p)
 	if ignored && !isDue {
-		return nil
+		return errWaits
 	}
 	code, message := stop()
 	if ignored {
@@ -456,7 +503,7 @@ func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	k.stop[p.UID] = stop
+	k.stop[p.UID], k.begun[p.UID] = stop, true
 	p.Status.Phase, p.Status.PodIP, p.Status.PodIPs = corev1.PodRunning, address, []corev1.PodIP{{IP: address}}
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
 		Name: objects.ContainerName, ContainerID: "test://" + string(p.UID), Started: new(!k.makesDisks), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
@@ -465,25 +512,24 @@ func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 	if _, err = k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil {
 		_, _ = stop() // the next try begins another one
 		delete(k.stop, p.UID)
+		delete(k.begun, p.UID)
 	}
 	return err
 }
 
 // syncClaims binds and grows claims, and removes the finalizers of those that are deleted and unused.
 func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
-	all, err := k.w.kube.CoreV1().PersistentVolumeClaims(k.w.namespace).List(ctx, metav1.ListOptions{LabelSelector: k.w.selector})
-	if err != nil {
-		return []error{err}
-	}
-	for n := range all.Items {
-		c := &all.Items[n]
-		if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, strings.TrimSuffix(c.Name, "-"+c.Labels[objects.LabelVolume]), metav1.GetOptions{}); err == nil && c.DeletionTimestamp != nil {
-			continue // a pod uses it
-		}
+	for _, known := range k.claims.GetStore().List() {
+		c := known.(*corev1.PersistentVolumeClaim).DeepCopy()
 		claims := k.w.kube.CoreV1().PersistentVolumeClaims(c.Namespace)
+		var err error
 		wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 		switch {
 		case c.DeletionTimestamp != nil:
+			pod := strings.TrimSuffix(c.Name, "-"+c.Labels[objects.LabelVolume])
+			if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, pod, metav1.GetOptions{}); err == nil {
+				continue // it uses the volume
+			}
 			c.Finalizers = nil
 			_, err = claims.Update(ctx, c, metav1.UpdateOptions{})
 		case wants.Cmp(has) != 0:

@@ -99,15 +99,25 @@ func (v *vm) wait(t *testing.T, phase string, withUsage bool) {
 	})
 }
 
-// TestController lets users change a VirtualMachine of the real controller, whose machine is real
-// too, from its creation to the end of its released pod.
+// TestController has the real controller run VirtualMachines, in a cluster of its own: in the shared one, it
+// would reconcile those of all tests.
 func TestController(t *testing.T) {
 	t.Parallel()
 	c := framework.StartCluster(t, framework.ClusterOptions{Args: []string{"--all-apis"}})
-	w := newWorldIn(t, c)
+	startController(t, c)
+	for name, test := range map[string]func(*testing.T, *world){"life": testLife, "events": testEvents, "ephemeral": testRestarts} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, newWorldIn(t, c))
+		})
+	}
+}
+
+// testLife lets users change a VirtualMachine whose machine is real, with a Linux guest that is probed, from
+// its creation to the end of its released pod.
+func testLife(t *testing.T, w *world) {
 	n := w.newNode(t)
 	framework.BuildLinuxGuest(t, n.image)
-	startController(t, c)
 	v := w.createVM(t, "web", `{
 		"driver": "pod", "evictionPolicy": "Block", "deletionPolicy": "Retain", "storageClassName": "growing",
 		"image": {"source": "oci://registry.example/guest:1", "kernel": {"source": "/vmlinuz", "initrd": "/initrd", "cmdline": "console=ttyS0 quiet panic=-1"}},

@@ -13,16 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
 )
 
-// TestControllerEvents checks the events of a VirtualMachine of the real controller, from its creation
-// over a drain to a stop.
-func TestControllerEvents(t *testing.T) {
-	t.Parallel()
-	c := framework.StartCluster(t, framework.ClusterOptions{Args: []string{"--all-apis"}})
-	w := newWorldIn(t, c)
-	startController(t, c)
+// testEvents checks the events of a VirtualMachine from its creation over a drain to a stop.
+func testEvents(t *testing.T, w *world) {
 	v := w.createVM(t, "web", `{
 		"driver": "pod", "storageClassName": "growing", "image": {"source": "oci://registry.example/boot:1", "pullPolicy": "Never"},
 		"resource": {"cpu": "1", "memory": "256Mi", "rootDisk": "2Mi"}

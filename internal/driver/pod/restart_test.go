@@ -12,16 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
 )
 
-// TestControllerOfEphemeral checks that one request restarts an ephemeral VirtualMachine once, and that its
-// crashes count, although nothing is left of it between two pods.
-func TestControllerOfEphemeral(t *testing.T) {
-	t.Parallel()
-	c := framework.StartCluster(t, framework.ClusterOptions{Args: []string{"--all-apis"}})
-	w := newWorldIn(t, c)
-	startController(t, c)
+// testRestarts checks that one request restarts an ephemeral VirtualMachine once, and that its crashes count,
+// although nothing is left of it between two pods.
+func testRestarts(t *testing.T, w *world) {
 	begun := 0
 	w.kubelet.set(func(k *kubelet) {
 		begin := k.begin

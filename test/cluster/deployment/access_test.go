@@ -23,8 +23,8 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 const (
@@ -38,7 +38,7 @@ const (
 
 // TestAccess has one Drover for all that others reach: metrics, streams and Secrets.
 func TestAccess(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it starts a cluster of nodes; TestAccount of test/manifests has the rights of users")
 	t.Parallel()
 	d := New(t)
 	d.CreateNamespace(t)

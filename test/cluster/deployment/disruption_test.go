@@ -15,13 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestDisruption drains the nodes in turn, and has replicas that cannot run. Meanwhile users
 // create, change and delete VMs.
 func TestDisruption(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it starts a cluster of nodes; test/failover has replicas without nodes")
 	t.Parallel()
 	d := Start(t)
 	settle := d.KeepBusy(t, busyUsers)

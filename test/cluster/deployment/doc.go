@@ -9,5 +9,5 @@
 // recorder.go records what happens to its containers, and Judge in oracle.go finds what
 // should not have happened. faults.go injects faults, handover.go measures how long they
 // leave the VMs without a leader. guests.go has VMs that installations and removals of Drover
-// leave alone. By default the tests have a short form; DROVER_CLUSTER=full is all of them.
+// leave alone. All tests that start a cluster are in the full tier.
 package deployment

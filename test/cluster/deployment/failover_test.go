@@ -4,37 +4,29 @@
 package deployment
 
 import (
-	"os"
-	"slices"
+	"flag"
 	"strconv"
 	"testing"
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/cluster"
+	"cloudnative.tw/drover/test/tier"
 )
 
-const (
-	// busyUsers is how many users keep the deployment busy.
-	busyUsers = 6
-	// variableRuns is how often each fault is to be measured.
-	variableRuns = "DROVER_CLUSTER_RUNS"
-)
+// busyUsers is how many users keep the deployment busy.
+const busyUsers = 6
 
-// shortForm has the faults that need little time.
-var shortForm = []string{"pod deleted", "node powered off", "API server restarted"}
+var runs = flag.Int("runs", 0, "how often TestBenchmark measures each fault; 0 skips it")
 
 // TestFailover lets each fault happen while users create, change and delete VMs. Another
 // replica takes over, nothing is lost, and nothing is there twice.
 func TestFailover(t *testing.T) {
+	tier.Full(t, "it starts a cluster of nodes; test/failover has replicas without nodes")
 	t.Parallel()
 	d := Start(t)
 	settle := d.KeepBusy(t, busyUsers)
 	table := bench.NewTable("fault", "without a leader", "to the first reconcile")
 	for _, fault := range Faults() {
-		if !cluster.IsFull() && !slices.Contains(shortForm, fault.Name) {
-			continue
-		}
 		h, err := d.MeasureHandover(t.Context(), fault)
 		if err != nil {
 			t.Error(err)
@@ -57,17 +49,13 @@ func formatLeaderless(h Handover) string {
 // TestBenchmark measures each fault several times, while nothing else happens. It is what
 // make bench-cluster runs.
 func TestBenchmark(t *testing.T) {
-	if os.Getenv(variableRuns) == "" {
-		t.Skipf("%s is not set: it is for make bench-cluster", variableRuns)
-	}
-	runs, err := strconv.Atoi(os.Getenv(variableRuns))
-	if err != nil || runs < 1 {
-		t.Fatalf("%s is %q: it must be a number from 1", variableRuns, os.Getenv(variableRuns))
+	if *runs < 1 {
+		t.Skip("-runs is not set: it is for make bench-cluster")
 	}
 	d := Start(t)
 	table := bench.NewTable("fault", "time", "runs", "p50", "p99", "max")
 	for _, fault := range Faults() {
-		t.Run(fault.Name, func(t *testing.T) { d.measureFault(t, table, fault, runs) })
+		t.Run(fault.Name, func(t *testing.T) { d.measureFault(t, table, fault, *runs) })
 	}
 	d.Judge(t)
 	t.Logf("\n%s", table)

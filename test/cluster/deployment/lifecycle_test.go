@@ -9,13 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestHelmLifecycle installs, upgrades, rolls back, uninstalls and installs again while VMs
 // exist. Nothing happens to their containers by that.
 func TestHelmLifecycle(t *testing.T) {
+	tier.Full(t, "it starts a cluster of nodes; TestInstallations of test/manifests applies the chart and the kustomization to an API server")
 	t.Parallel()
 	d := New(t)
 	d.CreateNamespace(t)
@@ -66,7 +67,7 @@ func (d *Deployment) formerChart(t *testing.T) string {
 // TestKustomizeLifecycle is TestHelmLifecycle with kustomize and the commands of
 // docs/cluster-operations.md.
 func TestKustomizeLifecycle(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it starts a cluster of nodes; TestInstallations of test/manifests applies the chart and the kustomization to an API server")
 	t.Parallel()
 	d := New(t)
 	d.applyOverlay(t, imageOther)

@@ -15,14 +15,14 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestStaticPod runs Drover as docs/cluster-docker.md says for one host: its commands, and the
 // manifest but for the paths of this host, which is not the kubelet's alone.
 func TestStaticPod(t *testing.T) {
-	cluster.SkipUnlessFull(t)
+	tier.Full(t, "it starts a cluster of nodes; TestInstallations of test/manifests admits the pod")
 	t.Parallel()
 	d := New(t)
 	node := d.Cluster.Node(1)

@@ -7,17 +7,14 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // record is what the status of a VirtualMachine has, and its version.
@@ -105,13 +102,16 @@ func (e *Engine) createNamespace(ctx context.Context, name string) error {
 	if e.namespaces[name] {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), framework.StepTimeout)
-	defer cancel()
+	ctx = context.WithoutCancel(ctx)
 	_, err := e.Kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	if err := e.waitForAccount(ctx, name); err != nil {
+	err = assert.Poll(ctx, "pods can be created in "+name, func() error {
+		_, err := e.Kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if e.namespaces == nil {
@@ -120,14 +120,3 @@ func (e *Engine) createNamespace(ctx context.Context, name string) error {
 	e.namespaces[name] = true
 	return nil
 }
-
-// waitForAccount waits until pods can be created in a namespace.
-func (e *Engine) waitForAccount(ctx context.Context, namespace string) error {
-	return wait.PollUntilContextCancel(ctx, accountPeriod, true, func(ctx context.Context) (bool, error) {
-		_, err := e.Kube.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
-		return err == nil, objects.IgnoreNotFound(err)
-	})
-}
-
-// accountPeriod is the time between two looks at an account.
-const accountPeriod = 50 * time.Millisecond
