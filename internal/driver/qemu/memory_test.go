@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -30,8 +31,10 @@ func limitMemory(t *testing.T, pid int, bytes int) bool {
 			continue
 		}
 		t.Cleanup(func() { must(t, os.Remove(group)) })
-		if os.WriteFile(filepath.Join(group, limit), []byte(strconv.Itoa(bytes)), 0) == nil {
-			must(t, os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
+		// A folder that is no control group has no such file, and must not get one.
+		if f, err := os.OpenFile(filepath.Join(group, limit), os.O_WRONLY, 0); err == nil {
+			_, err = f.WriteString(strconv.Itoa(bytes))
+			must(t, errors.Join(err, f.Close(), os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)))
 			return true
 		}
 	}
