@@ -10,7 +10,7 @@ set -o errexit -o nounset -o pipefail
 
 readonly test="${1:?usage: hack/debian-test.sh TEST [PACKAGE]}" package="${2:-./internal/driver/qemu}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}" DROVER_DEBIAN_GUEST="${PWD}/bin/guest/debian"
+export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}" DROVER_DEBIAN_GUEST="${PWD}/bin/guest/debian" DROVER_TEST_TIER=full
 
 hack/qemu.sh
 hack/debian-guest.sh "${DROVER_DEBIAN_GUEST}"

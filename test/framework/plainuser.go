@@ -38,8 +38,9 @@ func PlainUser(t testing.TB) *syscall.Credential {
 	return &syscall.Credential{Uid: plainUserID, Gid: plainUserID}
 }
 
-// RunAsPlainUser runs some of a package's tests again, as a user who is not root. They find
-// hack/ of the repository, and standalone/go.mod, which marks its root.
+// RunAsPlainUser runs some of a package's tests again, as a user who is not root: all of Test, and of
+// Test/A|B the subtests A and B. They find hack/ of the repository, and standalone/go.mod, which marks
+// its root.
 func RunAsPlainUser(t *testing.T, tests ...string) {
 	t.Helper()
 	runAsPlainUser(t, PlainUser(t), LinuxGuest{}, tests)
@@ -79,7 +80,16 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 	); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), program, "-test.v", "-test.run=^("+strings.Join(tests, "|")+")$")
+	var patterns, names []string
+	for _, test := range tests {
+		name, subtests, _ := strings.Cut(test, "/")
+		names = append(names, name)
+		patterns = append(patterns, "^"+name+"$")
+		if subtests != "" {
+			patterns[len(patterns)-1] += "/^(" + subtests + ")$"
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), program, "-test.v", "-test.run="+strings.Join(patterns, "|"))
 	cmd.Dir, cmd.Env = work, append(os.Environ(), "HOME="+dir)
 	if guest.Kernel != "" {
 		cmd.Env = append(cmd.Env, builtGuestEnv+"="+filepath.Join(dir, "guest"))
@@ -89,9 +99,9 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 	if err != nil {
 		t.Fatalf("as user %d: %v\n%s", user.Uid, err, out)
 	}
-	for _, test := range tests {
-		if !strings.Contains(string(out), "--- PASS: "+test+" ") {
-			t.Errorf("as user %d %s did not pass:\n%s", user.Uid, test, out)
+	for _, name := range names {
+		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
+			t.Errorf("as user %d %s did not pass:\n%s", user.Uid, name, out)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -48,8 +49,21 @@ func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	return path
 }
 
+// assembled has the images that this process has assembled, by their options.
+var assembled = struct {
+	sync.Mutex
+
+	images map[string][]byte
+}{images: map[string][]byte{}}
+
 // AssembleBootGuest writes that image to a file. hack/boot-guest.sh has the options.
 func AssembleBootGuest(ctx context.Context, path string, options ...string) error {
+	assembled.Lock()
+	defer assembled.Unlock()
+	key := strings.Join(options, " ")
+	if image, isThere := assembled.images[key]; isThere {
+		return os.WriteFile(path, image, 0o644) //nolint:gosec // as the script makes it
+	}
 	root, err := RepositoryRoot()
 	if err != nil {
 		return err
@@ -58,7 +72,8 @@ func AssembleBootGuest(ctx context.Context, path string, options ...string) erro
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
 	}
-	return nil
+	assembled.images[key], err = os.ReadFile(path)
+	return err
 }
 
 // LinuxGuest is the Linux guest of hack/guest/linux.

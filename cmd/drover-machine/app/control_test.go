@@ -54,7 +54,7 @@ func newNetwork(t *testing.T) network {
 		"-n " + n.name + " addr add " + n.address + "/30 dev eth0",
 		"-n " + n.name + " link set eth0 up", "-n " + n.name + " link set lo up",
 	} {
-		framework.MustRunCommand(t, patience, nil, "ip", strings.Fields(command)...)
+		framework.MustRunCommand(t, framework.CommandTimeout, nil, "ip", strings.Fields(command)...)
 	}
 	return n
 }
@@ -100,46 +100,37 @@ func wantState(t *testing.T, c *control.Client, want control.State) (s control.S
 	return s
 }
 
-// probeOnce probes a port for a while that an answer does not need.
+// probeTimeout is how long one probe waits for a guest, which may be paused.
+const probeTimeout = 5 * time.Second
+
 func probeOnce(t testing.TB, c *control.Client, port int32) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), probeTimeout)
 	defer cancel()
 	return c.Probe(ctx, port)
 }
 
-// TestControl checks what a machine can be asked from another host, and by whom.
-func TestControl(t *testing.T) {
-	t.Parallel()
-	n := newNetwork(t)
-	h := newHost(t, false)
-	h.bootLinux(t)
-	h.described.Volumes = []description.Volume{
-		{Name: "data", Disk: description.Disk{Folder: h.newFolder(t, "data"), SizeBytes: 1 << 20}},
-		{Name: "fixed", Disk: description.Disk{Folder: h.newFolder(t, "fixed"), SizeBytes: 1 << 20}, ReadOnly: true},
-	}
-	g, c := h.startControlled(t, n)
-
+// checkControl checks what a machine with the Linux guest can be asked from another host, and by whom.
+func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
+	t.Helper()
 	s := wantState(t, c, control.StateRunning)
 	if s.Accelerator != "tcg" || s.MemoryBytes < 16<<20 || s.StartedAt.IsZero() || time.Since(s.StartedAt) < 0 {
 		t.Errorf("the status is %+v", s)
 	}
-	assert.Eventually(t, "the guest answers", func(t testing.TB) error { return probeOnce(t, c, 80) })
+	assert.Check(t, "a guest that answers is probed", func(t testing.TB) error { return probeOnce(t, c, 80) })
 	if later := wantState(t, c, control.StateRunning); later.CPUNanoseconds <= s.CPUNanoseconds || !later.StartedAt.Equal(s.StartedAt) {
 		t.Errorf("the status was %+v and is %+v", s, later)
 	}
 	if err := probeOnce(t, c, 81); !errors.Is(err, control.ErrUnknown) {
 		t.Errorf("a port that is not forwarded is probed: %v", err)
 	}
-
 	testPause(t, c)
-	t.Run("grow", func(t *testing.T) { g.testGrow(t, c) })
+	g.testGrow(t, c)
 	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
 		wantClosed(t, n, address)
 	}
 	g.wantResident(t)
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.shutDown(t)
 	if _, err := c.Status(t.Context()); !errors.Is(err, control.ErrUnreachable) {
 		t.Errorf("after the end the status fails with %v", err)
 	}
@@ -170,12 +161,12 @@ func testPause(t *testing.T, c *control.Client) {
 func (g *guest) testGrow(t *testing.T, c *control.Client) {
 	t.Helper()
 	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
-	for _, sizes := range []control.Sizes{{RootDisk: 8 << 20, Volumes: map[string]int64{"data": 3 << 20}}, {RootDisk: 1 << 20}} {
+	for _, sizes := range []control.Sizes{{RootDisk: 8 << 20, Volumes: map[string]int64{"blank": 5 << 20}}, {RootDisk: 1 << 20}} {
 		if err := c.Grow(t.Context(), sizes); err != nil {
 			t.Fatal(err)
 		}
 		got, err := m.DiskSizes(t.Context())
-		if err != nil || got[launch.RootNode] != 8<<20 || got[launch.VolumeNode("data")] != 3<<20 {
+		if err != nil || got[launch.RootNode] != 8<<20 || got[launch.VolumeNode("blank")] != 5<<20 {
 			t.Errorf("after %+v the sizes are %v, %v", sizes, got, err)
 		}
 	}
@@ -272,13 +263,14 @@ func TestStopWhilePaused(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		isStubborn bool
+		grace      int64
 		code       int
 		reason     string
-	}{"guest that shuts down": {false, 0, "Completed"}, "stubborn guest": {true, 6, "Forced"}} {
+	}{"guest that shuts down": {false, 3600, 0, "Completed"}, "stubborn guest": {true, 1, 6, "Forced"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, c.isStubborn)
-			h.described.GracePeriodSeconds = 30
+			h.described.GracePeriodSeconds = c.grace
 			g := h.begin(t, "drover guest 1 A")
 			m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: h.described.UUID}
 			if err := m.Execute(t.Context(), "stop", nil, nil); err != nil {
@@ -295,72 +287,71 @@ func TestControlNotServed(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	h.described.Control = &description.Control{Port: controlPort, Folder: h.dir}
-	g := h.start(t)
-	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", "control.folder: open "+filepath.Join(h.dir, "")+"/")
+	h.wantNotStarted(t, "control.folder: open "+filepath.Join(h.dir, "")+"/")
 }
 
-// TestProbe checks the program that a kubelet runs in the container.
-func TestProbe(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, false)
-	h.bootLinux(t)
-	g := h.start(t)
-	probe := func(arguments ...string) (string, error) {
-		places := []string{"probe", "-description", filepath.Join(g.run, "machine.json"), "-run-folder", filepath.Join(g.run, "run")}
-		out, err := exec.CommandContext(t.Context(), program, append(places, arguments...)...).CombinedOutput()
-		return string(bytes.TrimSpace(out)), err
+// probe runs the program that a kubelet runs in the container.
+func (g *guest) probe(t testing.TB, arguments ...string) (string, error) {
+	t.Helper()
+	places := []string{"probe", "-description", filepath.Join(g.run, "machine.json"), "-run-folder", filepath.Join(g.run, "run")}
+	out, err := exec.CommandContext(t.Context(), program, append(places, arguments...)...).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
 	}
-	wantRefused := func(says string, arguments ...string) {
-		t.Helper()
-		if out, err := probe(arguments...); err == nil || !strings.Contains(out, says) {
-			t.Errorf("a probe of %q says %q, %v, want %q", arguments, out, err, says)
-		}
+	return string(bytes.TrimSpace(out)), err
+}
+
+func (g *guest) wantRefused(t *testing.T, says string, arguments ...string) {
+	t.Helper()
+	if out, err := g.probe(t, arguments...); err == nil || !strings.Contains(out, says) {
+		t.Errorf("a probe of %q says %q, %v, want %q", arguments, out, err, says)
 	}
-	wantRefused("the guest does not answer at this port", "80") // there is none yet
-	wantRefused("the guest does not run yet", "-started")
+}
+
+// checkProbesOfStart launches the guest, and checks probes of it until it answers.
+func (g *guest) checkProbesOfStart(t *testing.T) {
+	t.Helper()
+	g.wantRefused(t, "the guest does not answer at this port", "80") // there is none yet
+	g.wantRefused(t, "the guest does not run yet", "-started")
 	waited := make(chan error, 1)
 	go func() {
-		out, err := probe("-started", "-timeout", patience.String())
-		if err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
+		_, err := g.probe(t, "-started", "-timeout", "1h")
 		waited <- err
 	}()
 	g.launch(t)
 	if err := <-waited; err != nil {
 		t.Errorf("a probe that waits for the guest: %v", err)
 	}
-	assert.Eventually(t, "the guest answers", func(testing.TB) error {
-		out, err := probe("-timeout", "10s", "80")
-		if err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
+	assert.Eventually(t, "the guest answers", func(t testing.TB) error {
+		_, err := g.probe(t, "-timeout", probeTimeout.String(), "80")
 		return err
 	})
-	if out, err := probe("-started"); err != nil {
-		t.Errorf("a guest that answers has not started: %v, %s", err, out)
+}
+
+// checkProbes checks probes of a guest that answers at port 80, and leaves it paused.
+func (g *guest) checkProbes(t *testing.T) {
+	t.Helper()
+	if _, err := g.probe(t, "-started"); err != nil {
+		t.Errorf("a guest that answers has not started: %v", err)
 	}
-	wantRefused("there must be no port", "-started", "80")
-	wantRefused("no TCP port 81 is in forwards", "81")
-	wantRefused("the arguments are []")
-	wantRefused(`the arguments are ["http"]`, "http")
-	wantRefused(`the arguments are ["0"]`, "0")
-	wantReadinessFollowed(t, h.dir, probe)
-	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: h.described.UUID}
+	g.wantRefused(t, "there must be no port", "-started", "80")
+	g.wantRefused(t, "no TCP port 81 is in forwards", "81")
+	g.wantRefused(t, "the arguments are []")
+	g.wantRefused(t, `the arguments are ["http"]`, "http")
+	g.wantRefused(t, `the arguments are ["0"]`, "0")
+	g.wantReadinessFollowed(t)
+	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
 	if err := m.Execute(t.Context(), "stop", nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	wantRefused("took no connection", "-timeout", "3s", "80")
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.wantRefused(t, "took no connection", "-timeout", "1s", "80")
 }
 
 // wantReadinessFollowed checks that a probe follows a file that changes, of a guest that answers at
 // port 80.
-func wantReadinessFollowed(t *testing.T, dir string, probe func(...string) (string, error)) {
+func (g *guest) wantReadinessFollowed(t *testing.T) {
 	t.Helper()
-	file := filepath.Join(dir, "readiness")
+	file := filepath.Join(g.h.dir, "readiness")
 	for _, c := range []struct{ content, says string }{
 		{"", ""},
 		{`{"port":80,"timeoutSeconds":10}`, ""},
@@ -372,14 +363,14 @@ func wantReadinessFollowed(t *testing.T, dir string, probe func(...string) (stri
 		if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := probe("-readiness", file); (err == nil) != (c.says == "") || !strings.Contains(out, c.says) {
+		if out, err := g.probe(t, "-readiness", file); (err == nil) != (c.says == "") || !strings.Contains(out, c.says) {
 			t.Errorf("a probe by %s says %q, %v, want %q", c.content, out, err, c.says)
 		}
 	}
-	if out, err := probe("-readiness", file, "80"); err == nil || !strings.Contains(out, "there must be none") {
+	if out, err := g.probe(t, "-readiness", file, "80"); err == nil || !strings.Contains(out, "there must be none") {
 		t.Errorf("a probe by both says %q, %v", out, err)
 	}
-	if out, err := probe("-readiness", filepath.Join(dir, "none")); err == nil || !strings.Contains(out, "no such file") {
+	if out, err := g.probe(t, "-readiness", filepath.Join(g.h.dir, "none")); err == nil || !strings.Contains(out, "no such file") {
 		t.Errorf("a probe by a file that is missing says %q, %v", out, err)
 	}
 }

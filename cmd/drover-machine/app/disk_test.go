@@ -7,13 +7,16 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -45,25 +48,30 @@ type guestDisk struct {
 	ReadOnly bool
 }
 
-// disksOf waits until the Linux guest answers, and returns its disks by serial number.
-func disksOf(t *testing.T, port int32) map[string]guestDisk {
+// wantDisks compares the disks of the Linux guest that serves at an address, once it does.
+func wantDisks(t *testing.T, address string, want ...guestDisk) {
 	t.Helper()
-	client := http.Client{Timeout: 10 * time.Second}
-	bySerial := map[string]guestDisk{}
-	assert.Eventually(t, "the guest reports its disks", func(testing.TB) error {
-		answer, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/", port)) //nolint:noctx // It has a timeout.
+	assert.Eventually(t, "the guest has its disks", func(t testing.TB) error {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address, nil)
+		if err != nil {
+			return err
+		}
+		answer, err := http.DefaultClient.Do(request)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = answer.Body.Close() }()
 		var r struct{ Disks map[string]guestDisk }
-		err = json.NewDecoder(answer.Body).Decode(&r)
-		for _, d := range r.Disks {
-			bySerial[d.Serial] = d
+		if err := json.NewDecoder(answer.Body).Decode(&r); err != nil {
+			return err
 		}
-		return err
+		for _, d := range want {
+			if !slices.Contains(slices.Collect(maps.Values(r.Disks)), d) {
+				return fmt.Errorf("they are %+v, without %+v", r.Disks, d)
+			}
+		}
+		return nil
 	})
-	return bySerial
 }
 
 // newFolder makes a folder of a disk.
@@ -76,9 +84,10 @@ func (h *host) newFolder(t *testing.T, name string) string {
 	return folder
 }
 
-// TestVolumes checks that volumes are copied or made blank once, that a guest finds them by their
-// names, and that they grow.
-func TestVolumes(t *testing.T) {
+// TestLinux checks, with two boots of one guest, what needs a kernel and a network: volumes, which
+// are copied or made blank once, have names that the guest finds, and grow; probes, of its first run;
+// and the control from another host, of its second.
+func TestLinux(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	port := h.bootLinux(t)
@@ -92,27 +101,21 @@ func TestVolumes(t *testing.T) {
 		{Name: "copy", Disk: description.Disk{Folder: h.newFolder(t, "copy"), Image: h.image, SizeBytes: 2 << 20}},
 		{Name: "fixed", Disk: description.Disk{Folder: h.newFolder(t, "fixed"), Image: image + ".qcow2", SizeBytes: 8 << 20}, ReadOnly: true},
 	}
-	for run, want := range []map[string]guestDisk{
-		{"blank": {1 << 20, "blank", false}, "copy": {2 << 20, "copy", false}, "fixed": {1<<20 + 512, "fixed", true}},
-		{"blank": {3 << 20, "blank", false}, "copy": {4 << 20, "copy", false}, "fixed": {1<<20 + 512, "fixed", true}},
-	} {
-		g := h.start(t)
-		g.launch(t)
-		got := disksOf(t, port)
-		for name := range want {
-			if got[name] != want[name] {
-				t.Errorf("run %d: the guest's disk %s is %+v, want %+v", run, name, got[name], want[name])
-			}
-		}
-		g.signal(t, syscall.SIGTERM)
-		g.wantEnd(t, 0, "Completed", "")
-		h.described.Volumes[0].SizeBytes, h.described.Volumes[1].SizeBytes = 3<<20, 4<<20
-		for _, file := range []string{h.image, image + ".qcow2"} {
-			if err := os.RemoveAll(file); err != nil {
-				t.Fatal(err)
-			}
-		}
+	fixed := guestDisk{1<<20 + 512, "fixed", true}
+	g := h.start(t)
+	g.checkProbesOfStart(t)
+	wantDisks(t, fmt.Sprintf("127.0.0.1:%d", port), guestDisk{1 << 20, "blank", false}, guestDisk{2 << 20, "copy", false}, fixed)
+	g.checkProbes(t)
+	g.shutDown(t)
+
+	h.described.Volumes[0].SizeBytes, h.described.Volumes[1].SizeBytes = 3<<20, 4<<20
+	if err := errors.Join(os.Remove(h.image), os.Remove(image+".qcow2")); err != nil {
+		t.Fatal(err)
 	}
+	n := newNetwork(t)
+	g, c := h.startControlled(t, n)
+	wantDisks(t, fmt.Sprintf("%s:%d", n.address, port), guestDisk{3 << 20, "blank", false}, guestDisk{4 << 20, "copy", false}, fixed)
+	g.checkControl(t, n, c)
 }
 
 // TestVolumeNotMade checks that a volume without its image, or with a damaged record, is named,
@@ -122,9 +125,7 @@ func TestVolumeNotMade(t *testing.T) {
 	h := newHost(t, false)
 	folder := h.newFolder(t, "data")
 	h.described.Volumes = []description.Volume{{Name: "data", Disk: description.Disk{Folder: folder, Image: filepath.Join(h.dir, "none")}}}
-	g := h.start(t)
-	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", "volume data: making the disk")
+	g := h.wantNotStarted(t, "volume data: making the disk")
 	if got := g.readEnd(t).Disks; !got.Root || len(got.Volumes) > 0 {
 		t.Errorf("it says of its disks %+v, want the root disk, which it has made", got)
 	}
@@ -134,9 +135,7 @@ func TestVolumeNotMade(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(folder, volumeName), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	g = h.start(t)
-	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", "volume data: the record of the disk cannot be read: repair "+filepath.Join(folder, volumeName))
+	h.wantNotStarted(t, "volume data: the record of the disk cannot be read: repair "+filepath.Join(folder, volumeName))
 }
 
 // imageServer serves an image, and whatever a test wants to be refused.
@@ -191,8 +190,7 @@ func TestFetchedDisk(t *testing.T) {
 			for _, banner := range []string{"drover guest 1 A", c.second} {
 				g := h.begin(t, banner)
 				g.wantResident(t)
-				g.signal(t, syscall.SIGTERM)
-				g.wantEnd(t, 0, "Completed", "")
+				g.shutDown(t)
 				if log := g.errors.String(); strings.Contains(log, "hunter2") {
 					t.Errorf("the log has a secret: %s", log)
 				}
@@ -213,13 +211,10 @@ func TestChecksumOfFile(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, false)
 			h.described.RootDisk.Ephemeral, h.described.RootDisk.Checksum = isEphemeral, checksumOf("")
-			g := h.start(t)
-			g.launch(t)
-			g.wantEnd(t, 7, "NotStarted", "its checksum is "+checksumOf(read(t, h.image)))
+			h.wantNotStarted(t, "its checksum is "+checksumOf(read(t, h.image)))
 			h.described.RootDisk.Checksum = checksumOf(read(t, h.image))
-			g = h.begin(t, "drover guest 1 A")
-			g.signal(t, syscall.SIGTERM)
-			g.wantEnd(t, 0, "Completed", "")
+			g := h.begin(t, "drover guest 1 A")
+			g.shutDown(t)
 		})
 	}
 }
@@ -231,9 +226,7 @@ func TestMustExist(t *testing.T) {
 	h := newHost(t, false)
 	image := h.described.RootDisk.Image
 	h.described.RootDisk.MustExist, h.described.RootDisk.Image = true, ""
-	g := h.start(t)
-	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", "was made by an earlier run, and is not there")
+	h.wantNotStarted(t, "was made by an earlier run, and is not there")
 	if left, err := os.ReadDir(h.described.RootDisk.Folder); err != nil || len(left) > 0 {
 		t.Errorf("it has left %v, %v", left, err)
 	}
@@ -243,8 +236,7 @@ func TestMustExist(t *testing.T) {
 	}{{false, image, "drover guest 1 A"}, {true, "", "drover guest 2 A"}} {
 		h.described.RootDisk.MustExist, h.described.RootDisk.Image = c.mustExist, c.image
 		g := h.begin(t, c.banner)
-		g.signal(t, syscall.SIGTERM)
-		g.wantEnd(t, 0, "Completed", "")
+		g.shutDown(t)
 	}
 }
 
@@ -256,19 +248,16 @@ func TestTLS(t *testing.T) {
 	t.Cleanup(s.Close)
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL, checksumOf(read(t, h.image))
-	g := h.start(t)
-	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", "TLS: the certificate is not by an authority that this host trusts")
+	h.wantNotStarted(t, "TLS: the certificate is not by an authority that this host trusts")
 	authority := filepath.Join(h.dir, "authority")
 	if err := os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	g = h.start(t)
+	g := h.start(t)
 	g.Env = append(os.Environ(), "SSL_CERT_FILE="+authority)
 	g.launch(t)
 	g.waitFor(t, "drover guest 1 A")
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.shutDown(t)
 }
 
 // TestRefusedImages checks what is not taken as an image, and that errors have neither secrets
@@ -297,9 +286,7 @@ func TestRefusedImages(t *testing.T) {
 			h := *h
 			disk := description.Disk{Folder: t.TempDir(), Image: strings.Replace(s.URL, "http://", "http://u:hunter2@", 1) + c.path + "?hunter2", Checksum: c.checksum}
 			h.described.RootDisk, h.described.ImageMaxBytes = &description.RootDisk{Disk: disk}, c.most
-			g := h.start(t)
-			g.launch(t)
-			g.wantEnd(t, 7, "NotStarted", c.says)
+			g := h.wantNotStarted(t, c.says)
 			if text := g.errors.String() + read(t, filepath.Join(g.run, "ended")); strings.Contains(text, "hunter2") {
 				t.Errorf("it says %s", text)
 			}

@@ -24,9 +24,6 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// patience is how long anything may take on a slow and busy machine.
-const patience = 2 * time.Minute
-
 // program is the drover-machine under test.
 var program string
 
@@ -61,7 +58,7 @@ func newHost(t *testing.T, isStubborn bool) *host {
 	h := &host{dir: dir, image: framework.BuildBootGuest(t, dir, "A", isStubborn)}
 	h.described = description.Machine{
 		Version: 1, UUID: newUUID(), Name: "web", CPUs: 1, MemoryBytes: 32 << 20, Accelerator: "tcg",
-		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: filepath.Join(dir, "disk"), Image: h.image}}, GracePeriodSeconds: 60,
+		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: filepath.Join(dir, "disk"), Image: h.image}}, GracePeriodSeconds: 3600,
 	}
 	if err := os.Mkdir(h.described.RootDisk.Folder, 0o700); err != nil {
 		t.Fatal(err)
@@ -187,11 +184,14 @@ func (g *guest) qemu() int {
 // left.
 func (g *guest) wantEnd(t *testing.T, code int, reason, message string) {
 	t.Helper()
-	select {
-	case <-g.ended:
-	case <-time.After(patience):
-		t.Fatal("drover-machine does not end")
-	}
+	assert.Eventually(t, "drover-machine ends", func(testing.TB) error {
+		select {
+		case <-g.ended:
+			return nil
+		default:
+			return errors.New("it runs")
+		}
+	})
 	got := g.readEnd(t)
 	if g.ProcessState.ExitCode() != code || got.Reason != reason || !strings.Contains(got.Message, message) {
 		t.Errorf("it ended with %d, %+v, want %d, %s, %q", g.ProcessState.ExitCode(), got, code, reason, message)
@@ -215,6 +215,22 @@ func (g *guest) readEnd(t *testing.T) (got end) {
 		t.Errorf("the termination message: %v", err)
 	}
 	return got
+}
+
+// shutDown asks for the end of a guest, which is to shut down by itself.
+func (g *guest) shutDown(t *testing.T) {
+	t.Helper()
+	g.signal(t, syscall.SIGTERM)
+	g.wantEnd(t, 0, "Completed", "")
+}
+
+// wantNotStarted runs a drover-machine that is to refuse what it is given.
+func (h *host) wantNotStarted(t *testing.T, says string) *guest {
+	t.Helper()
+	g := h.start(t)
+	g.launch(t)
+	g.wantEnd(t, 7, "NotStarted", says)
+	return g
 }
 
 func (g *guest) signal(t *testing.T, s os.Signal) {

@@ -5,7 +5,9 @@ package app
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,8 +27,7 @@ func TestLife(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	g := h.begin(t, "drover guest 1 A")
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.shutDown(t)
 	if err := os.Remove(h.image); err != nil {
 		t.Fatal(err)
 	}
@@ -58,8 +59,7 @@ func TestRestartOfGuest(t *testing.T) {
 	g := newHost(t, false).begin(t, "drover guest 1 A")
 	g.typeText(t, "r")
 	g.waitFor(t, "drover guest 2 A")
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.shutDown(t)
 }
 
 func TestKilledQEMU(t *testing.T) {
@@ -135,8 +135,7 @@ func TestReadersGone(t *testing.T) {
 	}
 	_ = read.Close()
 	g.typeText(t, "hello") // which the guest repeats
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.shutDown(t)
 }
 
 // TestSilentStart checks that a QEMU that never answers is given up, and by a signal at once.
@@ -179,8 +178,7 @@ func TestEphemeral(t *testing.T) {
 	before := read(t, h.image)
 	for range 2 {
 		g := h.begin(t, "drover guest 1 A")
-		g.signal(t, syscall.SIGTERM)
-		g.wantEnd(t, 0, "Completed", "")
+		g.shutDown(t)
 	}
 	if read(t, h.image) != before {
 		t.Error("the image was written to")
@@ -200,8 +198,7 @@ func TestGrownDisk(t *testing.T) {
 			for boot, size := range []int64{2 << 20, 5 << 20, 3 << 20} {
 				h.described.RootDisk.SizeBytes = size
 				g := h.begin(t, fmt.Sprintf("drover guest %d A", boot+1))
-				g.signal(t, syscall.SIGTERM)
-				g.wantEnd(t, 0, "Completed", "")
+				g.shutDown(t)
 				info := framework.RunQEMUImg(t, "info", "-f", format, filepath.Join(h.described.RootDisk.Folder, "root", "disk"))
 				if want := []string{"2 MiB", "5 MiB", "5 MiB"}[boot]; !strings.Contains(info, "virtual size: "+want) {
 					t.Errorf("want %s, got %s", want, info)
@@ -219,8 +216,7 @@ func TestDiskInUse(t *testing.T) {
 	second := h.start(t)
 	second.launch(t)
 	second.wantEnd(t, 7, "NotStarted", "lock")
-	first.signal(t, syscall.SIGTERM)
-	first.wantEnd(t, 0, "Completed", "")
+	first.shutDown(t)
 }
 
 // TestDamagedDisk checks that a disk without a record is neither used nor made again, and that
@@ -234,8 +230,7 @@ func TestDamagedDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := h.begin(t, "drover guest 1 A")
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.shutDown(t)
 	if _, err := os.Stat(unfinished); err == nil {
 		t.Error("an unfinished disk is left")
 	}
@@ -244,9 +239,7 @@ func TestDamagedDisk(t *testing.T) {
 	if err := os.Remove(filepath.Join(folder, rootName, recordFile)); err != nil {
 		t.Fatal(err)
 	}
-	g = h.start(t)
-	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", "repair "+filepath.Join(folder, rootName))
+	h.wantNotStarted(t, "repair "+filepath.Join(folder, rootName))
 	if read(t, disk) != before {
 		t.Error("the disk was changed")
 	}
@@ -276,8 +269,7 @@ func TestDiskFault(t *testing.T) {
 	g := h.begin(t, "no space left on device")
 	g.waitFor(t, "drover guest 1 A")
 	g.waitFor(t, "Guest continues")
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.shutDown(t)
 }
 
 // TestStopWhileCopying checks that a machine that is to stop does not finish its disk first.
@@ -302,8 +294,7 @@ func TestStart(t *testing.T) {
 	g := newHost(t, false).begin(t, "drover guest 1 A")
 	g.waitFor(t, `accelerator=tcg confinement="it runs as user ID `)
 	g.wantResident(t)
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 0, "Completed", "")
+	g.shutDown(t)
 }
 
 // wantResident checks how much memory the program itself takes.
@@ -342,9 +333,7 @@ func TestMissingImage(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	h.described.RootDisk.Image = filepath.Join(h.dir, "none")
-	g := h.start(t)
-	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", "none: no such file")
+	h.wantNotStarted(t, "none: no such file")
 }
 
 // TestOrphans checks that the first process of a container leaves no zombies, and that it still
@@ -367,31 +356,19 @@ func TestOrphans(t *testing.T) {
 	g.waitFor(t, "drover guest 1 A")
 	for range 3 {
 		pid := strconv.Itoa(g.Process.Pid)
-		framework.MustRunCommand(t, patience, nil, "nsenter", "--target", pid, "--pid", "sh", "-c", "(sleep 0.1 &) ; exit 0")
+		orphan, _ := framework.MustRunCommand(t, framework.CommandTimeout, nil, "nsenter", "--target", pid, "--pid", "sh", "-c", "sleep 0.1 >/dev/null 2>&1 & echo $!")
+		assert.Eventually(t, "the orphan is reaped", func(testing.TB) error {
+			stat, err := os.ReadFile(filepath.Join("/proc", pid, "root/proc", strings.TrimSpace(orphan), "stat"))
+			if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("it is there: %s, %w", stat, err)
+			}
+			return nil
+		})
 	}
-	time.Sleep(time.Second)
-	assert.Eventually(t, "no zombie is left", func(testing.TB) error {
-		if zombies := zombiesOf(g.Process.Pid); len(zombies) > 0 {
-			return fmt.Errorf("there are %v", zombies)
-		}
-		return nil
-	})
 	if err := syscall.Kill(g.qemu(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	g.wantEnd(t, 5, "Killed", "signal: killed")
-}
-
-// zombiesOf returns the children of a process that it has not waited for.
-func zombiesOf(parent int) (zombies []string) {
-	names, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range names {
-		stat, _ := os.ReadFile(path)
-		if _, rest, ok := strings.Cut(string(stat), ") "); ok && strings.HasPrefix(rest, fmt.Sprintf("Z %d ", parent)) {
-			zombies = append(zombies, string(stat))
-		}
-	}
-	return zombies
 }
 
 func read(t *testing.T, path string) string {

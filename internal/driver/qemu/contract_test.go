@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
@@ -54,7 +55,7 @@ func TestContract(t *testing.T) {
 		},
 		FailCode: instance.CodePanicked,
 		Visible:  e.visible,
-		Timeout:  patience,
+		Timeout:  3 * time.Minute,
 		Skips: withGuestSkips(map[string]string{
 			"StartedByHand": "a machine cannot be started without its driver",
 		}),
@@ -179,11 +180,10 @@ func (e *engine) visible(t *testing.T, s driver.Server) string {
 func withGuestSkips(skips map[string]string) map[string]string {
 	for test, cases := range map[string][]string{
 		"TestLogs":  {"Logs", "LogsFollow", "LogsTail", "LogsPrevious"},
-		"TestAgent": {"Exec", "ExecEnds", "ExecInput", "ExecOfManyCallers", "ExecTerminal", "Interfaces"},
-		"TestDial":  {"Dial"},
+		"TestLinux": {"Exec", "ExecEnds", "ExecInput", "ExecOfManyCallers", "ExecTerminal", "Interfaces", "Dial"},
 	} {
 		for _, name := range cases {
-			skips[name] = test + " checks this with a Linux guest"
+			skips[name] = test + " checks this"
 		}
 	}
 	return skips

@@ -23,25 +23,31 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // debianEnv is the folder of the guest that hack/debian-guest.sh builds.
 const debianEnv = "DROVER_DEBIAN_GUEST"
 
-const (
-	// bootsWithin is how long a Debian may take to boot where it is emulated.
-	bootsWithin = 20 * time.Minute
-	// answersWithin is how long its shell may take.
-	answersWithin = 2 * time.Minute
-)
+// debianWithin is how long a Debian may take for one thing where it is emulated, or emulates another
+// machine: far longer than any other test waits.
+const debianWithin = 20 * time.Minute
+
+// debianGuest returns that folder, or skips the test.
+func debianGuest(t *testing.T) string {
+	t.Helper()
+	tier.Full(t, "it emulates a whole Debian for minutes; TestLinux has a guest that reads cloud-init's disk and runs an agent")
+	dir := os.Getenv(debianEnv)
+	if dir == "" {
+		t.Skipf("%s is empty: hack/debian-test.sh builds the guest and runs this", debianEnv)
+	}
+	return dir
+}
 
 // TestDebian checks that the real cloud-init finds what it is given. It looks at all of
 // it from inside, logged in at the serial console.
 func TestDebian(t *testing.T) {
-	dir := os.Getenv(debianEnv)
-	if dir == "" {
-		t.Skipf("%s is empty: make test-debian builds the guest and runs this, which takes minutes", debianEnv)
-	}
+	dir := debianGuest(t)
 	e := newEngine(t)
 	o := e.options()
 	o.ImageDirs = []string{dir}
@@ -65,7 +71,7 @@ ethernets:
 `, launch.MACAddress(string(spec.UID))))
 	reach(t, d, spec, driver.StateRunning)
 	c := sitAt(t, d.InstanceOf(spec.UID))
-	c.await(bootsWithin, "finished at") // cloud-init's last words
+	c.await("finished at") // cloud-init's last words
 	c.login("debian", password)
 	for command, want := range map[string]string{
 		"hostname":                 "debian-guest",
@@ -81,9 +87,9 @@ ethernets:
 	}
 	checkRealAgent(t, d, spec)
 	off := spec
-	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(bootsWithin)
+	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	c.close()
-	if s := reachWithin(t, d, off, driver.StateStopped, bootsWithin); s.Exit == nil || s.Exit.Code != 0 {
+	if s := reach(t, d, off, driver.StateStopped); s.Exit == nil || s.Exit.Code != 0 {
 		t.Errorf("it ended with %+v", s.Exit)
 	}
 	gone(t, d, spec)
@@ -92,7 +98,7 @@ ethernets:
 // checkRealAgent checks commands and interfaces by the QEMU guest agent of the distribution.
 func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
-	g := agentGuest{t: t, d: d, spec: spec}
+	g := &linuxGuest{d: d, spec: spec}
 	for name, c := range map[string]struct {
 		stdin   io.Reader
 		command []string
@@ -104,13 +110,13 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 		"signal":       {nil, []string{"sh", "-c", "kill -9 $$"}, ran{code: 137}},
 		"a while":      {nil, []string{"sh", "-c", "sleep 15; echo over"}, ran{out: "over\n"}},
 	} {
-		if got := g.run(c.stdin, c.command...); got != c.want {
+		if got := g.run(t, c.stdin, c.command...); got != c.want {
 			t.Errorf("%s by the agent: %+v", name, got)
 		}
 	}
-	wantError(t, g.run(nil, "no-such-program").err, driver.ErrCommandNotFound, "no-such-program")
-	wantError(t, g.run(nil, "/etc/passwd").err, driver.ErrCommandNotExecutable, "/etc/passwd")
-	cut := g.run(nil, "head", "--bytes=4194304", "/dev/zero")
+	wantError(t, g.run(t, nil, "no-such-program").err, driver.ErrCommandNotFound, "no-such-program")
+	wantError(t, g.run(t, nil, "/etc/passwd").err, driver.ErrCommandNotExecutable, "/etc/passwd")
+	cut := g.run(t, nil, "head", "--bytes=4194304", "/dev/zero")
 	wantError(t, cut.err, driver.ErrUnsupported, "the exit code is 0")
 	if len(cut.out) != 3<<20 {
 		t.Errorf("%d bytes of the output came", len(cut.out))
@@ -119,7 +125,7 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	left := make(chan error, 1)
 	go func() { left <- g.runOn(ctx, d, nil, "sleep", "4711").err }()
 	assert.Eventually(t, "the command runs", func(testing.TB) error {
-		if got := g.run(nil, "pgrep", "-fx", "sleep 4711"); got.code != 0 || got.err != nil {
+		if got := g.run(t, nil, "pgrep", "-fx", "sleep 4711"); got.code != 0 || got.err != nil {
 			return fmt.Errorf("got %+v", got)
 		}
 		return nil
@@ -128,7 +134,7 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	if err := <-left; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	if got := g.run(nil, "pgrep", "-fx", "sleep 4711"); got.code != 1 || got.err != nil {
+	if got := g.run(t, nil, "pgrep", "-fx", "sleep 4711"); got.code != 1 || got.err != nil {
 		t.Errorf("the command of a caller who has left: %+v", got)
 	}
 	interfaces, err := d.Interfaces(t.Context(), spec.UID)
@@ -175,9 +181,9 @@ func (c *terminal) say(text string) {
 }
 
 // await reads until a text has come, and returns what came before it.
-func (c *terminal) await(within time.Duration, text string) string {
+func (c *terminal) await(text string) string {
 	c.t.Helper()
-	must(c.t, c.conn.SetReadDeadline(time.Now().Add(within)))
+	must(c.t, c.conn.SetReadDeadline(time.Now().Add(debianWithin)))
 	for part := make([]byte, 4096); ; {
 		if before, after, found := strings.Cut(c.said.String(), text); found {
 			c.said.Reset()
@@ -195,11 +201,11 @@ func (c *terminal) await(within time.Duration, text string) string {
 func (c *terminal) login(user, password string) {
 	c.t.Helper()
 	c.say("\r")
-	c.await(answersWithin, "login: ")
+	c.await("login: ")
 	c.say(user + "\r")
-	c.await(answersWithin, "assword: ")
+	c.await("assword: ")
 	c.say(password + "\r")
-	c.await(answersWithin, "$ ")
+	c.await("$ ")
 	c.say("stty -echo; PS1=\r")
 	c.run("sudo dmesg -n 1") // the kernel prints nothing from here on
 }
@@ -207,14 +213,8 @@ func (c *terminal) login(user, password string) {
 // run returns what a command prints.
 func (c *terminal) run(command string) string {
 	c.t.Helper()
-	return c.runWithin(answersWithin, command)
-}
-
-// runWithin is run for a command that takes a while.
-func (c *terminal) runWithin(within time.Duration, command string) string {
-	c.t.Helper()
 	// The marks are not in what is sent, which may be echoed.
 	c.say("echo '<'\"<\"; " + command + "; echo '>'\">\"\r")
-	c.await(answersWithin, "<<")
-	return strings.TrimSpace(c.await(within, ">>"))
+	c.await("<<")
+	return strings.TrimSpace(c.await(">>"))
 }

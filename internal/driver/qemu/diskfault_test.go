@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
@@ -64,7 +65,7 @@ func TestResumedLately(t *testing.T) {
 	spec := e.spec()
 	waitsForDisk(t, d, spec)
 	h := d.InstanceOf(spec.UID)
-	d.DiskResumes.Store(h.Path, d.Clock.Now())
+	d.DiskResumes.Store(h.Path, d.Clock.Now().Add(time.Hour)) // lately, however slow this host is
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonDiskError)
 	d.DiskResumes.Store(h.Path, d.Clock.Now().Add(-machine.ResumeAgain))

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -24,9 +23,6 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
-
-// patience is a time limit for a loaded machine that emulates many others.
-const patience = 90 * time.Second
 
 // engine is a folder for servers, and the images beside it.
 type engine struct {
@@ -124,11 +120,6 @@ func must(t testing.TB, err error) {
 // reach repeats Ensure until the server is in a state, by another run than the one that
 // is to end.
 func reach(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.State) driver.Server {
-	t.Helper()
-	return reachWithin(t, d, spec, want, patience)
-}
-
-func reachWithin(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.State, within time.Duration) driver.Server {
 	t.Helper()
 	var s driver.Server
 	assert.Eventually(t, "Ensure reaches "+string(want), func(t testing.TB) (err error) {

@@ -40,7 +40,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -194,16 +193,15 @@ func TestWrongChecksum(t *testing.T) {
 }
 
 // waitFor repeats Ensure until it fails.
-func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) error {
+func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) (failure error) {
 	t.Helper()
-	for {
-		if _, err := d.Ensure(t.Context(), spec); err != nil {
-			return err
+	assert.Eventually(t, "Ensure fails", func(testing.TB) error {
+		if _, failure = d.Ensure(t.Context(), spec); failure == nil {
+			return errors.New("it does not")
 		}
-		if !proc.Pause(t.Context(), proc.PollEvery) {
-			return errors.New("Ensure does not fail")
-		}
-	}
+		return nil
+	})
+	return failure
 }
 
 // TestContainerDisk boots what KubeVirt's users have in their registries, and checks that
@@ -281,6 +279,7 @@ func TestRegistryStalls(t *testing.T) {
 			stalls.Store(true)
 			wantError(t, d.waitFor(t, spec), driver.ErrRetry, reference, "no progress for 1s", driver.ReasonImageUnavailable)
 			leavesNothing(t, d)
+			d.fetches.Stall = time.Hour
 			stalls.Store(false)
 			boots(t, d, spec, "drover guest 1 A")
 			gone(t, d, spec)
@@ -333,7 +332,7 @@ func newTestStore(t *testing.T) *disks.ImageStore {
 	sources, err := image.NewSources(image.Policy{Hosts: []string{"127.0.0.1"}})
 	must(t, err)
 	return disks.NewImageStore(dir, cacheDir, clock.RealClock{}, &download.Tracker{
-		Clock: clock.RealClock{}, Stall: patience, Notify: func(...types.UID) {},
+		Clock: clock.RealClock{}, Stall: time.Hour, Notify: func(...types.UID) {},
 	}, sources)
 }
 

@@ -7,16 +7,22 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
-// TestAsPlainUser runs the suites again whose machines then have the tests' own user.
+// TestAsPlainUser runs tests again whose machines then have the tests' own user.
 func TestAsPlainUser(t *testing.T) {
 	t.Parallel()
-	framework.RunAsPlainUser(t, "TestContract", "TestControllerKilled", "TestControllerKilledInStart", "TestInheritedDescriptors")
+	contract := "TestContract/CreateTwice|StopForced|RestartOnce|KilledByHand|ListComplete|Secrets"
+	if tier.IsFull() {
+		contract = "TestContract"
+	}
+	framework.RunAsPlainUser(t, contract, "TestControllerKilledInStart", "TestInheritedDescriptors", "TestLogs")
 }
 
-// TestAgentAsPlainUser runs the tests again that reach guests.
-func TestAgentAsPlainUser(t *testing.T) {
+// TestGuestAsPlainUser runs the tests again that reach guests.
+func TestGuestAsPlainUser(t *testing.T) {
 	t.Parallel()
-	framework.RunWithGuestAsPlainUser(t, "TestAgent", "TestDial", "TestLogs")
+	tier.Full(t, "it boots Linux three times and kills many controllers; TestAsPlainUser reaches machines by the same sockets")
+	framework.RunWithGuestAsPlainUser(t, "TestLinux", "TestControllerKilled")
 }

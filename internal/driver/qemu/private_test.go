@@ -33,7 +33,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // secret is what must stay hidden, wherever a server answers with it.
@@ -62,21 +62,21 @@ func (l *spyLog) String() string {
 func (d *Driver) collectVisible(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown string, err error) {
 	t.Helper()
 	var seen strings.Builder
-	for {
-		s, err := d.Ensure(t.Context(), spec)
+	assert.Eventually(t, "Ensure fails", func(t testing.TB) error {
+		var s driver.Server
+		s, err = d.Ensure(t.Context(), spec)
 		all, listErr := d.List(t.Context(), spec.UID)
 		must(t, listErr)
 		fmt.Fprintln(&seen, s.Progress, s.Note, s.Err, err, all)
 		for _, one := range all {
 			fmt.Fprintln(&seen, one.Progress, one.Note, one.Err)
 		}
-		if err != nil {
-			return seen.String() + log.String(), err
+		if err == nil {
+			return errors.New("it does not")
 		}
-		if !proc.Pause(t.Context(), proc.PollEvery) {
-			t.Fatal("Ensure does not fail")
-		}
-	}
+		return nil
+	})
+	return seen.String() + log.String(), err
 }
 
 // TestRefusedImageHidesSecrets checks that the refusal of another image names both

@@ -137,11 +137,12 @@ func TestFirstDisk(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	spec, _ := e.linuxSpec(t)
-	spec.RootDiskBytes, spec.Ports = 0, nil
-	reach(t, d, spec, driver.StateRunning)
-	spec.Image.Source = e.plain
-	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || !slices.Equal(s.Pending, []string{"image"}) {
+	spec := e.linuxSpec(t)
+	paused := spec // its guest need not boot
+	paused.Power = driver.PowerPaused
+	reach(t, d, paused, driver.StatePaused)
+	paused.Image.Source, spec.Image.Source = e.plain, e.plain
+	if s := reach(t, d, paused, driver.StatePaused); s.Refused != nil || !slices.Equal(s.Pending, []string{"image"}) {
 		t.Errorf("before the restart it is %+v", s)
 	}
 	off := spec
@@ -295,8 +296,7 @@ func TestOldDiskIsKept(t *testing.T) {
 	disk, off, paused := e.spec(), e.spec(), e.spec()
 	off.Target, off.Power = disk.Target, driver.PowerOff
 	paused.Target, paused.Power = disk.Target, driver.PowerPaused
-	diskless, _ := e.linuxSpec(t)
-	diskless.RootDiskBytes, diskless.Ports = 0, nil
+	diskless := e.linuxSpec(t)
 	offDiskless := diskless
 	offDiskless.Power = driver.PowerOff
 	for _, spec := range []driver.ServerSpec{off, offDiskless} {

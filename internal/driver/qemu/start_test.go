@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // TestRestartThatCannotBe checks that a guest is not shut down for a run that cannot
@@ -20,10 +19,10 @@ func TestRestartThatCannotBe(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	own := framework.FreePort(t)
 	spec := e.spec()
-	spec.Ports = []driver.Port{{Name: "own", Port: 80, HostPort: own}}
+	spec.Ports = []driver.Port{{Name: "own", Port: 80}}
 	first := reach(t, d, spec, driver.StateRunning)
+	spec.Ports[0].HostPort = first.Ports[0].HostPort
 	spec.RestartRun, spec.StopBy = first.Run, time.Now()
 
 	ports, memory := spec, spec

@@ -64,10 +64,7 @@ spec:
 // TestSystemd checks that a machine of drover.service outlives a restart of that service,
 // ends cleanly with its host, and is back after the boot.
 func TestSystemd(t *testing.T) {
-	dir := os.Getenv(debianEnv)
-	if dir == "" {
-		t.Skipf("%s is empty: make test-systemd builds the guest and runs this, which takes minutes", debianEnv)
-	}
+	dir := debianGuest(t)
 	e := newEngine(t)
 	o := e.options()
 	o.ImageDirs = []string{dir, e.images}
@@ -79,21 +76,21 @@ func TestSystemd(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	t.Cleanup(func() { gone(t, d, spec) })
 	c := sitAt(t, d.InstanceOf(spec.UID))
-	c.await(bootsWithin, "finished at")
+	c.await("finished at")
 	c.login("debian", "sesame")
 	const serial = "sudo sh -c 'cat /var/lib/drover/drivers/qemu/vms/*/serial.log'"
 	const pid = "pgrep -f -- '-name drover-'"
 
-	if out := c.runWithin(bootsWithin, "sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/setup && sudo sh /mnt/is-up"); !strings.Contains(out, "Drover is up") {
+	if out := c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/setup && sudo sh /mnt/is-up"); !strings.Contains(out, "Drover is up") {
 		t.Fatalf("Drover as a service: %s", out)
 	}
-	c.runWithin(bootsWithin, "sudo /usr/local/bin/drover kubectl apply -f /mnt/vm.yaml")
-	if out := c.runWithin(bootsWithin, "sudo /usr/local/bin/drover kubectl wait vm/inner --for=condition=Ready --timeout=10m || sudo /usr/local/bin/drover kubectl get vm inner -o yaml"); !strings.Contains(out, "condition met") {
+	c.run("sudo /usr/local/bin/drover kubectl apply -f /mnt/vm.yaml")
+	if out := c.run("sudo /usr/local/bin/drover kubectl wait vm/inner --for=condition=Ready --timeout=10m || sudo /usr/local/bin/drover kubectl get vm inner -o yaml"); !strings.Contains(out, "condition met") {
 		t.Fatalf("the VM: %s", out)
 	}
 	c.until(serial, "drover guest 1 A")
 	before := c.run(pid)
-	c.runWithin(bootsWithin, "sudo systemctl restart drover && sudo sh /mnt/is-up")
+	c.run("sudo systemctl restart drover && sudo sh /mnt/is-up")
 	if after := c.run(pid); after != before || before == "" {
 		t.Errorf("after a restart of Drover its machine is process %q, not %q", after, before)
 	}
@@ -102,14 +99,14 @@ func TestSystemd(t *testing.T) {
 	}
 
 	c.say("sudo systemctl reboot\r")
-	c.await(bootsWithin, "Linux version")
-	c.await(bootsWithin, "login: ")
+	c.await("Linux version")
+	c.await("login: ")
 	c.login("debian", "sesame")
 	if out := c.run("sudo journalctl --quiet --boot -1 --unit drover-machines --output cat"); !strings.Contains(out, "default/inner: powered off") {
 		t.Errorf("the shutdown said %q", out)
 	}
 	c.until(serial, "drover guest 2 A")
-	if out := c.runWithin(bootsWithin, "sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/is-up; sudo /usr/local/bin/drover kubectl get vm inner"); !strings.Contains(out, "Active") {
+	if out := c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/is-up; sudo /usr/local/bin/drover kubectl get vm inner"); !strings.Contains(out, "Active") {
 		t.Errorf("the VM is %s", out)
 	}
 }
