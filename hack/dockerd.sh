@@ -5,7 +5,7 @@
 # Makes sure that a Docker engine answers: installs docker.io by apt where there
 # is none, starts dockerd where nothing answers, and waits until it does. Safe to
 # run again and again. Needs root or sudo for what it changes. DOCKERD_WAIT (60)
-# is how many seconds the engine gets to come up.
+# is how many seconds the engine gets to come up; it is started once more if it does not.
 #
 #     hack/dockerd.sh [stop]
 #
@@ -40,31 +40,47 @@ install() {
 starting() { [ -r "$pidfile" ] && [ -d "/proc/$(cat "$pidfile")" ]; }
 
 start() {
-	if starting; then
-		say "a dockerd runs already (process $(cat "$pidfile")), waiting for it"
-	elif [ -d /run/systemd/system ]; then
+	if [ -d /run/systemd/system ]; then
 		say "starting the docker service"
-		as_root systemctl start docker || die "systemctl start docker failed: see journalctl -u docker"
+		as_root timeout "$wait_seconds" systemctl start docker || say "systemctl start docker failed: see journalctl -u docker"
 	else
 		say "starting dockerd, its log is $log"
 		as_root sh -c "PATH=\"\$PATH:/usr/sbin:/sbin\" setsid nohup dockerd >>$log 2>&1 </dev/null &"
 	fi
 }
 
+# wait_for_engine reports whether an engine answers in time.
 wait_for_engine() {
 	local deadline=$((SECONDS + wait_seconds))
 	until answers as_root; do
-		[ "$SECONDS" -lt "$deadline" ] ||
-			die "no engine answered within $wait_seconds s: $(as_root tail -n 1 "$log" 2>/dev/null || echo 'see journalctl -u docker')"
+		[ "$SECONDS" -lt "$deadline" ] || return 1
 		sleep 0.5
 	done
 }
+
+# start_engine starts an engine, and once more if it does not answer. It leaves alone one that
+# others have started.
+start_engine() {
+	if starting; then
+		say "a dockerd runs already (process $(cat "$pidfile")), waiting for it"
+		wait_for_engine || die "dockerd (process $(cat "$pidfile" 2>/dev/null || echo gone)) did not answer within $wait_seconds s: end it, or see its log"
+		return
+	fi
+	start
+	wait_for_engine && return
+	say "no engine answered within $wait_seconds s, starting it once more: $(last_words)"
+	stop
+	start
+	wait_for_engine || die "no engine answered within $wait_seconds s, twice: $(last_words)"
+}
+
+last_words() { as_root tail -n 1 "$log" 2>/dev/null || echo 'see journalctl -u docker'; }
 
 # stop waits until the engine has ended, and removes what it does not.
 stop() {
 	if [ -d /run/systemd/system ]; then
 		say "stopping the docker service"
-		as_root systemctl stop docker.socket docker
+		as_root timeout 120 systemctl stop docker.socket docker || die "the docker service did not stop: see journalctl -u docker"
 	elif starting; then
 		say "stopping dockerd"
 		pid="$(cat "$pidfile")"
@@ -83,11 +99,9 @@ if answers env; then
 	exit 0
 fi
 [ -z "${DOCKER_HOST:-}" ] || die "nothing answers at DOCKER_HOST=$DOCKER_HOST: start that engine or unset DOCKER_HOST"
-[ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null || sudo -v 2>/dev/null ||
-	die "no engine answers this user, and to start one needs root or sudo"
+need_root "no engine answers this user, and to start one"
 
 install
-answers as_root || start
-wait_for_engine
+answers as_root || start_engine
 answers env || die "the engine answers root only: run as root, or join its group with: sudo usermod -aG docker $(id -un)"
 report "the engine is up"

@@ -9,25 +9,45 @@ die() {
 	exit 1
 }
 
-# as_root runs a command as root, or prints the command that needs root.
+# need_root ends the script where it can change nothing on this host. sudo may ask for a password.
+need_root() {
+	[[ "$(id -u)" -eq 0 ]] || { command -v sudo >/dev/null && { sudo -n true 2>/dev/null || sudo -v 2>/dev/null; }; } ||
+		die "needs root, or a sudo that allows it: $1"
+}
+
+# as_root runs a command as root.
 as_root() {
 	if [[ "$(id -u)" -eq 0 ]]; then
 		"$@"
-	elif command -v sudo >/dev/null; then
-		sudo -- "$@"
 	else
-		die "needs root or sudo to run: $*"
+		sudo -- "$@"
 	fi
 }
 
-apt_update() { as_root apt-get update -qq >/dev/null || die "apt-get update failed"; }
+# apt_get runs apt-get, which gives up on a mirror that does not answer, and ends in any case.
+apt_get() {
+	as_root env DEBIAN_FRONTEND=noninteractive timeout --kill-after=30 1800 apt-get -qq \
+		-o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o DPkg::Lock::Timeout=300 "$@" </dev/null 2>&1
+}
 
-# apt_install installs packages, with the lists that are there if they will do.
+apt_update() {
+	local output
+	need_root "to update the lists of packages"
+	output="$(apt_get update)" || die "apt-get update failed: $(first_error "${output}")"
+}
+
+# first_error is the line of apt-get's output that names the cause, such as a mirror that does not answer.
+first_error() { grep --max-count=1 -E 'Failed to fetch|Could not' <<<"$1" || tail -n 1 <<<"$1"; }
+
+# apt_install installs packages, with the lists that are there if they will do. It tries once more
+# with new ones.
 apt_install() {
+	local output
 	command -v apt-get >/dev/null || die "$* is missing and there is no apt-get to install it with: install it by hand"
+	need_root "to install $*"
 	echo "$(basename "$0"): installing $*"
-	local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@")
-	as_root "${install[@]}" >/dev/null 2>&1 && return
-	apt_update
-	as_root "${install[@]}" >/dev/null || die "apt-get could not install $*"
+	output="$(apt_get install -y --no-install-recommends "$@")" && return
+	echo "$(basename "$0"): installing once more, with new lists of packages: $(first_error "${output}")"
+	output="$(apt_get update; apt_get install -y --no-install-recommends "$@")" ||
+		die "apt-get could not install $*: $(first_error "${output}")"
 }
