@@ -16,6 +16,7 @@ readonly root
 lint="$("${root}/hack/tool.sh" golangci-lint-kube-api-linter)"
 readonly lint
 
+export GOLANGCI_LINT_CACHE="${GOLANGCI_LINT_CACHE:-$("${root}/hack/cache.sh")/lint}"
 # Kubernetes is large: early garbage collection keeps small machines from running out
 # of memory.
 export GOGC="${GOGC:-50}" GOWORK=off
