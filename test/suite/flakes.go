@@ -49,7 +49,7 @@ func runFlakes(ctx context.Context, args []string) error {
 		}
 	}
 	printWaits(waits, 10)
-	return m.report(all, m.sweep())
+	return m.finish(ctx, all)
 }
 
 // burn keeps CPUs busy until stop is called.

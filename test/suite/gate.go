@@ -58,7 +58,7 @@ func runGate(ctx context.Context, args []string) error {
 		parts = append(parts, m.runStalest(ctx)...)
 	}
 	printWaits(waits, 3)
-	return m.report(parts, m.sweep())
+	return m.finish(ctx, parts)
 }
 
 // selectPackages returns the packages of the gate, or those that are named.

@@ -58,9 +58,10 @@ func (m *mark) environ(isFull bool) []string {
 // endPatience is how long what was ended may take to be gone.
 const endPatience = 10 * time.Second
 
-// sweep ends and removes what the run has left, and returns what that was.
-func (m *mark) sweep() (left []string) {
-	for begin := time.Now(); time.Since(begin) < endPatience; time.Sleep(endPatience / 20) {
+// sweep ends and removes what the run has left, and returns what that was. What an interrupted run
+// leaves is not waited for.
+func (m *mark) sweep(ctx context.Context) (left []string) {
+	for begin := time.Now(); ctx.Err() == nil && time.Since(begin) < endPatience; time.Sleep(endPatience / 20) {
 		if left = m.find(); len(left) == 0 {
 			break
 		}

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"cloudnative.tw/drover/test/assert"
@@ -117,20 +116,22 @@ func keepFailure(output []byte) {
 	}
 }
 
-// report prints the table of a run, what has failed and what is left, and returns errReported if
-// anything is wrong.
-func (m *mark) report(parts []part, left []string) error {
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "seconds\tof CPU\tpart\t")
+// finish ends what a run has left, prints its table and what has failed, and returns errReported
+// if anything is wrong.
+func (m *mark) finish(ctx context.Context, parts []part) error {
+	left := m.sweep(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	fmt.Println(" seconds   of CPU  part")
 	var all cost
 	failed := len(left) > 0
 	for _, p := range parts {
-		fmt.Fprintf(w, "%.1f\t%.1f\t%s\t\n", p.wall.Seconds(), p.cpu.Seconds(), p.name)
+		fmt.Printf("%8.1f %8.1f  %s\n", p.wall.Seconds(), p.cpu.Seconds(), p.name)
 		all.add(p.cost)
 		failed = failed || p.failed
 	}
-	fmt.Fprintf(w, "\t%.1f\tall\t\n", all.cpu.Seconds())
-	_ = w.Flush()
+	fmt.Printf("         %8.1f  all\n", all.cpu.Seconds())
 	for _, p := range parts {
 		if len(p.answered) > 0 {
 			fmt.Printf("%s: %d packages were answered from go's cache: %s\n", p.name, len(p.answered), strings.Join(p.answered, " "))

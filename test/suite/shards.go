@@ -117,7 +117,7 @@ func runShard(ctx context.Context, s shard) error {
 	for _, p := range parts {
 		took += p.wall
 	}
-	if err := m.report(parts, m.sweep()); err != nil {
+	if err := m.finish(ctx, parts); err != nil {
 		return err
 	}
 	if took > shardLimit {
