@@ -23,7 +23,7 @@ readonly root cache lint
 export GOGC="${GOGC:-50}" GOWORK=off GOLANGCI_LINT_CACHE="${cache}/lint"
 
 # list_files prints what linters read, without what git ignores.
-list_files() { git -C "${root}" ls-files -z --cached --others --exclude-standard -- '*.go' '*/testdata/*' '*.mod' '*.sum' '*.yml' '*.yaml' '*.s' '*.txt' '*.json' '*.tpl'; }
+list_files() { git -C "${root}" ls-files -z --cached --others --exclude-standard -- ':!docs' ':!*.md' ':!*.sh'; }
 
 tree="${root}"
 if [[ "$#" -eq 0 ]]; then
