@@ -16,6 +16,8 @@ KUBE = $(shell go -C standalone list -m -f '{{.Version}}' k8s.io/kubernetes)
 KUBE_PARTS = $(subst ., ,$(KUBE:v%=%))
 KUBE_PKG := k8s.io/component-base/version
 KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 1,$(KUBE_PARTS)) -X $(KUBE_PKG).gitMinor=$(word 2,$(KUBE_PARTS))
+# Folder in which programs are linked.
+PROGRAMS = $(shell hack/cache.sh)/programs
 # Flags for drover up and benchmarks: make up ARGS="--port 7443"
 ARGS ?=
 # What the demo runs: docker, qemu, pod or fake.
@@ -45,13 +47,16 @@ up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C sto
 	@hack/dockerd.sh || echo "No Docker engine: drover up goes on with the drivers whose engine answers."
 	bin/drover up $(ARGS)
 
+# Programs are linked into the cache (hack/cache.sh), where go links one again only if it would
+# differ: a fresh checkout of the same content links nothing.
 .PHONY: build
 build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/kubectl-vm
-	@mkdir -p bin
-	CGO_ENABLED=0 go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/kubectl-vm ./cmd/kubectl-vm # users copy it to other hosts
-	CGO_ENABLED=0 go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-machine ./cmd/drover-machine # containers have no libraries
-	go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-controller ./cmd/drover-controller
-	go -C standalone build -buildvcs=false -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o ../bin/drover .
+	@mkdir -p bin "$(PROGRAMS)"
+	@exec 9>"$(PROGRAMS)/.lock" && flock 9 && set -x && \
+	CGO_ENABLED=0 go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/kubectl-vm ./cmd/drover-machine && \
+	go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/drover-controller && \
+	go -C standalone build -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o "$(PROGRAMS)/drover" . && \
+	cp --force $(foreach p,drover drover-controller drover-machine kubectl-vm,"$(PROGRAMS)/$(p)") bin/
 
 .PHONY: image
 image: ## build the container image into bin/image, without an engine; IMAGE, PLATFORMS, PUSH=true
@@ -61,24 +66,44 @@ image: ## build the container image into bin/image, without an engine; IMAGE, PL
 .PHONY: image-machine
 image-machine: ## build the image of drover-machine, with QEMU from Debian's packages, into bin/image; MACHINE_IMAGE
 	@mkdir -p bin
-	@hack/machine-root.sh bin/machine-root
-	GOFLAGS= go -C hack/image run -buildvcs=false . --program drover-machine --tag "$(MACHINE_IMAGE)" --version "$(VERSION)" --platforms linux/amd64 --root "$(CURDIR)/bin/machine-root/root" --packages "$(CURDIR)/bin/machine-root/packages" --push=$(PUSH)
+	@root="$$(hack/machine-root.sh)" && \
+	GOFLAGS= go -C hack/image run -buildvcs=false . --program drover-machine --tag "$(MACHINE_IMAGE)" --version "$(VERSION)" --platforms linux/amd64 --root "$${root}/root" --packages "$${root}/packages" --push=$(PUSH)
+
+# How the tests run: test/suite.
+SUITE = go run ./test/suite
 
 .PHONY: test
-test: build ## run all tests: unit, contract (fake, docker, qemu), integration; installs what they need
-	@hack/test.sh
+test: build ## test what must pass before a change lands, 12 minutes; installs what it needs; PKG=internal/leader: one package
+	@hack/test-deps.sh
+	@$(SUITE) gate $(PKG)
+
+.PHONY: test-full
+test-full: build ## test everything, in shards of at most 15 minutes; root; SHARD=qemu: one of them, make shards lists them
+	@hack/test-deps.sh
+	@$(SUITE) full $(SHARD)
+
+.PHONY: shards
+shards: ## print the shards of make test-full, and which of them have changed since they ran
+	@$(SUITE) shards
+
+N ?= 20
+LOAD ?= 1
+.PHONY: flakes
+flakes: build ## test one package N times beside LOAD busy loops a CPU, and print the first failure and the longest waits; PKG=internal/leader
+	@hack/test-deps.sh
+	@$(SUITE) flakes -n $(N) -load $(LOAD) -run '$(RUN)' $(PKG)
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for 30 s, or FUZZTIME=10m; ARGS=PATTERN selects some
 	@hack/fuzz.sh $(ARGS)
 
 .PHONY: failover
-failover: build ## test failover at length (10 minutes): replicas halted, killed, cut off, while users keep them busy
-	DROVER_FAILOVER=full DROVER_BIN="$(CURDIR)/bin/drover" go test -count 1 -timeout 60m -v ./test/failover
+failover: ## the shard of make test-full about replicas that are halted, killed and cut off
+	@$(MAKE) test-full SHARD=failover
 
 .PHONY: faults
-faults: build ## kill controllers and cut the power at sampled points, and print how many; root, 10 minutes; ARGS
-	@hack/faults.sh default $(ARGS)
+faults: ## the shards of make test-full that kill controllers and cut the power at sampled points
+	@$(MAKE) test-full SHARD="faults-fake faults-docker faults-qemu faults-api schedules"
 
 .PHONY: faults-full
 faults-full: build ## the same at every point of every workload, and at many pairs; root, three hours; ARGS
@@ -93,13 +118,8 @@ soak: build ## thousands of VMs live and end while faults occur, and what the co
 	@hack/soak.sh $(ENGINES)
 
 .PHONY: test-debian
-test-debian: build ## boot a Debian under qemu, see from inside what cloud-init made of its user-data, and log in by ssh; root, 15 minutes
-	@hack/debian-test.sh TestDebian
-	@hack/debian-test.sh TestSSHToMachine ./test/kubectlvm
-
-.PHONY: test-systemd
-test-systemd: build ## reboot a Debian under qemu that runs Drover as a service, and a machine in it; root, 20 minutes
-	@hack/debian-test.sh TestSystemd
+test-debian: ## the shard of make test-full that boots a Debian and a Drover in it
+	@$(MAKE) test-full SHARD=debian
 
 .PHONY: test-upgrade
 test-upgrade: build ## exchange Drover for this version and back, beside servers in every state; BEFORE=bin/drover or FROM=revision
@@ -115,11 +135,12 @@ cluster-down: ## end the cluster that make cluster started, and remove all of it
 	@"$$(hack/cluster-binaries.sh)/drover-cluster" down
 
 .PHONY: test-cluster
-test-cluster: build ## test that cluster, and Drover deployed on it; root; 15 minutes
-	@hack/test-cluster.sh
+test-cluster: ## the shards of make test-full that test that cluster, and Drover deployed on it
+	@$(MAKE) test-full SHARD="cluster cluster-pods cluster-deployment"
 
 .PHONY: lint
-lint: ## run golangci-lint on all modules, formatting included, and kube-api-linter on apis/
+lint: ## run golangci-lint on all modules, formatting included, kube-api-linter on apis/, and check the tables of the tests
+	@$(SUITE) check
 	hack/verify-lint.sh
 
 .PHONY: codestats

@@ -8,7 +8,8 @@
 #     hack/cluster-binaries.sh
 #
 # Versions are in test/cluster/binaries/go.mod and test/cluster/containerd/go.mod. The
-# folder is bin/cluster/HASH, of those files. What is up to date is not built again.
+# programs of the same versions are built once for all checkouts, into the cache
+# (hack/cache.sh); the folder has them beside the programs of this checkout.
 set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -17,30 +18,32 @@ readonly root source="${root}/test/cluster"
 export GOFLAGS='-trimpath -buildvcs=false' GOWORK=off
 
 hash="$({ go version && cat "${BASH_SOURCE[0]}" "${source}"/{binaries,containerd}/go.{mod,sum}; } | sha256sum | cut -c 1-12)"
-readonly hash out="${root}/bin/cluster/${hash}"
-mkdir -p "${out}"
-exec 9>"${root}/bin/cluster/.build.lock"
+cache="$("${root}/hack/cache.sh")/cluster"
+readonly hash cache built="${cache}/${hash}" out="${root}/bin/cluster"
+mkdir -p "${built}" "${out}"
+exec 9>"${cache}/.build.lock"
 flock 9 # tests of several packages may come here at the same time
 
 build_kubernetes() {
 	local version parts package=k8s.io/component-base/version
 	version="$(go -C "${source}/binaries" list -m -f '{{.Version}}' k8s.io/kubernetes)"
 	IFS=. read -ra parts <<<"${version#v}"
-	go -C "${source}/binaries" build -o "${out}/" -ldflags \
+	go -C "${source}/binaries" build -o "${built}/" -ldflags \
 		"-s -w -X ${package}.gitVersion=${version} -X ${package}.gitMajor=${parts[0]} -X ${package}.gitMinor=${parts[1]}" tool
-	mv "${out}/server" "${out}/etcd" # its package is go.etcd.io/etcd/server/v3
+	mv "${built}/server" "${built}/etcd" # its package is go.etcd.io/etcd/server/v3
 }
 
 build_containerd() {
-	go -C "${source}/containerd" build -o "${out}/" -ldflags '-s -w' -tags 'no_btrfs no_zfs no_aufs no_devmapper' tool
+	go -C "${source}/containerd" build -o "${built}/" -ldflags '-s -w' -tags 'no_btrfs no_zfs no_aufs no_devmapper' tool
 }
 
-if [[ ! -e "${out}/complete" ]]; then
+if [[ ! -e "${built}/complete" ]]; then
 	echo "cluster-binaries.sh: building Kubernetes, etcd and containerd; up to 15 minutes with an empty cache" >&2
 	build_kubernetes >&2
 	build_containerd >&2
-	find "${root}/bin/cluster" -mindepth 1 -maxdepth 1 -type d ! -name "${hash}" -exec rm -rf {} +
-	touch "${out}/complete"
+	find "${cache}" -mindepth 1 -maxdepth 1 -type d ! -name "${hash}" -mtime +30 -exec rm -rf {} +
+	touch "${built}/complete"
 fi
+cp --link --force "${built}"/* "${out}/" 2>/dev/null || cp --force "${built}"/* "${out}/"
 CGO_ENABLED=0 go -C "${source}" build -o "${out}/" -ldflags '-s -w' ./cmd/... >&2
 echo "${out}"

@@ -4,10 +4,10 @@
 #
 # Builds a Debian guest with the real cloud-init, guest agent, systemd and QEMU, for the
 # slow tests of what those make of a VM's user-data, of Drover's questions and of its
-# units: DIR/debian.img, a raw disk that is one ext4 file system, and its kernel and
+# units, and prints the folder DIR in the cache (hack/cache.sh) that has it: DIR/debian.img, a raw disk that is one ext4 file system, and its kernel and
 # initial RAM disk, DIR/vmlinuz and DIR/initrd.img.
 #
-#     hack/debian-guest.sh DIR
+#     hack/debian-guest.sh
 #
 # It needs root, takes a few minutes and 2 GB below DIR, and keeps what is there, unless
 # DIR/packages says that it was built of other packages.
@@ -18,7 +18,8 @@ set -o errexit -o nounset -o pipefail
 # shellcheck source=hack/install-lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
 
-readonly dir="${1:?usage: hack/debian-guest.sh DIR}"
+dir="$("$(dirname "${BASH_SOURCE[0]}")/cache.sh")/debian"
+readonly dir
 readonly suite="${SUITE:-bookworm}" mirror="${MIRROR:-http://deb.debian.org/debian}"
 readonly size=2G
 # The network is for a cloud-init that has something to configure; python3-cffi-backend
@@ -45,14 +46,14 @@ is_built() {
 }
 
 main() {
-	is_built && exit 0
+	is_built && return 0
 	[[ "$(id -u)" -eq 0 ]] || die "debootstrap needs root"
 	command -v debootstrap >/dev/null || apt_install debootstrap
 	command -v mke2fs >/dev/null || apt_install e2fsprogs
 	mkdir -p "${dir}"
 	work="$(mktemp -d "${dir}/work.XXXXXX")"
 	trap 'rm -rf "${work}"' EXIT
-	echo "debian-guest.sh: making a Debian ${suite} in ${dir}, which takes a few minutes"
+	echo "debian-guest.sh: making a Debian ${suite} in ${dir}, which takes a few minutes" >&2
 	bootstrap "${work}/root"
 	cp "${work}"/root/boot/vmlinuz-* "${work}/vmlinuz"
 	cp "${work}"/root/boot/initrd.img-* "${work}/initrd.img"
@@ -62,3 +63,4 @@ main() {
 }
 
 main
+echo "${dir}"

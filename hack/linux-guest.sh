@@ -7,16 +7,19 @@
 #
 #     hack/linux-guest.sh DIR
 #
-# The kernel comes by apt-get download and is not installed. One that is there
-# already is kept if DIR/modules.list says that it came with the same modules; the init
-# is built each time.
+# The kernel comes by apt-get download and is not installed. It is kept in the cache
+# (hack/cache.sh), or, where there is no apt-get, put into DIR by hand with its modules; the
+# init is built each time.
 set -o errexit -o nounset -o pipefail
 
 # shellcheck source=hack/install-lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
 
-readonly dir="${1:?usage: hack/linux-guest.sh DIR}"
+readonly out="${1:?usage: hack/linux-guest.sh DIR}"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+dir="$("${root}/hack/cache.sh")/kernel"
+command -v apt-get >/dev/null || dir="${out}"
+readonly dir
 readonly modules=(
 	virtio virtio_ring virtio_pci virtio_pci_modern_dev virtio_pci_legacy_dev
 	virtio_blk failover net_failover virtio_net virtio_balloon virtio-rng
@@ -37,13 +40,13 @@ kernel_package() {
 
 fetch_kernel() {
 	local package
-	command -v apt-get >/dev/null || die "there is no apt-get to get a kernel with: put vmlinuz and modules into ${dir} by hand"
+	command -v apt-get >/dev/null || die "there is no apt-get to get a kernel with: put vmlinuz and modules into ${out} by hand"
 	package="$(kernel_package)"
 	if [[ -z "${package}" ]] || ! (cd "${work}" && apt-get download -qq "${package}" >/dev/null 2>&1); then
 		apt_update
 		package="$(kernel_package)"
 		[[ -n "${package}" ]] ||
-			die "apt knows no package ${cloud_kernel}, which is Debian's: put vmlinuz and modules into ${dir} by hand"
+			die "apt knows no package ${cloud_kernel}, which is Debian's: put vmlinuz and modules into ${out} by hand"
 		(cd "${work}" && apt-get download -qq "${package}" >/dev/null) || die "apt-get could not download ${package}"
 	fi
 	dpkg -x "${work}"/*.deb "${work}/root"
@@ -82,10 +85,13 @@ pack() {
 	(cd "${root}" && CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build -buildvcs=false -trimpath -ldflags "-s -w" -o "${init}/init" ./hack/guest/linux)
 	mkdir "${init}/modules"
 	cp "${dir}"/modules/*.ko "${init}/modules/"
-	(cd "${root}" && go run -buildvcs=false ./hack/guest/pack "${init}" >"${dir}/initrd.new")
-	mv "${dir}/initrd.new" "${dir}/initrd"
+	(cd "${root}" && go run -buildvcs=false ./hack/guest/pack "${init}" >"${out}/initrd.new")
+	mv "${out}/initrd.new" "${out}/initrd"
 }
 
-mkdir -p "${dir}"
+mkdir -p "${dir}" "${out}"
+exec 9>"${dir}/.lock"
+flock 9 # tests of several packages and checkouts may come here at the same time
 is_complete || fetch_kernel
+[[ "${dir}" -ef "${out}" ]] || cp "${dir}/vmlinuz" "${out}/"
 pack

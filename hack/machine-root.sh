@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes the files that QEMU needs in the image of drover-machine, and the authorities of web
-# servers that images are fetched from, from Debian's packages:
+# servers that images are fetched from, from Debian's packages, and prints the folder DIR:
 #
-#     hack/machine-root.sh DIR
+#     hack/machine-root.sh
 #
-# DIR/root has the files, and DIR/packages the packages that they are of, with versions.
+# DIR/root has the files, and DIR/packages the packages that they are of, with versions. DIR is in
+# the cache (hack/cache.sh).
 # The packages come by apt-get, are not installed, and are fetched again once apt's lists
 # name others. It needs neither root nor a container engine, unless apt has no lists yet.
 set -o errexit -o nounset -o pipefail
@@ -15,7 +16,7 @@ set -o errexit -o nounset -o pipefail
 # shellcheck source=hack/install-lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
 
-dir="${1:?usage: hack/machine-root.sh DIR}"
+dir="$("$(dirname "${BASH_SOURCE[0]}")/cache.sh")/machine-root"
 mkdir -p "${dir}"
 dir="$(cd "${dir}" && pwd -P)"
 readonly dir triplet=x86_64-linux-gnu
@@ -45,7 +46,10 @@ wanted >"${work}/wanted" 2>/dev/null || {
 	apt_update
 	wanted >"${work}/wanted" || die "apt knows no packages qemu-system-x86 and ca-certificates"
 }
-! cmp -s "${work}/wanted" "${dir}/wanted" || exit 0
+if cmp -s "${work}/wanted" "${dir}/wanted"; then
+	echo "${dir}"
+	exit 0
+fi
 
 echo "machine-root.sh: fetching QEMU and its libraries" >&2
 closure_of --download-only >"${work}/apt.log" 2>&1 || {
@@ -113,3 +117,4 @@ size="$(du -sb "${work}/out/root" | cut -f 1)"
 rm -rf "${dir}/root" "${dir}/wanted"
 mv "${work}/out/root" "${work}/out/packages" "${dir}/"
 mv "${work}/wanted" "${dir}/wanted"
+echo "${dir}"

@@ -3,20 +3,20 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds the root file system of a container with Debian's OpenSSH server, for tests of
-# `kubectl vm ssh`: DIR/ssh-guest.tar. Its /init makes host keys and runs the server; user
+# `kubectl vm ssh`, and prints the path of the archive. Its /init makes host keys and runs the server; user
 # ann may log in with a key of /home/ann/.ssh/authorized_keys, where none is yet.
 #
-#     hack/ssh-guest.sh DIR
+#     hack/ssh-guest.sh
 #
 # The packages come by apt-get download and are not installed. An archive that was built by
-# the same version of this script is kept.
+# the same version of this script is kept in the cache (hack/cache.sh).
 set -o errexit -o nounset -o pipefail
 
 # shellcheck source=hack/install-lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
 
-readonly dir="${1:?usage: hack/ssh-guest.sh DIR}"
-readonly archive="${dir}/ssh-guest.tar" built_by="${dir}/ssh-guest.by"
+dir="$("$(dirname "${BASH_SOURCE[0]}")/cache.sh")/ssh-guest"
+readonly dir archive="${dir}/ssh-guest.tar" built_by="${dir}/ssh-guest.by"
 readonly programs=(openssh-server openssh-sftp-server openssh-client busybox-static)
 
 work="$(mktemp -d)"
@@ -85,13 +85,17 @@ configure() {
 main() {
 	is_built && return 0
 	command -v apt-get >/dev/null || die "there is no apt-get to get an OpenSSH server with"
+	echo "ssh-guest.sh: fetching an OpenSSH server" >&2
 	fetch_packages || { apt_update && fetch_packages; } || die "apt-get could not download ${programs[*]}"
 	unpack
 	configure
-	mkdir -p "${dir}"
 	tar -C "${root}" --owner=0 --group=0 --numeric-owner -cf "${archive}.new" .
 	mv "${archive}.new" "${archive}"
 	this_version >"${built_by}"
 }
 
+mkdir -p "${dir}"
+exec 9>"${dir}/.lock"
+flock 9 # tests may come here at the same time
 main
+echo "${archive}"

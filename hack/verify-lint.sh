@@ -8,23 +8,47 @@
 #
 #     hack/verify-lint.sh [FLAG...]
 #
-# Flags go to golangci-lint: --fix applies automatic fixes.
+# Flags go to golangci-lint: --fix applies automatic fixes. Without any, files that were
+# linted before are not linted again, and those of all checkouts are linted at one place:
+# golangci-lint finds what it knows of a package by the folder that it is in.
 set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
-readonly root
+cache="$("${root}/hack/cache.sh")"
 lint="$("${root}/hack/tool.sh" golangci-lint-kube-api-linter)"
-readonly lint
+readonly root cache lint
 
 # Kubernetes is large: early garbage collection keeps small machines from running out
 # of memory.
-export GOGC="${GOGC:-50}" GOWORK=off
+export GOGC="${GOGC:-50}" GOWORK=off GOLANGCI_LINT_CACHE="${cache}/lint"
+
+# list_files prints what linters read, without what git ignores.
+list_files() { git -C "${root}" ls-files -z --cached --others --exclude-standard -- ':!docs' ':!*.md' ':!*.sh'; }
+
+tree="${root}"
+if [[ "$#" -eq 0 ]]; then
+	stamp="${cache}/verified/lint-$({ echo "${lint}" && cd "${root}" && list_files | xargs --null sha256sum 2>/dev/null; } | sha256sum | cut -c 1-16)"
+	if [[ -e "${stamp}" ]]; then
+		echo "These files were linted before."
+		exit 0
+	fi
+	tree="${cache}/lint-tree"
+	exec 9>"${tree}.lock"
+	flock 9
+	rm -rf "${tree}"
+	mkdir -p "${tree}"
+	list_files | tar -C "${root}" --null --files-from - --ignore-failed-read -cf - 2>/dev/null | tar -C "${tree}" -xf -
+fi
 
 failed=0
 for module in . standalone test/cluster hack/image hack/plot; do
 	echo "lint ${module}"
-	(cd "${root}/${module}" && "${lint}" run --allow-serial-runners --config="${root}/.golangci.yml" "$@" ./...) || failed=1
+	(cd "${tree}/${module}" && "${lint}" run --allow-serial-runners --config="${tree}/.golangci.yml" "$@" ./...) || failed=1
 done
 echo "lint the API"
-(cd "${root}" && "${lint}" run --allow-serial-runners --config=hack/kube-api-linter.yml "$@" ./apis/cloudnative/...) || failed=1
+(cd "${tree}" && "${lint}" run --allow-serial-runners --config=hack/kube-api-linter.yml "$@" ./apis/cloudnative/...) || failed=1
+if [[ "${failed}" -eq 0 && "$#" -eq 0 ]]; then
+	mkdir -p "$(dirname "${stamp}")"
+	touch "${stamp}"
+fi
 exit "${failed}"

@@ -61,5 +61,5 @@ func record(test, what string, took time.Duration) {
 		return // the figures are a help, not a result
 	}
 	defer func() { _ = f.Close() }()
-	_, _ = fmt.Fprintf(f, "%.3f\t%s\t%s\n", took.Seconds()/limit.Seconds(), test, strings.ReplaceAll(what, "\n", " "))
+	_, _ = fmt.Fprintf(f, "%06.3f\t%s\t%s\n", took.Seconds()/limit.Seconds(), test, strings.ReplaceAll(what, "\n", " "))
 }

@@ -86,7 +86,7 @@ func startChildOnly(t *testing.T, opts cluster.Options) (*exec.Cmd, io.Reader) {
 	return cmd, output
 }
 
-// leftovers returns what a cluster has left, as hack/leftovers.sh prints it, and settings
+// leftovers returns what a cluster has left, as leftovers.sh prints it, and settings
 // of the kernel. There may be other clusters.
 func leftovers(t testing.TB, p plan.Plan) (left, settings []string) {
 	t.Helper()
@@ -94,7 +94,7 @@ func leftovers(t testing.TB, p plan.Plan) (left, settings []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "leftovers.sh")).Output()
+	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "test", "cluster", "leftovers.sh")).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func checkSeen(t *testing.T, left []string) {
 	all := strings.Join(left, "")
 	for _, kind := range []string{"control group", "interface", "etcd", "kube-apiserver", "containerd", "kubelet", "kube-proxy", "drover-cluster rig"} {
 		if !strings.Contains(all, kind) {
-			t.Errorf("hack/leftovers.sh finds no %s of a cluster that runs:\n%s", kind, all)
+			t.Errorf("leftovers.sh finds no %s of a cluster that runs:\n%s", kind, all)
 		}
 	}
 }

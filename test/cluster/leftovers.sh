@@ -2,12 +2,12 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints, a line each and in order, what tests could leave on a host: folders in
+# Prints, a line each and in order, what a cluster could leave on a host: folders in
 # TMPDIR, processes, control groups, mounts, network namespaces and interfaces, settings
 # of the kernel that a kubelet would change, images and containers of the Docker engine.
 # What differs before and after a run was left by it, or by another run at the same time.
 #
-#     hack/leftovers.sh
+#     test/cluster/leftovers.sh
 set -o errexit -o nounset -o pipefail
 
 readonly temp="${TMPDIR:-/tmp}"

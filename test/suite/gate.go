@@ -1,0 +1,175 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// runGate runs what must pass before a change lands, or some packages of it, in two lanes. In front
+// the packages that start processes run one by one: within each, many tests run at a time, and most
+// of them wait. Behind, with what the front leaves of the CPUs, the next programs are built and the
+// packages that start nothing are tested.
+func runGate(ctx context.Context, args []string) error {
+	front, behind, err := selectPackages(args)
+	if err != nil {
+		return err
+	}
+	if err := checkRoom(ctx); err != nil {
+		return err
+	}
+	m, err := newMark()
+	if err != nil {
+		return err
+	}
+	programs, rest := make(chan build, len(front)), make(chan []part, 1)
+	go func() {
+		runInBackground()
+		for _, p := range front {
+			programs <- m.build(ctx, p)
+		}
+		close(programs)
+		rest <- testCached(ctx, behind)
+	}()
+	waits := filepath.Join(m.dir, "waits")
+	var parts []part
+	building := part{name: "link the tests of processes"}
+	for b := range programs {
+		building.add(b.cost)
+		if b.err != nil {
+			fmt.Println(b.err)
+			building.failed = true
+			continue
+		}
+		parts = append(parts, m.run(ctx, testRun{of: b.of, program: b.program, flags: skipFlags(b.of), waitsLog: waits}))
+	}
+	parts = append(parts, building)
+	parts = append(parts, <-rest...)
+	if len(args) == 0 && ctx.Err() == nil {
+		parts = append(parts, m.runStalest(ctx)...)
+	}
+	printWaits(waits, 3)
+	return m.finish(ctx, parts)
+}
+
+// selectPackages returns the packages of the gate, or those that are named.
+func selectPackages(names []string) (front, behind []testPackage, err error) {
+	selected := packages
+	if len(names) > 0 {
+		selected = nil
+	}
+	for _, name := range names {
+		p, err := findPackage(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		selected = append(selected, p)
+	}
+	for _, p := range selected {
+		switch p.kind {
+		case process:
+			front = append(front, p)
+		case cached, raced:
+			behind = append(behind, p)
+		case full:
+		}
+	}
+	return front, behind, nil
+}
+
+// build is a program of tests, or why there is none.
+type build struct {
+	of      testPackage
+	program string
+	cost
+	err error
+}
+
+func (m *mark) build(ctx context.Context, p testPackage) build {
+	program, c, err := m.buildTest(ctx, p, false)
+	return build{p, program, c, err}
+}
+
+// backgroundPriority is what processes of the lane behind run at, on the kernel's scale that ends
+// at 19.
+const backgroundPriority = 10
+
+// runInBackground has the goroutine, and the processes that it starts, take what CPUs others leave.
+func runInBackground() {
+	runtime.LockOSThread() // a thread's priority is that of the processes it starts
+	_ = syscall.Setpriority(syscall.PRIO_PROCESS, syscall.Gettid(), backgroundPriority)
+}
+
+// testCached tests packages that start nothing, as many at a time as there are CPUs.
+func testCached(ctx context.Context, all []testPackage) (parts []part) {
+	for _, k := range []kind{cached, raced} {
+		for _, module := range modules {
+			var patterns []string
+			for _, p := range all {
+				if p.kind == k && p.module() == module {
+					patterns = append(patterns, p.pattern())
+				}
+			}
+			if len(patterns) > 0 {
+				parts = append(parts, goTest(ctx, module, k == raced, patterns))
+			}
+		}
+	}
+	return parts
+}
+
+// parallelCached is how many tests of a package that starts nothing run at a time.
+const parallelCached = 32
+
+var answeredPattern = regexp.MustCompile(`(?m)^ok\s+cloudnative\.tw/drover/(\S+)\s+\(cached\)`)
+
+func goTest(ctx context.Context, module string, isRaced bool, patterns []string) part {
+	args := append([]string{"test", "-timeout=" + testTimeout.String(), fmt.Sprintf("-parallel=%d", parallelCached)}, linkFlags...)
+	name := "packages that start nothing, module " + module
+	if isRaced {
+		args, name = append(args, "-race"), name+", with -race"
+	}
+	out, c, err := runMeasured(goCommand(ctx, module, append(args, patterns...)...))
+	p := part{name: name, cost: c, failed: err != nil}
+	for _, match := range answeredPattern.FindAllSubmatch(out, -1) {
+		p.answered = append(p.answered, string(match[1]))
+	}
+	if err != nil {
+		fmt.Printf("%s\nFAIL %s: %v\n", out, name, err)
+		keepFailure(out)
+		return p
+	}
+	ran := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(out)), "\n"), func(line string) bool { return strings.Contains(line, "(cached)") })
+	fmt.Println(strings.Join(append(ran, fmt.Sprintf("ok   %s: %.1f s, %.1f s of CPU, %d of %d from the cache", name, c.wall.Seconds(), c.cpu.Seconds(), len(p.answered), len(patterns))), "\n"))
+	return p
+}
+
+// minRoom is what a run needs of the disk at most.
+const minRoom = 8 << 30
+
+// checkRoom fails where a disk is so full that tests would fail for that.
+func checkRoom(ctx context.Context) error {
+	cache, err := cacheDir(ctx)
+	if err != nil {
+		return err
+	}
+	for _, dir := range []string{os.TempDir(), cache} {
+		var s syscall.Statfs_t
+		if err := syscall.Statfs(dir, &s); err != nil {
+			return fmt.Errorf("%s: %w", dir, err)
+		}
+		if free := s.Bavail * uint64(s.Bsize); free < minRoom { // #nosec -- a size
+			return fmt.Errorf("%s has %d MiB of free space: the tests need %d MiB; TMPDIR and DROVER_CACHE choose other disks", dir, free>>20, uint64(minRoom)>>20)
+		}
+	}
+	return nil
+}

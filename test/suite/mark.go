@@ -1,0 +1,157 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/test/tier"
+)
+
+// runEnv has the name of the run, in the environment of all that it starts. Test images carry it as
+// the label runLabel, which containers inherit.
+const (
+	runEnv   = "DROVER_TEST_RUN"
+	runLabel = "cloudnative.tw/test-run"
+)
+
+// mark is what tells what a run of the tests has started from what else the host runs: a variable
+// in the environment of its processes, a folder for temporary files, and a label of images. Two
+// runs on one host do not see each other's.
+type mark struct {
+	name string
+	// dir is the run's folder, temp below it TMPDIR of the tests. Their paths are short, since those
+	// of sockets may have 107 bytes only.
+	dir, temp string
+}
+
+func newMark() (*mark, error) {
+	dir, err := os.MkdirTemp("", "dt")
+	if err != nil {
+		return nil, fmt.Errorf("a folder for the tests: %w", err)
+	}
+	m := &mark{name: filepath.Base(dir), dir: dir, temp: filepath.Join(dir, "t")}
+	return m, errors.Join(os.Chmod(dir, 0o711), os.Mkdir(m.temp, 0o1777), os.Chmod(m.temp, 0o1777|os.ModeSticky)) // #nosec -- as /tmp is
+}
+
+// environ is the environment of the run's tests.
+func (m *mark) environ(isFull bool) []string {
+	env := append(os.Environ(), runEnv+"="+m.name, "TMPDIR="+m.temp)
+	if isFull {
+		env = append(env, tier.Env+"=full")
+	}
+	return env
+}
+
+// endPatience is how long what was ended may take to be gone.
+const endPatience = 10 * time.Second
+
+// sweep ends and removes what the run has left, and returns what that was. What an interrupted run
+// leaves is not waited for.
+func (m *mark) sweep(ctx context.Context) (left []string) {
+	for begin := time.Now(); ctx.Err() == nil && time.Since(begin) < endPatience; time.Sleep(endPatience / 20) {
+		if left = m.find(); len(left) == 0 {
+			break
+		}
+	}
+	m.end()
+	if err := os.RemoveAll(m.dir); err != nil {
+		left = append(left, err.Error())
+	}
+	return left
+}
+
+func (m *mark) find() []string {
+	var left []string
+	for _, pid := range m.processes() {
+		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		left = append(left, fmt.Sprintf("process %d %.200s", pid, bytes.ReplaceAll(line, []byte{0}, []byte{' '})))
+	}
+	for _, path := range m.mounts() {
+		left = append(left, "mount "+path)
+	}
+	for _, id := range m.containers() {
+		left = append(left, "container "+id)
+	}
+	entries, err := os.ReadDir(m.temp)
+	for _, e := range entries {
+		left = append(left, "folder "+filepath.Join(m.temp, e.Name()))
+	}
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	return left
+}
+
+// end kills the run's processes, and removes its mounts, containers and images.
+func (m *mark) end() {
+	for _, pid := range m.processes() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	for _, path := range slices.Backward(m.mounts()) {
+		_ = syscall.Unmount(path, syscall.MNT_DETACH)
+	}
+	if all := m.containers(); len(all) > 0 {
+		_, _ = askDocker(append([]string{"rm", "--force", "--volumes"}, all...)...)
+	}
+	if all, _ := askDocker("image", "ls", "--quiet", "--filter", "label="+runLabel+"="+m.name); all != "" {
+		_, _ = askDocker(append([]string{"image", "rm", "--force"}, strings.Fields(all)...)...)
+	}
+}
+
+// processes returns the processes whose environment has the run's mark, or that run in its folder,
+// as those do that clear their environment.
+func (m *mark) processes() (pids []int) {
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range all {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil || pid == os.Getpid() || pid == os.Getppid() {
+			continue
+		}
+		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
+		at, _ := os.Readlink(filepath.Join(dir, "cwd"))
+		line, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if bytes.Contains(environ, []byte(runEnv+"="+m.name+"\x00")) || strings.HasPrefix(at+"/", m.dir+"/") || bytes.Contains(line, []byte(m.temp+"/")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// mounts returns where file systems are mounted below the run's folder.
+func (m *mark) mounts() (paths []string) {
+	table, _ := os.ReadFile("/proc/self/mounts")
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], m.dir+"/") {
+			paths = append(paths, fields[1])
+		}
+	}
+	return paths
+}
+
+func (m *mark) containers() []string {
+	all, _ := askDocker("ps", "--all", "--quiet", "--filter", "label="+runLabel+"="+m.name)
+	return strings.Fields(all)
+}
+
+const dockerTimeout = 30 * time.Second
+
+// askDocker runs the docker command. Where there is no engine, there is nothing of ours in it.
+func askDocker(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dockerTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "docker", args...).Output()
+	return strings.TrimSpace(string(out)), err
+}

@@ -1,0 +1,201 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// kind is how the gate runs a package's tests.
+type kind int
+
+const (
+	// cached tests are answered by go test from its cache where nothing has changed: they start no
+	// engine, no API server and no program of Drover's.
+	cached kind = iota
+	// raced is cached with the race detector, for Go code that is concurrent.
+	raced
+	// process tests start engines and programs: they run each time, a package at a time, without the
+	// race detector, which would only see the test.
+	process
+	// full tests are all of the full tier.
+	full
+)
+
+// testPackage is a package that has tests.
+type testPackage struct {
+	path string // below the repository's root
+	kind kind
+	// parallel is how many of its tests run at a time. Most of them wait most of the time.
+	parallel int
+}
+
+// packages are all packages that have tests. The process packages run in this order, so those that
+// link little come first and the others are built meanwhile.
+var packages = []testPackage{
+	{"apis/streams/v1alpha1", cached, 32},
+	{"cmd/drover-controller/app", cached, 32},
+	{"cmd/kubectl-vm/advice", cached, 32},
+	{"cmd/kubectl-vm/app", cached, 32},
+	{"cmd/kubectl-vm/findings", cached, 32},
+	{"cmd/kubectl-vm/printable", cached, 32},
+	{"cmd/kubectl-vm/servers", cached, 32},
+	{"hack/codestats", cached, 32},
+	{"hack/image", cached, 32},
+	{"internal/atomicfile", cached, 32},
+	{"internal/controller/decisions", cached, 32},
+	{"internal/controller/policy", cached, 32},
+	{"internal/driver", cached, 32},
+	{"internal/driver/journal", cached, 32},
+	{"internal/driver/metrics", cached, 32},
+	{"internal/driver/pod/kvm", cached, 32},
+	{"internal/driver/pod/objects", cached, 32},
+	{"internal/driver/statedir", cached, 32},
+	{"internal/image/egress", cached, 32},
+	{"internal/machine/description", cached, 32},
+	{"internal/machine/memory", cached, 32},
+	{"internal/machine/usernet", cached, 32},
+	{"standalone/internal/controlplane", cached, 32},
+	{"standalone/internal/datadir", cached, 32},
+	{"standalone/internal/kubeconfig", cached, 32},
+	{"standalone/internal/pki", cached, 32},
+	{"standalone/internal/port", cached, 32},
+	{"standalone/internal/purge", cached, 32},
+	{"standalone/internal/runstate", cached, 32},
+	{"standalone/internal/status", cached, 32},
+	{"test/assert", cached, 32},
+	{"test/bench", cached, 32},
+	{"test/bugs", cached, 32},
+	{"test/cluster/internal/failure", cached, 32},
+	{"test/cluster/internal/plan", cached, 32},
+	{"test/faults/lab", cached, 32},
+	{"test/faults/outside", cached, 32},
+	{"test/faults/powercut", cached, 32},
+	{"test/faults/soak", cached, 32},
+	{"test/suite", cached, 32},
+	{"test/tier", cached, 32},
+	{"cmd/kubectl-vm/streams", raced, 32},
+	{"internal/controller", raced, 32},
+	{"internal/controller/decisions/recorder", raced, 32},
+	{"internal/controller/probe", raced, 32},
+	{"internal/controller/queue", raced, 32},
+	{"internal/driver/docker/engine", raced, 32},
+	{"internal/driver/docker/guest", raced, 32},
+	{"internal/driver/docker/pull", raced, 32},
+	{"internal/driver/download", raced, 32},
+	{"internal/driver/fake", raced, 32},
+	{"internal/driver/faultinject", raced, 32},
+	{"internal/driver/fencing", raced, 32},
+	{"internal/driver/pod/instance", raced, 32},
+	{"internal/driver/pod/machines", raced, 32},
+	{"internal/image", raced, 32},
+	{"internal/inventory", raced, 32},
+	{"internal/leader", raced, 32},
+	{"internal/streams", raced, 32},
+	{"internal/streams/endpoint", raced, 32},
+	{"standalone/internal/supervisor", raced, 32},
+	{"internal/driver/qemu", process, 8},
+	{"internal/driver/docker", process, 8},
+	{"internal/driver/pod", process, 8},
+	{"cmd/drover-machine/app", process, 8},
+	{"test/faults", process, 8},
+	{"test/failover", process, 8},
+	{"test/schedules", process, 4},
+	{"test/integration", process, 8},
+	{"test/outage", process, 8},
+	{"test/specs", process, 8},
+	{"test/manifests", process, 8},
+	{"test/kubectlvm", process, 8},
+	{"test/streams", process, 8},
+	{"standalone/e2e", process, 4},
+	{"standalone", process, 4},
+	{"config/crd", process, 8},
+	{"examples/list-vms", process, 4},
+	{"internal/driver/qemu/hostports", process, 8},
+	{"internal/driver/qemu/instance", process, 8},
+	{"internal/driver/registry", process, 8},
+	{"internal/image/diskimage", process, 8},
+	{"internal/machine", process, 8},
+	{"internal/machine/agent", process, 8},
+	{"internal/machine/cgroup", process, 4},
+	{"internal/machine/confine", process, 4},
+	{"internal/machine/control", process, 8},
+	{"internal/machine/launch", process, 8},
+	{"internal/machine/qmp", process, 32},
+	{"standalone/internal/command", process, 4},
+	{"standalone/internal/doctor", process, 4},
+	{"standalone/internal/engines", process, 4},
+	{"test/faults/guestwrites", process, 4},
+	{"test/framework", process, 4},
+	{"test/cluster", full, 1},
+	{"test/cluster/deployment", full, 1},
+	{"test/cluster/internal/cgroups", full, 1},
+	{"test/upgrade", full, 1},
+}
+
+// modules are the Go modules of the repository, the nested ones first.
+var modules = []string{"standalone", "test/cluster", "hack/image", "."}
+
+// module returns the folder of the module that has the package.
+func (p testPackage) module() string {
+	for _, m := range modules {
+		if p.path == m || strings.HasPrefix(p.path, m+"/") {
+			return m
+		}
+	}
+	return "."
+}
+
+// pattern is the package as go names it in its module's folder.
+func (p testPackage) pattern() string {
+	below, err := filepath.Rel(p.module(), p.path)
+	if err != nil {
+		return p.path
+	}
+	return "./" + filepath.ToSlash(below)
+}
+
+func (p testPackage) String() string { return p.path }
+
+func findPackage(path string) (testPackage, error) {
+	path = filepath.ToSlash(filepath.Clean(strings.TrimPrefix(path, "./")))
+	n := slices.IndexFunc(packages, func(p testPackage) bool { return p.path == path })
+	if n < 0 {
+		return testPackage{}, fmt.Errorf("no tests are known of package %q: test/suite/packages.go lists those that have some", path)
+	}
+	return packages[n], nil
+}
+
+func packagesOf(kinds ...kind) []testPackage {
+	return slices.DeleteFunc(slices.Clone(packages), func(p testPackage) bool { return !slices.Contains(kinds, p.kind) })
+}
+
+// checkPackages fails where the table and the packages that have tests differ.
+func checkPackages(ctx context.Context) error {
+	var have []string
+	for _, m := range modules {
+		out, err := goOutput(ctx, m, "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./...")
+		if err != nil {
+			return err
+		}
+		for path := range strings.FieldsSeq(out) {
+			have = append(have, strings.TrimPrefix(path, "cloudnative.tw/drover/"))
+		}
+	}
+	for _, path := range have {
+		if _, err := findPackage(path); err != nil {
+			return err
+		}
+	}
+	for _, p := range packages {
+		if !slices.Contains(have, p.path) {
+			return fmt.Errorf("test/suite/packages.go has %s, which has no tests", p)
+		}
+	}
+	return nil
+}

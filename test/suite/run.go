@@ -1,0 +1,163 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/test/assert"
+)
+
+// testTimeout ends a package whose tests hang. The waits of tests end before, at 10 minutes.
+const testTimeout = 20 * time.Minute
+
+// cost is what a part of a run took. CPU seconds are those of the processes that the part has
+// waited for, so an engine that was started before does not count.
+type cost struct {
+	wall, cpu time.Duration
+}
+
+func (c *cost) add(more cost) {
+	c.wall += more.wall
+	c.cpu += more.cpu
+}
+
+// part is a row of the table that a run prints at its end.
+type part struct {
+	name string
+	cost
+	failed bool
+	// answered are packages whose tests did not run, since go's cache has the answer.
+	answered []string
+}
+
+// runMeasured runs a program in a process group of its own, which ends as a whole with ctx. The
+// program is also killed with this process.
+func runMeasured(cmd *exec.Cmd) (output []byte, c cost, err error) {
+	runtime.LockOSThread() // for the kernel the thread that started a process is its parent
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = endPatience // what has left the group may hold the output
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	begin := time.Now()
+	err = cmd.Run()
+	c.wall = time.Since(begin)
+	if s := cmd.ProcessState; s != nil {
+		c.cpu = s.UserTime() + s.SystemTime()
+	}
+	return out.Bytes(), c, err
+}
+
+// testRun is how a program of tests runs.
+type testRun struct {
+	of       testPackage
+	program  string
+	pattern  string // of tests; all if it is empty
+	isFull   bool
+	flags    []string
+	waitsLog string // see assert.WaitsEnv
+}
+
+// run runs a program of tests and prints what it printed if it failed.
+func (m *mark) run(ctx context.Context, r testRun) part {
+	args := []string{"-test.timeout=" + testTimeout.String(), fmt.Sprintf("-test.parallel=%d", r.of.parallel)}
+	if r.pattern != "" {
+		args = append(args, "-test.run="+r.pattern)
+	}
+	cmd := exec.CommandContext(ctx, r.program, append(args, r.flags...)...)
+	cmd.Dir = r.of.path
+	cmd.Env = append(m.environ(r.isFull), assert.WaitsEnv+"="+r.waitsLog)
+	out, c, err := runMeasured(cmd)
+	p := part{name: r.of.path, cost: c, failed: err != nil}
+	if err != nil {
+		fmt.Printf("%s\nFAIL %s: %v\n", out, r.of, err)
+		keepFailure(out)
+		return p
+	}
+	if r.isFull {
+		_, _ = os.Stdout.Write(out) // tables of what was explored
+	}
+	fmt.Printf("ok   %-34s %6.1f s, %6.1f s of CPU\n", r.of, c.wall.Seconds(), c.cpu.Seconds())
+	return p
+}
+
+// failures are the first lines of each failed test, printed once more at the end: the logs of
+// controllers may have pushed them out of sight.
+var failures []string
+
+const (
+	maxFailureLines = 8
+	maxLineLength   = 600
+)
+
+func keepFailure(output []byte) {
+	lines := strings.Split(string(output), "\n")
+	for n, line := range lines {
+		text := strings.TrimSpace(line)
+		if !strings.HasPrefix(text, "--- FAIL: ") && !strings.HasPrefix(text, "panic: ") && !strings.Contains(text, "WARNING: DATA RACE") {
+			continue
+		}
+		for _, one := range lines[n:min(n+maxFailureLines, len(lines))] {
+			failures = append(failures, fmt.Sprintf("%.*s", maxLineLength, one))
+		}
+	}
+}
+
+// finish ends what a run has left, prints its table and what has failed, and returns errReported
+// if anything is wrong.
+func (m *mark) finish(ctx context.Context, parts []part) error {
+	left := m.sweep(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	fmt.Println(" seconds   of CPU  part")
+	var all cost
+	failed := len(left) > 0
+	for _, p := range parts {
+		fmt.Printf("%8.1f %8.1f  %s\n", p.wall.Seconds(), p.cpu.Seconds(), p.name)
+		all.add(p.cost)
+		failed = failed || p.failed
+	}
+	fmt.Printf("         %8.1f  all\n", all.cpu.Seconds())
+	for _, p := range parts {
+		if len(p.answered) > 0 {
+			fmt.Printf("%s: %d packages were answered from go's cache: %s\n", p.name, len(p.answered), strings.Join(p.answered, " "))
+		}
+	}
+	for _, line := range failures {
+		fmt.Fprintln(os.Stderr, line)
+	}
+	for _, what := range left {
+		fmt.Fprintln(os.Stderr, "left by the tests, and now removed:", what)
+	}
+	if failed {
+		return errReported
+	}
+	return nil
+}
+
+// printWaits prints the longest waits of a run, as a part of the limit of a wait.
+func printWaits(path string, most int) {
+	content, err := os.ReadFile(filepath.Clean(path))
+	if err != nil {
+		return
+	}
+	lines := strings.Split(strings.TrimSpace(string(content)), "\n")
+	slices.Sort(lines) // a number of fixed width is first
+	for _, line := range slices.Backward(lines[max(0, len(lines)-most):]) {
+		fmt.Println("wait, as a part of its limit:", strings.ReplaceAll(line, "\t", " "))
+	}
+}

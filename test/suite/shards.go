@@ -1,0 +1,201 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+)
+
+// step is a package, or some tests of it.
+type step struct {
+	of      string
+	pattern string // of tests, as for go test -run
+	flags   []string
+	isRaced bool
+}
+
+// shard is a part of the full tier that takes at most shardLimit.
+type shard struct {
+	name  string
+	steps []step
+	// short is what the gate runs of it in turn, within shortLimit.
+	short step
+	// paths are the files and folders that concern it.
+	paths []string
+	// prepare is a command that makes sure that what it needs is there.
+	prepare []string
+}
+
+const (
+	shardLimit = 15 * time.Minute
+	shortLimit = 3 * time.Minute
+)
+
+// checkShards fails if a step names no package, or paths no file.
+func checkShards() (err error) {
+	for _, s := range shards {
+		for _, one := range append(slices.Clone(s.steps), s.short) {
+			if _, e := findPackage(one.of); e != nil && one.of != "" {
+				err = errors.Join(err, fmt.Errorf("shard %s: %w", s.name, e))
+			}
+		}
+		for _, path := range s.paths {
+			if _, e := os.Stat(path); e != nil {
+				err = errors.Join(err, fmt.Errorf("shard %s: %w", s.name, e))
+			}
+		}
+	}
+	return err
+}
+
+func findShard(name string) (shard, error) {
+	var names []string
+	for _, s := range shards {
+		if s.name == name {
+			return s, nil
+		}
+		names = append(names, s.name)
+	}
+	return shard{}, fmt.Errorf("there is no shard %q: there are %s", name, strings.Join(names, ", "))
+}
+
+// runFull runs shards of the full tier, all if none is named, and records those that passed.
+func runFull(ctx context.Context, args []string) error {
+	var selected []shard
+	for _, name := range args {
+		s, err := findShard(name)
+		if err != nil {
+			return err
+		}
+		selected = append(selected, s)
+	}
+	if len(args) == 0 {
+		selected = shards
+	}
+	if os.Getuid() != 0 {
+		return errors.New("the full tier needs root, for namespaces, control groups and users of machines: sudo make test-full")
+	}
+	if err := checkRoom(ctx); err != nil {
+		return err
+	}
+	failed := false
+	for _, s := range selected {
+		if err := runShard(ctx, s); ctx.Err() != nil {
+			return err
+		} else if err != nil {
+			fmt.Printf("shard %s: %v\n", s.name, err)
+			failed = true
+		}
+	}
+	if failed {
+		return errReported
+	}
+	return nil
+}
+
+// runShard runs a shard, and records it if it passed on files that did not change meanwhile.
+func runShard(ctx context.Context, s shard) error {
+	before, err := hashPaths(ctx, s.paths)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("== shard %s\n", s.name)
+	m, err := newMark()
+	if err != nil {
+		return err
+	}
+	parts := m.runSteps(ctx, s.prepare, s.steps)
+	var took time.Duration
+	for _, p := range parts {
+		took += p.wall
+	}
+	if err := m.finish(ctx, parts); err != nil {
+		return err
+	}
+	if took > shardLimit {
+		fmt.Printf("shard %s took %s: at most %s are aimed at, so split it\n", s.name, took.Round(time.Second), shardLimit)
+	}
+	after, err := hashPaths(ctx, s.paths)
+	if err != nil {
+		return err
+	}
+	if before != after {
+		return errors.New("its files have changed meanwhile: it is not recorded")
+	}
+	return recordRun(ctx, s, after, took)
+}
+
+func (m *mark) runSteps(ctx context.Context, prepare []string, steps []step) (parts []part) {
+	if len(prepare) > 0 {
+		out, c, err := runMeasured(exec.CommandContext(ctx, prepare[0], prepare[1:]...)) // #nosec -- of the table
+		parts = append(parts, part{name: strings.Join(prepare, " "), cost: c, failed: err != nil})
+		if err != nil {
+			fmt.Printf("%s\n%s: %v\n", out, strings.Join(prepare, " "), err)
+			return parts
+		}
+	}
+	for _, s := range steps {
+		if ctx.Err() != nil {
+			break
+		}
+		parts = append(parts, m.runStep(ctx, s))
+	}
+	return parts
+}
+
+func (m *mark) runStep(ctx context.Context, s step) part {
+	p, err := findPackage(s.of)
+	if err != nil {
+		return part{name: err.Error(), failed: true}
+	}
+	program, c, err := m.buildTest(ctx, p, s.isRaced)
+	if err != nil {
+		fmt.Println(err)
+		return part{name: s.of, cost: c, failed: true}
+	}
+	ran := m.run(ctx, testRun{of: p, program: program, pattern: s.pattern, isFull: true, flags: s.flags})
+	ran.add(c)
+	if s.pattern != "" {
+		ran.name += " " + s.pattern
+	}
+	return ran
+}
+
+// runStalest runs the short form of the shard that has not run for the longest time, of those whose
+// files have changed since, and warns of the others.
+func (m *mark) runStalest(ctx context.Context) []part {
+	stale, err := staleShards(ctx)
+	if err != nil {
+		return []part{{name: err.Error(), failed: true}}
+	}
+	var names []string
+	for _, s := range stale {
+		names = append(names, s.name)
+	}
+	if len(names) > 0 {
+		fmt.Printf("warning: since their last full run the files of these shards have changed: %s; make test-full SHARD=%s\n", strings.Join(names, ", "), names[0])
+	}
+	n := slices.IndexFunc(stale, func(s shard) bool { return s.short.of != "" })
+	if n < 0 {
+		return nil
+	}
+	s := stale[n]
+	parts := m.runSteps(ctx, s.prepare, []step{s.short})
+	var took time.Duration
+	for n := range parts {
+		took += parts[n].wall
+		parts[n].name = "short form of shard " + s.name + ": " + parts[n].name
+	}
+	if took > shortLimit {
+		fmt.Printf("warning: the short form of shard %s took %s: at most %s are aimed at\n", s.name, took.Round(time.Second), shortLimit)
+	}
+	return parts
+}

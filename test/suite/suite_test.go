@@ -1,0 +1,163 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/assert"
+)
+
+func TestMain(m *testing.M) {
+	root, err := findRoot()
+	if err == nil {
+		err = os.Chdir(root)
+	}
+	if err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+func TestArgumentsAreNamed(t *testing.T) {
+	for want, args := range map[string][]string{
+		"usage":            {},
+		`"internal/nope"`:  {"gate", "internal/nope"},
+		`no shard "nope"`:  {"full", "nope"},
+		"N is at least 1":  {"flakes", "-n", "0", "internal/leader"},
+		"usage: suite fla": {"flakes"},
+	} {
+		if err := run(t.Context(), args); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("suite %v: %v, want %q in it", args, err, want)
+		}
+	}
+}
+
+// TestSweepFindsItsOwn checks that a run finds and ends what it has left, and nothing else.
+func TestSweepFindsItsOwn(t *testing.T) {
+	m := makeMark(t)
+	other := startSleep(t, "OTHER=1", t.TempDir())
+	marked := startSleep(t, runEnv+"="+m.name, t.TempDir())
+	inFolder := startSleep(t, "OTHER=1", m.temp)
+	if err := os.Mkdir(filepath.Join(m.temp, "folder"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	left := strings.Join(m.find(), "\n")
+	if !strings.Contains(left, "folder "+filepath.Join(m.temp, "folder")) || strings.Count(left, "process ") != 2 {
+		t.Errorf("found\n%s\nwant two processes and a folder", left)
+	}
+	m.end()
+	for name, ended := range map[string]chan error{"marked": marked, "in the folder": inFolder} {
+		assert.Eventually(t, "the process "+name+" has ended", func(t testing.TB) error {
+			if len(ended) == 0 {
+				t.Fatal("it runs")
+			}
+			return nil
+		})
+	}
+	if len(other) != 0 {
+		t.Error("a process of others was ended")
+	}
+}
+
+func makeMark(t *testing.T) *mark {
+	t.Helper()
+	m, err := newMark()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(m.dir) })
+	return m
+}
+
+// startSleep starts a process that ends with the test at the latest, and returns how it ended.
+func startSleep(t *testing.T, env, dir string) chan error {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sleep", "3600")
+	cmd.Env, cmd.Dir = []string{env}, dir
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	return ended
+}
+
+// TestGroupEndsWithContext checks that what a program has started ends with it.
+func TestGroupEndsWithContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	started := filepath.Join(t.TempDir(), "started")
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := runMeasured(exec.CommandContext(ctx, "sh", "-c", "sleep 3600 & touch "+started+"; wait"))
+		ended <- err
+	}()
+	assert.Eventually(t, "it has started", func(testing.TB) error { _, err := os.Stat(started); return err })
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("an interrupted program has succeeded")
+	}
+}
+
+func TestHashFollowsContent(t *testing.T) {
+	dir := t.TempDir()
+	if err := exec.CommandContext(t.Context(), "git", "init", "-q", dir).Run(); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	hash := func(files ...string) string {
+		for n := 0; n < len(files); n += 2 {
+			if err := os.WriteFile(files[n], []byte(files[n+1]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sum, err := hashPaths(t.Context(), []string{"a", "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sum
+	}
+	first := hash("a", "1", "b", "2", "c", "3")
+	if again := hash("c", "4"); again != first {
+		t.Error("a file that does not concern the shard changes its hash")
+	}
+	if other := hash("b", "3"); other == first {
+		t.Error("a change of a file does not change the hash")
+	}
+	if other := hash("a", "", "b", "12"); other == first {
+		t.Error("contents of other files give the same hash")
+	}
+}
+
+func TestQuarantineIsChecked(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	good := quarantined{"test/suite", "TestQuarantineIsChecked", "an example", "2026-03-02"}
+	for name, c := range map[string]struct {
+		list []quarantined
+		want string
+	}{
+		"good":         {[]quarantined{good}, ""},
+		"last day":     {[]quarantined{{good.of, good.test, good.reason, "2026-03-01"}}, ""},
+		"expired":      {[]quarantined{{good.of, good.test, good.reason, "2026-02-28"}}, "cure it"},
+		"no date":      {[]quarantined{{good.of, good.test, good.reason, "soon"}}, `"soon"`},
+		"too far":      {[]quarantined{{good.of, good.test, good.reason, "2026-06-01"}}, "30 days"},
+		"no reason":    {[]quarantined{{good.of, good.test, "", good.expires}}, "without a reason"},
+		"no test":      {[]quarantined{{good.of, "TestNothing", good.reason, good.expires}}, "has no TestNothing"},
+		"no package":   {[]quarantined{{"nope", good.test, good.reason, good.expires}}, `"nope"`},
+		"five":         {slices.Repeat([]quarantined{good}, maxQuarantined), ""},
+		"one too many": {slices.Repeat([]quarantined{good}, maxQuarantined+1), "at most 5"},
+	} {
+		err := checkQuarantine(c.list, now)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
