@@ -359,8 +359,7 @@ func (g *linuxGuest) checkDial(t *testing.T) {
 // although its host port accepts them.
 func TestDialOfWhatDoesNotListen(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 	boots(t, d, spec, "drover guest 1 A")

@@ -133,8 +133,7 @@ func TestControllerKilled(t *testing.T) {
 // that of a run which did not start.
 func TestControllerKilledInStart(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	off := spec
 	off.Power = driver.PowerOff

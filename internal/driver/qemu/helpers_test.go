@@ -86,6 +86,13 @@ func (e *engine) open(t *testing.T) *Driver {
 	return openWith(t, e.options())
 }
 
+// newDriver returns an engine and a driver of it.
+func newDriver(t *testing.T) (*engine, *Driver) {
+	t.Helper()
+	e := newEngine(t)
+	return e, e.open(t)
+}
+
 // openFor returns a driver that also takes images of a registry of the test's own, by
 // tag.
 func (e *engine) openFor(t *testing.T, registry string) *Driver {

@@ -47,8 +47,7 @@ import (
 // ends the fetch, and that the next server boots what was fetched.
 func TestWebImage(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	content, err := os.ReadFile(e.plain)
 	must(t, err)
 	gate := make(chan struct{})
@@ -96,8 +95,7 @@ func TestWebImage(t *testing.T) {
 // are not available.
 func TestRestartWithBadParts(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	web := e.web(t)
 	none, big := &driver.Image{Source: e.images + "/none"}, &driver.Image{Source: e.big(t)}
 	spec := e.spec()
@@ -176,8 +174,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 // nothing is made.
 func TestWrongChecksum(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	web := e.web(t)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
@@ -228,9 +225,7 @@ func TestContainerDisk(t *testing.T) {
 		t.Errorf("its image is %s", s.ImageID)
 	}
 
-	off := spec
-	off.Power = driver.PowerOff
-	if s := reach(t, d, off, driver.StateStopped); s.ImageID != first.ImageID {
+	if s := off(t, d, spec); s.ImageID != first.ImageID {
 		t.Errorf("its image is %s, and was %s", s.ImageID, first.ImageID)
 	}
 	boots(t, d, spec, "drover guest 2 A")

@@ -34,8 +34,7 @@ func readLogs(t *testing.T, d *Driver, spec driver.ServerSpec, o driver.LogOptio
 // was cut off it.
 func TestLogs(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A\r\n")
 	first := readLogs(t, d, spec, driver.LogOptions{})
@@ -81,8 +80,7 @@ func TestLogs(t *testing.T) {
 // TestLogsOfNothing checks the errors about servers without a log.
 func TestLogsOfNothing(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	_, err := d.Logs(t.Context(), uuid.NewUUID(), driver.LogOptions{})
 	wantError(t, err, driver.ErrNotFound)
 	_, err = d.Logs(t.Context(), "../x", driver.LogOptions{})
@@ -104,8 +102,7 @@ func TestLogsOfNothing(t *testing.T) {
 // machine.
 func TestLogsFollowed(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	s := boots(t, d, spec, "drover guest 1 A\r\n")
 	followed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true, TailLines: new(int64(1))})

@@ -32,8 +32,7 @@ func taken(t *testing.T) int32 {
 // the spec asked for it.
 func TestPortTakenMeanwhile(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	late := taken(t)
 	d.ChoosePort = func(ctx context.Context, f launch.Forward) (int32, error) {
 		if p := late; f.HostPort == 0 && f.Port == 80 && p != 0 {
@@ -79,8 +78,7 @@ func probe(t testing.TB, d *Driver, spec driver.ServerSpec, port int32) error {
 // connection, even though its host port accepts them.
 func TestProbeOfWhatDoesNotListen(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}, {Name: "dns", Protocol: "UDP", Port: 53}}
 	s := reach(t, d, spec, driver.StateRunning)

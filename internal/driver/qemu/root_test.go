@@ -41,8 +41,7 @@ func wantRefused(t *testing.T, s driver.Server, says ...string) {
 // through a crash, stops, starts and a restart. All else of the spec is applied.
 func TestImageStays(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	boots(t, d, spec, "drover guest 1 A")
@@ -63,9 +62,7 @@ func TestImageStays(t *testing.T) {
 		t.Errorf("started again it is %+v", s)
 	}
 	restart(t, d, spec, "drover guest 3 A")
-	off := spec
-	off.Power = driver.PowerOff
-	wantRefused(t, reach(t, d, off, driver.StateStopped))
+	wantRefused(t, off(t, d, spec))
 	boots(t, d, spec, "drover guest 4 A")
 	spec.Image = kept
 	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || len(s.Pending) != 0 {
@@ -135,8 +132,7 @@ func TestNameOfImageLasts(t *testing.T) {
 // TestFirstDisk checks that a machine without a root disk may get one.
 func TestFirstDisk(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.linuxSpec(t)
 	paused := spec // its guest need not boot
 	paused.Power = driver.PowerPaused
@@ -340,8 +336,7 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 // started in its place.
 func TestOldDiskMissing(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	r, spec := e.replacement(t, d)
 	r.Root, r.Old = r.new, &r.old
 	must(t, r.Save())
@@ -349,8 +344,6 @@ func TestOldDiskMissing(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), r.File(instance.OldRootFile)) {
 		t.Errorf("got the error %v, want %s in it", err, instance.OldRootFile)
 	}
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 	gone(t, d, spec)
 }
