@@ -63,7 +63,7 @@ func TestExitIsReported(t *testing.T) {
 				t.Errorf("started again it is %+v", second)
 			}
 
-			serial(t, d, spec, "drover guest 2 A")
+			waitPrinted(t, d.InstanceOf(spec.UID), "drover guest 2 A")
 			c.end(t, h, second)
 			restart := spec
 			restart.RestartRun = second.Run

@@ -167,9 +167,7 @@ func TestSizes(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
 	boots(t, d, spec, "drover guest 2 A")
-	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(instance.RootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
-		t.Errorf("the disk is %s", info)
-	}
+	wantDisk(t, d, spec, instance.RootDiskFile, 20<<20)
 	spec.RootDiskBytes = 9 << 20
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrInvalid, "may only grow")
@@ -563,10 +561,8 @@ func TestQEMUFails(t *testing.T) {
 		spec := e.spec()
 		_, err := d.Ensure(t.Context(), spec)
 		wantError(t, err, c.kind, c.says)
-		servers, err := d.List(t.Context(), spec.UID)
-		must(t, err)
-		if len(servers) != 1 || servers[0].State != driver.StateStopped || servers[0].Run != "" || servers[0].Exit != nil {
-			t.Errorf("it is %+v", servers)
+		if s := listed(t, d, spec); s.State != driver.StateStopped || s.Run != "" || s.Exit != nil {
+			t.Errorf("it is %+v", s)
 		}
 		gone(t, d, spec)
 	}

@@ -49,9 +49,7 @@ func checksumOfContent(content []byte) string {
 func restart(t *testing.T, d *Driver, spec driver.ServerSpec, prints string) {
 	t.Helper()
 	spec.StopBy = time.Now().Add(time.Hour)
-	servers, err := d.List(t.Context(), spec.UID)
-	must(t, err)
-	spec.RestartRun = servers[0].Run
+	spec.RestartRun = listed(t, d, spec).Run
 	boots(t, d, spec, prints)
 }
 

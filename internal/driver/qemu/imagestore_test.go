@@ -117,10 +117,8 @@ func TestRestartWithBadParts(t *testing.T) {
 			bad := spec
 			c.change(&bad)
 			wantError(t, d.waitFor(t, bad), c.kind, c.says)
-			listed, err := d.List(t.Context(), spec.UID)
-			must(t, err)
-			if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
-				t.Errorf("listed: %+v", listed)
+			if s := listed(t, d, spec); s.State != driver.StateRunning || s.Run != first.Run {
+				t.Errorf("s: %+v", s)
 			}
 		})
 	}
@@ -163,7 +161,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 		}
 		return err
 	})
-	serial(t, d, spec, "drover guest 2 A")
+	waitPrinted(t, d.InstanceOf(spec.UID), "drover guest 2 A")
 	if n := asked.Load(); n != 1 {
 		t.Errorf("it was fetched %d times", n)
 	}
@@ -180,10 +178,8 @@ func TestWrongChecksum(t *testing.T) {
 	spec.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
 	err := d.waitFor(t, spec)
 	wantError(t, err, driver.ErrRetry, "its checksum is sha256:", driver.ReasonImageUnavailable)
-	listed, err := d.List(t.Context(), spec.UID)
-	must(t, err)
-	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Err == nil {
-		t.Errorf("listed: %+v", listed)
+	if s := listed(t, d, spec); s.State != driver.StatePending || s.Err == nil {
+		t.Errorf("s: %+v", s)
 	}
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	leavesNothing(t, d)

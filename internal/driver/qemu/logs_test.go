@@ -16,7 +16,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/assert"
 )
 
 // readLogs returns a log up to its end.
@@ -110,7 +109,7 @@ func TestLogsFollowed(t *testing.T) {
 	log := follow(t, followed)
 	log.shows(t, "drover guest 1 A\r\n")
 	must(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
-	e.printText(t, d, spec, "zy")
+	e.printWord(t, s, "zy")
 	log.shows(t, "A\r\nzy")
 
 	ctx, leave := context.WithCancel(t.Context())
@@ -145,20 +144,4 @@ func follow(t *testing.T, log io.ReadCloser) *screen {
 	t.Cleanup(func() { _ = s.Close() })
 	go s.copyFrom(log)
 	return s
-}
-
-// printText has the guest print a text, once it listens.
-func (e *engine) printText(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
-	t.Helper()
-	c := attach(t, d, spec)
-	_, err := c.Write([]byte(text))
-	must(t, err)
-	assert.Eventually(t, "the guest prints", func(testing.TB) error {
-		content, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile))
-		if err == nil && !strings.HasSuffix(string(content), text) {
-			err = textError(content)
-		}
-		return err
-	})
-	must(t, c.Close())
 }
