@@ -21,6 +21,13 @@ import (
 
 const greeting = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}` + "\n"
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // mock is the other end of a connection, controlled by the test.
 type mock struct {
 	t     *testing.T
@@ -34,9 +41,7 @@ func dialMock(ctx context.Context, t *testing.T, onEvent func(qmp.Event), play f
 	path := filepath.Join(t.TempDir(), "s")
 	var config net.ListenConfig
 	listener, err := config.Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -106,9 +111,7 @@ func TestExecute(t *testing.T) {
 		m.answer(id, `{"status": "running"}`)
 		m.untilHungUp()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var status struct{ Status string }
 	if err := c.Execute(t.Context(), "query-status", nil, &status); err != nil || status.Status != "running" {
 		t.Errorf("got the status %q and error %v", status.Status, err)
@@ -128,9 +131,7 @@ func TestRefusal(t *testing.T) {
 		m.answer(id, `"text"`)
 		m.untilHungUp()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = c.Execute(t.Context(), "frobnicate", nil, nil)
 	refusal, ok := errors.AsType[*qmp.Error](err)
 	if !ok || refusal.Class != "GenericError" || !strings.Contains(err.Error(), "refused frobnicate: no such thing") {
@@ -155,9 +156,7 @@ func TestLateAnswer(t *testing.T) {
 		m.answer(second, `2`)
 		m.untilHungUp()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := c.Execute(slow, "slow", nil, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a command without an answer gave %v", err)
 	}
@@ -180,9 +179,7 @@ func TestPeerThatReadsNothing(t *testing.T) {
 		<-over
 	})
 	t.Cleanup(func() { close(over) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	more := strings.Repeat("x", 4<<20) // than a socket's buffer has room for
 	if err := c.Execute(unread, "unread", more, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a command that is not read gave %v", err)
@@ -220,9 +217,7 @@ func TestHangUpWhileWaiting(t *testing.T) {
 		m.begin()
 		m.hear()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := c.Execute(t.Context(), "quit", nil, nil); err == nil || !strings.Contains(err.Error(), "hung up") {
 		t.Errorf("got the error %v", err)
 	}
@@ -238,9 +233,7 @@ func startQEMU(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "qmp")
 	cmd := exec.CommandContext(t.Context(), framework.QEMUBinary(t),
 		"-M", "none", "-nodefaults", "-display", "none", "-S", "-qmp", "unix:"+path+",server=on,wait=off")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return path
 }
@@ -292,9 +285,7 @@ func TestOneAtATime(t *testing.T) {
 		second <- err
 	}()
 	for range 10 { // QEMU looks at all its connections in between
-		if err := first.Execute(t.Context(), "query-status", nil, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, first.Execute(t.Context(), "query-status", nil, nil))
 	}
 	leave()
 	if err := <-second; !errors.Is(err, context.Canceled) {
