@@ -78,9 +78,7 @@ func wantDisks(t *testing.T, address string, want ...guestDisk) {
 func (h *host) newFolder(t *testing.T, name string) string {
 	t.Helper()
 	folder := filepath.Join(h.dir, name)
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(folder, 0o700))
 	return folder
 }
 
@@ -92,9 +90,7 @@ func TestLinux(t *testing.T) {
 	h := newHost(t, false)
 	port := h.bootLinux(t)
 	image := filepath.Join(h.dir, "image")
-	if err := os.WriteFile(image, append(make([]byte, 1<<20), "content"...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(image, append(make([]byte, 1<<20), "content"...), 0o600))
 	framework.RunQEMUImg(t, "convert", "-f", "raw", "-O", "qcow2", image, image+".qcow2")
 	h.described.Volumes = []description.Volume{
 		{Name: "blank", Disk: description.Disk{Folder: h.newFolder(t, "blank"), SizeBytes: 1 << 20}},
@@ -109,9 +105,7 @@ func TestLinux(t *testing.T) {
 	g.shutDown(t)
 
 	h.described.Volumes[0].SizeBytes, h.described.Volumes[1].SizeBytes = 3<<20, 4<<20
-	if err := errors.Join(os.Remove(h.image), os.Remove(image+".qcow2")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Remove(h.image), os.Remove(image+".qcow2")))
 	n := newNetwork(t)
 	g, c := h.startControlled(t, n)
 	wantDisks(t, fmt.Sprintf("%s:%d", n.address, port), guestDisk{3 << 20, "blank", false}, guestDisk{4 << 20, "copy", false}, fixed)
@@ -132,9 +126,7 @@ func TestVolumeNotMade(t *testing.T) {
 	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
 		t.Errorf("it has left %v, %v", left, err)
 	}
-	if err := os.MkdirAll(filepath.Join(folder, volumeName), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(folder, volumeName), 0o700))
 	h.wantNotStarted(t, "volume data: the record of the disk cannot be read: repair "+filepath.Join(folder, volumeName))
 }
 
@@ -213,8 +205,7 @@ func TestChecksumOfFile(t *testing.T) {
 			h.described.RootDisk.Ephemeral, h.described.RootDisk.Checksum = isEphemeral, checksumOf("")
 			h.wantNotStarted(t, "its checksum is "+checksumOf(read(t, h.image)))
 			h.described.RootDisk.Checksum = checksumOf(read(t, h.image))
-			g := h.begin(t, "drover guest 1 A")
-			g.shutDown(t)
+			h.begin(t, "drover guest 1 A").shutDown(t)
 		})
 	}
 }
@@ -235,8 +226,7 @@ func TestMustExist(t *testing.T) {
 		image, banner string
 	}{{false, image, "drover guest 1 A"}, {true, "", "drover guest 2 A"}} {
 		h.described.RootDisk.MustExist, h.described.RootDisk.Image = c.mustExist, c.image
-		g := h.begin(t, c.banner)
-		g.shutDown(t)
+		h.begin(t, c.banner).shutDown(t)
 	}
 }
 
@@ -250,9 +240,7 @@ func TestTLS(t *testing.T) {
 	h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL, checksumOf(read(t, h.image))
 	h.wantNotStarted(t, "TLS: the certificate is not by an authority that this host trusts")
 	authority := filepath.Join(h.dir, "authority")
-	if err := os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
 	g := h.start(t)
 	g.Env = append(os.Environ(), "SSL_CERT_FILE="+authority)
 	g.launch(t)

@@ -60,10 +60,15 @@ func newHost(t *testing.T, isStubborn bool) *host {
 		Version: 1, UUID: newUUID(), Name: "web", CPUs: 1, MemoryBytes: 32 << 20, Accelerator: "tcg",
 		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: filepath.Join(dir, "disk"), Image: h.image}}, GracePeriodSeconds: 3600,
 	}
-	if err := os.Mkdir(h.described.RootDisk.Folder, 0o700); err != nil {
+	must(t, os.Mkdir(h.described.RootDisk.Folder, 0o700))
+	return h
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
-	return h
 }
 
 // newUUID returns one that no other machine on this host has.
@@ -106,9 +111,7 @@ func (h *host) start(t *testing.T) *guest {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(run, "machine.json"), content, 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	g.Cmd = exec.CommandContext(t.Context(), program, "-description", filepath.Join(run, "machine.json"),
 		"-run-folder", filepath.Join(run, "run"), "-termination-message", filepath.Join(run, "ended"))
 	if h.qemu != "" {
@@ -133,9 +136,7 @@ func (h *host) begin(t *testing.T, banner string) *guest {
 
 func (g *guest) launch(t *testing.T) {
 	t.Helper()
-	if err := g.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, g.Start())
 	go func() {
 		_ = g.Wait()
 		close(g.ended)
@@ -235,9 +236,7 @@ func (h *host) wantNotStarted(t *testing.T, says string) *guest {
 
 func (g *guest) signal(t *testing.T, s os.Signal) {
 	t.Helper()
-	if err := g.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, g.Process.Signal(s))
 	g.signaled = g.signaled || s == syscall.SIGTERM || s == os.Interrupt
 }
 

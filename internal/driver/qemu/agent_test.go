@@ -354,26 +354,3 @@ func (g *linuxGuest) checkDial(t *testing.T) {
 	_, err := g.d.Dial(t.Context(), "../x", 7)
 	wantError(t, err, driver.ErrInvalid, "metadata.uid")
 }
-
-// TestDialOfWhatDoesNotListen checks that a guest without a network has taken no connection,
-// although its host port accepts them.
-func TestDialOfWhatDoesNotListen(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
-	spec := e.spec()
-	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
-	boots(t, d, spec, "drover guest 1 A")
-	// A QEMU that a loaded host keeps waiting cannot be asked within a second.
-	assert.Eventually(t, "the guest takes no connection", func(t testing.TB) error {
-		ctx, cancel := context.WithTimeout(t.Context(), probeTimeout)
-		defer cancel()
-		_, err := d.Dial(ctx, spec.UID, 80)
-		wantError(t, err, driver.ErrRetry)
-		if !strings.Contains(err.Error(), "took no connection") {
-			return err
-		}
-		return nil
-	})
-	gone(t, d, spec)
-}

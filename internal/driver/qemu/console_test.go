@@ -88,8 +88,7 @@ func (s *screen) ends(t *testing.T, why error) {
 // before, and that one of them can type.
 func TestConsole(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	first, second := attach(t, d, spec), attach(t, e.open(t), spec)
@@ -114,9 +113,7 @@ func TestConsole(t *testing.T) {
 
 	_, err = second.Write([]byte("x"))
 	must(t, err)
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 	second.ends(t, io.EOF)
 	_, err = d.Console(t.Context(), spec.UID)
 	wantError(t, err, driver.ErrRetry, "does not run")
@@ -125,8 +122,7 @@ func TestConsole(t *testing.T) {
 
 func TestConsoleOfNobody(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	_, err := d.Console(t.Context(), uuid.NewUUID())
 	wantError(t, err, driver.ErrNotFound)
 	_, err = d.Console(t.Context(), "../x")
@@ -142,8 +138,7 @@ func TestConsoleOfNobody(t *testing.T) {
 // the first one, and that later output is cut too. Readers of the console continue.
 func TestLogsStaySmall(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	d.LogBound = instance.LogBound{Size: 4 << 10, Every: 10 * time.Millisecond}
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)

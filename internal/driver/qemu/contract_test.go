@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/assert"
 )
 
 func TestContract(t *testing.T) {
@@ -126,18 +124,8 @@ func (e *engine) engineActions() drivertest.OutOfBand {
 func (e *engine) sendText(t *testing.T, s driver.Server, text string) {
 	t.Helper()
 	h := e.instanceFor(t, s)
-	assert.Eventually(t, "the guest listens", func(testing.TB) error {
-		content, err := os.ReadFile(h.File(machine.SerialLogFile))
-		if err == nil && !strings.Contains(string(content), "drover guest") {
-			err = textError(content)
-		}
-		return err
-	})
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
-	must(t, err)
-	defer func() { _ = conn.Close() }()
-	_, err = conn.Write([]byte(text))
-	must(t, err)
+	waitPrinted(t, h, "drover guest")
+	typeText(t, h, text)()
 }
 
 // printWord has the guest repeat a word. The guest reads slowly, and QEMU drops what it has
@@ -145,18 +133,18 @@ func (e *engine) sendText(t *testing.T, s driver.Server, text string) {
 func (e *engine) printWord(t *testing.T, s driver.Server, word string) {
 	t.Helper()
 	h := e.instanceFor(t, s)
+	defer typeText(t, h, word)()
+	waitPrinted(t, h, word)
+}
+
+// typeText sends a text to the guest by its serial console, until stop.
+func typeText(t *testing.T, h *instance.Instance, text string) (stop func()) {
+	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
 	must(t, err)
-	defer func() { _ = conn.Close() }()
-	_, err = conn.Write([]byte(word))
+	_, err = conn.Write([]byte(text))
 	must(t, err)
-	assert.Eventually(t, "the guest prints "+word, func(testing.TB) error {
-		content, err := os.ReadFile(h.File(machine.SerialLogFile))
-		if err == nil && !strings.Contains(string(content), word) {
-			err = textError(content)
-		}
-		return err
-	})
+	return func() { _ = conn.Close() }
 }
 
 // visible returns the command line and the content of the files other than the disks,

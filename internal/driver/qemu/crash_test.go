@@ -133,8 +133,7 @@ func TestControllerKilled(t *testing.T) {
 // that of a run which did not start.
 func TestControllerKilledInStart(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	off := spec
 	off.Power = driver.PowerOff
@@ -146,10 +145,8 @@ func TestControllerKilledInStart(t *testing.T) {
 	killer := script(t, "case $1 in "+asks+" *) kill -9 $PPID;; esac")
 	plan := crashPlan{Dir: e.dir, Images: e.images, Source: e.plain, Binary: killer, UIDs: []types.UID{spec.UID}}
 	_ = plan.controller(t).Run()
-	listed, err := e.open(t).List(t.Context(), spec.UID)
-	must(t, err)
-	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Run == first.Run || listed[0].Exit != nil {
-		t.Errorf("a machine that did not come to start is %+v", listed)
+	if s := listed(t, e.open(t), spec); s.State != driver.StateStopped || s.Run == first.Run || s.Exit != nil {
+		t.Errorf("a machine that did not come to start is %+v", s)
 	}
 	reach(t, d, spec, driver.StateRunning)
 	gone(t, d, spec)

@@ -45,8 +45,7 @@ func swap(t *testing.T, path, other string) {
 // one that points to another file, even with the same size and time.
 func TestSwappedLayers(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	secret := filepath.Join(t.TempDir(), "signing.key")
 	spec := e.spec()
 	spec.Image.Source = e.qcow2Of(t, e.plain, "a.qcow2")
@@ -161,8 +160,7 @@ func TestSwappedKernel(t *testing.T) {
 // this user alone.
 func TestInheritedDescriptors(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	_, err := unix.Dup(int(os.Stderr.Fd())) // as from a parent that does not close what its children do not need
 	must(t, err)
 	spec := e.spec()

@@ -19,8 +19,7 @@ import (
 // whichever field has its size, and that an existing one stays in use.
 func TestDiskBeyondHost(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	const gib = 1 << 30
 	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: gib, Available: gib / 2}, nil }
 	huge := filepath.Join(e.images, "huge.qcow2")

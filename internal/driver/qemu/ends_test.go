@@ -32,8 +32,7 @@ func waitGuestEnded(t *testing.T, h *instance.Instance) {
 // machine is started again only then.
 func TestExitIsReported(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	for name, c := range map[string]struct {
 		end    func(t *testing.T, h *instance.Instance, s driver.Server)
 		reason string
@@ -64,7 +63,7 @@ func TestExitIsReported(t *testing.T) {
 				t.Errorf("started again it is %+v", second)
 			}
 
-			serial(t, d, spec, "drover guest 2 A")
+			waitPrinted(t, d.InstanceOf(spec.UID), "drover guest 2 A")
 			c.end(t, h, second)
 			restart := spec
 			restart.RestartRun = second.Run
@@ -98,9 +97,7 @@ func TestOneStartPerCall(t *testing.T) {
 		}
 	}, funcr.Options{Verbosity: 1})
 	d = openWith(t, o)
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 	notifications := d.StateDir.Path(instance.NotificationsDir)
 	must(t, os.RemoveAll(notifications))
 	must(t, os.WriteFile(notifications, nil, 0o600))

@@ -61,8 +61,7 @@ func leavesNothing(t *testing.T, d *Driver) {
 
 func TestBadImages(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	outside := filepath.Join(t.TempDir(), "outside.img")
 	must(t, os.Link(e.plain, outside))
 	file := func(name, content string) string {
@@ -112,8 +111,7 @@ func TestBadImages(t *testing.T) {
 // TestImageAppears checks that the next attempt finds an image that was missing.
 func TestImageAppears(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Image.Source = "file://" + filepath.Join(e.images, "late, \"odd\" %s\nname.img")
 	_, err := d.Ensure(t.Context(), spec)
@@ -126,8 +124,7 @@ func TestImageAppears(t *testing.T) {
 // TestImageChanged checks that a disk on top of a changed image is not used.
 func TestImageChanged(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
@@ -144,8 +141,7 @@ func TestImageChanged(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	tooMuch := e.spec()
 	tooMuch.MemoryBytes = 1 << 42
 	_, err := d.Ensure(t.Context(), tooMuch)
@@ -171,9 +167,7 @@ func TestSizes(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
 	boots(t, d, spec, "drover guest 2 A")
-	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(instance.RootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
-		t.Errorf("the disk is %s", info)
-	}
+	wantDisk(t, d, spec, instance.RootDiskFile, 20<<20)
 	spec.RootDiskBytes = 9 << 20
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrInvalid, "may only grow")
@@ -187,8 +181,7 @@ func TestSizes(t *testing.T) {
 // keeps none on.
 func TestStopOfWhatIsInvalid(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	for name, change := range map[string]func(*driver.ServerSpec){
 		"resource.cpu":      func(s *driver.ServerSpec) { s.CPUMilli = 300_000 },
 		"resource.rootDisk": func(s *driver.ServerSpec) { s.RootDiskBytes = 1 << 20 },
@@ -226,8 +219,7 @@ func TestStopOfWhatIsInvalid(t *testing.T) {
 
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
 	must(t, err)
 	spec := e.spec()
@@ -250,8 +242,7 @@ func TestPortTaken(t *testing.T) {
 // before there was a QEMU, and before the guest was resumed.
 func TestStartCutOff(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
@@ -295,8 +286,7 @@ func rewind(t *testing.T, h *instance.Instance) {
 // to be stopped.
 func TestStopOfWhatStarts(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Power = driver.PowerPaused
 	s := reach(t, d, spec, driver.StatePaused)
@@ -318,8 +308,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 // the server.
 func TestRunsOnce(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
@@ -336,8 +325,7 @@ func TestRunsOnce(t *testing.T) {
 // ended when the server is made again, and when it is deleted.
 func TestDirectoryRemoved(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	for name, next := range map[string]func(spec driver.ServerSpec){
 		"made again": func(spec driver.ServerSpec) { reach(t, d, spec, driver.StateRunning) },
 		"deleted": func(spec driver.ServerSpec) {
@@ -364,8 +352,7 @@ func TestDirectoryRemoved(t *testing.T) {
 // restored while it ran, is ended before another is started in its place.
 func TestLockReplaced(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
@@ -409,8 +396,7 @@ func TestRemovedWithoutLock(t *testing.T) {
 // not overwritten. One that an interrupted call left is.
 func TestDiskOfNoRecord(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
@@ -505,8 +491,7 @@ func keepWatching(t *testing.T, d *Driver) {
 // ready for it, without a call.
 func TestStopTooEarly(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	keepWatching(t, d)
 	off := e.spec()
 	paused := off
@@ -576,10 +561,8 @@ func TestQEMUFails(t *testing.T) {
 		spec := e.spec()
 		_, err := d.Ensure(t.Context(), spec)
 		wantError(t, err, c.kind, c.says)
-		servers, err := d.List(t.Context(), spec.UID)
-		must(t, err)
-		if len(servers) != 1 || servers[0].State != driver.StateStopped || servers[0].Run != "" || servers[0].Exit != nil {
-			t.Errorf("it is %+v", servers)
+		if s := listed(t, d, spec); s.State != driver.StateStopped || s.Run != "" || s.Exit != nil {
+			t.Errorf("it is %+v", s)
 		}
 		gone(t, d, spec)
 	}
@@ -651,9 +634,7 @@ func TestDefaultImage(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 {
 		t.Errorf("pending are %v", s.Pending)
 	}
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }

@@ -27,8 +27,7 @@ import (
 // whether it runs. It is not changed, and the others stay usable.
 func TestBrokenRecord(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec, other := e.spec(), e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
@@ -58,8 +57,7 @@ func TestBrokenRecord(t *testing.T) {
 // cannot be read.
 func TestUnreadRecord(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
@@ -95,8 +93,7 @@ func TestUnreadRecord(t *testing.T) {
 // nor another one.
 func TestCopiedFolder(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec, other := e.spec(), e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
@@ -153,8 +150,7 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 // an end.
 func TestBrokenEnd(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	s := reach(t, d, spec, driver.StateRunning)
 	e.sendText(t, s, "x")
@@ -180,8 +176,7 @@ func TestBrokenEnd(t *testing.T) {
 // TestReleaseHalfDone checks that a server which cannot be put aside still exists.
 func TestReleaseHalfDone(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateStopped)
@@ -226,8 +221,7 @@ func TestStrayBehindALink(t *testing.T) {
 // which may be another engine's, and after that only once the first has ended.
 func TestRestoredFolder(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
@@ -322,8 +316,7 @@ func listBoth(t *testing.T, d *Driver) map[types.UID]driver.Server {
 // not.
 func TestOneUnreadable(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec, other := e.spec(), e.spec()
 	reach(t, d, other, driver.StateRunning)
 	was := reach(t, d, spec, driver.StateRunning)

@@ -22,8 +22,7 @@ import (
 // group is removed with the run.
 func TestFraction(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	g := writable(t)
 	spec := e.spec()
 	spec.CPUMilli = 300

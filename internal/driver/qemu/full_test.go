@@ -112,10 +112,8 @@ func TestDiskFullCreating(t *testing.T) {
 	filler = e.fill(t)
 	_, err = d.Ensure(t.Context(), on)
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
-	servers, err := d.List(t.Context(), on.UID)
-	must(t, err)
-	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.InstanceOf(on.UID).PID() != 0 {
-		t.Errorf("it is %+v", servers)
+	if s := listed(t, d, on); s.State != driver.StateStopped || d.InstanceOf(on.UID).PID() != 0 {
+		t.Errorf("it is %+v", s)
 	}
 	must(t, os.Remove(filler))
 	boots(t, d, on, "drover guest 1 A")

@@ -27,8 +27,7 @@ func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want
 // TestGrowToAnySize checks that disks have whole sectors, whatever the size.
 func TestGrowToAnySize(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.RootDiskBytes = 5 << 20
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1<<20 + 1}}
@@ -52,8 +51,7 @@ func TestGrowToAnySize(t *testing.T) {
 // the cause. It grows with the restart that makes it writable.
 func TestGrowReadOnly(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	volumes := func(size int64, readOnly bool) []driver.Volume {
 		return []driver.Volume{{Name: "data", SizeBytes: size, ReadOnly: readOnly}}
 	}
@@ -81,8 +79,7 @@ func TestGrowReadOnly(t *testing.T) {
 // lose its end to a smaller size.
 func TestGrowNeverShrinks(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.RootDiskBytes = 2 << 20
 	reach(t, d, spec, driver.StateRunning)

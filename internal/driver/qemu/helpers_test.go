@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -86,6 +87,13 @@ func (e *engine) open(t *testing.T) *Driver {
 	return openWith(t, e.options())
 }
 
+// newDriver returns an engine and a driver of it.
+func newDriver(t *testing.T) (*engine, *Driver) {
+	t.Helper()
+	e := newEngine(t)
+	return e, e.open(t)
+}
+
 // openFor returns a driver that also takes images of a registry of the test's own, by
 // tag.
 func (e *engine) openFor(t *testing.T, registry string) *Driver {
@@ -140,16 +148,15 @@ func (s stateError) Error() string { return "it is " + string(s.State) + ": " + 
 func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.Server {
 	t.Helper()
 	s := reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, text)
+	waitPrinted(t, d.InstanceOf(spec.UID), text)
 	return s
 }
 
-// serial waits until the guest has printed a text.
-func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
+// waitPrinted waits until the guest has printed a text.
+func waitPrinted(t *testing.T, h *instance.Instance, text string) {
 	t.Helper()
-	path := d.InstanceOf(spec.UID).File(machine.SerialLogFile)
 	assert.Eventually(t, "the guest prints "+text, func(testing.TB) error {
-		content, err := os.ReadFile(path)
+		content, err := os.ReadFile(h.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), text) {
 			err = textError(content)
 		}

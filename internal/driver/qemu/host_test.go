@@ -41,8 +41,7 @@ func TestMachinesThatRanBefore(t *testing.T) {
 // that one which is off is promised nothing.
 func TestPromised(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec, off := e.spec(), e.spec()
 	spec.MemoryBytes = 512 << 20
 	off.Power = driver.PowerOff
@@ -66,8 +65,7 @@ func TestPromised(t *testing.T) {
 // promised all its memory, and that an attempt to kill it reports the cause.
 func TestProcessHidden(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateStopped)

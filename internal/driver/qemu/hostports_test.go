@@ -17,8 +17,7 @@ import (
 // machine and for an existing one, which can still be stopped.
 func TestHostPortRefused(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Port: 80}}
 	own := reach(t, d, spec, driver.StateRunning).Ports[0].HostPort
@@ -67,8 +66,7 @@ func TestCheckHostIP(t *testing.T) {
 // address is reported. A port of it that another machine or program has is a conflict.
 func TestHostIP(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostIP: "127.0.0.2"}}
 	s := reach(t, d, spec, driver.StateRunning)

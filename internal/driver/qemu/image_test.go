@@ -49,9 +49,7 @@ func checksumOfContent(content []byte) string {
 func restart(t *testing.T, d *Driver, spec driver.ServerSpec, prints string) {
 	t.Helper()
 	spec.StopBy = time.Now().Add(time.Hour)
-	servers, err := d.List(t.Context(), spec.UID)
-	must(t, err)
-	spec.RestartRun = servers[0].Run
+	spec.RestartRun = listed(t, d, spec).Run
 	boots(t, d, spec, prints)
 }
 
@@ -95,8 +93,7 @@ func TestSameImage(t *testing.T) {
 // TestSameFile checks that the two forms of a file's name mean one image.
 func TestSameFile(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	spec.Image.Source = "file://" + e.plain
@@ -108,18 +105,17 @@ func TestSameFile(t *testing.T) {
 }
 
 // off stops a machine whose guest has booted.
-func off(t *testing.T, d *Driver, spec driver.ServerSpec) {
+func off(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
+	return reach(t, d, spec, driver.StateStopped)
 }
 
 // TestImageRestored checks that an image which was restored by copying it with its times
 // is the one that the disk was made on.
 func TestImageRestored(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
@@ -174,8 +170,7 @@ func TestCacheRemoved(t *testing.T) {
 // fetched images.
 func TestFolderMoved(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: e.web(t) + "/boot-A0.img", Checksum: checksumOf(t, e.plain)}
 	boots(t, d, spec, "drover guest 1 A")
@@ -192,8 +187,7 @@ func TestFolderMoved(t *testing.T) {
 // since a volume is made once.
 func TestVolumeImageChanged(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.plain}}}
 	reach(t, d, spec, driver.StateRunning)

@@ -6,7 +6,6 @@ package qemu
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -47,8 +46,7 @@ import (
 // ends the fetch, and that the next server boots what was fetched.
 func TestWebImage(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	content, err := os.ReadFile(e.plain)
 	must(t, err)
 	gate := make(chan struct{})
@@ -96,8 +94,7 @@ func TestWebImage(t *testing.T) {
 // are not available.
 func TestRestartWithBadParts(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	web := e.web(t)
 	none, big := &driver.Image{Source: e.images + "/none"}, &driver.Image{Source: e.big(t)}
 	spec := e.spec()
@@ -119,10 +116,8 @@ func TestRestartWithBadParts(t *testing.T) {
 			bad := spec
 			c.change(&bad)
 			wantError(t, d.waitFor(t, bad), c.kind, c.says)
-			listed, err := d.List(t.Context(), spec.UID)
-			must(t, err)
-			if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
-				t.Errorf("listed: %+v", listed)
+			if s := listed(t, d, spec); s.State != driver.StateRunning || s.Run != first.Run {
+				t.Errorf("s: %+v", s)
 			}
 		})
 	}
@@ -165,7 +160,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 		}
 		return err
 	})
-	serial(t, d, spec, "drover guest 2 A")
+	waitPrinted(t, d.InstanceOf(spec.UID), "drover guest 2 A")
 	if n := asked.Load(); n != 1 {
 		t.Errorf("it was fetched %d times", n)
 	}
@@ -176,17 +171,14 @@ func TestRestartFetchesFirst(t *testing.T) {
 // nothing is made.
 func TestWrongChecksum(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	web := e.web(t)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
 	err := d.waitFor(t, spec)
 	wantError(t, err, driver.ErrRetry, "its checksum is sha256:", driver.ReasonImageUnavailable)
-	listed, err := d.List(t.Context(), spec.UID)
-	must(t, err)
-	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Err == nil {
-		t.Errorf("listed: %+v", listed)
+	if s := listed(t, d, spec); s.State != driver.StatePending || s.Err == nil {
+		t.Errorf("s: %+v", s)
 	}
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	leavesNothing(t, d)
@@ -228,9 +220,7 @@ func TestContainerDisk(t *testing.T) {
 		t.Errorf("its image is %s", s.ImageID)
 	}
 
-	off := spec
-	off.Power = driver.PowerOff
-	if s := reach(t, d, off, driver.StateStopped); s.ImageID != first.ImageID {
+	if s := off(t, d, spec); s.ImageID != first.ImageID {
 		t.Errorf("its image is %s, and was %s", s.ImageID, first.ImageID)
 	}
 	boots(t, d, spec, "drover guest 2 A")
@@ -370,25 +360,8 @@ func fetchAll(t *testing.T, s *disks.ImageStore, spec driver.ServerSpec, refs ..
 	return got
 }
 
-// checkStore checks how many images there are, and that nothing unfinished is left. A
-// fetch ends a moment after its image is there.
-func checkStore(t *testing.T, s *disks.ImageStore, images int) {
-	t.Helper()
-	assert.Eventually(t, "all fetches have ended", func(testing.TB) error {
-		left, err := os.ReadDir(s.Engine.Path("tmp"))
-		if err == nil && len(left) != 0 {
-			err = fmt.Errorf("left behind: %v", left)
-		}
-		return err
-	})
-	have, err := s.List()
-	must(t, err)
-	if len(have) != images {
-		t.Errorf("the store has %v, want %d", have, images)
-	}
-}
-
-// TestSharedFetch checks that many servers that need one image fetch it once.
+// TestSharedFetch checks that many servers that need one image fetch it once. Package download has
+// what becomes of fetches that fail, stall or are given up.
 func TestSharedFetch(t *testing.T) {
 	t.Parallel()
 	content := bootableDisk()
@@ -400,133 +373,28 @@ func TestSharedFetch(t *testing.T) {
 		_, _ = w.Write(content)
 	})
 	s := newTestStore(t)
-	notified := make(chan types.UID, 100)
-	s.Fetches.Notify = func(uids ...types.UID) {
-		for _, uid := range uids {
-			notified <- uid
-		}
-	}
 	ref := image.Ref{Source: url, Checksum: checksumOfContent(content)}
-	var who []driver.ServerSpec
-	for range 5 {
-		spec := someServer()
-		who = append(who, spec)
+	who := []driver.ServerSpec{someServer(), someServer(), someServer()}
+	for _, spec := range who {
 		if waits, err := s.FetchMissing(t.Context(), spec, ref); !waits || err != nil {
 			t.Fatalf("got %v and error %v", waits, err)
 		}
 	}
 	pending := s.Fetches.PendingServers()
-	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
+	if len(pending) != len(who) || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
 		t.Errorf("pending are %+v", pending)
 	}
 	close(gate)
-	waitsFor := map[types.UID]bool{}
-	for len(waitsFor) < 5 {
-		waitsFor[<-notified] = true
-	}
 	for _, spec := range who {
 		must(t, fetchAll(t, s, spec, ref))
 	}
-	checkNoneWaits(t, s, who)
 	path, exists := s.Path(ref)
-	got, err := os.ReadFile(path)
-	if !exists || err != nil || !bytes.Equal(got, content) {
+	if got, err := os.ReadFile(path); !exists || err != nil || !bytes.Equal(got, content) {
 		t.Errorf("the image is not what was served: %v %v", exists, err)
 	}
 	if n := asked.Load(); n != 1 {
 		t.Errorf("it was fetched %d times", n)
 	}
-	checkStore(t, s, 1)
-}
-
-// checkNoneWaits checks that what is pending after a fetch does nothing but wait to be
-// used, and that it is used then. A fetch ends a moment after its image is there.
-func checkNoneWaits(t *testing.T, s *disks.ImageStore, who []driver.ServerSpec) {
-	t.Helper()
-	assert.Eventually(t, "nothing is done for those who wait", func(testing.TB) error {
-		for _, p := range s.Fetches.PendingServers() {
-			if p.Progress != "" || p.Err != nil {
-				return fmt.Errorf("pending is %+v", p)
-			}
-		}
-		return nil
-	})
-	for _, spec := range who {
-		s.Fetches.ReleaseExcept(spec.UID)
-	}
-	if left := s.Fetches.PendingServers(); len(left) != 0 {
-		t.Errorf("once all have used it, pending are %v", left)
-	}
-}
-
-// TestFetchFailure checks that a failed fetch is reported once, shown until then, and
-// tried again by the call after that.
-func TestFetchFailure(t *testing.T) {
-	t.Parallel()
-	content := bootableDisk()
-	checksum := checksumOfContent(content)
-	for name, c := range map[string]struct {
-		serve    http.HandlerFunc
-		checksum string
-		says     string
-	}{
-		"not there":     {http.NotFound, checksum, "404"},
-		"another image": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }, checksumOfContent(nil), "its checksum is " + checksum},
-		"stalls":        {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum, "no progress for"},
-		"stalls midway": {stallMidway(content), checksum, "no progress for"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, who := newTestStore(t), someServer()
-			if strings.Contains(name, "stalls") {
-				s.Fetches.Stall = 200 * time.Millisecond
-			}
-			ref := image.Ref{Source: serveImage(t, c.serve), Checksum: c.checksum}
-			wantError(t, fetchAll(t, s, who, ref), driver.ErrRetry, c.says, driver.ReasonImageUnavailable)
-			if p := s.Fetches.PendingServers(who.UID); len(p) != 1 || p[0].Err == nil {
-				t.Errorf("pending is %+v, want it with the error", p)
-			}
-			if waits, err := s.FetchMissing(t.Context(), who, ref); !waits || err != nil {
-				t.Errorf("the next call starts no new fetch: %v %v", waits, err)
-			}
-			must(t, s.Fetches.Abandon(t.Context(), who.UID))
-			checkStore(t, s, 0)
-		})
-	}
-}
-
-func stallMidway(content []byte) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
-		_, _ = w.Write(content[:1000])
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-	}
-}
-
-// TestAbandonFetch checks that a fetch ends when its last waiting server leaves, and not
-// before.
-func TestAbandonFetch(t *testing.T) {
-	t.Parallel()
-	begun := make(chan context.Context, 10)
-	url := serveImage(t, func(_ http.ResponseWriter, r *http.Request) {
-		begun <- r.Context()
-		<-r.Context().Done()
-	})
-	s, one, two := newTestStore(t), someServer(), someServer()
-	ref := image.Ref{Source: url, Checksum: checksumOfContent(nil)}
-	for _, who := range []driver.ServerSpec{one, two} {
-		_, err := s.FetchMissing(t.Context(), who, ref)
-		must(t, err)
-	}
-	request := <-begun
-	must(t, s.Fetches.Abandon(t.Context(), one.UID))
-	if request.Err() != nil || len(s.Fetches.PendingServers()) != 1 {
-		t.Errorf("the fetch ended while one waits for it: %v", s.Fetches.PendingServers())
-	}
-	must(t, s.Fetches.Abandon(t.Context(), two.UID))
-	<-request.Done()
-	checkStore(t, s, 0)
 }
 
 // TestPullAlwaysOfTwo checks that a server which needs two images fetched again gets

@@ -231,8 +231,7 @@ func TestLinuxPanics(t *testing.T) {
 // between attempts would be reported as new each time.
 func TestKernelFilesInOrder(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Image.Kernel = &driver.Kernel{Source: e.images + "/no-kernel", Initrd: e.images + "/no-initrd"}
 	for range 20 {
@@ -243,8 +242,7 @@ func TestKernelFilesInOrder(t *testing.T) {
 // TestKernelFiles checks that a kernel must be in the allowed folders, as images must.
 func TestKernelFiles(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	for name, c := range map[string]struct {
 		kernel driver.Kernel
 		kind   error
@@ -318,8 +316,7 @@ func (g *linuxGuest) checkVolumes(t *testing.T, r *guestReport) {
 // TestVolumeStays checks that a volume outlives a run without it.
 func TestVolumeStays(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 8 << 20}}
 	first := reach(t, d, spec, driver.StateRunning)
@@ -337,8 +334,7 @@ func TestVolumeStays(t *testing.T) {
 
 func TestBadVolumes(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	for name, c := range map[string]struct {
 		volumes []driver.Volume
 		kind    error

@@ -16,7 +16,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/assert"
 )
 
 // readLogs returns a log up to its end.
@@ -34,8 +33,7 @@ func readLogs(t *testing.T, d *Driver, spec driver.ServerSpec, o driver.LogOptio
 // was cut off it.
 func TestLogs(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A\r\n")
 	first := readLogs(t, d, spec, driver.LogOptions{})
@@ -81,8 +79,7 @@ func TestLogs(t *testing.T) {
 // TestLogsOfNothing checks the errors about servers without a log.
 func TestLogsOfNothing(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	_, err := d.Logs(t.Context(), uuid.NewUUID(), driver.LogOptions{})
 	wantError(t, err, driver.ErrNotFound)
 	_, err = d.Logs(t.Context(), "../x", driver.LogOptions{})
@@ -104,8 +101,7 @@ func TestLogsOfNothing(t *testing.T) {
 // machine.
 func TestLogsFollowed(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	s := boots(t, d, spec, "drover guest 1 A\r\n")
 	followed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true, TailLines: new(int64(1))})
@@ -113,7 +109,7 @@ func TestLogsFollowed(t *testing.T) {
 	log := follow(t, followed)
 	log.shows(t, "drover guest 1 A\r\n")
 	must(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
-	e.printText(t, d, spec, "zy")
+	e.printWord(t, s, "zy")
 	log.shows(t, "A\r\nzy")
 
 	ctx, leave := context.WithCancel(t.Context())
@@ -148,20 +144,4 @@ func follow(t *testing.T, log io.ReadCloser) *screen {
 	t.Cleanup(func() { _ = s.Close() })
 	go s.copyFrom(log)
 	return s
-}
-
-// printText has the guest print a text, once it listens.
-func (e *engine) printText(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
-	t.Helper()
-	c := attach(t, d, spec)
-	_, err := c.Write([]byte(text))
-	must(t, err)
-	assert.Eventually(t, "the guest prints", func(testing.TB) error {
-		content, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile))
-		if err == nil && !strings.HasSuffix(string(content), text) {
-			err = textError(content)
-		}
-		return err
-	})
-	must(t, c.Close())
 }

@@ -4,32 +4,21 @@
 package qemu
 
 import (
-	"archive/tar"
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/registry"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/google/go-containerregistry/pkg/v1/static"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
@@ -188,58 +177,6 @@ func TestForeignAnswers(t *testing.T) {
 			return true
 		})
 	})
-}
-
-// TestSparseLayer checks that a layer of some hundred bytes does not write gigabytes, and
-// is not sent again at each attempt.
-func TestSparseLayer(t *testing.T) {
-	t.Parallel()
-	var mu sync.Mutex
-	var blobs int
-	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
-			mu.Lock()
-			blobs++
-			mu.Unlock()
-		}
-		inner.ServeHTTP(w, r)
-	}))
-	t.Cleanup(server.Close)
-	host := server.Listener.Addr().String()
-	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(sparseArchive(t), types.OCIUncompressedLayer))
-	must(t, err)
-	ref, err := name.ParseReference(host + "/sparse:1")
-	must(t, err)
-	must(t, remote.Write(ref, image))
-	e := newEngine(t)
-	d := e.openFor(t, host)
-	spec := e.spec()
-	spec.Image = driver.Image{Source: "oci://" + host + "/sparse:1"}
-	for range 3 {
-		err := d.waitFor(t, spec)
-		wantError(t, err, driver.ErrRetry, "the disk is a sparse file in its archive", driver.ReasonImageUnavailable)
-	}
-	leavesNothing(t, d)
-	mu.Lock()
-	defer mu.Unlock()
-	if blobs != 1 {
-		t.Errorf("the layer was sent %d times", blobs)
-	}
-}
-
-// sparseArchive returns an archive with a disk of 3 GiB, of which all but a sector is a
-// hole.
-func sparseArchive(t *testing.T) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	w := tar.NewWriter(&out)
-	must(t, w.WriteHeader(&tar.Header{Name: "disk/a", Mode: 0o444, Size: 512, Typeflag: tar.TypeReg, PAXRecords: map[string]string{
-		"XXX.sparse.numblocks": "1", "XXX.sparse.map": "0,512", "XXX.sparse.size": strconv.Itoa(3 << 30),
-	}}))
-	_, err := w.Write(make([]byte, 512))
-	must(t, errors.Join(err, w.Close()))
-	return bytes.ReplaceAll(out.Bytes(), []byte("XXX."), []byte("GNU.")) // which the library does not write by itself
 }
 
 // TestLoginsNeedTLS checks that the operator's logins are not sent to a registry without

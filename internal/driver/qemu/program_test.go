@@ -94,8 +94,7 @@ func TestMachineType(t *testing.T) {
 // it is, running or off, and that the error says what it needs.
 func TestMachineTypeUnavailable(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
 	edit(t, d, spec, func(r map[string]any) { r["machineType"] = "pc-q35-99.9" })
@@ -107,9 +106,7 @@ func TestMachineTypeUnavailable(t *testing.T) {
 	if listed, err := d.List(t.Context(), spec.UID); err != nil || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
 		t.Errorf("it is %+v, %v", listed, err)
 	}
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, says...)
 	gone(t, d, spec)
@@ -119,8 +116,7 @@ func TestMachineTypeUnavailable(t *testing.T) {
 // also by another controller, and also for one that an older version started.
 func TestAcceleratorReported(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	if s := reach(t, d, spec, driver.StateRunning); s.Accelerator != driver.AccelTCG {
 		t.Errorf("Ensure reports %q", s.Accelerator)
@@ -149,8 +145,7 @@ func TestAcceleratorReported(t *testing.T) {
 // TestOOMScore checks that the kernel ends a machine before Drover when memory runs out.
 func TestOOMScore(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	own := oomScore(t, os.Getpid())
@@ -192,9 +187,7 @@ func TestOutput(t *testing.T) {
 	if now, err := os.ReadFile(h.File(machine.LogFile)); err != nil || bytes.Contains(now, []byte("last")) {
 		t.Errorf("the log of the run has %.100q, %v", now, err)
 	}
-	off := spec
-	off.Power = driver.PowerOff
-	if s := reach(t, quiet, off, driver.StateStopped); s.Exit == nil || s.Exit.Output != "" {
+	if s := off(t, quiet, spec); s.Exit == nil || s.Exit.Output != "" {
 		t.Errorf("shut down it ended with %+v", s.Exit)
 	}
 	gone(t, quiet, spec)

@@ -16,8 +16,7 @@ import (
 // again with its disk as it was, and removed without a trace.
 func TestLife(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	first := boots(t, d, spec, "drover guest 1 A")
 	listed, err := d.List(t.Context())

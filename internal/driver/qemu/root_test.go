@@ -41,8 +41,7 @@ func wantRefused(t *testing.T, s driver.Server, says ...string) {
 // through a crash, stops, starts and a restart. All else of the spec is applied.
 func TestImageStays(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	boots(t, d, spec, "drover guest 1 A")
@@ -63,9 +62,7 @@ func TestImageStays(t *testing.T) {
 		t.Errorf("started again it is %+v", s)
 	}
 	restart(t, d, spec, "drover guest 3 A")
-	off := spec
-	off.Power = driver.PowerOff
-	wantRefused(t, reach(t, d, off, driver.StateStopped))
+	wantRefused(t, off(t, d, spec))
 	boots(t, d, spec, "drover guest 4 A")
 	spec.Image = kept
 	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || len(s.Pending) != 0 {
@@ -135,8 +132,7 @@ func TestNameOfImageLasts(t *testing.T) {
 // TestFirstDisk checks that a machine without a root disk may get one.
 func TestFirstDisk(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.linuxSpec(t)
 	paused := spec // its guest need not boot
 	paused.Power = driver.PowerPaused
@@ -168,71 +164,54 @@ type replacement struct {
 func TestUnfinishedReplacement(t *testing.T) {
 	t.Parallel()
 	// Each step does what the older version had done by then, after the previous step.
-	link := func(t *testing.T, r *replacement) {
-		t.Helper()
-		must(t, os.Link(r.File(instance.RootDiskFile), r.File(instance.OldRootFile)))
+	link := func(r *replacement) error {
+		return os.Link(r.File(instance.RootDiskFile), r.File(instance.OldRootFile))
 	}
-	noRoot := func(t *testing.T, r *replacement) {
-		t.Helper()
+	noRoot := func(r *replacement) error {
 		r.Root, r.Old = disks.Disk{}, &r.old
-		must(t, r.Save())
+		return r.Save()
 	}
-	rename := func(t *testing.T, r *replacement) {
-		t.Helper()
-		must(t, os.Rename(r.File("new"), r.File(instance.RootDiskFile)))
-	}
-	newRoot := func(t *testing.T, r *replacement) {
-		t.Helper()
+	rename := func(r *replacement) error { return os.Rename(r.File("new"), r.File(instance.RootDiskFile)) }
+	newRoot := func(r *replacement) error {
 		r.Root = r.new
-		must(t, r.Save())
+		return r.Save()
 	}
-	starting := func(t *testing.T, r *replacement) {
-		t.Helper()
+	starting := func(r *replacement) error {
 		r.Phase, r.Run, r.Settings.Image = record.PhaseStarting, instance.NewID(), r.new.Image.ImageSettings
-		must(t, r.Save())
+		return r.Save()
 	}
-	halted := func(t *testing.T, r *replacement) {
-		t.Helper()
+	halted := func(r *replacement) error {
 		lock, err := r.ClaimRun()
-		must(t, err)
+		disk, diskErr := os.OpenFile(r.File(instance.RootDiskFile), os.O_RDWR, 0)
+		image, imageErr := os.Open(r.new.Image.Path)
+		if err := errors.Join(err, diskErr, imageErr); err != nil {
+			return err
+		}
 		files := &launch.Files{}
 		defer files.Close()
-		disk, err := os.OpenFile(r.File(instance.RootDiskFile), os.O_RDWR, 0)
-		must(t, err)
-		image, err := os.Open(r.new.Image.Path)
-		must(t, err)
 		err = r.Start(t.Context(), r.Host.Program, launch.Config{
 			Version: launch.Version,
 			UUID:    string(r.UID), ID: r.ID, Type: "q35", Accel: machine.AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
 			Root: &launch.Drive{FD: files.Add(disk), Backing: &launch.Layer{FD: files.Add(image), Format: diskimage.Raw}},
 		}, files, lock)
-		must(t, errors.Join(err, lock.Close()))
+		return errors.Join(err, lock.Close())
 	}
-	begun := func(t *testing.T, r *replacement) {
-		t.Helper()
-		must(t, r.Kill(t.Context()))
+	begun := func(r *replacement) error {
+		err := r.Kill(t.Context())
 		r.Phase, r.Old = record.PhaseOn, nil
-		must(t, r.Save())
+		return errors.Join(err, r.Save())
 	}
 	// The old image was requested again: the previous disk is linked back.
-	again := func(t *testing.T, r *replacement) {
-		t.Helper()
-		noRoot(t, r)
-		must(t, os.Remove(r.File(instance.RootDiskFile)))
-		must(t, os.Link(r.File(instance.OldRootFile), r.File(instance.RootDiskFile)))
+	again := func(r *replacement) error {
+		return errors.Join(noRoot(r), os.Remove(r.File(instance.RootDiskFile)), os.Link(r.File(instance.OldRootFile), r.File(instance.RootDiskFile)))
 	}
-	oldRoot := func(t *testing.T, r *replacement) {
-		t.Helper()
+	oldRoot := func(r *replacement) error {
 		r.Root = r.old
-		must(t, r.Save())
+		return r.Save()
 	}
 	// A restoration that was interrupted itself.
-	removed := func(t *testing.T, r *replacement) {
-		t.Helper()
-		noRoot(t, r)
-		must(t, os.Remove(r.File(instance.RootDiskFile)))
-	}
-	type steps []func(*testing.T, *replacement)
+	removed := func(r *replacement) error { return errors.Join(noRoot(r), os.Remove(r.File(instance.RootDiskFile))) }
+	type steps []func(*replacement) error
 	e := newEngine(t)
 	for name, c := range map[string]struct {
 		done   steps
@@ -253,7 +232,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 			t.Parallel()
 			r, spec := e.replacement(t, e.open(t))
 			for _, step := range c.done {
-				step(t, r)
+				must(t, step(r))
 			}
 			d := e.open(t)
 			s := boots(t, d, spec, c.prints)
@@ -340,8 +319,7 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 // started in its place.
 func TestOldDiskMissing(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	r, spec := e.replacement(t, d)
 	r.Root, r.Old = r.new, &r.old
 	must(t, r.Save())
@@ -349,8 +327,6 @@ func TestOldDiskMissing(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), r.File(instance.OldRootFile)) {
 		t.Errorf("got the error %v, want %s in it", err, instance.OldRootFile)
 	}
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 	gone(t, d, spec)
 }

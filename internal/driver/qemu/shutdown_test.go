@@ -76,8 +76,7 @@ func TestShutDown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := newEngine(t)
-			d := e.open(t)
+			e, d := newDriver(t)
 			spec := e.spec()
 			spec.GracePeriod = time.Hour
 			if c.spec != nil {
@@ -121,8 +120,7 @@ func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
 // limit.
 func TestShutDownLimit(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Image.Source, spec.GracePeriod = e.stubborn, 24*time.Hour
 	boots(t, d, spec, "drover guest 1 S")
@@ -135,8 +133,7 @@ func TestShutDownLimit(t *testing.T) {
 // read, lose nothing either.
 func TestShutDownOfOthers(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	released, broken := e.spec(), e.spec()
 	released.GracePeriod = time.Hour
 	boots(t, d, released, "drover guest 1 A")
@@ -161,8 +158,7 @@ func TestShutDownOfOthers(t *testing.T) {
 // after it had begun, and reports it as the reason of the machine's end.
 func TestShutDownCutOff(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Image.Source, spec.GracePeriod = e.stubborn, time.Second
 	first := boots(t, d, spec, "drover guest 1 S")
@@ -185,8 +181,7 @@ func TestShutDownCutOff(t *testing.T) {
 // TestGracePeriodIsKept checks that a change of the grace period needs no restart.
 func TestGracePeriodIsKept(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	for _, grace := range []time.Duration{time.Minute, 0, time.Hour} {
 		spec.GracePeriod = grace

@@ -17,8 +17,7 @@ import (
 // begin.
 func TestRestartThatCannotBe(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "own", Port: 80}}
 	first := reach(t, d, spec, driver.StateRunning)

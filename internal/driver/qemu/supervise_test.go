@@ -44,8 +44,7 @@ func TestRetained(t *testing.T) {
 	for name, c := range map[string]struct{ watched, killed bool }{"before": {true, false}, "later": {false, false}, "killed": {true, true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := newEngine(t)
-			d := e.open(t)
+			e, d := newDriver(t)
 			d.LogBound = instance.LogBound{Size: 4 << 10, Every: 10 * time.Millisecond}
 			spec := e.spec()
 			if c.watched {
@@ -106,8 +105,7 @@ func (e *engine) giveGroup(t *testing.T, h *instance.Instance) (group string) {
 // was released.
 func TestReleasedWhenOff(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
@@ -186,8 +184,7 @@ func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 // and cut its log.
 func TestEventsHeld(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	d.LogBound.Size = 4 << 10
 	ends, stops, prints := e.spec(), e.spec(), e.spec()
 	for _, spec := range []driver.ServerSpec{ends, stops, prints} {
@@ -219,8 +216,7 @@ func TestEventsHeld(t *testing.T) {
 // and that it is reported then and again when it answers.
 func TestSilence(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	d.LogBound.Every = 10 * time.Millisecond
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
@@ -267,8 +263,7 @@ func TestSilence(t *testing.T) {
 // machines.
 func TestWatchEndsQuietly(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -297,8 +292,7 @@ func TestWatchEndsQuietly(t *testing.T) {
 // killed right after it resumed the guest.
 func TestKilledAfterResume(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	off := e.spec()
 	off.Power = driver.PowerOff
 	reach(t, d, off, driver.StateStopped)

@@ -55,8 +55,7 @@ func wantConfinement(t *testing.T, s driver.Server, reason string) {
 func TestMachineUsers(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	seen := map[string]bool{}
 	for range 3 {
 		spec := e.spec()
@@ -204,8 +203,7 @@ func replaceIn(t *testing.T, path, key string, value int64) {
 func TestLowPort(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "web", Protocol: "TCP", Port: 80, HostPort: freeLowPort(t)}}
 	reach(t, d, spec, driver.StateRunning)
@@ -278,8 +276,7 @@ func TestSetuidRefused(t *testing.T) {
 	if !isRunAgain(t, "setpriv", "--bounding-set=-setuid") {
 		return
 	}
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	spec := e.spec()
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "CAP_SETUID", driver.ReasonMachineUserUnavailable)
@@ -293,8 +290,7 @@ func TestFewDescriptors(t *testing.T) {
 	if !isRunAgain(t, "prlimit", "--nofile=64") {
 		return
 	}
-	e := newEngine(t)
-	d := e.open(t)
+	e, d := newDriver(t)
 	running, spec := e.spec(), e.spec()
 	first := reach(t, d, running, driver.StateRunning)
 	var taken []*os.File

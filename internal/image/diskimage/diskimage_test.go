@@ -189,7 +189,7 @@ func TestCheckDisk(t *testing.T) {
 // header says.
 func TestProbeIsCheap(t *testing.T) {
 	t.Parallel()
-	path := made(t, "create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "OUT", "100G")
+	path := made(t, "create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "OUT", "10G")
 	f, err := os.Open(path)
 	must(t, err)
 	defer func() { _ = f.Close() }()

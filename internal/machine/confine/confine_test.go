@@ -5,15 +5,17 @@ package confine
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr/funcr"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func must(t *testing.T, err error) {
@@ -34,16 +36,12 @@ func TestThreadsStayFree(t *testing.T) {
 	statuses, err := filepath.Glob("/proc/self/task/*/status")
 	must(t, err)
 	for _, path := range statuses {
-		for wait := 0; ; wait++ {
-			text, err := os.ReadFile(path)
-			if err != nil || strings.Contains(string(text), "NoNewPrivs:\t0") {
-				break // or it ended
+		assert.Eventually(t, path+" is not restricted, or has ended", func(testing.TB) error {
+			if text, err := os.ReadFile(path); err == nil && !strings.Contains(string(text), "NoNewPrivs:\t0") {
+				return fmt.Errorf("it is %s", text)
 			}
-			if wait == 100 {
-				t.Fatalf("%s is restricted", path)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+			return nil
+		})
 	}
 }
 

@@ -21,6 +21,13 @@ import (
 	"time"
 )
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // stub is a machine that answers with what a test sets.
 type stub struct {
 	status Status
@@ -60,18 +67,14 @@ func newPair(t *testing.T, name string) (machine, client Credentials) {
 	_, _ = rand.Read(seed) // it never fails
 	machine, err := MachineCredentials(seed, name, "run", time.Now())
 	client, clientErr := ClientCredentials(seed, name, "run", time.Now())
-	if err := errors.Join(err, clientErr); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, clientErr))
 	return machine, client
 }
 
 func clientConfig(t *testing.T, c Credentials) *tls.Config {
 	t.Helper()
 	config, err := c.ClientConfig(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return config
 }
 
@@ -80,13 +83,9 @@ func clientConfig(t *testing.T, c Credentials) *tls.Config {
 func serve(t *testing.T, c Credentials, m Machine) string {
 	t.Helper()
 	s, err := NewServer(t.Context(), c, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	go func() { _ = s.serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	return listener.Addr().String()
@@ -185,9 +184,7 @@ func TestDerived(t *testing.T) {
 	t.Parallel()
 	seed := bytes.Repeat([]byte{7}, SeedBytes)
 	machine, err := MachineCredentials(seed, name, "run", time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	address := serve(t, machine, &stub{status: Status{State: StateRunning}})
 	for what, c := range map[string]struct {
 		seed      []byte
@@ -200,9 +197,7 @@ func TestDerived(t *testing.T) {
 		"another run":  {seed, name, "next", ErrIdentity},
 	} {
 		client, err := ClientCredentials(c.seed, c.name, c.run, time.Now().Add(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := NewClient(address, clientConfig(t, client)).Status(t.Context()); !errors.Is(err, c.want) {
 			t.Errorf("%s: the status fails with %v, want %v", what, err, c.want)
 		}
@@ -228,9 +223,7 @@ func TestAnswers(t *testing.T) {
 	t.Parallel()
 	machine, client := newPair(t, name)
 	config, err := machine.serverConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, c := range map[string]struct {
 		code         int
 		header, body string
@@ -326,13 +319,9 @@ func TestServeRefusesItself(t *testing.T) {
 	t.Parallel()
 	machine, client := newPair(t, name)
 	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	go func() { _ = s.Serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	for range 2 * maxConnections { // none of which takes the place of another
@@ -351,9 +340,7 @@ func TestFull(t *testing.T) {
 	var idle []net.Conn
 	for range maxConnections {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		idle = append(idle, conn)
 	}
 	c := NewClient(address, clientConfig(t, client))
@@ -378,9 +365,7 @@ func TestReadCredentials(t *testing.T) {
 		if _, err := ReadCredentials(folder); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("without %s the error is %v", file, err)
 		}
-		if err := os.WriteFile(filepath.Join(folder, file), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(folder, file), content, 0o600))
 	}
 	if got, err := ReadCredentials(folder); err != nil || !reflect.DeepEqual(got, machine) {
 		t.Errorf("got %v, %v", got, err)

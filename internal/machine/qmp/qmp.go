@@ -205,11 +205,18 @@ func (c *Client) writeCommand(ctx context.Context, id uint64, command string, ar
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	deadline, _ := ctx.Deadline()
-	_ = c.conn.SetWriteDeadline(deadline)
+	_ = c.conn.SetWriteDeadline(time.Time{})
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.conn.SetWriteDeadline(time.Unix(1, 0))
+		close(interrupted)
+	})
 	_, err = c.conn.Write(append(line, '\n'))
+	if !stop() {
+		<-interrupted // so that it does not interrupt the next command
+	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = context.DeadlineExceeded // the connection's deadline is that of ctx
+		err = ctx.Err()
 	}
 	if err != nil {
 		c.closeWith(err)
