@@ -16,6 +16,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -92,9 +93,7 @@ func TestAnswers(t *testing.T) {
 
 func (f *fixture) create(t *testing.T, b *framework.VMBuilder) {
 	t.Helper()
-	if err := f.objects.Create(t.Context(), b.Obj()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, f.objects.Create(t.Context(), b.Obj()))
 }
 
 // get returns the answer to a plain request.
@@ -106,20 +105,14 @@ func (f *fixture) get(t *testing.T, who, path string) (code int, header http.Hea
 func (f *fixture) send(t *testing.T, method, who, path string) (code int, header http.Header, status metav1.Status) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, f.server.URL+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if who != "" {
 		r.Header.Set("Authorization", "Bearer "+who)
 	}
 	response, err := f.server.Client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = response.Body.Close() }()
-	if err := json.NewDecoder(response.Body).Decode(&status); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.NewDecoder(response.Body).Decode(&status))
 	return response.StatusCode, response.Header, status
 }
 

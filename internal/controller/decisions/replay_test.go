@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // randomDecisions is how many decisions TestRandomDecisionsReplay records.
@@ -31,9 +32,7 @@ const minKinds = 45
 func TestRandomDecisionsReplay(t *testing.T) {
 	checks := flag.Lookup("rapid.checks").Value
 	before := checks.String()
-	if err := checks.Set(randomDecisions); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, checks.Set(randomDecisions))
 	defer func() { _ = checks.Set(before) }()
 	kinds, steps, n := map[string]bool{}, map[policy.Step]int{}, 0
 	rapid.Check(t, func(t *rapid.T) {

@@ -23,7 +23,9 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 func inspectRaw(t *testing.T, id string) container.InspectResponse {
@@ -258,7 +260,7 @@ func TestPorts(t *testing.T) {
 	fixed := framework.FreePort(t)
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: fixed}, {Name: "any", Port: 81}, {Name: "dns", Protocol: "UDP", Port: 53}}
 	s := ensureState(t, d, spec, driver.StateRunning)
-	eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", fixed)) })
+	assert.Eventually(t, "the published port", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", fixed)) })
 	if want := portsOf(t, s.ID); !slices.Equal(s.Ports, want) {
 		t.Errorf("open are %+v, want %+v", s.Ports, want)
 	}
@@ -276,18 +278,11 @@ func TestPorts(t *testing.T) {
 		t.Errorf("with changed ports it is %+v, want them pending and the run %s", waiting, s.Run)
 	}
 	changed.RestartRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
-	var after driver.Server
-	eventually(t, "the restart", func() (err error) {
-		after, err = d.Ensure(t.Context(), changed)
-		if err == nil && (after.State != driver.StateRunning || after.Run == s.Run || len(after.Pending) > 0) {
-			err = fmt.Errorf("it is %+v", after)
-		}
-		return err
-	})
+	after := ensureNewRun(t, d, changed, s.Run)
 	if want := portsOf(t, after.ID); !slices.Equal(after.Ports, want) || len(portsTo(after, 80)) != len(want) {
 		t.Fatalf("open are %+v, want %+v, and none but to port 80", after.Ports, want)
 	}
-	eventually(t, "the port that the engine chose", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", after.Ports[0].HostPort)) })
+	assert.Eventually(t, "the port that the engine chose", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", after.Ports[0].HostPort)) })
 }
 
 // portsOf returns what the engine publishes, by its own account: an entry for each port
@@ -341,7 +336,7 @@ func TestPortsThatDiffer(t *testing.T) {
 		t.Errorf("open are %+v, want %+v", s.Ports, want)
 	}
 	for _, p := range want {
-		eventually(t, "the published port", func() error { return answersAt(t, net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort))) })
+		assert.Eventually(t, "the published port", func(testing.TB) error { return answersAt(t, net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort))) })
 	}
 }
 
@@ -375,7 +370,7 @@ func TestPortConflict(t *testing.T) {
 			}
 			free()
 			ensureState(t, d, spec, driver.StateRunning)
-			eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", port)) })
+			assert.Eventually(t, "the published port", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", port)) })
 		})
 	}
 }
@@ -402,13 +397,13 @@ func TestDefaultImage(t *testing.T) {
 	}
 	spec.Image.Source = ""
 	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
-	eventually(t, "the restart", func() error {
-		if s := mustEnsure(t, d, spec); s.State != driver.StateRunning || s.Run == first.Run || s.ID != first.ID {
-			return fmt.Errorf("it is %+v", s)
-		}
-		return nil
-	})
+	if s := ensureNewRun(t, d, spec, first.Run); s.ID != first.ID {
+		t.Errorf("it is %+v, want the container %s", s, first.ID)
+	}
 }
+
+// restarterDelay is longer than the engine's restarter waits after the first short runs.
+const restarterDelay = 2 * time.Second
 
 // TestStoppedForGood checks that neither the engine's restarter nor its backoff
 // undoes a stop.
@@ -429,10 +424,9 @@ func TestStoppedForGood(t *testing.T) {
 			ensureState(t, d, spec, c.state)
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 			s := ensureState(t, d, spec, driver.StateStopped)
-			for began := time.Now(); time.Since(began) < 2*time.Second; {
-				if in := inspectRaw(t, s.ID); in.State.Running || in.State.Restarting {
-					t.Fatalf("after %v it is %s again", time.Since(began), in.State.Status)
-				}
+			time.Sleep(restarterDelay)
+			if in := inspectRaw(t, s.ID); in.State.Running || in.State.Restarting {
+				t.Fatalf("it is %s again", in.State.Status)
 			}
 			spec.Power = driver.PowerOn
 			ensureState(t, d, spec, c.state)
@@ -528,7 +522,7 @@ func TestResizeLive(t *testing.T) {
 
 	// A size that the host cannot provide does not keep a server on.
 	huge.Power, huge.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-	eventually(t, "the stop", func() error {
+	assert.Eventually(t, "the stop", func(testing.TB) error {
 		_, err := d.Ensure(t.Context(), huge)
 		if all := mustList(t, d, spec.UID); all[0].State != driver.StateStopped {
 			return fmt.Errorf("it is %+v, Ensure gave %w", all, errors.Join(err, driver.ErrRetry))
@@ -541,6 +535,7 @@ func TestResizeLive(t *testing.T) {
 // TestOutOfMemory tries more than once: on a busy host the engine may see the end of a
 // run before its cause, and then never records the cause.
 func TestOutOfMemory(t *testing.T) {
+	tier.Full(t, "it takes up to five runs that use up their memory; FuzzContainerJSON keeps how the engine's report is read")
 	t.Parallel()
 	d := newDriver(t, Options{})
 	spec := newSpec(t, d, guestImages(t).plain)

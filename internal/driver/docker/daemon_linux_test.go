@@ -6,7 +6,6 @@ package docker
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,6 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // daemon is a Docker engine for one test, which the test can stop and start.
@@ -73,7 +75,7 @@ func (d *daemon) start(t *testing.T) {
 		t.Fatalf("starting an engine, which hack/dockerd.sh installs: %v", err)
 	}
 	c := d.client(t)
-	eventually(t, "the engine of this test", func() error {
+	assert.Eventually(t, "the engine of this test", func(testing.TB) error {
 		_, err := c.Ping(t.Context(), client.PingOptions{})
 		return err
 	})
@@ -115,6 +117,7 @@ func (d *daemon) client(t *testing.T) *client.Client {
 // TestEngineRestart ends and starts the engine. Running servers run again, after a crash of
 // the engine at the latest by Ensure, stopped ones stay off, and nothing is created twice.
 func TestEngineRestart(t *testing.T) {
+	tier.Full(t, "it starts two engines of its own, twice each; the contract's LoseEngine keeps the loss of a connection")
 	t.Parallel()
 	t.Run("stopped", func(t *testing.T) { testEngineRestart(t, false) })
 	t.Run("killed", func(t *testing.T) { testEngineRestart(t, true) })
@@ -150,12 +153,7 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	} else {
 		engine.stop(t)
 	}
-	eventually(t, "Watch to close", func() error {
-		if _, open := <-events; open {
-			return errors.New("it is open")
-		}
-		return nil
-	})
+	drivertest.WaitForClose(t, events, "the engine was lost")
 	for range 3 {
 		_, err = d.List(t.Context())
 		wantError(t, err, driver.ErrUnavailable, "", engine.host())
@@ -196,7 +194,7 @@ func checkStopped(t *testing.T, d *Driver, before map[types.UID]driver.Server, r
 
 func deleteServers(t *testing.T, d *Driver) {
 	ctx := context.WithoutCancel(t.Context())
-	eventually(t, "the clean-up", func() error {
+	assert.Eventually(t, "the clean-up", func(testing.TB) error {
 		all, err := d.List(ctx)
 		for _, s := range all {
 			_ = d.Delete(ctx, driver.Target{UID: s.UID}, false)

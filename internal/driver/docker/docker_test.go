@@ -6,7 +6,6 @@ package docker
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr/testr"
 	"github.com/moby/moby/client"
@@ -51,7 +50,6 @@ func TestContract(t *testing.T) {
 		Visible:     actions.visible,
 		Restarts:    true,
 		ResizesLive: true,
-		Timeout:     60 * time.Second,
 		Skips:       notFenced,
 	})
 }

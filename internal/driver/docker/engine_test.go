@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
 )
 
 func TestNew(t *testing.T) {
@@ -112,7 +113,7 @@ func TestEngineThatHangs(t *testing.T) {
 			_, err := d.List(ctx)
 			return err
 		}, driver.ErrUnavailable},
-		"create": {"/containers/create", 10 * time.Second, func(ctx context.Context, d *Driver, spec driver.ServerSpec) error {
+		"create": {"/containers/create", 5 * time.Second, func(ctx context.Context, d *Driver, spec driver.ServerSpec) error {
 			_, err := d.Ensure(ctx, spec)
 			return err
 		}, nil},
@@ -135,7 +136,7 @@ func TestEngineThatHangs(t *testing.T) {
 			})
 			began := time.Now()
 			err := c.call(t.Context(), d, spec)
-			if took := time.Since(began); took > c.within+15*time.Second { // the default is 30 s
+			if took := time.Since(began); took >= DefaultCallTimeout {
 				t.Errorf("it took %v", took)
 			}
 			if c.kind != nil {
@@ -235,12 +236,7 @@ func TestListInspectsChanges(t *testing.T) {
 	}
 
 	p.disconnect()
-	eventually(t, "Watch to close", func() error {
-		if _, open := <-events; open {
-			return errors.New("it is open")
-		}
-		return nil
-	})
+	drivertest.WaitForClose(t, events, "the engine was lost")
 	p.reconnect()
 	if n := inspects(); n != len(specs) {
 		t.Errorf("after an outage a list took %d inspections, want %d", n, len(specs))

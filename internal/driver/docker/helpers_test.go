@@ -22,13 +22,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 func randomText() string { return rand.String(8) }
@@ -134,33 +133,21 @@ func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, ch
 	return err
 }
 
-// eventually polls until try returns no error.
-func eventually(t *testing.T, what string, try func() error) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waiting for %s: %v", what, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
+// guestStart is how long a guest that no one stops takes to answer at most.
+const guestStart = 3 * time.Second
 
-// awaitGuest waits until the guest's own HTTP service answers, but for a limited time:
-// another caller may be stopping it.
+// awaitGuest waits until the guest's own HTTP service answers, but for a limited time: another
+// caller may be stopping it.
 func awaitGuest(ctx context.Context, s driver.Server) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, guestStart)
 	defer cancel()
-	for ctx.Err() == nil && len(s.Addresses) > 0 {
-		if _, err := httpGet(ctx, "http://"+s.Addresses[0]+"/"); err == nil {
-			return
+	_ = assert.Poll(ctx, "the guest answers", func() error {
+		if len(s.Addresses) == 0 {
+			return nil
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		_, err := httpGet(ctx, "http://"+s.Addresses[0]+"/")
+		return err
+	})
 }
 
 // callGuest calls the guest's own HTTP service.
@@ -170,7 +157,7 @@ func callGuest(t *testing.T, s driver.Server, path string, args ...any) {
 		t.Fatalf("the server has no address: %+v", s)
 	}
 	url := "http://" + s.Addresses[0] + fmt.Sprintf(path, args...)
-	eventually(t, url, func() error {
+	assert.Eventually(t, url, func(testing.TB) error {
 		code, err := httpGet(t.Context(), url)
 		if err == nil && code != http.StatusOK {
 			err = fmt.Errorf("status %d", code)
@@ -179,8 +166,11 @@ func callGuest(t *testing.T, s driver.Server, path string, args ...any) {
 	})
 }
 
+// guestAnswer is how long a request to a guest may take, which may have been killed under it.
+const guestAnswer = 5 * time.Second
+
 func httpGet(ctx context.Context, url string) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, guestAnswer)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -135,6 +135,9 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
+// progressPeriod makes parts of a layer come apart: the engine reports progress only now and then.
+const progressPeriod = 20 * time.Millisecond
+
 // serveLayer sends half, and the rest when the layer is released.
 func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request, content []byte) {
 	r.countLayer(&r.layers)
@@ -143,7 +146,7 @@ func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request, content 
 	for i := 0; i < half; i += half / 8 {
 		_, _ = w.Write(content[i:min(half, i+half/8)])
 		w.(http.Flusher).Flush()
-		time.Sleep(20 * time.Millisecond) // the engine reports progress only now and then
+		time.Sleep(progressPeriod)
 	}
 	select {
 	case <-r.released:

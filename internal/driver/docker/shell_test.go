@@ -23,6 +23,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // shellScript is the main process of the shell's image: it serves HTTP, and repeats what it
@@ -137,7 +138,6 @@ func shellGuest(c *client.Client) drivertest.Guest {
 			Copy:     []string{"cat"},
 			Exit:     func(code int) []string { return shell(`exit "$1"`, fmt.Sprint(code)) },
 			Killed:   shell(`kill -KILL $$`),
-			Sleep:    []string{"sleep", "300"},
 
 			NotExecutable: []string{"/etc"},
 
@@ -158,7 +158,7 @@ func printInContainer(t *testing.T, c *client.Client, id, line string) {
 
 func awaitExec(t *testing.T, c *client.Client, id string) {
 	t.Helper()
-	eventually(t, "the end of a command", func() error {
+	assert.Eventually(t, "the end of a command", func(testing.TB) error {
 		state, err := c.ExecInspect(t.Context(), id, client.ExecInspectOptions{})
 		if err == nil && (state.Running || state.ExitCode != 0) {
 			err = fmt.Errorf("it is %+v", state)

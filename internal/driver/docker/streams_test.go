@@ -22,6 +22,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // startShell starts a server with a shell in it, by a driver for d's cluster.
@@ -68,7 +69,7 @@ func (r *reader) now() (string, error) {
 
 func (r *reader) awaitText(t *testing.T, want string) {
 	t.Helper()
-	eventually(t, "the text "+want, func() error {
+	assert.Eventually(t, "the text "+want, func(testing.TB) error {
 		if text, err := r.now(); !strings.Contains(text, want) {
 			return fmt.Errorf("it is %q, %v", text, err) //nolint:errorlint // there may be none
 		}
@@ -78,7 +79,7 @@ func (r *reader) awaitText(t *testing.T, want string) {
 
 func (r *reader) awaitEnd(t *testing.T) (err error) {
 	t.Helper()
-	eventually(t, "the end of the stream", func() error {
+	assert.Eventually(t, "the end of the stream", func(testing.TB) error {
 		if _, err = r.now(); err == nil {
 			return errors.New("it goes on")
 		}
@@ -156,7 +157,7 @@ func TestConsoleShowsEarlierOutput(t *testing.T) {
 
 func awaitLog(t *testing.T, d *Driver, spec driver.ServerSpec, want string) {
 	t.Helper()
-	eventually(t, "the log", func() error {
+	assert.Eventually(t, "the log", func(testing.TB) error {
 		l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 		if err != nil {
 			return err
@@ -273,7 +274,7 @@ func TestCommandEndsWithItsCaller(t *testing.T) {
 // command line.
 func awaitProcesses(t *testing.T, id, text string, want int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d processes with %q", want, text), func() error {
+	assert.Eventually(t, fmt.Sprintf("%d processes with %q", want, text), func(testing.TB) error {
 		top, err := guestImages(t).client.ContainerTop(t.Context(), id, client.ContainerTopOptions{})
 		if err != nil {
 			return err
@@ -338,12 +339,10 @@ func TestTerminalInput(t *testing.T) {
 		"\x1eback\x1e x\n": "\x1eback\x1e x ends",
 	} {
 		var out bytes.Buffer
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		code, err := d.Exec(ctx, spec.UID, driver.ExecRequest{
+		code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{
 			Command: []string{"sh", "-c", `stty -echo; last=0; while read -r line; do last=$line; done; echo "${line:-$last} ends"`},
 			Stdin:   strings.NewReader(input), Stdout: &out, TTY: true,
 		})
-		cancel()
 		if err != nil || code != 0 || !strings.Contains(out.String(), want) {
 			t.Errorf("%q: it ended with %d, %v, and printed %q, want %q", input, code, err, out.String(), want)
 		}
@@ -498,13 +497,7 @@ func TestPreviousLog(t *testing.T) {
 	long := strings.Repeat("x", 40<<10)
 	runInContainer(t, c, s.ID, `x=0123456789abcdef; while [ ${#x} -lt 40960 ]; do x=$x$x; done; { echo first; echo "$x"; printf unfinished; } >/proc/1/fd/1`)
 	spec.RestartRun, spec.StopBy = s.Run, time.Now().Add(time.Hour)
-	eventually(t, "the restart", func() error {
-		now, err := d.Ensure(t.Context(), spec)
-		if err == nil && (now.Run == s.Run || now.State != driver.StateRunning) {
-			err = fmt.Errorf("it is %+v", now)
-		}
-		return err
-	})
+	ensureNewRun(t, d, spec, s.Run)
 	for lines, want := range map[int64]string{1: "unfinished", 2: long[:0] + "f\nunfinished", 3: "first\n", 0: ""} {
 		l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true, TailLines: &lines})
 		must(t, err)
@@ -545,7 +538,7 @@ func TestStreamsLeaveNothing(t *testing.T) { //nolint:paralleltest // it counts 
 	open(20)
 	routines, files := runtime.NumGoroutine(), openFiles(t)
 	open(100)
-	eventually(t, "the end of all that was opened", func() error {
+	assert.Eventually(t, "the end of all that was opened", func(testing.TB) error {
 		if r, f := runtime.NumGoroutine(), openFiles(t); r > routines+10 || f > files+10 {
 			return fmt.Errorf("there are %d goroutines and %d files, before there were %d and %d", r, f, routines, files)
 		}

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
@@ -55,7 +54,6 @@ func TestContract(t *testing.T) {
 		},
 		FailCode: instance.CodePanicked,
 		Visible:  e.visible,
-		Timeout:  3 * time.Minute,
 		Skips: withGuestSkips(map[string]string{
 			"StartedByHand": "a machine cannot be started without its driver",
 		}),

@@ -4,6 +4,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -34,18 +34,14 @@ type adminEngine struct {
 func (e adminEngine) open(t *testing.T, cluster string) driver.Driver {
 	t.Helper()
 	opened, err := Open(t.Context(), e.name, e.opts(cluster))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return opened[0].Driver
 }
 
 func (e adminEngine) admin(t *testing.T, cluster string) driver.Admin {
 	t.Helper()
 	a, err := OpenAdmin(e.name, e.dir, e.opts(cluster).Environment)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return a
 }
 
@@ -60,13 +56,12 @@ func (e adminEngine) startServer(t *testing.T, d driver.Driver, a driver.Admin, 
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		_ = a.RemoveRetained(ctx, driver.Target{UID: spec.UID, ID: server.ID})
-		for range 100 {
-			if err := d.Delete(ctx, spec.Target, false); errors.Is(err, driver.ErrNotFound) {
-				return
+		assert.Eventually(t, name+" is removed", func(testing.TB) error {
+			if err := d.Delete(ctx, spec.Target, false); !errors.Is(err, driver.ErrNotFound) {
+				return fmt.Errorf("Delete returned %w", cmp.Or(err, driver.ErrRetry))
 			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		t.Errorf("%s is left", name)
+			return nil
+		})
 	})
 	assert.Eventually(t, name+" runs", func(t testing.TB) (err error) {
 		server, err = d.Ensure(t.Context(), spec)
@@ -227,7 +222,5 @@ func TestAdminOfMissingFolders(t *testing.T) {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // optional returns the driver as one of the optional interfaces, or skips the case.
@@ -85,7 +86,7 @@ func (r *reading) now() (string, error) {
 // waitForText waits until a text was read, and checks that it was read once.
 func (e *Env) waitForText(t *testing.T, r *reading, text string) {
 	t.Helper()
-	e.WaitUntil(t, "the stream to have "+text, func() error {
+	assert.Eventually(t, "the stream to have "+text, func(testing.TB) error {
 		all, err := r.now()
 		if n := strings.Count(all, text); n != 1 {
 			return fmt.Errorf("it has it %d times, and ended with %v: %q", n, err, all) //nolint:errorlint // there may be none
@@ -98,7 +99,7 @@ func (e *Env) waitForText(t *testing.T, r *reading, text string) {
 // than io.EOF if kind is nil.
 func (e *Env) waitForEnd(t *testing.T, r *reading, kind error) {
 	t.Helper()
-	e.WaitUntil(t, "the stream to end", func() error {
+	assert.Eventually(t, "the stream to end", func(testing.TB) error {
 		switch _, err := r.now(); {
 		case err == nil:
 			return errors.New("it goes on")
