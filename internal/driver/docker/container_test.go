@@ -31,7 +31,7 @@ import (
 func inspectRaw(t *testing.T, id string) container.InspectResponse {
 	t.Helper()
 	res, err := guestImages(t).client.ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	return res.Container
 }
 
@@ -45,7 +45,7 @@ func createContainer(t *testing.T, name string, config *container.Config) string
 	t.Helper()
 	g := guestImages(t)
 	res, err := g.client.ContainerCreate(t.Context(), client.ContainerCreateOptions{Name: name, Config: config})
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		_, _ = g.client.ContainerRemove(ctx, res.ID, client.ContainerRemoveOptions{Force: true})
@@ -56,36 +56,31 @@ func createContainer(t *testing.T, name string, config *container.Config) string
 func TestCreatedAsSpecified(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	for name, c := range map[string]struct {
-		policy driver.RestartPolicy
-		want   container.RestartPolicyMode
-	}{
-		"always by default": {"", "unless-stopped"},
-		"always":            {driver.RestartAlways, "unless-stopped"},
-		"on failure":        {driver.RestartOnFailure, "on-failure"},
-		"never":             {driver.RestartNever, "no"},
+	spec := newSpec(t, d, guestImages(t).plain)
+	spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1500, 64e6, driver.RestartOnFailure
+	s := ensureState(t, d, spec, driver.StateRunning)
+	in := inspectRaw(t, s.ID)
+	host := in.HostConfig
+	if host.NanoCPUs != 1500000000 || host.Memory != 64000000 || host.MemorySwap != 64000000 || host.RestartPolicy.Name != "on-failure" {
+		t.Errorf("got %d nano CPUs, %d memory, %d with swap, policy %s", host.NanoCPUs, host.Memory, host.MemorySwap, host.RestartPolicy.Name)
+	}
+	if want := "/" + spec.Name + ".default." + string(spec.UID[:8]); in.Name != want || in.Config.Hostname != spec.Name {
+		t.Errorf("got the name %s and the host name %s, want %s and %s", in.Name, in.Config.Hostname, want, spec.Name)
+	}
+	for label, want := range map[string]string{
+		LabelUID: string(spec.UID), LabelNamespace: "default", LabelName: spec.Name, LabelCluster: d.ClusterID, LabelEpoch: "7",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			spec := newSpec(t, d, guestImages(t).plain)
-			spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1500, 64e6, c.policy
-			s := ensureState(t, d, spec, driver.StateRunning)
-			in := inspectRaw(t, s.ID)
-			host := in.HostConfig
-			if host.NanoCPUs != 1500000000 || host.Memory != 64000000 || host.MemorySwap != 64000000 || host.RestartPolicy.Name != c.want {
-				t.Errorf("got %d nano CPUs, %d memory, %d with swap, policy %s", host.NanoCPUs, host.Memory, host.MemorySwap, host.RestartPolicy.Name)
-			}
-			if want := "/" + spec.Name + ".default." + string(spec.UID[:8]); in.Name != want || in.Config.Hostname != spec.Name {
-				t.Errorf("got the name %s and the host name %s, want %s and %s", in.Name, in.Config.Hostname, want, spec.Name)
-			}
-			for label, want := range map[string]string{
-				LabelUID: string(spec.UID), LabelNamespace: "default", LabelName: spec.Name, LabelCluster: d.ClusterID, LabelEpoch: "7",
-			} {
-				if got := in.Config.Labels[label]; got != want {
-					t.Errorf("label %s is %q, want %q", label, got, want)
-				}
-			}
-		})
+		if got := in.Config.Labels[label]; got != want {
+			t.Errorf("label %s is %q, want %q", label, got, want)
+		}
+	}
+	for policy, want := range map[driver.RestartPolicy]container.RestartPolicyMode{
+		"": "unless-stopped", driver.RestartAlways: "unless-stopped", driver.RestartNever: "no",
+	} {
+		spec.RestartPolicy = policy
+		if got := d.createOptions(spec, "", "").HostConfig.RestartPolicy.Name; got != want {
+			t.Errorf("%q becomes %s, want %s", policy, got, want)
+		}
 	}
 }
 
@@ -107,7 +102,7 @@ func TestNameConflict(t *testing.T) {
 				t.Errorf("the other container is %s, want it untouched", in.State.Status)
 			}
 			_, err = guestImages(t).client.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{})
-			must(t, err)
+			assert.NoError(t, err)
 			ensureState(t, d, spec, driver.StateRunning)
 		})
 	}
@@ -142,14 +137,14 @@ func TestRenamedByHand(t *testing.T) {
 	before := ensureState(t, d, spec, driver.StateRunning)
 	name := "by-hand-" + randomText()
 	_, err := guestImages(t).client.ContainerRename(t.Context(), before.ID, client.ContainerRenameOptions{NewName: name})
-	must(t, err)
+	assert.NoError(t, err)
 	if s := mustEnsure(t, d, spec); s.ID != before.ID || s.Run != before.Run {
 		t.Errorf("after the rename it is %+v, want it unchanged: %+v", s, before)
 	}
 	if got := inspectRaw(t, before.ID).Name; got != "/"+name {
 		t.Errorf("the name is %s, want %s left alone", got, name)
 	}
-	must(t, d.Delete(t.Context(), spec.Target, false))
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 }
 
 func TestRetained(t *testing.T) {
@@ -159,7 +154,7 @@ func TestRetained(t *testing.T) {
 	spec.RestartPolicy = driver.RestartAlways
 	s := ensureState(t, d, spec, driver.StateRunning)
 	createUnmanaged(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken is no obstacle
-	must(t, d.Delete(t.Context(), spec.Target, true))
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	in := inspectRaw(t, s.ID)
 	if !strings.HasSuffix(in.Name, RetainedSuffix) || in.State.Status != container.StateRunning || in.HostConfig.RestartPolicy.Name != "unless-stopped" {
 		t.Errorf("released it is %s, %s, %s", in.Name, in.State.Status, in.HostConfig.RestartPolicy.Name)
@@ -240,7 +235,7 @@ func TestRootDiskIsNoted(t *testing.T) {
 func listenOn(t *testing.T, port int32) net.Listener {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
-	must(t, err)
+	assert.NoError(t, err)
 	return l
 }
 
@@ -295,7 +290,7 @@ func portsOf(t *testing.T, id string) (all []driver.Port) {
 		bindings := inspectRaw(t, id).NetworkSettings.Ports[port]
 		for _, b := range bindings {
 			hostPort, err := strconv.Atoi(b.HostPort)
-			must(t, err)
+			assert.NoError(t, err)
 			p := driver.Port{Protocol: strings.ToUpper(string(port.Proto())), Port: int32(port.Num()), HostPort: int32(hostPort)} //nolint:gosec // a port
 			if len(bindings) == 2 && bindings[0].HostPort != bindings[1].HostPort {
 				p.HostIP = b.HostIP.String()
@@ -329,7 +324,7 @@ func TestPortsThatDiffer(t *testing.T) {
 		{HostIP: netip.IPv4Unspecified(), HostPort: fmt.Sprint(four)}, {HostIP: netip.IPv6Unspecified(), HostPort: fmt.Sprint(six)},
 	}}
 	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	must(t, err)
+	assert.NoError(t, err)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: four, HostIP: "0.0.0.0"}, {Protocol: "TCP", Port: 80, HostPort: six, HostIP: "::"}}
 	if !slices.Equal(s.Ports, want) {
@@ -348,11 +343,11 @@ func TestPortConflict(t *testing.T) {
 			spec := newSpec(t, d, guestImages(t).plain)
 			spec.Ports = []driver.Port{{Port: 80, HostPort: port}}
 			ensureState(t, d, spec, driver.StateRunning)
-			return func() { must(t, d.Delete(t.Context(), spec.Target, false)) }
+			return func() { assert.NoError(t, d.Delete(t.Context(), spec.Target, false)) }
 		},
 		"program": func(t *testing.T, port int32) func() {
 			l := listenOn(t, port)
-			return func() { must(t, l.Close()) }
+			return func() { assert.NoError(t, l.Close()) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -535,7 +530,7 @@ func TestResizeLive(t *testing.T) {
 // TestOutOfMemory tries more than once: on a busy host the engine may see the end of a
 // run before its cause, and then never records the cause.
 func TestOutOfMemory(t *testing.T) {
-	tier.Full(t, "it takes up to five runs that use up their memory; FuzzContainerJSON keeps how the engine's report is read")
+	tier.Full(t, "it takes up to five runs that use up their memory; TestExitStatus keeps how the engine's report is read")
 	t.Parallel()
 	d := newDriver(t, Options{})
 	spec := newSpec(t, d, guestImages(t).plain)
@@ -560,7 +555,7 @@ func TestAdoptUnstarted(t *testing.T) {
 	d := newDriver(t, Options{})
 	spec := newSpec(t, d, guestImages(t).plain)
 	half, err := d.createInstance(t.Context(), spec)
-	must(t, err)
+	assert.NoError(t, err)
 	s := ensureState(t, newDriver(t, d.Options), spec, driver.StateRunning)
 	if s.ID != half.id {
 		t.Errorf("Ensure made %s, want %s adopted", s.ID, half.id)
@@ -593,7 +588,7 @@ func TestEnsureAfterDelete(t *testing.T) {
 	spec := newSpec(t, d, guestImages(t).plain)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	spec.ID = s.ID
-	must(t, d.Delete(t.Context(), spec.Target, false))
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrNotFound, "")
 	if all := mustList(t, d); len(all) != 0 {

@@ -39,12 +39,12 @@ func newDaemon(t *testing.T) *daemon {
 		t.Skip("an engine of the test's own needs root")
 	}
 	dir, err := os.MkdirTemp("", "drover-dockerd-") //nolint:usetesting // t.TempDir may be too long for a socket
-	must(t, err)
+	assert.NoError(t, err)
 	d := &daemon{dir: dir}
 	t.Cleanup(func() {
 		d.stop(t)
 		unmountBelow(t, dir)
-		must(t, os.RemoveAll(dir))
+		assert.NoError(t, os.RemoveAll(dir))
 	})
 	d.start(t)
 	return d
@@ -54,7 +54,7 @@ func newDaemon(t *testing.T) *daemon {
 func unmountBelow(t *testing.T, dir string) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
-	must(t, err)
+	assert.NoError(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if at := strings.Fields(line)[1]; strings.HasPrefix(at, dir+"/") {
 			_ = syscall.Unmount(at, syscall.MNT_DETACH)
@@ -99,17 +99,17 @@ func (d *daemon) stop(t *testing.T) {
 // The engine may leave it at that, so that who controls it has to start them.
 func (d *daemon) kill(t *testing.T) {
 	t.Helper()
-	must(t, d.process.Process.Kill())
+	assert.NoError(t, d.process.Process.Kill())
 	_ = d.process.Wait()
 	d.process = nil
 	// Its containerd ends with it. A dead process that no one has waited for is taken for alive.
-	must(t, os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid")))
+	assert.NoError(t, os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid")))
 }
 
 func (d *daemon) client(t *testing.T) *client.Client {
 	t.Helper()
 	c, err := client.New(client.WithHost(d.host()))
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -127,10 +127,10 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	t.Helper()
 	g := guestImages(t)
 	engine := newDaemon(t)
-	must(t, importImage(t.Context(), engine.client(t), g.rootfs, g.plain, "EXPOSE 80/tcp"))
+	assert.NoError(t, importImage(t.Context(), engine.client(t), g.rootfs, g.plain, "EXPOSE 80/tcp"))
 	d := newDriver(t, Options{Host: engine.host()})
 	id, err := d.EngineID(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	on, off, never := newSpec(t, d, g.plain), newSpec(t, d, g.plain), newSpec(t, d, g.plain)
 	t.Cleanup(func() { deleteServers(t, d) })
 	before := map[types.UID]driver.Server{}
@@ -146,7 +146,7 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	before[off.UID] = ensureState(t, d, off, driver.StateStopped)
 	events, err := d.Watch(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 
 	if crashed {
 		engine.kill(t)
@@ -163,7 +163,7 @@ func testEngineRestart(t *testing.T, crashed bool) {
 
 	engine.start(t)
 	again, err := d.EngineID(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	if again != id {
 		t.Errorf("the engine's id was %s and is %s", id, again)
 	}

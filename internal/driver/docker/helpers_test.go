@@ -25,11 +25,6 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 func randomText() string { return rand.String(8) }
 
 // images are the images that the tests run.

@@ -65,14 +65,14 @@ func ensureNewRun(t *testing.T, d *Driver, spec driver.ServerSpec, old string) (
 func mustEnsure(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	s, err := d.Ensure(t.Context(), spec)
-	must(t, err)
+	assert.NoError(t, err)
 	return s
 }
 
 func mustList(t *testing.T, d *Driver, uids ...types.UID) []driver.Server {
 	t.Helper()
 	all, err := d.List(t.Context(), uids...)
-	must(t, err)
+	assert.NoError(t, err)
 	return all
 }
 
@@ -108,7 +108,7 @@ func TestPullProgress(t *testing.T) {
 	r, release := newRegistry(t, true)
 	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 	events, err := d.Watch(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 
 	s := mustEnsure(t, d, spec)
 	if s.State != driver.StatePending || s.ID != "" || s.UID != spec.UID || !strings.HasPrefix(s.Progress, "pulling "+spec.Image.Source) {
@@ -183,7 +183,7 @@ func TestPullShared(t *testing.T) {
 	for _, spec := range specs[1:] {
 		ensureState(t, d, spec, driver.StateRunning)
 	}
-	must(t, checkLayers(r, 1, 0))
+	assert.NoError(t, checkLayers(r, 1, 0))
 }
 
 func checkLayers(r *registry, layers, cut int) error {
@@ -267,13 +267,13 @@ func TestPullPolicies(t *testing.T) {
 	spec.Image.PullPolicy = driver.PullNever
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "Never")
-	must(t, checkLayers(r, 0, 0))
+	assert.NoError(t, checkLayers(r, 0, 0))
 
 	spec.Image.PullPolicy = driver.PullAlways
 	p := newProxy(t)
 	d.engine.Close()
 	d.engine, err = engine.New(p.host(), d.Clock)
-	must(t, err)
+	assert.NoError(t, err)
 	for _, pulls := range []int{1, 2} {
 		for range 2 {
 			ensureState(t, d, spec, driver.StateRunning)
@@ -281,7 +281,7 @@ func TestPullPolicies(t *testing.T) {
 		if n := p.countRequests("POST", "/images/create"); n != pulls {
 			t.Errorf("after %d creations there were %d pulls", pulls, n)
 		}
-		must(t, d.Delete(t.Context(), spec.Target, false))
+		assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 	}
 
 	spec.Image.PullPolicy = driver.PullIfNotPresent

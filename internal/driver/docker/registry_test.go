@@ -20,6 +20,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 const (
@@ -81,20 +83,20 @@ func (r *registry) addImage(t *testing.T, rootfs []byte) {
 	t.Helper()
 	layer := rootfs[:len(rootfs)-1024] // without the end of the archive
 	filler, err := tarArchive("filler", randomBytes(t, 4<<20))
-	must(t, err)
+	assert.NoError(t, err)
 	layer = append(bytes.Clone(layer), filler...)
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux",
 		"config": map[string]any{"Entrypoint": []string{"/demo-guest"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{contentDigest(layer)}},
 	})
-	must(t, err)
+	assert.NoError(t, err)
 	manifest, err := json.Marshal(map[string]any{
 		"schemaVersion": 2, "mediaType": manifestType,
 		"config": r.addBlob(configType, config),
 		"layers": []any{r.addBlob(layerType, layer)},
 	})
-	must(t, err)
+	assert.NoError(t, err)
 	r.blobs["v1"], r.blobs[contentDigest(manifest)] = manifest, manifest
 }
 
@@ -112,7 +114,7 @@ func randomBytes(t *testing.T, size int) []byte {
 	t.Helper()
 	b := make([]byte, size)
 	_, err := rand.Read(b)
-	must(t, err)
+	assert.NoError(t, err)
 	return b
 }
 

@@ -150,9 +150,9 @@ func shellGuest(c *client.Client) drivertest.Guest {
 func printInContainer(t *testing.T, c *client.Client, id, line string) {
 	t.Helper()
 	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", `echo "$1" >/proc/1/fd/1`, "sh", line}})
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
-	must(t, err)
+	assert.NoError(t, err)
 	awaitExec(t, c, made.ID)
 }
 
@@ -172,10 +172,10 @@ func talkHTTP(t *testing.T, conn net.Conn) {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }, DisableKeepAlives: true}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://guest/", nil)
-	must(t, err)
+	assert.NoError(t, err)
 	res, err := transport.RoundTrip(req)
-	must(t, err)
-	must(t, res.Body.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, res.Body.Close())
 	if res.StatusCode != http.StatusOK {
 		t.Errorf("the guest answered %s", res.Status)
 	}

@@ -23,6 +23,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // startShell starts a server with a shell in it, by a driver for d's cluster.
@@ -91,7 +92,7 @@ func (r *reader) awaitEnd(t *testing.T) (err error) {
 func mustConsole(t *testing.T, d *Driver, spec driver.ServerSpec) (io.ReadWriteCloser, *reader) {
 	t.Helper()
 	c, err := d.Console(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	return c, readStream(t, c)
 }
 
@@ -104,7 +105,7 @@ func TestConsoleOfOlderContainer(t *testing.T) {
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.Config.OpenStdin = false
 	made, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	must(t, err)
+	assert.NoError(t, err)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	if s.ID != made.ID || len(s.Pending) > 0 || inspectRaw(t, s.ID).Config.OpenStdin {
 		t.Fatalf("it is %+v, want the container %s as it was", s, made.ID)
@@ -123,17 +124,17 @@ func TestConsoleOfTerminal(t *testing.T) {
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.Config.Tty = true
 	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	must(t, err)
+	assert.NoError(t, err)
 	ensureState(t, d, spec, driver.StateRunning)
 	c, shown := mustConsole(t, d, spec)
 	shown.awaitText(t, "the shell is up\r\n")
 	_, err = io.WriteString(c, "a\x10\x11b\n") // Ctrl-P Ctrl-Q, by which docker attach leaves
-	must(t, err)
+	assert.NoError(t, err)
 	shown.awaitText(t, "heard a\x10b\r\n") // Ctrl-Q is the terminal's own
 	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	text, err := io.ReadAll(l)
-	if must(t, err); !strings.Contains(string(text), "the shell is up\r\n") {
+	if assert.NoError(t, err); !strings.Contains(string(text), "the shell is up\r\n") {
 		t.Errorf("the log is %q", text)
 	}
 }
@@ -174,9 +175,9 @@ func awaitLog(t *testing.T, d *Driver, spec driver.ServerSpec, want string) {
 func runInContainer(t *testing.T, c *client.Client, id, script string) {
 	t.Helper()
 	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", script}})
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
-	must(t, err)
+	assert.NoError(t, err)
 	awaitExec(t, c, made.ID)
 }
 
@@ -187,12 +188,12 @@ func TestConsoleWithoutReader(t *testing.T) {
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
 	slow, err := d.Console(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	_, other := mustConsole(t, d, spec)
 	runInContainer(t, guestImages(t).client, s.ID, `line=0123456789012345678901234567890123456789012345678901234567890123456789
 		lines=; i=0; while [ $i -lt 100 ]; do lines="$lines$line
 "; i=$((i+1)); done
-		i=0; while [ $i -lt 1000 ]; do echo "$lines"; i=$((i+1)); done >/proc/1/fd/1; echo THE END >/proc/1/fd/1`)
+		i=0; while [ $i -lt 300 ]; do echo "$lines"; i=$((i+1)); done >/proc/1/fd/1; echo THE END >/proc/1/fd/1`)
 	other.awaitText(t, "THE END")
 	readStream(t, slow).awaitText(t, "THE END")
 }
@@ -206,7 +207,7 @@ func TestLostConnections(t *testing.T) {
 	spec, _ := startShell(t, d)
 	_, console := mustConsole(t, d, spec)
 	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
-	must(t, err)
+	assert.NoError(t, err)
 	log := readStream(t, l)
 	ended := make(chan error, 1)
 	started := newSignalWriter()
@@ -318,7 +319,7 @@ func TestCommandOfStoppedServer(t *testing.T) {
 	}()
 	<-started.written
 	_, err := guestImages(t).client.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "KILL"})
-	must(t, err)
+	assert.NoError(t, err)
 	if code := <-codes; code != 137 {
 		t.Errorf("it ended with %d, want 137", code)
 	}
@@ -356,7 +357,7 @@ func TestStreamsOfDuplicate(t *testing.T) {
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
 	_, err := guestImages(t).client.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	for name, call := range streamCalls(d, spec) {
 		if err := call(t.Context()); name != "logs" && name != "interfaces" {
 			wantError(t, err, driver.ErrRetry, "", "paused")
@@ -408,6 +409,8 @@ func streamCalls(d *Driver, spec driver.ServerSpec) map[string]func(context.Cont
 // although its context has no deadline.
 func TestStreamsOfHangingEngine(t *testing.T) {
 	t.Parallel()
+	plain := newDriver(t, Options{})
+	spec, _ := startShell(t, plain)
 	for at, calls := range map[string][]string{
 		"/containers/json": {"console", "logs", "exec", "dial", "interfaces"},
 		"/json":            {"console", "logs", "exec", "dial", "interfaces"},
@@ -420,8 +423,7 @@ func TestStreamsOfHangingEngine(t *testing.T) {
 			if at == "/start" { // the requests before it are to succeed
 				timeout = 10 * time.Second
 			}
-			d := newDriver(t, Options{Host: p.host(), CallTimeout: timeout})
-			spec, _ := startShell(t, newDriver(t, Options{ClusterID: d.ClusterID}))
+			d := newDriver(t, Options{ClusterID: plain.ClusterID, Host: p.host(), CallTimeout: timeout})
 			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 				if !strings.HasSuffix(r.URL.Path, at) {
 					return false
@@ -478,7 +480,7 @@ func TestLogsOfOtherDriver(t *testing.T) {
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.HostConfig.LogConfig = container.LogConfig{Type: "none"}
 	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	must(t, err)
+	assert.NoError(t, err)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	wantError(t, err, driver.ErrUnsupported, "", "log driver")
@@ -500,9 +502,9 @@ func TestPreviousLog(t *testing.T) {
 	ensureNewRun(t, d, spec, s.Run)
 	for lines, want := range map[int64]string{1: "unfinished", 2: long[:0] + "f\nunfinished", 3: "first\n", 0: ""} {
 		l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true, TailLines: &lines})
-		must(t, err)
+		assert.NoError(t, err)
 		text, err := io.ReadAll(l)
-		must(t, errors.Join(err, l.Close()))
+		assert.NoError(t, errors.Join(err, l.Close()))
 		if !strings.Contains(string(text), want) || int64(strings.Count(string(text)+"\n", "\n")) > max(1, lines) {
 			t.Errorf("the last %d lines are %.40q and %d bytes, want %q in them", lines, text, len(text), want)
 		}
@@ -515,11 +517,11 @@ func TestDialWithoutNetwork(t *testing.T) {
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
 	_, err := guestImages(t).client.NetworkDisconnect(t.Context(), "bridge", client.NetworkDisconnectOptions{Container: s.ID})
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = d.Dial(t.Context(), spec.UID, 80)
 	wantError(t, err, driver.ErrInvalid, "", "port 80", "spec.ports")
 	all, err := d.Interfaces(t.Context(), spec.UID)
-	if must(t, err); len(all) != 0 {
+	if assert.NoError(t, err); len(all) != 0 {
 		t.Errorf("it has %+v", all)
 	}
 }
@@ -535,9 +537,13 @@ func TestStreamsLeaveNothing(t *testing.T) { //nolint:paralleltest // it counts 
 		}
 		all.Wait()
 	}
+	streams := 40
+	if tier.IsFull() {
+		streams = 200
+	}
 	open(20)
 	routines, files := runtime.NumGoroutine(), openFiles(t)
-	open(100)
+	open(streams)
 	assert.Eventually(t, "the end of all that was opened", func(testing.TB) error {
 		if r, f := runtime.NumGoroutine(), openFiles(t); r > routines+10 || f > files+10 {
 			return fmt.Errorf("there are %d goroutines and %d files, before there were %d and %d", r, f, routines, files)
@@ -549,7 +555,7 @@ func TestStreamsLeaveNothing(t *testing.T) { //nolint:paralleltest // it counts 
 func openFiles(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	assert.NoError(t, err)
 	return len(entries)
 }
 

@@ -121,8 +121,8 @@ func testAdmin(t *testing.T, e adminEngine) {
 	kept := e.startServer(t, d, a, "kept")
 	foreign := e.startServer(t, theirs, e.admin(t, other), "foreign")
 	wantSurvey(t, e, a, "kept Running", "live Running")
-	must(t, d.Delete(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID, Epoch: 1}, true))
-	must(t, theirs.Delete(t.Context(), driver.Target{UID: foreign.UID, ID: foreign.ID, Epoch: 1}, true))
+	assert.NoError(t, d.Delete(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID, Epoch: 1}, true))
+	assert.NoError(t, theirs.Delete(t.Context(), driver.Target{UID: foreign.UID, ID: foreign.ID, Epoch: 1}, true))
 	wantSurvey(t, e, a, "kept Running retained", "live Running")
 
 	for text, target := range map[string]driver.Target{
@@ -140,7 +140,7 @@ func testAdmin(t *testing.T, e adminEngine) {
 		}
 	}
 	wantSurvey(t, e, a, "kept Running retained", "live Running")
-	must(t, a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}))
+	assert.NoError(t, a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}))
 	wantSurvey(t, e, a, "live Running")
 	if err := a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("once more: %v", err)
@@ -154,7 +154,7 @@ func wantSurvey(t *testing.T, e adminEngine, a driver.Admin, want ...string) {
 	t.Helper()
 	before := listTree(t, e.dir)
 	survey, err := a.Survey(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	if after := listTree(t, e.dir); !slices.Equal(before, after) {
 		t.Errorf("the survey changed\n%q\nto\n%q", before, after)
 	}
@@ -189,7 +189,7 @@ func listTree(t *testing.T, dir string) []string {
 	if dir == "" {
 		return nil
 	}
-	must(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+	assert.NoError(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || strings.HasSuffix(path, ".log") || strings.Contains(path, "/bells") || strings.Contains(path, "/tmp") {
 			return err
 		}
@@ -218,9 +218,4 @@ func TestAdminOfMissingFolders(t *testing.T) {
 	if _, err := OpenAdmin("xen", "", options().Environment); err == nil || !strings.Contains(err.Error(), `"xen" is not a driver; known are docker, qemu, fake`) {
 		t.Errorf("of an unknown driver: %v", err)
 	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }
