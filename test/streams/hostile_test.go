@@ -89,7 +89,7 @@ func TestFlood(t *testing.T) {
 	flooder := rest.AnonymousClientConfig(s.Config)
 	// Other tests are at 127.0.0.1, and have wrong tokens too.
 	flooder.Dial = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).DialContext
-	path, before, refused := streams.Path("default", "vm", streams.Log), reviews(), 0
+	path, before, refused, began := streams.Path("default", "vm", streams.Log), reviews(), 0, time.Now()
 	for i := range 500 {
 		flooder.BearerToken = fmt.Sprintf("no.token.%d", i)
 		switch response := s.get(t, s.at(flooder), path); response.StatusCode { //nolint:bodyclose // it is closed
@@ -103,8 +103,9 @@ func TestFlood(t *testing.T) {
 			t.Fatalf("a wrong token is answered %d", response.StatusCode)
 		}
 	}
-	if asked := reviews() - before; refused < 250 || asked > 250 {
-		t.Errorf("of 500 requests %d were refused, and %v reviews were asked for", refused, asked)
+	allowed := 200 + int(time.Since(began).Seconds()) // an address gets one a second, and other tests ask, too
+	if asked := int(reviews() - before); refused < 500-allowed || asked > allowed {
+		t.Errorf("of 500 requests %d were refused, and %d reviews were asked for, want %d at most", refused, asked, allowed)
 	}
 	namespace := s.createVM(t)
 	if code, text := s.open(t, s.Config, namespace, streams.Log); code != http.StatusOK {
