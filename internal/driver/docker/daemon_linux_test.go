@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -127,7 +128,7 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	t.Helper()
 	g := guestImages(t)
 	engine := newDaemon(t)
-	assert.NoError(t, importImage(t.Context(), engine.client(t), g.rootfs, g.plain, "EXPOSE 80/tcp"))
+	assert.NoError(t, framework.ImportGuests(t.Context(), engine.client(t)))
 	d := newDriver(t, Options{Host: engine.host()})
 	id, err := d.EngineID(t.Context())
 	assert.NoError(t, err)

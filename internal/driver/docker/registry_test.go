@@ -4,7 +4,6 @@
 package docker
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -81,10 +80,9 @@ func (r *registry) imageWithTag(t *testing.T, tag string) string {
 // layer twice.
 func (r *registry) addImage(t *testing.T, rootfs []byte) {
 	t.Helper()
-	layer := rootfs[:len(rootfs)-1024] // without the end of the archive
-	filler, err := tarArchive("filler", randomBytes(t, 4<<20))
+	filler, err := archiveOf(map[string][]byte{"filler": randomBytes(t, 4<<20)})
 	assert.NoError(t, err)
-	layer = append(bytes.Clone(layer), filler...)
+	layer := append(filler, rootfs...)
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux",
 		"config": map[string]any{"Entrypoint": []string{"/demo-guest"}},

@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // shellScript is the main process of the shell's image: it serves HTTP, and repeats what it
@@ -63,7 +64,7 @@ var importShell = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return image, importImage(ctx, g.client, rootfs, image, `ENTRYPOINT ["/bin/sh", "/shell.sh"]`)
+	return image, framework.ImportImage(ctx, g.client, rootfs, image, `ENTRYPOINT ["/bin/sh", "/shell.sh"]`)
 })
 
 // shellArchive adds the shell and its script to the guest's file system.
@@ -72,6 +73,12 @@ func shellArchive(ctx context.Context, guest []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	archive, err := archiveOf(files)
+	return append(archive, guest...), err
+}
+
+// archiveOf returns a tar archive without its end.
+func archiveOf(files map[string][]byte) ([]byte, error) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
 	for _, name := range slices.Sorted(maps.Keys(files)) { // in an order, so that the image stays the same
@@ -82,10 +89,8 @@ func shellArchive(ctx context.Context, guest []byte) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if err := w.Flush(); err != nil {
-		return nil, err
-	}
-	return append(archive.Bytes(), guest...), nil
+	err := w.Flush()
+	return archive.Bytes(), err
 }
 
 var libraryPath = regexp.MustCompile(`/\S+`)
