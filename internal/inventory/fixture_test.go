@@ -171,10 +171,12 @@ func (g *fixture) waitForChanges(n int) {
 func (g *fixture) waitUntil(what string, ok func() bool) {
 	g.t.Helper()
 	assert.Eventually(g.t, what, func(testing.TB) error {
-		if !ok() {
-			return fmt.Errorf("it is not so, after the changes %+v", g.changes)
+		if ok() {
+			return nil
 		}
-		return nil
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return fmt.Errorf("it is not so, after the changes %+v", g.changes)
 	})
 }
 

@@ -154,17 +154,18 @@ func shellGuest(c *client.Client) drivertest.Guest {
 // printInContainer writes a line to the standard output of the main process.
 func printInContainer(t *testing.T, c *client.Client, id, line string) {
 	t.Helper()
-	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", `echo "$1" >/proc/1/fd/1`, "sh", line}})
+	runInContainer(t, c, id, "echo '"+line+"' >/proc/1/fd/1")
+}
+
+// runInContainer runs a script beside the main process.
+func runInContainer(t *testing.T, c *client.Client, id, script string) {
+	t.Helper()
+	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", script}})
 	assert.NoError(t, err)
 	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
 	assert.NoError(t, err)
-	awaitExec(t, c, made.ID)
-}
-
-func awaitExec(t *testing.T, c *client.Client, id string) {
-	t.Helper()
 	assert.Eventually(t, "the end of a command", func(testing.TB) error {
-		state, err := c.ExecInspect(t.Context(), id, client.ExecInspectOptions{})
+		state, err := c.ExecInspect(t.Context(), made.ID, client.ExecInspectOptions{})
 		if err == nil && (state.Running || state.ExitCode != 0) {
 			err = fmt.Errorf("it is %+v", state)
 		}

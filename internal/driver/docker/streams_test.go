@@ -22,6 +22,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -34,44 +35,17 @@ func startShell(t *testing.T, d *Driver) (driver.ServerSpec, driver.Server) {
 }
 
 // reader reads a stream in the background.
-type reader struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	err  error
-}
+type reader struct{ *streams.Reading }
 
 func readStream(t *testing.T, stream io.ReadCloser) *reader {
 	t.Helper()
-	t.Cleanup(func() { _ = stream.Close() })
-	r := &reader{}
-	go func() {
-		_, err := io.Copy(r, stream)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.err = err; err == nil {
-			r.err = io.EOF
-		}
-	}()
-	return r
-}
-
-// Write implements io.Writer.
-func (r *reader) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *reader) now() (string, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String(), r.err
+	return &reader{streams.ReadAll(t, stream)}
 }
 
 func (r *reader) awaitText(t *testing.T, want string) {
 	t.Helper()
 	assert.Eventually(t, "the text "+want, func(testing.TB) error {
-		if text, err := r.now(); !strings.Contains(text, want) {
+		if text, err := r.Now(); !strings.Contains(text, want) {
 			return fmt.Errorf("it is %q, %v", text, err) //nolint:errorlint // there may be none
 		}
 		return nil
@@ -81,7 +55,7 @@ func (r *reader) awaitText(t *testing.T, want string) {
 func (r *reader) awaitEnd(t *testing.T) (err error) {
 	t.Helper()
 	assert.Eventually(t, "the end of the stream", func(testing.TB) error {
-		if _, err = r.now(); err == nil {
+		if _, err = r.Now(); err == nil {
 			return errors.New("it goes on")
 		}
 		return nil
@@ -151,7 +125,7 @@ func TestConsoleShowsEarlierOutput(t *testing.T) {
 	shown.awaitText(t, "line 1999 end\n")
 	printInContainer(t, c, s.ID, "after")
 	shown.awaitText(t, "line 1999 end\nafter\n")
-	if text, _ := shown.now(); len(text) > 4<<10+len("after\n") || len(text) < 4<<10 {
+	if text, _ := shown.Now(); len(text) > 4<<10+len("after\n") || len(text) < 4<<10 {
 		t.Errorf("it shows %d bytes, want the last 4 KiB", len(text))
 	}
 }
@@ -169,16 +143,6 @@ func awaitLog(t *testing.T, d *Driver, spec driver.ServerSpec, want string) {
 		}
 		return errors.Join(err, l.Close())
 	})
-}
-
-// runInContainer runs a script beside the main process.
-func runInContainer(t *testing.T, c *client.Client, id, script string) {
-	t.Helper()
-	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", script}})
-	assert.NoError(t, err)
-	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
-	assert.NoError(t, err)
-	awaitExec(t, c, made.ID)
 }
 
 // TestConsoleWithoutReader checks that a console whose caller does not read holds up neither
@@ -537,13 +501,13 @@ func TestStreamsLeaveNothing(t *testing.T) { //nolint:paralleltest // it counts 
 		}
 		all.Wait()
 	}
-	streams := 40
+	count := 40
 	if tier.IsFull() {
-		streams = 200
+		count = 200
 	}
 	open(20)
 	routines, files := runtime.NumGoroutine(), openFiles(t)
-	open(streams)
+	open(count)
 	assert.Eventually(t, "the end of all that was opened", func(testing.TB) error {
 		if r, f := runtime.NumGoroutine(), openFiles(t); r > routines+10 || f > files+10 {
 			return fmt.Errorf("there are %d goroutines and %d files, before there were %d and %d", r, f, routines, files)

@@ -103,14 +103,14 @@ func testExecTerminal(t *testing.T, e *Env) {
 		}
 		ended <- errors.Join(err, in.Close(), out.Close())
 	}()
-	r := readAll(t, shown)
+	r := ReadAll(t, shown)
 	for _, size := range []driver.TerminalSize{{Width: 123, Height: 45}, {Width: 80, Height: 24}} {
 		sizes <- size
 		assert.Eventually(t, "the size of the terminal", func(testing.TB) error {
 			if _, err := io.WriteString(typed, "\n"); err != nil {
 				return err
 			}
-			if text, err := r.now(); !strings.Contains(text, fmt.Sprintf("%d %d", size.Height, size.Width)) {
+			if text, err := r.Now(); !strings.Contains(text, fmt.Sprintf("%d %d", size.Height, size.Width)) {
 				return fmt.Errorf("it shows %q, %v", text, err) //nolint:errorlint // there may be none
 			}
 			return nil
@@ -134,7 +134,7 @@ func testExecEnds(t *testing.T, e *Env) {
 		_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Copy, Stdin: in, Stdout: copied})
 		ended <- err
 	}()
-	r, text := readAll(t, shown), word()
+	r, text := ReadAll(t, shown), word()
 	_, err := io.WriteString(typed, text)
 	mustBeNil(t, "Write", err)
 	e.waitForText(t, r, text)

@@ -83,7 +83,7 @@ func testLogsFollow(t *testing.T, e *Env) {
 	mustBeNil(t, "Logs", err)
 	left, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
 	mustBeNil(t, "Logs", err)
-	all, some := readAll(t, followed), readAll(t, left)
+	all, some := ReadAll(t, followed), ReadAll(t, left)
 	e.waitForText(t, all, earlier)
 	e.waitForText(t, some, earlier)
 	later := e.print(t, s)
