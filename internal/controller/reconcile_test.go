@@ -183,9 +183,10 @@ func (g *rig) newReconciler() {
 	}
 }
 
-// After that many tries, about two seconds, the pause ends.
 const (
+	// triesBeforeStep are about two seconds.
 	triesBeforeStep = 40
+	// maxRefreshPause is that of the inventory.
 	maxRefreshPause = 100 * time.Millisecond
 )
 
