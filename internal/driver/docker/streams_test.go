@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -419,19 +420,17 @@ func TestRestartDuringCall(t *testing.T) {
 			p := newProxy(t)
 			d := newDriver(t, Options{Host: p.host()})
 			spec, s := startShell(t, d)
-			inspections := 0
+			var inspections atomic.Int32
+			restarted := make(chan error, 1)
 			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
-				if strings.HasSuffix(r.URL.Path, s.ID+"/json") {
-					if inspections++; inspections == 2 {
-						_, err := guestImages(t).client.ContainerRestart(context.WithoutCancel(t.Context()), s.ID, client.ContainerRestartOptions{})
-						if err != nil {
-							t.Error(err)
-						}
-					}
+				if strings.HasSuffix(r.URL.Path, s.ID+"/json") && inspections.Add(1) == 2 {
+					_, err := guestImages(t).client.ContainerRestart(context.WithoutCancel(t.Context()), s.ID, client.ContainerRestartOptions{})
+					restarted <- err
 				}
 				return false
 			})
 			wantError(t, streamCalls(d, spec)[name](t.Context()), driver.ErrRetry, "", "restarted")
+			assert.NoError(t, assert.Receive(t, "the end of the restart", restarted)) // the call may end before
 		})
 	}
 }
