@@ -9,14 +9,14 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestWriteReplacesContentAndMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	for _, content := range []string{"first, the longer one", "second"} {
-		if err := Write(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, Write(path, []byte(content), 0o600))
 		wantFile(t, path, content, 0o600)
 	}
 	if names := listNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
@@ -27,9 +27,7 @@ func TestWriteReplacesContentAndMode(t *testing.T) {
 func TestFailedWriteKeepsOldFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	// A non-empty folder cannot be replaced.
-	if err := os.MkdirAll(filepath.Join(path, "inside"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.MkdirAll(filepath.Join(path, "inside"), 0o700))
 	if err := Write(path, []byte("new"), 0o600); err == nil {
 		t.Fatal("no error")
 	}
@@ -40,43 +38,29 @@ func TestFailedWriteKeepsOldFile(t *testing.T) {
 
 func TestUpdateWritesOnlyChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := Update(path, []byte("one"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, Update(path, []byte("one"), 0o600))
 	before := statFile(t, path)
-	if err := Update(path, []byte("one"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, Update(path, []byte("one"), 0o600))
 	if !os.SameFile(before, statFile(t, path)) {
 		t.Error("the same content was written again")
 	}
-	if err := Update(path, []byte("two"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, Update(path, []byte("two"), 0o600))
 	wantFile(t, path, "two", 0o600)
 }
 
 func TestUpdateRepairsMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte("one"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := Update(path, []byte("one"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, []byte("one"), 0o644))
+	assert.NoError(t, Update(path, []byte("one"), 0o600))
 	wantFile(t, path, "one", 0o600)
 }
 
 func TestSweepRemovesUnlockedFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{".tmp-file-123", "file", ".hidden"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	if err := Sweep(dir); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, Sweep(dir))
 	if names := listNames(t, dir); !slices.Equal(names, []string{".hidden", "file"}) {
 		t.Errorf("left: %v", names)
 	}
@@ -85,9 +69,7 @@ func TestSweepRemovesUnlockedFiles(t *testing.T) {
 func wantFile(t *testing.T, path, content string, perm fs.FileMode) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if string(data) != content {
 		t.Errorf("content is %q, want %q", data, content)
 	}
@@ -99,18 +81,14 @@ func wantFile(t *testing.T, path, content string, perm fs.FileMode) {
 func statFile(t *testing.T, path string) fs.FileInfo {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return info
 }
 
 func listNames(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -123,16 +101,10 @@ func listNames(t *testing.T, dir string) []string {
 func TestSweepKeepsLockedFiles(t *testing.T) {
 	folder := Folder{Path: t.TempDir(), Prefix: tempPrefix}
 	half, err := folder.writeTemp([]byte("half"), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	path, remove, err := folder.MakeFolder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := Sweep(folder.Path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, Sweep(folder.Path))
 	if names := listNames(t, folder.Path); len(names) != 2 {
 		t.Errorf("left: %v, want %s and %s", names, half.Name(), path)
 	}

@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -24,9 +25,7 @@ func (g *rig) addDriver() (*fake.Memory, *inventory.Inventory) {
 	first, engine := g.inv, g.engine
 	memory := fake.NewMemory(g.clock)
 	d, err := fake.New(fake.Options{ClusterID: "cluster", Memory: memory, Clock: g.clock, Log: logr.Discard()})
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, err)
 	g.engine = &interceptedDriver{Driver: d}
 	g.startInventoryOf("other")
 	second := g.inv
@@ -75,9 +74,7 @@ func (g *rig) replace(change func(*api.VirtualMachine)) {
 	vm := g.vm()
 	vm.Finalizers, vm.Annotations = nil, nil
 	change(vm)
-	if err := g.api.Update(g.t.Context(), vm); err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, g.api.Update(g.t.Context(), vm))
 }
 
 // TestReplacedManifest checks that a lost binding is restored from the status, even
@@ -101,9 +98,7 @@ func TestReplacedManifest(t *testing.T) {
 			if tc.status != nil {
 				vm := g.vm()
 				tc.status(vm)
-				if err := g.api.Status().Update(t.Context(), vm); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, g.api.Status().Update(t.Context(), vm))
 			}
 			g.replace(tc.change)
 			memory, other := g.addDriver()
@@ -128,17 +123,11 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		g.t.Helper()
 		vm := g.vm()
 		vm.Status.Binding, vm.Status.Driver, vm.Status.Server = nil, "", nil
-		if err := g.api.Status().Update(g.t.Context(), vm); err != nil {
-			g.t.Fatal(err)
-		}
+		assert.NoError(g.t, g.api.Status().Update(g.t.Context(), vm))
 		vm = g.vm()
 		vm.Annotations = nil
-		if err := g.api.Update(g.t.Context(), vm); err != nil {
-			g.t.Fatal(err)
-		}
-		if err := g.api.Delete(g.t.Context(), g.vm()); err != nil {
-			g.t.Fatal(err)
-		}
+		assert.NoError(g.t, g.api.Update(g.t.Context(), vm))
+		assert.NoError(g.t, g.api.Delete(g.t.Context(), g.vm()))
 	}
 	t.Run("another driver has the server", func(t *testing.T) {
 		g := newRig(t, fake.Options{})
@@ -148,9 +137,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		lose(g)
 		vm := g.vm()
 		vm.Spec.Driver = "" // the default driver queries for the server
-		if err := g.api.Update(t.Context(), vm); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, g.api.Update(t.Context(), vm))
 		g.reconcile()
 		c := meta.FindStatusCondition(g.vm().Status.Conditions, api.ConditionDeletionBlocked)
 		if c == nil || !strings.Contains(c.Message, "driver other has the server") || !strings.Contains(c.Message, api.AnnotationBound) {
@@ -162,9 +149,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		// The solution that the message names.
 		vm = g.vm()
 		vm.Annotations = map[string]string{api.AnnotationBound: "other/" + other.Get("x").EngineID}
-		if err := g.api.Update(t.Context(), vm); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, g.api.Update(t.Context(), vm))
 		g.asOther(other, func() {
 			g.eventually("the VM is gone", func() bool {
 				g.clock.Step(time.Second)

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -28,9 +29,7 @@ var clockErrors = map[string]time.Duration{"ahead": time.Hour, "behind": -time.H
 // deletedAt makes the cache show a deletion by an API server whose clock is wrong.
 func (g *rig) deletedAt(at time.Time) {
 	g.t.Helper()
-	if err := g.api.Delete(g.t.Context(), g.vm()); err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, g.api.Delete(g.t.Context(), g.vm()))
 	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			err := c.Get(ctx, key, obj, opts...)
@@ -75,9 +74,7 @@ func (g *rig) crashNow(off time.Duration) {
 // endAs ends the server's run.
 func (g *rig) endAs(exit fake.Exit) {
 	g.t.Helper()
-	if err := g.memory.Edit("uid-1", func(r *fake.Record) { r.State, r.Exit, r.UpAt = driver.StateStopped, &exit, time.Time{} }); err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, g.memory.Edit("uid-1", func(r *fake.Record) { r.State, r.Exit, r.UpAt = driver.StateStopped, &exit, time.Time{} }))
 	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 }
 
@@ -133,9 +130,7 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 			next := metav1.NewMicroTime(vm.Status.Operation.NextRetryTime.Add(off))
 			began := metav1.NewMicroTime(vm.Status.Operation.StartedAt.Add(off))
 			vm.Status.Operation.NextRetryTime, vm.Status.Operation.StartedAt, vm.Status.Operation.Attempts = &next, began, 3
-			if err := g.api.Status().Update(t.Context(), vm); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, g.api.Status().Update(t.Context(), vm))
 			g.newReconciler()
 			g.clock.Step(time.Minute)
 			came, calls := g.clock.Now(), g.engine.calls

@@ -16,6 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -27,13 +28,9 @@ func kstatusOf(t *testing.T, p *reconciliation, change func(*policy.Input)) stat
 	vm.Status = p.statusAfter(change)
 	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(vm)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	result, err := status.Compute(&unstructured.Unstructured{Object: content})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return result.Status
 }
 

@@ -38,6 +38,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -130,9 +131,7 @@ func newRig(t *testing.T, options fake.Options) *rig {
 	g.memory = fake.NewMemory(g.clock)
 	options.ClusterID, options.Memory, options.Clock, options.Log = "cluster", g.memory, g.clock, logr.Discard()
 	d, err := fake.New(options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	g.engine = &interceptedDriver{Driver: d}
 	g.startInventory()
 	g.api = g.newAPI()
@@ -145,9 +144,7 @@ func (g *rig) startInventory() { g.startInventoryOf("fake") }
 func (g *rig) startInventoryOf(name string) {
 	g.t.Helper()
 	inv, err := inventory.New(inventory.Options{Name: name, Driver: g.engine, Clock: g.clock, Log: logr.Discard()})
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, err)
 	ctx, cancel := context.WithCancel(g.t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = inv.Start(ctx) }()
@@ -186,31 +183,35 @@ func (g *rig) newReconciler() {
 	}
 }
 
+const (
+	// triesBeforeStep are about two seconds.
+	triesBeforeStep = 40
+	// maxRefreshPause is that of the inventory.
+	maxRefreshPause = 100 * time.Millisecond
+)
+
 // eventually waits for the inventory. A refresh during which the test has stepped the
 // clock took long by that clock. The pause that follows it ends only by another step,
 // which is as long as the longest pause.
 func (g *rig) eventually(what string, ok func() bool) {
 	g.t.Helper()
-	began, stepped := time.Now(), false
-	for !ok() {
-		switch waited := time.Since(began); {
-		case waited > 20*time.Second:
-			g.t.Fatalf("not within 20 s: %s", what)
-		case waited > 2*time.Second && !stepped:
-			g.clock.Step(100 * time.Millisecond)
-			stepped = true
+	tries := 0
+	assert.Eventually(g.t, what, func(testing.TB) error {
+		if ok() {
+			return nil
 		}
-		time.Sleep(time.Millisecond)
-	}
+		if tries++; tries == triesBeforeStep {
+			g.clock.Step(maxRefreshPause)
+		}
+		return errors.New("it is not so")
+	})
 }
 
 func (g *rig) create(b *framework.VMBuilder) {
 	g.t.Helper()
 	vm := b.UID("uid-1").Generation(1).Obj()
 	vm.Status.ObservedGeneration = -1
-	if err := g.api.Create(g.t.Context(), vm); err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, g.api.Create(g.t.Context(), vm))
 }
 
 var key = types.NamespacedName{Namespace: "default", Name: "vm"}
@@ -233,9 +234,7 @@ func (g *rig) edit(change func(*api.VirtualMachineSpec)) {
 	vm := g.vm()
 	change(&vm.Spec)
 	vm.Generation++
-	if err := g.api.Update(g.t.Context(), vm); err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, g.api.Update(g.t.Context(), vm))
 }
 
 // reconcile runs passes until one requests no other within a second, and returns
@@ -244,9 +243,7 @@ func (g *rig) reconcile() ctrl.Result {
 	g.t.Helper()
 	for range 20 {
 		result, err := g.r.Reconcile(g.t.Context(), ctrl.Request{NamespacedName: key})
-		if err != nil {
-			g.t.Fatal(err)
-		}
+		assert.NoError(g.t, err)
 		if result.RequeueAfter == 0 || result.RequeueAfter > conflictRetry {
 			return result
 		}
@@ -398,11 +395,15 @@ func TestSlowCreateShowsCreating(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
-		// This is not the test's own goroutine: it must not end here.
-		deadline := time.Now().Add(20 * time.Second)
-		for g.vm().Status.Phase != api.PhaseCreating && time.Now().Before(deadline) {
+		err := assert.Poll(t.Context(), "the creation is reported", func() error { // not in the test's own goroutine
 			g.clock.Step(progressDelay)
-			time.Sleep(time.Millisecond)
+			if p := g.vm().Status.Phase; p != api.PhaseCreating {
+				return errors.New(string(p))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
 		}
 		return live()
 	}
@@ -963,17 +964,13 @@ func TestCrashAfterIntent(t *testing.T) {
 func crashInCall(t *testing.T, g *rig) {
 	t.Helper()
 	vm, err := g.r.readObject(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	p := g.r.gather(t.Context(), vm, false)
 	p.decideStep(nil)
 	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")
 	}
-	if err := p.writeIntent(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, p.writeIntent(t.Context()))
 	defer func() { _ = recover() }()
 	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.driverTarget(), false)
 }
@@ -1070,15 +1067,11 @@ func TestCrashLoop(t *testing.T) {
 func TestSecretDeletedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("#cloud-config")}}
-	if err := g.api.Create(t.Context(), secret); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Create(t.Context(), secret))
 	g.create(framework.NewVM("vm").UserDataSecret("init", "user-data"))
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
-	if err := g.api.Delete(t.Context(), secret); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Delete(t.Context(), secret))
 	var passed []driver.ServerSpec
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		passed = append(passed, spec)
@@ -1133,9 +1126,7 @@ func TestUsageIsWrittenWhenItChanges(t *testing.T) {
 	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	setLoad := func(load float64) {
-		if err := g.memory.Edit("uid-1", func(r *fake.Record) { r.Load = load }); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, g.memory.Edit("uid-1", func(r *fake.Record) { r.Load = load }))
 	}
 	sample := func() {
 		for range 2 {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	testingclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -26,6 +27,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -307,9 +309,7 @@ func TestOwnStepsAreNotThrottled(t *testing.T) {
 			vm := g.vm()
 			stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Second))
 			vm.Status.LastUpdateTime, vm.Status.ObservedGeneration = &stamp, vm.Generation
-			if err := g.api.Status().Update(t.Context(), vm); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, g.api.Status().Update(t.Context(), vm))
 			p := reconciliationOf(vm, policytest.Present(driver.StateRestarting))
 			p.r = g.r
 			p.decideStep(nil)
@@ -426,9 +426,7 @@ func TestStatusOfALeaderBefore(t *testing.T) {
 	late := own.DeepCopy()
 	late.Status.Phase, late.Status.Reason = api.PhaseUnknown, api.ReasonEngineMismatch
 	late.Status.LastUpdateTime = new(metav1.NewMicroTime(own.Status.LastUpdateTime.Add(-time.Second)))
-	if err := s.api.Status().Update(t.Context(), late); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.api.Status().Update(t.Context(), late))
 	s.r.eventHandler().Update(t.Context(), event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: own, ObjectNew: s.vm()}, s.q)
 	if n := s.q.Len(); n != 1 {
 		t.Fatalf("%d requests after a write of another process, want 1", n)
@@ -453,9 +451,7 @@ func TestWriteConfirmsTheObject(t *testing.T) {
 	if err := p.confirmObject(t.Context()); err == nil {
 		t.Error("it was confirmed without a read")
 	}
-	if err := p.writeStatus(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, p.writeStatus(t.Context()))
 	if err := p.confirmObject(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -483,6 +479,20 @@ func TestStatusWriteIsBounded(t *testing.T) {
 	}
 }
 
+// awaitTimer waits until something waits for the clock.
+func awaitTimer(t *testing.T, timers *testingclock.FakeClock) {
+	t.Helper()
+	err := assert.Poll(t.Context(), "a timer", func() error {
+		if !timers.HasWaiters() {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestProgressIsReportedAfterItsDelay checks the instant, and that no timer is left.
 func TestProgressIsReportedAfterItsDelay(t *testing.T) {
 	p := reconciliationOf(policytest.ReportedVM().Obj(), policytest.Gone())
@@ -492,9 +502,7 @@ func TestProgressIsReportedAfterItsDelay(t *testing.T) {
 	p.decideStep(nil)
 	results, ended := make(chan outcome), make(chan struct{})
 	go func() { defer close(ended); p.awaitOutcome(t.Context(), results) }()
-	for !timers.HasWaiters() {
-		time.Sleep(time.Millisecond)
-	}
+	awaitTimer(t, timers)
 	timers.Step(progressDelay - time.Nanosecond)
 	if !timers.HasWaiters() {
 		t.Errorf("the progress is written earlier than after %s", progressDelay)
@@ -524,9 +532,7 @@ func TestProgressThatMayWait(t *testing.T) {
 	p.decideStep(nil)
 	results, failed := make(chan outcome), errors.New("stopping failed")
 	go func() {
-		for !timers.HasWaiters() {
-			time.Sleep(time.Millisecond)
-		}
+		awaitTimer(t, timers)
 		timers.Step(progressDelay)
 		results <- outcome{err: failed}
 	}()

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -59,9 +60,7 @@ func TestRestartedAtIsWrittenOnce(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal(text, &first)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			vm.Status = first
 		}
 	}
@@ -244,9 +243,7 @@ func TestRestartRequestedAgain(t *testing.T) {
 			g.reconcile()
 			vm := g.vm()
 			vm.Status.Operation.RestartedAt = nil
-			if err := g.api.Status().Update(g.t.Context(), vm); err != nil {
-				g.t.Fatal(err)
-			}
+			assert.NoError(g.t, g.api.Status().Update(g.t.Context(), vm))
 			g.newReconciler()
 			g.requestAgain()
 			g.shutDown()

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -142,9 +143,7 @@ func TestForgedAnnotation(t *testing.T) {
 		t.Errorf("the message is %q", vm.Status.Message)
 	}
 	vm.Annotations[api.AnnotationBound] = right
-	if err := g.api.Update(t.Context(), vm); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Update(t.Context(), vm))
 	g.asOther(other, func() { g.reconcile() })
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
@@ -160,14 +159,10 @@ func TestBlockedDeletionAtRest(t *testing.T) {
 	memory.SetAvailable(false)
 	vm := g.vm()
 	vm.Annotations = nil
-	if err := g.api.Update(t.Context(), vm); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Update(t.Context(), vm))
 	vm = g.vm()
 	vm.Status.Binding = nil
-	if err := g.api.Status().Update(t.Context(), vm); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Status().Update(t.Context(), vm))
 	_ = g.api.Delete(t.Context(), g.vm())
 	for range 3 {
 		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
@@ -215,9 +210,7 @@ func TestAnnotationOfABackup(t *testing.T) {
 	g.create(b)
 	vm := g.vm()
 	vm.Annotations = map[string]string{api.AnnotationBound: "fake/another-engine"}
-	if err := g.api.Update(t.Context(), vm); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Update(t.Context(), vm))
 	g.reconcile()
 	g.replace(func(*api.VirtualMachine) {})
 	g.reconcile()

@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -48,9 +49,7 @@ func newStandby(t *testing.T) *standby {
 func (s *standby) addObject(b *framework.VMBuilder) *api.VirtualMachine {
 	s.t.Helper()
 	vm := b.Generation(1).Obj()
-	if err := s.api.Create(s.t.Context(), vm.DeepCopy()); err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, s.api.Create(s.t.Context(), vm.DeepCopy()))
 	s.r.eventHandler().Create(s.t.Context(), event.TypedCreateEvent[*api.VirtualMachine]{Object: vm}, s.q)
 	return vm
 }
@@ -91,13 +90,9 @@ func TestTakeOverBeginsWithUnfinishedWork(t *testing.T) {
 	s.addObject(done("failing", policytest.WithOperation(api.OperationUpdate, time.Second, "")))
 	s.addObject(framework.NewVM("new"))
 	leaving := s.addObject(done("leaving", nothing))
-	if err := s.api.Delete(t.Context(), leaving); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.api.Delete(t.Context(), leaving))
 	gone := s.addObject(framework.NewVM("gone"))
-	if err := s.api.Delete(t.Context(), gone); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.api.Delete(t.Context(), gone))
 	s.deleteObject(gone)
 	s.addObject(framework.NewVM("other").Driver("docker"))
 	if n := s.q.Len(); n != 0 {
@@ -146,13 +141,9 @@ func TestServerWithoutAKnownOwner(t *testing.T) {
 	}
 	s.lead()
 	s.takeRequests(2)
-	if err := s.r.followInventory(t.Context(), s.q); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.r.followInventory(t.Context(), s.q))
 	err := s.memory.Edit("uid-9", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateRunning })
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s.eventually("all are enqueued", func() bool { return s.q.Len() == 2 })
 	names := s.takeRequests(2)
 	slices.Sort(names)
@@ -187,14 +178,10 @@ func TestScansAreCombined(t *testing.T) {
 	s.takeRequests(1)
 	c := &countingClient{Client: s.r.Client, running: make(chan struct{}, 100), proceed: make(chan struct{})}
 	s.r.Client = c
-	if err := s.r.followInventory(t.Context(), s.q); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.r.followInventory(t.Context(), s.q))
 	change := func(n int) {
 		err := s.memory.Edit(types.UID(fmt.Sprintf("uid-%d", n)), func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateRunning })
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		s.eventually("the inventory has it", func() bool {
 			return s.inv.Get(types.UID(fmt.Sprintf("uid-%d", n))).Answer == inventory.Present
 		})

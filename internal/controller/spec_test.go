@@ -11,6 +11,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // completeSpec sets every field that a driver may need.
@@ -48,9 +49,7 @@ func completeSpec() api.VirtualMachineSpec {
 func TestServerSpecIsComplete(t *testing.T) {
 	vm := &api.VirtualMachine{Spec: completeSpec()}
 	spec := serverSpec(vm)
-	if err := new(Reconciler).resolveSecrets(t.Context(), vm, &spec); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, new(Reconciler).resolveSecrets(t.Context(), vm, &spec))
 	spec.Power = driver.PowerOn // the decision's
 	for _, name := range driver.SpecFields() {
 		// A field is set if a driver that does not support it refuses the spec.

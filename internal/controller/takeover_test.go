@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -39,9 +40,7 @@ func (g *rig) takeOver() {
 
 func (g *rig) deleteServer() {
 	g.t.Helper()
-	if err := g.inv.Delete(g.t.Context(), driver.Target{UID: "uid-1"}, false); err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, g.inv.Delete(g.t.Context(), driver.Target{UID: "uid-1"}, false))
 	g.eventually("the server is gone", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
 }
 
@@ -63,12 +62,8 @@ func TestFinalizerRemovedByThePredecessor(t *testing.T) {
 	g.takeOver()
 	vm := g.vm()
 	controllerutil.RemoveFinalizer(vm, api.FinalizerServer)
-	if err := g.api.Update(t.Context(), vm); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.api.Delete(t.Context(), vm); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Update(t.Context(), vm))
+	assert.NoError(t, g.api.Delete(t.Context(), vm))
 	g.deleteServer()
 	g.reconcile()
 	g.wantNoServer()
@@ -81,9 +76,7 @@ func TestDeletedMeanwhile(t *testing.T) {
 	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.takeOver()
-	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Delete(t.Context(), g.vm()))
 	g.deleteServer()
 	g.reconcile()
 	g.wantNoServer()
@@ -99,9 +92,7 @@ func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("none").EngineID))
-	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Delete(t.Context(), g.vm()))
 	g.reconcile()
 	if vm := g.vm(); vm != nil {
 		t.Fatalf("the object is still there: %v", vm.Finalizers)
@@ -249,9 +240,7 @@ func TestPolicyChangedToRetain(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
 	g.reconcile()
-	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Delete(t.Context(), g.vm()))
 	g.takeOver()
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.DeletionPolicy = api.DeletionRetain })
 	for range 5 {
@@ -313,9 +302,7 @@ func TestDeletionBesideAnOldList(t *testing.T) {
 	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.leadWithList(nil)
-	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Delete(t.Context(), g.vm()))
 	g.engine.delete = func(do func() error) error {
 		if servers, err := g.engine.Driver.List(t.Context()); err != nil || len(servers) != 1 || servers[0].State != driver.StateStopped {
 			t.Errorf("removed while the engine had %+v, %v: want a server that is off", servers, err)

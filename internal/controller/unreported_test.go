@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -270,9 +271,7 @@ func TestUpgradeOfAStoppedServer(t *testing.T) {
 	g.reconcile()
 	vm := g.vm()
 	vm.Status.Binding, vm.Status.Server.StoppedRun = nil, ""
-	if err := g.api.Status().Update(t.Context(), vm); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.api.Status().Update(t.Context(), vm))
 	g.newReconciler()
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
 	g.reconcile()

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // replaceEngine replaces the engine with one that has no servers.
@@ -67,9 +68,7 @@ func TestEngineReplacedAfterOutage(t *testing.T) {
 func TestClosedWatchHasOwnCause(t *testing.T) {
 	g := newFixture(t)
 	g.inv.markUnreachable(driver.Errorf(driver.ErrUnavailable, "the outage"))
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	g.inv.markUnreachable(errWatchClosed)
 	if seen := g.inv.Get("a"); !errors.Is(seen.Cause, errWatchClosed) {
 		t.Errorf("got %+v, want the cause %v", seen, errWatchClosed)
@@ -80,9 +79,7 @@ func TestClosedWatchHasOwnCause(t *testing.T) {
 // nothing about the engine.
 func TestCallerDeadlineIsNoOutage(t *testing.T) {
 	g := newFixture(t) // without a loop, which would check the engine on the signal
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	g.ensureServer()
 	g.takeChanges()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -141,9 +138,7 @@ func TestFailedLiveReadIsNoOutage(t *testing.T) {
 // and an answer that was requested before the engine was replaced.
 func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 	g := newFixture(t)
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	g.ensureServer()
 	g.replaceEngine("another")
 	seen, err := g.inv.GetLive(t.Context(), "a")
@@ -154,13 +149,9 @@ func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 		t.Errorf("afterwards the answer is %+v, want unknown at once", now)
 	}
 	late, err := g.inv.queryEngine(t.Context(), "b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	late.found = map[types.UID][]driver.Server{"b": {{UID: "b", ID: "1"}}}
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	if err := g.inv.applyResult(late); !errors.Is(err, errReplaced) || g.inv.Get("b").Answer != Gone {
 		t.Errorf("an answer of the engine before: error %v, and the cache says %+v", err, g.inv.Get("b"))
 	}
@@ -170,9 +161,7 @@ func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 // next engine.
 func TestActionOfReplacedEngine(t *testing.T) {
 	g := newFixture(t)
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	g.engine.withLock(func() {
 		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
 			g.replaceEngine("another")
@@ -324,9 +313,7 @@ func TestPauseAfterRefresh(t *testing.T) {
 func TestFailedLiveReadKeepsTheRest(t *testing.T) {
 	g := newFixture(t)
 	g.inv.markUnreachable(driver.Errorf(driver.ErrUnavailable, "the outage"))
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	g.engine.withLock(func() {
 		g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
 			return driver.Server{}, context.DeadlineExceeded

@@ -5,6 +5,7 @@ package inventory
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -15,11 +16,10 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 )
 
 var t0 = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-
-const waitTimeout = 20 * time.Second
 
 // hookedDriver stands between the inventory and the driver and replaces calls where a
 // test sets so. do is what the driver would have done.
@@ -121,14 +121,10 @@ func newFixture(t *testing.T) *fixture {
 	g := &fixture{t: t, clock: testingclock.NewFakeClock(t0)}
 	g.memory = fake.NewMemory(g.clock)
 	d, err := fake.New(fake.Options{ClusterID: "cluster", Memory: g.memory, Clock: g.clock, Log: logr.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	g.engine = &hookedDriver{Driver: d}
 	g.inv, err = New(Options{Name: "fake", Driver: g.engine, Clock: g.clock, Log: logr.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	g.inv.Subscribe(func(c Change) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -174,13 +170,14 @@ func (g *fixture) waitForChanges(n int) {
 
 func (g *fixture) waitUntil(what string, ok func() bool) {
 	g.t.Helper()
-	deadline := time.Now().Add(waitTimeout)
-	for !ok() {
-		if time.Now().After(deadline) {
-			g.t.Fatalf("not within %s: %s", waitTimeout, what)
+	assert.Eventually(g.t, what, func(testing.TB) error {
+		if ok() {
+			return nil
 		}
-		time.Sleep(time.Millisecond)
-	}
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return fmt.Errorf("it is not so, after the changes %+v", g.changes)
+	})
 }
 
 func (g *fixture) waitForAnswer(uid types.UID, want Answer) {
@@ -199,9 +196,7 @@ func newSpec() driver.ServerSpec {
 // listEngine lists the engine once, without the loop.
 func (g *fixture) listEngine() *fixture {
 	g.t.Helper()
-	if err := g.inv.listAll(g.t.Context()); err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, g.inv.listAll(g.t.Context()))
 	return g
 }
 
@@ -209,17 +204,13 @@ func (g *fixture) listEngine() *fixture {
 func (g *fixture) ensureServer() driver.Server {
 	g.t.Helper()
 	s, err := g.inv.Ensure(g.t.Context(), newSpec())
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, err)
 	return s
 }
 
 func (g *fixture) editServer(uid types.UID, edit func(*fake.Record)) {
 	g.t.Helper()
-	if err := g.memory.Edit(uid, edit); err != nil {
-		g.t.Fatal(err)
-	}
+	assert.NoError(g.t, g.memory.Edit(uid, edit))
 }
 
 // addServer creates a server of this cluster without the inventory.

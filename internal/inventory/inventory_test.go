@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestNewRequiresEngineID(t *testing.T) {
@@ -38,9 +39,7 @@ func TestDefaults(t *testing.T) {
 	}
 	confirm := func(context.Context) (bool, error) { return false, nil }
 	set, err := New(Options{Name: "x", Driver: g.engine, Clock: g.clock, ListPeriod: 1, UsagePeriod: 2, CallTimeout: 3, ConfirmLeading: confirm})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if leads, _ := set.ConfirmLeading(t.Context()); leads || set.ListPeriod != 1 || set.UsagePeriod != 2 || set.CallTimeout != 3 {
 		t.Errorf("got %+v, want what was set", set.Options)
 	}
@@ -251,9 +250,7 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 					return servers, err
 				}
 			})
-			if err := g.inv.listAll(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, g.inv.listAll(t.Context()))
 			if got := g.inv.Get("a").Answer; got != tc.want {
 				t.Errorf("answer %v, want %v", got, tc.want)
 			}
@@ -275,9 +272,7 @@ func TestListBegunDuringActionIsIgnored(t *testing.T) {
 		}
 	})
 	g.ensureServer()
-	if err := g.inv.applyResult(list); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.applyResult(list))
 	g.inv.markReachable()
 	if got := g.inv.Get("a").Answer; got != Present {
 		t.Errorf("answer %v, want what the action has made", got)
@@ -300,13 +295,9 @@ func TestListBegunDuringDeletionIsIgnored(t *testing.T) {
 			return err
 		}
 	})
-	if err := g.inv.Delete(t.Context(), newSpec().Target, false); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.Delete(t.Context(), newSpec().Target, false))
 	g.takeChanges()
-	if err := g.inv.applyResult(list); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.applyResult(list))
 	if changes := g.takeChanges(); len(changes) > 0 {
 		t.Errorf("a list that began before the end of a deletion reports %+v", changes)
 	}
@@ -316,17 +307,11 @@ func TestListBegunDuringDeletionIsIgnored(t *testing.T) {
 func TestOlderListIsIgnored(t *testing.T) {
 	g := newFixture(t)
 	older, err := g.inv.queryEngine(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	g.addServer("a")
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	older.uids = []types.UID{"a"}
-	if err := g.inv.applyResult(older); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.applyResult(older))
 	if got := g.inv.Get("a").Answer; got != Present {
 		t.Errorf("answer %v, want that of the newer list", got)
 	}
@@ -343,9 +328,7 @@ func TestQueryLeavesNothing(t *testing.T) {
 		}
 		g.engine.beforeEngineID = func(ctx context.Context) error { idErr = ctx.Err; return nil }
 	})
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	if queryErr() == nil || idErr() == nil {
 		t.Error("the context of a query goes on after it")
 	}
@@ -487,9 +470,7 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newFixture(t)
-			if err := g.inv.listAll(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, g.inv.listAll(t.Context()))
 			if tc.existed {
 				g.ensureServer()
 			}
@@ -500,9 +481,7 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
 				t.Errorf("settles at %v, want %v", got, tc.want)
 			}
-			if err := g.inv.listAll(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, g.inv.listAll(t.Context()))
 			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
 				t.Errorf("after a list it settles at %v, want %v", got, tc.want)
 			}
@@ -537,9 +516,7 @@ func TestDuplicatesAndReleasedServers(t *testing.T) {
 					return tc.servers, nil
 				}
 			})
-			if err := g.inv.listAll(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, g.inv.listAll(t.Context()))
 			if seen := g.inv.Get("a"); seen.Answer != tc.answer || !slices.Equal(seen.Duplicates, tc.duplicates) || (seen.Answer == Present && seen.Server.ID != "1") {
 				t.Errorf("it answers %+v", seen)
 			}
@@ -610,9 +587,7 @@ func TestListSettlesACreation(t *testing.T) {
 		}
 	})
 	_, _ = g.inv.Ensure(t.Context(), newSpec())
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.SettlesAt.IsZero() {
 		t.Errorf("got %+v", seen)
 	}
@@ -629,9 +604,7 @@ func TestListOfAnotherRunForgetsRates(t *testing.T) {
 		t.Fatal("no rates")
 	}
 	g.editServer("a", func(r *fake.Record) { r.Run = "another" })
-	if err := g.inv.listAll(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, g.inv.listAll(t.Context()))
 	if seen := g.inv.Get("a"); seen.Server.Run != "another" || seen.Rates != nil {
 		t.Errorf("got %+v, with the rates %+v of the run before", seen, seen.Rates)
 	}
@@ -643,9 +616,7 @@ func TestPeriodicListFindsMissedChange(t *testing.T) {
 	g := newFixture(t)
 	silent := &silentDriver{hookedDriver: g.engine, events: make(chan types.UID)}
 	inv, err := New(Options{Name: "silent", Driver: silent, Clock: g.clock, Log: logr.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	g.inv = inv
 	g.startLoop()
 	g.waitForAnswer("a", Gone)

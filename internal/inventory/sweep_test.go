@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // sweepFixture is a sweep of a fixture's engine.
@@ -56,9 +57,7 @@ func (b *sweepFixture) addServers(n int) {
 
 func (b *sweepFixture) sweepOnce() {
 	b.t.Helper()
-	if err := b.sweep.RunOnce(b.t.Context()); err != nil {
-		b.t.Fatal(err)
-	}
+	assert.NoError(b.t, b.sweep.RunOnce(b.t.Context()))
 }
 
 // remaining returns the UIDs of the servers that exist.

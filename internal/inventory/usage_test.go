@@ -92,7 +92,6 @@ func (g *fixture) waitForRates(what string, ok func(*Rates) bool) {
 	g.waitUntil("it waits", g.clock.HasWaiters)
 	g.waitUntil(what, func() bool {
 		g.clock.Step(30 * time.Second)
-		time.Sleep(2 * time.Millisecond)
 		return ok(g.inv.Get("a").Rates)
 	})
 }

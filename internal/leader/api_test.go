@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // leaseAPI is an API server with one Lease.
@@ -280,9 +282,7 @@ func startReplica(t *testing.T, api *leaseAPI, name string, s Settings, change .
 		Lock: r.Lock, LeaseDuration: s.Lease, RenewDeadline: s.Renew, RetryPeriod: s.Retry, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	watching, unwatch := context.WithCancel(t.Context())
 	electing, stop := context.WithCancel(t.Context())
 	go r.Watch(watching)

@@ -22,6 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // These tests call a Lock directly, without an elector and a watch, and look at what it
@@ -128,9 +130,7 @@ var mine = resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
 // lead acquires a Lease that is not there.
 func (d *directLock) lead() *directLock {
 	d.t.Helper()
-	if err := d.Create(d.t.Context(), mine); err != nil {
-		d.t.Fatal(err)
-	}
+	assert.NoError(d.t, d.Create(d.t.Context(), mine))
 	return d
 }
 
@@ -380,9 +380,7 @@ func TestLostRace(t *testing.T) {
 			checkDirect(t, func(t *testing.T) {
 				d := newDirectLock(t)
 				tc.before(d)
-				if err := d.readLease(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, d.readLease(t.Context()))
 				tc.meanwhile(d)
 				ended := begin(d.update)
 				if tc.wait > 0 {

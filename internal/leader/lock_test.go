@@ -16,6 +16,8 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // These tests run on a fake clock (synctest), with client-go's elector.
@@ -151,9 +153,7 @@ func TestForeignHolder(t *testing.T) {
 		leader := startReplica(t, api, "leader", DefaultSettings())
 		advance(time.Second)
 		ctx, _, leave, err := leader.Guard().Enter(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		defer leave()
 		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("stranger") })
 		advance(handoverLimit)
@@ -194,9 +194,7 @@ func TestReleaseIsRefused(t *testing.T) {
 	}{
 		"a call in flight": {before: func(t *testing.T, _ *leaseAPI, r *replica) {
 			_, _, leave, err := r.Guard().Enter(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			t.Cleanup(leave)
 		}, why: "have not ended"},
 		"a successor": {before: func(_ *testing.T, api *leaseAPI, r *replica) {
@@ -251,9 +249,7 @@ func TestDisconnectedLeader(t *testing.T) {
 		api := newLeaseAPI()
 		leader, one, two := startThree(t, api)
 		ctx, _, leave, err := leader.Guard().Enter(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		defer leave()
 		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
 		for ctx.Err() == nil {

@@ -42,9 +42,6 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// waitTimeout is how long a busy machine may take.
-const waitTimeout = 30 * time.Second
-
 // fixture is a Handler with a driver in memory, for VirtualMachine demo/vm.
 type fixture struct {
 	*Handler
@@ -56,15 +53,15 @@ type fixture struct {
 	stop    func()
 	// withdrawn ends the identity of users, and with broken every write to a client fails.
 	withdrawn, broken atomic.Bool
+	// deadlines counts how often a deadline to read from a client was set.
+	deadlines atomic.Int64
 }
 
 // newFixture starts a Handler. change may change its settings before.
 func newFixture(t testing.TB, change func(*Handler)) *fixture {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := api.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, api.AddToScheme(scheme))
 	vm := framework.NewVM("vm").Namespace("demo").UID("uid-1").Bound("stub/engine-1").Obj()
 	f := &fixture{
 		objects: clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(vm).Build(),
@@ -94,7 +91,7 @@ func (f *fixture) serve(t testing.TB) {
 		}
 	})
 	f.server = httptest.NewUnstartedServer(f.asUser(f.Handler))
-	f.server.Listener = &listener{f.server.Listener, &f.broken}
+	f.server.Listener = &listener{f.server.Listener, f}
 	f.server.Start()
 	t.Cleanup(func() {
 		f.stop()
@@ -126,23 +123,29 @@ func (f *fixture) waitForOpen(t *testing.T, n int) {
 // listener accepts connections whose writes fail once broken is set, while reads go on.
 type listener struct {
 	net.Listener
-	broken *atomic.Bool
+	fixture *fixture
 }
 
 // Accept implements net.Listener.
 func (l *listener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
-	return &breakable{conn, l.broken}, err
+	return &breakable{conn, l.fixture}, err
 }
 
 type breakable struct {
 	net.Conn
-	broken *atomic.Bool
+	fixture *fixture
+}
+
+// SetReadDeadline implements net.Conn.
+func (b *breakable) SetReadDeadline(at time.Time) error {
+	b.fixture.deadlines.Add(1)
+	return b.Conn.SetReadDeadline(at)
 }
 
 // Write implements net.Conn.
 func (b *breakable) Write(p []byte) (int, error) {
-	if b.broken.Load() {
+	if b.fixture.broken.Load() {
 		return 0, syscall.ENOBUFS
 	}
 	return b.Conn.Write(p)
@@ -177,9 +180,7 @@ func (f *fixture) connect(ctx context.Context, who, url string, o remotecommand.
 func (f *fixture) dial(t *testing.T, who, url string) *websocket.Conn {
 	t.Helper()
 	ws, response, err := f.tryDial(who, url, streams.Protocol)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_ = response.Body.Close()
 	t.Cleanup(func() { _ = ws.Close() })
 	return ws
@@ -194,14 +195,10 @@ func (f *fixture) tryDial(who, url string, protocols ...string) (*websocket.Conn
 func (f *fixture) request(t *testing.T, url string) *http.Response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	r.Header.Set("Authorization", "Bearer alice")
 	response, err := f.server.Client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = response.Body.Close() })
 	return response
 }

@@ -22,6 +22,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // FuzzMessages checks that a command reads what a client sends for its input and nothing else,
@@ -48,7 +49,7 @@ func FuzzMessages(f *testing.F) {
 				}
 				_ = ws.WriteMessage(kind, m)
 			}
-			_ = ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(waitTimeout))
+			_ = ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(time.Hour))
 		})
 		want, wrong, isOver := expectedInput(messages, isText)
 		if !bytes.Equal(got.input, want) {
@@ -100,9 +101,7 @@ func (f *fixture) exchange(t *testing.T, send func(*websocket.Conn)) (got exchan
 		return 0, err
 	}
 	ws, response, err := f.tryDial("alice", f.url(streams.Exec, "command=cat&stdin=true&stdout=true&tty=true"), streams.Protocol)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_ = response.Body.Close()
 	defer func() { _ = ws.Close() }()
 	ended := make(chan struct{})

@@ -16,6 +16,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -77,8 +78,7 @@ func TestAnswers(t *testing.T) {
 		"capitals":            {"alice", streams.Path("demo", "VM", streams.Log), 400, metav1.StatusReasonBadRequest, `the VirtualMachine's name is "VM"`},
 		"a name with NUL":     {"alice", streams.PathPrefix + "/namespaces/demo/virtualmachines/vm%00/log", 400, metav1.StatusReasonBadRequest, "name is"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		t.Run(name, func(t *testing.T) { // one after another: a user may have few streams at once
 			code, header, status := f.get(t, test.who, test.path)
 			if code != test.code || int(status.Code) != test.code || status.Reason != test.reason || !strings.Contains(status.Message, test.says) {
 				t.Errorf("the answer is %d, %+v", code, status)
@@ -92,9 +92,7 @@ func TestAnswers(t *testing.T) {
 
 func (f *fixture) create(t *testing.T, b *framework.VMBuilder) {
 	t.Helper()
-	if err := f.objects.Create(t.Context(), b.Obj()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, f.objects.Create(t.Context(), b.Obj()))
 }
 
 // get returns the answer to a plain request.
@@ -106,20 +104,14 @@ func (f *fixture) get(t *testing.T, who, path string) (code int, header http.Hea
 func (f *fixture) send(t *testing.T, method, who, path string) (code int, header http.Header, status metav1.Status) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, f.server.URL+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if who != "" {
 		r.Header.Set("Authorization", "Bearer "+who)
 	}
 	response, err := f.server.Client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = response.Body.Close() }()
-	if err := json.NewDecoder(response.Body).Decode(&status); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.NewDecoder(response.Body).Decode(&status))
 	return response.StatusCode, response.Header, status
 }
 

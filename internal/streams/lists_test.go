@@ -20,6 +20,7 @@ import (
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestServers checks that all servers are listed to those with a right of its own, and that an
@@ -37,13 +38,9 @@ func TestServers(t *testing.T) {
 	}
 	response := f.request(t, f.server.URL+streams.ServersPath) //nolint:bodyclose // request closes it
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var got streams.ServerList
-	if err := json.Unmarshal(body, &got); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(body, &got))
 	want := streams.ServerList{Drivers: []streams.DriverServers{
 		{Driver: "bare", Error: got.Drivers[0].Error, Servers: []streams.Server{}},
 		{Driver: "nameless", Error: "the driver does not report its engine's ID", Servers: []streams.Server{}},
@@ -77,9 +74,7 @@ func TestServersUnread(t *testing.T) {
 	f := newFixture(t, func(h *Handler) { h.times.write = 500 * time.Millisecond })
 	f.driver.servers = []driver.Server{{UID: "u1", Err: errors.New(strings.Repeat("x", 64<<20))}} // more than sockets hold
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", f.server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	_, _ = io.WriteString(conn, "GET "+streams.ServersPath+" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer alice\r\n\r\n")
 	line := f.waitForEnds(t, 1)

@@ -5,8 +5,10 @@ package streams
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -218,12 +220,7 @@ func (u *consoleUser) write(t *testing.T, text string) {
 func (u *consoleUser) expect(t *testing.T, text string) {
 	t.Helper()
 	for !strings.Contains(u.seen, text) {
-		select {
-		case more := <-u.output:
-			u.seen += more
-		case <-time.After(waitTimeout):
-			t.Fatalf("the console shows %q and not %q", u.seen, text)
-		}
+		u.seen += assert.Receive(t, fmt.Sprintf("%q follows %q", text, u.seen), u.output)
 	}
 }
 
@@ -233,9 +230,7 @@ func TestPortForward(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		conn, err := listener.Accept()
@@ -331,22 +326,25 @@ func TestEndOfRights(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFixture(t, func(h *Handler) {
-				h.times.check, h.times.recheck, h.times.unanswered = 10*time.Millisecond, 20*time.Millisecond, 100*time.Millisecond
-				if name == "idle" {
-					h.times.idle = 5 * time.Second
-				}
-			})
+			began := time.Now()
+			now := framework.NewFakeClock(began)
+			f := newFixture(t, func(h *Handler) { h.Clock = now })
 			var console echoConsole
 			f.driver.console = console.open
 			alice := f.startConsole(t, "alice")
 			alice.write(t, "hello")
 			alice.expect(t, "hello")
 			test.change(t, f)
+			step := cmp.Or(map[string]time.Duration{"idle": f.times.idle, "answer": f.times.unanswered}[name], f.times.check)
+			assert.Eventually(t, "the stream ends", func(testing.TB) error {
+				if now.Step(step); len(f.log.ends()) == 0 {
+					return fmt.Errorf("after %s it goes on", now.Since(began))
+				}
+				return nil
+			})
 			if status := statusError(<-alice.end); string(status.Reason) != test.reason {
 				t.Errorf("the end is %+v, want %s", status, test.reason)
 			}
-			f.waitForEnds(t, 1)
 			if console.closed != 1 {
 				t.Errorf("the console was closed %d times", console.closed)
 			}

@@ -8,7 +8,8 @@
 // property of the product, which is asserted against a fake clock or measured by a benchmark,
 // or patience with the host, of which there is one amount, in limit.go.
 //
-// Start with Eventually. Poll is the same for code that has no test at hand.
+// Start with Eventually. Poll is the same for code that has no test at hand. NoError and Receive
+// are what most tests need besides.
 package assert
 
 import (
@@ -40,6 +41,32 @@ func Check(t testing.TB, what string, check func(t testing.TB) error) {
 	if err := try(t, check); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
+}
+
+// NoError fails the test if err is not nil.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Receive returns what a channel has next, and fails the test if nothing comes or it is closed.
+func Receive[T any](t testing.TB, what string, from <-chan T) (v T) {
+	t.Helper()
+	Eventually(t, what, func(testing.TB) error {
+		select {
+		case got, open := <-from:
+			if !open {
+				t.Fatalf("%s: the channel was closed", what)
+			}
+			v = got
+			return nil
+		case <-time.After(maxPause):
+			return errors.New("nothing has come")
+		}
+	})
+	return v
 }
 
 // Poll is Eventually without a test: it returns an error that has what and the last error of check

@@ -76,7 +76,7 @@ var newDockerClient = sync.OnceValues(func() (*client.Client, error) {
 
 // ImportGuests puts the guests' images into an engine.
 func ImportGuests(ctx context.Context, c *client.Client) error {
-	rootfs, err := buildGuestArchive(ctx)
+	rootfs, err := GuestArchive()
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func ImportGuests(ctx context.Context, c *client.Client) error {
 		if env := guestEnvironment[image]; env != "" {
 			changes = append(changes, "ENV "+env)
 		}
-		if err := importGuestImage(ctx, c, rootfs, image, changes...); err != nil {
+		if err := ImportImage(ctx, c, rootfs, image, changes...); err != nil {
 			return err
 		}
 	}
@@ -113,7 +113,7 @@ func SSHGuest(t testing.TB) string {
 	}
 	rootfs, err := os.ReadFile(filepath.Join(dir, "ssh-guest.tar"))
 	if err == nil {
-		err = importGuestImage(t.Context(), c, rootfs, image, `ENTRYPOINT ["/init"]`)
+		err = ImportImage(t.Context(), c, rootfs, image, `ENTRYPOINT ["/init"]`)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -121,16 +121,15 @@ func SSHGuest(t testing.TB) string {
 	return image
 }
 
-// buildGuestArchive returns a tar archive of the guest's file system, the same one for
-// the same source.
-func buildGuestArchive(ctx context.Context) ([]byte, error) {
+// GuestArchive returns a tar archive of the guest's file system, the same one for the same source.
+var GuestArchive = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "drover-guest-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(dir, "demo-guest")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "cloudnative.tw/drover/examples/demo-guest")
+	build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "cloudnative.tw/drover/examples/demo-guest")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("building the guest: %w: %s", err, out)
@@ -149,10 +148,10 @@ func buildGuestArchive(ctx context.Context) ([]byte, error) {
 	}
 	err = w.Close()
 	return archive.Bytes(), err
-}
+})
 
-// importGuestImage creates an image, unless an earlier run has created the same one.
-func importGuestImage(ctx context.Context, c *client.Client, rootfs []byte, image string, changes ...string) error {
+// ImportImage creates an image, unless an earlier run has created the same one.
+func ImportImage(ctx context.Context, c *client.Client, rootfs []byte, image string, changes ...string) error {
 	sum := sha256.Sum256(rootfs)
 	build := hex.EncodeToString(sum[:8])
 	old, err := c.ImageInspect(ctx, image)

@@ -24,6 +24,7 @@ import (
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestStrangers checks that clients without valid credentials are all answered the same, by
@@ -88,7 +89,7 @@ func TestFlood(t *testing.T) {
 	flooder := rest.AnonymousClientConfig(s.Config)
 	// Other tests are at 127.0.0.1, and have wrong tokens too.
 	flooder.Dial = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).DialContext
-	path, before, refused := streams.Path("default", "vm", streams.Log), reviews(), 0
+	path, before, refused, began := streams.Path("default", "vm", streams.Log), reviews(), 0, time.Now()
 	for i := range 500 {
 		flooder.BearerToken = fmt.Sprintf("no.token.%d", i)
 		switch response := s.get(t, s.at(flooder), path); response.StatusCode { //nolint:bodyclose // it is closed
@@ -102,8 +103,9 @@ func TestFlood(t *testing.T) {
 			t.Fatalf("a wrong token is answered %d", response.StatusCode)
 		}
 	}
-	if asked := reviews() - before; refused < 250 || asked > 250 {
-		t.Errorf("of 500 requests %d were refused, and %v reviews were asked for", refused, asked)
+	allowed := 200 + int(time.Since(began).Seconds()) // an address gets one a second, and other tests ask, too
+	if asked := int(reviews() - before); refused < 500-allowed || asked > allowed {
+		t.Errorf("of 500 requests %d were refused, and %d reviews were asked for, want %d at most", refused, asked, allowed)
 	}
 	namespace := s.createVM(t)
 	if code, text := s.open(t, s.Config, namespace, streams.Log); code != http.StatusOK {
@@ -127,9 +129,7 @@ func TestTransport(t *testing.T) {
 		t.Error("TLS 1.1 is accepted")
 	}
 	both, err := dial(func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} })
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = both.Close() }()
 	if got := both.(*tls.Conn).ConnectionState().NegotiatedProtocol; got != "http/1.1" {
 		t.Errorf("of HTTP/2 and 1.1 it takes %q", got)
@@ -158,9 +158,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 	s := endpoint
 	namespace := s.createVM(t)
 	ca, err := framework.WriteServerCertificate(filepath.Join(s.DataDir, "streams"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s.ca = ca
 	assert.Eventually(t, "the new certificate is used", func(t testing.TB) error {
 		client, err := rest.HTTPClientFor(s.at(s.Config))
@@ -175,12 +173,8 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 		return err
 	})
 	maps := s.KubeClient.CoreV1().ConfigMaps(streams.ConfigMapNamespace)
-	if err := maps.Delete(t.Context(), streams.ConfigMapName, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.restart(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, maps.Delete(t.Context(), streams.ConfigMapName, metav1.DeleteOptions{}))
+	assert.NoError(t, s.restart())
 	assert.Eventually(t, "the new certificate is published", func(t testing.TB) error {
 		published, err := maps.Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
 		if err == nil && (published.Data[streams.AddressKey] != s.url || published.Data[streams.CAKey] != string(ca)) {
@@ -193,9 +187,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 func clientOf(t *testing.T, user *rest.Config) kubernetes.Interface {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(user)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return client
 }
 
@@ -227,9 +219,13 @@ func TestNoStreams(t *testing.T) {
 	}
 }
 
-// TestDroppedSessions opens and drops 1,000 sessions through each server, and checks that no
+// TestDroppedSessions opens and drops sessions through each server, and checks that no
 // goroutine and no descriptor of its process is left.
 func TestDroppedSessions(t *testing.T) { // not parallel: it counts
+	sessions := 200
+	if tier.IsFull() {
+		sessions = 1000
+	}
 	for name, s := range servers() {
 		t.Run(name, func(t *testing.T) {
 			namespace := s.createVM(t)
@@ -243,7 +239,7 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 				}
 				return nil
 			})
-			s.dropSessions(t, namespace, 1000)
+			s.dropSessions(t, namespace, sessions)
 			assert.Eventually(t, "nothing is left", func(t testing.TB) error {
 				now := s.count(t)
 				// Some goroutines come and go, but not one for each session.
@@ -266,7 +262,7 @@ func (s *server) dropSessions(t *testing.T, namespace string, count int) {
 			_ = ws.WriteMessage(websocket.BinaryMessage, []byte("\x00hello"))
 		}
 		if i%4 == 1 {
-			_ = ws.WriteControl(websocket.CloseMessage, nil, time.Now().Add(time.Second))
+			_ = ws.WriteControl(websocket.CloseMessage, nil, time.Now().Add(time.Hour))
 		}
 		_ = ws.Close()
 	}
@@ -278,17 +274,13 @@ type counts struct{ goroutines, descriptors int }
 func (s *server) count(t testing.TB) counts {
 	t.Helper()
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	c := counts{descriptors: len(all), goroutines: runtime.NumGoroutine()}
 	if s.debug == "" {
 		return c
 	}
 	response, err := getFrom(t, http.DefaultClient, "http://"+s.debug+"/debug/pprof/goroutine?debug=1") //nolint:bodyclose // bodyOf closes it
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := fmt.Sscanf(bodyOf(response), "goroutine profile: total %d", &c.goroutines); err != nil {
 		t.Fatal(err)
 	}

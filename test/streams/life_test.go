@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestKubectlsClient checks each server with the client that kubectl has.
@@ -54,9 +55,7 @@ func (s *server) connect(t *testing.T, namespace string, stream streams.Stream, 
 	t.Helper()
 	config := s.at(s.Config)
 	e, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, config.Host+streams.Path(namespace, "vm", stream)+"?"+query)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return e.StreamWithContext(t.Context(), o)
 }
 
@@ -100,9 +99,13 @@ func (s *server) waitUntilActive(t *testing.T, vm *api.VirtualMachine) {
 	s.WaitForVM(t, vm, framework.IsActive)
 }
 
+// requestTimeout is longer than a request to the API server may take.
+const requestTimeout = 70 * time.Second
+
 // TestIdleSession checks that no deadline of the API server ends a session that is open for
 // longer than a request may take.
 func TestIdleSession(t *testing.T) {
+	tier.Full(t, "it waits longer than a request may take; TestFairness keeps that an open stream counts as none")
 	t.Parallel()
 	for name, s := range servers() {
 		t.Run(name, func(t *testing.T) {
@@ -112,10 +115,8 @@ func TestIdleSession(t *testing.T) {
 			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 			answering := make(chan error, 1)
 			go func() { answering <- readUntil(console, "still here") }() // which answers pings
-			time.Sleep(70 * time.Second)                                  // a request may take a minute
-			if err := console.WriteMessage(websocket.BinaryMessage, []byte("\x00still here\n")); err != nil {
-				t.Fatal(err)
-			}
+			time.Sleep(requestTimeout)
+			assert.NoError(t, console.WriteMessage(websocket.BinaryMessage, []byte("\x00still here\n")))
 			if err := <-answering; err != nil {
 				t.Error(err)
 			}
@@ -141,9 +142,7 @@ func TestFairness(t *testing.T) {
 	checkStreams(t, s, user, namespace, s.CreateNamespace(t), roles["edit"])
 	for range 30 {
 		ws, response, err := s.dial(t, s.at(user), streams.Path(namespace, "vm", streams.Console))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		_ = response.Body.Close()
 		t.Cleanup(func() { _ = ws.Close() })
 	}
@@ -158,11 +157,10 @@ func TestFairness(t *testing.T) {
 // TestStop checks that `drover up` ends open streams when it stops, says why, and does not
 // wait for their clients.
 func TestStop(t *testing.T) {
+	tier.Full(t, "it starts a cluster of its own; TestEndOfRights of internal/streams keeps that streams end with their server")
 	t.Parallel()
 	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: []string{"--vm-driver=fake"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = env.Close() })
 	s := &server{Environment: env, url: env.Config.Host}
 	namespace := s.createVM(t)
@@ -189,17 +187,12 @@ func TestStop(t *testing.T) {
 // typeAndRead types a line and waits until the console shows it.
 func typeAndRead(t *testing.T, ws *websocket.Conn, line string) {
 	t.Helper()
-	if err := ws.WriteMessage(websocket.BinaryMessage, []byte("\x00"+line+"\n")); err != nil {
-		t.Fatal(err)
-	}
-	if err := readUntil(ws, line); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, ws.WriteMessage(websocket.BinaryMessage, []byte("\x00"+line+"\n")))
+	assert.NoError(t, readUntil(ws, line))
 }
 
 func readUntil(ws *websocket.Conn, want string) error {
 	var seen []byte
-	_ = ws.SetReadDeadline(time.Now().Add(framework.StepTimeout))
 	for !bytes.Contains(seen, []byte(want)) {
 		_, message, err := ws.ReadMessage()
 		if err != nil || message[0] != 1 {
@@ -213,7 +206,6 @@ func readUntil(ws *websocket.Conn, want string) error {
 // readEnd returns the Status of channel 3.
 func readEnd(t *testing.T, ws *websocket.Conn) string {
 	t.Helper()
-	_ = ws.SetReadDeadline(time.Now().Add(framework.StepTimeout))
 	for {
 		_, message, err := ws.ReadMessage()
 		if err != nil {

@@ -21,7 +21,6 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // queries are the parameters of each stream.
@@ -173,9 +172,7 @@ func bodyOf(response *http.Response) string {
 func (s *server) dial(t testing.TB, user *rest.Config, path string) (*websocket.Conn, *http.Response, error) {
 	t.Helper()
 	tlsConfig, err := rest.TLSConfigFor(user)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	header := http.Header{}
 	if user.BearerToken != "" {
 		header.Set("Authorization", "Bearer "+user.BearerToken)
@@ -183,7 +180,7 @@ func (s *server) dial(t testing.TB, user *rest.Config, path string) (*websocket.
 	if user.Impersonate.UserName != "" {
 		header.Set("Impersonate-User", user.Impersonate.UserName)
 	}
-	dialer := websocket.Dialer{TLSClientConfig: tlsConfig, Subprotocols: []string{streams.Protocol}, HandshakeTimeout: framework.StepTimeout}
+	dialer := websocket.Dialer{TLSClientConfig: tlsConfig, Subprotocols: []string{streams.Protocol}}
 	return dialer.DialContext(t.Context(), strings.Replace(user.Host, "https", "wss", 1)+path, header)
 }
 
@@ -203,17 +200,11 @@ func (s *server) mustDial(t *testing.T, namespace string, stream streams.Stream)
 func (s *server) get(t testing.TB, user *rest.Config, path string) *http.Response {
 	t.Helper()
 	client, err := rest.HTTPClientFor(user)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, user.Host+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	response, err := client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = response.Body.Close() })
 	return response
 }
@@ -259,9 +250,7 @@ func accountUser(t *testing.T, s *server, namespace, name string) (*rest.Config,
 		t.Fatal(err)
 	}
 	token, err := accounts.CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	user := rest.AnonymousClientConfig(s.Config)
 	user.BearerToken = token.Status.Token
 	return user, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: name}

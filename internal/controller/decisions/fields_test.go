@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // leftOut are the fields of policy.Input that are not recorded, with the reason. A field stands
@@ -246,9 +247,7 @@ func plant(v reflect.Value, text string) (n int) {
 func TestEveryKindOfErrorIsRecorded(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../../driver/errors.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	known := map[string]bool{}
 	for _, k := range kinds {
 		known[k.name] = true

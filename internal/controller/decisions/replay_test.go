@@ -18,23 +18,33 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/tier"
 )
 
-// randomDecisions is how many decisions TestRandomDecisionsReplay records.
-const randomDecisions = "10000"
-
-// minKinds is how many kinds of decisions 10,000 random ones have at least. Most have about 65.
+// minKinds is how many kinds of decisions the random ones have at least.
 const minKinds = 45
+
+// setChecks says how many random inputs rapid tries in a test. They are the same ones each time
+// outside of the full tier.
+func setChecks(t *testing.T, gate, full string) {
+	t.Helper()
+	values := map[string]string{"rapid.checks": full}
+	if !tier.IsFull() {
+		values = map[string]string{"rapid.checks": gate, "rapid.seed": "1"}
+	}
+	for name, value := range values {
+		f := flag.Lookup(name).Value
+		before := f.String()
+		assert.NoError(t, f.Set(value))
+		t.Cleanup(func() { _ = f.Set(before) })
+	}
+}
 
 // TestRandomDecisionsReplay records random decisions, reads the records back and derives each
 // again: the decision is the same, to the nanosecond.
 func TestRandomDecisionsReplay(t *testing.T) {
-	checks := flag.Lookup("rapid.checks").Value
-	before := checks.String()
-	if err := checks.Set(randomDecisions); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = checks.Set(before) }()
+	setChecks(t, "3000", "10000")
 	kinds, steps, n := map[string]bool{}, map[policy.Step]int{}, 0
 	rapid.Check(t, func(t *rapid.T) {
 		in := randomInput(t)

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestReports derives the decisions of each file in testdata again. A user's report becomes a
@@ -22,9 +24,7 @@ func TestReports(t *testing.T) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			t.Parallel()
 			file, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			defer func() { _ = file.Close() }()
 			report, err := Read(file)
 			if err != nil || report.Broken > 0 {

@@ -88,7 +88,7 @@ func TestSentences(t *testing.T) {
 
 // TestSentencesOfAnything formats random decisions: each has what was seen and what was decided.
 func TestSentencesOfAnything(t *testing.T) {
-	t.Parallel()
+	setChecks(t, "100", "1000")
 	rapid.Check(t, func(t *rapid.T) {
 		in := randomInput(t)
 		d := policy.Decide(in)

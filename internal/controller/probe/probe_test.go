@@ -10,7 +10,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -19,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // echoProber is a driver that can probe, and returns what it was called with.
@@ -32,28 +32,26 @@ func (a echoProber) Probe(ctx context.Context, uid types.UID, port int32) error 
 }
 
 // awaitResult checks a prober until its probe has a result.
-func awaitResult(t *testing.T, d driver.Prober, port int32, server driver.Server) policy.ProbeResult {
+func awaitResult(t *testing.T, d driver.Prober, port int32, server driver.Server) (result policy.ProbeResult) {
 	t.Helper()
 	b := New(t.Context(), clock.RealClock{}, d, func(types.NamespacedName) {})
 	vm := policytest.ReportedVM().ReadinessProbe(port).Obj()
 	server.UID, server.State, server.Run = "uid-1", driver.StateRunning, "run-1"
 	observed := inventory.Observation{Answer: inventory.Present, Server: server}
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if state := b.Check(vm, observed); state.Completed {
-			return state
+	assert.Eventually(t, "the probe has a result", func(testing.TB) error {
+		if result = b.Check(vm, observed); !result.Completed {
+			return fmt.Errorf("it is %+v", result)
 		}
-	}
-	t.Fatal("the probe got no answer")
-	return policy.ProbeResult{}
+		return nil
+	})
+	return result
 }
 
 // TestProbedByDriverOrAddress checks that the driver probes if it can, whatever the
 // address. Otherwise the server is probed at its own address and port.
 func TestProbedByDriverOrAddress(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	port := int32(listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
 	local := driver.Server{Addresses: []string{"127.0.0.1"}, Ports: []driver.Port{{Protocol: "TCP", Port: port, HostPort: 1}}}
 	if state := awaitResult(t, nil, port, local); !state.OK {
@@ -68,9 +66,7 @@ func TestProbedByDriverOrAddress(t *testing.T) {
 			t.Errorf("the driver probes: %+v, want %q", state, want)
 		}
 	}
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, listener.Close())
 	if state := awaitResult(t, nil, port, local); state.OK || !strings.Contains(state.Message, "refused") {
 		t.Errorf("no listener: %+v", state)
 	}

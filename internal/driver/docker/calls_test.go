@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestCallsPerLife counts the engine's requests for a creation and a deletion: each
@@ -25,7 +26,7 @@ func TestCallsPerLife(t *testing.T) {
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
 	_, err := d.EngineID(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	spec := newSpec(t, d, guestImages(t).plain)
 	for _, step := range []struct {
 		what string
@@ -46,7 +47,7 @@ func TestCallsPerLife(t *testing.T) {
 			"GET /containers/json", "GET /containers/ID/json", "POST /containers/ID/kill", "GET /containers/ID/json",
 		}},
 		{"wait for the end", func() { ensureState(t, d, spec, driver.StateStopped) }, nil},
-		{"removal", func() { must(t, d.Delete(t.Context(), spec.Target, false)) }, []string{
+		{"removal", func() { assert.NoError(t, d.Delete(t.Context(), spec.Target, false)) }, []string{
 			"GET /containers/json", "DELETE /containers/ID",
 		}},
 		{"list after the removal", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
@@ -78,7 +79,7 @@ func (p *engineProxy) requestTexts() []string {
 func mustEngineID(t *testing.T, d *Driver) string {
 	t.Helper()
 	id, err := d.EngineID(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	return id
 }
 
@@ -153,7 +154,7 @@ func TestSignalCausesNoEvent(t *testing.T) {
 		awaitGuest(t.Context(), ensureState(t, d, spec, driver.StateRunning))
 	}
 	events, err := d.Watch(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	stopped.Power, stopped.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	mustEnsure(t, d, stopped)
 	paused.Power = driver.PowerPaused

@@ -23,13 +23,15 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 func inspectRaw(t *testing.T, id string) container.InspectResponse {
 	t.Helper()
 	res, err := guestImages(t).client.ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	return res.Container
 }
 
@@ -43,7 +45,7 @@ func createContainer(t *testing.T, name string, config *container.Config) string
 	t.Helper()
 	g := guestImages(t)
 	res, err := g.client.ContainerCreate(t.Context(), client.ContainerCreateOptions{Name: name, Config: config})
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		_, _ = g.client.ContainerRemove(ctx, res.ID, client.ContainerRemoveOptions{Force: true})
@@ -54,36 +56,31 @@ func createContainer(t *testing.T, name string, config *container.Config) string
 func TestCreatedAsSpecified(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	for name, c := range map[string]struct {
-		policy driver.RestartPolicy
-		want   container.RestartPolicyMode
-	}{
-		"always by default": {"", "unless-stopped"},
-		"always":            {driver.RestartAlways, "unless-stopped"},
-		"on failure":        {driver.RestartOnFailure, "on-failure"},
-		"never":             {driver.RestartNever, "no"},
+	spec := newSpec(t, d, guestImages(t).plain)
+	spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1500, 64e6, driver.RestartOnFailure
+	s := ensureState(t, d, spec, driver.StateRunning)
+	in := inspectRaw(t, s.ID)
+	host := in.HostConfig
+	if host.NanoCPUs != 1500000000 || host.Memory != 64000000 || host.MemorySwap != 64000000 || host.RestartPolicy.Name != "on-failure" {
+		t.Errorf("got %d nano CPUs, %d memory, %d with swap, policy %s", host.NanoCPUs, host.Memory, host.MemorySwap, host.RestartPolicy.Name)
+	}
+	if want := "/" + spec.Name + ".default." + string(spec.UID[:8]); in.Name != want || in.Config.Hostname != spec.Name {
+		t.Errorf("got the name %s and the host name %s, want %s and %s", in.Name, in.Config.Hostname, want, spec.Name)
+	}
+	for label, want := range map[string]string{
+		LabelUID: string(spec.UID), LabelNamespace: "default", LabelName: spec.Name, LabelCluster: d.ClusterID, LabelEpoch: "7",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			spec := newSpec(t, d, guestImages(t).plain)
-			spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1500, 64e6, c.policy
-			s := ensureState(t, d, spec, driver.StateRunning)
-			in := inspectRaw(t, s.ID)
-			host := in.HostConfig
-			if host.NanoCPUs != 1500000000 || host.Memory != 64000000 || host.MemorySwap != 64000000 || host.RestartPolicy.Name != c.want {
-				t.Errorf("got %d nano CPUs, %d memory, %d with swap, policy %s", host.NanoCPUs, host.Memory, host.MemorySwap, host.RestartPolicy.Name)
-			}
-			if want := "/" + spec.Name + ".default." + string(spec.UID[:8]); in.Name != want || in.Config.Hostname != spec.Name {
-				t.Errorf("got the name %s and the host name %s, want %s and %s", in.Name, in.Config.Hostname, want, spec.Name)
-			}
-			for label, want := range map[string]string{
-				LabelUID: string(spec.UID), LabelNamespace: "default", LabelName: spec.Name, LabelCluster: d.ClusterID, LabelEpoch: "7",
-			} {
-				if got := in.Config.Labels[label]; got != want {
-					t.Errorf("label %s is %q, want %q", label, got, want)
-				}
-			}
-		})
+		if got := in.Config.Labels[label]; got != want {
+			t.Errorf("label %s is %q, want %q", label, got, want)
+		}
+	}
+	for policy, want := range map[driver.RestartPolicy]container.RestartPolicyMode{
+		"": "unless-stopped", driver.RestartAlways: "unless-stopped", driver.RestartNever: "no",
+	} {
+		spec.RestartPolicy = policy
+		if got := d.createOptions(spec, "", "").HostConfig.RestartPolicy.Name; got != want {
+			t.Errorf("%q becomes %s, want %s", policy, got, want)
+		}
 	}
 }
 
@@ -105,7 +102,7 @@ func TestNameConflict(t *testing.T) {
 				t.Errorf("the other container is %s, want it untouched", in.State.Status)
 			}
 			_, err = guestImages(t).client.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{})
-			must(t, err)
+			assert.NoError(t, err)
 			ensureState(t, d, spec, driver.StateRunning)
 		})
 	}
@@ -140,14 +137,14 @@ func TestRenamedByHand(t *testing.T) {
 	before := ensureState(t, d, spec, driver.StateRunning)
 	name := "by-hand-" + randomText()
 	_, err := guestImages(t).client.ContainerRename(t.Context(), before.ID, client.ContainerRenameOptions{NewName: name})
-	must(t, err)
+	assert.NoError(t, err)
 	if s := mustEnsure(t, d, spec); s.ID != before.ID || s.Run != before.Run {
 		t.Errorf("after the rename it is %+v, want it unchanged: %+v", s, before)
 	}
 	if got := inspectRaw(t, before.ID).Name; got != "/"+name {
 		t.Errorf("the name is %s, want %s left alone", got, name)
 	}
-	must(t, d.Delete(t.Context(), spec.Target, false))
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 }
 
 func TestRetained(t *testing.T) {
@@ -157,7 +154,7 @@ func TestRetained(t *testing.T) {
 	spec.RestartPolicy = driver.RestartAlways
 	s := ensureState(t, d, spec, driver.StateRunning)
 	createUnmanaged(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken is no obstacle
-	must(t, d.Delete(t.Context(), spec.Target, true))
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	in := inspectRaw(t, s.ID)
 	if !strings.HasSuffix(in.Name, RetainedSuffix) || in.State.Status != container.StateRunning || in.HostConfig.RestartPolicy.Name != "unless-stopped" {
 		t.Errorf("released it is %s, %s, %s", in.Name, in.State.Status, in.HostConfig.RestartPolicy.Name)
@@ -238,7 +235,7 @@ func TestRootDiskIsNoted(t *testing.T) {
 func listenOn(t *testing.T, port int32) net.Listener {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
-	must(t, err)
+	assert.NoError(t, err)
 	return l
 }
 
@@ -258,7 +255,7 @@ func TestPorts(t *testing.T) {
 	fixed := framework.FreePort(t)
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: fixed}, {Name: "any", Port: 81}, {Name: "dns", Protocol: "UDP", Port: 53}}
 	s := ensureState(t, d, spec, driver.StateRunning)
-	eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", fixed)) })
+	assert.Eventually(t, "the published port", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", fixed)) })
 	if want := portsOf(t, s.ID); !slices.Equal(s.Ports, want) {
 		t.Errorf("open are %+v, want %+v", s.Ports, want)
 	}
@@ -276,18 +273,11 @@ func TestPorts(t *testing.T) {
 		t.Errorf("with changed ports it is %+v, want them pending and the run %s", waiting, s.Run)
 	}
 	changed.RestartRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
-	var after driver.Server
-	eventually(t, "the restart", func() (err error) {
-		after, err = d.Ensure(t.Context(), changed)
-		if err == nil && (after.State != driver.StateRunning || after.Run == s.Run || len(after.Pending) > 0) {
-			err = fmt.Errorf("it is %+v", after)
-		}
-		return err
-	})
+	after := ensureNewRun(t, d, changed, s.Run)
 	if want := portsOf(t, after.ID); !slices.Equal(after.Ports, want) || len(portsTo(after, 80)) != len(want) {
 		t.Fatalf("open are %+v, want %+v, and none but to port 80", after.Ports, want)
 	}
-	eventually(t, "the port that the engine chose", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", after.Ports[0].HostPort)) })
+	assert.Eventually(t, "the port that the engine chose", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", after.Ports[0].HostPort)) })
 }
 
 // portsOf returns what the engine publishes, by its own account: an entry for each port
@@ -300,7 +290,7 @@ func portsOf(t *testing.T, id string) (all []driver.Port) {
 		bindings := inspectRaw(t, id).NetworkSettings.Ports[port]
 		for _, b := range bindings {
 			hostPort, err := strconv.Atoi(b.HostPort)
-			must(t, err)
+			assert.NoError(t, err)
 			p := driver.Port{Protocol: strings.ToUpper(string(port.Proto())), Port: int32(port.Num()), HostPort: int32(hostPort)} //nolint:gosec // a port
 			if len(bindings) == 2 && bindings[0].HostPort != bindings[1].HostPort {
 				p.HostIP = b.HostIP.String()
@@ -334,14 +324,14 @@ func TestPortsThatDiffer(t *testing.T) {
 		{HostIP: netip.IPv4Unspecified(), HostPort: fmt.Sprint(four)}, {HostIP: netip.IPv6Unspecified(), HostPort: fmt.Sprint(six)},
 	}}
 	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	must(t, err)
+	assert.NoError(t, err)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: four, HostIP: "0.0.0.0"}, {Protocol: "TCP", Port: 80, HostPort: six, HostIP: "::"}}
 	if !slices.Equal(s.Ports, want) {
 		t.Errorf("open are %+v, want %+v", s.Ports, want)
 	}
 	for _, p := range want {
-		eventually(t, "the published port", func() error { return answersAt(t, net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort))) })
+		assert.Eventually(t, "the published port", func(testing.TB) error { return answersAt(t, net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort))) })
 	}
 }
 
@@ -353,11 +343,11 @@ func TestPortConflict(t *testing.T) {
 			spec := newSpec(t, d, guestImages(t).plain)
 			spec.Ports = []driver.Port{{Port: 80, HostPort: port}}
 			ensureState(t, d, spec, driver.StateRunning)
-			return func() { must(t, d.Delete(t.Context(), spec.Target, false)) }
+			return func() { assert.NoError(t, d.Delete(t.Context(), spec.Target, false)) }
 		},
 		"program": func(t *testing.T, port int32) func() {
 			l := listenOn(t, port)
-			return func() { must(t, l.Close()) }
+			return func() { assert.NoError(t, l.Close()) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -375,7 +365,7 @@ func TestPortConflict(t *testing.T) {
 			}
 			free()
 			ensureState(t, d, spec, driver.StateRunning)
-			eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", port)) })
+			assert.Eventually(t, "the published port", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", port)) })
 		})
 	}
 }
@@ -402,13 +392,13 @@ func TestDefaultImage(t *testing.T) {
 	}
 	spec.Image.Source = ""
 	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
-	eventually(t, "the restart", func() error {
-		if s := mustEnsure(t, d, spec); s.State != driver.StateRunning || s.Run == first.Run || s.ID != first.ID {
-			return fmt.Errorf("it is %+v", s)
-		}
-		return nil
-	})
+	if s := ensureNewRun(t, d, spec, first.Run); s.ID != first.ID {
+		t.Errorf("it is %+v, want the container %s", s, first.ID)
+	}
 }
+
+// restarterDelay is longer than the engine's restarter waits after the first short runs.
+const restarterDelay = 2 * time.Second
 
 // TestStoppedForGood checks that neither the engine's restarter nor its backoff
 // undoes a stop.
@@ -429,10 +419,9 @@ func TestStoppedForGood(t *testing.T) {
 			ensureState(t, d, spec, c.state)
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 			s := ensureState(t, d, spec, driver.StateStopped)
-			for began := time.Now(); time.Since(began) < 2*time.Second; {
-				if in := inspectRaw(t, s.ID); in.State.Running || in.State.Restarting {
-					t.Fatalf("after %v it is %s again", time.Since(began), in.State.Status)
-				}
+			time.Sleep(restarterDelay)
+			if in := inspectRaw(t, s.ID); in.State.Running || in.State.Restarting {
+				t.Fatalf("it is %s again", in.State.Status)
 			}
 			spec.Power = driver.PowerOn
 			ensureState(t, d, spec, c.state)
@@ -528,7 +517,7 @@ func TestResizeLive(t *testing.T) {
 
 	// A size that the host cannot provide does not keep a server on.
 	huge.Power, huge.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-	eventually(t, "the stop", func() error {
+	assert.Eventually(t, "the stop", func(testing.TB) error {
 		_, err := d.Ensure(t.Context(), huge)
 		if all := mustList(t, d, spec.UID); all[0].State != driver.StateStopped {
 			return fmt.Errorf("it is %+v, Ensure gave %w", all, errors.Join(err, driver.ErrRetry))
@@ -541,6 +530,7 @@ func TestResizeLive(t *testing.T) {
 // TestOutOfMemory tries more than once: on a busy host the engine may see the end of a
 // run before its cause, and then never records the cause.
 func TestOutOfMemory(t *testing.T) {
+	tier.Full(t, "it takes up to five runs that use up their memory; TestExitStatus keeps how the engine's report is read")
 	t.Parallel()
 	d := newDriver(t, Options{})
 	spec := newSpec(t, d, guestImages(t).plain)
@@ -565,7 +555,7 @@ func TestAdoptUnstarted(t *testing.T) {
 	d := newDriver(t, Options{})
 	spec := newSpec(t, d, guestImages(t).plain)
 	half, err := d.createInstance(t.Context(), spec)
-	must(t, err)
+	assert.NoError(t, err)
 	s := ensureState(t, newDriver(t, d.Options), spec, driver.StateRunning)
 	if s.ID != half.id {
 		t.Errorf("Ensure made %s, want %s adopted", s.ID, half.id)
@@ -598,7 +588,7 @@ func TestEnsureAfterDelete(t *testing.T) {
 	spec := newSpec(t, d, guestImages(t).plain)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	spec.ID = s.ID
-	must(t, d.Delete(t.Context(), spec.Target, false))
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrNotFound, "")
 	if all := mustList(t, d); len(all) != 0 {

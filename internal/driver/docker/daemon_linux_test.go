@@ -6,7 +6,6 @@ package docker
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,6 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // daemon is a Docker engine for one test, which the test can stop and start.
@@ -37,12 +40,12 @@ func newDaemon(t *testing.T) *daemon {
 		t.Skip("an engine of the test's own needs root")
 	}
 	dir, err := os.MkdirTemp("", "drover-dockerd-") //nolint:usetesting // t.TempDir may be too long for a socket
-	must(t, err)
+	assert.NoError(t, err)
 	d := &daemon{dir: dir}
 	t.Cleanup(func() {
 		d.stop(t)
 		unmountBelow(t, dir)
-		must(t, os.RemoveAll(dir))
+		assert.NoError(t, os.RemoveAll(dir))
 	})
 	d.start(t)
 	return d
@@ -52,7 +55,7 @@ func newDaemon(t *testing.T) *daemon {
 func unmountBelow(t *testing.T, dir string) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
-	must(t, err)
+	assert.NoError(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if at := strings.Fields(line)[1]; strings.HasPrefix(at, dir+"/") {
 			_ = syscall.Unmount(at, syscall.MNT_DETACH)
@@ -73,7 +76,7 @@ func (d *daemon) start(t *testing.T) {
 		t.Fatalf("starting an engine, which hack/dockerd.sh installs: %v", err)
 	}
 	c := d.client(t)
-	eventually(t, "the engine of this test", func() error {
+	assert.Eventually(t, "the engine of this test", func(testing.TB) error {
 		_, err := c.Ping(t.Context(), client.PingOptions{})
 		return err
 	})
@@ -97,17 +100,17 @@ func (d *daemon) stop(t *testing.T) {
 // The engine may leave it at that, so that who controls it has to start them.
 func (d *daemon) kill(t *testing.T) {
 	t.Helper()
-	must(t, d.process.Process.Kill())
+	assert.NoError(t, d.process.Process.Kill())
 	_ = d.process.Wait()
 	d.process = nil
 	// Its containerd ends with it. A dead process that no one has waited for is taken for alive.
-	must(t, os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid")))
+	assert.NoError(t, os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid")))
 }
 
 func (d *daemon) client(t *testing.T) *client.Client {
 	t.Helper()
 	c, err := client.New(client.WithHost(d.host()))
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -115,6 +118,7 @@ func (d *daemon) client(t *testing.T) *client.Client {
 // TestEngineRestart ends and starts the engine. Running servers run again, after a crash of
 // the engine at the latest by Ensure, stopped ones stay off, and nothing is created twice.
 func TestEngineRestart(t *testing.T) {
+	tier.Full(t, "it starts two engines of its own, twice each; the contract's LoseEngine keeps the loss of a connection")
 	t.Parallel()
 	t.Run("stopped", func(t *testing.T) { testEngineRestart(t, false) })
 	t.Run("killed", func(t *testing.T) { testEngineRestart(t, true) })
@@ -124,10 +128,10 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	t.Helper()
 	g := guestImages(t)
 	engine := newDaemon(t)
-	must(t, importImage(t.Context(), engine.client(t), g.rootfs, g.plain, "EXPOSE 80/tcp"))
+	assert.NoError(t, framework.ImportGuests(t.Context(), engine.client(t)))
 	d := newDriver(t, Options{Host: engine.host()})
 	id, err := d.EngineID(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	on, off, never := newSpec(t, d, g.plain), newSpec(t, d, g.plain), newSpec(t, d, g.plain)
 	t.Cleanup(func() { deleteServers(t, d) })
 	before := map[types.UID]driver.Server{}
@@ -143,19 +147,14 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	before[off.UID] = ensureState(t, d, off, driver.StateStopped)
 	events, err := d.Watch(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 
 	if crashed {
 		engine.kill(t)
 	} else {
 		engine.stop(t)
 	}
-	eventually(t, "Watch to close", func() error {
-		if _, open := <-events; open {
-			return errors.New("it is open")
-		}
-		return nil
-	})
+	drivertest.WaitForClose(t, events, "the engine was lost")
 	for range 3 {
 		_, err = d.List(t.Context())
 		wantError(t, err, driver.ErrUnavailable, "", engine.host())
@@ -165,7 +164,7 @@ func testEngineRestart(t *testing.T, crashed bool) {
 
 	engine.start(t)
 	again, err := d.EngineID(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	if again != id {
 		t.Errorf("the engine's id was %s and is %s", id, again)
 	}
@@ -196,7 +195,7 @@ func checkStopped(t *testing.T, d *Driver, before map[types.UID]driver.Server, r
 
 func deleteServers(t *testing.T, d *Driver) {
 	ctx := context.WithoutCancel(t.Context())
-	eventually(t, "the clean-up", func() error {
+	assert.Eventually(t, "the clean-up", func(testing.TB) error {
 		all, err := d.List(ctx)
 		for _, s := range all {
 			_ = d.Delete(ctx, driver.Target{UID: s.UID}, false)

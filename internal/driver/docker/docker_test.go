@@ -6,7 +6,6 @@ package docker
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr/testr"
 	"github.com/moby/moby/client"
@@ -14,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // notFenced lists the cases that do not apply; docs/adr/0007 has what holds instead.
@@ -51,7 +51,6 @@ func TestContract(t *testing.T) {
 		Visible:     actions.visible,
 		Restarts:    true,
 		ResizesLive: true,
-		Timeout:     60 * time.Second,
 		Skips:       notFenced,
 	})
 }
@@ -64,8 +63,8 @@ func newDriver(t *testing.T, o Options) *Driver {
 	}
 	o.Log, o.Clock = testr.New(t), clock.RealClock{}
 	d, err := New(o)
-	must(t, err)
-	t.Cleanup(func() { must(t, d.Close(context.WithoutCancel(t.Context()))) })
+	assert.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, d.Close(context.WithoutCancel(t.Context()))) })
 	return d
 }
 
@@ -96,28 +95,28 @@ type engineActions struct{ c *client.Client }
 
 func (a engineActions) kill(t *testing.T, s driver.Server) {
 	_, err := a.c.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "SIGKILL"})
-	must(t, err)
+	assert.NoError(t, err)
 }
 
 func (a engineActions) stop(t *testing.T, s driver.Server) {
 	_, err := a.c.ContainerStop(t.Context(), s.ID, client.ContainerStopOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 }
 
 func (a engineActions) pause(t *testing.T, s driver.Server) {
 	_, err := a.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 }
 
 func (a engineActions) start(t *testing.T, s driver.Server) {
 	_, err := a.c.ContainerStart(t.Context(), s.ID, client.ContainerStartOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 }
 
 func (a engineActions) remove(t *testing.T, s driver.Server) {
 	ctx := context.WithoutCancel(t.Context()) // also used for cleaning up
 	_, err := a.c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
-	must(t, err)
+	assert.NoError(t, err)
 }
 
 func (engineActions) exit(t *testing.T, s driver.Server, code int) {
@@ -127,6 +126,6 @@ func (engineActions) burn(t *testing.T, s driver.Server) { callGuest(t, s, "/loa
 
 func (a engineActions) visible(t *testing.T, s driver.Server) string {
 	res, err := a.c.ContainerInspect(t.Context(), s.ID, client.ContainerInspectOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	return string(res.Raw)
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 const fuzzCluster = "cluster-1"
@@ -27,9 +28,7 @@ const fuzzCluster = "cluster-1"
 func newFuzzDriver(f *testing.F) *Driver {
 	f.Helper()
 	d, err := New(Options{ClusterID: fuzzCluster})
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	return d
 }
 
@@ -102,9 +101,7 @@ func settings(t *testing.T, prefix string, config any) (names []string) {
 	t.Helper()
 	text, err := json.Marshal(config)
 	var fields map[string]any
-	if err := errors.Join(err, json.Unmarshal(text, &fields)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, json.Unmarshal(text, &fields)))
 	for name, value := range fields {
 		if !isEmpty(value) {
 			names = append(names, prefix+"."+name)

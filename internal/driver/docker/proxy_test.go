@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // engineProxy forwards to the engine's socket. It can be cut, counts requests, and can
@@ -34,7 +36,7 @@ type engineProxy struct {
 func newProxy(t *testing.T) *engineProxy {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := &engineProxy{t: t, path: filepath.Join(dir, "docker.sock"), engine: newReverseProxy(guestImages(t).client.DaemonHost())}
 	p.reconnect()

@@ -20,6 +20,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // newSpec returns a spec with a new UID, whose server is removed at the end of the test.
@@ -35,7 +36,7 @@ func newSpec(t *testing.T, d *Driver, image string) driver.ServerSpec {
 // ensureState repeats Ensure until the server is in the state.
 func ensureState(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) (s driver.Server) {
 	t.Helper()
-	eventually(t, "the state "+string(want), func() (err error) {
+	assert.Eventually(t, "the state "+string(want), func(testing.TB) (err error) {
 		s, err = d.Ensure(t.Context(), spec)
 		if err == nil && s.State != want {
 			err = fmt.Errorf("it is %+v", s)
@@ -48,24 +49,37 @@ func ensureState(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.St
 	return s
 }
 
+// ensureNewRun repeats Ensure until another run than old is on, and nothing is pending.
+func ensureNewRun(t *testing.T, d *Driver, spec driver.ServerSpec, old string) (s driver.Server) {
+	t.Helper()
+	assert.Eventually(t, "another run", func(testing.TB) (err error) {
+		s, err = d.Ensure(t.Context(), spec)
+		if err == nil && (s.State != driver.StateRunning || s.Run == old || len(s.Pending) > 0) {
+			err = fmt.Errorf("it is %+v", s)
+		}
+		return err
+	})
+	return s
+}
+
 func mustEnsure(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	s, err := d.Ensure(t.Context(), spec)
-	must(t, err)
+	assert.NoError(t, err)
 	return s
 }
 
 func mustList(t *testing.T, d *Driver, uids ...types.UID) []driver.Server {
 	t.Helper()
 	all, err := d.List(t.Context(), uids...)
-	must(t, err)
+	assert.NoError(t, err)
 	return all
 }
 
 // awaitListed waits until List returns the only server of a UID in the expected condition.
 func awaitListed(t *testing.T, d *Driver, uid types.UID, what string, ok func(driver.Server) bool) (s driver.Server) {
 	t.Helper()
-	eventually(t, "List to show "+what, func() error {
+	assert.Eventually(t, "List to show "+what, func(testing.TB) error {
 		all := mustList(t, d, uid)
 		if len(all) != 1 || !ok(all[0]) {
 			return fmt.Errorf("it shows %+v", all)
@@ -94,7 +108,7 @@ func TestPullProgress(t *testing.T) {
 	r, release := newRegistry(t, true)
 	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 	events, err := d.Watch(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 
 	s := mustEnsure(t, d, spec)
 	if s.State != driver.StatePending || s.ID != "" || s.UID != spec.UID || !strings.HasPrefix(s.Progress, "pulling "+spec.Image.Source) {
@@ -129,11 +143,15 @@ func TestImageID(t *testing.T) {
 	}
 }
 
+// eventDelay is how late an event may be and not count as one of the next change.
+const eventDelay = 200 * time.Millisecond
+
+// drainEvents takes the events of what has happened until there is a pause.
 func drainEvents(events <-chan types.UID) {
 	for {
 		select {
 		case <-events:
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(eventDelay):
 			return
 		}
 	}
@@ -141,19 +159,8 @@ func drainEvents(events <-chan types.UID) {
 
 func awaitEvent(t *testing.T, events <-chan types.UID, uid types.UID) {
 	t.Helper()
-	timeout := time.After(30 * time.Second)
-	for {
-		select {
-		case got, open := <-events:
-			if !open {
-				t.Fatal("Watch closed")
-			}
-			if got == uid {
-				return
-			}
-		case <-timeout:
-			t.Fatalf("Watch did not send %s", uid)
-		}
+	for assert.Receive(t, "Watch reports "+string(uid), events) != uid {
+		continue
 	}
 }
 
@@ -166,7 +173,7 @@ func TestPullShared(t *testing.T) {
 	for _, spec := range specs {
 		mustEnsure(t, d, spec)
 	}
-	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
+	assert.Eventually(t, "the layer to be requested", func(testing.TB) error { return checkLayers(r, 1, 0) })
 	// One of three is deleted: the others' pull continues.
 	wantError(t, d.Delete(t.Context(), specs[0].Target, false), driver.ErrNotFound, "")
 	if all := mustList(t, d); len(all) != 2 {
@@ -176,7 +183,7 @@ func TestPullShared(t *testing.T) {
 	for _, spec := range specs[1:] {
 		ensureState(t, d, spec, driver.StateRunning)
 	}
-	must(t, checkLayers(r, 1, 0))
+	assert.NoError(t, checkLayers(r, 1, 0))
 }
 
 func checkLayers(r *registry, layers, cut int) error {
@@ -213,12 +220,12 @@ func TestPullCancelledByDelete(t *testing.T) {
 	r, _ := newRegistry(t, true)
 	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 	mustEnsure(t, d, spec)
-	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
+	assert.Eventually(t, "the layer to be requested", func(testing.TB) error { return checkLayers(r, 1, 0) })
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
 	if all := mustList(t, d); len(all) != 0 {
 		t.Errorf("List shows %+v, want nothing", all)
 	}
-	eventually(t, "the engine to end the download", func() error { return checkLayers(r, 1, 1) })
+	assert.Eventually(t, "the engine to end the download", func(testing.TB) error { return checkLayers(r, 1, 1) })
 }
 
 func TestPullStalls(t *testing.T) {
@@ -238,9 +245,9 @@ func TestPullWithoutEngine(t *testing.T) {
 	r, release := newRegistry(t, true)
 	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 	mustEnsure(t, d, spec)
-	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
+	assert.Eventually(t, "the layer to be requested", func(testing.TB) error { return checkLayers(r, 1, 0) })
 	p.disconnect()
-	eventually(t, "the loss to be noticed", func() error {
+	assert.Eventually(t, "the loss to be noticed", func(testing.TB) error {
 		if _, err := d.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrUnavailable) {
 			return fmt.Errorf("Ensure gave %w", errors.Join(err, driver.ErrRetry))
 		}
@@ -260,13 +267,13 @@ func TestPullPolicies(t *testing.T) {
 	spec.Image.PullPolicy = driver.PullNever
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "Never")
-	must(t, checkLayers(r, 0, 0))
+	assert.NoError(t, checkLayers(r, 0, 0))
 
 	spec.Image.PullPolicy = driver.PullAlways
 	p := newProxy(t)
 	d.engine.Close()
 	d.engine, err = engine.New(p.host(), d.Clock)
-	must(t, err)
+	assert.NoError(t, err)
 	for _, pulls := range []int{1, 2} {
 		for range 2 {
 			ensureState(t, d, spec, driver.StateRunning)
@@ -274,7 +281,7 @@ func TestPullPolicies(t *testing.T) {
 		if n := p.countRequests("POST", "/images/create"); n != pulls {
 			t.Errorf("after %d creations there were %d pulls", pulls, n)
 		}
-		must(t, d.Delete(t.Context(), spec.Target, false))
+		assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 	}
 
 	spec.Image.PullPolicy = driver.PullIfNotPresent
@@ -301,13 +308,7 @@ func TestPullBeforeRestart(t *testing.T) {
 		}
 	}
 	release()
-	eventually(t, "the new container", func() error {
-		s, err := d.Ensure(t.Context(), spec)
-		if err == nil && (s.State != driver.StateRunning || s.Run == first.Run) {
-			err = fmt.Errorf("it is %+v", s)
-		}
-		return err
-	})
+	ensureNewRun(t, d, spec, first.Run)
 	if all := mustList(t, d); len(all) != 1 || all[0].ID == first.ID {
 		t.Errorf("List shows %+v, want one server, another one than %s", all, first.ID)
 	}

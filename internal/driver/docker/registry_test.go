@@ -4,7 +4,6 @@
 package docker
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -20,6 +19,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 const (
@@ -79,22 +80,21 @@ func (r *registry) imageWithTag(t *testing.T, tag string) string {
 // layer twice.
 func (r *registry) addImage(t *testing.T, rootfs []byte) {
 	t.Helper()
-	layer := rootfs[:len(rootfs)-1024] // without the end of the archive
-	filler, err := tarArchive("filler", randomBytes(t, 4<<20))
-	must(t, err)
-	layer = append(bytes.Clone(layer), filler...)
+	filler, err := archiveOf(map[string][]byte{"filler": randomBytes(t, 4<<20)})
+	assert.NoError(t, err)
+	layer := append(filler, rootfs...)
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux",
 		"config": map[string]any{"Entrypoint": []string{"/demo-guest"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{contentDigest(layer)}},
 	})
-	must(t, err)
+	assert.NoError(t, err)
 	manifest, err := json.Marshal(map[string]any{
 		"schemaVersion": 2, "mediaType": manifestType,
 		"config": r.addBlob(configType, config),
 		"layers": []any{r.addBlob(layerType, layer)},
 	})
-	must(t, err)
+	assert.NoError(t, err)
 	r.blobs["v1"], r.blobs[contentDigest(manifest)] = manifest, manifest
 }
 
@@ -112,7 +112,7 @@ func randomBytes(t *testing.T, size int) []byte {
 	t.Helper()
 	b := make([]byte, size)
 	_, err := rand.Read(b)
-	must(t, err)
+	assert.NoError(t, err)
 	return b
 }
 
@@ -135,6 +135,9 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
+// progressPeriod makes parts of a layer come apart: the engine reports progress only now and then.
+const progressPeriod = 20 * time.Millisecond
+
 // serveLayer sends half, and the rest when the layer is released.
 func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request, content []byte) {
 	r.countLayer(&r.layers)
@@ -143,7 +146,7 @@ func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request, content 
 	for i := 0; i < half; i += half / 8 {
 		_, _ = w.Write(content[i:min(half, i+half/8)])
 		w.(http.Flusher).Flush()
-		time.Sleep(20 * time.Millisecond) // the engine reports progress only now and then
+		time.Sleep(progressPeriod)
 	}
 	select {
 	case <-r.released:

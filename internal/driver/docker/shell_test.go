@@ -23,6 +23,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // shellScript is the main process of the shell's image: it serves HTTP, and repeats what it
@@ -62,7 +64,7 @@ var importShell = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return image, importImage(ctx, g.client, rootfs, image, `ENTRYPOINT ["/bin/sh", "/shell.sh"]`)
+	return image, framework.ImportImage(ctx, g.client, rootfs, image, `ENTRYPOINT ["/bin/sh", "/shell.sh"]`)
 })
 
 // shellArchive adds the shell and its script to the guest's file system.
@@ -71,6 +73,12 @@ func shellArchive(ctx context.Context, guest []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	archive, err := archiveOf(files)
+	return append(archive, guest...), err
+}
+
+// archiveOf returns a tar archive without its end.
+func archiveOf(files map[string][]byte) ([]byte, error) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
 	for _, name := range slices.Sorted(maps.Keys(files)) { // in an order, so that the image stays the same
@@ -81,10 +89,8 @@ func shellArchive(ctx context.Context, guest []byte) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if err := w.Flush(); err != nil {
-		return nil, err
-	}
-	return append(archive.Bytes(), guest...), nil
+	err := w.Flush()
+	return archive.Bytes(), err
 }
 
 var libraryPath = regexp.MustCompile(`/\S+`)
@@ -137,7 +143,6 @@ func shellGuest(c *client.Client) drivertest.Guest {
 			Copy:     []string{"cat"},
 			Exit:     func(code int) []string { return shell(`exit "$1"`, fmt.Sprint(code)) },
 			Killed:   shell(`kill -KILL $$`),
-			Sleep:    []string{"sleep", "300"},
 
 			NotExecutable: []string{"/etc"},
 
@@ -149,17 +154,18 @@ func shellGuest(c *client.Client) drivertest.Guest {
 // printInContainer writes a line to the standard output of the main process.
 func printInContainer(t *testing.T, c *client.Client, id, line string) {
 	t.Helper()
-	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", `echo "$1" >/proc/1/fd/1`, "sh", line}})
-	must(t, err)
-	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
-	must(t, err)
-	awaitExec(t, c, made.ID)
+	runInContainer(t, c, id, "echo '"+line+"' >/proc/1/fd/1")
 }
 
-func awaitExec(t *testing.T, c *client.Client, id string) {
+// runInContainer runs a script beside the main process.
+func runInContainer(t *testing.T, c *client.Client, id, script string) {
 	t.Helper()
-	eventually(t, "the end of a command", func() error {
-		state, err := c.ExecInspect(t.Context(), id, client.ExecInspectOptions{})
+	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", script}})
+	assert.NoError(t, err)
+	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
+	assert.NoError(t, err)
+	assert.Eventually(t, "the end of a command", func(testing.TB) error {
+		state, err := c.ExecInspect(t.Context(), made.ID, client.ExecInspectOptions{})
 		if err == nil && (state.Running || state.ExitCode != 0) {
 			err = fmt.Errorf("it is %+v", state)
 		}
@@ -172,10 +178,10 @@ func talkHTTP(t *testing.T, conn net.Conn) {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }, DisableKeepAlives: true}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://guest/", nil)
-	must(t, err)
+	assert.NoError(t, err)
 	res, err := transport.RoundTrip(req)
-	must(t, err)
-	must(t, res.Body.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, res.Body.Close())
 	if res.StatusCode != http.StatusOK {
 		t.Errorf("the guest answered %s", res.Status)
 	}

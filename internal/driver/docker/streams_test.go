@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,9 @@ import (
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // startShell starts a server with a shell in it, by a driver for d's cluster.
@@ -32,44 +36,17 @@ func startShell(t *testing.T, d *Driver) (driver.ServerSpec, driver.Server) {
 }
 
 // reader reads a stream in the background.
-type reader struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	err  error
-}
+type reader struct{ *streams.Reading }
 
 func readStream(t *testing.T, stream io.ReadCloser) *reader {
 	t.Helper()
-	t.Cleanup(func() { _ = stream.Close() })
-	r := &reader{}
-	go func() {
-		_, err := io.Copy(r, stream)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.err = err; err == nil {
-			r.err = io.EOF
-		}
-	}()
-	return r
-}
-
-// Write implements io.Writer.
-func (r *reader) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *reader) now() (string, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String(), r.err
+	return &reader{streams.ReadAll(t, stream)}
 }
 
 func (r *reader) awaitText(t *testing.T, want string) {
 	t.Helper()
-	eventually(t, "the text "+want, func() error {
-		if text, err := r.now(); !strings.Contains(text, want) {
+	assert.Eventually(t, "the text "+want, func(testing.TB) error {
+		if text, err := r.Now(); !strings.Contains(text, want) {
 			return fmt.Errorf("it is %q, %v", text, err) //nolint:errorlint // there may be none
 		}
 		return nil
@@ -78,8 +55,8 @@ func (r *reader) awaitText(t *testing.T, want string) {
 
 func (r *reader) awaitEnd(t *testing.T) (err error) {
 	t.Helper()
-	eventually(t, "the end of the stream", func() error {
-		if _, err = r.now(); err == nil {
+	assert.Eventually(t, "the end of the stream", func(testing.TB) error {
+		if _, err = r.Now(); err == nil {
 			return errors.New("it goes on")
 		}
 		return nil
@@ -90,7 +67,7 @@ func (r *reader) awaitEnd(t *testing.T) (err error) {
 func mustConsole(t *testing.T, d *Driver, spec driver.ServerSpec) (io.ReadWriteCloser, *reader) {
 	t.Helper()
 	c, err := d.Console(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	return c, readStream(t, c)
 }
 
@@ -103,7 +80,7 @@ func TestConsoleOfOlderContainer(t *testing.T) {
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.Config.OpenStdin = false
 	made, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	must(t, err)
+	assert.NoError(t, err)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	if s.ID != made.ID || len(s.Pending) > 0 || inspectRaw(t, s.ID).Config.OpenStdin {
 		t.Fatalf("it is %+v, want the container %s as it was", s, made.ID)
@@ -122,17 +99,17 @@ func TestConsoleOfTerminal(t *testing.T) {
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.Config.Tty = true
 	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	must(t, err)
+	assert.NoError(t, err)
 	ensureState(t, d, spec, driver.StateRunning)
 	c, shown := mustConsole(t, d, spec)
 	shown.awaitText(t, "the shell is up\r\n")
 	_, err = io.WriteString(c, "a\x10\x11b\n") // Ctrl-P Ctrl-Q, by which docker attach leaves
-	must(t, err)
+	assert.NoError(t, err)
 	shown.awaitText(t, "heard a\x10b\r\n") // Ctrl-Q is the terminal's own
 	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	text, err := io.ReadAll(l)
-	if must(t, err); !strings.Contains(string(text), "the shell is up\r\n") {
+	if assert.NoError(t, err); !strings.Contains(string(text), "the shell is up\r\n") {
 		t.Errorf("the log is %q", text)
 	}
 }
@@ -149,14 +126,14 @@ func TestConsoleShowsEarlierOutput(t *testing.T) {
 	shown.awaitText(t, "line 1999 end\n")
 	printInContainer(t, c, s.ID, "after")
 	shown.awaitText(t, "line 1999 end\nafter\n")
-	if text, _ := shown.now(); len(text) > 4<<10+len("after\n") || len(text) < 4<<10 {
+	if text, _ := shown.Now(); len(text) > 4<<10+len("after\n") || len(text) < 4<<10 {
 		t.Errorf("it shows %d bytes, want the last 4 KiB", len(text))
 	}
 }
 
 func awaitLog(t *testing.T, d *Driver, spec driver.ServerSpec, want string) {
 	t.Helper()
-	eventually(t, "the log", func() error {
+	assert.Eventually(t, "the log", func(testing.TB) error {
 		l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 		if err != nil {
 			return err
@@ -169,16 +146,6 @@ func awaitLog(t *testing.T, d *Driver, spec driver.ServerSpec, want string) {
 	})
 }
 
-// runInContainer runs a script beside the main process.
-func runInContainer(t *testing.T, c *client.Client, id, script string) {
-	t.Helper()
-	made, err := c.ExecCreate(t.Context(), id, client.ExecCreateOptions{Cmd: []string{"sh", "-c", script}})
-	must(t, err)
-	_, err = c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})
-	must(t, err)
-	awaitExec(t, c, made.ID)
-}
-
 // TestConsoleWithoutReader checks that a console whose caller does not read holds up neither
 // the guest nor other readers, and shows the end.
 func TestConsoleWithoutReader(t *testing.T) {
@@ -186,12 +153,12 @@ func TestConsoleWithoutReader(t *testing.T) {
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
 	slow, err := d.Console(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	_, other := mustConsole(t, d, spec)
 	runInContainer(t, guestImages(t).client, s.ID, `line=0123456789012345678901234567890123456789012345678901234567890123456789
 		lines=; i=0; while [ $i -lt 100 ]; do lines="$lines$line
 "; i=$((i+1)); done
-		i=0; while [ $i -lt 1000 ]; do echo "$lines"; i=$((i+1)); done >/proc/1/fd/1; echo THE END >/proc/1/fd/1`)
+		i=0; while [ $i -lt 300 ]; do echo "$lines"; i=$((i+1)); done >/proc/1/fd/1; echo THE END >/proc/1/fd/1`)
 	other.awaitText(t, "THE END")
 	readStream(t, slow).awaitText(t, "THE END")
 }
@@ -205,7 +172,7 @@ func TestLostConnections(t *testing.T) {
 	spec, _ := startShell(t, d)
 	_, console := mustConsole(t, d, spec)
 	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
-	must(t, err)
+	assert.NoError(t, err)
 	log := readStream(t, l)
 	ended := make(chan error, 1)
 	started := newSignalWriter()
@@ -273,7 +240,7 @@ func TestCommandEndsWithItsCaller(t *testing.T) {
 // command line.
 func awaitProcesses(t *testing.T, id, text string, want int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d processes with %q", want, text), func() error {
+	assert.Eventually(t, fmt.Sprintf("%d processes with %q", want, text), func(testing.TB) error {
 		top, err := guestImages(t).client.ContainerTop(t.Context(), id, client.ContainerTopOptions{})
 		if err != nil {
 			return err
@@ -317,7 +284,7 @@ func TestCommandOfStoppedServer(t *testing.T) {
 	}()
 	<-started.written
 	_, err := guestImages(t).client.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "KILL"})
-	must(t, err)
+	assert.NoError(t, err)
 	if code := <-codes; code != 137 {
 		t.Errorf("it ended with %d, want 137", code)
 	}
@@ -338,12 +305,10 @@ func TestTerminalInput(t *testing.T) {
 		"\x1eback\x1e x\n": "\x1eback\x1e x ends",
 	} {
 		var out bytes.Buffer
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		code, err := d.Exec(ctx, spec.UID, driver.ExecRequest{
+		code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{
 			Command: []string{"sh", "-c", `stty -echo; last=0; while read -r line; do last=$line; done; echo "${line:-$last} ends"`},
 			Stdin:   strings.NewReader(input), Stdout: &out, TTY: true,
 		})
-		cancel()
 		if err != nil || code != 0 || !strings.Contains(out.String(), want) {
 			t.Errorf("%q: it ended with %d, %v, and printed %q, want %q", input, code, err, out.String(), want)
 		}
@@ -357,7 +322,7 @@ func TestStreamsOfDuplicate(t *testing.T) {
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
 	_, err := guestImages(t).client.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	for name, call := range streamCalls(d, spec) {
 		if err := call(t.Context()); name != "logs" && name != "interfaces" {
 			wantError(t, err, driver.ErrRetry, "", "paused")
@@ -409,6 +374,8 @@ func streamCalls(d *Driver, spec driver.ServerSpec) map[string]func(context.Cont
 // although its context has no deadline.
 func TestStreamsOfHangingEngine(t *testing.T) {
 	t.Parallel()
+	plain := newDriver(t, Options{})
+	spec, _ := startShell(t, plain)
 	for at, calls := range map[string][]string{
 		"/containers/json": {"console", "logs", "exec", "dial", "interfaces"},
 		"/json":            {"console", "logs", "exec", "dial", "interfaces"},
@@ -421,8 +388,7 @@ func TestStreamsOfHangingEngine(t *testing.T) {
 			if at == "/start" { // the requests before it are to succeed
 				timeout = 10 * time.Second
 			}
-			d := newDriver(t, Options{Host: p.host(), CallTimeout: timeout})
-			spec, _ := startShell(t, newDriver(t, Options{ClusterID: d.ClusterID}))
+			d := newDriver(t, Options{ClusterID: plain.ClusterID, Host: p.host(), CallTimeout: timeout})
 			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 				if !strings.HasSuffix(r.URL.Path, at) {
 					return false
@@ -454,19 +420,17 @@ func TestRestartDuringCall(t *testing.T) {
 			p := newProxy(t)
 			d := newDriver(t, Options{Host: p.host()})
 			spec, s := startShell(t, d)
-			inspections := 0
+			var inspections atomic.Int32
+			restarted := make(chan error, 1)
 			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
-				if strings.HasSuffix(r.URL.Path, s.ID+"/json") {
-					if inspections++; inspections == 2 {
-						_, err := guestImages(t).client.ContainerRestart(context.WithoutCancel(t.Context()), s.ID, client.ContainerRestartOptions{})
-						if err != nil {
-							t.Error(err)
-						}
-					}
+				if strings.HasSuffix(r.URL.Path, s.ID+"/json") && inspections.Add(1) == 2 {
+					_, err := guestImages(t).client.ContainerRestart(context.WithoutCancel(t.Context()), s.ID, client.ContainerRestartOptions{})
+					restarted <- err
 				}
 				return false
 			})
 			wantError(t, streamCalls(d, spec)[name](t.Context()), driver.ErrRetry, "", "restarted")
+			assert.NoError(t, assert.Receive(t, "the end of the restart", restarted)) // the call may end before
 		})
 	}
 }
@@ -479,7 +443,7 @@ func TestLogsOfOtherDriver(t *testing.T) {
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.HostConfig.LogConfig = container.LogConfig{Type: "none"}
 	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	must(t, err)
+	assert.NoError(t, err)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	wantError(t, err, driver.ErrUnsupported, "", "log driver")
@@ -498,18 +462,12 @@ func TestPreviousLog(t *testing.T) {
 	long := strings.Repeat("x", 40<<10)
 	runInContainer(t, c, s.ID, `x=0123456789abcdef; while [ ${#x} -lt 40960 ]; do x=$x$x; done; { echo first; echo "$x"; printf unfinished; } >/proc/1/fd/1`)
 	spec.RestartRun, spec.StopBy = s.Run, time.Now().Add(time.Hour)
-	eventually(t, "the restart", func() error {
-		now, err := d.Ensure(t.Context(), spec)
-		if err == nil && (now.Run == s.Run || now.State != driver.StateRunning) {
-			err = fmt.Errorf("it is %+v", now)
-		}
-		return err
-	})
+	ensureNewRun(t, d, spec, s.Run)
 	for lines, want := range map[int64]string{1: "unfinished", 2: long[:0] + "f\nunfinished", 3: "first\n", 0: ""} {
 		l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true, TailLines: &lines})
-		must(t, err)
+		assert.NoError(t, err)
 		text, err := io.ReadAll(l)
-		must(t, errors.Join(err, l.Close()))
+		assert.NoError(t, errors.Join(err, l.Close()))
 		if !strings.Contains(string(text), want) || int64(strings.Count(string(text)+"\n", "\n")) > max(1, lines) {
 			t.Errorf("the last %d lines are %.40q and %d bytes, want %q in them", lines, text, len(text), want)
 		}
@@ -522,11 +480,11 @@ func TestDialWithoutNetwork(t *testing.T) {
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
 	_, err := guestImages(t).client.NetworkDisconnect(t.Context(), "bridge", client.NetworkDisconnectOptions{Container: s.ID})
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = d.Dial(t.Context(), spec.UID, 80)
 	wantError(t, err, driver.ErrInvalid, "", "port 80", "spec.ports")
 	all, err := d.Interfaces(t.Context(), spec.UID)
-	if must(t, err); len(all) != 0 {
+	if assert.NoError(t, err); len(all) != 0 {
 		t.Errorf("it has %+v", all)
 	}
 }
@@ -542,10 +500,14 @@ func TestStreamsLeaveNothing(t *testing.T) { //nolint:paralleltest // it counts 
 		}
 		all.Wait()
 	}
+	count := 40
+	if tier.IsFull() {
+		count = 200
+	}
 	open(20)
 	routines, files := runtime.NumGoroutine(), openFiles(t)
-	open(100)
-	eventually(t, "the end of all that was opened", func() error {
+	open(count)
+	assert.Eventually(t, "the end of all that was opened", func(testing.TB) error {
 		if r, f := runtime.NumGoroutine(), openFiles(t); r > routines+10 || f > files+10 {
 			return fmt.Errorf("there are %d goroutines and %d files, before there were %d and %d", r, f, routines, files)
 		}
@@ -556,7 +518,7 @@ func TestStreamsLeaveNothing(t *testing.T) { //nolint:paralleltest // it counts 
 func openFiles(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	assert.NoError(t, err)
 	return len(entries)
 }
 

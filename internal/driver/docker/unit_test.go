@@ -72,6 +72,25 @@ func TestNextStep(t *testing.T) {
 	}
 }
 
+func TestExitStatus(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1, 0)
+	for name, c := range map[string]struct {
+		i    instance
+		want string // no exit
+	}{
+		"running":       {instance{state: container.StateRunning, startedAt: at}, ""},
+		"never started": {instance{state: container.StateExited}, ""},
+		"completed":     {instance{state: container.StateExited, startedAt: at}, "Completed"},
+		"failed":        {instance{state: container.StateDead, startedAt: at, exitCode: 3}, "Error"},
+		"out of memory": {instance{state: container.StateRestarting, startedAt: at, exitCode: 137, oomKilled: true}, "OOMKilled"},
+	} {
+		if e := c.i.exitStatus(); (e == nil) != (c.want == "") || e != nil && (e.Reason != c.want || e.Code != c.i.exitCode) {
+			t.Errorf("%s: it ended with %+v, want %q", name, e, c.want)
+		}
+	}
+}
+
 func TestPendingFields(t *testing.T) {
 	t.Parallel()
 	http := driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}

@@ -18,8 +18,6 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-const patience = 20 * time.Second
-
 // rig is a Tracker whose fetches end when the test decides.
 type rig struct {
 	*download.Tracker
@@ -74,17 +72,7 @@ func (r *rig) begin(uid types.UID, key string) {
 // next returns the fetch that began next.
 func (r *rig) next() *run {
 	r.t.Helper()
-	return receive(r.t, "a fetch begins", r.begun)
-}
-
-func receive[T any](t *testing.T, what string, from <-chan T) (v T) {
-	t.Helper()
-	select {
-	case v = <-from:
-	case <-time.After(patience):
-		t.Fatalf("not within %s: %s", patience, what)
-	}
-	return v
+	return assert.Receive(r.t, "a fetch begins", r.begun)
 }
 
 func (r *rig) want(uid types.UID, key string, want download.Outcome) {
@@ -110,7 +98,7 @@ func TestSharedFetch(t *testing.T) {
 		t.Errorf("pending are %v, and of b and c %v", all, one)
 	}
 	f.end <- nil
-	notified := map[types.UID]bool{receive(t, "one is notified", r.notified): true, receive(t, "another is notified", r.notified): true}
+	notified := map[types.UID]bool{assert.Receive(t, "one is notified", r.notified): true, assert.Receive(t, "another is notified", r.notified): true}
 	if !notified["a"] || !notified["b"] || len(r.begun) != 0 {
 		t.Errorf("notified %v, and %d more fetches began", notified, len(r.begun))
 	}
@@ -130,7 +118,7 @@ func TestFailureReportedOnce(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
 	r.next().end <- driver.Errorf(driver.ErrUnavailable, "no route")
-	receive(t, "it is notified", r.notified)
+	assert.Receive(t, "it is notified", r.notified)
 	_, err := r.Outcome("a", "x")
 	if !errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrUnavailable) || err.Error() != "no route" || driver.ReasonOf(err) != driver.ReasonImageUnavailable {
 		t.Errorf("error %v", err)
@@ -206,7 +194,7 @@ func TestFetchOutlivesCaller(t *testing.T) {
 		done <- ctx.Err()
 		return nil
 	})
-	if err := receive(t, "the fetch ends", done); err != nil {
+	if err := assert.Receive(t, "the fetch ends", done); err != nil {
 		t.Error(err)
 	}
 }
@@ -218,14 +206,14 @@ func TestStall(t *testing.T) {
 	f := r.next()
 	assert.Eventually(t, "it is watched", func(testing.TB) error { return unless(r.clock.HasWaiters()) })
 	f.Report("fetching x: 1%")
-	if uid := receive(t, "progress is notified", r.notified); uid != "a" || r.Progress("a") != "fetching x: 1%" {
+	if uid := assert.Receive(t, "progress is notified", r.notified); uid != "a" || r.Progress("a") != "fetching x: 1%" {
 		t.Errorf("notified %s, and the status is %q", uid, r.Progress("a"))
 	}
 	assert.Eventually(t, "it is cancelled", func(testing.TB) error {
 		r.clock.Step(time.Minute)
 		return unless(f.ctx.Err() != nil)
 	})
-	receive(t, "its end is notified", r.notified)
+	assert.Receive(t, "its end is notified", r.notified)
 	if _, err := r.Outcome("a", "x"); err == nil || err.Error() != "fetching x: 1%: no progress for 1m0s" {
 		t.Errorf("error %v", err)
 	}

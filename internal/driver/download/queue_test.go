@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // beginIn registers servers of a namespace as waiting, each for a key equal to its UID.
@@ -109,7 +110,7 @@ func TestFinal(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
 	r.next().end <- driver.Errorf(driver.ErrInvalid, "too large")
-	receive(t, "it is notified", r.notified)
+	assert.Receive(t, "it is notified", r.notified)
 	if _, err := r.Outcome("a", "x"); !errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrRetry) || err.Error() != "too large" || driver.ReasonOf(err) != "" {
 		t.Errorf("error %v", err)
 	}

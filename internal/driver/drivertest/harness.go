@@ -16,7 +16,6 @@ package drivertest
 
 import (
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
@@ -86,10 +85,6 @@ type Harness struct {
 	// ResumesWatch is set if a watch outlasts the loss of the engine, and misses nothing that
 	// was changed meanwhile. Until the engine is back, Usage may answer all the same.
 	ResumesWatch bool
-
-	// Timeout is how long the suite waits for what must happen soon; zero means
-	// 30 s.
-	Timeout time.Duration
 
 	// Skips maps names of cases to the reason why they do not apply to the engine.
 	// Those cases are skipped.

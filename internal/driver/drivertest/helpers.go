@@ -16,28 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 var errRemovalUnderWay = errors.New("none: removal is under way")
-
-const pollPeriod = 20 * time.Millisecond
-
-// waitUntil repeats try until it returns no error, and fails with the last error when
-// Timeout has passed.
-func (e *env) waitUntil(t *testing.T, what string, try func() error) {
-	t.Helper()
-	deadline := e.fromNow(e.Timeout)
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		if e.clock.Now().After(deadline) {
-			t.Fatalf("waited %v for %s: %v", e.Timeout, what, err)
-		}
-		e.clock.Sleep(pollPeriod)
-	}
-}
 
 // requireNoError fails the test if err is not nil.
 func requireNoError(t *testing.T, what string, err error) {
@@ -59,19 +41,20 @@ func WantErrorKind(t *testing.T, what string, err, kind error) {
 func ErrorOf[T any](_ T, err error) error { return err }
 
 // WaitForClose waits until Watch has closed its channel.
-func WaitForClose(t *testing.T, events <-chan types.UID, timeout time.Duration, why string) {
+func WaitForClose(t testing.TB, events <-chan types.UID, why string) {
 	t.Helper()
-	deadline := time.After(timeout)
-	for {
-		select {
-		case _, open := <-events:
-			if !open {
-				return
+	assert.Eventually(t, "Watch closes, since "+why, func(testing.TB) error {
+		for {
+			select {
+			case _, open := <-events:
+				if !open {
+					return nil
+				}
+			default:
+				return errors.New("it is open")
 			}
-		case <-deadline:
-			t.Fatalf("Watch did not close within %v after %s", timeout, why)
 		}
-	}
+	})
 }
 
 // ensureState repeats Ensure, as the controller does, until the server is in the
@@ -92,7 +75,7 @@ func (e *env) ensureNewRun(t *testing.T, spec driver.ServerSpec, old string) dri
 func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec, what string, ok func(driver.Server) bool) driver.Server {
 	t.Helper()
 	var s driver.Server
-	e.waitUntil(t, "Ensure to reach "+what, func() error {
+	assert.Eventually(t, "Ensure to reach "+what, func(testing.TB) error {
 		var err error
 		s, err = d.Ensure(t.Context(), spec)
 		switch {
@@ -108,6 +91,15 @@ func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec,
 		return nil
 	})
 	return s
+}
+
+// stopGrace is what a guest has until its stop is forced, in cases that need that.
+const stopGrace = time.Second
+
+// forceSoon makes a stop end soon, whatever the guest does.
+func (e *env) forceSoon(spec driver.ServerSpec) driver.ServerSpec {
+	spec.StopBy = e.fromNow(stopGrace)
+	return spec
 }
 
 // stopSpec returns spec with a stop that is not forced within the test.
@@ -150,7 +142,7 @@ func listServers(t *testing.T, d driver.Driver, uids ...types.UID) []driver.Serv
 func (e *env) waitForServer(t *testing.T, uid types.UID, what string, ok func(driver.Server) bool) driver.Server {
 	t.Helper()
 	var last driver.Server
-	e.waitUntil(t, "List to show "+what, func() error {
+	assert.Eventually(t, "List to show "+what, func(testing.TB) error {
 		servers, err := e.driver.List(t.Context(), uid)
 		requireNoError(t, "List", err)
 		if len(servers) != 1 || !ok(servers[0]) {
@@ -165,7 +157,7 @@ func (e *env) waitForServer(t *testing.T, uid types.UID, what string, ok func(dr
 // deleteUntilGone repeats Delete until nothing is left of a server.
 func (e *env) deleteUntilGone(t *testing.T, d driver.Driver, uid types.UID) {
 	t.Helper()
-	e.waitUntil(t, "Delete to report that nothing is left", func() error {
+	assert.Eventually(t, "Delete to report that nothing is left", func(testing.TB) error {
 		err := d.Delete(t.Context(), driver.Target{UID: uid}, false)
 		if errors.Is(err, driver.ErrNotFound) {
 			return nil
@@ -212,12 +204,8 @@ func (e *env) interruptEnsure(t *testing.T, spec driver.ServerSpec, after time.D
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), after)
 	defer cancel()
-	began := e.clock.Now()
 	if _, err := e.driver.Ensure(ctx, spec); err != nil && isFinal(err) {
 		t.Fatalf("Ensure, interrupted: got the final error %v", err)
-	}
-	if took := e.clock.Since(began); took > after+5*time.Second {
-		t.Errorf("Ensure returned %v after its context had ended", took-after)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func testListComplete(t *testing.T, e *env) {
@@ -20,39 +21,19 @@ func testListComplete(t *testing.T, e *env) {
 	for i := range specs {
 		specs[i] = e.newSpec(t, fmt.Sprintf("one-of-many-%d", i))
 	}
-	runParallel(len(specs), func(i int) { e.tryEnsureRunning(t, specs[i]) })
+	runParallel(len(specs), func(i int) { _, _ = e.driver.Ensure(t.Context(), specs[i]) })
+	for _, spec := range specs {
+		e.ensureState(t, spec, driver.StateRunning)
+	}
 	states := []driver.Power{driver.PowerOff, driver.PowerPaused}
 	for i, power := range states {
-		e.ensureState(t, e.forceStopSoon(withPower(specs[i], power)), stateOf(power))
+		e.ensureState(t, e.forceSoon(withPower(specs[i], power)), stateOf(power))
 	}
 	wantUIDs(t, "List of all", listServers(t, e.driver), specs)
 	wantUIDs(t, "List of two", listServers(t, e.driver, specs[0].UID, specs[4].UID), []driver.ServerSpec{specs[0], specs[4]})
 	wantUIDs(t, "List of one and of one that is not there", listServers(t, e.driver, specs[1].UID, newUID()), specs[1:2])
 	e.deleteUntilGone(t, e.driver, specs[5].UID)
 	wantUIDs(t, "List after a Delete", listServers(t, e.driver), specs[:5])
-}
-
-// tryEnsureRunning is ensureState for goroutines, which must not end the test.
-func (e *env) tryEnsureRunning(t *testing.T, spec driver.ServerSpec) {
-	deadline := e.fromNow(e.Timeout)
-	for e.clock.Now().Before(deadline) {
-		s, err := e.driver.Ensure(t.Context(), spec)
-		if err != nil && !errors.Is(err, driver.ErrRetry) {
-			t.Errorf("Ensure: %v", err)
-			return
-		}
-		if s.State == driver.StateRunning {
-			return
-		}
-		e.clock.Sleep(pollPeriod)
-	}
-	t.Errorf("the server %s/%s did not run within %v", spec.Namespace, spec.Name, e.Timeout)
-}
-
-// forceStopSoon makes a stop end soon, whatever the guest does.
-func (e *env) forceStopSoon(spec driver.ServerSpec) driver.ServerSpec {
-	spec.StopBy = e.fromNow(2 * time.Second)
-	return spec
 }
 
 func wantUIDs(t *testing.T, what string, got []driver.Server, want []driver.ServerSpec) {
@@ -91,26 +72,30 @@ func openWatch(t *testing.T, d driver.Driver) *watcher {
 }
 
 // waitForEvent waits until Watch sends uid.
-func (w *watcher) waitForEvent(t *testing.T, e *env, uid types.UID, what string) {
+func (w *watcher) waitForEvent(t *testing.T, uid types.UID, what string) {
 	t.Helper()
-	timeout := time.After(e.Timeout)
-	for {
-		select {
-		case got, open := <-w.uids:
-			if !open {
-				t.Fatalf("Watch closed before it reported %s", what)
+	assert.Eventually(t, "Watch reports "+what, func(testing.TB) error {
+		for {
+			select {
+			case got, open := <-w.uids:
+				if !open {
+					t.Fatalf("Watch closed before it reported %s", what)
+				}
+				if got == uid {
+					return nil
+				}
+			default:
+				return errors.New("it does not")
 			}
-			if got == uid {
-				return
-			}
-		case <-timeout:
-			t.Fatalf("Watch did not report %s within %v", what, e.Timeout)
 		}
-	}
+	})
 }
 
-// drainEvents takes what has been sent so far, so that the next event is a new one.
-// An event may be late, so drain waits for a pause.
+// eventDelay is how late an event may be and not count as one of the next change.
+const eventDelay = 150 * time.Millisecond
+
+// drainEvents takes what is sent until there is a pause, so that the next event is a new one. One
+// that is later makes a case prove less, and does not fail it.
 func (w *watcher) drainEvents() {
 	for {
 		select {
@@ -118,7 +103,7 @@ func (w *watcher) drainEvents() {
 			if !open {
 				return
 			}
-		case <-time.After(150 * time.Millisecond):
+		case <-time.After(eventDelay):
 			return
 		}
 	}
@@ -127,8 +112,8 @@ func (w *watcher) drainEvents() {
 func testWatchOwnChanges(t *testing.T, e *env) {
 	here, there := openWatch(t, e.driver), openWatch(t, e.openDriver(t, e.cluster))
 	both := func(uid types.UID, what string) {
-		here.waitForEvent(t, e, uid, what)
-		there.waitForEvent(t, e, uid, what)
+		here.waitForEvent(t, uid, what)
+		there.waitForEvent(t, uid, what)
 		runParallel(2, func(i int) { []*watcher{here, there}[i].drainEvents() })
 	}
 	spec := e.newSpec(t, "watched")
@@ -159,7 +144,7 @@ func testWatchHandChanges(t *testing.T, e *env) {
 			w := openWatch(t, e.driver)
 			w.drainEvents()
 			act(t, s)
-			w.waitForEvent(t, e, spec.UID, "the "+name+" by hand")
+			w.waitForEvent(t, spec.UID, "the "+name+" by hand")
 		})
 	}
 }
@@ -167,15 +152,15 @@ func testWatchHandChanges(t *testing.T, e *env) {
 func testWatchEnds(t *testing.T, e *env) {
 	w, other := openWatch(t, e.driver), openWatch(t, e.driver)
 	w.stop()
-	WaitForClose(t, w.uids, e.Timeout, "its context ended")
+	WaitForClose(t, w.uids, "its context ended")
 	spec := e.newSpec(t, "watched-by-another")
 	e.ensureState(t, spec, driver.StateRunning)
-	other.waitForEvent(t, e, spec.UID, "a creation after another Watch ended")
+	other.waitForEvent(t, spec.UID, "a creation after another Watch ended")
 
 	ctx, cancel := cancelledContext(t)
 	defer cancel()
 	if uids, err := e.driver.Watch(ctx); err == nil {
-		WaitForClose(t, uids, e.Timeout, "it was opened with a context that was over")
+		WaitForClose(t, uids, "it was opened with a context that was over")
 	}
 }
 
@@ -191,12 +176,12 @@ func testLoseEngine(t *testing.T, e *env) {
 
 	cut.Lose()
 	if !e.ResumesWatch {
-		WaitForClose(t, w.uids, e.Timeout, "the engine was lost")
+		WaitForClose(t, w.uids, "the engine was lost")
 	}
-	e.waitUntil(t, "calls to report that the engine is lost", func() error { return e.checkUnavailable(t, spec) })
+	assert.Eventually(t, "calls to report that the engine is lost", func(testing.TB) error { return e.checkUnavailable(t, spec) })
 	cut.Restore()
 
-	e.waitUntil(t, "the engine to be back", func() error {
+	assert.Eventually(t, "the engine to be back", func(testing.TB) error {
 		servers, err := e.driver.List(t.Context())
 		if err == nil && len(servers) != 1 {
 			t.Fatalf("after the outage List shows %s", describeServers(servers...))
@@ -206,11 +191,11 @@ func testLoseEngine(t *testing.T, e *env) {
 	wantSameRun(t, listOne(t, e.driver, spec.UID), before)
 	again := openWatch(t, e.driver)
 	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
-	again.waitForEvent(t, e, spec.UID, "a stop after the outage")
+	again.waitForEvent(t, spec.UID, "a stop after the outage")
 	if e.ResumesWatch {
 		w.drainEvents()
 		e.ensureState(t, spec, driver.StateRunning)
-		w.waitForEvent(t, e, spec.UID, "a start, to the watch of before the outage")
+		w.waitForEvent(t, spec.UID, "a start, to the watch of before the outage")
 	}
 }
 
@@ -246,7 +231,7 @@ func testUsage(t *testing.T, e *env) {
 	s := e.ensureState(t, on, driver.StateRunning)
 	e.ensureState(t, e.stopSpec(off), driver.StateStopped)
 	var u driver.Usage
-	e.waitUntil(t, "one sample, of the server that runs", func() error { // which may not answer at first
+	assert.Eventually(t, "one sample, of the server that runs", func(testing.TB) error { // which may not answer at first
 		samples, err := e.driver.Usage(t.Context(), on.UID, off.UID, newUID())
 		if err != nil {
 			return err
@@ -276,7 +261,7 @@ func testUsageUnderLoad(t *testing.T, e *env) {
 	spec := e.newSpec(t, "busy")
 	s := e.ensureState(t, spec, driver.StateRunning)
 	sample := func() (u driver.Usage) {
-		e.waitUntil(t, "a sample", func() error { // which a busy host may miss
+		assert.Eventually(t, "a sample", func(testing.TB) error { // which a busy host may miss
 			samples, err := e.driver.Usage(t.Context(), spec.UID)
 			if err == nil && len(samples) != 1 {
 				err = fmt.Errorf("got %+v", samples)
@@ -294,13 +279,14 @@ func testUsageUnderLoad(t *testing.T, e *env) {
 	e.OutOfBand.BurnCPU(t, s)
 	first := sample()
 	last := first
-	e.waitUntil(t, "the CPU counter to grow by 100 ms", func() error {
+	const growth = 100 * time.Millisecond
+	assert.Eventually(t, "the CPU counter grows", func(testing.TB) error {
 		next := sample()
 		if next.CPU < last.CPU || next.At.Before(last.At) {
 			t.Fatalf("the counter went back from %v at %v to %v at %v", last.CPU, last.At, next.CPU, next.At)
 		}
 		last = next
-		if grown := last.CPU - first.CPU; grown < 100*time.Millisecond {
+		if grown := last.CPU - first.CPU; grown < growth {
 			return fmt.Errorf("it grew by %v in %v", grown, last.At.Sub(first.At))
 		}
 		return nil

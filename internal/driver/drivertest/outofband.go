@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func testKilledByHand(t *testing.T, e *env) {
@@ -72,7 +73,7 @@ func testRemovedByHand(t *testing.T, e *env) {
 	spec := e.newSpec(t, "removed")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Remove(t, first)
-	e.waitUntil(t, "List to miss it", func() error {
+	assert.Eventually(t, "List to miss it", func(testing.TB) error {
 		if all := listServers(t, e.driver, spec.UID); len(all) > 0 {
 			return fmt.Errorf("it shows %s", describeServers(all...))
 		}

@@ -22,7 +22,7 @@ func streamCases() (all []contractCase) {
 func (e *env) forStreams() *streams.Env {
 	s := &streams.Env{
 		Guest: e.Guest, Driver: e.driver, Cluster: e.cluster, Open: e.openDriver,
-		Start: e.startGuest, WaitUntil: e.waitUntil,
+		Start: e.startGuest,
 		Create: func(t *testing.T, name string) driver.ServerSpec {
 			t.Helper()
 			spec := e.newSpec(t, name)

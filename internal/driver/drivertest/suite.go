@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // contractCase is a case of the contract.
@@ -128,9 +129,6 @@ type env struct {
 func newEnv(t *testing.T, h Harness) *env {
 	t.Helper()
 	e := &env{Harness: h, clock: clock.RealClock{}, cluster: string(uuid.NewUUID())}
-	if e.Timeout == 0 {
-		e.Timeout = 30 * time.Second
-	}
 	e.driver = e.openDriver(t, e.cluster)
 	return e
 }
@@ -146,9 +144,8 @@ func (e *env) openDriver(t *testing.T, cluster string) driver.Driver {
 
 // removeServers removes all servers of d's cluster, the retained ones by hand.
 func (e *env) removeServers(t *testing.T, d driver.Driver) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), e.Timeout)
-	defer cancel()
-	e.waitUntil(t, "the clean-up after the case", func() error {
+	ctx := context.WithoutCancel(t.Context())
+	assert.Eventually(t, "the clean-up after the case", func(testing.TB) error {
 		servers, err := d.List(ctx)
 		if err != nil {
 			return err

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestListIsCancellable checks that a list can be cancelled: in a folder of
@@ -14,12 +16,8 @@ import (
 func TestListIsCancellable(t *testing.T) {
 	t.Parallel()
 	store, err := openDirStore(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.dir.Create(store.dir.Path("5b3d1a0e-0000-4000-8000-000000000001"+fileSuffix), []byte("{}")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, store.dir.Create(store.dir.Path("5b3d1a0e-0000-4000-8000-000000000001"+fileSuffix), []byte("{}")))
 	ctx, cancel := context.WithCancel(t.Context())
 	if all, err := store.listRecords(ctx); err != nil || len(all) != 1 {
 		t.Fatalf("list: %v, %v", all, err)

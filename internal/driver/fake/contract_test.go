@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // withDelays makes every state that takes time last long enough to be seen.
@@ -97,21 +98,13 @@ func outOfBandIn(dir string) faketest.OutOfBand {
 func editFile(t *testing.T, path string, change func(*fake.Record)) {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var r fake.Record
-	if err := json.Unmarshal(content, &r); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(content, &r))
 	change(&r)
 	content, err = json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path+"~", content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(path+"~", content, 0o600))
 	renameFile(t, path+"~", path)
 }
 
@@ -131,8 +124,6 @@ func contentsOf(t *testing.T, dir string) string {
 		text += path + "\n" + string(content)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return text
 }

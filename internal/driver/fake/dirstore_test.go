@@ -13,7 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -22,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/test/assert"
 )
 
 const cluster = "cluster-1"
@@ -64,9 +64,7 @@ func (f *testFolder) path(names ...string) string {
 
 func (f *testFolder) writeFile(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(f.path(name), []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(f.path(name), []byte(content), 0o600))
 }
 
 func (f *testFolder) listServers(t *testing.T) map[types.UID]driver.Server {
@@ -147,9 +145,7 @@ func wantNamed(t *testing.T, call string, err error, path string) {
 func readFile(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(content)
 }
 
@@ -303,9 +299,7 @@ func TestNothingToDo(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	before, err := os.Stat(f.path("uid-0.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ensureServer(t, f.d, f.spec)
 	after, err := os.Stat(f.path("uid-0.json"))
 	if err != nil || !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
@@ -369,13 +363,9 @@ func TestHeldLock(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	lock, err := os.OpenFile(f.path("locks", "uid-0"), os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	// A shared lock is enough to exclude callers that want it exclusively.
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_SH); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_SH))
 	off := f.spec
 	off.Power = driver.PowerOff
 	drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(f.d.Ensure(t.Context(), off)), driver.ErrRetry)
@@ -384,9 +374,7 @@ func TestHeldLock(t *testing.T) {
 		t.Errorf("it is %+v, want it unchanged", s)
 	}
 	ensureServer(t, f.d, specOf("uid-1"))
-	if err := lock.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, lock.Close())
 	if s := ensureServer(t, f.d, off); s.State != driver.StateStopped {
 		t.Errorf("after the lock was released it is %+v, want it stopped", s)
 	}
@@ -409,11 +397,9 @@ func TestEngineReplaced(t *testing.T) {
 			t.Parallel()
 			f := newFolder(t)
 			events, err := f.d.Watch(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			replace(t, f)
-			drivertest.WaitForClose(t, events, 10*time.Second, "the engine was replaced")
+			drivertest.WaitForClose(t, events, "the engine was replaced")
 			drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
 			drivertest.WantErrorKind(t, "List of it", drivertest.ErrorOf(f.d.List(t.Context(), "uid-0")), driver.ErrUnavailable)
 			drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(f.d.Ensure(t.Context(), f.spec)), driver.ErrUnavailable)
@@ -427,9 +413,7 @@ func TestEngineReplaced(t *testing.T) {
 
 func removeAll(t *testing.T, path string) {
 	t.Helper()
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.RemoveAll(path))
 }
 
 // TestEngineIsPinnedAgain checks that opening a Watch, or reading the id, pins the engine
@@ -438,9 +422,7 @@ func TestEngineIsPinnedAgain(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	first, err := f.d.EngineID(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	renameFile(t, f.dir, f.dir+".old")
 	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	if second, err := f.d.EngineID(t.Context()); err != nil || second == first {
@@ -538,13 +520,9 @@ func TestEmptyRecordsOfOthersStay(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	dir, err := statedir.Open("the folder", f.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	lock, err := dir.Lock("uid-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	f.writeFile(t, "uid-0.json", "")
 	f.writeFile(t, ".hidden.json", "")
 	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
@@ -563,9 +541,7 @@ func TestEmptyRecordsOfOthersStay(t *testing.T) {
 func TestUncreatableFolder(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, err := fake.New(fake.Options{ClusterID: cluster, Dir: filepath.Join(file, "x")})
 	if err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("got error %v, want one that names %s", err, file)
@@ -586,9 +562,7 @@ func FuzzServerFile(f *testing.F) {
 		dir := t.TempDir()
 		d := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: dir})
 		path := filepath.Join(dir, "x.json")
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(path, content, 0o600))
 		servers, err := d.List(t.Context())
 		var r fake.Record
 		switch {

@@ -5,6 +5,7 @@ package fake_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -89,9 +91,7 @@ func TestTransitionsByTime(t *testing.T) {
 	early := specOf("early")
 	ensureServer(t, d, early) // Its boot began before the Watch.
 	events, err := d.Watch(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	c.Step(9 * time.Second)
 	wantState(t, d, "early", driver.StateStarting)
 	c.Step(time.Second)
@@ -127,13 +127,8 @@ func wantState(t *testing.T, d *fake.Driver, uid types.UID, want driver.State) d
 
 func wantEvent(t *testing.T, events <-chan types.UID, want types.UID) {
 	t.Helper()
-	select {
-	case got := <-events:
-		if got != want {
-			t.Fatalf("Watch reported %q, want %q", got, want)
-		}
-	case <-time.After(10 * time.Second):
-		t.Fatalf("Watch did not report %s", want)
+	if got := assert.Receive(t, "Watch reports "+string(want), events); got != want {
+		t.Fatalf("Watch reported %q, want %q", got, want)
 	}
 }
 
@@ -157,9 +152,7 @@ func TestSlowWatcher(t *testing.T) {
 	t.Parallel()
 	d, _, _ := newSteppedDriver(t, fake.Options{})
 	events, err := d.Watch(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	const n = 2000
 	missing := map[types.UID]bool{}
 	for i := range n {
@@ -167,14 +160,8 @@ func TestSlowWatcher(t *testing.T) {
 		missing[uid] = true
 		ensureServer(t, d, specOf(uid))
 	}
-	timeout := time.After(20 * time.Second)
 	for len(missing) > 0 {
-		select {
-		case uid := <-events:
-			delete(missing, uid)
-		case <-timeout:
-			t.Fatalf("Watch did not report %d servers", len(missing))
-		}
+		delete(missing, assert.Receive(t, fmt.Sprintf("Watch reports the other %d servers", len(missing)), events))
 	}
 }
 
@@ -185,9 +172,7 @@ func TestWatchIgnoresOtherClusters(t *testing.T) {
 	ours := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Memory: memory})
 	theirs := faketest.OpenDriver(t, fake.Options{ClusterID: "cluster-2", Memory: memory})
 	events, err := ours.Watch(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ensureServer(t, theirs, specOf("theirs"))
 	ensureServer(t, ours, specOf("ours"))
 	wantEvent(t, events, "ours")
@@ -232,9 +217,7 @@ func TestLoadChanges(t *testing.T) {
 	}
 	load := func(l float64) {
 		t.Helper()
-		if err := memory.Edit("busy", func(r *fake.Record) { r.Load = l }); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, memory.Edit("busy", func(r *fake.Record) { r.Load = l }))
 	}
 	total := time.Duration(0)
 	for name, step := range []struct {
@@ -278,9 +261,12 @@ func TestLatency(t *testing.T) {
 	d, memory, c := newSteppedDriver(t, fake.Options{Latency: time.Second})
 	done := make(chan error, 1)
 	go func() { done <- drivertest.ErrorOf(d.Ensure(t.Context(), specOf("x"))) }()
-	for !c.HasWaiters() {
-		time.Sleep(time.Millisecond)
-	}
+	assert.Eventually(t, "the call is delayed", func(testing.TB) error {
+		if !c.HasWaiters() {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 	if len(memory.Records()) != 0 {
 		t.Error("the server was made before its time")
 	}
@@ -288,7 +274,7 @@ func TestLatency(t *testing.T) {
 	if err := <-done; err != nil || len(memory.Records()) != 1 {
 		t.Errorf("got error %v and %d servers, want one server", err, len(memory.Records()))
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond) // which ends before the clock moves
 	defer cancel()
 	err := d.Delete(ctx, driver.Target{UID: "x"}, false)
 	drivertest.WantErrorKind(t, "Delete, cancelled", err, context.DeadlineExceeded)
@@ -308,9 +294,7 @@ func TestTwoControllers(t *testing.T) {
 	if s := wantState(t, second, "x", driver.StateRunning); s.Run != was.Run {
 		t.Errorf("the next driver lists %+v, want run %s", s, was.Run)
 	}
-	if err := second.Delete(t.Context(), driver.Target{UID: "x"}, false); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, second.Delete(t.Context(), driver.Target{UID: "x"}, false))
 	drivertest.WantErrorKind(t, "Delete again", first.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrNotFound)
 }
 
@@ -331,9 +315,7 @@ func TestMemoryRejectsInvalidEdits(t *testing.T) {
 func BenchmarkList10000(b *testing.B) {
 	memory := fake.NewMemory(clock.RealClock{})
 	d, err := fake.New(fake.Options{ClusterID: cluster, Memory: memory})
-	if err != nil {
-		b.Fatal(err)
-	}
+	assert.NoError(b, err)
 	for i := range 10000 {
 		if _, err := d.Ensure(b.Context(), specOf(types.UID(fmt.Sprintf("uid-%d", i)))); err != nil {
 			b.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestSuspendedLeaderBlocksOneServer checks that a leader that was suspended while it
@@ -22,25 +23,17 @@ func TestSuspendedLeaderBlocksOneServer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c", Dir: dir})
-	if err := faketest.EnsureWithEpoch(t, d, "held", 5); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, faketest.EnsureWithEpoch(t, d, "held", 5))
 	halted, err := os.Open(filepath.Join(dir, "locks", "held"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Flock(int(halted.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, syscall.Flock(int(halted.Fd()), syscall.LOCK_EX))
 	if err := faketest.EnsureWithEpoch(t, d, "free", 6); err != nil {
 		t.Errorf("the next leader, on another server: %v", err)
 	}
 	if err := faketest.EnsureWithEpoch(t, d, "held", 6); !errors.Is(err, driver.ErrRetry) {
 		t.Errorf("the next leader, on that server: got error %v, want %v", err, driver.ErrRetry)
 	}
-	if err := errors.Join(syscall.Flock(int(halted.Fd()), syscall.LOCK_UN), halted.Close()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(syscall.Flock(int(halted.Fd()), syscall.LOCK_UN), halted.Close()))
 	if err := faketest.EnsureWithEpoch(t, d, "held", 5); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("the old leader: got error %v, want %v", err, driver.ErrFenced)
 	}
@@ -55,9 +48,7 @@ func TestEpochsAreBounded(t *testing.T) {
 	dir := t.TempDir()
 	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c/../c", Dir: dir})
 	for epoch := range uint64(300) {
-		if err := faketest.EnsureWithEpoch(t, d, "one", 1000+epoch); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, faketest.EnsureWithEpoch(t, d, "one", 1000+epoch))
 	}
 	entries, err := os.ReadDir(filepath.Join(dir, "epochs", "c%2F..%2Fc"))
 	if err != nil || len(entries) == 0 || len(entries) > 100 {
@@ -75,9 +66,7 @@ func TestEpochsAreBounded(t *testing.T) {
 func TestEpochZero(t *testing.T) {
 	t.Parallel()
 	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c", Dir: t.TempDir()})
-	if err := faketest.EnsureWithEpoch(t, d, "one", 5); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, faketest.EnsureWithEpoch(t, d, "one", 5))
 	if err := d.Delete(t.Context(), driver.Target{UID: "one"}, false); err != nil {
 		t.Errorf("Delete without an epoch: %v", err)
 	}

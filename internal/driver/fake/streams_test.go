@@ -7,17 +7,18 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"runtime"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestManyStreams opens a thousand streams of one server, which all get the same output and
@@ -26,9 +27,7 @@ func TestManyStreams(t *testing.T) { //nolint:paralleltest // it counts the goro
 	const count = 1000
 	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c", Dir: t.TempDir()})
 	uid := uuid.NewUUID()
-	if err := faketest.EnsureWithEpoch(t, d, uid, 1); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, faketest.EnsureWithEpoch(t, d, uid, 1))
 	before := runtime.NumGoroutine()
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
@@ -61,9 +60,10 @@ func TestManyStreams(t *testing.T) { //nolint:paralleltest // it counts the goro
 	shown.Wait()
 	leave()
 	all.Wait()
-	for deadline := time.Now().Add(30 * time.Second); runtime.NumGoroutine() > before+5; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("there are %d goroutines, before there were %d", runtime.NumGoroutine(), before)
+	assert.Eventually(t, "nothing is left", func(testing.TB) error {
+		if n := runtime.NumGoroutine(); n > before+5 {
+			return fmt.Errorf("there are %d goroutines, before there were %d", n, before)
 		}
-	}
+		return nil
+	})
 }

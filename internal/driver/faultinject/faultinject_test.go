@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/internal/driver/faultinject"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // fixture is a fake engine behind a faults file.
@@ -54,12 +55,8 @@ func newFixture(t *testing.T, content string) *fixture {
 
 func (r *fixture) writeFaults(t *testing.T, content string) {
 	t.Helper()
-	if err := os.WriteFile(r.path+".new", []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(r.path+".new", r.path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(r.path+".new", []byte(content), 0o600))
+	assert.NoError(t, os.Rename(r.path+".new", r.path))
 }
 
 func (r *fixture) logText() string {
@@ -199,11 +196,9 @@ func TestEngineUnavailable(t *testing.T) {
 	r := newFixture(t, "")
 	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
 	events, err := r.d.Watch(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	r.writeFaults(t, `"*": {engineUnavailable: true}`)
-	drivertest.WaitForClose(t, events, 10*time.Second, "the engine became unavailable")
+	drivertest.WaitForClose(t, events, "the engine became unavailable")
 	identifier, _ := driver.As[driver.Identifier](r.d)
 	for call, err := range map[string]error{
 		"Ensure":   r.ensureServer(t, "x/a"),
@@ -215,9 +210,7 @@ func TestEngineUnavailable(t *testing.T) {
 	} {
 		drivertest.WantErrorKind(t, call, err, driver.ErrUnavailable)
 	}
-	if err := os.Remove(r.path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Remove(r.path))
 	if servers, err := r.d.List(t.Context()); err != nil || len(servers) != 1 {
 		t.Errorf("after the outage: got %+v, %v, want the server", servers, err)
 	}
@@ -281,9 +274,7 @@ func TestTransparent(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "faults.yaml")
 			if content != "" {
-				if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 			}
 			h := faketest.InMemory(func(o fake.Options) fake.Options { return o })
 			drivertest.Run(t, h.Decorated(func(d driver.Driver) driver.Driver {

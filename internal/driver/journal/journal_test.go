@@ -25,14 +25,13 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func readJournal(t *testing.T, path string) []journal.Entry {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var entries []journal.Entry
 	for line := range bytes.Lines(content) {
 		if len(line) == 1 { // two drivers wrote at the same time
@@ -59,9 +58,7 @@ func actionsOf(entries []journal.Entry) []string {
 func openJournaled(t *testing.T, o fake.Options, path string) driver.Driver {
 	t.Helper()
 	d, err := journal.Wrap(faketest.OpenDriver(t, o), path, o.ClusterID, clock.RealClock{}, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return d
 }
 
@@ -112,9 +109,7 @@ func runCalls(t *testing.T, d driver.Driver) {
 	t.Helper()
 	stop := faketest.NewSpec(t)
 	stop.Target, stop.Power = driver.Target{UID: "one", Epoch: 6}, driver.PowerOff
-	if err := errors.Join(faketest.EnsureWithEpoch(t, d, "one", 5), faketest.EnsureWithEpoch(t, d, "one", 5)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(faketest.EnsureWithEpoch(t, d, "one", 5), faketest.EnsureWithEpoch(t, d, "one", 5)))
 	_, stopped := d.Ensure(t.Context(), stop)
 	fenced := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 5}, false)
 	deleted := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, false)
@@ -159,9 +154,7 @@ func TestLostEntry(t *testing.T) {
 	var lost []string
 	log := funcr.New(func(_, args string) { lost = append(lost, args) }, funcr.Options{})
 	d, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), "/dev/full", "c", clock.RealClock{}, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	runCalls(t, d)
 	if len(lost) != 6 || !strings.Contains(lost[0], journal.EntryLost) || !strings.Contains(lost[0], `"deed"="create"`) {
 		t.Errorf("logged: %q", lost)
@@ -172,9 +165,7 @@ func TestLostEntry(t *testing.T) {
 func TestWrapRejectsPipe(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(t.TempDir(), "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for name, path := range map[string]string{"a folder": t.TempDir(), "a pipe": pipe} {
 		if _, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), path, "c", clock.RealClock{}, logr.Discard()); err == nil {
 			t.Errorf("Wrap accepted %s", name)
@@ -187,17 +178,11 @@ func TestWrapRejectsPipe(t *testing.T) {
 func TestPartialLine(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "journal")
-	if err := os.WriteFile(path, []byte(`{"hal`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, []byte(`{"hal`), 0o600))
 	d := openJournaled(t, fake.Options{ClusterID: "c"}, path)
-	if err := errors.Join(faketest.EnsureWithEpoch(t, d, "one", 1), faketest.EnsureWithEpoch(t, d, "two", 1)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(faketest.EnsureWithEpoch(t, d, "one", 1), faketest.EnsureWithEpoch(t, d, "two", 1)))
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	lines := strings.Split(string(content), "\n")
 	if len(lines) != 4 || lines[0] != `{"hal` || !strings.Contains(lines[1], `"one"`) || !strings.Contains(lines[2], `"two"`) || lines[3] != "" {
 		t.Errorf("it has %q", lines)

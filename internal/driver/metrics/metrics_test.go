@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/internal/driver/metrics"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // failingDriver fails every call.
@@ -62,9 +63,7 @@ func callAll(t *testing.T, d driver.Driver) {
 func readCounts(t *testing.T, reg *prometheus.Registry) map[string]uint64 {
 	t.Helper()
 	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	found := map[string]uint64{}
 	for _, family := range families {
 		if family.GetName() != "drover_driver_call_duration_seconds" {

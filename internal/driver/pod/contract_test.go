@@ -26,9 +26,6 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// contractTimeout is how long anything may take on a busy host.
-const contractTimeout = 5 * time.Minute
-
 func TestContract(t *testing.T) {
 	t.Parallel()
 	e := newContractEngine(t)
@@ -44,7 +41,7 @@ func TestContract(t *testing.T) {
 		CPUMilli: 1000, MemoryBytes: 32 << 20, RootDiskBytes: 1 << 20, GracePeriod: 30 * time.Second,
 		Image: driver.Image{Source: "oci://registry.example/boot:1"}, StorageClassName: new(growing),
 	})
-	h.OtherImage, h.Timeout = "oci://registry.example/boot:2", contractTimeout
+	h.OtherImage = "oci://registry.example/boot:2"
 	h.OutOfBand.Exit = e.exit
 	h.OutOfBand.Kill = func(t *testing.T, s driver.Server) { t.Helper(); e.exit(t, s, codeKilled) }
 	h.OutOfBand.Stop = func(t *testing.T, s driver.Server) { t.Helper(); e.exit(t, s, 0) }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
@@ -53,7 +52,6 @@ func TestContract(t *testing.T) {
 		},
 		FailCode: instance.CodePanicked,
 		Visible:  e.visible,
-		Timeout:  3 * time.Minute,
 		Skips: withGuestSkips(map[string]string{
 			"StartedByHand": "a machine cannot be started without its driver",
 		}),

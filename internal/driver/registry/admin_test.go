@@ -4,6 +4,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -34,18 +34,14 @@ type adminEngine struct {
 func (e adminEngine) open(t *testing.T, cluster string) driver.Driver {
 	t.Helper()
 	opened, err := Open(t.Context(), e.name, e.opts(cluster))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return opened[0].Driver
 }
 
 func (e adminEngine) admin(t *testing.T, cluster string) driver.Admin {
 	t.Helper()
 	a, err := OpenAdmin(e.name, e.dir, e.opts(cluster).Environment)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return a
 }
 
@@ -60,13 +56,12 @@ func (e adminEngine) startServer(t *testing.T, d driver.Driver, a driver.Admin, 
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		_ = a.RemoveRetained(ctx, driver.Target{UID: spec.UID, ID: server.ID})
-		for range 100 {
-			if err := d.Delete(ctx, spec.Target, false); errors.Is(err, driver.ErrNotFound) {
-				return
+		assert.Eventually(t, name+" is removed", func(testing.TB) error {
+			if err := d.Delete(ctx, spec.Target, false); !errors.Is(err, driver.ErrNotFound) {
+				return fmt.Errorf("Delete returned %w", cmp.Or(err, driver.ErrRetry))
 			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		t.Errorf("%s is left", name)
+			return nil
+		})
 	})
 	assert.Eventually(t, name+" runs", func(t testing.TB) (err error) {
 		server, err = d.Ensure(t.Context(), spec)
@@ -126,8 +121,8 @@ func testAdmin(t *testing.T, e adminEngine) {
 	kept := e.startServer(t, d, a, "kept")
 	foreign := e.startServer(t, theirs, e.admin(t, other), "foreign")
 	wantSurvey(t, e, a, "kept Running", "live Running")
-	must(t, d.Delete(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID, Epoch: 1}, true))
-	must(t, theirs.Delete(t.Context(), driver.Target{UID: foreign.UID, ID: foreign.ID, Epoch: 1}, true))
+	assert.NoError(t, d.Delete(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID, Epoch: 1}, true))
+	assert.NoError(t, theirs.Delete(t.Context(), driver.Target{UID: foreign.UID, ID: foreign.ID, Epoch: 1}, true))
 	wantSurvey(t, e, a, "kept Running retained", "live Running")
 
 	for text, target := range map[string]driver.Target{
@@ -145,7 +140,7 @@ func testAdmin(t *testing.T, e adminEngine) {
 		}
 	}
 	wantSurvey(t, e, a, "kept Running retained", "live Running")
-	must(t, a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}))
+	assert.NoError(t, a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}))
 	wantSurvey(t, e, a, "live Running")
 	if err := a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("once more: %v", err)
@@ -159,7 +154,7 @@ func wantSurvey(t *testing.T, e adminEngine, a driver.Admin, want ...string) {
 	t.Helper()
 	before := listTree(t, e.dir)
 	survey, err := a.Survey(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	if after := listTree(t, e.dir); !slices.Equal(before, after) {
 		t.Errorf("the survey changed\n%q\nto\n%q", before, after)
 	}
@@ -194,7 +189,7 @@ func listTree(t *testing.T, dir string) []string {
 	if dir == "" {
 		return nil
 	}
-	must(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+	assert.NoError(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || strings.HasSuffix(path, ".log") || strings.Contains(path, "/bells") || strings.Contains(path, "/tmp") {
 			return err
 		}
@@ -222,12 +217,5 @@ func TestAdminOfMissingFolders(t *testing.T) {
 	}
 	if _, err := OpenAdmin("xen", "", options().Environment); err == nil || !strings.Contains(err.Error(), `"xen" is not a driver; known are docker, qemu, fake`) {
 		t.Errorf("of an unknown driver: %v", err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestDocsOfFields checks that the table of docs/drivers.md has every driver as a column,
@@ -19,9 +20,7 @@ func TestDocsOfFields(t *testing.T) {
 	names := strings.Fields(strings.ReplaceAll(rows[0], "|", " "))[1:]
 	for column, name := range names {
 		d, err := openDriver(name, testOptionsIn(t.TempDir()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		declarer, _ := driver.As[driver.FieldDeclarer](d)
 		for field, support := range declarer.SupportedFields() {
 			if cell := cellOf(rows, field, column+1); !strings.Contains(cell, string(support)) {
@@ -48,9 +47,7 @@ func testOptionsIn(dir string) Options {
 func fieldTable(t *testing.T) []string {
 	t.Helper()
 	page, err := os.ReadFile("../../../docs/drivers.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_, table, _ := strings.Cut(string(page), "\n| field")
 	table, _, _ = strings.Cut("| field"+table, "\n\n")
 	rows := strings.Split(table, "\n")

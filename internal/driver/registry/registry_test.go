@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -111,9 +112,7 @@ func TestClose(t *testing.T) {
 	own := o.Settings[qemu.Name].(*qemu.Options)
 	own.Dir, own.Fetch.Hosts = t.TempDir(), []string{"127.0.0.1"}
 	opened, err := Open(t.Context(), "qemu,fake", o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s, err := opened[0].Driver.Ensure(t.Context(), driver.ServerSpec{
 		Target: driver.Target{UID: uuid.NewUUID(), Epoch: 1}, Namespace: "default", Name: "vm", Power: driver.PowerOn,
 		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: web.URL, Checksum: "sha256:" + strings.Repeat("0", 64)},

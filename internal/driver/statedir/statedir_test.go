@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func openDir(t *testing.T, path string) *statedir.Dir {
@@ -29,9 +30,7 @@ func openDir(t *testing.T, path string) *statedir.Dir {
 
 func requireNoError(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // TestIdentity checks that the identity is stable, that concurrent Opens agree on it, and

@@ -38,6 +38,7 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -51,9 +52,7 @@ func TestBody(t *testing.T) {
 	t.Cleanup(server.Close)
 	for _, header := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://")) //nolint:noctx // a test of one connection
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 		_, _ = fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", header)
@@ -161,9 +160,7 @@ func TestUnanswered(t *testing.T) {
 	served := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	o := Options{Config: &rest.Config{Host: api.URL, QPS: -1}, HTTPClient: api.Client(), Clock: clock.RealClock{}, Log: logr.Discard(), Handler: served}
 	c, err := newClients(o, &clientCA{Options: o})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	port := 0
 	ask := func(ctx context.Context) *http.Response {
 		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody)
@@ -243,24 +240,16 @@ func TestFullGate(t *testing.T) {
 func TestConnectionsInheritTimeouts(t *testing.T) {
 	t.Parallel()
 	l, err := listenConfig().Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	client, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	conn, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	raw, err := conn.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for option, want := range map[int]int{unix.TCP_USER_TIMEOUT: 60_000, unix.TCP_KEEPIDLE: 15, unix.TCP_KEEPINTVL: 15, unix.TCP_KEEPCNT: 4} {
 		var got int
 		controlErr := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option) })
@@ -278,15 +267,11 @@ func TestCertificateOfToday(t *testing.T) {
 	began := time.Now()
 	text, _ := framework.SignCertificate(t, "ann", began.Add(time.Minute), ca, caKey)
 	own, err := certutil.ParseCertsPEM(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	authority := &clientCA{}
 	publish := func(ca *x509.Certificate) {
 		static, err := dynamiccertificates.NewStaticCAContent("ca", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		authority.current.Store(&content{CAContentProvider: static})
 	}
 	c := &clients{ca: authority}
@@ -318,20 +303,14 @@ func TestCertificateAtFullGate(t *testing.T) {
 	ca, caKey := newCA(t)
 	text, _ := framework.SignCertificate(t, "ann", time.Now().Add(time.Hour), ca, caKey)
 	own, err := certutil.ParseCertsPEM(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	static, err := dynamiccertificates.NewStaticCAContent("ca", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	authority := &clientCA{}
 	authority.current.Store(&content{CAContentProvider: static})
 	o := Options{Config: &rest.Config{Host: "127.0.0.1:0"}, HTTPClient: http.DefaultClient, Clock: clock.RealClock{}, Log: logr.Discard()}
 	c, err := newClients(o, authority)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
 	for range 2 * failureBurst {
 		_, _ = c.identify(r)
@@ -351,12 +330,8 @@ func TestCertificateAtFullGate(t *testing.T) {
 func newCA(t *testing.T) (*x509.Certificate, crypto.Signer) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ca, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "ca"}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return ca, key
 }

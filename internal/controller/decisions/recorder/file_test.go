@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // written runs what records into a file, and waits until all is written.
@@ -30,9 +31,7 @@ func written(t *testing.T, f *File, play func(*Recorder)) {
 	play(r)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := f.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, f.Start(ctx))
 }
 
 func newFile(path string) *File {
@@ -42,9 +41,7 @@ func newFile(path string) *File {
 func read(t *testing.T, path string) decisions.File {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	f, err := decisions.Read(bytes.NewReader(text))
 	if err != nil {
 		t.Fatalf("%v: %s", err, text)
@@ -57,9 +54,7 @@ func read(t *testing.T, path string) decisions.File {
 func TestFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "decisions")
-	if err := os.WriteFile(path, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, nil, 0o644))
 	play := func(r *Recorder) {
 		record(r, "vm", policytest.Gone(), 0)
 		r.Finish(key, decisions.NewOutcome(policytest.T0, decisions.Failed, errors.New("boom")))
@@ -73,9 +68,7 @@ func TestFile(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(path, text[:len(text)-10], 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	written(t, newFile(path), func(r *Recorder) {
 		r.Replica = "second"
 		play(r)
@@ -145,9 +138,7 @@ func TestFileFails(t *testing.T) {
 		if name == "a missing folder" {
 			path = filepath.Join(path, "decisions")
 		}
-		if err := bad(path); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, bad(path))
 		f := NewFile(path, funcr.New(func(_, args string) { log.WriteString(args + "\n") }, funcr.Options{}), clock)
 		many := func(r *Recorder) {
 			for n := range 10 {
@@ -189,9 +180,7 @@ func TestForeignFiles(t *testing.T) {
 		if errors.Is(err, os.ErrPermission) {
 			continue // only root gives files away
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		f := newFile(path)
 		written(t, f, func(r *Recorder) { record(r, "vm", policytest.Gone(), 0) })
 		if info, err := os.Stat(path); err != nil || info.Size() > 0 || info.Mode().Perm() != 0o644 || !f.failed {
@@ -218,9 +207,7 @@ func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	f := newFile("unused")
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	f.file = full
 	written(t, f, func(r *Recorder) { record(r, "vm", policytest.Gone(), 0) })
 	if !f.failed || f.file != nil {

@@ -25,6 +25,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestScreen(t *testing.T) {
@@ -156,14 +157,10 @@ func TestAddresses(t *testing.T) {
 func TestRoute(t *testing.T) {
 	t.Parallel()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	closed, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.2:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_ = closed.Close()
 	const unreachable = "255.255.255.255:80"
 	open, refusing := listener.Addr().String(), closed.Addr().String()
@@ -194,13 +191,9 @@ func TestRoute(t *testing.T) {
 func TestPlace(t *testing.T) {
 	t.Parallel()
 	name, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	e, err := engine.New("", clock.RealClock{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	here, err := e.Machine(t.Context())
 	if err != nil {
 		t.Fatalf("the tests need a Docker engine on this host, which hack/dockerd.sh installs and starts: %v", err)
@@ -226,9 +219,7 @@ func TestPlace(t *testing.T) {
 			_, _ = io.WriteString(w, info)
 		}))
 		e, err := engine.New(strings.Replace(server.URL, "http", "tcp", 1), clock.RealClock{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		got, err := New(Options{Engine: e}).findPlace(t.Context(), bridge(c.gateway))
 		if got != c.want || errors.Is(err, driver.ErrInvalid) != c.refused {
 			t.Errorf("%s: got %+v, %v, want %+v", label, got, err, c.want)

@@ -13,11 +13,11 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-func openConsole(t *testing.T, d driver.Consoler, uid types.UID) (io.ReadWriteCloser, *reading) {
+func openConsole(t *testing.T, d driver.Consoler, uid types.UID) (io.ReadWriteCloser, *Reading) {
 	t.Helper()
 	c, err := d.Console(t.Context(), uid)
 	mustBeNil(t, "Console", err)
-	return c, readAll(t, c)
+	return c, ReadAll(t, c)
 }
 
 func testConsoleReaders(t *testing.T, e *Env) {
@@ -28,7 +28,7 @@ func testConsoleReaders(t *testing.T, e *Env) {
 	e.waitForText(t, first, earlier)
 	_, second := openConsole(t, d, spec.UID)
 	later := e.print(t, s)
-	for _, r := range []*reading{first, second} {
+	for _, r := range []*Reading{first, second} {
 		e.waitForText(t, r, earlier)
 		e.waitForText(t, r, later)
 	}
@@ -72,7 +72,7 @@ func testConsoleEnds(t *testing.T, e *Env) {
 	ctx, cancel := context.WithCancel(t.Context())
 	c2, err := d.Console(ctx, spec.UID)
 	mustBeNil(t, "Console", err)
-	cancelled := readAll(t, c2)
+	cancelled := ReadAll(t, c2)
 	mustBeNil(t, "Close", c.Close())
 	e.waitForEnd(t, closed, nil)
 	cancel()

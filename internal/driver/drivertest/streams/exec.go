@@ -13,11 +13,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // exec runs a command without input and returns its output.
@@ -103,14 +103,14 @@ func testExecTerminal(t *testing.T, e *Env) {
 		}
 		ended <- errors.Join(err, in.Close(), out.Close())
 	}()
-	r := readAll(t, shown)
+	r := ReadAll(t, shown)
 	for _, size := range []driver.TerminalSize{{Width: 123, Height: 45}, {Width: 80, Height: 24}} {
 		sizes <- size
-		e.WaitUntil(t, "the size of the terminal", func() error {
+		assert.Eventually(t, "the size of the terminal", func(testing.TB) error {
 			if _, err := io.WriteString(typed, "\n"); err != nil {
 				return err
 			}
-			if text, err := r.now(); !strings.Contains(text, fmt.Sprintf("%d %d", size.Height, size.Width)) {
+			if text, err := r.Now(); !strings.Contains(text, fmt.Sprintf("%d %d", size.Height, size.Width)) {
 				return fmt.Errorf("it shows %q, %v", text, err) //nolint:errorlint // there may be none
 			}
 			return nil
@@ -124,25 +124,26 @@ func testExecTerminal(t *testing.T, e *Env) {
 // output.
 func testExecEnds(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Sleep != nil, "Guest.Commands")
+	requireGuest(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
 	spec, s := e.Start(t, "exec-ends")
 	ctx, cancel := context.WithCancel(t.Context())
+	in, typed := io.Pipe()
+	shown, copied := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		_, _, _, err := exec(ctx, d, spec.UID, e.Guest.Commands.Sleep)
+		_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Copy, Stdin: in, Stdout: copied})
 		ended <- err
 	}()
-	select {
-	case err := <-ended:
-		t.Fatalf("Exec ended: %v", err)
-	case <-time.After(300 * time.Millisecond):
-	}
+	r, text := ReadAll(t, shown), word()
+	_, err := io.WriteString(typed, text)
+	mustBeNil(t, "Write", err)
+	e.waitForText(t, r, text)
 	cancel()
 	wantKind(t, "Exec", <-ended, context.Canceled)
 
 	broken, out := io.Pipe()
 	mustBeNil(t, "Close", broken.CloseWithError(os.ErrDeadlineExceeded))
-	_, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print(word()), Stdout: out})
+	_, err = d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print(word()), Stdout: out})
 	wantKind(t, "Exec whose output is not taken", err, os.ErrDeadlineExceeded)
 	e.checkRuns(t, s)
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // optional returns the driver as one of the optional interfaces, or skips the case.
@@ -45,17 +46,17 @@ func (e *Env) print(t *testing.T, s driver.Server) string {
 	return text
 }
 
-// reading is what was read of a stream so far, and the error that ended it.
-type reading struct {
+// Reading is what was read of a stream so far, and the error that ended it.
+type Reading struct {
 	mu   sync.Mutex
 	text string
 	err  error
 }
 
-// readAll reads a stream in the background, and closes it at the end of the case.
-func readAll(t *testing.T, stream io.ReadCloser) *reading {
+// ReadAll reads a stream in the background, and closes it at the end of the case.
+func ReadAll(t *testing.T, stream io.ReadCloser) *Reading {
 	t.Helper()
-	r := &reading{}
+	r := &Reading{}
 	t.Cleanup(func() { _ = stream.Close() })
 	go func() {
 		buffer := make([]byte, 1<<10)
@@ -70,23 +71,24 @@ func readAll(t *testing.T, stream io.ReadCloser) *reading {
 	return r
 }
 
-func (r *reading) add(text string, err error) {
+func (r *Reading) add(text string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.text, r.err = r.text+text, err
 }
 
-func (r *reading) now() (string, error) {
+// Now returns what was read so far, and the error that ended it.
+func (r *Reading) Now() (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.text, r.err
 }
 
 // waitForText waits until a text was read, and checks that it was read once.
-func (e *Env) waitForText(t *testing.T, r *reading, text string) {
+func (e *Env) waitForText(t *testing.T, r *Reading, text string) {
 	t.Helper()
-	e.WaitUntil(t, "the stream to have "+text, func() error {
-		all, err := r.now()
+	assert.Eventually(t, "the stream to have "+text, func(testing.TB) error {
+		all, err := r.Now()
 		if n := strings.Count(all, text); n != 1 {
 			return fmt.Errorf("it has it %d times, and ended with %v: %q", n, err, all) //nolint:errorlint // there may be none
 		}
@@ -96,10 +98,10 @@ func (e *Env) waitForText(t *testing.T, r *reading, text string) {
 
 // waitForEnd waits until the stream has ended with an error of a kind, or with any other
 // than io.EOF if kind is nil.
-func (e *Env) waitForEnd(t *testing.T, r *reading, kind error) {
+func (e *Env) waitForEnd(t *testing.T, r *Reading, kind error) {
 	t.Helper()
-	e.WaitUntil(t, "the stream to end", func() error {
-		switch _, err := r.now(); {
+	assert.Eventually(t, "the stream to end", func(testing.TB) error {
+		switch _, err := r.Now(); {
 		case err == nil:
 			return errors.New("it goes on")
 		case kind == nil && !errors.Is(err, io.EOF), kind != nil && errors.Is(err, kind):

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // readLog reads a log that is not followed to its end.
@@ -30,7 +31,7 @@ func readLog(t *testing.T, d driver.LogReader, uid types.UID, o driver.LogOption
 func (e *Env) waitForLog(t *testing.T, uid types.UID, o driver.LogOptions, words ...string) {
 	t.Helper()
 	d := optional[driver.LogReader](t, e.Driver)
-	e.WaitUntil(t, "the log", func() error {
+	assert.Eventually(t, "the log", func(testing.TB) error {
 		text, rest := readLog(t, d, uid, o), ""
 		rest = text
 		for _, w := range words {
@@ -82,7 +83,7 @@ func testLogsFollow(t *testing.T, e *Env) {
 	mustBeNil(t, "Logs", err)
 	left, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
 	mustBeNil(t, "Logs", err)
-	all, some := readAll(t, followed), readAll(t, left)
+	all, some := ReadAll(t, followed), ReadAll(t, left)
 	e.waitForText(t, all, earlier)
 	e.waitForText(t, some, earlier)
 	later := e.print(t, s)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func testDial(t *testing.T, e *Env) {
@@ -17,7 +18,7 @@ func testDial(t *testing.T, e *Env) {
 	spec, _ := e.Start(t, "dial")
 	for range 2 {
 		var conn net.Conn
-		e.WaitUntil(t, "the port to accept a connection", func() (err error) {
+		assert.Eventually(t, "the port to accept a connection", func(testing.TB) (err error) {
 			conn, err = d.Dial(t.Context(), spec.UID, e.Guest.Port)
 			return err
 		})

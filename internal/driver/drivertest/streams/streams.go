@@ -53,8 +53,6 @@ type Env struct {
 	// Stop and Restart return when that is done.
 	Stop    func(t *testing.T, spec driver.ServerSpec)
 	Restart func(t *testing.T, spec driver.ServerSpec, s driver.Server) driver.Server
-	// WaitUntil repeats try until it returns no error.
-	WaitUntil func(t *testing.T, what string, try func() error)
 	// Losable returns a driver whose engine lose makes unreachable.
 	Losable func(t *testing.T) (d driver.Driver, lose, restore func())
 }
@@ -87,8 +85,6 @@ type Commands struct {
 	// Exit ends with a code, Killed by the signal KILL.
 	Exit   func(code int) []string
 	Killed []string
-	// Sleep goes on for minutes.
-	Sleep []string
 	// NotExecutable is a file that is there and no program, nil if there is none.
 	NotExecutable []string
 	// Size prints the rows and the columns of its terminal, as stty size does, whenever

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // OptionsFunc changes the options that drivers are opened with.
@@ -30,9 +31,7 @@ func InMemory(shape OptionsFunc) drivertest.Harness {
 	h := Harness(OutOfBand{
 		Edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
 			t.Helper()
-			if err := memory.Edit(uid, change); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, memory.Edit(uid, change))
 		},
 		Remove: func(_ *testing.T, s driver.Server) {
 			if s.Retained {
@@ -75,7 +74,7 @@ func guestOf() drivertest.Guest {
 		Commands: drivertest.Commands{
 			Print: command("echo"), Complain: command("warn"), Copy: []string{"cat"},
 			Exit:   func(code int) []string { return []string{"exit", strconv.Itoa(code)} },
-			Killed: []string{"exit", "137"}, Sleep: []string{"sleep", "200"}, Size: []string{"size"},
+			Killed: []string{"exit", "137"}, Size: []string{"size"},
 		},
 		Port: 80, DeadPort: 81, Talk: talkToEcho,
 	}
@@ -95,9 +94,7 @@ func talkToEcho(t *testing.T, conn net.Conn) {
 func OpenDriver(t *testing.T, o fake.Options) *fake.Driver {
 	t.Helper()
 	d, err := fake.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return d
 }
 
