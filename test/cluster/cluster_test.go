@@ -5,7 +5,6 @@ package cluster_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -37,26 +35,19 @@ func TestMain(m *testing.M) {
 
 // runPod runs a pod that serves on a node, until the end of the test. It stays when the
 // node is lost.
-func runPod(t *testing.T, name string, node *cluster.Node, volumes ...corev1.Volume) *corev1.Pod {
+func runPod(t *testing.T, name string, node *cluster.Node) *corev1.Pod {
 	t.Helper()
-	var grace int64
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: testLabel(t)},
 		Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{
 				Name: "probe", Image: cluster.ProbeImage, Command: []string{"/probe", "serve"},
 			}},
-			SecurityContext: &corev1.PodSecurityContext{FSGroup: new(int64(65532))},
-			Tolerations:     []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			Volumes:         volumes, TerminationGracePeriodSeconds: &grace,
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, TerminationGracePeriodSeconds: new(int64),
 		},
 	}
 	if node != nil {
 		pod.Spec.NodeName = node.Name
-	}
-	for _, volume := range volumes {
-		mount := corev1.VolumeMount{Name: volume.Name, MountPath: "/" + volume.Name}
-		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, mount)
 	}
 	return createReadyPod(t, pod)
 }
@@ -201,69 +192,6 @@ func TestPods(t *testing.T) {
 	}
 }
 
-func TestVolume(t *testing.T) {
-	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
-	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "volume"},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
-			Resources: corev1.VolumeResourceRequirements{
-				Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
-			},
-		},
-	}
-	claims := shared.Client.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault)
-	if _, err := claims.Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := claims.Delete(context.WithoutCancel(t.Context()), "volume", metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-	volume := corev1.Volume{Name: "data"}
-	volume.PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "volume"}
-	runPod(t, "volume-writer", nil, volume)
-	if _, err := shared.Exec(t.Context(), metav1.NamespaceDefault, "volume-writer", "/probe", "write", "/data/file", "kept"); err != nil {
-		t.Fatal(err)
-	}
-	deletePod(t, "volume-writer")
-	runPod(t, "volume-reader", nil, volume)
-	if got, err := shared.Exec(t.Context(), metav1.NamespaceDefault, "volume-reader", "/probe", "read", "/data/file"); got != "kept" {
-		t.Errorf("the next pod read %q; %v", got, err)
-	}
-}
-
-// TestPowerCycle checks that a node that is switched off is lost with its processes, and
-// runs its pods again after it was switched on.
-func TestPowerCycle(t *testing.T) {
-	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
-	node := shared.Node(3)
-	pod := runPod(t, "power", node)
-	if err := node.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
-	if err := isServed(t, pod); err == nil {
-		t.Error("its pod still serves")
-	}
-	if err := node.PowerOff(); err == nil {
-		t.Error("it could be switched off again")
-	}
-	waitForNode(t, node, false)
-	if err := node.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
-	waitForNode(t, node, true)
-	assert.Eventually(t, "the pod was started again", func(t testing.TB) error {
-		again, err := readyPod(t.Context(), pod.Name)
-		if err == nil && again.Status.ContainerStatuses[0].RestartCount == 0 {
-			err = errors.New("it has the state of before")
-		}
-		return err
-	})
-	runPod(t, "power-next", node)
-}
-
 // checkSurvives checks that a pod's container is the one that it was.
 func checkSurvives(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
@@ -277,24 +205,6 @@ func checkSurvives(t *testing.T, pod *corev1.Pod) {
 		t.Errorf("the container was %s and is %s, restarted %d times", before.ContainerID, after.ContainerID, after.RestartCount)
 	}
 	assert.Eventually(t, pod.Name+" serves", func(t testing.TB) error { return isServed(t, again) })
-}
-
-func TestCutLink(t *testing.T) {
-	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
-	node := shared.Node(2)
-	pod := runPod(t, "cut", node)
-	if err := node.CutLink(); err != nil {
-		t.Fatal(err)
-	}
-	if err := isServed(t, pod); err == nil {
-		t.Error("its pod still serves")
-	}
-	waitForNode(t, node, false)
-	if err := node.RestoreLink(); err != nil {
-		t.Fatal(err)
-	}
-	waitForNode(t, node, true)
-	checkSurvives(t, pod)
 }
 
 // TestKubelet checks that containers go on without their kubelet, whether it was killed
@@ -354,35 +264,4 @@ func TestAPIServer(t *testing.T) {
 		waitForNode(t, node, true)
 	}
 	runPod(t, "api", nil)
-}
-
-// TestNodeObject drains, taints and deletes a node.
-func TestNodeObject(t *testing.T) {
-	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
-	node := shared.Node(2)
-	pod := runPod(t, "object", node)
-	if err := node.Drain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := readyPod(t.Context(), pod.Name); !apierrors.IsNotFound(err) {
-		t.Errorf("after draining the pod is there: %v", err)
-	}
-	taint := corev1.Taint{Key: "test", Effect: corev1.TaintEffectNoSchedule}
-	if err := errors.Join(node.Uncordon(t.Context()), node.Taint(t.Context(), taint), node.Untaint(t.Context(), "test")); err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Delete(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := node.RestartKubelet(); err != nil {
-		t.Fatal(err)
-	}
-	assert.Eventually(t, "the node is Ready again", func(t testing.TB) error {
-		ready, err := node.IsReady(t.Context())
-		if err == nil && !ready {
-			err = errors.New("it is not")
-		}
-		return err
-	})
-	runPod(t, "object-next", node)
 }

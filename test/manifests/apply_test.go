@@ -171,7 +171,7 @@ func testChart(t *testing.T, w *testenv.Environment) {
 // a namespace of restricted pods, and the PodMonitor as Prometheus Operator defines it.
 func testAllValues(t *testing.T, w *testenv.Environment) {
 	framework.RunKubectl(t, w.Kubeconfig, "apply", "-f", podMonitorCRD, "--validate=strict")
-	framework.RunKubectl(t, w.Kubeconfig, "wait", "--for=condition=Established", "--timeout=3m", "-f", podMonitorCRD)
+	framework.RunKubectl(t, w.Kubeconfig, "wait", "--for=condition=Established", "--timeout="+framework.CommandTimeout.String(), "-f", podMonitorCRD)
 	restricted := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: valuesNamespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}
 	if _, err := w.KubeClient.CoreV1().Namespaces().Create(t.Context(), restricted, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -274,7 +274,7 @@ func runOn(t *testing.T, w *testenv.Environment, pod *corev1.Pod, node string) *
 		t.Fatal(err)
 	}
 	status := `{"status":{"phase":"Running","podIP":"10.1.1.1","podIPs":[{"ip":"10.1.1.1"}],"containerStatuses":[
-		{"name":"machine","image":"x","imageID":"x","ready":true,"started":true,"state":{"running":{"startedAt":"2026-01-01T00:00:00Z"}}}]}}`
+		{"name":"machine","image":"x","imageID":"x","containerID":"test://x","ready":true,"started":true,"state":{"running":{"startedAt":"2026-01-01T00:00:00Z"}}}]}}`
 	bound, err := pods.Patch(t.Context(), pod.Name, types.StrategicMergePatchType, []byte(status), metav1.PatchOptions{}, "status")
 	if err != nil {
 		t.Fatal(err)
@@ -304,7 +304,7 @@ func checkStays(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, po
 	})
 	now, err := w.KubeClient.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil || now.UID != pod.UID || now.DeletionTimestamp != nil || len(now.Finalizers) != len(pod.Finalizers) {
-		t.Errorf("%s: the pod does not stay: %+v, %v", why, now.ObjectMeta, err)
+		t.Errorf("%s: pod %s does not stay: there is %s, deleted at %v, finalizers %v, %v", why, pod.UID, now.UID, now.DeletionTimestamp, now.Finalizers, err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // allValues sets every value of the chart. The PodMonitor among them needs its CRD.
@@ -163,9 +165,32 @@ func valuesTable(t *testing.T) string {
 	return table.String()
 }
 
+// TestChartValuesAreRead checks that a template reads each value.
+func TestChartValuesAreRead(t *testing.T) {
+	t.Parallel()
+	paths, err := filepath.Glob(filepath.Join(chart, "templates", "*"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("there are no templates: %v", err)
+	}
+	var templates []byte
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		templates = append(templates, text...)
+	}
+	for _, v := range chartValues(t) {
+		if !regexp.MustCompile(`\.` + v.path[len(v.path)-1] + `\b`).Match(templates) {
+			t.Errorf("no template reads %s", v.name())
+		}
+	}
+}
+
 // TestChartValues checks that each value changes what the chart installs: either alone,
 // or it is missed when all others are set. Without another one a value may be an error.
 func TestChartValues(t *testing.T) {
+	tier.Full(t, "it renders the chart a hundred times; TestChartValuesAreRead looks for each value in the templates")
 	t.Parallel()
 	set := readYAML(t, allValues)
 	render := func(t *testing.T, args ...string) string {

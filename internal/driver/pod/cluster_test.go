@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -269,14 +270,11 @@ func (s *server) wantGone(t *testing.T) {
 		if err := errors.Join(err1, err2, err3); err != nil {
 			return err
 		}
-		for _, o := range secrets.Items {
-			left = append(left, o.Name)
-		}
-		for _, o := range claims.Items {
-			left = append(left, o.Name)
-		}
-		for _, o := range budgets.Items {
-			left = append(left, o.Name)
+		for _, list := range []runtime.Object{secrets, claims, budgets} {
+			_ = meta.EachListItem(list, func(o runtime.Object) error {
+				left = append(left, o.(metav1.Object).GetName())
+				return nil
+			})
 		}
 		if len(left) > 0 {
 			return fmt.Errorf("%v", left)

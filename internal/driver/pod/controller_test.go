@@ -144,9 +144,7 @@ func testLife(t *testing.T, w *world) {
 	if p := s.pod(t); p.UID != first.UID {
 		t.Errorf("the run was %s and is %s", first.UID, p.UID)
 	}
-	v.change(t, `{"action": "stopped"}`)
-	v.wait(t, "Stopped", false)
-	v.change(t, `{"action": "active", "evictionPolicy": "Allow"}`)
+	v.change(t, `{"evictionPolicy": "Allow"}`)
 	v.wait(t, "Active", true)
 
 	if err := w.vms.Delete(t.Context(), v.name, metav1.DeleteOptions{}); err != nil {

@@ -247,14 +247,7 @@ func TestStopWithoutDisk(t *testing.T) {
 	}
 	s.wantRefusal(t, reasonVolumeLost, "root disk, is gone")
 	s.Power = driver.PowerOff
-	assert.Eventually(t, "the pod ends", func(t testing.TB) error {
-		_, ensureErr := s.ensure(t)
-		p, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return fmt.Errorf("the pod %v is there: %w, %w", p, err, ensureErr)
-	})
+	s.waitPodGone(t)
 	s.deleteAll(t)
 }
 
@@ -280,13 +273,7 @@ func TestCopiedClaims(t *testing.T) {
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20}}
 	s.reach(t, driver.StateRunning)
 	s.turn(t, driver.PowerOff, driver.StateStopped)
-	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
-		_, err := s.ensure(t)
-		if _, getErr := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{}); apierrors.IsNotFound(getErr) {
-			return nil
-		}
-		return fmt.Errorf("it is there: %w", err)
-	})
+	s.waitPodGone(t)
 	claims := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
 	copies := map[string]corev1.PersistentVolumeClaim{}
 	for name, c := range s.claims(t) {

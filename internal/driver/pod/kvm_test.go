@@ -4,7 +4,6 @@
 package pod
 
 import (
-	"encoding/json"
 	"testing"
 	"time"
 
@@ -15,8 +14,6 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/kvm"
-	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/internal/machine/description"
 )
 
 // TestKVM checks what a new pod requests, and what its machine is to use, before and after a node
@@ -37,12 +34,7 @@ func TestKVM(t *testing.T) {
 		s := w.newServer(t, vm)
 		s.d, s.Placement.NodeSelector = drivers[mode], selector
 		s.reach(t, driver.StateRunning)
-		p := s.pod(t)
-		var described description.Machine
-		if err := json.Unmarshal([]byte(p.Annotations[objects.AnnotationMachine]), &described); err != nil {
-			t.Fatal(err)
-		}
-		has := p.Spec.Containers[0].Resources
+		described, has := s.described(t), s.pod(t).Spec.Containers[0].Resources
 		requested, limited := has.Requests[name], has.Limits[name]
 		if described.Accelerator != accelerator || requested.Value() != requests || limited.Value() != requests {
 			t.Errorf("%s: the machine uses %s, and the pod requests %s of %s of KVM, want %s and %d of both",

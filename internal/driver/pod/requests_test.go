@@ -142,13 +142,7 @@ func TestReadsOfOne(t *testing.T) {
 		return nil
 	})
 	s.turn(t, driver.PowerOff, driver.StateStopped)
-	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
-		_, ensureErr := s.ensure(t)
-		if _, gone := s.holds(t); gone == nil {
-			return errors.Join(errors.New("it is there"), ensureErr)
-		}
-		return nil
-	})
+	s.waitPodGone(t)
 	count.wantRequests(t, "a list of a server that is off", s.wantListed(t, 1), map[string]int{"GET pods": 1, "LIST persistentvolumeclaims": 1})
 	s.deleteAll(t)
 

@@ -54,6 +54,18 @@ func (s *server) holds(t testing.TB) (bool, error) {
 	return slices.Contains(p.Finalizers, objects.FinalizerStopped), err
 }
 
+// waitPodGone repeats Ensure until there is no pod.
+func (s *server) waitPodGone(t *testing.T) {
+	t.Helper()
+	assert.Eventually(t, "the pod of "+s.Name+" is gone", func(t testing.TB) error {
+		_, err := s.ensure(t)
+		if _, gone := s.holds(t); gone == nil {
+			return fmt.Errorf("it is there: %w", err)
+		}
+		return nil
+	})
+}
+
 // release removes finalizers of released pods that have ended, as each sweep does.
 func (s *server) release(t testing.TB) {
 	t.Helper()

@@ -20,9 +20,7 @@ import (
 
 const usage = `usage:
   probe serve [ADDRESS]   answer at ADDRESS (:8080) with the name of the host
-  probe get URL           print what a server answers; https as the pod's ServiceAccount
-  probe write FILE TEXT   write a file
-  probe read FILE         print a file`
+  probe get URL           print what a server answers; https as the pod's ServiceAccount`
 
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount/"
 
@@ -37,18 +35,12 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	args = append(args, "", "", "")
+	args = append(args, "", "")
 	switch args[0] {
 	case "serve":
 		return serve(ctx, args[1])
 	case "get":
 		return get(ctx, args[1])
-	case "write":
-		return os.WriteFile(args[1], []byte(args[2]), 0o644)
-	case "read":
-		content, err := os.ReadFile(args[1])
-		fmt.Print(string(content))
-		return err
 	}
 	return errors.New(usage)
 }
