@@ -33,6 +33,9 @@ func (env *Environment) vmsIn(ns string) typed.VirtualMachineInterface {
 func (env *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
 	t.Helper()
 	vm := b.Obj()
+	if vm.Namespace == metav1.NamespaceDefault {
+		vm.Namespace = env.Namespace
+	}
 	made, err := env.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +150,7 @@ func (env *Environment) findGone(t testing.TB, vm *api.VirtualMachine) error {
 // ListEvents returns the events about a VM, or all where vm is nil.
 func (env *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
 	t.Helper()
-	list, err := env.KubeClient.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+	list, err := env.KubeClient.EventsV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
