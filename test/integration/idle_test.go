@@ -38,7 +38,9 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 	assert.Eventually(t, "the last event is written", func(t testing.TB) error {
 		created := map[types.UID]bool{}
 		for _, e := range w.ListEvents(t, nil) {
-			created[e.Regarding.UID] = true
+			if e.Regarding.Namespace == w.Namespace {
+				created[e.Regarding.UID] = true
+			}
 		}
 		if len(created) < idleVMs {
 			return fmt.Errorf("events of %d VMs", len(created))
