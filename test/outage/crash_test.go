@@ -64,7 +64,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 		w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
 	}
 	controller.MustKill()
-	for range 2 {
+	for n := range 2 {
 		controller = w.StartControllerProcess(t, nil)
 		for _, vm := range vms {
 			now := w.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
@@ -73,7 +73,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 				}
 				return nil
 			})
-			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 100+time.Now().UnixMilli()%100))
+			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 110+n))
 			if now.Status.RestartCount != 1 || now.Status.Server.ID != vm.Status.Server.ID {
 				t.Errorf("%s: %s", vm.Name, framework.FormatStatus(now))
 			}
