@@ -6,6 +6,7 @@ package failover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,24 +22,40 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/tier"
 )
 
 const (
-	leaseName    = "drover-controller"
-	defaultUsers = 14
-	slowUsers    = 4
-	// requestLimit is how long a replica's request for the Lease may take.
-	requestLimit = 250 * time.Millisecond
-	// defaultSettleTimeout is how long it may take until all is as users requested, after
-	// the last fault.
-	defaultSettleTimeout = 2 * time.Minute
+	leaseName = "drover-controller"
 	// journalPollPeriod is the time between reads of the journal.
 	journalPollPeriod = 5 * time.Millisecond
 )
+
+// size is what a tier makes of an environment: how many users are active, how many of them have a
+// server whose calls are slow, and how tight the replicas' leases are.
+type size struct {
+	users, slow int
+	lease       leader.Settings
+}
+
+var (
+	// gateSize has leases that a busy host keeps, too.
+	gateSize = size{6, 2, leader.Settings{Lease: 8 * time.Second, Renew: 3 * time.Second, Retry: 500 * time.Millisecond, Request: 1500 * time.Millisecond, Margin: 500 * time.Millisecond}}
+	fullSize = size{14, 4, leader.Settings{Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond, Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond}}
+)
+
+func currentSize() size {
+	if tier.IsFull() {
+		return fullSize
+	}
+	return gateSize
+}
 
 // latencies are those of the fake engine, one for each replica. A call that is
 // halted during its latency continues immediately, while a call that a fault slows down
@@ -51,9 +68,9 @@ type environment struct {
 	replicas []*replica
 	users    []*users.User
 	requests *users.Log
-	// settleTimeout is how long it may take until all is as users requested, after the
-	// last fault; 0 is for an environment where that does not matter.
-	settleTimeout time.Duration
+	size
+	// unjudged says that it does not matter whether all becomes as users requested.
+	unjudged bool
 	// dir contains what remains of it: journal, logs and objects.
 	dir, journal string
 	// engine is the folder of QEMU machines, and log has the starts of those.
@@ -68,10 +85,10 @@ type environment struct {
 func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment {
 	t.Helper()
 	w := newEmptyEnvironment(t, dir)
-	w.addUsers(defaultUsers, seed)
+	w.addUsers(w.size.users, seed)
 	faults := filepath.Join(dir, "faults.yaml")
 	var slow strings.Builder
-	for _, u := range w.users[:slowUsers] {
+	for _, u := range w.users[:w.slow] {
 		fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.Name)
 	}
 	if err := os.WriteFile(faults, []byte(slow.String()), 0o600); err != nil {
@@ -90,7 +107,7 @@ func newEmptyEnvironment(t testing.TB, dir string) *environment {
 	t.Helper()
 	w := &environment{
 		Environment: testenv.Start(t), requests: &users.Log{},
-		dir: dir, journal: filepath.Join(dir, "journal"), settleTimeout: defaultSettleTimeout,
+		dir: dir, journal: filepath.Join(dir, "journal"), size: currentSize(),
 	}
 	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -113,16 +130,16 @@ func (w *environment) addReplica(t testing.TB, binary string, args ...string) {
 	proxy := w.NewAPIProxy(t)
 	w.replicas = append(w.replicas, &replica{
 		name: fmt.Sprintf("replica-%d", len(w.replicas)), binary: binary, proxy: proxy, user: w.user,
-		args: append(args, commonArgs("--kubeconfig="+proxy.Kubeconfig)...),
+		args: append(args, w.commonArgs("--kubeconfig="+proxy.Kubeconfig)...),
 	})
 }
 
 // commonArgs postpone the orphan sweep by a day, so that an orphan is noticed.
-func commonArgs(more ...string) []string {
+func (w *environment) commonArgs(more ...string) []string {
 	return append(more,
 		"--orphan-grace=24h",
-		"--leader-elect-lease-duration="+leaseDuration.String(), "--leader-elect-renew-deadline=1500ms",
-		"--leader-elect-retry-period=250ms", "--leader-elect-request-timeout="+requestLimit.String(), "--leader-elect-margin=250ms",
+		"--leader-elect-lease-duration="+w.lease.Lease.String(), "--leader-elect-renew-deadline="+w.lease.Renew.String(),
+		"--leader-elect-retry-period="+w.lease.Retry.String(), "--leader-elect-request-timeout="+w.lease.Request.String(), "--leader-elect-margin="+w.lease.Margin.String(),
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
 	)
 }
@@ -149,17 +166,20 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	stop := make(chan struct{})
 	for _, u := range w.users {
 		userGroup.Go(func() {
-			if err := u.Run(ctx, stop); w.settleTimeout > 0 {
+			if err := u.Run(ctx, stop); !w.unjudged {
 				reportError(t, err)
 			}
 		})
 	}
 	faults, err := inject(ctx, w)
 	reportError(t, err)
-	timer := time.AfterFunc(w.settleTimeout, func() { cancel(fmt.Errorf("not within %s after the last fault", w.settleTimeout)) })
 	close(stop)
+	if w.unjudged {
+		cancel(nil)
+	}
+	endLimit := limit(ctx, cancel)
 	userGroup.Wait()
-	timer.Stop()
+	endLimit()
 	e := w.gatherEvidence(t)
 	stopCluster()
 	replicas.Wait()
@@ -171,6 +191,25 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	w.storeLogs(t)
 	t.Logf("the environment lasted %s", time.Since(begin).Round(time.Second))
 	return e
+}
+
+// limit cancels with an error when a test has waited for too long, until the returned function is called.
+func limit(ctx context.Context, cancel context.CancelCauseFunc) (end func()) {
+	ctx, end = context.WithCancel(ctx)
+	go func() {
+		err := assert.Poll(ctx, "what users requested", func() error { return errors.New("it is not done") })
+		if ctx.Err() == nil {
+			cancel(err)
+		}
+	}()
+	return end
+}
+
+// withLimit returns a context that ends when a test has waited for too long.
+func withLimit(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	end := limit(ctx, cancel)
+	return ctx, func() { end(); cancel(nil) }
 }
 
 // reportError fails the test from any goroutine.
@@ -234,15 +273,6 @@ func (w *environment) storeLogs(t testing.TB) {
 			t.Errorf("%s could not write an entry into the journal", r.name)
 		}
 	}
-}
-
-// countElections counts how often a replica became the leader.
-func (w *environment) countElections() int {
-	n := 0
-	for _, r := range w.replicas {
-		n += strings.Count(r.allOutput(), "Became leader")
-	}
-	return n
 }
 
 // finalizerWatcher reads each VirtualMachine as soon as its server is created.

@@ -4,7 +4,9 @@
 package failover
 
 import (
+	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,6 +20,7 @@ import (
 	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/tier"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, setUp)) }
@@ -31,10 +34,19 @@ func setUp() (after func() error, err error) {
 }
 
 var (
-	fencedController   = sync.OnceValues(func() (string, error) { return buildProgram("cmd/drover-controller", "") })
 	unfencedController = sync.OnceValues(func() (string, error) { return buildProgram("cmd/drover-controller", "unfenced") })
 	processRecorder    = sync.OnceValues(func() (string, error) { return buildProgram("test/failover/recorder", "") })
 )
+
+// fencedController is this program, which replicas run as a controller.
+func fencedController(t testing.TB) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return self
+}
 
 // buildProgram builds a program of this module.
 func buildProgram(pkg, tags string) (string, error) {
@@ -52,22 +64,16 @@ func builtProgram(t testing.TB, build func() (string, error)) string {
 	return binary
 }
 
-// The environment of the test.
-const (
-	// sizeEnv selects the number of faults: full, or empty for few.
-	sizeEnv = "DROVER_FAILOVER"
-	// seedEnv repeats the faults of an earlier run.
-	seedEnv = "DROVER_FAILOVER_SEED"
-	// dirEnv is a folder in which journals and logs are stored.
-	dirEnv = "DROVER_FAILOVER_DIR"
+var (
+	seedFlag = flag.Uint64("failover.seed", 0, "repeats the faults of an earlier run; 0 means 1, or a random one in the full tier")
+	dirFlag  = flag.String("failover.dir", "", "folder in which journals and logs are left")
 )
 
 const (
 	// minViolations is the number of violations after which the tests of the oracle end.
 	minViolations = 2
-	// haltTimeout and maxHalts bound these tests if there are fewer.
-	haltTimeout = 5 * time.Minute
-	maxHalts    = 200
+	// maxHalts bounds these tests if there are fewer.
+	maxHalts = 200
 )
 
 // faultPlan says how often each fault is injected, in each of several environments.
@@ -76,10 +82,10 @@ type faultPlan struct {
 	faults       map[Kind]int
 }
 
-var faultPlans = map[string]faultPlan{
-	"":     {1, map[Kind]int{Halt: 8, Kill: 3, Term: 3, Disconnect: 3, Blackhole: 3, DelayReplies: 5, DeleteLease: 3, KillAPI: 2}},
-	"full": {2, map[Kind]int{Halt: 50, Kill: 10, Term: 10, Disconnect: 13, Blackhole: 13, DelayReplies: 25, DeleteLease: 10, KillAPI: 5}},
-}
+var (
+	gatePlan = faultPlan{1, map[Kind]int{Halt: 2, Kill: 1, Disconnect: 1, DelayReplies: 1, DeleteLease: 1}}
+	fullPlan = faultPlan{2, map[Kind]int{Halt: 50, Kill: 10, Term: 10, Disconnect: 13, Blackhole: 13, DelayReplies: 25, DeleteLease: 10, KillAPI: 5}}
+)
 
 func (p faultPlan) kinds() []Kind {
 	var all []Kind
@@ -94,25 +100,21 @@ func (p faultPlan) kinds() []Kind {
 
 func newSeed(t testing.TB) uint64 {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv(seedEnv); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("%s: %v", seedEnv, err)
-		}
+	seed := cmp.Or(*seedFlag, 1)
+	if *seedFlag == 0 && tier.IsFull() {
+		seed = uint64(time.Now().UnixNano())
 	}
-	t.Logf("%s=%d", seedEnv, seed)
+	t.Logf("-failover.seed=%d", seed)
 	return seed
 }
 
 // outputDir returns where an environment stores its journal and logs.
 func outputDir(t testing.TB, name string) string {
 	t.Helper()
-	dir := os.Getenv(dirEnv)
-	if dir == "" {
+	if *dirFlag == "" {
 		return t.TempDir()
 	}
-	dir = filepath.Join(dir, fmt.Sprintf("%s-%d", name, time.Now().UnixNano()))
+	dir := filepath.Join(*dirFlag, fmt.Sprintf("%s-%d", name, time.Now().UnixNano()))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -124,63 +126,44 @@ func outputDir(t testing.TB, name string) string {
 // nothing is lost, and in the end all is as users requested.
 func TestFailover(t *testing.T) {
 	t.Parallel()
-	p, known := faultPlans[os.Getenv(sizeEnv)]
-	if !known {
-		t.Fatalf("%s is %q: it must be full or empty", sizeEnv, os.Getenv(sizeEnv))
+	p := gatePlan
+	if tier.IsFull() {
+		p = fullPlan
 	}
-	binary, seed := builtProgram(t, fencedController), newSeed(t)
-	results := make(chan Figures, p.environments)
-	t.Run("environments", func(t *testing.T) {
-		for n := range p.environments {
-			t.Run(strconv.FormatUint(n, 10), func(t *testing.T) {
-				t.Parallel()
-				results <- runEnvironment(t, binary, p.kinds(), seed+n)
+	binary, seed, faults := fencedController(t), newSeed(t), p.kinds()
+	for n := range p.environments {
+		t.Run(strconv.FormatUint(n, 10), func(t *testing.T) {
+			t.Parallel()
+			w := newEnvironment(t, binary, outputDir(t, "fenced"), seed+n)
+			e := w.runWithFaults(t, func(ctx context.Context, w *environment) ([]Fault, error) {
+				return newFaultInjector(w, faults, seed+n).injectAll(ctx)
 			})
-		}
-	})
-	close(results)
-	var all Figures
-	for f := range results {
-		all.Add(f)
+			t.Log(e.Summary())
+			if len(e.Faults) != len(faults) {
+				t.Errorf("%d faults were injected, want %d", len(e.Faults), len(faults))
+			}
+			for _, v := range Judge(e) {
+				t.Errorf("%s\n%s", v, e.History(v.UID))
+			}
+		})
 	}
-	t.Logf("in %d environments:\n%s", p.environments, all)
-}
-
-func runEnvironment(t *testing.T, binary string, faults []Kind, seed uint64) Figures {
-	t.Helper()
-	begin := time.Now()
-	w := newEnvironment(t, binary, outputDir(t, "fenced"), seed)
-	e := w.runWithFaults(t, func(ctx context.Context, w *environment) ([]Fault, error) {
-		return newFaultInjector(w, faults, seed).injectAll(ctx)
-	})
-	if len(e.Faults) != len(faults) {
-		t.Errorf("%d faults were injected, want %d", len(e.Faults), len(faults))
-	}
-	f := Count(e)
-	f.Took, f.Elections = time.Since(begin), w.countElections()
-	for _, v := range f.Violations {
-		t.Errorf("%s\n%s", v, e.History(v.UID))
-	}
-	return f
 }
 
 // TestJudgeDetectsViolations checks that without guard and fence, replicas that were halted
 // act after their successors, and that the oracle reports it.
 func TestJudgeDetectsViolations(t *testing.T) {
+	tier.Full(t, "a program of its own, and minutes until replicas collide; the gate keeps TestJudge")
 	t.Parallel()
 	binary, seed := builtProgram(t, unfencedController), newSeed(t)
-	begin := time.Now()
 	w := newEnvironment(t, binary, outputDir(t, "unfenced"), seed)
-	w.settleTimeout = 0
+	w.unjudged = true
 	e := w.runWithFaults(t, haltUntilViolations(seed))
-	f := Count(e)
-	f.Took, f.Elections = time.Since(begin), w.countElections()
-	f.Violations = history.EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
-	t.Logf("without guard and fence:\n%s", f)
-	for _, v := range f.Violations {
+	t.Logf("without guard and fence:\n%s", e.Summary())
+	violations := history.EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
+	for _, v := range violations {
 		t.Log(v)
 	}
-	if len(f.Violations) == 0 {
+	if len(violations) == 0 {
 		t.Error("no violation was found: the check detects nothing")
 	}
 }
@@ -188,7 +171,7 @@ func TestJudgeDetectsViolations(t *testing.T) {
 // haltUntilViolations halts replicas until enough of them acted after their successors.
 func haltUntilViolations(seed uint64) faultFunc {
 	return func(ctx context.Context, w *environment) ([]Fault, error) {
-		ctx, cancel := context.WithTimeout(ctx, haltTimeout)
+		ctx, cancel := withLimit(ctx)
 		defer cancel()
 		go func() {
 			for ; ctx.Err() == nil; users.Sleep(ctx, time.Second) {

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -35,19 +36,16 @@ const (
 )
 
 const (
-	// leaseDuration is the length of the Lease; faults last up to three times as long.
-	leaseDuration    = 3 * time.Second
-	maxFaultDuration = 3 * leaseDuration
 	// defaultWorkers are how many faults are active at a time, unless specified.
 	defaultWorkers = 2
 	// maxGap is the longest pause between one fault and the next of a worker.
 	maxGap = 1500 * time.Millisecond
 	// leaderShare of the faults affect the leader.
 	leaderShare = 0.8
-	// stopTimeout is how long a replica may take to end on SIGTERM: its own limit of 20 s, and
-	// what it closes after that.
-	stopTimeout = 30 * time.Second
 )
+
+// maxFaultDuration is long enough for another leader.
+func (w *environment) maxFaultDuration() time.Duration { return 3 * w.lease.Lease }
 
 // Fault is an injected fault, with its time. PID is 0 for one that affected all
 // processes.
@@ -146,7 +144,7 @@ func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *framework
 	wanted := s.random.WithProbability(leaderShare)
 	for begin := time.Now(); ctx.Err() == nil; users.Sleep(ctx, pollPeriod) {
 		r := s.replicas[s.random.IntN(len(s.replicas))]
-		if wanted && time.Since(begin) < 2*leaseDuration {
+		if wanted && time.Since(begin) < 2*s.lease.Lease {
 			if r = s.leadingReplica(ctx); r == nil {
 				continue
 			}
@@ -181,7 +179,7 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p
 	switch kind {
 	case Halt:
 		err := sendSignal(p, syscall.SIGSTOP)
-		users.Sleep(ctx, s.random.DurationUpTo(maxFaultDuration))
+		users.Sleep(ctx, s.random.DurationUpTo(s.maxFaultDuration()))
 		return errors.Join(err, sendSignal(p, syscall.SIGCONT))
 	case Kill:
 		return sendSignal(p, syscall.SIGKILL)
@@ -196,7 +194,7 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p
 	default:
 		return errors.New("it affects no single replica")
 	}
-	users.Sleep(ctx, s.random.DurationUpTo(maxFaultDuration))
+	users.Sleep(ctx, s.random.DurationUpTo(s.maxFaultDuration()))
 	r.proxy.Restore()
 	return nil
 }
@@ -204,21 +202,26 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p
 // randomDelay returns, half of the time, a delay that a renewal may survive.
 func (s *faultInjector) randomDelay() time.Duration {
 	if s.random.WithProbability(0.5) {
-		return s.random.DurationUpTo(requestLimit)
+		return s.random.DurationUpTo(s.lease.Request)
 	}
-	return requestLimit + s.random.DurationUpTo(leaseDuration)
+	return s.lease.Request + s.random.DurationUpTo(s.lease.Lease)
 }
 
 func terminateProcess(ctx context.Context, p *framework.Process) error {
 	if err := sendSignal(p, syscall.SIGTERM); err != nil {
 		return err
 	}
-	for begin := time.Now(); !p.HasEnded() && ctx.Err() == nil; users.Sleep(ctx, pollPeriod) {
-		if time.Since(begin) > stopTimeout {
-			return errors.Join(fmt.Errorf("process %d did not end within %s", p.PID(), stopTimeout), sendSignal(p, syscall.SIGKILL))
+	return waitForEnd(ctx, p)
+}
+
+// waitForEnd waits for the end of a process.
+func waitForEnd(ctx context.Context, p *framework.Process) error {
+	return assert.Poll(ctx, fmt.Sprintf("the end of process %d", p.PID()), func() error {
+		if !p.HasEnded() {
+			return errors.New("it runs")
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // deleteLease deletes it as a user does, once the API server answers.
@@ -236,6 +239,6 @@ func (s *faultInjector) killAPI(ctx context.Context) error {
 	if err := s.Kill(); err != nil {
 		return err
 	}
-	users.Sleep(ctx, s.random.DurationUpTo(leaseDuration))
+	users.Sleep(ctx, s.random.DurationUpTo(s.lease.Lease))
 	return s.Start()
 }

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestLeaderHaltedDuringCreations halts a leader while it creates servers. The next leader,
@@ -27,8 +28,9 @@ import (
 // deleted. When the first one continues, it must not create servers without an
 // owner.
 func TestLeaderHaltedDuringCreations(t *testing.T) {
+	tier.Full(t, "it starts a cluster and three replicas; the gate keeps a halted leader in TestFailover, and creations of one in test/schedules")
 	t.Parallel()
-	w := newEnvironment(t, builtProgram(t, fencedController), outputDir(t, "halted"), 0)
+	w := newEnvironment(t, fencedController(t), outputDir(t, "halted"), 0)
 	for _, r := range w.replicas {
 		// Long enough to be met, and short enough to be over before the process
 		// looks at the clock: then some calls go on that should have been cut.
@@ -37,12 +39,12 @@ func TestLeaderHaltedDuringCreations(t *testing.T) {
 	creators := w.users
 	w.users = nil
 	e := w.runWithFaults(t, func(ctx context.Context, w *environment) ([]Fault, error) {
-		ctx, cancel := context.WithTimeout(ctx, 2*defaultSettleTimeout) // creations, and deletions by the next leader
+		ctx, cancel := withLimit(ctx)
 		defer cancel()
 		fault, err := w.haltDuringCreations(ctx, creators)
 		return []Fault{fault}, err
 	})
-	t.Logf("%d calls were fenced", Count(e).Refused[Halt])
+	t.Log(e.Summary())
 	for _, v := range Judge(e) {
 		t.Errorf("%s\n%s", v, e.History(v.UID))
 	}
@@ -65,13 +67,7 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*users
 	if err := errors.Join(err, sendSignal(p, syscall.SIGCONT)); err != nil {
 		return f, err
 	}
-	for ctx.Err() == nil && !p.HasEnded() { // it lost the Lease
-		users.Sleep(ctx, pollPeriod)
-	}
-	if ctx.Err() != nil {
-		return f, fmt.Errorf("the halted leader, process %d, has not ended: %w", p.PID(), ctx.Err())
-	}
-	return f, nil
+	return f, waitForEnd(ctx, p) // it lost the Lease
 }
 
 // haltLeader halts the process of the replica that has the Lease. One that has lost it

@@ -98,23 +98,3 @@ func (e MachineEvidence) MachineHistory(uid types.UID) string {
 	}
 	return strings.Join(lines, "\n")
 }
-
-// Summary describes a run in one line.
-func (e MachineEvidence) Summary() string {
-	faults, changes, deleted := map[Kind]int{}, map[journal.Action]int{}, 0
-	epochs := map[uint64]bool{}
-	for _, f := range e.Faults {
-		faults[f.Kind]++
-	}
-	for _, entry := range e.Journal {
-		changes[entry.Action]++
-		epochs[entry.Epoch] = true
-	}
-	for _, requested := range e.Requested {
-		if !requested.DeletedAt.IsZero() {
-			deleted++
-		}
-	}
-	return fmt.Sprintf("faults %s\nepochs %d\nVMs %d, %d of them deleted\nQEMU started %d times\nchanges %s\nreads of finalizers %d",
-		formatCounts(faults), len(epochs), len(e.Requested), deleted, len(e.Starts), formatCounts(changes), len(e.Observations))
-}

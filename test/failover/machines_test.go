@@ -19,10 +19,12 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/tier"
 )
 
 const (
@@ -30,12 +32,9 @@ const (
 	machineReplicas = 3
 )
 
-// machinePlans are for environments of QEMU machines, which need more of the host than
-// simulated servers.
-var machinePlans = map[string]faultPlan{
-	"":     {1, map[Kind]int{Halt: 5, Kill: 5, Term: 4}},
-	"full": {1, map[Kind]int{Halt: 30, Kill: 20, Term: 15, Disconnect: 5, DelayReplies: 5, DeleteLease: 5}},
-}
+// machinePlan is for environments of QEMU machines, which need more of the host than simulated
+// servers.
+var machinePlan = faultPlan{1, map[Kind]int{Halt: 30, Kill: 20, Term: 15, Disconnect: 5, DelayReplies: 5, DeleteLease: 5}}
 
 // newMachineEnvironment returns an environment whose servers are QEMU machines with the
 // guest of one boot sector.
@@ -125,6 +124,7 @@ func (w *environment) recorder() string { return w.beside(fmt.Sprintf("qemu-%d",
 // inEachForm runs a test whose controllers run as the test's user, and as a plain user.
 func inEachForm(t *testing.T, test func(t *testing.T, asPlainUser bool)) {
 	t.Helper()
+	tier.Full(t, "machines and replicas in two environments; the gate keeps TestFailover, where servers are simulated, and the driver's tests that no server has two QEMUs")
 	t.Parallel()
 	for name, asPlainUser := range map[string]bool{"test's user": false, "plain user": true} {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func (w *environment) judgeMachines(t testing.TB, inject faultFunc) MachineEvide
 		t.Fatal(err)
 	}
 	// A QEMU may take a moment to end after the controller has.
-	if _, err := framework.Poll(framework.StepTimeout, func() error {
+	if err := assert.Poll(t.Context(), "nothing is left", func() error {
 		if e.Leftovers = w.listLeftovers(t); len(e.Leftovers) > 0 {
 			return errors.New("something is left")
 		}
@@ -201,21 +201,17 @@ func TestMachines(t *testing.T) {
 
 func testMachines(t *testing.T, asPlainUser bool) {
 	t.Helper()
-	p, known := machinePlans[os.Getenv(sizeEnv)]
-	if !known {
-		t.Fatalf("%s is %q: it must be full or empty", sizeEnv, os.Getenv(sizeEnv))
-	}
 	seed := newSeed(t)
-	w := newMachineEnvironment(t, builtProgram(t, fencedController), outputDir(t, "machines"), machineUsers, seed, asPlainUser)
+	w := newMachineEnvironment(t, fencedController(t), outputDir(t, "machines"), machineUsers, seed, asPlainUser)
 	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
-		s := newFaultInjector(w, p.kinds(), seed)
+		s := newFaultInjector(w, machinePlan.kinds(), seed)
 		s.workers = 1 // machines take a while, in which there should be a leader
 		return s.injectAll(ctx)
 	})
-	t.Log(e.Summary())
+	t.Logf("%s\nQEMU started %d times", e.Summary(), len(e.Starts))
 	// A user may delete a VM that has not started yet, so fewer machines than users may start.
-	if len(e.Faults) != len(p.kinds()) || len(e.Starts) == 0 {
-		t.Errorf("%d faults were injected, want %d; %d machines were started", len(e.Faults), len(p.kinds()), len(e.Starts))
+	if len(e.Faults) != len(machinePlan.kinds()) || len(e.Starts) == 0 {
+		t.Errorf("%d faults were injected, want %d; %d machines were started", len(e.Faults), len(machinePlan.kinds()), len(e.Starts))
 	}
 	for _, v := range JudgeMachines(e) {
 		t.Errorf("%s\n%s", v, e.MachineHistory(v.UID))
@@ -230,16 +226,16 @@ func TestLeaderKilledDuringStarts(t *testing.T) {
 
 func killLeaderDuringStarts(t *testing.T, asPlainUser bool) {
 	t.Helper()
-	w := newMachineEnvironment(t, builtProgram(t, fencedController), outputDir(t, "starts"), 10, 0, asPlainUser)
+	w := newMachineEnvironment(t, fencedController(t), outputDir(t, "starts"), 10, 0, asPlainUser)
 	creators := w.users
 	w.users = nil
 	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
-		ctx, cancel := context.WithTimeout(ctx, 2*defaultSettleTimeout) // creations, and deletions by the next leader
+		ctx, cancel := withLimit(ctx)
 		defer cancel()
 		fault, err := w.killDuringStarts(ctx, creators)
 		return []Fault{fault}, err
 	})
-	t.Log(e.Summary())
+	t.Logf("%s\nQEMU started %d times", e.Summary(), len(e.Starts))
 	for _, v := range JudgeMachines(e) {
 		t.Errorf("%s\n%s", v, e.MachineHistory(v.UID))
 	}
@@ -270,13 +266,10 @@ func (w *environment) killDuringStarts(ctx context.Context, creators []*users.Us
 }
 
 // TestJudgeMachinesDetectsViolations checks that without guard and fence, replicas that
-// were halted act on machines after their successors, and that the rules detect it. It
-// takes long, so only the long test includes it.
+// were halted act on machines after their successors, and that the rules detect it.
 func TestJudgeMachinesDetectsViolations(t *testing.T) {
+	tier.Full(t, "violations take minutes to occur; the gate keeps TestJudgeMachines")
 	t.Parallel()
-	if os.Getenv(sizeEnv) != "full" {
-		t.Skipf("it takes minutes: %s=full has it", sizeEnv)
-	}
 	seed := newSeed(t)
 	w := newMachineEnvironment(t, builtProgram(t, unfencedController), outputDir(t, "machines-unfenced"), machineUsers, seed, false)
 	e := w.judgeMachines(t, haltUntilViolations(seed))

@@ -192,32 +192,3 @@ func TestEpochDecreases(t *testing.T) {
 		t.Errorf("got %v, want 2", got)
 	}
 }
-
-// TestCauseOf checks that a fenced call is attributed to the fault of its process, or
-// to one that affected all processes.
-func TestCauseOf(t *testing.T) {
-	t.Parallel()
-	s := newEvidence()
-	s.Faults = []Fault{
-		{Halt, 11, atSecond(10), atSecond(20)}, {Disconnect, 11, atSecond(5), atSecond(6)}, {DelayReplies, 12, atSecond(10), atSecond(20)}, {KillAPI, 0, atSecond(50), atSecond(51)},
-	}
-	for name, c := range map[string]struct {
-		pid, at int
-		want    Kind
-	}{
-		"while it lasts":       {11, 15, Halt},
-		"just after":           {11, 21, Halt},
-		"before the next":      {11, 7, Disconnect},
-		"of another process":   {12, 15, DelayReplies},
-		"of no process":        {12, 52, KillAPI},
-		"long after":           {11, 40, noFault},
-		"of a process unknown": {13, 15, noFault},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := s.causeOf(journal.Entry{PID: c.pid, At: atSecond(c.at)}); got != c.want {
-				t.Errorf("got %s, want %s", got, c.want)
-			}
-		})
-	}
-}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -44,7 +45,7 @@ type replica struct {
 func (r *replica) runUntilDone(ctx context.Context) error {
 	for ctx.Err() == nil {
 		from := time.Now()
-		p, err := framework.StartProcessAs(r.user, r.binary, r.args, []string{"POD_NAME=" + r.name})
+		p, err := framework.StartProcessAs(r.user, r.binary, r.args, []string{"POD_NAME=" + r.name, testenv.ControllerEnv + "=1"})
 		if err != nil {
 			return fmt.Errorf("start %s: %w", r.name, err)
 		}

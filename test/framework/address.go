@@ -30,8 +30,10 @@ func FindFreeAddress(ctx context.Context) (string, error) {
 }
 
 // FreePort returns a TCP port that is free now on all addresses, IPv4 and IPv6. Nothing
-// takes it by chance until it is needed: outgoing connections and a Docker engine that
-// chooses a port use the range of ephemeral ports, which begins above.
+// takes it until it is needed: outgoing connections and a Docker engine that chooses a port
+// use the range of ephemeral ports, which begins above, and other tests on this host lease
+// ports too, until their process ends. It is for programs that cannot say which port they
+// have got.
 func FreePort(t testing.TB) int32 {
 	t.Helper()
 	port, err := findFreePort(t.Context())
@@ -44,6 +46,13 @@ func FreePort(t testing.TB) int32 {
 func findFreePort(ctx context.Context) (int32, error) {
 	for range 100 {
 		port := rand.IntnRange(10_000, 30_000)
+		leased, err := lease(fmt.Sprintf("port-%d", port))
+		if err != nil {
+			return 0, err
+		}
+		if !leased {
+			continue
+		}
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
 		if err == nil {
 			return int32(port), listener.Close() //nolint:gosec // below 30,000

@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // BuildAPIServer builds the kube-apiserver that bin/drover contains as a program of its own.
@@ -77,9 +79,8 @@ func (s *APIServer) waitUntilReady() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	_, err = Poll(startTimeout, func() error {
+	ctx := context.Background()
+	err = assert.Poll(ctx, "kube-apiserver is ready", func() error {
 		if s.HasEnded() {
 			return nil // whoever uses it notices
 		}

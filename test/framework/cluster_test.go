@@ -10,14 +10,23 @@ import (
 	"syscall"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"cloudnative.tw/drover/client/clientset/versioned"
 )
 
+// shared is the cluster of all tests that do not end one for good.
+var shared *Cluster
+
+func TestMain(m *testing.M) { os.Exit(RunTests(m, &shared, ClusterOptions{})) }
+
 func TestClusterDataSurvivesStopAndKill(t *testing.T) {
-	c := StartCluster(t, ClusterOptions{})
+	c := shared
 	host := c.Config.Host
 	for name, end := range map[string]func() error{"stop": c.Stop, "kill": c.Kill} {
 		t.Run(name, func(t *testing.T) {
@@ -38,14 +47,43 @@ func TestClusterDataSurvivesStopAndKill(t *testing.T) {
 	}
 }
 
-func TestClusterServesVirtualMachines(t *testing.T) {
-	c := StartCluster(t, ClusterOptions{})
-	list, err := newClient(t, c).Discovery().ServerResourcesForGroupVersion("cloudnative.tw/v1alpha1")
+// TestVirtualClusters checks that each virtual cluster has an id, VirtualMachines and a kube-system of
+// its own.
+func TestVirtualClusters(t *testing.T) {
+	virtual, err := shared.ServeVirtual()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(list.APIResources) == 0 {
-		t.Error("no resource in cloudnative.tw/v1alpha1")
+	defer func() {
+		if err := virtual.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	ids := map[types.UID]bool{}
+	for range 2 {
+		c, of, err := virtual.New(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, vms := newClient(t, c), versioned.NewForConfigOrDie(c.Config).CloudnativeV1alpha1()
+		system, err := client.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
+		if err != nil || ids[system.UID] {
+			t.Fatalf("%v, error %v, after %v", system.UID, err, ids)
+		}
+		ids[system.UID] = true
+		if _, err := vms.VirtualMachines(of.Namespace).Create(t.Context(), NewVM("vm").Namespace(of.Namespace).Obj(), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if list, err := vms.VirtualMachines(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 1 {
+			t.Errorf("there are %d VirtualMachines, error %v", len(list.Items), err)
+		}
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "lease", Namespace: metav1.NamespaceSystem}}
+		if _, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
+			t.Error(err)
+		}
+		if n := virtual.CountWrites(of); n != 1 {
+			t.Errorf("%d writes, want 1", n)
+		}
 	}
 }
 

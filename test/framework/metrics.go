@@ -4,8 +4,12 @@
 package framework
 
 import (
+	"errors"
+	"io"
+	"net/http"
 	"strconv"
 	"strings"
+	"testing"
 )
 
 // Metrics is a page of a program's metrics.
@@ -28,4 +32,22 @@ func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 		}
 	}
 	return sum
+}
+
+// ReadMetrics reads the page of a program that serves it at an address.
+func ReadMetrics(t testing.TB, address string) Metrics {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := io.ReadAll(answer.Body)
+	if err := errors.Join(err, answer.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return page
 }

@@ -12,9 +12,12 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // Process is a program that a test runs and that ends with it.
@@ -135,14 +138,18 @@ func (p *childProcess) stopBySignal(sig syscall.Signal) error {
 	if err := syscall.Kill(p.pid, sig); err != nil {
 		return err
 	}
-	select {
-	case <-p.done:
+	waitErr := assert.Poll(context.Background(), "the end of process "+strconv.Itoa(p.pid), func() error {
+		if !p.hasEnded() {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+	if waitErr == nil {
 		return p.err
-	case <-time.After(stopTimeout):
 	}
 	err := syscall.Kill(p.pid, syscall.SIGKILL)
 	<-p.done
-	return errors.Join(fmt.Errorf("did not end within %s and was killed", stopTimeout), err)
+	return errors.Join(fmt.Errorf("%w: it was killed", waitErr), err)
 }
 
 // lockedBuffer can be read while it is written.

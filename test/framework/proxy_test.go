@@ -64,7 +64,7 @@ func newProxiedClient(t *testing.T, p *APIProxy) *proxiedClient {
 }
 
 func TestAPIProxy(t *testing.T) {
-	c := StartCluster(t, ClusterOptions{})
+	c := shared
 	proxy := c.NewAPIProxy(t)
 	client := newProxiedClient(t, proxy)
 	pass := func(t *testing.T, name string) {

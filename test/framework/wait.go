@@ -14,42 +14,14 @@ import (
 // pollPeriod is the time between checks of Poll.
 const pollPeriod = 25 * time.Millisecond
 
-// Eventually checks again after a tenth of the time that the wait has lasted, within
-// these bounds. So a result is noticed at most a tenth late, and many tests that wait
-// for a slow machine do not make it slower.
-const (
-	minPause = 10 * time.Millisecond
-	maxPause = 500 * time.Millisecond
-)
-
-// Eventually calls check until it succeeds, and fails the test with check's last
-// error if that takes too long. It returns how long it took.
-func Eventually(t testing.TB, within time.Duration, what string, check func() error) time.Duration {
-	t.Helper()
-	took, err := pollUntil(within, check, func(waited time.Duration) time.Duration {
-		return min(max(waited/10, minPause), maxPause)
-	})
-	if err != nil {
-		t.Fatalf("not within %s: %s: %v", within, what, err)
-	}
-	return took
-}
-
-// Poll calls check until it succeeds, and returns check's last error if that takes
-// too long. Benchmarks use it to measure, so it checks as often at the end of a long
-// wait as at its beginning.
+// Poll calls check until it succeeds, and returns check's last error if that takes too long.
+// Use assert.Eventually or assert.Poll instead.
 func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
-	return pollUntil(within, check, func(time.Duration) time.Duration { return pollPeriod })
-}
-
-func pollUntil(within time.Duration, check func() error, pause func(waited time.Duration) time.Duration) (took time.Duration, err error) {
-	for begin := time.Now(); ; {
+	for begin := time.Now(); ; time.Sleep(pollPeriod) {
 		err = check()
-		took = time.Since(begin)
-		if err == nil || took > within {
+		if took = time.Since(begin); err == nil || took > within {
 			return took, err
 		}
-		time.Sleep(pause(took))
 	}
 }
 

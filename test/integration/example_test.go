@@ -4,11 +4,9 @@
 package integration
 
 import (
-	"context"
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/test/framework"
 )
@@ -19,9 +17,7 @@ func TestListVMsExample(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateActiveVM(t, newSmallVM("listed", environment.CreateNamespace(t), "fake"))
 	environment.WaitForVM(t, vm, framework.HasUsage)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "run", "cloudnative.tw/drover/examples/list-vms", "--kubeconfig", environment.Kubeconfig, "--namespace", vm.Namespace)
+	cmd := exec.CommandContext(t.Context(), "go", "run", "cloudnative.tw/drover/examples/list-vms", "--kubeconfig", environment.Kubeconfig, "--namespace", vm.Namespace)
 	out, err := cmd.CombinedOutput()
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if err != nil || len(lines) != 2 {

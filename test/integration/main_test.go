@@ -18,6 +18,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -31,14 +32,14 @@ var environment *testenv.Environment
 // waitForDeletions waits until the last tests' namespaces have no VirtualMachine. A controller that is
 // stopped in the middle of a removal may not end in time.
 func waitForDeletions() error {
-	_, err := framework.Poll(framework.StepTimeout, func() error {
-		all, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	ctx := context.Background()
+	return assert.Poll(ctx, "the VirtualMachines of all tests are gone", func() error {
+		all, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 		if err == nil && len(all.Items) > 0 {
 			err = fmt.Errorf("%d VirtualMachines are left, the first is %s/%s: %s", len(all.Items), all.Items[0].Namespace, all.Items[0].Name, framework.FormatStatus(&all.Items[0]))
 		}
 		return err
 	})
-	return err
 }
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }

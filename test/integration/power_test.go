@@ -6,12 +6,10 @@ package integration
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/network"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -65,25 +63,6 @@ func TestPowerStates(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestCreatedInAnyPowerState(t *testing.T) {
-	t.Parallel()
-	for _, name := range drivers {
-		for action, check := range map[api.Action]framework.VMCheck{
-			api.ActionStopped: framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked),
-			api.ActionPaused:  framework.HasPhase(api.PhasePaused, api.ReasonPausedAsAsked),
-		} {
-			t.Run(name+"/"+string(action), func(t *testing.T) {
-				t.Parallel()
-				vm := environment.CreateVM(t, newSmallVM("vm", environment.CreateNamespace(t), name).Action(action))
-				vm = environment.WaitForVM(t, vm, check, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
-				environment.DeleteVM(t, vm)
-				environment.WaitForDeletion(t, vm)
-				environment.CheckServers(t, vm, 0)
-			})
-		}
 	}
 }
 
@@ -193,18 +172,19 @@ func TestPendingChange(t *testing.T) {
 }
 
 // TestGuestIgnoringSIGTERM has a guest that ignores the request to stop, and is stopped by
-// force when its grace period is over, not before.
+// force when its grace period is over, not before. That it is not stopped later is in the
+// tests of the controller's policy, with a clock of their own.
 func TestGuestIgnoringSIGTERM(t *testing.T) {
 	t.Parallel()
-	const grace, defaultGrace = 3 * time.Second, 30 * time.Second
+	const grace = 3 * time.Second
 	stubborn := func(t *testing.T) *api.VirtualMachine {
 		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").Image(framework.GuestStubborn).GracePeriod(int64(grace.Seconds())))
 		testenv.RequestFromGuest(t, vm, "/") // so that it is up and ignores signals
 		return vm
 	}
-	within := func(t *testing.T, took time.Duration) {
-		if took < grace-time.Second || took > defaultGrace {
-			t.Errorf("it took %s, want about %s, and not the default of %s", took, grace, defaultGrace)
+	notBefore := func(t *testing.T, took time.Duration) {
+		if took < grace-time.Second {
+			t.Errorf("it took %s, want %s", took, grace)
 		}
 	}
 	t.Run("stopped", func(t *testing.T) {
@@ -213,7 +193,7 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 		history, begin := environment.RecordHistory(t, vm), time.Now()
 		environment.UpdateVM(t, vm, setAction(api.ActionStopped))
 		vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
-		within(t, time.Since(begin))
+		notBefore(t, time.Since(begin))
 		history.WaitFor(t, framework.HasPhase(api.PhaseActive, api.ReasonStopping), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 		if code := testenv.InspectServer(t, vm).State.ExitCode; code != 137 {
 			t.Errorf("exit code %d, want 137", code)
@@ -225,7 +205,7 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 		history, begin := environment.RecordHistory(t, vm), time.Now()
 		environment.DeleteVM(t, vm)
 		environment.WaitForDeletion(t, vm)
-		within(t, time.Since(begin))
+		notBefore(t, time.Since(begin))
 		history.WaitFor(t, framework.HasPhase(api.PhaseTerminating, api.ReasonStopping))
 		environment.CheckServers(t, vm, 0)
 	})
@@ -270,41 +250,6 @@ func TestReadinessProbe(t *testing.T) {
 	environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe = nil })
 	environment.WaitForVM(t, vm, framework.IsActive)
-}
-
-// TestPorts checks that the status has the host port that the engine chose.
-func TestPorts(t *testing.T) {
-	t.Parallel()
-	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").Port("http", 80, 0))
-	if want := publishedPorts(t, vm); len(want) == 0 || !slices.Equal(vm.Status.Ports, want) {
-		t.Errorf("status.ports is %+v, want %+v", vm.Status.Ports, want)
-	}
-}
-
-// publishedPorts returns what the status must say of the only port of a VM, which is named
-// http. The engine chooses ports for IPv4 and IPv6 apart. Once a port was taken for only one
-// of the two, it chooses different ones, for every container from then on: then
-// the status has both, with the addresses that each is open on.
-func publishedPorts(t *testing.T, vm *api.VirtualMachine) (all []api.PortStatus) {
-	t.Helper()
-	bindings := testenv.InspectServer(t, vm).NetworkSettings.Ports[network.MustParsePort("80/tcp")]
-	for _, b := range bindings {
-		hostPort, err := strconv.ParseInt(b.HostPort, 10, 32)
-		if err != nil {
-			t.Fatal(err)
-		}
-		port := api.PortStatus{Protocol: api.ProtocolTCP, Port: 80, HostPort: int32(hostPort)}
-		if b.HostPort != bindings[0].HostPort || b.HostPort != bindings[len(bindings)-1].HostPort {
-			port.HostIP = b.HostIP.String()
-		}
-		if len(all) == 0 {
-			port.Name = "http"
-		}
-		if len(all) == 0 || all[0].HostPort != port.HostPort {
-			all = append(all, port)
-		}
-	}
-	return all
 }
 
 // TestTakenPort checks that a host port that another server has is reported, and that the

@@ -4,7 +4,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -25,11 +23,10 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/tier"
 )
 
 const (
-	// boot is how long an emulated guest may take on a loaded machine.
-	boot = 4 * time.Minute
 	// guestGrace is more than any test waits, so that no stop is forced.
 	guestGrace = 3600
 	userData   = "#cloud-config\npassword: \"a'b,c=d\"\n"
@@ -48,7 +45,7 @@ func newMachineEnvironment(t *testing.T) *machineEnvironment {
 	framework.QEMUBinary(t)
 	temp := t.TempDir()
 	testenv.KillMachinesAtEnd(t, temp)
-	m := &machineEnvironment{Environment: testenv.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
+	m := &machineEnvironment{Environment: testenv.StartVirtual(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
 	if err := os.Mkdir(m.images, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -61,12 +58,38 @@ func (m *machineEnvironment) startController(t *testing.T) {
 	m.controller = m.RunController(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
 }
 
-// newLinuxVM is a VM with the Linux guest, which serves on port 80.
-func (m *machineEnvironment) newLinuxVM(t *testing.T) *framework.VMBuilder {
+// testGuest is a guest of machines.
+type testGuest struct {
+	newVM func(*testing.T, *machineEnvironment) *framework.VMBuilder
+	// check requires that the guest is up for the n-th time.
+	check func(t *testing.T, m *machineEnvironment, vm *api.VirtualMachine, boots int)
+	// after is what the console shows when it was powered off.
+	after string
+}
+
+var (
+	bootGuest  = testGuest{newBootVM, checkBootGuest, "drover guest 1 A"}
+	linuxGuest = testGuest{newLinuxVM, checkLinuxGuest, "drover linux guest powers off"}
+)
+
+func newMachineVM() *framework.VMBuilder {
+	return framework.NewVM("machine").Driver("qemu").GracePeriod(guestGrace).Resource(api.ResourceCPU, "1")
+}
+
+// newBootVM is a VM with the guest of one boot sector.
+func newBootVM(t *testing.T, m *machineEnvironment) *framework.VMBuilder {
+	return newMachineVM().Resource(api.ResourceMemory, "32Mi").Image(framework.BuildBootGuest(t, m.images, "A", false))
+}
+
+func checkBootGuest(t *testing.T, m *machineEnvironment, vm *api.VirtualMachine, boots int) {
 	t.Helper()
+	m.waitForConsole(t, vm, fmt.Sprintf("drover guest %d A", boots))
+}
+
+// newLinuxVM is a VM with the Linux guest, which serves on port 80.
+func newLinuxVM(t *testing.T, m *machineEnvironment) *framework.VMBuilder {
 	guest := framework.BuildLinuxGuest(t, m.images)
-	return framework.NewVM("linux").Namespace(m.CreateNamespace(t)).Driver("qemu").GracePeriod(guestGrace).
-		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, "64Mi").
+	return newMachineVM().Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, "64Mi").
 		Port("http", 80, 0).ReadinessProbe(80).
 		Spec(func(s *api.VirtualMachineSpec) {
 			text := userData
@@ -76,14 +99,8 @@ func (m *machineEnvironment) newLinuxVM(t *testing.T) *framework.VMBuilder {
 		})
 }
 
-// guestReport is the guest's report about itself.
-type guestReport struct {
-	Boots int
-	Seed  map[string]string
-}
-
-// readGuestReport queries the guest once, at the address in its status.
-func readGuestReport(t *testing.T, vm *api.VirtualMachine) guestReport {
+// checkLinuxGuest queries the guest once, at the address in its status: it is ready.
+func checkLinuxGuest(t *testing.T, _ *machineEnvironment, vm *api.VirtualMachine, boots int) {
 	t.Helper()
 	if len(vm.Status.Addresses) != 1 || len(vm.Status.Ports) != 1 {
 		t.Fatalf("it is reached by %v and %+v", vm.Status.Addresses, vm.Status.Ports)
@@ -92,10 +109,8 @@ func readGuestReport(t *testing.T, vm *api.VirtualMachine) guestReport {
 	if port.HostPort == 0 || port != (api.PortStatus{Name: "http", Protocol: api.ProtocolTCP, Port: 80, HostPort: port.HostPort}) {
 		t.Fatalf("its port is %+v", port)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
 	url := "http://" + net.JoinHostPort(vm.Status.Addresses[0], strconv.Itoa(int(port.HostPort)))
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,29 +119,40 @@ func readGuestReport(t *testing.T, vm *api.VirtualMachine) guestReport {
 		t.Fatalf("the guest is ready and does not answer: %v", err)
 	}
 	defer func() { _ = answer.Body.Close() }()
-	var r guestReport
-	if err := json.NewDecoder(answer.Body).Decode(&r); err != nil {
-		t.Fatal(err)
+	var report struct {
+		Boots int
+		Seed  map[string]string
 	}
-	return r
+	if err := json.NewDecoder(answer.Body).Decode(&report); err != nil || report.Boots != boots || report.Seed["user-data"] != userData {
+		t.Errorf("the guest reports %+v, %v", report, err)
+	}
 }
 
-// TestMachine takes a real machine through its life cycle: it is ready when its guest
-// answers, outlives the controller, is powered off by its power button, boots again
-// with its disk, and leaves nothing behind.
+// TestMachine takes a real machine through its life cycle: it outlives the controller, is
+// powered off by its power button, boots again with its disk, and leaves nothing behind.
 func TestMachine(t *testing.T) {
 	t.Parallel()
+	testMachine(t, bootGuest)
+}
+
+// TestLinuxMachine is TestMachine for a guest that has a network: it is ready when it answers.
+func TestLinuxMachine(t *testing.T) {
+	tier.Full(t, "a Linux guest boots twice under emulation; the gate keeps TestMachine, and the Linux guest of internal/driver/qemu")
+	t.Parallel()
+	testMachine(t, linuxGuest)
+}
+
+func testMachine(t *testing.T, guest testGuest) {
+	t.Helper()
 	m := newMachineEnvironment(t)
-	vm := m.CreateVM(t, m.newLinuxVM(t))
+	vm := m.CreateVM(t, guest.newVM(t, m))
 	history := m.RecordHistory(t, vm)
 	vm = m.WaitForVM(t, vm, framework.IsActive)
-	if r := readGuestReport(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {
-		t.Errorf("the guest reports %+v", r)
-	}
-	if !slices.ContainsFunc(history.WaitForVersion(t, vm), isWaitingForProbe) {
+	guest.check(t, m, vm, 1)
+	if vm.Spec.ReadinessProbe != nil && !slices.ContainsFunc(history.WaitForVersion(t, vm), isWaitingForProbe) {
 		t.Error("no status showed that the machine runs and is not ready yet")
 	}
-	m.checkOutlivesController(t, vm)
+	m.checkOutlivesController(t, vm, guest)
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionStopped))
 	vm = m.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
@@ -140,13 +166,11 @@ func TestMachine(t *testing.T) {
 		}
 		return nil
 	})
-	m.checkConsole(t, vm, "drover linux guest powers off")
+	m.waitForConsole(t, vm, guest.after)
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionActive))
 	vm = m.WaitForVM(t, vm, framework.IsActive)
-	if r := readGuestReport(t, vm); r.Boots != 2 {
-		t.Errorf("the guest on the same disk reports %+v", r)
-	}
+	guest.check(t, m, vm, 2)
 	m.checkNothingLeft(t, vm)
 }
 
@@ -158,14 +182,14 @@ func isWaitingForProbe(vm *api.VirtualMachine) bool {
 	) == nil
 }
 
-// checkOutlivesController checks that the next controller finds the same process, and the
-// same address to reach it.
-func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.VirtualMachine) {
+// checkOutlivesController checks that the next controller, which has applied a change, finds
+// the same process, and the same address to reach it.
+func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.VirtualMachine, guest testGuest) {
 	t.Helper()
 	before := testenv.MachineProcesses(t, vm.UID)
 	m.controller.MustStop(t)
 	m.startController(t)
-	vm = m.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.PeriodSeconds = 1 })
+	vm = m.UpdateVM(t, vm, func(vm *api.VirtualMachine) { *vm.Spec.ShutdownGracePeriodSeconds++ })
 	next := m.WaitForVM(t, vm, framework.IsActive)
 	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
 		t.Errorf("the processes were %v and are %v, want one and the same", before, pids)
@@ -173,18 +197,19 @@ func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.Virtu
 	if !slices.Equal(next.Status.Ports, vm.Status.Ports) || next.Status.RestartCount != 0 {
 		t.Errorf("the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
 	}
-	if r := readGuestReport(t, next); r.Boots != 1 {
-		t.Errorf("the guest reports %+v", r)
-	}
+	guest.check(t, m, next, 1)
 }
 
-// checkConsole requires a text on the guest's console.
-func (m *machineEnvironment) checkConsole(t *testing.T, vm *api.VirtualMachine, text string) {
+// waitForConsole waits for a text on the guest's console.
+func (m *machineEnvironment) waitForConsole(t *testing.T, vm *api.VirtualMachine, text string) {
 	t.Helper()
-	log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), "serial.log"))
-	if err != nil || !strings.Contains(string(log), text) {
-		t.Errorf("the console shows %q, %v, want %q", log, err, text)
-	}
+	assert.Eventually(t, "the console shows "+text, func(testing.TB) error {
+		log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), "serial.log"))
+		if err == nil && !strings.Contains(string(log), text) {
+			err = fmt.Errorf("it shows %q", log)
+		}
+		return err
+	})
 }
 
 func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachine) {
@@ -205,6 +230,7 @@ func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachi
 // TestQEMUStopEndsDownloads checks that a stopping controller ends its downloads and
 // removes their partial results.
 func TestQEMUStopEndsDownloads(t *testing.T) {
+	t.Parallel()
 	begun := make(chan struct{}, 1)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
@@ -213,7 +239,7 @@ func TestQEMUStopEndsDownloads(t *testing.T) {
 	}))
 	t.Cleanup(web.Close)
 	m := newMachineEnvironment(t)
-	m.CreateVM(t, newSmallVM("fetching", m.CreateNamespace(t), "qemu").Spec(func(s *api.VirtualMachineSpec) {
+	m.CreateVM(t, newSmallVM("fetching", "default", "qemu").Spec(func(s *api.VirtualMachineSpec) {
 		s.Image = &api.Image{Source: web.URL, Checksum: "sha256:" + strings.Repeat("0", 64)}
 	}))
 	<-begun

@@ -28,8 +28,8 @@ const hiddenText = "Xyzzy42PlughTheSecret"
 // command lines and logs at their highest verbosity.
 func TestSecretsAreNotExposed(t *testing.T) {
 	t.Parallel()
-	w := testenv.Start(t)
-	w.SetFaults(t, `default/fails: {failCreate: 1000000}`)
+	w := testenv.StartVirtual(t)
+	w.SetFaults(t, `fails: {failCreate: 1000000}`)
 	controller := w.StartControllerProcess(t, nil, "-v=10", "--usage-period=1s")
 
 	late := w.CreateVM(t, newSmallVM("late", "default", "fake").UserDataSecret("init", "user-data"))
@@ -54,7 +54,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 		t.Errorf("the log is too short to prove anything: %d bytes", len(log))
 	}
 	checkNotIn(t, "the log", controller.Output())
-	objects, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	objects, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(w.Namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func createSecret(t *testing.T, w *testenv.Environment) {
 		ObjectMeta: metav1.ObjectMeta{Name: "init"},
 		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + hiddenText + "\n"},
 	}
-	if _, err := w.KubeClient.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+	if _, err := w.KubeClient.CoreV1().Secrets(w.Namespace).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -17,37 +17,14 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/tier"
 )
-
-// TestDeletionWaitsForTheController checks that the object and the server stay
-// without a controller, and that both are removed once one runs.
-func TestDeletionWaitsForTheController(t *testing.T) {
-	w := testenv.Start(t)
-	controller := w.RunController(t)
-	vms := map[string]*api.VirtualMachine{}
-	for _, name := range drivers {
-		vms[name] = w.CreateActiveVM(t, newSmallVM("vm-"+name, name))
-	}
-	controller.MustStop(t)
-	for _, vm := range vms {
-		_, message, err := w.RunKubectl(t, "", "delete", "vm", vm.Name, "--timeout=5s")
-		if err == nil || !strings.Contains(message, "timed out") {
-			t.Errorf("kubectl delete ended with %v: %s", err, message)
-		}
-		w.CheckServers(t, vm, 1)
-	}
-	w.RunController(t)
-	for _, vm := range vms {
-		w.WaitForDeletion(t, vm)
-		w.CheckServers(t, vm, 0)
-	}
-}
 
 // TestCrashBeforeCreation starts with a finalizer and a binding but no server,
 // and a next controller with another default driver.
 func TestCrashBeforeCreation(t *testing.T) {
 	t.Parallel()
-	w := testenv.Start(t)
+	w := testenv.StartVirtual(t)
 	w.SetFaults(t, `vm: {hang: true}`)
 	first := w.StartControllerProcess(t, nil, "--vm-driver=fake,docker")
 	vm := w.CreateVM(t, newSmallVM("vm", ""))
@@ -64,22 +41,6 @@ func TestCrashBeforeCreation(t *testing.T) {
 	w.CheckServers(t, vm, 1)
 }
 
-// TestBoundButNotCreated is the reverse case: the test itself writes what a
-// crashed controller has left.
-func TestBoundButNotCreated(t *testing.T) {
-	t.Parallel()
-	w := testenv.Start(t)
-	info := w.RunController(t, "--vm-driver=docker")
-	to := w.CreateActiveVM(t, newSmallVM("probe", "docker")).Annotations[api.AnnotationBound]
-	info.MustStop(t)
-	vm := w.CreateVM(t, newSmallVM("vm", "").Bound(to))
-	w.RunController(t, "--vm-driver=fake,docker")
-	vm = w.WaitForVM(t, vm, framework.IsActive)
-	if vm.Status.Driver != "docker" || len(testenv.ListContainers(t, vm.UID)) != 1 || len(w.ReadFakeServers(t)) != 0 {
-		t.Errorf("it was created elsewhere: %s", framework.FormatStatus(vm))
-	}
-}
-
 func isBoundTo(to string) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if have := vm.Annotations[api.AnnotationBound]; !strings.HasPrefix(have, to) || len(vm.Finalizers) == 0 {
@@ -93,7 +54,7 @@ func isBoundTo(to string) framework.VMCheck {
 // whenever the first one was killed.
 func TestRestartIsNotRepeated(t *testing.T) {
 	t.Parallel()
-	w := testenv.Start(t)
+	w := testenv.StartVirtual(t)
 	var vms []*api.VirtualMachine
 	controller := w.StartControllerProcess(t, nil)
 	for _, name := range drivers {
@@ -103,7 +64,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 		w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
 	}
 	controller.MustKill()
-	for range 2 {
+	for n := range 2 {
 		controller = w.StartControllerProcess(t, nil)
 		for _, vm := range vms {
 			now := w.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
@@ -112,7 +73,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 				}
 				return nil
 			})
-			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 100+time.Now().UnixMilli()%100))
+			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 110+n))
 			if now.Status.RestartCount != 1 || now.Status.Server.ID != vm.Status.Server.ID {
 				t.Errorf("%s: %s", vm.Name, framework.FormatStatus(now))
 			}
@@ -132,15 +93,19 @@ type killStorm struct {
 
 // TestKillStorms checks that, however a controller is killed while users create,
 // change and delete VMs, in the end every VM has one server and every server has a
-// VM.
+// VM. The gate has a short storm; what a crash at one of the crash points leaves is tested
+// beside the controller.
 func TestKillStorms(t *testing.T) {
 	t.Parallel()
-	for name, rounds := range map[string]int{"fake": 15, "docker": 6} {
+	storms, seed := map[string]int{"fake": 3}, uint64(1)
+	if tier.IsFull() {
+		storms, seed = map[string]int{"fake": 15, "docker": 6}, uint64(time.Now().UnixNano())
+	}
+	for name, rounds := range storms {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
-			s := &killStorm{w: testenv.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
+			s := &killStorm{w: testenv.StartVirtual(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
 			if name == "fake" {
 				s.w.SetFaults(t, `"*": {latency: 20ms}`)
 			}
@@ -214,7 +179,7 @@ func (s *killStorm) waitUntilSettled(t *testing.T) {
 		})
 	}
 	assert.Eventually(t, "the objects and the servers are those that there should be", func(t testing.TB) error {
-		list, err := s.w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+		list, err := s.w.VMClient.CloudnativeV1alpha1().VirtualMachines(s.w.Namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
 		}

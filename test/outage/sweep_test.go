@@ -4,10 +4,7 @@
 package outage
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,7 +36,7 @@ func TestOrphan(t *testing.T) {
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := testenv.Start(t)
+			w := testenv.StartVirtual(t)
 			first := w.RunController(t)
 			vm, kept := w.CreateActiveVM(t, newSmallVM("vm", name)), w.CreateActiveVM(t, newSmallVM("kept", name))
 			first.MustStop(t)
@@ -69,7 +66,7 @@ func TestOrphanToRetain(t *testing.T) {
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := testenv.Start(t)
+			w := testenv.StartVirtual(t)
 			c := w.StartControllerProcess(t, nil, "--orphan-grace=3s")
 			vm := w.CreateActiveVM(t, newSmallVM("vm", name).DeletionPolicy(api.DeletionRetain))
 			if err := syscall.Kill(c.PID(), syscall.SIGSTOP); err != nil {
@@ -89,24 +86,12 @@ func TestOrphanToRetain(t *testing.T) {
 	}
 }
 
-// TestOrphanPolicyReport checks that the policy keeps the server and reports it.
-func TestOrphanPolicyReport(t *testing.T) {
-	t.Parallel()
-	w := testenv.Start(t)
-	createOrphans(t, w, 1)
-	w.RunController(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-policy=report")
-	w.WaitForEvent(t, nil, api.EventOrphanFound)
-	if len(w.ReadFakeServers(t)) != 1 {
-		t.Errorf("servers %v, want the one", w.ReadFakeServers(t))
-	}
-}
-
 // createOrphans adds servers without a VM to the fake engine.
 func createOrphans(t *testing.T, w *testenv.Environment, n int) {
 	t.Helper()
 	for i := range n {
 		w.EditFakeServer(t, types.UID(fmt.Sprintf("orphan-%d", i)), func(r *fake.Record) {
-			r.Namespace, r.Name, r.State = "default", fmt.Sprintf("orphan-%d", i), driver.StateRunning
+			r.Namespace, r.Name, r.State = w.Namespace, fmt.Sprintf("orphan-%d", i), driver.StateRunning
 		})
 	}
 }
@@ -115,7 +100,7 @@ func createOrphans(t *testing.T, w *testenv.Environment, n int) {
 // orphaned, until a person allows it.
 func TestSweepFreezes(t *testing.T) {
 	t.Parallel()
-	w := testenv.Start(t)
+	w := testenv.StartVirtual(t)
 	first := w.RunController(t, "--vm-driver=fake")
 	vm := w.CreateActiveVM(t, newSmallVM("vm", "fake"))
 	first.MustStop(t)
@@ -126,17 +111,24 @@ func TestSweepFreezes(t *testing.T) {
 	if e := w.WaitForEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
 		t.Errorf("the event says %q", e.Note)
 	}
-	page := readMetrics(t, address)
+	page := framework.ReadMetrics(t, address)
 	if up, n := page.Sum("drover_orphan_sweep_frozen", `driver="fake"`), page.Sum("drover_orphan_servers", `driver="fake"`); up != 1 || n != 4 {
 		t.Errorf("frozen %v, orphans %v, want 1 and 4", up, n)
 	}
-	framework.Consistently(t, 4*time.Second, time.Second, "nothing is removed", func() error {
-		if n := len(w.ReadFakeServers(t)); n != 5 {
-			return fmt.Errorf("%d servers are left", n)
+	lists := func(t testing.TB) float64 {
+		return framework.ReadMetrics(t, address).Sum("drover_driver_call_duration_seconds_count", `driver="fake"`, `method="List"`)
+	}
+	before := lists(t)
+	assert.Eventually(t, "more sweeps than the grace period is long", func(t testing.TB) error {
+		if more := lists(t) - before; more < 4 {
+			return fmt.Errorf("%v more", more)
 		}
 		return nil
 	})
 	frozen.MustStop()
+	if n := len(w.ReadFakeServers(t)); n != 5 {
+		t.Errorf("%d servers are left", n)
+	}
 
 	w.RunController(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-max=4")
 	assert.Eventually(t, "the orphans are removed", func(t testing.TB) error {
@@ -148,31 +140,11 @@ func TestSweepFreezes(t *testing.T) {
 	w.WaitForVM(t, vm, framework.IsActive, sameServer(vm))
 }
 
-func readMetrics(t *testing.T, address string) framework.Metrics {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = res.Body.Close() }()
-	page, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return page
-}
-
 // TestTwoInstallations checks that of two installations on the same engines neither
 // touches the other's servers, sweeps included.
 func TestTwoInstallations(t *testing.T) {
 	t.Parallel()
-	one, two := testenv.Start(t), testenv.Start(t)
+	one, two := testenv.StartVirtual(t), testenv.StartVirtual(t)
 	two.FakeDir = one.FakeDir
 	for _, w := range []*testenv.Environment{one, two} {
 		w.RunController(t, "--orphan-grace=1s")
@@ -185,7 +157,7 @@ func TestTwoInstallations(t *testing.T) {
 	// Each has an orphan to sweep, so that each is known to have swept.
 	for _, w := range []*testenv.Environment{one, two} {
 		uid := types.UID("orphan-of-" + w.ClusterID)
-		w.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
+		w.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = w.Namespace, "orphan" })
 		gone := newSmallVM("orphan", "fake").UID(string(uid)).Obj()
 		w.WaitForServers(t, gone, 0)
 	}

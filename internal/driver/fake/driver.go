@@ -68,6 +68,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.Float64Var(&o.FailureRate, "fake-failure-rate", o.FailureRate, "fake: share of calls that fail, 0 to 1")
 	fs.StringVar(&o.FaultsFile, "fake-faults", o.FaultsFile, "fake: file that names faults by VirtualMachine, read when it changes")
 	fs.StringVar(&o.JournalFile, "fake-journal", o.JournalFile, "fake: file to which every change of a server is appended as a line of JSON, for tests; empty means none")
+	for _, forTests := range []string{"fake-boot-time", "fake-shutdown-time", "fake-latency", "fake-failure-rate", "fake-faults", "fake-journal"} {
+		_ = fs.MarkHidden(forTests)
+	}
 }
 
 // DataDir returns the option that names the driver's folder.

@@ -38,6 +38,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.User, "qemu-user", o.User, "qemu: user that machines run as if Drover is root; with --qemu-uid-range they have its group alone. Otherwise machines run as Drover's user")
 	fs.StringVar(&o.UserIDs, "qemu-uid-range", o.UserIDs, "qemu: unused user IDs of this host, as FIRST-LAST, of which each machine gets one if Drover is root; empty means that all run as --qemu-user")
 	fs.StringVar(&o.JournalFile, "qemu-journal", o.JournalFile, "qemu: file to which every change of a machine is appended as a line of JSON, for tests; empty means none")
+	_ = fs.MarkHidden("qemu-journal")
 	fs.StringSliceVar(&o.Fetch.Hosts, "image-hosts", o.Fetch.Hosts, "qemu, pod: names, addresses and CIDRs of hosts that images may be fetched from, and their tags resolved at, though their addresses are private or loopback; no proxy needs to be named")
 	fs.StringSliceVar(&o.Fetch.PlainHTTP, "image-plain-http-registries", o.Fetch.PlainHTTP, "qemu, pod: registries of oci:// images, with the port if they have one, that are spoken to without TLS, and without logins")
 	fs.Var(sizeFlag{&o.Fetch.MaxSize}, "image-max-size", "qemu, pod: size that an image which is fetched may have, for qemu with its layers decompressed")

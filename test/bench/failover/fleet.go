@@ -67,7 +67,7 @@ func (f *fleet) startReplicas(ctx context.Context) error {
 // waitUntilReady waits until there are as many replicas as wanted, and all of them
 // take part in the election.
 func (f *fleet) waitUntilReady(ctx context.Context) error {
-	_, err := framework.Poll(steadyTimeout, func() error {
+	_, err := bench.Poll(steadyTimeout, func() error {
 		if err := f.startReplicas(ctx); err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func lastLine(output string) string {
 
 // waitForLeader returns the replica that the Lease names.
 func (f *fleet) waitForLeader() (leader *replica, err error) {
-	_, err = framework.Poll(steadyTimeout, func() error {
+	_, err = bench.Poll(steadyTimeout, func() error {
 		last, _ := f.log.Last()
 		for _, r := range f.replicas {
 			if holderOf(last) == r.identity {

@@ -149,7 +149,7 @@ func (w *environment) startFloor(name string) (*process, error) {
 }
 
 func (p *process) waitUntilReady(ready func() error) error {
-	_, err := framework.Poll(readyTimeout, func() error {
+	_, err := bench.Poll(readyTimeout, func() error {
 		if p.HasEnded() {
 			return errors.New("it has ended")
 		}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // settleDelay is how long a process that has filled its caches may take to release
@@ -84,7 +83,7 @@ func (w *environment) startController(ctx context.Context, n int) (s start, err 
 	if err != nil {
 		return s, err
 	}
-	_, err = framework.Poll(readyTimeout, func() error { return p.checkAllReconciled(ctx, n) })
+	_, err = bench.Poll(readyTimeout, func() error { return p.checkAllReconciled(ctx, n) })
 	s.known = time.Since(begin)
 	if err == nil {
 		s.memory, err = settledMemory(ctx, p)

@@ -148,7 +148,7 @@ func (e *slowEngine) blockWorkers(ctx context.Context, w *environment, turn int)
 	if err != nil {
 		return err
 	}
-	_, err = framework.Poll(minTimeout, func() error {
+	_, err = bench.Poll(minTimeout, func() error {
 		if held := e.held.Load(); held < noopWorkers {
 			return fmt.Errorf("the engine holds %d calls", held)
 		}

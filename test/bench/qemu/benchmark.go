@@ -103,7 +103,7 @@ func (b *benchmark) startController(ctx context.Context) (*bench.Controller, err
 	if err != nil {
 		return nil, err
 	}
-	if _, err := framework.Poll(operationTimeout, c.Ready); err != nil {
+	if _, err := bench.Poll(operationTimeout, c.Ready); err != nil {
 		return nil, fmt.Errorf("%w; it printed:\n%s", errors.Join(err, c.Stop()), c.Output())
 	}
 	return c, nil

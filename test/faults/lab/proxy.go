@@ -4,7 +4,6 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log"
@@ -18,10 +17,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-)
 
-// vmsPath is the path of all VirtualMachines of a cluster.
-const vmsPath = "/apis/cloudnative.tw/v1alpha1/virtualmachines"
+	"cloudnative.tw/drover/test/framework"
+)
 
 // worldsByName has the worlds that send requests.
 type worldsByName struct{ byName sync.Map }
@@ -102,39 +100,13 @@ func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 			return
 		}
 		w.recordRequest(req.Method, "/"+path)
-		req.URL.Path, req.URL.RawPath = w.realPath("/"+path), ""
-		if err := w.rewriteBody(req); err != nil {
+		req.URL.Path = "/" + path
+		if err := (framework.VirtualCluster{Namespace: w.Name, System: w.System}).Redirect(req); err != nil {
 			http.Error(rw, err.Error(), http.StatusBadRequest)
 			return
 		}
 		forward.ServeHTTP(rw, req.WithContext(context.WithValue(req.Context(), origin{}, sender{w, process})))
 	}), nil
-}
-
-// realPath returns where the API server has what a controller means.
-func (w *World) realPath(path string) string {
-	if path == vmsPath {
-		return "/apis/cloudnative.tw/v1alpha1/namespaces/" + w.Name + "/virtualmachines"
-	}
-	before, after, found := strings.Cut(path, "/namespaces/"+metav1.NamespaceSystem)
-	if found && (after == "" || after[0] == '/') {
-		return before + "/namespaces/" + w.System + after
-	}
-	return path
-}
-
-// rewriteBody replaces the namespace in an object that is written. Both names have the
-// same length, so that this works for every encoding.
-func (w *World) rewriteBody(req *http.Request) error {
-	if !strings.Contains(req.URL.Path, "/namespaces/"+w.System+"/") || req.Method == http.MethodGet {
-		return nil
-	}
-	content, err := io.ReadAll(req.Body)
-	if err != nil {
-		return err
-	}
-	req.Body = io.NopCloser(bytes.NewReader(bytes.ReplaceAll(content, []byte(metav1.NamespaceSystem), []byte(w.System))))
-	return nil
 }
 
 func namespace(name string) *corev1.Namespace {

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -20,9 +19,6 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
-
-// stopTimeout is how long a controller may take to stop.
-const stopTimeout = 20 * time.Second
 
 // runController is the main function of drover-controller, but for the
 // process.
@@ -41,7 +37,7 @@ func runController() int {
 func (env *Environment) controllerArgs(more []string) []string {
 	return append([]string{
 		"--leader-elect=false", "--vm-driver=docker,fake", "--docker-image=" + framework.GuestPlain,
-		"--fake-dir=" + env.FakeDir, "--fake-faults=" + env.faults,
+		"--fake-dir=" + env.FakeDir, "--fake-faults=" + env.faults, "--lease-lock-namespace=" + env.Namespace,
 		"--metrics-bind-address=0", "--health-probe-bind-address=0",
 	}, more...)
 }
@@ -49,7 +45,8 @@ func (env *Environment) controllerArgs(more []string) []string {
 // LocalController is a controller in this process, where -race sees it.
 type LocalController struct {
 	cancel context.CancelFunc
-	done   chan error
+	done   chan struct{}
+	err    error // once done is closed
 }
 
 // StartController starts a controller in this process.
@@ -61,24 +58,32 @@ func (env *Environment) StartController(args ...string) (*LocalController, error
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &LocalController{cancel: cancel, done: make(chan error, 1)}
-	go func() { c.done <- app.Run(ctx, o, env.Config) }()
+	c := &LocalController{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		c.err = app.Run(ctx, o, env.Config)
+	}()
 	return c, nil
 }
 
 // Stop stops the controller and waits for its end.
 func (c *LocalController) Stop() error {
 	c.cancel()
-	select {
-	case err := <-c.done:
-		c.done <- nil // for a second Stop
-		if errors.Is(err, context.Canceled) {
+	err := assert.Poll(context.Background(), "the controller stops", func() error {
+		select {
+		case <-c.done:
 			return nil
+		default:
+			return errors.New("it has not")
 		}
-		return err
-	case <-time.After(stopTimeout):
-		return fmt.Errorf("the controller did not stop within %s", stopTimeout)
+	})
+	if err == nil {
+		err = c.err
 	}
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }
 
 // RunController is StartController for a test, at whose end the controller stops.
@@ -115,7 +120,7 @@ func (env *Environment) StartControllerProcess(t testing.TB, variables []string,
 		t.Fatal(err)
 	}
 	args = append(env.controllerArgs(args), "--kubeconfig="+env.Kubeconfig)
-	p, err := framework.StartProcess(self, args, append([]string{controllerEnv + "=1"}, variables...))
+	p, err := framework.StartProcess(self, args, append([]string{ControllerEnv + "=1"}, variables...))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,10 +37,16 @@ type Environment struct {
 	ClusterID string
 	// FakeDir is the fake engine's folder.
 	FakeDir string
+	// Namespace is where VMs of no other namespace are.
+	Namespace string
 
-	faults string
-	temp   string
+	faults  string
+	temp    string
+	virtual framework.VirtualCluster
 }
+
+// CountWrites returns how many requests have written VMs and events of a virtual cluster.
+func (env *Environment) CountWrites() int { return virtual.CountWrites(env.virtual) }
 
 // New starts a cluster without a controller. The caller must Close it.
 func New() (*Environment, error) {
@@ -49,12 +56,14 @@ func New() (*Environment, error) {
 // NewWith starts a cluster that may have a controller of its own, whose fake engine is not
 // that of FakeDir. The caller must Close it.
 func NewWith(opts framework.ClusterOptions) (*Environment, error) {
-	env := &Environment{}
 	cluster, err := framework.NewCluster(opts)
 	if err != nil {
 		return nil, err
 	}
-	env.Cluster = cluster
+	return open(&Environment{Cluster: cluster, Namespace: metav1.NamespaceDefault})
+}
+
+func open(env *Environment) (*Environment, error) {
 	if err := env.openClients(); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
@@ -95,6 +104,54 @@ func Start(t testing.TB) *Environment {
 		}
 	})
 	return env
+}
+
+// virtual has the cluster in which virtual ones are. It is started when the first of them is.
+var virtual struct {
+	sync.Mutex
+	*framework.VirtualClusters
+	cluster *framework.Cluster
+}
+
+// StartVirtual is Start for a virtual cluster: its API server and those of other tests are one.
+func StartVirtual(t testing.TB) *Environment {
+	t.Helper()
+	if err := serveVirtual(); err != nil {
+		t.Fatal(err)
+	}
+	cluster, of, err := virtual.New(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	env, err := open(&Environment{Cluster: cluster, Namespace: of.Namespace, virtual: of})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return env
+}
+
+func serveVirtual() (err error) {
+	virtual.Lock()
+	defer virtual.Unlock()
+	if virtual.VirtualClusters != nil {
+		return nil
+	}
+	if virtual.cluster, err = framework.NewCluster(framework.ClusterOptions{}); err == nil {
+		virtual.VirtualClusters, err = virtual.cluster.ServeVirtual()
+	}
+	return err
+}
+
+func closeVirtual() error {
+	if virtual.VirtualClusters == nil {
+		return nil
+	}
+	return errors.Join(virtual.VirtualClusters.Close(), virtual.cluster.Close())
 }
 
 // Close stops the cluster and removes all that it left, containers included.

@@ -5,6 +5,7 @@ package testenv
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -17,8 +18,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// controllerEnv makes a test program run as a controller.
-const controllerEnv = "DROVER_TEST_AS_CONTROLLER"
+// ControllerEnv makes a test program run as a controller.
+const ControllerEnv = "DROVER_TEST_AS_CONTROLLER"
 
 // parallelTests is how many tests run at a time: they wait most of the time, so they
 // can be more than there are CPUs.
@@ -28,7 +29,7 @@ const parallelTests = "6"
 // because it also makes the test program a controller where a test needs one in a
 // process of its own. before, if any, runs first.
 func RunTests(m *testing.M, before func() (after func() error, err error)) int {
-	if os.Getenv(controllerEnv) != "" {
+	if os.Getenv(ControllerEnv) != "" {
 		return runController()
 	}
 	log := &logTail{}
@@ -47,16 +48,16 @@ func runTests(m *testing.M, before func() (func() error, error)) int {
 	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", parallelTests)
 	}
-	if before == nil {
-		return m.Run()
-	}
-	after, err := before()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "--- FAIL: before the tests:", err)
-		return 1
+	after := func() error { return nil }
+	if before != nil {
+		var err error
+		if after, err = before(); err != nil {
+			fmt.Fprintln(os.Stderr, "--- FAIL: before the tests:", err)
+			return 1
+		}
 	}
 	code := m.Run()
-	if err := after(); err != nil {
+	if err := errors.Join(after(), closeVirtual()); err != nil {
 		fmt.Fprintln(os.Stderr, "--- FAIL: after the tests:", err)
 		return max(code, 1)
 	}

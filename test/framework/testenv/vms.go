@@ -33,6 +33,9 @@ func (env *Environment) vmsIn(ns string) typed.VirtualMachineInterface {
 func (env *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
 	t.Helper()
 	vm := b.Obj()
+	if vm.Namespace == metav1.NamespaceDefault {
+		vm.Namespace = env.Namespace
+	}
 	made, err := env.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -147,14 +150,20 @@ func (env *Environment) findGone(t testing.TB, vm *api.VirtualMachine) error {
 // ListEvents returns the events about a VM, or all where vm is nil.
 func (env *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
 	t.Helper()
-	list, err := env.KubeClient.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
+	namespaces := []string{metav1.NamespaceAll}
+	if env.Namespace != metav1.NamespaceDefault {
+		namespaces = append(namespaces, metav1.NamespaceDefault) // events about a cluster, of all virtual ones
 	}
 	var all []eventsv1.Event
-	for _, e := range list.Items {
-		if vm == nil || e.Regarding.UID == vm.UID {
-			all = append(all, e)
+	for _, ns := range namespaces {
+		list, err := env.KubeClient.EventsV1().Events(ns).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list.Items {
+			if vm == nil || e.Regarding.UID == vm.UID {
+				all = append(all, e)
+			}
 		}
 	}
 	return all
