@@ -16,7 +16,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/test/framework"
@@ -115,7 +114,6 @@ func runCommand(t *testing.T, dir datadir.Layout, line string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRunCommand$")
 	cmd.Env = append(os.Environ(), commandEnv+"="+line, "DROVER_DATA_DIR="+string(dir), "KUBECONFIG=")
-	cmd.WaitDelay = time.Minute
 	out, _ := cmd.CombinedOutput()
 	return string(out)
 }

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,9 +31,6 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
-
-// machineTimeout is for a loaded machine that emulates others.
-const machineTimeout = 90 * time.Second
 
 // testHost is a data dir that had machines, with a stopped Drover and an image.
 type testHost struct {
