@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"errors"
@@ -39,7 +39,7 @@ func TestRunCommand(t *testing.T) {
 		runKubectl(os.Args[2:])
 		return
 	}
-	root := newRootCommand()
+	root := Program{}.newRootCommand()
 	root.AddCommand(newVMCommand(newVMOptions()))
 	root.SetArgs(strings.Fields(line))
 	fmt.Println("result:", root.ExecuteContext(t.Context()))

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"bytes"
@@ -117,7 +117,7 @@ func must(t *testing.T, err error) {
 func runDrover(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	root := newRootCommand()
+	root := Program{}.newRootCommand()
 	root.SetArgs(args)
 	root.SetOut(&out)
 	err := root.ExecuteContext(t.Context())
