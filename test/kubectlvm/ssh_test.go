@@ -154,9 +154,10 @@ func (u *sshUser) testExecOfNoProgram() {
 
 // TestSSHToMachine logs in to the Debian of hack/debian-guest.sh.
 func TestSSHToMachine(t *testing.T) {
+	tier.Full(t, "it emulates a whole Debian for minutes; the gate keeps TestSSH")
 	guest := os.Getenv("DROVER_DEBIAN_GUEST")
 	if guest == "" {
-		t.Skip("full tier only: it boots a Debian, which make test-debian builds; the gate keeps TestSSH")
+		t.Skip("DROVER_DEBIAN_GUEST is empty: hack/debian-guest.sh builds the guest")
 	}
 	u := newSSHUser(t, 2<<20, "--vm-driver=qemu", "--qemu-image-dirs="+guest)
 	u.user = "debian"
