@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -20,11 +21,12 @@ import (
 	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	apply "cloudnative.tw/drover/client/applyconfiguration/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
-// stepTimeout is how long the slowest machine may take for one step.
-const stepTimeout = time.Minute
+// patience is longer than the slowest machine takes to fill a cache.
+const patience = time.Hour
 
 var cluster *framework.Cluster
 
@@ -37,7 +39,7 @@ func TestListsAll(t *testing.T) {
 	setPhase(t, client, a, v1alpha1.PhaseActive, &v1alpha1.Usage{CPU: 0, Memory: 12.5})
 
 	var out bytes.Buffer
-	if err := listVMs(t.Context(), client, options{namespace: "default", syncTimeout: stepTimeout}, &out); err != nil {
+	if err := listVMs(t.Context(), client, options{namespace: "default", syncTimeout: patience}, &out); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -58,7 +60,7 @@ func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
 	defer cancel()
 	reader, writer := io.Pipe()
 	done := make(chan error, 1)
-	go func() { done <- listVMs(ctx, client, options{watch: true, syncTimeout: stepTimeout}, writer) }()
+	go func() { done <- listVMs(ctx, client, options{watch: true, syncTimeout: patience}, writer) }()
 	lines := scan(reader)
 
 	waitFor(t, lines, "NAMESPACE")
@@ -72,14 +74,17 @@ func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
 	waitFor(t, lines, "deleted  default/watched")
 
 	cancel()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Errorf("run ended with %v, want nil after an interruption", err)
+	assert.Eventually(t, "the run ends with its context", func(testing.TB) error {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("it ended with %v, want nil after an interruption", err)
+			}
+			return nil
+		default:
+			return errors.New("it goes on")
 		}
-	case <-time.After(stepTimeout):
-		t.Error("run did not end with its context")
-	}
+	})
 }
 
 func TestListError(t *testing.T) {
@@ -88,14 +93,14 @@ func TestListError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = listVMs(t.Context(), client, options{syncTimeout: stepTimeout}, io.Discard)
+	err = listVMs(t.Context(), client, options{syncTimeout: patience}, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), address) {
 		t.Errorf("error is %v, want one that names %s", err, address)
 	}
 }
 
 func TestPrintError(t *testing.T) {
-	err := listVMs(t.Context(), newClient(t), options{watch: true, syncTimeout: stepTimeout}, brokenWriter{})
+	err := listVMs(t.Context(), newClient(t), options{watch: true, syncTimeout: patience}, brokenWriter{})
 	if !errors.Is(err, errBroken) {
 		t.Errorf("error is %v, want %v", err, errBroken)
 	}
@@ -169,15 +174,19 @@ func scan(reader io.Reader) <-chan string {
 
 func waitFor(t *testing.T, lines <-chan string, prefix string) {
 	t.Helper()
-	timeout := time.After(stepTimeout)
-	for {
-		select {
-		case line := <-lines:
-			if strings.HasPrefix(line, prefix) {
-				return
+	assert.Eventually(t, fmt.Sprintf("a line begins with %q", prefix), func(testing.TB) error {
+		for {
+			select {
+			case line, isOpen := <-lines:
+				if strings.HasPrefix(line, prefix) {
+					return nil
+				}
+				if !isOpen {
+					return errors.New("the output has ended")
+				}
+			default:
+				return errors.New("there is none")
 			}
-		case <-timeout:
-			t.Fatalf("no line that begins with %q", prefix)
 		}
-	}
+	})
 }

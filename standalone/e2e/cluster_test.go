@@ -317,35 +317,29 @@ func waitForRules(t *testing.T, client kubernetes.Interface, name string, rules 
 	})
 }
 
-// TestUserRoles checks that the roles of config/rbac are installed, that view, edit and
-// admin have their rules, and that a start restores a role that was changed or deleted.
-// test/manifests checks what they allow.
-func TestUserRoles(t *testing.T) {
-	t.Parallel()
-	cluster := framework.StartCluster(t, framework.ClusterOptions{DataDir: t.TempDir()})
-	check := func() {
-		t.Helper()
-		client := clientFor(t, cluster.Config)
-		for name, want := range builtInRoles(t) {
-			got, err := client.RbacV1().ClusterRoles().Get(t.Context(), "drover-"+name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !equality.Semantic.DeepEqual(got.Rules, want.Rules) || !equality.Semantic.DeepEqual(got.Labels, want.Labels) {
-				t.Errorf("drover-%s is\n%v %v, want\n%v %v", name, got.Labels, got.Rules, want.Labels, want.Rules)
-			}
-			waitForRules(t, client, name, want.Rules)
+// checkUserRoles checks that the roles of config/rbac are installed, and that view, edit and admin
+// have their rules. test/manifests checks what they allow.
+func checkUserRoles(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	client := clientFor(t, c.Config)
+	for name, want := range builtInRoles(t) {
+		got, err := client.RbacV1().ClusterRoles().Get(t.Context(), "drover-"+name, metav1.GetOptions{})
+		must(t, err)
+		if !equality.Semantic.DeepEqual(got.Rules, want.Rules) || !equality.Semantic.DeepEqual(got.Labels, want.Labels) {
+			t.Errorf("drover-%s is\n%v %v, want\n%v %v", name, got.Labels, got.Rules, want.Labels, want.Rules)
 		}
+		waitForRules(t, client, name, want.Rules)
 	}
-	check()
-	roles := clientFor(t, cluster.Config).RbacV1().ClusterRoles()
+}
+
+// damageUserRoles changes a role and deletes another one, which a start restores.
+func damageUserRoles(t *testing.T, c *framework.Cluster) {
+	t.Helper()
+	roles := clientFor(t, c.Config).RbacV1().ClusterRoles()
 	patch := []byte(`{"metadata":{"labels":null},"rules":[]}`)
 	_, err := roles.Patch(t.Context(), "drover-view", types.MergePatchType, patch, metav1.PatchOptions{})
 	must(t, err)
 	must(t, roles.Delete(t.Context(), "drover-edit", metav1.DeleteOptions{}))
-	must(t, cluster.Stop())
-	must(t, cluster.Start())
-	check()
 }
 
 // builtInRoles returns the roles of config/rbac by the role of Kubernetes that each is
@@ -364,7 +358,7 @@ func builtInRoles(t *testing.T) map[string]*rbacv1.ClusterRole {
 	return roles
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -16,9 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -45,7 +43,7 @@ func (r doctorReport) levelsOf() map[string]string {
 	return levels
 }
 
-func parseDoctor(t *testing.T, got commandResult) doctorReport {
+func parseDoctor(t testing.TB, got commandResult) doctorReport {
 	t.Helper()
 	var r doctorReport
 	if err := json.Unmarshal([]byte(got.out), &r); err != nil || len(r.Findings) == 0 {
@@ -162,36 +160,75 @@ func (c inspected) wantStatus(t *testing.T, code int, want string, texts ...stri
 	}
 }
 
-// TestDoctorAndStatus checks what both say of a Drover that runs, that was stopped, that was
-// killed, and whose files were damaged.
-func TestDoctorAndStatus(t *testing.T) {
+// TestServers follows an installation with simulated servers, and what doctor, status, orphans,
+// retained and purge say of it: while it runs, after it was killed, after it was stopped. Servers
+// outlive Drover, and the next start adopts them, until purge removes them.
+func TestServers(t *testing.T) {
 	t.Parallel()
 	c := inspected{framework.StartCluster(t, framework.ClusterOptions{
-		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true, Args: []string{"--vm-driver", "fake"},
+		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true,
+		Args: []string{"--vm-driver", "fake", "--orphan-policy", "report", "--orphan-grace", "1s"},
 	})}
 	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
-	waitForActiveServer(t, c.Cluster, "")
+	id := waitForActiveServer(t, c.Cluster, "")
+	c.checkRunning(t)
+
+	must(t, c.Kill())
+	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", "is stopped: it was killed")
+	must(t, c.Start())
+	if again := waitForActiveServer(t, c.Cluster, ""); again != id {
+		t.Errorf("server %s was replaced by %s", id, again)
+	}
+	assertRefused(t, runPurge(t, c.Cluster, "y\n"), "drover: data dir "+c.DataDir+" is in use by drover")
+	c.checkOrphans(t)
+	released := c.checkRelease(t)
+
+	must(t, c.Stop())
+	c.checkStopped(t)
+	c.checkRetained(t, released)
+	checkPurge(t, c.Cluster, id)
+
+	// The object still exists and gets a new server.
+	must(t, c.Start())
+	waitForActiveServer(t, c.Cluster, id)
+	must(t, c.Stop())
+	c.checkDamaged(t)
+	assertPurges(t, c.Cluster, "Data removed.", "", "--data", "--yes")
+	if _, err := os.Stat(c.DataDir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the data dir is still there: %v", err)
+	}
+	assertRefused(t, runPurge(t, c.Cluster, ""), "drover: "+c.DataDir+" is no Drover data dir")
+}
+
+func (c inspected) checkRunning(t *testing.T) {
+	t.Helper()
 	c.wantDoctor(t, map[string]string{
 		"process": "ok", "ports": "ok", "certificates": "ok", "kubeconfig": "ok", "data-dir": "ok", "files": "ok",
 		"used-engines": "ok", "api-server": "ok", "crd": "ok", "leader": "ok",
 	})
 	c.wantStatus(t, 0, "ready, API "+serverVersion(t, c.Cluster)+", leads true, fake default true 1/1 0 0, VMs 1 map[Active:1]",
 		fmt.Sprintf(" runs (process %d, for ", c.PID()), c.Config.Host, "COMPONENT", "DRIVER", "1 Active")
+}
 
-	must(t, c.Stop())
+// checkStopped checks that both commands say so, and change nothing.
+func (c inspected) checkStopped(t *testing.T) {
+	t.Helper()
 	before := listTree(t, c.DataDir)
 	c.wantDoctor(t, map[string]string{"process": "note", "ports": "ok", "certificates": "ok", "api-server": "", "leader": ""})
-	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", " is stopped, since ")
+	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 1", " is stopped, since ")
 	if after := listTree(t, c.DataDir); !slices.Equal(before, after) {
 		t.Errorf("they changed\n%q\nto\n%q", before, after)
 	}
+}
 
-	must(t, c.Start())
-	must(t, c.Kill())
-	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", "is stopped: it was killed")
-	must(t, os.WriteFile(filepath.Join(c.DataDir, "engines.json"), []byte("{"), 0o600))
+func (c inspected) checkDamaged(t *testing.T) {
+	t.Helper()
+	path := filepath.Join(c.DataDir, "engines.json")
+	whole, err := os.ReadFile(path)
+	must(t, errors.Join(err, os.WriteFile(path, []byte("{"), 0o600)))
 	c.wantDoctor(t, map[string]string{"used-engines": "error", "process": "note"})
 	c.wantStatus(t, 3, "stopped", "engines.json")
+	must(t, os.WriteFile(path, whole, 0o600))
 }
 
 func serverVersion(t *testing.T, c *framework.Cluster) string {
@@ -277,16 +314,10 @@ func (c inspected) wantList(t *testing.T, kind string, want ...string) (ids []st
 	return ids
 }
 
-// TestOrphansAndRetained checks that the leader removes an orphan that a person has approved,
-// and no other server; and that released servers are removed by name.
-func TestOrphansAndRetained(t *testing.T) {
-	t.Parallel()
-	c := inspected{framework.StartCluster(t, framework.ClusterOptions{
-		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true,
-		Args: []string{"--vm-driver", "fake", "--orphan-policy", "report", "--orphan-grace", "1s"},
-	})}
-	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
-	waitForActiveServer(t, c.Cluster, "")
+// checkOrphans checks that the leader removes an orphan that a person has approved, and no other
+// server.
+func (c inspected) checkOrphans(t *testing.T) {
+	t.Helper()
 	owned := uidOfVM(t, c.Cluster, "test-vm")
 	lost, also := copyServer(t, c.Cluster, owned, "", ""), copyServer(t, c.Cluster, owned, "", "")
 	foreign := copyServer(t, c.Cluster, owned, `"clusterID": "`, `"clusterID": "other-`)
@@ -298,6 +329,7 @@ func TestOrphansAndRetained(t *testing.T) {
 	c.wantRun(t, "n\n", 1, "nothing was removed", "orphans", "delete", lost)
 	c.wantRun(t, "y\n", 0, "Removed: fake server", "orphans", "delete", lost)
 	c.wantList(t, "orphans", also)
+	c.wantRun(t, "", 0, "Removed: fake server", "orphans", "delete", "--yes", also)
 	approvals, err := clientFor(t, c.Config).CoreV1().ConfigMaps("kube-system").Get(t.Context(), "drover-orphan-approvals", metav1.GetOptions{})
 	if err != nil || len(approvals.Data) != 0 {
 		t.Errorf("the approvals are %v, %v", approvals.Data, err)
@@ -306,15 +338,35 @@ func TestOrphansAndRetained(t *testing.T) {
 	if _, err := os.Stat(recordOf(c.Cluster, foreign)); err != nil {
 		t.Errorf("the other cluster's server: %v", err)
 	}
+	must(t, os.Remove(recordOf(c.Cluster, foreign)))
+}
 
-	releaseVM(t, c.Cluster, "test-vm")
-	ids := c.wantList(t, "retained", owned)
-	c.wantRun(t, "y\n", 1, "was released, and is no orphan", "orphans", "delete", owned)
-	must(t, c.Stop())
+// checkRelease deletes a VM that leaves its server, which is no orphan, and returns the server's ID.
+func (c inspected) checkRelease(t *testing.T) string {
+	t.Helper()
+	objects := dynamicFor(t, c.Config)
+	vm := newVM("kept", nil)
+	must(t, unstructured.SetNestedField(vm.Object, "Retain", "spec", "deletionPolicy"))
+	createVM(t, objects, "default", vm)
+	uid := uidOfVM(t, c.Cluster, "kept")
+	assert.Eventually(t, "it has a server", func(testing.TB) error {
+		_, err := os.Stat(recordOf(c.Cluster, uid))
+		return err
+	})
+	must(t, objects.Resource(vms).Namespace("default").Delete(t.Context(), "kept", metav1.DeleteOptions{}))
+	waitForDeletion(t, objects, "default", "kept")
+	ids := c.wantList(t, "retained", uid)
+	c.wantRun(t, "y\n", 1, "was released, and is no orphan", "orphans", "delete", uid)
+	return ids[0]
+}
+
+// checkRetained checks that released servers are removed by name, without a Drover that runs.
+func (c inspected) checkRetained(t *testing.T, id string) {
+	t.Helper()
 	c.wantRun(t, "", 1, "only its API knows", "orphans", "list")
 	c.wantRun(t, "y\n", 1, `no released server has the id "nonsense"`, "retained", "delete", "nonsense")
-	c.wantRun(t, "", 1, "nothing was removed", "retained", "delete", ids[0])
-	c.wantRun(t, "", 0, "Removed: fake server", "retained", "delete", "--yes", ids[0][:10])
+	c.wantRun(t, "", 1, "nothing was removed", "retained", "delete", id)
+	c.wantRun(t, "", 0, "Removed: fake server", "retained", "delete", "--yes", id[:10])
 	c.wantRun(t, "", 0, "No servers were released.", "retained", "list")
 }
 
@@ -351,33 +403,6 @@ func uidOfVM(t *testing.T, c *framework.Cluster, name string) string {
 	return string(vm.GetUID())
 }
 
-// releaseVM deletes a VM and keeps its server.
-func releaseVM(t *testing.T, c *framework.Cluster, name string) {
-	t.Helper()
-	objects := dynamicFor(t, c.Config).Resource(vms).Namespace("default")
-	assert.Eventually(t, "the VM is to be released", func(t testing.TB) error {
-		vm, err := objects.Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if err := unstructured.SetNestedField(vm.Object, "Retain", "spec", "deletionPolicy"); err != nil {
-			return err
-		}
-		_, err = objects.Update(t.Context(), vm, metav1.UpdateOptions{})
-		return err
-	})
-	if err := objects.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	assert.Eventually(t, "the VM is gone", func(t testing.TB) error {
-		_, err := objects.Get(t.Context(), name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return errors.New("it is there")
-	})
-}
-
 // TestInspectingAsPlainUser checks both commands without root, of a Drover of the same user,
 // and that root sees that Drover with the rights that it has.
 func TestInspectingAsPlainUser(t *testing.T) {
@@ -397,7 +422,6 @@ func TestInspectingAsPlainUser(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	up := command(ctx, "up", "--port", "0", "--vm-driver", "fake", "--unsafe-no-fsync")
 	up.Cancel = func() error { return up.Process.Signal(syscall.SIGTERM) }
-	up.WaitDelay = 20 * time.Second
 	var printed bytes.Buffer
 	up.Stdout, up.Stderr = &printed, &printed
 	if err := up.Start(); err != nil {

@@ -12,9 +12,8 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"slices"
+	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,9 +29,6 @@ var shared *framework.Cluster
 
 func TestMain(m *testing.M) { os.Exit(framework.RunTests(m, &shared, framework.ClusterOptions{})) }
 
-// waitTimeout is how long a busy machine may take for what is usually done immediately.
-const waitTimeout = 60 * time.Second
-
 // commandResult of a program that ended.
 type commandResult struct {
 	code        int
@@ -42,10 +38,8 @@ type commandResult struct {
 // runDrover runs the program to its end, without the tester's own settings.
 func runDrover(t *testing.T, stdin string, env []string, args ...string) commandResult {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, droverBinary(t), args...)
+	cmd := exec.CommandContext(t.Context(), droverBinary(t), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG=", "DROVER_DATA_DIR=")
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errOut
@@ -112,13 +106,5 @@ func newNamespace(t *testing.T, client kubernetes.Interface) string {
 }
 
 func nonEmptyLines(text string) []string {
-	return slices.DeleteFunc(splitLines(text), func(line string) bool { return line == "" })
-}
-
-func splitLines(text string) []string {
-	var all []string
-	for line := range bytes.Lines([]byte(text)) {
-		all = append(all, string(bytes.TrimRight(line, "\n")))
-	}
-	return all
+	return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
 }

@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -102,16 +103,11 @@ func SSHGuest(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unlock, err := lockBuild(root)
+	archive, errs, err := RunCommand(t, BuildTimeout, nil, filepath.Join(root, "hack", "ssh-guest.sh"))
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("building the guest: %v\n%s", err, errs)
 	}
-	defer unlock()
-	dir := filepath.Join(root, "bin", "guest")
-	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "ssh-guest.sh"), dir).CombinedOutput(); err != nil {
-		t.Fatalf("building the guest: %v\n%s", err, out)
-	}
-	rootfs, err := os.ReadFile(filepath.Join(dir, "ssh-guest.tar"))
+	rootfs, err := os.ReadFile(strings.TrimSpace(archive))
 	if err == nil {
 		err = ImportImage(t.Context(), c, rootfs, image, `ENTRYPOINT ["/init"]`)
 	}

@@ -12,10 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/cmd/kubectl-vm/app"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -151,12 +149,12 @@ func TestCreateEndsWhenItStalls(t *testing.T) {
 func TestCreateTimesOut(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	r := u.createFailing("--wait", "--timeout=10s")
-	if r.code != 1 && r.code != 2 { // 2 after many failures
+	r := u.createFailing("--wait", "--timeout=10s") // in which it fails at least once
+	if r.code != 1 && r.code != 2 {                 // 2 after many failures
 		t.Errorf("it ended with %d", r.code)
 	}
 	want(t, r.out, "virtualmachine.cloudnative.tw/failing created\n")
-	want(t, r.errs, "out of luck (next try in ", "error: failing: timed out after 10s", "failing is not ready: Failed,", "times in a row.", "What to do:")
+	want(t, r.errs, "out of luck (next try in ", "error: failing: timed out after 10s", "failing is not ready: Failed,", "What to do:")
 }
 
 // TestWaitSurvivesAnOutage cuts the connection to the API server during a wait.
@@ -168,27 +166,18 @@ func TestWaitSurvivesAnOutage(t *testing.T) {
 	u.waitFor("web", framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable))
 	u.fails(2, []string{"SecretUnavailable", "kubectl create secret"}, "explain", "web")
 	u.flags = []string{"--kubeconfig=" + proxy.Kubeconfig}
-	var out, errs buffer
-	done := make(chan int, 1)
-	go func() {
-		done <- app.Main(t.Context(), u.args([]string{"start", "web", "--wait"}), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: &errs})
-	}()
-	assert.Eventually(t, "the wait begins", func(testing.TB) error {
-		if !strings.Contains(out.String(), "web unchanged") {
-			return errNotYet
-		}
-		return nil
-	})
+	wait := u.start(t.Context(), "start", "web", "--wait")
+	wait.out.waitFor(t, "web unchanged")
 	proxy.Disconnect()
 	environment.MustRunKubectl(t, "", "create", "secret", "generic", "later", "--namespace="+u.namespace, "--from-literal=user-data=x")
 	u.waitFor("web", framework.IsActive)
 	select {
-	case code := <-done:
-		t.Fatalf("it ended during the outage with %d: %s", code, errs.String())
+	case code := <-wait.exit:
+		t.Fatalf("it ended during the outage with %d: %s", code, wait.errs.String())
 	default:
 	}
 	proxy.Restore()
-	if code := <-done; code != 0 || errs.String() != "" {
-		t.Errorf("it ended with %d: %s", code, errs.String())
+	if code := wait.wait(t); code != 0 || wait.errs.String() != "" {
+		t.Errorf("it ended with %d: %s", code, wait.errs.String())
 	}
 }

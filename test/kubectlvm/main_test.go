@@ -21,6 +21,9 @@ var environment *testenv.Environment
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
 
+// settings are the variables that verbs read, the same for all tests, which can be parallel then.
+var settings = map[string]string{"TERM": "xterm", "NO_COLOR": "1"}
+
 func startEnvironment() (func() error, error) {
 	env, err := testenv.New()
 	if err != nil {
@@ -31,5 +34,12 @@ func startEnvironment() (func() error, error) {
 		return nil, errors.Join(err, env.Close())
 	}
 	environment = env
+	err = os.Setenv("KUBECONFIG", env.Kubeconfig) // completions have no flag
+	for name, value := range settings {
+		err = errors.Join(err, os.Setenv(name, value))
+	}
+	if err != nil {
+		return nil, errors.Join(err, controller.Stop(), env.Close())
+	}
 	return func() error { return errors.Join(controller.Stop(), env.Close()) }, nil
 }

@@ -6,16 +6,16 @@ package kubectlvm
 import (
 	"context"
 	"encoding/json"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/cmd/kubectl-vm/app"
-	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -133,34 +133,17 @@ func TestTopFollows(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	var out, errs buffer
-	done := make(chan int, 1)
-	go func() {
-		done <- app.Main(ctx, u.args([]string{"top", "--watch"}), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: &errs})
-	}()
+	defer cancel()
+	top := u.start(ctx, "top", "--watch")
 	u.create("web")
-	waitForText := func(text string) {
-		t.Helper()
-		assert.Eventually(t, "top prints "+text, func(testing.TB) error {
-			if !strings.Contains(out.String(), text) {
-				return errNotYet
-			}
-			return nil
-		})
-	}
-	waitForText("1 VM (1 Active)")
+	top.out.waitFor(t, "1 VM (1 Active)")
 	u.must("stop", "web")
-	waitForText("1 VM (1 Stopped)")
+	top.out.waitFor(t, "1 VM (1 Stopped)")
 	u.must("delete", "web", "--yes")
-	waitForText("0 VMs  CPU")
+	top.out.waitFor(t, "0 VMs  CPU")
 	cancel()
-	select {
-	case code := <-done:
-		if code != 0 || errs.String() != "" || strings.Contains(out.String(), "\x1b") {
-			t.Errorf("it ended with %d: %q", code, errs.String())
-		}
-	case <-time.After(framework.StepTimeout):
-		t.Fatal("it did not end")
+	if code := top.wait(t); code != 0 || top.errs.String() != "" || strings.Contains(top.out.String(), "\x1b") {
+		t.Errorf("it ended with %d: %q", code, top.errs.String())
 	}
 }
 
@@ -185,12 +168,7 @@ func TestExplainRetries(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	u.createFailing()
-	assert.Eventually(t, "it has failed twice", func(testing.TB) error {
-		if op := u.get(failing).Status.Operation; op == nil || op.Attempts < 2 {
-			return errNotYet
-		}
-		return nil
-	})
+	u.waitForFailures()
 	r := u.run("explain", failing)
 	want(t, r.out, "out of luck", "Drover has been creating the server for", "times in a row.", "Condition Ready has been False for", "What to do:", "Last events:")
 	if r.code != 1 && r.code != 2 { // 2 after many failures
@@ -257,14 +235,32 @@ func TestUnreachableClusters(t *testing.T) {
 	u.fails(1, []string{"none"}, "list")
 }
 
-// TestWithoutDrover uses a cluster that has no VirtualMachines.
+// TestWithoutDrover uses an API server that has no VirtualMachines.
 func TestWithoutDrover(t *testing.T) {
 	t.Parallel()
-	cluster := framework.StartCluster(t, framework.ClusterOptions{})
-	u := &user{t: t, namespace: metav1.NamespaceDefault, flags: []string{"--kubeconfig=" + cluster.Kubeconfig}, stdin: strings.NewReader("")}
-	deleteCRD(t, cluster)
+	u := &user{t: t, namespace: metav1.NamespaceDefault, flags: []string{"--kubeconfig=" + hideVirtualMachines(t)}, stdin: strings.NewReader("")}
 	for _, args := range [][]string{{"list"}, {"list", "-o", "json"}, {"show", "web"}, {"stop", "web"}, {"top"}, {"create", "web"}, {"delete", "web", "--yes"}, {"stop", "--all"}} {
 		u.fails(1, []string{"Drover is not installed in it"}, args...)
 	}
 	u.fails(3, []string{"Drover is not installed in it"}, "explain", "web")
+}
+
+// hideVirtualMachines returns a kubeconfig for the API server that answers requests for
+// VirtualMachines as it does those for a group that it does not have.
+func hideVirtualMachines(t *testing.T) string {
+	t.Helper()
+	transport, err := rest.TransportFor(environment.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, err := url.Parse(environment.Config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httptest.NewServer(&httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(target)
+		r.Out.URL.Path = strings.Replace(r.Out.URL.Path, "/apis/"+api.GroupName, "/apis/absent.example.com", 1)
+	}})
+	t.Cleanup(proxy.Close)
+	return writeKubeconfig(t, &rest.Config{Host: proxy.URL})
 }

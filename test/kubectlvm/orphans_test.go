@@ -4,39 +4,22 @@
 package kubectlvm
 
 import (
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// TestOrphans has an administrator remove an orphan that the controller only reports, and look
+// testOrphans has an administrator remove an orphan that the controller only reports, and look
 // at a server that was released, without access to the engine's host.
-func TestOrphans(t *testing.T) {
-	t.Parallel()
-	env := testenv.Start(t)
-	certs, address := filepath.Join(t.TempDir(), "certs"), framework.FreeAddress(t)
-	if _, err := framework.WriteServerCertificate(certs); err != nil {
-		t.Fatal(err)
-	}
-	env.RunController(t, "--vm-driver=fake", "--orphan-policy=report", "--orphan-grace=1s",
-		"--streams-address="+address, "--streams-cert-dir="+certs, "--streams-url=https://"+address)
-	u := &user{t: t, namespace: env.CreateNamespace(t), flags: []string{"--kubeconfig=" + env.Kubeconfig}, stdin: strings.NewReader("")}
-	assert.Eventually(t, "the address is published", func(t testing.TB) error {
-		_, err := env.KubeClient.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
-		return err
-	})
+func testOrphans(t *testing.T, r *replicas) {
+	env, u := r.Environment, newUserOf(t, r.Environment)
 	owned := env.CreateActiveVM(t, framework.NewVM("owned").Namespace(u.namespace).Driver("fake"))
 	kept := env.CreateActiveVM(t, framework.NewVM("kept").Namespace(u.namespace).Driver("fake").DeletionPolicy(api.DeletionRetain))
 	env.DeleteVM(t, kept)
@@ -63,7 +46,7 @@ func TestOrphans(t *testing.T) {
 	if err != nil || len(approvals.Data) != 0 {
 		t.Errorf("the approvals that stay are %v, %v", approvals.Data, err)
 	}
-	checkRightToListServers(t, env, u)
+	checkRightToListServers(t, r, u)
 }
 
 // makeOrphan deletes a VM whose finalizer it removed, so that its server is left. It tries again
@@ -92,32 +75,23 @@ func (u *user) checkNoOrphans() {
 
 // checkRightToListServers checks that the roles of Drover do not show the servers of all
 // namespaces, and that one right does.
-func checkRightToListServers(t *testing.T, env *testenv.Environment, u *user) {
+func checkRightToListServers(t *testing.T, r *replicas, u *user) {
 	t.Helper()
 	const name = "reviewer"
-	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
+	roles := r.KubeClient.RbacV1()
 	bind := func(role string) {
 		t.Helper()
-		_, err := env.KubeClient.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: role}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		_, err := roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role}, Subjects: userOf(name), RoleRef: clusterRole(role),
 		}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	bind("admin")
-	signed := env.SignUser(t, name, time.Now().Add(time.Hour))
-	config := clientcmdapi.NewConfig()
-	config.Clusters["c"] = &clientcmdapi.Cluster{Server: signed.Host, CertificateAuthority: signed.CAFile, CertificateAuthorityData: signed.CAData}
-	config.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: signed.CertData, ClientKeyData: signed.KeyData}
-	config.Contexts["c"], config.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "c"
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(err)
-	}
-	other := &user{t: t, namespace: u.namespace, flags: []string{"--kubeconfig=" + path}, stdin: u.stdin}
+	other := r.signIn(t, u, name)
 	other.fails(1, []string{`cannot list resource "virtualmachines/servers"`, "at the cluster scope"}, "orphans", "list")
-	_, err := env.KubeClient.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+	_, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{api.SchemeGroupVersion.Group}, Resources: []string{"virtualmachines/" + streams.Servers}, Verbs: []string{"list"}}},
 	}, metav1.CreateOptions{})
@@ -125,10 +99,5 @@ func checkRightToListServers(t *testing.T, env *testenv.Environment, u *user) {
 		t.Fatal(err)
 	}
 	bind(name)
-	assert.Eventually(t, "the right counts", func(testing.TB) error {
-		if other.run("orphans", "list").code != 0 {
-			return errNotYet
-		}
-		return nil
-	})
+	other.eventually("orphans", "list")
 }

@@ -14,7 +14,6 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -140,30 +139,28 @@ func TestInterruptedWait(t *testing.T) {
 	u := newUser(t)
 	u.createFailing()
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan result, 1)
-	go func() { done <- u.runWith(ctx, "restart", failing, "--wait") }()
-	assert.Eventually(t, "the restart is requested", func(testing.TB) error {
-		if u.get(failing).Spec.RestartedAt == nil {
+	defer cancel()
+	restart := u.start(ctx, "restart", failing, "--wait")
+	u.waitFor(failing, func(vm *api.VirtualMachine) error {
+		if vm.Spec.RestartedAt == nil {
 			return errNotYet
 		}
 		return nil
 	})
 	cancel()
-	select {
-	case r := <-done:
-		if r.code != 130 || strings.Contains(r.errs, "error") {
-			t.Errorf("it ended with %d: %s", r.code, r.errs)
-		}
-	case <-time.After(framework.StepTimeout):
-		t.Fatal("it did not end")
+	if code := restart.wait(t); code != 130 || strings.Contains(restart.errs.String(), "error") {
+		t.Errorf("it ended with %d: %s", code, restart.errs.String())
 	}
 }
+
+// patient has a verb that tells what it has brought about wait for that however busy the host is.
+const patient = "--timeout=1h"
 
 func TestResizeSaysWhatApplies(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	u.create("web", "--cpu=1", "--memory=64Mi", "--port=http=18081:80")
-	out := u.must("resize", "web", "--cpu=2", "--memory=128Mi", "--disk=1G", "--timeout=2m")
+	out := u.must("resize", "web", "--cpu=2", "--memory=128Mi", "--disk=1G", patient)
 	want(t, out, "web resized\n", "cpu 1 -> 2", "memory 64Mi -> 128Mi", "rootDisk default -> 1G", "applied\n")
 	if got := u.must("resize", "web", "--cpu=2"); got != "virtualmachine.cloudnative.tw/web unchanged\n" {
 		t.Errorf("the same size printed %q", got)
@@ -171,9 +168,9 @@ func TestResizeSaysWhatApplies(t *testing.T) {
 	u.fails(1, []string{"rootDisk may only grow: it was 1G and is now 500M"}, "resize", "web", "--disk=500M")
 	u.fails(1, []string{"nothing to change"}, "resize", "web")
 	u.fails(1, []string{`--memory "x"`}, "resize", "web", "--memory=x")
-	out = u.must("port", "add", "web", "18082:443", "53/udp", "--timeout=2m")
+	out = u.must("port", "add", "web", "18082:443", "53/udp", patient)
 	want(t, out, "web changed\n", "open tcp-443 18082:443   waits for a restart: kubectl vm restart web\n", "open udp-53 53/udp")
-	want(t, u.must("port", "rm", "web", "http", "--timeout=2m"), "close http 18081:80", "waits for a restart")
+	want(t, u.must("port", "rm", "web", "http", patient), "close http 18081:80", "waits for a restart")
 	u.fails(1, []string{"no such port: it has tcp-443 18082:443, udp-53 53/udp"}, "port", "rm", "web", "80")
 	u.fails(2, []string{"ChangePending", "kubectl vm restart web"}, "explain", "web")
 	u.must("pause", "web", "--wait")

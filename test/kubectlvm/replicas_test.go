@@ -14,26 +14,28 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/cli-runtime/pkg/genericiooptions"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/tier"
 )
 
-// bootTimeout is how long an emulated guest may take on a loaded machine.
-const bootTimeout = 4 * time.Minute
-
-// replicas are two controllers of a cluster, which run machines, and serve streams behind
-// one address.
+// replicas are two controllers of a cluster, which simulate servers and run machines, record
+// their decisions in files, and serve streams behind one address.
 type replicas struct {
 	*testenv.Environment
-	images    string
-	all       []*testenv.ControllerProcess
-	addresses []string
-	start     func(n int)
+	images string
+	files  [2]string
+	all    [2]*testenv.ControllerProcess
+	start  func(n int)
 }
 
 func newReplicas(t *testing.T) *replicas {
@@ -41,105 +43,177 @@ func newReplicas(t *testing.T) *replicas {
 	framework.QEMUBinary(t)
 	temp := t.TempDir()
 	testenv.KillMachinesAtEnd(t, temp)
-	r := &replicas{
-		Environment: testenv.Start(t), images: filepath.Join(temp, "images"),
-		all: make([]*testenv.ControllerProcess, 2), addresses: []string{framework.FreeAddress(t), framework.FreeAddress(t)},
-	}
-	service := framework.NewServiceProxy(t, r.addresses...)
-	_, err := framework.WriteServerCertificate(filepath.Join(temp, "certs"))
+	r := &replicas{Environment: testenv.Start(t), images: filepath.Join(temp, "images")}
+	addresses := []string{framework.FreeAddress(t), framework.FreeAddress(t)}
+	service := framework.NewServiceProxy(t, addresses...)
+	certs := filepath.Join(temp, "certs")
+	_, err := framework.WriteServerCertificate(certs)
 	if err == nil {
 		err = os.Mkdir(r.images, 0o700)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.allowDiscovery(t)
 	r.start = func(n int) {
+		r.files[n] = filepath.Join(temp, fmt.Sprint("decisions-", n))
 		r.all[n] = r.StartControllerProcess(t, []string{fmt.Sprintf("POD_NAME=replica-%d", n)},
-			"--vm-driver=qemu", "--qemu-dir="+filepath.Join(temp, "qemu"), "--qemu-image-dirs="+r.images, "--qemu-accel=tcg",
-			"--leader-elect=true", "--lease-lock-namespace=default",
-			"--streams-address="+r.addresses[n], "--streams-cert-dir="+filepath.Join(temp, "certs"), "--streams-url=https://"+service.Address())
+			"--vm-driver=fake,qemu", "--qemu-dir="+filepath.Join(temp, "qemu"), "--qemu-image-dirs="+r.images, "--qemu-accel=tcg",
+			"--leader-elect=true", "--lease-lock-namespace=default", "--decisions="+r.files[n], "--orphan-policy=report", "--orphan-grace=1s",
+			"--streams-address="+addresses[n], "--streams-cert-dir="+certs, "--streams-url=https://"+service.Address())
+		assert.Eventually(t, "the replica serves streams", func(t testing.TB) error {
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", addresses[n])
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
 	}
 	return r
 }
 
-// newUser returns a user who has a namespace of their own.
-func (r *replicas) newUser(t *testing.T) *user {
-	return &user{t: t, namespace: r.CreateNamespace(t), flags: []string{"--kubeconfig=" + r.Kubeconfig}, stdin: strings.NewReader("")}
+// waitUntilPublished waits until users find where streams are served.
+func (r *replicas) waitUntilPublished(t *testing.T) {
+	t.Helper()
+	assert.Eventually(t, "the address is published", func(t testing.TB) error {
+		_, err := r.KubeClient.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
+		return err
+	})
 }
 
-// newVM returns a VM of a user, a machine of the smallest size.
-func (r *replicas) newVM(u *user) *framework.VMBuilder {
+// allowDiscovery lets every user find where streams are served, as config/rbac does.
+func (r *replicas) allowDiscovery(t *testing.T) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Name: streams.ConfigMapName, Namespace: streams.ConfigMapNamespace}
+	rbac := r.KubeClient.RbacV1()
+	_, err := rbac.Roles(meta.Namespace).Create(t.Context(), &rbacv1.Role{
+		ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{meta.Name}, Verbs: []string{"get"}}},
+	}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = rbac.RoleBindings(meta.Namespace).Create(t.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:authenticated"}},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// signIn returns a user without rights, with a certificate, who works in the namespace of another.
+func (r *replicas) signIn(t *testing.T, u *user, name string) *user {
+	t.Helper()
+	path := writeKubeconfig(t, r.SignUser(t, name, time.Now().Add(time.Hour)))
+	return &user{t: t, namespace: u.namespace, flags: []string{"--kubeconfig=" + path}, stdin: strings.NewReader("")}
+}
+
+// writeKubeconfig writes how to connect, and returns the path of the file.
+func writeKubeconfig(t testing.TB, c *rest.Config) string {
+	t.Helper()
+	file := clientcmdapi.NewConfig()
+	file.Clusters["c"] = &clientcmdapi.Cluster{Server: c.Host, CertificateAuthorityData: c.CAData, CertificateAuthority: c.CAFile}
+	file.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: c.CertData, ClientKeyData: c.KeyData}
+	file.Contexts["x"], file.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*file, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// userOf is the subject of bindings for a user.
+func userOf(name string) []rbacv1.Subject {
+	return []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
+}
+
+// clusterRole is the roleRef of bindings of a ClusterRole.
+func clusterRole(name string) rbacv1.RoleRef {
+	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}
+}
+
+// TestReplicas has users of two replicas, one of which is killed while it leads. The tests of each
+// subject share the replicas and their end: of orphans, of the history of decisions, of a console
+// that is open all the time, and in the full tier of what a machine of Linux serves.
+func TestReplicas(t *testing.T) {
+	t.Parallel()
+	r := newReplicas(t)
+	r.start(0)
+	r.waitUntilPublished(t)
+	t.Run("Orphans", func(t *testing.T) { testOrphans(t, r) })
+	history := startHistory(t, r)
+	person := startConsole(t, r)
+	r.start(1)
+	history.test(t)
+	person.test(t)
+
+	r.all[0].MustKill()
+	history.testNextLeader(t)
+	person.testNextLeader(t)
+	t.Run("Linux", func(t *testing.T) { testLinuxMachine(t, r) })
+}
+
+// newMachine returns a VM of a user, a machine of the smallest size.
+func newMachine(u *user) *framework.VMBuilder {
 	return framework.NewVM("vm").Namespace(u.namespace).Driver("qemu").GracePeriod(3600).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, "64Mi")
 }
 
-// waitUntilServed waits until a replica accepts connections.
-func (r *replicas) waitUntilServed(t *testing.T, n int) {
+// consoleUser is a person at the console of a machine whose guest resets, whose replica of the
+// controller, which leads, is killed, and which is restarted by the other one. The session is the
+// same all the time, and typing works after each.
+type consoleUser struct {
+	*user
+	tty *terminal
+}
+
+// startConsole starts the machine.
+func startConsole(t *testing.T, r *replicas) *consoleUser {
 	t.Helper()
-	assert.Eventually(t, "replica "+r.addresses[n]+" serves streams", func(t testing.TB) error {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.addresses[n])
-		if err != nil {
-			return err
-		}
-		return conn.Close()
-	})
+	p := &consoleUser{user: newUserOf(t, r.Environment), tty: newTerminal(t, 80, 24)}
+	r.CreateActiveVM(t, newMachine(p.user).Image(framework.BuildBootGuest(t, r.images, "A", false)))
+	return p
 }
 
-// TestConsoleOutlivesItsReplica has a person at the console of a machine whose guest resets,
-// whose replica of the controller, which leads, is killed, and which is restarted by the other
-// one. The session is the same all the time, and typing works after each.
-func TestConsoleOutlivesItsReplica(t *testing.T) {
-	t.Setenv("TERM", "xterm")
-	r := newReplicas(t)
-	r.start(0)
-	u := r.newUser(t)
-	vm := r.CreateVM(t, r.newVM(u).Image(framework.BuildBootGuest(t, r.images, "A", false)))
-	r.WaitForVM(t, vm, framework.IsActive)
-	r.start(1)
-	r.waitUntilServed(t, 1)
-
-	tty := newTerminal(t, 80, 24)
-	done := make(chan int, 1)
-	go func() { done <- tty.run(t.Context(), u, "console", "vm") }()
-	tty.waitFor(t, "drover guest 1 A")
-	tty.typeText(t, "one")
-	tty.waitFor(t, "one")
-	tty.typeText(t, "r") // resets
-	tty.waitFor(t, "drover guest 2 A")
-	tty.typeText(t, "two")
-	tty.waitFor(t, "two")
-
-	r.all[0].MustKill()
-	tty.waitFor(t, "The connection was lost. Connecting again")
-	tty.typeUntilSeen(t, "ace")
-	u.must("restart", "vm", "--wait") // which is work of the new leader
-	tty.waitFor(t, "the server has stopped. Connecting again")
-	tty.waitFor(t, "drover guest 3 A")
-	tty.typeUntilSeen(t, "ten")
-
-	tty.typeText(t, "\x1d")
-	if code := <-done; code != 0 {
-		t.Errorf("it ended with %d", code)
-	}
-	text := tty.close()
-	if strings.Count(text, "Connecting again") != 2 || !strings.Contains(text, "Left the console.") {
-		t.Errorf("the terminal shows %q", text)
-	}
-	u.must("delete", "vm", "--yes")
+func (p *consoleUser) test(t *testing.T) {
+	t.Helper()
+	p.tty.start(t.Context(), p.user, "console", "vm")
+	p.tty.text.waitFor(t, "drover guest 1 A")
+	p.tty.typeText(t, "one")
+	p.tty.text.waitFor(t, "one")
+	p.tty.typeText(t, "r") // resets
+	p.tty.text.waitFor(t, "drover guest 2 A")
+	p.tty.typeText(t, "two")
+	p.tty.text.waitFor(t, "two")
 }
 
-// TestMachineThroughReplicas uses the log, commands and ports of a machine of Linux through a
-// controller's own address.
-func TestMachineThroughReplicas(t *testing.T) {
-	r := newReplicas(t)
-	r.start(0)
-	u := r.newUser(t)
+func (p *consoleUser) testNextLeader(t *testing.T) {
+	t.Helper()
+	p.tty.text.waitFor(t, "The connection was lost. Connecting again")
+	p.tty.typeUntilSeen(t, "ace")
+	p.must("restart", "vm", "--wait") // which is work of the new leader
+	p.tty.text.waitFor(t, "the server has stopped. Connecting again")
+	p.tty.text.waitFor(t, "drover guest 3 A")
+	p.tty.typeUntilSeen(t, "ten")
+
+	p.tty.typeText(t, "\x1d")
+	code := p.tty.wait(t)
+	text := p.tty.close()
+	if code != 0 || strings.Count(text, "Connecting again") != 2 || !strings.Contains(text, "Left the console.") {
+		t.Errorf("it ended with %d, and the terminal shows %q", code, text)
+	}
+	p.must("delete", "vm", "--yes")
+}
+
+// testLinuxMachine uses the log, commands and ports of a machine of Linux through a controller's
+// own address.
+func testLinuxMachine(t *testing.T, r *replicas) {
+	tier.Full(t, "it boots Linux; the gate keeps TestSSH, which runs commands and forwards a port, the console above, and the streams of machines in test/streams")
+	u := newUserOf(t, r.Environment)
 	guest := framework.BuildLinuxGuest(t, r.images)
-	vm := r.CreateVM(t, r.newVM(u).Port("http", 80, 0).Port("echo", 7, 0).ReadinessProbe(80).Spec(func(s *api.VirtualMachineSpec) {
+	r.CreateActiveVM(t, newMachine(u).Port("http", 80, 0).Port("echo", 7, 0).ReadinessProbe(80).Spec(func(s *api.VirtualMachineSpec) {
 		s.ReadinessProbe.TimeoutSeconds = 10
 		s.Image = &api.Image{Kernel: &api.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 agent=honest"}}
 	}))
-	r.WaitForVM(t, vm, framework.IsActive)
 
 	want(t, u.must("logs", "vm"), "drover linux guest 1 is up")
 	if got := u.must("exec", "vm", "--", "echo", "a b"); got != "a b\n" {
@@ -156,18 +230,14 @@ func TestMachineThroughReplicas(t *testing.T) {
 func (u *user) checkPortForward(t *testing.T, port int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	var out buffer
-	done := make(chan int, 1)
-	go func() {
-		done <- app.Main(ctx, u.args([]string{"port-forward", "vm", fmt.Sprintf(":%d", port)}), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: &out})
-	}()
+	forward := u.start(ctx, "port-forward", "vm", fmt.Sprintf(":%d", port))
 	defer func() {
 		cancel()
-		<-done
+		forward.wait(t)
 	}()
 	var address string
 	assert.Eventually(t, "the port is open", func(testing.TB) error {
-		_, err := fmt.Sscanf(out.String(), "Forwarding %s -> ", &address)
+		_, err := fmt.Sscanf(forward.out.String(), "Forwarding %s -> ", &address)
 		return err
 	})
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -175,7 +245,6 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(time.Now().Add(framework.StepTimeout))
 	if _, err := io.WriteString(conn, "hello\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -186,15 +255,8 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 	}
 }
 
-func (tty *terminal) typeText(t testing.TB, text string) {
-	t.Helper()
-	if _, err := io.WriteString(tty.person, text); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// typeUntilSeen types what the guest repeats, letters that are no commands to it. Keys may be lost while the connection is not
-// there again yet.
+// typeUntilSeen types what the guest repeats, letters that are no commands to it. Keys may be lost
+// while the connection is not there again yet.
 func (tty *terminal) typeUntilSeen(t *testing.T, text string) {
 	t.Helper()
 	assert.Eventually(t, "the guest repeats "+text, func(t testing.TB) error {

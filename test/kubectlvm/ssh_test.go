@@ -16,13 +16,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // sshUser runs the program, which starts itself again as the proxy of ssh, beside `drover up`
@@ -33,15 +33,11 @@ type sshUser struct {
 	program, dir        string
 	environment         []string
 	user                string // of the guest
-	runTimeout          time.Duration
 	copySize            int
 	identity, publicKey string
 }
 
-// machineBootsWithin is how long a Debian may take to boot where it is emulated.
-const machineBootsWithin = 20 * time.Minute
-
-func newSSHUser(t *testing.T, flags ...string) *sshUser {
+func newSSHUser(t *testing.T, copySize int, flags ...string) *sshUser {
 	t.Helper()
 	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: flags})
 	if err != nil {
@@ -54,7 +50,8 @@ func newSSHUser(t *testing.T, flags ...string) *sshUser {
 		}
 	})
 	dir := t.TempDir()
-	u := &sshUser{t: t, program: buildPlugin(t, dir), cluster: env, user: "ann", runTimeout: runTimeout, copySize: 20 << 20, dir: dir, identity: filepath.Join(dir, "key")}
+	u := &sshUser{t: t, cluster: env, user: "ann", copySize: copySize, dir: dir, identity: filepath.Join(dir, "key")}
+	u.program, _ = plugin(t)
 	u.environment = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig, "HOME="+dir, "XDG_CONFIG_HOME="+filepath.Join(dir, "it's a %d folder"), "SSH_AUTH_SOCK=")
 	out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", u.identity).CombinedOutput()
 	if err != nil {
@@ -69,11 +66,8 @@ func newSSHUser(t *testing.T, flags ...string) *sshUser {
 }
 
 func (u *sshUser) command(args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(u.t.Context()), u.runTimeout) // cleanups run verbs too
-	u.t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, u.program, args...)
+	cmd := exec.CommandContext(context.WithoutCancel(u.t.Context()), u.program, args...) // cleanups run verbs too
 	cmd.Env, cmd.Dir = u.environment, u.dir
-	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, framework.StepTimeout // it ends ssh
 	return cmd
 }
 
@@ -115,8 +109,12 @@ func (u *sshUser) create(name, image string) {
 // TestSSH logs in to real OpenSSH servers, and copies files.
 func TestSSH(t *testing.T) {
 	t.Parallel()
+	copySize, races := 2<<20, 1
+	if tier.IsFull() {
+		copySize, races = 20<<20, 5
+	}
 	image := framework.SSHGuest(t)
-	u := newSSHUser(t, "--vm-driver=docker")
+	u := newSSHUser(t, copySize, "--vm-driver=docker")
 	u.create("web", image)
 	u.create("db", image)
 	u.expect(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
@@ -125,7 +123,7 @@ func TestSSH(t *testing.T) {
 	u.expect(255, "", "nobody@web.default.vm: Permission denied (publickey)", u.ssh("nobody@web", "--", "id")...)
 	u.expect(255, "", "Permission denied (publickey)", "ssh", "ann@web", "--ssh-option=IdentityFile=none", "--ssh-option=IdentitiesOnly=yes", "--", "id")
 	u.expect(1, "", `virtualmachines "none" not found in namespace "default"`, u.ssh("ann@none", "--", "id")...)
-	for range 5 { // ssh must not end its proxy before that has said why
+	for range races { // ssh must not end its proxy before that has said why
 		u.expect(255, "", "error: port 23 of the server takes no connection", u.ssh("ann@web", "--port=23", "--", "id")...)
 	}
 	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
@@ -156,12 +154,13 @@ func (u *sshUser) testExecOfNoProgram() {
 
 // TestSSHToMachine logs in to the Debian of hack/debian-guest.sh.
 func TestSSHToMachine(t *testing.T) {
+	tier.Full(t, "it emulates a whole Debian for minutes; the gate keeps TestSSH")
 	guest := os.Getenv("DROVER_DEBIAN_GUEST")
 	if guest == "" {
-		t.Skip("DROVER_DEBIAN_GUEST is empty: make test-debian builds the guest and runs this, which takes minutes")
+		t.Skip("DROVER_DEBIAN_GUEST is empty: hack/debian-guest.sh builds the guest")
 	}
-	u := newSSHUser(t, "--vm-driver=qemu", "--qemu-image-dirs="+guest)
-	u.user, u.runTimeout, u.copySize = "debian", machineBootsWithin, 2<<20
+	u := newSSHUser(t, 2<<20, "--vm-driver=qemu", "--qemu-image-dirs="+guest)
+	u.user = "debian"
 	r := u.run("", "create", "web", "--image="+filepath.Join(guest, "debian.img"), "--disk=3G", "--cpu=2", "--ssh-key="+u.identity+".pub",
 		"--port=22", "--probe=22", "--dry-run=client", "-o=json")
 	vm := &api.VirtualMachine{}
@@ -192,10 +191,8 @@ func (u *sshUser) testInteractive(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	tty.waitFor(t, "$ ")
-	if _, err := io.WriteString(tty.person, "stty size; exit 5\n"); err != nil {
-		t.Fatal(err)
-	}
+	tty.text.waitFor(t, "$ ")
+	tty.typeText(t, "stty size; exit 5\n")
 	err := cmd.Wait()
 	text := tty.close()
 	if code := cmd.ProcessState.ExitCode(); code != 5 || !strings.Contains(text, "33 91") {

@@ -66,7 +66,6 @@ func TestNamespaceOfATenant(t *testing.T) {
 func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 	t.Helper()
 	const name = "tenant"
-	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
 	roles := environment.KubeClient.RbacV1()
 	_, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -74,7 +73,7 @@ func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 	}, metav1.CreateOptions{})
 	if err == nil {
 		_, err = roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: userOf(name), RoleRef: clusterRole(name),
 		}, metav1.CreateOptions{})
 	}
 	if err != nil {
@@ -86,7 +85,7 @@ func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 		return err
 	})
 	_, err = roles.RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "admin"},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: userOf(name), RoleRef: clusterRole("admin"),
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -23,35 +22,12 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// deleteCRD deletes the VirtualMachine API of a cluster.
-func deleteCRD(t *testing.T, cluster *framework.Cluster) {
-	t.Helper()
-	kubectl := func(args ...string) (string, error) {
-		binary, err := framework.DroverBinary()
-		if err != nil {
-			return "", err
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), runTimeout)
-		defer cancel()
-		out, err := exec.CommandContext(ctx, binary, append([]string{"kubectl", "--kubeconfig=" + cluster.Kubeconfig}, args...)...).CombinedOutput()
-		return string(out), err
-	}
-	if out, err := kubectl("delete", "crd", "virtualmachines.cloudnative.tw"); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	assert.Eventually(t, "the API is gone", func(testing.TB) error {
-		if _, err := kubectl("get", "--raw=/apis/cloudnative.tw/v1alpha1/virtualmachines"); err == nil {
-			return errNotYet
-		}
-		return nil
-	})
-}
-
 // terminal is a pseudo-terminal.
 type terminal struct {
 	person, program *os.File
 	text            buffer
 	ended           chan struct{}
+	exit            chan int
 }
 
 // newTerminal opens a terminal of a size, and collects what is written to it.
@@ -72,7 +48,7 @@ func newTerminal(t *testing.T, width, height uint16) *terminal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tty := &terminal{person: person, program: program, ended: make(chan struct{})}
+	tty := &terminal{person: person, program: program, ended: make(chan struct{}), exit: make(chan int, 1)}
 	go func() {
 		defer close(tty.ended)
 		_, _ = io.Copy(&tty.text, person)
@@ -88,24 +64,29 @@ func (tty *terminal) close() string {
 	return tty.text.String()
 }
 
-// run runs a verb on the terminal.
-func (tty *terminal) run(ctx context.Context, u *user, args ...string) int {
-	return app.Main(ctx, u.args(args), genericiooptions.IOStreams{In: tty.program, Out: tty.program, ErrOut: tty.program})
+// start starts a verb on the terminal.
+func (tty *terminal) start(ctx context.Context, u *user, args ...string) {
+	go func() {
+		tty.exit <- app.Main(ctx, u.args(args), genericiooptions.IOStreams{In: tty.program, Out: tty.program, ErrOut: tty.program})
+	}()
 }
 
-func (tty *terminal) waitFor(t *testing.T, text string) {
+// wait waits for the end of the verb, and returns its exit code.
+func (tty *terminal) wait(t testing.TB) int {
 	t.Helper()
-	assert.Eventually(t, "the terminal shows "+text, func(testing.TB) error {
-		if !strings.Contains(tty.text.String(), text) {
-			return errNotYet
-		}
-		return nil
-	})
+	return waitForExit(t, tty.exit)
+}
+
+func (tty *terminal) typeText(t testing.TB, text string) {
+	t.Helper()
+	if _, err := io.WriteString(tty.person, text); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestDeleteAsks answers the question on a terminal.
 func TestDeleteAsks(t *testing.T) {
-	t.Setenv("TERM", "xterm")
+	t.Parallel()
 	u := newUser(t)
 	u.create("web")
 	for _, one := range []struct {
@@ -114,13 +95,10 @@ func TestDeleteAsks(t *testing.T) {
 		gone   bool
 	}{{"n\n", 1, false}, {"\n", 1, false}, {"\x04", 1, false}, {"y\n", 0, true}} {
 		tty := newTerminal(t, 80, 24)
-		done := make(chan int, 1)
-		go func() { done <- tty.run(t.Context(), u, "delete", "web") }()
-		tty.waitFor(t, "Delete 1 VM? [y/N] ")
-		if _, err := io.WriteString(tty.person, one.answer); err != nil {
-			t.Fatal(err)
-		}
-		code := <-done
+		tty.start(t.Context(), u, "delete", "web")
+		tty.text.waitFor(t, "Delete 1 VM? [y/N] ")
+		tty.typeText(t, one.answer)
+		code := tty.wait(t)
 		text := tty.close()
 		if code != one.code || (u.find("web") == nil) != one.gone {
 			t.Errorf("the answer %q ended with %d: %q", one.answer, code, text)
@@ -133,50 +111,37 @@ func TestDeleteAsks(t *testing.T) {
 
 // TestQuestionEndsByCtrlC ends the program while it waits for an answer.
 func TestQuestionEndsByCtrlC(t *testing.T) {
-	t.Setenv("TERM", "xterm")
+	t.Parallel()
 	u := newUser(t)
 	u.create("web")
 	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	tty := newTerminal(t, 80, 24)
-	done := make(chan int, 1)
-	go func() { done <- tty.run(ctx, u, "delete", "web") }()
-	tty.waitFor(t, "[y/N] ")
+	tty.start(ctx, u, "delete", "web")
+	tty.text.waitFor(t, "[y/N] ")
 	cancel()
-	select {
-	case code := <-done:
-		if code != 130 || u.find("web") == nil {
-			t.Errorf("it ended with %d", code)
-		}
-	case <-time.After(framework.StepTimeout):
-		t.Fatal("it did not end")
+	if code := tty.wait(t); code != 130 || u.find("web") == nil {
+		t.Errorf("it ended with %d", code)
 	}
-	if _, err := io.WriteString(tty.person, "\n"); err != nil { // ends the read
-		t.Fatal(err)
-	}
+	tty.typeText(t, "\n") // ends the read
 	tty.close()
 }
 
 // TestTopOnATerminal draws on a screen of its own, and leaves it.
 func TestTopOnATerminal(t *testing.T) {
-	t.Setenv("TERM", "xterm")
-	t.Setenv("NO_COLOR", "")
+	t.Parallel()
 	u := newUser(t)
 	for _, name := range []string{"a", "b", "c", "d"} {
 		u.must("create", name, "--driver=fake")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	tty := newTerminal(t, 40, 6)
-	done := make(chan int, 1)
-	go func() { done <- tty.run(ctx, u, "top", "--watch", "--sort-by=name") }()
-	tty.waitFor(t, "(2 more)")
+	tty.start(ctx, u, "top", "--watch", "--sort-by=name")
+	tty.text.waitFor(t, "(2 more)")
 	cancel()
-	select {
-	case code := <-done:
-		if code != 0 {
-			t.Errorf("it ended with %d", code)
-		}
-	case <-time.After(framework.StepTimeout):
-		t.Fatal("it did not end")
+	if code := tty.wait(t); code != 0 {
+		t.Errorf("it ended with %d", code)
 	}
 	text := tty.close()
 	if !strings.HasPrefix(text, "\x1b[?1049h\x1b[?25l") || !strings.HasSuffix(text, "\x1b[?25h\x1b[?1049l") {
@@ -186,13 +151,13 @@ func TestTopOnATerminal(t *testing.T) {
 
 // TestColors looks for sequences that only a terminal may get.
 func TestColors(t *testing.T) {
-	t.Setenv("TERM", "xterm")
 	u := newUser(t)
 	u.create("web")
 	for noColor, colored := range map[string]bool{"": true, "1": false} {
 		t.Setenv("NO_COLOR", noColor)
 		tty := newTerminal(t, 80, 24)
-		if code := tty.run(t.Context(), u, "list"); code != 0 {
+		tty.start(t.Context(), u, "list")
+		if code := tty.wait(t); code != 0 {
 			t.Errorf("list ended with %d", code)
 		}
 		if text := tty.close(); strings.Contains(text, "\x1b[32mActive") != colored || strings.Contains(text, "\x1b") != colored {
@@ -204,17 +169,13 @@ func TestColors(t *testing.T) {
 // TestCreateOnATerminal checks that the line that is redrawn leaves nothing behind, and that no
 // line is longer than a narrow terminal.
 func TestCreateOnATerminal(t *testing.T) {
-	t.Setenv("TERM", "xterm")
-	t.Setenv("NO_COLOR", "1")
+	t.Parallel()
 	u := newUser(t)
 	u.setFaults()
 	tty := newTerminal(t, 40, 24)
-	done := make(chan int, 1)
-	go func() {
-		done <- tty.run(t.Context(), u, "create", slow, "--driver=fake", "--wait")
-	}()
-	tty.waitFor(t, "Creating")
-	if code := <-done; code != 0 {
+	tty.start(t.Context(), u, "create", slow, "--driver=fake", "--wait")
+	tty.text.waitFor(t, "Creating")
+	if code := tty.wait(t); code != 0 {
 		t.Errorf("it ended with %d", code)
 	}
 	text := tty.close()
@@ -228,7 +189,7 @@ func TestCreateOnATerminal(t *testing.T) {
 
 // TestCompletion asks as kubectl does.
 func TestCompletion(t *testing.T) {
-	t.Setenv("KUBECONFIG", environment.Kubeconfig)
+	t.Parallel()
 	u := newUser(t)
 	u.create("web", "--port=http=18095:80")
 	u.create("db")
@@ -267,35 +228,31 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// buildPlugin builds kubectl-vm in a folder, and returns its path.
-func buildPlugin(t *testing.T, dir string) string {
+// plugin returns the path of kubectl-vm, which make build puts beside the program that clusters run.
+func plugin(t *testing.T) (path, drover string) {
 	t.Helper()
-	path := filepath.Join(dir, "kubectl-vm")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=v9.9", "-o", path, "../../cmd/kubectl-vm").CombinedOutput()
-	if err != nil {
-		t.Fatalf("building kubectl-vm: %v: %s", err, out)
+	drover, err := framework.DroverBinary()
+	path = filepath.Join(filepath.Dir(drover), "kubectl-vm")
+	if err == nil {
+		_, err = os.Stat(path)
 	}
-	return path
+	if err != nil {
+		t.Fatalf("%v: run make build", err)
+	}
+	return path, drover
 }
 
-// TestPlugin builds the program and lets kubectl find it.
+// TestPlugin lets kubectl find the program.
 func TestPlugin(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	u.create("web")
-	dir := t.TempDir()
+	path, drover := plugin(t)
 	run := func(program string, args ...string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, program, args...)
-		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "KUBECONFIG="+environment.Kubeconfig)
+		cmd := exec.CommandContext(t.Context(), program, args...)
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
 		out, err := cmd.CombinedOutput()
 		return string(out), err
-	}
-	buildPlugin(t, dir)
-	drover, err := framework.DroverBinary()
-	if err != nil {
-		t.Fatal(err)
 	}
 	out, err := run(drover, "kubectl", "vm", "list", "--namespace="+u.namespace)
 	if err != nil || !strings.Contains(out, "web    Active") {
@@ -305,7 +262,7 @@ func TestPlugin(t *testing.T) {
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 3 {
 		t.Errorf("kubectl vm explain: %v: %s", err, out)
 	}
-	if out, err = run(filepath.Join(dir, "kubectl-vm"), "version"); err != nil || !strings.HasPrefix(out, "kubectl-vm v9.9 (") {
+	if out, err = run(path, "version"); err != nil || !strings.HasPrefix(out, "kubectl-vm ") {
 		t.Errorf("version: %v: %s", err, out)
 	}
 }

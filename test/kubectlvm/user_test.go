@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,10 +21,8 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
-
-// runTimeout bounds every run. It is far longer than any takes.
-const runTimeout = 2 * time.Minute
 
 // user runs the program in a namespace.
 type user struct {
@@ -35,10 +32,15 @@ type user struct {
 	stdin     io.Reader
 }
 
-// newUser returns a user with a namespace of its own.
+// newUser returns a user of the shared environment with a namespace of its own.
 func newUser(t testing.TB) *user {
 	t.Helper()
-	return &user{t: t, namespace: environment.CreateNamespace(t), flags: []string{"--kubeconfig=" + environment.Kubeconfig}, stdin: strings.NewReader("")}
+	return newUserOf(t, environment)
+}
+
+func newUserOf(t testing.TB, env *testenv.Environment) *user {
+	t.Helper()
+	return &user{t: t, namespace: env.CreateNamespace(t), flags: []string{"--kubeconfig=" + env.Kubeconfig}, stdin: strings.NewReader("")}
 }
 
 // result is what a run has printed.
@@ -50,18 +52,54 @@ type result struct {
 // run runs a verb.
 func (u *user) run(args ...string) result {
 	u.t.Helper()
-	ctx, cancel := context.WithTimeout(u.t.Context(), runTimeout)
-	defer cancel()
-	return u.runWith(ctx, args...)
+	var out, errs buffer
+	code := app.Main(u.t.Context(), u.args(args), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: &errs})
+	return result{out.String(), errs.String(), code}
 }
 
-func (u *user) runWith(ctx context.Context, args ...string) result {
-	var out, errs buffer
-	code := app.Main(ctx, u.args(args), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: &errs})
-	if ctx.Err() == context.DeadlineExceeded {
-		u.t.Errorf("kubectl vm %s did not end: %s%s", strings.Join(args, " "), out.String(), errs.String())
-	}
-	return result{out.String(), errs.String(), code}
+// job is a verb that runs beside its test.
+type job struct {
+	out, errs buffer
+	exit      chan int
+}
+
+// start starts a verb that ends with ctx at the latest.
+func (u *user) start(ctx context.Context, args ...string) *job {
+	j := &job{exit: make(chan int, 1)}
+	go func() {
+		j.exit <- app.Main(ctx, u.args(args), genericiooptions.IOStreams{In: u.stdin, Out: &j.out, ErrOut: &j.errs})
+	}()
+	return j
+}
+
+// wait waits for the end of the verb, and returns its exit code.
+func (j *job) wait(t testing.TB) int {
+	t.Helper()
+	return waitForExit(t, j.exit)
+}
+
+func waitForExit(t testing.TB, exit <-chan int) (code int) {
+	t.Helper()
+	assert.Eventually(t, "the verb ends", func(testing.TB) error {
+		select {
+		case code = <-exit:
+			return nil
+		default:
+			return errNotYet
+		}
+	})
+	return code
+}
+
+// waitFor waits until the buffer has a text.
+func (b *buffer) waitFor(t testing.TB, text string) {
+	t.Helper()
+	assert.Eventually(t, fmt.Sprintf("%q is printed", text), func(testing.TB) error {
+		if all := b.String(); !strings.Contains(all, text) {
+			return fmt.Errorf("there is %q", all)
+		}
+		return nil
+	})
 }
 
 // args returns a command line with the flags of the user, in front of dashes.
@@ -178,6 +216,17 @@ func (u *user) createFailing(flags ...string) result {
 	u.t.Helper()
 	u.setFaults()
 	return u.run(append([]string{"create", failing, "--driver=fake"}, flags...)...)
+}
+
+// waitForFailures waits until that creation has failed twice.
+func (u *user) waitForFailures() {
+	u.t.Helper()
+	u.waitFor(failing, func(vm *api.VirtualMachine) error {
+		if op := vm.Status.Operation; op == nil || op.Attempts < 2 {
+			return errNotYet
+		}
+		return nil
+	})
 }
 
 // want fails unless a text has all parts.

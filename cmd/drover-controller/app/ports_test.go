@@ -12,13 +12,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -58,14 +58,18 @@ func startTestManager(t *testing.T, o *Options, fails bool) error {
 	if fails {
 		up = nil
 	}
-	select {
-	case err := <-done:
-		return err
-	case <-up: // servers are started first
-		return nil
-	case <-time.After(20 * time.Second):
-		return errors.New("the manager neither runs nor fails")
-	}
+	var ended error
+	assert.Eventually(t, "the manager runs or fails", func(testing.TB) error {
+		select {
+		case ended = <-done:
+			return nil
+		case <-up: // servers are started first
+			return nil
+		default:
+			return errors.New("it does neither")
+		}
+	})
+	return ended
 }
 
 type started chan struct{}
@@ -112,13 +116,12 @@ func TestFreeDefaultsAreServed(t *testing.T) {
 	if err := startTestManager(t, o, false); err != nil {
 		t.Fatal(err)
 	}
-	client := &http.Client{Timeout: 10 * time.Second}
 	for url, want := range map[string]string{"http://" + o.MetricsAddress + "/metrics": "go_goroutines", "http://" + o.HealthAddress + "/healthz": "ok"} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
 		if err != nil {
 			t.Fatal(err)
 		}
-		response, err := client.Do(request)
+		response, err := http.DefaultClient.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestStopBeforeTheCacheIsFilled checks that a process ends although the API has not
@@ -31,24 +32,33 @@ func TestStopBeforeTheCacheIsFilled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	var reachable atomic.Bool
-	mgr := managerWithoutAPI(t, &reachable)
+	var asked, reachable atomic.Bool
+	mgr := managerWithoutAPI(t, &asked, &reachable)
 	go func() { ended <- startManager(ctx, mgr, time.Second) }()
-	time.Sleep(100 * time.Millisecond) // the manager waits for its cache
-	cancel()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, errNotStopped) {
-			t.Errorf("it ends with %v, want %v", err, errNotStopped)
+	assert.Eventually(t, "the manager fills its cache", func(testing.TB) error {
+		if !asked.Load() {
+			return errors.New("it has asked for nothing")
 		}
-	case <-time.After(time.Minute):
-		t.Error("it does not end")
-	}
+		return nil
+	})
+	cancel()
+	assert.Eventually(t, "it ends", func(testing.TB) error {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, errNotStopped) {
+				t.Errorf("it ends with %v, want %v", err, errNotStopped)
+			}
+			return nil
+		default:
+			return errors.New("it runs")
+		}
+	})
 	reachable.Store(true) // which ends the manager too
 }
 
-// managerWithoutAPI returns a manager whose lists fail until the API is reachable.
-func managerWithoutAPI(t *testing.T, reachable *atomic.Bool) ctrl.Manager {
+// managerWithoutAPI returns a manager whose lists fail until the API is reachable, and which notes
+// that it has asked for one.
+func managerWithoutAPI(t *testing.T, asked, reachable *atomic.Bool) ctrl.Manager {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := api.AddToScheme(scheme); err != nil {
@@ -58,9 +68,11 @@ func managerWithoutAPI(t *testing.T, reachable *atomic.Bool) ctrl.Manager {
 	mapper.Add(api.SchemeGroupVersion.WithKind("VirtualMachine"), meta.RESTScopeNamespace)
 	unreachable := &toolscache.ListWatch{
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+			asked.Store(true)
 			return nil, errors.New("connection refused")
 		},
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			asked.Store(true)
 			if reachable.Load() {
 				return &api.VirtualMachineList{}, nil
 			}

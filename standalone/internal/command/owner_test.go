@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
@@ -92,7 +91,6 @@ func (d othersDir) run(t *testing.T, line string) (out, users string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRunCommand$")
 	cmd.Env = append(os.Environ(), commandEnv+"="+line+" --data-dir="+string(d.Layout))
-	cmd.WaitDelay = time.Minute
 	printed, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Logf("%s: %v", line, err) // doctor finds errors, and says so

@@ -18,6 +18,8 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/standalone/internal/watchcache"
 )
 
 // issuer of the service-account tokens.
@@ -112,9 +114,9 @@ func (c *Config) serveAPI(ctx context.Context, opts options.CompletedOptions) er
 		return err
 	}
 	custom := &config.ApiExtensions.ExtraConfig
-	custom.CRDRESTOptionsGetter = trimmedOptions{
+	custom.CRDRESTOptionsGetter = watchcache.Options{
 		RESTOptionsGetter: custom.CRDRESTOptionsGetter,
-		trimmer:           trimmer{clock: clock.RealClock{}, trimmed: func() { go debug.FreeOSMemory() }},
+		Trimmer:           watchcache.Trimmer{Clock: clock.RealClock{}, Trimmed: func() { go debug.FreeOSMemory() }},
 	}
 	markStreamsLong(config.Aggregator)
 	completed, err := config.Complete()

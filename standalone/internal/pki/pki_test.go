@@ -17,6 +17,8 @@ import (
 	"time"
 
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 var (
@@ -331,12 +333,12 @@ func startRenewal(t *testing.T, s *Store) (looks <-chan []string, ended <-chan e
 // step moves the clock once RenewPeriodically waits for it.
 func step(t *testing.T, clock *clocktesting.FakeClock, by time.Duration) {
 	t.Helper()
-	for !clock.HasWaiters() {
-		if t.Context().Err() != nil {
-			t.Fatal("RenewPeriodically does not wait")
+	assert.Eventually(t, "RenewPeriodically waits", func(testing.TB) error {
+		if !clock.HasWaiters() {
+			return errors.New("it does not")
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return nil
+	})
 	clock.Step(by)
 }
 

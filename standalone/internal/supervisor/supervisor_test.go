@@ -14,6 +14,8 @@ import (
 
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // recordingObserver records the events in order.
@@ -49,7 +51,7 @@ func newRunner(d *recordingObserver) *Runner {
 // newTestComponent runs until its context ends.
 func newTestComponent(name string, d *recordingObserver) Component {
 	return Component{
-		Name: name, StopBy: time.Minute, Within: time.Minute,
+		Name: name, StopBy: time.Hour, Within: time.Hour,
 		Run: func(ctx context.Context) error {
 			d.record(name + " runs")
 			<-ctx.Done()
@@ -65,7 +67,7 @@ func returnNil() error { return nil }
 func TestStartAndStopOrder(t *testing.T) {
 	d := &recordingObserver{}
 	ctx, cancel := context.WithCancel(t.Context())
-	step := Component{Name: "step", Within: time.Minute, Ready: func(context.Context) error { d.record("step done"); return nil }}
+	step := Component{Name: "step", Within: time.Hour, Ready: func(context.Context) error { d.record("step done"); return nil }}
 	first, second := newTestComponent("first", d), newTestComponent("second", d)
 	first.Ready, second.Ready = waitForRecord(d, "first runs"), waitForRecord(d, "second runs")
 	err := newRunner(d).Run(ctx, []Component{first, step, second}, func() error {
@@ -84,16 +86,14 @@ func TestStartAndStopOrder(t *testing.T) {
 
 func waitForRecord(d *recordingObserver, line string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		for ctx.Err() == nil {
+		return assert.Poll(ctx, line, func() error {
 			d.mu.Lock()
-			found := slices.Contains(d.lines, line)
-			d.mu.Unlock()
-			if found {
-				return nil
+			defer d.mu.Unlock()
+			if !slices.Contains(d.lines, line) {
+				return errors.New("it is not recorded")
 			}
-			time.Sleep(time.Millisecond)
-		}
-		return ctx.Err()
+			return nil
+		})
 	}
 }
 
@@ -127,7 +127,7 @@ func TestFailedComponentStopsAll(t *testing.T) {
 func TestFailureDuringStartIsReported(t *testing.T) {
 	d := &recordingObserver{}
 	dying := Component{
-		Name: "first", Within: time.Minute, StopBy: time.Minute,
+		Name: "first", Within: time.Hour, StopBy: time.Hour,
 		Run:   func(context.Context) error { return errors.New("port in use") },
 		Ready: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
 	}
@@ -198,9 +198,12 @@ func TestHungComponentIsLeftBehind(t *testing.T) {
 		r := &Runner{Clock: clock, Observer: d}
 		ended <- r.Run(ctx, []Component{below, hangs}, func() error { cancel(); return nil })
 	}()
-	for !clock.HasWaiters() {
-		time.Sleep(time.Millisecond)
-	}
+	assert.Eventually(t, "the stop waits", func(testing.TB) error {
+		if !clock.HasWaiters() {
+			return errors.New("it does not")
+		}
+		return nil
+	})
 	clock.Step(7 * time.Second)
 	d.assertRecords(t, "below ready", "hangs ready", "stopping")
 	clock.Step(time.Second)

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"fmt"
@@ -11,17 +11,14 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// droverVersion is set by the linker.
-var droverVersion = "dev"
-
-func newVersionCommand() *cobra.Command {
+func (p Program) newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of Drover and of the embedded Kubernetes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "drover %s (kubernetes %s, %s, %s/%s)\n",
-				droverVersion, version.Get().GitVersion, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+				p.Version, version.Get().GitVersion, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
 		},
 	}

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"slices"
@@ -13,18 +13,15 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/leader"
-	"cloudnative.tw/drover/standalone/internal/controlplane"
-	"cloudnative.tw/drover/standalone/internal/datadir"
-	"cloudnative.tw/drover/standalone/internal/runstate"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // TestNoImagesFromTheDataDir checks that the drivers know the program's own folders.
 func TestNoImagesFromTheDataDir(t *testing.T) {
 	t.Parallel()
-	o := &upOptions{controller: newControllerOptions(), recorder: &runstate.Recorder{}}
-	o.controllerComponents(&controlplane.Config{Dir: &datadir.Dir{Layout: "/data"}}, nil)
-	if own := o.controller.OwnDirs; !slices.Equal(own, []string{"/data"}) {
+	o := newUpOptions()
+	o.UseDataDir("/data")
+	if own := o.Controller.OwnDirs; !slices.Equal(own, []string{"/data"}) {
 		t.Errorf("its own folders are %q", own)
 	}
 }
@@ -56,10 +53,10 @@ func TestExampleManifest(t *testing.T) {
 		{"qemu,fake", "/images/debian.qcow2", "test-vm"},
 		{"fake", "", "test-vm"},
 	} {
-		o := &upOptions{controller: newControllerOptions()}
-		o.controller.VMDriver = tc.drivers
-		o.controller.Drivers[qemu.Name].(*qemu.Options).Image = tc.image
-		if got := o.exampleManifest(); got != "examples/"+tc.want+".yaml" {
+		o := newUpOptions()
+		o.Controller.VMDriver = tc.drivers
+		o.Controller.Drivers[qemu.Name].(*qemu.Options).Image = tc.image
+		if got := o.ExampleManifest(); got != "examples/"+tc.want+".yaml" {
 			t.Errorf("%+v: got %s", tc, got)
 		}
 	}
@@ -74,7 +71,7 @@ func TestBindings(t *testing.T) {
 	}
 	scheme := runtime.NewScheme()
 	must(t, api.AddToScheme(scheme))
-	bound, err := listBindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
+	bound, err := ListBindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
 		framework.NewVM("a").Bound("docker/A").Obj(), framework.NewVM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
 		framework.NewVM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), framework.NewVM("d").Status(status("qemu", "C")).Obj(),
 		framework.NewVM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), framework.NewVM("f").Obj(),

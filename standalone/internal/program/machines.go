@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"cmp"
@@ -73,7 +73,7 @@ func (o *machinesOptions) shutDownMachines(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = closeDir(dir, err) }()
+	defer func() { err = CloseDir(dir, err) }()
 	folders, err := engines.DataDirs(dir.Engines(), qemu.Name)
 	if err != nil {
 		return err

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 
 // TestHelpFits checks that the help of every command has at most 80 columns. That of kubectl is
 // kubectl's, and that of drover vm is that of kubectl vm.
-func TestHelpFits(t *testing.T) { checkHelp(t, newRootCommand()) }
+func TestHelpFits(t *testing.T) { checkHelp(t, Program{}.newRootCommand()) }
 
 func checkHelp(t *testing.T, c *cobra.Command) {
 	t.Helper()

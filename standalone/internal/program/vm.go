@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func newVMCommand(o *app.Options) *cobra.Command {
 
 // useHostCommands gives drover vm the commands of drover that look at this host, in place of
 // the verbs that ask a controller. They do without a Drover that runs where they can.
-func useHostCommands(vm *cobra.Command) {
+func (p Program) useHostCommands(vm *cobra.Command) {
 	names := []string{"image", "orphans", "retained"}
 	group := "" // that of the verbs which are replaced
 	for _, verb := range vm.Commands() {
@@ -51,7 +51,7 @@ func useHostCommands(vm *cobra.Command) {
 			vm.RemoveCommand(verb)
 		}
 	}
-	for _, cmd := range sharedCommands() {
+	for _, cmd := range p.sharedCommands() {
 		if slices.Contains(names, cmd.Name()) {
 			cmd.GroupID = group
 			vm.AddCommand(cmd)

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"errors"
@@ -16,7 +16,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/test/framework"
@@ -40,7 +39,7 @@ func TestRunCommand(t *testing.T) {
 		runKubectl(os.Args[2:])
 		return
 	}
-	root := newRootCommand()
+	root := Program{}.newRootCommand()
 	root.AddCommand(newVMCommand(newVMOptions()))
 	root.SetArgs(strings.Fields(line))
 	fmt.Println("result:", root.ExecuteContext(t.Context()))
@@ -115,7 +114,6 @@ func runCommand(t *testing.T, dir datadir.Layout, line string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRunCommand$")
 	cmd.Env = append(os.Environ(), commandEnv+"="+line, "DROVER_DATA_DIR="+string(dir), "KUBECONFIG=")
-	cmd.WaitDelay = time.Minute
 	out, _ := cmd.CombinedOutput()
 	return string(out)
 }

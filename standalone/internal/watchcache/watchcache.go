@@ -1,7 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controlplane
+// Package watchcache lets kube-apiserver's watch caches of custom resources become small again
+// after many events. Start with Options, which has a kind's storage created by a Trimmer.
+package watchcache
 
 import (
 	"context"
@@ -48,28 +50,28 @@ const (
 	markerKey = "/drover/marker"
 )
 
-// trimmer makes watch caches drop old events in calm periods.
-type trimmer struct {
-	clock clock.WithTicker
-	// trimmed is called when a cache has become small.
-	trimmed func()
+// Trimmer makes watch caches drop old events in calm periods.
+type Trimmer struct {
+	Clock clock.WithTicker
+	// Trimmed is called when a cache has become small.
+	Trimmed func()
 }
 
-// trimmedOptions has a kind's storage created by a trimmer.
-type trimmedOptions struct {
+// Options has a kind's storage created by a Trimmer.
+type Options struct {
 	generic.RESTOptionsGetter
-	trimmer trimmer
+	Trimmer Trimmer
 }
 
 // GetRESTOptions implements generic.RESTOptionsGetter.
-func (o trimmedOptions) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
+func (o Options) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
 	opts, err := o.RESTOptionsGetter.GetRESTOptions(resource, example)
-	opts.Decorator = o.trimmer.newStorage
+	opts.Decorator = o.Trimmer.newStorage
 	return opts, err
 }
 
-// newStorage is registry.StorageWithCacher with a trimmer below the cache.
-func (t trimmer) newStorage(
+// newStorage is registry.StorageWithCacher with a Trimmer below the cache.
+func (t Trimmer) newStorage(
 	config *storagebackend.ConfigForResource, prefix string,
 	keyOf func(runtime.Object) (string, error), newObject, newList func() runtime.Object,
 	attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
@@ -84,7 +86,7 @@ func (t trimmer) newStorage(
 		EventsHistoryWindow: config.EventsHistoryWindow, ResourcePrefix: prefix,
 		KeyFunc: keyOrMarker(keyOf), NewFunc: newObject, NewListFunc: newList,
 		GetAttrsFunc: attributes, IndexerFuncs: triggers, Indexers: indexers,
-		Codec: config.Codec, Clock: t.clock,
+		Codec: config.Codec, Clock: t.Clock,
 	})
 	if err != nil {
 		return nil, func() {}, err
@@ -111,7 +113,7 @@ func keyOrMarker(keyOf func(runtime.Object) (string, error)) func(runtime.Object
 // trimmingStorage is a storage whose watches send markers too.
 type trimmingStorage struct {
 	storage.Interface
-	trimmer   trimmer
+	trimmer   Trimmer
 	newMarker func() runtime.Object
 }
 
@@ -154,7 +156,7 @@ func (w *trimmedWatch) Stop() {
 
 func (w *trimmedWatch) forwardEvents() {
 	defer close(w.events)
-	w.timer = w.trimmer.clock.NewTimer(countPeriod)
+	w.timer = w.trimmer.Clock.NewTimer(countPeriod)
 	defer w.timer.Stop()
 	for {
 		select {
@@ -215,7 +217,7 @@ func (w *trimmedWatch) endPeriod() bool {
 		return true
 	}
 	if w.calmCount, w.filled = 0, !w.filled; !w.filled {
-		w.trimmer.trimmed()
+		w.trimmer.Trimmed()
 	}
 	w.timer.Reset(countPeriod)
 	return true

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"bytes"
@@ -17,7 +17,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,9 +31,6 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
-
-// machineTimeout is for a loaded machine that emulates others.
-const machineTimeout = 90 * time.Second
 
 // testHost is a data dir that had machines, with a stopped Drover and an image.
 type testHost struct {
@@ -121,7 +117,7 @@ func must(t *testing.T, err error) {
 func runDrover(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	root := newRootCommand()
+	root := Program{}.newRootCommand()
 	root.SetArgs(args)
 	root.SetOut(&out)
 	err := root.ExecuteContext(t.Context())

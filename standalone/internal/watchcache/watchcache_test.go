@@ -1,17 +1,19 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controlplane
+package watchcache
 
 import (
-	"context"
-	"fmt"
-	"io"
+	"errors"
+	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap/zapcore"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/registry/customresource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -27,7 +29,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	testingclock "k8s.io/utils/clock/testing"
 
-	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestWatchCacheShrinksInCalmPeriods uses a real cache on a real etcd. After many events,
@@ -91,7 +93,7 @@ func newThings(t *testing.T) *things {
 	config := storagebackend.NewDefaultConfig("/registry", codec)
 	config.Transport.ServerList = []string{startEtcd(t)}
 	s := &things{clock: testingclock.NewFakeClock(time.Now()), trimmed: make(chan struct{}, 1)}
-	trims := trimmer{clock: s.clock, trimmed: func() { s.trimmed <- struct{}{} }}
+	trims := Trimmer{Clock: s.clock, Trimmed: func() { s.trimmed <- struct{}{} }}
 	var destroy func()
 	var err error
 	s.Interface, destroy, err = trims.newStorage(config.ForResource(schema.GroupResource{Group: "example.org", Resource: "things"}), thingsPrefix,
@@ -104,7 +106,7 @@ func newThings(t *testing.T) *things {
 		nil, &cache.Indexers{})
 	must(t, err)
 	t.Cleanup(destroy)
-	must(t, waitFor(t.Context(), func(context.Context) error { return s.ReadinessCheck() }))
+	assert.Eventually(t, "the cache is filled", func(testing.TB) error { return s.ReadinessCheck() })
 	return s
 }
 
@@ -157,40 +159,36 @@ func (w *thingsWatch) begin(t *testing.T) {
 // small.
 func (s *things) passCalmPeriods(t *testing.T, event func()) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); s.clock.Step(countPeriod) {
+	assert.Eventually(t, "the cache is made small", func(t testing.TB) error {
 		event()
 		select {
 		case <-s.trimmed:
-			return
-		case <-time.After(10 * time.Millisecond):
+			return nil
+		default:
+			s.clock.Step(countPeriod)
+			return errors.New("it is large")
 		}
-	}
-	t.Fatal("the cache was not made small")
+	})
 }
 
 // expectAdded returns the resourceVersion of the event of the n-th thing, which must be
 // the next event.
 func (w *thingsWatch) expectAdded(t *testing.T, n int) string {
 	t.Helper()
-	select {
-	case e, isOpen := <-w.events.ResultChan():
-		if !isOpen {
-			w.begin(t)
-			return w.expectAdded(t, n)
-		}
-		if o, ok := e.Object.(interface{ GetObject() runtime.Object }); ok {
-			e.Object = o.GetObject() // an event that several watches share
-		}
-		thing, ok := e.Object.(*unstructured.Unstructured)
-		if !ok || e.Type != watch.Added || thing.GetName() != strconv.Itoa(n) {
-			t.Fatalf("the watch shows %s of %v, not that %d was added", e.Type, e.Object, n)
-		}
-		w.version = thing.GetResourceVersion()
-		return w.version
-	case <-time.After(time.Minute):
-		t.Fatalf("the watch does not show that %d was added", n)
+	e, isOpen := <-w.events.ResultChan()
+	if !isOpen {
+		w.begin(t)
+		return w.expectAdded(t, n)
 	}
-	return ""
+	if o, ok := e.Object.(interface{ GetObject() runtime.Object }); ok {
+		e.Object = o.GetObject() // an event that several watches share
+	}
+	thing, ok := e.Object.(*unstructured.Unstructured)
+	if !ok || e.Type != watch.Added || thing.GetName() != strconv.Itoa(n) {
+		t.Fatalf("the watch shows %s of %v, not that %d was added", e.Type, e.Object, n)
+	}
+	w.version = thing.GetResourceVersion()
+	return w.version
 }
 
 // cacheCapacity returns how many events the cache has room for.
@@ -217,21 +215,16 @@ func cacheCapacity(t *testing.T) int {
 // startEtcd returns the address of an etcd that ends with the test.
 func startEtcd(t *testing.T) string {
 	t.Helper()
-	dir, err := datadir.Open(t.TempDir())
+	dir := t.TempDir()
+	at := func(name string) url.URL { return url.URL{Scheme: "unix", Host: filepath.Join(dir, name)} }
+	config := embed.NewConfig()
+	config.Dir, config.UnsafeNoFsync, config.LogLevel = filepath.Join(dir, "etcd"), true, zapcore.FatalLevel.String()
+	config.ListenClientUrls, config.ListenPeerUrls = []url.URL{at("client")}, []url.URL{at("peer")}
+	server, err := embed.StartEtcd(config)
 	must(t, err)
-	t.Cleanup(func() { _ = dir.Close() })
-	c := &Config{Dir: dir, Log: io.Discard, UnsafeNoFsync: true, Fatal: func(name string, err error) { panic(fmt.Sprint(name, err)) }}
-	etcd, err := c.newEtcd()
-	must(t, err)
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- etcd.run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		must(t, <-ended)
-	})
-	must(t, etcd.waitUntilReady(t.Context()))
-	return etcd.clientURL()
+	t.Cleanup(server.Close)
+	<-server.Server.ReadyNotify()
+	return "unix://" + filepath.Join(dir, "client")
 }
 
 func must(t *testing.T, err error) {

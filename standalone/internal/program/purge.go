@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package program
 
 import (
 	"context"
@@ -73,7 +73,7 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = closeDir(dir, err) }()
+	defer func() { err = CloseDir(dir, err) }()
 	found, err := o.findServers(ctx, dir)
 	if err != nil {
 		return err

@@ -1,0 +1,181 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package program
+
+import (
+	"cmp"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/doctor"
+	"cloudnative.tw/drover/standalone/internal/runstate"
+)
+
+// UpOptions are the flags of drover up.
+type UpOptions struct {
+	DataDir           string
+	BindAddress       string
+	Port              int
+	WithoutController bool
+	Verbosity         int
+	UnsafeNoFsync     bool
+	AllAPIs           bool
+	Controller        *app.Options
+	Out               io.Writer
+
+	portGiven bool
+}
+
+func newUpOptions() *UpOptions { return &UpOptions{Controller: newControllerOptions()} }
+
+func (p Program) newUpCommand() *cobra.Command {
+	o := newUpOptions()
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run a Kubernetes API and the Drover controller until Ctrl-C",
+		Long: `Run etcd, kube-apiserver and the Drover controller in this process.
+
+The data dir keeps everything between starts. Servers go on running when Drover
+stops, and the next start takes them over. Each flag can also be given as an
+environment variable DROVER_<FLAG>, for example DROVER_VM_DRIVER.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.complete(cmd); err != nil {
+				return err
+			}
+			return p.Up(cmd.Context(), o, cmd.Flags())
+		},
+	}
+	o.addFlags(cmd.Flags())
+	app.GroupHelp(cmd)
+	return cmd
+}
+
+func (o *UpOptions) addFlags(f *pflag.FlagSet) {
+	addDataDirFlag(f, &o.DataDir)
+	f.StringVar(&o.BindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
+	f.IntVar(&o.Port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts (first start: 6443 if free, else a free one)")
+	f.BoolVar(&o.WithoutController, "without-controller", false, "run only the API, for tests or for a controller of your own")
+	f.IntVarP(&o.Verbosity, "verbosity", "v", 0, "verbosity of the log in DIR/logs")
+	f.BoolVar(&o.UnsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests only, a crash of the host loses data")
+	f.BoolVar(&o.AllAPIs, "all-apis", false, "serve also the APIs about pods on nodes, though nothing here acts on them: for tests that apply manifests of clusters")
+	_ = f.MarkHidden("unsafe-no-fsync")
+	_ = f.MarkHidden("all-apis")
+	o.Controller.AddControllerFlags(f)
+	f.Lookup("qemu-dir").Usage = "qemu: folder of the machines, one directory each, and of images (default DIR/drivers/qemu)"
+	f.Lookup("fake-dir").Usage = "fake: folder with one file per server, shared by all controllers that use it (default DIR/drivers/fake)"
+}
+
+// complete checks the flags before anything is started.
+func (o *UpOptions) complete(cmd *cobra.Command) error {
+	if err := app.SetFromEnv(cmd.Flags()); err != nil {
+		return err
+	}
+	o.portGiven = cmd.Flags().Changed("port")
+	o.Out = cmd.OutOrStdout()
+	return o.Controller.Validate()
+}
+
+// RequestedPort returns the port that the user has asked for, if any.
+func (o *UpOptions) RequestedPort() *int {
+	if !o.portGiven {
+		return nil
+	}
+	return &o.Port
+}
+
+// UseDataDir has the drivers keep their data in a data dir, which nothing else may be taken from.
+func (o *UpOptions) UseDataDir(dir datadir.Layout) {
+	for name, options := range o.Controller.Drivers {
+		if own := options.DataDir(); own != nil && *own == "" {
+			*own = filepath.Join(dir.Drivers(), name)
+		}
+	}
+	o.Controller.OwnDirs = []string{string(dir)}
+}
+
+// settingsOf returns the flags of the last `drover up` on a host, and those of the
+// environment. It takes over which engine that one used.
+func settingsOf(h *doctor.Host) (doctor.Settings, error) {
+	up, f := newUpOptions(), pflag.NewFlagSet("up", pflag.ContinueOnError)
+	f.ParseErrorsAllowlist.UnknownFlags = true // those of another version
+	up.addFlags(f)
+	if h.State != nil {
+		_ = f.Parse(h.State.Args)                       // else the defaults remain
+		for _, name := range runstate.EngineVariables { // and no others that the file may have
+			if value := h.State.Environment[name]; value != "" && os.Getenv(name) == "" {
+				_ = os.Setenv(name, value)
+			}
+		}
+	}
+	if h.PID == 0 {
+		if err := app.SetFromEnv(f); err != nil {
+			return doctor.Settings{}, err
+		}
+	}
+	return up.settings(h.Layout)
+}
+
+func (o *UpOptions) settings(dir datadir.Layout) (s doctor.Settings, err error) {
+	s = doctor.Settings{
+		BindAddress: o.BindAddress, Port: o.Port, VMDriver: o.Controller.VMDriver, WithoutController: o.WithoutController,
+		Addresses: map[string]string{
+			"--metrics-bind-address": o.Controller.MetricsAddress, "--health-probe-bind-address": o.Controller.HealthAddress,
+			"--pprof-bind-address": o.Controller.PprofAddress,
+		},
+	}
+	if machines, is := o.Controller.Drivers[qemu.Name].(*qemu.Options); is {
+		s.QEMU = *machines
+	}
+	s.QEMU.Dir, err = filepath.Abs(cmp.Or(s.QEMU.Dir, filepath.Join(dir.Drivers(), qemu.Name)))
+	return s, err
+}
+
+// leaseHolder is the name under which every drover up holds the Lease of its own API.
+// Neither a pod nor a host can have that name.
+const leaseHolder = "drover_up"
+
+// relaxedElection returns election times for a host where a fast takeover by another
+// process matters little. What matters is that a slow disk does not end this process,
+// and the API with it.
+func relaxedElection() leader.Settings {
+	return leader.Settings{
+		Lease: time.Minute, Renew: 40 * time.Second, Retry: 5 * time.Second,
+		Request: 5 * time.Second, Margin: time.Second,
+	}
+}
+
+// newControllerOptions returns the controller's options for a program that shares its
+// host: no ports but the API's, and simulated servers that outlive the process. Another
+// drover up that holds the Lease is dead, because this one holds the data dir, which only
+// one process can: there is no wait for its Lease.
+func newControllerOptions() *app.Options {
+	o := app.NewOptions()
+	o.MetricsAddress, o.HealthAddress, o.OwnCRD = "0", "0", true
+	o.HolderIdentity, o.LeaseLockNamespace, o.Election = leaseHolder, metav1.NamespaceDefault, relaxedElection()
+	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, leaseHolder+"_") }
+	return o
+}
+
+// ExampleManifest returns the path of a manifest for a first VirtualMachine. That of a driver
+// which needs an image has a place for the user to name one.
+func (o *UpOptions) ExampleManifest() string {
+	first, _, _ := strings.Cut(o.Controller.VMDriver, ",")
+	needs, is := o.Controller.Drivers[first].(interface{ NeedsImage() bool })
+	if is && needs.NeedsImage() {
+		return "examples/" + first + "-vm.yaml"
+	}
+	return "examples/test-vm.yaml"
+}

@@ -1,0 +1,90 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package program has the commands of drover, but for what drover up runs: tests of it link no
+// kube-apiserver.
+//
+// Start with Program.Main; options.go has the flags of drover up, and each of the other commands
+// its own file.
+package program
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/standalone/internal/command"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+)
+
+// Program is drover.
+type Program struct {
+	Version string
+	// Up is what drover up does. The flags are those that were given.
+	Up func(ctx context.Context, o *UpOptions, flags *pflag.FlagSet) error
+}
+
+// Main runs the command that the command line names, and returns the exit code.
+func (p Program) Main() int {
+	root := p.newRootCommand()
+	o := newVMOptions()
+	vm := newVMCommand(o)
+	p.useHostCommands(vm)
+	root.AddCommand(vm)
+	cmd, err := root.ExecuteC()
+	switch {
+	case err == nil:
+		return 0
+	case isBelow(cmd, vm):
+		return o.Report(err)
+	}
+	return command.Report(os.Stderr, err)
+}
+
+func (p Program) newRootCommand() *cobra.Command {
+	// Parts of Kubernetes register flags of their own here, which cobra would show.
+	pflag.CommandLine = pflag.NewFlagSet("drover", pflag.ContinueOnError)
+	root := &cobra.Command{
+		Use:   "drover",
+		Short: "Run virtual machines from Kubernetes objects, on this host and without a cluster",
+		Long: `Drover runs virtual machines from Kubernetes objects.
+
+"drover up" starts a Kubernetes API on this host, with all it needs in one
+process, and runs a server for every VirtualMachine that is applied to it.`,
+		Example: `  drover up
+  drover kubectl apply -f examples/test-vm.yaml
+  drover vm list`,
+		Version:       p.Version,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |", "FlagUsagesWrapped 80 |"))
+	root.AddCommand(p.newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), p.newVersionCommand())
+	root.AddCommand(p.sharedCommands()...)
+	return root
+}
+
+func (p Program) sharedCommands() []*cobra.Command {
+	return command.Program{Version: p.Version, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}.Commands()
+}
+
+// addDataDirFlag is for every command that uses the data dir.
+func addDataDirFlag(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "data-dir", datadir.Default(os.Getenv, os.Getuid()),
+		"folder of all data (also from DROVER_DATA_DIR)")
+}
+
+// CloseDir closes the data dir of a run, in which nothing is ready any more, and returns the error
+// of the run or else its own.
+func CloseDir(dir *datadir.Dir, err error) error {
+	_ = dir.ClearReady()
+	if closeErr := dir.Close(); err == nil {
+		return closeErr
+	}
+	return err
+}

@@ -1,0 +1,27 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package program
+
+import (
+	"net/http"
+	"sync/atomic"
+
+	"cloudnative.tw/drover/internal/streams"
+)
+
+// LateStreams serves streams once the controller, which starts after kube-apiserver, has
+// given the handler.
+type LateStreams struct{ handler atomic.Pointer[http.Handler] }
+
+// Set has the handler serve from now on.
+func (l *LateStreams) Set(handler http.Handler) { l.handler.Store(&handler) }
+
+// ServeHTTP implements http.Handler.
+func (l *LateStreams) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if handler := l.handler.Load(); handler != nil {
+		(*handler).ServeHTTP(w, r)
+		return
+	}
+	streams.Refuse(w, streams.ErrStarting)
+}
