@@ -22,8 +22,6 @@ PROGRAMS = $(shell hack/cache.sh)/programs
 ARGS ?=
 # What the demo runs: docker, qemu, pod or fake.
 DRIVER ?= docker
-# What make mutants changes: one package that decides.
-PKG ?= ./internal/controller/policy
 # What make soak runs on: fake, docker and qemu unless some are named.
 ENGINES ?=
 # How many nodes make cluster starts, from 1 to 9.
@@ -110,8 +108,8 @@ faults-full: build ## the same at every point of every workload, and at many pai
 	@hack/faults.sh full $(ARGS)
 
 .PHONY: mutants
-mutants: ## try small changes of the code that decides, and print which of them no unit test notices; PKG=./internal/leader
-	@nice -n 10 go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0 unleash --timeout-coefficient 30 $(PKG) $(ARGS)
+mutants: ## try small changes of the code that decides, and print which of them no unit test notices; PKG=internal/leader
+	@nice -n 10 go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0 unleash --timeout-coefficient 30 $(ARGS) ./$(or $(PKG),internal/controller/policy)
 
 .PHONY: soak
 soak: build ## thousands of VMs live and end while faults occur, and what the controllers need is plotted; root, an hour; ENGINES="fake qemu"

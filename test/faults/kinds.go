@@ -24,7 +24,7 @@ var kinds = []lab.Kind{
 	crash.Kind(crash.Settings{
 		Name: "crash points, fake", Parallel: 16, Engines: []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}},
 		Bounds: map[lab.Size]crash.Bounds{
-			lab.SizeShort: {Cases: 1, Pairs: 2}, lab.SizeDefault: {Cases: 3, Pairs: 10}, lab.SizeFull: {Pairs: 1000},
+			lab.SizeShort: {Cases: 2, Pairs: 2}, lab.SizeDefault: {Cases: 3, Pairs: 10}, lab.SizeFull: {Pairs: 1000},
 		},
 	}),
 	crash.Kind(crash.Settings{

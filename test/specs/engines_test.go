@@ -34,7 +34,7 @@ func TestFake(t *testing.T) {
 
 func fakeEngine() engine {
 	return engine{
-		name: "fake", image: "image:1", support: (&fake.Driver{}).SupportedFields(), workers: 8, valueStride: 1, rowStride: 7,
+		name: "fake", image: "image:1", support: (&fake.Driver{}).SupportedFields(), workers: 8, valueStride: 1, rowStride: 14,
 		base: map[string]any{"driver": "fake", "resource": map[string]any{"cpu": 1, "memory": "32Mi"}},
 		read: readFake, left: leftFake, seesAll: true,
 	}

@@ -107,8 +107,9 @@ func (s *states) wait(what string, name string, check func(*api.VirtualMachine) 
 		s.mu.Lock()
 		vm, ended = s.latest[name], s.err
 		s.mu.Unlock()
+		isOver := ended != nil || check(vm)
 		switch {
-		case ended != nil || check(vm):
+		case isOver:
 			return nil
 		case vm == nil:
 			return errors.New("it is not there")

@@ -44,7 +44,7 @@ func TestUsers(t *testing.T) {
 // setRapidFlags sets flags of rapid, unless the user has set them. It must return before the
 // first test begins, since all tests read them.
 func setRapidFlags() error {
-	values := map[string]string{"rapid.nofailfile": "true", "rapid.checks": "12", "rapid.seed": "1"}
+	values := map[string]string{"rapid.nofailfile": "true", "rapid.checks": "6", "rapid.seed": "1"}
 	if tier.IsFull() {
 		values["rapid.checks"] = "400"
 		delete(values, "rapid.seed")

@@ -236,10 +236,11 @@ func formatStatus(vm *api.VirtualMachine) string {
 // such as an orphan's grace period. It returns what is broken at last.
 func Settle(ctx context.Context, judge func() ([]Violation, error)) (broken []Violation, err error) {
 	_ = assert.Poll(ctx, "no rule is broken", func() error {
-		if broken, err = judge(); err != nil || len(broken) == 0 {
-			return nil
+		broken, err = judge()
+		if err == nil && len(broken) > 0 {
+			return errors.New(broken[0].String())
 		}
-		return errors.New(broken[0].String())
+		return nil
 	})
 	return broken, err
 }
