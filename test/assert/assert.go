@@ -139,20 +139,37 @@ func (a *attempt) err() error {
 	return errors.New(strings.Join(a.texts, "\n"))
 }
 
-func (a *attempt) Error(args ...any)                 { a.fail(fmt.Sprint(args...)) }
+// Error is testing.TB's.
+func (a *attempt) Error(args ...any) { a.fail(fmt.Sprint(args...)) }
+
+// Errorf is testing.TB's.
 func (a *attempt) Errorf(format string, args ...any) { a.fail(fmt.Sprintf(format, args...)) }
-func (a *attempt) Fatal(args ...any)                 { a.fail(fmt.Sprint(args...)); a.FailNow() }
+
+// Fatal is testing.TB's.
+func (a *attempt) Fatal(args ...any) { a.fail(fmt.Sprint(args...)); a.FailNow() }
+
+// Fatalf is testing.TB's.
 func (a *attempt) Fatalf(format string, args ...any) {
 	a.fail(fmt.Sprintf(format, args...))
 	a.FailNow()
 }
+
+// Log is testing.TB's. What is logged belongs to the attempt's error.
 func (a *attempt) Log(args ...any) { a.texts = append(a.texts, fmt.Sprint(args...)) }
+
+// Logf is Log with a format.
 func (a *attempt) Logf(format string, args ...any) {
 	a.texts = append(a.texts, fmt.Sprintf(format, args...))
 }
-func (a *attempt) Fail()        { a.failed = true }
+
+// Fail is testing.TB's.
+func (a *attempt) Fail() { a.failed = true }
+
+// Failed reports whether the attempt has failed.
 func (a *attempt) Failed() bool { return a.failed }
-func (a *attempt) FailNow()     { a.failed = true; panic(errAttemptEnded) }
+
+// FailNow ends the attempt.
+func (a *attempt) FailNow() { a.failed = true; panic(errAttemptEnded) }
 
 func (a *attempt) fail(text string) {
 	a.failed = true

@@ -100,18 +100,18 @@ var packages = []testPackage{
 	{"internal/streams/endpoint", raced, 32},
 	{"standalone/internal/supervisor", raced, 32},
 	{"internal/driver/qemu", process, 8},
-	{"internal/driver/docker", process, 8},
-	{"internal/driver/pod", process, 8},
+	{"internal/driver/docker", process, 12},
+	{"internal/driver/pod", process, 16},
 	{"cmd/drover-machine/app", process, 8},
-	{"test/faults", process, 8},
+	{"test/faults", process, 16},
 	{"test/failover", process, 8},
 	{"test/schedules", process, 4},
-	{"test/integration", process, 8},
-	{"test/outage", process, 8},
+	{"test/integration", process, 12},
+	{"test/outage", process, 12},
 	{"test/specs", process, 8},
-	{"test/manifests", process, 8},
+	{"test/manifests", process, 16},
 	{"test/kubectlvm", process, 12},
-	{"test/streams", process, 8},
+	{"test/streams", process, 16},
 	{"standalone/e2e", process, 8},
 	{"standalone/internal/program", process, 4},
 	{"config/crd", process, 8},
@@ -169,10 +169,6 @@ func findPackage(path string) (testPackage, error) {
 		return testPackage{}, fmt.Errorf("no tests are known of package %q: test/suite/packages.go lists those that have some", path)
 	}
 	return packages[n], nil
-}
-
-func packagesOf(kinds ...kind) []testPackage {
-	return slices.DeleteFunc(slices.Clone(packages), func(p testPackage) bool { return !slices.Contains(kinds, p.kind) })
 }
 
 // checkPackages fails where the table and the packages that have tests differ.

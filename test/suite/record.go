@@ -77,7 +77,7 @@ func recordRun(ctx context.Context, s shard, hash string, took time.Duration) er
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	for _, s := range shards {
 		if r, ok := runs[s.name]; ok {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\n", r.shard, r.commit, r.hash, r.day, r.seconds)
+			_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\n", r.shard, r.commit, r.hash, r.day, r.seconds)
 		}
 	}
 	_ = w.Flush()
@@ -122,9 +122,9 @@ func hashPaths(ctx context.Context, paths []string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(sum, "%s\x00", name)
+		_, _ = fmt.Fprintf(sum, "%s\x00", name)
 		n, err := io.Copy(sum, f)
-		fmt.Fprintf(sum, "\x00%d\x00", n)
+		_, _ = fmt.Fprintf(sum, "\x00%d\x00", n)
 		if err := errors.Join(err, f.Close()); err != nil {
 			return "", err
 		}
@@ -151,14 +151,14 @@ func printShards(ctx context.Context, _ []string) error {
 		return err
 	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "SHARD\tLAST FULL RUN\tCOMMIT\tSECONDS\tSTATE")
+	_, _ = fmt.Fprintln(w, "SHARD\tLAST FULL RUN\tCOMMIT\tSECONDS\tSTATE")
 	for _, s := range shards {
 		state := "up to date"
 		if slices.ContainsFunc(stale, func(one shard) bool { return one.name == s.name }) {
 			state = "stale"
 		}
 		r := runs[s.name]
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", s.name, cmp.Or(r.day, "never"), cmp.Or(r.commit, "-"), r.seconds, state)
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", s.name, cmp.Or(r.day, "never"), cmp.Or(r.commit, "-"), r.seconds, state)
 	}
 	return w.Flush()
 }

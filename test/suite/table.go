@@ -3,5 +3,110 @@
 
 package main
 
-// shards are the parts of the full tier.
-var shards = []shard{}
+import "slices"
+
+// Files that concern several shards.
+var (
+	controller = []string{"go.mod", "apis", "cmd/drover-controller", "internal/controller", "internal/inventory", "internal/leader", "internal/driver/driver.go", "internal/driver/fake", "test/assert", "test/framework"}
+	machine    = []string{"cmd/drover-machine", "internal/machine", "internal/image", "internal/driver/qemu", "hack/guest"}
+	contract   = []string{"go.mod", "internal/driver/driver.go", "internal/driver/drivertest", "test/assert", "test/framework"}
+	nodes      = []string{"test/cluster", "internal/driver/pod", "charts", "config"}
+	explorers  = []string{"test/faults", "test/bugs", "internal/crashpoint", "internal/atomicfile", "internal/driver/faultinject"}
+)
+
+// shards are the parts of the full tier. What of a package no shard names is whole in the gate.
+var shards = []shard{
+	{
+		name:  "qemu",
+		steps: []step{{of: "internal/driver/qemu"}, {of: "internal/machine"}, {of: "internal/machine/launch"}, {of: "internal/machine/qmp"}, {of: "cmd/drover-machine/app"}},
+		short: step{of: "internal/driver/qemu", pattern: "TestContract"},
+		paths: slices.Concat(contract, machine),
+	},
+	{
+		name:  "docker",
+		steps: []step{{of: "internal/driver/docker"}, {of: "internal/driver/registry"}, {of: "test/streams", isRaced: true}, {of: "internal/streams", isRaced: true}},
+		short: step{of: "internal/driver/docker", pattern: "TestEngineRestart|TestOutOfMemory"},
+		paths: slices.Concat(contract, []string{"internal/driver/docker", "internal/driver/registry", "internal/streams", "test/streams"}),
+	},
+	{
+		name:  "pod",
+		steps: []step{{of: "internal/driver/pod", isRaced: true}, {of: "test/manifests"}, {of: "config/crd"}},
+		short: step{of: "internal/driver/pod", pattern: "TestContract"},
+		paths: slices.Concat(contract, []string{"apis", "internal/driver/pod", "cmd/drover-machine", "test/manifests", "charts", "config"}),
+	},
+	{
+		name:  "system",
+		steps: []step{{of: "test/integration", isRaced: true}, {of: "test/outage", isRaced: true}, {of: "test/kubectlvm", isRaced: true}},
+		short: step{of: "test/outage", pattern: "KillStorm"},
+		paths: slices.Concat(controller, []string{"cmd/kubectl-vm", "internal/driver/docker", "test/integration", "test/outage", "test/kubectlvm"}),
+	},
+	{
+		name:  "standalone",
+		steps: []step{{of: "standalone/internal/program"}, {of: "standalone/e2e"}, {of: "standalone/internal/command"}, {of: "standalone/internal/doctor"}},
+		paths: slices.Concat(controller, []string{"standalone"}),
+	},
+	{
+		name:  "failover",
+		steps: []step{{of: "test/failover"}},
+		paths: slices.Concat(controller, []string{"test/failover"}),
+	},
+	{
+		name:  "schedules",
+		steps: []step{{of: "test/schedules", isRaced: true}},
+		short: step{of: "test/schedules", pattern: "TestSchedules"},
+		paths: slices.Concat(controller, []string{"test/schedules", "test/bugs"}),
+	},
+	{
+		name:  "specs",
+		steps: []step{{of: "test/specs"}},
+		short: step{of: "test/specs", pattern: "TestUsers"},
+		paths: slices.Concat(controller, []string{"internal/driver/docker", "internal/driver/qemu", "test/specs"}),
+	},
+	{
+		name:  "faults-fake",
+		steps: []step{{of: "test/faults", pattern: "TestFaults/_fake$"}},
+		short: step{of: "test/faults", pattern: "TestFaults/engine,_fake"},
+		paths: slices.Concat(controller, explorers),
+	},
+	{
+		name:  "faults-docker",
+		steps: []step{{of: "test/faults", pattern: "TestFaults/(_docker$|clock_of_Docker|two_drivers)"}},
+		short: step{of: "test/faults", pattern: "TestFaults/engine,_docker"},
+		paths: slices.Concat(controller, explorers, []string{"internal/driver/docker"}),
+	},
+	{
+		name:  "faults-qemu",
+		steps: []step{{of: "test/faults", pattern: "TestFaults/(_qemu$|guest_writes|^rest$)"}, {of: "test/faults/guestwrites"}},
+		short: step{of: "test/faults", pattern: "TestFaults/engine,_qemu"},
+		paths: slices.Concat(controller, explorers, machine),
+	},
+	{
+		name:  "faults-api",
+		steps: []step{{of: "test/faults", pattern: "TestFaults/(answers|watch|old_lists|clock_of_the_API|second|^etcd$)"}},
+		short: step{of: "test/faults", pattern: "TestFaults/^etcd$"},
+		paths: slices.Concat(controller, explorers, []string{"standalone"}),
+	},
+	{
+		name:  "bugs",
+		steps: []step{{of: "test/faults", pattern: "TestSeededBugs"}},
+		paths: slices.Concat(controller, explorers, machine, []string{"internal/driver/docker"}),
+	},
+	{
+		name:    "debian",
+		steps:   []step{{of: "internal/driver/qemu", pattern: "TestDebian|TestSystemd"}, {of: "test/kubectlvm", pattern: "TestSSHToMachine"}},
+		paths:   slices.Concat(machine, []string{"standalone", "cmd/kubectl-vm", "hack/debian-guest.sh"}),
+		prepare: []string{"hack/debian-guest.sh"},
+	},
+	{
+		name:    "cluster",
+		steps:   []step{{of: "test/cluster"}},
+		paths:   slices.Concat(controller, machine, nodes),
+		prepare: []string{"hack/cluster-deps.sh", "engine"},
+	},
+	{
+		name:    "cluster-deployment",
+		steps:   []step{{of: "test/cluster/deployment"}, {of: "test/cluster/internal/cgroups"}},
+		paths:   slices.Concat(controller, nodes),
+		prepare: []string{"hack/cluster-deps.sh", "engine"},
+	},
+}
