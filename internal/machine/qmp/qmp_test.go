@@ -196,7 +196,7 @@ func TestBadPeers(t *testing.T) {
 		"hangs up":           {func(*mock, func()) {}, "QEMU hung up"},
 		"no QMP":             {func(m *mock, _ func()) { m.say("220 ready\n"); m.untilHungUp() }, "no QMP"},
 		"endless line":       {func(m *mock, _ func()) { m.say(`"` + strings.Repeat("x", 5<<20)) }, "token too long"},
-		"silent":             {func(m *mock, leave func()) { leave(); m.untilHungUp() }, "greeting: context canceled"},
+		"no greeting":        {func(m *mock, _ func()) { m.say(`{"event": "STOP"}` + "\n"); m.untilHungUp() }, "greeting: context canceled"},
 		"greets only":        {func(m *mock, leave func()) { m.say(greeting); m.hear(); leave(); m.untilHungUp() }, "qmp_capabilities: context canceled"},
 		"hangs up on asking": {func(m *mock, _ func()) { m.say(greeting); m.hear() }, "qmp_capabilities: QEMU hung up"},
 	} {
@@ -204,7 +204,8 @@ func TestBadPeers(t *testing.T) {
 			t.Parallel()
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
-			if _, err := dialMock(ctx, t, nil, func(m *mock) { c.play(m, leave) }); err == nil || !strings.Contains(err.Error(), c.says) {
+			onEvent := func(qmp.Event) { leave() } // it is connected then
+			if _, err := dialMock(ctx, t, onEvent, func(m *mock) { c.play(m, leave) }); err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got the error %v, want %q", err, c.says)
 			}
 		})
