@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -35,7 +34,7 @@ func runFlakes(ctx context.Context, args []string) error {
 	}
 	program, _, err := m.buildTest(ctx, p, p.kind == raced)
 	if err != nil {
-		return errors.Join(err, os.RemoveAll(m.dir))
+		return errors.Join(err, m.remove())
 	}
 	stop := burn(ctx, *load*runtime.NumCPU())
 	defer stop()

@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,18 +34,34 @@ const (
 // runs on one host do not see each other's.
 type mark struct {
 	name string
-	// dir is the run's folder, temp below it TMPDIR of the tests. Their paths are short, since those
-	// of sockets may have 107 bytes only.
+	// dir has the run's own files, and temp is TMPDIR of the tests.
 	dir, temp string
 }
 
 func newMark() (*mark, error) {
-	dir, err := os.MkdirTemp("", "dt")
+	dir, err := os.MkdirTemp("", "drover-suite-")
 	if err != nil {
 		return nil, fmt.Errorf("a folder for the tests: %w", err)
 	}
-	m := &mark{name: filepath.Base(dir), dir: dir, temp: filepath.Join(dir, "t")}
-	return m, errors.Join(os.Chmod(dir, 0o711), os.Mkdir(m.temp, 0o1777), os.Chmod(m.temp, 0o1777|os.ModeSticky)) // #nosec -- as /tmp is
+	temp, err := makeTemp()
+	if err != nil {
+		return nil, fmt.Errorf("a folder for what the tests leave: %w", err)
+	}
+	return &mark{name: filepath.Base(temp), dir: dir, temp: temp}, os.Chmod(dir, 0o711) // #nosec -- others run its programs
+}
+
+// makeTemp makes a folder with a short path, since paths of sockets may have 107 bytes only.
+func makeTemp() (dir string, err error) {
+	for range 100 {
+		dir = filepath.Join(os.TempDir(), "dt"+strconv.FormatInt(rand.Int64N(36*36*36*36), 36)) // #nosec -- a name
+		if err = os.Mkdir(dir, 0o700); err == nil || !errors.Is(err, fs.ErrExist) {
+			break
+		}
+	}
+	if err == nil {
+		err = os.Chmod(dir, 0o777|os.ModeSticky) // #nosec -- as /tmp is
+	}
+	return dir, err
 }
 
 // environ is the environment of the run's tests.
@@ -67,11 +85,13 @@ func (m *mark) sweep(ctx context.Context) (left []string) {
 		}
 	}
 	m.end()
-	if err := os.RemoveAll(m.dir); err != nil {
+	if err := m.remove(); err != nil {
 		left = append(left, err.Error())
 	}
 	return left
 }
+
+func (m *mark) remove() error { return errors.Join(os.RemoveAll(m.temp), os.RemoveAll(m.dir)) }
 
 func (m *mark) find() []string {
 	var left []string
@@ -123,7 +143,7 @@ func (m *mark) processes() (pids []int) {
 		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
 		at, _ := os.Readlink(filepath.Join(dir, "cwd"))
 		line, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if bytes.Contains(environ, []byte(runEnv+"="+m.name+"\x00")) || strings.HasPrefix(at+"/", m.dir+"/") || bytes.Contains(line, []byte(m.temp+"/")) {
+		if bytes.Contains(environ, []byte(runEnv+"="+m.name+"\x00")) || strings.HasPrefix(at+"/", m.temp+"/") || bytes.Contains(line, []byte(m.temp+"/")) {
 			pids = append(pids, pid)
 		}
 	}
@@ -134,7 +154,7 @@ func (m *mark) processes() (pids []int) {
 func (m *mark) mounts() (paths []string) {
 	table, _ := os.ReadFile("/proc/self/mounts")
 	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], m.dir+"/") {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], m.temp+"/") {
 			paths = append(paths, fields[1])
 		}
 	}

@@ -74,7 +74,7 @@ func makeMark(t *testing.T) *mark {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(m.dir) })
+	t.Cleanup(func() { _ = m.remove() })
 	return m
 }
 
