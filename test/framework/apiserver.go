@@ -6,9 +6,7 @@ package framework
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"os/exec"
 	"path/filepath"
 
 	"k8s.io/client-go/kubernetes"
@@ -19,18 +17,7 @@ import (
 
 // BuildAPIServer builds the kube-apiserver that bin/drover contains as a program of its own.
 func BuildAPIServer(binary string) error {
-	root, err := RepositoryRoot()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", binary, "k8s.io/kubernetes/cmd/kube-apiserver")
-	cmd.Dir = filepath.Join(root, "standalone")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build kube-apiserver: %w\n%s", err, out)
-	}
-	return nil
+	return build(binary, "standalone", "k8s.io/kubernetes/cmd/kube-apiserver", nil)
 }
 
 // APIServer is a further kube-apiserver of a cluster.

@@ -5,17 +5,19 @@ package framework
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
-// DroverBinary is the program that clusters run: DROVER_BIN if that is set,
-// else bin/drover of this checkout, which is built if it is missing or if
-// DROVER_BUILD is set.
+// DroverBinary is the program that clusters run: DROVER_BIN if that is set, else bin/drover of
+// this checkout, which make build builds.
 func DroverBinary() (string, error) {
 	if binary := os.Getenv("DROVER_BIN"); binary != "" {
 		return binary, nil
@@ -25,23 +27,58 @@ func DroverBinary() (string, error) {
 		return "", err
 	}
 	binary := filepath.Join(root, "bin", "drover")
-	unlock, err := lockBuild(root)
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	if _, err := os.Stat(binary); err == nil && os.Getenv("DROVER_BUILD") == "" {
+	if _, err := os.Stat(binary); err == nil {
 		return binary, nil
 	}
-	return binary, buildDrover(root, binary)
+	return "", fmt.Errorf("%s is missing: run make build, or set DROVER_BIN", binary)
 }
 
-// lockBuild lets one of several test programs build while the others wait.
-func lockBuild(root string) (func(), error) {
-	if err := os.MkdirAll(filepath.Join(root, "bin"), 0o755); err != nil {
+// BuildProgram builds a package of the root module, such as test/failover/recorder, with
+// further flags of go build.
+func BuildProgram(binary, pkg string, flags ...string) error {
+	return build(binary, ".", "cloudnative.tw/drover/"+pkg, nil, flags...)
+}
+
+// build builds a program of a module, in a folder of the checkout, with variables on top of the
+// environment. It is linked into the folder that hack/cache.sh prints, where go links it again only
+// if it would differ, and copied from there. One of several callers builds while the others wait.
+func build(binary, module, pkg string, env []string, flags ...string) error {
+	root, err := RepositoryRoot()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
+	defer cancel()
+	cache, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "cache.sh")).Output()
+	if err != nil {
+		return fmt.Errorf("hack/cache.sh: %w", err)
+	}
+	sum := sha256.Sum256(fmt.Appendln(nil, pkg, env, flags))
+	kept := filepath.Join(strings.TrimSpace(string(cache)), "programs", hex.EncodeToString(sum[:6]))
+	unlock, err := lockFile(kept + ".lock")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", kept}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
+	cmd.Dir, cmd.Env = filepath.Join(root, module), append(os.Environ(), env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	content, err := os.ReadFile(kept) // #nosec -- just built
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(binary, content, 0o755) // #nosec -- a program
+}
+
+// lockFile waits for a lock that is kept in a file, which is made where it is missing.
+func lockFile(path string) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // #nosec -- others run programs in it
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(root, "bin", ".build.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) // #nosec -- a test's
 	if err != nil {
 		return nil, err
 	}
@@ -49,32 +86,6 @@ func lockBuild(root string) (func(), error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return func() { _ = f.Close() }, nil
-}
-
-// buildDrover replaces the program only when the new one is complete: others may be
-// running the old one.
-func buildDrover(root, binary string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
-	defer cancel()
-	fresh := fmt.Sprintf("%s.%d", binary, os.Getpid())
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", fresh, ".")
-	cmd.Dir = filepath.Join(root, "standalone")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build drover: %w\n%s", err, out)
-	}
-	return os.Rename(fresh, binary)
-}
-
-// BuildProgram builds a package of the root module, such as test/failover/recorder, with
-// further flags of go build.
-func BuildProgram(binary, pkg string, flags ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
-	defer cancel()
-	args := append([]string{"build", "-buildvcs=false", "-o", binary}, flags...)
-	if out, err := exec.CommandContext(ctx, "go", append(args, "cloudnative.tw/drover/"+pkg)...).CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
-	}
-	return nil
 }
 
 // RepositoryRoot returns the folder above the working directory that contains standalone/:

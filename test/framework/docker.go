@@ -6,6 +6,7 @@ package framework
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,7 +14,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,16 +26,27 @@ import (
 
 // Images of the demo guest (examples/demo-guest) that GuestImages puts into the
 // Docker engine.
-const (
+var (
 	// GuestPlain ends on SIGTERM.
-	GuestPlain = "drover-test:plain"
+	GuestPlain = ImageName("plain")
 	// GuestOther is another image like GuestPlain.
-	GuestOther = "drover-test:other"
+	GuestOther = ImageName("other")
 	// GuestStubborn ignores SIGTERM.
-	GuestStubborn = "drover-test:stubborn"
+	GuestStubborn = ImageName("stubborn")
 	// GuestFailing ends with code 3 immediately.
-	GuestFailing = "drover-test:failing"
+	GuestFailing = ImageName("failing")
 )
+
+// runEnv names the run of the tests that this process belongs to, if it belongs to one: test/suite
+// sets it. Images of a run have names of their own and runLabel, which containers inherit, so that
+// two runs do not see each other's.
+const (
+	runEnv   = "DROVER_TEST_RUN"
+	runLabel = "cloudnative.tw/test-run"
+)
+
+// ImageName returns the name of a test image with a tag.
+func ImageName(tag string) string { return cmp.Or(os.Getenv(runEnv), "drover-test") + ":" + tag }
 
 var guestEnvironment = map[string]string{GuestPlain: "", GuestOther: "OTHER=1", GuestStubborn: "IGNORE_TERM=1", GuestFailing: "EXIT_CODE=3"}
 
@@ -97,7 +108,7 @@ func ImportGuests(ctx context.Context, c *client.Client) error {
 // User ann may log in with a key of /home/ann/.ssh/authorized_keys.
 func SSHGuest(t testing.TB) string {
 	t.Helper()
-	const image = "drover-test:ssh"
+	image := ImageName("ssh")
 	c := DockerClient(t)
 	root, err := RepositoryRoot()
 	if err != nil {
@@ -125,10 +136,8 @@ var GuestArchive = sync.OnceValues(func() ([]byte, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(dir, "demo-guest")
-	build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "cloudnative.tw/drover/examples/demo-guest")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("building the guest: %w: %s", err, out)
+	if err := build(program, ".", "cloudnative.tw/drover/examples/demo-guest", []string{"CGO_ENABLED=0"}); err != nil {
+		return nil, err
 	}
 	content, err := os.ReadFile(program)
 	if err != nil {
@@ -155,6 +164,9 @@ func ImportImage(ctx context.Context, c *client.Client, rootfs []byte, image str
 		return nil
 	}
 	changes = append(changes, "LABEL "+guestLabel+"="+build)
+	if run := os.Getenv(runEnv); run != "" {
+		changes = append(changes, "LABEL "+runLabel+"="+run)
+	}
 	source := client.ImageImportSource{Source: bytes.NewReader(rootfs), SourceName: "-"}
 	res, err := c.ImageImport(ctx, source, image, client.ImageImportOptions{Changes: changes})
 	if err != nil {

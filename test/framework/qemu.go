@@ -139,7 +139,7 @@ var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 	if err != nil {
 		return LinuxGuest{}, err
 	}
-	unlock, err := lockBuild(root)
+	unlock, err := lockFile(filepath.Join(root, "bin", ".guest.lock"))
 	if err != nil {
 		return LinuxGuest{}, err
 	}

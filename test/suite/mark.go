@@ -67,6 +67,9 @@ func makeTemp() (dir string, err error) {
 // environ is the environment of the run's tests.
 func (m *mark) environ(isFull bool) []string {
 	env := append(os.Environ(), runEnv+"="+m.name, "TMPDIR="+m.temp)
+	if root, err := os.Getwd(); err == nil && os.Getenv("DROVER_BIN") == "" {
+		env = append(env, "DROVER_BIN="+filepath.Join(root, "bin", "drover")) // of make build
+	}
 	if isFull {
 		env = append(env, tier.Env+"=full")
 	}

@@ -54,7 +54,7 @@ func shellImage(t *testing.T) string {
 }
 
 var importShell = sync.OnceValues(func() (string, error) {
-	const image = "drover-test-guest:shell"
+	image := framework.ImageName("shell")
 	ctx := context.Background()
 	g, err := importGuests()
 	if err != nil {
