@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestFindMissing checks that the first thing that is missing is named, at every depth.
@@ -35,9 +36,7 @@ func TestFindMissing(t *testing.T) {
 		}, "value Exhausted of status.operation.failure"},
 	} {
 		status, err := builtInStatus()
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		tc.change(status)
 		client := serveSchemas(t, map[string]any{"tw.cloudnative.v1alpha1.VirtualMachine": map[string]any{"properties": map[string]any{"status": status}}})
 		if got, isServed, err := FindMissing(t.Context(), client); got != tc.want || !isServed || err != nil {
@@ -63,9 +62,7 @@ func serveSchemas(t *testing.T, schemas map[string]any) rest.Interface {
 	}))
 	t.Cleanup(server.Close)
 	client, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return client.RESTClient()
 }
 
@@ -74,9 +71,7 @@ func serveSchemas(t *testing.T, schemas map[string]any) rest.Interface {
 func TestBuiltInStatusHasEveryField(t *testing.T) {
 	t.Parallel()
 	status, err := builtInStatus()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for field := range reflect.TypeFor[api.VirtualMachineStatus]().Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		if status.Properties[name] == nil {

@@ -25,6 +25,7 @@ import (
 
 	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/config/crd"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -59,9 +60,7 @@ type realServer struct {
 func connect(t *testing.T, config *rest.Config) realServer {
 	t.Helper()
 	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return realServer{
 		all:     client,
 		vms:     client.Resource(v1alpha1.SchemeGroupVersion.WithResource("virtualmachines")).Namespace("default"),
@@ -75,13 +74,9 @@ func (s realServer) requireThisDefinition(t *testing.T) {
 	t.Helper()
 	resource := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 	installed, err := s.all.Resource(resource).Get(t.Context(), "virtualmachines.cloudnative.tw", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var embedded unstructured.Unstructured
-	if err := yaml.Unmarshal(crd.VirtualMachine, &embedded.Object); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, yaml.Unmarshal(crd.VirtualMachine, &embedded.Object))
 	got, want := versionOf(t, installed), versionOf(t, &embedded)
 	if !equality.Semantic.DeepEqual(got, want) {
 		t.Fatal("bin/drover installs another CRD than config/crd: build it again")
@@ -101,13 +96,9 @@ func versionOf(t *testing.T, definition *unstructured.Unstructured) any {
 func roundTrip(t *testing.T, object *unstructured.Unstructured) *unstructured.Unstructured {
 	t.Helper()
 	text, err := object.MarshalJSON()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	same := &unstructured.Unstructured{}
-	if err := same.UnmarshalJSON(text); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, same.UnmarshalJSON(text))
 	return same
 }
 
@@ -120,15 +111,11 @@ func (s realServer) create(t *testing.T, manifest string) []string {
 func (s realServer) update(t *testing.T, before, after string) []string {
 	t.Helper()
 	version, err := s.tryCreate(t, before, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	object := s.decoder.decode(t, after)
 	object.SetResourceVersion(version)
 	_, updateErr := s.vms.Update(t.Context(), object, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err := s.vms.Delete(t.Context(), object.GetName(), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.vms.Delete(t.Context(), object.GetName(), metav1.DeleteOptions{}))
 	return causes(t, updateErr)
 }
 
@@ -178,9 +165,7 @@ func (s realServer) testNewStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	object, err := s.vms.Get(t.Context(), "test-vm", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	want := map[string]any{"observedGeneration": int64(-1)}
 	if !equality.Semantic.DeepEqual(object.Object["status"], want) {
 		t.Errorf("status is %v, want %v", object.Object["status"], want)
@@ -223,9 +208,7 @@ func (s realServer) testFieldSelectors(t *testing.T) {
 // testSelectingWatch checks that a VM enters and leaves a watch with its phase.
 func (s realServer) testSelectingWatch(t *testing.T, name string) {
 	w, err := s.vms.Watch(t.Context(), metav1.ListOptions{FieldSelector: "status.phase=Paused"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer w.Stop()
 	for _, step := range []struct {
 		phase string
@@ -262,9 +245,7 @@ func (s realServer) inNamespace(t *testing.T, name string) realServer {
 func (s realServer) setStatus(t *testing.T, name, status string) {
 	t.Helper()
 	patch, err := yaml.YAMLToJSON([]byte("{status: " + status + "}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := s.vms.Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
@@ -273,9 +254,7 @@ func (s realServer) setStatus(t *testing.T, name, status string) {
 func (s realServer) list(t *testing.T, selector string) []string {
 	t.Helper()
 	all, err := s.vms.List(t.Context(), metav1.ListOptions{FieldSelector: selector})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var names []string
 	for _, object := range all.Items {
 		names = append(names, object.GetName())
@@ -292,9 +271,7 @@ func eachExample(t *testing.T, create func(*testing.T, string) []string) {
 	}
 	for _, file := range files {
 		manifest, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, message := range create(t, string(manifest)) {
 			t.Errorf("%s: %s", file, message)
 		}

@@ -39,9 +39,7 @@ func TestListsAll(t *testing.T) {
 	setPhase(t, client, a, v1alpha1.PhaseActive, &v1alpha1.Usage{CPU: 0, Memory: 12.5})
 
 	var out bytes.Buffer
-	if err := listVMs(t.Context(), client, options{namespace: "default", syncTimeout: patience}, &out); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, listVMs(t.Context(), client, options{namespace: "default", syncTimeout: patience}, &out))
 	var got []string
 	for line := range strings.Lines(out.String()) {
 		if strings.HasPrefix(line, "NAMESPACE") || strings.Contains(line, " list-") {
@@ -68,9 +66,7 @@ func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
 	waitFor(t, lines, "added    default/watched -")
 	setPhase(t, client, vm, v1alpha1.PhaseActive, &v1alpha1.Usage{CPU: 3, Memory: 4})
 	waitFor(t, lines, "changed  default/watched Active cpu 3.00% memory 4.00%")
-	if err := client.CloudnativeV1alpha1().VirtualMachines("default").Delete(t.Context(), "watched", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, client.CloudnativeV1alpha1().VirtualMachines("default").Delete(t.Context(), "watched", metav1.DeleteOptions{}))
 	waitFor(t, lines, "deleted  default/watched")
 
 	cancel()
@@ -90,9 +86,7 @@ func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
 func TestListError(t *testing.T) {
 	const address = "127.0.0.1:1" // nothing listens there
 	client, err := versioned.NewForConfig(&rest.Config{Host: "http://" + address})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	err = listVMs(t.Context(), client, options{syncTimeout: patience}, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), address) {
 		t.Errorf("error is %v, want one that names %s", err, address)
@@ -108,9 +102,7 @@ func TestPrintError(t *testing.T) {
 
 func TestKubeconfig(t *testing.T) {
 	client, err := newClientFor(cluster.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := client.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{}); err != nil {
 		t.Error(err)
 	}
@@ -128,9 +120,7 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
 func newClient(t *testing.T) versioned.Interface {
 	t.Helper()
 	client, err := versioned.NewForConfig(cluster.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return client
 }
 
@@ -141,9 +131,7 @@ func create(t *testing.T, client versioned.Interface, name string) *v1alpha1.Vir
 	wanted := apply.VirtualMachine(name, "default").WithSpec(apply.VirtualMachineSpec().
 		WithResource(framework.NewVM(name).Obj().Spec.Resource))
 	vm, err := vms.Apply(t.Context(), wanted, metav1.ApplyOptions{FieldManager: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		// The test's own context has ended by now, and the VM may have gone.
 		_ = vms.Delete(context.Background(), name, metav1.DeleteOptions{})

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestScanCheckout(t *testing.T) {
@@ -19,17 +21,11 @@ func TestScanCheckout(t *testing.T) {
 		"docs/a.md":            "It recommends.\nIt tells.\n",
 	} {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		assert.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	got, err := scanCheckout(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if got.productionLines != 1 || got.testLines != 1 || got.docLines != 1 {
 		t.Errorf("lines with counted words: %d, %d, %d, want one each", got.productionLines, got.testLines, got.docLines)
 	}

@@ -11,6 +11,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 const text = "hunter2"
@@ -42,9 +44,7 @@ func TestSecretDoesNotPrint(t *testing.T) {
 func TestSecretDoesNotMarshalOrLog(t *testing.T) {
 	spec := ServerSpec{Name: "vm", UserData: NewSecret(text)}
 	encoded, err := json.Marshal(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var logged bytes.Buffer
 	slog.New(slog.NewTextHandler(&logged, nil)).Info("spec", "spec", spec, "userData", spec.UserData)
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("spec", "spec", spec, "userData", spec.UserData)

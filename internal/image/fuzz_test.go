@@ -21,6 +21,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // FuzzRef checks that no reference leads out of the store's folder, that what is refused is
@@ -54,9 +56,7 @@ func FuzzRef(f *testing.F) {
 			}
 		}
 		sources, err := NewSources(Policy{PlainHTTP: []string{"localhost:5000"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if ref.Checksum != "" && sources.IsUnchecked(ref) {
 			t.Errorf("%q is unchecked in spite of its checksum", source)
 		}
@@ -97,9 +97,7 @@ func FuzzRefFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		s := &Store{Dir: t.TempDir(), Sub: "cache", Clock: clock.RealClock{}}
 		ref := Ref{Source: "https://host/x"}
-		if err := errors.Join(os.Mkdir(s.filePath(""), 0o700), os.WriteFile(s.refPath(ref.Source), content, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, errors.Join(os.Mkdir(s.filePath(""), 0o700), os.WriteFile(s.refPath(ref.Source), content, 0o600)))
 		if digest := s.Digest(ref); digest != "" && !checksumPattern.MatchString(digest) {
 			t.Errorf("%q stands for %q", content, digest)
 		}
@@ -150,9 +148,7 @@ func rawLayer(blob []byte) v1.Layer { return static.NewLayer(blob, mediatypes.OC
 func disksIn(t *testing.T, layer []byte) (found [][]byte) {
 	t.Helper()
 	content, release, err := decompressLayer(bytes.NewReader(layer))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer release()
 	files := tar.NewReader(content)
 	for {
@@ -160,17 +156,13 @@ func disksIn(t *testing.T, layer []byte) (found [][]byte) {
 		if errors.Is(err, io.EOF) {
 			return found
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		dir, name := path.Split(path.Clean("/" + entry.Name))
 		if dir != "/disk/" || strings.HasPrefix(name, ".") || entry.Typeflag != tar.TypeReg {
 			continue
 		}
 		file, err := io.ReadAll(files)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		found = append(found, file)
 	}
 }
@@ -181,9 +173,7 @@ func tarOf(f *testing.F, name, content string) []byte {
 	w := tar.NewWriter(&archive)
 	err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o444, Size: int64(len(content))})
 	_, writeErr := io.WriteString(w, content)
-	if err := errors.Join(err, writeErr, w.Close()); err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, errors.Join(err, writeErr, w.Close()))
 	return archive.Bytes()
 }
 
@@ -192,8 +182,6 @@ func gzipOf(f *testing.F, content []byte) []byte {
 	var blob bytes.Buffer
 	w := gzip.NewWriter(&blob)
 	_, err := w.Write(content)
-	if err := errors.Join(err, w.Close()); err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, errors.Join(err, w.Close()))
 	return blob.Bytes()
 }

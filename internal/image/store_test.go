@@ -39,6 +39,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // disk returns a raw disk of 1 MiB.
@@ -52,9 +53,7 @@ func checksum(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Su
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // newStore returns a store that may contact the test's own servers, and the given

@@ -17,6 +17,8 @@ import (
 	"github.com/diskfs/go-diskfs/backend/file"
 	"github.com/diskfs/go-diskfs/filesystem/iso9660"
 	"sigs.k8s.io/yaml"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // FuzzSeed checks that cloud-init reads what was meant, whatever the texts hold: the meta-data
@@ -34,9 +36,7 @@ func FuzzSeed(f *testing.F) {
 		}
 		s := Seed{InstanceID: id, Hostname: host, SSHKeys: []string{key1, key2}, UserData: user, NetworkData: network}
 		files, err := s.makeFiles()
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		s.checkMetaData(t, files["meta-data"])
 		want := map[string]string{"meta-data": files["meta-data"], "user-data": user}
 		if user == "" {
@@ -87,13 +87,9 @@ func isPrintableInYAML(r rune) bool {
 func checkISO(t *testing.T, files, want map[string]string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), SeedFile)
-	if err := writeISO(path, filepath.Join(t.TempDir(), "files"), files); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, writeISO(path, filepath.Join(t.TempDir(), "files"), files))
 	got, err := readISO(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for name, content := range want {
 		if got[name] != content {
 			t.Errorf("%s is %q, want %q", name, got[name], content)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -27,9 +28,7 @@ func (f folder) ReplaceVolatile(path string, content []byte) error {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // wantError checks kind and text of an error.

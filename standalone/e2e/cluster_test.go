@@ -75,9 +75,7 @@ func TestOwnerDeletion(t *testing.T) {
 			waitForGarbageCollector(t, objects, ns)
 
 			err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), owner.Name, metav1.DeleteOptions{PropagationPolicy: &policy})
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			assert.Eventually(t, "the owner goes", func(t testing.TB) error {
 				_, err := client.CoreV1().ConfigMaps(ns).Get(t.Context(), owner.Name, metav1.GetOptions{})
 				return wantNotFound(err)
@@ -156,9 +154,7 @@ func TestGarbageCollectionOfANewKind(t *testing.T) {
 		_, err := objects.Resource(things).Namespace(ns).Create(t.Context(), thing, metav1.CreateOptions{})
 		return err
 	})
-	if err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "owner", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "owner", metav1.DeleteOptions{}))
 	assert.Eventually(t, "the dependent goes", func(t testing.TB) error {
 		_, err := objects.Resource(things).Namespace(ns).Get(t.Context(), "thing", metav1.GetOptions{})
 		return wantNotFound(err)
@@ -198,9 +194,7 @@ func TestNamespaceDeletionRemovesItsObjects(t *testing.T) {
 		createConfigMap(t, client, ns, newConfigMap(name))
 		createVM(t, objects, ns, newVM(name, nil))
 	}
-	if err := client.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, client.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}))
 	assert.Eventually(t, "the namespace ends", func(t testing.TB) error {
 		_, err := client.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{})
 		return wantNotFound(err)
@@ -217,9 +211,7 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	})
 	token, err := client.CoreV1().ServiceAccounts(ns).CreateToken(t.Context(), "default",
 		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for name, bearer := range map[string]string{"requested": token.Status.Token, "from a Secret": secretToken(t, client, ns)} {
 		user := clientWithToken(t, bearer)
 		_, err := user.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
@@ -360,9 +352,7 @@ func builtInRoles(t *testing.T) map[string]*rbacv1.ClusterRole {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 func TestUnauthenticatedRequestsAreRejected(t *testing.T) {
@@ -426,9 +416,7 @@ func socketsOf(t *testing.T, pid int) map[string]bool {
 func readProcNet(t *testing.T, pid int, table string) []string {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return nonEmptyLines(string(data))
 }
 
@@ -450,9 +438,7 @@ func TestFilesArePrivate(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // TestNodeAPIsAreNotServed checks that kinds that need nodes are not served, rather than
@@ -460,9 +446,7 @@ func TestFilesArePrivate(t *testing.T) {
 func TestNodeAPIsAreNotServed(t *testing.T) {
 	t.Parallel()
 	groups, err := clientFor(t, shared.Config).Discovery().ServerGroups()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, g := range groups.Groups {
 		if slices.Contains([]string{"apps", "batch", "storage.k8s.io", "scheduling.k8s.io"}, g.Name) {
 			t.Errorf("group %s is served", g.Name)

@@ -247,9 +247,7 @@ func listTree(t *testing.T, dir string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return all
 }
 
@@ -379,27 +377,21 @@ func recordOf(c *framework.Cluster, uid string) string {
 func copyServer(t *testing.T, c *framework.Cluster, uid, old, changed string) string {
 	t.Helper()
 	content, err := os.ReadFile(recordOf(c, uid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	made := string(uuid.NewUUID())
 	content = bytes.ReplaceAll(content, []byte(uid), []byte(made))
 	content = bytes.ReplaceAll(content, []byte(`"id": "fake-`), []byte(`"id": "fake-`+made[:8]))
 	if old != "" {
 		content = bytes.ReplaceAll(content, []byte(old), []byte(changed))
 	}
-	if err := os.WriteFile(recordOf(c, made), content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(recordOf(c, made), content, 0o600))
 	return made
 }
 
 func uidOfVM(t *testing.T, c *framework.Cluster, name string) string {
 	t.Helper()
 	vm, err := dynamicFor(t, c.Config).Resource(vms).Namespace("default").Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(vm.GetUID())
 }
 
@@ -410,9 +402,7 @@ func TestInspectingAsPlainUser(t *testing.T) {
 	user := framework.PlainUser(t)
 	home := t.TempDir()
 	dir := filepath.Join(home, "data")
-	if err := errors.Join(os.Chmod(home, 0o755), os.Chmod(filepath.Dir(home), 0o755), os.Mkdir(dir, 0o700), framework.ChownAll(dir, user)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.Chmod(home, 0o755), os.Chmod(filepath.Dir(home), 0o755), os.Mkdir(dir, 0o700), framework.ChownAll(dir, user)))
 	command := func(ctx context.Context, args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, droverBinary(t), append(args, "--data-dir", dir)...)
 		cmd.Env, cmd.Dir = []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}, "/"
@@ -424,9 +414,7 @@ func TestInspectingAsPlainUser(t *testing.T) {
 	up.Cancel = func() error { return up.Process.Signal(syscall.SIGTERM) }
 	var printed bytes.Buffer
 	up.Stdout, up.Stderr = &printed, &printed
-	if err := up.Start(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, up.Start())
 	defer func() {
 		stop()
 		if err := up.Wait(); err != nil && !errors.Is(err, context.Canceled) {

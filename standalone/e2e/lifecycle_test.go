@@ -197,13 +197,9 @@ func assertRefused(t *testing.T, got commandResult, want string) {
 func TestStartErrorsAreOneLine(t *testing.T) {
 	t.Parallel()
 	u, err := url.Parse(shared.Config.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	foreign := t.TempDir()
-	if err := os.WriteFile(filepath.Join(foreign, "letter"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(filepath.Join(foreign, "letter"), nil, 0o600))
 	for name, tc := range map[string]struct {
 		args []string
 		want string
@@ -246,9 +242,7 @@ func TestFullDisk(t *testing.T) {
 	t.Run("while it runs", func(t *testing.T) {
 		dir := mountTmpfs(t, 400)
 		c, err := framework.NewCluster(framework.ClusterOptions{DataDir: filepath.Join(dir, "data")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		defer func() { _ = c.Kill() }()
 		fillDisk(t, filepath.Join(dir, "fill"))
 		object := newConfigMap("large")
@@ -295,9 +289,7 @@ func mountTmpfs(t *testing.T, megabytes int) string {
 func fillDisk(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = f.Close() }()
 	for block := make([]byte, 1<<20); err == nil; {
 		_, err = f.Write(block)

@@ -144,9 +144,7 @@ func newService(t *testing.T, name string) *corev1.Service {
 			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := services.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
@@ -164,9 +162,7 @@ func TestPods(t *testing.T) {
 	}
 	service := newService(t, "pods")
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", net.JoinHostPort(shared.HostIP(), "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	host := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("host")) }))
 	host.Listener = listener
 	host.Start()
@@ -217,16 +213,12 @@ func TestKubelet(t *testing.T) {
 		{node.KillKubelet, node.StartKubelet},
 		{node.StopKubelet, node.ContinueKubelet},
 	} {
-		if err := step.lose(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, step.lose())
 		waitForNode(t, node, false)
 		if err := isServed(t, pod); err != nil {
 			t.Errorf("the pod does not serve: %v", err)
 		}
-		if err := step.restore(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, step.restore())
 		waitForNode(t, node, true)
 		checkSurvives(t, pod)
 	}
@@ -236,30 +228,22 @@ func TestContainerd(t *testing.T) {
 	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
 	node := shared.Node(1)
 	pod := runPod(t, "containerd", node)
-	if err := node.KillContainerd(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.KillContainerd())
 	if err := isServed(t, pod); err != nil {
 		t.Errorf("the pod does not serve: %v", err)
 	}
-	if err := node.StartContainerd(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.StartContainerd())
 	runPod(t, "containerd-next", node)
 	checkSurvives(t, pod)
 }
 
 func TestAPIServer(t *testing.T) {
 	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
-	if err := shared.KillAPIServer(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.KillAPIServer())
 	if _, err := shared.Node(1).IsReady(t.Context()); err == nil {
 		t.Error("the API still answers")
 	}
-	if err := shared.StartAPIServer(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.StartAPIServer(t.Context()))
 	for _, node := range shared.Nodes() {
 		waitForNode(t, node, true)
 	}

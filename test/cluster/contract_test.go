@@ -74,12 +74,8 @@ func importBootGuests(t *testing.T) {
 		"stubborn": framework.BuildBootGuest(t, dir, "S", true),
 	} {
 		archive := filepath.Join(dir, tag+".tar")
-		if err := cluster.WriteImage(archive, bootImage+tag, map[string]string{"disk/boot.img": disk}, "/none"); err != nil {
-			t.Fatal(err)
-		}
-		if err := shared.ImportImage(t.Context(), archive); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, cluster.WriteImage(archive, bootImage+tag, map[string]string{"disk/boot.img": disk}, "/none"))
+		assert.NoError(t, shared.ImportImage(t.Context(), archive))
 	}
 }
 
@@ -88,9 +84,7 @@ func openPodDriver(t *testing.T, config *rest.Config, id string, within time.Dur
 	o := pod.DefaultOptions()
 	o.Objects.MachineImage, o.CallTimeout = machineImage, within
 	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return d
 }
 

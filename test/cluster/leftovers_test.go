@@ -67,22 +67,14 @@ func startChild(t *testing.T, opts cluster.Options) *exec.Cmd {
 func startChildOnly(t *testing.T, opts cluster.Options) (*exec.Cmd, io.Reader) {
 	t.Helper()
 	options, err := json.Marshal(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Env = append(os.Environ(), childEnv+"="+string(options))
 	output, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, cmd.Start())
 	return cmd, output
 }
 
@@ -91,13 +83,9 @@ func startChildOnly(t *testing.T, opts cluster.Options) (*exec.Cmd, io.Reader) {
 func leftovers(t testing.TB, p plan.Plan) (left, settings []string) {
 	t.Helper()
 	root, err := framework.RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "test", "cluster", "leftovers.sh")).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for line := range strings.Lines(string(out)) {
 		switch {
 		case strings.HasPrefix(line, "setting "):
@@ -156,13 +144,9 @@ func TestNothingIsLeft(t *testing.T) {
 func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Cluster) error) {
 	t.Helper()
 	p, err := plan.Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	c, err := cluster.Open(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if ready, err := c.Node(1).IsReady(t.Context()); !ready {
 		t.Errorf("its node is not Ready: %v", err)
 	}
@@ -221,9 +205,7 @@ func TestDetached(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cluster")
 	_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
 	cmd := startChild(t, cluster.Options{Nodes: 1, Dir: dir, Detached: true})
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	checkEnd(t, dir, before, (*cluster.Cluster).Close)
 }
@@ -244,9 +226,7 @@ func TestKilledStart(t *testing.T) {
 		p, err = plan.Read(dir)
 		return err
 	})
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	checkNothingLeft(t, p, before)
 }

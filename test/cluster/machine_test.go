@@ -72,22 +72,16 @@ func importMachine(t *testing.T) {
 		return
 	}
 	root, err := framework.RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	dir, qemu := t.TempDir(), filepath.Join(root, "bin", "machine-root")
 	framework.MustRunCommand(t, framework.BuildTimeout, nil, filepath.Join(root, "hack", "machine-root.sh"), qemu)
 	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", filepath.Join(root, "hack", "image"), "run", ".",
 		"--out", dir, "--tag", machineImage, "--program", "drover-machine", "--root", filepath.Join(qemu, "root"), "--packages", filepath.Join(qemu, "packages"))
 	guest := framework.BuildLinuxGuest(t, dir)
 	files := map[string]string{"vmlinuz": guest.Kernel, "initrd": guest.Initrd, "disk/boot.img": framework.BuildBootGuest(t, dir, "A", false)}
-	if err := cluster.WriteImage(filepath.Join(dir, "guest.tar"), guestImage, files, "/none"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, cluster.WriteImage(filepath.Join(dir, "guest.tar"), guestImage, files, "/none"))
 	for _, archive := range []string{"drover-machine-linux-amd64.tar", "guest.tar"} {
-		if err := shared.ImportImage(t.Context(), filepath.Join(dir, archive)); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, shared.ImportImage(t.Context(), filepath.Join(dir, archive)))
 	}
 	isMachineImported = true
 }
@@ -103,13 +97,9 @@ type machineExample struct {
 func readMachineExample(t *testing.T, node *cluster.Node) *machineExample {
 	t.Helper()
 	root, err := framework.RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	file, err := os.Open(filepath.Join(root, "examples", "drover-machine", "pod.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = file.Close() }()
 	var e machineExample
 	documents := yaml.NewYAMLReader(bufio.NewReader(file))
@@ -118,9 +108,7 @@ func readMachineExample(t *testing.T, node *cluster.Node) *machineExample {
 		if err == nil {
 			err = sigsyaml.UnmarshalStrict(document, object)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 	}
 	e.config.Data["machine.yaml"] = machineDescription
 	e.pod.Finalizers = []string{keptFinalizer}
@@ -156,9 +144,7 @@ func (e *machineExample) createNamespace(t *testing.T) {
 	if err == nil {
 		_, err = core.PersistentVolumeClaims(machineNamespace).Create(ctx, &e.claim, metav1.CreateOptions{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // console is what a machine prints, as kubectl logs -f shows it.
@@ -279,9 +265,7 @@ func findProcess(name, argument string) (pid int, ok bool) {
 func checkMachineRSS(t *testing.T, qemu int) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", qemu))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	parent := statusField(t, string(status), "PPid:")
 	status, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", parent))
 	if err != nil || !strings.Contains(string(status), "drover-machine") {
@@ -314,9 +298,7 @@ func TestMachine(t *testing.T) {
 	example.createNamespace(t)
 	testDeletion(t, example)
 	example.run(t, "second", 2)
-	if err := syscall.Kill(processOf(t, "qemu-system", machineUUID), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, syscall.Kill(processOf(t, "qemu-system", machineUUID), syscall.SIGKILL))
 	checkMachineEnd(t, "second", 5, `"reason":"Killed","message":"QEMU ended with signal: killed`)
 	releasePod(t, "second")
 	testAttach(t, example)
@@ -341,9 +323,7 @@ func testDeletion(t *testing.T, example *machineExample) {
 	console := example.run(t, "first", 1)
 	pods := shared.Client.CoreV1().Pods(machineNamespace)
 	pod, err := pods.Get(t.Context(), "first", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	waitReady(t, "first")
 	got := get(t, client.Name, "http://"+pod.Status.PodIP)
 	for _, want := range []string{`"boots":1`, `"size":67108864`, "ssh-ed25519 AAAA"} {
@@ -354,9 +334,7 @@ func testDeletion(t *testing.T, example *machineExample) {
 	t.Log(console.line(t, `confinement="it runs as user ID 65532`))
 	checkMachineRSS(t, processOf(t, "qemu-system", machineUUID))
 	begun := time.Now()
-	if err := pods.Delete(t.Context(), "first", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, pods.Delete(t.Context(), "first", metav1.DeleteOptions{}))
 	console.line(t, "drover linux guest powers off")
 	checkMachineEnd(t, "first", 0, `"reason":"Completed"`)
 	t.Logf("the guest was shut down after %v", time.Since(begun).Round(time.Millisecond))
@@ -382,21 +360,15 @@ func typeInto(t *testing.T, namespace, name, text string) {
 	request := shared.Client.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(name).SubResource("attach").
 		VersionedParams(&corev1.PodAttachOptions{Stdin: true, Stdout: true}, scheme.ParameterCodec)
 	executor, err := remotecommand.NewWebSocketExecutor(shared.Config, "GET", request.URL().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: strings.NewReader(text), Stdout: io.Discard}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, executor.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: strings.NewReader(text), Stdout: io.Discard}))
 }
 
 // releasePod removes a pod whose end the test has seen, and waits until it is gone.
 func releasePod(t *testing.T, name string) {
 	t.Helper()
 	pods := shared.Client.CoreV1().Pods(machineNamespace)
-	if err := pods.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, pods.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	if _, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}

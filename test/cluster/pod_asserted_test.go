@@ -23,14 +23,10 @@ import (
 // container runs on. Then two machines may run (docs/adr/0038), so the oracle permits it.
 func (g *guest) setOutOfService(t *testing.T, before *corev1.Pod, node *cluster.Node) (endException func() bool) {
 	t.Helper()
-	if err := node.KillKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.KillKubelet())
 	g.waitLost(t, node)
 	endException = g.oracle.except(before.UID)
-	if err := node.Taint(t.Context(), cluster.OutOfService); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.Taint(t.Context(), cluster.OutOfService))
 	return endException
 }
 
@@ -62,9 +58,7 @@ func testRunningOutOfService(t *testing.T, g *guest) {
 	t.Logf("the next machine has ended: %s", end)
 	g.checkAnswers(t, before)
 	g.noteRounds(t)
-	if err := node.StartKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.StartKubelet())
 	g.waitEnded(t, before)
 	if !endException() {
 		t.Error("no other machine was seen beside the first")
@@ -72,9 +66,7 @@ func testRunningOutOfService(t *testing.T, g *guest) {
 	waitForNode(t, node, true)
 	g.waitFor(t, users.CheckApplied)
 	g.waitElsewhere(t, before)
-	if err := node.Untaint(t.Context(), cluster.OutOfService.Key); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.Untaint(t.Context(), cluster.OutOfService.Key))
 }
 
 // testRunningOutOfServiceThere does the same to a guest whose disk is on that node: the next pod waits to be
@@ -84,9 +76,7 @@ func testRunningOutOfServiceThere(t *testing.T, g *guest) {
 	endException := g.setOutOfService(t, before, node)
 	g.waitFor(t, framework.HasMessage("the pod is not scheduled: 0/3 nodes are available"))
 	g.checkAnswers(t, before)
-	if err := errors.Join(node.StartKubelet(), node.Untaint(t.Context(), cluster.OutOfService.Key)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(node.StartKubelet(), node.Untaint(t.Context(), cluster.OutOfService.Key)))
 	g.waitEnded(t, before)
 	t.Logf("another machine was seen beside the first: %t", endException())
 	waitForNode(t, node, true)

@@ -82,9 +82,7 @@ func newPodBench(t *testing.T) *podBench {
 	if err == nil {
 		b.vmsLog, err = bench.StartLog[*api.VirtualMachine](t.Context(), bench.WatchVMs(b.vms))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	b.startVM(t, "first", b.copyPod)
 	return b
 }
@@ -104,9 +102,7 @@ func (b *podBench) copyPod(t *testing.T, from *corev1.Pod) {
 		if err == nil {
 			secret, err = secrets.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "copied"}, Data: secret.Data}, metav1.CreateOptions{})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		volume.SecretName = secret.Name
 	}
 }
@@ -314,9 +310,7 @@ func residentOf(t *testing.T, pod *corev1.Pod) map[string]int {
 	}
 	for pid := range shims {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		sizes[nameOf(pid)] += statusField(t, string(status), "VmRSS:") << 10
 	}
 	for _, name := range []string{"qemu-system-x86", "drover-machine", "pause", "containerd-shim"} {
@@ -387,9 +381,7 @@ func importCopied(t *testing.T, node *cluster.Node) string {
 	if err == nil {
 		err = node.ImportImage(t.Context(), archive)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return disk
 }
 
@@ -398,22 +390,14 @@ func copyPlainly(t *testing.T, from, to string) time.Duration {
 	t.Helper()
 	begun := time.Now()
 	in, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = in.Close() }()
 	out, err := os.Create(to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_, err = io.Copy(out, in)
-	if err := errors.Join(err, out.Sync(), out.Close()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, out.Sync(), out.Close()))
 	took := time.Since(begun)
-	if err := os.Remove(to); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Remove(to))
 	return took
 }
 

@@ -46,9 +46,7 @@ func (g *guest) noteRounds(t testing.TB) {
 		return
 	}
 	disk, err := os.Open(g.disk)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = disk.Close() }()
 	for area := range blocks.AreasOf(1, 0) {
 		for slot := range uint64(blocks.Slots) {
@@ -96,9 +94,7 @@ func (g *guest) checkBlocks(t *testing.T) {
 	t.Helper()
 	g.noteRounds(t)
 	disk, err := os.Open(g.disk)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = disk.Close() }()
 	for _, place := range blocks.Required(g.rounds, 0) {
 		if b, ok := readBlock(t, disk, place); !ok || b.Count != place.Count || int(b.Area) != place.Area {

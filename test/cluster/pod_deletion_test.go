@@ -56,9 +56,7 @@ func importMountedGuest(t *testing.T) {
 	if err == nil {
 		err = shared.ImportImage(t.Context(), archive)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // mountedGuest is a guest on a volume of its own.
@@ -149,9 +147,7 @@ func testNamespaceDeletion(t *testing.T, w *podWorld) {
 	guests := w.createMounted(t, "kept", "refused")
 	kept, refused := guests[0], guests[1]
 	release := kept.keepPod(t)
-	if err := shared.Client.CoreV1().Namespaces().Delete(t.Context(), w.namespace, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, shared.Client.CoreV1().Namespaces().Delete(t.Context(), w.namespace, metav1.DeleteOptions{}))
 	refused.waitFor(t, framework.HasPhase(api.PhaseFailed, api.ReasonNamespaceTerminating))
 	for _, g := range guests {
 		if vm := g.waitFor(t); vm.DeletionTimestamp != nil {
@@ -231,9 +227,7 @@ func saveManifest(t *testing.T, g *guest, isStripped bool) string {
 	t.Helper()
 	out, _ := framework.RunKubectl(t, shared.Kubeconfig, "-n", g.namespace, "get", "vm", g.name, "-o", "yaml")
 	var manifest map[string]any
-	if err := sigsyaml.Unmarshal([]byte(out), &manifest); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, sigsyaml.Unmarshal([]byte(out), &manifest))
 	metadata, _ := manifest["metadata"].(map[string]any)
 	delete(metadata, "resourceVersion") // with which nothing can be created
 	if isStripped {
@@ -245,9 +239,7 @@ func saveManifest(t *testing.T, g *guest, isStripped bool) string {
 	if err == nil {
 		err = os.WriteFile(path, content, 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return path
 }
 

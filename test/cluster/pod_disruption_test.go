@@ -64,9 +64,7 @@ func testForcedDeletion(t *testing.T, g *guest) {
 func testKubelet(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	for _, isDeleted := range []bool{false, true} {
-		if err := node.KillKubelet(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, node.KillKubelet())
 		g.waitLost(t, node)
 		if isDeleted {
 			deleteByForce(t, before)
@@ -76,9 +74,7 @@ func testKubelet(t *testing.T, g *guest) {
 		if now := g.pod(t); now.UID != before.UID {
 			t.Errorf("pod %s is there while %s runs", now.UID, before.UID)
 		}
-		if err := node.StartKubelet(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, node.StartKubelet())
 		waitForNode(t, node, true)
 		if !isDeleted {
 			g.checkUndisturbed(t, before)
@@ -90,13 +86,9 @@ func testKubelet(t *testing.T, g *guest) {
 // testLink cuts the guest's node from the network, and joins it again.
 func testLink(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	if err := node.CutLink(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.CutLink())
 	g.waitLost(t, node)
-	if err := node.RestoreLink(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.RestoreLink())
 	waitForNode(t, node, true)
 	g.checkUndisturbed(t, before)
 }
@@ -105,14 +97,10 @@ func testLink(t *testing.T, g *guest) {
 // first, by its kubelet, and then starts again.
 func testTaintOfHealthyNode(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	if err := node.Taint(t.Context(), cluster.OutOfService); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.Taint(t.Context(), cluster.OutOfService))
 	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasMessage("the pod is not scheduled"))
 	g.checkShutDown(t)
-	if err := node.Untaint(t.Context(), cluster.OutOfService.Key); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.Untaint(t.Context(), cluster.OutOfService.Key))
 	g.waitRun(t, before.UID)
 }
 
@@ -138,9 +126,7 @@ func (g *guest) claim(t testing.TB) *corev1.PersistentVolumeClaim {
 func drain(t *testing.T, node *cluster.Node, deleteEmptyDir bool) error {
 	t.Helper()
 	binary, err := framework.DroverBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	out, stderr, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + shared.Kubeconfig}, binary, "kubectl", "drain", node.Name,
 		"--ignore-daemonsets", fmt.Sprintf("--delete-emptydir-data=%t", deleteEmptyDir))
 	if err != nil {
@@ -152,14 +138,10 @@ func drain(t *testing.T, node *cluster.Node, deleteEmptyDir bool) error {
 // testDrain drains the node of a guest whose disk cannot follow: it waits until the node is back.
 func testDrain(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	if err := drain(t, node, false); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, drain(t, node, false))
 	g.checkShutDown(t)
 	g.waitFor(t, framework.HasMessage("the pod is not scheduled: 0/3 nodes are available"))
-	if err := node.Uncordon(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.Uncordon(t.Context()))
 	g.waitRun(t, before.UID)
 }
 
@@ -171,9 +153,7 @@ func testPreemption(t *testing.T, g *guest) {
 		t.Fatal(err)
 	}
 	object, err := shared.Client.CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	milli := object.Status.Allocatable.Cpu().MilliValue() - 500
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Spec: corev1.PodSpec{
 		PriorityClassName: class.Name, TerminationGracePeriodSeconds: new(int64(0)), NodeSelector: map[string]string{corev1.LabelHostname: node.Name},
@@ -215,18 +195,14 @@ func testControllerKilled(t *testing.T, g *guest) {
 // object is then deleted too.
 func testNodeDeleted(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	if err := node.Delete(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.Delete(t.Context()))
 	assert.Eventually(t, "the pod is deleted", func(t testing.TB) error {
 		if pod, err := g.findPod(t); err != nil || pod != nil && pod.UID == before.UID && pod.DeletionTimestamp == nil {
 			return fmt.Errorf("it is not: %w", err)
 		}
 		return nil
 	})
-	if err := node.RestartKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.RestartKubelet())
 	assert.Eventually(t, node.Name+" is Ready again", func(t testing.TB) error {
 		ready, err := node.IsReady(t.Context())
 		if err == nil && !ready {
@@ -279,9 +255,7 @@ const sharedClass = "shared"
 func addSharedVolume(t *testing.T, class, name string) {
 	t.Helper()
 	dir := filepath.Join(shared.Dir, "volume-"+name)
-	if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65532, 65532)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65532, 65532)))
 	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
 		StorageClassName: class, Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("10Gi")},
 		AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod},
@@ -328,30 +302,20 @@ func (g *guest) waitElsewhere(t *testing.T, before *corev1.Pod) {
 
 func testDrainElsewhere(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	if err := drain(t, node, true); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, drain(t, node, true))
 	g.waitElsewhere(t, before)
-	if err := node.Uncordon(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.Uncordon(t.Context()))
 }
 
 // testOutOfService powers a node off and says so by the taint: the guest starts elsewhere.
 func testOutOfService(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	if err := node.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.PowerOff())
 	g.waitLost(t, node)
-	if err := node.Taint(t.Context(), cluster.OutOfService); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.Taint(t.Context(), cluster.OutOfService))
 	g.waitElsewhere(t, before)
 	next := g.pod(t)
-	if err := errors.Join(node.Untaint(t.Context(), cluster.OutOfService.Key), node.PowerOn()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(node.Untaint(t.Context(), cluster.OutOfService.Key), node.PowerOn()))
 	waitForNode(t, node, true)
 	g.checkUndisturbed(t, next)
 }
@@ -360,16 +324,12 @@ func testOutOfService(t *testing.T, g *guest) {
 // changes, and the guest starts elsewhere.
 func testAssertedOff(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	if err := node.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.PowerOff())
 	g.waitLost(t, node)
 	framework.RunKubectl(t, shared.Kubeconfig, "-n", g.namespace, "annotate", "vm", g.name, "--overwrite", api.AnnotationMachineIsOff+"="+string(before.UID))
 	g.waitElsewhere(t, before)
 	next := g.pod(t)
-	if err := node.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.PowerOn())
 	waitForNode(t, node, true)
 	g.checkUndisturbed(t, next)
 }
@@ -437,9 +397,7 @@ func startConsole(t *testing.T, g *guest) *session {
 		s.stdin = stdin
 		err = s.cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return s
 }
 

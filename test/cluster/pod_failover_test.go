@@ -12,15 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 )
 
 // killController ends the controller as a crash does.
 func (c *podController) killController(t *testing.T) {
 	t.Helper()
-	if err := c.controller.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.controller.Kill())
 }
 
 // moment is reached when a pod of a guest is seen, while one after another is there.
@@ -52,9 +51,7 @@ const watchSeconds = int64(1200)
 func (g *guest) followDisruption(t *testing.T) *disruption {
 	t.Helper()
 	pods, err := shared.Client.CoreV1().Pods(g.namespace).Watch(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name, TimeoutSeconds: new(watchSeconds)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(pods.Stop)
 	return &disruption{g, g.pod(t), g.node(t), pods}
 }
@@ -107,9 +104,7 @@ func testControllerKilledInDrain(t *testing.T, g *guest) {
 			t.Fatalf("killed when the pod was %s: %v", c.name, err)
 		}
 		g.waitElsewhere(t, d.before)
-		if err := d.node.Uncordon(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, d.node.Uncordon(t.Context()))
 	}
 }
 
@@ -117,17 +112,13 @@ func testControllerKilledInDrain(t *testing.T, g *guest) {
 // an operator asserts it, before the next pod runs, and before the node is back.
 func testControllerKilledInLoss(t *testing.T, g *guest) {
 	d := g.followDisruption(t)
-	if err := d.node.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, d.node.PowerOff())
 	g.killController(t)
 	waitForNode(t, d.node, false)
 	g.startController(t)
 	g.waitLost(t, d.node)
 	g.killController(t)
-	if err := d.node.Taint(t.Context(), cluster.OutOfService); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, d.node.Taint(t.Context(), cluster.OutOfService))
 	d.await(t, "deleted", isDeleted)
 	g.startController(t)
 	d.await(t, "made again", isNext)
@@ -136,9 +127,7 @@ func testControllerKilledInLoss(t *testing.T, g *guest) {
 	g.waitElsewhere(t, d.before)
 	next := g.pod(t)
 	g.killController(t)
-	if err := errors.Join(d.node.Untaint(t.Context(), cluster.OutOfService.Key), d.node.PowerOn()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(d.node.Untaint(t.Context(), cluster.OutOfService.Key), d.node.PowerOn()))
 	waitForNode(t, d.node, true)
 	g.startController(t)
 	g.checkUndisturbed(t, next)
@@ -148,14 +137,10 @@ func testControllerKilledInLoss(t *testing.T, g *guest) {
 // and its kubelet has reported the end of the guest.
 func testControllerKilledUntilReturn(t *testing.T, g *guest) {
 	d := g.followDisruption(t)
-	if err := d.node.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, d.node.PowerOff())
 	g.waitLost(t, d.node)
 	g.killController(t)
-	if err := d.node.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, d.node.PowerOn())
 	d.await(t, "ended", hasEnded)
 	g.startController(t)
 	g.waitRun(t, d.before.UID)

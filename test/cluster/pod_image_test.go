@@ -26,9 +26,7 @@ import (
 func testWebImage(t *testing.T, w *podWorld) {
 	disk := framework.BuildBootGuest(t, t.TempDir(), "W", false)
 	content, err := os.ReadFile(disk)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	checksum := fmt.Sprintf("sha256:%x", sha256.Sum256(content))
 	url := serveFile(t, disk)
 	vm := framework.NewVM("fetched").Namespace(podNamespace).Driver("pod").
@@ -77,9 +75,7 @@ func serveFile(t *testing.T, path string) string {
 	t.Helper()
 	var config net.ListenConfig
 	listener, err := config.Listen(t.Context(), "tcp", net.JoinHostPort(shared.HostIP(), "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	server := &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, path) }),
 		ReadHeaderTimeout: 10 * time.Second,

@@ -32,9 +32,7 @@ func testLongCut(t *testing.T, guests []*guest) {
 	}
 	evicted := runEvictable(t, "evicted", before[guests[0]].Spec.NodeName)
 	for _, node := range nodes {
-		if err := node.CutLink(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, node.CutLink())
 	}
 	for _, g := range guests {
 		g.waitLost(t, nodes[before[g].Spec.NodeName])
@@ -55,9 +53,7 @@ func testLongCut(t *testing.T, guests []*guest) {
 		return nil
 	})
 	for _, node := range nodes {
-		if err := node.RestoreLink(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, node.RestoreLink())
 		waitForNode(t, node, true)
 	}
 	for _, g := range guests {

@@ -70,9 +70,7 @@ func createService(t *testing.T, guest string) *corev1.Service {
 	}
 	services := shared.Client.CoreV1().Services(podNamespace)
 	service, err := services.Create(t.Context(), service, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := services.Delete(context.WithoutCancel(t.Context()), guest, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
@@ -94,9 +92,7 @@ func watchEndpoints(t *testing.T, service string) <-chan endpointState {
 	t.Helper()
 	slices := shared.Client.DiscoveryV1().EndpointSlices(podNamespace)
 	w, err := slices.Watch(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(w.Stop)
 	states := make(chan endpointState, 100)
 	go func() {

@@ -55,9 +55,7 @@ func newPodWorld(t *testing.T) *podWorld {
 	t.Helper()
 	importMachine(t)
 	root, err := framework.RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	framework.RunKubectl(t, shared.Kubeconfig, "apply", "--server-side", "-k", filepath.Join(root, "config", "crd"))
 	framework.RunKubectl(t, shared.Kubeconfig, "apply", "-f", filepath.Join(root, "config", "pod", "assertions.yaml"))
 	w := (&podController{oracle: startMachineOracle(t)}).newNamespace(t, podNamespace)
@@ -90,9 +88,7 @@ func (c *podController) startController(t *testing.T) {
 		"--kubeconfig=" + shared.Kubeconfig, "--vm-driver=pod", "--pod-machine-image=" + machineImage, "--pod-assertions", "--leader-elect=false",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0",
 	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // createNamespace makes a namespace in which only restricted pods run.
@@ -158,9 +154,7 @@ func (w *podWorld) requestGuest(t *testing.T, name string, change func(*api.Virt
 func (w *podWorld) findGuest(t *testing.T, name string) *guest {
 	t.Helper()
 	vm, err := w.vms.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	g := &guest{podWorld: w, name: name, uid: vm.UID}
 	w.guests = append(w.guests, g)
 	t.Cleanup(func() { g.delete(t) })
@@ -266,9 +260,7 @@ func (g *guest) pod(t *testing.T) *corev1.Pod {
 func (g *guest) node(t *testing.T) *cluster.Node {
 	t.Helper()
 	node, err := shared.NodeByName(g.pod(t).Spec.NodeName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return node
 }
 
@@ -394,18 +386,14 @@ func TestPodDriver(t *testing.T) {
 // reported the end, whatever happens to the object of the pod.
 func testNodeLoss(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	if err := node.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.PowerOff())
 	g.waitLost(t, node)
 	deleteByForce(t, before)
 	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasMessage("out-of-service"))
 	if now := g.pod(t); now.UID != before.UID {
 		t.Errorf("pod %s is there while the end of %s is not proven", now.UID, before.UID)
 	}
-	if err := node.PowerOn(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, node.PowerOn())
 	waitForNode(t, node, true)
 	g.waitRun(t, before.UID)
 }

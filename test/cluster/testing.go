@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // Start starts a cluster for one test and closes it with the test, whose log gets the
@@ -15,9 +17,7 @@ import (
 func Start(t testing.TB, opts Options) *Cluster {
 	t.Helper()
 	c, err := New(t.Context(), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the cluster's programs printed:\n%s", c.Logs())

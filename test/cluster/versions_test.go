@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestVersions checks that the cluster runs the Kubernetes and etcd of bin/drover: its
@@ -24,9 +26,7 @@ func TestVersions(t *testing.T) {
 func requirement(t *testing.T, dir, module string) string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	match := regexp.MustCompile(`\t` + regexp.QuoteMeta(module) + ` (v\S+)`).FindSubmatch(content)
 	if match == nil {
 		return ""

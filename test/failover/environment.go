@@ -91,9 +91,7 @@ func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment 
 	for _, u := range w.users[:w.slow] {
 		fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.Name)
 	}
-	if err := os.WriteFile(faults, []byte(slow.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(faults, []byte(slow.String()), 0o600))
 	for _, latency := range latencies {
 		w.addReplica(t, binary,
 			"--vm-driver=fake", "--fake-dir="+w.FakeDir, "--fake-journal="+w.journal, "--fake-faults="+faults,
@@ -109,9 +107,7 @@ func newEmptyEnvironment(t testing.TB, dir string) *environment {
 		Environment: testenv.Start(t), requests: &users.Log{},
 		dir: dir, journal: filepath.Join(dir, "journal"), size: currentSize(),
 	}
-	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(w.journal, nil, 0o600))
 	return w
 }
 
@@ -225,9 +221,7 @@ func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	t.Helper()
 	e := Evidence{Requested: w.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.ReadFakeServers(t)}
 	list, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for n := range list.Items {
 		e.VMs[list.Items[n].UID] = &list.Items[n]
 	}

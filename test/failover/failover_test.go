@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/testenv"
@@ -42,9 +43,7 @@ var (
 func fencedController(t testing.TB) string {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return self
 }
 
@@ -58,9 +57,7 @@ func buildProgram(pkg, tags string) (string, error) {
 func builtProgram(t testing.TB, build func() (string, error)) string {
 	t.Helper()
 	binary, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return binary
 }
 
@@ -115,9 +112,7 @@ func outputDir(t testing.TB, name string) string {
 		return t.TempDir()
 	}
 	dir := filepath.Join(*dirFlag, fmt.Sprintf("%s-%d", name, time.Now().UnixNano()))
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.MkdirAll(dir, 0o700))
 	t.Logf("journal and logs are left in %s", dir)
 	return dir
 }

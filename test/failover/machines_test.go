@@ -72,24 +72,18 @@ func (w *environment) makeEngine(t testing.TB, asPlainUser bool) {
 	}
 	t.Cleanup(func() { reportError(t, w.log.Close()) })
 	base, err := os.MkdirTemp("", "drover-machines-") //nolint:usetesting // Sockets want short paths.
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { reportError(t, os.RemoveAll(base)) })
 	w.engine = filepath.Join(base, "engine")
 	w.copyProgram(t, builtProgram(t, processRecorder), filepath.Base(w.recorder()))
-	if err := errors.Join(os.Chmod(base, 0o711), os.Mkdir(w.engine, 0o700), os.Mkdir(w.images(), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.Chmod(base, 0o711), os.Mkdir(w.engine, 0o700), os.Mkdir(w.images(), 0o700)))
 }
 
 // copyProgram copies a program to where every user may execute it.
 func (w *environment) copyProgram(t testing.TB, program, name string) (path string) {
 	t.Helper()
 	path = w.beside(name)
-	if err := errors.Join(framework.CopyFile(program, path), os.Chmod(path, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(framework.CopyFile(program, path), os.Chmod(path, 0o755)))
 	return path
 }
 
@@ -100,19 +94,13 @@ func (w *environment) giveAway(t testing.TB) {
 		return
 	}
 	w.journal = w.beside("journal")
-	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(w.journal, nil, 0o600))
 	for _, r := range w.replicas {
 		config := w.beside("kubeconfig-" + r.name)
-		if err := framework.CopyFile(r.proxy.Kubeconfig, config); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, framework.CopyFile(r.proxy.Kubeconfig, config))
 		r.args = append(r.args, "--kubeconfig="+config, "--qemu-journal="+w.journal)
 	}
-	if err := framework.ChownAll(w.beside(""), w.user); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, framework.ChownAll(w.beside(""), w.user))
 }
 
 // beside returns the path of something beside the engine's folder.

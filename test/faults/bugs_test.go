@@ -19,6 +19,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/bugs"
 	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
@@ -269,9 +270,7 @@ func TestSeededBugs(t *testing.T) {
 				l.DecidesOtherwise = true
 			}
 			r, err := b.find(t.Context(), l.With(bugs.Variable+"="+b.bug))
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			defer removeKept(r.Violations)
 			b.check(t, r)
 			found[n] = r

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/powercut"
 	"cloudnative.tw/drover/test/framework"
@@ -99,9 +100,7 @@ go -C "$1" build -buildvcs=false -tags=faults -o "$2" ./cmd/drover-controller`
 func openLab(t *testing.T, build func() (string, error)) *lab.Lab {
 	t.Helper()
 	l, err := newLab(t, build)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return l
 }
 
@@ -139,9 +138,7 @@ func TestFaults(t *testing.T) {
 				t.Parallel()
 			}
 			l, err := labFor(t, k, sharedLab)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			r, err := explore(t.Context(), k, l)
 			if l != nil {
 				r.Notes = append(r.Notes,
@@ -227,13 +224,9 @@ func TestNoTraceInNormalBuild(t *testing.T) {
 		want  bool
 	}{{plainController, false}, {faultsController, true}} {
 		binary, err := c.build()
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		content, err := os.ReadFile(binary)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, trace := range []string{"internal/crashpoint", "DROVER_CRASHPOINT"} {
 			if bytes.Contains(content, []byte(trace)) != c.want {
 				t.Errorf("%s contains %q: %v, want %v", filepath.Base(binary), trace, !c.want, c.want)

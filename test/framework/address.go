@@ -11,15 +11,15 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/util/rand"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // FreeAddress returns a loopback address with a free port, chosen as FreePort does.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	address, err := FindFreeAddress(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return address
 }
 
@@ -37,9 +37,7 @@ func FindFreeAddress(ctx context.Context) (string, error) {
 func FreePort(t testing.TB) int32 {
 	t.Helper()
 	port, err := findFreePort(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return port
 }
 

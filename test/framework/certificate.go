@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // SignUser returns a connection as the user of that name, with a client certificate of the CA
@@ -26,17 +28,11 @@ import (
 func (c *Cluster) SignUser(t testing.TB, name string, until time.Time) *rest.Config {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(c.DataDir, "pki", "ca.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ca, err := certutil.ParseCertsPEM(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	caKey, err := keyutil.ParsePrivateKeyPEM(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	user := rest.AnonymousClientConfig(c.Config)
 	user.CertData, user.KeyData = SignCertificate(t, name, until, ca[0], caKey)
 	return user
@@ -65,9 +61,7 @@ func WriteServerCertificate(dir string) (ca []byte, err error) {
 func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certificate, caKey any) (certificate, key []byte) {
 	t.Helper()
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
 		NotBefore: earlier(until, time.Now()).Add(-2 * time.Hour), NotAfter: until,
@@ -77,13 +71,9 @@ func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certif
 		ca, caKey = template, own
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, ca, own.Public(), caKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	made, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if certificate, err = certutil.EncodeCertificates(made); err != nil {
 		t.Fatal(err)
 	}

@@ -61,9 +61,7 @@ type ClusterOptions struct {
 func StartCluster(t testing.TB, opts ClusterOptions) *Cluster {
 	t.Helper()
 	c, err := NewCluster(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("drover up printed:\n%s", c.Output())

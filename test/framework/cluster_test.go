@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // shared is the cluster of all tests that do not end one for good.
@@ -31,12 +32,8 @@ func TestClusterDataSurvivesStopAndKill(t *testing.T) {
 	for name, end := range map[string]func() error{"stop": c.Stop, "kill": c.Kill} {
 		t.Run(name, func(t *testing.T) {
 			createConfigMap(t, c, name)
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, end())
+			assert.NoError(t, c.Start())
 			if c.Config.Host != host {
 				t.Errorf("cluster moved from %s to %s", host, c.Config.Host)
 			}
@@ -51,9 +48,7 @@ func TestClusterDataSurvivesStopAndKill(t *testing.T) {
 // its own.
 func TestVirtualClusters(t *testing.T) {
 	virtual, err := shared.ServeVirtual()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() {
 		if err := virtual.Close(); err != nil {
 			t.Error(err)
@@ -62,9 +57,7 @@ func TestVirtualClusters(t *testing.T) {
 	ids := map[types.UID]bool{}
 	for range 2 {
 		c, of, err := virtual.New(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		client, vms := newClient(t, c), versioned.NewForConfigOrDie(c.Config).CloudnativeV1alpha1()
 		system, err := client.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
 		if err != nil || ids[system.UID] {
@@ -89,13 +82,9 @@ func TestVirtualClusters(t *testing.T) {
 
 func TestCloseRemovesTheProcessAndTemporaryData(t *testing.T) {
 	c, err := NewCluster(ClusterOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	pid := c.PID()
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.Close())
 	if err := syscall.Kill(pid, 0); err == nil {
 		t.Errorf("process %d is still there", pid)
 	}
@@ -123,8 +112,6 @@ func createConfigMap(t *testing.T, c *Cluster, name string) {
 func newClient(t testing.TB, c *Cluster) kubernetes.Interface {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(c.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return client
 }

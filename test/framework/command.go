@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // How long a program may take; Helm and images are built if they are not there yet.
@@ -48,9 +50,7 @@ func MustRunCommand(t testing.TB, within time.Duration, env []string, name strin
 func RunKubectl(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string) {
 	t.Helper()
 	binary, err := DroverBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return MustRunCommand(t, CommandTimeout, []string{"KUBECONFIG=" + kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
 }
 
@@ -67,9 +67,7 @@ func HelmPath(t testing.TB) string {
 	defer helm.Unlock()
 	if helm.path == "" {
 		root, err := RepositoryRoot()
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		out, _ := MustRunCommand(t, BuildTimeout, nil, filepath.Join(root, "hack", "tool.sh"), "helm")
 		helm.path = strings.TrimSpace(out)
 	}

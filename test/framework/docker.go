@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/moby/moby/client"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // Images of the demo guest (examples/demo-guest) that GuestImages puts into the
@@ -61,9 +63,7 @@ const imageTimeout = 5 * time.Minute
 func DockerClient(t testing.TB) *client.Client {
 	t.Helper()
 	c, err := OpenDockerClient()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return c
 }
 
@@ -111,9 +111,7 @@ func SSHGuest(t testing.TB) string {
 	image := ImageName("ssh")
 	c := DockerClient(t)
 	root, err := RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	archive, errs, err := RunCommand(t, BuildTimeout, nil, filepath.Join(root, "hack", "ssh-guest.sh"))
 	if err != nil {
 		t.Fatalf("building the guest: %v\n%s", err, errs)
@@ -122,9 +120,7 @@ func SSHGuest(t testing.TB) string {
 	if err == nil {
 		err = ImportImage(t.Context(), c, rootfs, image, `ENTRYPOINT ["/init"]`)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return image
 }
 

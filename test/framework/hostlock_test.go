@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestHostLock checks that one process has a lock at a time, and only until it gives it back.
@@ -21,9 +23,7 @@ func TestHostLock(t *testing.T) {
 	if second, err := tryLock(name); second != nil || err != nil {
 		t.Errorf("a lock that is taken gives %v, %v", second, err)
 	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, first.Close())
 	third, err := tryLock(name)
 	if third == nil {
 		t.Fatalf("a lock that was given back is not free: %v", err)

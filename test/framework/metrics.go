@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // Metrics is a page of a program's metrics.
@@ -38,16 +40,10 @@ func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 func ReadMetrics(t testing.TB, address string) Metrics {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	answer, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	page, err := io.ReadAll(answer.Body)
-	if err := errors.Join(err, answer.Body.Close()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, answer.Body.Close()))
 	return page
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // plainUserID is the ID of a user who exists nowhere else.
@@ -22,9 +24,7 @@ const plainUserID = 2100065800
 func PublicDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)))
 	return dir
 }
 
@@ -56,13 +56,9 @@ func RunWithGuestAsPlainUser(t *testing.T, tests ...string) {
 func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, tests []string) {
 	t.Helper()
 	root, err := RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	dir, err := os.MkdirTemp("", "drover-plain-") //nolint:usetesting // Sockets want short paths.
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -70,9 +66,7 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 	})
 	work, program := filepath.Join(dir, "repository"), filepath.Join(dir, "test")
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if err := errors.Join(
 		os.CopyFS(filepath.Join(work, "hack"), os.DirFS(filepath.Join(root, "hack"))),
 		os.Mkdir(filepath.Join(work, "standalone"), 0o700), CopyFile(filepath.Join(root, "standalone", "go.mod"), filepath.Join(work, "standalone", "go.mod")),

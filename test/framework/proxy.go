@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"k8s.io/client-go/tools/clientcmd"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // DockerProxy forwards to a Docker engine and can be disconnected, as if the engine was
@@ -23,9 +25,7 @@ type DockerProxy struct{ *relay }
 func NewDockerProxy(t testing.TB) *DockerProxy {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := OpenDockerProxy(filepath.Join(dir, "docker.sock"), DockerClient(t).DaemonHost(), t.Errorf)
 	t.Cleanup(p.Disconnect)
@@ -65,13 +65,9 @@ const proxyHost = "127.0.0.2:0"
 func (c *Cluster) NewAPIProxy(t testing.TB) *APIProxy {
 	t.Helper()
 	server, err := url.Parse(c.Config.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	p := &APIProxy{newRelay(t, address{"tcp", proxyHost}, address{"tcp", server.Host}), filepath.Join(t.TempDir(), "kubeconfig")}
-	if err := c.writeKubeconfig(p.Kubeconfig, p.local, server.Hostname()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.writeKubeconfig(p.Kubeconfig, p.local, server.Hostname()))
 	return p
 }
 

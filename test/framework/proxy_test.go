@@ -52,14 +52,10 @@ func hasConfigMap(t testing.TB, c *Cluster, name string) bool {
 func newProxiedClient(t *testing.T, p *APIProxy) *proxiedClient {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", p.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	config.NextProtos = []string{"http/1.1"} // a request that times out takes its connection with it
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return &proxiedClient{t, client}
 }
 
@@ -69,9 +65,7 @@ func TestAPIProxy(t *testing.T) {
 	client := newProxiedClient(t, proxy)
 	pass := func(t *testing.T, name string) {
 		t.Helper()
-		if err := client.createConfigMap(name, responseTimeout); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, client.createConfigMap(name, responseTimeout))
 	}
 	pass(t, "first")
 	t.Run("cut", func(t *testing.T) {

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // QEMUBinary returns the path of the QEMU that tests run.
@@ -43,9 +45,7 @@ func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 		ignoresButton = "1"
 	}
 	path := filepath.Join(dir, "boot-"+letter+ignoresButton+".img")
-	if err := AssembleBootGuest(t.Context(), path, letter, ignoresButton); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, AssembleBootGuest(t.Context(), path, letter, ignoresButton))
 	return path
 }
 
@@ -115,9 +115,7 @@ func (g LinuxGuest) copyTo(dir string) error {
 func BuildLinuxGuest(t testing.TB, dir string) LinuxGuest {
 	t.Helper()
 	guest, err := CopyLinuxGuest(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return guest
 }
 

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // fakePackages replace the host's: a kernel with compressed modules, as in Debian 13, or
@@ -26,9 +28,7 @@ func fakePackages(t *testing.T, depends string) (env []string) {
 			echo module >"$3/usr/lib/modules/1/kernel/button.ko"
 			echo other >"$3/usr/lib/modules/1/kernel/other.ko"`,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nset -e\n"+body+"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nset -e\n"+body+"\n"), 0o700))
 	}
 	return append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 }
@@ -36,9 +36,7 @@ func fakePackages(t *testing.T, depends string) (env []string) {
 func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	t.Helper()
 	root, err := RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	dir, temp := filepath.Join(t.TempDir(), "guest"), t.TempDir()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "linux-guest.sh"), dir)
 	cmd.Env = env

@@ -94,9 +94,7 @@ func runLifecycles(t *testing.T, w *testenv.Environment, name string) {
 		})
 	}
 	waitForAll("all are Active", func(phase api.Phase) bool { return phase == api.PhaseActive })
-	if err := vms.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, vms.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	waitForAll("all are gone", func(api.Phase) bool { return false })
 }
 

@@ -122,9 +122,7 @@ func createOwner(t *testing.T, ns, kind string) func(*framework.VMBuilder) *fram
 		}
 	}
 	m, err := environment.KubeClient.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return func(b *framework.VMBuilder) *framework.VMBuilder {
 		return withOwner(b, "ConfigMap", "v1", m.Name, m.UID)
 	}

@@ -27,9 +27,7 @@ import (
 // checks all of its results.
 func TestManifest(t *testing.T) {
 	manifest, err := os.ReadFile("../../examples/test-vm.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ns := environment.CreateNamespace(t)
 	environment.MustRunKubectl(t, string(manifest), "apply", "-n", ns, "-f", "-")
 	vm := getVM(t, ns, "test-vm")
@@ -52,9 +50,7 @@ func TestManifest(t *testing.T) {
 func getVM(t *testing.T, ns, name string) *api.VirtualMachine {
 	t.Helper()
 	vm, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return vm
 }
 
@@ -124,13 +120,9 @@ func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 func checkColumns(t *testing.T, vm *api.VirtualMachine) {
 	raw, err := environment.VMClient.CloudnativeV1alpha1().RESTClient().Get().Namespace(vm.Namespace).Resource("virtualmachines").
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var table metav1.Table
-	if err := json.Unmarshal(raw, &table); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(raw, &table))
 	var columns []string
 	cells := map[string]any{}
 	for n, c := range table.ColumnDefinitions {

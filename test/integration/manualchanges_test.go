@@ -28,9 +28,7 @@ type manualChange func(*testing.T, *api.VirtualMachine)
 func dockerChange(do func(context.Context, *client.Client, string) error) manualChange {
 	return func(t *testing.T, vm *api.VirtualMachine) {
 		t.Helper()
-		if err := do(t.Context(), framework.DockerClient(t), vm.Status.Server.ID); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, do(t.Context(), framework.DockerClient(t), vm.Status.Server.ID))
 	}
 }
 
@@ -181,9 +179,7 @@ func TestServerResizedManually(t *testing.T) {
 	_, err := framework.DockerClient(t).ContainerUpdate(t.Context(), vm.Status.Server.ID, client.ContainerUpdateOptions{
 		Resources: &container.Resources{NanoCPUs: 5e8},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	assert.Eventually(t, "the size is as specified", func(t testing.TB) error {
 		if have := testenv.InspectServer(t, vm).HostConfig.NanoCPUs; have != 1e8 {
 			return fmt.Errorf("NanoCpus is %d", have)

@@ -46,9 +46,7 @@ func newMachineEnvironment(t *testing.T) *machineEnvironment {
 	temp := t.TempDir()
 	testenv.KillMachinesAtEnd(t, temp)
 	m := &machineEnvironment{Environment: testenv.StartVirtual(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
-	if err := os.Mkdir(m.images, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Mkdir(m.images, 0o700))
 	m.startController(t)
 	return m
 }
@@ -111,9 +109,7 @@ func checkLinuxGuest(t *testing.T, _ *machineEnvironment, vm *api.VirtualMachine
 	}
 	url := "http://" + net.JoinHostPort(vm.Status.Addresses[0], strconv.Itoa(int(port.HostPort)))
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		t.Fatalf("the guest is ready and does not answer: %v", err)

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -55,9 +56,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	}
 	checkNotIn(t, "the log", controller.Output())
 	objects, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(w.Namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	checkNotIn(t, "an object", toJSON(t, objects))
 	checkNotIn(t, "an event", toJSON(t, w.ListEvents(t, nil)))
 	checkNotInFolder(t, w.FakeDir)
@@ -107,17 +106,13 @@ func checkNotInFolder(t *testing.T, dir string) {
 func readFileText(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(content)
 }
 
 func toJSON(t *testing.T, object any) string {
 	t.Helper()
 	text, err := json.Marshal(object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(text)
 }

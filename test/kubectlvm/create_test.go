@@ -85,9 +85,7 @@ func TestDryRunCreatesNothing(t *testing.T) {
 func writeFile(t testing.TB, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -95,9 +93,7 @@ func writeFile(t testing.TB, name, content string) string {
 func (u *user) secrets() []corev1.Secret {
 	u.t.Helper()
 	list, err := environment.KubeClient.CoreV1().Secrets(u.namespace).List(u.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	assert.NoError(u.t, err)
 	return list.Items
 }
 

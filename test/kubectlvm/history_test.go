@@ -50,9 +50,7 @@ func (h *history) test(t *testing.T) {
 	_, err := h.r.KubeClient.RbacV1().RoleBindings(h.namespace).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "viewer"}, RoleRef: clusterRole("view"), Subjects: userOf("viewer"),
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	viewer.eventually("explain", failing, "--history")
 	h.r.signIn(t, h.user, "stranger").fails(3, []string{`cannot get resource "virtualmachines/decisions"`}, "explain", failing, "--history")
 	h.fails(3, []string{"not found"}, "explain", "absent", "--history")
@@ -87,9 +85,7 @@ func checkHistory(t *testing.T, out string, texts ...string) {
 func (h *history) checkTampered(t *testing.T, saved string) {
 	t.Helper()
 	text, err := os.ReadFile(saved)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	tampered := writeFile(t, "tampered", strings.Replace(string(text), `"reason": "StoppedAsAsked"`, `"reason": "Other"`, 1))
 	h.fails(1, []string{h.namespace + "/" + failing, "status.reason differs:", "Drover dev decided Other\n", "Drover dev decides StoppedAsAsked\n", ": 1 differ."}, "explain", "--replay", tampered)
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -74,12 +75,8 @@ func TestObjectsAreComplete(t *testing.T) {
 	u := newUser(t)
 	vm := u.create("web", "--port=18091:80")
 	var list, one map[string]any
-	if err := json.Unmarshal([]byte(u.must("list", "-o", "json")), &list); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal([]byte(u.must("show", "web", "-o", "json")), &one); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal([]byte(u.must("list", "-o", "json")), &list))
+	assert.NoError(t, json.Unmarshal([]byte(u.must("show", "web", "-o", "json")), &one))
 	items, _ := list["items"].([]any)
 	if list["kind"] != "VirtualMachineList" || len(items) != 1 || one["kind"] != "VirtualMachine" {
 		t.Fatalf("got a %v of %d, and a %v", list["kind"], len(items), one["kind"])
@@ -250,13 +247,9 @@ func TestWithoutDrover(t *testing.T) {
 func hideVirtualMachines(t *testing.T) string {
 	t.Helper()
 	transport, err := rest.TransportFor(environment.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	target, err := url.Parse(environment.Config.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	proxy := httptest.NewServer(&httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(target)
 		r.Out.URL.Path = strings.Replace(r.Out.URL.Path, "/apis/"+api.GroupName, "/apis/absent.example.com", 1)

@@ -12,6 +12,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -84,9 +85,7 @@ func checkRightToListServers(t *testing.T, r *replicas, u *user) {
 		_, err := roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: role}, Subjects: userOf(name), RoleRef: clusterRole(role),
 		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 	}
 	bind("admin")
 	other := r.signIn(t, u, name)
@@ -95,9 +94,7 @@ func checkRightToListServers(t *testing.T, r *replicas, u *user) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{api.SchemeGroupVersion.Group}, Resources: []string{"virtualmachines/" + streams.Servers}, Verbs: []string{"list"}}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	bind(name)
 	other.eventually("orphans", "list")
 }

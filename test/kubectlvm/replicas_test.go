@@ -51,9 +51,7 @@ func newReplicas(t *testing.T) *replicas {
 	if err == nil {
 		err = os.Mkdir(r.images, 0o700)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	r.allowDiscovery(t)
 	r.start = func(n int) {
 		r.files[n] = filepath.Join(temp, fmt.Sprint("decisions-", n))
@@ -95,9 +93,7 @@ func (r *replicas) allowDiscovery(t *testing.T) {
 			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:authenticated"}},
 		}, metav1.CreateOptions{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // signIn returns a user without rights, with a certificate, who works in the namespace of another.
@@ -115,9 +111,7 @@ func writeKubeconfig(t testing.TB, c *rest.Config) string {
 	file.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: c.CertData, ClientKeyData: c.KeyData}
 	file.Contexts["x"], file.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*file, path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, clientcmd.WriteToFile(*file, path))
 	return path
 }
 
@@ -241,9 +235,7 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 		return err
 	})
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	if _, err := io.WriteString(conn, "hello\n"); err != nil {
 		t.Fatal(err)

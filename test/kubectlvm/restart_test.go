@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestRestartedAtOfAnyPrecision checks that each value of restartedAt restarts once, also one
@@ -30,9 +31,7 @@ func TestRestartedAtOfAnyPrecision(t *testing.T) {
 			patch := fmt.Sprintf(`{"spec":{"restartedAt":%q,"shutdownGracePeriodSeconds":%d}}`, value, grace)
 			vm, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(u.namespace).
 				Patch(t.Context(), "vm", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			u.waitFor("vm", func(now *api.VirtualMachine) error {
 				if now.Status.ObservedGeneration != vm.Generation || now.Status.Reason != api.ReasonRunning {
 					return fmt.Errorf("generation %d, %s", now.Status.ObservedGeneration, now.Status.Reason)

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/tier"
@@ -40,9 +41,7 @@ type sshUser struct {
 func newSSHUser(t *testing.T, copySize int, flags ...string) *sshUser {
 	t.Helper()
 	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: flags})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	testenv.KillMachinesAtEnd(t, env.DataDir)
 	t.Cleanup(func() {
 		if err := env.Close(); err != nil {
@@ -58,9 +57,7 @@ func newSSHUser(t *testing.T, copySize int, flags ...string) *sshUser {
 		t.Fatalf("ssh-keygen: %v: %s", err, out)
 	}
 	key, err := os.ReadFile(u.identity + ".pub")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	u.publicKey = string(key)
 	return u
 }
@@ -169,9 +166,7 @@ func TestSSHToMachine(t *testing.T) {
 	}
 	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1"}
 	vm, err := u.cluster.VMClient.CloudnativeV1alpha1().VirtualMachines("default").Create(t.Context(), vm, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
 	u.cluster.WaitForVM(t, vm, framework.IsActive)
 	u.expect(0, "", "", u.ssh("debian@web", "--", "cloud-init status --wait >/dev/null || :")...)
@@ -188,9 +183,7 @@ func (u *sshUser) testInteractive(t *testing.T) {
 	cmd := u.command(u.ssh(u.user + "@web")...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty.program, tty.program, tty.program
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, cmd.Start())
 	tty.text.waitFor(t, "$ ")
 	tty.typeText(t, "stty size; exit 5\n")
 	err := cmd.Wait()
@@ -213,9 +206,7 @@ func (u *sshUser) testInterrupted(t *testing.T) {
 	if err == nil {
 		err = cmd.Process.Signal(os.Interrupt)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	rest, err := io.ReadAll(out) // ends with ssh
 	if _ = cmd.Wait(); err != nil || len(rest) > 0 || cmd.ProcessState.ExitCode() != 130 {
 		t.Errorf("it ended with %d, %q, %v", cmd.ProcessState.ExitCode(), rest, err)
@@ -228,9 +219,7 @@ func (u *sshUser) testCopy(t *testing.T) {
 	_, _ = rand.Read(content)
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 	}
 	must(os.MkdirAll(filepath.Join(u.dir, "folder", "a b"), 0o700))
 	must(os.WriteFile(filepath.Join(u.dir, "folder", "a b", "c:d"), content, 0o600))

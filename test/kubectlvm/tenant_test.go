@@ -76,9 +76,7 @@ func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: userOf(name), RoleRef: clusterRole(name),
 		}, metav1.CreateOptions{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	tenant := kubernetes.NewForConfigOrDie(environment.SignUser(t, name, time.Now().Add(time.Hour)))
 	onceAllowed(t, func() error {
 		_, err := tenant.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -87,9 +85,7 @@ func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 	_, err = roles.RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: userOf(name), RoleRef: clusterRole("admin"),
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return tenant
 }
 

@@ -34,20 +34,14 @@ type terminal struct {
 func newTerminal(t *testing.T, width, height uint16) *terminal {
 	t.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fd := int(person.Fd())
 	number, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN)
 	err = errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0),
 		unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: height, Col: width}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	program, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	tty := &terminal{person: person, program: program, ended: make(chan struct{}), exit: make(chan int, 1)}
 	go func() {
 		defer close(tty.ended)

@@ -171,9 +171,7 @@ func (u *user) find(name string) *api.VirtualMachine {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	assert.NoError(u.t, err)
 	return vm
 }
 

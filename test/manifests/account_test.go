@@ -158,9 +158,7 @@ func requestToken(t *testing.T, kube kubernetes.Interface) string {
 func requestAccountToken(t *testing.T, kube kubernetes.Interface, name string) string {
 	t.Helper()
 	answer, err := kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return answer.Status.Token
 }
 
@@ -168,32 +166,24 @@ func requestAccountToken(t *testing.T, kube kubernetes.Interface, name string) s
 func writeKubeconfig(t *testing.T, c *framework.Cluster, token string) string {
 	t.Helper()
 	config := rest.CopyConfig(c.Config)
-	if err := rest.LoadTLSFiles(config); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, rest.LoadTLSFiles(config))
 	k := clientcmdapi.NewConfig()
 	k.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
 	k.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: token}
 	k.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
 	k.CurrentContext = "x"
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*k, path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, clientcmd.WriteToFile(*k, path))
 	return path
 }
 
 func clientForToken(t *testing.T, kubeconfig string) kubernetes.Interface {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	config.QPS = -1
 	kube, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return kube
 }
 

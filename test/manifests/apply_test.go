@@ -94,9 +94,7 @@ func checkInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
 	get := metav1.GetOptions{}
 	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", get)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if n := *deployment.Spec.Replicas; n != 3 {
 		t.Errorf("it has %d replicas, want 3", n)
 	}
@@ -117,9 +115,7 @@ func checkError(t *testing.T, err error) {
 func podTemplateOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
 	t.Helper()
 	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	template := deployment.Spec.Template
 	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
 	pod.Name, pod.Namespace = "drover-controller-0", ns
@@ -144,9 +140,7 @@ func applyChart(t *testing.T, w *testenv.Environment, ns string, values []string
 	t.Helper()
 	manifests, _ := framework.RunHelm(t, w.Kubeconfig, append([]string{"template", "drover", chart, "--namespace", ns}, values...)...)
 	file := filepath.Join(t.TempDir(), "chart.yaml")
-	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, []byte(manifests), 0o600))
 	_, stderr := framework.RunKubectl(t, w.Kubeconfig, append([]string{"apply", "-f", file, "--validate=strict"}, flags...)...)
 	checkNoWarnings(t, stderr)
 }
@@ -199,9 +193,7 @@ func checkScraper(t *testing.T, c *framework.Cluster, token string) {
 	})
 	rules := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: valuesNamespace}}
 	answer, err := scraper.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), rules, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, rule := range answer.Status.ResourceRules {
 		if !strings.HasPrefix(rule.Resources[0], "selfsubject") && !slices.Equal(rule.ResourceNames, []string{streams.ConfigMapName}) {
 			t.Errorf("it may %v %v", rule.Verbs, rule.Resources)

@@ -235,9 +235,7 @@ func testLostPods(t *testing.T, w *testenv.Environment) {
 			if _, err := pods.Patch(t.Context(), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 			w.WaitForVM(t, vm, framework.HasMessage("nothing proves that its containers have ended"))
 			setAssertion(t, w, vm, string(pod.UID))
 			if next := waitForPod(t, w, vm); next.UID == pod.UID {
@@ -250,9 +248,7 @@ func testLostPods(t *testing.T, w *testenv.Environment) {
 func createNode(t *testing.T, w *testenv.Environment, name string, ready corev1.ConditionStatus) *corev1.Node {
 	t.Helper()
 	node, err := w.KubeClient.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	setReady(t, w, node, ready)
 	return node
 }
@@ -270,15 +266,11 @@ func runOn(t *testing.T, w *testenv.Environment, pod *corev1.Pod, node string) *
 	t.Helper()
 	pods := w.KubeClient.CoreV1().Pods(pod.Namespace)
 	binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
-	if err := pods.Bind(t.Context(), binding, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, pods.Bind(t.Context(), binding, metav1.CreateOptions{}))
 	status := `{"status":{"phase":"Running","podIP":"10.1.1.1","podIPs":[{"ip":"10.1.1.1"}],"containerStatuses":[
 		{"name":"machine","image":"x","imageID":"x","containerID":"test://x","ready":true,"started":true,"state":{"running":{"startedAt":"2026-01-01T00:00:00Z"}}}]}}`
 	bound, err := pods.Patch(t.Context(), pod.Name, types.StrategicMergePatchType, []byte(status), metav1.PatchOptions{}, "status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return bound
 }
 

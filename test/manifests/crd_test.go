@@ -24,24 +24,16 @@ import (
 // Without selectable fields, which the controller does not use and API servers before 1.31 drop, it starts.
 func testOlderCRD(t *testing.T, w *testenv.Environment) {
 	all, err := dynamic.NewForConfig(w.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	definitions := all.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	edit := func(change func(version map[string]any)) {
 		t.Helper()
 		crd, err := definitions.Get(t.Context(), "virtualmachines.cloudnative.tw", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		change(versions[0].(map[string]any))
-		if err := unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions"); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions"))
 		if _, err := definitions.Update(context.WithoutCancel(t.Context()), crd, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -68,9 +60,7 @@ func testOlderCRD(t *testing.T, w *testenv.Environment) {
 		t.Errorf("it printed:\n%s", out)
 	}
 	edit(func(version map[string]any) {
-		if err := unstructured.SetNestedMap(version, removed, field...); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, unstructured.SetNestedMap(version, removed, field...))
 	})
 	waitForMissing(t, w, "")
 	w.WaitForLog(t, w.StartControllerProcess(t, nil), "Starting workers")

@@ -17,6 +17,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/tier"
@@ -57,14 +58,10 @@ func loadImage(t *testing.T, docker *client.Client) string {
 	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", filepath.Join(repositoryRoot, "hack", "image"), "run", ".",
 		"--out", out, "--tag", tag, "--platforms", "linux/"+runtime.GOARCH)
 	file, err := os.Open(filepath.Join(out, "drover-controller-"+platform+".tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = file.Close() }()
 	answer, err := docker.ImageLoad(t.Context(), file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := io.Copy(io.Discard, answer); err != nil {
 		t.Fatal(err)
 	}
@@ -80,9 +77,7 @@ func runImage(t *testing.T, docker *client.Client, image, kubeconfig string) str
 	t.Helper()
 	// The container's user is unprivileged on the host too, and must be able to find
 	// the file.
-	if err := os.Chmod(kubeconfig, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Chmod(kubeconfig, 0o644))
 	made, err := docker.ContainerCreate(t.Context(), client.ContainerCreateOptions{
 		Config: &container.Config{
 			Image: image, Env: []string{"POD_NAME=drover-controller-0"},
@@ -96,9 +91,7 @@ func runImage(t *testing.T, docker *client.Client, image, kubeconfig string) str
 			SecurityOpt: []string{"no-new-privileges"}, Binds: []string{kubeconfig + ":/kubeconfig:ro"},
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the container printed:\n%s", containerLog(t, docker, made.ID))

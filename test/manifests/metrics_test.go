@@ -55,9 +55,7 @@ func TestFlagsExist(t *testing.T) {
 func readPod(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
 	text, err := os.ReadFile(staticPod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	pod := decodeObjects(t, string(text))[0]
 	return &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"template": pod.Object}}}
 }

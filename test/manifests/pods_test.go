@@ -35,14 +35,10 @@ func TestPodRights(t *testing.T) {
 	t.Parallel()
 	fromConfig := addedRights(t, renderComponent(t, "pod"))
 	if *update {
-		if err := os.WriteFile(podsGoldenFile, []byte(fromConfig), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(podsGoldenFile, []byte(fromConfig), 0o644))
 	}
 	text, err := os.ReadFile(podsGoldenFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for name, got := range map[string]string{"config/pod": fromConfig, "charts/drover": addedRights(t, renderChart(t, podValues...))} {
 		if got != string(text) {
 			t.Errorf("%s adds other rights than %s; go test ./test/manifests -run TestPodRights -update writes those of config/pod.\ngot:\n%s", name, podsGoldenFile, got)
@@ -144,9 +140,7 @@ func checkAllowed(t *testing.T, printed string) {
 func testOneNamespace(t *testing.T, w *testenv.Environment) {
 	secrets := w.KubeClient.CoreV1().Secrets(metav1.NamespaceSystem)
 	seed := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "drover-machine-control"}, Data: map[string][]byte{"seed": make([]byte, 32)}}
-	if err := secrets.Delete(t.Context(), seed.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, secrets.Delete(t.Context(), seed.Name, metav1.DeleteOptions{}))
 	w.WaitForVM(t, w.CreateVM(t, podVM("keyless")), framework.HasMessage(seed.Name), framework.HasMessage("forbidden"))
 	if _, err := secrets.Create(t.Context(), seed, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -162,9 +156,7 @@ func testOneNamespace(t *testing.T, w *testenv.Environment) {
 func startWithAllAPIs(t *testing.T) *testenv.Environment {
 	t.Helper()
 	w, err := testenv.NewWith(framework.ClusterOptions{Args: []string{"--all-apis"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := w.Close(); err != nil {
 			t.Error(err)

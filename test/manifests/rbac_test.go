@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 var update = flag.Bool("update", false, "update the golden file")
@@ -26,14 +28,10 @@ const goldenFile = "testdata/rbac.yaml"
 // that these are the reviewed ones.
 func TestRBAC(t *testing.T) {
 	if *update {
-		if err := os.WriteFile(goldenFile, []byte(permissionsOf(t, renderKustomization(t, "default"))), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(goldenFile, []byte(permissionsOf(t, renderKustomization(t, "default"))), 0o644))
 	}
 	text, err := os.ReadFile(goldenFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for name, render := range map[string]func() []*unstructured.Unstructured{
 		"config/default":    func() []*unstructured.Unstructured { return renderKustomization(t, "default") },
 		"config/static-pod": func() []*unstructured.Unstructured { return renderKustomization(t, "static-pod") },
@@ -169,9 +167,7 @@ func permissionsOf(t *testing.T, all []*unstructured.Unstructured) string {
 	var docs []string
 	for _, o := range kept {
 		text, err := yaml.Marshal(o.Object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		docs = append(docs, string(text))
 	}
 	return strings.Join(docs, "---\n")

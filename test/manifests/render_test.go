@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -59,14 +60,10 @@ func renderComponent(t *testing.T, component string) []*unstructured.Unstructure
 func writeOverlay(t testing.TB, component string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(".", "overlay-") //nolint:usetesting // kustomize refuses absolute paths
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	text := fmt.Sprintf("resources: [../../../config/default]\ncomponents: [../../../config/%s]\n", component)
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
 	return dir
 }
 
@@ -94,9 +91,7 @@ func decodeObjects(t *testing.T, manifests string) []*unstructured.Unstructured 
 		if errors.Is(err, io.EOF) {
 			return all
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if len(object.Object) > 0 {
 			all = append(all, object)
 		}

@@ -118,14 +118,10 @@ func createUsers(t *testing.T, w *testenv.Environment) []user {
 func newUser(t *testing.T, role, credentials string, config *rest.Config) user {
 	t.Helper()
 	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	self, err := kubernetes.NewForConfigOrDie(config).AuthenticationV1().SelfSubjectReviews().
 		Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	vms := client.Resource(api.SchemeGroupVersion.WithResource("virtualmachines"))
 	return user{
 		role: role, credentials: credentials, info: self.Status.UserInfo,
@@ -147,9 +143,7 @@ func accountUser(t *testing.T, w *testenv.Environment, name string) (*rest.Confi
 		t.Fatal(err)
 	}
 	token, err := accounts.CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	config := rest.AnonymousClientConfig(w.Config)
 	config.BearerToken = token.Status.Token
 	return config, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: usersNamespace, Name: name}
@@ -344,9 +338,7 @@ func isAllowed(t testing.TB, controller kubernetes.Interface, u user, ns string,
 			},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return answer.Status.Allowed
 }
 
@@ -356,9 +348,7 @@ func checkControllerFields(t *testing.T, u user) {
 	t.Helper()
 	patch := []byte(`{"metadata":{"finalizers":null},"status":{"binding":{"driver":"docker","engineID":"mine"}}}`)
 	vm, err := u.vms.Patch(t.Context(), "vm", types.MergePatchType, patch, metav1.PatchOptions{DryRun: dryRun})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, found, _ := unstructured.NestedMap(vm.Object, "status", "binding"); found {
 		t.Error("it has changed the binding")
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -43,13 +44,9 @@ func (v chartValue) name() string { return strings.Join(v.path, ".") }
 func (v chartValue) compact(t *testing.T) string {
 	t.Helper()
 	var value any
-	if err := v.node.Decode(&value); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, v.node.Decode(&value))
 	text, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(text)
 }
 
@@ -64,13 +61,9 @@ type valuesSchema struct {
 func chartValues(t *testing.T) []chartValue {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	schema := &valuesSchema{}
-	if err := json.Unmarshal(text, schema); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(text, schema))
 	delete(schema.Properties, "global") // Helm's own, for charts that include this one
 	return collectValues(t, schema, readYAML(t, filepath.Join(chart, "values.yaml")), nil)
 }
@@ -78,13 +71,9 @@ func chartValues(t *testing.T) []chartValue {
 func readYAML(t *testing.T, path string) *yaml.Node {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var document yaml.Node
-	if err := yaml.Unmarshal(text, &document); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, yaml.Unmarshal(text, &document))
 	return document.Content[0]
 }
 
@@ -131,18 +120,14 @@ func TestChartReadme(t *testing.T) {
 	const begin = "TestChartReadme -update -->\n"
 	path := filepath.Join(chart, "README.md")
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	before, after, ok := strings.Cut(string(text), begin)
 	if !ok {
 		t.Fatalf("%s has no line that ends with %q", path, begin)
 	}
 	want := "\n" + valuesTable(t)
 	if *update {
-		if err := os.WriteFile(path, []byte(before+begin+want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(path, []byte(before+begin+want), 0o644))
 	} else if after != want {
 		t.Errorf("the table in %s is not that of values.yaml: go test ./test/manifests -run TestChartReadme -update", path)
 	}
@@ -175,9 +160,7 @@ func TestChartValuesAreRead(t *testing.T) {
 	var templates []byte
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		templates = append(templates, text...)
 	}
 	for _, v := range chartValues(t) {
@@ -378,14 +361,10 @@ func TestChartOnOlderKubernetes(t *testing.T) {
 // icon.svg.
 func TestChartIcon(t *testing.T) {
 	svg, err := os.ReadFile(filepath.Join(chart, "icon.svg"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	path := filepath.Join(chart, "Chart.yaml")
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	before, rest, ok := strings.Cut(string(text), "\nicon: ")
 	if !ok {
 		t.Fatalf("%s has no icon", path)
@@ -393,9 +372,7 @@ func TestChartIcon(t *testing.T) {
 	got, after, _ := strings.Cut(rest, "\n")
 	want := "data:image/svg+xml;base64," + base64.StdEncoding.EncodeToString(svg)
 	if *update {
-		if err := os.WriteFile(path, []byte(before+"\nicon: "+want+"\n"+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(path, []byte(before+"\nicon: "+want+"\n"+after), 0o644))
 	} else if got != want {
 		t.Errorf("the icon in %s is not icon.svg: go test ./test/manifests -run TestChartIcon -update", path)
 	}

@@ -69,15 +69,11 @@ func TestOrphanToRetain(t *testing.T) {
 			w := testenv.StartVirtual(t)
 			c := w.StartControllerProcess(t, nil, "--orphan-grace=3s")
 			vm := w.CreateActiveVM(t, newSmallVM("vm", name).DeletionPolicy(api.DeletionRetain))
-			if err := syscall.Kill(c.PID(), syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
 			w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
 			w.DeleteVM(t, vm)
 			w.WaitForDeletion(t, vm)
-			if err := syscall.Kill(c.PID(), syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
 			w.WaitForEvent(t, vm, api.EventOrphanReleased)
 			if n := len(w.ReadReleasedServers(t)) + len(testenv.ListContainers(t, vm.UID)); n != 1 {
 				t.Errorf("%d servers are left, want 1", n)

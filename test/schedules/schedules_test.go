@@ -30,6 +30,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/bugs"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -192,14 +193,10 @@ var violationLine = regexp.MustCompile(`O[0-9]+: .*`)
 func buildWithBugs(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	dir := t.TempDir()
 	overlay, err := bugs.WriteOverlay(root, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	binary := filepath.Join(dir, "schedules.test")
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestNewField checks that a field that is added to the CRD is covered by itself, and that one
@@ -57,7 +59,5 @@ func TestRows(t *testing.T) {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }

@@ -513,9 +513,7 @@ func (s *suite) inParallel(all []func()) {
 func (s *suite) runAll() {
 	began := time.Now()
 	_, vm, err := s.createBase()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	assert.NoError(s.t, err)
 	s.initial = s.read(s.t, vm)
 	var valid, invalid, values []func()
 	for _, f := range s.fields {

@@ -47,9 +47,7 @@ func TestSweepFindsItsOwn(t *testing.T) {
 	other := startSleep(t, "OTHER=1", t.TempDir())
 	marked := startSleep(t, runEnv+"="+m.name, t.TempDir())
 	inFolder := startSleep(t, "OTHER=1", m.temp)
-	if err := os.Mkdir(filepath.Join(m.temp, "folder"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Mkdir(filepath.Join(m.temp, "folder"), 0o700))
 	left := strings.Join(m.find(), "\n")
 	if !strings.Contains(left, "folder "+filepath.Join(m.temp, "folder")) || strings.Count(left, "process ") != 2 {
 		t.Errorf("found\n%s\nwant two processes and a folder", left)
@@ -71,9 +69,7 @@ func TestSweepFindsItsOwn(t *testing.T) {
 func makeMark(t *testing.T) *mark {
 	t.Helper()
 	m, err := newMark()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = m.remove() })
 	return m
 }
@@ -83,9 +79,7 @@ func startSleep(t *testing.T, env, dir string) chan error {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sleep", "3600")
 	cmd.Env, cmd.Dir = []string{env}, dir
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	return ended
@@ -109,20 +103,14 @@ func TestGroupEndsWithContext(t *testing.T) {
 
 func TestHashFollowsContent(t *testing.T) {
 	dir := t.TempDir()
-	if err := exec.CommandContext(t.Context(), "git", "init", "-q", dir).Run(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, exec.CommandContext(t.Context(), "git", "init", "-q", dir).Run())
 	t.Chdir(dir)
 	hash := func(files ...string) string {
 		for n := 0; n < len(files); n += 2 {
-			if err := os.WriteFile(files[n], []byte(files[n+1]), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.WriteFile(files[n], []byte(files[n+1]), 0o600))
 		}
 		sum, err := hashPaths(t.Context(), []string{"a", "b"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		return sum
 	}
 	first := hash("a", "1", "b", "2", "c", "3")

@@ -70,9 +70,7 @@ func (h *testHost) with(t testing.TB) *testHost {
 
 func (h *testHost) must(err error) {
 	h.t.Helper()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	assert.NoError(h.t, err)
 }
 
 // runVersion stops the running Drover, and starts a version on the same data dir. It
@@ -137,13 +135,9 @@ func (h *testHost) crashServer(driver string) {
 func readJSON(t testing.TB, path string) map[string]any {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var record map[string]any
-	if err := json.Unmarshal(content, &record); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(content, &record))
 	return record
 }
 

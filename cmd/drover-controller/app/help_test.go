@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestHelpGroupsEveryFlag checks that the help has every flag once, or never if it is hidden,
@@ -21,9 +23,7 @@ func TestHelpGroupsEveryFlag(t *testing.T) {
 	var out bytes.Buffer
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"--help"})
-	if err := cmd.Execute(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, cmd.Execute())
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		isOwn := !slices.Contains([]string{"help", "version"}, f.Name)
 		if (headingOf(f.Name) == otherFlags) == isOwn {
@@ -60,9 +60,7 @@ func TestPrintFlags(t *testing.T) {
 	fs.IntP("verbosity", "v", 0, "how much is logged")
 	fs.Duration("wait", 5e9, "")
 	fs.Bool("secret", false, "not shown")
-	if err := fs.MarkHidden("secret"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, fs.MarkHidden("secret"))
 	var out bytes.Buffer
 	printFlags(&out, "Some", fs, 40)
 	printFlags(&out, "None", pflag.NewFlagSet("", pflag.ContinueOnError), 40)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestValidate(t *testing.T) {
@@ -91,9 +93,7 @@ func TestFlagsOfTheTutorials(t *testing.T) {
 		"--metrics-bind-address=:1", "--health-probe-bind-address=:2",
 	}
 	cmd := NewCommand()
-	if err := cmd.ParseFlags(args); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, cmd.ParseFlags(args))
 	cmd.SetArgs([]string{"--version"})
 	var out strings.Builder
 	cmd.SetOut(&out)
@@ -112,12 +112,8 @@ func TestSetFromEnv(t *testing.T) {
 	fs.Bool("version", false, "")
 	fs.Bool("help", false, "")
 	o.AddFlags(fs)
-	if err := fs.Parse([]string{"--vm-driver=docker"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := SetFromEnv(fs); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, fs.Parse([]string{"--vm-driver=docker"}))
+	assert.NoError(t, SetFromEnv(fs))
 	if o.Threads != 3 || o.VMDriver != "docker" {
 		t.Errorf("threads %d, driver %s: the variable counts unless the flag is given", o.Threads, o.VMDriver)
 	}

@@ -26,9 +26,7 @@ import (
 func listen(t *testing.T) string {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l.Addr().String()
 }
@@ -44,14 +42,10 @@ func startTestManager(t *testing.T, o *Options, fails bool) error {
 	if err != nil {
 		return err
 	}
-	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, mgr.AddHealthzCheck("ping", healthz.Ping))
 	ctx, stop := context.WithCancel(t.Context())
 	up := make(chan struct{})
-	if err := mgr.Add(started(up)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, mgr.Add(started(up)))
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
 	t.Cleanup(stop)
@@ -98,9 +92,7 @@ func TestDefaultAddressInUse(t *testing.T) {
 				t.Setenv(tc.env, taken)
 			}
 			o.AddControllerFlags(flags)
-			if err := errors.Join(flags.Parse(tc.flags(taken)), SetFromEnv(flags)); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, errors.Join(flags.Parse(tc.flags(taken)), SetFromEnv(flags)))
 			if err := startTestManager(t, o, tc.fails); errors.Is(err, syscall.EADDRINUSE) != tc.fails || err != nil != tc.fails {
 				t.Errorf("got %v, want that it fails: %t", err, tc.fails)
 			}
@@ -113,18 +105,12 @@ func TestDefaultAddressInUse(t *testing.T) {
 func TestFreeDefaultsAreServed(t *testing.T) {
 	o := NewOptions()
 	o.MetricsAddress, o.HealthAddress = framework.FreeAddress(t), framework.FreeAddress(t)
-	if err := startTestManager(t, o, false); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, startTestManager(t, o, false))
 	for url, want := range map[string]string{"http://" + o.MetricsAddress + "/metrics": "go_goroutines", "http://" + o.HealthAddress + "/healthz": "ok"} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		text, err := io.ReadAll(response.Body)
 		_ = response.Body.Close()
 		if err != nil || !strings.Contains(string(text), want) {

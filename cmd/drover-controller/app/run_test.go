@@ -61,9 +61,7 @@ func TestStopBeforeTheCacheIsFilled(t *testing.T) {
 func managerWithoutAPI(t *testing.T, asked, reachable *atomic.Bool) ctrl.Manager {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := api.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, api.AddToScheme(scheme))
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(api.SchemeGroupVersion.WithKind("VirtualMachine"), meta.RESTScopeNamespace)
 	unreachable := &toolscache.ListWatch{
@@ -89,8 +87,6 @@ func managerWithoutAPI(t *testing.T, asked, reachable *atomic.Bool) ctrl.Manager
 	if err == nil {
 		_, err = mgr.GetCache().GetInformer(t.Context(), &api.VirtualMachine{}, cache.BlockUntilSynced(false))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return mgr
 }

@@ -66,9 +66,7 @@ func newHost(t *testing.T, isStubborn bool) *host {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // newUUID returns one that no other machine on this host has.

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // apiFolder is where the API package is.
@@ -20,9 +22,7 @@ const apiFolder = "../../../apis/cloudnative/v1alpha1/"
 func constants(t *testing.T, prefix string) map[string]string {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), apiFolder+"conditions.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	all := map[string]string{}
 	ast.Inspect(file, func(n ast.Node) bool {
 		spec, ok := n.(*ast.ValueSpec)
@@ -34,9 +34,7 @@ func constants(t *testing.T, prefix string) map[string]string {
 			t.Fatalf("%s is no literal", spec.Names[0].Name)
 		}
 		value, err := strconv.Unquote(literal.Value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		all[value] = spec.Names[0].Name
 		return true
 	})

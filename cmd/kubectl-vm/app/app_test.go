@@ -15,6 +15,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -308,9 +309,7 @@ func TestListOfOneVM(t *testing.T) {
 			s.Ports = append(s.Ports, api.PortStatus{Port: port, HostPort: 8000 + port, Protocol: api.ProtocolTCP})
 		}
 	}).Obj()
-	if err := l.print("default", []api.VirtualMachine{*vm}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, l.print("default", []api.VirtualMachine{*vm}))
 	want := "NAME   STATE    READY   REASON     CPU   MEMORY   PORTS                        AGE\n" +
 		"web    Active   True    Running   1000       4G   8080:80,8081:81,8082:82,+2   60m\n"
 	if out.String() != want {

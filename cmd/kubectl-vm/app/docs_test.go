@@ -9,14 +9,14 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestDocsHaveEveryVerb checks that the page shows every verb, and that each has a help.
 func TestDocsHaveEveryVerb(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/kubectl-vm.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	o, _ := newOptions()
 	root := NewCommand(o)
 	if len(root.Commands()) < 10 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestParsePort(t *testing.T) {
@@ -56,9 +57,7 @@ func TestPortTextInBrackets(t *testing.T) {
 func TestAddPorts(t *testing.T) {
 	have := []api.Port{{Name: "tcp-80", Port: 80, Protocol: api.ProtocolTCP}}
 	got, err := addPorts(have, []string{"8080:80", "80/udp", "web=443", "9090:80"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if names := portNames(got); names != "tcp-80 tcp-80-8080 udp-80 web tcp-80-9090" {
 		t.Errorf("the names are %s", names)
 	}

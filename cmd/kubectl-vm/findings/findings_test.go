@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestRunIsolatesChecks checks that a check that panics, hangs or ignores its context does
@@ -108,9 +110,7 @@ func TestPrintNarrow(t *testing.T) {
 	t.Parallel()
 	for _, width := range []int{0, 20, 80, 200} {
 		var out bytes.Buffer
-		if err := Print(&out, printed, Style{Width: width}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, Print(&out, printed, Style{Width: width}))
 		for line := range strings.Lines(out.String()) {
 			if n := utf8.RuneCountInString(strings.TrimSpace(line)); !strings.Contains(line, "$ ") && n > max(width, minWidth+25) {
 				t.Errorf("width %d: %q has %d characters", width, line, n)
@@ -133,9 +133,7 @@ func TestPrintHostile(t *testing.T) {
 	hostile := "file \x1b]0;title\x07 and\u009b31m\nnext"
 	var out bytes.Buffer
 	f := in("Host\x1b", "x", Note("%s", hostile).Means("%s", hostile).FixedBy("%s", hostile).FixedByCommand("%s", hostile))
-	if err := Print(&out, []Finding{f}, Style{Width: 80}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, Print(&out, []Finding{f}, Style{Width: 80}))
 	if text := strings.Replace(out.String(), "Host\x1b", "", 1); strings.ContainsAny(text, "\x1b\x07\u009b") {
 		t.Errorf("got %q", text)
 	}

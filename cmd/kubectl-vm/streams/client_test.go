@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 const token = "a-token"
@@ -78,13 +79,9 @@ func TestCredentials(t *testing.T) {
 		_, _ = io.WriteString(w, r.URL.Path+" "+r.Header.Get("Authorization")) //nolint:gosec // no browser asks
 	})
 	client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	body, err := client.Get(t.Context(), "ns", "vm", streams.Log, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = body.Close() }()
 	text, err := io.ReadAll(body)
 	if want := "/streams.cloudnative.tw/v1alpha1/namespaces/ns/virtualmachines/vm/log Bearer " + token; err != nil || string(text) != want {
@@ -95,9 +92,7 @@ func TestCredentials(t *testing.T) {
 	}
 
 	client, err = Discover(t.Context(), serveAPI(t, elsewhere.URL, otherCA(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := client.Get(t.Context(), "ns", "vm", streams.Log, nil); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server with another certificate gives %v", err)
 	}
@@ -144,13 +139,9 @@ func TestBadConfigMap(t *testing.T) {
 func otherCA(t *testing.T) []byte {
 	t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "another"}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})
 }
 
@@ -171,9 +162,7 @@ func TestNotServed(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(status)
 	})
 	client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for namespace, says := range map[string]string{"known": `"vm" not found`, "ns": "no Drover serves consoles"} {
 		_, err := client.Get(t.Context(), namespace, "vm", streams.Log, nil)
 		for kind, err := range map[string]error{"Get": err, "Connect": client.Connect(t.Context(), client.URL(namespace, "vm", streams.Console, nil), remotecommand.StreamOptions{Stdout: io.Discard})} {
@@ -198,9 +187,7 @@ func TestConsoleReturns(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(status)
 		})
 		client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		err = client.Connect(t.Context(), client.URL("ns", "vm", streams.Console, nil), remotecommand.StreamOptions{Stdout: io.Discard})
 		if got := (&ConsoleSession{}).mayReturn(err); got != want {
 			t.Errorf("after %v it is tried again: %t, want %t", err, got, want)

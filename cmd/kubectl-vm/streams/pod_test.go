@@ -23,6 +23,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestForPod checks what is asked of the API server for a VM that is a pod, and what its refusals
@@ -41,13 +42,9 @@ func TestForPod(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	c, err := ForPod(&rest.Config{Host: server.URL}, "web-1a2b3c4d")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	body, err := c.Get(t.Context(), "blue", "web", streams.Log, url.Values{"tailLines": {"3"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	text, err := io.ReadAll(body)
 	if want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/log?container=machine&tailLines=3"; err != nil || string(text) != "boots" || asked != want {
 		t.Errorf("it asked %s and read %q, %v", asked, text, err)
@@ -78,9 +75,7 @@ func TestPodPort(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	c, err := ForPod(&rest.Config{Host: server.URL}, "web-1a2b3c4d")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var answer strings.Builder
 	err = c.ConnectPort(t.Context(), "blue", "web", 22, connectionOf(strings.NewReader("typed"), &answer))
 	if err != nil || answer.String() != "port 22 got typed" {
@@ -111,9 +106,7 @@ func TestPodPortOfSilentServer(t *testing.T) {
 	t.Cleanup(server.Close)
 	t.Cleanup(func() { close(release) })
 	c, err := ForPod(&rest.Config{Host: server.URL}, "web-1a2b3c4d")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ctx, leave := context.WithCancel(t.Context())
 	go func() {
 		<-asked

@@ -26,9 +26,7 @@ func TestAssertionAfterTheEnd(t *testing.T) {
 	d.reader.AssertedOff = func(types.UID) types.UID { return "run" }
 	nodes := w.kube.CoreV1().Nodes()
 	ready, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "ready-" + w.namespace}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ready.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	if _, err := nodes.UpdateStatus(t.Context(), ready, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -40,9 +38,7 @@ func TestAssertionAfterTheEnd(t *testing.T) {
 			Name: objects.ContainerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}},
 		}}
 		i, err := d.reader.ReadPod(t.Context(), ended)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if exit := i.AssertedEnd(); (exit != nil) != want {
 			t.Errorf("on %s the assertion gives the end %+v, want one: %t", node, exit, want)
 		}
@@ -59,9 +55,7 @@ func TestRefusedAssertion(t *testing.T) {
 	s.d.reader.AssertedOff = func(types.UID) types.UID { return asserted }
 	nodes := w.kube.CoreV1().Nodes()
 	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	setReady := func(status corev1.ConditionStatus) {
 		t.Helper()
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}

@@ -13,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // budget returns the PodDisruptionBudget of a server with the status that a controller of
@@ -28,9 +29,7 @@ func (s *server) budget(t *testing.T) *policyv1.PodDisruptionBudget {
 		b.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: b.Generation, ExpectedPods: 1, CurrentHealthy: 1, DesiredHealthy: 1}
 		b, err = budgets.UpdateStatus(t.Context(), b, metav1.UpdateOptions{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return b
 }
 
@@ -43,9 +42,7 @@ func (s *server) evict(t *testing.T) error {
 func (s *server) wantNeedsEnsure(t *testing.T, want bool) {
 	t.Helper()
 	all, err := s.d.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	n := slices.IndexFunc(all, func(one driver.Server) bool { return one.UID == s.UID })
 	if one := s.list(t); one.NeedsEnsure != want || n < 0 || all[n].NeedsEnsure != want {
 		t.Errorf("the server needs an Ensure: %t, in the list of all: %+v, want %t", one.NeedsEnsure, all[max(n, 0)], want)
@@ -78,9 +75,7 @@ func TestBlockEviction(t *testing.T) {
 	if now := s.budget(t); now.UID != b.UID || now.Spec.Selector.MatchLabels[objects.LabelUID] != string(s.UID) {
 		t.Errorf("a budget that was changed is %+v", now.Spec)
 	}
-	if err := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Delete(t.Context(), b.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Delete(t.Context(), b.Name, metav1.DeleteOptions{}))
 	s.wantNeedsEnsure(t, true)
 	s.reach(t, driver.StateRunning)
 	s.wantNeedsEnsure(t, false)
@@ -126,9 +121,7 @@ func TestOrphanedBudget(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.retains {
-				if err := s.d.Delete(t.Context(), s.Target, true); err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, s.d.Delete(t.Context(), s.Target, true))
 			} else {
 				s.deleteAll(t)
 			}
@@ -147,9 +140,7 @@ func TestForeignBudget(t *testing.T) {
 	s := w.newServer(t, "web")
 	budgets := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace)
 	theirs, err := budgets.Create(t.Context(), s.d.Objects.NewBudget(s.ServerSpec, "theirs"), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s.BlockEviction = true
 	s.wantRefusal(t, driver.ReasonNameConflict, "PodDisruptionBudget "+s.Namespace+"/"+s.base())
 	if _, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {

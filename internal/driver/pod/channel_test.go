@@ -84,13 +84,9 @@ func (w *world) newNode(t *testing.T) *node {
 	n := &node{w: w, dir: t.TempDir()}
 	program, buildErr := machineProgram()
 	n.program, n.image = program, filepath.Join(n.dir, "image")
-	if err := errors.Join(buildErr, os.Mkdir(n.image, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(buildErr, os.Mkdir(n.image, 0o700)))
 	boot := framework.BuildBootGuest(t, n.dir, "A", false)
-	if err := os.Rename(boot, filepath.Join(n.image, "disk")); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Rename(boot, filepath.Join(n.image, "disk")))
 	n.network, n.address = newNetwork(t)
 	w.kubelet.mu.Lock()
 	defer w.kubelet.mu.Unlock()
@@ -245,9 +241,7 @@ func TestPausedByOthers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	events, err := s.d.Watch(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	assert.Eventually(t, "an event after which it is paused", func(t testing.TB) error {
 		s.usage(t) // by which a controller finds out, if the first look has found no answer
 		if uid := <-events; uid != s.UID {
@@ -311,9 +305,7 @@ func TestSecret(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	p := s.pod(t)
 	got, err := secrets.Get(t.Context(), objects.SecretOf(p), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if string(got.Data["user-data"]) != "#cloud-config\n" || len(got.Data["tls.key"]) == 0 || got.OwnerReferences[0].UID != p.UID || got.UID != s.recordOf(objects.KindSecret).UID {
 		t.Fatalf("the Secret has %v and %d keys; the record is %+v", got.ObjectMeta, len(got.Data), s.Objects)
 	}
@@ -323,9 +315,7 @@ func TestSecret(t *testing.T) {
 		}
 	}
 	for _, name := range append(foreign, got.Name) { // one under the running guest
-		if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
 	if now := s.reach(t, driver.StateRunning); now.Run != string(p.UID) {
 		t.Errorf("without its Secret the run is %s, want %s", now.Run, p.UID)
@@ -376,9 +366,7 @@ func (s *server) record(t *testing.T) {
 func (s *server) converge(t *testing.T) *convergence {
 	t.Helper()
 	c := s.d.newConvergence(s.ServerSpec)
-	if err := c.begin(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.begin(t.Context()))
 	return c
 }
 
@@ -401,9 +389,7 @@ func TestSecretAfterCrash(t *testing.T) {
 	s.StorageClassName = new("none")
 	s.record(t)
 	c := s.converge(t)
-	if err := errors.Join(c.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), c.createPod(t.Context()), c.ensureSecret(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(c.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), c.createPod(t.Context()), c.ensureSecret(t.Context())))
 	gated := c.Pod
 	s.d = w.open(t)
 	s.reach(t, driver.StateRunning)
@@ -449,9 +435,7 @@ func (s *server) createEarlierPod(t *testing.T) *corev1.Pod {
 	c := s.converge(t)
 	err := c.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes})
 	earlier, err2 := s.d.Objects.NewPod(s.ServerSpec, objects.Run{Nonce: s.recordOf(objects.KindPod).Nonce, Owners: c.owners()})
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, err2))
 	container := &earlier.Spec.Containers[0]
 	container.Ports = nil
 	for n := range earlier.Spec.Volumes {
@@ -465,8 +449,6 @@ func (s *server) createEarlierPod(t *testing.T) *corev1.Pod {
 		}
 	}
 	made, err := s.w.kube.CoreV1().Pods(s.Namespace).Create(t.Context(), earlier, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return made
 }

@@ -69,9 +69,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	if err := grantRole(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, grantRole())
 	return newWorldIn(t, shared)
 }
 
@@ -91,9 +89,7 @@ func newWorldIn(t *testing.T, c *framework.Cluster) *world {
 	binary.ContentType = runtime.ContentTypeProtobuf // which costs less than JSON
 	kube := kubernetes.NewForConfigOrDie(binary)
 	made, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pods-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: growing}, Provisioner: "test", AllowVolumeExpansion: new(true)}
 	if _, err := kube.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
@@ -127,9 +123,7 @@ func openAs(t *testing.T, config *rest.Config, id string, within time.Duration) 
 	o := DefaultOptions()
 	o.Objects.AccessMode, o.CallTimeout, o.Fetch = string(corev1.ReadWriteOnce), within, nil
 	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return d.(*Driver)
 }
 
@@ -169,9 +163,7 @@ func (w *world) newServer(t *testing.T, name string) *server {
 		"spec": map[string]any{"resource": map[string]any{"cpu": "1", "memory": "32Mi"}},
 	}}
 	created, err := w.vms.Create(t.Context(), vm, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return &server{w: w, d: w.open(t), ServerSpec: driver.ServerSpec{
 		Target: driver.Target{UID: created.GetUID(), Epoch: 1}, Namespace: w.namespace, Name: name, Power: driver.PowerOn,
 		CPUMilli: 1000, MemoryBytes: 32 << 20, RootDiskBytes: 1 << 20, GracePeriod: 30 * time.Second,
@@ -227,9 +219,7 @@ func (s *server) base() string { return objects.BaseName(s.Name, s.UID) }
 func (s *server) pod(t testing.TB) *corev1.Pod {
 	t.Helper()
 	p, err := s.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return p
 }
 
@@ -258,9 +248,7 @@ func (s *server) deleteAll(t *testing.T) {
 // deleted.
 func (s *server) wantGone(t *testing.T) {
 	t.Helper()
-	if err := s.w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}))
 	assert.Eventually(t, "nothing is left of "+s.Name, func(t testing.TB) error {
 		var left []string
 		selected := metav1.ListOptions{LabelSelector: objects.LabelUID + "=" + string(s.UID)}

@@ -25,16 +25,12 @@ import (
 func startController(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "drover-controller")
-	if err := framework.BuildProgram(binary, "cmd/drover-controller"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, framework.BuildProgram(binary, "cmd/drover-controller"))
 	p, err := framework.StartProcess(binary, []string{
 		"--kubeconfig=" + c.Kubeconfig, "--vm-driver=pod", "--pod-access-mode=ReadWriteOnce", "--leader-elect=false",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "--usage-period=1s", "--orphan-grace=2s",
 	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the controller printed:\n%s", p.Output())
@@ -56,14 +52,10 @@ func (w *world) createVM(t *testing.T, name, spec string) *vm {
 	t.Helper()
 	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "cloudnative.tw/v1alpha1", "kind": "VirtualMachine", "metadata": map[string]any{"name": name}}}
 	var fields map[string]any
-	if err := json.Unmarshal([]byte(spec), &fields); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal([]byte(spec), &fields))
 	o.Object["spec"] = fields
 	created, err := w.vms.Create(t.Context(), o, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return &vm{w, name, created.GetUID()}
 }
 
@@ -147,9 +139,7 @@ func testLife(t *testing.T, w *world) {
 	v.change(t, `{"evictionPolicy": "Allow"}`)
 	v.wait(t, "Active", true)
 
-	if err := w.vms.Delete(t.Context(), v.name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, w.vms.Delete(t.Context(), v.name, metav1.DeleteOptions{}))
 	assert.Eventually(t, "the VirtualMachine is gone", func(t testing.TB) error {
 		_, err := w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -160,9 +150,7 @@ func testLife(t *testing.T, w *world) {
 	if held, err := s.holds(t); !held || err != nil {
 		t.Errorf("the released pod is held: %v, %v", held, err)
 	}
-	if err := w.kube.CoreV1().Pods(w.namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, w.kube.CoreV1().Pods(w.namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
 	assert.Eventually(t, "the released pod has no finalizer", func(t testing.TB) error {
 		if _, err := s.holds(t); err == nil {
 			return errors.New("it is there")
@@ -179,9 +167,7 @@ func testLife(t *testing.T, w *world) {
 func (w *world) wantNoWarnings(t *testing.T) {
 	t.Helper()
 	events, err := w.kube.EventsV1().Events(w.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "type=Warning"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, e := range events.Items {
 		t.Errorf("event %s: %s", e.Reason, e.Note)
 	}

@@ -28,9 +28,7 @@ import (
 func (s *server) claims(t testing.TB) map[string]corev1.PersistentVolumeClaim {
 	t.Helper()
 	listed, err := s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	all := map[string]corev1.PersistentVolumeClaim{}
 	for _, c := range listed.Items {
 		if name, ok := strings.CutPrefix(c.Name, s.base()); ok && c.Labels[objects.LabelUID] == string(s.UID) {
@@ -116,9 +114,7 @@ func TestClaimsOfAFailure(t *testing.T) {
 	s := w.newServer(t, "web")
 	s.record(t)
 	c := s.converge(t)
-	if err := c.ensureClaim(t.Context(), objects.Disk{Name: objects.RootDisk, Bytes: s.RootDiskBytes}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, c.ensureClaim(t.Context(), objects.Disk{Name: objects.RootDisk, Bytes: s.RootDiskBytes}))
 	failure := errors.New("boom")
 	first, ok := errors.AsType[*driver.RecordFirstError](c.recordClaims(failure))
 	if !ok {
@@ -197,9 +193,7 @@ func TestForeignClaim(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	theirs := s.d.Objects.NewClaim(s.ServerSpec, objects.Disk{Name: "data", Bytes: 1 << 20}, "theirs")
 	theirs, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	s.reach(t, driver.StateRunning)
 	s.turn(t, driver.PowerOff, driver.StateStopped)
@@ -208,15 +202,11 @@ func TestForeignClaim(t *testing.T) {
 	if now := s.claims(t)["data"]; now.UID != theirs.UID || now.ResourceVersion != theirs.ResourceVersion && now.Annotations[objects.AnnotationEpoch] != theirs.Annotations[objects.AnnotationEpoch] {
 		t.Errorf("the tenant's PVC has become %v", now)
 	}
-	if err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}))
 	s.reach(t, driver.StateRunning)
 
 	// One that is gone is never made again.
-	if err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}))
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	assert.Eventually(t, "the PVC is gone", func(t testing.TB) error {
 		_, err := s.ensure(t)
@@ -239,9 +229,7 @@ func TestStopWithoutDisk(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	claims := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
 	root := s.claims(t)[""]
-	if err := claims.Delete(t.Context(), root.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, claims.Delete(t.Context(), root.Name, metav1.DeleteOptions{}))
 	if _, err := claims.Patch(t.Context(), root.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
@@ -277,9 +265,7 @@ func TestCopiedClaims(t *testing.T) {
 	claims := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
 	copies := map[string]corev1.PersistentVolumeClaim{}
 	for name, c := range s.claims(t) {
-		if err := claims.Delete(t.Context(), c.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, claims.Delete(t.Context(), c.Name, metav1.DeleteOptions{}))
 		c.ResourceVersion, c.UID, c.DeletionTimestamp = "", "", nil
 		if name == "data" {
 			c.Annotations = nil

@@ -21,9 +21,7 @@ func TestDisruption(t *testing.T) {
 	if got := s.reach(t, driver.StateRunning); got.Host != nodeName || got.Disruption != "" {
 		t.Errorf("a server that runs is %+v", got)
 	}
-	if err := s.evict(t); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.evict(t))
 	s.waitStopped(t)
 	if got := s.list(t); !strings.Contains(got.Disruption, "evicted, as by a drain, from node "+nodeName) {
 		t.Errorf("a server that was drained is %+v", got)

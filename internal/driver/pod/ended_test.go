@@ -34,9 +34,7 @@ func TestDeletedPodsAreReleased(t *testing.T) {
 	refused.Ports = []driver.Port{{Port: 80, HostPort: 80, Protocol: "TCP"}}
 	for _, s := range []*server{gated, stopped, refused} {
 		before := s.pod(t)
-		if err := w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), before.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), before.Name, metav1.DeleteOptions{}))
 		assert.Eventually(t, "the pod of "+s.Name+" goes", func(t testing.TB) error {
 			all, listErr := s.d.List(t.Context(), s.UID) // before the look at the pod, which may go meanwhile
 			now, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), before.Name, metav1.GetOptions{})

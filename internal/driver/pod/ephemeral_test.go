@@ -50,9 +50,7 @@ func TestEphemeral(t *testing.T) {
 	w := newWorld(t)
 	s := w.newEphemeral(t, "web")
 	s.record(t)
-	if err := s.converge(t).createPod(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.converge(t).createPod(t.Context()))
 	made := s.pod(t)
 	if len(made.Spec.SchedulingGates) > 0 {
 		t.Error("the pod has a scheduling gate")
@@ -94,9 +92,7 @@ func TestLateEphemeralPod(t *testing.T) {
 		}
 		return fmt.Errorf("it is there: %w", err)
 	})
-	if err := deposed.createPod(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, deposed.createPod(t.Context()))
 	s.wantNeverRan(t, w.newEphemeral(t, "other"))
 
 	ended := *s.recordOf(objects.KindPod)
@@ -104,9 +100,7 @@ func TestLateEphemeralPod(t *testing.T) {
 	s.Objects = []driver.Object{ended}
 	_, err := s.ensure(t)
 	wantError(t, "a pod that is not recorded", err, driver.ErrRetry, "was not made for this VirtualMachine")
-	if err := w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
 	s.reach(t, driver.StateRunning)
 	s.deleteAll(t)
 	s.wantGone(t)
@@ -199,9 +193,7 @@ func TestSecretIsAskedFor(t *testing.T) {
 	s.record(t)
 	w.kubelet.mu.Lock() // no pod starts
 	defer w.kubelet.mu.Unlock()
-	if err := s.converge(t).createPod(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.converge(t).createPod(t.Context()))
 	wants := func(when string, want bool) {
 		t.Helper()
 		if got := s.list(t); got.State != driver.StateStarting || got.NeedsEnsure != want {
@@ -277,18 +269,14 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	theirs := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: lost.Name, Labels: lost.Labels}}
 	theirs.Spec.Containers = []corev1.Container{{Name: objects.ContainerName, Image: "theirs"}}
 	theirs, err := pods.Create(t.Context(), theirs, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	assert.Eventually(t, "the user's pod runs", func(t testing.TB) error {
 		if p := s.pod(t); p.Status.Phase != corev1.PodRunning {
 			return errors.New(string(p.Status.Phase))
 		}
 		return nil
 	})
-	if err := pods.Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, pods.Delete(t.Context(), theirs.Name, metav1.DeleteOptions{}))
 	assert.Eventually(t, "the user's pod has ended", func(t testing.TB) error {
 		if p := s.pod(t); p.Status.Phase != corev1.PodSucceeded {
 			return errors.New(string(p.Status.Phase))
@@ -315,7 +303,5 @@ func (w *world) forceRemove(t *testing.T, p *corev1.Pod) {
 	if _, err := pods.Patch(t.Context(), p.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 }

@@ -25,9 +25,7 @@ func testEvents(t *testing.T, w *world) {
 	v.waitEvents(t, "Created", "Started")
 	s := &server{w: w}
 	s.Namespace, s.Name, s.UID = w.namespace, v.name, v.uid
-	if err := s.evict(t); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.evict(t))
 	all := v.waitEvents(t, "Created", "Started", "Disrupted", "Started")
 	for n, want := range map[int]string{1: "on pod, host " + nodeName, 2: "the pod was evicted, as by a drain, from node " + nodeName} {
 		if !strings.Contains(all[n].Note, want) {

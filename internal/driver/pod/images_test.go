@@ -59,20 +59,12 @@ func newRegistry(t *testing.T) *testRegistry {
 func (r *testRegistry) push(t *testing.T, reference string) string {
 	t.Helper()
 	content, err := random.Image(64, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ref, err := name.ParseReference(r.host + "/" + reference)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(ref, content); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, remote.Write(ref, content))
 	digest, err := content.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return digest.String()
 }
 
@@ -80,9 +72,7 @@ func (r *testRegistry) push(t *testing.T, reference string) string {
 func (r *testRegistry) allow(t *testing.T, d *Driver, hosts ...string) {
 	t.Helper()
 	sources, err := image.NewSources(image.Policy{Hosts: hosts, PlainHTTP: []string{r.host}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	d.images.Resolve = sources.Resolve
 }
 

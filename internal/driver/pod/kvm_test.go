@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/kvm"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestKVM checks what a new pod requests, and what its machine is to use, before and after a node
@@ -65,9 +66,7 @@ func (w *world) addKVMNode(t *testing.T, name corev1.ResourceName) *corev1.Node 
 	nodes := w.kube.CoreV1().Nodes()
 	meta := metav1.ObjectMeta{Name: "kvm-" + w.namespace, Labels: map[string]string{"zone": w.namespace}}
 	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: meta}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	node.Status.Allocatable = corev1.ResourceList{name: resource.MustParse("100")}
 	node.Status.Capacity = node.Status.Allocatable
 	if node, err = nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {

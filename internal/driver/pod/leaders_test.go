@@ -67,9 +67,7 @@ func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
 	t.Helper()
 	s.record(t)
 	one = s.converge(t)
-	if err := errors.Join(one.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), one.createPod(t.Context()), one.ensureSecret(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(one.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), one.createPod(t.Context()), one.ensureSecret(t.Context())))
 	// Nobody changes the PVC from here on but the leaders.
 	assert.Eventually(t, "the PVC is bound", func(t testing.TB) error {
 		if err := one.Read(t.Context()); err != nil || one.Root.Status.Phase == corev1.ClaimBound {
@@ -96,13 +94,9 @@ func TestNonceIsUsedOnce(t *testing.T) {
 			s := w.newServer(t, strings.ReplaceAll(name, " ", "-"))
 			one, other := s.twoLeaders(t)
 			old := s.ServerSpec
-			if err := other.forgetPod(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, other.forgetPod(t.Context()))
 			one.Pod = nil
-			if err := late(one); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, late(one))
 			_, err := w.open(t).Ensure(t.Context(), old)
 			if _, ok := errors.AsType[*driver.RecordFirstError](err); !ok {
 				t.Errorf("Ensure with the record of a pod that was removed: %v, want another one recorded", err)
@@ -130,9 +124,7 @@ func TestEpochOfAUser(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	c := s.converge(t)
 	c.epoch = math.MaxUint64
-	if err := annotateRoot(t, c, "example.com/by", "a user"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, annotateRoot(t, c, "example.com/by", "a user"))
 	_, err := s.ensure(t)
 	wantError(t, "Ensure", err, driver.ErrRetry, objects.AnnotationEpoch)
 	err = errors.Join(err, s.d.Delete(t.Context(), s.Target, false))

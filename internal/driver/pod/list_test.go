@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func (w *world) newEphemeral(t *testing.T, name string) *server {
@@ -62,16 +63,12 @@ func TestListIsLiveWhereInformersAreBehind(t *testing.T) {
 	w := newWorld(t)
 	proxy := shared.NewAPIProxy(t)
 	config, err := clientcmd.BuildConfigFromFlags("", proxy.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s := w.newEphemeral(t, "web")
 	s.d = openAs(t, config, clusterID, 10*time.Second)
 	s.reach(t, driver.StateRunning)
 	informers, err := s.d.reader.NewInformers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s.d.reader.Watched.Store(informers)
 	for range 2 { // the first is live anyway
 		if listed, err := s.isListed(t); !listed || err != nil {

@@ -24,9 +24,7 @@ var errNotYet = errors.New("not yet")
 // described returns what the machine of a pod reads.
 func (s *server) described(t *testing.T) (d description.Machine) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(s.pod(t).Annotations[objects.AnnotationMachine]), &d); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal([]byte(s.pod(t).Annotations[objects.AnnotationMachine]), &d))
 	return d
 }
 

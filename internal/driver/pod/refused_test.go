@@ -53,9 +53,7 @@ func TestRefusedByPolicy(t *testing.T) {
 	})
 	_, err := s.ensure(t)
 	wantError(t, "Ensure", err, driver.ErrExhausted, "no pods today")
-	if err := policies.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, policies.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	s.reach(t, driver.StateRunning)
 	s.deleteAll(t)
 }

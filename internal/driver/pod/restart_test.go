@@ -96,9 +96,7 @@ func (s *server) endNotStarted(t testing.TB) (err error) {
 func (v *vm) status(t testing.TB) map[string]any {
 	t.Helper()
 	o, err := v.w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	status, _, _ := unstructured.NestedMap(o.Object, "status")
 	return status
 }

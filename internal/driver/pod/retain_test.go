@@ -30,17 +30,13 @@ func (w *world) newRetained(t *testing.T, name string) *server {
 	s := w.newServer(t, name)
 	s.RetainOnDelete, s.Volumes = true, []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	s.reach(t, driver.StateRunning)
-	if err := s.d.Delete(t.Context(), s.Target, true); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, s.d.Delete(t.Context(), s.Target, true))
 	for name, claim := range s.claims(t) {
 		if claim.Labels[objects.LabelRetained] == "" || len(claim.OwnerReferences) > 0 {
 			t.Errorf("the PVC of %q is %v", name, claim.ObjectMeta)
 		}
 	}
-	if err := w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}))
 	return s
 }
 
@@ -74,9 +70,7 @@ func (s *server) release(t testing.TB) {
 		if apierrors.IsConflict(err) { // a kubelet has changed one
 			return err
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		return nil
 	})
 }
@@ -147,9 +141,7 @@ func (k *kubelet) finish(t *testing.T, p *corev1.Pod) {
 	t.Helper()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.endPod(t.Context(), p, 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, k.endPod(t.Context(), p, 0, ""))
 }
 
 // TestSlowKubelet checks that a pod whose end is proven keeps its name until its kubelet has removed
@@ -234,9 +226,7 @@ func TestSeed(t *testing.T) {
 		})
 	}
 	replicas.Wait()
-	if err := secrets.Delete(t.Context(), machines.SeedName, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, secrets.Delete(t.Context(), machines.SeedName, metav1.DeleteOptions{}))
 	damaged := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: machines.SeedName}, Data: map[string][]byte{"seed": []byte("short")}}
 	if _, err := secrets.Create(t.Context(), damaged, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -288,9 +278,7 @@ func TestRetainIsRepeated(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	for _, volume := range []string{"a", "b"} {
 		found, err := s.d.reader.Find(t.Context(), s.Target, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		found.Root = nil
 		found.Claim(volume).ResourceVersion = "1" // others have changed it
 		if err := (&writer{Instance: found, client: s.d.Client}).retain(t.Context()); !apierrors.IsConflict(err) {

@@ -120,9 +120,7 @@ func (e *engine) spec() driver.ServerSpec {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // reach repeats Ensure until the server is in a state, by another run than the one that

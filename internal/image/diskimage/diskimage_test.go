@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -22,9 +23,7 @@ const mib = 1 << 20
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 func probe(t *testing.T, path string) (diskimage.Info, error) {

@@ -21,13 +21,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 func hosts(t *testing.T, list ...string) Hosts {

@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // guest is what answers in place of a guest's agent.
@@ -202,9 +204,7 @@ func TestArguments(t *testing.T) {
 			return `{"return":{"exited":true,"exitcode":0}}`
 		}}
 		_, err := g.agent().Exec(t.Context(), Command{Args: []string{"sh", "-c", "echo \"a\"\n"}, Stdin: []byte("in\xff")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		text, _ := json.Marshal(got)
 		if want := `{"arg":["-c","echo \"a\"\n"],"capture-output":true,"input-data":"aW7/","path":"sh"}`; string(text) != want {
 			t.Errorf("it gets %s, want %s", text, want)

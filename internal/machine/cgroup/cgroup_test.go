@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestParseFolder(t *testing.T) {
@@ -162,9 +164,7 @@ func wantFile(t *testing.T, path, want string) {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // TestCheck checks what keeps groups from being made, with files in place of the kernel's.

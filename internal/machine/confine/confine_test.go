@@ -20,9 +20,7 @@ import (
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // TestThreadsStayFree checks that a confined program has no_new_privs, and that no thread

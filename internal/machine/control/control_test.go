@@ -19,13 +19,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // stub is a machine that answers with what a test sets.

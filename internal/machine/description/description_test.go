@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 const valid = `
@@ -64,9 +66,7 @@ func TestRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "machine.yaml")
-			if err := os.WriteFile(path, []byte(strings.Replace(valid, c.from, c.to, 1)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.WriteFile(path, []byte(strings.Replace(valid, c.from, c.to, 1)), 0o600))
 			d, err := Read(path)
 			if err != nil && strings.Contains(err.Error(), "secret") {
 				t.Errorf("the error has a secret: %v", err)
@@ -90,18 +90,12 @@ func TestExamples(t *testing.T) {
 	}
 	for _, file := range files {
 		content, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		first, _, _ := strings.Cut(string(content), "\n---\n")
 		var object struct{ Data, StringData map[string]string }
 		path := filepath.Join(t.TempDir(), "machine.yaml")
-		if err := yaml.Unmarshal([]byte(first), &object); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(object.Data["machine.yaml"]+object.StringData["machine.yaml"]), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, yaml.Unmarshal([]byte(first), &object))
+		assert.NoError(t, os.WriteFile(path, []byte(object.Data["machine.yaml"]+object.StringData["machine.yaml"]), 0o600))
 		if _, err := Read(path); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}

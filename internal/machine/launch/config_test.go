@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // decode returns the JSON value of the option that follows a flag and mentions
@@ -256,9 +258,7 @@ func TestCheck(t *testing.T) {
 // whatever it holds.
 func FuzzParse(f *testing.F) {
 	whole, err := json.Marshal(plainConfig())
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	f.Add(whole)
 	for _, text := range []string{`{}`, `{"version":2}`, `{"version":1,"paths":[]}`, string(whole) + "{}", strings.Replace(string(whole), `"tcg"`, `"tcg,thread=multi"`, 1)} {
 		f.Add([]byte(text))
@@ -269,9 +269,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		again, err := json.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if back, err := Parse(again); err != nil || !slices.Equal(back.arguments(), c.arguments()) {
 			t.Errorf("%s comes back as %s: %v", text, again, err)
 		}
@@ -339,7 +337,5 @@ func decodeAll(t *testing.T, args []string, flag string) []map[string]any {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }

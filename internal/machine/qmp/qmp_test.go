@@ -23,9 +23,7 @@ const greeting = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major"
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // mock is the other end of a connection, controlled by the test.

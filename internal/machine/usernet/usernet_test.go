@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestIsConnected(t *testing.T) {
@@ -87,7 +89,5 @@ func TestWaitReadable(t *testing.T) {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }

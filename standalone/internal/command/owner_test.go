@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/runstate"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -71,9 +72,7 @@ func makeOthersDir(t *testing.T) othersDir {
 	base := framework.PublicDir(t)
 	d := othersDir{Layout: datadir.Layout(filepath.Join(base, "data")), user: framework.PlainUser(t), ran: filepath.Join(base, "ran")}
 	opened, err := datadir.Open(string(d.Layout))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	program := filepath.Join(base, "qemu")
 	script := fmt.Sprintf("#!/bin/sh\nid -u >>%s\necho QEMU emulator version 9.0.0\n", d.ran)
 	state, err := json.Marshal(runstate.State{Args: []string{"--qemu-binary=" + program}})
@@ -96,9 +95,7 @@ func (d othersDir) run(t *testing.T, line string) (out, users string) {
 		t.Logf("%s: %v", line, err) // doctor finds errors, and says so
 	}
 	ran, err := os.ReadFile(d.ran)
-	if err := errors.Join(err, os.Truncate(d.ran, 0)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, os.Truncate(d.ran, 0)))
 	return string(printed), string(ran)
 }
 
@@ -126,21 +123,15 @@ func TestOthersDataDir(t *testing.T) {
 // that user could write, or where there is none.
 func TestBrokenDataDir(t *testing.T) {
 	d := makeOthersDir(t)
-	if err := os.Chown(string(d.Layout), 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Chown(string(d.Layout), 0, 0))
 	if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "another user owns it, or may write to it") {
 		t.Errorf("a file of another user: run by %q:\n%s", users, out)
 	}
-	if err := errors.Join(os.Chown(d.RunState(), 0, 0), os.Chmod(d.RunState(), 0o666)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.Chown(d.RunState(), 0, 0), os.Chmod(d.RunState(), 0o666)))
 	if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "another user owns it, or may write to it") {
 		t.Errorf("a file that others may write to: run by %q:\n%s", users, out)
 	}
-	if err := os.RemoveAll(string(d.Layout)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.RemoveAll(string(d.Layout)))
 	if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "user: 0") {
 		t.Errorf("no data dir: run by %q:\n%s", users, out)
 	}

@@ -15,14 +15,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func openDir(t *testing.T, path string) *Dir {
 	t.Helper()
 	d, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -37,15 +37,11 @@ func TestOpenMakesAPrivateFolder(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "deep", "dir")
-			if err := prepare(path); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, prepare(path))
 			d := openDir(t, path)
 			for _, dir := range []string{path, d.Etcd(), d.Run(), d.Logs(), d.Drivers()} {
 				info, err := os.Stat(dir)
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 				if info.Mode().Perm() != 0o700 {
 					t.Errorf("%s has mode %v", dir, info.Mode())
 				}
@@ -74,17 +70,13 @@ func TestLockIsExclusive(t *testing.T) {
 			t.Errorf("%s: %v is no InUseError", name, err)
 		}
 	}
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, d.Close())
 	openDir(t, path)
 }
 
 func TestRefusedOpenChangesNothing(t *testing.T) {
 	d := openDir(t, t.TempDir())
-	if err := d.SetReady(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, d.SetReady())
 	if _, err := Open(string(d.Layout)); err == nil {
 		t.Fatal("opened twice")
 	}
@@ -95,20 +87,14 @@ func TestRefusedOpenChangesNothing(t *testing.T) {
 
 func TestOpenRefusesForeignFolder(t *testing.T) {
 	path := t.TempDir()
-	if err := os.WriteFile(filepath.Join(path, "thesis.txt"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(filepath.Join(path, "thesis.txt"), nil, 0o600))
+	assert.NoError(t, os.Chmod(path, 0o755))
 	_, err := Open(path)
 	if err == nil || !strings.Contains(err.Error(), path+" is not empty and is no Drover data dir") {
 		t.Errorf("got %v", err)
 	}
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if info.Mode().Perm() != 0o755 {
 		t.Errorf("mode became %v", info.Mode())
 	}
@@ -124,9 +110,7 @@ func TestOpenExistingRequiresADataDir(t *testing.T) {
 
 func TestErrorMessages(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, nil, 0o600))
 	if _, err := Open(filepath.Join(file, "dir")); err == nil || !strings.Contains(err.Error(), "is not a folder") {
 		t.Errorf("below a file: %v", err)
 	}
@@ -157,9 +141,7 @@ func TestPortAndClusterIDAreStored(t *testing.T) {
 	if id, err := d.ClusterID(); err != nil || id != "" {
 		t.Errorf("new: cluster id %q, %v", id, err)
 	}
-	if err := errors.Join(d.SetPort(6443), d.SetClusterID("uid"), d.Close()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(d.SetPort(6443), d.SetClusterID("uid"), d.Close()))
 	d = openDir(t, string(d.Layout))
 	if port, err := d.Port(); err != nil || port != 6443 {
 		t.Errorf("kept: port %d, %v", port, err)
@@ -172,9 +154,7 @@ func TestPortAndClusterIDAreStored(t *testing.T) {
 func TestDamagedPortFile(t *testing.T) {
 	d := openDir(t, t.TempDir())
 	for _, content := range []string{"many", "0", "70000", "-1"} {
-		if err := os.WriteFile(filepath.Join(string(d.Layout), portFile), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(filepath.Join(string(d.Layout), portFile), []byte(content), 0o600))
 		_, err := d.Port()
 		if err == nil || !strings.Contains(err.Error(), strconv.Quote(content)) || !strings.Contains(err.Error(), "--port") {
 			t.Errorf("%q: got %v", content, err)
@@ -185,9 +165,7 @@ func TestDamagedPortFile(t *testing.T) {
 func TestOpenRemovesStaleFiles(t *testing.T) {
 	d := openDir(t, t.TempDir())
 	temp := filepath.Join(string(d.Layout), ".tmp-kubeconfig-1")
-	if err := errors.Join(d.SetReady(), os.WriteFile(temp, nil, 0o600), d.Close()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(d.SetReady(), os.WriteFile(temp, nil, 0o600), d.Close()))
 	openDir(t, string(d.Layout))
 	for _, path := range []string{d.Ready(), temp} {
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
@@ -203,9 +181,7 @@ func TestSocket(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := openDir(t, path)
 			socket, err := d.Socket("etcd.sock")
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if len(socket) > maxSocketPath {
 				t.Errorf("%s has %d bytes", socket, len(socket))
 			}
@@ -223,9 +199,7 @@ func TestSocketPathLimit(t *testing.T) {
 		fill := maxSocketPath - len(filepath.Join(base, "x", runDir, "etcd.sock")) + 1 + extra
 		d := openDir(t, filepath.Join(base, strings.Repeat("x", fill)))
 		socket, err := d.Socket("etcd.sock")
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if direct := strings.HasPrefix(socket, base); direct != (extra == 0) {
 			t.Errorf("%d bytes over: %s", extra, socket)
 		}
@@ -236,14 +210,10 @@ func TestSocketPathLimit(t *testing.T) {
 func assertConnects(t *testing.T, socket string) {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = listener.Close() }()
 	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if err := conn.Close(); err != nil {
 		t.Error(err)
 	}
@@ -252,13 +222,9 @@ func assertConnects(t *testing.T, socket string) {
 func TestRemoveKeepsForeignFiles(t *testing.T) {
 	fill := func(t *testing.T, d *Dir) {
 		t.Helper()
-		if err := errors.Join(d.SetPort(1), d.SetClusterID("uid"), d.SetReady(), os.MkdirAll(d.PKI(), 0o700)); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, errors.Join(d.SetPort(1), d.SetClusterID("uid"), d.SetReady(), os.MkdirAll(d.PKI(), 0o700)))
 		for _, path := range []string{d.Kubeconfig(), d.Engines(), d.LogFile(), filepath.Join(d.PKI(), "ca.pem")} {
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.WriteFile(path, nil, 0o600))
 		}
 	}
 	t.Run("all", func(t *testing.T) {
@@ -274,9 +240,7 @@ func TestRemoveKeepsForeignFiles(t *testing.T) {
 	t.Run("but a person's file", func(t *testing.T) {
 		d := openDir(t, filepath.Join(t.TempDir(), "dir"))
 		fill(t, d)
-		if err := os.WriteFile(filepath.Join(string(d.Layout), "notes"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(filepath.Join(string(d.Layout), "notes"), nil, 0o600))
 		if left, err := d.Remove(); err != nil || !slices.Equal(left, []string{"notes"}) {
 			t.Errorf("left %v, %v", left, err)
 		}
@@ -320,9 +284,7 @@ func TestUninitializedEtcdIsRemoved(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "data")
 			d := openDir(t, path)
 			file := filepath.Join(d.Etcd(), "member")
-			if err := errors.Join(os.WriteFile(file, nil, 0o600), tc.mark(d), d.Close()); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, errors.Join(os.WriteFile(file, nil, 0o600), tc.mark(d), d.Close()))
 			openDir(t, path)
 			if _, err := os.Stat(file); (err == nil) != tc.kept {
 				t.Errorf("%v, want it kept: %v", err, tc.kept)
@@ -342,15 +304,11 @@ func TestHolder(t *testing.T) {
 	if pid, err := d.Holder(); pid != os.Getpid() || err != nil {
 		t.Errorf("while it is held: %d, %v", pid, err)
 	}
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, d.Close())
 	if pid, err := d.Holder(); pid != 0 || err != nil {
 		t.Errorf("afterwards: %d, %v", pid, err)
 	}
-	if err := os.WriteFile(filepath.Join(path, lockFile), []byte("some\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(filepath.Join(path, lockFile), []byte("some\n"), 0o600))
 	if _, err := d.Holder(); err == nil || !strings.Contains(err.Error(), `holds "some"`) {
 		t.Errorf("of a damaged file: %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/registry"
+	"cloudnative.tw/drover/test/assert"
 )
 
 const cluster = "cluster-1"
@@ -34,18 +35,14 @@ func options(fakeDir string) registry.Options {
 func choose(t *testing.T, file, fakeDir string) []string {
 	t.Helper()
 	names, err := Choose(t.Context(), file, "fake", nil, options(fakeDir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return names
 }
 
 func again(t *testing.T, file string) []Reopened {
 	t.Helper()
 	opened, err := Reopen(t.Context(), file, nil, options(""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return opened
 }
 
@@ -68,9 +65,7 @@ func TestReopenFindsTheServersOfEarlierRuns(t *testing.T) {
 	var found []types.UID
 	for _, opened := range again(t, file) {
 		servers, err := opened.Driver.List(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, s := range servers {
 			found = append(found, s.UID)
 		}
@@ -109,9 +104,7 @@ func makeServer(t *testing.T, d driver.Driver, uid types.UID) {
 		Target: driver.Target{UID: uid, Epoch: 1}, Namespace: "default", Name: "vm",
 		Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1 << 30, RestartPolicy: driver.RestartAlways,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 func TestReopenOfAnInstallationThatRanNone(t *testing.T) {
@@ -122,9 +115,7 @@ func TestReopenOfAnInstallationThatRanNone(t *testing.T) {
 
 func TestADamagedFileIsNamed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.json")
-	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
 	_, err := Reopen(t.Context(), file, nil, options(""))
 	if err == nil || !strings.Contains(err.Error(), file+" is damaged") {
 		t.Errorf("got %v", err)
@@ -144,9 +135,7 @@ func TestIdentify(t *testing.T) {
 	dir := t.TempDir()
 	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
 	content, err := os.ReadFile(filepath.Join(dir, "engine-id"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	id := strings.TrimSpace(string(content))
 	older := []Engine{{Driver: "docker"}, {Driver: "fake", Dir: dir}, {Driver: "fake", Dir: "/gone"}}
 	kept := []Engine{{Driver: "docker"}, {Driver: "fake", Dir: dir, ID: id}, {Driver: "fake", Dir: "/gone"}}
@@ -174,9 +163,7 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "servers")
 	file := filepath.Join(t.TempDir(), "engines.json")
 	choose(t, file, dir)
-	if err := os.Rename(dir, dir+".away"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Rename(dir, dir+".away"))
 	if _, err := Reopen(t.Context(), file, nil, options("")); err == nil || !strings.Contains(err.Error(), "cannot be asked") {
 		t.Errorf("without the folder: %v", err)
 	}
@@ -191,9 +178,7 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 		t.Errorf("without one that is not known: %v", err)
 	}
 	known, err := loadEngines(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if opened, err := Reopen(t.Context(), file, []string{known[0].String()}, options("")); err != nil || len(opened) != 0 {
 		t.Errorf("without it: %v, %v", opened, err)
 	}
@@ -204,23 +189,17 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 func TestRecordsOfOtherVersions(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.json")
 	before := `[{"driver":"docker","engineID":"A"},{"driver":"fake","fakeDir":"/f","engineID":"B"},{"driver":"qemu","qemuDir":"/q"}]`
-	if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, []byte(before), 0o600))
 	known, err := loadEngines(file)
 	want := []Engine{{Driver: "docker", ID: "A"}, {Driver: "fake", Dir: "/f", ID: "B"}, {Driver: "qemu", Dir: "/q"}}
 	if err != nil || !slices.Equal(known, want) {
 		t.Fatalf("read %+v, %v, want %+v", known, err, want)
 	}
 	written, err := json.Marshal(known)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	// The fields as those versions read them.
 	var older []struct{ Driver, FakeDir, QEMUDir, EngineID string }
-	if err := json.Unmarshal(written, &older); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(written, &older))
 	if older[0].EngineID != "A" || older[1].FakeDir != "/f" || older[1].EngineID != "B" || older[2].QEMUDir != "/q" {
 		t.Errorf("wrote %s", written)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestSurvey checks that each engine is identified by its id, that one which does not answer
@@ -28,9 +29,7 @@ func TestSurvey(t *testing.T) {
 	ids := map[string]string{}
 	for _, path := range []string{dir, other} {
 		d, err := fake.New(fake.Options{ClusterID: "cluster-1", Dir: path})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if ids[path], err = d.EngineID(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -38,9 +37,7 @@ func TestSurvey(t *testing.T) {
 			Target: driver.Target{UID: uuid.NewUUID(), Epoch: 1}, Namespace: "default", Name: "vm", Power: driver.PowerOn,
 			RestartPolicy: driver.RestartNever, CPUMilli: 1000, MemoryBytes: 1 << 20,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 	}
 	known := []Engine{
 		{Driver: "fake", Dir: dir}, // as an older version recorded it
@@ -50,13 +47,9 @@ func TestSurvey(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "engines.json")
 	content, err := json.Marshal(known)
-	if err := errors.Join(err, os.WriteFile(file, content, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, os.WriteFile(file, content, 0o600)))
 	all, err := Survey(t.Context(), file, driver.Environment{ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var got []string
 	for _, s := range all {
 		got = append(got, fmt.Sprintf("%s %d servers, another %t, gone %t", s.ID, len(s.Servers), errors.Is(s.Err, ErrAnotherEngine), s.IsGone()))
@@ -78,9 +71,7 @@ func TestSurveyOfNothing(t *testing.T) {
 	if all, err := Survey(t.Context(), file, driver.Environment{}); len(all) != 0 || err != nil {
 		t.Errorf("got %+v, %v", all, err)
 	}
-	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
 	if _, err := Survey(t.Context(), file, driver.Environment{}); err == nil {
 		t.Error("a damaged record passes for none")
 	}

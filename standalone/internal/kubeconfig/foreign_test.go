@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -38,15 +39,11 @@ func TestForRoot(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "kubeconfig")
 			content := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "x", "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "n"}}],
 "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"%s}}], "users": [{"name": "u", "user": {%s}}]}`, strings.TrimSuffix(", "+c.cluster, ", "), c.user)
-			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 			if got, err := ForRoot(path); err != nil || got != path {
 				t.Errorf("root's own: %q, %v", got, err)
 			}
-			if err := os.Lchown(path, int(user.Uid), int(user.Gid)); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.Lchown(path, int(user.Uid), int(user.Gid)))
 			got, err := ForRoot(path)
 			if c.refused != "" {
 				if err == nil || !strings.Contains(err.Error(), c.refused) {
@@ -54,9 +51,7 @@ func TestForRoot(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			assertSame(t, path, got)
 		})
 	}
@@ -66,9 +61,7 @@ func TestForRoot(t *testing.T) {
 func assertSame(t *testing.T, original, copied string) {
 	t.Helper()
 	want, err := clientcmd.BuildConfigFromFlags("", original)
-	if err := errors.Join(err, os.Truncate(original, 0)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, os.Truncate(original, 0)))
 	got, err := clientcmd.BuildConfigFromFlags("", copied)
 	if err != nil || got.String() != want.String() {
 		t.Errorf("got %v, %v; want %v", got, err, want)

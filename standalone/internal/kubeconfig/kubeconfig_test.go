@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/standalone/internal/pki"
+	"cloudnative.tw/drover/test/assert"
 )
 
 const url = "https://127.0.0.1:6443"
@@ -38,9 +39,7 @@ func newStore(t *testing.T) *pki.Store {
 func loadConfig(t *testing.T, path string) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := rest.TransportFor(config); err != nil {
 		t.Error(err)
 	}
@@ -48,9 +47,7 @@ func loadConfig(t *testing.T, path string) *rest.Config {
 		t.Errorf("server is %s", config.Host)
 	}
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("mode is %v", info.Mode())
 	}
@@ -59,12 +56,8 @@ func loadConfig(t *testing.T, path string) *rest.Config {
 
 func TestWriteForPeopleCanBeCopied(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
-	if err := WriteForPeople(path, url, store.CABundle(), store.Admin()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(store.Dir); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, WriteForPeople(path, url, store.CABundle(), store.Admin()))
+	assert.NoError(t, os.RemoveAll(store.Dir))
 	if config := loadConfig(t, path); len(config.CertData) == 0 || len(config.CAData) == 0 {
 		t.Error("certificates are not inside")
 	}
@@ -72,9 +65,7 @@ func TestWriteForPeopleCanBeCopied(t *testing.T) {
 
 func TestWriteForProgramsNamesFiles(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
-	if err := WriteForPrograms(path, url, store.CABundle(), store.ControllerManager()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, WriteForPrograms(path, url, store.CABundle(), store.ControllerManager()))
 	config := loadConfig(t, path)
 	if config.CertFile != store.ControllerManager() || config.CAFile != store.CABundle() {
 		t.Errorf("names %s and %s", config.CertFile, config.CAFile)
@@ -87,9 +78,7 @@ func TestRead(t *testing.T) {
 	if _, err := Read(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of no file: %v", err)
 	}
-	if err := WriteForPeople(path, url, store.CABundle(), store.Admin()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, WriteForPeople(path, url, store.CABundle(), store.Admin()))
 	if config, err := Read(path); err != nil || config.Host != url || len(config.CertData) == 0 || len(config.CAData) == 0 {
 		t.Errorf("got %+v, %v", config, err)
 	}
@@ -97,16 +86,12 @@ func TestRead(t *testing.T) {
 		"has exec":          {Exec: &clientcmdapi.ExecConfig{Command: "/bin/false", APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}},
 		"has auth-provider": {AuthProvider: &clientcmdapi.AuthProviderConfig{Name: "oidc"}},
 	} {
-		if err := writeConfig(path, &clientcmdapi.Cluster{Server: url}, user); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, writeConfig(path, &clientcmdapi.Cluster{Server: url}, user))
 		if config, err := Read(path); err == nil || !strings.Contains(err.Error(), path+`: user "drover" `+says) {
 			t.Errorf("%s: got %+v, %v", says, config, err)
 		}
 	}
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, nil, 0o600))
 	if config, err := Read(path); err == nil {
 		t.Errorf("of an empty file: %+v", config)
 	}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestInspect checks that Inspect sees what Ensure would make, and makes nothing.
@@ -54,9 +56,7 @@ func TestInspectBroken(t *testing.T) {
 	path := filepath.Join(s.Dir, servingFile)
 	other, _ := newStore(t)
 	ensure(t, other)
-	if err := errors.Join(os.WriteFile(path, read(t, other.Serving()), 0o644), os.Chmod(path, 0o644), os.WriteFile(s.Admin(), []byte("x"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.WriteFile(path, read(t, other.Serving()), 0o644), os.Chmod(path, 0o644), os.WriteFile(s.Admin(), []byte("x"), 0o600)))
 	found := map[string]Certificate{}
 	for _, c := range s.Inspect() {
 		found[c.File] = c

@@ -40,9 +40,7 @@ func newStore(t *testing.T) (*Store, *clocktesting.FakeClock) {
 func ensure(t *testing.T, s *Store) []string {
 	t.Helper()
 	changed, err := s.Ensure()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	assertServes(t, s)
 	return changed
 }
@@ -88,18 +86,14 @@ func connectTLS(ctx context.Context, server, client *tls.Config) error {
 func keyPair(t *testing.T, path string) tls.Certificate {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(path, path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return pair
 }
 
 func read(t *testing.T, path string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return data
 }
 
@@ -116,19 +110,13 @@ func TestEnsureIsRepeatable(t *testing.T) {
 func TestKeysArePrivate(t *testing.T) {
 	s, _ := newStore(t)
 	ensure(t, s)
-	if err := os.Chmod(s.Admin(), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Chmod(s.Admin(), 0o644))
 	ensure(t, s)
 	entries, err := os.ReadDir(s.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		holdsKey := bytes.Contains(read(t, filepath.Join(s.Dir, e.Name())), []byte("PRIVATE KEY"))
 		if holdsKey && info.Mode().Perm() != 0o600 {
 			t.Errorf("%s has mode %v", e.Name(), info.Mode())
@@ -154,9 +142,7 @@ func TestEnsureRenewsInTime(t *testing.T) {
 			ensure(t, s)
 			clock.SetTime(start.Add(tc.after))
 			changed, err := s.Ensure()
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if !slices.Equal(changed, tc.want) {
 				t.Errorf("renewed %v, want %v", changed, tc.want)
 			}
@@ -185,9 +171,7 @@ func TestEnsureRepairs(t *testing.T) {
 	damage := func(name string, content []byte) func(*testing.T, *Store) {
 		return func(t *testing.T, s *Store) {
 			t.Helper()
-			if err := os.WriteFile(filepath.Join(s.Dir, name), content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.WriteFile(filepath.Join(s.Dir, name), content, 0o600))
 		}
 	}
 	cut := func(name string) func(*testing.T, *Store) {
@@ -200,9 +184,7 @@ func TestEnsureRepairs(t *testing.T) {
 	remove := func(name string) func(*testing.T, *Store) {
 		return func(t *testing.T, s *Store) {
 			t.Helper()
-			if err := os.Remove(filepath.Join(s.Dir, name)); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.Remove(filepath.Join(s.Dir, name)))
 		}
 	}
 	foreign := func(name string) func(*testing.T, *Store) {
@@ -260,9 +242,7 @@ func TestEnsureDoesNotReplaceUnreadableFiles(t *testing.T) {
 	s, _ := newStore(t)
 	ensure(t, s)
 	path := filepath.Join(s.Dir, caFile)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Remove(path))
 	if err := os.Mkdir(path, 0o700); err != nil { // unreadable even for root
 		t.Fatal(err)
 	}
@@ -302,9 +282,7 @@ func TestSplit(t *testing.T) {
 	s, _ := newStore(t)
 	ensure(t, s)
 	cert, key, err := Split(s.Admin())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if bytes.Contains(cert, []byte("PRIVATE")) || bytes.Contains(key, []byte("CERTIFICATE")) {
 		t.Error("certificate and key are not apart")
 	}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 const loopback = "127.0.0.1"
@@ -29,9 +31,7 @@ func portOf(l net.Listener) int {
 func usedPort(t *testing.T) int {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", loopback+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return portOf(l)
 }
@@ -40,13 +40,9 @@ func usedPort(t *testing.T) int {
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", loopback+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	port := portOf(l)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, l.Close())
 	return port
 }
 
@@ -64,9 +60,7 @@ func TestListen(t *testing.T) {
 			p := setUp(t)
 			store := &memoryStore{p.stored}
 			l, err := Listen(t.Context(), loopback, portPointer(p.requested), store)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			defer func() { _ = l.Close() }()
 			if p.want != 0 && portOf(l) != p.want {
 				t.Errorf("listens on %d, want %d", portOf(l), p.want)
@@ -122,9 +116,7 @@ func TestListenClosesAPortThatCannotBeStored(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	l, err := Listen(t.Context(), loopback, &port, &memoryStore{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_ = l.Close()
 }
 

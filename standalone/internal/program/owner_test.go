@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -83,9 +84,7 @@ func TestRootReadsItsFiles(t *testing.T) {
 	defer server.Close()
 	dir := datadir.Layout(filepath.Join(base, "data"))
 	makeDataDir(t, dir, fmt.Sprintf(kubeconfigFormat, server.URL, "{}"), user)
-	if err := os.WriteFile(manifest, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(manifest, []byte("{}"), 0o600))
 	out := runCommand(t, dir, "kubectl create --raw=/some/path -f "+manifest)
 	if !strings.Contains(out, `{"was": "created"}`) || !strings.Contains(out, "user: 0\n") {
 		t.Errorf("it printed\n%s", out)
@@ -101,12 +100,8 @@ const kubeconfigFormat = `{"apiVersion": "v1", "kind": "Config", "current-contex
 func makeDataDir(t *testing.T, dir datadir.Layout, config string, user *syscall.Credential) {
 	t.Helper()
 	opened, err := datadir.Open(string(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(opened.Close(), os.WriteFile(dir.Kubeconfig(), []byte(config), 0o600), framework.ChownAll(string(dir), user)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, errors.Join(opened.Close(), os.WriteFile(dir.Kubeconfig(), []byte(config), 0o600), framework.ChownAll(string(dir), user)))
 }
 
 // runCommand runs a command in a process of its own, and returns its output.
@@ -138,19 +133,13 @@ func TestDockerOfService(t *testing.T) {
 	base, user := framework.PublicDir(t), framework.PlainUser(t)
 	dir, socket := datadir.Layout(filepath.Join(base, "data")), filepath.Join(base, "s")
 	listener, err := net.Listen("unix", socket) //nolint:noctx // no wait
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = listener.Close() }()
 	makeDataDir(t, dir, "", user)
 	for path, content := range map[string]string{dir.Engines(): `[{"driver": "docker", "engineID": "D"}]`, filepath.Join(string(dir), "cluster-id"): "c"} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	}
-	if err := errors.Join(os.Chmod(socket, 0o600), framework.ChownAll(string(dir), user)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.Chmod(socket, 0o600), framework.ChownAll(string(dir), user)))
 	t.Setenv("DOCKER_HOST", "unix://"+socket)
 	for _, line := range []string{"purge --yes", "retained list"} {
 		if out := runCommand(t, dir, line); !strings.Contains(out, "sudo usermod --append --groups docker ") {

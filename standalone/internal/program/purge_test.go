@@ -108,9 +108,7 @@ func killProcess(t *testing.T, pid string) {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // runDrover runs a command, and returns its output.

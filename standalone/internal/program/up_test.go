@@ -16,14 +16,13 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/runstate"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestUpHelp checks that every flag is under a heading, within 80 columns.
 func TestUpHelp(t *testing.T) {
 	out, err := runDrover(t, "up", "--help")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	sets := app.GroupFlags(flagsOfUp())
 	if other := sets.FlagSets["Other"]; other != nil && other.HasFlags() {
 		t.Errorf("flags without a heading:\n%s", other.FlagUsages())

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // fakeEngine has servers, each of which is gone after a given number of calls to Delete.
@@ -62,9 +63,7 @@ func (e *fakeEngine) Delete(_ context.Context, t driver.Target, retain bool) err
 func find(t *testing.T, engines ...NamedEngine) *Found {
 	t.Helper()
 	found, err := Find(t.Context(), engines)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return found
 }
 
@@ -118,9 +117,7 @@ func TestRemoveContinuesAfterAFailure(t *testing.T) {
 
 func TestPrintNamesServers(t *testing.T) {
 	var out strings.Builder
-	if err := find(t, NamedEngine{Name: "docker", Engine: &fakeEngine{servers: map[types.UID]int{"a": 1}}}).Print(&out); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, find(t, NamedEngine{Name: "docker", Engine: &fakeEngine{servers: map[types.UID]int{"a": 1}}}).Print(&out))
 	for _, want := range []string{"docker", "default", "vm-a", "Running", "id-a"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%s is missing in\n%s", want, out.String())

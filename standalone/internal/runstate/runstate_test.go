@@ -17,6 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/standalone/internal/supervisor"
+	"cloudnative.tw/drover/test/assert"
 )
 
 type settings struct {
@@ -66,9 +67,7 @@ func TestRecordedSettings(t *testing.T) {
 	r, _, path := newRecorder(t)
 	var given, parsed settings
 	flags := given.flags()
-	if err := flags.Parse([]string{"--dir=/a b", "--dirs=/x", "--dirs=/y", "--on"}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, flags.Parse([]string{"--dir=/a b", "--dirs=/x", "--dirs=/y", "--on"}))
 	getenv := func(name string) string {
 		return map[string]string{"DOCKER_HOST": "tcp://engine:1", "PASSWORD": "secret"}[name]
 	}
@@ -126,9 +125,7 @@ func TestReadRefuses(t *testing.T) {
 		t.Errorf("of a folder: %v", err)
 	}
 	path := filepath.Join(dir, "damaged")
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
 	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "is damaged") {
 		t.Errorf("of a damaged file: %v", err)
 	}

@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/runstate"
+	"cloudnative.tw/drover/test/assert"
 )
 
 var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -176,9 +177,7 @@ func gather(t *testing.T, path string) *Status {
 	t.Helper()
 	h := doctor.NewHost(t.Context(), datadir.Layout(path), "v1", clock.RealClock{})
 	s, err := Gather(t.Context(), h)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := json.Marshal(s); err != nil {
 		t.Error(err)
 	}
@@ -200,21 +199,15 @@ func TestGatherAbsent(t *testing.T) {
 func TestGatherStopped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
 	dir, err := datadir.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	r := runstate.NewRecorder("v0", clock.RealClock{}, dir.SetRunState)
-	if err := errors.Join(dir.SetClusterID("c"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "fakeDir": "/nowhere"}]`), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(dir.SetClusterID("c"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "fakeDir": "/nowhere"}]`), 0o600)))
 	r.SetDrivers([]string{"fake"})
 	if s := gather(t, path); s.State != StateStarting || s.PID != os.Getpid() || s.Version != "v0" || s.API == nil || s.API.Error == "" {
 		t.Errorf("while it starts: %+v", s)
 	}
 	r.End(errors.New("no disk"))
-	if err := dir.Close(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, dir.Close())
 	wantEnded(t, gather(t, path))
 }
 

@@ -229,9 +229,7 @@ func startEtcd(t *testing.T) string {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // TestMarkersBeginModified checks that a cache never has to remove a marker that it

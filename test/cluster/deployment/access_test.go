@@ -129,9 +129,7 @@ func getWithToken(t *testing.T, url, token string, code int) string {
 	ctx, cancel := context.WithTimeout(t.Context(), framework.CommandTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if token != "" {
 		request.Header.Set("Authorization", "Bearer "+token)
 	}
@@ -139,14 +137,10 @@ func getWithToken(t *testing.T, url, token string, code int) string {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // see above
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if response.StatusCode != code {
 		t.Errorf("%s answered %d, not %d: %.500s", url, response.StatusCode, code, body)
 	}
@@ -224,16 +218,10 @@ func (a *account) useConsole(t *testing.T, name string) {
 	cmd := exec.CommandContext(ctx, "script", "--quiet", "--return", "--flush", "--command", a.program+" console "+name, "/dev/null")
 	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+a.kubeconfig)
 	keyboard, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	screen, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, cmd.Start())
 	seen := readUntil(screen, "the demo guest is up")
 	_, err = io.WriteString(keyboard, "\x1d")
 	seen += readUntil(screen, "Left the console")

@@ -23,6 +23,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
@@ -62,18 +63,14 @@ type Deployment struct {
 func New(t testing.TB) *Deployment {
 	t.Helper()
 	root, err := framework.RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	c := cluster.Start(t, cluster.Options{Nodes: replicas, Images: []string{buildImage(t, imageDev), buildImage(t, imageOther)}})
 	d := &Deployment{
 		Cluster: c, Engine: StartEngine(t, c),
 		Kube: kubernetes.NewForConfigOrDie(c.Config), VMs: versioned.NewForConfigOrDie(c.Config),
 		requests: &users.Log{}, root: root, helm: framework.HelmPath(t), image: imageDev,
 	}
-	if err := framework.ImportGuests(t.Context(), d.Engine.Client); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, framework.ImportGuests(t.Context(), d.Engine.Client))
 	d.Recorder = StartRecorder(t, d.Engine)
 	return d
 }
@@ -106,9 +103,7 @@ func (d *Deployment) CreateNamespace(t testing.TB) {
 
 func (d *Deployment) must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 func (d *Deployment) install(ctx context.Context, args ...string) error {

@@ -56,22 +56,16 @@ func StartEngine(t testing.TB, c *cluster.Cluster) *Engine {
 func startEngineProcess(t testing.TB, address string, args []string) *framework.Process {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = listener.Close() }()
 	file, err := listener.(*net.TCPListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer func() { _ = file.Close() }()
 	process, err := framework.StartProcessWithFiles([]*os.File{file}, "unshare", append([]string{
 		"--net", "--pid", "--mount", "--propagation", "private", "--fork", "--kill-child", "--mount-proc",
 		"dockerd", "--host", "fd://", "--bridge=none", "--iptables=false", "--ip6tables=false",
 	}, args...), []string{"LISTEN_PID=1", "LISTEN_FDS=1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return process
 }
 
@@ -90,9 +84,7 @@ func (e *Engine) connect(t testing.TB) {
 	t.Helper()
 	c, err := client.New(client.WithHost(e.URL), client.WithTLSClientConfig(
 		filepath.Join(e.Certificates, "ca.pem"), filepath.Join(e.Certificates, "cert.pem"), filepath.Join(e.Certificates, "key.pem")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	assert.Eventually(t, "the engine to answer", func(t testing.TB) error {
 		_, err := c.Ping(t.Context(), client.PingOptions{})
 		return err
@@ -105,29 +97,19 @@ func writeCertificates(t testing.TB, dir, address string) []string {
 	t.Helper()
 	// The first is the certificate of the server, the other that of its authority.
 	server, serverKey, err := certutil.GenerateSelfSignedCertKey(address, []net.IP{net.ParseIP(address)}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	authorityKey, err := keyutil.ParsePrivateKeyPEM(keyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	signer, ok := authorityKey.(crypto.Signer)
 	if !ok {
 		t.Fatalf("the key is a %T", authorityKey)
 	}
 	authority, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "engine-clients"}, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	encoded, err := certutil.EncodeCertificates(authority)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	user, userKey := framework.SignCertificate(t, "drover", time.Now().Add(24*time.Hour), authority, authorityKey)
 	for name, content := range map[string][]byte{
 		"server/cert.pem": server, "server/key.pem": serverKey, "server/ca.pem": encoded,
@@ -141,10 +123,6 @@ func writeCertificates(t testing.TB, dir, address string) []string {
 
 func writeFile(t testing.TB, path string, content []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	assert.NoError(t, os.WriteFile(path, content, 0o600))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -66,9 +67,7 @@ func (d *Deployment) measureFault(t *testing.T, table *bench.Table, fault Fault,
 	var leaderless, reconciled bench.Sample
 	for range runs {
 		h, err := d.MeasureHandover(t.Context(), fault)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		t.Logf("without a leader: %s; to the first reconcile: %s", formatLeaderless(h), bench.FormatDuration(h.Reconciled))
 		if fault.ChangesLeader {
 			leaderless = append(leaderless, h.Leaderless)

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -16,9 +17,7 @@ import (
 func buildImage(t testing.TB, tag string) string {
 	t.Helper()
 	root, err := framework.RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	out, platform := t.TempDir(), "linux-"+runtime.GOARCH
 	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", filepath.Join(root, "hack", "image"), "run", ".",
 		"--out", out, "--tag", "drover-controller:"+tag, "--version", tag, "--platforms", "linux/"+runtime.GOARCH)

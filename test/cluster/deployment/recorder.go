@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // ContainerEvent is what happened to a container, by the engine's own account.
@@ -37,9 +38,7 @@ func StartRecorder(t testing.TB, engine *Engine) *Recorder {
 	t.Helper()
 	r := &Recorder{}
 	info, err := engine.Client.Info(t.Context(), client.InfoOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	// Since a time of the engine: it answers before it begins to listen.
 	stream := engine.Client.Events(t.Context(), client.EventsListOptions{
 		Since:   info.Info.SystemTime,

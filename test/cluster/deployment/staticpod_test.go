@@ -94,18 +94,12 @@ func (d *Deployment) tryKubectl(t testing.TB, args ...string) (string, error) {
 func (e *Engine) serveSocket(t *testing.T, path string) {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	pair, err := tls.LoadX509KeyPair(filepath.Join(e.Certificates, "cert.pem"), filepath.Join(e.Certificates, "key.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	at, err := url.Parse(e.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	// The test itself has started the engine, so its certificate need not be verified.
 	config := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true} //nolint:gosec // see above
 	go func() {

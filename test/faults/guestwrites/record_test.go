@@ -13,13 +13,12 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/hack/guest/blocks"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // newTestRecord returns a record of two empty files.

@@ -15,6 +15,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/history"
 )
 
@@ -47,21 +48,15 @@ func TestForeignFiles(t *testing.T) {
 	for name, files := range map[string]foreignFiles{"fake": foreignServers, "qemu": foreignMachines} {
 		for file := range files {
 			dir := t.TempDir()
-			if err := files.write(dir); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, files.write(dir))
 			if got := files.check(dir); len(got) > 0 {
 				t.Errorf("%s: untouched files are %v", name, got)
 			}
-			if err := os.WriteFile(filepath.Join(dir, file), []byte("changed"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte("changed"), 0o600))
 			if got := files.check(dir); len(got) != 1 {
 				t.Errorf("%s: after a change of %s they are %v", name, file, got)
 			}
-			if err := os.Remove(filepath.Join(dir, file)); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, os.Remove(filepath.Join(dir, file)))
 			if got := files.check(dir); len(got) != 1 {
 				t.Errorf("%s: after the removal of %s they are %v", name, file, got)
 			}

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // writerEnv names the writer that TestWriter runs, and writerDir its folder.
@@ -65,9 +67,7 @@ func TestWriter(t *testing.T) {
 	}
 	err := writer(os.Getenv(writerDir))
 	Mark("written")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 }
 
 // TestStates checks what each writer risks: a file that is empty or torn when its name is
@@ -84,9 +84,7 @@ func TestStates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			recording, err := recordWriter(t, name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			seen := map[string]bool{}
 			if _, err := recording.States(Options{Random: 20, Seed: 1}, func(s State) error {
 				seen[riskOf(s)] = true
@@ -113,9 +111,7 @@ func TestUnknownCall(t *testing.T) {
 func recordWriter(t *testing.T, name string) (*Recording, error) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return Record(t.Context(), dir, os.Args[0], []string{"-test.run=^TestWriter$"}, []string{writerEnv + "=" + name, writerDir + "=" + dir})
 }
 

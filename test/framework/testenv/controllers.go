@@ -90,9 +90,7 @@ func (c *LocalController) Stop() error {
 func (env *Environment) RunController(t testing.TB, args ...string) *LocalController {
 	t.Helper()
 	c, err := env.StartController(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { c.MustStop(t) })
 	return c
 }
@@ -116,14 +114,10 @@ type ControllerProcess struct {
 func (env *Environment) StartControllerProcess(t testing.TB, variables []string, args ...string) *ControllerProcess {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	args = append(env.controllerArgs(args), "--kubeconfig="+env.Kubeconfig)
 	p, err := framework.StartProcess(self, args, append([]string{ControllerEnv + "=1"}, variables...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	c := &ControllerProcess{Process: p, t: t}
 	t.Cleanup(c.stopAtEnd)
 	return c

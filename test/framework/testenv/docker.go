@@ -37,9 +37,7 @@ func listLabelled(t testing.TB, label string) []container.Summary {
 	all, err := framework.DockerClient(t).ContainerList(t.Context(), client.ContainerListOptions{
 		All: true, Filters: client.Filters{}.Add("label", label),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return all.Items
 }
 
@@ -57,9 +55,7 @@ func InspectServer(t testing.TB, vm *api.VirtualMachine) container.InspectRespon
 func InspectContainer(t testing.TB, id string) container.InspectResponse {
 	t.Helper()
 	res, err := framework.DockerClient(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return res.Container
 }
 
@@ -70,9 +66,7 @@ func RunForeignContainer(t testing.TB, name string, labels map[string]string) (i
 	made, err := c.ContainerCreate(t.Context(), client.ContainerCreateOptions{
 		Name: name, Config: &container.Config{Image: framework.GuestPlain, Labels: labels},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { RemoveContainer(t, made.ID) })
 	if _, err := c.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{}); err != nil {
 		t.Fatal(err)
@@ -118,9 +112,7 @@ func ExecInServer(t testing.TB, vm *api.VirtualMachine, env []string, command ..
 	t.Helper()
 	c := framework.DockerClient(t)
 	made, err := c.ExecCreate(t.Context(), vm.Status.Server.ID, client.ExecCreateOptions{Env: env, Cmd: command})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true}); err != nil {
 		t.Fatal(err)
 	}

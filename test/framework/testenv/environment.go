@@ -22,6 +22,7 @@ import (
 
 	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -95,9 +96,7 @@ func (env *Environment) openClients() (err error) {
 func Start(t testing.TB) *Environment {
 	t.Helper()
 	env, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := env.Close(); err != nil {
 			t.Error(err)
@@ -116,17 +115,11 @@ var virtual struct {
 // StartVirtual is Start for a virtual cluster: its API server and those of other tests are one.
 func StartVirtual(t testing.TB) *Environment {
 	t.Helper()
-	if err := serveVirtual(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, serveVirtual())
 	cluster, of, err := virtual.New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	env, err := open(&Environment{Cluster: cluster, Namespace: of.Namespace, virtual: of})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := env.Close(); err != nil {
 			t.Error(err)
@@ -189,9 +182,7 @@ func (env *Environment) CreateNamespace(t testing.TB) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
 	made, err := env.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	env.DeleteNamespaceAtEnd(t, made.Name)
 	return made.Name
 }
@@ -218,9 +209,7 @@ func (env *Environment) DeleteNamespaceAtEnd(t testing.TB, ns string) {
 func (env *Environment) SetFaults(t testing.TB, text string) {
 	t.Helper()
 	next := env.faults + ".next"
-	if err := errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Rename(next, env.faults)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Rename(next, env.faults)))
 }
 
 // kubectlTimeout is longer than any --timeout that tests give to kubectl.
@@ -230,9 +219,7 @@ const kubectlTimeout = 5 * time.Minute
 func (env *Environment) RunKubectl(t testing.TB, input string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	binary, err := framework.DroverBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), kubectlTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, append([]string{"kubectl", "--kubeconfig=" + env.Kubeconfig}, args...)...)
@@ -256,8 +243,6 @@ func (env *Environment) MustRunKubectl(t testing.TB, input string, args ...strin
 func (env *Environment) ReadAPIMetrics(t testing.TB) framework.Metrics {
 	t.Helper()
 	page, err := env.KubeClient.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return page
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func (env *Environment) fakeRecordPath(uid types.UID) string {
@@ -39,9 +40,7 @@ func (env *Environment) ReadReleasedServers(t testing.TB) map[types.UID]*fake.Re
 func readRecords(t testing.TB, dir string) map[types.UID]*fake.Record {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	all := map[types.UID]*fake.Record{}
 	for _, path := range paths {
 		if r := readRecord(t, path); r != nil {
@@ -61,9 +60,7 @@ func readRecord(t testing.TB, path string) *fake.Record {
 	if err == nil {
 		err = json.Unmarshal(content, &r)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return &r
 }
 
@@ -77,15 +74,11 @@ func (env *Environment) EditFakeServer(t testing.TB, uid types.UID, edit func(*f
 	edit(r)
 	content, err := json.Marshal(r)
 	next := filepath.Join(env.temp, string(uid)+".next")
-	if err := errors.Join(err, os.WriteFile(next, content, 0o600), os.Rename(next, env.fakeRecordPath(uid))); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, errors.Join(err, os.WriteFile(next, content, 0o600), os.Rename(next, env.fakeRecordPath(uid))))
 }
 
 // RemoveFakeServer removes the file of a fake server.
 func (env *Environment) RemoveFakeServer(t testing.TB, uid types.UID) {
 	t.Helper()
-	if err := os.Remove(env.fakeRecordPath(uid)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.Remove(env.fakeRecordPath(uid)))
 }

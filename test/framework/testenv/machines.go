@@ -14,15 +14,15 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // MachineProcesses returns the processes of QEMUs that run a UID.
 func MachineProcesses(t testing.TB, uid types.UID) []int {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var pids []int
 	for _, path := range lines {
 		line, err := os.ReadFile(path)
@@ -68,8 +68,6 @@ func FilesWithUID(t testing.TB, dir string, uid types.UID) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return found
 }

@@ -37,9 +37,7 @@ func (env *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.Virt
 		vm.Namespace = env.Namespace
 	}
 	made, err := env.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return made
 }
 
@@ -74,9 +72,7 @@ func (env *Environment) UpdateVM(t testing.TB, vm *api.VirtualMachine, change fu
 		next, err = env.vmsIn(vm.Namespace).Update(t.Context(), next, metav1.UpdateOptions{})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return next
 }
 
@@ -157,9 +153,7 @@ func (env *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []event
 	var all []eventsv1.Event
 	for _, ns := range namespaces {
 		list, err := env.KubeClient.EventsV1().Events(ns).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, e := range list.Items {
 			if vm == nil || e.Regarding.UID == vm.UID {
 				all = append(all, e)
@@ -199,9 +193,7 @@ func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMH
 	t.Helper()
 	h := &VMHistory{versions: []*api.VirtualMachine{vm}}
 	changes, err := env.WatchVMs(t.Context(), vm.Namespace, "metadata.name="+vm.Name, vm.ResourceVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	go func() {
 		defer changes.Stop()
 		for change := range changes.ResultChan() {

@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func targeted(reason, message string) func(*corev1.Pod) {
@@ -63,18 +64,14 @@ func TestRecordedDisruption(t *testing.T) {
 	pod.UID = "run-1"
 	i := &Instance{Pod: pod, Root: &corev1.PersistentVolumeClaim{}}
 	record, err := i.EndRecord()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	metav1.SetMetaDataAnnotation(&i.Root.ObjectMeta, objects.AnnotationEnd, record)
 	i.Pod = nil
 	if s := i.Server(); s.State != driver.StateStopped || !strings.Contains(s.Disruption, "evicted") {
 		t.Errorf("the server is %+v", s)
 	}
 	older, err := json.Marshal(endRecord{Pod: pod.UID, Exit: &driver.Exit{Reason: "Completed"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	metav1.SetMetaDataAnnotation(&i.Root.ObjectMeta, objects.AnnotationEnd, string(older))
 	i.Pod = onNode(deleted, withStatuses(terminated(0, "Completed", "")))
 	i.Pod.UID = pod.UID

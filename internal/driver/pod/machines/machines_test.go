@@ -17,6 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestClientCredentials checks that the credentials of a machine's client are derived once, unless what
@@ -30,9 +31,7 @@ func TestClientCredentials(t *testing.T) {
 	derive := func(at Machine) []byte {
 		t.Helper()
 		c, err := m.clientCredentials(t.Context(), at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		return c.Cert
 	}
 	first := derive(at)
@@ -78,13 +77,9 @@ func TestClientCredentialsOfAWrongClock(t *testing.T) {
 func serveStatus(t *testing.T, seed []byte, at Machine) string {
 	t.Helper()
 	c, err := control.MachineCredentials(seed, string(at.UID), at.Nonce, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	cert, err := tls.X509KeyPair(c.Cert, c.Key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"state":"running","startedAt":"2026-01-02T03:04:05Z"}`)
 	}))

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestTaggedImages checks which images are to be resolved, and what a pod names them by then.
@@ -54,9 +55,7 @@ func TestTaggedImages(t *testing.T) {
 					resolved = append(resolved, driver.ResolvedImage{Source: source, Digest: digest})
 				}
 				p, err := template.NewPod(spec, Run{Nonce: "nonce", Images: resolved})
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 				n := slices.IndexFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == field })
 				if got := p.Spec.Volumes[n].Image.Reference; got != c.want {
 					t.Errorf("%s: the pod names %q, want %q", field, got, c.want)
@@ -121,9 +120,7 @@ func TestDescribedImages(t *testing.T) {
 			t.Error(err)
 		}
 		p, err := template.NewPod(spec, Run{Nonce: "nonce"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		isImage := func(v corev1.Volume) bool { return v.Image != nil }
 		mounts := slices.DeleteFunc(slices.Clone(p.Spec.Containers[0].VolumeMounts), func(m corev1.VolumeMount) bool { return !strings.HasPrefix(m.Name, "image") })
 		if volumes := slices.DeleteFunc(slices.Clone(p.Spec.Volumes), func(v corev1.Volume) bool { return !isImage(v) }); len(volumes) != want.images || len(mounts) != want.images {
@@ -148,9 +145,7 @@ func TestDescribedImages(t *testing.T) {
 func TestImageDigest(t *testing.T) {
 	t.Parallel()
 	p, err := (&Template{}).NewPod(driver.ServerSpec{Image: driver.Image{Source: "oci://registry.example/debian:12"}}, Run{Nonce: "nonce"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: ContainerName, ImageID: "registry.example/drover-machine@sha256:1"}}
 	if got := ImageDigest(p); got != "" {
 		t.Errorf("by a tag, the digest is %q", got)

@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // secret is in every text of FuzzSpec that no command line may have.
@@ -67,15 +68,11 @@ func newFuzzHost(f *testing.F) *fuzzHost {
 	err := errors.Join(os.Mkdir(h.images, 0o700), os.WriteFile(filepath.Join(h.images, "disk"), disk, 0o600),
 		os.WriteFile(filepath.Join(h.images, "kernel"), disk, 0o600), os.WriteFile(filepath.Join(h.root, "key"), disk, 0o600),
 		os.Symlink(filepath.Join(h.root, "key"), filepath.Join(h.images, "link")), os.Symlink("/images", filepath.Join(h.images, "self")))
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	h.Driver, err = qemu.New(qemu.Options{
 		ClusterID: "cluster-1", Dir: filepath.Join(h.root, "engine"), ImageDirs: []string{h.images}, Accel: machine.AccelTCG, Binary: fakeQEMU(f, h.root),
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	h.ChoosePort = func(_ context.Context, forward launch.Forward) (int32, error) {
 		return max(forward.HostPort, 1024), nil
 	}
@@ -88,9 +85,7 @@ func fakeQEMU(f *testing.F, dir string) string {
 	f.Helper()
 	path := filepath.Join(dir, "qemu")
 	const script = "#!/bin/sh\ncase $1 in --version) echo QEMU emulator version 7.2.0;; *) echo 'q35  PC (alias of pc-q35-7.2)'; echo 'pc-q35-7.2  PC';; esac\n"
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, os.WriteFile(path, []byte(script), 0o700))
 	return path
 }
 
@@ -104,9 +99,7 @@ func (h *fuzzHost) filesOutside(t testing.TB) (found []string) {
 		found = append(found, path)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return found
 }
 
@@ -198,9 +191,7 @@ func (h *fuzzHost) prepare(t *testing.T, spec driver.ServerSpec, files *launch.F
 		return launch.Config{}, err
 	}
 	inst, err := h.InstanceOf(spec.UID).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return inst.PrepareRun(t.Context(), spec, files)
 }
 
@@ -245,9 +236,7 @@ func expectedShapes(t *testing.T, x choices) []string {
 		files.Add(nil)
 	}
 	args, err := c.Arguments(files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return shapes(t, args)
 }
 

@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestRemoveFrozen removes a group, in all hierarchies, whose process is frozen, as that of
@@ -21,20 +23,14 @@ func TestRemoveFrozen(t *testing.T) {
 		t.Fatal("control groups need root")
 	}
 	group := fmt.Sprintf("/drover-test-cgroups-%d", os.Getpid())
-	if err := Make(group + "/below"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, Make(group+"/below"))
 	t.Cleanup(func() { _ = Remove(group) })
 	process := exec.CommandContext(t.Context(), "sleep", "1h")
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, process.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- process.Wait() }()
 	roots, err := hierarchies()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for _, root := range roots {
 		freeze(t, filepath.Join(root, group, "below"), process.Process.Pid)
 	}
@@ -57,9 +53,7 @@ func freeze(t *testing.T, group string, pid int) {
 	if _, err := os.Stat(filepath.Join(group, "cgroup.controllers")); err == nil {
 		// Version 2 has no processes beside groups with controllers.
 		group = filepath.Join(group, "process")
-		if err := os.Mkdir(group, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.Mkdir(group, 0o755))
 	}
 	writeFile(t, filepath.Join(group, "cgroup.procs"), fmt.Sprint(pid))
 	for file, state := range map[string]string{"freezer.state": "FROZEN", "cgroup.freeze": "1"} {
@@ -72,7 +66,5 @@ func freeze(t *testing.T, group string, pid int) {
 
 func writeFile(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestReadRefuses checks that no file makes a clean-up remove what is no cluster's.
@@ -17,17 +19,13 @@ func TestReadRefuses(t *testing.T) {
 		`{"name": "drover-cluster-/../.."}`,
 	} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "plan.json"), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, os.WriteFile(filepath.Join(dir, "plan.json"), []byte(content), 0o600))
 		if p, err := Read(dir); err == nil {
 			t.Errorf("%s gives %+v", content, p)
 		}
 	}
 	p := Plan{Name: NamePrefix + "1-2", Dir: t.TempDir()}
-	if err := p.Write(); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, p.Write())
 	if got, err := Read(p.Dir); err != nil || got.Name != p.Name {
 		t.Errorf("got %+v, %v", got, err)
 	}
