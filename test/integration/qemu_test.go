@@ -43,7 +43,7 @@ type machineEnvironment struct {
 func newMachineEnvironment(t *testing.T) *machineEnvironment {
 	t.Helper()
 	framework.QEMUBinary(t)
-	temp := t.TempDir()
+	temp := framework.ShortTempDir(t)
 	testenv.KillMachinesAtEnd(t, temp)
 	m := &machineEnvironment{Environment: testenv.StartVirtual(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
 	assert.NoError(t, os.Mkdir(m.images, 0o700))

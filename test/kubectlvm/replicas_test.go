@@ -41,7 +41,7 @@ type replicas struct {
 func newReplicas(t *testing.T) *replicas {
 	t.Helper()
 	framework.QEMUBinary(t)
-	temp := t.TempDir()
+	temp := framework.ShortTempDir(t)
 	testenv.KillMachinesAtEnd(t, temp)
 	r := &replicas{Environment: testenv.Start(t), images: filepath.Join(temp, "images")}
 	addresses := []string{framework.FreeAddress(t), framework.FreeAddress(t)}

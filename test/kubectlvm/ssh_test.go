@@ -48,7 +48,7 @@ func newSSHUser(t *testing.T, copySize int, flags ...string) *sshUser {
 			t.Error(err)
 		}
 	})
-	dir := t.TempDir()
+	dir := framework.ShortTempDir(t)
 	u := &sshUser{t: t, cluster: env, user: "ann", copySize: copySize, dir: dir, identity: filepath.Join(dir, "key")}
 	u.program, _ = plugin(t)
 	u.environment = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig, "HOME="+dir, "XDG_CONFIG_HOME="+filepath.Join(dir, "it's a %d folder"), "SSH_AUTH_SOCK=")

@@ -54,7 +54,7 @@ type host struct {
 // newHost has an image and the description of a machine with a copy of it.
 func newHost(t *testing.T, isStubborn bool) *host {
 	t.Helper()
-	dir := t.TempDir()
+	dir := framework.ShortTempDir(t)
 	h := &host{dir: dir, image: framework.BuildBootGuest(t, dir, "A", isStubborn)}
 	h.described = description.Machine{
 		Version: 1, UUID: newUUID(), Name: "web", CPUs: 1, MemoryBytes: 32 << 20, Accelerator: "tcg",
@@ -104,7 +104,7 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 func (h *host) start(t *testing.T) *guest {
 	t.Helper()
 	content, err := json.Marshal(h.described)
-	run := t.TempDir()
+	run := framework.ShortTempDir(t)
 	g := &guest{h: h, run: run, ended: make(chan struct{})}
 	if err == nil {
 		err = os.WriteFile(filepath.Join(run, "machine.json"), content, 0o600)

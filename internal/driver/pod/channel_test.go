@@ -81,7 +81,7 @@ var machineProgram = sync.OnceValues(func() (string, error) {
 // newNode has the kubelet of a world run one machine at a time for real.
 func (w *world) newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{w: w, dir: t.TempDir()}
+	n := &node{w: w, dir: framework.ShortTempDir(t)}
 	program, buildErr := machineProgram()
 	n.program, n.image = program, filepath.Join(n.dir, "image")
 	assert.NoError(t, errors.Join(buildErr, os.Mkdir(n.image, 0o700)))

@@ -16,6 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func TestContract(t *testing.T) {
@@ -32,7 +33,7 @@ func TestContract(t *testing.T) {
 		KeepsImage:   true,
 		Losable: func(t *testing.T, clusterID string) drivertest.Losable {
 			t.Helper()
-			dir := filepath.Join(t.TempDir(), "own")
+			dir := filepath.Join(framework.ShortTempDir(t), "own")
 			t.Cleanup(func() { endMachines(t, filepath.Dir(dir)) })
 			move := func(from, to string) func() {
 				return func() {

@@ -35,7 +35,7 @@ type engine struct {
 func newEngine(t *testing.T) *engine {
 	t.Helper()
 	framework.QEMUBinary(t)
-	dir := t.TempDir()
+	dir := framework.ShortTempDir(t)
 	t.Cleanup(func() { endMachines(t, dir) })
 	e := &engine{dir: filepath.Join(dir, "engine"), images: filepath.Join(dir, "images")}
 	must(t, os.Mkdir(e.images, 0o700))

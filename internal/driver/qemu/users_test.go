@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // needsRoot skips a test of machines that have other users than the tests.
@@ -239,7 +240,7 @@ func TestBadUsers(t *testing.T) {
 	}
 	for name, want := range map[string]bool{"": os.Geteuid() != 0, launch.DefaultUser: true, "root": os.Geteuid() == 0} {
 		o := DefaultOptions()
-		o.Dir, o.User = filepath.Join(t.TempDir(), "qemu"), name
+		o.Dir, o.User = filepath.Join(framework.ShortTempDir(t), "qemu"), name
 		if _, err := o.Open(driver.Environment{ClusterID: "cluster-1"}); (err == nil) != want {
 			t.Errorf("--qemu-user %q: got %v", name, err)
 		}

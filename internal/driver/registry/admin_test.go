@@ -94,10 +94,10 @@ func newAdminEngine(t *testing.T, name string) adminEngine {
 		e.image = framework.GuestPlain
 	case qemu.Name:
 		framework.QEMUBinary(t)
-		e.dir = filepath.Join(t.TempDir(), "d")
+		e.dir = filepath.Join(framework.ShortTempDir(t), "d")
 		e.image = framework.BuildBootGuest(t, t.TempDir(), "A", false)
 	default:
-		e.dir = t.TempDir()
+		e.dir = framework.ShortTempDir(t)
 	}
 	e.opts = func(cluster string) Options {
 		o := options()
