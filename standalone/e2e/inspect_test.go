@@ -166,7 +166,7 @@ func (c inspected) wantStatus(t *testing.T, code int, want string, texts ...stri
 func TestServers(t *testing.T) {
 	t.Parallel()
 	c := inspected{framework.StartCluster(t, framework.ClusterOptions{
-		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true,
+		DataDir: filepath.Join(framework.ShortTempDir(t), "data"), WithController: true,
 		Args: []string{"--vm-driver", "fake", "--orphan-policy", "report", "--orphan-grace", "1s"},
 	})}
 	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))

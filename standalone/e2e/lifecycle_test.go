@@ -145,7 +145,7 @@ func checkSecondCtrlCEndsImmediately(t *testing.T, c *framework.Cluster) {
 // checks that what they left is usable.
 func TestFirstStartIsInterrupted(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "data")
+	dir := filepath.Join(framework.ShortTempDir(t), "data")
 	start := func() *framework.Process {
 		p, err := framework.StartProcess(droverBinary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
 		must(t, err)
@@ -213,7 +213,7 @@ func TestStartErrorsAreOneLine(t *testing.T) {
 		"no threads":       {[]string{"--threads", "0"}, "drover: --threads is 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			args := append([]string{"up", "--data-dir", filepath.Join(t.TempDir(), "data")}, tc.args...)
+			args := append([]string{"up", "--data-dir", filepath.Join(framework.ShortTempDir(t), "data")}, tc.args...)
 			assertRefused(t, runDrover(t, "", nil, args...), tc.want)
 		})
 	}

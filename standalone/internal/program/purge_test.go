@@ -42,7 +42,7 @@ type testHost struct {
 func newTestHost(t *testing.T) *testHost {
 	t.Helper()
 	framework.QEMUBinary(t)
-	h := &testHost{data: filepath.Join(t.TempDir(), "d"), image: framework.BuildBootGuest(t, t.TempDir(), "A", false)}
+	h := &testHost{data: filepath.Join(framework.ShortTempDir(t), "d"), image: framework.BuildBootGuest(t, t.TempDir(), "A", false)}
 	dir, err := datadir.Open(h.data)
 	must(t, err)
 	must(t, dir.SetClusterID("cluster-1"))
