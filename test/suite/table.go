@@ -19,7 +19,7 @@ var shards = []shard{
 	{
 		name:  "qemu",
 		steps: []step{{of: "internal/driver/qemu"}, {of: "internal/machine"}, {of: "internal/machine/launch"}, {of: "internal/machine/qmp"}, {of: "cmd/drover-machine/app"}},
-		short: step{of: "internal/driver/qemu", pattern: "TestContract"},
+		short: step{of: "internal/driver/qemu", pattern: "TestLinuxPanics|TestControllerKilled$"},
 		paths: slices.Concat(contract, machine),
 	},
 	{
@@ -31,23 +31,25 @@ var shards = []shard{
 	{
 		name:  "pod",
 		steps: []step{{of: "internal/driver/pod", isRaced: true}, {of: "test/manifests"}, {of: "config/crd"}},
-		short: step{of: "internal/driver/pod", pattern: "TestContract"},
+		short: step{of: "test/manifests", pattern: "TestChartValues$|TestAccount"},
 		paths: slices.Concat(contract, []string{"apis", "internal/driver/pod", "cmd/drover-machine", "test/manifests", "charts", "config"}),
 	},
 	{
 		name:  "system",
 		steps: []step{{of: "test/integration", isRaced: true}, {of: "test/outage", isRaced: true}, {of: "test/kubectlvm", isRaced: true}},
-		short: step{of: "test/outage", pattern: "KillStorm"},
+		short: step{of: "test/outage", pattern: "TestKillStorms"},
 		paths: slices.Concat(controller, []string{"cmd/kubectl-vm", "internal/driver/docker", "test/integration", "test/outage", "test/kubectlvm"}),
 	},
 	{
 		name:  "standalone",
 		steps: []step{{of: "standalone/internal/program"}, {of: "standalone/e2e"}, {of: "standalone/internal/command"}, {of: "standalone/internal/doctor"}},
+		short: step{of: "standalone/e2e", pattern: "TestFirstStartIsInterrupted"},
 		paths: slices.Concat(controller, []string{"standalone"}),
 	},
 	{
 		name:  "failover",
 		steps: []step{{of: "test/failover"}},
+		short: step{of: "test/failover", pattern: "TestLeaderHaltedDuringCreations"},
 		paths: slices.Concat(controller, []string{"test/failover"}),
 	},
 	{
