@@ -33,19 +33,23 @@ func fakePackages(t *testing.T, depends string) (env []string) {
 	return append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 }
 
+// runLinuxGuest builds the guest with a cache of its own, and returns the folder that has its kernel.
 func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	t.Helper()
 	root, err := RepositoryRoot()
 	assert.NoError(t, err)
-	dir, temp := filepath.Join(t.TempDir(), "guest"), t.TempDir()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "linux-guest.sh"), dir)
+	guest, cache, temp := filepath.Join(t.TempDir(), "guest"), t.TempDir(), t.TempDir()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "linux-guest.sh"), guest)
 	cmd.Env = env
-	cmd.Env = append(cmd.Env, "TMPDIR="+temp)
+	cmd.Env = append(cmd.Env, "TMPDIR="+temp, "DROVER_CACHE="+cache)
 	printed, err := cmd.CombinedOutput()
 	if left, readErr := os.ReadDir(temp); readErr != nil || len(left) != 0 {
 		t.Errorf("it has left %v, %v", left, readErr)
 	}
-	return dir, string(printed), err
+	if err == nil {
+		_, err = os.Stat(filepath.Join(guest, "initrd"))
+	}
+	return filepath.Join(cache, "v1", "kernel"), string(printed), err
 }
 
 // TestLinuxGuestUnpacksModules checks that the guest's init can load the modules.
@@ -63,9 +67,6 @@ func TestLinuxGuestUnpacksModules(t *testing.T) {
 	modules, err := os.ReadDir(filepath.Join(dir, "modules"))
 	if err != nil || len(modules) != 2 {
 		t.Errorf("the modules are %v, %v", modules, err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "initrd")); err != nil {
-		t.Error(err)
 	}
 }
 
