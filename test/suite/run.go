@@ -104,14 +104,15 @@ const (
 )
 
 func keepFailure(output []byte) {
-	lines := strings.Split(string(output), "\n")
-	for n, line := range lines {
+	left := 0
+	for line := range strings.Lines(string(output)) {
 		text := strings.TrimSpace(line)
-		if !strings.HasPrefix(text, "--- FAIL: ") && !strings.HasPrefix(text, "panic: ") && !strings.Contains(text, "WARNING: DATA RACE") {
-			continue
+		if strings.HasPrefix(text, "--- FAIL: ") || strings.HasPrefix(text, "panic: ") || strings.Contains(text, "WARNING: DATA RACE") {
+			left = maxFailureLines
 		}
-		for _, one := range lines[n:min(n+maxFailureLines, len(lines))] {
-			failures = append(failures, fmt.Sprintf("%.*s", maxLineLength, one))
+		if left > 0 {
+			failures = append(failures, fmt.Sprintf("%.*s", maxLineLength, strings.TrimRight(line, "\n")))
+			left--
 		}
 	}
 }
