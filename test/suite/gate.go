@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -12,13 +13,17 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 )
 
-// runGate runs what must pass before a change lands, or some packages of it, in two lanes. In front
-// the packages that start processes run one by one: within each, many tests run at a time, and most
-// of them wait. Behind, with what the front leaves of the CPUs, the next programs are built and the
-// packages that start nothing are tested.
+// frontLanes is how many packages that start processes run at a time: most of their tests wait most
+// of the time, and two of them keep two CPUs busy.
+const frontLanes = 2
+
+// runGate runs what must pass before a change lands, or some packages of it. In front the packages
+// that start processes run, frontLanes at a time. Behind, with what the front leaves of the CPUs, the
+// next programs are built and the packages that start nothing are tested.
 func runGate(ctx context.Context, args []string) error {
 	front, behind, err := selectPackages(args)
 	if err != nil {
@@ -41,8 +46,21 @@ func runGate(ctx context.Context, args []string) error {
 		rest <- testCached(ctx, behind)
 	}()
 	waits := filepath.Join(m.dir, "waits")
+	parts := append(m.runFront(ctx, programs, waits), <-rest...)
+	if len(args) == 0 && ctx.Err() == nil {
+		parts = append(parts, m.runStalest(ctx)...)
+	}
+	printWaits(waits, 3)
+	return m.finish(ctx, parts)
+}
+
+// runFront runs programs of tests as they are built, and returns what they and their building took.
+func (m *mark) runFront(ctx context.Context, programs <-chan build, waits string) []part {
+	var mu sync.Mutex
 	var parts []part
 	building := part{name: "link the tests of processes"}
+	var lanes sync.WaitGroup
+	turns := make(chan struct{}, frontLanes)
 	for b := range programs {
 		building.add(b.cost)
 		if b.err != nil {
@@ -50,15 +68,18 @@ func runGate(ctx context.Context, args []string) error {
 			building.failed = true
 			continue
 		}
-		parts = append(parts, m.run(ctx, testRun{of: b.of, program: b.program, flags: skipFlags(b.of), waitsLog: waits}))
+		turns <- struct{}{}
+		lanes.Go(func() {
+			p := m.run(ctx, testRun{of: b.of, program: b.program, flags: skipFlags(b.of), waitsLog: waits})
+			<-turns
+			mu.Lock()
+			defer mu.Unlock()
+			parts = append(parts, p)
+		})
 	}
-	parts = append(parts, building)
-	parts = append(parts, <-rest...)
-	if len(args) == 0 && ctx.Err() == nil {
-		parts = append(parts, m.runStalest(ctx)...)
-	}
-	printWaits(waits, 3)
-	return m.finish(ctx, parts)
+	lanes.Wait()
+	slices.SortFunc(parts, func(a, b part) int { return cmp.Compare(b.cpu, a.cpu) })
+	return append(parts, building)
 }
 
 // selectPackages returns the packages of the gate, or those that are named.

@@ -20,8 +20,8 @@ const (
 	cached kind = iota
 	// raced is cached with the race detector, for Go code that is concurrent.
 	raced
-	// process tests start engines and programs: they run each time, a package at a time, without the
-	// race detector, which would only see the test.
+	// process tests start engines and programs: they run each time, two packages at a time, without
+	// the race detector, which would only see the test.
 	process
 	// full tests are all of the full tier.
 	full

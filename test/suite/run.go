@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -96,7 +97,10 @@ func (m *mark) run(ctx context.Context, r testRun) part {
 
 // failures are the first lines of each failed test, printed once more at the end: the logs of
 // controllers may have pushed them out of sight.
-var failures []string
+var failures struct {
+	sync.Mutex
+	lines []string
+}
 
 const (
 	maxFailureLines = 8
@@ -104,6 +108,8 @@ const (
 )
 
 func keepFailure(output []byte) {
+	failures.Lock()
+	defer failures.Unlock()
 	left := 0
 	for line := range strings.Lines(string(output)) {
 		text := strings.TrimSpace(line)
@@ -111,7 +117,7 @@ func keepFailure(output []byte) {
 			left = maxFailureLines
 		}
 		if left > 0 {
-			failures = append(failures, fmt.Sprintf("%.*s", maxLineLength, strings.TrimRight(line, "\n")))
+			failures.lines = append(failures.lines, fmt.Sprintf("%.*s", maxLineLength, strings.TrimRight(line, "\n")))
 			left--
 		}
 	}
@@ -138,7 +144,7 @@ func (m *mark) finish(ctx context.Context, parts []part) error {
 			fmt.Printf("%s: %d packages were answered from go's cache: %s\n", p.name, len(p.answered), strings.Join(p.answered, " "))
 		}
 	}
-	for _, line := range failures {
+	for _, line := range failures.lines {
 		fmt.Fprintln(os.Stderr, line)
 	}
 	for _, what := range left {
