@@ -168,6 +168,18 @@ func (g *fixture) waitForChanges(n int) {
 	})
 }
 
+// countChangesOfAll counts the Changes of all servers. Those of single ones may come between.
+func (g *fixture) countChangesOfAll() (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.changes {
+		if c.All {
+			n++
+		}
+	}
+	return n
+}
+
 func (g *fixture) waitUntil(what string, ok func() bool) {
 	g.t.Helper()
 	assert.Eventually(g.t, what, func(testing.TB) error {

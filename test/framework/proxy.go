@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,10 +23,7 @@ type DockerProxy struct{ *relay }
 // NewDockerProxy opens a connection to the engine that DOCKER_HOST names.
 func NewDockerProxy(t testing.TB) *DockerProxy {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p := OpenDockerProxy(filepath.Join(dir, "docker.sock"), DockerClient(t).DaemonHost(), t.Errorf)
+	p := OpenDockerProxy(filepath.Join(ShortTempDir(t), "docker.sock"), DockerClient(t).DaemonHost(), t.Errorf)
 	t.Cleanup(p.Disconnect)
 	return p
 }

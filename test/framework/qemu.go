@@ -62,7 +62,7 @@ func AssembleBootGuest(ctx context.Context, path string, options ...string) erro
 	defer assembled.Unlock()
 	key := strings.Join(options, " ")
 	if image, isThere := assembled.images[key]; isThere {
-		return os.WriteFile(path, image, 0o644) //nolint:gosec // as the script makes it
+		return os.WriteFile(path, image, 0o644)
 	}
 	root, err := RepositoryRoot()
 	if err != nil {

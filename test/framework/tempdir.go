@@ -12,7 +12,7 @@ import (
 // t.TempDir spends many on the test's name.
 func ShortTempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "")
+	dir, err := os.MkdirTemp("", "") //nolint:usetesting // t.TempDir has the test's name in it
 	if err == nil {
 		err = os.Chmod(dir, 0o755) // #nosec -- as t.TempDir has it: machines have users of their own
 	}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -82,7 +83,7 @@ func (r *registry) addImage(t *testing.T, rootfs []byte) {
 	t.Helper()
 	filler, err := archiveOf(map[string][]byte{"filler": randomBytes(t, 4<<20)})
 	assert.NoError(t, err)
-	layer := append(filler, rootfs...)
+	layer := slices.Concat(filler, rootfs)
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux",
 		"config": map[string]any{"Entrypoint": []string{"/demo-guest"}},

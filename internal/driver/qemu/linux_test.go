@@ -123,8 +123,11 @@ func TestLinux(t *testing.T) {
 	}
 	const one = "127.0.0.2"
 	g.spec.Ports = []driver.Port{
-		{Name: "http", Protocol: "TCP", Port: 80}, {Name: "other", Protocol: "TCP", Port: 82}, {Name: "dns", Protocol: "UDP", Port: 53},
-		{Name: "echo", Protocol: "TCP", Port: 7, HostIP: one}, {Name: "closed-on-one", Protocol: "TCP", Port: 81, HostIP: one},
+		{Name: "http", Protocol: "TCP", Port: 80},
+		{Name: "other", Protocol: "TCP", Port: 82},
+		{Name: "dns", Protocol: "UDP", Port: 53},
+		{Name: "echo", Protocol: "TCP", Port: 7, HostIP: one},
+		{Name: "closed-on-one", Protocol: "TCP", Port: 81, HostIP: one},
 	}
 
 	before := g.boot(t, 1)

@@ -159,7 +159,7 @@ func (w *thingsWatch) begin(t *testing.T) {
 // small.
 func (s *things) passCalmPeriods(t *testing.T, event func()) {
 	t.Helper()
-	assert.Eventually(t, "the cache is made small", func(t testing.TB) error {
+	assert.Eventually(t, "the cache is made small", func(testing.TB) error {
 		event()
 		select {
 		case <-s.trimmed:

@@ -144,7 +144,7 @@ func closeVirtual() error {
 	if virtual.VirtualClusters == nil {
 		return nil
 	}
-	return errors.Join(virtual.VirtualClusters.Close(), virtual.cluster.Close())
+	return errors.Join(virtual.Close(), virtual.cluster.Close())
 }
 
 // Close stops the cluster and removes all that it left, containers included.
