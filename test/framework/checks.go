@@ -8,17 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
-
-// StepTimeout is how long a step may take on a slow and busy machine unless a test requires
-// less.
-const StepTimeout = 2 * time.Minute
 
 // VMCheck returns nil, or an error that describes what is wrong.
 type VMCheck func(*api.VirtualMachine) error

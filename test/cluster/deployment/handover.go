@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
@@ -110,7 +111,7 @@ func (o *observer) awaitLeader(ctx context.Context) error {
 }
 
 func (o *observer) poll(ctx context.Context, check func(context.Context) error) error {
-	_, err := framework.Poll(handoverTimeout, func() error {
+	_, err := bench.Poll(handoverTimeout, func() error {
 		attempt, cancel := context.WithTimeout(ctx, users.RequestTimeout)
 		defer cancel()
 		return check(attempt)

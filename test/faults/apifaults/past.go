@@ -6,6 +6,7 @@ package apifaults
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -16,8 +17,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // OldLists are faults of a controller that starts again, at an API server whose watch cache
@@ -60,7 +61,9 @@ func (f *oldLists) occur(s *stream, e event) error {
 
 // awaitCaughtUp waits until lists and watches show what there is.
 func (f *oldLists) awaitCaughtUp() {
-	_, _ = framework.Poll(faultTime, func() error {
+	ctx, cancel := context.WithTimeout(context.Background(), faultTime)
+	defer cancel()
+	_ = assert.Poll(ctx, "lists and watches show what there is", func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.caughtUp.IsZero() || time.Now().Before(f.caughtUp.Add(calmTime)) {

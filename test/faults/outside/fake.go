@@ -4,6 +4,7 @@
 package outside
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -17,13 +18,10 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
-	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
 )
-
-// lockWithin is how long Drover may hold a server's lock.
-const lockWithin = 5 * time.Second
 
 // edits are what docs/drivers.md has for people. The CPUs are as many as no workload asks for.
 var edits = map[Disturbance]func(*fake.Record){
@@ -76,7 +74,7 @@ func lockServer(dir string, uid types.UID) (lock *statedir.Lock, err error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = framework.Poll(lockWithin, func() error {
+	err = assert.Poll(context.Background(), "the lock of the server", func() error {
 		lock, err = folder.Lock(uid)
 		return err
 	})
