@@ -45,9 +45,9 @@ apt_install() {
 	local output
 	command -v apt-get >/dev/null || die "$* is missing and there is no apt-get to install it with: install it by hand"
 	need_root "to install $*"
-	echo "$(basename "$0"): installing $*"
+	echo "$(basename "$0"): installing $*" >&2
 	output="$(apt_get install -y --no-install-recommends "$@")" && return
-	echo "$(basename "$0"): installing once more, with new lists of packages: $(first_error "${output}")"
+	echo "$(basename "$0"): installing once more, with new lists of packages: $(first_error "${output}")" >&2
 	output="$(apt_get update; apt_get install -y --no-install-recommends "$@")" ||
 		die "apt-get could not install $*: $(first_error "${output}")"
 }

@@ -151,3 +151,15 @@ var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 	}
 	return guestIn(dir), nil
 })
+
+// DebianGuest returns the folder that has the Debian of hack/debian-guest.sh, which makes it in
+// minutes if it is not there.
+func DebianGuest(t testing.TB) string {
+	t.Helper()
+	root, err := RepositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, _ := MustRunCommand(t, BuildTimeout, nil, filepath.Join(root, "hack", "debian-guest.sh"))
+	return strings.TrimSpace(dir)
+}

@@ -152,10 +152,7 @@ func (u *sshUser) testExecOfNoProgram() {
 // TestSSHToMachine logs in to the Debian of hack/debian-guest.sh.
 func TestSSHToMachine(t *testing.T) {
 	tier.Full(t, "it emulates a whole Debian for minutes; the gate keeps TestSSH")
-	guest := os.Getenv("DROVER_DEBIAN_GUEST")
-	if guest == "" {
-		t.Skip("DROVER_DEBIAN_GUEST is empty: hack/debian-guest.sh builds the guest")
-	}
+	guest := framework.DebianGuest(t)
 	u := newSSHUser(t, 2<<20, "--vm-driver=qemu", "--qemu-image-dirs="+guest)
 	u.user = "debian"
 	r := u.run("", "create", "web", "--image="+filepath.Join(guest, "debian.img"), "--disk=3G", "--cpu=2", "--ssh-key="+u.identity+".pub",

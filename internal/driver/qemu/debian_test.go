@@ -11,7 +11,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,25 +22,19 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
-
-// debianEnv is the folder of the guest that hack/debian-guest.sh builds.
-const debianEnv = "DROVER_DEBIAN_GUEST"
 
 // debianWithin is how long a Debian may take for one thing where it is emulated, or emulates another
 // machine: far longer than any other test waits.
 const debianWithin = 20 * time.Minute
 
-// debianGuest returns that folder, or skips the test.
+// debianGuest returns the folder of the Debian, or skips the test.
 func debianGuest(t *testing.T) string {
 	t.Helper()
 	tier.Full(t, "it emulates a whole Debian for minutes; TestLinux has a guest that reads cloud-init's disk and runs an agent")
-	dir := os.Getenv(debianEnv)
-	if dir == "" {
-		t.Skipf("%s is empty: hack/debian-test.sh builds the guest and runs this", debianEnv)
-	}
-	return dir
+	return framework.DebianGuest(t)
 }
 
 // TestDebian checks that the real cloud-init finds what it is given. It looks at all of
