@@ -54,7 +54,7 @@ var shards = []shard{
 	},
 	{
 		name:  "schedules",
-		steps: []step{{of: "test/schedules", isRaced: true}},
+		steps: []step{{of: "test/schedules", isRaced: true}, {of: "internal/controller/decisions"}},
 		short: step{of: "test/schedules", pattern: "TestSchedules"},
 		paths: slices.Concat(controller, []string{"test/schedules", "test/bugs"}),
 	},
