@@ -46,7 +46,8 @@ up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C sto
 	bin/drover up $(ARGS)
 
 # Programs are linked into the cache (hack/cache.sh), where go links one again only if it would
-# differ: a fresh checkout of the same content links nothing.
+# differ: a fresh checkout of the same content links nothing. One that is in use is replaced as a
+# whole, and only by another: tests may be starting it.
 .PHONY: build
 build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/kubectl-vm
 	@mkdir -p bin "$(PROGRAMS)"
@@ -54,7 +55,9 @@ build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/ku
 	CGO_ENABLED=0 go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/kubectl-vm ./cmd/drover-machine && \
 	go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/drover-controller && \
 	go -C standalone build -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o "$(PROGRAMS)/drover" . && \
-	cp --force $(foreach p,drover drover-controller drover-machine kubectl-vm,"$(PROGRAMS)/$(p)") bin/
+	set +x && for p in drover drover-controller drover-machine kubectl-vm; do \
+		cmp --silent "$(PROGRAMS)/$$p" "bin/$$p" || { cp "$(PROGRAMS)/$$p" "bin/$$p.new" && mv --force "bin/$$p.new" "bin/$$p"; } || exit 1; \
+	done
 
 .PHONY: image
 image: ## build the container image into bin/image, without an engine; IMAGE, PLATFORMS, PUSH=true

@@ -31,7 +31,7 @@ func TestHostLock(t *testing.T) {
 	_ = third.Close()
 }
 
-// TestLeasedPortsDiffer checks that no port is given twice, though nobody listens at it.
+// TestLeasedPortsDiffer checks that no port is given twice, even while no process listens on it.
 func TestLeasedPortsDiffer(t *testing.T) {
 	t.Parallel()
 	seen := map[int32]bool{}

@@ -10,7 +10,7 @@
 //	suite check                    whether the tables of this command are right (make lint)
 //
 // Start with runGate in gate.go. packages.go says how each package runs, shards.go what the shards
-// of the full tier are. A run marks what it starts, so that what it leaves is told from what else
+// of the full tier are. A run marks what it starts, which tells its leftovers from what else
 // the host runs: mark.go.
 package main
 
@@ -29,7 +29,7 @@ var commands = map[string]func(ctx context.Context, args []string) error{
 	"gate": runGate, "full": runFull, "flakes": runFlakes, "shards": printShards, "check": checkTables,
 }
 
-// errReported is a failure of which everything was printed.
+// errReported is a failure whose details were printed already.
 var errReported = errors.New("some tests failed")
 
 func main() {

@@ -17,9 +17,9 @@ type Size string
 
 // The sizes.
 const (
-	// SizeShort is that of the gate.
+	// SizeShort is what the gate explores.
 	SizeShort Size = "short"
-	// SizeDefault is that of the full tier.
+	// SizeDefault is what the full tier explores.
 	SizeDefault Size = "default"
 	// SizeFull is that of make faults-full: every point, with one of its faults.
 	SizeFull Size = "full"
