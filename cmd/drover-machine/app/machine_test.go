@@ -135,7 +135,7 @@ func TestSilentStart(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	h.qemu = filepath.Join(h.dir, "qemu")
-	silent := "#!/bin/bash\nfor a; do [[ $a != -chardev ]] || { echo starting >&2; exec -a \"$0\" sleep 600; }; done\nexec qemu-system-x86_64 \"$@\"\n"
+	silent := "#!/bin/bash\nfor a; do [[ $a != -chardev ]] || { echo starting >&2; kill -STOP $$; }; done\nexec qemu-system-x86_64 \"$@\"\n"
 	must(t, framework.WriteProgram(h.qemu, []byte(silent)))
 	g := h.start(t)
 	g.launch(t)
