@@ -16,4 +16,9 @@ mkdir -p "${dir}" || {
 	echo "cache.sh: ${dir} cannot be made: DROVER_CACHE chooses another folder" >&2
 	exit 1
 }
+# What it holds is run as this user.
+[[ -O "${dir}" ]] || {
+	echo "cache.sh: ${dir} belongs to $(stat --format %U "${dir}"), not to $(id --user --name): DROVER_CACHE chooses another folder" >&2
+	exit 1
+}
 echo "${dir}"
