@@ -7,8 +7,8 @@
 // users keep them busy and faults are injected.
 //
 // Start with Judge in oracle.go, which determines from the journal which rules were
-// broken; figures.go summarizes. environment.go sets up an environment, replica.go keeps a
-// replica running, faults.go injects faults, users.go creates, changes and deletes
-// VirtualMachines. machines.go judges environments whose servers are QEMU machines, by
+// broken; figures.go summarizes. environment.go sets up an environment and faults.go injects
+// faults. Package fleet keeps the replicas running, and package users creates, changes and
+// deletes VirtualMachines. machines.go judges environments whose servers are QEMU machines, by
 // the journal and by what the recorder saw of their processes.
 package failover

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,7 +25,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/failover/processlog"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/fleet"
 	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
@@ -32,9 +34,10 @@ import (
 )
 
 const (
-	leaseName = "drover-controller"
-	// journalPollPeriod is the time between reads of the journal.
-	journalPollPeriod = 5 * time.Millisecond
+	// restartDelay is the time from a process's end to the next one's start.
+	restartDelay = 200 * time.Millisecond
+	// pollPeriod is the time between looks at processes, and between reads of the journal.
+	pollPeriod = 5 * time.Millisecond
 )
 
 // size is what a tier makes of an environment: how many users are active, how many of them have a
@@ -65,7 +68,10 @@ var latencies = []string{"20ms", "50ms", "200ms"}
 // environment is a cluster, replicas, and users whose requests keep them busy.
 type environment struct {
 	*testenv.Environment
-	replicas []*replica
+	replicas *fleet.Fleet
+	// commands start the replicas, and proxies lead each to the API server, by their names.
+	commands map[string]fleet.Command
+	proxies  map[string]*framework.APIProxy
 	users    []*users.User
 	requests *users.Log
 	size
@@ -73,11 +79,6 @@ type environment struct {
 	unjudged bool
 	// dir contains what remains of it: journal, logs and objects.
 	dir, journal string
-	// engine is the folder of QEMU machines, and log has the starts of those.
-	engine string
-	log    *processlog.Log
-	// user is the user that the replicas run as; nil means the test's own.
-	user *syscall.Credential
 }
 
 // newEnvironment uses the fake engine, whose calls last long enough for faults to occur
@@ -93,7 +94,7 @@ func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment 
 	}
 	assert.NoError(t, os.WriteFile(faults, []byte(slow.String()), 0o600))
 	for _, latency := range latencies {
-		w.addReplica(t, binary,
+		w.addReplica(t, binary, nil,
 			"--vm-driver=fake", "--fake-dir="+w.FakeDir, "--fake-journal="+w.journal, "--fake-faults="+faults,
 			"--fake-boot-time=50ms", "--fake-shutdown-time=50ms", "--fake-latency="+latency)
 	}
@@ -104,9 +105,10 @@ func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment 
 func newEmptyEnvironment(t testing.TB, dir string) *environment {
 	t.Helper()
 	w := &environment{
-		Environment: testenv.Start(t), requests: &users.Log{},
-		dir: dir, journal: filepath.Join(dir, "journal"), size: currentSize(),
+		Environment: testenv.Start(t), commands: map[string]fleet.Command{}, proxies: map[string]*framework.APIProxy{},
+		requests: &users.Log{}, size: currentSize(), dir: dir, journal: filepath.Join(dir, "journal"),
 	}
+	w.replicas = fleet.New(restartDelay, func(replica string, _ int) (fleet.Command, error) { return w.commands[replica], nil }, nil)
 	assert.NoError(t, os.WriteFile(w.journal, nil, 0o600))
 	return w
 }
@@ -121,13 +123,13 @@ func (w *environment) addUsers(count int, seed uint64) {
 	}
 }
 
-func (w *environment) addReplica(t testing.TB, binary string, args ...string) {
+func (w *environment) addReplica(t testing.TB, program string, user *syscall.Credential, args ...string) {
 	t.Helper()
-	proxy := w.NewAPIProxy(t)
-	w.replicas = append(w.replicas, &replica{
-		name: fmt.Sprintf("replica-%d", len(w.replicas)), binary: binary, proxy: proxy, user: w.user,
-		args: append(args, w.commonArgs("--kubeconfig="+proxy.Kubeconfig)...),
-	})
+	name, proxy := fmt.Sprintf("replica-%d", len(w.commands)), w.NewAPIProxy(t)
+	w.proxies[name], w.commands[name] = proxy, fleet.Command{
+		Program: program, User: user, Env: []string{testenv.ControllerEnv + "=1"},
+		Args: append(args, w.commonArgs("--kubeconfig="+proxy.Kubeconfig)...),
+	}
 }
 
 // commonArgs postpone the orphan sweep by a day, so that an orphan is noticed.
@@ -150,15 +152,16 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	begin := time.Now()
 	cluster, stopCluster := context.WithCancel(t.Context())
 	defer stopCluster()
-	var replicas, watchers, userGroup sync.WaitGroup
-	for _, r := range w.replicas {
-		replicas.Go(func() { reportError(t, r.runUntilDone(cluster)) })
+	var watchers, userGroup sync.WaitGroup
+	for name := range w.commands {
+		_, err := w.replicas.Start(name)
+		reportError(t, err)
 	}
 	watcher := &finalizerWatcher{environment: w}
 	watchers.Go(func() { watcher.watchJournal(cluster) })
 	watchers.Go(func() { reportError(t, w.recordObjects(cluster)) })
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	stop := make(chan struct{})
 	for _, u := range w.users {
 		userGroup.Go(func() {
@@ -171,41 +174,17 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	reportError(t, err)
 	close(stop)
 	if w.unjudged {
-		cancel(nil)
+		cancel()
 	}
-	endLimit := limit(ctx, cancel)
 	userGroup.Wait()
-	endLimit()
 	e := w.gatherEvidence(t)
+	w.replicas.Stop(syscall.SIGTERM)
 	stopCluster()
-	replicas.Wait()
 	watchers.Wait()
-	e.Faults, e.Observations = faults, watcher.observations
-	for _, r := range w.replicas {
-		e.Processes = append(e.Processes, r.allProcesses()...)
-	}
+	e.Faults, e.Observations, e.Processes = faults, watcher.observations, w.replicas.Processes()
 	w.storeLogs(t)
 	t.Logf("the environment lasted %s", time.Since(begin).Round(time.Second))
 	return e
-}
-
-// limit cancels with an error when a test has waited for too long, until the returned function is called.
-func limit(ctx context.Context, cancel context.CancelCauseFunc) (end func()) {
-	ctx, end = context.WithCancel(ctx)
-	go func() {
-		err := assert.Poll(ctx, "what users requested", func() error { return errors.New("it is not done") })
-		if ctx.Err() == nil {
-			cancel(err)
-		}
-	}()
-	return end
-}
-
-// withLimit returns a context that ends when a test has waited for too long.
-func withLimit(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	end := limit(ctx, cancel)
-	return ctx, func() { end(); cancel(nil) }
 }
 
 // reportError fails the test from any goroutine.
@@ -238,21 +217,19 @@ func (w *environment) recordObjects(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	changes, err := w.WatchVMs(ctx, metav1.NamespaceDefault, "", "")
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
 	lines := json.NewEncoder(f)
-	for ; ctx.Err() == nil; users.Sleep(ctx, users.PollPeriod) {
-		changes, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
-		if err != nil {
-			continue // the API server is down
+	for change := range changes.ResultChan() {
+		if vm, ok := change.Object.(*api.VirtualMachine); ok {
+			vm.ManagedFields = nil
 		}
-		for change := range changes.ResultChan() {
-			if vm, ok := change.Object.(*api.VirtualMachine); ok {
-				vm.ManagedFields = nil
-			}
-			_ = lines.Encode(struct {
-				At    time.Time
-				Event watch.Event
-			}{time.Now().UTC(), change})
-		}
+		_ = lines.Encode(struct {
+			At    time.Time
+			Event watch.Event
+		}{time.Now().UTC(), change})
 	}
 	return f.Close()
 }
@@ -261,11 +238,13 @@ func (w *environment) recordObjects(ctx context.Context) error {
 // prove anything.
 func (w *environment) storeLogs(t testing.TB) {
 	t.Helper()
-	for _, r := range w.replicas {
-		reportError(t, os.WriteFile(filepath.Join(w.dir, r.name+".log"), []byte(r.allOutput()), 0o600))
-		if strings.Contains(r.allOutput(), journal.EntryLost) {
-			t.Errorf("%s could not write an entry into the journal", r.name)
-		}
+	output := w.replicas.Output()
+	reportError(t, os.WriteFile(filepath.Join(w.dir, "replicas.log"), []byte(output), 0o600))
+	if strings.Contains(output, journal.EntryLost) {
+		t.Error("a replica could not write an entry into the journal")
+	}
+	for _, text := range w.replicas.Failures() {
+		t.Error(text)
 	}
 }
 
@@ -277,7 +256,7 @@ type finalizerWatcher struct {
 
 func (l *finalizerWatcher) watchJournal(ctx context.Context) {
 	var offset int64
-	for ; ctx.Err() == nil; users.Sleep(ctx, journalPollPeriod) {
+	for ; ctx.Err() == nil; framework.Sleep(ctx, pollPeriod) {
 		entries, err := history.Read(l.journal, &offset)
 		if err != nil {
 			continue // gather reports it
@@ -293,7 +272,7 @@ func (l *finalizerWatcher) watchJournal(ctx context.Context) {
 func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
 	name, ok := l.requests.NameOf(uid)
 	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.requests.NameOf(uid) {
-		users.Sleep(ctx, journalPollPeriod) // the server may exist before its user has received the object
+		framework.Sleep(ctx, pollPeriod) // the server may exist before its user has received the object
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -302,9 +281,6 @@ func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
 	if err != nil || vm.UID != uid {
 		return
 	}
-	has := false
-	for _, f := range vm.Finalizers {
-		has = has || f == api.FinalizerServer
-	}
+	has := slices.Contains(vm.Finalizers, api.FinalizerServer)
 	l.observations = append(l.observations, Observation{UID: uid, Since: since, Finalizer: has})
 }

@@ -20,7 +20,6 @@ import (
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/history"
 	"cloudnative.tw/drover/test/framework/testenv"
-	"cloudnative.tw/drover/test/framework/users"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -80,7 +79,7 @@ type faultPlan struct {
 }
 
 var (
-	gatePlan = faultPlan{1, map[Kind]int{Halt: 2, Kill: 1, Disconnect: 1, DelayReplies: 1, DeleteLease: 1}}
+	gatePlan = faultPlan{1, map[Kind]int{Halt: 2, Kill: 2, Disconnect: 1, Blackhole: 1, DelayReplies: 1, DeleteLease: 1}}
 	fullPlan = faultPlan{2, map[Kind]int{Halt: 50, Kill: 10, Term: 10, Disconnect: 13, Blackhole: 13, DelayReplies: 25, DeleteLease: 10, KillAPI: 5}}
 )
 
@@ -166,14 +165,15 @@ func TestJudgeDetectsViolations(t *testing.T) {
 // haltUntilViolations halts replicas until enough of them acted after their successors.
 func haltUntilViolations(seed uint64) faultFunc {
 	return func(ctx context.Context, w *environment) ([]Fault, error) {
-		ctx, cancel := withLimit(ctx)
-		defer cancel()
+		ctx, cancel := context.WithCancel(ctx)
 		go func() {
-			for ; ctx.Err() == nil; users.Sleep(ctx, time.Second) {
-				if len(currentEpochDecreases(w.journal)) >= minViolations {
-					cancel()
+			defer cancel()
+			_ = assert.Poll(ctx, "replicas act after their successors", func() error {
+				if found := currentEpochDecreases(w.journal); len(found) < minViolations {
+					return fmt.Errorf("%d have", len(found))
 				}
-			}
+				return nil
+			})
 		}()
 		return newFaultInjector(w, faultPlan{faults: map[Kind]int{Halt: maxHalts}}.kinds(), seed).injectAll(ctx)
 	}

@@ -7,16 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/fleet"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -63,13 +62,14 @@ type faultInjector struct {
 
 	mu      sync.Mutex
 	pending []Kind
+	busy    map[string]bool // replicas that a fault affects
 	faults  []Fault
 	api     sync.Mutex // held while the API server is down
 }
 
 // newFaultInjector returns the faults of a plan in a random order.
 func newFaultInjector(w *environment, plan []Kind, seed uint64) *faultInjector {
-	s := &faultInjector{environment: w, random: users.NewRandom(seed, 1), workers: defaultWorkers, pending: append([]Kind(nil), plan...)}
+	s := &faultInjector{environment: w, random: users.NewRandom(seed, 1), workers: defaultWorkers, pending: slices.Clone(plan), busy: map[string]bool{}}
 	s.random.Shuffle(len(s.pending), func(i, j int) { s.pending[i], s.pending[j] = s.pending[j], s.pending[i] })
 	return s
 }
@@ -89,7 +89,7 @@ func (s *faultInjector) injectAll(ctx context.Context) ([]Fault, error) {
 
 func (s *faultInjector) injectFaults(ctx context.Context) error {
 	for kind, ok := s.nextKind(); ok && ctx.Err() == nil; kind, ok = s.nextKind() {
-		users.Sleep(ctx, s.random.DurationUpTo(maxGap))
+		framework.Sleep(ctx, s.random.DurationUpTo(maxGap))
 		fault, err := s.injectFault(ctx, kind)
 		switch {
 		case ctx.Err() != nil: // the result of an interrupted fault means nothing
@@ -120,82 +120,85 @@ func (s *faultInjector) injectFault(ctx context.Context, kind Kind) (f Fault, er
 	switch kind {
 	case DeleteLease:
 		f.From = time.Now()
-		err = s.deleteLease(ctx)
+		err = users.RetryRequest(ctx, s.sharedLease().Delete) // as a user does, once the API server answers
 	case KillAPI:
 		s.api.Lock()
 		defer s.api.Unlock()
 		f.From = time.Now()
 		err = s.killAPI(ctx)
 	default:
-		r, p := s.reserveTarget(ctx)
-		if r == nil {
+		p := s.reserveTarget(ctx)
+		if p == nil {
 			return f, nil
 		}
-		defer r.release()
+		defer s.reserve(p.Replica, false)
 		f.PID, f.From = p.PID(), time.Now()
-		err = s.injectInto(ctx, kind, r, p)
+		err = s.injectInto(ctx, kind, p)
 	}
 	f.To = time.Now()
 	return f, err
 }
 
-// reserveTarget reserves the leader, most of the time, or any running replica.
-func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *framework.Process) {
+// reserveTarget reserves the leader, most of the time, or any running replica. It returns nil if ctx
+// ends.
+func (s *faultInjector) reserveTarget(ctx context.Context) *fleet.Process {
 	wanted := s.random.WithProbability(leaderShare)
-	for begin := time.Now(); ctx.Err() == nil; users.Sleep(ctx, pollPeriod) {
-		r := s.replicas[s.random.IntN(len(s.replicas))]
-		if wanted && time.Since(begin) < 2*s.lease.Lease {
-			if r = s.leadingReplica(ctx); r == nil {
-				continue
-			}
+	for begin := time.Now(); ctx.Err() == nil; framework.Sleep(ctx, pollPeriod) {
+		p := s.replicas.Running()[fmt.Sprintf("replica-%d", s.random.IntN(len(s.commands)))]
+		if wanted && time.Since(begin) < 2*s.size.lease.Lease {
+			p = s.leader(ctx)
 		}
-		if p, ok := r.reserve(); ok {
-			return r, p
-		}
-	}
-	return nil, nil
-}
-
-// leadingReplica returns the replica whose process holds the Lease, or nil. The Lease may still
-// name the process before it, which has ended.
-func (w *environment) leadingReplica(ctx context.Context) *replica {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	l, err := w.KubeClient.CoordinationV1().Leases(metav1.NamespaceDefault).Get(ctx, leaseName, metav1.GetOptions{})
-	if err != nil || l.Spec.HolderIdentity == nil || l.Spec.AcquireTime == nil {
-		return nil
-	}
-	name, _, _ := strings.Cut(*l.Spec.HolderIdentity, "_")
-	for _, r := range w.replicas {
-		if r.name == name && r.hasRunSince(l.Spec.AcquireTime.Time) {
-			return r
+		if p != nil && s.reserve(p.Replica, true) {
+			return p
 		}
 	}
 	return nil
 }
 
+// reserve reserves a replica for a fault, or gives it back, and reports whether that changes anything.
+func (s *faultInjector) reserve(replica string, busy bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.busy[replica]
+	s.busy[replica] = busy
+	return was != busy
+}
+
+// leader returns the process that holds the Lease, or nil.
+func (w *environment) leader(ctx context.Context) *fleet.Process {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	p, _ := w.replicas.Leader(ctx, w.sharedLease())
+	return p
+}
+
+func (w *environment) sharedLease() fleet.Lease {
+	return fleet.Lease{Kube: w.KubeClient, Namespace: metav1.NamespaceDefault}
+}
+
 // injectInto applies a fault to one replica.
-func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p *framework.Process) error {
+func (s *faultInjector) injectInto(ctx context.Context, kind Kind, p *fleet.Process) error {
+	proxy := s.proxies[p.Replica]
 	switch kind {
 	case Halt:
-		err := sendSignal(p, syscall.SIGSTOP)
-		users.Sleep(ctx, s.random.DurationUpTo(s.maxFaultDuration()))
-		return errors.Join(err, sendSignal(p, syscall.SIGCONT))
+		return p.Halt(ctx, s.random.DurationUpTo(s.maxFaultDuration()))
 	case Kill:
-		return sendSignal(p, syscall.SIGKILL)
+		return p.Signal(syscall.SIGKILL)
 	case Term:
-		return terminateProcess(ctx, p)
+		err := p.Signal(syscall.SIGTERM)
+		_ = p.Wait(ctx) // whether it leads decides how it ends
+		return err
 	case Disconnect:
-		r.proxy.Disconnect()
+		proxy.Disconnect()
 	case Blackhole:
-		r.proxy.Blackhole()
+		proxy.Blackhole()
 	case DelayReplies:
-		r.proxy.DelayReplies(s.randomDelay())
+		proxy.DelayReplies(s.randomDelay())
 	default:
 		return errors.New("it affects no single replica")
 	}
-	users.Sleep(ctx, s.random.DurationUpTo(s.maxFaultDuration()))
-	r.proxy.Restore()
+	framework.Sleep(ctx, s.random.DurationUpTo(s.maxFaultDuration()))
+	proxy.Restore()
 	return nil
 }
 
@@ -207,38 +210,10 @@ func (s *faultInjector) randomDelay() time.Duration {
 	return s.lease.Request + s.random.DurationUpTo(s.lease.Lease)
 }
 
-func terminateProcess(ctx context.Context, p *framework.Process) error {
-	if err := sendSignal(p, syscall.SIGTERM); err != nil {
-		return err
-	}
-	return waitForEnd(ctx, p)
-}
-
-// waitForEnd waits for the end of a process.
-func waitForEnd(ctx context.Context, p *framework.Process) error {
-	return assert.Poll(ctx, fmt.Sprintf("the end of process %d", p.PID()), func() error {
-		if !p.HasEnded() {
-			return errors.New("it runs")
-		}
-		return nil
-	})
-}
-
-// deleteLease deletes it as a user does, once the API server answers.
-func (s *faultInjector) deleteLease(ctx context.Context) error {
-	return users.RetryRequest(ctx, func(ctx context.Context) error {
-		err := s.KubeClient.CoordinationV1().Leases(metav1.NamespaceDefault).Delete(ctx, leaseName, metav1.DeleteOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
-	})
-}
-
 func (s *faultInjector) killAPI(ctx context.Context) error {
 	if err := s.Kill(); err != nil {
 		return err
 	}
-	users.Sleep(ctx, s.random.DurationUpTo(s.lease.Lease))
+	framework.Sleep(ctx, s.random.DurationUpTo(s.lease.Lease))
 	return s.Start()
 }

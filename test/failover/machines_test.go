@@ -12,11 +12,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/assert"
@@ -36,21 +34,30 @@ const (
 // servers.
 var machinePlan = faultPlan{1, map[Kind]int{Halt: 30, Kill: 20, Term: 15, Disconnect: 5, DelayReplies: 5, DeleteLease: 5}}
 
-// newMachineEnvironment returns an environment whose servers are QEMU machines with the
-// guest of one boot sector.
-func newMachineEnvironment(t testing.TB, binary, dir string, userCount int, seed uint64, asPlainUser bool) *environment {
+// machineEnvironment is an environment whose servers are QEMU machines.
+type machineEnvironment struct {
+	*environment
+	// engine is the folder of the machines, and log has their starts.
+	engine string
+	log    *processlog.Log
+	// user is the user that the replicas run as; nil means the test's own.
+	user *syscall.Credential
+}
+
+// newMachineEnvironment returns an environment whose machines have the guest of one boot sector.
+func newMachineEnvironment(t testing.TB, dir string, seed uint64, asPlainUser bool) *machineEnvironment {
 	t.Helper()
 	framework.QEMUBinary(t)
-	w := newEmptyEnvironment(t, dir)
-	w.addUsers(userCount, seed)
+	w := &machineEnvironment{environment: newEmptyEnvironment(t, dir)}
+	w.addUsers(machineUsers, seed)
 	for _, u := range w.users {
 		u.UsesQEMU = true
 	}
 	w.makeEngine(t, asPlainUser)
 	guest := framework.BuildBootGuest(t, w.images(), "A", false)
-	binary = w.copyProgram(t, binary, "controller")
+	program := w.copyProgram(t, fencedController(t), "controller")
 	for range machineReplicas {
-		w.addReplica(t, binary,
+		w.addReplica(t, program, w.user,
 			"--vm-driver=qemu", "--qemu-dir="+w.engine, "--qemu-image-dirs="+w.images(), "--qemu-image="+guest,
 			"--qemu-accel=tcg", "--qemu-binary="+w.recorder(), "--qemu-journal="+w.journal)
 	}
@@ -61,26 +68,22 @@ func newMachineEnvironment(t testing.TB, binary, dir string, userCount int, seed
 
 // makeEngine makes the folder of the machines, in one that the user of machines may search:
 // there is the program that takes QEMU's place.
-func (w *environment) makeEngine(t testing.TB, asPlainUser bool) {
+func (w *machineEnvironment) makeEngine(t testing.TB, asPlainUser bool) {
 	t.Helper()
 	if asPlainUser {
 		w.user = framework.PlainUser(t)
 	}
 	var err error
-	if w.log, err = processlog.NewLog(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { reportError(t, w.log.Close()) })
-	base, err := os.MkdirTemp("", "drover-machines-") //nolint:usetesting // Sockets want short paths.
+	w.log, err = processlog.NewLog(t.Context())
 	assert.NoError(t, err)
-	t.Cleanup(func() { reportError(t, os.RemoveAll(base)) })
-	w.engine = filepath.Join(base, "engine")
+	t.Cleanup(func() { reportError(t, w.log.Close()) })
+	w.engine = filepath.Join(framework.ShortTempDir(t), "engine")
 	w.copyProgram(t, builtProgram(t, processRecorder), filepath.Base(w.recorder()))
-	assert.NoError(t, errors.Join(os.Chmod(base, 0o711), os.Mkdir(w.engine, 0o700), os.Mkdir(w.images(), 0o700)))
+	assert.NoError(t, errors.Join(os.Chmod(w.beside(""), 0o711), os.Mkdir(w.engine, 0o700), os.Mkdir(w.images(), 0o700)))
 }
 
 // copyProgram copies a program to where every user may execute it.
-func (w *environment) copyProgram(t testing.TB, program, name string) (path string) {
+func (w *machineEnvironment) copyProgram(t testing.TB, program, name string) (path string) {
 	t.Helper()
 	path = w.beside(name)
 	assert.NoError(t, errors.Join(framework.CopyFile(program, path), os.Chmod(path, 0o755)))
@@ -88,42 +91,34 @@ func (w *environment) copyProgram(t testing.TB, program, name string) (path stri
 }
 
 // giveAway gives what the replicas use to their user.
-func (w *environment) giveAway(t testing.TB) {
+func (w *machineEnvironment) giveAway(t testing.TB) {
 	t.Helper()
 	if w.user == nil {
 		return
 	}
 	w.journal = w.beside("journal")
 	assert.NoError(t, os.WriteFile(w.journal, nil, 0o600))
-	for _, r := range w.replicas {
-		config := w.beside("kubeconfig-" + r.name)
-		assert.NoError(t, framework.CopyFile(r.proxy.Kubeconfig, config))
-		r.args = append(r.args, "--kubeconfig="+config, "--qemu-journal="+w.journal)
+	for name, c := range w.commands {
+		config := w.beside("kubeconfig-" + name)
+		assert.NoError(t, framework.CopyFile(w.proxies[name].Kubeconfig, config))
+		c.Args = append(c.Args, "--kubeconfig="+config, "--qemu-journal="+w.journal)
+		w.commands[name] = c
 	}
 	assert.NoError(t, framework.ChownAll(w.beside(""), w.user))
 }
 
 // beside returns the path of something beside the engine's folder.
-func (w *environment) beside(name string) string { return filepath.Join(filepath.Dir(w.engine), name) }
+func (w *machineEnvironment) beside(name string) string {
+	return filepath.Join(filepath.Dir(w.engine), name)
+}
 
-func (w *environment) images() string   { return w.beside("images") }
-func (w *environment) recorder() string { return w.beside(fmt.Sprintf("qemu-%d", w.log.Port())) }
-
-// inEachForm runs a test whose controllers run as the test's user, and as a plain user.
-func inEachForm(t *testing.T, test func(t *testing.T, asPlainUser bool)) {
-	t.Helper()
-	tier.Full(t, "machines and replicas in two environments; the gate keeps TestFailover, where servers are simulated, and the driver's tests that no server has two QEMUs")
-	t.Parallel()
-	for name, asPlainUser := range map[string]bool{"test's user": false, "plain user": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, asPlainUser)
-		})
-	}
+func (w *machineEnvironment) images() string { return w.beside("images") }
+func (w *machineEnvironment) recorder() string {
+	return w.beside(fmt.Sprintf("qemu-%d", w.log.Port()))
 }
 
 // endMachines ends the machines that a failed test has left running.
-func (w *environment) endMachines(t testing.TB) {
+func (w *machineEnvironment) endMachines(t testing.TB) {
 	t.Helper()
 	for uid := range w.requests.Requested() {
 		pids, err := processlog.Processes(uid)
@@ -136,7 +131,7 @@ func (w *environment) endMachines(t testing.TB) {
 }
 
 // judgeMachines runs the environment with faults and reads the result.
-func (w *environment) judgeMachines(t testing.TB, inject faultFunc) MachineEvidence {
+func (w *machineEnvironment) judgeMachines(t testing.TB, inject faultFunc) MachineEvidence {
 	t.Helper()
 	e := MachineEvidence{Evidence: w.runWithFaults(t, inject)}
 	var err error
@@ -157,7 +152,7 @@ func (w *environment) judgeMachines(t testing.TB, inject faultFunc) MachineEvide
 
 // listLeftovers returns what remains of machines after all are deleted. The next process
 // sweeps what a killed one left unfinished.
-func (w *environment) listLeftovers(t testing.TB) []string {
+func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 	t.Helper()
 	var all []string
 	for uid, requested := range w.requests.Requested() {
@@ -182,15 +177,23 @@ func (w *environment) listLeftovers(t testing.TB) []string {
 }
 
 // TestMachines checks that, whatever happens to replicas, no server has two QEMUs,
-// each run is started once, nothing is lost and nothing is left behind.
+// each run is started once, nothing is lost and nothing is left behind. The controllers run as the
+// test's user, and as a plain user.
 func TestMachines(t *testing.T) {
-	inEachForm(t, testMachines)
+	tier.Full(t, "machines and replicas in two environments; the gate keeps TestFailover, where servers are simulated, and the driver's tests that no server has two QEMUs")
+	t.Parallel()
+	for name, asPlainUser := range map[string]bool{"test's user": false, "plain user": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testMachines(t, asPlainUser)
+		})
+	}
 }
 
 func testMachines(t *testing.T, asPlainUser bool) {
 	t.Helper()
 	seed := newSeed(t)
-	w := newMachineEnvironment(t, fencedController(t), outputDir(t, "machines"), machineUsers, seed, asPlainUser)
+	w := newMachineEnvironment(t, outputDir(t, "machines"), seed, asPlainUser)
 	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
 		s := newFaultInjector(w, machinePlan.kinds(), seed)
 		s.workers = 1 // machines take a while, in which there should be a leader
@@ -203,71 +206,6 @@ func testMachines(t *testing.T, asPlainUser bool) {
 	}
 	for _, v := range JudgeMachines(e) {
 		t.Errorf("%s\n%s", v, e.MachineHistory(v.UID))
-	}
-}
-
-// TestLeaderKilledDuringStarts kills a leader while it starts machines. The next one adopts
-// all of them as they are, and starts the others.
-func TestLeaderKilledDuringStarts(t *testing.T) {
-	inEachForm(t, killLeaderDuringStarts)
-}
-
-func killLeaderDuringStarts(t *testing.T, asPlainUser bool) {
-	t.Helper()
-	w := newMachineEnvironment(t, fencedController(t), outputDir(t, "starts"), 10, 0, asPlainUser)
-	creators := w.users
-	w.users = nil
-	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
-		ctx, cancel := withLimit(ctx)
-		defer cancel()
-		fault, err := w.killDuringStarts(ctx, creators)
-		return []Fault{fault}, err
-	})
-	t.Logf("%s\nQEMU started %d times", e.Summary(), len(e.Starts))
-	for _, v := range JudgeMachines(e) {
-		t.Errorf("%s\n%s", v, e.MachineHistory(v.UID))
-	}
-}
-
-func (w *environment) killDuringStarts(ctx context.Context, creators []*users.User) (f Fault, err error) {
-	err = forAllUsers(creators, func(u *users.User) error {
-		return u.CreateVM(ctx, framework.NewVM(u.Name).Resource(api.ResourceMemory, "32M").Obj(), 1)
-	})
-	for n := 0; n < len(creators)/3 && err == nil; users.Sleep(ctx, pollPeriod) {
-		var starts []processlog.ProcessStart
-		starts, err = w.log.Starts()
-		n, err = len(starts), errors.Join(err, ctx.Err())
-	}
-	if err != nil {
-		return f, err
-	}
-	r, p, err := w.reserveLeader(ctx)
-	if err != nil {
-		return f, err
-	}
-	f = Fault{Kind: Kill, PID: p.PID(), From: time.Now()}
-	err = sendSignal(p, syscall.SIGKILL)
-	r.release()
-	err = errors.Join(err, forAllUsers(creators, func(u *users.User) error { return u.WaitUntilApplied(ctx, 1) }))
-	f.To = time.Now()
-	return f, errors.Join(err, forAllUsers(creators, func(u *users.User) error { return u.DeleteVM(ctx) }))
-}
-
-// TestJudgeMachinesDetectsViolations checks that without guard and fence, replicas that
-// were halted act on machines after their successors, and that the rules detect it.
-func TestJudgeMachinesDetectsViolations(t *testing.T) {
-	tier.Full(t, "violations take minutes to occur; the gate keeps TestJudgeMachines")
-	t.Parallel()
-	seed := newSeed(t)
-	w := newMachineEnvironment(t, builtProgram(t, unfencedController), outputDir(t, "machines-unfenced"), machineUsers, seed, false)
-	e := w.judgeMachines(t, haltUntilViolations(seed))
-	t.Logf("without guard and fence:\n%s", e.Summary())
-	violations := JudgeMachines(e)
-	for _, v := range violations {
-		t.Log(v)
-	}
-	if len(violations) == 0 {
-		t.Error("no violation was found: the check detects nothing")
 	}
 }
 

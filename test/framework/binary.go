@@ -13,7 +13,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
+
+	"cloudnative.tw/drover/test/framework/filelock"
 )
 
 // DroverBinary is the program that clusters run: DROVER_BIN if that is set, else bin/drover of
@@ -55,7 +56,7 @@ func build(binary, module, pkg string, env []string, flags ...string) error {
 	}
 	sum := sha256.Sum256(fmt.Appendln(nil, pkg, env, flags))
 	kept := filepath.Join(strings.TrimSpace(string(cache)), "programs", hex.EncodeToString(sum[:6]))
-	unlock, err := lockFile(kept + ".lock")
+	unlock, err := filelock.Lock(kept + ".lock")
 	if err != nil {
 		return err
 	}
@@ -71,21 +72,6 @@ func build(binary, module, pkg string, env []string, flags ...string) error {
 		return err
 	}
 	return os.WriteFile(binary, content, 0o755) // #nosec -- a program
-}
-
-// lockFile waits for a lock that is kept in a file, which is made where it is missing.
-func lockFile(path string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // #nosec -- others run programs in it
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) // #nosec -- a test's
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() { _ = f.Close() }, nil
 }
 
 // RepositoryRoot returns the folder above the working directory that contains standalone/:

@@ -5,55 +5,39 @@ package framework
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework/filelock"
 )
 
-// lockDir has the locks that a user's tests share on this host, in whatever checkout and TMPDIR.
-func lockDir() (string, error) {
+// tryLock takes a lock that a user's tests share on this host, in whatever checkout and TMPDIR. It
+// returns nil if another has it.
+func tryLock(name string) (unlock func(), err error) {
 	dir := fmt.Sprintf("/tmp/.drover-test-locks-%d", os.Getuid())
-	return dir, os.MkdirAll(dir, 0o700)
-}
-
-// tryLock takes a lock of this host. It returns nil if another has it.
-func tryLock(name string) (*os.File, error) {
-	dir, err := lockDir()
-	if err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = nil
-		}
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return filelock.TryLock(filepath.Join(dir, name))
 }
 
 var leases struct {
 	sync.Mutex
-	files []*os.File // a file that is closed loses its lock
+	all []func() // a lock that nothing refers to is lost
 }
 
 // lease takes a lock until this process ends, and reports whether it was free.
 func lease(name string) (bool, error) {
-	f, err := tryLock(name)
-	if f == nil {
+	unlock, err := tryLock(name)
+	if unlock == nil {
 		return false, err
 	}
 	leases.Lock()
 	defer leases.Unlock()
-	leases.files = append(leases.files, f)
+	leases.all = append(leases.all, unlock)
 	return true, nil
 }
 
@@ -64,13 +48,8 @@ const maxStarts = 2
 func lockStart() (unlock func(), err error) {
 	err = assert.Poll(context.Background(), "a turn to start a cluster", func() error {
 		for n := range maxStarts {
-			f, err := tryLock(fmt.Sprintf("start-%d", n))
-			if err != nil {
+			if unlock, err = tryLock(fmt.Sprintf("start-%d", n)); err != nil || unlock != nil {
 				return err
-			}
-			if f != nil {
-				unlock = func() { _ = f.Close() }
-				return nil
 			}
 		}
 		return fmt.Errorf("%d others start on this host", maxStarts)

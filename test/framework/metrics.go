@@ -4,9 +4,6 @@
 package framework
 
 import (
-	"errors"
-	"io"
-	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,14 +33,10 @@ func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 	return sum
 }
 
-// ReadMetrics reads the page of a program that serves it at an address.
-func ReadMetrics(t testing.TB, address string) Metrics {
+// ReadMetrics reads the page of the process.
+func (p *Process) ReadMetrics(t testing.TB) Metrics {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
+	page, err := p.Get(t.Context(), "/metrics")
 	assert.NoError(t, err)
-	answer, err := http.DefaultClient.Do(req)
-	assert.NoError(t, err)
-	page, err := io.ReadAll(answer.Body)
-	assert.NoError(t, errors.Join(err, answer.Body.Close()))
 	return page
 }

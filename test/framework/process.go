@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
-	"time"
 
 	"cloudnative.tw/drover/test/assert"
 )
@@ -71,12 +70,12 @@ func (p *Process) Output() string { return p.output.String() }
 func (p *Process) TakeOutput() string { return p.output.take() }
 
 // Wait waits for its end, without causing it, and returns how it ended.
-func (p *Process) Wait(within time.Duration) error {
+func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.process.done:
 		return p.process.err
-	case <-time.After(within):
-		return fmt.Errorf("has not ended within %s", within)
+	case <-ctx.Done():
+		return fmt.Errorf("has not ended: %w", context.Cause(ctx))
 	}
 }
 

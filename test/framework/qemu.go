@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework/filelock"
 )
 
 // QEMUBinary returns the path of the QEMU that tests run.
@@ -137,7 +138,7 @@ var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 	if err != nil {
 		return LinuxGuest{}, err
 	}
-	unlock, err := lockFile(filepath.Join(root, "bin", ".guest.lock"))
+	unlock, err := filelock.Lock(filepath.Join(root, "bin", ".guest.lock"))
 	if err != nil {
 		return LinuxGuest{}, err
 	}

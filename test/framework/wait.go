@@ -4,6 +4,7 @@
 package framework
 
 import (
+	"context"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -21,4 +22,12 @@ func RetryOnConflict(change func() error) (err error) {
 		return err
 	})
 	return err
+}
+
+// Sleep waits, and ends early when ctx does.
+func Sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
 }

@@ -57,15 +57,15 @@ func TestGoroutinesEnd(t *testing.T) {
 		turns = 20
 	}
 	w := testenv.StartVirtual(t)
-	address := framework.FreeAddress(t)
-	w.StartControllerProcess(t, nil, "--vm-driver=fake", "--fake-dir=", "--metrics-bind-address="+address)
+	controller := w.StartControllerProcess(t, nil, "--vm-driver=fake", "--fake-dir=", testenv.AnyMetricsAddress)
+	countGoroutines := func(t testing.TB) float64 { return controller.ReadMetrics(t).Sum("go_goroutines") }
 	runLifecycles(t, w, "warm")
-	before := countGoroutines(t, address)
+	before := countGoroutines(t)
 	for n := range turns {
 		runLifecycles(t, w, fmt.Sprintf("turn-%d", n))
 	}
 	assert.Eventually(t, "the goroutines of all VMs have ended", func(t testing.TB) error {
-		if now := countGoroutines(t, address); now > before+spareGoroutines {
+		if now := countGoroutines(t); now > before+spareGoroutines {
 			return fmt.Errorf("%v, before it were %v", now, before)
 		}
 		return nil
@@ -96,10 +96,4 @@ func runLifecycles(t *testing.T, w *testenv.Environment, name string) {
 	waitForAll("all are Active", func(phase api.Phase) bool { return phase == api.PhaseActive })
 	assert.NoError(t, vms.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	waitForAll("all are gone", func(api.Phase) bool { return false })
-}
-
-// countGoroutines reads the controller's own count.
-func countGoroutines(t testing.TB, address string) float64 {
-	t.Helper()
-	return framework.ReadMetrics(t, address).Sum("go_goroutines")
 }

@@ -26,8 +26,7 @@ const (
 func TestIdleVMsWriteNothing(t *testing.T) {
 	t.Parallel()
 	w := testenv.StartVirtual(t)
-	address := framework.FreeAddress(t)
-	w.StartControllerProcess(t, nil, "--vm-driver=fake", "--usage-period=1s", "--list-period=1s", "--orphan-grace=1s", "--metrics-bind-address="+address)
+	controller := w.StartControllerProcess(t, nil, "--vm-driver=fake", "--usage-period=1s", "--list-period=1s", "--orphan-grace=1s", testenv.AnyMetricsAddress)
 	var vms []*api.VirtualMachine
 	for n := range idleVMs {
 		vms = append(vms, w.CreateVM(t, newSmallVM(fmt.Sprintf("idle-%d", n), "default", "fake")))
@@ -47,19 +46,19 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 		}
 		return nil
 	})
-	waitForRounds(t, address, 2)
+	waitForRounds(t, controller, 2)
 	before := w.CountWrites()
-	waitForRounds(t, address, idleRounds)
+	waitForRounds(t, controller, idleRounds)
 	if more := w.CountWrites() - before; more != 0 {
 		t.Errorf("%d writes in %d rounds", more, idleRounds)
 	}
 }
 
 // waitForRounds waits until the engine was listed and sampled so many times more.
-func waitForRounds(t *testing.T, address string, more float64) {
+func waitForRounds(t *testing.T, c *testenv.ControllerProcess, more float64) {
 	t.Helper()
 	count := func(t testing.TB) float64 {
-		page, called := framework.ReadMetrics(t, address), "drover_driver_call_duration_seconds_count"
+		page, called := c.ReadMetrics(t), "drover_driver_call_duration_seconds_count"
 		return min(page.Sum(called, `method="List"`), page.Sum(called, `method="Usage"`))
 	}
 	until := count(t) + more

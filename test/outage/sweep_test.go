@@ -102,17 +102,16 @@ func TestSweepFreezes(t *testing.T) {
 	first.MustStop(t)
 	createOrphans(t, w, 4)
 
-	address := framework.FreeAddress(t)
-	frozen := w.StartControllerProcess(t, nil, "--vm-driver=fake", "--orphan-grace=1s", "--metrics-bind-address="+address)
+	frozen := w.StartControllerProcess(t, nil, "--vm-driver=fake", "--orphan-grace=1s", testenv.AnyMetricsAddress)
 	if e := w.WaitForEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
 		t.Errorf("the event says %q", e.Note)
 	}
-	page := framework.ReadMetrics(t, address)
+	page := frozen.ReadMetrics(t)
 	if up, n := page.Sum("drover_orphan_sweep_frozen", `driver="fake"`), page.Sum("drover_orphan_servers", `driver="fake"`); up != 1 || n != 4 {
 		t.Errorf("frozen %v, orphans %v, want 1 and 4", up, n)
 	}
 	lists := func(t testing.TB) float64 {
-		return framework.ReadMetrics(t, address).Sum("drover_driver_call_duration_seconds_count", `driver="fake"`, `method="List"`)
+		return frozen.ReadMetrics(t).Sum("drover_driver_call_duration_seconds_count", `driver="fake"`, `method="List"`)
 	}
 	before := lists(t)
 	assert.Eventually(t, "more sweeps than the grace period is long", func(t testing.TB) error {

@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -42,9 +41,7 @@ func watchStates(t *testing.T, ns string) *states {
 	t.Helper()
 	s := &states{ns: ns, latest: map[string]*api.VirtualMachine{}}
 	ctx, stop := context.WithCancel(context.Background())
-	none, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).List(ctx, metav1.ListOptions{})
-	must(t, err)
-	events, err := environment.WatchVMs(ctx, ns, "", none.ResourceVersion)
+	events, err := environment.WatchVMs(ctx, ns, "", "")
 	if err != nil {
 		stop()
 		t.Fatal(err)

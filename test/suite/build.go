@@ -12,7 +12,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
+
+	"cloudnative.tw/drover/test/framework/filelock"
 )
 
 // linkFlags leave out what only a debugger needs: a test links in 2.4 s in place of 3.8 s, and stack
@@ -59,7 +60,7 @@ func (m *mark) buildTest(ctx context.Context, p testPackage, isRaced bool) (prog
 		name, args = "race-"+name, append(args, "-race")
 	}
 	kept := filepath.Join(cache, "tests", name)
-	unlock, err := lockFile(kept + ".lock")
+	unlock, err := filelock.Lock(kept + ".lock")
 	if err != nil {
 		return "", c, err
 	}
@@ -83,19 +84,4 @@ func copyFile(to, from string) error {
 		return err
 	}
 	return os.WriteFile(to, content, 0o755) // #nosec -- a program
-}
-
-// lockFile has one process at a time go on.
-func lockFile(path string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() { _ = f.Close() }, nil
 }

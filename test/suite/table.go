@@ -37,7 +37,7 @@ var shards = []shard{
 	{
 		name:  "system",
 		steps: []step{{of: "test/integration", isRaced: true}, {of: "test/outage", isRaced: true}, {of: "test/kubectlvm", isRaced: true}},
-		short: step{of: "test/outage", pattern: "TestKillStorms"},
+		short: step{of: "test/integration", pattern: "TestManualChanges"},
 		paths: slices.Concat(controller, []string{"cmd/kubectl-vm", "internal/driver/docker", "test/integration", "test/outage", "test/kubectlvm"}),
 	},
 	{
@@ -49,7 +49,7 @@ var shards = []shard{
 	{
 		name:  "failover",
 		steps: []step{{of: "test/failover"}},
-		short: step{of: "test/failover", pattern: "TestLeaderHaltedDuringCreations"},
+		short: step{of: "test/failover", pattern: "TestMachines/test"},
 		paths: slices.Concat(controller, []string{"test/failover"}),
 	},
 	{

@@ -75,7 +75,7 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 	if err != nil {
 		return w.handover, fmt.Errorf("%s of %s: %w; it printed:\n%s", sig, leader.identity, err, leader.Output())
 	}
-	return w.handover, checkExit(leader, sig)
+	return w.handover, checkExit(ctx, leader, sig)
 }
 
 // waitUntilSteady waits until all replicas run and no work is left.
@@ -92,8 +92,8 @@ func (b *benchmark) waitUntilSteady(ctx context.Context) error {
 }
 
 // checkExit checks that a stopped leader ended cleanly.
-func checkExit(leader *replica, sig syscall.Signal) error {
-	err := leader.Wait(handoverTimeout)
+func checkExit(ctx context.Context, leader *replica, sig syscall.Signal) error {
+	err := leader.Wait(ctx)
 	if err != nil && sig != syscall.SIGKILL {
 		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", leader.identity, err, leader.Output())
 	}

@@ -130,12 +130,11 @@ func (d *Deployment) upgrade(ctx context.Context, args ...string) error {
 
 // WaitUntilSteady waits until all replicas are ready, and returns who holds the Lease.
 func (d *Deployment) WaitUntilSteady(ctx context.Context) (holder string, err error) {
-	for ; ctx.Err() == nil; users.Sleep(ctx, users.PollPeriod) {
-		if holder, err = d.findHolder(ctx); err == nil {
-			return holder, nil
-		}
-	}
-	return "", fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	err = assert.Poll(ctx, "all replicas are ready", func() (err error) {
+		holder, err = d.findHolder(ctx)
+		return err
+	})
+	return holder, err
 }
 
 func (d *Deployment) findHolder(ctx context.Context) (string, error) {

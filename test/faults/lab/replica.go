@@ -10,24 +10,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/fleet"
 )
 
 // requestTimeout ends requests of the lab that are not answered.
 const requestTimeout = time.Minute
-
-// leaseName is the name of every world's Lease.
-const leaseName = "drover-controller"
 
 // Recovery says who goes on after a crash.
 type Recovery string
@@ -57,120 +49,85 @@ type Plan struct {
 
 // Replicas keeps one process leading in a world, and with ByStandby another one beside it.
 type Replicas struct {
+	*fleet.Fleet
 	world *World
 	plan  Plan
-	ctx   context.Context // until Stop
-	stop  context.CancelFunc
-	ended sync.WaitGroup
 
-	mu       sync.Mutex
-	all      []*process
-	failures []string
-	broken   []Violation // at the moments of crashes
+	mu sync.Mutex
+	// superseded is a process that was halted until another one led, so that it ends by itself.
+	superseded *fleet.Process
+	broken     []Violation // at the moments of crashes
 }
 
-// process is a process of a replica.
-type process struct {
-	*framework.Process
-	info history.Process
-	// crashes is set if it is to end at a point, replaced once the test has ended it, and
-	// superseded once another one leads while it is halted, so that it ends by itself.
-	crashes, replaced, superseded bool
-	// crashed is set once it has ended in that way.
-	crashed bool
-}
+// firstReplica is the name of the replica that leads first.
+const firstReplica = "replica-0"
 
 // StartReplicas starts the processes of a plan.
 func (w *World) StartReplicas(p Plan) (*Replicas, error) {
 	r := &Replicas{world: w, plan: p}
-	r.ctx, r.stop = context.WithCancel(context.Background())
-	first, err := r.start()
-	if err != nil {
-		return nil, err
+	r.Fleet = fleet.New(0, r.command, r.goOn)
+	first, err := r.Start(firstReplica)
+	if err == nil && p.Recovery == ByStandby {
+		if err = r.waitLeading(first); err == nil {
+			_, err = r.Start("replica-1")
+		}
 	}
-	if p.Recovery == ByStandby {
-		err := r.waitLeading(first)
-		if err == nil {
-			_, err = r.start()
-		}
-		if err != nil {
-			r.Stop()
-			return nil, err
-		}
+	if err != nil {
+		r.Stop()
+		return nil, err
 	}
 	return r, nil
 }
 
 // waitLeading waits until a process leads, or has ended.
-func (r *Replicas) waitLeading(p *process) error {
-	return assert.Poll(r.ctx, "the first replica leads", func() error {
-		if p.HasEnded() || p.hasLed() {
+func (r *Replicas) waitLeading(p *fleet.Process) error {
+	return assert.Poll(r.Context(), "the first replica leads", func() error {
+		if p.HasEnded() || p.HasLed() {
 			return nil
 		}
 		return errors.New(p.Output())
 	})
 }
 
-func (p *process) hasLed() bool { return strings.Contains(p.Output(), "Became leader") }
-
 // CheckLed returns an error unless a process has led, by its number from 0 on, or one after it.
 func (r *Replicas) CheckLed(n int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, p := range r.all[min(n, len(r.all)):] {
-		if p.hasLed() {
-			return nil
-		}
+	all := r.All()
+	if slices.ContainsFunc(all[min(n, len(all)):], (*fleet.Process).HasLed) {
+		return nil
 	}
-	return fmt.Errorf("of %d processes none has led from %d on", len(r.all), n)
+	return fmt.Errorf("of %d processes none has led from %d on", len(all), n)
 }
 
 // LearnFile is where a process records its points, by its number from 0 on.
 func (w *World) LearnFile(n int) string { return filepath.Join(w.Dir, fmt.Sprintf("points-%d", n)) }
 
-// start starts the next process.
-func (r *Replicas) start() (*process, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.isDone() {
-		return nil, errors.New("the world has ended")
-	}
-	n := len(r.all)
-	args, err := r.args(n)
-	if err != nil {
-		return nil, err
-	}
-	p := &process{crashes: n < len(r.plan.Crashes) && r.plan.Crashes[n] != "", info: history.Process{Replica: r.replicaName(n), From: time.Now()}}
-	if p.Process, err = framework.StartProcess(r.program(n), args, r.environment(n)); err != nil {
-		return nil, err
-	}
-	p.info.PID = p.PID()
-	r.all = append(r.all, p)
-	r.ended.Go(func() { r.supervise(p) })
-	return p, nil
-}
-
-func (r *Replicas) replicaName(n int) string {
-	if r.plan.Recovery == ByStandby {
-		return fmt.Sprintf("replica-%d", n)
-	}
-	return "replica-0"
-}
-
-func (r *Replicas) program(n int) string {
-	if len(r.plan.Programs) == 0 {
-		return r.world.Program
-	}
-	return r.plan.Programs[min(n, len(r.plan.Programs)-1)]
-}
-
-func (r *Replicas) args(n int) ([]string, error) {
+// command returns how a process is started.
+func (r *Replicas) command(_ string, n int) (fleet.Command, error) {
 	args, err := r.world.Args(r.plan.Engine, n)
 	args = append(args, "--usage-period=1h", "--metrics-bind-address=0")
-	if r.program(n) != r.world.Previous { // which may not have the flag
+	program := r.world.Program
+	if len(r.plan.Programs) > 0 {
+		program = r.plan.Programs[min(n, len(r.plan.Programs)-1)]
+	}
+	if program != r.world.Previous { // which may not have the flag
 		args = append(args, r.world.RecordDecisions(n))
 	}
-	return args, err
+	env := slices.Concat(r.world.Environment, r.plan.Engine.Environment(r.world))
+	if point := r.plan.crash(n); point != "" {
+		env = append(env, "DROVER_CRASHPOINT="+point)
+	}
+	if r.plan.Learn {
+		env = append(env, "DROVER_CRASHPOINT_LEARN="+r.world.LearnFile(n))
+	}
+	return fleet.Command{Program: program, Args: args, Env: env}, err
+}
+
+// crash returns the point at which a process ends, or nothing.
+func (p Plan) crash(process int) string {
+	if process < len(p.Crashes) {
+		return p.Crashes[process]
+	}
+	return ""
 }
 
 // Args are the flags of a process in this world, by its number from 0 on. Later flags win.
@@ -182,60 +139,29 @@ func (w *World) Args(e Engine, process int) ([]string, error) {
 		"--leader-elect-lease-duration=5m", "--leader-elect-renew-deadline=4m"), err
 }
 
-func (r *Replicas) environment(n int) []string {
-	env := slices.Concat(r.world.Environment, r.plan.Engine.Environment(r.world), []string{"POD_NAME=" + r.replicaName(n)})
-	if n < len(r.plan.Crashes) && r.plan.Crashes[n] != "" {
-		env = append(env, "DROVER_CRASHPOINT="+r.plan.Crashes[n])
-	}
-	if r.plan.Learn {
-		env = append(env, "DROVER_CRASHPOINT_LEARN="+r.world.LearnFile(n))
-	}
-	return env
-}
-
-// supervise waits for the end of a process and has another one go on.
-func (r *Replicas) supervise(p *process) {
-	err := p.Wait(time.Hour)
+// goOn judges a world in which a process has ended, and reports whether there is none besides.
+func (r *Replicas) goOn(p *fleet.Process) bool {
 	r.mu.Lock()
-	p.info.To = time.Now()
-	p.crashed = p.endedByKill(err)
-	if !r.isDone() && !p.crashed && !p.superseded {
-		r.failures = append(r.failures, fmt.Sprintf("%s ended: %v: %s", p.info.Replica, err, tail(p.Output())))
-	}
-	running := 0
-	for _, other := range r.all {
-		if !other.HasEnded() {
-			running++
-		}
-	}
+	isSuperseded := p == r.superseded
 	r.mu.Unlock()
-	if r.isDone() {
-		return
+	if !isSuperseded && !r.isEndedAsPlanned(p) {
+		r.Fail(fmt.Sprintf("%s ended: %v: %s", p.Replica, p.Wait(context.Background()), tail(p.Output())))
 	}
-	// The API server may be away.
-	err = assert.Poll(r.ctx, "the API answers after a crash", func() error { return errors.Join(r.judgeCrash(), r.clearLease(p.info.Replica)) })
-	if err != nil && !r.isDone() {
-		r.fail(err)
+	isLast := len(r.Running()) == 0
+	err := assert.Poll(r.Context(), "the API answers after a crash", func() error { // it may be away
+		return errors.Join(r.judgeCrash(), r.world.Lease().TakeFrom(p.Replica))
+	})
+	if err != nil {
+		r.Fail(err.Error())
 	}
-	if running == 0 {
-		if _, err := r.start(); err != nil && !r.isDone() {
-			r.fail(err)
-		}
-	}
+	return isLast
 }
 
-func (r *Replicas) isDone() bool { return r.ctx.Err() != nil }
-
-func (r *Replicas) fail(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.failures = append(r.failures, err.Error())
-}
-
-// endedByKill reports whether a process that was to crash has ended as kill -9 ends it.
-func (p *process) endedByKill(err error) bool {
-	exit, ok := errors.AsType[*exec.ExitError](err)
-	if !ok || !p.crashes && !p.replaced {
+// isEndedAsPlanned reports whether a process that was to crash, or was replaced, has ended as kill -9
+// ends it.
+func (r *Replicas) isEndedAsPlanned(p *fleet.Process) bool {
+	exit, ok := errors.AsType[*exec.ExitError](p.Wait(context.Background()))
+	if !ok || r.plan.crash(p.Number) == "" && p.EndedBy() != syscall.SIGKILL {
 		return false
 	}
 	status, ok := exit.Sys().(syscall.WaitStatus)
@@ -243,114 +169,55 @@ func (p *process) endedByKill(err error) bool {
 }
 
 // ClearLease takes the Lease from the first replica, whose processes are dead.
-func (r *Replicas) ClearLease() error { return r.clearLease(r.replicaName(0)) }
-
-// clearLease takes the Lease from a process that is dead, so that no run waits for its
-// expiry.
-func (r *Replicas) clearLease(replica string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout) // the replicas may be stopped
-	defer cancel()
-	leases := r.world.Kube.CoordinationV1().Leases(r.world.System)
-	return framework.RetryOnConflict(func() error {
-		lease, err := leases.Get(ctx, leaseName, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			return nil
-		case err != nil:
-			return err
-		case lease.Spec.HolderIdentity == nil || !strings.HasPrefix(*lease.Spec.HolderIdentity, replica+"_"):
-			return nil
-		}
-		*lease.Spec.HolderIdentity = ""
-		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
-		return err
-	})
-}
+func (r *Replicas) ClearLease() error { return r.world.Lease().TakeFrom(firstReplica) }
 
 // Replace ends the first process as a crash does, unless it has ended, so that the next one
 // goes on.
 func (r *Replicas) Replace() error {
-	r.mu.Lock()
-	p := r.all[0]
-	if p.HasEnded() {
-		r.mu.Unlock()
-		return nil
+	p := r.All()[0]
+	if err := p.Signal(syscall.SIGKILL); err != nil {
+		return err
 	}
-	p.replaced = true
-	r.mu.Unlock()
-	return p.Kill()
+	_ = p.Wait(context.Background())
+	return nil
 }
 
 // Supersede halts the first process and has another one lead. It lets the first go on when
 // meanwhile returns; that one does not know yet that it has lost the Lease, or at all if it is
 // isolated then.
 func (r *Replicas) Supersede(meanwhile func() error) error {
+	p := r.All()[0]
 	r.mu.Lock()
-	p := r.all[0]
-	p.superseded = true
+	r.superseded = p
 	r.mu.Unlock()
-	if err := syscall.Kill(p.PID(), syscall.SIGSTOP); err != nil {
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
 	err := r.ClearLease()
 	if err == nil {
-		err = assert.Poll(r.ctx, "another replica leads", func() error { return r.CheckLed(1) })
+		err = assert.Poll(r.Context(), "another replica leads", func() error { return r.CheckLed(1) })
 	}
-	return errors.Join(err, meanwhile(), syscall.Kill(p.PID(), syscall.SIGCONT))
+	return errors.Join(err, meanwhile(), p.Signal(syscall.SIGCONT))
 }
 
 // Stop kills all processes.
-func (r *Replicas) Stop() {
-	r.mu.Lock()
-	r.stop()
-	for _, p := range r.all {
-		if !p.HasEnded() {
-			_ = p.Kill()
-		}
-	}
-	r.mu.Unlock()
-	r.ended.Wait()
-}
+func (r *Replicas) Stop() { r.Fleet.Stop(syscall.SIGKILL) }
 
 // Crashed returns how many processes have ended at their points.
 func (r *Replicas) Crashed() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	n := 0
-	for _, p := range r.all {
-		if p.crashes && p.crashed && !p.replaced {
+	for _, p := range r.All() {
+		if r.plan.crash(p.Number) != "" && p.EndedBy() == 0 && p.HasEnded() && r.isEndedAsPlanned(p) {
 			n++
 		}
 	}
 	return n
 }
 
-// Processes returns all processes so far.
-func (r *Replicas) Processes() []history.Process {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var all []history.Process
-	for _, p := range r.all {
-		all = append(all, p.info)
-	}
-	return all
-}
-
-// Output returns what all processes have printed.
-func (r *Replicas) Output() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var all strings.Builder
-	for n, p := range r.all {
-		fmt.Fprintf(&all, "=== process %d, %s, %d\n%s", n, p.info.Replica, p.info.PID, p.Output())
-	}
-	return all.String()
-}
-
 // judgeCrash checks what must hold even while no process runs: each server has a
 // VirtualMachine, which has the finalizer.
 func (r *Replicas) judgeCrash() error {
-	ctx, cancel := context.WithTimeout(r.ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
 	if r.plan.Unprotected {
 		return nil
@@ -376,13 +243,6 @@ func (r *Replicas) BrokenAtCrashes() []Violation {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]Violation(nil), r.broken...)
-}
-
-// Failures returns why processes ended that no point had ended.
-func (r *Replicas) Failures() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return append([]string(nil), r.failures...)
 }
 
 func tail(text string) string { return text[max(0, len(text)-2000):] }

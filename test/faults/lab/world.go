@@ -26,6 +26,7 @@ import (
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/fleet"
 )
 
 // World is to the controllers in it a cluster of its own, with an engine of its own. One
@@ -230,18 +231,8 @@ func (w *World) Existing() map[string]*api.VirtualMachine {
 	return maps.Clone(w.now)
 }
 
-// Leader returns the name of the replica that has the Lease, or nothing.
-func (w *World) Leader(ctx context.Context) (string, error) {
-	lease, err := w.Kube.CoordinationV1().Leases(w.System).Get(ctx, leaseName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && lease.Spec.HolderIdentity == nil {
-		return "", nil
-	}
-	if err != nil {
-		return "", err
-	}
-	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
-	return name, nil
-}
+// Lease is that of the world's replicas.
+func (w *World) Lease() fleet.Lease { return fleet.Lease{Kube: w.Kube, Namespace: w.System} }
 
 // signal wakes who waits for a change. The caller holds the lock.
 func (w *World) signal() {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/failover/processlog"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/fleet"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -66,7 +68,7 @@ func possibleFaults(engine string, mayEnd bool) []fault {
 // the last is over.
 func (s *soak) startFaults(ctx context.Context) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
-	possible := possibleFaults(s.Engine.Name(), s.fleet.mayLose)
+	possible := possibleFaults(s.Engine.Name(), s.replicas.mayLose)
 	var injector sync.WaitGroup
 	var err error
 	injector.Go(func() {
@@ -74,7 +76,7 @@ func (s *soak) startFaults(ctx context.Context) (stop func() error) {
 			f := possible[s.random.IntN(len(possible))]
 			err = f.inject(ctx, s, s.random)
 			s.count(f.name)
-			users.Sleep(ctx, upTo(s.random, maxGap))
+			framework.Sleep(ctx, upTo(s.random, maxGap))
 		}
 	})
 	return func() error {
@@ -91,23 +93,23 @@ func upTo(random *rand.Rand, d time.Duration) time.Duration {
 // requestTimeout bounds a look at the Lease.
 const requestTimeout = 10 * time.Second
 
-// leading is that of the fleet, even if the fault ends meanwhile.
-func (s *soak) leading(ctx context.Context) (leads, stands *replica, err error) {
+// leading is that of the replicas, even if the fault ends meanwhile.
+func (s *soak) leading(ctx context.Context) (leads, stands *fleet.Process, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 	defer cancel()
-	return s.fleet.leading(ctx)
+	return s.replicas.leading(ctx)
 }
 
 func signalLeader(signal syscall.Signal) func(context.Context, *soak, *rand.Rand) error {
 	return func(ctx context.Context, s *soak, _ *rand.Rand) error {
 		leads, _, err := s.leading(ctx)
-		return errors.Join(err, leads.send(signal))
+		return errors.Join(err, leads.Signal(signal))
 	}
 }
 
 func killStandby(ctx context.Context, s *soak, _ *rand.Rand) error {
 	_, stands, err := s.leading(ctx)
-	return errors.Join(err, stands.send(syscall.SIGKILL))
+	return errors.Join(err, stands.Signal(syscall.SIGKILL))
 }
 
 func haltLeader(atMost time.Duration) func(context.Context, *soak, *rand.Rand) error {
@@ -116,26 +118,24 @@ func haltLeader(atMost time.Duration) func(context.Context, *soak, *rand.Rand) e
 		if err != nil {
 			return err
 		}
-		err = leads.send(syscall.SIGSTOP)
-		users.Sleep(ctx, upTo(random, atMost))
-		return errors.Join(err, leads.send(syscall.SIGCONT))
+		return leads.Halt(ctx, upTo(random, atMost))
 	}
 }
 
 func cutAPI(atMost time.Duration) func(context.Context, *soak, *rand.Rand) error {
 	return func(ctx context.Context, s *soak, random *rand.Rand) error {
-		s.fleet.excuseUntil(time.Now().Add(atMost))
+		s.replicas.excuseUntil(time.Now().Add(atMost))
 		back := s.world.CutAPI()
-		users.Sleep(ctx, upTo(random, atMost))
+		framework.Sleep(ctx, upTo(random, atMost))
 		back()
-		s.fleet.excuseUntil(time.Now())
+		s.replicas.excuseUntil(time.Now())
 		return nil
 	}
 }
 
 func answerBadly(ctx context.Context, s *soak, random *rand.Rand) error {
 	codes := []int{http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError}
-	s.fleet.excuseUntil(time.Now().Add(badly))
+	s.replicas.excuseUntil(time.Now().Add(badly))
 	own := users.NewRandom(random.Uint64(), 0) // requests are answered at the same time
 	back := s.world.AnswerBadly(func(method string) int {
 		if !own.WithProbability(badShare) {
@@ -147,15 +147,15 @@ func answerBadly(ctx context.Context, s *soak, random *rand.Rand) error {
 		}
 		return code
 	})
-	users.Sleep(ctx, upTo(random, badly))
+	framework.Sleep(ctx, upTo(random, badly))
 	back()
-	s.fleet.excuseUntil(time.Now())
+	s.replicas.excuseUntil(time.Now())
 	return nil
 }
 
 func cutEngine(ctx context.Context, s *soak, random *rand.Rand) error {
 	back, err := s.Engine.Outage(ctx, s.world, false)
-	users.Sleep(ctx, upTo(random, outage))
+	framework.Sleep(ctx, upTo(random, outage))
 	if back == nil {
 		return err
 	}

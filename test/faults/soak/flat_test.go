@@ -6,6 +6,8 @@ package soak
 import (
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestCheckFlat checks that what grows with every round is found, and what grows at first or
@@ -45,17 +47,17 @@ func TestCheckFlat(t *testing.T) {
 	}
 }
 
-// TestParseNeeds checks that a process without a metric is no process that needs nothing.
-func TestParseNeeds(t *testing.T) {
-	var text strings.Builder
+// TestNeedsOf checks that a process without a metric is no process that needs nothing.
+func TestNeedsOf(t *testing.T) {
+	var page string
 	for _, f := range fields {
-		text.WriteString("# TYPE " + f.metric + " gauge\n" + f.metric + " 1.5e+07\n")
+		page += "# TYPE " + f.metric + " gauge\n" + f.metric + " 1.5e+07\n"
 	}
-	got, err := parseNeeds(text.String())
+	got, err := needsOf(framework.Metrics(page))
 	if want := (needs{15e6, 15e6, 15e6, 15e6, 15e6}); err != nil || got != want {
 		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
-	if _, err := parseNeeds("go_goroutines 7\n"); err == nil {
+	if _, err := needsOf(framework.Metrics("go_goroutines 7\n")); err == nil {
 		t.Error("got no error for one metric of five")
 	}
 }

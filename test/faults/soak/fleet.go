@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -17,9 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
-	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
-	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/framework/fleet"
 )
 
 const (
@@ -39,210 +36,119 @@ var shortLease = []string{
 	"--leader-elect-retry-period=500ms", "--leader-elect-request-timeout=500ms", "--leader-elect-margin=500ms",
 }
 
-// fleet is a leader and a standby, which are started again whenever they end.
-type fleet struct {
-	world    *lab.World
-	replicas []*replica
-	stop     context.CancelFunc
-	ended    sync.WaitGroup
-
+// replicas are a leader and a standby, which are started again whenever they end.
+type replicas struct {
+	*fleet.Fleet
+	world *lab.World
 	// broken is called when a process has ended by itself. Nothing has to be waited for then.
-	broken func()
-
-	mu       sync.Mutex
-	failures []string
-	lost     int       // how many processes have lost the Lease
-	excused  int       // how many others have ended without the API
-	apiBack  time.Time // when the API server could be reached again
-	mayLose  bool      // the Lease
-}
-
-// replica is one of the two.
-type replica struct {
-	name, metrics, pprof string
-	args, env            []string
+	broken  func()
+	mayLose bool // the Lease
 
 	mu      sync.Mutex
-	process *framework.Process // nil between two
-	signal  syscall.Signal     // that ends the process
-	history []history.Process
-	output  strings.Builder // of processes that have ended
+	lost    int       // how many processes have lost the Lease
+	excused int       // how many others have ended without the API
+	apiBack time.Time // when the API server could be reached again
 }
 
-// startFleet starts two replicas, which may lose the Lease or not.
-func startFleet(ctx context.Context, w *lab.World, e lab.Engine, mayLose bool, broken func()) (*fleet, error) {
-	f := &fleet{world: w, mayLose: mayLose, broken: broken}
-	ctx, f.stop = context.WithCancel(ctx)
-	for n := range 2 {
-		r := &replica{name: fmt.Sprintf("replica-%d", n)}
-		r.env = slices.Concat(w.Environment, e.Environment(w), []string{"POD_NAME=" + r.name})
+// names are those of the replicas, in the order of their files.
+var names = []string{"replica-0", "replica-1"}
+
+// startReplicas starts two replicas, which may lose the Lease or not.
+func startReplicas(w *lab.World, e lab.Engine, mayLose bool, broken func()) (*replicas, error) {
+	r := &replicas{world: w, mayLose: mayLose, broken: broken}
+	lease := longLease
+	if mayLose {
+		lease = shortLease
+	}
+	r.Fleet = fleet.New(restartDelay, func(name string, _ int) (fleet.Command, error) {
+		n := slices.Index(names, name)
 		args, err := w.Args(e, n)
-		if err := errors.Join(err, r.findAddresses(ctx)); err != nil {
+		return fleet.Command{
+			Program: w.Program, Env: slices.Concat(w.Environment, e.Environment(w)),
+			Args: slices.Concat(args, lease, []string{
+				w.RecordDecisions(n), "--usage-period=10s", "--metrics-bind-address=127.0.0.1:0", "--pprof-bind-address=127.0.0.1:0",
+			}),
+		}, err
+	}, r.judgeEnd)
+	for _, name := range names {
+		if _, err := r.Start(name); err != nil {
+			r.end()
 			return nil, err
 		}
-		r.args = slices.Concat(args, []string{w.RecordDecisions(n), "--usage-period=10s", "--metrics-bind-address=" + r.metrics, "--pprof-bind-address=" + r.pprof})
-		if mayLose {
-			r.args = append(r.args, shortLease...)
-		} else {
-			r.args = append(r.args, longLease...)
-		}
-		f.replicas = append(f.replicas, r)
-		f.ended.Go(func() { f.supervise(ctx, r) })
 	}
-	return f, nil
+	return r, nil
 }
 
 // awaitStart waits until all replicas run: a process that starts without the API ends.
-func (f *fleet) awaitStart(ctx context.Context) error {
+func (r *replicas) awaitStart(ctx context.Context) error {
 	return assert.Poll(ctx, "all replicas run", func() (err error) {
-		for _, r := range f.replicas {
-			_, metricsErr := get(ctx, "http://"+r.metrics+"/metrics")
+		for _, name := range names {
+			_, metricsErr := r.get(ctx, name, "/metrics")
 			err = errors.Join(err, metricsErr)
 		}
 		return err
 	})
 }
 
-// findAddresses finds free ports of an address that programs do not connect from, so that
-// they stay free while no process runs.
-func (r *replica) findAddresses(ctx context.Context) error {
-	var free []string
-	for range 2 {
-		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.3:0")
-		if err != nil {
-			return err
-		}
-		defer func() { _ = listener.Close() }()
-		free = append(free, listener.Addr().String())
+// get requests a path from a replica.
+func (r *replicas) get(ctx context.Context, name, path string) ([]byte, error) {
+	p := r.Running()[name]
+	if p == nil {
+		return nil, fmt.Errorf("%s does not run", name)
 	}
-	r.metrics, r.pprof = free[0], free[1]
-	return nil
+	ctx, cancel := context.WithTimeout(ctx, scrapeTimeout)
+	defer cancel()
+	return p.Get(ctx, path)
 }
 
-// supervise runs one process after the other until ctx ends.
-func (f *fleet) supervise(ctx context.Context, r *replica) {
-	for ; ctx.Err() == nil; users.Sleep(ctx, restartDelay) {
-		p, err := r.start(f.world.Program)
-		if err != nil {
-			f.fail(err.Error())
-			return
-		}
-		stop := context.AfterFunc(ctx, func() { _ = p.Stop() }) // which releases the Lease
-		for !p.HasEnded() {
-			_ = p.Wait(time.Hour)
-		}
-		stop()
-		f.judgeEnd(r, p)
-	}
-}
-
-func (r *replica) start(program string) (*framework.Process, error) {
+// judgeEnd notes whether something has ended a process.
+func (r *replicas) judgeEnd(p *fleet.Process) (again bool) {
+	text, err, signal := p.Output(), p.Wait(context.Background()), p.EndedBy()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	from := time.Now()
-	p, err := framework.StartProcess(program, r.args, r.env)
-	if err != nil {
-		return nil, err
-	}
-	r.process, r.signal = p, 0
-	r.history = append(r.history, history.Process{Replica: r.name, PID: p.PID(), From: from})
-	return p, nil
-}
-
-// send signals the process of a replica. One that ends by it has not ended by itself.
-func (r *replica) send(s syscall.Signal) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.process == nil || r.process.HasEnded() {
-		return nil
-	}
-	if s == syscall.SIGKILL || s == syscall.SIGTERM {
-		r.signal = s
-	}
-	if err := syscall.Kill(r.process.PID(), s); !errors.Is(err, syscall.ESRCH) {
-		return err
-	}
-	return nil
-}
-
-// judgeEnd records the end of a process, and whether something had ended it.
-func (f *fleet) judgeEnd(r *replica, p *framework.Process) {
-	text, err := p.TakeOutput(), p.Wait(time.Second)
-	r.mu.Lock()
-	r.process, r.history[len(r.history)-1].To = nil, time.Now()
-	fmt.Fprintf(&r.output, "%s\n=== %s, process %d: %v\n", text, r.name, p.PID(), err)
-	signal := r.signal
-	r.mu.Unlock()
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	switch {
 	case signal == syscall.SIGKILL, signal == syscall.SIGTERM && err == nil:
-	case f.mayLose && strings.Contains(text, leader.ErrLost.Error()):
-		f.lost++
-	case f.mayLose && time.Since(f.apiBack) < excusedFor && !strings.Contains(text, "\ngoroutine "):
-		f.excused++
+	case r.mayLose && strings.Contains(text, leader.ErrLost.Error()):
+		r.lost++
+	case r.mayLose && time.Since(r.apiBack) < excusedFor && !strings.Contains(text, "\ngoroutine "):
+		r.excused++
 	default:
-		f.failures = append(f.failures, fmt.Sprintf("%s, process %d: %v: %s", r.name, p.PID(), err, text[max(0, len(text)-4000):]))
-		f.broken()
+		r.Fail(fmt.Sprintf("%s, process %d: %v: %s", p.Replica, p.PID(), err, text[max(0, len(text)-4000):]))
+		r.broken()
 	}
-}
-
-func (f *fleet) fail(text string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.failures = append(f.failures, text)
-	f.broken()
+	return true
 }
 
 // excuseUntil lets processes end that cannot reach the API server.
-func (f *fleet) excuseUntil(back time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.apiBack = back
+func (r *replicas) excuseUntil(back time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.apiBack = back
 }
 
-// leading returns the replica that has the Lease, and the other one.
-func (f *fleet) leading(ctx context.Context) (leads, stands *replica, err error) {
-	name, err := f.world.Leader(ctx)
-	leads, stands = f.replicas[0], f.replicas[1]
-	if name == stands.name {
-		leads, stands = stands, leads
+// leading returns the process of the replica that has the Lease, and the other one. They are nil
+// while they do not run.
+func (r *replicas) leading(ctx context.Context) (leads, stands *fleet.Process, err error) {
+	name, _, err := r.world.Lease().Holder(ctx)
+	running := r.Running()
+	if name == names[1] {
+		return running[names[1]], running[names[0]], err
 	}
-	return leads, stands, err
+	return running[names[0]], running[names[1]], err
 }
 
-// end stops both.
-func (f *fleet) end() {
-	f.stop()
-	f.ended.Wait()
-}
+// end stops both, which release the Lease.
+func (r *replicas) end() { r.Stop(syscall.SIGTERM) }
 
 // evidence returns what is to be judged, and keeps it.
-func (f *fleet) evidence(e lab.Engine) lab.Evidence {
-	f.mu.Lock()
-	evidence := lab.Evidence{Engine: e, Failures: slices.Clone(f.failures), Decisions: f.world.Decisions(len(f.replicas))}
-	f.mu.Unlock()
-	for _, r := range f.replicas {
-		r.mu.Lock()
-		evidence.Processes = append(evidence.Processes, r.history...)
-		evidence.Output += r.output.String()
-		if r.process != nil {
-			evidence.Output += r.process.Output()
-		}
-		r.mu.Unlock()
+func (r *replicas) evidence(e lab.Engine) lab.Evidence {
+	return lab.Evidence{
+		Engine: e, Processes: r.Processes(), Output: r.Output(), Decisions: r.world.Decisions(len(names)), Failures: r.Failures(),
 	}
-	return evidence
 }
 
 // forget drops what was printed and decided.
-func (f *fleet) forget() error {
-	for _, r := range f.replicas {
-		r.mu.Lock()
-		r.output.Reset()
-		if r.process != nil {
-			_ = r.process.TakeOutput()
-		}
-		r.mu.Unlock()
-	}
-	return f.world.ForgetDecisions(len(f.replicas))
+func (r *replicas) forget() error {
+	r.Forget()
+	return r.world.ForgetDecisions(len(names))
 }

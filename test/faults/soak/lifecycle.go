@@ -15,6 +15,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -82,7 +83,7 @@ func (l *lifecycle) hurry(ctx context.Context, s *soak) error {
 	case 0:
 		return s.world.WaitVM(ctx, l.name, hasFinalizer)
 	case 1:
-		users.Sleep(ctx, upTo(l.random, haste))
+		framework.Sleep(ctx, upTo(l.random, haste))
 	}
 	return nil
 }
@@ -146,7 +147,7 @@ func (l *lifecycle) change(ctx context.Context, s *soak) error {
 	wasSettled := l.settled
 	l.settled = r.patient || l.random.Float64() >= impatientShare
 	if !l.settled {
-		users.Sleep(ctx, upTo(l.random, haste))
+		framework.Sleep(ctx, upTo(l.random, haste))
 		return nil
 	}
 	if wasSettled {

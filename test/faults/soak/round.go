@@ -103,7 +103,7 @@ func inParallel[T any](all []T, do func(n int, of T) error) error {
 // judge waits until all rules hold. The lifecycles are those that have ended.
 func (s *soak) judge(ctx context.Context, ended []*lifecycle) error {
 	broken, err := lab.Settle(ctx, func() ([]lab.Violation, error) {
-		state, broken, err := s.world.JudgeEvidence(ctx, s.fleet.evidence(s.Engine))
+		state, broken, err := s.world.JudgeEvidence(ctx, s.replicas.evidence(s.Engine))
 		for _, l := range ended {
 			if rule, text := l.check(state.Effects[l.name], s.kills(l.name)); rule != "" {
 				broken = append(broken, lab.Violation{Rule: rule, Text: text})
@@ -142,7 +142,7 @@ func (s *soak) rest(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.fleet.forget(); err != nil {
+	if err := s.replicas.forget(); err != nil {
 		return err
 	}
 	return s.world.Forget(ctx)
@@ -156,7 +156,7 @@ func (s *soak) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	seen := s.fleet.evidence(s.Engine)
+	seen := s.replicas.evidence(s.Engine)
 	s.decisions = seen.Decisions
 	if errors.Is(err, context.Canceled) {
 		for _, text := range seen.Failures {

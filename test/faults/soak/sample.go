@@ -4,22 +4,19 @@
 package soak
 
 import (
-	"bufio"
 	"context"
 	"encoding/csv"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -104,41 +101,44 @@ func (s *samples) addDone() {
 // follow takes samples until ctx ends. A process that has just ended, or is halted, gives
 // none.
 func (s *samples) follow(ctx context.Context, of *soak) {
-	for ; ctx.Err() == nil; users.Sleep(ctx, samplePeriod) {
-		for _, r := range of.fleet.replicas {
-			_ = s.take(ctx, of, r, false)
+	for ; ctx.Err() == nil; framework.Sleep(ctx, samplePeriod) {
+		for _, name := range names {
+			_ = s.take(ctx, of, name, false)
 		}
 	}
 }
 
 // rest takes a sample of each process after garbage was collected.
 func (s *samples) rest(ctx context.Context, of *soak) error {
-	for _, r := range of.fleet.replicas {
-		err := s.take(ctx, of, r, true)
-		if err != nil && of.fleet.mayLose {
-			err = assert.Poll(ctx, r.name+" has started again", func() error { return s.take(ctx, of, r, true) })
+	for _, name := range names {
+		err := s.take(ctx, of, name, true)
+		if err != nil && of.replicas.mayLose {
+			err = assert.Poll(ctx, name+" has started again", func() error { return s.take(ctx, of, name, true) })
 		}
 		if err != nil {
-			return fmt.Errorf("sample of %s: %w", r.name, err)
+			return fmt.Errorf("sample of %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-func (s *samples) take(ctx context.Context, of *soak, r *replica, rest bool) error {
-	taken := sample{replica: r.name, pid: r.pid(), rest: rest, vms: len(of.world.Existing())}
+func (s *samples) take(ctx context.Context, of *soak, name string, rest bool) error {
+	taken := sample{replica: name, rest: rest, vms: len(of.world.Existing())}
+	if p := of.replicas.Running()[name]; p != nil {
+		taken.pid = p.PID()
+	}
 	if rest {
 		for range 2 { // what has a finalizer goes with the second collection
-			if _, err := get(ctx, "http://"+r.pprof+"/debug/pprof/heap?gc=1"); err != nil {
+			if _, err := of.replicas.get(ctx, name, "/debug/pprof/heap?gc=1"); err != nil {
 				return err
 			}
 		}
 	}
-	text, err := get(ctx, "http://"+r.metrics+"/metrics")
+	page, err := of.replicas.get(ctx, name, "/metrics")
 	if err != nil {
 		return err
 	}
-	if taken.needs, err = parseNeeds(text); err != nil {
+	if taken.needs, err = needsOf(page); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -148,16 +148,6 @@ func (s *samples) take(ctx context.Context, of *soak, r *replica, rest bool) err
 	err = s.table.Write(taken.row())
 	s.table.Flush()
 	return err
-}
-
-// pid returns that of the process, or 0.
-func (r *replica) pid() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.process == nil {
-		return 0
-	}
-	return r.process.PID()
 }
 
 func (s sample) row() []string {
@@ -178,48 +168,12 @@ func (s *samples) atRest() []sample {
 	return slices.DeleteFunc(slices.Clone(s.all), func(s sample) bool { return !s.rest })
 }
 
-// parseNeeds reads them in what a metrics endpoint says.
-func parseNeeds(text string) (needs, error) {
-	var n needs
-	found := 0
-	lines := bufio.NewScanner(strings.NewReader(text))
-	for lines.Scan() {
-		name, value, _ := strings.Cut(lines.Text(), " ")
-		for i, f := range fields {
-			if name != f.metric {
-				continue
-			}
-			var err error
-			if n[i], err = strconv.ParseFloat(value, 64); err != nil {
-				return n, fmt.Errorf("metric %s: %w", name, err)
-			}
-			found++
+// needsOf reads them in a page of metrics, which has all of them.
+func needsOf(page framework.Metrics) (n needs, err error) {
+	for i, f := range fields {
+		if n[i] = page.Sum(f.metric); n[i] == 0 {
+			return n, fmt.Errorf("there is no metric %s", f.metric)
 		}
 	}
-	if found != len(fields) {
-		return n, fmt.Errorf("%d of %d metrics were found", found, len(fields))
-	}
-	return n, lines.Err()
-}
-
-// client keeps no connection open, which would count as one of the process.
-var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-
-func get(ctx context.Context, url string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, scrapeTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = res.Body.Close() }()
-	content, err := io.ReadAll(res.Body)
-	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s says %s", url, res.Status)
-	}
-	return string(content), err
+	return n, nil
 }

@@ -65,12 +65,12 @@ func Kind(s Settings) lab.Kind {
 type soak struct {
 	Settings
 
-	seed   uint64
-	world  *lab.World
-	fleet  *fleet
-	random *rand.Rand // of the faults
-	log    *samples
-	next   int // number of the next lifecycle
+	seed     uint64
+	world    *lab.World
+	replicas *replicas
+	random   *rand.Rand // of the faults
+	log      *samples
+	next     int // number of the next lifecycle
 
 	mu       sync.Mutex
 	counts   map[string]int // faults by name
@@ -138,11 +138,11 @@ var errBroken = errors.New("a rule was broken")
 func (s *soak) phase(ctx context.Context, name string, mayEnd bool, count int) (err error) {
 	steps, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if s.fleet, err = startFleet(ctx, s.world, s.Engine, mayEnd, cancel); err != nil {
+	if s.replicas, err = startReplicas(s.world, s.Engine, mayEnd, cancel); err != nil {
 		return err
 	}
-	defer s.fleet.end()
-	if err := s.fleet.awaitStart(ctx); err != nil {
+	defer s.replicas.end()
+	if err := s.replicas.awaitStart(ctx); err != nil {
 		return err
 	}
 	var sampler sync.WaitGroup
@@ -156,7 +156,7 @@ func (s *soak) phase(ctx context.Context, name string, mayEnd bool, count int) (
 		err = s.round(steps, n)
 	}
 	if mayEnd {
-		s.result.Notes = append(s.result.Notes, fmt.Sprintf("%d processes lost the Lease, %d ended at a start without the API", s.fleet.lost, s.fleet.excused))
+		s.result.Notes = append(s.result.Notes, fmt.Sprintf("%d processes lost the Lease, %d ended at a start without the API", s.replicas.lost, s.replicas.excused))
 	}
 	return err
 }

@@ -103,6 +103,9 @@ func (c *LocalController) MustStop(t testing.TB) {
 	}
 }
 
+// AnyMetricsAddress is the flag of a controller whose metrics are read: ControllerProcess finds its port.
+const AnyMetricsAddress = "--metrics-bind-address=127.0.0.1:0"
+
 // ControllerProcess is a controller in a process of its own, which can be killed.
 type ControllerProcess struct {
 	*framework.Process

@@ -210,10 +210,17 @@ func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMH
 	return h
 }
 
-// WatchVMs watches the VMs of a namespace that match a field selector, from a resourceVersion on. When the
-// API server closes the watch, it opens another where that one ended.
+// WatchVMs watches the VMs of a namespace that match a field selector, from a resourceVersion on, or from
+// now on where that is empty. When the API server closes the watch, it opens another where that one ended.
 func (env *Environment) WatchVMs(ctx context.Context, ns, selector, version string) (watch.Interface, error) {
 	vms := env.vmsIn(ns)
+	if version == "" {
+		now, err := vms.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		version = now.ResourceVersion
+	}
 	return watchtools.NewRetryWatcherWithContext(ctx, version, &cache.ListWatch{
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			options.FieldSelector = selector

@@ -4,6 +4,7 @@
 package users
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -12,31 +13,29 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
-const (
-	// PollPeriod is the time between a user's looks.
-	PollPeriod = 100 * time.Millisecond
-	// RequestTimeout bounds requests to the API.
-	RequestTimeout = 5 * time.Second
-)
+// RequestTimeout bounds requests to the API.
+const RequestTimeout = 5 * time.Second
 
 // RetryRequest repeats an operation until it succeeds, because the API server may be down
 // and others write the objects too. An object that the API server finds invalid is a
 // final error.
 func RetryRequest(ctx context.Context, do func(context.Context) error) error {
-	for {
+	var final error
+	err := assert.Poll(ctx, "a request", func() error {
 		attempt, cancel := context.WithTimeout(ctx, RequestTimeout)
+		defer cancel()
 		err := do(attempt)
-		cancel()
-		if err == nil || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || apierrors.IsBadRequest(err) {
-			return err
+		if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || apierrors.IsBadRequest(err) {
+			final = err
+			return nil
 		}
-		if Sleep(ctx, PollPeriod); ctx.Err() != nil {
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		}
-	}
+		return err
+	})
+	return cmp.Or(final, err)
 }
 
 // CheckApplied returns an error unless a VirtualMachine is as its spec says, by its
@@ -57,12 +56,4 @@ func CheckApplied(vm *api.VirtualMachine) error {
 		err = fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(vm))
 	}
 	return err
-}
-
-// Sleep waits, and ends early when ctx does.
-func Sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }

@@ -20,10 +20,13 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
 const (
+	// maxHaste is the longest time from a request to the next one of a user who does not wait.
+	maxHaste = 100 * time.Millisecond
 	// maxIdleTime is the longest time that a user is idle.
 	maxIdleTime = 400 * time.Millisecond
 	// impatientShare is the share of requests for whose completion a user does not wait.
@@ -63,7 +66,7 @@ func (u *User) Run(ctx context.Context, stop <-chan struct{}) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", u.Name, err)
 		}
-		Sleep(ctx, u.Random.DurationUpTo(maxIdleTime))
+		framework.Sleep(ctx, u.Random.DurationUpTo(maxIdleTime))
 	}
 }
 
@@ -88,7 +91,7 @@ func (u *User) createRandomVM(ctx context.Context) error {
 		return err
 	}
 	if u.Random.WithProbability(impatientShare) {
-		Sleep(ctx, u.Random.DurationUpTo(maxIdleTime))
+		framework.Sleep(ctx, u.Random.DurationUpTo(maxIdleTime))
 		return u.DeleteVM(ctx)
 	}
 	return u.WaitUntilApplied(ctx, starts)
@@ -156,7 +159,7 @@ func (u *User) requestStopAndStart(ctx context.Context) error {
 	if err := u.updateSpec(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
 		return err
 	}
-	Sleep(ctx, u.Random.DurationUpTo(PollPeriod))
+	framework.Sleep(ctx, u.Random.DurationUpTo(maxHaste))
 	return u.applyChange(ctx, 0, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionActive })
 }
 
@@ -168,7 +171,7 @@ func (u *User) requestRestart(ctx context.Context) error {
 		if err := u.updateSpec(ctx, u.nextRestart()); err != nil {
 			return err
 		}
-		Sleep(ctx, u.Random.DurationUpTo(PollPeriod))
+		framework.Sleep(ctx, u.Random.DurationUpTo(maxHaste))
 	}
 	return u.applyChange(ctx, 1, u.nextRestart())
 }
@@ -262,32 +265,18 @@ func (u *User) DeleteVM(ctx context.Context) error {
 	})
 }
 
-// WaitFor polls until check succeeds. Its error has the last result of check, or of the
-// request before it.
+// WaitFor waits until check succeeds, which gets nil if there is no VirtualMachine.
 func (u *User) WaitFor(ctx context.Context, check func(*api.VirtualMachine) error) error {
-	last := errors.New("it was not looked at")
-	for ; ctx.Err() == nil; Sleep(ctx, PollPeriod) {
-		vm, err := u.getVM(ctx)
-		if err == nil {
-			err = check(vm)
+	return assert.Poll(ctx, u.Name, func() error {
+		attempt, cancel := context.WithTimeout(ctx, RequestTimeout)
+		defer cancel()
+		vm, err := u.VMs.Get(attempt, u.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			vm, err = nil, nil
 		}
-		if err == nil {
-			return nil
+		if err != nil {
+			return err
 		}
-		if ctx.Err() == nil {
-			last = err
-		}
-	}
-	return fmt.Errorf("%w: %w", context.Cause(ctx), last)
-}
-
-// getVM returns nil if there is no VirtualMachine.
-func (u *User) getVM(ctx context.Context) (*api.VirtualMachine, error) {
-	ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
-	defer cancel()
-	vm, err := u.VMs.Get(ctx, u.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // Nil is the answer for none.
-	}
-	return vm, err
+		return check(vm)
+	})
 }

@@ -1,0 +1,38 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package filelock has locks of this host that are kept in files, and end with their process.
+package filelock
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Lock waits for the lock in a file, which is made where it is missing.
+func Lock(path string) (unlock func(), err error) { return lock(path, syscall.LOCK_EX) }
+
+// TryLock returns nil if another has the lock.
+func TryLock(path string) (unlock func(), err error) {
+	unlock, err = lock(path, syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, nil //nolint:nilnil // Nil is the answer for a lock that is not free.
+	}
+	return unlock, err
+}
+
+func lock(path string, how int) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // #nosec -- others run programs in it
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) // #nosec -- a test's
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), how); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}

@@ -1,0 +1,27 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package filelock
+
+import (
+	"path/filepath"
+	"testing"
+
+	"cloudnative.tw/drover/test/assert"
+)
+
+// TestLock checks that one has a lock at a time, and only until it gives it back.
+func TestLock(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "made", "lock")
+	unlock, err := Lock(path)
+	assert.NoError(t, err)
+	if second, err := TryLock(path); second != nil || err != nil {
+		t.Errorf("a lock that is taken gives %t, %v", second != nil, err)
+	}
+	unlock()
+	if unlock, err = TryLock(path); unlock == nil {
+		t.Fatalf("a lock that was given back is not free: %v", err)
+	}
+	unlock()
+}
