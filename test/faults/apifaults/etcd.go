@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -73,12 +75,18 @@ func etcdCases() []etcdCase {
 // exploreEtcd runs cases one after another, since they disturb every world.
 func exploreEtcd(ctx context.Context, l *lab.Lab, isWanted func(etcdCase) bool) (result lab.Result, err error) {
 	begin := time.Now()
+	etcd, err := grpc.NewClient("unix:"+l.EtcdSocket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		return result, err
+	}
+	defer func() { err = errors.Join(err, etcd.Close()) }()
 	var want lab.State
 	for _, c := range etcdCases() {
 		if c.fault != nil && !isWanted(c) {
 			continue
 		}
-		r := &etcdRun{Lab: l, etcdCase: c, etcd: newEtcdClient(l.Cluster)}
+		r := &etcdRun{Lab: l, etcdCase: c, etcd: etcd}
 		broken, err := r.run(ctx, want)
 		if err != nil {
 			return result, fmt.Errorf("%s: %w\n%s", c.name, err, r.output)

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"time"
 
+	etcd "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -21,7 +23,7 @@ import (
 type etcdRun struct {
 	*lab.Lab
 	etcdCase
-	etcd     *etcdClient
+	etcd     *grpc.ClientConn
 	engine   lab.Fake
 	world    *lab.World
 	replicas *lab.Replicas
@@ -68,11 +70,13 @@ func (r *etcdRun) restart(do func() error) error {
 	return r.Start()
 }
 
+func nothing() error { return nil }
+
 // killAfter kills the API server some time after the requests.
 func killAfter(after time.Duration) func(context.Context, *etcdRun) error {
 	return func(_ context.Context, r *etcdRun) error {
 		time.Sleep(after)
-		return r.restart(func() error { return nil })
+		return r.restart(nothing)
 	}
 }
 
@@ -80,25 +84,31 @@ func killAfter(after time.Duration) func(context.Context, *etcdRun) error {
 func fillAfter(after time.Duration) func(context.Context, *etcdRun) error {
 	return func(ctx context.Context, r *etcdRun) error {
 		time.Sleep(after)
-		if err := r.etcd.setFull(ctx, true); err != nil {
+		if err := r.setFull(ctx, etcd.AlarmRequest_ACTIVATE); err != nil {
 			return err
 		}
 		time.Sleep(outageTime)
-		return r.etcd.setFull(ctx, false)
+		return r.setFull(ctx, etcd.AlarmRequest_DEACTIVATE)
 	}
+}
+
+// setFull raises or ends the alarm that etcd has when its disk quota is used up.
+func (r *etcdRun) setFull(ctx context.Context, action etcd.AlarmRequest_AlarmAction) error {
+	_, err := etcd.NewMaintenanceClient(r.etcd).Alarm(ctx, &etcd.AlarmRequest{Action: action, Alarm: etcd.AlarmType_NOSPACE})
+	return err
 }
 
 // cutOff keeps controllers from the API server, which restarts with empty caches.
 func cutOff(_ context.Context, r *etcdRun) error {
 	r.connect = r.world.CutAPI()
-	return r.restart(func() error { return nil })
+	return r.restart(nothing)
 }
 
 // compactAndReturn discards all versions that controllers know, and connects them again.
 func compactAndReturn(ctx context.Context, r *etcdRun) error {
 	err := r.compactAll(ctx)
 	if err == nil {
-		err = r.restart(func() error { return nil })
+		err = r.restart(nothing)
 	}
 	r.connect()
 	return err
@@ -107,19 +117,19 @@ func compactAndReturn(ctx context.Context, r *etcdRun) error {
 // compactAll discards all versions but the newest.
 func (r *etcdRun) compactAll(ctx context.Context) error {
 	now, err := r.revision(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = etcd.NewKVClient(r.etcd).Compact(ctx, &etcd.CompactionRequest{Revision: now, Physical: true})
 	}
-	return r.etcd.compact(ctx, now)
+	return err
 }
 
 // revision returns etcd's.
-func (r *etcdRun) revision(ctx context.Context) (uint64, error) {
+func (r *etcdRun) revision(ctx context.Context) (int64, error) {
 	list, err := r.Kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return 0, err
 	}
-	return strconv.ParseUint(list.ResourceVersion, 10, 64)
+	return strconv.ParseInt(list.ResourceVersion, 10, 64)
 }
 
 func (r *etcdRun) etcdDir() string { return filepath.Join(r.DataDir, "etcd") }
@@ -155,13 +165,13 @@ func restoreRaised(ctx context.Context, r *etcdRun) error {
 	if err := errors.Join(r.raiseRevision(ctx, before), r.compactAll(ctx)); err != nil {
 		return err
 	}
-	err = r.restart(func() error { return nil })
+	err = r.restart(nothing)
 	r.connect()
 	return err
 }
 
 // raiseRevision writes until the revision is higher than one.
-func (r *etcdRun) raiseRevision(ctx context.Context, than uint64) error {
+func (r *etcdRun) raiseRevision(ctx context.Context, than int64) error {
 	configMaps := r.Kube.CoreV1().ConfigMaps(r.world.System)
 	filler := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "raise-"}}
 	for {
@@ -169,7 +179,7 @@ func (r *etcdRun) raiseRevision(ctx context.Context, than uint64) error {
 		if err != nil {
 			return err
 		}
-		if now, err := strconv.ParseUint(made.ResourceVersion, 10, 64); err != nil || now > than {
+		if now, err := strconv.ParseInt(made.ResourceVersion, 10, 64); err != nil || now > than {
 			return err
 		}
 	}

@@ -1,6 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package apifaults has faults of what controllers see of the API: a single event of a watch
+// that is late or missing, lists from the past, and a clock of the API server that steps.
+//
+// Start with Faults in inject.go: package crash runs workloads with them. A fault occurs at an
+// event of a watch, "<type> <resource> <name>#<ordinal>", which a run without faults has shown.
+// The injector finds that event in the proxy of a world, and stream.go has the watches. watch.go,
+// past.go and clock.go have the faults.
 package apifaults
 
 import (
@@ -14,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"cloudnative.tw/drover/test/faults/crash"
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
@@ -30,16 +38,8 @@ type Faults struct {
 	ofLeader bool
 }
 
-func (f Faults) newFault(name string) fault {
-	if of, ok := f.byName[name]; ok {
-		return of()
-	}
-	return noFault{}
-}
-
-// cases returns all cases of the events of a workload.
-func (f Faults) cases(workload string, events []string) []testCase {
-	var all []testCase
+// Cases implements crash.Source.
+func (f Faults) Cases(workload string, events []string) (all []crash.Case) {
 	for _, recovery := range f.recoveries {
 		of := slices.Clone(events)
 		if recovery == lab.ByStandby && !f.ofLeader {
@@ -48,12 +48,26 @@ func (f Faults) cases(workload string, events []string) []testCase {
 		for _, event := range of {
 			for _, name := range slices.Sorted(maps.Keys(f.byName)) {
 				if f.isWanted(event) {
-					all = append(all, testCase{workload, recovery, event, name})
+					all = append(all, crash.Case{Workload: workload, Recovery: recovery, Point: event, Fault: name})
 				}
 			}
 		}
 	}
 	return all
+}
+
+// Watcher implements crash.Source.
+func (f Faults) Watcher() crash.Injector { return f.newInjector(crash.Case{}, noFault{}) }
+
+// Inject implements crash.Source.
+func (f Faults) Inject(ctx context.Context, _ *lab.Lab, parallel int, cases []crash.Case, run crash.Run) error {
+	return lab.ForEach(ctx, parallel, cases, func(ctx context.Context, c crash.Case) error {
+		newFault := f.byName[c.Fault]
+		if newFault == nil {
+			return fmt.Errorf("there is no fault %q", c.Fault)
+		}
+		return run(ctx, c, func() crash.Injector { return f.newInjector(c, newFault()) })
+	})
 }
 
 // The events of the Lease that a standby sees when its leader has been killed at the begin of
@@ -96,52 +110,52 @@ func (noFault) translate(e event) event { return e }
 
 // injector is between the processes of a world and the API server.
 type injector struct {
-	testCase
-	fault    fault
-	ofLeader bool
+	crash.Case
+	fault fault
+	// process is the number of the one whose event is meant.
+	process int
 
 	mu       sync.Mutex
 	acting   bool
 	replicas *lab.Replicas
 	counts   map[string]int // of events since acting, by process
-	learned  []string       // events of the first process
+	seen     []string       // events of the first process
 	begun    chan struct{}  // closed when the fault occurs
 	over     chan struct{}  // closed when it is over
 }
 
-func newInjector(c testCase, f fault) *injector {
-	return &injector{testCase: c, fault: f, counts: map[string]int{}, begun: make(chan struct{}), over: make(chan struct{})}
+func (f Faults) newInjector(c crash.Case, of fault) *injector {
+	i := &injector{Case: c, fault: of, counts: map[string]int{}, begun: make(chan struct{}), over: make(chan struct{})}
+	if c.Recovery == lab.ByStandby && !f.ofLeader {
+		i.process = 1
+	}
+	return i
 }
+
+// Prepare implements crash.Injector.
+func (i *injector) Prepare(w *lab.World) { w.Intercept(i.roundTrip) }
 
 // calmTime is how long events of the setup may be late.
 const calmTime = 200 * time.Millisecond
 
-// act begins to count events.
-func (i *injector) act(r *lab.Replicas) {
+// Act begins to count events.
+func (i *injector) Act(r *lab.Replicas) {
 	time.Sleep(calmTime)
 	i.mu.Lock()
 	i.acting, i.replicas = true, r
 	i.mu.Unlock()
 	i.fault.begin()
-	if i.target() == 1 && strings.Contains(i.event, " leases ") {
+	if i.process == 1 && strings.Contains(i.Point, " leases ") {
 		_ = r.Replace()
 	}
-}
-
-// target is the number of the process whose event is meant.
-func (i *injector) target() int {
-	if i.recovery == lab.ByStandby && !i.ofLeader {
-		return 1
-	}
-	return 0
 }
 
 // faultTime bounds how long a fault may last.
 const faultTime = 15 * time.Second
 
-// await waits for a fault that comes after the last step, and for the end of one that has
+// Await waits for a fault that comes after the last step, and for the end of one that has
 // begun.
-func (i *injector) await(ctx context.Context) {
+func (i *injector) Await(ctx context.Context) {
 	if i.fault == (noFault{}) {
 		return
 	}
@@ -157,7 +171,12 @@ func (i *injector) await(ctx context.Context) {
 	}
 }
 
-func (i *injector) hasOccurred() bool { return isClosed(i.begun) }
+// Seen implements crash.Injector.
+func (i *injector) Seen() (events []string, hasOccurred bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.Clone(i.seen), isClosed(i.begun)
+}
 
 func isClosed(c chan struct{}) bool {
 	select {
@@ -166,12 +185,6 @@ func isClosed(c chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-func (i *injector) learnedEvents() []string {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return slices.Clone(i.learned)
 }
 
 // roundTrip implements lab.Interceptor.
@@ -199,16 +212,16 @@ func (i *injector) count(process int, resource string, e event) (chosen bool) {
 	i.counts[key]++
 	name = fmt.Sprintf("%s#%d", name, i.counts[key])
 	if process == 0 {
-		i.learned = append(i.learned, name)
+		i.seen = append(i.seen, name)
 	}
-	return process == i.target() && name == i.event && !isClosed(i.begun)
+	return process == i.process && name == i.Point && !isClosed(i.begun)
 }
 
 // occur has the fault occur at an event.
 func (i *injector) occur(s *stream, e event) error {
 	close(i.begun)
 	defer close(i.over)
-	if i.target() == 1 && strings.Contains(i.event, " virtualmachines ") {
+	if i.process == 1 && strings.Contains(i.Point, " virtualmachines ") {
 		i.killLeader()
 	}
 	return i.fault.occur(s, e)

@@ -6,7 +6,6 @@ package apifaults
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -29,47 +28,29 @@ import (
 // use, since its watches in etcd stand still. The leader uses the first API server and is
 // killed at an event. Who goes on uses the second, which stands still since the begin of the
 // workload.
-var SecondServer = Faults{
-	byName: map[string]func() fault{
-		"stalled":        nil, // made in a wave
-		"stalled, lists": nil,
-	},
+var SecondServer crash.Source = secondFaults{Faults{
+	byName:     map[string]func() fault{"stalled": nil, "stalled, lists": nil}, // made in a wave
 	recoveries: []lab.Recovery{lab.ByRestart, lab.ByStandby},
 	isWanted:   func(event string) bool { return strings.Contains(event, " virtualmachines ") },
 	ofLeader:   true,
-}
+}}
 
-// SecondServerKind returns the kind of fault with these Faults. Its cases run in waves, in each
-// of which the second API server stands still once.
-func SecondServerKind(s Settings) lab.Kind {
-	s.Faults = SecondServer
-	return lab.Kind{
-		Name: s.Name, Sizes: slices.Collect(maps.Keys(s.Bounds)),
-		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
-			return withSecondServer(ctx, newExplorer(s, l, s.Bounds[size]), func(e *explorer) (lab.Result, error) { return e.explore(ctx) })
-		},
-		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			return withSecondServer(ctx, newExplorer(s, l, crash.Bounds{}), func(e *explorer) (lab.Result, error) { return e.replay(ctx, name) })
-		},
-	}
-}
+// secondFaults are faults whose cases run in waves, in each of which the second API server stands
+// still once.
+type secondFaults struct{ Faults }
 
-// withSecondServer calls do with an explorer that has a second API server.
-func withSecondServer(ctx context.Context, e *explorer, do func(*explorer) (lab.Result, error)) (lab.Result, error) {
-	server, err := startSecondServer(ctx, e.lab)
+// Inject implements crash.Source.
+func (f secondFaults) Inject(ctx context.Context, l *lab.Lab, parallel int, cases []crash.Case, run crash.Run) error {
+	server, err := startSecondServer(ctx, l)
 	if err != nil {
-		return lab.Result{}, err
+		return err
 	}
-	e.runCases = func(ctx context.Context, cases []testCase) error {
-		for some := range slices.Chunk(cases, lab.Parallel(e.Parallel)) {
-			if err := e.runWave(ctx, server, some); err != nil {
-				return err
-			}
+	for some := range slices.Chunk(cases, lab.Parallel(parallel)) {
+		if err = f.runWave(ctx, server, some, run); err != nil {
+			break
 		}
-		return nil
 	}
-	r, err := do(e)
-	return r, errors.Join(err, server.close())
+	return errors.Join(err, server.close())
 }
 
 // secondServer is an API server whose link to etcd can stand still.
@@ -140,24 +121,23 @@ type wave struct {
 }
 
 // runWave runs cases.
-func (e *explorer) runWave(ctx context.Context, server *secondServer, cases []testCase) error {
+func (f secondFaults) runWave(ctx context.Context, server *secondServer, cases []crash.Case, run crash.Run) error {
 	w := &wave{server: server, stalled: make(chan struct{})}
 	w.prepared.Add(len(cases))
 	w.shown.Add(len(cases))
 	var over sync.WaitGroup
 	over.Go(func() {
 		w.prepared.Wait()
-		server.link.halt()
+		server.link.stalled.Lock()
 		close(w.stalled)
 		w.shown.Wait()
-		server.link.resume()
+		server.link.stalled.Unlock()
 	})
 	defer over.Wait()
-	return lab.ForEach(ctx, len(cases), cases, func(ctx context.Context, c testCase) error {
-		f := newServedPast(w, c.fault == "stalled, lists")
-		defer f.leave()
-		_, err := e.tryCase(ctx, c, f)
-		return err
+	return lab.ForEach(ctx, len(cases), cases, func(ctx context.Context, c crash.Case) error {
+		past := newServedPast(w, c.Fault == "stalled, lists")
+		defer past.leave()
+		return run(ctx, c, func() crash.Injector { return f.newInjector(c, past) })
 	})
 }
 

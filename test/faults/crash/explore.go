@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -25,39 +24,79 @@ type Settings struct {
 	Engines []lab.Engine
 	// Parallel is how many runs take place at a time. They wait most of the time.
 	Parallel int
-	// Bounds say how much is explored in a size. Without a short one the kind is left out of
-	// the gate.
-	Bounds map[lab.Size]Bounds
+	// Workloads are the names of those that are run, of which the gate has gateWorkloads; none
+	// means all.
+	Workloads []string
+	// Short and Default are how many cases of one fault are run of each workload in these sizes.
+	// Without a short one the kind is left out of the gate. Larger sizes run all.
+	Short, Default int
+	// Pairs is how many cases of two crashes are run in all.
+	Pairs map[lab.Size]int
 	// Faults are what happens in place of crashes; nil means crashes.
 	Faults Faults
-	// InTurn has the cases of a fault take the two recoveries in turn, rather than each twice.
+	// Source has the faults and the points in place of Faults, unless it is nil.
+	Source Source
+	// InTurn has the cases of a fault take the two recoveries in turn, rather than each twice. With
+	// Faults, a full size has one case for each point then, and an exhaustive one has all.
 	InTurn bool
 }
 
-// Bounds are limits; zero means none.
-type Bounds struct {
-	// Workloads are the names of those that are run.
-	Workloads []string
-	// Cases is how many cases of one crash are run of each workload.
-	Cases int
-	// EachPoint has one case for each point, in place of Cases.
-	EachPoint bool
-	// Pairs is how many cases of two crashes are run in all.
-	Pairs int
+// gateWorkloads are the workloads of most kinds in the gate, where crash points has all.
+var gateWorkloads = []string{"restart", "delete"}
+
+// sizes returns those in which the kind is explored.
+func (s Settings) sizes() []lab.Size {
+	all := []lab.Size{lab.SizeDefault, lab.SizeFull}
+	if s.Short > 0 {
+		all = append(all, lab.SizeShort)
+	}
+	if s.InTurn && s.Faults != nil {
+		all = append(all, lab.SizeExhaustive)
+	}
+	return all
+}
+
+// bounds returns how much is explored in a size.
+func (s Settings) bounds(size lab.Size) bounds {
+	b := bounds{workloads: s.Workloads, pairs: s.Pairs[size]}
+	switch size {
+	case lab.SizeShort:
+		b.cases = s.Short
+		if len(s.Workloads) > 0 {
+			b.workloads = gateWorkloads
+		}
+	case lab.SizeDefault:
+		b.cases = s.Default
+	case lab.SizeFull:
+		b.eachPoint = s.InTurn && s.Faults != nil
+	case lab.SizeExhaustive, lab.SizeSoak:
+	}
+	return b
+}
+
+// bounds are limits; zero means none.
+type bounds struct {
+	workloads []string
+	// cases is how many cases of one fault are run of each workload.
+	cases int
+	// eachPoint has one case for each point, in place of cases.
+	eachPoint bool
+	// pairs is how many cases of two crashes are run in all.
+	pairs int
 }
 
 // Kind returns the kind of fault.
 func Kind(s Settings) lab.Kind {
-	newRunner := func(l *lab.Lab, size lab.Size) *runner {
-		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: s.Bounds[size], faults: s.Faults, inTurn: s.InTurn, keep: os.Getenv(lab.KeepEnv)}
+	newRunner := func(l *lab.Lab, b bounds) *runner {
+		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: b, faults: s.Faults, source: s.Source, inTurn: s.InTurn, keep: os.Getenv(lab.KeepEnv)}
 	}
 	return lab.Kind{
-		Name: s.Name, Sizes: slices.Collect(maps.Keys(s.Bounds)),
+		Name: s.Name, Sizes: s.sizes(),
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
-			return newRunner(l, size).explore(ctx)
+			return newRunner(l, s.bounds(size)).explore(ctx)
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			return newRunner(l, lab.SizeExhaustive).replay(ctx, name)
+			return newRunner(l, bounds{}).replay(ctx, name)
 		},
 	}
 }
@@ -70,26 +109,28 @@ type tally struct {
 	cases     []testCase
 	reached   map[string]bool // by workload and point
 	unreached []string
-	needless  []string // cases in which there was nothing to disturb
-	occurred  int      // cases of one fault that was reached
-	all       int      // cases of one fault that there are
-	known     int      // points that the learning runs found
+	needless  int // cases in which there was nothing to disturb
+	occurred  int // cases all of whose faults were reached
+	all       int // cases of one fault that there are
+	known     int // points that the learning runs found
 	pairs     []testCase
-	pairsRun  int
+	log       string // of the last run that broke a rule
 }
+
+func newTally() *tally { return &tally{states: map[string]*lab.State{}, reached: map[string]bool{}} }
 
 func (r *runner) explore(ctx context.Context) (lab.Result, error) {
 	begin := time.Now()
-	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
+	t := newTally()
 	learning := r.learningCases()
 	err := lab.ForEach(ctx, r.parallel, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
 	if err == nil {
-		err = lab.ForEach(ctx, r.parallel, t.cases, func(ctx context.Context, c testCase) error { return r.runOnce(ctx, c, t) })
+		err = r.runCases(ctx, t.cases, t)
 	}
 	slices.SortFunc(t.pairs, func(a, b testCase) int { return strings.Compare(a.String(), b.String()) })
-	pairs := lab.Sample(t.pairs, r.bounds.Pairs)
+	pairs := lab.Sample(t.pairs, r.bounds.pairs)
 	if err == nil {
-		err = lab.ForEach(ctx, r.parallel, pairs, func(ctx context.Context, c testCase) error { return r.runPair(ctx, c, t) })
+		err = r.runCases(ctx, pairs, t)
 	}
 	t.result.Took = time.Since(begin)
 	t.count(len(learning), len(pairs))
@@ -99,13 +140,13 @@ func (r *runner) explore(ctx context.Context) (lab.Result, error) {
 // count adds the counts of what was explored to the result.
 func (t *tally) count(workloads, pairs int) {
 	t.result.Points = len(t.reached)
-	t.result.Cases, t.result.Occurred = t.occurred+len(t.unreached)+pairs, t.occurred+t.pairsRun
+	t.result.Cases, t.result.Occurred = t.occurred+len(t.unreached), t.occurred
 	t.result.Notes = append(t.result.Notes,
 		fmt.Sprintf("%d of %d points in %d workloads, %d cases not reached again", len(t.reached), t.known, workloads, len(t.unreached)),
 		fmt.Sprintf("%d cases of one fault in all, about %s at this speed", t.all, estimate(t.all, t.result)),
-		fmt.Sprintf("%d pairs of %d tried and %d known", t.pairsRun, pairs, len(t.pairs)))
-	if len(t.needless) > 0 {
-		t.result.Notes = append(t.result.Notes, fmt.Sprintf("%d cases in which there was no server to change", len(t.needless)))
+		fmt.Sprintf("%d pairs of %d known", pairs, len(t.pairs)))
+	if t.needless > 0 {
+		t.result.Notes = append(t.result.Notes, fmt.Sprintf("%d cases in which there was no server to change", t.needless))
 	}
 	for _, name := range t.unreached {
 		t.result.Notes = append(t.result.Notes, "not reached: "+name)
@@ -122,7 +163,7 @@ func (r *runner) learningCases() []testCase {
 	var all []testCase
 	for _, e := range r.engines {
 		for _, w := range workloads {
-			wanted := len(r.bounds.Workloads) == 0 || slices.Contains(r.bounds.Workloads, w.name)
+			wanted := len(r.bounds.workloads) == 0 || slices.Contains(r.bounds.workloads, w.name)
 			if _, isPair := e.(Pair); wanted && isPair == w.moves && e.Runs(w.name) && w.isPossible(r.Lab) {
 				all = append(all, testCase{workload: w.name + "/" + e.Name(), recovery: lab.ByRestart})
 			}
@@ -131,50 +172,65 @@ func (r *runner) learningCases() []testCase {
 	return all
 }
 
-// learn runs a workload without crashes, and adds the cases of its points.
+// learn runs a workload without faults, and adds the cases of its points.
 func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
-	o, err := r.run(ctx, c, nil)
+	var watcher Injector = noInjector{}
+	if r.source != nil {
+		watcher = r.source.Watcher()
+	}
+	o, err := r.run(ctx, c, watcher, nil)
 	if err != nil {
 		return err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.result.AddRun(o.violations)
+	t.addRun(o)
 	t.states[c.workload] = &o.state
 	if len(o.learned) == 0 {
 		return fmt.Errorf("%s: nothing was learned", c)
 	}
-	points := r.pointsWithFaults(o.learned[0])
+	points := o.learned[0]
+	if r.source == nil {
+		points = withFaults(points, r.pointFaults())
+	}
 	t.known += len(points)
-	t.cases = append(t.cases, r.casesOf(c.workload, points)...)
-	t.all += len(r.allCasesOf(c.workload, points))
+	some, all := r.casesOf(c.workload, points)
+	t.cases = append(t.cases, some...)
+	t.all += all
 	return nil
 }
 
-// casesOf returns the cases of one fault: all, or as many as the bounds allow. Those of
-// crashes are spread over the points that change something.
-func (r *runner) casesOf(workload string, points []string) []testCase {
-	if r.bounds.Cases == 0 && !r.bounds.EachPoint {
-		return r.allCasesOf(workload, points)
+func (t *tally) addRun(o outcome) {
+	t.result.AddRun(o.violations)
+	if len(o.violations) > 0 {
+		t.log = o.log
 	}
-	faults := r.faults
-	if faults == nil {
-		faults = crashesOfMutations
-		points = withFaults(points, faults)
-	}
-	limit := r.bounds.Cases
-	if r.bounds.EachPoint {
-		limit = len(points)
-	}
-	return someCases(workload, points, faults, limit)
 }
 
-// pointsWithFaults returns the points that may have a fault.
-func (r *runner) pointsWithFaults(points []string) []string {
+// pointFaults returns the faults that points may have.
+func (r *runner) pointFaults() Faults {
 	if r.faults == nil {
-		return withFaults(points, crashes)
+		return crashes
 	}
-	return withFaults(points, r.faults)
+	return r.faults
+}
+
+// casesOf returns the cases of one fault, all or as many as the bounds allow, and how many there
+// are in all. Those of crashes are spread over the points that change something.
+func (r *runner) casesOf(workload string, points []string) (some []testCase, count int) {
+	all, limit := r.allCasesOf(workload, points), r.bounds.cases
+	if r.bounds.eachPoint {
+		limit = len(points)
+	}
+	switch {
+	case limit == 0:
+		return all, len(all)
+	case r.source != nil:
+		return lab.Sample(all, limit), len(all)
+	case r.faults == nil:
+		return someCases(workload, withFaults(points, crashesOfMutations), crashesOfMutations, limit), len(all)
+	}
+	return someCases(workload, points, r.faults, limit), len(all)
 }
 
 func withFaults(points []string, faults Faults) []string {
@@ -182,12 +238,14 @@ func withFaults(points []string, faults Faults) []string {
 }
 
 // allCasesOf returns all cases of one fault.
-func (r *runner) allCasesOf(workload string, points []string) []testCase {
-	faults := r.faults
-	if faults == nil {
-		faults = crashes
+func (r *runner) allCasesOf(workload string, points []string) (all []testCase) {
+	if r.source == nil {
+		return allCases(workload, points, r.pointFaults(), r.inTurn)
 	}
-	return allCases(workload, points, faults, r.inTurn)
+	for _, c := range r.source.Cases(workload, points) {
+		all = append(all, c.testCase())
+	}
+	return all
 }
 
 // recoveriesOf returns who may go on after a fault.
@@ -246,31 +304,48 @@ func allCases(workload string, points []string, faults Faults, inTurn bool) []te
 	return all
 }
 
-// runOnce runs a case of one crash, twice if its point was not reached.
-func (r *runner) runOnce(ctx context.Context, c testCase, t *tally) error {
+// runCases runs cases.
+func (r *runner) runCases(ctx context.Context, cases []testCase, t *tally) error {
+	if r.source == nil {
+		return lab.ForEach(ctx, r.parallel, cases, func(ctx context.Context, c testCase) error { return r.runCase(ctx, c, newNoInjector, t) })
+	}
+	var injected []Case
+	for _, c := range cases {
+		injected = append(injected, c.injected())
+	}
+	return r.source.Inject(ctx, r.Lab, r.parallel, injected, func(ctx context.Context, c Case, newInjector func() Injector) error {
+		return r.runCase(ctx, c.testCase(), newInjector, t)
+	})
+}
+
+// runCase runs a case, twice if a fault was not reached.
+func (r *runner) runCase(ctx context.Context, c testCase, newInjector func() Injector, t *tally) error {
+	t.mu.Lock()
+	want := t.states[c.workload]
+	t.mu.Unlock()
 	var o outcome
 	for range 2 {
 		var err error
-		if o, err = r.run(ctx, c, t.states[c.workload]); err != nil {
+		if o, err = r.run(ctx, c, newInjector(), want); err != nil {
 			return err
 		}
-		if o.crashed > 0 || o.needless || len(o.violations) > 0 {
+		if o.crashed >= len(c.crashes) || o.needless || len(o.violations) > 0 {
 			break
 		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.result.AddRun(o.violations)
-	point, _, _ := strings.Cut(string(c.crashes[0]), "/")
+	t.addRun(o)
 	switch {
-	case o.crashed > 0:
+	case o.crashed >= len(c.crashes):
 		t.occurred++
+		point, _, _ := strings.Cut(string(c.crashes[0]), "/")
 		t.reached[c.workload+"/"+point] = true
-		if len(o.learned) > 1 && r.faults == nil {
+		if len(c.crashes) == 1 && len(o.learned) > 1 && r.faults == nil {
 			t.addPairs(c, o.learned[1])
 		}
 	case o.needless:
-		t.needless = append(t.needless, c.String())
+		t.needless++
 	default:
 		t.unreached = append(t.unreached, c.String())
 	}
@@ -286,40 +361,23 @@ func (t *tally) addPairs(c testCase, points []string) {
 	}
 }
 
-// runPair runs a case of two crashes. It counts if both have occurred.
-func (r *runner) runPair(ctx context.Context, c testCase, t *tally) error {
-	o, err := r.run(ctx, c, t.states[c.workload])
-	if err != nil {
-		return err
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.result.AddRun(o.violations)
-	if o.crashed > 1 {
-		t.pairsRun++
-	}
-	return nil
-}
-
-// replay runs one case, after the run without crashes that it is compared with.
+// replay runs one case, after the run without faults that it is compared with.
 func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 	begin := time.Now()
+	t := newTally()
 	c, err := parseCase(name)
-	if err != nil {
-		return lab.Result{}, err
+	if err == nil {
+		err = r.learn(ctx, testCase{workload: c.workload, recovery: lab.ByRestart}, t)
 	}
-	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
-	if err := r.learn(ctx, testCase{workload: c.workload, recovery: lab.ByRestart}, t); err != nil {
-		return t.result, err
+	if err == nil {
+		err = r.runCases(ctx, []testCase{c}, t)
 	}
-	o, err := r.run(ctx, c, t.states[c.workload])
-	t.result.AddRun(o.violations)
-	t.result.Points, t.result.Took = o.crashed, time.Since(begin)
-	if err == nil && o.crashed < len(c.crashes) {
+	t.result.Points, t.result.Took = len(t.reached), time.Since(begin)
+	if err == nil && t.occurred == 0 {
 		err = errors.New("the point was not reached")
 	}
-	if len(o.violations) > 0 {
-		t.result.Notes = append(t.result.Notes, o.log)
+	if t.log != "" {
+		t.result.Notes = append(t.result.Notes, t.log)
 	}
 	return t.result, err
 }
@@ -336,12 +394,12 @@ func FindViolation(ctx context.Context, l *lab.Lab, engine lab.Engine, faults Fa
 	if faults == nil {
 		faults = crashesOfMutations
 	}
-	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: Bounds{Workloads: names}, faults: faults, finds: true}
-	t := &tally{states: map[string]*lab.State{}, reached: map[string]bool{}}
+	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: bounds{workloads: names}, faults: faults, finds: true}
+	t := newTally()
 	err := lab.ForEach(ctx, r.parallel, r.learningCases(), func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
 	if err == nil && len(t.result.Violations) == 0 {
 		err = lab.ForEach(ctx, r.parallel, t.cases, func(ctx context.Context, c testCase) error {
-			err := r.runOnce(ctx, c, t)
+			err := r.runCase(ctx, c, newNoInjector, t)
 			t.mu.Lock()
 			defer t.mu.Unlock()
 			if err == nil && len(t.result.Violations) > 0 {

@@ -4,7 +4,6 @@
 package crash
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,28 +52,22 @@ type runner struct {
 	engines []lab.Engine
 	// parallel is how many runs take place at a time. They wait most of the time.
 	parallel int
-	bounds   Bounds
-	// faults are what happens in place of crashes; nil means crashes.
+	bounds   bounds
+	// faults are what happens in place of crashes; nil means crashes. source is in place of both.
 	faults Faults
+	source Source
 	// inTurn has the cases of a fault take the two recoveries in turn.
 	inTurn bool
-	// name and hooks are those of a run with faults of another package.
-	name  string
-	hooks Hooks
 	// keep is a folder in which the logs of runs with violations are left; empty means none.
 	keep string
 	// finds is set if the controllers have a bug, so that it is enough to find a violation soon.
 	finds bool
 }
 
-// nameOf returns the name of a case.
-func (r *runner) nameOf(c testCase) string { return cmp.Or(r.name, c.String()) }
-
-// run runs a case and compares it with the state of a run without crashes, if there is
-// one.
-func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcome, err error) {
+// run runs a case and compares it with the state of a run without faults, if there is one.
+func (r *runner) run(ctx context.Context, c testCase, in Injector, want *lab.State) (o outcome, err error) {
 	defer func(begin time.Time) {
-		r.logProgress("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), r.nameOf(c), o.crashed, len(o.violations))
+		r.logProgress("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), c, o.crashed, len(o.violations))
 	}(time.Now())
 	work, engine, err := findWorkload(c.workload, r.engines)
 	if err != nil {
@@ -88,32 +81,17 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	if err := engine.Prepare(ctx, w); err != nil {
 		return o, err
 	}
-	r.hooks.prepare(w)
-	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected, Crashes: make([]string, work.firstCrash)}
-	if work.programs != nil {
-		plan.Programs = work.programs(r.Lab)
-	}
-	for _, p := range c.crashes {
-		plan.Crashes = append(plan.Crashes, string(p))
-	}
-	replicas, err := w.StartReplicas(plan)
+	in.Prepare(w)
+	replicas, err := w.StartReplicas(r.planOf(c, work, engine))
 	if err != nil {
 		return o, err
 	}
 	defer replicas.Stop()
-	s := &stage{World: w, work: work, engine: engine, replicas: replicas, hooks: r.hooks}
+	s := &stage{World: w, work: work, engine: engine, replicas: replicas, injector: in}
 	s.backsUp = c.disturbance() == outside.Restored
-	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
-	setup, err := s.play(ctx, work, want == nil)
-	if v := lab.ViolationOf(err); v != nil {
-		o.violations = append(o.violations, *v)
-	} else if err != nil {
-		return o, errors.Join(fmt.Errorf("%s: %w\n%s", c, err, replicas.Output()), finishDisturbance())
-	}
-	s.awaitCrashes(len(c.crashes))
-	r.hooks.await(ctx)
-	if err := finishDisturbance(); err != nil {
-		return o, fmt.Errorf("%s: %w", c, err)
+	setup, err := s.playDisturbed(ctx, c, want == nil, &o)
+	if err != nil {
+		return o, fmt.Errorf("%s: %w\n%s", c, err, replicas.Output())
 	}
 	if len(o.violations) == 0 {
 		o.violations = s.awaitEnds(ctx)
@@ -122,17 +100,47 @@ func (r *runner) run(ctx context.Context, c testCase, want *lab.State) (o outcom
 	if v := lab.ViolationOf(err); v != nil {
 		o.violations, err = append(o.violations, *v), nil
 	}
-	if learned, learnErr := s.learnedSince(setup); learnErr == nil {
-		o.learned = learned[min(work.firstCrash, len(learned)):]
-	}
 	o.crashed, o.log = replicas.Crashed()+s.countFaults(), replicas.Output()
 	if c.disturbance() != s.disturbed {
 		o.needless, o.crashed = o.crashed > 0, 0
 	}
+	s.learn(setup, &o)
 	for n := range o.violations {
-		o.violations[n].Case, o.violations[n].History = r.nameOf(c), replicas.Decisions()
+		o.violations[n].Case, o.violations[n].History = c.String(), replicas.Decisions()
 	}
 	return o, errors.Join(err, r.keepLog(c, o))
+}
+
+// planOf returns the processes of a case.
+func (r *runner) planOf(c testCase, work workload, engine lab.Engine) lab.Plan {
+	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected}
+	if r.source == nil {
+		plan.Crashes = make([]string, work.firstCrash)
+		for _, p := range c.crashes {
+			plan.Crashes = append(plan.Crashes, string(p))
+		}
+	}
+	if work.programs != nil {
+		plan.Programs = work.programs(r.Lab)
+	}
+	return plan
+}
+
+// playDisturbed plays the workload while faults occur, and returns as play when they are over.
+func (s *stage) playDisturbed(ctx context.Context, c testCase, learning bool, o *outcome) (setup []int, err error) {
+	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
+	setup, err = s.play(ctx, s.work, learning)
+	if v := lab.ViolationOf(err); v != nil {
+		o.violations = append(o.violations, *v)
+	} else if err != nil {
+		return nil, errors.Join(err, finishDisturbance())
+	}
+	if s.isInjected() {
+		s.injector.Await(ctx)
+	} else {
+		s.awaitCrashes(len(c.crashes))
+	}
+	return setup, finishDisturbance()
 }
 
 // play does what users do, and returns how many points each process had reached before
@@ -160,7 +168,7 @@ func (s *stage) play(ctx context.Context, work workload, learning bool) (setup [
 			return nil, err
 		}
 	}
-	s.hooks.act(s.replicas)
+	s.injector.Act(s.replicas)
 	for _, do := range work.act {
 		if err := do(ctx, s); err != nil {
 			return setup, err
@@ -169,20 +177,28 @@ func (s *stage) play(ctx context.Context, work workload, learning bool) (setup [
 	return setup, nil
 }
 
-// learnedSince returns the points that the workload reached.
-func (s *stage) learnedSince(setup []int) ([][]string, error) {
-	var learned [][]string
+// learn adds the points that the workload reached since its setup, or that the injector saw.
+func (s *stage) learn(setup []int, o *outcome) {
+	if s.isInjected() {
+		points, hasOccurred := s.injector.Seen()
+		o.learned = [][]string{points}
+		if hasOccurred {
+			o.crashed = 1
+		}
+		return
+	}
 	for n := range s.replicas.Processes() {
 		points, err := readPoints(s.LearnFile(n))
 		if err != nil {
-			return nil, err
+			return
 		}
 		if n < len(setup) {
 			points = points[min(setup[n], len(points)):]
 		}
-		learned = append(learned, slices.DeleteFunc(points, unstable.MatchString))
+		if n >= s.work.firstCrash {
+			o.learned = append(o.learned, slices.DeleteFunc(points, unstable.MatchString))
+		}
 	}
-	return learned, nil
 }
 
 // countFaults returns how many faults other than crashes have happened.
@@ -231,7 +247,7 @@ func (s *stage) finish(ctx context.Context, c testCase, r *runner, want *lab.Sta
 	if len(o.violations) > 0 {
 		return nil // what had not converged explains itself
 	}
-	if want == nil || isSampled(r.nameOf(c), restShare) {
+	if want == nil || isSampled(c.String(), restShare) {
 		if err := s.WaitRest(ctx, c.restTime()); err != nil {
 			return err
 		}
@@ -278,7 +294,7 @@ func (r *runner) keepLog(c testCase, o outcome) error {
 	if r.keep == "" || len(o.violations) == 0 {
 		return nil
 	}
-	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", hash(r.nameOf(c)))), fmt.Appendf(nil, "%s\n%v\n%s", r.nameOf(c), o.violations, o.log), 0o600)
+	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", hash(c.String()))), fmt.Appendf(nil, "%s\n%v\n%s", c, o.violations, o.log), 0o600)
 }
 
 // logProgress adds a line about a run to a file beside the logs.

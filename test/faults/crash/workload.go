@@ -30,7 +30,7 @@ type stage struct {
 	work     workload
 	engine   lab.Engine
 	replicas *lab.Replicas
-	hooks    Hooks
+	injector Injector
 	// disturbed is what others than Drover have done, once they have.
 	disturbed outside.Disturbance
 	// backsUp is set if a backup of the engine is made when the setup is over.

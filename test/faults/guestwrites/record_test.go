@@ -5,6 +5,7 @@ package guestwrites
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -16,18 +17,13 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 // newTestRecord returns a record of two empty files.
 func newTestRecord(t *testing.T) *record {
 	t.Helper()
 	var paths [blocks.Disks]string
 	for n := range paths {
 		paths[n] = filepath.Join(t.TempDir(), diskName(n))
-		must(t, os.WriteFile(paths[n], nil, 0o600))
+		assert.NoError(t, os.WriteFile(paths[n], nil, 0o600))
 	}
 	return newRecord(paths)
 }
@@ -38,7 +34,7 @@ func TestServer(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
 	server, err := startNBDServer(t.Context(), func(string) (device, error) { return r.open(0, false) })
-	must(t, err)
+	assert.NoError(t, err)
 	out, err := exec.CommandContext(t.Context(), "qemu-io", "-f", "raw", "-t", "writeback",
 		"-c", "write -P 1 0 64k", "-c", "flush", "-c", "write -P 2 4k 512", "-c", "write -f -P 3 8k 512", "-c", "discard 12k 4k", "-c", "write -z 16k 4k",
 		"-c", "read -P 1 0 4k", "-c", "read -P 2 4k 512", "-c", "read -P 3 8k 512", "-c", "read -P 0 12k 8k", "-c", "read -P 0 1G 4k",
@@ -46,9 +42,9 @@ func TestServer(t *testing.T) {
 	if err != nil || strings.Contains(string(out), "failed") {
 		t.Fatalf("qemu-io: %v\n%s", err, out)
 	}
-	must(t, server.close())
+	assert.NoError(t, server.close())
 	content, err := os.ReadFile(r.paths[0])
-	must(t, err)
+	assert.NoError(t, err)
 	all := r.stateAt(r.len(), keepAll)
 	if !bytes.Equal(all.disks[0], content) {
 		t.Error("what was recorded is not what is in the file")
@@ -67,11 +63,13 @@ func TestFlush(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
 	s, err := r.open(0, false)
-	must(t, err)
-	write := func(letter string) { must(t, s.Write([]byte(strings.Repeat(letter, 2*sector)), 0, 2*sector, false)) }
+	assert.NoError(t, err)
+	write := func(letter string) {
+		assert.NoError(t, s.Write([]byte(strings.Repeat(letter, 2*sector)), 0, 2*sector, false))
+	}
 	write("a")
 	write("b")
-	must(t, s.Flush(1)) // sent when only the first was answered
+	assert.NoError(t, s.Flush(1)) // sent when only the first was answered
 	seen := map[string]bool{}
 	random := rand.New(rand.NewPCG(1, 0)) //nolint:gosec // no secret
 	for range 100 {
@@ -81,7 +79,7 @@ func TestFlush(t *testing.T) {
 	if len(seen) != 4 || !seen["aa"] || !seen["ab"] || !seen["ba"] || !seen["bb"] {
 		t.Errorf("the sectors were %v", seen)
 	}
-	must(t, s.Flush(2))
+	assert.NoError(t, s.Flush(2))
 	if content := r.stateAt(4, keepNone).disks[0]; string(content[:1]) != "b" {
 		t.Error("what was flushed is lost")
 	}
@@ -93,9 +91,9 @@ func TestNextSession(t *testing.T) {
 	r := newTestRecord(t)
 	for _, letter := range []string{"a", "b"} {
 		s, err := r.open(1, false)
-		must(t, err)
-		must(t, s.Write([]byte(letter), 0, 1, false))
-		must(t, s.Flush(1))
+		assert.NoError(t, err)
+		assert.NoError(t, s.Write([]byte(letter), 0, 1, false))
+		assert.NoError(t, s.Flush(1))
 	}
 	if content := r.stateAt(4, keepNone).disks[1]; string(content) != "b" {
 		t.Errorf("the disk has %q", content)
@@ -110,9 +108,9 @@ func TestPowerCut(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
 	s, err := r.open(0, false)
-	must(t, err)
+	assert.NoError(t, err)
 	r.cutAfter(1)
-	must(t, s.Write([]byte("a"), 0, 1, false))
+	assert.NoError(t, s.Write([]byte("a"), 0, 1, false))
 	<-r.off
 	done := make(chan error)
 	go func() { done <- s.Flush(1) }()
@@ -125,13 +123,21 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// round writes the blocks of a round to a disk that is its own content.
-func round(t *testing.T, raw *os.File, b blocks.Block) {
-	t.Helper()
+// writeRound writes the blocks of a round to a disk that is its own content.
+func writeRound(raw *os.File, b blocks.Block) (err error) {
 	for area := range blocks.AreasOf(b.Count, b.GrownAt) {
 		b.Area = uint32(area)
-		_, err := raw.WriteAt(b.Encode(), blocks.Place{Area: area, Count: b.Count}.Offset())
-		must(t, err)
+		_, writeErr := raw.WriteAt(b.Encode(), blocks.Place{Area: area, Count: b.Count}.Offset())
+		err = errors.Join(err, writeErr)
+	}
+	return err
+}
+
+// writeZeros returns what writes zeros to a disk.
+func writeZeros(size int, at int64) func(raw *os.File) error {
+	return func(raw *os.File) error {
+		_, err := raw.WriteAt(make([]byte, size), at)
+		return err
 	}
 }
 
@@ -141,54 +147,40 @@ func TestReplay(t *testing.T) {
 	t.Parallel()
 	const synced = 40
 	for name, c := range map[string]struct {
-		change func(t *testing.T, raw *os.File)
+		change func(raw *os.File) error
 		wrong  bool
 	}{
-		"whole": {func(*testing.T, *os.File) {}, false},
-		"lost": {func(t *testing.T, raw *os.File) {
-			t.Helper()
-			_, err := raw.WriteAt(make([]byte, blocks.Size), blocks.Place{Area: 1, Count: synced}.Offset())
-			must(t, err)
-		}, true},
-		"torn": {func(t *testing.T, raw *os.File) {
-			t.Helper()
-			_, err := raw.WriteAt(make([]byte, sector), blocks.Place{Area: 0, Count: synced - 1}.Offset()+8*sector)
-			must(t, err)
-		}, true},
-		"old": {func(t *testing.T, raw *os.File) {
-			t.Helper()
-			round(t, raw, blocks.Block{Count: synced - blocks.Slots})
-		}, true},
-		"next round": {func(t *testing.T, raw *os.File) {
-			t.Helper()
-			round(t, raw, blocks.Block{Count: synced + 1, GrownAt: synced + 1})
-			_, err := raw.WriteAt(make([]byte, blocks.Stride), blocks.Discarded(synced+1).Offset())
-			must(t, err)
+		"whole": {func(*os.File) error { return nil }, false},
+		"lost":  {writeZeros(blocks.Size, blocks.Place{Area: 1, Count: synced}.Offset()), true},
+		"torn":  {writeZeros(sector, blocks.Place{Area: 0, Count: synced - 1}.Offset()+8*sector), true},
+		"old":   {func(raw *os.File) error { return writeRound(raw, blocks.Block{Count: synced - blocks.Slots}) }, true},
+		"next round": {func(raw *os.File) error {
+			return errors.Join(writeRound(raw, blocks.Block{Count: synced + 1, GrownAt: synced + 1}), writeZeros(blocks.Stride, blocks.Discarded(synced+1).Offset())(raw))
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "disk")
 			raw, err := os.Create(path + ".img")
-			must(t, err)
-			must(t, raw.Truncate(blocks.LargeSize))
+			assert.NoError(t, err)
+			assert.NoError(t, raw.Truncate(blocks.LargeSize))
 			for count := range uint64(synced) {
-				round(t, raw, blocks.Block{Count: count + 1})
+				assert.NoError(t, writeRound(raw, blocks.Block{Count: count + 1}))
 			}
-			c.change(t, raw)
-			must(t, raw.Close())
+			assert.NoError(t, c.change(raw))
+			assert.NoError(t, raw.Close())
 			out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "qcow2", path+".img", path).CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			content, err := os.ReadFile(path)
-			must(t, err)
+			assert.NoError(t, err)
 			left := state{shown: claims{Synced: [blocks.Disks]uint64{synced}}, disks: [blocks.Disks][]byte{content}}
 			kept, err := left.keep()
-			must(t, err)
-			defer func() { must(t, os.RemoveAll(kept)) }()
+			assert.NoError(t, err)
+			defer func() { assert.NoError(t, os.RemoveAll(kept)) }()
 			found, err := replay(t.Context(), kept)
-			must(t, err)
+			assert.NoError(t, err)
 			if (len(found.Violations) > 0) != c.wrong {
 				t.Errorf("got %v", found.Violations)
 			}

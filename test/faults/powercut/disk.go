@@ -3,12 +3,7 @@
 
 package powercut
 
-import (
-	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
-)
+import "strings"
 
 // fileID identifies a file or folder, whatever its names. 0 is none.
 type fileID int
@@ -120,41 +115,20 @@ func (d *disk) find(path string) fileID {
 	return at
 }
 
-// write creates the content below a folder of this host.
-func (d *disk) write(path string) error { return d.writeFolder(rootID, path) }
-
-func (d *disk) writeFolder(folder fileID, path string) error {
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return err
-	}
-	for name, file := range d.folders[folder] {
-		to := filepath.Join(path, name)
-		if _, ok := d.folders[file]; ok {
-			if err := d.writeFolder(file, to); err != nil {
-				return err
+// tree returns the contents of files by their paths, and folders, whose paths end with a slash.
+func (d *disk) tree() map[string]string {
+	all := map[string]string{}
+	var add func(folder fileID, path string)
+	add = func(folder fileID, path string) {
+		all[path] = ""
+		for name, file := range d.folders[folder] {
+			if _, isFolder := d.folders[file]; isFolder {
+				add(file, path+name+"/")
+			} else {
+				all[path+name] = string(d.files[file])
 			}
-			continue
-		}
-		if err := os.WriteFile(to, d.files[file], 0o600); err != nil {
-			return err
 		}
 	}
-	return nil
-}
-
-// describe returns a text that is the same for the same content.
-func (d *disk) describe() string {
-	var text strings.Builder
-	d.describeFolder(&text, rootID, "")
-	return text.String()
-}
-
-func (d *disk) describeFolder(text *strings.Builder, folder fileID, path string) {
-	for _, name := range sortedKeys(d.folders[folder]) {
-		file := d.folders[folder][name]
-		fmt.Fprintf(text, "%s/%s\x00%s\x00", path, name, d.files[file])
-		if _, ok := d.folders[file]; ok {
-			d.describeFolder(text, file, path+"/"+name)
-		}
-	}
+	add(rootID, "/")
+	return all
 }

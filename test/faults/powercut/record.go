@@ -13,12 +13,11 @@ import (
 	"strings"
 )
 
-// markFolder is a folder that does not exist. A mark is the attempt to remove a file there,
-// which strace records like any change.
-const markFolder = "/powercut-mark/"
+// markPrefix begins what is written to os.DevNull for a mark, which strace records like any change.
+const markPrefix = "powercut mark: "
 
 // Mark marks a place in a workload.
-func Mark(name string) { _ = os.Remove(markFolder + name) }
+func Mark(name string) { _ = os.WriteFile(os.DevNull, []byte(markPrefix+name), 0) }
 
 // Record runs a program and returns what it changed below a folder, which must be empty and in
 // none of whose parents there is a symbolic link. It leaves out what programs that this one
@@ -30,8 +29,8 @@ func Record(ctx context.Context, folder, program string, args, env []string) (*R
 	}
 	defer func() { _ = errors.Join(trace.Close(), os.Remove(trace.Name())) }()
 	cmd := exec.CommandContext(ctx, "strace", append([]string{
-		"--follow-forks", "--detach-on=execve", "--seccomp-bpf", "--decode-fds=path", "--strings-in-hex=all", "--string-limit=16777216",
-		"--trace=" + systemCalls, "--quiet=all", "--output=" + trace.Name(), "--", program,
+		"--follow-forks", "--detach-on=execve", "--decode-fds=path", "--strings-in-hex=all", "--string-limit=16777216",
+		"--trace=" + systemCalls, "--status=successful", "--signal=none", "--quiet=all", "--output=" + trace.Name(), "--", program,
 	}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -112,20 +111,19 @@ func (r *recorder) newFile() fileID { r.last++; return r.last }
 
 func (r *recorder) open(c call) error {
 	folder, name, ok := r.resolve(c, 0)
-	fd := fmt.Sprint(c.result)
 	if !ok {
 		return nil
 	}
-	flags := c.args[2]
+	fd, flags := fmt.Sprint(c.result), c.args[2]
 	if strings.Contains(flags, "O_TMPFILE") {
 		return errUnknown
 	}
 	file := r.disk.folders[folder][name]
 	if file == 0 && strings.Contains(flags, "O_CREAT") {
 		file = r.newFile()
-		r.add(op{kind: opEntries, entries: []entry{{folder, name, file}}, text: "creation of " + r.pathOf(c.path)})
+		r.add(op{kind: opEntries, entries: []entry{{folder, name, file}}, text: "creation of " + name})
 	} else if strings.Contains(flags, "O_TRUNC") && len(r.disk.files[file]) > 0 {
-		r.add(op{kind: opTruncate, file: file, text: "truncation of " + r.pathOf(c.path)})
+		r.add(op{kind: opTruncate, file: file, text: "truncation of " + name})
 	}
 	r.positions[fd] = 0
 	if strings.Contains(flags, "O_APPEND") {
@@ -134,17 +132,15 @@ func (r *recorder) open(c call) error {
 	return nil
 }
 
-func (r *recorder) pathOf(path string) string {
-	short, _ := r.below(path)
-	return short
-}
-
 // recordDescriptor records what a call does to an open file. One that has lost its name does
 // not matter any more.
 func (r *recorder) recordDescriptor(c call) error {
 	fd, path := c.descriptor(0)
 	short, ok := r.below(path)
 	if !ok {
+		if c.name == "write" && path == os.DevNull && strings.HasPrefix(c.text(1), markPrefix) {
+			r.add(op{kind: opMark, text: strings.TrimPrefix(c.text(1), markPrefix)})
+		}
 		return nil
 	}
 	file := r.disk.find(short)
@@ -184,7 +180,7 @@ func (r *recorder) recordNames(c call) error {
 	if !fromBelow {
 		return nil
 	}
-	o := op{kind: opEntries, text: fmt.Sprintf("%s of %s to %s", c.name, r.pathOf(c.text(1)), r.pathOf(c.text(3)))}
+	o := op{kind: opEntries, text: fmt.Sprintf("%s of %s to %s", c.name, fromName, toName)}
 	o.entries = []entry{{to, toName, r.disk.folders[from][fromName]}}
 	if c.name != "linkat" {
 		o.entries = append(o.entries, entry{from, fromName, 0})
@@ -195,15 +191,8 @@ func (r *recorder) recordNames(c call) error {
 
 // recordName records a call with one path.
 func (r *recorder) recordName(c call) error {
-	if mark, ok := strings.CutPrefix(c.text(1), markFolder); ok {
-		if c.args[2] != "0" {
-			return nil // os.Remove tries twice, as a file and as a folder
-		}
-		r.ops = append(r.ops, op{kind: opMark, text: mark})
-		return nil
-	}
 	folder, name, ok := r.resolve(c, 0)
-	if !ok || c.result < 0 {
+	if !ok {
 		return nil
 	}
 	if c.name == "mkdirat" {

@@ -8,7 +8,12 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // sector is what a disk writes whole or not at all, in bytes.
@@ -30,7 +35,19 @@ type State struct {
 }
 
 // Write creates the state in a folder of this host.
-func (s State) Write(path string) error { return s.disk.write(path) }
+func (s State) Write(folder string) error {
+	tree := s.disk.tree()
+	for _, path := range slices.Sorted(maps.Keys(tree)) {
+		create := func(at string) error { return os.WriteFile(at, []byte(tree[path]), 0o600) }
+		if strings.HasSuffix(path, "/") {
+			create = func(at string) error { return os.MkdirAll(at, 0o700) }
+		}
+		if err := create(filepath.Join(folder, path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // FileAt returns the content of a file of the state by its path, and whether it is there.
 func (s State) FileAt(path string) ([]byte, bool) {
@@ -100,13 +117,11 @@ type explorer struct {
 // explorePrefix looks at the states that a power cut after n operations may leave.
 func (e *explorer) explorePrefix(n int) error {
 	loose := e.recording.looseAt(n)
-	choices := []choice{{text: "all written"}, {dropped: setOf(loose...), text: "nothing written that was not synced"}}
+	choices := []choice{{text: "all written"}, {dropped: sets.New(loose...), text: "nothing written that was not synced"}}
 	for _, i := range loose[max(0, len(loose)-recent):] {
-		others := setOf(loose...)
-		delete(others, i)
 		choices = append(choices,
-			choice{dropped: setOf(i), text: "not written: " + e.recording.ops[i].text},
-			choice{dropped: others, text: "alone written: " + e.recording.ops[i].text})
+			choice{dropped: sets.New(i), text: "not written: " + e.recording.ops[i].text},
+			choice{dropped: sets.New(loose...).Delete(i), text: "alone written: " + e.recording.ops[i].text})
 	}
 	for range e.Random {
 		choices = append(choices, e.randomChoice(loose))
@@ -121,19 +136,19 @@ func (e *explorer) explorePrefix(n int) error {
 
 // choice is which changes are lost.
 type choice struct {
-	dropped map[int]bool
+	dropped sets.Set[int]
 	// torn has the length of what was written of a change.
 	torn map[int]int
 	text string
 }
 
 func (e *explorer) randomChoice(loose []int) choice {
-	c := choice{dropped: map[int]bool{}, torn: map[int]int{}, text: "by chance"}
+	c := choice{dropped: sets.New[int](), torn: map[int]int{}, text: "by chance"}
 	for _, i := range loose {
 		sectors := len(e.recording.ops[i].data) / sector
 		switch {
 		case e.random.IntN(2) == 0:
-			c.dropped[i] = true
+			c.dropped.Insert(i)
 			c.text += "; not written: " + e.recording.ops[i].text
 		case sectors > 0 && e.random.IntN(2) == 0:
 			c.torn[i] = e.random.IntN(sectors) * sector
@@ -148,7 +163,7 @@ func (e *explorer) visit(n int, c choice) error {
 		return nil
 	}
 	s := e.recording.replay(n, c)
-	sum := sha256.Sum256(fmt.Append(nil, s.Marks, s.disk.describe()))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s", s.Marks, s.disk.tree()))
 	if e.seen[sum] {
 		return nil
 	}
@@ -184,19 +199,9 @@ func (r *Recording) replay(n int, c choice) State {
 		if o.kind == opMark {
 			s.Marks = append(s.Marks, o.text)
 		}
-		if !c.dropped[i] {
+		if !c.dropped.Has(i) {
 			s.disk.apply(o)
 		}
 	}
 	return s
 }
-
-func setOf(all ...int) map[int]bool {
-	set := make(map[int]bool, len(all))
-	for _, i := range all {
-		set[i] = true
-	}
-	return set
-}
-
-func sortedKeys(m map[string]fileID) []string { return slices.Sorted(maps.Keys(m)) }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -31,6 +32,32 @@ var writers = map[string]func(dir string) error{
 	"synced and renamed": func(dir string) error { return replace(dir, true, false) },
 	"all synced":         func(dir string) error { return replace(dir, true, true) },
 	"by a link":          func(dir string) error { return os.Symlink("elsewhere", filepath.Join(dir, "file")) },
+	"statedir replaces":  inStateDir(func(d *statedir.Dir) error { return d.Replace(d.Path("file"), content) }),
+	"statedir creates":   inStateDir(func(d *statedir.Dir) error { return d.Create(d.Path("file"), content) }),
+	"statedir installs":  inStateDir(install),
+}
+
+func inStateDir(do func(*statedir.Dir) error) func(dir string) error {
+	return func(dir string) error {
+		d, err := statedir.Open("a driver's folder", dir)
+		if err != nil {
+			return err
+		}
+		return do(d)
+	}
+}
+
+// install moves a folder with a file into place.
+func install(d *statedir.Dir) error {
+	made, remove, err := d.Temp()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	if err := write(filepath.Join(made, "file"), true); err != nil {
+		return err
+	}
+	return d.Install(made, d.Path("installed"))
 }
 
 func write(path string, isSynced bool) error {
@@ -80,6 +107,9 @@ func TestStates(t *testing.T) {
 		"renamed":            "empty, lost, torn",
 		"synced and renamed": "lost",
 		"all synced":         "",
+		"statedir replaces":  "lost",
+		"statedir creates":   "",
+		"statedir installs":  "",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -117,6 +147,9 @@ func recordWriter(t *testing.T, name string) (*Recording, error) {
 
 func riskOf(s State) string {
 	have, found := s.FileAt("file")
+	if !found {
+		have, found = s.FileAt("installed/file")
+	}
 	switch {
 	case !found && len(s.Marks) > 0:
 		return "lost"

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,78 +22,36 @@ const systemCalls = "openat,openat2,open,creat,read,write,pwrite64,writev,pwrite
 // maxLine is the longest line of strace: the largest write, with four characters a byte.
 const maxLine = 64 << 20
 
-// call is a system call that has ended.
+// call is a system call that has succeeded.
 type call struct {
 	name string
 	// args are as strace prints them, strings and paths of descriptors as they are.
 	args   []string
 	result int64
-	// path is that of the descriptor that an open returned.
-	path string
 }
 
-// readCalls calls each with every system call that succeeded, in the order of their ends, and
-// with unlinkat of what is not there, which marks are.
+// callPattern matches a line such as 7 openat(AT_FDCWD<\x2f>, "\x61", O_RDONLY) = 3<\x2f\x61>.
+var callPattern = regexp.MustCompile(`^\d+ +(\w+)\((.*)\) += (0x[0-9a-f]+|\d+)`)
+
+// readCalls calls each with every system call that succeeded, in the order of their ends.
 func readCalls(r io.Reader, each func(call) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
-	begun := map[string]string{} // by thread
 	for lines.Scan() {
-		thread, rest, _ := strings.Cut(lines.Text(), " ")
-		rest = strings.TrimLeft(rest, " ")
-		if text, ok := strings.CutSuffix(rest, " <unfinished ...>"); ok {
-			begun[thread] = text
-			continue
+		match := callPattern.FindStringSubmatch(lines.Text())
+		if match == nil {
+			return fmt.Errorf("strace printed %.200s", lines.Text())
 		}
-		if strings.HasPrefix(rest, "<... ") {
-			_, end, ok := strings.Cut(rest, " resumed>")
-			if !ok {
-				return fmt.Errorf("strace printed %.200s", rest)
-			}
-			rest = begun[thread] + end
-		}
-		if strings.HasPrefix(rest, "+++") || strings.HasPrefix(rest, "---") {
-			continue
-		}
-		c, err := parseCall(rest)
+		result, err := strconv.ParseInt(match[3], 0, 64)
 		if err != nil {
 			return err
 		}
-		if c.result < 0 && c.name != "unlinkat" {
-			continue
-		}
-		if err := each(c); err != nil {
-			return fmt.Errorf("%s(%.200s): %w", c.name, strings.Join(c.args, ", "), err)
+		// Strings and paths are escaped, so no argument but a structure contains a comma.
+		if err := each(call{match[1], strings.Split(match[2], ", "), result}); err != nil {
+			return fmt.Errorf("%.200s: %w", lines.Text(), err)
 		}
 	}
 	return lines.Err()
-}
-
-// parseCall parses a line such as openat(AT_FDCWD<\x2f>, "\x61", O_RDONLY) = 3<\x2f\x61>.
-func parseCall(line string) (call, error) {
-	wrong := fmt.Errorf("strace printed %.200s", line)
-	name, rest, ok := strings.Cut(line, "(")
-	end := strings.LastIndex(rest, " = ")
-	if !ok || end < 0 {
-		return call{}, wrong
-	}
-	args, ok := strings.CutSuffix(strings.TrimRight(rest[:end], " "), ")")
-	if !ok {
-		return call{}, wrong
-	}
-	// Strings and paths are escaped, so no argument but a structure contains a comma.
-	c := call{name: name, args: strings.Split(args, ", "), result: -1}
-	result, _, _ := strings.Cut(rest[end+len(" = "):], " ")
-	result, path, _ := strings.Cut(result, "<")
-	if result == "?" { // the process has ended in the call
-		return c, nil
-	}
-	var err error
-	if c.result, err = strconv.ParseInt(result, 0, 64); err != nil {
-		return call{}, wrong
-	}
-	c.path = unescape(strings.TrimSuffix(path, ">"))
-	return c, nil
 }
 
 // mentions reports whether a path is in an argument.

@@ -1,0 +1,66 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"context"
+	"strings"
+
+	"cloudnative.tw/drover/test/faults/lab"
+)
+
+// Source has faults that are no crashes, at points that it sees itself.
+type Source interface {
+	// Cases returns all cases of a workload that has some points.
+	Cases(workload string, points []string) []Case
+	// Watcher returns what sees the points of a run without a fault.
+	Watcher() Injector
+	// Inject calls run for each case, several at a time.
+	Inject(ctx context.Context, l *lab.Lab, parallel int, cases []Case, run Run) error
+}
+
+// Case is a fault at a point of a workload, "<workload>/<engine>".
+type Case struct {
+	Workload     string
+	Recovery     lab.Recovery
+	Point, Fault string
+}
+
+func (c Case) testCase() testCase {
+	return testCase{c.Workload, c.Recovery, []crashPoint{crashPoint(c.Point + "/" + c.Fault)}}
+}
+
+// injected returns the case as its Source has it.
+func (c testCase) injected() Case {
+	point, fault, _ := strings.Cut(string(c.crashes[0]), "/")
+	return Case{c.workload, c.recovery, point, fault}
+}
+
+// Run runs a case, again with another injector if the fault has not occurred.
+type Run func(ctx context.Context, c Case, newInjector func() Injector) error
+
+// Injector injects the fault of one run.
+type Injector interface {
+	// Prepare is called before the first process starts.
+	Prepare(w *lab.World)
+	// Act is called when the workload's setup is over, which faults do not disturb.
+	Act(r *lab.Replicas)
+	// Await is called after the last step, and returns when the fault is over.
+	Await(ctx context.Context)
+	// Seen returns the points that were seen, and whether the fault has occurred.
+	Seen() (points []string, hasOccurred bool)
+}
+
+// noInjector leaves points and faults to the controllers.
+type noInjector struct{}
+
+func newNoInjector() Injector { return noInjector{} }
+
+func (noInjector) Prepare(*lab.World)     {}
+func (noInjector) Act(*lab.Replicas)      {}
+func (noInjector) Await(context.Context)  {}
+func (noInjector) Seen() ([]string, bool) { return nil, false }
+
+// isInjected reports whether points and faults are those of a Source.
+func (s *stage) isInjected() bool { return s.injector != Injector(noInjector{}) }
