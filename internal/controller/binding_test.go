@@ -91,9 +91,7 @@ func TestReplacedManifest(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t, fake.Options{})
-			g.create(framework.NewVM("vm"))
-			g.reconcile()
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 			bound, run := g.vm().Annotations[api.AnnotationBound], g.server().Run
 			if tc.status != nil {
 				vm := g.vm()
@@ -162,9 +160,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		}
 	})
 	t.Run("another driver cannot be queried", func(t *testing.T) {
-		g := newRig(t, fake.Options{})
-		g.create(framework.NewVM("vm"))
-		g.reconcile()
+		g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 		memory, other := g.addDriver()
 		memory.SetAvailable(false)
 		lose(g)
@@ -177,8 +173,6 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		})
 		g.clock.Step(policy.DeletionCheckPeriod)
 		g.reconcile()
-		if g.vm() != nil || len(g.memory.Records()) != 0 {
-			t.Errorf("left: %v, %v", g.vm(), g.memory.Records())
-		}
+		g.wantNothing()
 	})
 }

@@ -29,7 +29,7 @@ var clockErrors = map[string]time.Duration{"ahead": time.Hour, "behind": -time.H
 // deletedAt makes the cache show a deletion by an API server whose clock is wrong.
 func (g *rig) deletedAt(at time.Time) {
 	g.t.Helper()
-	assert.NoError(g.t, g.api.Delete(g.t.Context(), g.vm()))
+	g.delete()
 	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			err := c.Get(ctx, key, obj, opts...)
@@ -46,9 +46,7 @@ func (g *rig) deletedAt(at time.Time) {
 func TestDeletionByAnotherClock(t *testing.T) {
 	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t, fake.Options{ShutdownTime: time.Hour})
-			g.create(framework.NewVM("vm").GracePeriod(10))
-			g.reconcile()
+			g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm").GracePeriod(10))
 			g.deletedAt(g.clock.Now().Add(off))
 			g.reconcile()
 			g.clock.Step(9 * time.Second)
@@ -58,9 +56,7 @@ func TestDeletionByAnotherClock(t *testing.T) {
 			}
 			g.clock.Step(time.Second)
 			g.reconcile()
-			if g.vm() != nil || len(g.memory.Records()) != 0 {
-				t.Error("after 10 s it is still there")
-			}
+			g.wantNothing()
 		})
 	}
 }
@@ -74,7 +70,9 @@ func (g *rig) crashNow(off time.Duration) {
 // endAs ends the server's run.
 func (g *rig) endAs(exit fake.Exit) {
 	g.t.Helper()
-	assert.NoError(g.t, g.memory.Edit("uid-1", func(r *fake.Record) { r.State, r.Exit, r.UpAt = driver.StateStopped, &exit, time.Time{} }))
+	assert.NoError(g.t, g.memory.Edit("uid-1", func(r *fake.Record) {
+		r.State, r.Exit, r.UpAt, r.StopsAt = driver.StateStopped, &exit, time.Time{}, time.Time{}
+	}))
 	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 }
 
@@ -89,9 +87,7 @@ func (g *rig) crashAndRestart(off time.Duration) time.Duration {
 func (g *rig) untilNextRun() time.Duration {
 	g.t.Helper()
 	run, began := g.server().Run, g.clock.Now()
-	for wait := g.reconcile().RequeueAfter; g.server().Run == run; wait = g.reconcile().RequeueAfter {
-		g.clock.Step(max(wait, time.Millisecond))
-	}
+	g.runWhile(func() bool { return g.server().Run == run }, time.Hour)
 	return g.server().StartedAt.Sub(began).Truncate(time.Second)
 }
 
@@ -100,9 +96,7 @@ func (g *rig) untilNextRun() time.Duration {
 func TestCrashesByAnotherClock(t *testing.T) {
 	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t, fake.Options{})
-			g.create(framework.NewVM("vm"))
-			g.reconcile()
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 			var waits []time.Duration
 			for range 4 {
 				waits = append(waits, g.crashAndRestart(off))
@@ -121,9 +115,7 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
-			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-				return driver.Server{}, driver.Errorf(driver.ErrRetry, "boom")
-			}
+			g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "boom"))
 			g.create(framework.NewVM("vm"))
 			g.reconcile()
 			vm := g.vm()
@@ -155,18 +147,14 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 // TestStopThatFailedBeforeADeletion checks that a running guest still gets its
 // shutdown.
 func TestStopThatFailedBeforeADeletion(t *testing.T) {
-	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(framework.NewVM("vm").GracePeriod(10))
-	g.reconcile()
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, errors.New("boom")
-	}
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g := newRunning(t, fake.Options{ShutdownTime: 3 * time.Second}, framework.NewVM("vm").GracePeriod(10))
+	g.engine.ensure = failWith(errors.New("boom"))
+	g.setAction(api.ActionStopped)
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonOperationFailed)
 	g.engine.ensure = nil
 	g.edit(func(*api.VirtualMachineSpec) {}) // a deletion increments the generation
-	_ = g.api.Delete(t.Context(), g.vm())
+	g.delete()
 	g.reconcile()
 	if s := g.server().State; s != driver.StateStopping {
 		t.Errorf("the server is %q, want it to shut down", s)
@@ -177,19 +165,12 @@ func TestStopThatFailedBeforeADeletion(t *testing.T) {
 // other failure, since no new spec will come. The deletion ends with the grace
 // period.
 func TestRefusedStopUnderADeletion(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").GracePeriod(10))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").GracePeriod(10))
 	calls := g.engine.calls
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "no")
-	}
-	_ = g.api.Delete(t.Context(), g.vm())
-	began := g.clock.Now()
-	for g.vm() != nil {
-		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
-	}
-	if took := g.clock.Now().Sub(began); took < 10*time.Second || took > 12*time.Second {
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrInvalid, "no"))
+	g.delete()
+	took := g.runWhile(func() bool { return g.vm() != nil }, time.Hour)
+	if took < 10*time.Second || took > 12*time.Second {
 		t.Errorf("the deletion took %s, want the grace period of 10 s", took)
 	}
 	if tries := g.engine.calls - calls; tries != 4 { // after 0, 1, 3 and 7 s
@@ -240,9 +221,7 @@ func TestTimesOfARun(t *testing.T) {
 // TestFetchesThatFail checks that a server whose guest never runs is started after growing delays,
 // however long each try has taken, whatever its restart policy, and at once after a change of the spec.
 func TestFetchesThatFail(t *testing.T) {
-	g := newRig(t, fake.Options{BootTime: time.Hour})
-	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
-	g.reconcile()
+	g := newRunning(t, fake.Options{BootTime: time.Hour}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	var waits []time.Duration
 	for range 4 {
 		g.clock.Step(time.Minute)

@@ -4,13 +4,11 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/decisions"
@@ -54,21 +52,17 @@ func TestOutcomesAreRecorded(t *testing.T) {
 	}{
 		"a success": {func(*rig) {}, "Create Succeeded"},
 		"a failure": {func(g *rig) {
-			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-				return driver.Server{}, driver.Errorf(driver.ErrRetry, "no image")
-			}
+			g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "no image"))
 		}, "Create Failed  no image"},
 		"no effect": {func(g *rig) {
 			g.reconcile()
-			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+			g.engine.ensure = func(driver.ServerSpec, call) (driver.Server, error) {
 				return g.server(), nil
 			}
-			g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+			g.setAction(api.ActionStopped)
 		}, "Create Succeeded\nStop Succeeded\nStop Failed  the fake driver reports success, and the server is Running still"},
 		"no right to act": {func(g *rig) {
-			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-				return driver.Server{}, driver.Errorf(driver.ErrNotLeading, "the Lease lapsed")
-			}
+			g.engine.ensure = failWith(driver.Errorf(driver.ErrNotLeading, "the Lease lapsed"))
 		}, "Create Ended  the Lease lapsed"},
 	}
 	for name, tc := range tests {
@@ -76,7 +70,7 @@ func TestOutcomesAreRecorded(t *testing.T) {
 			g := newRig(t, fake.Options{})
 			g.create(framework.NewVM("vm"))
 			tc.play(g)
-			_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+			_, _ = g.pass()
 			if got := g.outcomes(); got != tc.want {
 				t.Errorf("it has\n%s\nwant\n%s\nin\n%s", got, tc.want, decisions.Format(g.r.Decisions.History(key).Decisions...))
 			}
@@ -92,10 +86,10 @@ func TestAnswersOfTheAPIAreNotRecorded(t *testing.T) {
 		"an error":      errors.New("s3cr3t"),
 		"InternalError": apierrors.NewInternalError(errors.New("s3cr3t")),
 	} {
-		g := newRig(t, fake.Options{})
+		g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 		g.requestRestart()
 		g.statusErr = err
-		_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+		_, _ = g.pass()
 		all := g.r.Decisions.History(key).Decisions
 		if got := g.outcomes(); !strings.HasSuffix(got, "Restart Ended "+want) || strings.Contains(decisions.Format(all...), "s3cr3t") {
 			t.Errorf("it has %s, want %s", got, want)

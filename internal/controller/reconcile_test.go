@@ -62,12 +62,20 @@ type rig struct {
 	deposed error
 }
 
+// A call is one of the driver, as it would be done without the test.
+type call = func() (driver.Server, error)
+
+// failWith returns calls that fail before they do anything.
+func failWith(err error) func(driver.ServerSpec, call) (driver.Server, error) {
+	return func(driver.ServerSpec, call) (driver.Server, error) { return driver.Server{}, err }
+}
+
 // interceptedDriver stands between the inventory and the driver and replaces calls
 // where a test sets so.
 type interceptedDriver struct {
 	driver.Driver
 	mu     sync.Mutex
-	ensure func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error)
+	ensure func(driver.ServerSpec, call) (driver.Server, error)
 	delete func(func() error) error
 	calls  int
 	// outdated makes complete lists return outdatedList.
@@ -114,7 +122,7 @@ func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) 
 	if do == nil {
 		return live()
 	}
-	return do(ctx, spec, live)
+	return do(spec, live)
 }
 
 func (m *interceptedDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
@@ -136,6 +144,15 @@ func newRig(t *testing.T, options fake.Options) *rig {
 	g.startInventory()
 	g.api = g.newAPI()
 	g.newReconciler()
+	return g
+}
+
+// newRunning returns a rig with a VM that has been reconciled.
+func newRunning(t *testing.T, options fake.Options, b *framework.VMBuilder) *rig {
+	t.Helper()
+	g := newRig(t, options)
+	g.create(b)
+	g.reconcile()
 	return g
 }
 
@@ -242,7 +259,7 @@ func (g *rig) edit(change func(*api.VirtualMachineSpec)) {
 func (g *rig) reconcile() ctrl.Result {
 	g.t.Helper()
 	for range 20 {
-		result, err := g.r.Reconcile(g.t.Context(), ctrl.Request{NamespacedName: key})
+		result, err := g.pass()
 		assert.NoError(g.t, err)
 		if result.RequeueAfter == 0 || result.RequeueAfter > conflictRetry {
 			return result
@@ -253,14 +270,62 @@ func (g *rig) reconcile() ctrl.Result {
 	return ctrl.Result{}
 }
 
-// requestRestart starts a VM and requests its restart.
+func (g *rig) setAction(action api.Action) {
+	g.t.Helper()
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = action })
+}
+
+// delete requests the deletion, as a user does.
+func (g *rig) delete() {
+	g.t.Helper()
+	assert.NoError(g.t, g.api.Delete(g.t.Context(), g.vm()))
+}
+
+// pass runs one pass.
+func (g *rig) pass() (ctrl.Result, error) {
+	return g.r.Reconcile(g.t.Context(), ctrl.Request{NamespacedName: key})
+}
+
+// passes runs as many passes, whatever they request.
+func (g *rig) passes(count int) {
+	g.t.Helper()
+	for range count {
+		_, err := g.pass()
+		assert.NoError(g.t, err)
+	}
+}
+
+// runFor reconciles whenever that is requested.
+func (g *rig) runFor(length time.Duration) {
+	g.t.Helper()
+	g.runWhile(func() bool { return true }, length)
+}
+
+// runWhile is runFor until isSo does not hold, and returns how long that took.
+func (g *rig) runWhile(isSo func() bool, atMost time.Duration) time.Duration {
+	g.t.Helper()
+	began := g.clock.Now()
+	for g.clock.Since(began) < atMost {
+		wait := g.reconcile().RequeueAfter
+		if !isSo() {
+			break
+		}
+		if wait == 0 {
+			g.t.Fatal("no other pass is requested")
+		}
+		g.clock.Step(wait)
+	}
+	return g.clock.Since(began)
+}
+
+// requestRestart requests a restart of a VM that has run for a minute.
 func (g *rig) requestRestart() {
 	g.t.Helper()
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
+	g.edit(restartAtT0)
 }
+
+func restartAtT0(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} }
 
 // countWrites returns the writes that fn makes.
 func (g *rig) countWrites(fn func()) int {
@@ -284,6 +349,14 @@ func (g *rig) wantCondition(kind string, status metav1.ConditionStatus) {
 	c := meta.FindStatusCondition(g.vm().Status.Conditions, kind)
 	if (c == nil && status != "") || (c != nil && c.Status != status) {
 		g.t.Errorf("condition %s is %+v, want %q", kind, c, status)
+	}
+}
+
+// wantNothing checks that neither the VM nor a server is left.
+func (g *rig) wantNothing() {
+	g.t.Helper()
+	if vm := g.vm(); vm != nil || len(g.memory.Records()) != 0 {
+		g.t.Errorf("left: %+v, %v", vm, g.memory.Records())
 	}
 }
 
@@ -322,28 +395,27 @@ func TestWritesPerAction(t *testing.T) {
 	g.wantCondition(api.ConditionReady, metav1.ConditionTrue)
 	g.wantWrites(0, func() { g.reconcile() })
 
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.setAction(api.ActionStopped)
 	g.wantWrites(1, func() { g.reconcile() })
 	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
 	g.wantCondition(api.ConditionReady, metav1.ConditionTrue)
 	g.wantCondition(api.ConditionRunning, metav1.ConditionFalse)
 
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.setAction(api.ActionActive)
 	g.wantWrites(1, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if n := g.vm().Status.RestartCount; n != 0 && n != 1 {
 		t.Errorf("restartCount %d", n)
 	}
 
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionPaused })
+	g.setAction(api.ActionPaused)
 	g.wantWrites(1, func() { g.reconcile() })
 	g.wantPhase(api.PhasePaused, api.ReasonPausedAsAsked)
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.setAction(api.ActionActive)
 	g.wantWrites(1, func() { g.reconcile() })
 
 	run := g.server().Run
-	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
+	g.requestRestart()
 	g.wantWrites(2, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().Run == run {
@@ -355,18 +427,16 @@ func TestWritesPerAction(t *testing.T) {
 		t.Error("restarted twice")
 	}
 
-	_ = g.api.Delete(t.Context(), g.vm())
+	g.delete()
 	g.wantWrites(1, func() { g.reconcile() })
-	if g.vm() != nil || len(g.memory.Records()) != 0 {
-		t.Errorf("left: %v, %v", g.vm(), g.memory.Records())
-	}
+	g.wantNothing()
 	g.wantWrites(0, func() { g.reconcile() })
 }
 
 func TestFinalizerComesFirst(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		vm := g.vm()
 		if len(vm.Finalizers) != 1 || vm.Annotations[api.AnnotationBound] != "fake/"+g.inv.Get("").EngineID {
 			t.Errorf("created with finalizers %v, bound to %q", vm.Finalizers, vm.Annotations[api.AnnotationBound])
@@ -381,7 +451,7 @@ func TestStaleObjectIsNotBound(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
 	stale := g.vm()
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.setAction(api.ActionStopped)
 	if _, err := g.r.ensureFinalizer(t.Context(), stale); err == nil {
 		t.Error("the finalizer was written over a newer object")
 	}
@@ -394,7 +464,7 @@ func TestStaleObjectIsNotBound(t *testing.T) {
 func TestSlowCreateShowsCreating(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		err := assert.Poll(t.Context(), "the creation is reported", func() error { // not in the test's own goroutine
 			g.clock.Step(progressDelay)
 			if p := g.vm().Status.Phase; p != api.PhaseCreating {
@@ -414,22 +484,13 @@ func TestSlowCreateShowsCreating(t *testing.T) {
 func TestFailingCreateBacksOff(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm").Image("nope"))
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		if spec.Image.Source != "nope" {
 			return live()
 		}
 		return driver.Server{}, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "no such image: nope"))
 	}
-	end := policytest.T0.Add(3 * time.Minute)
-	writes := g.countWrites(func() {
-		for g.clock.Now().Before(end) {
-			result := g.reconcile()
-			if result.RequeueAfter == 0 {
-				t.Fatal("no next try")
-			}
-			g.clock.Step(result.RequeueAfter)
-		}
-	})
+	writes := g.countWrites(func() { g.runFor(3 * time.Minute) })
 	if g.engine.calls > 8 || g.engine.calls < 5 {
 		t.Errorf("%d tries in 3 minutes", g.engine.calls)
 	}
@@ -452,24 +513,18 @@ func TestFailingCreateBacksOff(t *testing.T) {
 func TestDeletionOfAFailingVM(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrExhausted, "cpu: needs 4, has 2")
-	}
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrExhausted, "cpu: needs 4, has 2"))
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonExhausted)
-	_ = g.api.Delete(t.Context(), g.vm())
+	g.delete()
 	g.reconcile()
-	if g.vm() != nil {
-		t.Errorf("still there: %+v", g.vm().Status)
-	}
+	g.wantNothing()
 }
 
 func TestFinalErrorStalls(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrUnsupported, "spec.userData: not here")
-	}
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrUnsupported, "spec.userData: not here"))
 	if result := g.reconcile(); result.RequeueAfter != 0 {
 		t.Errorf("tries again after %s", result.RequeueAfter)
 	}
@@ -480,7 +535,7 @@ func TestFinalErrorStalls(t *testing.T) {
 		t.Errorf("%d tries", g.engine.calls)
 	}
 	g.engine.ensure = nil
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.setAction(api.ActionStopped)
 	g.reconcile()
 	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
 	g.wantCondition(api.ConditionStalled, "")
@@ -491,7 +546,7 @@ func TestFinalErrorStalls(t *testing.T) {
 func TestAmbiguousCreate(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		_, _ = live()
 		return driver.Server{}, context.DeadlineExceeded
 	}
@@ -510,11 +565,9 @@ func TestAmbiguousCreate(t *testing.T) {
 func TestGoneIsUncertainAfterATimeout(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, context.DeadlineExceeded
-	}
+	g.engine.ensure = failWith(context.DeadlineExceeded)
 	g.reconcile()
-	_ = g.api.Delete(t.Context(), g.vm())
+	g.delete()
 	g.reconcile()
 	if g.vm() == nil {
 		t.Fatal("the finalizer was removed while the creation may still happen")
@@ -522,9 +575,7 @@ func TestGoneIsUncertainAfterATimeout(t *testing.T) {
 	g.wantCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue)
 	g.clock.Step(31 * time.Second)
 	g.reconcile()
-	if g.vm() != nil {
-		t.Errorf("still there: %+v", g.vm().Status)
-	}
+	g.wantNothing()
 }
 
 // TestStatusWriteFails checks that an API error goes to the queue's rate limiter,
@@ -545,7 +596,7 @@ func TestStatusWriteFails(t *testing.T) {
 			g := newRig(t, fake.Options{})
 			g.create(framework.NewVM("vm"))
 			g.statusErr = tc.err
-			result, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+			result, err := g.pass()
 			if (err != nil) != tc.limit || result.RequeueAfter != tc.after {
 				t.Errorf("%+v, %v", result, err)
 			}
@@ -562,12 +613,10 @@ func TestStatusWriteFails(t *testing.T) {
 // TestEngineLostInACall checks that an unreachable engine is not a failure of the
 // operation, and that the server's status is unchanged.
 func TestEngineLostInACall(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	for name, err := range map[string]error{"unavailable": driver.Errorf(driver.ErrUnavailable, "connection refused"), "timeout": context.DeadlineExceeded} {
-		g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-		g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		g.setAction(api.ActionStopped)
+		g.engine.ensure = func(driver.ServerSpec, call) (driver.Server, error) {
 			g.memory.SetAvailable(false)
 			return driver.Server{}, err
 		}
@@ -578,27 +627,20 @@ func TestEngineLostInACall(t *testing.T) {
 		if vm := g.vm(); vm.Status.Server == nil || vm.Status.Phase == api.PhaseFailed {
 			t.Errorf("%s: status %+v", name, vm.Status)
 		}
-		g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+		g.observeOutage()
 		g.engine.ensure = nil
-		g.memory.SetAvailable(true)
-		g.eventually("the engine is back", func() bool {
-			g.clock.Step(time.Second)
-			return g.inv.Get("uid-1").Answer == inventory.Present
-		})
+		g.restoreEngine()
 		g.reconcile()
 		g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
-		g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+		g.setAction(api.ActionActive)
 		g.reconcile()
 	}
 }
 
 func TestOutage(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	id := g.server().ID
-	g.memory.SetAvailable(false)
-	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.observeOutage()
 	var result ctrl.Result
 	g.wantWrites(0, func() { result = g.reconcile() })
 	if result.RequeueAfter == 0 {
@@ -612,11 +654,7 @@ func TestOutage(t *testing.T) {
 	if g.vm().Status.Server.ID != id {
 		t.Error("the last known server was dropped from the status")
 	}
-	g.memory.SetAvailable(true)
-	g.eventually("the engine is back", func() bool {
-		g.clock.Step(time.Second)
-		return g.inv.Get("uid-1").Answer == inventory.Present
-	})
+	g.restoreEngine()
 	g.wantWrites(1, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().ID != id || len(g.memory.Records()) != 1 {
@@ -624,12 +662,17 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// loseEngine makes the engine unreachable until the status reports it.
-// restoreEngine makes it reachable again.
-func (g *rig) loseEngine() {
+// observeOutage makes the engine unreachable, and restoreEngine reachable again.
+func (g *rig) observeOutage() {
 	g.t.Helper()
 	g.memory.SetAvailable(false)
 	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+}
+
+// loseEngine makes the engine unreachable until the status reports it.
+func (g *rig) loseEngine() {
+	g.t.Helper()
+	g.observeOutage()
 	g.clock.Step(6 * time.Second)
 	g.reconcile()
 	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
@@ -642,36 +685,26 @@ func (g *rig) restoreEngine() {
 		g.clock.Step(time.Second)
 		return g.inv.Get("uid-1").Answer != inventory.Unknown
 	})
-	g.reconcile()
 }
 
 // TestChangesDuringAnOutage checks that a change during an outage is applied after
 // it.
 func TestChangesDuringAnOutage(t *testing.T) {
+	image := func(s *api.VirtualMachineSpec) { s.Image = &api.Image{Source: "other"} }
+	stopped := func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped }
+	active := func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive }
 	tests := map[string]struct {
 		before, during func(*api.VirtualMachineSpec)
 		phase          api.Phase
 		reason         string
 	}{
-		"an image": {
-			nil, func(s *api.VirtualMachineSpec) { s.Image = &api.Image{Source: "other"} },
-			api.PhaseActive, api.ReasonChangePending,
-		},
-		"stopped": {
-			nil, func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped },
-			api.PhaseStopped, api.ReasonStoppedAsAsked,
-		},
-		"active": {
-			func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped },
-			func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive },
-			api.PhaseActive, api.ReasonRunning,
-		},
+		"an image": {nil, image, api.PhaseActive, api.ReasonChangePending},
+		"stopped":  {nil, stopped, api.PhaseStopped, api.ReasonStoppedAsAsked},
+		"active":   {stopped, active, api.PhaseActive, api.ReasonRunning},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t, fake.Options{})
-			g.create(framework.NewVM("vm").Image("some").RestartPolicy(api.RestartOnFailure))
-			g.reconcile()
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm").Image("some").RestartPolicy(api.RestartOnFailure))
 			if tc.before != nil {
 				g.edit(tc.before)
 				g.reconcile()
@@ -680,6 +713,7 @@ func TestChangesDuringAnOutage(t *testing.T) {
 			g.edit(tc.during)
 			g.reconcile()
 			g.restoreEngine()
+			g.reconcile()
 			g.wantPhase(tc.phase, tc.reason)
 		})
 	}
@@ -688,10 +722,10 @@ func TestChangesDuringAnOutage(t *testing.T) {
 // TestOutageAfterARestart checks that an outage does not repeat a restart that was
 // done but whose answer was lost.
 func TestOutageAfterARestart(t *testing.T) {
-	g := newRig(t, fake.Options{})
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.requestRestart()
 	restarts := 0
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		if spec.RestartRun == "" {
 			return live()
 		}
@@ -703,6 +737,7 @@ func TestOutageAfterARestart(t *testing.T) {
 	g.reconcile()
 	g.loseEngine()
 	g.restoreEngine()
+	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if restarts != 1 || g.vm().Status.RestartCount != 1 {
 		t.Errorf("restarted %d times, restartCount %d", restarts, g.vm().Status.RestartCount)
@@ -712,15 +747,10 @@ func TestOutageAfterARestart(t *testing.T) {
 // TestRestartThatFailsAcrossAChange checks that the run to end is still recorded when
 // the spec changes between two tries.
 func TestRestartThatFailsAcrossAChange(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	g.clock.Step(time.Minute)
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	run := g.server().Run
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrRetry, "not now")
-	}
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "not now"))
+	g.requestRestart()
 	g.reconcile()
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartPolicy = api.RestartNever })
 	g.reconcile()
@@ -738,10 +768,10 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 // TestRestartWhoseRunEndsAtOnce checks that a restart is not repeated if its run has ended before the
 // status says that the restart was done.
 func TestRestartWhoseRunEndsAtOnce(t *testing.T) {
-	g := newRig(t, fake.Options{})
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.requestRestart()
 	var powers []driver.Power
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		server, err := live()
 		if powers = append(powers, spec.Power); len(powers) == 1 {
 			server.State, server.Exit = driver.StateStopped, &driver.Exit{At: g.clock.Now()}
@@ -761,14 +791,11 @@ func TestRestartWhoseRunEndsAtOnce(t *testing.T) {
 // TestGracePeriodOfARestart checks that what a restart waits for before the stop
 // uses up none of the guest's grace period.
 func TestGracePeriodOfARestart(t *testing.T) {
-	g := newRig(t, fake.Options{ShutdownTime: 20 * time.Second})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{ShutdownTime: 20 * time.Second}, framework.NewVM("vm"))
 	run := g.server().Run
-	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
+	g.requestRestart()
 	tries := 0
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		if tries++; tries == 1 {
 			return driver.Server{}, driver.Errorf(driver.ErrRetry, "the image is not available")
 		}
@@ -795,10 +822,10 @@ func TestGracePeriodOfARestart(t *testing.T) {
 // is not running yet when the next leader observes it, and the first try to resume
 // it fails.
 func TestRestartWithAFailingResume(t *testing.T) {
-	g := newRig(t, fake.Options{})
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.requestRestart()
 	restarts, others := 0, 0
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		if spec.RestartRun != "" {
 			restarts++
 			_, _ = live()
@@ -825,12 +852,8 @@ func TestRestartWithAFailingResume(t *testing.T) {
 func TestEngineUnavailableForOneServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "inspect hangs")
-	}
-	for end := policytest.T0.Add(5 * time.Minute); g.clock.Now().Before(end); {
-		g.clock.Step(max(g.reconcile().RequeueAfter, time.Second))
-	}
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrUnavailable, "inspect hangs"))
+	g.runFor(5 * time.Minute)
 	g.wantPhase(api.PhaseFailed, api.ReasonOperationFailed)
 	if g.engine.calls > 10 {
 		t.Errorf("%d calls in 5 minutes", g.engine.calls)
@@ -840,13 +863,9 @@ func TestEngineUnavailableForOneServer(t *testing.T) {
 // TestServerNotFoundByTheDriver covers a server that the list shows but the driver
 // does not find.
 func TestServerNotFoundByTheDriver(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrNotFound, "no such container")
-	}
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.setAction(api.ActionStopped)
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrNotFound, "no such container"))
 	if result := g.reconcile(); result.RequeueAfter == 0 {
 		t.Error("it is not requeued")
 	}
@@ -858,18 +877,14 @@ func TestServerNotFoundByTheDriver(t *testing.T) {
 // TestStopDoesNotCreate covers a server that vanishes between the decision and the
 // call.
 func TestStopDoesNotCreate(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	_ = g.api.Delete(t.Context(), g.vm())
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.delete()
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		g.memory.Remove("uid-1")
 		return live()
 	}
 	g.reconcile()
-	if g.vm() != nil || len(g.memory.Records()) != 0 {
-		t.Errorf("left: %v, %v", g.vm(), g.memory.Records())
-	}
+	g.wantNothing()
 }
 
 // TestDriverAddedLater checks that a controller that has the driver takes
@@ -887,12 +902,20 @@ func TestDriverAddedLater(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
+// createSecret creates Secret init with one key.
+func (g *rig) createSecret(key string) *corev1.Secret {
+	g.t.Helper()
+	meta := metav1.ObjectMeta{Namespace: "default", Name: "init"}
+	secret := &corev1.Secret{ObjectMeta: meta, Data: map[string][]byte{key: []byte("#cloud-config")}}
+	assert.NoError(g.t, g.api.Create(g.t.Context(), secret))
+	return secret
+}
+
 // TestDeletedSecret checks that a server can be stopped after its Secret was
 // deleted, which is not a change that waits for a restart.
 func TestDeletedSecret(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("x")}}
-	_ = g.api.Create(t.Context(), secret)
+	secret := g.createSecret("user-data")
 	g.create(framework.NewVM("vm").UserDataSecret("init", "user-data"))
 	g.reconcile()
 	_ = g.api.Delete(t.Context(), secret)
@@ -901,7 +924,7 @@ func TestDeletedSecret(t *testing.T) {
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	g.wantCondition(api.ConditionRestartRequired, "")
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.setAction(api.ActionStopped)
 	g.reconcile()
 	if s := g.server().State; s != driver.StateStopped {
 		t.Errorf("state %s", s)
@@ -910,13 +933,12 @@ func TestDeletedSecret(t *testing.T) {
 
 func TestNothingIsDoneWhileUnknown(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.memory.SetAvailable(false)
-	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.observeOutage()
 	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.clock.Step(6 * time.Second)
 	g.reconcile()
-	_ = g.api.Delete(t.Context(), g.vm())
+	g.delete()
 	g.reconcile()
 	if g.engine.calls != 0 {
 		t.Errorf("the driver was called %d times", g.engine.calls)
@@ -932,13 +954,10 @@ func TestNothingIsDoneWhileUnknown(t *testing.T) {
 func TestCrashAfterIntent(t *testing.T) {
 	for name, happened := range map[string]bool{"before the call": false, "after the call": true} {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t, fake.Options{})
-			g.create(framework.NewVM("vm"))
-			g.reconcile()
-			g.clock.Step(time.Minute)
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 			run := g.server().Run
-			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
-			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+			g.requestRestart()
+			g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 				if happened {
 					_, _ = live()
 				}
@@ -976,10 +995,8 @@ func crashInCall(t *testing.T, g *rig) {
 }
 
 func TestGracefulDeletion(t *testing.T) {
-	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(framework.NewVM("vm").GracePeriod(10))
-	g.reconcile()
-	_ = g.api.Delete(t.Context(), g.vm())
+	g := newRunning(t, fake.Options{ShutdownTime: 3 * time.Second}, framework.NewVM("vm").GracePeriod(10))
+	g.delete()
 	g.reconcile()
 	g.wantPhase(api.PhaseTerminating, api.ReasonStopping)
 	if s := g.server().State; s != driver.StateStopping {
@@ -988,16 +1005,12 @@ func TestGracefulDeletion(t *testing.T) {
 	g.clock.Step(4 * time.Second)
 	g.eventually("it is off", func() bool { return g.server().State == driver.StateStopped })
 	g.reconcile()
-	if g.vm() != nil || len(g.memory.Records()) != 0 {
-		t.Error("still there")
-	}
+	g.wantNothing()
 }
 
 func TestRetain(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").DeletionPolicy(api.DeletionRetain))
-	g.reconcile()
-	_ = g.api.Delete(t.Context(), g.vm())
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").DeletionPolicy(api.DeletionRetain))
+	g.delete()
 	g.reconcile()
 	if g.vm() != nil {
 		t.Fatalf("still there: %+v", g.vm().Status)
@@ -1009,16 +1022,9 @@ func TestRetain(t *testing.T) {
 }
 
 func TestManualChanges(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	first := g.server()
-	if err := g.memory.Edit("uid-1", func(r *fake.Record) {
-		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 3, At: g.clock.Now()}
-	}); err != nil {
-		t.Fatal(err)
-	}
-	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
+	g.endAs(fake.Exit{Code: 3, At: g.clock.Now()})
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
 	g.wantCondition(api.ConditionReady, metav1.ConditionFalse)
@@ -1032,48 +1038,17 @@ func TestManualChanges(t *testing.T) {
 	}
 }
 
-// TestCrashLoop checks that a server that ends at once is restarted with growing
-// delays.
-func TestCrashLoop(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	starts := 0
-	end := policytest.T0.Add(3 * time.Minute)
-	for g.clock.Now().Before(end) {
-		g.clock.Step(100 * time.Millisecond)
-		run := g.server().Run
-		if g.server().State == driver.StateRunning {
-			starts++
-			if err := g.memory.Edit("uid-1", func(r *fake.Record) {
-				r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 1, At: g.clock.Now()}
-			}); err != nil {
-				t.Fatal(err)
-			}
-			g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
-		}
-		result := g.reconcile()
-		if g.server().Run == run {
-			g.clock.Step(max(result.RequeueAfter, 100*time.Millisecond))
-		}
-	}
-	if starts > 10 || starts < 5 {
-		t.Errorf("%d starts in 3 minutes", starts)
-	}
-}
-
 // TestSecretDeletedLater checks that a server whose Secret is gone is not started again, and that what its
 // last run has left is removed all the same.
 func TestSecretDeletedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("#cloud-config")}}
-	assert.NoError(t, g.api.Create(t.Context(), secret))
+	secret := g.createSecret("user-data")
 	g.create(framework.NewVM("vm").UserDataSecret("init", "user-data"))
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	assert.NoError(t, g.api.Delete(t.Context(), secret))
 	var passed []driver.ServerSpec
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		passed = append(passed, spec)
 		return live()
 	}
@@ -1097,12 +1072,9 @@ func TestSecretDeletedLater(t *testing.T) {
 }
 
 func TestSecretCreatedLater(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").UserDataSecret("init", "user-data"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").UserDataSecret("init", "user-data"))
 	g.wantPhase(api.PhaseFailed, api.ReasonSecretUnavailable)
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"other": nil}}
-	_ = g.api.Create(t.Context(), secret)
+	secret := g.createSecret("other")
 	g.clock.Step(2 * time.Second)
 	g.reconcile()
 	if m := g.vm().Status.Message; m != `spec.userData: Secret "init" has no key "user-data"` {
@@ -1110,7 +1082,7 @@ func TestSecretCreatedLater(t *testing.T) {
 	}
 	secret.Data["user-data"] = []byte("#cloud-config")
 	_ = g.api.Update(t.Context(), secret)
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		if spec.UserData.Reveal() != "#cloud-config" {
 			t.Errorf("user-data %q", spec.UserData.Reveal())
 		}
@@ -1122,9 +1094,7 @@ func TestSecretCreatedLater(t *testing.T) {
 }
 
 func TestUsageIsWrittenWhenItChanges(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	setLoad := func(load float64) {
 		assert.NoError(t, g.memory.Edit("uid-1", func(r *fake.Record) { r.Load = load }))
 	}
@@ -1150,9 +1120,7 @@ func TestUsageIsWrittenWhenItChanges(t *testing.T) {
 // TestRestartedAtAtCreation checks that a value that is present at creation causes
 // no restart, neither then nor in later passes.
 func TestRestartedAtAtCreation(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").RestartedAt(policytest.T0))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartedAt(policytest.T0))
 	run := g.server().Run
 	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(policytest.T0) {
 		t.Errorf("status.restartedAt %v", at)
@@ -1167,13 +1135,11 @@ func TestRestartedAtAtCreation(t *testing.T) {
 // TestSuccessWithoutEffect checks that a driver that reports success but changes
 // nothing is retried with growing delays, like one that reports a failure.
 func TestSuccessWithoutEffect(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.engine.ensure = func(driver.ServerSpec, call) (driver.Server, error) {
 		return g.server(), nil
 	}
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.setAction(api.ActionStopped)
 	calls := g.engine.calls
 	if result := g.reconcile(); result.RequeueAfter != time.Second || g.engine.calls != calls+1 {
 		t.Errorf("%d calls, and the next try is in %s: want 1 and 1 s", g.engine.calls-calls, result.RequeueAfter)
@@ -1191,9 +1157,7 @@ func TestSuccessWithoutEffect(t *testing.T) {
 // TestCreationContinuesAfterAFetch checks that a pass continues a creation whose
 // image was fetched since.
 func TestCreationContinuesAfterAFetch(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.engine.fetching.Store(true)
 	g.startInventory()
 	g.newReconciler()

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	testingclock "k8s.io/utils/clock/testing"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -326,13 +325,11 @@ func TestOwnStepsAreNotThrottled(t *testing.T) {
 // TestReportOfDeposedLeader checks that a process that may no longer lead writes nothing, and
 // reports once it may.
 func TestReportOfDeposedLeader(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.crashNow(0)
 	g.deposed = errors.New("the Lease was not renewed in time")
 	g.wantWrites(0, func() {
-		if result, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil || result.RequeueAfter != fencedRetry {
+		if result, err := g.pass(); err != nil || result.RequeueAfter != fencedRetry {
 			t.Errorf("%+v, %v; want another pass after %s", result, err, fencedRetry)
 		}
 	})
@@ -348,9 +345,7 @@ func TestReportOfDeposedLeader(t *testing.T) {
 // TestOwnWriteCountsBeforeTheCache checks that a pass goes on from the last write, though the
 // cache does not have it yet.
 func TestOwnWriteCountsBeforeTheCache(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.takeOver()
 	g.crashNow(0)
 	g.wantWrites(1, func() { g.reconcile() })
@@ -360,9 +355,7 @@ func TestOwnWriteCountsBeforeTheCache(t *testing.T) {
 
 // TestWriteBeforeItsEvent checks that a write is not kept if the cache has it when the API answers.
 func TestWriteBeforeItsEvent(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if n := len(g.r.writes.written); n != 0 {
 		t.Errorf("%d writes are kept that the cache has", n)

@@ -5,7 +5,6 @@ package controller
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -14,7 +13,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
@@ -69,9 +67,7 @@ func TestRestartedAtIsWrittenOnce(t *testing.T) {
 // TestCrashesAfterAStableRun checks that crashes are counted from one after a run that was
 // stable, although no controller observed it.
 func TestCrashesAfterAStableRun(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	for range 6 {
 		g.crashAndRestart(0)
 	}
@@ -87,9 +83,7 @@ func TestCrashesAfterAStableRun(t *testing.T) {
 // TestWaitAfterCrashIsReported checks that the status says at once that a crashed server
 // is off, and when it is started again.
 func TestWaitAfterCrashIsReported(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.crashAndRestart(0)
 	g.crashNow(0)
 	g.wantWrites(1, func() { g.reconcile() })
@@ -110,26 +104,22 @@ func TestLeavingRun(t *testing.T) {
 		event string
 	}{
 		"after a crash": {func(g *rig) { g.crashNow(0) }, api.EventStarted},
-		"in a restart": {func(g *rig) {
-			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
-		}, api.EventRestarted},
+		"in a restart":  {(*rig).requestRestart, api.EventRestarted},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t, fake.Options{})
-			g.create(framework.NewVM("vm"))
-			g.reconcile()
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 			g.clock.Step(time.Minute) // the run is stable
 			g.reconcile()
 			g.reasons()
 			run, calls := g.server().Run, g.engine.calls
 			g.engine.leaving.Store(true)
-			g.engine.ensure = func(ctx context.Context, spec driver.ServerSpec, _ func() (driver.Server, error)) (driver.Server, error) {
+			g.engine.ensure = func(spec driver.ServerSpec, _ call) (driver.Server, error) {
 				err := g.memory.Edit("uid-1", func(r *fake.Record) { r.State, r.Exit, r.UpAt = driver.StateStopped, &fake.Exit{Code: 1}, time.Time{} })
 				if err != nil {
 					return driver.Server{}, err
 				}
-				left, err := g.engine.List(ctx, spec.UID)
+				left, err := g.engine.List(g.t.Context(), spec.UID)
 				return left[0], err
 			}
 			tc.begin(g)
@@ -174,7 +164,7 @@ func (g *rig) shutDown() {
 // TestRestartRequestedAgain checks that a request during a restart counts for that
 // restart while the run to end is still the current one, and is never lost.
 func TestRestartRequestedAgain(t *testing.T) {
-	refuse := func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+	refuse := func(driver.ServerSpec, call) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "no")
 	}
 	tests := map[string]struct {
@@ -201,9 +191,7 @@ func TestRestartRequestedAgain(t *testing.T) {
 		"in a stop whose end fails at first": {time.Hour, func(g *rig) {
 			g.reconcile()
 			g.requestAgain()
-			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-				return driver.Server{}, driver.Errorf(driver.ErrRetry, "not now")
-			}
+			g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "not now"))
 			g.clock.Step(time.Minute)
 			g.reconcile()
 			g.reasons()
@@ -220,7 +208,7 @@ func TestRestartRequestedAgain(t *testing.T) {
 			g.requestAgain()
 		}, 1},
 		"before the first was reported": {0, func(g *rig) {
-			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+			g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 				s, err := live()
 				g.engine.ensure = nil
 				g.requestAgain() // which makes the report fail with a conflict
@@ -228,7 +216,7 @@ func TestRestartRequestedAgain(t *testing.T) {
 			}
 		}, 2},
 		"before the first was reported, by another leader": {0, func(g *rig) {
-			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+			g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 				_, _ = live()
 				panic("crash")
 			}
@@ -251,7 +239,7 @@ func TestRestartRequestedAgain(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t, fake.Options{ShutdownTime: tc.shutdown})
+			g := newRunning(t, fake.Options{ShutdownTime: tc.shutdown}, framework.NewVM("vm"))
 			g.requestRestart()
 			tc.play(g)
 			for range 3 {
@@ -266,18 +254,14 @@ func TestRestartRequestedAgain(t *testing.T) {
 // TestUnrecordedRestartIsNotBegun checks that such a restart is not begun,
 // whatever the pass did before.
 func TestUnrecordedRestartIsNotBegun(t *testing.T) {
-	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
+	g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm"))
 	g.requestRestart()
 	g.reconcile()
 	g.requestAgain()
 	run := g.server().Run
 	g.clock.Step(time.Minute) // the stop is forced, and another restart must follow
 	g.statusErr = errConflict
-	for range 2 {
-		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	g.passes(2)
 	server := g.server()
 	if server.Run == run || server.State != driver.StateRunning {
 		t.Errorf("run %s after %s is %s, want another one left on", server.Run, run, server.State)
@@ -293,18 +277,15 @@ func TestUnrecordedRestartIsNotBegun(t *testing.T) {
 // TestRestartThatFailedLate checks that what has waited for a restart waits no more, although the
 // call that restarted the server failed after the run had begun.
 func TestRestartThatFailedLate(t *testing.T) {
-	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	g.clock.Step(time.Minute)
+	g := newRunning(t, fake.Options{ShutdownTime: 3 * time.Second}, framework.NewVM("vm"))
 	g.edit(func(s *api.VirtualMachineSpec) { s.SSHAuthorizedKeys = []string{"ssh-ed25519 AAAA"} })
 	g.reconcile()
 	g.wantCondition(api.ConditionRestartRequired, metav1.ConditionTrue)
 	run := g.server().Run
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
+	g.requestRestart()
 	g.reconcile()
 	g.shutDown()
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		server, err := live()
 		return server, cmp.Or(err, errors.New("the machine does not answer"))
 	}

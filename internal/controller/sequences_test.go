@@ -13,10 +13,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/assert"
@@ -28,15 +26,10 @@ var errConflict = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", n
 // TestGraceOfAStop checks that a guest that ignores the signal is forced off after
 // the grace period, although Drover's own write about the stop wakes no pass.
 func TestGraceOfAStop(t *testing.T) {
-	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
-	g.create(framework.NewVM("vm").GracePeriod(10))
-	g.reconcile()
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-	began := g.clock.Now()
-	for g.server().State != driver.StateStopped && g.clock.Now().Sub(began) < time.Minute {
-		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
-	}
-	if took := g.clock.Now().Sub(began); took > 12*time.Second {
+	g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm").GracePeriod(10))
+	g.setAction(api.ActionStopped)
+	took := g.runWhile(func() bool { return g.server().State != driver.StateStopped }, time.Minute)
+	if took > 12*time.Second {
 		t.Errorf("stop took %s, want 10 s", took)
 	}
 }
@@ -44,22 +37,12 @@ func TestGraceOfAStop(t *testing.T) {
 // TestForcedRestartIsNoCrash checks that a run that Drover ended did not crash,
 // whatever its code.
 func TestForcedRestartIsNoCrash(t *testing.T) {
-	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(framework.NewVM("vm").GracePeriod(10))
-	g.reconcile()
-	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
+	g := newRunning(t, fake.Options{ShutdownTime: 3 * time.Second}, framework.NewVM("vm").GracePeriod(10))
+	g.requestRestart()
 	run := g.server().Run
 	g.reconcile()
 	g.reasons()
-	// the engine ends the run by force, as SIGKILL does after the stop
-	if err := g.memory.Edit("uid-1", func(r *fake.Record) {
-		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 143, At: g.clock.Now()}
-		r.UpAt, r.StopsAt = time.Time{}, time.Time{}
-	}); err != nil {
-		t.Fatal(err)
-	}
-	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
+	g.endAs(fake.Exit{Code: 143, At: g.clock.Now()}) // by force, as SIGKILL does after the stop
 	g.reconcile()
 	if g.server().Run == run {
 		t.Error("not restarted")
@@ -72,13 +55,11 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 // TestCrashEventSurvivesAConflict checks that the event waits for the status write
 // that succeeds.
 func TestCrashEventSurvivesAConflict(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.reasons()
 	g.crashNow(0)
 	g.statusErr = errConflict
-	_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+	_, _ = g.pass()
 	g.statusErr = nil
 	g.reconcile()
 	if got := g.reasons(); !slices.Contains(got, api.EventCrashed) {
@@ -89,24 +70,14 @@ func TestCrashEventSurvivesAConflict(t *testing.T) {
 // TestStoppedThenActiveWithAFailingStart checks that a run that was ended on
 // request is still recorded so while the next start fails.
 func TestStoppedThenActiveWithAFailingStart(t *testing.T) {
-	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(framework.NewVM("vm").GracePeriod(10).RestartPolicy(api.RestartNever))
-	g.reconcile()
+	g := newRunning(t, fake.Options{ShutdownTime: 3 * time.Second}, framework.NewVM("vm").GracePeriod(10).RestartPolicy(api.RestartNever))
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.setAction(api.ActionStopped)
 	g.reconcile()
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.setAction(api.ActionActive)
 	g.reconcile()
-	if err := g.memory.Edit("uid-1", func(r *fake.Record) { // forced
-		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 137, At: g.clock.Now()}
-		r.UpAt, r.StopsAt = time.Time{}, time.Time{}
-	}); err != nil {
-		t.Fatal(err)
-	}
-	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrRetry, "boom")
-	}
+	g.endAs(fake.Exit{Code: 137, At: g.clock.Now()}) // forced
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "boom"))
 	g.reconcile()
 	g.engine.ensure = nil
 	g.clock.Step(time.Minute)
@@ -120,7 +91,7 @@ func TestForgedAnnotation(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	memory, other := g.addDriver()
 	g.create(framework.NewVM("vm"))
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		s, err := live()
 		vm := g.vm() // a tenant who watches the VM, in those milliseconds
 		vm.Annotations[api.AnnotationBound] = "other/" + other.Get("").EngineID
@@ -129,7 +100,7 @@ func TestForgedAnnotation(t *testing.T) {
 		}
 		return s, err
 	}
-	_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+	_, _ = g.pass()
 	g.reconcile()
 	g.asOther(other, func() { g.reconcile() })
 	if len(memory.Records()) != 0 && len(g.memory.Records()) != 0 {
@@ -152,9 +123,7 @@ func TestForgedAnnotation(t *testing.T) {
 // TestBlockedDeletionAtRest checks that a deletion that waits for another driver
 // writes nothing.
 func TestBlockedDeletionAtRest(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	memory, _ := g.addDriver()
 	memory.SetAvailable(false)
 	vm := g.vm()
@@ -163,35 +132,20 @@ func TestBlockedDeletionAtRest(t *testing.T) {
 	vm = g.vm()
 	vm.Status.Binding = nil
 	assert.NoError(t, g.api.Status().Update(t.Context(), vm))
-	_ = g.api.Delete(t.Context(), g.vm())
-	for range 3 {
-		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
-	}
-	n := g.countWrites(func() {
-		for range 5 {
-			g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
-		}
-	})
-	if n != 0 {
-		t.Errorf("%d writes in 5 passes that changed nothing: %s", n, g.vm().Status.Message)
-	}
+	g.delete()
+	g.runFor(time.Minute)
+	g.wantWrites(0, func() { g.runFor(time.Minute) })
 }
 
 // TestFailingQuery checks that a UID that cannot be read does not hide that the
 // operation fails, and that its retries back off.
 func TestFailingQuery(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.engine.failQueries.Store(true)
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, errors.New("boom")
-	}
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-	began, calls := g.clock.Now(), g.engine.calls
-	for g.clock.Now().Sub(began) < 10*time.Minute {
-		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
-	}
+	g.engine.ensure = failWith(errors.New("boom"))
+	g.setAction(api.ActionStopped)
+	calls := g.engine.calls
+	g.runFor(10 * time.Minute)
 	if n := g.engine.calls - calls; n > 12 {
 		t.Errorf("%d tries in 10 minutes", n)
 	}
@@ -214,7 +168,7 @@ func TestAnnotationOfABackup(t *testing.T) {
 	g.reconcile()
 	g.replace(func(*api.VirtualMachine) {})
 	g.reconcile()
-	_ = g.api.Delete(t.Context(), g.vm())
+	g.delete()
 	g.reconcile()
 	if g.vm() != nil {
 		t.Errorf("deletion of a VM that never had a server: %s", g.vm().Status.Message)
@@ -227,7 +181,7 @@ func TestCrashBeforeTheFirstStatus(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
 	g.statusErr = errConflict // simulates the crash after Ensure
-	_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+	_, _ = g.pass()
 	g.statusErr = nil
 	g.newReconciler()
 	g.replace(func(*api.VirtualMachine) {})
@@ -245,7 +199,7 @@ func TestNewLeaderRetriesRefused(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	allowed := false
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		if !allowed {
 			return driver.Server{}, driver.Errorf(driver.ErrInvalid, "image.source: not allowed here")
 		}

@@ -131,27 +131,6 @@ func TestElectedLeaderEnqueues(t *testing.T) {
 	s.clock.Step(2 * routineAfter)
 }
 
-// TestServerWithoutAKnownOwner checks that a server without a known owner may be any
-// VirtualMachine's.
-func TestServerWithoutAKnownOwner(t *testing.T) {
-	t.Parallel()
-	s := newStandby(t)
-	for _, name := range []string{"a", "b"} {
-		s.addObject(framework.NewVM(name))
-	}
-	s.lead()
-	s.takeRequests(2)
-	assert.NoError(t, s.r.followInventory(t.Context(), s.q))
-	err := s.memory.Edit("uid-9", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateRunning })
-	assert.NoError(t, err)
-	s.eventually("all are enqueued", func() bool { return s.q.Len() == 2 })
-	names := s.takeRequests(2)
-	slices.Sort(names)
-	if !slices.Equal(names, []string{"a", "b"}) {
-		t.Errorf("it enqueues %v", names)
-	}
-}
-
 // countingClient counts the scans of the cache. Each continues when the test allows
 // it.
 type countingClient struct {
@@ -168,23 +147,24 @@ func (c *countingClient) List(ctx context.Context, list client.ObjectList, opts 
 	return c.Client.List(ctx, list, opts...)
 }
 
-// TestScansAreCombined checks that any number of changes without a known
-// VirtualMachine cause one scan at a time, and one more after the last of them.
+// TestScansAreCombined checks that a server without a known owner may be any VirtualMachine's, and that
+// any number of changes of such servers cause one scan at a time, and one more after the last of them.
 func TestScansAreCombined(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
 	s.epoch.Store(7) // it leads, and only the test fills the queue
-	s.addObject(framework.NewVM("a"))
-	s.takeRequests(1)
+	for _, name := range []string{"a", "b"} {
+		s.addObject(framework.NewVM(name))
+	}
+	s.takeRequests(2)
 	c := &countingClient{Client: s.r.Client, running: make(chan struct{}, 100), proceed: make(chan struct{})}
 	s.r.Client = c
 	assert.NoError(t, s.r.followInventory(t.Context(), s.q))
 	change := func(n int) {
-		err := s.memory.Edit(types.UID(fmt.Sprintf("uid-%d", n)), func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateRunning })
+		uid := types.UID(fmt.Sprintf("uid-%d", n))
+		err := s.memory.Edit(uid, func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateRunning })
 		assert.NoError(t, err)
-		s.eventually("the inventory has it", func() bool {
-			return s.inv.Get(types.UID(fmt.Sprintf("uid-%d", n))).Answer == inventory.Present
-		})
+		s.eventually("the inventory has it", func() bool { return s.inv.Get(uid).Answer == inventory.Present })
 	}
 	change(100)
 	<-c.running
@@ -197,7 +177,7 @@ func TestScansAreCombined(t *testing.T) {
 	c.proceed <- struct{}{}
 	<-c.running
 	c.proceed <- struct{}{}
-	s.eventually("the VirtualMachine is enqueued", func() bool { return s.q.Len() == 1 })
+	s.eventually("the VirtualMachines are enqueued", func() bool { return s.q.Len() == 2 })
 	if n := c.scans.Load(); n > 3 { // the last change may be reported shortly after the second scan began
 		t.Errorf("%d scans for 20 changes, want two", n)
 	}

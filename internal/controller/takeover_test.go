@@ -10,7 +10,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -56,9 +55,7 @@ func (g *rig) wantNoServer() {
 // that is gone, even if the cache still has it with its finalizer.
 func TestFinalizerRemovedByThePredecessor(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.takeOver()
 	vm := g.vm()
 	controllerutil.RemoveFinalizer(vm, api.FinalizerServer)
@@ -72,11 +69,9 @@ func TestFinalizerRemovedByThePredecessor(t *testing.T) {
 // TestDeletedMeanwhile checks that the API's answer counts from then on.
 func TestDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.takeOver()
-	assert.NoError(t, g.api.Delete(t.Context(), g.vm()))
+	g.delete()
 	g.deleteServer()
 	g.reconcile()
 	g.wantNoServer()
@@ -92,7 +87,7 @@ func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("none").EngineID))
-	assert.NoError(t, g.api.Delete(t.Context(), g.vm()))
+	g.delete()
 	g.reconcile()
 	if vm := g.vm(); vm != nil {
 		t.Fatalf("the object is still there: %v", vm.Finalizers)
@@ -110,11 +105,9 @@ func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 // not undo what a user has requested meanwhile.
 func TestStoppedByThePredecessor(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	old := g.vm()
-	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
+	g.setAction(api.ActionStopped)
 	g.reconcile()
 	run := g.server().Run
 	g.takeOver()
@@ -126,127 +119,63 @@ func TestStoppedByThePredecessor(t *testing.T) {
 	}
 }
 
-// wantRestartByNewLeader requests a restart from a new leader with an outdated
-// view, and checks that it ends the given run.
-func (g *rig) wantRestartByNewLeader(run string) {
-	g.t.Helper()
-	g.engine.outdated.Store(true)
-	g.startInventory()
-	g.engine.outdated.Store(false)
-	g.newReconciler()
-	at := metav1.NewTime(policytest.T0)
-	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
-	g.reconcile()
-	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {
-		g.t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, g.vm().Status.RestartedAt)
+// TestRestartBesideAnOldList checks that a new leader whose list is older than the server, or than its
+// last start, ends the run that there is on a restart. Its adoption of the server is no creation,
+// with which the request would count as done.
+func TestRestartBesideAnOldList(t *testing.T) {
+	t.Parallel()
+	for name, isCreated := range map[string]bool{"before the creation": false, "before the last start": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+			var older []driver.Server
+			if isCreated {
+				older, _ = g.engine.Driver.List(t.Context())
+				for _, action := range []api.Action{api.ActionStopped, api.ActionActive} {
+					g.setAction(action)
+					g.reconcile()
+				}
+			}
+			run := g.server().Run
+			g.leadWithList(older)
+			g.edit(restartAtT0)
+			g.reconcile()
+			if at := g.vm().Status.RestartedAt; g.server().Run == run || at == nil || !at.Time.Equal(policytest.T0) {
+				t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, at)
+			}
+		})
 	}
 }
 
-// TestServerCreatedByThePredecessor checks that a new leader with an outdated view
-// does not treat its adoption of a server as a creation. Otherwise a requested
-// restart would count as done.
-func TestServerCreatedByThePredecessor(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	run := g.server().Run
-	g.wantRestartByNewLeader(run)
-}
-
-// TestStartedByThePredecessor checks that a new leader that has not observed the
-// server's last start ends that run on a restart, not an older one.
-func TestStartedByThePredecessor(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	g.engine.outdatedList, _ = g.engine.Driver.List(t.Context())
-	for _, action := range []api.Action{api.ActionStopped, api.ActionActive} {
-		g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = action })
-		g.reconcile()
-	}
-	run := g.server().Run
-	g.wantRestartByNewLeader(run)
-}
-
-// TestRefusedStepIsNotReported checks that a refused step is not a failure of the
-// VM.
+// TestRefusedStepIsNotReported checks that a step that was refused, or cancelled because leadership was
+// lost, is not a failure of the VM.
 func TestRefusedStepIsNotReported(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrNotLeading, "another replica leads")
+	for _, err := range []error{driver.ErrNotLeading, driver.ErrDeposed} {
+		g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+		g.engine.ensure = failWith(driver.Errorf(err, "another replica leads"))
+		g.setAction(api.ActionStopped)
+		g.wantWrites(0, func() {
+			if result, err := g.pass(); err != nil || result.RequeueAfter != fencedRetry {
+				t.Errorf("got %+v, %v: want another try after %s", result, err, fencedRetry)
+			}
+		})
+		g.engine.ensure = nil
+		g.reconcile()
+		g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
 	}
-	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
-	writes := g.countWrites(func() {
-		result, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
-		if err != nil || result.RequeueAfter != fencedRetry {
-			t.Errorf("got %+v, %v: want another try after %s", result, err, fencedRetry)
-		}
-	})
-	if writes != 0 {
-		t.Errorf("%d writes, want none", writes)
-	}
-	g.engine.ensure = nil
-	g.reconcile()
-	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
-}
-
-// TestCancelledCallIsNotReported checks that a call that was cancelled because
-// leadership was lost is not a failure either.
-func TestCancelledCallIsNotReported(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrDeposed, "another replica leads")
-	}
-	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
-	if writes := g.countWrites(func() { _, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}) }); writes != 0 {
-		t.Errorf("%d writes, want none", writes)
-	}
-}
-
-// TestDeposedWritesNothing checks this because a deposed leader's view may be
-// wrong.
-func TestDeposedWritesNothing(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	g.memory.SetAvailable(false)
-	g.eventually("the engine is unknown", func() bool {
-		g.clock.Step(time.Second)
-		return g.inv.Get("uid-1").Answer == inventory.Unknown
-	})
-	g.clock.Step(10 * time.Second)
-	g.deposed = errors.New("another replica leads")
-	if writes := g.countWrites(func() { _, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}) }); writes != 0 {
-		t.Errorf("%d writes, want none", writes)
-	}
-	g.deposed = nil
-	g.reconcile()
-	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
 }
 
 // TestPolicyChangedToRetain checks that the user's latest policy counts for a
 // removal, even if the new leader's cache does not have it yet.
 func TestPolicyChangedToRetain(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
-	assert.NoError(t, g.api.Delete(t.Context(), g.vm()))
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.delete()
 	g.takeOver()
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.DeletionPolicy = api.DeletionRetain })
 	for range 5 {
-		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
-			t.Fatal(err)
-		}
+		g.passes(1)
 		g.clock.Step(time.Minute)
 	}
 	records := g.memory.Records()
@@ -259,9 +188,7 @@ func TestPolicyChangedToRetain(t *testing.T) {
 // report that there is none, while the engine cannot be asked.
 func TestFailureBesideAnOldList(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	if g.vm().Status.Server == nil {
 		t.Fatal("the status has no server")
 	}
@@ -298,11 +225,9 @@ func (g *rig) leadWithList(older []driver.Server) {
 // guest down before it removes the server, and does not report meanwhile that there is none.
 func TestDeletionBesideAnOldList(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.leadWithList(nil)
-	assert.NoError(t, g.api.Delete(t.Context(), g.vm()))
+	g.delete()
 	g.engine.delete = func(do func() error) error {
 		if servers, err := g.engine.Driver.List(t.Context()); err != nil || len(servers) != 1 || servers[0].State != driver.StateStopped {
 			t.Errorf("removed while the engine had %+v, %v: want a server that is off", servers, err)
@@ -328,7 +253,7 @@ func TestReadyBesideAnOldList(t *testing.T) {
 	g.create(framework.NewVM("vm"))
 	var older []driver.Server
 	for _, action := range []api.Action{api.ActionStopped, api.ActionActive, api.ActionStopped} {
-		g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = action })
+		g.setAction(action)
 		g.reconcile()
 		if older == nil {
 			older, _ = g.engine.Driver.List(t.Context())

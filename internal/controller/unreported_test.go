@@ -4,16 +4,13 @@
 package controller
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy"
@@ -46,18 +43,12 @@ func (g *rig) wantEvents(want ...string) {
 // TestEventAfterAFailedWrite checks that the next pass reports what was done.
 // The spec is not passed to the driver twice, however often the write fails.
 func TestEventAfterAFailedWrite(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.wantEvents(api.EventCreated)
 	g.edit(func(s *api.VirtualMachineSpec) { s.Resource[api.ResourceMemory] = *s.Resource.Cpu() })
 	calls := g.engine.calls
-	g.statusErr = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
-	for range 3 {
-		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	g.statusErr = errConflict
+	g.passes(3)
 	g.wantEvents()
 	g.statusErr = nil
 	g.reconcile()
@@ -76,12 +67,10 @@ func TestEventAfterAFailedWrite(t *testing.T) {
 // TestObjectsAfterAFailedWrite checks that the driver gets no objects as recorded that the write of the
 // status has failed for.
 func TestObjectsAfterAFailedWrite(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	wanted := []driver.Object{{Kind: "Pod", Name: "vm", Nonce: "nonce"}}
 	var passed [][]driver.Object
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		passed = append(passed, spec.Objects)
 		if len(spec.Objects) == 0 {
 			return driver.Server{}, &driver.RecordFirstError{Objects: wanted}
@@ -91,12 +80,8 @@ func TestObjectsAfterAFailedWrite(t *testing.T) {
 		return s, err
 	}
 	g.edit(func(s *api.VirtualMachineSpec) { s.Resource[api.ResourceMemory] = *s.Resource.Cpu() })
-	g.statusErr = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
-	for range 2 {
-		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	g.statusErr = errConflict
+	g.passes(2)
 	if len(passed) != 2 || len(passed[0])+len(passed[1]) > 0 {
 		t.Errorf("without a record the driver got %+v, want two calls without objects", passed)
 	}
@@ -114,17 +99,13 @@ func TestObjectsAfterAFailedWrite(t *testing.T) {
 // while the write about its stop fails. It was stopped on request, so it starts
 // whatever its restart policy.
 func TestStoppedAndActiveAgainInAConflict(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	run := g.server().Run
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-	g.statusErr = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
-	if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
-		t.Fatal(err)
-	}
+	g.setAction(api.ActionStopped)
+	g.statusErr = errConflict
+	g.passes(1)
 	g.statusErr = nil
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.setAction(api.ActionActive)
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().Run == run {
@@ -135,18 +116,12 @@ func TestStoppedAndActiveAgainInAConflict(t *testing.T) {
 // TestEventsOfACrash checks that one crash causes one event about it, with the last
 // output of the engine's process, and one event about the start.
 func TestEventsOfACrash(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm"))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.wantEvents(api.EventCreated)
-	for n := range 3 {
+	for range 3 {
 		g.crashNow(0)
-		for g.server().State != driver.StateRunning {
-			g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
-		}
-		if got := g.reasons(); !slices.Equal(got, []string{api.EventCrashed, api.EventStarted}) {
-			t.Errorf("crash %d: events %v", n+1, got)
-		}
+		g.untilNextRun()
+		g.wantEvents(api.EventCrashed, api.EventStarted)
 	}
 	g.clock.Step(time.Minute) // the run is stable
 	g.reconcile()
@@ -158,9 +133,7 @@ func TestEventsOfACrash(t *testing.T) {
 
 // TestCrashWithRestartNever checks that the end is final and causes one event.
 func TestCrashWithRestartNever(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
-	g.reconcile()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.reasons()
 	g.crashNow(0)
 	g.reconcile()
@@ -176,10 +149,8 @@ func TestCrashWithRestartNever(t *testing.T) {
 // TestRefusedField checks that a field that the server cannot have blocks nothing
 // else, and is reported until the spec drops it.
 func TestRefusedField(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").Image("a"))
-	g.reconcile()
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").Image("a"))
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		s, err := live()
 		if spec.Image.Source != "a" {
 			s.Refused = &driver.Refused{Field: "image", Reason: driver.ReasonImageImmutable, Message: "spec.image.source is " + spec.Image.Source}
@@ -194,7 +165,7 @@ func TestRefusedField(t *testing.T) {
 	g.startInventory()
 	g.newReconciler()
 	g.wantWrites(0, func() { g.reconcile() })
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.setAction(api.ActionStopped)
 	g.reconcile()
 	g.wantPhase(api.PhaseStopped, api.ReasonImageImmutable)
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action, s.Image = api.ActionActive, &api.Image{Source: "a"} })
@@ -264,16 +235,14 @@ func TestImportedStatus(t *testing.T) {
 // TestUpgradeOfAStoppedServer checks that a server that an older version stopped on
 // request starts again under this version, whatever its restart policy.
 func TestUpgradeOfAStoppedServer(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
-	g.reconcile()
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.setAction(api.ActionStopped)
 	g.reconcile()
 	vm := g.vm()
 	vm.Status.Binding, vm.Status.Server.StoppedRun = nil, ""
 	assert.NoError(t, g.api.Status().Update(t.Context(), vm))
 	g.newReconciler()
-	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.setAction(api.ActionActive)
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }

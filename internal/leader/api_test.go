@@ -189,6 +189,10 @@ func (w *connection) setFaults(change func(*connection)) {
 	change(w)
 }
 
+func (w *connection) disconnect() { w.setFaults(func(w *connection) { w.disconnected = true }) }
+
+func (w *connection) reconnect() { w.setFaults(func(w *connection) { w.disconnected = false }) }
+
 func (w *connection) currentFaults() (disconnected bool, responseDelay, requestDelay time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -296,7 +300,7 @@ func startReplica(t *testing.T, api *leaseAPI, name string, s Settings, change .
 		unwatch()
 	}
 	r.kill = func() {
-		r.conn.setFaults(func(w *connection) { w.disconnected = true })
+		r.conn.disconnect()
 		r.stop()
 	}
 	t.Cleanup(func() {

@@ -46,8 +46,7 @@ func countConflicts(n *atomic.Int32, text *atomic.Value) func(*Options) {
 // TestSecondDroverWaits checks that a second Drover waits as long as any replica
 // of the first one leads, and reports that once.
 func TestSecondDroverWaits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		var reports atomic.Int32
 		var text atomic.Value
 		blue, green := newCluster()
@@ -103,8 +102,7 @@ func TestTwoDroversStartTogether(t *testing.T) {
 // TestFailoverSkipsClaim checks that a standby that has observed its
 // predecessor renew leads at once, even while the claim is unreachable.
 func TestFailoverSkipsClaim(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		blue, _ := newCluster()
 		leader, standby := startPair(t, blue)
 		blue.claims.mu.Lock()
@@ -119,8 +117,7 @@ func TestFailoverSkipsClaim(t *testing.T) {
 // TestUnrenewableClaim checks that leadership ends before the claim
 // expires.
 func TestUnrenewableClaim(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		blue, _ := newCluster()
 		leader := startReplica(t, blue, "b", DefaultSettings())
 		advance(time.Second)
@@ -141,8 +138,7 @@ func TestUnrenewableClaim(t *testing.T) {
 // TestSuspendedDuringTakeover checks that a leader that resumes does
 // not act on its old Lease, which no other replica acquired.
 func TestSuspendedDuringTakeover(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		var slept atomic.Int64
 		blue, _ := newCluster()
 		leader := startReplica(t, blue, "b", DefaultSettings(), func(o *Options) {
@@ -167,8 +163,7 @@ func TestSuspendedDuringTakeover(t *testing.T) {
 // TestDeletedClaim checks that the holder creates the claim again before another
 // Drover can take it.
 func TestDeletedClaim(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		blue, green := newCluster()
 		b := startReplica(t, blue, "b", DefaultSettings(), inNamespace("blue"))
 		advance(time.Second)
@@ -188,8 +183,7 @@ func TestDeletedClaim(t *testing.T) {
 // TestForbiddenClaim checks that older RBAC does not stop the leader, and
 // is reported once.
 func TestForbiddenClaim(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		lines := 0
 		blue, _ := newCluster()
 		blue.claims.failure = apierrors.NewForbidden(resource, ClaimName, errors.New("by RBAC"))
@@ -216,8 +210,7 @@ func TestNeverTwoDrovers(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(10) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { checkNeverTwoDrovers(t, rand.New(rand.NewPCG(seed, 2))) }) //nolint:gosec // The same chances every time.
+			inBubble(t, func(t *testing.T) { checkNeverTwoDrovers(t, rand.New(rand.NewPCG(seed, 2))) }) //nolint:gosec // The same chances every time.
 		})
 	}
 }
@@ -264,21 +257,20 @@ func namespaceOf(n int) string { return []string{"blue", "green"}[n%2] }
 // TestConfirm checks that Confirm reads the Lease live and ends leadership if it is
 // lost.
 func TestConfirm(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		leader := startReplica(t, api, "leader", DefaultSettings())
 		advance(time.Second)
 		if leads, err := leader.Confirm(t.Context()); !leads || err != nil {
 			t.Errorf("got %t, %v: want that it leads", leads, err)
 		}
-		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
+		leader.conn.disconnect()
 		if _, err := leader.Confirm(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !leader.isLeading() {
 			t.Errorf("without an answer: %v, and it leads: %t; want an error and no consequence", err, leader.isLeading())
 		}
 		// The watch is disconnected and does not show it.
 		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
-		leader.conn.setFaults(func(w *connection) { w.disconnected = false })
+		leader.conn.reconnect()
 		if leads, err := leader.Confirm(t.Context()); leads || err != nil {
 			t.Errorf("got %t, %v: want that it does not lead", leads, err)
 		}
@@ -324,8 +316,7 @@ func TestExcessiveDuration(t *testing.T) {
 		"the Lease": func(api *leaseAPI) *leaseAPI { return api },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				api, _ := newCluster()
 				damaged := of(api)
 				damaged.mu.Lock()
@@ -345,8 +336,7 @@ func TestExcessiveDuration(t *testing.T) {
 // acquire and release the Lease, but not renew it, reads the claim. Another Drover may
 // have it by then.
 func TestAcquisitionProvesNoClaim(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		blue, green := newCluster()
 		other := startReplica(t, green, "g", DefaultSettings(), inNamespace("green"))
 		advance(time.Second)

@@ -195,14 +195,8 @@ func (d *directLock) get() error {
 
 func (d *directLock) update() error { return d.Update(d.t.Context(), mine) }
 
-func checkDirect(t *testing.T, check func(*testing.T)) {
-	t.Helper()
-	t.Parallel()
-	synctest.Test(t, check)
-}
-
 // TestWrittenLease checks what is in the Lease after it was acquired, renewed and released.
-func TestWrittenLease(t *testing.T) { checkDirect(t, checkWrittenLease) }
+func TestWrittenLease(t *testing.T) { inBubble(t, checkWrittenLease) }
 
 func checkWrittenLease(t *testing.T) {
 	d := newDirectLock(t).lead()
@@ -258,7 +252,7 @@ func TestReleaseIsRepeated(t *testing.T) {
 		"the first answer is lost": {after: failing("update", 1), updates: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkDirect(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				d := newDirectLock(t).lead()
 				with := func(hook func(int, string) error) func(string) error {
 					return func(verb string) error {
@@ -270,6 +264,9 @@ func TestReleaseIsRepeated(t *testing.T) {
 				}
 				d.leases.setHooks(with(tc.before), with(tc.after))
 				d.wantEnd(begin(func() error { return d.Update(t.Context(), resourcelock.LeaderElectionRecord{}) }), tc.want)
+				if hasEnded := errors.Is(d.Err(), ErrReleasing) && d.Healthy() == nil; !hasEnded {
+					t.Errorf("its error is %v and its health %v", d.Err(), d.Healthy())
+				}
 				if n := d.leases.countOf("update"); n != tc.updates || d.api.holder() != tc.holder {
 					t.Errorf("%d writes, and the holder is %q; want %d and %q", n, d.api.holder(), tc.updates, tc.holder)
 				}
@@ -290,7 +287,7 @@ func failing(verb string, first int) func(int, string) error {
 
 // TestReleaseOfALostLease checks that nothing is requested for a Lease that was lost meanwhile.
 func TestReleaseOfALostLease(t *testing.T) {
-	checkDirect(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		d := newDirectLock(t).lead()
 		d.loseLease()
 		requests := len(d.leases.requests())
@@ -329,7 +326,7 @@ func TestFailedAcquisition(t *testing.T) {
 		"the answer has no version": {func(d *directLock) { d.opts.Leases = unversionedLeases{d.leases} }, `resourceVersion "x" is not a number`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkDirect(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				d := newDirectLock(t)
 				tc.prepare(d)
 				d.wantEnd(begin(func() error { return d.Create(t.Context(), mine) }), tc.want)
@@ -377,7 +374,7 @@ func TestLostRace(t *testing.T) {
 		}, 15 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkDirect(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				d := newDirectLock(t)
 				tc.before(d)
 				assert.NoError(t, d.readLease(t.Context()))
@@ -419,7 +416,7 @@ func TestGetWaits(t *testing.T) {
 		"until the host wakes up": {func(d *directLock) { advance(stepDelay); d.suspended.Store(int64(time.Minute)) }, checkPeriod},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkDirect(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				d := newDirectLock(t)
 				d.holdBy("other")
 				var record *resourcelock.LeaderElectionRecord
@@ -444,7 +441,7 @@ func TestGetWaits(t *testing.T) {
 
 // TestWaitEnds checks that a wait ends with its context, and by a read that fails.
 func TestWaitEnds(t *testing.T) {
-	checkDirect(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		for name, call := range map[string]func(*directLock, context.Context) error{
 			"Get":    func(d *directLock, ctx context.Context) error { _, _, err := d.Get(ctx); return err },
 			"Update": func(d *directLock, ctx context.Context) error { return d.Update(ctx, mine) },
@@ -479,7 +476,7 @@ func TestWaitEnds(t *testing.T) {
 
 // TestFailedReads checks that an error of a read is returned.
 func TestFailedReads(t *testing.T) {
-	checkDirect(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		d := newDirectLock(t)
 		d.leases.fail()
 		d.wantEnd(begin(d.get), "read the Lease: boom")
@@ -500,7 +497,7 @@ func TestFailedReads(t *testing.T) {
 
 // TestCallsOfALeader checks what a leader refuses, that it need not be warm again, and when
 // it is unhealthy.
-func TestCallsOfALeader(t *testing.T) { checkDirect(t, checkCallsOfALeader) }
+func TestCallsOfALeader(t *testing.T) { inBubble(t, checkCallsOfALeader) }
 
 func checkCallsOfALeader(t *testing.T) {
 	warm := 0
@@ -538,7 +535,7 @@ func checkCallsOfALeader(t *testing.T) {
 // TestLossBeforeTheAnswer checks that a Lease that was lost before the answer arrived that it
 // was acquired is lost.
 func TestLossBeforeTheAnswer(t *testing.T) {
-	checkDirect(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		d := newDirectLock(t)
 		d.leases.setHooks(nil, func(verb string) error {
 			if verb == "create" {
@@ -556,7 +553,7 @@ func TestLossBeforeTheAnswer(t *testing.T) {
 
 // TestLateClaim checks that a Lease is not renewed without the cluster's claim.
 func TestLateClaim(t *testing.T) {
-	checkDirect(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		claims := newHooked(newLeaseAPI())
 		d := newDirectLock(t, func(o *Options) { o.Claims = claims }).lead()
 		claims.fail()
@@ -569,7 +566,7 @@ func TestLateClaim(t *testing.T) {
 
 // TestRequestsLeaveNothing checks that each request has a limit, and that nothing of it goes on.
 func TestRequestsLeaveNothing(t *testing.T) {
-	checkDirect(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		d := newDirectLock(t).lead()
 		_ = d.get()
 		_ = d.update()
@@ -587,7 +584,7 @@ func TestRequestsLeaveNothing(t *testing.T) {
 
 // TestStandingByIsLogged checks that a replica logs once for which leader it stands by.
 func TestStandingByIsLogged(t *testing.T) {
-	checkDirect(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		var lines []string
 		d := newDirectLock(t, func(o *Options) {
 			o.Log = funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})

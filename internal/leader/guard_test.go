@@ -8,7 +8,6 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -38,10 +37,7 @@ func (h *testGuard) wantEnter(t *testing.T, want error) (context.Context, func()
 
 const testTerm = 14 * time.Second
 
-func TestGuardOpensAndLapses(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, checkGuardOpensAndLapses)
-}
+func TestGuardOpensAndLapses(t *testing.T) { inBubble(t, checkGuardOpensAndLapses) }
 
 func checkGuardOpensAndLapses(t *testing.T) {
 	h := newTestGuard()
@@ -63,10 +59,7 @@ func checkGuardOpensAndLapses(t *testing.T) {
 	}
 }
 
-func TestGuardIsExtended(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, checkGuardIsExtended)
-}
+func TestGuardIsExtended(t *testing.T) { inBubble(t, checkGuardIsExtended) }
 
 func checkGuardIsExtended(t *testing.T) {
 	h := newTestGuard()
@@ -92,10 +85,7 @@ func checkGuardIsExtended(t *testing.T) {
 
 // TestGuardCountsSuspendedTime checks that the guard lapses during a suspension,
 // although timers stop.
-func TestGuardCountsSuspendedTime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, checkGuardCountsSuspendedTime)
-}
+func TestGuardCountsSuspendedTime(t *testing.T) { inBubble(t, checkGuardCountsSuspendedTime) }
 
 func checkGuardCountsSuspendedTime(t *testing.T) {
 	h := newTestGuard()
@@ -110,10 +100,7 @@ func checkGuardCountsSuspendedTime(t *testing.T) {
 	}
 }
 
-func TestGuardReleaseAndRevoke(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, checkGuardReleaseAndRevoke)
-}
+func TestGuardReleaseAndRevoke(t *testing.T) { inBubble(t, checkGuardReleaseAndRevoke) }
 
 func checkGuardReleaseAndRevoke(t *testing.T) {
 	h := newTestGuard()
@@ -149,8 +136,7 @@ func checkGuardReleaseAndRevoke(t *testing.T) {
 
 // TestGuardLapsesAtTheEndOfItsTerm checks the instant, for those who only report.
 func TestGuardLapsesAtTheEndOfItsTerm(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		h := newTestGuard()
 		if err := h.Check(); !errors.Is(err, ErrNotLeading) || h.hasLapsed() {
 			t.Errorf("before it leads: check says %v, lapsed %v", err, h.hasLapsed())
@@ -175,8 +161,7 @@ func TestGuardLapsesAtTheEndOfItsTerm(t *testing.T) {
 // TestGuardKeepsItsReason checks that a guard whose Lease was lost does not open again, and
 // still says why it is closed.
 func TestGuardKeepsItsReason(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		h := newTestGuard()
 		h.open(7, 0, testTerm)
 		h.revoke(ErrLost)
@@ -199,8 +184,7 @@ func (c *timerCounter) AfterFunc(d time.Duration, f func()) clock.Timer {
 
 // TestOneCheckForAllCalls checks that one timer runs for all calls, and none without a call.
 func TestOneCheckForAllCalls(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		h, timers := newTestGuard(), &timerCounter{}
 		h.clock = timers
 		h.open(7, 0, testTerm)

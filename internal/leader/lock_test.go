@@ -22,6 +22,13 @@ import (
 
 // These tests run on a fake clock (synctest), with client-go's elector.
 
+// inBubble runs a test on a fake clock, beside others.
+func inBubble(t *testing.T, test func(*testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
+
 // handoverLimit is the time limit for a handover; an expiry takes longer.
 const handoverLimit = 10 * time.Millisecond
 
@@ -44,21 +51,20 @@ func wantLeader(t *testing.T, want *replica, all ...*replica) {
 }
 
 // startThree starts a leader and two standbys.
-func startThree(t *testing.T, api *leaseAPI) (leader, one, two *replica) {
+func startThree(t *testing.T) (api *leaseAPI, leader, one, two *replica) {
 	t.Helper()
+	api = newLeaseAPI()
 	leader = startReplica(t, api, "leader", DefaultSettings())
 	advance(handoverLimit)
 	one, two = startReplica(t, api, "one", DefaultSettings()), startReplica(t, api, "two", DefaultSettings())
 	advance(5 * time.Second)
 	wantLeader(t, leader, leader, one, two)
-	return leader, one, two
+	return api, leader, one, two
 }
 
 func TestReleasedLeaseIsAcquiredAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader, one, two := startThree(t, api)
+	inBubble(t, func(t *testing.T) {
+		api, leader, one, two := startThree(t)
 		leader.stop()
 		advance(handoverLimit)
 		next, last := one, two
@@ -78,10 +84,8 @@ func TestReleasedLeaseIsAcquiredAtOnce(t *testing.T) {
 }
 
 func TestExpiredLeaseIsAcquired(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader, one, two := startThree(t, api)
+	inBubble(t, func(t *testing.T) {
+		api, leader, one, two := startThree(t)
 		lease, _ := api.get()
 		leader.kill()
 		due := time.Until(lease.Spec.RenewTime.Add(DefaultSettings().Lease))
@@ -100,8 +104,7 @@ func TestExpiredLeaseIsAcquired(t *testing.T) {
 // TestRenewalsWithinASecond checks that a renewal counts even within the second of
 // the previous one.
 func TestRenewalsWithinASecond(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		s := Settings{
 			Lease: 3 * time.Second, Renew: 400 * time.Millisecond, Retry: 100 * time.Millisecond,
@@ -123,10 +126,8 @@ func TestRenewalsWithinASecond(t *testing.T) {
 }
 
 func TestDeletionByHand(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader, one, two := startThree(t, api)
+	inBubble(t, func(t *testing.T) {
+		api, leader, one, two := startThree(t)
 		before := leader.Guard().Epoch()
 		api.edit(nil)
 		advance(handoverLimit)
@@ -147,8 +148,7 @@ func TestDeletionByHand(t *testing.T) {
 }
 
 func TestForeignHolder(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		leader := startReplica(t, api, "leader", DefaultSettings())
 		advance(time.Second)
@@ -172,18 +172,31 @@ func TestForeignHolder(t *testing.T) {
 	})
 }
 
-// TestLabelledByHand checks that a change that keeps the holder is not a loss.
-func TestLabelledByHand(t *testing.T) {
+// TestLeaderGoesOn checks that a short disconnection and a change that keeps the holder are no losses.
+func TestLeaderGoesOn(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader, one, two := startThree(t, api)
-		for range 10 {
-			api.edit(func(lease *coordinationv1.Lease) { lease.Labels = map[string]string{"a": time.Now().Format("05.000")} })
-			advance(1700 * time.Millisecond)
-		}
-		wantLeader(t, leader, leader, one, two)
-	})
+	for name, disturb := range map[string]func(api *leaseAPI, leader *replica){
+		"disconnected for 5 s": func(_ *leaseAPI, leader *replica) {
+			leader.conn.disconnect()
+			advance(5 * time.Second)
+			leader.conn.reconnect()
+		},
+		"labelled by hand": func(api *leaseAPI, _ *replica) {
+			for range 10 {
+				api.edit(func(lease *coordinationv1.Lease) { lease.Labels = map[string]string{"a": time.Now().Format("05.000")} })
+				advance(1700 * time.Millisecond)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				api, leader, one, two := startThree(t)
+				disturb(api, leader)
+				advance(5 * time.Second)
+				wantLeader(t, leader, leader, one, two)
+			})
+		})
+	}
 }
 
 func TestReleaseIsRefused(t *testing.T) {
@@ -198,15 +211,14 @@ func TestReleaseIsRefused(t *testing.T) {
 			t.Cleanup(leave)
 		}, why: "have not ended"},
 		"a successor": {before: func(_ *testing.T, api *leaseAPI, r *replica) {
-			r.conn.setFaults(func(w *connection) { w.disconnected = true })
+			r.conn.disconnect()
 			api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
 			advance(handoverLimit)
-			r.conn.setFaults(func(w *connection) { w.disconnected = false })
+			r.conn.reconnect()
 		}, why: "successor"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				api := newLeaseAPI()
 				r := startReplica(t, api, "leader", DefaultSettings())
 				advance(time.Second)
@@ -228,8 +240,7 @@ func TestReleaseIsRefused(t *testing.T) {
 
 // TestLostResponse covers a write that acquires the Lease and whose response is lost.
 func TestLostResponse(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		r := startReplica(t, api, "leader", DefaultSettings())
 		r.conn.setFaults(func(w *connection) { w.responseDelay = 2 * time.Second })
@@ -244,14 +255,12 @@ func TestLostResponse(t *testing.T) {
 }
 
 func TestDisconnectedLeader(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader, one, two := startThree(t, api)
+	inBubble(t, func(t *testing.T) {
+		_, leader, one, two := startThree(t)
 		ctx, _, leave, err := leader.Guard().Enter(t.Context())
 		assert.NoError(t, err)
 		defer leave()
-		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
+		leader.conn.disconnect()
 		for ctx.Err() == nil {
 			if one.isLeading() || two.isLeading() {
 				t.Fatal("another replica leads while a call goes on")
@@ -262,7 +271,7 @@ func TestDisconnectedLeader(t *testing.T) {
 			t.Error("a leader that is disconnected may still act")
 		}
 		advance(DefaultSettings().Lease)
-		leader.conn.setFaults(func(w *connection) { w.disconnected = false })
+		leader.conn.reconnect()
 		advance(time.Second)
 		if one.isLeading() == two.isLeading() || leader.isLeading() {
 			t.Errorf("leader %v, one %v, two %v: want one of the latter to lead", leader.isLeading(), one.isLeading(), two.isLeading())
@@ -270,23 +279,8 @@ func TestDisconnectedLeader(t *testing.T) {
 	})
 }
 
-// TestShortDisconnection checks that a leader that reconnects in time keeps leading.
-func TestShortDisconnection(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader, one, two := startThree(t, api)
-		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
-		advance(5 * time.Second)
-		leader.conn.setFaults(func(w *connection) { w.disconnected = false })
-		advance(5 * time.Second)
-		wantLeader(t, leader, leader, one, two)
-	})
-}
-
 func TestDeadHolder(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		first := startReplica(t, api, "up_1", DefaultSettings())
 		advance(time.Second)
@@ -325,53 +319,45 @@ func checkNeverBoth(t *testing.T, leader, standby *replica) {
 }
 
 // TestEditedLeaseOfDisconnectedLeader checks that the guard of a disconnected leader
-// closes before another one's opens, even if the Lease is changed by hand.
+// closes before another one's opens, even if the Lease is changed by hand. A standby that was
+// disconnected, and so may have missed renewals, waits as if the last one had been just now.
 func TestEditedLeaseOfDisconnectedLeader(t *testing.T) {
 	t.Parallel()
-	for name, edit := range map[string]func(api *leaseAPI){
-		"deleted": func(api *leaseAPI) { api.edit(nil) },
-		"shortened": func(api *leaseAPI) {
+	for name, tc := range map[string]struct {
+		unseen time.Duration // how long the standby was disconnected
+		edit   func(api *leaseAPI)
+	}{
+		"deleted":         {0, func(api *leaseAPI) { api.edit(nil) }},
+		"deleted, unseen": {12 * time.Second, func(api *leaseAPI) { api.edit(nil) }},
+		"shortened": {0, func(api *leaseAPI) {
 			api.edit(func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = new(int32(1)) })
-		},
-		"made anew": func(api *leaseAPI) {
+		}},
+		"made anew": {0, func(api *leaseAPI) {
 			api.edit(nil)
 			_, _ = api.create(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "it"}})
-		},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				api := newLeaseAPI()
 				leader, standby := startPair(t, api)
-				leader.conn.setFaults(func(w *connection) { w.disconnected = true })
-				edit(api)
+				if tc.unseen > 0 {
+					standby.conn.disconnect()
+					advance(tc.unseen)
+				}
+				leader.conn.disconnect()
+				tc.edit(api)
+				standby.conn.reconnect()
 				checkNeverBoth(t, leader, standby)
 			})
 		})
 	}
 }
 
-// TestUnobservedDeletion checks that a standby that was disconnected, and so may have
-// missed renewals, waits as if the last renewal had been just now.
-func TestUnobservedDeletion(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader, standby := startPair(t, api)
-		standby.conn.setFaults(func(w *connection) { w.disconnected = true })
-		advance(12 * time.Second)
-		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
-		api.edit(nil)
-		standby.conn.setFaults(func(w *connection) { w.disconnected = false })
-		checkNeverBoth(t, leader, standby)
-	})
-}
-
 // TestStoppedWhileAcquiring checks that a replica that is stopped before it knows that
 // it acquired the Lease releases it.
 func TestStoppedWhileAcquiring(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		leader, one := startPair(t, api)
 		two := startReplica(t, api, "two", DefaultSettings())
@@ -387,27 +373,10 @@ func TestStoppedWhileAcquiring(t *testing.T) {
 	})
 }
 
-// TestReleaseWithLostResponse checks that the Lease counts as released.
-func TestReleaseWithLostResponse(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader, standby := startPair(t, api)
-		leader.conn.setFaults(func(w *connection) { w.responseDelay = 2 * time.Second })
-		_ = leader.Update(t.Context(), resourcelock.LeaderElectionRecord{})
-		advance(stepDelay)
-		wantLeader(t, standby, leader, standby)
-		if !errors.Is(leader.Err(), ErrReleasing) || leader.Healthy() != nil {
-			t.Errorf("its error is %v and its health %v", leader.Err(), leader.Healthy())
-		}
-	})
-}
-
 // TestColdStandby checks that a replica that could not act does not compete for the
 // Lease.
 func TestColdStandby(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		warm := make(chan struct{})
 		cold := startReplica(t, api, "cold", DefaultSettings(), func(o *Options) {
@@ -434,8 +403,7 @@ func TestNeverTwo(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { checkNeverTwo(t, rand.New(rand.NewPCG(seed, 1))) }) //nolint:gosec // The same chances every time.
+			inBubble(t, func(t *testing.T) { checkNeverTwo(t, rand.New(rand.NewPCG(seed, 1))) }) //nolint:gosec // The same chances every time.
 		})
 	}
 }
@@ -480,7 +448,7 @@ func disturbReplica(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, 
 	some := time.Duration(chance.Int64N(int64(2 * time.Second)))
 	switch over := r.Err() != nil; chance.IntN(6) {
 	case 0:
-		r.conn.setFaults(func(w *connection) { w.disconnected = true })
+		r.conn.disconnect()
 	case 1:
 		r.conn.setFaults(func(w *connection) { w.responseDelay = some })
 	case 2:

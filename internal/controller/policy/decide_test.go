@@ -210,25 +210,17 @@ func TestDecide(t *testing.T) {
 		observed inventory.Observation
 		change   func(*Input)
 		want     string
-		check    func(*testing.T, Decision)
+		check    check
 	}{
-		"an outage is not shown before 5 s": {vm: policytest.ReportedVM(), observed: policytest.Unknown(4 * time.Second), want: "wait =>  ", check: func(t *testing.T, d Decision) {
-			if !d.Status.Unchanged || !d.WakeAt.Equal(policytest.T0.Add(time.Second)) {
-				t.Errorf("quiet %v, wake %v", d.Status.Unchanged, d.WakeAt)
-			}
-		}},
-		"an outage is shown after 5 s":       {vm: policytest.ReportedVM(), observed: policytest.Unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
-		"an engine that refuses the leader":  {vm: policytest.ReportedVM(), observed: fencedOut(), want: "wait => Unknown Fenced", check: wantMessage("epoch 9 has acted")},
-		"deletion, an engine that refuses":   {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: fencedOut(), want: "wait Delete => Terminating Fenced", check: wantBlocked("epoch 9 has acted")},
-		"a deletion in an outage is blocked": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBoth(wantBlocked("connection refused"), wantUnobserved)},
-		"a deletion in a short outage waits": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(time.Second), want: "wait =>  ", check: wantUnchanged(4 * time.Second)},
-		"another engine answers":             {vm: policytest.ReportedVM(), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
-		"deletion, another engine answers":   {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBoth(wantBlocked("remove the finalizer"), wantUnobserved)},
-		"unknown driver": {vm: framework.NewVM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
-			if !d.Status.Stalled || !strings.Contains(d.Status.Message, `"xen"`) || !strings.Contains(d.Status.Message, "fake, docker") {
-				t.Errorf("stalled %v, message %q", d.Status.Stalled, d.Status.Message)
-			}
-		}},
+		"an outage is not shown before 5 s":        {vm: policytest.ReportedVM(), observed: policytest.Unknown(4 * time.Second), want: "wait =>  ", check: wantUnchanged(time.Second)},
+		"an outage is shown after 5 s":             {vm: policytest.ReportedVM(), observed: policytest.Unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
+		"an engine that refuses the leader":        {vm: policytest.ReportedVM(), observed: fencedOut(), want: "wait => Unknown Fenced", check: wantMessage("epoch 9 has acted")},
+		"deletion, an engine that refuses":         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: fencedOut(), want: "wait Delete => Terminating Fenced", check: wantBlocked("epoch 9 has acted")},
+		"a deletion in an outage is blocked":       {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBoth(wantBlocked("connection refused"), wantUnobserved)},
+		"a deletion in a short outage waits":       {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(time.Second), want: "wait =>  ", check: wantUnchanged(4 * time.Second)},
+		"another engine answers":                   {vm: policytest.ReportedVM(), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
+		"deletion, another engine answers":         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBoth(wantBlocked("remove the finalizer"), wantUnobserved)},
+		"unknown driver":                           {vm: framework.NewVM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: wantBoth(wantStalled, wantBoth(wantMessage(`"xen"`), wantMessage("fake, docker")))},
 		"bound to a driver that does not run here": {vm: policytest.ReportedVM(), change: withoutDriver, want: "wait => Unknown EngineMismatch", check: wantMessage("bound to fake/engine-1")},
 		"two servers of one UID":                   {vm: policytest.ReportedVM(), observed: twins, want: "wait => Failed Duplicate", check: wantMessage("2 servers carry the UID uid-1 (id-1, id-2)")},
 		"two servers of one UID, deletion":         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
@@ -407,16 +399,20 @@ func withPassedGeneration(generation int64) func(*Input) {
 
 func withDone(o api.OperationType) func(*Input) { return func(in *Input) { in.Done = o } }
 
-func wantBlocked(text string) func(*testing.T, Decision) {
+// A check looks at what the summary of a decision leaves out.
+type check = func(*testing.T, Decision)
+
+// want checks one part of a decision.
+func want[T comparable](what string, part func(Decision) T, want T) check {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if !d.Status.Blocked || !strings.Contains(d.Status.Message, text) {
-			t.Errorf("blocked %v, message %q lacks %q", d.Status.Blocked, d.Status.Message, text)
+		if got := part(d); got != want {
+			t.Errorf("%s: got %v, want %v", what, got, want)
 		}
 	}
 }
 
-func wantBoth(one, two func(*testing.T, Decision)) func(*testing.T, Decision) {
+func wantBoth(one, two check) check {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
 		one(t, d)
@@ -424,33 +420,7 @@ func wantBoth(one, two func(*testing.T, Decision)) func(*testing.T, Decision) {
 	}
 }
 
-func wantUnobserved(t *testing.T, d Decision) {
-	t.Helper()
-	if !d.Status.Unobserved {
-		t.Error("it says that the engine was queried")
-	}
-}
-
-// wantUnchanged wants that the status is left as it is.
-func wantUnchanged(wake time.Duration) func(*testing.T, Decision) {
-	return wantBoth(wantWake(wake), func(t *testing.T, d Decision) {
-		t.Helper()
-		if !d.Status.Unchanged {
-			t.Error("the status is not left as it is")
-		}
-	})
-}
-
-func wantRetain(want bool) func(*testing.T, Decision) {
-	return func(t *testing.T, d Decision) {
-		t.Helper()
-		if d.Action.Retain != want {
-			t.Errorf("releases the server: %v", d.Action.Retain)
-		}
-	}
-}
-
-func wantMessage(text string) func(*testing.T, Decision) {
+func wantMessage(text string) check {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
 		if !strings.Contains(d.Status.Message, text) {
@@ -459,23 +429,52 @@ func wantMessage(text string) func(*testing.T, Decision) {
 	}
 }
 
-func wantWake(after time.Duration) func(*testing.T, Decision) {
-	return func(t *testing.T, d Decision) {
-		t.Helper()
-		if !d.WakeAt.Equal(policytest.T0.Add(after)) {
-			t.Errorf("wakes after %s, want %s", d.WakeAt.Sub(policytest.T0), after)
-		}
-	}
+func wantBlocked(text string) check {
+	return wantBoth(wantMessage(text), want("blocked", func(d Decision) bool { return d.Status.Blocked }, true))
+}
+
+var (
+	wantUnobserved     = want("the engine was not queried", func(d Decision) bool { return d.Status.Unobserved }, true)
+	wantRestartHandled = want("spec.restartedAt is handled", func(d Decision) bool { return d.Status.RestartHandled }, true)
+	wantStalled        = wantBoth(want("stalled", func(d Decision) bool { return d.Status.Stalled }, true),
+		want("ready", func(d Decision) bool { return d.Status.Ready }, false))
+)
+
+// wantUnchanged wants that the status is left as it is.
+func wantUnchanged(wake time.Duration) check {
+	return wantBoth(wantWake(wake), want("the status is left", func(d Decision) bool { return d.Status.Unchanged }, true))
+}
+
+func wantRetain(release bool) check {
+	return want("releases the server", func(d Decision) bool { return d.Action.Retain }, release)
+}
+
+func wantAllDrivers(all bool) check {
+	return want("queries every driver", func(d Decision) bool { return d.Action.AllDrivers }, all)
+}
+
+func wantWake(after time.Duration) check {
+	return want("wakes after", func(d Decision) time.Duration { return d.WakeAt.Sub(policytest.T0) }, after)
+}
+
+func wantStopBy(after time.Duration) check {
+	return want("stops by", func(d Decision) time.Duration { return d.Action.StopBy.Sub(policytest.T0) }, after)
 }
 
 // wantNextTry wants that an operation is tried again after a time, and no earlier pass.
-func wantNextTry(after time.Duration) func(*testing.T, Decision) {
-	return wantBoth(wantWake(after), func(t *testing.T, d Decision) {
-		t.Helper()
-		if !d.NextTry.Equal(policytest.T0.Add(after)) {
-			t.Errorf("tries again after %s, want %s", d.NextTry.Sub(policytest.T0), after)
-		}
-	})
+func wantNextTry(after time.Duration) check {
+	return wantBoth(wantWake(after), want("tries again after", func(d Decision) time.Duration { return d.NextTry.Sub(policytest.T0) }, after))
+}
+
+func wantRestart(intent bool) check {
+	type restart struct {
+		intent  bool
+		endRun  string
+		handled bool
+	}
+	return want("restart", func(d Decision) restart {
+		return restart{d.Action.RecordFirst, d.Action.EndRun, d.Status.RestartHandled}
+	}, restart{intent, "run-1", false})
 }
 
 // withNote observes a server with a note by its driver.
@@ -496,24 +495,6 @@ func endedAs(code int, reason string) inventory.Observation {
 	return policytest.ChangeServer(policytest.Ended(code), func(s *driver.Server) { s.Exit.Reason = reason })
 }
 
-func wantStopBy(after time.Duration) func(*testing.T, Decision) {
-	return func(t *testing.T, d Decision) {
-		t.Helper()
-		if !d.Action.StopBy.Equal(policytest.T0.Add(after)) {
-			t.Errorf("stops by %s, want %s", d.Action.StopBy.Sub(policytest.T0), after)
-		}
-	}
-}
-
-func wantRestart(intent bool) func(*testing.T, Decision) {
-	return func(t *testing.T, d Decision) {
-		t.Helper()
-		if d.Action.RecordFirst != intent || d.Action.EndRun != "run-1" || d.Status.RestartHandled {
-			t.Errorf("intent %v, ends run %q, handled %v", d.Action.RecordFirst, d.Action.EndRun, d.Status.RestartHandled)
-		}
-	}
-}
-
 func fencedOut() inventory.Observation {
 	o := policytest.Unknown(0)
 	o.Fenced, o.Cause = true, errors.New("epoch 9 has acted")
@@ -523,29 +504,6 @@ func fencedOut() inventory.Observation {
 // withoutBinding is a VM under deletion whose binding is lost.
 func withoutBinding() *framework.VMBuilder {
 	return policytest.ReportedVM().DeletionTimestamp(policytest.T0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
-}
-
-func wantAllDrivers(want bool) func(*testing.T, Decision) {
-	return func(t *testing.T, d Decision) {
-		t.Helper()
-		if d.Action.AllDrivers != want {
-			t.Errorf("queries every driver: %v", d.Action.AllDrivers)
-		}
-	}
-}
-
-func wantStalled(t *testing.T, d Decision) {
-	t.Helper()
-	if !d.Status.Stalled || d.Status.Ready {
-		t.Errorf("stalled %v, ready %v", d.Status.Stalled, d.Status.Ready)
-	}
-}
-
-func wantRestartHandled(t *testing.T, d Decision) {
-	t.Helper()
-	if !d.Status.RestartHandled {
-		t.Error("spec.restartedAt is not marked as handled")
-	}
 }
 
 // withOtherWording replaces all human-readable text of a status.
