@@ -79,7 +79,7 @@ func testRemovedByHand(t *testing.T, e *env) {
 		}
 		return nil
 	})
-	WantErrorKind(t, "Delete of what was removed by hand", e.driver.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	assert.ErrorIs(t, "Delete of what was removed by hand", e.driver.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	again := e.ensureState(t, spec, driver.StateRunning)
 	e.checkMadeAgain(t, again, first)
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -77,7 +79,7 @@ func testRestartOnce(t *testing.T, e *env) {
 	second := e.ensureNewRun(t, restart, first.Run)
 	for range 3 {
 		s, err := e.driver.Ensure(t.Context(), restart)
-		requireNoError(t, "Ensure of a restart that is done", err)
+		assert.NoError(t, err)
 		wantSameRun(t, s, second)
 	}
 	// A run that is over stays over, whatever else happens.

@@ -123,7 +123,7 @@ func (g *linuxGuest) checkAgent(t *testing.T) {
 	wantError(t, err, driver.ErrUnsupported, "qemu-guest-agent")
 	g.setHonest(t)
 	got, err := g.d.Interfaces(t.Context(), g.spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(got) != 1 || got[0].Name != "eth0" || got[0].MAC != launch.MACAddress(string(g.spec.UID)) ||
 		!slices.Contains(got[0].Addresses, netip.MustParsePrefix("10.0.2.15/24")) {
 		t.Errorf("the interfaces are %+v", got)
@@ -282,9 +282,9 @@ func (g *linuxGuest) checkHostileAgents(t *testing.T) {
 func (g *linuxGuest) checkAgentTaken(t *testing.T) {
 	g.setHonest(t)
 	lock, err := os.Open(g.d.InstanceOf(g.spec.UID).File("agent.lock"))
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = lock.Close() }()
-	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	assert.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	if s := reach(t, g.d, g.spec, driver.StateRunning); s.Err != nil {
 		t.Errorf("it is %+v", s)
 	}
@@ -308,15 +308,15 @@ func (g *linuxGuest) checkAgentTaken(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	go ask(t.Context())
-	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
-	must(t, <-waits)
+	assert.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
+	assert.NoError(t, <-waits)
 }
 
 // ownDescriptors returns what this process has open.
 func ownDescriptors(t *testing.T) []string {
 	t.Helper()
 	links, err := filepath.Glob("/proc/self/fd/*")
-	must(t, err)
+	assert.NoError(t, err)
 	var open []string
 	for _, link := range links {
 		if to, err := os.Readlink(link); err == nil {
@@ -330,10 +330,10 @@ func ownDescriptors(t *testing.T) []string {
 func dialAndRead(t *testing.T, d *Driver, uid types.UID, port int32, says, want string) {
 	t.Helper()
 	conn, err := d.Dial(t.Context(), uid, port)
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	_, err = io.WriteString(conn, says)
-	must(t, err)
+	assert.NoError(t, err)
 	text := make([]byte, len(want))
 	if _, err := io.ReadFull(conn, text); err != nil || string(text) != want {
 		t.Errorf("port %d answers %q, %v", port, text, err)

@@ -34,7 +34,7 @@ type screen struct {
 func attach(t *testing.T, d *Driver, spec driver.ServerSpec) *screen {
 	t.Helper()
 	c, err := d.Console(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	s := &screen{ReadWriteCloser: c}
 	t.Cleanup(func() { _ = s.Close() })
 	go s.copyFrom(c)
@@ -96,23 +96,23 @@ func TestConsole(t *testing.T) {
 	second.shows(t, "drover guest 1 A\r\n")
 
 	_, err := first.Write([]byte("z"))
-	must(t, err)
+	assert.NoError(t, err)
 	first.shows(t, "A\r\nz")
 	second.shows(t, "A\r\nz")
 	if _, err := second.Write([]byte("w")); !errors.Is(err, driver.ErrConsoleTaken) {
 		t.Errorf("beside another one it writes: %v", err)
 	}
-	must(t, first.Close())
+	assert.NoError(t, first.Close())
 	first.ends(t, os.ErrClosed)
 	if _, err := first.Write([]byte("w")); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("a console that was closed writes: %v", err)
 	}
 	_, err = second.Write([]byte("y"))
-	must(t, err)
+	assert.NoError(t, err)
 	second.shows(t, "A\r\nzy")
 
 	_, err = second.Write([]byte("x"))
-	must(t, err)
+	assert.NoError(t, err)
 	off(t, d, spec)
 	second.ends(t, io.EOF)
 	_, err = d.Console(t.Context(), spec.UID)
@@ -147,7 +147,7 @@ func TestLogsStaySmall(t *testing.T) {
 	prints := func(letter string, n int) {
 		t.Helper()
 		_, err := c.Write([]byte(strings.Repeat(letter, n)))
-		must(t, err)
+		assert.NoError(t, err)
 	}
 	prints("b", 1) // it listens continuously from then on
 	prints("u", 10<<10)
@@ -190,6 +190,6 @@ func TestLogsStaySmall(t *testing.T) {
 func sizeOf(t testing.TB, path string) int64 {
 	t.Helper()
 	info, err := os.Stat(path)
-	must(t, err)
+	assert.NoError(t, err)
 	return info.Size()
 }

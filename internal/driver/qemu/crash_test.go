@@ -69,7 +69,7 @@ func startMachines(text string) {
 func (p crashPlan) controller(t *testing.T) *exec.Cmd {
 	t.Helper()
 	text, err := json.Marshal(p)
-	must(t, err)
+	assert.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), crashEnv+"="+string(text))
 	return cmd
@@ -98,14 +98,14 @@ func TestControllerKilled(t *testing.T) {
 		}
 		d := e.open(t)
 		controller := plan.controller(t)
-		must(t, controller.Start())
+		assert.NoError(t, controller.Start())
 		assert.Eventually(t, fmt.Sprintf("%d machines are there", atLeast), func(testing.TB) error {
 			if n := len(machines(d, plan.UIDs)); n < atLeast {
 				return fmt.Errorf("there are %d", n)
 			}
 			return nil
 		})
-		must(t, controller.Process.Kill())
+		assert.NoError(t, controller.Process.Kill())
 		_ = controller.Wait()
 		before := machines(d, plan.UIDs)
 		for _, uid := range plan.UIDs {

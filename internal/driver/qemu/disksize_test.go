@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -73,12 +75,12 @@ func TestDiskGauges(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A") // which makes its volume
 	off(t, d, spec)
 	reach(t, d, released, driver.StateStopped)
-	must(t, d.Delete(t.Context(), released.Target, true))
+	assert.NoError(t, d.Delete(t.Context(), released.Target, true))
 	if n, err := testutil.GatherAndCount(registry, "drover_qemu_disk_promised_bytes", "drover_qemu_disk_available_bytes"); n != 2 || err != nil {
 		t.Fatalf("%d of the gauges are shown, want 2: %v", n, err)
 	}
 	families, err := registry.Gather()
-	must(t, err)
+	assert.NoError(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		got[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()

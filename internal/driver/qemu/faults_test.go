@@ -63,19 +63,19 @@ func TestBadImages(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	outside := filepath.Join(t.TempDir(), "outside.img")
-	must(t, os.Link(e.plain, outside))
+	assert.NoError(t, os.Link(e.plain, outside))
 	file := func(name, content string) string {
 		path := filepath.Join(e.images, name)
-		must(t, os.WriteFile(path, []byte(content), 0o600))
+		assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 		return path
 	}
 	link := filepath.Join(e.images, "link.img")
-	must(t, os.Symlink(outside, link))
+	assert.NoError(t, os.Symlink(outside, link))
 	onTop := filepath.Join(e.images, "ontop.qcow2")
 	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", e.plain, onTop)
 	socket := filepath.Join(e.images, "socket")
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 
 	const missing = "ImageUnavailable"
@@ -116,7 +116,7 @@ func TestImageAppears(t *testing.T) {
 	spec.Image.Source = "file://" + filepath.Join(e.images, "late, \"odd\" %s\nname.img")
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "no such file")
-	must(t, os.Link(e.plain, strings.TrimPrefix(spec.Image.Source, "file://")))
+	assert.NoError(t, os.Link(e.plain, strings.TrimPrefix(spec.Image.Source, "file://")))
 	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)
 }
@@ -129,12 +129,12 @@ func TestImageChanged(t *testing.T) {
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
 	content, err := os.ReadFile(e.plain)
-	must(t, err)
-	must(t, os.Rename(e.plain, e.plain+".old"))
-	must(t, os.WriteFile(e.plain, content, 0o600))
+	assert.NoError(t, err)
+	assert.NoError(t, os.Rename(e.plain, e.plain+".old"))
+	assert.NoError(t, os.WriteFile(e.plain, content, 0o600))
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "was changed or replaced", "ImageUnavailable")
-	must(t, os.Rename(e.plain+".old", e.plain))
+	assert.NoError(t, os.Rename(e.plain+".old", e.plain))
 	reach(t, d, spec, driver.StateRunning)
 	gone(t, d, spec)
 }
@@ -221,7 +221,7 @@ func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
-	must(t, err)
+	assert.NoError(t, err)
 	spec := e.spec()
 	spec.Ports = []driver.Port{
 		{Name: "any", Protocol: "TCP", Port: 22},
@@ -233,7 +233,7 @@ func TestPortTaken(t *testing.T) {
 	if s := d.InstanceOf(spec.UID); s.PID() != 0 {
 		t.Error("a machine runs")
 	}
-	must(t, listener.Close())
+	assert.NoError(t, listener.Close())
 	reach(t, d, spec, driver.StateRunning)
 	gone(t, d, spec)
 }
@@ -247,8 +247,8 @@ func TestStartCutOff(t *testing.T) {
 	first := reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
 	pid := h.PID()
-	must(t, h.Execute(t.Context(), "stop", nil, nil))
-	must(t, os.Remove(h.File(machine.PIDFile)))
+	assert.NoError(t, h.Execute(t.Context(), "stop", nil, nil))
+	assert.NoError(t, os.Remove(h.File(machine.PIDFile)))
 	rewind(t, h)
 	next := e.open(t)
 	listed := listAnswering(t, next)
@@ -260,7 +260,7 @@ func TestStartCutOff(t *testing.T) {
 		t.Errorf("the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.PID())
 	}
 
-	must(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Kill(t.Context()))
 	rewind(t, h)
 	listed = listAnswering(t, next)
 	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Exit != nil || !listed[0].StartedAt.IsZero() {
@@ -277,9 +277,9 @@ func TestStartCutOff(t *testing.T) {
 func rewind(t *testing.T, h *instance.Instance) {
 	t.Helper()
 	r, err := h.Load()
-	must(t, err)
+	assert.NoError(t, err)
 	r.Phase = record.PhaseStarting
-	must(t, r.Save())
+	assert.NoError(t, r.Save())
 }
 
 // TestStopOfWhatStarts checks that a guest which was not resumed yet is not booted only
@@ -294,7 +294,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	off := spec
 	off.Power = driver.PowerOff
 	stopped, err := d.Ensure(t.Context(), off)
-	must(t, err)
+	assert.NoError(t, err)
 	if stopped.State != driver.StateStopped || stopped.Run != s.Run || stopped.Exit != nil {
 		t.Errorf("it is %+v", stopped)
 	}
@@ -313,11 +313,11 @@ func TestRunsOnce(t *testing.T) {
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
 	lock, err := d.InstanceOf(spec.UID).ClaimRun()
-	must(t, err)
+	assert.NoError(t, err)
 	if _, err := d.InstanceOf(spec.UID).ClaimRun(); !errors.Is(instance.ContractError(err), driver.ErrRetry) {
 		t.Errorf("the run lock is given out twice: %v", err)
 	}
-	must(t, lock.Close())
+	assert.NoError(t, lock.Close())
 	gone(t, d, spec)
 }
 
@@ -336,7 +336,7 @@ func TestDirectoryRemoved(t *testing.T) {
 		reach(t, d, spec, driver.StateRunning)
 		h := d.InstanceOf(spec.UID)
 		pid := h.PID()
-		must(t, os.RemoveAll(h.Path))
+		assert.NoError(t, os.RemoveAll(h.Path))
 		next(spec)
 		assert.Eventually(t, "the machine that lost its directory ends: "+name, func(testing.TB) error {
 			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
@@ -358,10 +358,10 @@ func TestLockReplaced(t *testing.T) {
 	h := d.InstanceOf(spec.UID)
 	for _, name := range []string{machine.RunLockFile, instance.RootDiskFile} {
 		content, err := os.ReadFile(h.File(name))
-		must(t, err)
-		must(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), content, 0o600)))
+		assert.NoError(t, err)
+		assert.NoError(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), content, 0o600)))
 	}
-	must(t, os.Remove(h.File(machine.PIDFile)))
+	assert.NoError(t, os.Remove(h.File(machine.PIDFile)))
 	waitExit(t, d, spec.UID)
 	reach(t, d, spec, driver.StateRunning)
 	if all := machines(d, []types.UID{spec.UID}); len(all[spec.UID]) != 1 {
@@ -383,8 +383,8 @@ func TestRemovedWithoutLock(t *testing.T) {
 			reach(t, d, spec, driver.StateRunning)
 			h := d.InstanceOf(spec.UID)
 			pid := h.PID()
-			must(t, os.Remove(h.File(machine.RunLockFile)))
-			must(t, d.Delete(t.Context(), spec.Target, retain))
+			assert.NoError(t, os.Remove(h.File(machine.RunLockFile)))
+			assert.NoError(t, d.Delete(t.Context(), spec.Target, retain))
 			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 				t.Errorf("process %d runs on", pid)
 			}
@@ -404,10 +404,10 @@ func TestDiskOfNoRecord(t *testing.T) {
 	lose := func() *instance.Instance {
 		t.Helper()
 		r, err := h.Load()
-		must(t, err)
+		assert.NoError(t, err)
 		lost := *r
 		lost.Root = disks.Disk{}
-		must(t, lost.Save())
+		assert.NoError(t, lost.Save())
 		return r
 	}
 	lose()
@@ -416,7 +416,7 @@ func TestDiskOfNoRecord(t *testing.T) {
 	r := lose()
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, h.File(instance.RootDiskFile), "does not name it", "it holds data")
-	must(t, r.Save())
+	assert.NoError(t, r.Save())
 	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }
@@ -439,7 +439,7 @@ func TestExitsUnsupervised(t *testing.T) {
 				keepWatching(t, d)
 			}
 			if say == "" {
-				must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+				assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 			} else {
 				e.sendText(t, s, say)
 			}
@@ -477,7 +477,7 @@ func keepWatching(t *testing.T, d *Driver) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	uids, err := d.Watch(ctx)
-	must(t, err)
+	assert.NoError(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -499,7 +499,7 @@ func TestStopTooEarly(t *testing.T) {
 	reach(t, d, paused, driver.StatePaused)
 	off.Power = driver.PowerOff
 	_, err := d.Ensure(t.Context(), off)
-	must(t, err)
+	assert.NoError(t, err)
 	if end := waitExit(t, d, off.UID); end.Code != 0 {
 		t.Errorf("it ended with %+v", end)
 	}
@@ -510,7 +510,7 @@ func TestStopTooEarly(t *testing.T) {
 func script(t *testing.T, body string) string {
 	t.Helper()
 	path := filepath.Join(framework.PublicDir(t), "qemu")
-	must(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
+	assert.NoError(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
 	return path
 }
 
@@ -534,7 +534,7 @@ func TestPrograms(t *testing.T) {
 			o.Binary = c.binary
 			_, err := openWith(t, o).EngineID(t.Context())
 			if c.says == "" {
-				must(t, err)
+				assert.NoError(t, err)
 				return
 			}
 			wantError(t, err, driver.ErrUnavailable, c.says)
@@ -599,9 +599,7 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got the error %v, want %q", err, c.says)
-			}
+			assert.ErrorSays(t, "New", assert.ErrorOf(New(c.o)), c.says)
 		})
 	}
 }
@@ -611,10 +609,10 @@ func TestEpochsHold(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	d, err := New(Options{ClusterID: "c", Dir: dir, Clock: clock.RealClock{}})
-	must(t, err)
+	assert.NoError(t, err)
 	other, err := statedir.Open("the test's folder", dir)
-	must(t, err)
-	must(t, other.Admit("c", 9))
+	assert.NoError(t, err)
+	assert.NoError(t, other.Admit("c", 9))
 	target := driver.Target{UID: uuid.NewUUID(), Epoch: 8}
 	wantError(t, d.Delete(t.Context(), target, false), driver.ErrFenced)
 }

@@ -51,9 +51,9 @@ func TestFraction(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	isGone(t, group)
 	reach(t, d, spec, driver.StateRunning)
-	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	reach(t, d, spec, driver.StateRunning)
-	must(t, os.RemoveAll(d.InstanceOf(spec.UID).Path))
+	assert.NoError(t, os.RemoveAll(d.InstanceOf(spec.UID).Path))
 	if _, err := os.Stat(group); err != nil {
 		t.Errorf("the run has no group: %v", err)
 	}

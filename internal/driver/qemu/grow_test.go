@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -84,10 +86,10 @@ func TestGrowNeverShrinks(t *testing.T) {
 	spec.RootDiskBytes = 2 << 20
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	must(t, h.Execute(t.Context(), "block_resize", launch.Object{"node-name": launch.RootNode, "size": 16 << 20}, nil))
+	assert.NoError(t, h.Execute(t.Context(), "block_resize", launch.Object{"node-name": launch.RootNode, "size": 16 << 20}, nil))
 	spec.RootDiskBytes = 8 << 20
 	s, err := d.Ensure(t.Context(), spec)
-	must(t, err)
+	assert.NoError(t, err)
 	if s.Applied.RootDiskBytes != 16<<20 {
 		t.Errorf("it has %+v", s.Applied)
 	}

@@ -38,7 +38,7 @@ func newEngine(t *testing.T) *engine {
 	dir := framework.ShortTempDir(t)
 	t.Cleanup(func() { endMachines(t, dir) })
 	e := &engine{dir: filepath.Join(dir, "engine"), images: filepath.Join(dir, "images")}
-	must(t, os.Mkdir(e.images, 0o700))
+	assert.NoError(t, os.Mkdir(e.images, 0o700))
 	e.plain = framework.BuildBootGuest(t, e.images, "A", false)
 	e.other = framework.BuildBootGuest(t, e.images, "B", false)
 	e.stubborn = framework.BuildBootGuest(t, e.images, "S", true)
@@ -55,7 +55,7 @@ func endMachines(t *testing.T, dir string) {
 	for _, pid := range proc.IDs() {
 		if below(pid) && pid != os.Getpid() {
 			t.Errorf("a machine was left running: process %d", pid)
-			must(t, proc.Kill(context.Background(), pid, below))
+			assert.NoError(t, proc.Kill(context.Background(), pid, below))
 		}
 	}
 }
@@ -106,7 +106,7 @@ func (e *engine) openFor(t *testing.T, registry string) *Driver {
 func openWith(t *testing.T, o Options) *Driver {
 	t.Helper()
 	d, err := New(o)
-	must(t, err)
+	assert.NoError(t, err)
 	return d
 }
 
@@ -116,11 +116,6 @@ func (e *engine) spec() driver.ServerSpec {
 		Namespace: "default", Name: "test-vm", Power: driver.PowerOn, RestartPolicy: driver.RestartNever,
 		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: e.plain},
 	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }
 
 // reach repeats Ensure until the server is in a state, by another run than the one that
@@ -168,7 +163,7 @@ func listAnswering(t *testing.T, d *Driver, uids ...types.UID) (servers []driver
 	t.Helper()
 	assert.Eventually(t, "each QEMU answers", func(t testing.TB) (err error) {
 		servers, err = d.List(t.Context(), uids...)
-		must(t, err)
+		assert.NoError(t, err)
 		for _, s := range servers {
 			if s.Err != nil && strings.Contains(s.Err.Error(), "QEMU does not answer") {
 				return s.Err

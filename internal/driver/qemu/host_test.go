@@ -7,9 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -29,7 +30,7 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	}
 	ran := &instance.Instance{Record: record.Record{StartedAt: time.Unix(1, 0), Settings: record.Settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
-	must(t, r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look))
+	assert.NoError(t, r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look))
 	wantError(t, instance.ContractError(r.Check(instance.DemandOf(&instance.Instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	smaller := &instance.Instance{Record: record.Record{StartedAt: time.Unix(1, 0), Settings: record.Settings{MemoryBytes: 19}}}
 	wantError(t, instance.ContractError(r.Check(instance.DemandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
@@ -48,7 +49,7 @@ func TestPromised(t *testing.T) {
 	s := reach(t, d, spec, driver.StateRunning)
 	reach(t, d, off, driver.StateStopped)
 	have, err := d.FindRoom()
-	must(t, err)
+	assert.NoError(t, err)
 	if n := have.Promised[s.ID]; len(have.Promised) != 1 || n <= 0 || n >= spec.MemoryBytes+memory.OverheadTCG || have.Available <= 0 {
 		t.Errorf("there is %+v", have)
 	}
@@ -71,17 +72,17 @@ func TestProcessHidden(t *testing.T) {
 	s := reach(t, d, spec, driver.StateStopped)
 	h := d.InstanceOf(spec.UID)
 	held, err := h.ClaimRun()
-	must(t, err)
+	assert.NoError(t, err)
 	promised, err := d.PromisedMemory()
-	must(t, err)
+	assert.NoError(t, err)
 	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("promised are %v", promised)
 	}
 	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
 	defer cancel()
 	wantError(t, h.Kill(soon), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
-	must(t, held.Close())
-	must(t, h.Kill(t.Context()))
+	assert.NoError(t, held.Close())
+	assert.NoError(t, h.Kill(t.Context()))
 	gone(t, d, spec)
 }
 
@@ -89,20 +90,18 @@ func TestParseReserve(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]int64{"": 512 << 20, "0": 0, "2Gi": 2 << 30, "1G": 1e9} {
 		reserve, err := parseReserve(text)
-		must(t, err)
+		assert.NoError(t, err)
 		if got := reserve(4 << 30); got != want {
 			t.Errorf("%q keeps %d of 4 GiB, want %d", text, got, want)
 		}
 	}
 	reserve, err := parseReserve("")
-	must(t, err)
+	assert.NoError(t, err)
 	if got := reserve(100 << 30); got != 5<<30 {
 		t.Errorf("%d are kept of 100 GiB, want 5 %%", got)
 	}
 	for _, text := range []string{"-1", "5%", "much"} {
-		if _, err := New(Options{ClusterID: "c", Dir: t.TempDir(), ReserveMemory: text}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--qemu-reserve-memory is %q", text)) {
-			t.Errorf("%q: got %v", text, err)
-		}
+		assert.ErrorSays(t, text, assert.ErrorOf(New(Options{ClusterID: "c", Dir: t.TempDir(), ReserveMemory: text})), fmt.Sprintf("--qemu-reserve-memory is %q", text))
 	}
 }
 
@@ -113,7 +112,7 @@ func TestReserveIsKept(t *testing.T) {
 	e := newEngine(t)
 	o := e.options()
 	figures, err := proc.ReadFigures("/proc/meminfo")
-	must(t, err)
+	assert.NoError(t, err)
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -43,7 +45,7 @@ func TestSeedSerial(t *testing.T) {
 	t.Parallel()
 	err := checkVolumes([]driver.Volume{{Name: launch.SeedSerial, SizeBytes: 1 << 20}})
 	wantError(t, err, driver.ErrInvalid, "volumes[0].name", launch.SeedSerial)
-	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
+	assert.NoError(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
 }
 
 func TestCheckHostIP(t *testing.T) {
@@ -55,7 +57,7 @@ func TestCheckHostIP(t *testing.T) {
 	} {
 		err := checkPorts([]driver.Port{{Port: 80, HostIP: ip}})
 		if want == nil {
-			must(t, err)
+			assert.NoError(t, err)
 			continue
 		}
 		wantError(t, err, want, "ports[0].hostIP is", ip)

@@ -48,7 +48,7 @@ func TestWebImage(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	content, err := os.ReadFile(e.plain)
-	must(t, err)
+	assert.NoError(t, err)
 	gate := make(chan struct{})
 	begun := make(chan struct{}, 10)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -64,13 +64,13 @@ func TestWebImage(t *testing.T) {
 	spec.Image = driver.Image{Source: web.URL + "/boot.img", Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
 	for range 2 {
 		s, err := d.Ensure(t.Context(), spec)
-		must(t, err)
+		assert.NoError(t, err)
 		if s.State != driver.StatePending || !strings.Contains(s.Progress, "fetching "+web.URL) || s.Name != spec.Name {
 			t.Errorf("it is %+v", s)
 		}
 	}
 	listed, err := d.List(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Namespace != spec.Namespace {
 		t.Errorf("listed: %+v", listed)
 	}
@@ -147,7 +147,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}}}
 	for range 2 {
 		s, err := d.Ensure(t.Context(), spec)
-		must(t, err)
+		assert.NoError(t, err)
 		if s.State != driver.StateRunning || s.Run != first.Run || !strings.Contains(s.Progress, "fetching "+web.URL) {
 			t.Errorf("it is %+v", s)
 		}
@@ -232,7 +232,7 @@ func TestContainerDisk(t *testing.T) {
 func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	all, err := d.List(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(all) != 1 {
 		t.Fatalf("listed: %+v", all)
 	}
@@ -298,19 +298,19 @@ func (h *halfway) Write(p []byte) (int, error) {
 func pushDisk(t *testing.T, reference, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	must(t, w.WriteHeader(&tar.Header{Name: "disk/boot.img", Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
+	assert.NoError(t, w.WriteHeader(&tar.Header{Name: "disk/boot.img", Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
 	_, err = w.Write(content)
-	must(t, errors.Join(err, w.Close()))
+	assert.NoError(t, errors.Join(err, w.Close()))
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
-	must(t, err)
+	assert.NoError(t, err)
 	image, err := mutate.AppendLayers(empty.Image, layer)
-	must(t, err)
+	assert.NoError(t, err)
 	ref, err := name.ParseReference(reference)
-	must(t, err)
-	must(t, remote.Write(ref, image))
+	assert.NoError(t, err)
+	assert.NoError(t, remote.Write(ref, image))
 }
 
 // newTestStore returns a store in a folder of its own, which may contact the test's own
@@ -318,9 +318,9 @@ func pushDisk(t *testing.T, reference, path string) {
 func newTestStore(t *testing.T) *disks.ImageStore {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", t.TempDir(), cacheDir)
-	must(t, err)
+	assert.NoError(t, err)
 	sources, err := image.NewSources(image.Policy{Hosts: []string{"127.0.0.1"}})
-	must(t, err)
+	assert.NoError(t, err)
 	return disks.NewImageStore(dir, cacheDir, clock.RealClock{}, &download.Tracker{
 		Clock: clock.RealClock{}, Stall: time.Hour, Notify: func(...types.UID) {},
 	}, sources)
@@ -386,7 +386,7 @@ func TestSharedFetch(t *testing.T) {
 	}
 	close(gate)
 	for _, spec := range who {
-		must(t, fetchAll(t, s, spec, ref))
+		assert.NoError(t, fetchAll(t, s, spec, ref))
 	}
 	path, exists := s.Path(ref)
 	if got, err := os.ReadFile(path); !exists || err != nil || !bytes.Equal(got, content) {
@@ -412,7 +412,7 @@ func TestPullAlwaysOfTwo(t *testing.T) {
 		refs = append(refs, image.Ref{Source: url, PullPolicy: image.PullAlways})
 	}
 	s, who := newTestStore(t), someServer()
-	must(t, fetchAll(t, s, who, refs...))
+	assert.NoError(t, fetchAll(t, s, who, refs...))
 	if first, second := asked[0].Load(), asked[1].Load(); first != 1 || second != 1 {
 		t.Errorf("they were fetched %d and %d times, want each once", first, second)
 	}
@@ -474,9 +474,7 @@ func TestUncheckedImage(t *testing.T) {
 // machine which is off, released or another cluster's.
 func TestCache(t *testing.T) {
 	t.Parallel()
-	if _, err := folder.Open(t.TempDir(), clock.RealClock{}); err == nil || !strings.Contains(err.Error(), "is no folder of the qemu driver") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.ErrorSays(t, "another folder", assert.ErrorOf(folder.Open(t.TempDir(), clock.RealClock{})), "is no folder of the qemu driver")
 	e := newEngine(t)
 	o := e.options()
 	o.UncheckedImages = true
@@ -499,10 +497,10 @@ func TestCache(t *testing.T) {
 	reach(t, d, specs["root"], driver.StateStopped)
 	reach(t, d, specs["volume"], driver.StateRunning)
 	reach(t, other, specs["theirs"], driver.StateStopped)
-	must(t, d.Delete(t.Context(), specs["root"].Target, true))
+	assert.NoError(t, d.Delete(t.Context(), specs["root"].Target, true))
 
 	c, err := folder.Open(e.dir, clock.RealClock{})
-	must(t, err)
+	assert.NoError(t, err)
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img default/theirs")
 	if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 0 {
 		t.Errorf("it removed %+v, %v", removed, err)
@@ -516,12 +514,10 @@ func TestCache(t *testing.T) {
 
 	record := d.InstanceOf(specs["volume"].UID).File(instance.RecordFile)
 	content, err := os.ReadFile(record)
-	must(t, err)
-	must(t, os.WriteFile(record, []byte("{"), 0o600))
-	if _, err := c.PruneImages(t.Context()); err == nil || !strings.Contains(err.Error(), "repair "+record) {
-		t.Errorf("beside a server that cannot be read: %v", err)
-	}
-	must(t, os.WriteFile(record, content, 0o600))
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(record, []byte("{"), 0o600))
+	assert.ErrorSays(t, "beside a server that cannot be read", assert.ErrorOf(c.PruneImages(t.Context())), "repair "+record)
+	assert.NoError(t, os.WriteFile(record, content, 0o600))
 	specs["volume"] = withoutPower(specs["volume"])
 	reach(t, d, specs["volume"], driver.StateStopped)
 	gone(t, d, specs["volume"])
@@ -538,10 +534,10 @@ func TestOpenFolderCreatesNothing(t *testing.T) {
 		t.Errorf("the driver makes no lock: %v", err)
 	}
 	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, instance.NotificationsDir)} {
-		must(t, os.Remove(missing))
+		assert.NoError(t, os.Remove(missing))
 		before := tree(t, e.dir)
 		c, err := folder.Open(e.dir, clock.RealClock{})
-		must(t, err)
+		assert.NoError(t, err)
 		wantUsers(t, c)
 		if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 0 {
 			t.Errorf("it removed %+v, %v", removed, err)
@@ -556,7 +552,7 @@ func TestOpenFolderCreatesNothing(t *testing.T) {
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
-	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+	assert.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 		all = append(all, path)
 		return err
 	}))
@@ -572,7 +568,7 @@ func withoutPower(spec driver.ServerSpec) driver.ServerSpec {
 func wantUsers(t *testing.T, c *folder.Folder, want ...string) {
 	t.Helper()
 	images, err := c.Images()
-	must(t, err)
+	assert.NoError(t, err)
 	var got []string
 	for _, i := range images {
 		if len(i.Sources) != 1 {

@@ -83,14 +83,14 @@ func (g *linuxGuest) boot(t *testing.T, n int) *guestReport {
 func (g *linuxGuest) ask(t testing.TB, path string) string {
 	t.Helper()
 	text, err := g.tryAsk(t, path)
-	must(t, err)
+	assert.NoError(t, err)
 	return text
 }
 
 func (g *linuxGuest) tryAsk(t testing.TB, path string) (string, error) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", g.port, path), nil)
-	must(t, err)
+	assert.NoError(t, err)
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return "", err
@@ -189,7 +189,7 @@ func checkReport(t *testing.T, r *guestReport) {
 // machine that is killed does not allow.
 func (g *linuxGuest) checkFileSystems(t *testing.T) {
 	printed, err := os.ReadFile(g.d.InstanceOf(g.spec.UID).File(machine.SerialLogFile))
-	must(t, err)
+	assert.NoError(t, err)
 	var found []string
 	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllSubmatch(printed, -1) {
 		found = append(found, string(state[1]))
@@ -278,7 +278,7 @@ func (g *linuxGuest) checkSeed(t *testing.T, seed map[string]string) {
 		t.Errorf("the guest found user-data of %d bytes and the network-config %q", len(seed["user-data"]), seed["network-config"])
 	}
 	var meta map[string]any
-	must(t, json.Unmarshal([]byte(seed["meta-data"]), &meta))
+	assert.NoError(t, json.Unmarshal([]byte(seed["meta-data"]), &meta))
 	if meta["instance-id"] != string(g.spec.UID) || meta["local-hostname"] != "test-vm" || meta["public-keys"].([]any)[0] != g.spec.SSHKeys[0] {
 		t.Errorf("the guest found the meta-data %v", meta)
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -22,10 +24,10 @@ import (
 func readLogs(t *testing.T, d *Driver, spec driver.ServerSpec, o driver.LogOptions) string {
 	t.Helper()
 	log, err := d.Logs(t.Context(), spec.UID, o)
-	must(t, err)
+	assert.NoError(t, err)
 	text, err := io.ReadAll(log)
-	must(t, err)
-	must(t, log.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, log.Close())
 	return string(text)
 }
 
@@ -62,7 +64,7 @@ func TestLogs(t *testing.T) {
 	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})
 	wantError(t, err, driver.ErrInvalid, "tailLines is -1")
 
-	must(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
+	assert.NoError(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
 	if got := readLogs(t, d, spec, driver.LogOptions{Previous: true, Follow: true}); got == "" || !strings.HasSuffix(all, got) {
 		t.Errorf("cut off was %q", got)
 	}
@@ -90,10 +92,10 @@ func TestLogsOfNothing(t *testing.T) {
 	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	wantError(t, err, driver.ErrRetry, "printed nothing yet")
 	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
-	must(t, os.Rename(path, path+".away"))
+	assert.NoError(t, os.Rename(path, path+".away"))
 	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	wantError(t, err, driver.ErrRetry, "repair")
-	must(t, os.Rename(path+".away", path))
+	assert.NoError(t, os.Rename(path+".away", path))
 	gone(t, d, spec)
 }
 
@@ -105,28 +107,28 @@ func TestLogsFollowed(t *testing.T) {
 	spec := e.spec()
 	s := boots(t, d, spec, "drover guest 1 A\r\n")
 	followed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true, TailLines: new(int64(1))})
-	must(t, err)
+	assert.NoError(t, err)
 	log := follow(t, followed)
 	log.shows(t, "drover guest 1 A\r\n")
-	must(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
+	assert.NoError(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
 	e.printWord(t, s, "zy")
 	log.shows(t, "A\r\nzy")
 
 	ctx, leave := context.WithCancel(t.Context())
 	other, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
-	must(t, err)
+	assert.NoError(t, err)
 	left := follow(t, other)
 	left.shows(t, "zy")
 	leave()
 	left.ends(t, context.Canceled)
 	closed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
-	must(t, err)
-	must(t, closed.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, closed.Close())
 	if _, err := closed.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after it was closed: %v", err)
 	}
 
-	must(t, e.instanceFor(t, s).Kill(t.Context()))
+	assert.NoError(t, e.instanceFor(t, s).Kill(t.Context()))
 	log.ends(t, io.EOF)
 	if text, _ := log.read(); !strings.HasSuffix(text, "zy") {
 		t.Errorf("at its end it has %q", text)

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
@@ -23,7 +25,7 @@ import (
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
 	line, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
-	must(t, err)
+	assert.NoError(t, err)
 	return strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
 }
 
@@ -40,13 +42,13 @@ func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[strin
 	t.Helper()
 	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	var fields map[string]any
-	must(t, json.Unmarshal(content, &fields))
+	assert.NoError(t, json.Unmarshal(content, &fields))
 	change(fields)
 	content, err = json.Marshal(fields)
-	must(t, err)
-	must(t, os.WriteFile(path, content, 0o600))
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(path, content, 0o600))
 }
 
 // older returns a QEMU whose newest machine type differs from that of the usual one.
@@ -124,7 +126,7 @@ func TestAcceleratorReported(t *testing.T) {
 	listed := func() driver.Server {
 		t.Helper()
 		all, err := e.open(t).List(t.Context(), spec.UID)
-		must(t, err)
+		assert.NoError(t, err)
 		return all[0]
 	}
 	if s := listed(); s.Accelerator != driver.AccelTCG {
@@ -166,7 +168,7 @@ func TestOutput(t *testing.T) {
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.InstanceOf(spec.UID)
-	must(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Kill(t.Context()))
 	end := waitExit(t, e.open(t), spec.UID)
 	if end.Reason != instance.ReasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != instance.OutputTail {
 		t.Errorf("it ended with %+v", end)
@@ -204,7 +206,7 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	must(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Kill(t.Context()))
 	o.Binary = script(t, "case $1 in "+asks+" *) echo 'no start'; exit 1;; esac")
 	broken := openWith(t, o)
 	waitExit(t, broken, spec.UID)
@@ -221,7 +223,7 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	has(machine.LogFile+machine.OldLog, "why it crashed")
 	has(machine.LogFile+machine.FailedLog, "no start")
 
-	must(t, os.WriteFile(h.File(machine.LogFile), []byte("cut off"), 0o600))
+	assert.NoError(t, os.WriteFile(h.File(machine.LogFile), []byte("cut off"), 0o600))
 	rewind(t, h)
 	d = e.open(t)
 	reach(t, d, spec, driver.StateRunning)
@@ -234,8 +236,8 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 func oomScore(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(proc.Path(pid, "oom_score_adj"))
-	must(t, err)
+	assert.NoError(t, err)
 	score, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	must(t, err)
+	assert.NoError(t, err)
 	return score
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -20,7 +22,7 @@ func TestLife(t *testing.T) {
 	spec := e.spec()
 	first := boots(t, d, spec, "drover guest 1 A")
 	listed, err := d.List(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
 		t.Errorf("listed: %+v", listed)
 	}
@@ -43,7 +45,7 @@ func TestLife(t *testing.T) {
 	}
 	for _, sub := range []string{instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, instance.EndsDir, "locks", "tmp"} {
 		left, err := os.ReadDir(d.StateDir.Path(sub))
-		must(t, err)
+		assert.NoError(t, err)
 		if len(left) != 0 {
 			t.Errorf("left behind in %s: %v", sub, left)
 		}

@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -53,7 +55,7 @@ func TestImageStays(t *testing.T) {
 	if !slices.Equal(s.Pending, []string{"resource.memory"}) || s.Applied.RootDiskBytes != 4<<20 {
 		t.Errorf("it is %+v", s)
 	}
-	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
@@ -104,7 +106,7 @@ func TestNameOfImageLasts(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.openUnchecked(t)
-	must(t, os.Link(e.plain, e.images+"/latest.img"))
+	assert.NoError(t, os.Link(e.plain, e.images+"/latest.img"))
 	web := e.web(t)
 	spec, other := e.spec(), e.spec()
 	spec.Image.Source = web + "/boot-A0.img"
@@ -115,7 +117,7 @@ func TestNameOfImageLasts(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil {
 		t.Errorf("the same image under another name is refused: %+v", *s.Refused)
 	}
-	must(t, errors.Join(os.Remove(e.images+"/latest.img"), os.Link(e.other, e.images+"/latest.img")))
+	assert.NoError(t, errors.Join(os.Remove(e.images+"/latest.img"), os.Link(e.other, e.images+"/latest.img")))
 	gone(t, d, other)
 	other.Image.PullPolicy = driver.PullAlways
 	reach(t, d, other, driver.StateStopped)
@@ -232,7 +234,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 			t.Parallel()
 			r, spec := e.replacement(t, e.open(t))
 			for _, step := range c.done {
-				must(t, step(r))
+				assert.NoError(t, step(r))
 			}
 			d := e.open(t)
 			s := boots(t, d, spec, c.prints)
@@ -258,7 +260,7 @@ func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
 	h := d.InstanceOf(spec.UID)
 	r, err := h.Load()
-	must(t, err)
+	assert.NoError(t, err)
 	if r.Old != nil || r.Root.Image.Source != r.Settings.Image.Source {
 		t.Errorf("the record is %+v", r)
 	}
@@ -280,7 +282,7 @@ func TestOldDiskIsKept(t *testing.T) {
 	offDiskless.Power = driver.PowerOff
 	for _, spec := range []driver.ServerSpec{off, offDiskless} {
 		reach(t, d, spec, driver.StateStopped)
-		must(t, os.WriteFile(d.InstanceOf(spec.UID).File(instance.OldRootFile), []byte("old"), 0o600))
+		assert.NoError(t, os.WriteFile(d.InstanceOf(spec.UID).File(instance.OldRootFile), []byte("old"), 0o600))
 	}
 	kept := func(spec driver.ServerSpec, while string) {
 		t.Helper()
@@ -309,9 +311,9 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 	off(t, d, spec)
 	spec.Image.Source = e.other
 	s, err := d.findServer(t.Context(), spec.Target)
-	must(t, err)
+	assert.NoError(t, err)
 	made, err := d.Disks.Make(s.File("new"), instance.RootOrder(spec, disks.ImageSettings{Source: e.other}))
-	must(t, err)
+	assert.NoError(t, err)
 	return &replacement{s, d, s.Root, made}, spec
 }
 
@@ -322,11 +324,9 @@ func TestOldDiskMissing(t *testing.T) {
 	e, d := newDriver(t)
 	r, spec := e.replacement(t, d)
 	r.Root, r.Old = r.new, &r.old
-	must(t, r.Save())
+	assert.NoError(t, r.Save())
 	_, err := d.Ensure(t.Context(), spec)
-	if err == nil || !strings.Contains(err.Error(), r.File(instance.OldRootFile)) {
-		t.Errorf("got the error %v, want %s in it", err, instance.OldRootFile)
-	}
+	assert.ErrorSays(t, "Ensure", err, r.File(instance.OldRootFile))
 	off(t, d, spec)
 	gone(t, d, spec)
 }

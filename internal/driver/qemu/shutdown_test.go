@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
@@ -41,7 +43,7 @@ func TestShutDown(t *testing.T) {
 			spec: func(_ *engine, s *driver.ServerSpec) { s.GracePeriod = time.Second },
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				must(t, syscall.Kill(d.InstanceOf(spec.UID).PID(), syscall.SIGSTOP))
+				assert.NoError(t, syscall.Kill(d.InstanceOf(spec.UID).PID(), syscall.SIGSTOP))
 			},
 			forced: true, reason: driver.ExitHostShutdown,
 		},
@@ -49,7 +51,7 @@ func TestShutDown(t *testing.T) {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
 				h := d.InstanceOf(spec.UID)
-				must(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
+				assert.NoError(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
 				waitGuestEnded(t, h)
 			},
 			reason: "Completed",
@@ -58,9 +60,9 @@ func TestShutDown(t *testing.T) {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
 				r, err := d.InstanceOf(spec.UID).Load()
-				must(t, err)
+				assert.NoError(t, err)
 				r.GraceSeconds = nil
-				must(t, r.Save())
+				assert.NoError(t, r.Save())
 			},
 			reason: driver.ExitHostShutdown,
 		},
@@ -68,7 +70,7 @@ func TestShutDown(t *testing.T) {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
 				lock, err := d.StateDir.Lock(spec.UID)
-				must(t, err)
+				assert.NoError(t, err)
 				t.Cleanup(lock.Release)
 			},
 			reason: driver.ExitHostShutdown,
@@ -98,7 +100,7 @@ func TestShutDown(t *testing.T) {
 			}
 			next := e.open(t)
 			listed, err := next.List(t.Context(), spec.UID)
-			must(t, err)
+			assert.NoError(t, err)
 			if s := listed[0]; s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
 				t.Errorf("the next driver finds %+v, %+v", s, s.Exit)
 			}
@@ -109,7 +111,7 @@ func TestShutDown(t *testing.T) {
 func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
 	t.Helper()
 	ended, err := ShutDown(t.Context(), Options{Dir: e.dir}, limit)
-	must(t, err)
+	assert.NoError(t, err)
 	for _, m := range ended {
 		t.Logf("ended: %+v", *m)
 	}
@@ -137,9 +139,9 @@ func TestShutDownOfOthers(t *testing.T) {
 	released, broken := e.spec(), e.spec()
 	released.GracePeriod = time.Hour
 	boots(t, d, released, "drover guest 1 A")
-	must(t, d.Delete(t.Context(), released.Target, true))
+	assert.NoError(t, d.Delete(t.Context(), released.Target, true))
 	boots(t, d, broken, "drover guest 1 A")
-	must(t, os.WriteFile(d.InstanceOf(broken.UID).File(instance.RecordFile), []byte("{"), 0o600))
+	assert.NoError(t, os.WriteFile(d.InstanceOf(broken.UID).File(instance.RecordFile), []byte("{"), 0o600))
 	ended := e.shutDown(t, time.Hour)
 	for _, m := range ended {
 		if m.Err != nil || m.Forced {
@@ -163,7 +165,7 @@ func TestShutDownCutOff(t *testing.T) {
 	spec.Image.Source, spec.GracePeriod = e.stubborn, time.Second
 	first := boots(t, d, spec, "drover guest 1 S")
 	s, err := d.InstanceOf(spec.UID).Observe(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	d.recordShutdown(s, s.GracePeriod())
 
 	next := e.open(t)
@@ -190,7 +192,7 @@ func TestGracePeriodIsKept(t *testing.T) {
 			t.Errorf("it waits for a restart: %s", strings.Join(s.Pending, ", "))
 		}
 		r, err := d.InstanceOf(spec.UID).Load()
-		must(t, err)
+		assert.NoError(t, err)
 		if kept := r.GracePeriod(); kept != grace {
 			t.Errorf("kept is %v, not %v", kept, grace)
 		}

@@ -215,7 +215,5 @@ func TestAdminOfMissingFolders(t *testing.T) {
 			t.Errorf("%s made %v", name, left)
 		}
 	}
-	if _, err := OpenAdmin("xen", "", options().Environment); err == nil || !strings.Contains(err.Error(), `"xen" is not a driver; known are docker, qemu, fake`) {
-		t.Errorf("of an unknown driver: %v", err)
-	}
+	assert.ErrorSays(t, "of an unknown driver", assert.ErrorOf(OpenAdmin("xen", "", options().Environment)), `"xen" is not a driver; known are docker, qemu, fake`)
 }

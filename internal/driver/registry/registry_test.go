@@ -42,9 +42,7 @@ func TestParse(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := Parse(tc.list)
-			if (err != nil) != (tc.says != "") || err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("error %v, want %q", err, tc.says)
-			}
+			assert.ErrorSays(t, "Parse", err, tc.says)
 			if !slices.Equal(got, tc.want) {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
@@ -151,11 +149,7 @@ func TestNamed(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	o := options()
 	o.Settings[fake.Name].(*fake.Options).FailureRate = 2
-	if _, err := Open(t.Context(), "fake", o); err == nil || !strings.Contains(err.Error(), "failure rate is 2") {
-		t.Errorf("error %v", err)
-	}
+	assert.ErrorSays(t, "Open", assert.ErrorOf(Open(t.Context(), "fake", o)), "failure rate is 2")
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
-	if _, err := Open(t.Context(), Auto, o); err == nil || !strings.Contains(err.Error(), "no engine answers") {
-		t.Errorf("error %v", err)
-	}
+	assert.ErrorSays(t, "Open", assert.ErrorOf(Open(t.Context(), Auto, o)), "no engine answers")
 }

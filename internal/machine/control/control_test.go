@@ -23,11 +23,6 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 // stub is a machine that answers with what a test sets.
 type stub struct {
 	status Status
@@ -67,14 +62,14 @@ func newPair(t *testing.T, name string) (machine, client Credentials) {
 	_, _ = rand.Read(seed) // it never fails
 	machine, err := MachineCredentials(seed, name, "run", time.Now())
 	client, clientErr := ClientCredentials(seed, name, "run", time.Now())
-	must(t, errors.Join(err, clientErr))
+	assert.NoError(t, errors.Join(err, clientErr))
 	return machine, client
 }
 
 func clientConfig(t *testing.T, c Credentials) *tls.Config {
 	t.Helper()
 	config, err := c.ClientConfig(name)
-	must(t, err)
+	assert.NoError(t, err)
 	return config
 }
 
@@ -83,9 +78,9 @@ func clientConfig(t *testing.T, c Credentials) *tls.Config {
 func serve(t *testing.T, c Credentials, m Machine) string {
 	t.Helper()
 	s, err := NewServer(t.Context(), c, m)
-	must(t, err)
+	assert.NoError(t, err)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	go func() { _ = s.serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	return listener.Addr().String()
@@ -184,7 +179,7 @@ func TestDerived(t *testing.T) {
 	t.Parallel()
 	seed := bytes.Repeat([]byte{7}, SeedBytes)
 	machine, err := MachineCredentials(seed, name, "run", time.Now())
-	must(t, err)
+	assert.NoError(t, err)
 	address := serve(t, machine, &stub{status: Status{State: StateRunning}})
 	for what, c := range map[string]struct {
 		seed      []byte
@@ -197,14 +192,12 @@ func TestDerived(t *testing.T) {
 		"another run":  {seed, name, "next", ErrIdentity},
 	} {
 		client, err := ClientCredentials(c.seed, c.name, c.run, time.Now().Add(time.Hour))
-		must(t, err)
+		assert.NoError(t, err)
 		if _, err := NewClient(address, clientConfig(t, client)).Status(t.Context()); !errors.Is(err, c.want) {
 			t.Errorf("%s: the status fails with %v, want %v", what, err, c.want)
 		}
 	}
-	if _, err := MachineCredentials(seed[1:], name, "run", time.Now()); err == nil || !strings.Contains(err.Error(), "must have 32") {
-		t.Errorf("a short seed is answered with %v", err)
-	}
+	assert.ErrorSays(t, "a short seed", assert.ErrorOf(MachineCredentials(seed[1:], name, "run", time.Now())), "must have 32")
 }
 
 func oldTLS(c *tls.Config) *tls.Config {
@@ -223,7 +216,7 @@ func TestAnswers(t *testing.T) {
 	t.Parallel()
 	machine, client := newPair(t, name)
 	config, err := machine.serverConfig()
-	must(t, err)
+	assert.NoError(t, err)
 	for name, c := range map[string]struct {
 		code         int
 		header, body string
@@ -319,9 +312,9 @@ func TestServeRefusesItself(t *testing.T) {
 	t.Parallel()
 	machine, client := newPair(t, name)
 	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}})
-	must(t, err)
+	assert.NoError(t, err)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	go func() { _ = s.Serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	for range 2 * maxConnections { // none of which takes the place of another
@@ -340,7 +333,7 @@ func TestFull(t *testing.T) {
 	var idle []net.Conn
 	for range maxConnections {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
-		must(t, err)
+		assert.NoError(t, err)
 		idle = append(idle, conn)
 	}
 	c := NewClient(address, clientConfig(t, client))
@@ -365,13 +358,11 @@ func TestReadCredentials(t *testing.T) {
 		if _, err := ReadCredentials(folder); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("without %s the error is %v", file, err)
 		}
-		must(t, os.WriteFile(filepath.Join(folder, file), content, 0o600))
+		assert.NoError(t, os.WriteFile(filepath.Join(folder, file), content, 0o600))
 	}
 	if got, err := ReadCredentials(folder); err != nil || !reflect.DeepEqual(got, machine) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	machine.CA = []byte("none")
-	if _, err := NewServer(t.Context(), machine, &stub{}); err == nil || !strings.Contains(err.Error(), "ca.crt has no certificate") {
-		t.Errorf("without an authority the error is %v", err)
-	}
+	assert.ErrorSays(t, "without an authority", assert.ErrorOf(NewServer(t.Context(), machine, &stub{})), "ca.crt has no certificate")
 }

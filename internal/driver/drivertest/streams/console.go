@@ -8,6 +8,8 @@ import (
 	"io"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -16,7 +18,7 @@ import (
 func openConsole(t *testing.T, d driver.Consoler, uid types.UID) (io.ReadWriteCloser, *Reading) {
 	t.Helper()
 	c, err := d.Console(t.Context(), uid)
-	mustBeNil(t, "Console", err)
+	assert.NoError(t, err)
 	return c, ReadAll(t, c)
 }
 
@@ -47,19 +49,19 @@ func testConsoleWriter(t *testing.T, e *Env) {
 	for range 2 {
 		text := word()
 		_, err := io.WriteString(first, e.Guest.Type(text))
-		mustBeNil(t, "Write", err)
+		assert.NoError(t, err)
 		e.waitForText(t, shown, text)
 		_, err = io.WriteString(second, e.Guest.Type(word()))
-		wantKind(t, "Write beside another writer", err, driver.ErrConsoleTaken)
+		assert.ErrorIs(t, "Write beside another writer", err, driver.ErrConsoleTaken)
 	}
-	mustBeNil(t, "Close", first.Close())
+	assert.NoError(t, first.Close())
 	if _, err := io.WriteString(first, e.Guest.Type(word())); err == nil {
 		t.Error("a console that was closed can be written to")
 	}
 	_, third := openConsole(t, d, spec.UID)
 	text := word()
 	_, err := io.WriteString(second, e.Guest.Type(text))
-	mustBeNil(t, "Write after the other writer has left", err)
+	assert.NoError(t, err)
 	e.waitForText(t, third, text)
 }
 
@@ -71,9 +73,9 @@ func testConsoleEnds(t *testing.T, e *Env) {
 	c, closed := openConsole(t, d, spec.UID)
 	ctx, cancel := context.WithCancel(t.Context())
 	c2, err := d.Console(ctx, spec.UID)
-	mustBeNil(t, "Console", err)
+	assert.NoError(t, err)
 	cancelled := ReadAll(t, c2)
-	mustBeNil(t, "Close", c.Close())
+	assert.NoError(t, c.Close())
 	e.waitForEnd(t, closed, nil)
 	cancel()
 	e.waitForEnd(t, cancelled, nil)

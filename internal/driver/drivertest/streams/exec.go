@@ -63,8 +63,8 @@ func testExecRefused(t *testing.T, e *Env, d driver.Executor, uid types.UID) {
 	}
 	for _, c := range all {
 		stdout, stderr, _, err := exec(t.Context(), d, uid, c.command)
-		wantKind(t, fmt.Sprintf("Exec of %q", c.command), err, c.kind)
-		wantKind(t, fmt.Sprintf("Exec of %q", c.command), err, driver.ErrInvalid)
+		assert.ErrorIs(t, fmt.Sprintf("Exec of %q", c.command), err, c.kind)
+		assert.ErrorIs(t, fmt.Sprintf("Exec of %q", c.command), err, driver.ErrInvalid)
 		if stdout != "" || stderr != "" {
 			t.Errorf("%q printed %q, %q", c.command, stdout, stderr)
 		}
@@ -89,7 +89,7 @@ func testExecTerminal(t *testing.T, e *Env) {
 	spec, _ := e.Start(t, "exec-terminal")
 	if e.Guest.Commands.Size == nil {
 		_, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print("x"), Stdout: io.Discard, TTY: true})
-		wantKind(t, "Exec with a terminal", err, driver.ErrUnsupported)
+		assert.ErrorIs(t, "Exec with a terminal", err, driver.ErrUnsupported)
 		return
 	}
 	in, typed := io.Pipe()
@@ -116,8 +116,8 @@ func testExecTerminal(t *testing.T, e *Env) {
 			return nil
 		})
 	}
-	mustBeNil(t, "Close", typed.Close())
-	mustBeNil(t, "Exec", <-ended)
+	assert.NoError(t, typed.Close())
+	assert.NoError(t, <-ended)
 }
 
 // testExecEnds checks that Exec ends with its context, and with a caller that takes no
@@ -136,15 +136,15 @@ func testExecEnds(t *testing.T, e *Env) {
 	}()
 	r, text := ReadAll(t, shown), word()
 	_, err := io.WriteString(typed, text)
-	mustBeNil(t, "Write", err)
+	assert.NoError(t, err)
 	e.waitForText(t, r, text)
 	cancel()
-	wantKind(t, "Exec", <-ended, context.Canceled)
+	assert.ErrorIs(t, "Exec", <-ended, context.Canceled)
 
 	broken, out := io.Pipe()
-	mustBeNil(t, "Close", broken.CloseWithError(os.ErrDeadlineExceeded))
+	assert.NoError(t, broken.CloseWithError(os.ErrDeadlineExceeded))
 	_, err = d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print(word()), Stdout: out})
-	wantKind(t, "Exec whose output is not taken", err, os.ErrDeadlineExceeded)
+	assert.ErrorIs(t, "Exec whose output is not taken", err, os.ErrDeadlineExceeded)
 	e.checkRuns(t, s)
 }
 

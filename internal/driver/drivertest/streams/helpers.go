@@ -121,27 +121,11 @@ func requireGuest(t *testing.T, has bool, what string) {
 	}
 }
 
-func mustBeNil(t *testing.T, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-func wantKind(t *testing.T, what string, err, kind error) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Errorf("%s: got error %q, want the kind %q", what, fmt.Sprint(err), fmt.Sprint(kind))
-	}
-}
-
-func errorOf[T any](_ T, err error) error { return err }
-
 // checkRuns checks that a server is still in the same run.
 func (e *Env) checkRuns(t *testing.T, s driver.Server) {
 	t.Helper()
 	now, err := e.Driver.List(t.Context(), s.UID)
-	mustBeNil(t, "List", err)
+	assert.NoError(t, err)
 	if len(now) != 1 || now[0].Run != s.Run || now[0].State != driver.StateRunning {
 		t.Errorf("List shows %+v, want it running in the run %s", now, s.Run)
 	}
