@@ -104,9 +104,7 @@ func TestTooLarge(t *testing.T) {
 			if strings.Contains(name, "memory") {
 				kind = image.ErrUnavailable
 			}
-			if !errors.Is(err, kind) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got the error %v, want %q", err, c.says)
-			}
+			assert.ErrorIs(t, "Fetch", err, kind, c.says)
 			checkImages(t, s, 0)
 		})
 	}

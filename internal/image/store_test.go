@@ -259,9 +259,7 @@ func TestPullNever(t *testing.T) {
 	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
 	s := newStore(t)
 	ref := image.Ref{Source: url, Checksum: checksum(content), PullPolicy: image.PullNever}
-	if err := fetch(t, s, ref); !errors.Is(err, image.ErrUnavailable) || !strings.Contains(err.Error(), "pullPolicy is Never") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.ErrorIs(t, "Fetch", fetch(t, s, ref), image.ErrUnavailable, "pullPolicy is Never")
 	ref.PullPolicy = ""
 	assert.NoError(t, fetch(t, s, ref))
 	ref.PullPolicy = image.PullNever
@@ -289,9 +287,7 @@ func TestValidate(t *testing.T) {
 		"plain and checksum":     {image.Ref{Source: "oci://plain:5000/y:1", Checksum: good}, nil},
 		"plain, by digest":       {image.Ref{Source: "oci://plain:5000/y@" + good}, nil},
 	} {
-		if err := c.ref.Validate("image"); !errors.Is(err, c.kind) {
-			t.Errorf("%s: got the error %v, want %v", name, err, c.kind)
-		}
+		assert.ErrorIs(t, name, c.ref.Validate("image"), c.kind)
 		if got := sources.IsUnchecked(c.ref); got != strings.Contains(name, "unchecked") {
 			t.Errorf("%s: it counts as unchecked: %v", name, got)
 		}
@@ -345,9 +341,7 @@ func TestPrune(t *testing.T) {
 	kept, removed = have[0], have[1]
 	used := func() (map[string]bool, error) {
 		_, err := s.Hold()
-		if !errors.Is(err, image.ErrLocked) || !strings.Contains(err.Error(), "being pruned") {
-			t.Errorf("a disk could be made meanwhile: %v", err)
-		}
+		assert.ErrorIs(t, "Hold meanwhile", err, image.ErrLocked, "being pruned")
 		return map[string]bool{kept.Name: true}, nil
 	}
 
@@ -355,13 +349,9 @@ func TestPrune(t *testing.T) {
 	assert.NoError(t, err)
 	cut, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := s.Prune(cut, used); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("it did not wait: %v", err)
-	}
+	assert.ErrorIs(t, "Prune while a disk is made", assert.ErrorOf(s.Prune(cut, used)), context.DeadlineExceeded)
 	release()
-	if _, err := s.Prune(t.Context(), func() (map[string]bool, error) { return nil, io.ErrNoProgress }); !errors.Is(err, io.ErrNoProgress) {
-		t.Errorf("got the error %v", err)
-	}
+	assert.ErrorIs(t, "Prune", assert.ErrorOf(s.Prune(t.Context(), func() (map[string]bool, error) { return nil, io.ErrNoProgress })), io.ErrNoProgress)
 	checkImages(t, s, 2)
 	pruned, err := s.Prune(t.Context(), used)
 	assert.NoError(t, err)

@@ -5,7 +5,6 @@ package machine
 
 import (
 	"bytes"
-	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -139,9 +138,7 @@ func TestProbeChoosesNothing(t *testing.T) {
 	log := &logs{}
 	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), clock.RealClock{}, log.logger())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), time.Hour
-	if err := a.Probe(t.Context()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without the device: %v", err)
-	}
+	assert.ErrorIs(t, "without the device", a.Probe(t.Context()), fs.ErrNotExist)
 	assert.NoError(t, os.WriteFile(a.Device, nil, 0o600))
 	assert.NoError(t, a.Probe(t.Context()))
 	a.program = ownProgram(script(t, "echo no KVM; exit 1"))

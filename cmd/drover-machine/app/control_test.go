@@ -115,9 +115,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	if later := wantState(t, c, control.StateRunning); later.CPUNanoseconds <= s.CPUNanoseconds || !later.StartedAt.Equal(s.StartedAt) {
 		t.Errorf("the status was %+v and is %+v", s, later)
 	}
-	if err := probeOnce(t, c, 81); !errors.Is(err, control.ErrUnknown) {
-		t.Errorf("a port that is not forwarded is probed: %v", err)
-	}
+	assert.ErrorIs(t, "a probe of a port that is not forwarded", probeOnce(t, c, 81), control.ErrUnknown)
 	testPause(t, c)
 	g.testGrow(t, c)
 	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
@@ -125,9 +123,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	}
 	g.wantResident(t)
 	g.shutDown(t)
-	if _, err := c.Status(t.Context()); !errors.Is(err, control.ErrUnreachable) {
-		t.Errorf("after the end the status fails with %v", err)
-	}
+	assert.ErrorIs(t, "after the end the status", assert.ErrorOf(c.Status(t.Context())), control.ErrUnreachable)
 }
 
 // testPause pauses and resumes a guest, each twice.
@@ -159,9 +155,7 @@ func (g *guest) testGrow(t *testing.T, c *control.Client) {
 		}
 	}
 	for _, name := range []string{"fixed", "none"} {
-		if err := c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}}); !errors.Is(err, control.ErrUnknown) {
-			t.Errorf("volume %s grows: %v", name, err)
-		}
+		assert.ErrorIs(t, "the growth of volume "+name, c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}}), control.ErrUnknown)
 	}
 }
 
@@ -199,9 +193,7 @@ func TestControlWhileStarting(t *testing.T) {
 		"grow":  func(ctx context.Context) error { return c.Grow(ctx, control.Sizes{RootDisk: 1}) },
 		"probe": func(ctx context.Context) error { return c.Probe(ctx, 80) },
 	} {
-		if err := call(t.Context()); !errors.Is(err, control.ErrNotRunning) {
-			t.Errorf("%s returns %v", name, err)
-		}
+		assert.ErrorIs(t, name, call(t.Context()), control.ErrNotRunning)
 	}
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
@@ -216,9 +208,7 @@ func TestControlWhileStopping(t *testing.T) {
 	if s := wantState(t, c, control.StateStopping); s.MemoryBytes == 0 {
 		t.Errorf("the status is %+v", s)
 	}
-	if err := c.Pause(t.Context()); !errors.Is(err, control.ErrNotRunning) {
-		t.Errorf("a guest that is to stop is paused: %v", err)
-	}
+	assert.ErrorIs(t, "the pause of a guest that is to stop", c.Pause(t.Context()), control.ErrNotRunning)
 	g.signal(t, os.Interrupt)
 	g.wantEnd(t, 6, "Forced", "")
 }

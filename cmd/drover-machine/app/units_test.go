@@ -48,9 +48,7 @@ func TestCopySparse(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errStopped)
-	if _, err := copySparse(ctx, out, bytes.NewReader(want)); !errors.Is(err, errStopped) {
-		t.Errorf("an interrupted copy gives %v", err)
-	}
+	assert.ErrorIs(t, "an interrupted copy", assert.ErrorOf(copySparse(ctx, out, bytes.NewReader(want))), errStopped)
 }
 
 // blockedWriter takes nothing until it is opened.

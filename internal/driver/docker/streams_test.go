@@ -228,9 +228,7 @@ func TestCommandEndsWithItsCaller(t *testing.T) {
 			<-started.written
 			awaitProcesses(t, s.ID, seconds, 3)
 			cancel()
-			if err := <-ended; !errors.Is(err, context.Canceled) {
-				t.Errorf("it ended with %v", err)
-			}
+			assert.ErrorIs(t, "Exec", <-ended, context.Canceled)
 			awaitProcesses(t, s.ID, seconds, 0)
 		})
 	}

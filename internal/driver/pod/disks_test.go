@@ -122,9 +122,7 @@ func TestClaimsOfAFailure(t *testing.T) {
 	if got := s.recordOf(objects.KindClaim).UID; got != c.Root.UID {
 		t.Errorf("the record has the UID %q, want %s", got, c.Root.UID)
 	}
-	if err := s.converge(t).recordClaims(failure); !errors.Is(err, failure) {
-		t.Errorf("after the record the failure is %v", err)
-	}
+	assert.ErrorIs(t, "after the record the failure", s.converge(t).recordClaims(failure), failure)
 	s.deleteAll(t)
 }
 

@@ -254,9 +254,7 @@ func TestConcurrentChange(t *testing.T) {
 				})
 			}
 		}, nil), clusterID, DefaultCallTimeout)
-		if _, err := s.ensure(t); !errors.Is(err, c.want) {
-			t.Errorf("after a change by another %s the call returns %v, want %v", name, err, c.want)
-		}
+		assert.ErrorIs(t, "after a change by another "+name, assert.ErrorOf(s.ensure(t)), c.want)
 		now := s.claims(t)[objects.RootDisk].Annotations
 		if now[c.annotation] != "7" || (now[objects.AnnotationRun] != "") != (c.want == nil) {
 			t.Errorf("after a change by another %s the annotations are %v", name, now)

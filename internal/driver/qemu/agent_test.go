@@ -209,9 +209,7 @@ func (g *linuxGuest) checkExecTogether(t *testing.T) {
 		return nil
 	})
 	leave()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
 	assert.Eventually(t, "the command ends", func(t testing.TB) error {
 		if n := g.ask(t, "/processes"); n != "0" {
 			return fmt.Errorf("%s run", n)
@@ -224,9 +222,7 @@ func (g *linuxGuest) checkExecTogether(t *testing.T) {
 	defer func() { _ = closeTyped.Close() }()
 	go func() { left <- g.runOn(ctx, g.d, typed, "cat").err }()
 	leave()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
 }
 
 // checkHostileAgents checks that no agent makes a call wait for longer than it says, and that an
@@ -304,9 +300,7 @@ func (g *linuxGuest) checkAgentTaken(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	go ask(ctx)
 	leave()
-	if err := <-waits; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "Interfaces", <-waits, context.Canceled)
 	go ask(t.Context())
 	assert.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
 	assert.NoError(t, <-waits)

@@ -99,14 +99,10 @@ func TestConsole(t *testing.T) {
 	assert.NoError(t, err)
 	first.shows(t, "A\r\nz")
 	second.shows(t, "A\r\nz")
-	if _, err := second.Write([]byte("w")); !errors.Is(err, driver.ErrConsoleTaken) {
-		t.Errorf("beside another one it writes: %v", err)
-	}
+	assert.ErrorIs(t, "a write beside another console", assert.ErrorOf(second.Write([]byte("w"))), driver.ErrConsoleTaken)
 	assert.NoError(t, first.Close())
 	first.ends(t, os.ErrClosed)
-	if _, err := first.Write([]byte("w")); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("a console that was closed writes: %v", err)
-	}
+	assert.ErrorIs(t, "a write to a console that was closed", assert.ErrorOf(first.Write([]byte("w"))), os.ErrClosed)
 	_, err = second.Write([]byte("y"))
 	assert.NoError(t, err)
 	second.shows(t, "A\r\nzy")

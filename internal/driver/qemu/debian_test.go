@@ -6,7 +6,6 @@ package qemu
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -124,9 +123,7 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 		return nil
 	})
 	leave()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
 	if got := g.run(t, nil, "pgrep", "-fx", "sleep 4711"); got.code != 1 || got.err != nil {
 		t.Errorf("the command of a caller who has left: %+v", got)
 	}

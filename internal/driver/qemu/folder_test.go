@@ -84,9 +84,7 @@ func TestUnreadRecord(t *testing.T) {
 	assert.NoError(t, os.Remove(h.File(instance.RecordFile)))
 	assert.NoError(t, os.Rename(h.File("kept"), h.File(instance.RecordFile)))
 	gone(t, d, spec)
-	if _, err := h.Load(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of one that is gone: %v", err)
-	}
+	assert.ErrorIs(t, "Load of one that is gone", assert.ErrorOf(h.Load()), fs.ErrNotExist)
 }
 
 // TestCopiedFolder checks that a copy of a server's folder is neither that server again

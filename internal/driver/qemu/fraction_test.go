@@ -92,9 +92,7 @@ func wantFile(t *testing.T, path, want string) {
 
 func isGone(t *testing.T, path string) {
 	t.Helper()
-	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is there: %v", path, err)
-	}
+	assert.ErrorIs(t, path, assert.ErrorOf(os.Stat(path)), fs.ErrNotExist)
 }
 
 // TestNoGroups checks that without a control group a machine runs on whole CPUs, and that

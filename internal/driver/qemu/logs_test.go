@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 	"strings"
@@ -124,9 +123,7 @@ func TestLogsFollowed(t *testing.T) {
 	closed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
 	assert.NoError(t, err)
 	assert.NoError(t, closed.Close())
-	if _, err := closed.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after it was closed: %v", err)
-	}
+	assert.ErrorIs(t, "after it was closed", assert.ErrorOf(closed.Read(make([]byte, 1))), os.ErrClosed)
 
 	assert.NoError(t, e.instanceFor(t, s).Kill(t.Context()))
 	log.ends(t, io.EOF)

@@ -246,9 +246,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 				wantRefused(t, s, e.other, "stands on "+e.plain)
 				wantRestored(t, d, spec)
 			}
-			if _, err := os.Stat(d.InstanceOf(spec.UID).File(instance.OldRootFile)); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("beside the disk that it runs with is %s: %v", instance.OldRootFile, err)
-			}
+			assert.ErrorIs(t, "a second disk", assert.ErrorOf(os.Stat(d.InstanceOf(spec.UID).File(instance.OldRootFile))), fs.ErrNotExist)
 			gone(t, d, spec)
 		})
 	}

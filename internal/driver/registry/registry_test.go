@@ -4,7 +4,6 @@
 package registry
 
 import (
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -136,9 +135,7 @@ func TestNamed(t *testing.T) {
 	if err != nil || !slices.Equal(names(opened), []string{"docker", "fake"}) {
 		t.Fatalf("opened %q, %v", names(opened), err)
 	}
-	if _, err := opened[0].Driver.List(t.Context()); !errors.Is(err, driver.ErrUnavailable) {
-		t.Errorf("list without an engine: %v", err)
-	}
+	assert.ErrorIs(t, "list without an engine", assert.ErrorOf(opened[0].Driver.List(t.Context())), driver.ErrUnavailable)
 	for _, o := range opened {
 		if _, ok := driver.As[driver.Identifier](o.Driver); !ok {
 			t.Errorf("%s does not report its engine's id", o.Name)

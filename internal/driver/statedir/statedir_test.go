@@ -150,23 +150,17 @@ func TestFiles(t *testing.T) {
 	d := openDir(t, t.TempDir())
 	path := d.Path("servers", "x")
 	assert.NoError(t, d.Create(path, []byte("one")))
-	if err := d.Create(path, []byte("two")); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("creating it twice: %v", err)
-	}
+	assert.ErrorIs(t, "creating it twice", d.Create(path, []byte("two")), fs.ErrExist)
 	assert.NoError(t, d.Replace(path, []byte("three")))
 	refuses := errors.New("it was touched")
-	if err := d.ReplaceIf(path, []byte("four"), func() error { return refuses }); !errors.Is(err, refuses) {
-		t.Errorf("replacing what was touched: %v", err)
-	}
+	assert.ErrorIs(t, "replacing what was touched", d.ReplaceIf(path, []byte("four"), func() error { return refuses }), refuses)
 	content, err := os.ReadFile(path)
 	assert.NoError(t, err)
 	if string(content) != "three" {
 		t.Errorf("it holds %q", content)
 	}
 	assert.NoError(t, d.Discard(path))
-	if err := d.Discard(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("discarding it twice: %v", err)
-	}
+	assert.ErrorIs(t, "discarding it twice", d.Discard(path), fs.ErrNotExist)
 	left, err := os.ReadDir(d.Path("tmp"))
 	assert.NoError(t, err)
 	if len(left) != 0 {
@@ -259,9 +253,7 @@ func TestOpenExisting(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "new")
 	_, err := statedir.OpenExisting("the test's folder", path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of a folder that is not there: %v", err)
-	}
+	assert.ErrorIs(t, "a folder that is not there", err, fs.ErrNotExist)
 	if _, err := os.Stat(path); err == nil {
 		t.Error("it was made")
 	}

@@ -4,7 +4,6 @@
 package cgroup
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -183,9 +182,7 @@ func TestCheck(t *testing.T) {
 		assert.ErrorSays(t, name, g.Check(), c.says)
 	}
 	missing := Folder{Path: filepath.Join(t.TempDir(), "none")}
-	if err := missing.Check(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of a group that is gone: %v", err)
-	}
+	assert.ErrorIs(t, "Check of a group that is gone", missing.Check(), fs.ErrNotExist)
 }
 
 // TestCheckPromises checks that where Check finds nothing, groups can be made.

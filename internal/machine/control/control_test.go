@@ -111,9 +111,7 @@ func TestCalls(t *testing.T) {
 	for _, failure := range []error{nil, ErrNotRunning, ErrUnknown, ErrNoAnswer, ErrFailed} {
 		m.err = failure
 		for name, c := range calls {
-			if err := c.call(); !errors.Is(err, failure) {
-				t.Errorf("%s returns %v, want %v", name, err, failure)
-			}
+			assert.ErrorIs(t, name, c.call(), failure)
 			if got := <-m.calls; !reflect.DeepEqual(got, c.want) {
 				t.Errorf("%s arrives as %v, want %v", name, got, c.want)
 			}
@@ -166,9 +164,7 @@ func TestIdentity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := NewClient(c.address, c.config).Status(t.Context()); !errors.Is(err, c.want) {
-				t.Errorf("the status fails with %v, want %v", err, c.want)
-			}
+			assert.ErrorIs(t, "the status", assert.ErrorOf(NewClient(c.address, c.config).Status(t.Context())), c.want)
 		})
 	}
 }
@@ -193,9 +189,7 @@ func TestDerived(t *testing.T) {
 	} {
 		client, err := ClientCredentials(c.seed, c.name, c.run, time.Now().Add(time.Hour))
 		assert.NoError(t, err)
-		if _, err := NewClient(address, clientConfig(t, client)).Status(t.Context()); !errors.Is(err, c.want) {
-			t.Errorf("%s: the status fails with %v, want %v", what, err, c.want)
-		}
+		assert.ErrorIs(t, what, assert.ErrorOf(NewClient(address, clientConfig(t, client)).Status(t.Context())), c.want)
 	}
 	assert.ErrorSays(t, "a short seed", assert.ErrorOf(MachineCredentials(seed[1:], name, "run", time.Now())), "must have 32")
 }
@@ -339,9 +333,7 @@ func TestFull(t *testing.T) {
 	c := NewClient(address, clientConfig(t, client))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, err := c.Status(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a full listener answers with %v", err)
-	}
+	assert.ErrorIs(t, "a full listener", assert.ErrorOf(c.Status(ctx)), context.DeadlineExceeded)
 	for _, conn := range idle {
 		_ = conn.Close()
 	}
@@ -355,9 +347,7 @@ func TestReadCredentials(t *testing.T) {
 	machine, _ := newPair(t, name)
 	folder := t.TempDir()
 	for file, content := range map[string][]byte{CAFile: machine.CA, CertFile: machine.Cert, KeyFile: machine.Key} {
-		if _, err := ReadCredentials(folder); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("without %s the error is %v", file, err)
-		}
+		assert.ErrorIs(t, "without "+file, assert.ErrorOf(ReadCredentials(folder)), os.ErrNotExist)
 		assert.NoError(t, os.WriteFile(filepath.Join(folder, file), content, 0o600))
 	}
 	if got, err := ReadCredentials(folder); err != nil || !reflect.DeepEqual(got, machine) {

@@ -148,9 +148,7 @@ func TestLateAnswer(t *testing.T) {
 		m.untilHungUp()
 	})
 	assert.NoError(t, err)
-	if err := c.Execute(slow, "slow", nil, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("a command without an answer gave %v", err)
-	}
+	assert.ErrorIs(t, "a command without an answer", c.Execute(slow, "slow", nil, nil), context.Canceled)
 	var got int
 	if err := c.Execute(t.Context(), "next", nil, &got); err != nil || got != 2 {
 		t.Errorf("got %d and error %v, want the second answer", got, err)
@@ -172,9 +170,7 @@ func TestPeerThatReadsNothing(t *testing.T) {
 	t.Cleanup(func() { close(over) })
 	assert.NoError(t, err)
 	more := strings.Repeat("x", 4<<20) // than a socket's buffer has room for
-	if err := c.Execute(unread, "unread", more, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("a command that is not read gave %v", err)
-	}
+	assert.ErrorIs(t, "a command that is not read", c.Execute(unread, "unread", more, nil), context.Canceled)
 	<-c.Done()
 }
 
@@ -276,9 +272,7 @@ func TestOneAtATime(t *testing.T) {
 		assert.NoError(t, first.Execute(t.Context(), "query-status", nil, nil))
 	}
 	leave()
-	if err := <-second; !errors.Is(err, context.Canceled) {
-		t.Errorf("while another client is served: %v", err)
-	}
+	assert.ErrorIs(t, "while another client is served", <-second, context.Canceled)
 	served := make(chan error)
 	for range 6 {
 		go func() {

@@ -4,7 +4,6 @@
 package usernet
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -71,9 +70,7 @@ func TestWaitReadable(t *testing.T) {
 	taken, err := listener.Accept()
 	assert.NoError(t, err)
 	assert.NoError(t, conn.SetReadDeadline(time.Unix(1, 0)))
-	if err := WaitReadable(conn); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("with nothing there: %v", err)
-	}
+	assert.ErrorIs(t, "with nothing there", WaitReadable(conn), os.ErrDeadlineExceeded)
 	assert.NoError(t, conn.SetReadDeadline(time.Time{}))
 	_, err = io.WriteString(taken, "hello")
 	assert.NoError(t, err)
@@ -82,7 +79,5 @@ func TestWaitReadable(t *testing.T) {
 	if text, err := io.ReadAll(conn); string(text) != "hello" || err != nil {
 		t.Errorf("left is %q, %v", text, err)
 	}
-	if err := WaitReadable(conn); !errors.Is(err, io.EOF) {
-		t.Errorf("at its end: %v", err)
-	}
+	assert.ErrorIs(t, "at its end", WaitReadable(conn), io.EOF)
 }
