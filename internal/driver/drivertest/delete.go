@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 )
 
 func testDeleteGone(t *testing.T, e *env) {
@@ -88,7 +89,7 @@ func testDeleteWhileCreating(t *testing.T, e *env) {
 
 // testRetain checks that a released server stays on and belongs to no UID.
 func testRetain(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
+	streams.Require(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
 	spec := e.newSpec(t, "kept")
 	s := e.ensureState(t, spec, driver.StateRunning)
 	assert.NoError(t, e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, true))

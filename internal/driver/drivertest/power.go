@@ -13,6 +13,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 )
 
 func testStopAndStart(t *testing.T, e *env) {
@@ -160,7 +161,7 @@ func checkSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 // testChangeImage checks that a new image waits for the next restart, or is refused for
 // good.
 func testChangeImage(t *testing.T, e *env) {
-	requireHarness(t, e.OtherImage != "", "OtherImage")
+	streams.Require(t, e.OtherImage != "", "OtherImage")
 	spec := e.newSpec(t, "reimaged")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	spec.Image.Source = e.OtherImage
@@ -193,7 +194,7 @@ func (e *env) checkRefused(t *testing.T, s driver.Server) {
 }
 
 func testChangeWhileStopped(t *testing.T, e *env) {
-	requireHarness(t, e.OtherImage != "", "OtherImage")
+	streams.Require(t, e.OtherImage != "", "OtherImage")
 	spec := e.newSpec(t, "changed-while-off")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)

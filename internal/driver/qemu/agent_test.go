@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
@@ -130,9 +131,7 @@ func (g *linuxGuest) checkAgent(t *testing.T) {
 	}
 	g.checkCommands(t)
 
-	paused := g.spec
-	paused.Power = driver.PowerPaused
-	reach(t, g.d, paused, driver.StatePaused)
+	pause(t, g.d, g.spec)
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrRetry, "is paused")
 	reach(t, g.d, g.spec, driver.StateRunning)
 	if got := g.run(t, nil, "echo", "on"); got.out != "on\n" {
@@ -287,7 +286,9 @@ func (g *linuxGuest) checkAgentTaken(t *testing.T) {
 	if used, err := g.d.Usage(t.Context(), g.spec.UID); len(used) != 1 || err != nil {
 		t.Errorf("it uses %+v, %v", used, err)
 	}
-	attach(t, g.d, g.spec).shows(t, "guest 2 is up")
+	console, err := g.d.Console(t.Context(), g.spec.UID)
+	assert.NoError(t, err)
+	streams.ReadAll(t, console).WaitForText(t, "guest 2 is up")
 	if tier.IsFull() { // it takes as long as the product waits for its turn
 		_, err = g.d.Interfaces(t.Context(), g.spec.UID)
 		wantError(t, err, driver.ErrRetry, "busy")

@@ -84,7 +84,6 @@ ethernets:
 	if s := reach(t, d, off, driver.StateStopped); s.Exit == nil || s.Exit.Code != 0 {
 		t.Errorf("it ended with %+v", s.Exit)
 	}
-	gone(t, d, spec)
 }
 
 // checkRealAgent checks commands and interfaces by the QEMU guest agent of the distribution.

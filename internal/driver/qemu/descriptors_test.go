@@ -74,13 +74,11 @@ func TestSwappedLayers(t *testing.T) {
 			assert.NoError(t, os.Rename(c.layer, c.layer+".kept"))
 			assert.NoError(t, os.Link(c.layer+".kept", c.layer))
 			swap(t, c.layer, evil)
-			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, driver.ErrRetry, c.says, kind, driver.ReasonImageUnavailable)
+			refuses(t, d, spec, driver.ErrRetry, c.says, kind, driver.ReasonImageUnavailable)
 			assert.NoError(t, os.Rename(c.layer+".kept", c.layer))
 		}
 	}
 	boots(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
 }
 
 // TestSwappedAfterTheCheck checks that QEMU gets what was checked, whatever its path
@@ -130,7 +128,6 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	}
 	wantDisk(t, d, spec, instance.RootDiskFile+".away", 4<<20)
 	wantDisk(t, d, spec, instance.VolumeFile("data")+".away", 4<<20)
-	gone(t, d, spec)
 }
 
 // TestSwappedKernel checks that QEMU boots the kernel and the initrd that Drover opened,
@@ -154,7 +151,6 @@ func TestSwappedKernel(t *testing.T) {
 			t.Errorf("QEMU opens %s by its name: %q", name, line)
 		}
 	}
-	gone(t, d, spec)
 }
 
 // TestInheritedDescriptors checks that QEMU has its run lock, its logs, its sockets and its
@@ -187,7 +183,6 @@ func TestInheritedDescriptors(t *testing.T) {
 			t.Errorf("%s is %v, %v", socket, info.Mode(), err)
 		}
 	}
-	gone(t, d, spec)
 }
 
 // openFiles returns the files that a process has open, apart from those without a path.

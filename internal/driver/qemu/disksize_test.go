@@ -43,8 +43,7 @@ func TestDiskBeyondHost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
 			c.change(&spec)
-			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, c.kind, c.says)
+			refuses(t, d, spec, c.kind, c.says)
 			leavesNothing(t, d)
 		})
 	}
@@ -53,11 +52,9 @@ func TestDiskBeyondHost(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	grown := spec
 	grown.RootDiskBytes = 11 * gib
-	_, err := d.Ensure(t.Context(), grown)
-	wantError(t, err, driver.ErrExhausted, "resource.rootDisk: needed")
+	refuses(t, d, grown, driver.ErrExhausted, "resource.rootDisk: needed")
 	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1, Available: 1}, nil }
 	reach(t, d, spec, driver.StateRunning) // as it is
-	gone(t, d, spec)
 }
 
 // TestDiskGauges checks the gauges of what was promised and what is available, including
@@ -93,5 +90,4 @@ func TestDiskGauges(t *testing.T) {
 		t.Errorf("available are %v bytes", available)
 	}
 	openWith(t, o) // in the same process, with the same registry
-	gone(t, d, spec)
 }

@@ -52,16 +52,14 @@ func TestExitIsReported(t *testing.T) {
 			h := d.InstanceOf(spec.UID)
 			first := boots(t, d, spec, "drover guest 1 A")
 			c.end(t, h, first)
-			s, err := d.Ensure(t.Context(), spec)
-			assert.NoError(t, err)
+			s := ensure(t, d, spec)
 			if s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
 				t.Errorf("it is %+v", s)
 			}
 			if on, err := h.IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
-			second, err := d.Ensure(t.Context(), spec)
-			assert.NoError(t, err)
+			second := ensure(t, d, spec)
 			if second.State != driver.StateRunning || second.Run == first.Run {
 				t.Errorf("started again it is %+v", second)
 			}
@@ -75,7 +73,6 @@ func TestExitIsReported(t *testing.T) {
 			if third.State != driver.StateRunning || third.Run == second.Run {
 				t.Errorf("restarted it is %+v", third)
 			}
-			gone(t, d, spec)
 		})
 	}
 }
@@ -104,12 +101,10 @@ func TestOneStartPerCall(t *testing.T) {
 	notifications := d.StateDir.Path(instance.NotificationsDir)
 	assert.NoError(t, os.RemoveAll(notifications))
 	assert.NoError(t, os.WriteFile(notifications, nil, 0o600))
-	s, err := d.Ensure(t.Context(), spec)
-	assert.NoError(t, err)
+	s := ensure(t, d, spec)
 	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" || ends != 1 {
 		t.Errorf("it was started %d times and is %+v", ends, s)
 	}
 	assert.NoError(t, os.Remove(notifications))
 	assert.NoError(t, os.Mkdir(notifications, 0o700))
-	gone(t, d, spec)
 }

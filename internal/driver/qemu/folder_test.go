@@ -59,8 +59,7 @@ func TestUnreadRecord(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
+	off(t, d, spec)
 	h := d.InstanceOf(spec.UID)
 	for cause, c := range map[error]struct {
 		broken, remove bool
@@ -93,8 +92,7 @@ func TestCopiedFolder(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec, other := e.spec(), e.spec()
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
+	off(t, d, spec)
 	copied := d.InstanceOf(other.UID)
 	assert.NoError(t, os.CopyFS(copied.Path, os.DirFS(d.InstanceOf(spec.UID).Path)))
 	servers, err := d.List(t.Context())
@@ -108,8 +106,7 @@ func TestCopiedFolder(t *testing.T) {
 	}
 	says := "repair " + copied.File(instance.RecordFile) + ": its uid is " + string(spec.UID)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
-	_, err = d.Ensure(t.Context(), other)
-	wantError(t, err, driver.ErrRetry, says)
+	refuses(t, d, other, driver.ErrRetry, says)
 	wantError(t, d.Delete(t.Context(), other.Target, false), driver.ErrRetry, says)
 	assert.NoError(t, os.RemoveAll(copied.Path))
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
@@ -134,8 +131,8 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
 		t.Errorf("%s: Usage says %v", what, err)
 	}
-	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "repair")
+	refuses(t, d, spec, driver.ErrRetry, "repair")
+	wantError(t, assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{})), driver.ErrRetry, "repair")
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
@@ -166,9 +163,7 @@ func TestBrokenEnd(t *testing.T) {
 			t.Errorf("%q: it ended with %+v, and then with %+v", broken, end, again)
 		}
 	}
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
-	gone(t, d, spec)
+	off(t, d, spec)
 }
 
 // TestReleaseHalfDone checks that a server which cannot be put aside still exists.
@@ -176,15 +171,13 @@ func TestReleaseHalfDone(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	s := reach(t, d, spec, driver.StateStopped)
+	s := off(t, d, spec)
 	inTheWay := d.RetainedPath(spec.UID, s.ID)
 	assert.NoError(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
 	for range 2 { // the first marks it, the second finds it marked
 		wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrRetry, "aside")
 	}
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "aside")
+	refuses(t, d, spec, driver.ErrRetry, "aside")
 	assert.NoError(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
 	if there, err := d.InstanceAt(inTheWay).HasDirectory(); !there {
@@ -221,23 +214,19 @@ func TestRestoredFolder(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
+	off(t, d, spec)
 	inst := d.InstanceOf(spec.UID)
 	backup, former := inst.Path+".backup", filepath.Join(t.TempDir(), string(spec.UID))
 	assert.NoError(t, exec.CommandContext(t.Context(), "cp", "--archive", inst.Path, backup).Run())
-	spec.Power = driver.PowerOn
 	reach(t, d, spec, driver.StateRunning)
 	pid := inst.PID()
 	assert.NoError(t, errors.Join(os.Rename(inst.Path, former), os.Rename(backup, inst.Path)))
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, former, strconv.Itoa(pid))
+	refuses(t, d, spec, driver.ErrRetry, former, strconv.Itoa(pid))
 	assert.NoError(t, os.RemoveAll(former))
 	reach(t, d, spec, driver.StateRunning)
 	if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 		t.Error("the machine whose folder is gone runs beside the other one")
 	}
-	gone(t, d, spec)
 }
 
 // TestImageDirs checks that no image may be Drover's own file, through any link.
@@ -351,8 +340,7 @@ func TestOneUnreadable(t *testing.T) {
 				}
 				wantError(t, driver.Errorf(driver.ErrRetry, "%w", s.Err), driver.ErrRetry, "repair", c.files[0])
 			}
-			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
+			refuses(t, d, spec, driver.ErrRetry, "repair", c.files[0])
 			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrRetry, "repair", c.files[0])
 			_, err = d.Console(t.Context(), spec.UID)
 			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
@@ -363,11 +351,8 @@ func TestOneUnreadable(t *testing.T) {
 			}
 		})
 	}
-	s, err := d.Ensure(t.Context(), spec)
-	assert.NoError(t, err)
+	s := ensure(t, d, spec)
 	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" { // reported before it is started again
 		t.Errorf("repaired, it is %+v", s)
 	}
-	gone(t, d, spec)
-	gone(t, d, other)
 }

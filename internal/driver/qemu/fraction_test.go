@@ -63,7 +63,6 @@ func TestFraction(t *testing.T) {
 	whole := e.spec()
 	reach(t, d, whole, driver.StateRunning)
 	isGone(t, g.GroupPath(string(whole.UID)))
-	gone(t, d, whole)
 }
 
 // writable returns where groups can be made, and skips the test if that is nowhere.
@@ -118,7 +117,6 @@ func TestNoGroups(t *testing.T) {
 			if err != nil || len(listed) != 1 || !strings.HasPrefix(listed[0].Note, want) {
 				t.Errorf("another controller sees %+v, %v", listed, err)
 			}
-			gone(t, d, spec)
 		})
 	}
 }

@@ -88,7 +88,6 @@ func TestDiskFullFetching(t *testing.T) {
 	}
 	assert.NoError(t, unix.Mount("drover-test", e.dir, "tmpfs", unix.MS_REMOUNT, sizeOption(32)))
 	boots(t, d, spec, "drover guest 1 A")
-	gone(t, d, spec)
 }
 
 // TestDiskFullCreating checks that a server without room is not made, and that one
@@ -98,26 +97,21 @@ func TestDiskFullCreating(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 8)
 	d := e.open(t)
-	off := e.spec()
-	off.Power = driver.PowerOff
+	spec := e.spec()
 	filler := e.fill(t)
-	_, err := d.Ensure(t.Context(), off)
-	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "no space left on device")
+	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk", "no space left on device")
 	leavesNothing(t, d)
 	assert.NoError(t, os.Remove(filler))
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 
-	on := off
-	on.Power = driver.PowerOn
 	filler = e.fill(t)
-	_, err = d.Ensure(t.Context(), on)
-	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
-	if s := listed(t, d, on); s.State != driver.StateStopped || d.InstanceOf(on.UID).PID() != 0 {
+	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk")
+	if s := listed(t, d, spec); s.State != driver.StateStopped || d.InstanceOf(spec.UID).PID() != 0 {
 		t.Errorf("it is %+v", s)
 	}
 	assert.NoError(t, os.Remove(filler))
-	boots(t, d, on, "drover guest 1 A")
-	gone(t, d, on)
+	boots(t, d, spec, "drover guest 1 A")
+	gone(t, d, spec)
 	leavesNothing(t, d)
 }
 
@@ -128,12 +122,9 @@ func TestDiskFullRunning(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 8)
 	d := e.open(t)
-	paused := e.spec()
-	paused.Power = driver.PowerPaused
-	before := reach(t, d, paused, driver.StatePaused)
+	on := e.spec()
+	before := pause(t, d, on)
 	filler := e.fill(t)
-	on := paused
-	on.Power = driver.PowerOn
 	assert.Eventually(t, "the guest waits", func(t testing.TB) error {
 		_, _ = d.Ensure(t.Context(), on)
 		servers, err := d.List(t.Context(), on.UID)
@@ -142,14 +133,12 @@ func TestDiskFullRunning(t *testing.T) {
 		}
 		return nil
 	})
-	_, err := d.Ensure(t.Context(), on)
-	wantError(t, err, driver.ErrExhausted, "resume of server", "disk is full")
+	refuses(t, d, on, driver.ErrExhausted, "resume of server", "disk is full")
 	assert.NoError(t, os.Remove(filler))
 	after := boots(t, d, on, "drover guest 1 A")
 	if after.Run != before.Run {
 		t.Error("it was started anew")
 	}
-	gone(t, d, on)
 }
 
 // TestDiskFullEnding checks a disk on which nothing can be written. A guest's end is
@@ -175,8 +164,7 @@ func TestDiskFullEnding(t *testing.T) {
 	if err != nil || len(listed) != 2 {
 		t.Errorf("List reports %+v, %v", listed, err)
 	}
-	_, err = d.Ensure(t.Context(), ends)
-	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
+	refuses(t, d, ends, driver.ErrExhausted, "no room left on its disk")
 	if pid := d.InstanceOf(ends.UID).PID(); pid == 0 {
 		t.Error("the QEMU is gone that knows how its guest ended")
 	}
@@ -214,5 +202,4 @@ func TestEndWrittenLater(t *testing.T) {
 	if later := waitExit(t, e.open(t), spec.UID); !later.At.Equal(end.At) || later.Reason != "Completed" {
 		t.Errorf("it ended with %+v, and for another controller with %+v", end, later)
 	}
-	gone(t, d, spec)
 }

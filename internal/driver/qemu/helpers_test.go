@@ -87,6 +87,14 @@ func (e *engine) open(t *testing.T) *Driver {
 	return openWith(t, e.options())
 }
 
+// openBinary returns a driver whose machines a program in place of QEMU runs.
+func (e *engine) openBinary(t *testing.T, binary string) *Driver {
+	t.Helper()
+	o := e.options()
+	o.Binary = binary
+	return openWith(t, o)
+}
+
 // newDriver returns an engine and a driver of it.
 func newDriver(t *testing.T) (*engine, *Driver) {
 	t.Helper()
@@ -103,11 +111,33 @@ func (e *engine) openFor(t *testing.T, registry string) *Driver {
 	return openWith(t, o)
 }
 
+// openWith returns a driver whose servers are removed at the end of the test.
 func openWith(t *testing.T, o Options) *Driver {
 	t.Helper()
 	d, err := New(o)
 	assert.NoError(t, err)
+	t.Cleanup(func() { removeServers(t, d) })
 	return d
+}
+
+// removeServers removes the servers that a driver can read, and checks that nothing is left of them.
+func removeServers(t *testing.T, d *Driver) {
+	servers, err := d.List(context.WithoutCancel(t.Context()))
+	if errors.Is(err, driver.ErrUnavailable) {
+		return // the test has moved its folder
+	}
+	assert.NoError(t, err)
+	for _, s := range servers {
+		if s.ID == "" || s.Retained {
+			continue
+		}
+		gone(t, d, driver.ServerSpec{Target: driver.Target{UID: s.UID}})
+		for _, sub := range []string{instance.VMsDir, instance.EndsDir, "locks"} {
+			if left, err := filepath.Glob(d.StateDir.Path(sub, string(s.UID)+"*")); err != nil || len(left) > 0 {
+				t.Errorf("of server %s is left %q, %v", s.UID, left, err)
+			}
+		}
+	}
 }
 
 func (e *engine) spec() driver.ServerSpec {
@@ -131,6 +161,20 @@ func reach(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.St
 		return err
 	})
 	return s
+}
+
+// ensure calls Ensure once.
+func ensure(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	s, err := d.Ensure(t.Context(), spec)
+	assert.NoError(t, err)
+	return s
+}
+
+// refuses checks the error of Ensure.
+func refuses(t *testing.T, d driver.Driver, spec driver.ServerSpec, kind error, says ...string) {
+	t.Helper()
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), kind, says...)
 }
 
 type stateError driver.Server

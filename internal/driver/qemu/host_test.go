@@ -43,11 +43,10 @@ func TestMachinesThatRanBefore(t *testing.T) {
 func TestPromised(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	spec, off := e.spec(), e.spec()
+	spec := e.spec()
 	spec.MemoryBytes = 512 << 20
-	off.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateRunning)
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, e.spec())
 	have, err := d.FindRoom()
 	assert.NoError(t, err)
 	if n := have.Promised[s.ID]; len(have.Promised) != 1 || n <= 0 || n >= spec.MemoryBytes+memory.OverheadTCG || have.Available <= 0 {
@@ -58,8 +57,6 @@ func TestPromised(t *testing.T) {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); !ok || shortage.Promised >= spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("set aside are %+v", err)
 	}
-	gone(t, d, spec)
-	gone(t, d, off)
 }
 
 // TestProcessHidden checks that a running machine whose process cannot be found is
@@ -68,8 +65,7 @@ func TestProcessHidden(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	s := reach(t, d, spec, driver.StateStopped)
+	s := off(t, d, spec)
 	h := d.InstanceOf(spec.UID)
 	held, err := h.ClaimRun()
 	assert.NoError(t, err)
@@ -83,7 +79,6 @@ func TestProcessHidden(t *testing.T) {
 	wantError(t, h.Kill(soon), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
 	assert.NoError(t, held.Close())
 	assert.NoError(t, h.Kill(t.Context()))
-	gone(t, d, spec)
 }
 
 func TestParseReserve(t *testing.T) {
@@ -116,14 +111,11 @@ func TestReserveIsKept(t *testing.T) {
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
-	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", memory.OverheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
+	refuses(t, d, spec, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", memory.OverheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
 
 	d.ReservedOf = func(int64) int64 { return 0 }
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
-	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+memory.OverheadTCG-1), "below the memory limit of /some/group")
+	refuses(t, d, spec, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+memory.OverheadTCG-1), "below the memory limit of /some/group")
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
-	gone(t, d, spec)
 }

@@ -89,7 +89,6 @@ func TestSameImage(t *testing.T) {
 			t.Errorf("with %+v pending are %v", image, s.Pending)
 		}
 	}
-	gone(t, d, spec)
 }
 
 // TestSameFile checks that the two forms of a file's name mean one image.
@@ -103,14 +102,20 @@ func TestSameFile(t *testing.T) {
 		t.Errorf("pending are %v, refused is %+v", s.Pending, s.Refused)
 	}
 	restart(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
 }
 
-// off stops a machine whose guest has booted.
+// off stops a machine, or makes one that is off.
 func off(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	spec.Power = driver.PowerOff
 	return reach(t, d, spec, driver.StateStopped)
+}
+
+// pause pauses a machine, or makes one whose guest has yet to boot.
+func pause(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	spec.Power = driver.PowerPaused
+	return reach(t, d, spec, driver.StatePaused)
 }
 
 // TestImageRestored checks that an image which was restored by copying it with its times
@@ -129,7 +134,6 @@ func TestImageRestored(t *testing.T) {
 	assert.NoError(t, os.WriteFile(e.plain, content, 0o600))
 	assert.NoError(t, os.Chtimes(e.plain, info.ModTime(), info.ModTime()))
 	boots(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
 }
 
 // TestCacheRemoved checks that a removed image of a disk is fetched again, but nothing
@@ -161,11 +165,9 @@ func TestCacheRemoved(t *testing.T) {
 		t.Fatal("the image is not in the store")
 	}
 	assert.NoError(t, errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 512)))
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
+	refuses(t, d, spec, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
 	assert.NoError(t, os.Remove(path))
 	boots(t, d, spec, "drover guest 3 A")
-	gone(t, d, spec)
 }
 
 // TestFolderMoved checks that machines are unchanged in a folder that was moved with the
@@ -182,7 +184,6 @@ func TestFolderMoved(t *testing.T) {
 	e.dir = moved
 	d = e.open(t)
 	boots(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
 }
 
 // TestVolumeImageChanged checks that nothing is pending for another image of a volume,
@@ -201,5 +202,4 @@ func TestVolumeImageChanged(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); !slices.Equal(s.Pending, []string{"volumes"}) {
 		t.Errorf("read-only: pending are %v", s.Pending)
 	}
-	gone(t, d, spec)
 }

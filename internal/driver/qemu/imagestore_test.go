@@ -28,22 +28,18 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
-	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestWebImage checks that a server is pending while its image is fetched, that a Delete
-// ends the fetch, and that the next server boots what was fetched.
+// TestWebImage checks that servers are pending while their image is fetched, that they share the fetch,
+// that a Delete ends it, and that the next server boots what was fetched.
 func TestWebImage(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -63,8 +59,7 @@ func TestWebImage(t *testing.T) {
 	spec := e.spec()
 	spec.Image = driver.Image{Source: web.URL + "/boot.img", Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
 	for range 2 {
-		s, err := d.Ensure(t.Context(), spec)
-		assert.NoError(t, err)
+		s := ensure(t, d, spec)
 		if s.State != driver.StatePending || !strings.Contains(s.Progress, "fetching "+web.URL) || s.Name != spec.Name {
 			t.Errorf("it is %+v", s)
 		}
@@ -75,9 +70,14 @@ func TestWebImage(t *testing.T) {
 		t.Errorf("listed: %+v", listed)
 	}
 	<-begun
-	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
-	if listed, err = d.List(t.Context()); err != nil || len(listed) != 0 {
-		t.Errorf("listed: %+v, %v", listed, err)
+	another := e.spec()
+	another.Image = spec.Image
+	ensure(t, d, another)
+	for _, waiting := range []driver.ServerSpec{spec, another} {
+		wantError(t, d.Delete(t.Context(), waiting.Target, false), driver.ErrNotFound)
+	}
+	if listed, err = d.List(t.Context()); err != nil || len(listed) != 0 || len(begun) != 0 {
+		t.Errorf("listed: %+v, %v, after %d more fetches", listed, err, len(begun))
 	}
 	leavesNothing(t, d)
 	close(gate)
@@ -87,7 +87,6 @@ func TestWebImage(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &spec.Image}}
 	spec.RestartRun = reach(t, e.open(t), spec, driver.StateRunning).Run
 	reach(t, e.open(t), spec, driver.StateRunning)
-	gone(t, d, spec)
 }
 
 // TestRestartWithBadParts checks that a guest keeps running if the parts for its restart
@@ -121,7 +120,6 @@ func TestRestartWithBadParts(t *testing.T) {
 			}
 		})
 	}
-	gone(t, d, spec)
 }
 
 // TestRestartFetchesFirst checks that a guest keeps running while the image of its next
@@ -146,8 +144,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}}}
 	for range 2 {
-		s, err := d.Ensure(t.Context(), spec)
-		assert.NoError(t, err)
+		s := ensure(t, d, spec)
 		if s.State != driver.StateRunning || s.Run != first.Run || !strings.Contains(s.Progress, "fetching "+web.URL) {
 			t.Errorf("it is %+v", s)
 		}
@@ -164,24 +161,6 @@ func TestRestartFetchesFirst(t *testing.T) {
 	if n := asked.Load(); n != 1 {
 		t.Errorf("it was fetched %d times", n)
 	}
-	gone(t, d, spec)
-}
-
-// TestWrongChecksum checks that a wrong checksum is reported and shown by List, and that
-// nothing is made.
-func TestWrongChecksum(t *testing.T) {
-	t.Parallel()
-	e, d := newDriver(t)
-	web := e.web(t)
-	spec := e.spec()
-	spec.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
-	err := d.waitFor(t, spec)
-	wantError(t, err, driver.ErrRetry, "its checksum is sha256:", driver.ReasonImageUnavailable)
-	if s := listed(t, d, spec); s.State != driver.StatePending || s.Err == nil {
-		t.Errorf("s: %+v", s)
-	}
-	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
-	leavesNothing(t, d)
 }
 
 // waitFor repeats Ensure until it fails.
@@ -224,8 +203,6 @@ func TestContainerDisk(t *testing.T) {
 		t.Errorf("its image is %s, and was %s", s.ImageID, first.ImageID)
 	}
 	boots(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
-	gone(t, d, other)
 }
 
 // listed returns the one server of a UID, as List shows it.
@@ -272,7 +249,6 @@ func TestRegistryStalls(t *testing.T) {
 			d.fetches.Stall = time.Hour
 			stalls.Store(false)
 			boots(t, d, spec, "drover guest 1 A")
-			gone(t, d, spec)
 		})
 	}
 }
@@ -313,111 +289,6 @@ func pushDisk(t *testing.T, reference, path string) {
 	assert.NoError(t, remote.Write(ref, image))
 }
 
-// newTestStore returns a store in a folder of its own, which may contact the test's own
-// servers.
-func newTestStore(t *testing.T) *disks.ImageStore {
-	t.Helper()
-	dir, err := statedir.Open("the test's folder", t.TempDir(), cacheDir)
-	assert.NoError(t, err)
-	sources, err := image.NewSources(image.Policy{Hosts: []string{"127.0.0.1"}})
-	assert.NoError(t, err)
-	return disks.NewImageStore(dir, cacheDir, clock.RealClock{}, &download.Tracker{
-		Clock: clock.RealClock{}, Stall: time.Hour, Notify: func(...types.UID) {},
-	}, sources)
-}
-
-// serveImage serves an image from a web server of the test's own.
-func serveImage(t *testing.T, f http.HandlerFunc) (url string) {
-	t.Helper()
-	server := httptest.NewServer(f)
-	t.Cleanup(server.Close)
-	return server.URL + "/disk.img"
-}
-
-// bootableDisk returns a raw disk of 1 MiB.
-func bootableDisk() []byte {
-	content := bytes.Repeat([]byte("drover! "), 1<<17)
-	copy(content[510:], "\x55\xaa")
-	return content
-}
-
-func someServer() driver.ServerSpec {
-	return driver.ServerSpec{Target: driver.Target{UID: uuid.NewUUID()}, Namespace: "default", Name: "vm"}
-}
-
-// fetchAll repeats fetchMissing until the server does not wait, or until there is an
-// error.
-func fetchAll(t *testing.T, s *disks.ImageStore, spec driver.ServerSpec, refs ...image.Ref) error {
-	t.Helper()
-	var got error
-	assert.Eventually(t, "the fetch ends", func(t testing.TB) error {
-		var waits bool
-		if waits, got = s.FetchMissing(t.Context(), spec, refs...); waits {
-			return errors.New(s.Fetches.Progress(spec.UID))
-		}
-		return nil
-	})
-	return got
-}
-
-// TestSharedFetch checks that many servers that need one image fetch it once. Package download has
-// what becomes of fetches that fail, stall or are given up.
-func TestSharedFetch(t *testing.T) {
-	t.Parallel()
-	content := bootableDisk()
-	var asked atomic.Int32
-	gate := make(chan struct{})
-	url := serveImage(t, func(w http.ResponseWriter, _ *http.Request) {
-		asked.Add(1)
-		<-gate
-		_, _ = w.Write(content)
-	})
-	s := newTestStore(t)
-	ref := image.Ref{Source: url, Checksum: checksumOfContent(content)}
-	who := []driver.ServerSpec{someServer(), someServer(), someServer()}
-	for _, spec := range who {
-		if waits, err := s.FetchMissing(t.Context(), spec, ref); !waits || err != nil {
-			t.Fatalf("got %v and error %v", waits, err)
-		}
-	}
-	pending := s.Fetches.PendingServers()
-	if len(pending) != len(who) || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
-		t.Errorf("pending are %+v", pending)
-	}
-	close(gate)
-	for _, spec := range who {
-		assert.NoError(t, fetchAll(t, s, spec, ref))
-	}
-	path, exists := s.Path(ref)
-	if got, err := os.ReadFile(path); !exists || err != nil || !bytes.Equal(got, content) {
-		t.Errorf("the image is not what was served: %v %v", exists, err)
-	}
-	if n := asked.Load(); n != 1 {
-		t.Errorf("it was fetched %d times", n)
-	}
-}
-
-// TestPullAlwaysOfTwo checks that a server which needs two images fetched again gets
-// both, once each.
-func TestPullAlwaysOfTwo(t *testing.T) {
-	t.Parallel()
-	content := bootableDisk()
-	var asked [2]atomic.Int32
-	var refs []image.Ref
-	for n := range asked {
-		url := serveImage(t, func(w http.ResponseWriter, _ *http.Request) {
-			asked[n].Add(1)
-			_, _ = w.Write(content)
-		})
-		refs = append(refs, image.Ref{Source: url, PullPolicy: image.PullAlways})
-	}
-	s, who := newTestStore(t), someServer()
-	assert.NoError(t, fetchAll(t, s, who, refs...))
-	if first, second := asked[0].Load(), asked[1].Load(); first != 1 || second != 1 {
-		t.Errorf("they were fetched %d and %d times, want each once", first, second)
-	}
-}
-
 // TestDriverError checks that errors of package image get their kind in the driver
 // contract, and keep their text.
 func TestDriverError(t *testing.T) {
@@ -439,8 +310,6 @@ func TestDriverError(t *testing.T) {
 	if err := disks.ContractError(fs.ErrExist); err != fs.ErrExist { //nolint:errorlint // the same, not wrapped
 		t.Errorf("another error became %v", err)
 	}
-	_, err := newTestStore(t).NeedsFetch(image.Ref{Source: "https://x/y", PullPolicy: image.PullNever})
-	wantError(t, disks.ContractError(err), driver.ErrRetry, "pullPolicy is Never", driver.ReasonImageUnavailable)
 }
 
 // TestUncheckedImage checks that an image of a web server needs a checksum unless the
@@ -454,20 +323,15 @@ func TestUncheckedImage(t *testing.T) {
 	web := e.web(t)
 	spec := e.spec()
 	spec.Image.Source = web + "/boot-A0.img"
-	_, err := strict.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrInvalid, "image.checksum is empty", "--qemu-unchecked-images")
+	refuses(t, strict, spec, driver.ErrInvalid, "image.checksum is empty", "--qemu-unchecked-images")
 	leavesNothing(t, strict)
 
 	boots(t, lax, spec, "drover guest 1 A")
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, strict, off, driver.StateStopped)
+	off(t, strict, spec)
 	reach(t, strict, spec, driver.StateRunning)
 	changed := spec
 	changed.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web + "/boot-B0.img"}}}
-	_, err = strict.Ensure(t.Context(), changed)
-	wantError(t, err, driver.ErrInvalid, "volumes[0].source.image.checksum is empty")
-	gone(t, strict, spec)
+	refuses(t, strict, changed, driver.ErrInvalid, "volumes[0].source.image.checksum is empty")
 }
 
 // TestCache checks that an image stays while any disk stands on it, including that of a
@@ -520,7 +384,6 @@ func TestCache(t *testing.T) {
 	assert.NoError(t, os.WriteFile(record, content, 0o600))
 	specs["volume"] = withoutPower(specs["volume"])
 	reach(t, d, specs["volume"], driver.StateStopped)
-	gone(t, d, specs["volume"])
 }
 
 // TestOpenFolderCreatesNothing checks that root may list images where another user runs

@@ -41,8 +41,7 @@ func TestJournal(t *testing.T) {
 	next.Epoch = 6
 	next.Power = driver.PowerPaused
 	reach(t, open(), next, driver.StatePaused)
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrFenced)
+	refuses(t, d, spec, driver.ErrFenced)
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrFenced)
 	assert.NoError(t, d.Delete(t.Context(), next.Target, false))
 	want := []string{"create 5", "start 5", "pause 6", "refused 5", "refused 5", "delete 6"}

@@ -43,8 +43,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	}
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "ssh", Protocol: "TCP", Port: 22}, {Name: "http", Protocol: "TCP", Port: 80}}
-	s, err := d.Ensure(t.Context(), spec)
-	assert.NoError(t, err)
+	s := ensure(t, d, spec)
 	if s.State != driver.StateRunning || len(s.Ports) != 2 || late != 0 {
 		t.Fatalf("it is %+v", s)
 	}
@@ -59,9 +58,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	d.ChoosePort = func(_ context.Context, f launch.Forward) (int32, error) { return f.HostPort, nil }
 	fixed := e.spec()
 	fixed.Ports = []driver.Port{{Name: "web", Port: 8080, HostPort: asked}}
-	_, err = d.Ensure(t.Context(), fixed)
-	wantError(t, err, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp is not available", asked), driver.ReasonPortConflict)
-	gone(t, d, fixed)
+	refuses(t, d, fixed, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp is not available", asked), driver.ReasonPortConflict)
 }
 
 // probeTimeout is what users get who set none: a guest that takes no connection is given up after it.

@@ -63,33 +63,28 @@ func older(t *testing.T) string {
 func TestMachineType(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = older(t)
-	on := e.spec()
-	off := on
-	off.Power = driver.PowerOff
-	reach(t, openWith(t, o), off, driver.StateStopped) // made, and never started
+	spec := e.spec()
+	off(t, e.openBinary(t, older(t)), spec) // made, and never started
 	d := e.open(t)
-	reach(t, d, on, driver.StateRunning)
-	if got := pinned(t, d, on); got != "pc-q35-6.2" {
+	reach(t, d, spec, driver.StateRunning)
+	if got := pinned(t, d, spec); got != "pc-q35-6.2" {
 		t.Errorf("under a newer QEMU it is a %s", got)
 	}
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 
-	edit(t, d, off, func(r map[string]any) { delete(r, "machineType") })
+	edit(t, d, spec, func(r map[string]any) { delete(r, "machineType") })
 	for range 2 {
-		reach(t, d, on, driver.StateRunning)
-		if got := pinned(t, d, on); got == "pc-q35-6.2" || !regexp.MustCompile(`^pc-q35-\d+\.\d+$`).MatchString(got) {
+		reach(t, d, spec, driver.StateRunning)
+		if got := pinned(t, d, spec); got == "pc-q35-6.2" || !regexp.MustCompile(`^pc-q35-\d+\.\d+$`).MatchString(got) {
 			t.Errorf("without one it became a %s", got)
 		}
-		edit(t, d, off, func(r map[string]any) {
-			if r["machineType"] != pinned(t, d, on) {
+		edit(t, d, spec, func(r map[string]any) {
+			if r["machineType"] != pinned(t, d, spec) {
 				t.Errorf("the record has %v", r["machineType"])
 			}
 		})
-		reach(t, d, off, driver.StateStopped)
+		off(t, d, spec)
 	}
-	gone(t, d, off)
 }
 
 // TestMachineTypeUnavailable checks that a machine whose type the QEMU lacks is left as
@@ -103,15 +98,12 @@ func TestMachineTypeUnavailable(t *testing.T) {
 	says := []string{"made as a pc-q35-99.9", "does not know", driver.ReasonMachineTypeUnavailable}
 	restart := spec
 	restart.RestartRun = first.Run
-	_, err := d.Ensure(t.Context(), restart)
-	wantError(t, err, driver.ErrRetry, says...)
+	refuses(t, d, restart, driver.ErrRetry, says...)
 	if listed, err := d.List(t.Context(), spec.UID); err != nil || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
 		t.Errorf("it is %+v, %v", listed, err)
 	}
 	off(t, d, spec)
-	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, says...)
-	gone(t, d, spec)
+	refuses(t, d, spec, driver.ErrRetry, says...)
 }
 
 // TestAcceleratorReported checks that the accelerator of a running machine is reported,
@@ -136,12 +128,9 @@ func TestAcceleratorReported(t *testing.T) {
 	if s := listed(); s.Accelerator != driver.AccelTCG {
 		t.Errorf("with a record of an older version List reports %q", s.Accelerator)
 	}
-	off := spec
-	off.Power = driver.PowerOff
-	if s := reach(t, d, off, driver.StateStopped); s.Accelerator != "" {
+	if s := off(t, d, spec); s.Accelerator != "" {
 		t.Errorf("off it runs under %q", s.Accelerator)
 	}
-	gone(t, d, spec)
 }
 
 // TestOOMScore checks that the kernel ends a machine before Drover when memory runs out.
@@ -154,7 +143,6 @@ func TestOOMScore(t *testing.T) {
 	if got := oomScore(t, d.InstanceOf(spec.UID).PID()); got <= own && own < 1000 {
 		t.Errorf("its score is %d, and Drover's %d", got, own)
 	}
-	gone(t, d, spec)
 }
 
 // TestOutput checks that the output of a crashed QEMU is reported, also by a later
@@ -162,9 +150,7 @@ func TestOOMScore(t *testing.T) {
 func TestOutput(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = script(t, `case $1 in -nodefaults) printf '%2000s' | tr ' ' x >&2; printf 'the \033[1mlast\t words\377 of it\nand more\n' >&2;; esac; exec qemu-system-x86_64 "$@"`)
-	d := openWith(t, o)
+	d := e.openBinary(t, script(t, `case $1 in -nodefaults) printf '%2000s' | tr ' ' x >&2; printf 'the \033[1mlast\t words\377 of it\nand more\n' >&2;; esac; exec qemu-system-x86_64 "$@"`))
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.InstanceOf(spec.UID)
@@ -192,7 +178,6 @@ func TestOutput(t *testing.T) {
 	if s := off(t, quiet, spec); s.Exit == nil || s.Exit.Output != "" {
 		t.Errorf("shut down it ended with %+v", s.Exit)
 	}
-	gone(t, quiet, spec)
 }
 
 // TestFailedStartsKeepTheLog checks that failed retries and an interrupted start do not
@@ -200,19 +185,15 @@ func TestOutput(t *testing.T) {
 func TestFailedStartsKeepTheLog(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = script(t, `case $1 in -nodefaults) echo 'why it crashed' >&2;; esac; exec qemu-system-x86_64 "$@"`)
-	d := openWith(t, o)
+	d := e.openBinary(t, script(t, `case $1 in -nodefaults) echo 'why it crashed' >&2;; esac; exec qemu-system-x86_64 "$@"`))
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
 	assert.NoError(t, h.Kill(t.Context()))
-	o.Binary = script(t, "case $1 in "+asks+" *) echo 'no start'; exit 1;; esac")
-	broken := openWith(t, o)
+	broken := e.openBinary(t, fails(t, "echo 'no start'; exit 1"))
 	waitExit(t, broken, spec.UID)
 	for range 3 {
-		_, err := broken.Ensure(t.Context(), spec)
-		wantError(t, err, driver.ErrRetry, "no start")
+		refuses(t, broken, spec, driver.ErrRetry, "no start")
 	}
 	has := func(name, want string) {
 		t.Helper()
@@ -230,7 +211,6 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	has(machine.LogFile+machine.OldLog, "why it crashed")
 	has(machine.LogFile+machine.FailedLog, "cut off")
 	has(machine.LogFile, "")
-	gone(t, d, spec)
 }
 
 func oomScore(t *testing.T, pid int) int {

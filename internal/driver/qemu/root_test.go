@@ -70,7 +70,6 @@ func TestImageStays(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || len(s.Pending) != 0 {
 		t.Errorf("with the image put back it is %+v", s)
 	}
-	gone(t, d, spec)
 }
 
 // TestNothingIsFetched checks that neither the image of an existing disk nor a refused
@@ -97,7 +96,6 @@ func TestNothingIsFetched(t *testing.T) {
 	if n := asked.Load(); n != 1 {
 		t.Errorf("the web server was asked %d times, want once", n)
 	}
-	gone(t, d, spec)
 }
 
 // TestNameOfImageLasts checks that a name which stood for the image of a disk when the
@@ -127,8 +125,6 @@ func TestNameOfImageLasts(t *testing.T) {
 	}
 	spec.Image.Checksum = checksumOf(t, e.other)
 	wantRefused(t, reach(t, d, spec, driver.StateRunning), checksumOf(t, e.other), checksumOf(t, e.plain))
-	gone(t, d, spec)
-	gone(t, d, other)
 }
 
 // TestFirstDisk checks that a machine without a root disk may get one.
@@ -136,11 +132,9 @@ func TestFirstDisk(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.linuxSpec(t)
-	paused := spec // its guest need not boot
-	paused.Power = driver.PowerPaused
-	reach(t, d, paused, driver.StatePaused)
-	paused.Image.Source, spec.Image.Source = e.plain, e.plain
-	if s := reach(t, d, paused, driver.StatePaused); s.Refused != nil || !slices.Equal(s.Pending, []string{"image"}) {
+	pause(t, d, spec) // its guest need not boot
+	spec.Image.Source = e.plain
+	if s := pause(t, d, spec); s.Refused != nil || !slices.Equal(s.Pending, []string{"image"}) {
 		t.Errorf("before the restart it is %+v", s)
 	}
 	off := spec
@@ -150,7 +144,6 @@ func TestFirstDisk(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	spec.Image.Source = e.other
 	wantRefused(t, reach(t, d, spec, driver.StateRunning))
-	gone(t, d, spec)
 }
 
 // replacement is a machine whose root disk an older version was replacing.
@@ -247,7 +240,6 @@ func TestUnfinishedReplacement(t *testing.T) {
 				wantRestored(t, d, spec)
 			}
 			assert.ErrorIs(t, "a second disk", assert.ErrorOf(os.Stat(d.InstanceOf(spec.UID).File(instance.OldRootFile))), fs.ErrNotExist)
-			gone(t, d, spec)
 		})
 	}
 }
@@ -269,17 +261,10 @@ func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 func TestOldDiskIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = script(t, "case $1 in "+asks+" *) echo broken; exit 1;; esac")
-	broken, d := openWith(t, o), e.open(t)
-	disk, off, paused := e.spec(), e.spec(), e.spec()
-	off.Target, off.Power = disk.Target, driver.PowerOff
-	paused.Target, paused.Power = disk.Target, driver.PowerPaused
-	diskless := e.linuxSpec(t)
-	offDiskless := diskless
-	offDiskless.Power = driver.PowerOff
-	for _, spec := range []driver.ServerSpec{off, offDiskless} {
-		reach(t, d, spec, driver.StateStopped)
+	broken, d := e.openBinary(t, fails(t, "echo broken; exit 1")), e.open(t)
+	disk, diskless := e.spec(), e.linuxSpec(t)
+	for _, spec := range []driver.ServerSpec{disk, diskless} {
+		off(t, d, spec)
 		assert.NoError(t, os.WriteFile(d.InstanceOf(spec.UID).File(instance.OldRootFile), []byte("old"), 0o600))
 	}
 	kept := func(spec driver.ServerSpec, while string) {
@@ -288,16 +273,13 @@ func TestOldDiskIsKept(t *testing.T) {
 			t.Errorf("%s the old disk is %q, %v", while, content, err)
 		}
 	}
-	kept(off, "of a machine that is off")
-	_, err := broken.Ensure(t.Context(), disk)
-	wantError(t, err, driver.ErrRetry, "broken")
+	kept(disk, "of a machine that is off")
+	refuses(t, broken, disk, driver.ErrRetry, "broken")
 	kept(disk, "after a start that failed")
-	reach(t, d, paused, driver.StatePaused)
+	pause(t, d, disk)
 	kept(disk, "before the guest was resumed")
 	reach(t, d, diskless, driver.StateRunning)
 	kept(diskless, "of a machine without a disk")
-	gone(t, d, disk)
-	gone(t, d, diskless)
 }
 
 // replacement makes a machine whose guest has written to its disk, a new disk beside
@@ -326,5 +308,4 @@ func TestOldDiskMissing(t *testing.T) {
 	_, err := d.Ensure(t.Context(), spec)
 	assert.ErrorSays(t, "Ensure", err, r.File(instance.OldRootFile))
 	off(t, d, spec)
-	gone(t, d, spec)
 }

@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"cmp"
 	"os"
 	"strings"
 	"syscall"
@@ -23,6 +24,7 @@ func TestShutDown(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec   func(*engine, *driver.ServerSpec)
 		before func(*testing.T, *Driver, driver.ServerSpec)
+		limit  time.Duration // an hour if it is zero
 		forced bool
 		reason string
 	}{
@@ -31,11 +33,14 @@ func TestShutDown(t *testing.T) {
 			spec:   func(e *engine, s *driver.ServerSpec) { s.Image.Source, s.GracePeriod = e.stubborn, time.Second },
 			forced: true, reason: driver.ExitHostShutdown,
 		},
+		"stubborn beyond the limit": { // no grace period keeps a host up for longer
+			spec:  func(e *engine, s *driver.ServerSpec) { s.Image.Source, s.GracePeriod = e.stubborn, 24*time.Hour },
+			limit: time.Second, forced: true, reason: driver.ExitHostShutdown,
+		},
 		"paused": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				spec.Power = driver.PowerPaused
-				reach(t, d, spec, driver.StatePaused)
+				pause(t, d, spec)
 			},
 			reason: driver.ExitHostShutdown,
 		},
@@ -88,7 +93,7 @@ func TestShutDown(t *testing.T) {
 			if c.before != nil {
 				c.before(t, d, spec)
 			}
-			ended := e.shutDown(t, time.Hour)
+			ended := e.shutDown(t, cmp.Or(c.limit, time.Hour))
 			if len(ended) != 1 || ended[0].Err != nil || ended[0].Name != spec.Name || ended[0].Forced != c.forced {
 				t.Errorf("ended: %+v", ended)
 			}
@@ -116,19 +121,6 @@ func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
 		t.Logf("ended: %+v", *m)
 	}
 	return ended
-}
-
-// TestShutDownLimit checks that no grace period keeps a host up for longer than the
-// limit.
-func TestShutDownLimit(t *testing.T) {
-	t.Parallel()
-	e, d := newDriver(t)
-	spec := e.spec()
-	spec.Image.Source, spec.GracePeriod = e.stubborn, 24*time.Hour
-	boots(t, d, spec, "drover guest 1 S")
-	if ended := e.shutDown(t, time.Second); len(ended) != 1 || ended[0].Err != nil || !ended[0].Forced {
-		t.Errorf("ended: %+v", ended)
-	}
 }
 
 // TestShutDownOfOthers checks that a released machine, and one whose record cannot be
@@ -177,7 +169,6 @@ func TestShutDownCutOff(t *testing.T) {
 	if again.Run == first.Run {
 		t.Errorf("it is %+v", again)
 	}
-	gone(t, next, spec)
 }
 
 // TestGracePeriodIsKept checks that a change of the grace period needs no restart.
@@ -197,5 +188,4 @@ func TestGracePeriodIsKept(t *testing.T) {
 			t.Errorf("kept is %v, not %v", kept, grace)
 		}
 	}
-	gone(t, d, spec)
 }

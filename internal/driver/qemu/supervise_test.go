@@ -45,7 +45,7 @@ func TestRetained(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e, d := newDriver(t)
-			d.LogBound = instance.LogBound{Size: 4 << 10, Every: 10 * time.Millisecond}
+			d.LogBound = smallLogs
 			spec := e.spec()
 			if c.watched {
 				keepWatching(t, d)
@@ -132,8 +132,7 @@ func TestStandbyForgets(t *testing.T) {
 	stays, goes := e.spec(), e.spec()
 	now := time.Now()
 	for _, spec := range []driver.ServerSpec{stays, goes} {
-		spec.Power = driver.PowerOff
-		reach(t, leader, spec, driver.StateStopped)
+		off(t, leader, spec)
 		d.PowerPresses.Store(spec.UID, instance.PowerPress{Run: "run", At: now})
 		d.UnansweredQueries.Store(d.InstanceOf(spec.UID).Path, true)
 		d.UnwrittenExits.Store(d.InstanceOf(spec.UID).ExitFile(), driver.Exit{})
@@ -157,7 +156,6 @@ func TestStandbyForgets(t *testing.T) {
 		}
 		gone(t, leader, goes)
 	}
-	gone(t, leader, stays)
 }
 
 // fillsLog has a guest print until its log is cut, and returns its serial port.
@@ -166,8 +164,8 @@ func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 	conn, err := h.DialSerial(t.Context())
 	assert.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	go func() { _, _ = io.Copy(io.Discard, conn) }()               // else QEMU would block the guest
-	_, err = conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it echoes its input
+	go func() { _, _ = io.Copy(io.Discard, conn) }()                              // else QEMU would block the guest
+	_, err = conn.Write([]byte("b" + strings.Repeat("u", 2*int(smallLogs.Size)))) // it echoes its input
 	assert.NoError(t, err)
 	assert.Eventually(t, "its log is cut", func(testing.TB) error {
 		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
@@ -185,12 +183,10 @@ func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 func TestEventsHeld(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	d.LogBound.Size = 4 << 10
+	d.LogBound = smallLogs
 	ends, stops, prints := e.spec(), e.spec(), e.spec()
 	for _, spec := range []driver.ServerSpec{ends, stops, prints} {
-		paused := spec
-		paused.Power = driver.PowerPaused
-		reach(t, d, paused, driver.StatePaused)
+		pause(t, d, spec)
 		halted, err := d.InstanceOf(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
 		assert.NoError(t, err)
 		defer halted.Close()
@@ -198,8 +194,7 @@ func TestEventsHeld(t *testing.T) {
 	keepWatching(t, d)
 	e.sendText(t, reach(t, d, ends, driver.StateRunning), "x")
 	stops.Power = driver.PowerOff
-	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
-	assert.NoError(t, err)
+	ensure(t, d, stops) // too early: its guest has yet to boot
 	for _, spec := range []driver.ServerSpec{ends, stops} {
 		waitStopped(t, d.InstanceOf(spec.UID))
 		if end := waitExit(t, d, spec.UID); end.Code != 0 {
@@ -209,7 +204,6 @@ func TestEventsHeld(t *testing.T) {
 	}
 	boots(t, d, prints, "drover guest 1 A")
 	fillsLog(t, d.InstanceOf(prints.UID))
-	gone(t, d, prints)
 }
 
 // TestSilence checks that a QEMU that does not answer does not delay the list for long,
@@ -256,7 +250,6 @@ func TestSilence(t *testing.T) {
 	cancel()
 	for range changes {
 	}
-	gone(t, d, spec)
 }
 
 // TestWatchEndsQuietly checks that a watcher that stops sends no notification for unchanged
@@ -285,7 +278,6 @@ func TestWatchEndsQuietly(t *testing.T) {
 	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
 		t.Error("it sends a notification")
 	}
-	gone(t, d, spec)
 }
 
 // TestKilledAfterResume checks that other processes supervise a machine whose leader is
@@ -293,19 +285,15 @@ func TestWatchEndsQuietly(t *testing.T) {
 func TestKilledAfterResume(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	off := e.spec()
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	spec := e.spec()
+	off(t, d, spec)
 	keepWatching(t, d)
-	on := off
-	on.Power = driver.PowerOn
-	h := d.InstanceOf(on.UID)
+	h := d.InstanceOf(spec.UID)
 	s, err := h.Observe(t.Context())
 	assert.NoError(t, err)
-	assert.NoError(t, s.StartRun(t.Context(), on)) // and no step after that
-	e.sendText(t, driver.Server{UID: on.UID}, "x")
+	assert.NoError(t, s.StartRun(t.Context(), spec)) // and no step after that
+	e.sendText(t, driver.Server{UID: spec.UID}, "x")
 	waitStopped(t, h)
-	gone(t, d, on)
 }
 
 // TestNotifiesOnce checks that a machine which cannot be listened to is reported when that
@@ -323,9 +311,8 @@ func TestNotifiesOnce(t *testing.T) {
 			o.Clock = now
 			d := openWith(t, o)
 			spec, other := e.spec(), e.spec()
-			spec.Power, other.Power = driver.PowerOff, driver.PowerOff
-			reach(t, d, spec, driver.StateStopped)
-			reach(t, d, other, driver.StateStopped)
+			off(t, d, spec)
+			off(t, d, other)
 			h := d.InstanceOf(spec.UID)
 			record := h.File(instance.RecordFile)
 			assert.NoError(t, os.Rename(record, record+".away"))
@@ -363,8 +350,6 @@ func TestNotifiesOnce(t *testing.T) {
 			cancel()
 			for range changes {
 			}
-			gone(t, d, spec)
-			gone(t, d, other)
 		})
 	}
 }

@@ -101,7 +101,6 @@ func TestOneUser(t *testing.T) {
 	s, err := e.open(t).Ensure(t.Context(), spec)
 	assert.NoError(t, err)
 	wantConfinement(t, s, driver.ReasonStartedBefore)
-	gone(t, d, spec)
 }
 
 // TestUserMissing checks that without the user no machine is started, by a clear error, and
@@ -121,15 +120,12 @@ func TestUserMissing(t *testing.T) {
 		t.Errorf("the log has %q", log)
 	}
 	spec := e.spec()
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "user drover-missing", "useradd --system", driver.ReasonMachineUserUnavailable)
+	refuses(t, d, spec, driver.ErrRetry, "user drover-missing", "useradd --system", driver.ReasonMachineUserUnavailable)
 	if d.InstanceOf(spec.UID).PID() != 0 {
 		t.Error("a machine runs")
 	}
 	s := reach(t, d, before, driver.StateRunning)
 	wantConfinement(t, s, driver.ReasonConfined)
-	gone(t, d, before)
-	gone(t, d, spec)
 }
 
 // TestUserIDsUsedUp checks that a machine waits while all user IDs are in use.
@@ -142,11 +138,9 @@ func TestUserIDsUsedUp(t *testing.T) {
 	d := openWith(t, o)
 	first, second := e.spec(), e.spec()
 	reach(t, d, first, driver.StateRunning)
-	_, err := d.Ensure(t.Context(), second)
-	wantError(t, err, driver.ErrExhausted, "2100070000", "--qemu-uid-range")
+	refuses(t, d, second, driver.ErrExhausted, "2100070000", "--qemu-uid-range")
 	gone(t, d, first)
 	reach(t, d, second, driver.StateRunning)
-	gone(t, d, second)
 }
 
 // TestStartedBefore checks that machines of which it is not known how they were started are
@@ -183,7 +177,6 @@ func TestStartedBefore(t *testing.T) {
 			wantConfinement(t, adopted, driver.ReasonStartedBefore)
 			restart(t, next, spec, "drover guest 2 A")
 			wantConfinement(t, reach(t, next, spec, driver.StateRunning), driver.ReasonConfined)
-			gone(t, next, spec)
 		})
 	}
 }
@@ -213,7 +206,6 @@ func TestLowPort(t *testing.T) {
 	if got := processStatus(t, d, spec)["CapEff"]; got != "0000000000000400" {
 		t.Errorf("its capabilities are %s", got)
 	}
-	gone(t, d, spec)
 }
 
 func freeLowPort(t *testing.T) int32 {
@@ -277,9 +269,7 @@ func TestSetuidRefused(t *testing.T) {
 	}
 	e, d := newDriver(t)
 	spec := e.spec()
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "CAP_SETUID", driver.ReasonMachineUserUnavailable)
-	gone(t, d, spec)
+	refuses(t, d, spec, driver.ErrRetry, "CAP_SETUID", driver.ReasonMachineUserUnavailable)
 }
 
 // TestFewDescriptors checks a Drover that can open no further file: no machine is lost, and
@@ -317,8 +307,6 @@ func TestFewDescriptors(t *testing.T) {
 	if s := reach(t, d, running, driver.StateRunning); s.Run != first.Run {
 		t.Errorf("the machine that ran was started again")
 	}
-	gone(t, d, running)
-	gone(t, d, spec)
 }
 
 // TestExposures checks that a folder into which others can look is reported.

@@ -27,21 +27,21 @@ func testConsoleReaders(t *testing.T, e *Env) {
 	spec, s := e.Start(t, "console")
 	earlier := e.print(t, s)
 	_, first := openConsole(t, d, spec.UID)
-	e.waitForText(t, first, earlier)
+	first.WaitForText(t, earlier)
 	_, second := openConsole(t, d, spec.UID)
 	later := e.print(t, s)
 	for _, r := range []*Reading{first, second} {
-		e.waitForText(t, r, earlier)
-		e.waitForText(t, r, later)
+		r.WaitForText(t, earlier)
+		r.WaitForText(t, later)
 	}
 	e.Stop(t, spec)
-	e.waitForEnd(t, first, io.EOF)
-	e.waitForEnd(t, second, io.EOF)
+	first.WaitForEnd(t, io.EOF)
+	second.WaitForEnd(t, io.EOF)
 }
 
 func testConsoleWriter(t *testing.T, e *Env) {
 	d := optional[driver.Consoler](t, e.Driver)
-	requireGuest(t, e.Guest.Type != nil, "Guest.Type")
+	Require(t, e.Guest.Type != nil, "Guest.Type")
 	spec, _ := e.Start(t, "console-writer")
 	other := optional[driver.Consoler](t, e.Open(t, e.Cluster))
 	first, shown := openConsole(t, d, spec.UID)
@@ -50,7 +50,7 @@ func testConsoleWriter(t *testing.T, e *Env) {
 		text := word()
 		_, err := io.WriteString(first, e.Guest.Type(text))
 		assert.NoError(t, err)
-		e.waitForText(t, shown, text)
+		shown.WaitForText(t, text)
 		_, err = io.WriteString(second, e.Guest.Type(word()))
 		assert.ErrorIs(t, "Write beside another writer", err, driver.ErrConsoleTaken)
 	}
@@ -62,7 +62,7 @@ func testConsoleWriter(t *testing.T, e *Env) {
 	text := word()
 	_, err := io.WriteString(second, e.Guest.Type(text))
 	assert.NoError(t, err)
-	e.waitForText(t, third, text)
+	third.WaitForText(t, text)
 }
 
 // testConsoleEnds checks that the caller can end a console at any time, and that the server
@@ -76,8 +76,8 @@ func testConsoleEnds(t *testing.T, e *Env) {
 	assert.NoError(t, err)
 	cancelled := ReadAll(t, c2)
 	assert.NoError(t, c.Close())
-	e.waitForEnd(t, closed, nil)
+	closed.WaitForEnd(t, nil)
 	cancel()
-	e.waitForEnd(t, cancelled, nil)
+	cancelled.WaitForEnd(t, nil)
 	e.checkRuns(t, s)
 }

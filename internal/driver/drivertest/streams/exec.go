@@ -29,7 +29,7 @@ func exec(ctx context.Context, d driver.Executor, uid types.UID, command []strin
 
 func testExec(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Exit != nil, "Guest.Commands")
+	Require(t, e.Guest.Commands.Exit != nil, "Guest.Commands")
 	spec, _ := e.Start(t, "exec")
 	text := word()
 	for name, c := range map[string]struct {
@@ -74,7 +74,7 @@ func testExecRefused(t *testing.T, e *Env, d driver.Executor, uid types.UID) {
 // testExecInput sends more than any buffer has room for.
 func testExecInput(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
+	Require(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
 	spec, _ := e.Start(t, "exec-input")
 	sent := bytes.Repeat([]byte(word()+"\x00\xff\r\n"), 100_000)
 	var received bytes.Buffer
@@ -124,7 +124,7 @@ func testExecTerminal(t *testing.T, e *Env) {
 // output.
 func testExecEnds(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
+	Require(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
 	spec, s := e.Start(t, "exec-ends")
 	ctx, cancel := context.WithCancel(t.Context())
 	in, typed := io.Pipe()
@@ -137,7 +137,7 @@ func testExecEnds(t *testing.T, e *Env) {
 	r, text := ReadAll(t, shown), word()
 	_, err := io.WriteString(typed, text)
 	assert.NoError(t, err)
-	e.waitForText(t, r, text)
+	r.WaitForText(t, text)
 	cancel()
 	assert.ErrorIs(t, "Exec", <-ended, context.Canceled)
 
@@ -151,7 +151,7 @@ func testExecEnds(t *testing.T, e *Env) {
 // testExecOfManyCallers checks that callers at the same time do not get each other's data.
 func testExecOfManyCallers(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
+	Require(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
 	spec, _ := e.Start(t, "many")
 	var all sync.WaitGroup
 	for i := range 20 {

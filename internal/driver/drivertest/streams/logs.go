@@ -84,14 +84,14 @@ func testLogsFollow(t *testing.T, e *Env) {
 	left, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
 	assert.NoError(t, err)
 	all, some := ReadAll(t, followed), ReadAll(t, left)
-	e.waitForText(t, all, earlier)
-	e.waitForText(t, some, earlier)
+	all.WaitForText(t, earlier)
+	some.WaitForText(t, earlier)
 	later := e.print(t, s)
-	e.waitForText(t, all, later)
+	all.WaitForText(t, later)
 	cancel()
-	e.waitForEnd(t, some, nil)
+	some.WaitForEnd(t, nil)
 	e.Stop(t, spec)
-	e.waitForEnd(t, all, io.EOF)
+	all.WaitForEnd(t, io.EOF)
 }
 
 // testLogsPrevious needs a driver that knows the output of the run before.

@@ -14,7 +14,7 @@ import (
 
 func testDial(t *testing.T, e *Env) {
 	d := optional[driver.Dialer](t, e.Driver)
-	requireGuest(t, e.Guest.Talk != nil, "Guest.Talk")
+	Require(t, e.Guest.Talk != nil, "Guest.Talk")
 	spec, _ := e.Start(t, "dial")
 	for range 2 {
 		var conn net.Conn

@@ -74,7 +74,7 @@ func testStreamsRefused(t *testing.T, e *Env) {
 }
 
 func testStreamsLost(t *testing.T, e *Env) {
-	requireGuest(t, e.Losable != nil, "Losable")
+	Require(t, e.Losable != nil, "Losable")
 	d, lose, restore := e.Losable(t)
 	calls := e.streamCalls(d)
 	if len(calls) == 0 {
