@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
+
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
@@ -35,7 +37,7 @@ func zip(t *testing.T, content []byte) []byte {
 	var blob bytes.Buffer
 	w := gzip.NewWriter(&blob)
 	_, err := w.Write(content)
-	must(t, errors.Join(err, w.Close()))
+	assert.NoError(t, errors.Join(err, w.Close()))
 	return blob.Bytes()
 }
 
@@ -43,9 +45,9 @@ func zstandard(t *testing.T, archive []byte, options ...zstd.EOption) v1.Layer {
 	t.Helper()
 	var blob bytes.Buffer
 	w, err := zstd.NewWriter(&blob, options...)
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = w.Write(archive)
-	must(t, errors.Join(err, w.Close()))
+	assert.NoError(t, errors.Join(err, w.Close()))
 	return static.NewLayer(blob.Bytes(), mediatypes.OCILayerZStd)
 }
 
@@ -95,16 +97,14 @@ func TestTooLarge(t *testing.T) {
 			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{hostOf(source)}, MaxSize: limit})
 			err := fetch(t, s, image.Ref{Source: source})
 			if c.says == "" {
-				must(t, err)
+				assert.NoError(t, err)
 				return
 			}
 			kind := image.ErrInvalid
 			if strings.Contains(name, "memory") {
 				kind = image.ErrUnavailable
 			}
-			if !errors.Is(err, kind) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got the error %v, want %q", err, c.says)
-			}
+			assert.ErrorIs(t, "Fetch", err, kind, c.says)
 			checkImages(t, s, 0)
 		})
 	}
@@ -118,9 +118,7 @@ func TestManyLayers(t *testing.T) {
 		layers = append(layers, plain(archive(t, "etc/"+strconv.Itoa(n), nil)))
 	}
 	ref := image.Ref{Source: push(t, honest, layers...)}
-	if err := fetch(t, newStore(t, hostOf(ref.Source)), ref); err == nil || !strings.Contains(err.Error(), "the image has 128 layers: it may have 127") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.ErrorSays(t, "Fetch", fetch(t, newStore(t, hostOf(ref.Source)), ref), "the image has 128 layers: it may have 127")
 }
 
 // sparsePAX returns an archive of a disk of which all but a sector is a hole.
@@ -248,7 +246,7 @@ func TestRejectedContent(t *testing.T) {
 				}
 				now.Step(2 * time.Minute)
 			}
-			must(t, try())
+			assert.NoError(t, try())
 		})
 	}
 }
@@ -265,15 +263,13 @@ func TestRejectedManifest(t *testing.T) {
 	source := push(t, count, zipped(t, archive(t, "etc/a", disk())))
 	s := newStore(t, hostOf(source))
 	for range 3 {
-		if err := fetch(t, s, image.Ref{Source: source}); err == nil || !strings.Contains(err.Error(), "no disk in /disk") {
-			t.Errorf("got the error %v", err)
-		}
+		assert.ErrorSays(t, "Fetch", fetch(t, s, image.Ref{Source: source}), "no disk in /disk")
 	}
 	if n := asked.Load(); n != 1 {
 		t.Errorf("its layer was fetched %d times", n)
 	}
 	pushTo(t, hostOf(source), zipped(t, archive(t, "disk/a", disk())))
-	must(t, fetch(t, s, image.Ref{Source: source}))
+	assert.NoError(t, fetch(t, s, image.Ref{Source: source}))
 }
 
 // TestNoRoom checks that missing room is reported at once, and that the fetch is tried

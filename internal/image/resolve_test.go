@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -52,17 +54,17 @@ func TestResolve(t *testing.T) {
 			}))
 			index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: empty.Image})
 			ref, err := name.ParseReference(host + "/disks/debian:many")
-			must(t, err)
-			must(t, remote.WriteIndex(ref, index))
+			assert.NoError(t, err)
+			assert.NoError(t, remote.WriteIndex(ref, index))
 			isPushed.Store(true)
 			want, err := index.Digest()
-			must(t, err)
+			assert.NoError(t, err)
 			policy := image.Policy{PlainHTTP: []string{host}}
 			if c.isNamed {
 				policy.Hosts = []string{"127.0.0.1"}
 			}
 			sources, err := image.NewSources(policy)
-			must(t, err)
+			assert.NoError(t, err)
 			got, err := sources.Resolve(t.Context(), "oci://"+ref.String())
 			switch {
 			case c.says == "" && (err != nil || got != want.String()):

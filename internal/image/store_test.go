@@ -51,17 +51,12 @@ func disk() []byte {
 
 func checksum(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 // newStore returns a store that may contact the test's own servers, and the given
 // registries without TLS.
 func newStore(t *testing.T, plain ...string) *image.Store {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "cache"), 0o700), os.Mkdir(stagingDir(dir), 0o700)))
+	assert.NoError(t, errors.Join(os.Mkdir(filepath.Join(dir, "cache"), 0o700), os.Mkdir(stagingDir(dir), 0o700)))
 	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: stagingDir(dir)}.MakeFolder}
 	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
 	return s
@@ -73,7 +68,7 @@ func stagingDir(dir string) string { return filepath.Join(dir, "tmp") }
 func allow(t *testing.T, s *image.Store, p image.Policy) {
 	t.Helper()
 	sources, err := image.NewSources(p)
-	must(t, err)
+	assert.NoError(t, err)
 	s.Sources = sources
 }
 
@@ -132,7 +127,7 @@ func TestRedirects(t *testing.T) {
 			s := newStore(t)
 			err := fetch(t, s, image.Ref{Source: from, Checksum: checksum(content)})
 			if c.says == "" {
-				must(t, err)
+				assert.NoError(t, err)
 				return
 			}
 			wantRetry(t, err, from+" redirects to "+to)
@@ -141,9 +136,7 @@ func TestRedirects(t *testing.T) {
 		})
 	}
 	around := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) })
-	if err := fetch(t, newStore(t), image.Ref{Source: around, Checksum: checksum(content)}); err == nil || !strings.Contains(err.Error(), "more than 10 times") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.ErrorSays(t, "redirects in a circle", fetch(t, newStore(t), image.Ref{Source: around, Checksum: checksum(content)}), "more than 10 times")
 }
 
 // fetch fetches an image if it has to be fetched.
@@ -190,12 +183,12 @@ func (w *watchdog) Report(status string) {
 func checkImages(t *testing.T, s *image.Store, images int) {
 	t.Helper()
 	left, err := os.ReadDir(stagingDir(s.Dir))
-	must(t, err)
+	assert.NoError(t, err)
 	if len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	have, err := s.List()
-	must(t, err)
+	assert.NoError(t, err)
 	if len(have) != images {
 		t.Errorf("the store has %v, want %d", have, images)
 	}
@@ -266,20 +259,18 @@ func TestPullNever(t *testing.T) {
 	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
 	s := newStore(t)
 	ref := image.Ref{Source: url, Checksum: checksum(content), PullPolicy: image.PullNever}
-	if err := fetch(t, s, ref); !errors.Is(err, image.ErrUnavailable) || !strings.Contains(err.Error(), "pullPolicy is Never") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.ErrorIs(t, "Fetch", fetch(t, s, ref), image.ErrUnavailable, "pullPolicy is Never")
 	ref.PullPolicy = ""
-	must(t, fetch(t, s, ref))
+	assert.NoError(t, fetch(t, s, ref))
 	ref.PullPolicy = image.PullNever
-	must(t, fetch(t, s, ref))
+	assert.NoError(t, fetch(t, s, ref))
 }
 
 func TestValidate(t *testing.T) {
 	t.Parallel()
 	good := checksum(nil)
 	sources, err := image.NewSources(image.Policy{PlainHTTP: []string{"plain:5000"}})
-	must(t, err)
+	assert.NoError(t, err)
 	for name, c := range map[string]struct {
 		ref  image.Ref
 		kind error
@@ -296,9 +287,7 @@ func TestValidate(t *testing.T) {
 		"plain and checksum":     {image.Ref{Source: "oci://plain:5000/y:1", Checksum: good}, nil},
 		"plain, by digest":       {image.Ref{Source: "oci://plain:5000/y@" + good}, nil},
 	} {
-		if err := c.ref.Validate("image"); !errors.Is(err, c.kind) {
-			t.Errorf("%s: got the error %v, want %v", name, err, c.kind)
-		}
+		assert.ErrorIs(t, name, c.ref.Validate("image"), c.kind)
 		if got := sources.IsUnchecked(c.ref); got != strings.Contains(name, "unchecked") {
 			t.Errorf("%s: it counts as unchecked: %v", name, got)
 		}
@@ -316,10 +305,10 @@ func TestFetchedAgain(t *testing.T) {
 	for range 2 {
 		url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
 		ref := image.Ref{Source: url}
-		must(t, fetch(t, s, ref))
+		assert.NoError(t, fetch(t, s, ref))
 		path, _ := s.Path(ref)
 		info, err := os.Stat(path)
-		must(t, err)
+		assert.NoError(t, err)
 		files, sources = append(files, info), append(sources, url)
 	}
 	if !os.SameFile(files[0], files[1]) || !files[0].ModTime().Equal(files[1].ModTime()) {
@@ -327,7 +316,7 @@ func TestFetchedAgain(t *testing.T) {
 	}
 	checkImages(t, s, 1)
 	have, err := s.List()
-	must(t, err)
+	assert.NoError(t, err)
 	slices.Sort(sources)
 	if i := have[0]; i.Digest != checksum(content) || i.Size != int64(len(content)) || i.FetchedAt.IsZero() || !slices.Equal(i.Sources, sources) {
 		t.Errorf("the store has %+v, want the sources %q", i, sources)
@@ -344,34 +333,28 @@ func TestPrune(t *testing.T) {
 	for i := range 2 {
 		content := append(disk(), make([]byte, 512*i)...)
 		ref := image.Ref{Source: serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })}
-		must(t, fetch(t, s, ref))
+		assert.NoError(t, fetch(t, s, ref))
 		images[checksum(content)] = ref
 	}
 	have, err := s.List()
-	must(t, err)
+	assert.NoError(t, err)
 	kept, removed = have[0], have[1]
 	used := func() (map[string]bool, error) {
 		_, err := s.Hold()
-		if !errors.Is(err, image.ErrLocked) || !strings.Contains(err.Error(), "being pruned") {
-			t.Errorf("a disk could be made meanwhile: %v", err)
-		}
+		assert.ErrorIs(t, "Hold meanwhile", err, image.ErrLocked, "being pruned")
 		return map[string]bool{kept.Name: true}, nil
 	}
 
 	release, err := s.Hold()
-	must(t, err)
+	assert.NoError(t, err)
 	cut, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := s.Prune(cut, used); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("it did not wait: %v", err)
-	}
+	assert.ErrorIs(t, "Prune while a disk is made", assert.ErrorOf(s.Prune(cut, used)), context.DeadlineExceeded)
 	release()
-	if _, err := s.Prune(t.Context(), func() (map[string]bool, error) { return nil, io.ErrNoProgress }); !errors.Is(err, io.ErrNoProgress) {
-		t.Errorf("got the error %v", err)
-	}
+	assert.ErrorIs(t, "Prune", assert.ErrorOf(s.Prune(t.Context(), func() (map[string]bool, error) { return nil, io.ErrNoProgress })), io.ErrNoProgress)
 	checkImages(t, s, 2)
 	pruned, err := s.Prune(t.Context(), used)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(pruned) != 1 || pruned[0].Name != removed.Name {
 		t.Errorf("it removed %+v, want %+v", pruned, removed)
 	}
@@ -381,7 +364,7 @@ func TestPrune(t *testing.T) {
 			t.Errorf("%s exists: %v", digest, got)
 		}
 	}
-	must(t, fetch(t, s, images[removed.Digest]))
+	assert.NoError(t, fetch(t, s, images[removed.Digest]))
 	checkImages(t, s, 2)
 }
 
@@ -390,9 +373,9 @@ func archive(t *testing.T, path string, content []byte) []byte {
 	t.Helper()
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	must(t, w.WriteHeader(&tar.Header{Name: path, Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
+	assert.NoError(t, w.WriteHeader(&tar.Header{Name: path, Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
 	_, err := w.Write(content)
-	must(t, errors.Join(err, w.Close()))
+	assert.NoError(t, errors.Join(err, w.Close()))
 	return archive.Bytes()
 }
 
@@ -400,7 +383,7 @@ func archive(t *testing.T, path string, content []byte) []byte {
 func compressed(t *testing.T, archive []byte) v1.Layer {
 	t.Helper()
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
-	must(t, err)
+	assert.NoError(t, err)
 	return layer
 }
 
@@ -421,10 +404,10 @@ func pushTo(t *testing.T, host string, layers ...v1.Layer) string {
 	t.Helper()
 	reference := host + "/disks/debian:12"
 	image, err := mutate.AppendLayers(empty.Image, layers...)
-	must(t, err)
+	assert.NoError(t, err)
 	ref, err := name.ParseReference(reference)
-	must(t, err)
-	must(t, remote.Write(ref, image))
+	assert.NoError(t, err)
+	assert.NoError(t, remote.Write(ref, image))
 	return "oci://" + reference
 }
 
@@ -528,7 +511,7 @@ func TestSlowLayer(t *testing.T) {
 	}
 	ref := image.Ref{Source: push(t, blobs(slowly), plain(beside), plain(archive(t, "disk/debian.img", content)))}
 	s := newStore(t, hostOf(ref.Source))
-	must(t, s.Fetch(t.Context(), ref, progressSignal(progress)))
+	assert.NoError(t, s.Fetch(t.Context(), ref, progressSignal(progress)))
 	path, _ := s.Path(ref)
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("the disk is not what was pushed: %v", err)
@@ -576,7 +559,7 @@ func TestRegistry(t *testing.T) {
 				checkImages(t, s, 0)
 				return
 			}
-			must(t, err)
+			assert.NoError(t, err)
 			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
 				t.Errorf("the disk is not what was pushed: %v", err)
 			}
@@ -602,11 +585,11 @@ func entries(t *testing.T, all ...string) v1.Layer {
 			header.Typeflag = tar.TypeDir
 		}
 		header.Size = int64(len(content))
-		must(t, w.WriteHeader(&header))
+		assert.NoError(t, w.WriteHeader(&header))
 		_, err := w.Write(content)
-		must(t, err)
+		assert.NoError(t, err)
 	}
-	must(t, w.Close())
+	assert.NoError(t, w.Close())
 	return compressed(t, archive.Bytes())
 }
 
@@ -652,7 +635,7 @@ func TestRegistryLayers(t *testing.T) {
 				wantRetry(t, err, c.want)
 				return
 			}
-			must(t, err)
+			assert.NoError(t, err)
 			path, _ := s.Path(ref)
 			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, lettered(c.want)) {
 				t.Errorf("the disk is %.1q, %v, want %s", got, err, c.want)
@@ -678,7 +661,7 @@ func TestPullAlways(t *testing.T) {
 	for policy, want := range map[image.PullPolicy]int32{image.PullIfNotPresent: 1, image.PullAlways: 2} {
 		asked.Store(0)
 		for range 2 {
-			must(t, fetch(t, s, image.Ref{Source: source, PullPolicy: policy}))
+			assert.NoError(t, fetch(t, s, image.Ref{Source: source, PullPolicy: policy}))
 		}
 		if got := asked.Load(); got > want || (policy == image.PullAlways && got != want) {
 			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)
@@ -691,9 +674,9 @@ func TestPullAlways(t *testing.T) {
 func TestForeignLock(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
-	must(t, s.MakeLock())
+	assert.NoError(t, s.MakeLock())
 	lock := filepath.Join(s.Dir, s.Sub, "lock")
-	must(t, os.Chmod(lock, 0))
+	assert.NoError(t, os.Chmod(lock, 0))
 	const nobody = 65534
 	result := make(chan error)
 	go func() {

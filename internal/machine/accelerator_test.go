@@ -5,7 +5,6 @@ package machine
 
 import (
 	"bytes"
-	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
@@ -30,7 +31,7 @@ func TestAccelerator(t *testing.T) {
 	t.Parallel()
 	const patient = time.Hour
 	opens := filepath.Join(t.TempDir(), "kvm")
-	must(t, os.WriteFile(opens, nil, 0o600))
+	assert.NoError(t, os.WriteFile(opens, nil, 0o600))
 	for name, c := range map[string]struct {
 		body   string
 		within time.Duration
@@ -81,11 +82,11 @@ func TestAcceleratorAgain(t *testing.T) {
 	want(AccelTCG)
 	now.Step(openAgain)
 	want(AccelTCG)
-	must(t, os.WriteFile(a.Device, nil, 0o600))
+	assert.NoError(t, os.WriteFile(a.Device, nil, 0o600))
 	want(AccelTCG)
 	now.Step(openAgain)
 	want(AccelKVM)
-	must(t, os.Remove(a.Device))
+	assert.NoError(t, os.Remove(a.Device))
 	now.Step(openAgain)
 	want(AccelKVM)
 	if said := log.lines(); len(said) != 2 || !strings.Contains(said[0], "no such file") {
@@ -100,7 +101,7 @@ func TestAcceleratorOfABusyHost(t *testing.T) {
 	now, ready := framework.NewFakeClock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
 	a := NewAccelerator(AccelAuto, ownProgram(script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")), now, logr.Discard())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
-	must(t, os.WriteFile(a.Device, nil, 0o600))
+	assert.NoError(t, os.WriteFile(a.Device, nil, 0o600))
 	want := func(want string) {
 		t.Helper()
 		if got, err := a.Choose(t.Context()); err != nil || got != want {
@@ -108,13 +109,13 @@ func TestAcceleratorOfABusyHost(t *testing.T) {
 		}
 	}
 	want(AccelTCG)
-	must(t, os.WriteFile(ready, nil, 0o600))
+	assert.NoError(t, os.WriteFile(ready, nil, 0o600))
 	a.probeWithin = time.Hour
 	want(AccelTCG)
 	now.Step(slowAgain)
 	want(AccelKVM)
 	now.Step(time.Hour)
-	must(t, os.Remove(ready))
+	assert.NoError(t, os.Remove(ready))
 	want(AccelKVM)
 }
 
@@ -137,15 +138,11 @@ func TestProbeChoosesNothing(t *testing.T) {
 	log := &logs{}
 	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), clock.RealClock{}, log.logger())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), time.Hour
-	if err := a.Probe(t.Context()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without the device: %v", err)
-	}
-	must(t, os.WriteFile(a.Device, nil, 0o600))
-	must(t, a.Probe(t.Context()))
+	assert.ErrorIs(t, "without the device", a.Probe(t.Context()), fs.ErrNotExist)
+	assert.NoError(t, os.WriteFile(a.Device, nil, 0o600))
+	assert.NoError(t, a.Probe(t.Context()))
 	a.program = ownProgram(script(t, "echo no KVM; exit 1"))
-	if err := a.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "no KVM") {
-		t.Errorf("of a QEMU that refuses: %v", err)
-	}
+	assert.ErrorSays(t, "of a QEMU that refuses", a.Probe(t.Context()), "no KVM")
 	if a.chosen != "" || len(log.lines()) != 0 {
 		t.Errorf("chose %q and said %q", a.chosen, log.lines())
 	}
@@ -164,7 +161,7 @@ func TestProbeGuestSource(t *testing.T) {
 		}
 	}
 	content, err := os.ReadFile(image)
-	must(t, err)
+	assert.NoError(t, err)
 	if !bytes.Equal(content, probeGuest) {
 		t.Errorf("probe.bin has %d bytes that are not hack/guest/probe.s: copy %s there", len(probeGuest), image)
 	}

@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestConsoleAcrossRuns checks that a console ends with the run whose guest it writes to, even
@@ -16,21 +18,21 @@ func TestConsoleAcrossRuns(t *testing.T) {
 	t.Parallel()
 	m := Machine{Path: t.TempDir(), Staging: folder(t.TempDir())}
 	lock, err := m.ClaimRun() // is held all the time, as by two runs in a row
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = lock.Close() }()
-	must(t, os.WriteFile(m.File(SerialLogFile), []byte("hello"), 0o600))
+	assert.NoError(t, os.WriteFile(m.File(SerialLogFile), []byte("hello"), 0o600))
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", m.File(SerialSocket))
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = listener.Close() }()
 
 	c, err := m.OpenConsole(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = c.Close() }()
 	_, err = c.Write([]byte("a"))
-	must(t, err)
+	assert.NoError(t, err)
 	guest, err := listener.Accept()
-	must(t, err)
-	must(t, guest.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, guest.Close())
 
 	if shown, err := io.ReadAll(c); err != nil || string(shown) != "hello" {
 		t.Errorf("the console showed %q, %v; want hello and its end", shown, err)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestCutLog checks that the end of a log is put aside, and that a process which has the
@@ -16,9 +18,9 @@ import (
 func TestCutLog(t *testing.T) {
 	t.Parallel()
 	m := Machine{Path: t.TempDir(), Staging: folder(t.TempDir())}
-	must(t, m.CutLog("some.log", 10))
+	assert.NoError(t, m.CutLog("some.log", 10))
 	log, err := os.OpenFile(m.File("some.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = log.Close() }()
 	for _, c := range []struct{ prints, log, old string }{
 		{"0123456789abcdef", "", "6789abcdef"},
@@ -29,12 +31,12 @@ func TestCutLog(t *testing.T) {
 	} {
 		if c.prints == "held" {
 			unlock, err := tryLock(log.Name(), 0)
-			must(t, err)
+			assert.NoError(t, err)
 			defer unlock()
 		}
 		_, err = log.WriteString(c.prints)
-		must(t, err)
-		must(t, m.CutLog("some.log", 10))
+		assert.NoError(t, err)
+		assert.NoError(t, m.CutLog("some.log", 10))
 		for name, want := range map[string]string{"some.log": c.log, "some.log" + OldLog: c.old} {
 			if got, err := os.ReadFile(m.File(name)); err != nil || string(got) != want {
 				t.Errorf("%s has %q, %v; want %q", name, got, err, want)
@@ -59,7 +61,7 @@ func TestLastLine(t *testing.T) {
 		}
 	}
 	path := filepath.Join(t.TempDir(), LogFile)
-	must(t, os.WriteFile(path, []byte("end"), 0o600))
+	assert.NoError(t, os.WriteFile(path, []byte("end"), 0o600))
 	if got := (Machine{Path: filepath.Dir(path)}).LastOutput(10); got != "end" {
 		t.Errorf("got %q", got)
 	}

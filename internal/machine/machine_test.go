@@ -26,11 +26,6 @@ func (f folder) ReplaceVolatile(path string, content []byte) error {
 	return os.WriteFile(path, content, 0o600)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 // wantError checks kind and text of an error.
 func wantError(t *testing.T, err, kind error, says ...string) {
 	t.Helper()
@@ -49,7 +44,7 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 func script(t *testing.T, body string) string {
 	t.Helper()
 	path := filepath.Join(framework.PublicDir(t), "qemu")
-	must(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
+	assert.NoError(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
 	return path
 }
 

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestBalloonStats(t *testing.T) {
@@ -28,7 +30,7 @@ func TestBalloonStats(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var stats balloonStats
-			must(t, json.Unmarshal(fmt.Appendf(nil,
+			assert.NoError(t, json.Unmarshal(fmt.Appendf(nil,
 				`{"last-update": %d, "stats": {"stat-total-memory": %s, "stat-free-memory": %s, "stat-available-memory": %s, "stat-swap-in": 0}}`,
 				c.updated, c.total, c.free, c.available), &stats))
 			if used, ok := stats.usedMemory(); used != c.used || ok != c.ok {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -25,14 +27,14 @@ func TestProgramReplaced(t *testing.T) {
 	if got, err := p.MachineType(t.Context(), "pc-q35-6.2"); err != nil || got != "pc-q35-6.2" {
 		t.Errorf("got %s, %v", got, err)
 	}
-	must(t, os.Rename(script(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
+	assert.NoError(t, os.Rename(script(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
 	if got, err := p.MachineType(t.Context(), ""); err != nil || got != "pc-q35-9.9" {
 		t.Errorf("got %s, %v", got, err)
 	}
 	_, err := p.MachineType(t.Context(), "pc-q35-6.2")
 	wantError(t, err, ErrMachineTypeLost, "whose newest is pc-q35-9.9")
-	must(t, os.Remove(path)) // as for a moment of an upgrade
-	must(t, p.Check(t.Context()))
+	assert.NoError(t, os.Remove(path)) // as for a moment of an upgrade
+	assert.NoError(t, p.Check(t.Context()))
 	_, err = p.MachineType(t.Context(), "")
 	wantError(t, err, ErrMachineTypes, "asking", "no such file")
 }
@@ -43,7 +45,7 @@ func TestMachineTypesOfQEMU(t *testing.T) {
 	framework.QEMUBinary(t)
 	p := Program{Name: DefaultProgram}
 	newest, err := p.MachineType(t.Context(), "")
-	must(t, err)
+	assert.NoError(t, err)
 	out, err := exec.CommandContext(t.Context(), DefaultProgram, "-nodefaults", "-machine", newest+",help").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "vmport") {
 		t.Errorf("%s is no machine type of it: %v, %.200s", newest, err, out)

@@ -24,17 +24,17 @@ func TestHiddenProcess(t *testing.T) {
 	}
 	hides := script(t, "exec 3>&-; cd /; exec sleep 600")
 	users, err := launch.NewUsers(launch.DefaultUser, launch.DefaultUserIDs)
-	must(t, err)
+	assert.NoError(t, err)
 	m := Machine{Path: t.TempDir(), UUID: "0c6f2f4a-0000-4000-8000-000000000001", Staging: folder(t.TempDir())}
 	lock, err := m.ClaimRun()
-	must(t, err)
+	assert.NoError(t, err)
 	config := launch.Config{Version: launch.Version, UUID: m.UUID, ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
 	program := &Program{Name: hides, Users: users, Log: logr.Discard()}
 	ended, err := m.startProcess(t.Context(), program, config, &launch.Files{}, lock)
-	must(t, err)
-	must(t, lock.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, lock.Close())
 	started, err := m.findStarted()
-	must(t, err)
+	assert.NoError(t, err)
 	if started == nil || m.PID() != started.PID {
 		t.Fatalf("it was not found: %+v", started)
 	}
@@ -47,12 +47,12 @@ func TestHiddenProcess(t *testing.T) {
 	})
 	other := m
 	other.UUID = "0c6f2f4a-0000-4000-8000-000000000002"
-	must(t, other.KillStrays(t.Context(), func(pid int) func() {
+	assert.NoError(t, other.KillStrays(t.Context(), func(pid int) func() {
 		t.Errorf("a copy of the folder kills process %d", pid)
 		return func() {}
 	}))
 	found := 0
-	must(t, m.KillStrays(t.Context(), func(int) func() { found++; return func() {} }))
+	assert.NoError(t, m.KillStrays(t.Context(), func(int) func() { found++; return func() {} }))
 	if how := <-ended; found != 1 || how != "signal: killed" {
 		t.Errorf("%d were found, and it ended by %s", found, how)
 	}

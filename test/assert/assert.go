@@ -8,8 +8,8 @@
 // property of the product, which is asserted against a fake clock or measured by a benchmark,
 // or patience with the host, of which there is one amount, in limit.go.
 //
-// Start with Eventually. Poll is the same for code that has no test at hand. NoError and Receive
-// are what most tests need besides.
+// Start with Eventually. Poll is the same for code that has no test at hand. NoError, ErrorIs,
+// ErrorSays and Receive are what most tests need besides.
 package assert
 
 import (
@@ -50,6 +50,31 @@ func NoError(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// ErrorIs fails the test unless err is of a kind, which is nil for no error, and has all texts.
+func ErrorIs(t testing.TB, what string, err, kind error, says ...string) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%s: got the error %v, want the kind %v", what, err, kind)
+		return
+	}
+	for _, text := range says {
+		if !strings.Contains(fmt.Sprint(err), text) {
+			t.Errorf("%s: got the error %v, want %q in it", what, err, text)
+		}
+	}
+}
+
+// ErrorSays fails the test unless err has a text, or, if the text is empty, unless there is no error.
+func ErrorSays(t testing.TB, what string, err error, says string) {
+	t.Helper()
+	if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+		t.Errorf("%s: got the error %v, want %q", what, err, says)
+	}
+}
+
+// ErrorOf returns the error of a call that also returns a value.
+func ErrorOf[T any](_ T, err error) error { return err }
 
 // Receive returns what a channel has next, and fails the test if nothing comes or it is closed.
 func Receive[T any](t testing.TB, what string, from <-chan T) (v T) {

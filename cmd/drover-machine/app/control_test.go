@@ -65,10 +65,10 @@ func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client
 	seed := make([]byte, control.SeedBytes)
 	server, err := control.MachineCredentials(seed, h.described.UUID, "run", time.Now())
 	client, clientErr := control.ClientCredentials(seed, h.described.UUID, "run", time.Now())
-	must(t, errors.Join(err, clientErr))
+	assert.NoError(t, errors.Join(err, clientErr))
 	folder := h.newFolder(t, "control")
 	for name, content := range map[string][]byte{control.CAFile: server.CA, control.CertFile: server.Cert, control.KeyFile: server.Key} {
-		must(t, os.WriteFile(filepath.Join(folder, name), content, 0o600))
+		assert.NoError(t, os.WriteFile(filepath.Join(folder, name), content, 0o600))
 	}
 	h.described.Control = &description.Control{Port: controlPort, Folder: folder}
 	g := h.start(t)
@@ -77,7 +77,7 @@ func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client
 	}
 	g.Args = append([]string{"ip", "netns", "exec", n.name}, g.Args...)
 	config, err := client.ClientConfig(h.described.UUID)
-	must(t, err)
+	assert.NoError(t, err)
 	g.launch(t)
 	return g, control.NewClient(net.JoinHostPort(n.address, strconv.Itoa(controlPort)), config)
 }
@@ -115,9 +115,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	if later := wantState(t, c, control.StateRunning); later.CPUNanoseconds <= s.CPUNanoseconds || !later.StartedAt.Equal(s.StartedAt) {
 		t.Errorf("the status was %+v and is %+v", s, later)
 	}
-	if err := probeOnce(t, c, 81); !errors.Is(err, control.ErrUnknown) {
-		t.Errorf("a port that is not forwarded is probed: %v", err)
-	}
+	assert.ErrorIs(t, "a probe of a port that is not forwarded", probeOnce(t, c, 81), control.ErrUnknown)
 	testPause(t, c)
 	g.testGrow(t, c)
 	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
@@ -125,23 +123,21 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	}
 	g.wantResident(t)
 	g.shutDown(t)
-	if _, err := c.Status(t.Context()); !errors.Is(err, control.ErrUnreachable) {
-		t.Errorf("after the end the status fails with %v", err)
-	}
+	assert.ErrorIs(t, "after the end the status", assert.ErrorOf(c.Status(t.Context())), control.ErrUnreachable)
 }
 
 // testPause pauses and resumes a guest, each twice.
 func testPause(t *testing.T, c *control.Client) {
 	t.Helper()
 	for range 2 {
-		must(t, c.Pause(t.Context()))
+		assert.NoError(t, c.Pause(t.Context()))
 	}
 	wantState(t, c, control.StatePaused)
 	if err := probeOnce(t, c, 80); err == nil {
 		t.Error("a paused guest answers")
 	}
 	for range 2 {
-		must(t, c.Resume(t.Context()))
+		assert.NoError(t, c.Resume(t.Context()))
 	}
 	wantState(t, c, control.StateRunning)
 	assert.Eventually(t, "a guest that was resumed answers", func(t testing.TB) error { return probeOnce(t, c, 80) })
@@ -152,16 +148,14 @@ func (g *guest) testGrow(t *testing.T, c *control.Client) {
 	t.Helper()
 	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
 	for _, sizes := range []control.Sizes{{RootDisk: 8 << 20, Volumes: map[string]int64{"blank": 5 << 20}}, {RootDisk: 1 << 20}} {
-		must(t, c.Grow(t.Context(), sizes))
+		assert.NoError(t, c.Grow(t.Context(), sizes))
 		got, err := m.DiskSizes(t.Context())
 		if err != nil || got[launch.RootNode] != 8<<20 || got[launch.VolumeNode("blank")] != 5<<20 {
 			t.Errorf("after %+v the sizes are %v, %v", sizes, got, err)
 		}
 	}
 	for _, name := range []string{"fixed", "none"} {
-		if err := c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}}); !errors.Is(err, control.ErrUnknown) {
-			t.Errorf("volume %s grows: %v", name, err)
-		}
+		assert.ErrorIs(t, "the growth of volume "+name, c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}}), control.ErrUnknown)
 	}
 }
 
@@ -185,7 +179,7 @@ func TestControlWhileStarting(t *testing.T) {
 	n := newNetwork(t)
 	h := newHost(t, false)
 	const size = 1 << 40 // whose zeros take minutes to read
-	must(t, os.Truncate(h.image, size))
+	assert.NoError(t, os.Truncate(h.image, size))
 	g, c := h.startControlled(t, n)
 	assert.Eventually(t, "the machine says how far its disk is", func(t testing.TB) error {
 		s, err := c.Status(t.Context())
@@ -199,9 +193,7 @@ func TestControlWhileStarting(t *testing.T) {
 		"grow":  func(ctx context.Context) error { return c.Grow(ctx, control.Sizes{RootDisk: 1}) },
 		"probe": func(ctx context.Context) error { return c.Probe(ctx, 80) },
 	} {
-		if err := call(t.Context()); !errors.Is(err, control.ErrNotRunning) {
-			t.Errorf("%s returns %v", name, err)
-		}
+		assert.ErrorIs(t, name, call(t.Context()), control.ErrNotRunning)
 	}
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
@@ -216,9 +208,7 @@ func TestControlWhileStopping(t *testing.T) {
 	if s := wantState(t, c, control.StateStopping); s.MemoryBytes == 0 {
 		t.Errorf("the status is %+v", s)
 	}
-	if err := c.Pause(t.Context()); !errors.Is(err, control.ErrNotRunning) {
-		t.Errorf("a guest that is to stop is paused: %v", err)
-	}
+	assert.ErrorIs(t, "the pause of a guest that is to stop", c.Pause(t.Context()), control.ErrNotRunning)
 	g.signal(t, os.Interrupt)
 	g.wantEnd(t, 6, "Forced", "")
 }
@@ -259,7 +249,7 @@ func TestStopWhilePaused(t *testing.T) {
 			h.described.GracePeriodSeconds = c.grace
 			g := h.begin(t, "drover guest 1 A")
 			m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: h.described.UUID}
-			must(t, m.Execute(t.Context(), "stop", nil, nil))
+			assert.NoError(t, m.Execute(t.Context(), "stop", nil, nil))
 			g.signal(t, syscall.SIGTERM)
 			g.wantEnd(t, c.code, c.reason, "")
 		})
@@ -325,7 +315,7 @@ func (g *guest) checkProbes(t *testing.T) {
 	g.wantRefused(t, `the arguments are ["0"]`, "0")
 	g.wantReadinessFollowed(t)
 	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
-	must(t, m.Execute(t.Context(), "stop", nil, nil))
+	assert.NoError(t, m.Execute(t.Context(), "stop", nil, nil))
 	g.wantRefused(t, "took no connection", "-timeout", "1s", "80")
 }
 
@@ -342,7 +332,7 @@ func (g *guest) wantReadinessFollowed(t *testing.T) {
 		{`{"port":80}`, "timeoutSeconds is 0: it must be from 1 to 60"},
 		{`{"port":80,"timeout":1}`, `unknown field "timeout"`},
 	} {
-		must(t, os.WriteFile(file, []byte(c.content), 0o600))
+		assert.NoError(t, os.WriteFile(file, []byte(c.content), 0o600))
 		if out, err := g.probe(t, "-readiness", file); (err == nil) != (c.says == "") || !strings.Contains(out, c.says) {
 			t.Errorf("a probe by %s says %q, %v, want %q", c.content, out, err, c.says)
 		}

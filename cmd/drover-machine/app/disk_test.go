@@ -78,7 +78,7 @@ func wantDisks(t *testing.T, address string, want ...guestDisk) {
 func (h *host) newFolder(t *testing.T, name string) string {
 	t.Helper()
 	folder := filepath.Join(h.dir, name)
-	must(t, os.Mkdir(folder, 0o700))
+	assert.NoError(t, os.Mkdir(folder, 0o700))
 	return folder
 }
 
@@ -90,7 +90,7 @@ func TestLinux(t *testing.T) {
 	h := newHost(t, false)
 	port := h.bootLinux(t)
 	image := filepath.Join(h.dir, "image")
-	must(t, os.WriteFile(image, append(make([]byte, 1<<20), "content"...), 0o600))
+	assert.NoError(t, os.WriteFile(image, append(make([]byte, 1<<20), "content"...), 0o600))
 	framework.RunQEMUImg(t, "convert", "-f", "raw", "-O", "qcow2", image, image+".qcow2")
 	h.described.Volumes = []description.Volume{
 		{Name: "blank", Disk: description.Disk{Folder: h.newFolder(t, "blank"), SizeBytes: 1 << 20}},
@@ -105,7 +105,7 @@ func TestLinux(t *testing.T) {
 	g.shutDown(t)
 
 	h.described.Volumes[0].SizeBytes, h.described.Volumes[1].SizeBytes = 3<<20, 4<<20
-	must(t, errors.Join(os.Remove(h.image), os.Remove(image+".qcow2")))
+	assert.NoError(t, errors.Join(os.Remove(h.image), os.Remove(image+".qcow2")))
 	n := newNetwork(t)
 	g, c := h.startControlled(t, n)
 	wantDisks(t, fmt.Sprintf("%s:%d", n.address, port), guestDisk{3 << 20, "blank", false}, guestDisk{4 << 20, "copy", false}, fixed)
@@ -126,7 +126,7 @@ func TestVolumeNotMade(t *testing.T) {
 	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
 		t.Errorf("it has left %v, %v", left, err)
 	}
-	must(t, os.MkdirAll(filepath.Join(folder, volumeName), 0o700))
+	assert.NoError(t, os.MkdirAll(filepath.Join(folder, volumeName), 0o700))
 	h.wantNotStarted(t, "volume data: the record of the disk cannot be read: repair "+filepath.Join(folder, volumeName))
 }
 
@@ -240,7 +240,7 @@ func TestTLS(t *testing.T) {
 	h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL, checksumOf(read(t, h.image))
 	h.wantNotStarted(t, "TLS: the certificate is not by an authority that this host trusts")
 	authority := filepath.Join(h.dir, "authority")
-	must(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
+	assert.NoError(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
 	g := h.start(t)
 	g.Env = append(os.Environ(), "SSL_CERT_FILE="+authority)
 	g.launch(t)
@@ -292,9 +292,7 @@ func TestStalledFetch(t *testing.T) {
 	r := newRun(description.Machine{ImageMaxBytes: 1}, options{}, logr.Discard())
 	r.stallWithin = 50 * time.Millisecond
 	_, err := r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)
-	if err == nil || !strings.Contains(err.Error(), "no data has come for 50ms") {
-		t.Errorf("the fetch fails with %v", err)
-	}
+	assert.ErrorSays(t, "the fetch", err, "no data has come for 50ms")
 }
 
 // TestStopWhileFetching checks that a machine that is to stop does not wait for a server.

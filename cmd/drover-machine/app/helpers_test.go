@@ -60,13 +60,8 @@ func newHost(t *testing.T, isStubborn bool) *host {
 		Version: 1, UUID: newUUID(), Name: "web", CPUs: 1, MemoryBytes: 32 << 20, Accelerator: "tcg",
 		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: filepath.Join(dir, "disk"), Image: h.image}}, GracePeriodSeconds: 3600,
 	}
-	must(t, os.Mkdir(h.described.RootDisk.Folder, 0o700))
+	assert.NoError(t, os.Mkdir(h.described.RootDisk.Folder, 0o700))
 	return h
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }
 
 // newUUID returns one that no other machine on this host has.
@@ -109,7 +104,7 @@ func (h *host) start(t *testing.T) *guest {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(run, "machine.json"), content, 0o600)
 	}
-	must(t, err)
+	assert.NoError(t, err)
 	g.Cmd = exec.CommandContext(t.Context(), program, "-description", filepath.Join(run, "machine.json"),
 		"-run-folder", filepath.Join(run, "run"), "-termination-message", filepath.Join(run, "ended"))
 	if h.qemu != "" {
@@ -134,7 +129,7 @@ func (h *host) begin(t *testing.T, banner string) *guest {
 
 func (g *guest) launch(t *testing.T) {
 	t.Helper()
-	must(t, g.Start())
+	assert.NoError(t, g.Start())
 	go func() {
 		_ = g.Wait()
 		close(g.ended)
@@ -234,13 +229,11 @@ func (h *host) wantNotStarted(t *testing.T, says string) *guest {
 
 func (g *guest) signal(t *testing.T, s os.Signal) {
 	t.Helper()
-	must(t, g.Process.Signal(s))
+	assert.NoError(t, g.Process.Signal(s))
 	g.signaled = g.signaled || s == syscall.SIGTERM || s == os.Interrupt
 }
 
 func (g *guest) typeText(t *testing.T, text string) {
 	t.Helper()
-	if _, err := io.WriteString(g.keyboard, text); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(io.WriteString(g.keyboard, text)))
 }

@@ -28,7 +28,7 @@ func TestLife(t *testing.T) {
 	h := newHost(t, false)
 	g := h.begin(t, "drover guest 1 A")
 	g.shutDown(t)
-	must(t, os.Remove(h.image))
+	assert.NoError(t, os.Remove(h.image))
 	g = h.begin(t, "drover guest 2 A")
 	g.signal(t, os.Interrupt)
 	g.wantEnd(t, 0, "Completed", "")
@@ -63,7 +63,7 @@ func TestRestartOfGuest(t *testing.T) {
 func TestKilledQEMU(t *testing.T) {
 	t.Parallel()
 	g := newHost(t, false).begin(t, "drover guest 1 A")
-	must(t, syscall.Kill(g.qemu(), syscall.SIGKILL))
+	assert.NoError(t, syscall.Kill(g.qemu(), syscall.SIGKILL))
 	g.wantEnd(t, 5, "Killed", "signal: killed")
 }
 
@@ -102,7 +102,7 @@ func TestKilledWhileItStops(t *testing.T) {
 	qemu := g.qemu()
 	g.signal(t, syscall.SIGKILL)
 	<-g.ended
-	must(t, syscall.Kill(qemu, syscall.SIGKILL)) // a container would do that
+	assert.NoError(t, syscall.Kill(qemu, syscall.SIGKILL)) // a container would do that
 	assert.Eventually(t, "QEMU has ended", func(testing.TB) error {
 		if pid := g.qemu(); pid != 0 {
 			return fmt.Errorf("there is %d", pid)
@@ -116,7 +116,7 @@ func TestKilledWhileItStops(t *testing.T) {
 func TestReadersGone(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
-	must(t, err)
+	assert.NoError(t, err)
 	g := newHost(t, false).start(t)
 	g.Stdout, g.Stderr = write, write
 	g.launch(t)
@@ -136,7 +136,7 @@ func TestSilentStart(t *testing.T) {
 	h := newHost(t, false)
 	h.qemu = filepath.Join(h.dir, "qemu")
 	silent := "#!/bin/bash\nfor a; do [[ $a != -chardev ]] || { echo starting >&2; kill -STOP $$; }; done\nexec qemu-system-x86_64 \"$@\"\n"
-	must(t, framework.WriteProgram(h.qemu, []byte(silent)))
+	assert.NoError(t, framework.WriteProgram(h.qemu, []byte(silent)))
 	g := h.start(t)
 	g.launch(t)
 	assert.Eventually(t, "QEMU is started", func(testing.TB) error {
@@ -153,7 +153,7 @@ func TestSilentQEMU(t *testing.T) {
 	h := newHost(t, false)
 	h.described.GracePeriodSeconds = 8
 	g := h.begin(t, "drover guest 1 A")
-	must(t, syscall.Kill(g.qemu(), syscall.SIGSTOP))
+	assert.NoError(t, syscall.Kill(g.qemu(), syscall.SIGSTOP))
 	g.signal(t, syscall.SIGTERM)
 	g.waitFor(t, "QEMU does not answer")
 	g.wantEnd(t, 6, "Forced", "did not shut down within 8 s")
@@ -213,7 +213,7 @@ func TestDamagedDisk(t *testing.T) {
 	h := newHost(t, false)
 	folder := h.described.RootDisk.Folder
 	unfinished := filepath.Join(folder, tempPrefix+"make-1")
-	must(t, os.Mkdir(unfinished, 0o700))
+	assert.NoError(t, os.Mkdir(unfinished, 0o700))
 	g := h.begin(t, "drover guest 1 A")
 	g.shutDown(t)
 	if _, err := os.Stat(unfinished); err == nil {
@@ -221,7 +221,7 @@ func TestDamagedDisk(t *testing.T) {
 	}
 	disk := filepath.Join(folder, rootName, diskFile)
 	before := read(t, disk)
-	must(t, os.Remove(filepath.Join(folder, rootName, recordFile)))
+	assert.NoError(t, os.Remove(filepath.Join(folder, rootName, recordFile)))
 	h.wantNotStarted(t, "repair "+filepath.Join(folder, rootName))
 	if read(t, disk) != before {
 		t.Error("the disk was changed")
@@ -246,7 +246,7 @@ func TestDiskFault(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	h.qemu = filepath.Join(h.dir, "qemu")
-	must(t, framework.WriteProgram(h.qemu, []byte(failingDisk)))
+	assert.NoError(t, framework.WriteProgram(h.qemu, []byte(failingDisk)))
 	g := h.begin(t, "no space left on device")
 	g.waitFor(t, "drover guest 1 A")
 	g.waitFor(t, "Guest continues")
@@ -257,7 +257,7 @@ func TestDiskFault(t *testing.T) {
 func TestStopWhileCopying(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
-	must(t, os.Truncate(h.image, 1<<40)) // whose zeros take minutes to read
+	assert.NoError(t, os.Truncate(h.image, 1<<40)) // whose zeros take minutes to read
 	g := h.begin(t, "Making a disk")
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
@@ -280,7 +280,7 @@ func TestStart(t *testing.T) {
 func (g *guest) wantResident(t *testing.T) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", g.Process.Pid))
-	must(t, err)
+	assert.NoError(t, err)
 	_, rest, _ := strings.Cut(string(status), "VmRSS:")
 	const most = 20 << 10
 	kib, err := strconv.Atoi(strings.Fields(rest)[0])
@@ -325,7 +325,7 @@ func TestOrphans(t *testing.T) {
 	// /proc has to be that of the namespace.
 	g.Args = append([]string{"sh", "-c", `mount -t proc proc /proc && exec "$0" "$@"`, program}, g.Args[1:]...)
 	shell, err := exec.LookPath("sh")
-	must(t, err)
+	assert.NoError(t, err)
 	g.Path = shell
 	g.launch(t)
 	g.waitFor(t, "drover guest 1 A")
@@ -340,13 +340,13 @@ func TestOrphans(t *testing.T) {
 			return nil
 		})
 	}
-	must(t, syscall.Kill(g.qemu(), syscall.SIGKILL))
+	assert.NoError(t, syscall.Kill(g.qemu(), syscall.SIGKILL))
 	g.wantEnd(t, 5, "Killed", "signal: killed")
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	return string(content)
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
@@ -20,17 +22,15 @@ func TestSeed(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	for name, text := range map[string]string{"user-data": "#cloud-config\n", "ssh-keys": "ssh-ed25519 A a\n\nssh-ed25519 B b\n"} {
-		must(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
+		assert.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
 	}
 	r := &run{Machine: description.Machine{UUID: "u", Name: "web", CloudInit: folder}}
 	seed, err := r.readSeed()
 	if err != nil || seed.UserData != "#cloud-config\n" || seed.NetworkData != "" || len(seed.SSHKeys) != 2 || seed.SSHKeys[1] != "ssh-ed25519 B b" {
 		t.Errorf("got %+v, %v", seed, err)
 	}
-	must(t, os.WriteFile(filepath.Join(folder, "network-data"), make([]byte, description.MaxFile+1), 0o600))
-	if _, err := r.readSeed(); err == nil || !strings.Contains(err.Error(), "network-data has more than") {
-		t.Errorf("a large file gives %v", err)
-	}
+	assert.NoError(t, os.WriteFile(filepath.Join(folder, "network-data"), make([]byte, description.MaxFile+1), 0o600))
+	assert.ErrorSays(t, "a large file", assert.ErrorOf(r.readSeed()), "network-data has more than")
 }
 
 // TestCopySparse checks that zeros take no room, and that a copy can be interrupted.
@@ -39,18 +39,16 @@ func TestCopySparse(t *testing.T) {
 	want := make([]byte, 1<<20+100)
 	copy(want[700_000:], "data")
 	out, err := os.Create(filepath.Join(t.TempDir(), "copy"))
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = out.Close() }()
 	length, err := copySparse(t.Context(), out, bytes.NewReader(want))
-	must(t, errors.Join(err, out.Truncate(length)))
+	assert.NoError(t, errors.Join(err, out.Truncate(length)))
 	if got := read(t, out.Name()); got != string(want) {
 		t.Error("the copy differs")
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errStopped)
-	if _, err := copySparse(ctx, out, bytes.NewReader(want)); !errors.Is(err, errStopped) {
-		t.Errorf("an interrupted copy gives %v", err)
-	}
+	assert.ErrorIs(t, "an interrupted copy", assert.ErrorOf(copySparse(ctx, out, bytes.NewReader(want))), errStopped)
 }
 
 // blockedWriter takes nothing until it is opened.
@@ -76,7 +74,7 @@ func TestSlowReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(to.opened)
-	must(t, guest.Close())
+	assert.NoError(t, guest.Close())
 	<-o.done
 	got := to.String()
 	if !strings.HasPrefix(got, "0123456789abcdef") || !strings.Contains(got, "bytes were not read in time") || len(got) > 2*maxUnread+200 {
@@ -87,7 +85,7 @@ func TestSlowReader(t *testing.T) {
 func TestTerminationMessage(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "ended")
-	must(t, (end{Reason: "Killed", Message: strings.Repeat("é", maxMessage)}).writeMessage(path))
+	assert.NoError(t, (end{Reason: "Killed", Message: strings.Repeat("é", maxMessage)}).writeMessage(path))
 	if got := read(t, path); len(got) > 4096 || !strings.HasPrefix(got, `{"reason":"Killed","message":"éé`) || !strings.HasSuffix(got, `é"}`) {
 		t.Errorf("%d bytes: %.40q", len(got), got)
 	}

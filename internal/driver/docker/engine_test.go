@@ -45,9 +45,7 @@ func TestNew(t *testing.T) {
 			}
 			d, err := New(Options{ClusterID: "c"})
 			if c.want != "" {
-				if err == nil || !strings.Contains(err.Error(), c.want) {
-					t.Errorf("got error %v, want %q in it", err, c.want)
-				}
+				assert.ErrorSays(t, "New", err, c.want)
 				return
 			}
 			assert.NoError(t, err)

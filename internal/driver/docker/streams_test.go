@@ -35,40 +35,11 @@ func startShell(t *testing.T, d *Driver) (driver.ServerSpec, driver.Server) {
 	return spec, ensureState(t, d, spec, driver.StateRunning)
 }
 
-// reader reads a stream in the background.
-type reader struct{ *streams.Reading }
-
-func readStream(t *testing.T, stream io.ReadCloser) *reader {
-	t.Helper()
-	return &reader{streams.ReadAll(t, stream)}
-}
-
-func (r *reader) awaitText(t *testing.T, want string) {
-	t.Helper()
-	assert.Eventually(t, "the text "+want, func(testing.TB) error {
-		if text, err := r.Now(); !strings.Contains(text, want) {
-			return fmt.Errorf("it is %q, %v", text, err) //nolint:errorlint // there may be none
-		}
-		return nil
-	})
-}
-
-func (r *reader) awaitEnd(t *testing.T) (err error) {
-	t.Helper()
-	assert.Eventually(t, "the end of the stream", func(testing.TB) error {
-		if _, err = r.Now(); err == nil {
-			return errors.New("it goes on")
-		}
-		return nil
-	})
-	return err
-}
-
-func mustConsole(t *testing.T, d *Driver, spec driver.ServerSpec) (io.ReadWriteCloser, *reader) {
+func mustConsole(t *testing.T, d *Driver, spec driver.ServerSpec) (io.ReadWriteCloser, *streams.Reading) {
 	t.Helper()
 	c, err := d.Console(t.Context(), spec.UID)
 	assert.NoError(t, err)
-	return c, readStream(t, c)
+	return c, streams.ReadAll(t, c)
 }
 
 // TestConsoleOfOlderContainer has a container whose standard input is closed, as earlier
@@ -86,7 +57,7 @@ func TestConsoleOfOlderContainer(t *testing.T) {
 		t.Fatalf("it is %+v, want the container %s as it was", s, made.ID)
 	}
 	c, shown := mustConsole(t, d, spec)
-	shown.awaitText(t, "the shell is up")
+	shown.WaitForText(t, "the shell is up")
 	_, err = io.WriteString(c, "x\n")
 	wantError(t, err, driver.ErrUnsupported, "", "can only be read", "standard input")
 }
@@ -102,10 +73,10 @@ func TestConsoleOfTerminal(t *testing.T) {
 	assert.NoError(t, err)
 	ensureState(t, d, spec, driver.StateRunning)
 	c, shown := mustConsole(t, d, spec)
-	shown.awaitText(t, "the shell is up\r\n")
+	shown.WaitForText(t, "the shell is up\r\n")
 	_, err = io.WriteString(c, "a\x10\x11b\n") // Ctrl-P Ctrl-Q, by which docker attach leaves
 	assert.NoError(t, err)
-	shown.awaitText(t, "heard a\x10b\r\n") // Ctrl-Q is the terminal's own
+	shown.WaitForText(t, "heard a\x10b\r\n") // Ctrl-Q is the terminal's own
 	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	assert.NoError(t, err)
 	text, err := io.ReadAll(l)
@@ -123,9 +94,9 @@ func TestConsoleShowsEarlierOutput(t *testing.T) {
 	runInContainer(t, c, s.ID, `i=0; while [ $i -lt 2000 ]; do echo "line $i end"; i=$((i+1)); done >/proc/1/fd/1`)
 	awaitLog(t, d, spec, "line 1999 end")
 	_, shown := mustConsole(t, d, spec)
-	shown.awaitText(t, "line 1999 end\n")
+	shown.WaitForText(t, "line 1999 end\n")
 	printInContainer(t, c, s.ID, "after")
-	shown.awaitText(t, "line 1999 end\nafter\n")
+	shown.WaitForText(t, "line 1999 end\nafter\n")
 	if text, _ := shown.Now(); len(text) > 4<<10+len("after\n") || len(text) < 4<<10 {
 		t.Errorf("it shows %d bytes, want the last 4 KiB", len(text))
 	}
@@ -159,8 +130,8 @@ func TestConsoleWithoutReader(t *testing.T) {
 		lines=; i=0; while [ $i -lt 100 ]; do lines="$lines$line
 "; i=$((i+1)); done
 		i=0; while [ $i -lt 300 ]; do echo "$lines"; i=$((i+1)); done >/proc/1/fd/1; echo THE END >/proc/1/fd/1`)
-	other.awaitText(t, "THE END")
-	readStream(t, slow).awaitText(t, "THE END")
+	other.WaitForText(t, "THE END")
+	streams.ReadAll(t, slow).WaitForText(t, "THE END")
 }
 
 // TestLostConnections checks that an engine that is lost does not pass for the end of the
@@ -173,7 +144,7 @@ func TestLostConnections(t *testing.T) {
 	_, console := mustConsole(t, d, spec)
 	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
 	assert.NoError(t, err)
-	log := readStream(t, l)
+	log := streams.ReadAll(t, l)
 	ended := make(chan error, 1)
 	started := newSignalWriter()
 	go func() {
@@ -181,15 +152,15 @@ func TestLostConnections(t *testing.T) {
 		ended <- err
 	}()
 	<-started.written
-	console.awaitText(t, "is up")
-	log.awaitText(t, "is up")
+	console.WaitForText(t, "is up")
+	log.WaitForText(t, "is up")
 	p.disconnect()
-	wantError(t, console.awaitEnd(t), driver.ErrUnavailable, "")
-	wantError(t, log.awaitEnd(t), driver.ErrUnavailable, "")
+	console.WaitForEnd(t, driver.ErrUnavailable)
+	log.WaitForEnd(t, driver.ErrUnavailable)
 	wantError(t, <-ended, driver.ErrUnavailable, "")
 	p.reconnect()
 	_, again := mustConsole(t, d, spec)
-	again.awaitText(t, "is up")
+	again.WaitForText(t, "is up")
 }
 
 // signalWriter closes written at the first Write.
@@ -228,9 +199,7 @@ func TestCommandEndsWithItsCaller(t *testing.T) {
 			<-started.written
 			awaitProcesses(t, s.ID, seconds, 3)
 			cancel()
-			if err := <-ended; !errors.Is(err, context.Canceled) {
-				t.Errorf("it ended with %v", err)
-			}
+			assert.ErrorIs(t, "Exec", <-ended, context.Canceled)
 			awaitProcesses(t, s.ID, seconds, 0)
 		})
 	}
@@ -449,7 +418,7 @@ func TestLogsOfOtherDriver(t *testing.T) {
 	wantError(t, err, driver.ErrUnsupported, "", "log driver")
 	_, shown := mustConsole(t, d, spec)
 	printInContainer(t, guestImages(t).client, s.ID, "later")
-	shown.awaitText(t, "later\n")
+	shown.WaitForText(t, "later\n")
 }
 
 // TestPreviousLog checks the last lines of what came before a run, with lines that the engine

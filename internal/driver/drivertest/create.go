@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -22,7 +24,7 @@ func testEngineID(t *testing.T, e *env) {
 			t.Fatal("the driver is no driver.Identifier")
 		}
 		id, err := identifier.EngineID(t.Context())
-		requireNoError(t, "EngineID", err)
+		assert.NoError(t, err)
 		ids[id] = true
 		if !regexp.MustCompile(`^[A-Za-z0-9:._-]{1,128}$`).MatchString(id) {
 			t.Errorf("EngineID is %q, want 1 to 128 of [A-Za-z0-9:._-]", id)
@@ -111,7 +113,7 @@ func testAdoptAfterCrash(t *testing.T, e *env) {
 	next := e.openDriver(t, e.cluster)
 	wantSameRun(t, listOne(t, next, spec.UID), before)
 	after, err := next.Ensure(t.Context(), spec)
-	requireNoError(t, "Ensure after a crash", err)
+	assert.NoError(t, err)
 	wantSameRun(t, after, before)
 	if n := len(listServers(t, next)); n != 1 {
 		t.Errorf("there are %d servers after the adoption, want 1", n)
@@ -126,14 +128,14 @@ func testWrongID(t *testing.T, e *env) {
 	stop := e.stopSpec(spec)
 	stop.Target = wrong
 	_, err := e.driver.Ensure(t.Context(), stop)
-	WantErrorKind(t, "Ensure with another server's ID", err, driver.ErrNotFound)
+	assert.ErrorIs(t, "Ensure with another server's ID", err, driver.ErrNotFound)
 	for _, retain := range []bool{false, true} {
-		WantErrorKind(t, "Delete with another server's ID", e.driver.Delete(t.Context(), wrong, retain), driver.ErrNotFound)
+		assert.ErrorIs(t, "Delete with another server's ID", e.driver.Delete(t.Context(), wrong, retain), driver.ErrNotFound)
 	}
 	wantSameRun(t, listOne(t, e.driver, spec.UID), s)
 	spec.ID = s.ID
 	right, err := e.driver.Ensure(t.Context(), spec)
-	requireNoError(t, "Ensure with the right ID", err)
+	assert.NoError(t, err)
 	wantSameRun(t, right, s)
 }
 
@@ -142,7 +144,7 @@ func testBadUID(t *testing.T, e *env) {
 		spec := e.newSpec(t, "bad-uid")
 		spec.UID = uid
 		_, err := e.driver.Ensure(t.Context(), spec)
-		WantErrorKind(t, "Ensure of the UID "+string(uid), err, driver.ErrInvalid)
+		assert.ErrorIs(t, "Ensure of the UID "+string(uid), err, driver.ErrInvalid)
 		err = e.driver.Delete(t.Context(), spec.Target, false)
 		if !errors.Is(err, driver.ErrInvalid) && !errors.Is(err, driver.ErrNotFound) {
 			t.Errorf("Delete of the UID %q: got %v, want invalid or not found", uid, err)
@@ -165,8 +167,8 @@ func testOtherCluster(t *testing.T, e *env) {
 		t.Errorf("List by UID shows another cluster's %s", describeServers(named...))
 	}
 	for _, target := range []driver.Target{{UID: spec.UID}, {UID: spec.UID, ID: theirs.ID}} {
-		WantErrorKind(t, "Delete of another cluster's server", d.Delete(t.Context(), target, false), driver.ErrNotFound)
-		WantErrorKind(t, "Release of another cluster's server", d.Delete(t.Context(), target, true), driver.ErrNotFound)
+		assert.ErrorIs(t, "Delete of another cluster's server", d.Delete(t.Context(), target, false), driver.ErrNotFound)
+		assert.ErrorIs(t, "Release of another cluster's server", d.Delete(t.Context(), target, true), driver.ErrNotFound)
 		touch := e.stopSpec(spec)
 		touch.Target = target
 		// Whether a second server of that UID is possible is up to the
@@ -176,7 +178,7 @@ func testOtherCluster(t *testing.T, e *env) {
 		}
 	}
 	samples, err := d.Usage(t.Context(), spec.UID)
-	requireNoError(t, "Usage", err)
+	assert.NoError(t, err)
 	for _, u := range samples {
 		t.Errorf("Usage reports another cluster's server: %+v", u)
 	}

@@ -6,20 +6,23 @@ package drivertest
 import (
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 )
 
 func testDeleteGone(t *testing.T, e *env) {
 	never := driver.Target{UID: newUID()}
-	WantErrorKind(t, "Delete of what never was", e.driver.Delete(t.Context(), never, false), driver.ErrNotFound)
-	WantErrorKind(t, "Release of what never was", e.driver.Delete(t.Context(), never, true), driver.ErrNotFound)
+	assert.ErrorIs(t, "Delete of what never was", e.driver.Delete(t.Context(), never, false), driver.ErrNotFound)
+	assert.ErrorIs(t, "Release of what never was", e.driver.Delete(t.Context(), never, true), driver.ErrNotFound)
 
 	spec := e.newSpec(t, "gone")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.deleteUntilGone(t, e.driver, spec.UID)
-	WantErrorKind(t, "Delete with the ID of what is gone",
+	assert.ErrorIs(t, "Delete with the ID of what is gone",
 		e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false), driver.ErrNotFound)
 
 	again := e.ensureState(t, spec, driver.StateRunning)
@@ -38,7 +41,7 @@ func testDeleteInAnyState(t *testing.T, e *env) {
 	for _, power := range []driver.Power{driver.PowerOn, driver.PowerPaused, driver.PowerOff} {
 		spec := withPower(e.newSpec(t, "delete-me"), power)
 		s := e.ensureState(t, spec, stateOf(power))
-		requireNoError(t, "Delete with the right ID", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, false))
+		assert.NoError(t, e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, false))
 		e.deleteUntilGone(t, e.driver, spec.UID)
 	}
 }
@@ -86,20 +89,20 @@ func testDeleteWhileCreating(t *testing.T, e *env) {
 
 // testRetain checks that a released server stays on and belongs to no UID.
 func testRetain(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
+	streams.Require(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
 	spec := e.newSpec(t, "kept")
 	s := e.ensureState(t, spec, driver.StateRunning)
-	requireNoError(t, "Release", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, true))
+	assert.NoError(t, e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, true))
 
 	for _, retain := range []bool{true, false} {
-		WantErrorKind(t, "Delete of a released server", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID}, retain), driver.ErrNotFound)
-		WantErrorKind(t, "Delete of a released server by ID", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, retain), driver.ErrNotFound)
+		assert.ErrorIs(t, "Delete of a released server", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID}, retain), driver.ErrNotFound)
+		assert.ErrorIs(t, "Delete of a released server by ID", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, retain), driver.ErrNotFound)
 	}
 	checkRetained(t, e.driver, spec.UID, s)
 
 	if e.FixedID {
 		_, err := e.driver.Ensure(t.Context(), e.stopSpec(spec))
-		WantErrorKind(t, "Ensure of the UID of a released server", err, driver.ErrRetry)
+		assert.ErrorIs(t, "Ensure of the UID of a released server", err, driver.ErrRetry)
 	} else {
 		e.checkFree(t, spec, s)
 	}

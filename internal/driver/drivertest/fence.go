@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -36,10 +38,10 @@ func testFenceOldEpoch(t *testing.T, e *env) {
 	}
 	off.Power = driver.PowerOff
 	_, err := e.driver.Ensure(t.Context(), off)
-	WantErrorKind(t, "Ensure under the old epoch", err, want)
+	assert.ErrorIs(t, "Ensure under the old epoch", err, want)
 	for _, retain := range []bool{false, true} {
 		err = e.driver.Delete(t.Context(), spec.Target, retain)
-		WantErrorKind(t, "Delete under the old epoch", err, want)
+		assert.ErrorIs(t, "Delete under the old epoch", err, want)
 	}
 	if !e.FencesEach {
 		e.checkMakesNone(t, withEpoch(e.newSpec(t, "late"), 5))
@@ -53,7 +55,7 @@ func testFenceOldEpoch(t *testing.T, e *env) {
 func (e *env) checkMakesNone(t *testing.T, late driver.ServerSpec) {
 	t.Helper()
 	_, err := e.driver.Ensure(t.Context(), late)
-	WantErrorKind(t, "creating under the old epoch", err, driver.ErrFenced)
+	assert.ErrorIs(t, "creating under the old epoch", err, driver.ErrFenced)
 	if made := listServers(t, e.driver, late.UID); len(made) != 0 {
 		t.Errorf("the call that was refused made %s", describeServers(made...))
 	}
@@ -67,7 +69,7 @@ func testFenceOutlivesServers(t *testing.T, e *env) {
 	e.deleteUntilGone(t, e.driver, spec.UID)
 	for name, d := range map[string]driver.Driver{"the same": e.driver, "a new": e.openDriver(t, e.cluster)} {
 		_, err := d.Ensure(t.Context(), withEpoch(spec, 6))
-		WantErrorKind(t, "Ensure under the old epoch through "+name+" connection", err, driver.ErrFenced)
+		assert.ErrorIs(t, "Ensure under the old epoch through "+name+" connection", err, driver.ErrFenced)
 	}
 	if left := listServers(t, e.driver, spec.UID); len(left) != 0 {
 		t.Errorf("the server is back: %s", describeServers(left...))
@@ -104,7 +106,7 @@ func testFenceUnderLoad(t *testing.T, e *env) {
 	})
 	e.ensureState(t, withEpoch(spec, leaders), driver.StateRunning)
 	_, err := e.driver.Ensure(t.Context(), withEpoch(spec, leaders-1))
-	WantErrorKind(t, "Ensure under the last epoch but one", err, driver.ErrFenced)
+	assert.ErrorIs(t, "Ensure under the last epoch but one", err, driver.ErrFenced)
 	listOne(t, e.driver, spec.UID)
 }
 

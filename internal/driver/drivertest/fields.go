@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -67,7 +69,7 @@ func testFieldsUnsupported(t *testing.T, e *env) {
 		spec := e.newSpec(t, "unsupported")
 		change(&spec)
 		_, err := e.driver.Ensure(t.Context(), spec)
-		WantErrorKind(t, "Ensure with "+name, err, driver.ErrUnsupported)
+		assert.ErrorIs(t, "Ensure with "+name, err, driver.ErrUnsupported)
 		if top, _, _ := strings.Cut(name, "."); err != nil && !strings.Contains(err.Error(), top) {
 			t.Errorf("Ensure with %s: the error does not name the field: %v", name, err)
 		}

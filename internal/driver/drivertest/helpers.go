@@ -21,25 +21,6 @@ import (
 
 var errRemovalUnderWay = errors.New("none: removal is under way")
 
-// requireNoError fails the test if err is not nil.
-func requireNoError(t *testing.T, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-// WantErrorKind checks that the error of a call is of a kind, or is nil if kind is.
-func WantErrorKind(t *testing.T, what string, err, kind error) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Errorf("%s: got error %q, want the kind %q", what, fmt.Sprint(err), fmt.Sprint(kind))
-	}
-}
-
-// ErrorOf returns the error of a call that also returns a value.
-func ErrorOf[T any](_ T, err error) error { return err }
-
 // WaitForClose waits until Watch has closed its channel.
 func WaitForClose(t testing.TB, events <-chan types.UID, why string) {
 	t.Helper()
@@ -134,7 +115,7 @@ func listOne(t *testing.T, d driver.Driver, uid types.UID) driver.Server {
 func listServers(t *testing.T, d driver.Driver, uids ...types.UID) []driver.Server {
 	t.Helper()
 	servers, err := d.List(t.Context(), uids...)
-	requireNoError(t, "List", err)
+	assert.NoError(t, err)
 	return servers
 }
 
@@ -144,7 +125,7 @@ func (e *env) waitForServer(t *testing.T, uid types.UID, what string, ok func(dr
 	var last driver.Server
 	assert.Eventually(t, "List to show "+what, func(testing.TB) error {
 		servers, err := e.driver.List(t.Context(), uid)
-		requireNoError(t, "List", err)
+		assert.NoError(t, err)
 		if len(servers) != 1 || !ok(servers[0]) {
 			return fmt.Errorf("it shows %s", describeServers(servers...))
 		}

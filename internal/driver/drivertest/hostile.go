@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -93,7 +95,7 @@ func (e *env) ensureInvalid(t *testing.T, spec driver.ServerSpec) error {
 func wantConcealed(t *testing.T, what string, value any, mark string) {
 	t.Helper()
 	encoded, err := json.Marshal(value)
-	requireNoError(t, "encoding "+what, err)
+	assert.NoError(t, err)
 	text := fmt.Sprintf("%v %+v %#v %s", value, value, value, encoded)
 	if strings.Contains(text, mark) {
 		t.Errorf("%s shows the secret", what)

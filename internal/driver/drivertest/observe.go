@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -131,7 +132,7 @@ func testWatchOwnChanges(t *testing.T, e *env) {
 
 func testWatchHandChanges(t *testing.T, e *env) {
 	outOfBand := e.OutOfBand
-	requireHarness(t, outOfBand.Kill != nil || outOfBand.Stop != nil || outOfBand.Pause != nil || outOfBand.Remove != nil, "function in OutOfBand")
+	streams.Require(t, outOfBand.Kill != nil || outOfBand.Stop != nil || outOfBand.Pause != nil || outOfBand.Remove != nil, "function in OutOfBand")
 	for name, act := range map[string]func(*testing.T, driver.Server){
 		"kill": outOfBand.Kill, "stop": outOfBand.Stop, "pause": outOfBand.Pause, "remove": outOfBand.Remove,
 	} {
@@ -166,7 +167,7 @@ func testWatchEnds(t *testing.T, e *env) {
 
 // testLoseEngine checks that an unreachable engine never looks like an empty one.
 func testLoseEngine(t *testing.T, e *env) {
-	requireHarness(t, e.Losable != nil, "Losable")
+	streams.Require(t, e.Losable != nil, "Losable")
 	cut := e.Losable(t, e.cluster)
 	e.driver = cut.Driver
 	t.Cleanup(func() { e.removeServers(t, cut.Driver) })
@@ -249,7 +250,7 @@ func testUsage(t *testing.T, e *env) {
 		t.Errorf("it uses %d bytes of memory, want more than 0 and no more than its %d", u.MemoryBytes, on.MemoryBytes)
 	}
 	none, err := e.driver.Usage(t.Context())
-	requireNoError(t, "Usage of nothing", err)
+	assert.NoError(t, err)
 	if len(none) != 0 {
 		t.Errorf("Usage of no UID: got %+v", none)
 	}
@@ -257,7 +258,7 @@ func testUsage(t *testing.T, e *env) {
 
 // testUsageUnderLoad checks that two samples of one run show the guest's use.
 func testUsageUnderLoad(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.BurnCPU != nil, "OutOfBand.BurnCPU")
+	streams.Require(t, e.OutOfBand.BurnCPU != nil, "OutOfBand.BurnCPU")
 	spec := e.newSpec(t, "busy")
 	s := e.ensureState(t, spec, driver.StateRunning)
 	sample := func() (u driver.Usage) {

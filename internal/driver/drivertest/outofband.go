@@ -9,11 +9,12 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/test/assert"
 )
 
 func testKilledByHand(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.Kill != nil, "OutOfBand.Kill")
+	streams.Require(t, e.OutOfBand.Kill != nil, "OutOfBand.Kill")
 	spec := e.newSpec(t, "killed")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Kill(t, first)
@@ -25,7 +26,7 @@ func testKilledByHand(t *testing.T, e *env) {
 }
 
 func testStoppedByHand(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.Stop != nil, "OutOfBand.Stop")
+	streams.Require(t, e.OutOfBand.Stop != nil, "OutOfBand.Stop")
 	spec := e.newSpec(t, "stopped")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Stop(t, first)
@@ -46,7 +47,7 @@ func (e *env) checkStartsAgain(t *testing.T, spec driver.ServerSpec, first drive
 }
 
 func testStartedByHand(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.Start != nil, "OutOfBand.Start")
+	streams.Require(t, e.OutOfBand.Start != nil, "OutOfBand.Start")
 	spec := e.newSpec(t, "started")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	off := e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
@@ -60,7 +61,7 @@ func testStartedByHand(t *testing.T, e *env) {
 }
 
 func testPausedByHand(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.Pause != nil, "OutOfBand.Pause")
+	streams.Require(t, e.OutOfBand.Pause != nil, "OutOfBand.Pause")
 	spec := e.newSpec(t, "paused")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Pause(t, first)
@@ -69,7 +70,7 @@ func testPausedByHand(t *testing.T, e *env) {
 }
 
 func testRemovedByHand(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
+	streams.Require(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
 	spec := e.newSpec(t, "removed")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Remove(t, first)
@@ -79,7 +80,7 @@ func testRemovedByHand(t *testing.T, e *env) {
 		}
 		return nil
 	})
-	WantErrorKind(t, "Delete of what was removed by hand", e.driver.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	assert.ErrorIs(t, "Delete of what was removed by hand", e.driver.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	again := e.ensureState(t, spec, driver.StateRunning)
 	e.checkMadeAgain(t, again, first)
 }
@@ -87,7 +88,7 @@ func testRemovedByHand(t *testing.T, e *env) {
 // testEndsByItself checks that the end of a guest is reported as it was, and that the
 // engine's own restarter does what the policy requires and no more.
 func testEndsByItself(t *testing.T, e *env) {
-	requireHarness(t, e.OutOfBand.Exit != nil, "OutOfBand.Exit")
+	streams.Require(t, e.OutOfBand.Exit != nil, "OutOfBand.Exit")
 	fails := cmp.Or(e.FailCode, 3)
 	for _, c := range []struct {
 		policy driver.RestartPolicy

@@ -10,7 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 )
 
 func testStopAndStart(t *testing.T, e *env) {
@@ -77,7 +80,7 @@ func testRestartOnce(t *testing.T, e *env) {
 	second := e.ensureNewRun(t, restart, first.Run)
 	for range 3 {
 		s, err := e.driver.Ensure(t.Context(), restart)
-		requireNoError(t, "Ensure of a restart that is done", err)
+		assert.NoError(t, err)
 		wantSameRun(t, s, second)
 	}
 	// A run that is over stays over, whatever else happens.
@@ -158,7 +161,7 @@ func checkSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 // testChangeImage checks that a new image waits for the next restart, or is refused for
 // good.
 func testChangeImage(t *testing.T, e *env) {
-	requireHarness(t, e.OtherImage != "", "OtherImage")
+	streams.Require(t, e.OtherImage != "", "OtherImage")
 	spec := e.newSpec(t, "reimaged")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	spec.Image.Source = e.OtherImage
@@ -191,7 +194,7 @@ func (e *env) checkRefused(t *testing.T, s driver.Server) {
 }
 
 func testChangeWhileStopped(t *testing.T, e *env) {
-	requireHarness(t, e.OtherImage != "", "OtherImage")
+	streams.Require(t, e.OtherImage != "", "OtherImage")
 	spec := e.newSpec(t, "changed-while-off")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)

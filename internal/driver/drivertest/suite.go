@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -170,14 +171,6 @@ func (e *env) removeServer(ctx context.Context, t *testing.T, d driver.Driver, s
 	}
 }
 
-// requireHarness fails the case if the harness lacks something and Skips gives no reason.
-func requireHarness(t *testing.T, has bool, what string) {
-	t.Helper()
-	if !has {
-		t.Fatalf("the harness has no %s: set it, or give the reason in Skips under the name of this case", what)
-	}
-}
-
 // newSpec returns a server with a new UID that should run.
 func (e *env) newSpec(t *testing.T, name string) driver.ServerSpec {
 	t.Helper()
@@ -196,7 +189,7 @@ func (e *env) nameSpec(s driver.ServerSpec, namespace, name string) driver.Serve
 // startStubborn starts a server whose guest ignores the request to stop.
 func (e *env) startStubborn(t *testing.T, name string) (driver.ServerSpec, driver.Server) {
 	t.Helper()
-	requireHarness(t, e.StubbornSpec != nil || e.OutOfBand.IgnoreStop != nil, "StubbornSpec or OutOfBand.IgnoreStop")
+	streams.Require(t, e.StubbornSpec != nil || e.OutOfBand.IgnoreStop != nil, "StubbornSpec or OutOfBand.IgnoreStop")
 	spec := e.newSpec(t, name)
 	if e.StubbornSpec != nil {
 		spec = e.nameSpec(e.StubbornSpec(t), spec.Namespace, name)

@@ -110,19 +110,19 @@ func TestBrokenFile(t *testing.T) {
 			other := ensureServer(t, f.d, specOf("uid-1"))
 			f.writeFile(t, "uid-0.json", content)
 			for call, err := range map[string]error{
-				"List":        drivertest.ErrorOf(f.d.List(t.Context())),
-				"List of it":  drivertest.ErrorOf(f.d.List(t.Context(), "uid-0")),
-				"Usage of it": drivertest.ErrorOf(f.d.Usage(t.Context(), "uid-0")),
+				"List":        assert.ErrorOf(f.d.List(t.Context())),
+				"List of it":  assert.ErrorOf(f.d.List(t.Context(), "uid-0")),
+				"Usage of it": assert.ErrorOf(f.d.Usage(t.Context(), "uid-0")),
 			} {
-				drivertest.WantErrorKind(t, call, err, driver.ErrUnavailable)
+				assert.ErrorIs(t, call, err, driver.ErrUnavailable)
 				wantNamed(t, call, err, f.path("uid-0.json"))
 			}
 			for call, err := range map[string]error{
-				"Ensure":  drivertest.ErrorOf(f.d.Ensure(t.Context(), f.spec)),
+				"Ensure":  assert.ErrorOf(f.d.Ensure(t.Context(), f.spec)),
 				"Delete":  f.d.Delete(t.Context(), f.spec.Target, false),
 				"Release": f.d.Delete(t.Context(), f.spec.Target, true),
 			} {
-				drivertest.WantErrorKind(t, call, err, driver.ErrRetry)
+				assert.ErrorIs(t, call, err, driver.ErrRetry)
 				wantNamed(t, call, err, f.path("uid-0.json"))
 			}
 			if servers, err := f.d.List(t.Context(), "uid-1"); err != nil || len(servers) != 1 || servers[0].Run != other.Run {
@@ -154,7 +154,7 @@ func TestRepairedFile(t *testing.T) {
 	f := newFolder(t)
 	good := readFile(t, f.path("uid-0.json"))
 	f.writeFile(t, "uid-0.json", "oops")
-	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
+	assert.ErrorIs(t, "List", assert.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
 	f.writeFile(t, "uid-0.json", good)
 	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run {
 		t.Errorf("repaired it is %+v, want run %s", s, f.before.Run)
@@ -223,11 +223,11 @@ func TestForeignServers(t *testing.T) {
 	for _, uid := range []types.UID{"no-cluster", "theirs"} {
 		before := readFile(t, f.path(string(uid)+".json"))
 		_, err := f.d.Ensure(t.Context(), specOf(uid))
-		drivertest.WantErrorKind(t, "Ensure of "+string(uid), err, driver.ErrRetry)
+		assert.ErrorIs(t, "Ensure of "+string(uid), err, driver.ErrRetry)
 		if driver.ReasonOf(err) != driver.ReasonNameConflict {
 			t.Errorf("Ensure of %s: got the reason %q", uid, driver.ReasonOf(err))
 		}
-		drivertest.WantErrorKind(t, "Delete of "+string(uid), f.d.Delete(t.Context(), driver.Target{UID: uid}, false), driver.ErrNotFound)
+		assert.ErrorIs(t, "Delete of "+string(uid), f.d.Delete(t.Context(), driver.Target{UID: uid}, false), driver.ErrNotFound)
 		if readFile(t, f.path(string(uid)+".json")) != before {
 			t.Errorf("the file of %s was changed", uid)
 		}
@@ -368,8 +368,8 @@ func TestHeldLock(t *testing.T) {
 	assert.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_SH))
 	off := f.spec
 	off.Power = driver.PowerOff
-	drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(f.d.Ensure(t.Context(), off)), driver.ErrRetry)
-	drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrRetry)
+	assert.ErrorIs(t, "Ensure", assert.ErrorOf(f.d.Ensure(t.Context(), off)), driver.ErrRetry)
+	assert.ErrorIs(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrRetry)
 	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run || s.State != driver.StateRunning {
 		t.Errorf("it is %+v, want it unchanged", s)
 	}
@@ -400,10 +400,10 @@ func TestEngineReplaced(t *testing.T) {
 			assert.NoError(t, err)
 			replace(t, f)
 			drivertest.WaitForClose(t, events, "the engine was replaced")
-			drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
-			drivertest.WantErrorKind(t, "List of it", drivertest.ErrorOf(f.d.List(t.Context(), "uid-0")), driver.ErrUnavailable)
-			drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(f.d.Ensure(t.Context(), f.spec)), driver.ErrUnavailable)
-			drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrUnavailable)
+			assert.ErrorIs(t, "List", assert.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
+			assert.ErrorIs(t, "List of it", assert.ErrorOf(f.d.List(t.Context(), "uid-0")), driver.ErrUnavailable)
+			assert.ErrorIs(t, "Ensure", assert.ErrorOf(f.d.Ensure(t.Context(), f.spec)), driver.ErrUnavailable)
+			assert.ErrorIs(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrUnavailable)
 			if _, err := os.Stat(f.path("uid-0.json")); err == nil && name == "folder replaced" {
 				t.Error("a server was made in the other engine")
 			}
@@ -453,7 +453,7 @@ func TestPartialRelease(t *testing.T) {
 	if named, err := f.d.List(t.Context(), "uid-0"); err != nil || len(named) != 0 {
 		t.Errorf("List of it: got %+v, %v, want nothing", named, err)
 	}
-	drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrNotFound)
+	assert.ErrorIs(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrNotFound)
 	if s := f.listServers(t)["uid-0"]; !s.Retained || s.Run != f.before.Run {
 		t.Errorf("after Delete it is %+v, want it retained still", s)
 	}
@@ -543,9 +543,7 @@ func TestUncreatableFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	assert.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, err := fake.New(fake.Options{ClusterID: cluster, Dir: filepath.Join(file, "x")})
-	if err == nil || !strings.Contains(err.Error(), file) {
-		t.Errorf("got error %v, want one that names %s", err, file)
-	}
+	assert.ErrorSays(t, "New", err, file)
 }
 
 // FuzzServerFile checks that whatever a file contains, its server is either listed or the
@@ -567,7 +565,7 @@ func FuzzServerFile(f *testing.F) {
 		var r fake.Record
 		switch {
 		case err != nil:
-			drivertest.WantErrorKind(t, "List", err, driver.ErrUnavailable)
+			assert.ErrorIs(t, "List", err, driver.ErrUnavailable)
 			wantNamed(t, "List", err, path)
 		case json.Unmarshal(content, &r) != nil:
 			t.Errorf("List accepted %q as a server", content)

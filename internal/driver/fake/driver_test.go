@@ -16,7 +16,6 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/test/assert"
@@ -45,9 +44,7 @@ func TestOptions(t *testing.T) {
 		"latency negative": {fake.Options{ClusterID: cluster, Latency: -1}, "negative"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := fake.New(c.o); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got error %v, want one that contains %q", err, c.want)
-			}
+			assert.ErrorSays(t, "New", assert.ErrorOf(fake.New(c.o)), c.want)
 		})
 	}
 }
@@ -72,7 +69,7 @@ func TestInvalidSpecs(t *testing.T) {
 			spec := specOf("bad")
 			c.change(&spec)
 			_, err := d.Ensure(t.Context(), spec)
-			drivertest.WantErrorKind(t, "Ensure", err, driver.ErrInvalid)
+			assert.ErrorIs(t, "Ensure", err, driver.ErrInvalid)
 			if err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("the error %q does not contain %q", err, c.want)
 			}
@@ -245,8 +242,8 @@ func TestFailureRate(t *testing.T) {
 	t.Parallel()
 	d, memory, _ := newSteppedDriver(t, fake.Options{FailureRate: 1})
 	_, err := d.Ensure(t.Context(), specOf("x"))
-	drivertest.WantErrorKind(t, "Ensure", err, driver.ErrRetry)
-	drivertest.WantErrorKind(t, "Delete", d.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrRetry)
+	assert.ErrorIs(t, "Ensure", err, driver.ErrRetry)
+	assert.ErrorIs(t, "Delete", d.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrRetry)
 	if _, err := d.List(t.Context()); err != nil {
 		t.Errorf("List: %v", err)
 	}
@@ -260,7 +257,7 @@ func TestLatency(t *testing.T) {
 	t.Parallel()
 	d, memory, c := newSteppedDriver(t, fake.Options{Latency: time.Second})
 	done := make(chan error, 1)
-	go func() { done <- drivertest.ErrorOf(d.Ensure(t.Context(), specOf("x"))) }()
+	go func() { done <- assert.ErrorOf(d.Ensure(t.Context(), specOf("x"))) }()
 	assert.Eventually(t, "the call is delayed", func(testing.TB) error {
 		if !c.HasWaiters() {
 			return errors.New("it is not")
@@ -277,7 +274,7 @@ func TestLatency(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond) // which ends before the clock moves
 	defer cancel()
 	err := d.Delete(ctx, driver.Target{UID: "x"}, false)
-	drivertest.WantErrorKind(t, "Delete, cancelled", err, context.DeadlineExceeded)
+	assert.ErrorIs(t, "Delete, cancelled", err, context.DeadlineExceeded)
 	if driver.Ambiguous(err) || len(memory.Records()) != 1 {
 		t.Errorf("got error %v, want one that states that nothing was done", err)
 	}
@@ -295,7 +292,7 @@ func TestTwoControllers(t *testing.T) {
 		t.Errorf("the next driver lists %+v, want run %s", s, was.Run)
 	}
 	assert.NoError(t, second.Delete(t.Context(), driver.Target{UID: "x"}, false))
-	drivertest.WantErrorKind(t, "Delete again", first.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrNotFound)
+	assert.ErrorIs(t, "Delete again", first.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrNotFound)
 }
 
 func TestMemoryRejectsInvalidEdits(t *testing.T) {

@@ -30,13 +30,9 @@ func TestSuspendedLeaderBlocksOneServer(t *testing.T) {
 	if err := faketest.EnsureWithEpoch(t, d, "free", 6); err != nil {
 		t.Errorf("the next leader, on another server: %v", err)
 	}
-	if err := faketest.EnsureWithEpoch(t, d, "held", 6); !errors.Is(err, driver.ErrRetry) {
-		t.Errorf("the next leader, on that server: got error %v, want %v", err, driver.ErrRetry)
-	}
+	assert.ErrorIs(t, "the next leader, on that server", faketest.EnsureWithEpoch(t, d, "held", 6), driver.ErrRetry)
 	assert.NoError(t, errors.Join(syscall.Flock(int(halted.Fd()), syscall.LOCK_UN), halted.Close()))
-	if err := faketest.EnsureWithEpoch(t, d, "held", 5); !errors.Is(err, driver.ErrFenced) {
-		t.Errorf("the old leader: got error %v, want %v", err, driver.ErrFenced)
-	}
+	assert.ErrorIs(t, "the old leader", faketest.EnsureWithEpoch(t, d, "held", 5), driver.ErrFenced)
 	if err := faketest.EnsureWithEpoch(t, d, "held", 6); err != nil {
 		t.Errorf("the next leader, on that server: %v", err)
 	}
@@ -54,9 +50,7 @@ func TestEpochsAreBounded(t *testing.T) {
 	if err != nil || len(entries) == 0 || len(entries) > 100 {
 		t.Errorf("there are %d epochs, %v: want 1 to 100", len(entries), err)
 	}
-	if err := faketest.EnsureWithEpoch(t, d, "one", 1298); !errors.Is(err, driver.ErrFenced) {
-		t.Errorf("got error %v, want %v", err, driver.ErrFenced)
-	}
+	assert.ErrorIs(t, "the old leader", faketest.EnsureWithEpoch(t, d, "one", 1298), driver.ErrFenced)
 	if _, err := os.Stat(filepath.Join(dir, "epochs", "c%2F..%2Fc", fmt.Sprint(1299))); err != nil {
 		t.Error(err)
 	}

@@ -54,9 +54,7 @@ func TestManyStreams(t *testing.T) { //nolint:paralleltest // it counts the goro
 		})
 	}
 	ready.Wait()
-	if _, err := d.Exec(t.Context(), uid, driver.ExecRequest{Command: []string{"log", "hello"}}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(d.Exec(t.Context(), uid, driver.ExecRequest{Command: []string{"log", "hello"}})))
 	shown.Wait()
 	leave()
 	all.Wait()

@@ -67,7 +67,7 @@ func (r *fixture) logText() string {
 
 func (r *fixture) ensureServer(t *testing.T, vm string) error {
 	t.Helper()
-	return drivertest.ErrorOf(r.d.Ensure(t.Context(), specOf(vm)))
+	return assert.ErrorOf(r.d.Ensure(t.Context(), specOf(vm)))
 }
 
 func specOf(vm string) driver.ServerSpec {
@@ -94,27 +94,27 @@ b: {failCreate: 1}
 `)
 	for range 2 {
 		err := r.ensureServer(t, "default/a")
-		drivertest.WantErrorKind(t, "Ensure", err, driver.ErrExhausted)
+		assert.ErrorIs(t, "Ensure", err, driver.ErrExhausted)
 		if err == nil || err.Error() != "no luck today" {
 			t.Errorf("got error %v, want the file's message", err)
 		}
 	}
 	for _, vm := range []string{"default/a", "default/a", "other/a"} {
-		drivertest.WantErrorKind(t, "Ensure of "+vm, r.ensureServer(t, vm), nil)
+		assert.ErrorIs(t, "Ensure of "+vm, r.ensureServer(t, vm), nil)
 	}
 	for _, ns := range []string{"x", "y"} {
-		drivertest.WantErrorKind(t, "first Ensure in "+ns, r.ensureServer(t, ns+"/b"), driver.ErrRetry)
-		drivertest.WantErrorKind(t, "second Ensure in "+ns, r.ensureServer(t, ns+"/b"), nil)
+		assert.ErrorIs(t, "first Ensure in "+ns, r.ensureServer(t, ns+"/b"), driver.ErrRetry)
+		assert.ErrorIs(t, "second Ensure in "+ns, r.ensureServer(t, ns+"/b"), nil)
 	}
 	// A change of another entry does not reset the count; a changed entry does, but
 	// an existing server is not created.
 	r.writeFaults(t, "b: {failCreate: 1}\nz: {failCreate: 1}\n")
 	r.memory.Remove(uidOf("x/b"))
-	drivertest.WantErrorKind(t, "Ensure, entry unchanged", r.ensureServer(t, "x/b"), nil)
+	assert.ErrorIs(t, "Ensure, entry unchanged", r.ensureServer(t, "x/b"), nil)
 	r.writeFaults(t, "b: {failCreate: 2}")
-	drivertest.WantErrorKind(t, "Ensure of what exists", r.ensureServer(t, "x/b"), nil)
+	assert.ErrorIs(t, "Ensure of what exists", r.ensureServer(t, "x/b"), nil)
 	r.memory.Remove(uidOf("x/b"))
-	drivertest.WantErrorKind(t, "Ensure, entry changed", r.ensureServer(t, "x/b"), driver.ErrRetry)
+	assert.ErrorIs(t, "Ensure, entry changed", r.ensureServer(t, "x/b"), driver.ErrRetry)
 	if n := len(r.memory.Records()); n != 3 {
 		t.Errorf("the engine has %d servers, want 3", n)
 	}
@@ -127,7 +127,7 @@ func TestKinds(t *testing.T) {
 		"exhausted": driver.ErrExhausted, "unavailable": driver.ErrUnavailable,
 	} {
 		r := newFixture(t, "a: {failCreate: 1, kind: "+kind+"}")
-		drivertest.WantErrorKind(t, kind, r.ensureServer(t, "x/a"), want)
+		assert.ErrorIs(t, kind, r.ensureServer(t, "x/a"), want)
 	}
 	err := newFixture(t, "a: {failCreate: 1, kind: other}").ensureServer(t, "x/a")
 	if err == nil || !driver.Ambiguous(err) || errors.Is(err, driver.ErrUnavailable) {
@@ -138,34 +138,34 @@ func TestKinds(t *testing.T) {
 func TestHang(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, "")
-	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
+	assert.ErrorIs(t, "Ensure", r.ensureServer(t, "x/a"), nil)
 	r.writeFaults(t, `a: {hang: true}`)
-	drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(r.d.Ensure(shortContext(t), specOf("x/a"))), context.DeadlineExceeded)
-	drivertest.WantErrorKind(t, "Delete", r.d.Delete(shortContext(t), specOf("x/a").Target, false), context.DeadlineExceeded)
+	assert.ErrorIs(t, "Ensure", assert.ErrorOf(r.d.Ensure(shortContext(t), specOf("x/a"))), context.DeadlineExceeded)
+	assert.ErrorIs(t, "Delete", r.d.Delete(shortContext(t), specOf("x/a").Target, false), context.DeadlineExceeded)
 	if n := len(r.memory.Records()); n != 1 {
 		t.Errorf("the engine has %d servers, want the one", n)
 	}
-	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(r.d.List(t.Context())), nil)
-	drivertest.WantErrorKind(t, "Ensure of another", r.ensureServer(t, "x/b"), nil)
+	assert.ErrorIs(t, "List", assert.ErrorOf(r.d.List(t.Context())), nil)
+	assert.ErrorIs(t, "Ensure of another", r.ensureServer(t, "x/b"), nil)
 	r.writeFaults(t, `"*": {hang: true}`)
-	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(r.d.List(shortContext(t))), context.DeadlineExceeded)
-	drivertest.WantErrorKind(t, "Usage", drivertest.ErrorOf(r.d.Usage(shortContext(t), "x_a")), context.DeadlineExceeded)
+	assert.ErrorIs(t, "List", assert.ErrorOf(r.d.List(shortContext(t))), context.DeadlineExceeded)
+	assert.ErrorIs(t, "Usage", assert.ErrorOf(r.d.Usage(shortContext(t), "x_a")), context.DeadlineExceeded)
 }
 
 func TestSucceedThenTimeout(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, `x/a: {succeedThenTimeout: true}`)
 	err := r.ensureServer(t, "x/a")
-	drivertest.WantErrorKind(t, "Ensure", err, context.DeadlineExceeded)
+	assert.ErrorIs(t, "Ensure", err, context.DeadlineExceeded)
 	if !driver.Ambiguous(err) || len(r.memory.Records()) != 1 {
 		t.Errorf("got error %v and %d servers, want an ambiguous one and the server", err, len(r.memory.Records()))
 	}
 	err = r.d.Delete(t.Context(), specOf("x/a").Target, false)
-	drivertest.WantErrorKind(t, "Delete", err, context.DeadlineExceeded)
+	assert.ErrorIs(t, "Delete", err, context.DeadlineExceeded)
 	if len(r.memory.Records()) != 0 {
 		t.Error("the server is still there")
 	}
-	drivertest.WantErrorKind(t, "Delete again", r.d.Delete(t.Context(), specOf("x/a").Target, false), driver.ErrNotFound)
+	assert.ErrorIs(t, "Delete again", r.d.Delete(t.Context(), specOf("x/a").Target, false), driver.ErrNotFound)
 }
 
 // TestDeleteOfListedServer checks that a controller that has just started knows the
@@ -174,27 +174,27 @@ func TestDeleteOfListedServer(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, `x/a: {succeedThenTimeout: true}`)
 	bare, _ := driver.As[*fake.Driver](r.d)
-	drivertest.WantErrorKind(t, "Ensure of the bare driver", drivertest.ErrorOf(bare.Ensure(t.Context(), specOf("x/a"))), nil)
-	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(r.d.List(t.Context())), nil)
-	drivertest.WantErrorKind(t, "Delete", r.d.Delete(t.Context(), specOf("x/a").Target, false), context.DeadlineExceeded)
+	assert.ErrorIs(t, "Ensure of the bare driver", assert.ErrorOf(bare.Ensure(t.Context(), specOf("x/a"))), nil)
+	assert.ErrorIs(t, "List", assert.ErrorOf(r.d.List(t.Context())), nil)
+	assert.ErrorIs(t, "Delete", r.d.Delete(t.Context(), specOf("x/a").Target, false), context.DeadlineExceeded)
 }
 
 func TestLatency(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, `a: {latency: 80ms}`)
 	began := time.Now()
-	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
+	assert.ErrorIs(t, "Ensure", r.ensureServer(t, "x/a"), nil)
 	if took := time.Since(began); took < 80*time.Millisecond {
 		t.Errorf("Ensure took %v, want 80ms at least", took)
 	}
 	r.writeFaults(t, `a: {latency: 1h}`)
-	drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(r.d.Ensure(shortContext(t), specOf("x/a"))), context.DeadlineExceeded)
+	assert.ErrorIs(t, "Ensure", assert.ErrorOf(r.d.Ensure(shortContext(t), specOf("x/a"))), context.DeadlineExceeded)
 }
 
 func TestEngineUnavailable(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, "")
-	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
+	assert.ErrorIs(t, "Ensure", r.ensureServer(t, "x/a"), nil)
 	events, err := r.d.Watch(t.Context())
 	assert.NoError(t, err)
 	r.writeFaults(t, `"*": {engineUnavailable: true}`)
@@ -203,12 +203,12 @@ func TestEngineUnavailable(t *testing.T) {
 	for call, err := range map[string]error{
 		"Ensure":   r.ensureServer(t, "x/a"),
 		"Delete":   r.d.Delete(t.Context(), specOf("x/a").Target, false),
-		"List":     drivertest.ErrorOf(r.d.List(t.Context())),
-		"Usage":    drivertest.ErrorOf(r.d.Usage(t.Context(), "x_a")),
-		"Watch":    drivertest.ErrorOf(r.d.Watch(t.Context())),
-		"EngineID": drivertest.ErrorOf(identifier.EngineID(t.Context())),
+		"List":     assert.ErrorOf(r.d.List(t.Context())),
+		"Usage":    assert.ErrorOf(r.d.Usage(t.Context(), "x_a")),
+		"Watch":    assert.ErrorOf(r.d.Watch(t.Context())),
+		"EngineID": assert.ErrorOf(identifier.EngineID(t.Context())),
 	} {
-		drivertest.WantErrorKind(t, call, err, driver.ErrUnavailable)
+		assert.ErrorIs(t, call, err, driver.ErrUnavailable)
 	}
 	assert.NoError(t, os.Remove(r.path))
 	if servers, err := r.d.List(t.Context()); err != nil || len(servers) != 1 {
@@ -239,10 +239,10 @@ func TestInvalidFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newFixture(t, "a: {failCreate: 1000}")
-			drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), driver.ErrRetry)
+			assert.ErrorIs(t, "Ensure", r.ensureServer(t, "x/a"), driver.ErrRetry)
 			r.writeFaults(t, c.content)
 			for range 3 {
-				drivertest.WantErrorKind(t, "Ensure with a mistake in the file", r.ensureServer(t, "x/a"), driver.ErrRetry)
+				assert.ErrorIs(t, "Ensure with a mistake in the file", r.ensureServer(t, "x/a"), driver.ErrRetry)
 			}
 			for _, want := range append(c.want, r.path) {
 				if !strings.Contains(r.logText(), want) {
@@ -253,7 +253,7 @@ func TestInvalidFile(t *testing.T) {
 				t.Errorf("the mistake was logged %d times, want once", n)
 			}
 			r.writeFaults(t, "{}")
-			drivertest.WantErrorKind(t, "Ensure with the file repaired", r.ensureServer(t, "x/a"), nil)
+			assert.ErrorIs(t, "Ensure with the file repaired", r.ensureServer(t, "x/a"), nil)
 		})
 	}
 }
@@ -261,8 +261,8 @@ func TestInvalidFile(t *testing.T) {
 func TestJSON(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, `{"x/a": {"failCreate": 1}, "*": {"latency": "1ms"}}`)
-	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), driver.ErrRetry)
-	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
+	assert.ErrorIs(t, "Ensure", r.ensureServer(t, "x/a"), driver.ErrRetry)
+	assert.ErrorIs(t, "Ensure", r.ensureServer(t, "x/a"), nil)
 }
 
 // TestTransparent checks that without a file, or with one about other VMs, the driver is

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -114,9 +116,7 @@ func TestFencedCallsAreCounted(t *testing.T) {
 	e := &recordingDriver{during: func(context.Context) error { return driver.Errorf(driver.ErrFenced, "epoch 8 has acted") }}
 	d := fencing.Wrap("some", e, &fakeGate{epoch: 7}, logr.Discard(), reg)
 	for range 3 {
-		if err := callBoth(t, d); !errors.Is(err, driver.ErrFenced) {
-			t.Errorf("got error %v, want %v", err, driver.ErrFenced)
-		}
+		assert.ErrorIs(t, "the calls", callBoth(t, d), driver.ErrFenced)
 	}
 	want := `
 		# HELP drover_fenced_calls_total Calls that an engine refused because a newer epoch has acted on it.

@@ -28,9 +28,7 @@ func TestAssertionAfterTheEnd(t *testing.T) {
 	ready, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "ready-" + w.namespace}}, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	ready.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	if _, err := nodes.UpdateStatus(t.Context(), ready, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(nodes.UpdateStatus(t.Context(), ready, metav1.UpdateOptions{})))
 	for node, want := range map[string]bool{ready.Name: false, "gone-" + w.namespace: true} {
 		ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "run", DeletionTimestamp: new(metav1.Now())}}
 		ended.Spec = corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: objects.ContainerName}}}
@@ -73,7 +71,7 @@ func TestRefusedAssertion(t *testing.T) {
 	valid := s.Image.Source
 	s.Image.Source = "invalid"
 	_, err = s.ensure(t)
-	wantError(t, "an invalid spec", err, driver.ErrInvalid, "spec.image.source")
+	assert.ErrorIs(t, "an invalid spec", err, driver.ErrInvalid, "spec.image.source")
 	if s.list(t).NeedsEnsure {
 		t.Error("a refused assertion is not recorded while the spec is invalid")
 	}

@@ -66,9 +66,7 @@ func TestBlockEviction(t *testing.T) {
 	}
 
 	b.Spec.Selector.MatchLabels = map[string]string{"a": "b"}
-	if _, err := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Update(t.Context(), b, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Update(t.Context(), b, metav1.UpdateOptions{})))
 	s.wantNeedsEnsure(t, true)
 	s.reach(t, driver.StateRunning)
 	s.wantNeedsEnsure(t, false)
@@ -117,9 +115,7 @@ func TestOrphanedBudget(t *testing.T) {
 			s.reach(t, c.state)
 			b := s.budget(t)
 			b.OwnerReferences = nil
-			if _, err := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Update(t.Context(), b, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, assert.ErrorOf(w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Update(t.Context(), b, metav1.UpdateOptions{})))
 			if c.retains {
 				assert.NoError(t, s.d.Delete(t.Context(), s.Target, true))
 			} else {

@@ -208,10 +208,10 @@ func TestChannel(t *testing.T) {
 		}
 		return nil
 	})
-	wantError(t, "a probe of a port without a forward", s.d.Probe(t.Context(), s.UID, 81), driver.ErrInvalid, "tcpSocket.port is 81")
+	assert.ErrorIs(t, "a probe of a port without a forward", s.d.Probe(t.Context(), s.UID, 81), driver.ErrInvalid, "tcpSocket.port is 81")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // of which reading the pod takes a part
 	defer cancel()
-	wantError(t, "a probe of a guest that does not listen", s.d.Probe(ctx, s.UID, 7443), driver.ErrRetry, "")
+	assert.ErrorIs(t, "a probe of a guest that does not listen", s.d.Probe(ctx, s.UID, 7443), driver.ErrRetry, "")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	if all, err := s.d.Usage(t.Context(), s.UID); err != nil || len(all) > 0 {
 		t.Errorf("a server that is off uses %v, %v", all, err)
@@ -281,10 +281,10 @@ func TestHangingMachine(t *testing.T) {
 	if got := silent.list(t); got.State != driver.StateRunning || got.Err != nil {
 		t.Errorf("a machine that is cut off is %s, %v", got.State, got.Err)
 	}
-	wantError(t, "a probe of it", s.d.Probe(t.Context(), silent.UID, 80), driver.ErrRetry, "cannot be reached")
+	assert.ErrorIs(t, "a probe of it", s.d.Probe(t.Context(), silent.UID, 80), driver.ErrRetry, "cannot be reached")
 	silent.Power = driver.PowerPaused
 	_, err = silent.ensure(t)
-	wantError(t, "pausing it", err, driver.ErrRetry, "spec.action: pausing the machine: the machine cannot be reached")
+	assert.ErrorIs(t, "pausing it", err, driver.ErrRetry, "spec.action: pausing the machine: the machine cannot be reached")
 	if got := silent.list(t); got.State != driver.StateRunning {
 		t.Errorf("a machine that could not be paused is %s", got.State)
 	}
@@ -343,9 +343,7 @@ func (s *server) takeSecretNames(t *testing.T, times int) (names []string) {
 			t.Fatalf("the record is %+v", s.Objects)
 		}
 		theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: r.Name, Labels: map[string]string{objects.LabelUID: string(s.UID)}}, Data: map[string][]byte{"user-data": []byte("evil")}}
-		if _, err := s.w.kube.CoreV1().Secrets(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, assert.ErrorOf(s.w.kube.CoreV1().Secrets(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{})))
 		names = append(names, r.Name)
 	}
 	return names
@@ -416,8 +414,8 @@ func TestEarlierPod(t *testing.T) {
 	}
 	s.Power = driver.PowerPaused
 	_, err := s.ensure(t)
-	wantError(t, "pausing it", err, driver.ErrRetry, "earlier version")
-	wantError(t, "probing it", s.d.Probe(t.Context(), s.UID, 80), driver.ErrRetry, "earlier version")
+	assert.ErrorIs(t, "pausing it", err, driver.ErrRetry, "earlier version")
+	assert.ErrorIs(t, "probing it", s.d.Probe(t.Context(), s.UID, 80), driver.ErrRetry, "earlier version")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.turn(t, driver.PowerOn, driver.StateRunning)
 	if objects.SecretOf(s.pod(t)) == "" {

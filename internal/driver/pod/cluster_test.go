@@ -271,14 +271,6 @@ func (s *server) wantGone(t *testing.T) {
 	})
 }
 
-// wantError checks the kind and the text of an error.
-func wantError(t testing.TB, what string, err, kind error, says string) {
-	t.Helper()
-	if !errors.Is(err, kind) || !strings.Contains(err.Error(), says) {
-		t.Errorf("%s: got %v, want %v with %q", what, err, kind, says)
-	}
-}
-
 // kubelet acts for the scheduler, the kubelet and the provisioner of volumes in one world.
 type kubelet struct {
 	w            *world
@@ -320,9 +312,7 @@ func startKubelet(t *testing.T, w *world) *kubelet {
 	}
 	k.pods, k.claims = known.Core().V1().Pods().Informer(), known.Core().V1().PersistentVolumeClaims().Informer()
 	for _, i := range []cache.SharedIndexInformer{k.pods, k.claims} {
-		if _, err := i.AddEventHandler(wake); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, assert.ErrorOf(i.AddEventHandler(wake)))
 	}
 	known.Start(ctx.Done())
 	var all sync.WaitGroup

@@ -62,9 +62,7 @@ func (w *world) createVM(t *testing.T, name, spec string) *vm {
 // change merges a patch into the spec.
 func (v *vm) change(t *testing.T, patch string) {
 	t.Helper()
-	if _, err := v.w.vms.Patch(t.Context(), v.name, types.MergePatchType, []byte(`{"spec":`+patch+`}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(v.w.vms.Patch(t.Context(), v.name, types.MergePatchType, []byte(`{"spec":`+patch+`}`), metav1.PatchOptions{})))
 }
 
 // wait waits until the status is about the latest spec and is Ready, and has a phase and, if they are

@@ -48,13 +48,11 @@ func (s *server) settle(t *testing.T) {
 			}
 		}
 		if s.list(t).NeedsEnsure {
-			return fmt.Errorf("the driver asks for an Ensure: %w", ensureError(s.ensure(t)))
+			return fmt.Errorf("the driver asks for an Ensure: %w", assert.ErrorOf(s.ensure(t)))
 		}
 		return nil
 	})
 }
-
-func ensureError(_ driver.Server, err error) error { return err }
 
 // fixedBytes is the size of the boot guest's image.
 const fixedBytes = 1 << 20
@@ -124,9 +122,7 @@ func TestClaimsOfAFailure(t *testing.T) {
 	if got := s.recordOf(objects.KindClaim).UID; got != c.Root.UID {
 		t.Errorf("the record has the UID %q, want %s", got, c.Root.UID)
 	}
-	if err := s.converge(t).recordClaims(failure); !errors.Is(err, failure) {
-		t.Errorf("after the record the failure is %v", err)
-	}
+	assert.ErrorIs(t, "after the record the failure", s.converge(t).recordClaims(failure), failure)
 	s.deleteAll(t)
 }
 
@@ -179,8 +175,8 @@ func TestVolumeCannotGrow(t *testing.T) {
 func wantGrowthError(t testing.TB, power driver.Power, err error) {
 	t.Helper()
 	if power == driver.PowerOn {
-		wantError(t, "growing it", err, driver.ErrRetry, "spec.volumes[data].size: the PVC has ")
-		wantError(t, "growing it", err, driver.ErrRetry, "only dynamically provisioned pvc can be resized")
+		assert.ErrorIs(t, "growing it", err, driver.ErrRetry, "spec.volumes[data].size: the PVC has ")
+		assert.ErrorIs(t, "growing it", err, driver.ErrRetry, "only dynamically provisioned pvc can be resized")
 	}
 }
 
@@ -247,7 +243,7 @@ func (s *server) wantRefusal(t *testing.T, reason, says string) {
 		if driver.ReasonOf(err) != reason {
 			return fmt.Errorf("Ensure returns %w", err)
 		}
-		wantError(t, reason, err, driver.ErrRetry, says)
+		assert.ErrorIs(t, reason, err, driver.ErrRetry, says)
 		return nil
 	})
 }

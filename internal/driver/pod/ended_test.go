@@ -49,7 +49,7 @@ func TestDeletedPodsAreReleased(t *testing.T) {
 		})
 	}
 	_, err := refused.ensure(t)
-	wantError(t, "the start of what is refused", err, driver.ErrUnsupported, "hostPort")
+	assert.ErrorIs(t, "the start of what is refused", err, driver.ErrUnsupported, "hostPort")
 }
 
 // TestMadeByALostPod checks that the disks of a guest that was seen to run count as made after its pod is lost,
@@ -99,13 +99,11 @@ func TestRejectionOfAPodThatRan(t *testing.T) {
 		p := s.pod(t)
 		delete(k.stop, p.UID)
 		p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "NodeAffinity", Message: "a label of the node has changed"}
-		if _, err := w.kube.CoreV1().Pods(s.Namespace).UpdateStatus(t.Context(), p, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, assert.ErrorOf(w.kube.CoreV1().Pods(s.Namespace).UpdateStatus(t.Context(), p, metav1.UpdateOptions{})))
 	})
 	for range 3 {
 		_, err := s.ensure(t)
-		wantError(t, "just rejected", err, driver.ErrRetry, "may have yet to end its container")
+		assert.ErrorIs(t, "just rejected", err, driver.ErrRetry, "may have yet to end its container")
 		now.Step(rejectionDelay / 4)
 	}
 	if held, err := s.holds(t); !held || err != nil {

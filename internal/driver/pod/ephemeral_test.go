@@ -99,7 +99,7 @@ func TestLateEphemeralPod(t *testing.T) {
 	ended.Ended = true
 	s.Objects = []driver.Object{ended}
 	_, err := s.ensure(t)
-	wantError(t, "a pod that is not recorded", err, driver.ErrRetry, "was not made for this VirtualMachine")
+	assert.ErrorIs(t, "a pod that is not recorded", err, driver.ErrRetry, "was not made for this VirtualMachine")
 	assert.NoError(t, w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
 	s.reach(t, driver.StateRunning)
 	s.deleteAll(t)
@@ -144,9 +144,7 @@ func TestEphemeralWrites(t *testing.T) {
 	s.d = openAs(t, config, clusterID, DefaultCallTimeout)
 	s.reach(t, driver.StateRunning)
 	s.Power, s.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-	if _, err := s.ensure(t); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(s.ensure(t)))
 	assert.Eventually(t, "the machine has ended", func(t testing.TB) error {
 		if got := s.list(t); got.State != driver.StateStopped {
 			return fmt.Errorf("it is %s", got.State)
@@ -284,7 +282,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 		return nil
 	})
 	_, err = s.ensure(t)
-	wantError(t, "while the user's pod is there", err, driver.ErrRetry, "is not this VirtualMachine's")
+	assert.ErrorIs(t, "while the user's pod is there", err, driver.ErrRetry, "is not this VirtualMachine's")
 	w.kubelet.set(func(k *kubelet) { k.isSlow = false })
 	s.wantRefusal(t, reasonPodLost, "is gone")
 	if r := s.recordOf(objects.KindPod); r.UID != lost.UID || r.Ended {
@@ -300,8 +298,6 @@ func (w *world) forceRemove(t *testing.T, p *corev1.Pod) {
 	delete(w.kubelet.stop, p.UID)
 	patch := []byte(`{"metadata": {"finalizers": null}}`)
 	pods := w.kube.CoreV1().Pods(p.Namespace)
-	if _, err := pods.Patch(t.Context(), p.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(pods.Patch(t.Context(), p.Name, types.MergePatchType, patch, metav1.PatchOptions{})))
 	assert.NoError(t, pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 }

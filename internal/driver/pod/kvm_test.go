@@ -49,9 +49,7 @@ func TestKVM(t *testing.T) {
 	now.SetTime(now.Now().Add(time.Minute))
 	check("not-ready", kvm.Auto, nil, "auto", 0) // by the taint that a new node gets
 	node.Spec.Taints = nil
-	if _, err := w.kube.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(w.kube.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{})))
 	now.SetTime(now.Now().Add(time.Minute))
 	check("with-a-node", kvm.Auto, nil, "auto", 1)
 	check("selected", kvm.Auto, map[string]string{"zone": w.namespace}, "auto", 1)

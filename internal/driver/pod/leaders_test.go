@@ -126,7 +126,7 @@ func TestEpochOfAUser(t *testing.T) {
 	c.epoch = math.MaxUint64
 	assert.NoError(t, annotateRoot(t, c, "example.com/by", "a user"))
 	_, err := s.ensure(t)
-	wantError(t, "Ensure", err, driver.ErrRetry, objects.AnnotationEpoch)
+	assert.ErrorIs(t, "Ensure", err, driver.ErrRetry, objects.AnnotationEpoch)
 	err = errors.Join(err, s.d.Delete(t.Context(), s.Target, false))
 	if errors.Is(err, driver.ErrFenced) || driver.ReasonOf(err) != "LaterEpoch" {
 		t.Errorf("the driver is suspended by %v", err)

@@ -36,16 +36,12 @@ func TestListHasOwnWrites(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	watched := w.open(t)
-	if _, err := watched.Watch(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(watched.Watch(t.Context())))
 	var uids []types.UID
 	for n := range 10 {
 		s := w.newEphemeral(t, fmt.Sprintf("web-%d", n))
 		s.d = watched
-		if _, err := s.ensure(t); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, assert.ErrorOf(s.ensure(t)))
 		if listed, err := s.isListed(t); !listed || err != nil {
 			t.Errorf("%s is in the list: %t, %v", s.Name, listed, err)
 		}

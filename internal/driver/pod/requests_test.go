@@ -101,9 +101,7 @@ func (s *server) watchAs(t *testing.T, config *rest.Config) {
 	t.Helper()
 	s.d = openAs(t, config, clusterID, DefaultCallTimeout)
 	s.d.reader.Owner = s.owner
-	if _, err := s.d.Watch(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
 }
 
 // wantListed returns a call that lists the server alone.
@@ -162,9 +160,7 @@ func TestReadsOfReleased(t *testing.T) {
 	config, count := w.countRequests()
 	s := w.newRetained(t, "web")
 	s.d = openAs(t, config, w.cluster, DefaultCallTimeout)
-	if _, err := s.d.Watch(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
 	release := func() error { return s.d.ReleaseEnded(t.Context()) }
 	count.wantRequests(t, "a look at a released pod that runs", release, map[string]int{})
 	w.kubelet.finish(t, s.pod(t))

@@ -228,11 +228,9 @@ func TestSeed(t *testing.T) {
 	replicas.Wait()
 	assert.NoError(t, secrets.Delete(t.Context(), machines.SeedName, metav1.DeleteOptions{}))
 	damaged := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: machines.SeedName}, Data: map[string][]byte{"seed": []byte("short")}}
-	if _, err := secrets.Create(t.Context(), damaged, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(secrets.Create(t.Context(), damaged, metav1.CreateOptions{})))
 	_, err := newMachines().NewEnd(t.Context(), "vm", "nonce")
-	wantError(t, "a damaged seed", err, driver.ErrRetry, "seed has 5 bytes and must have 32")
+	assert.ErrorIs(t, "a damaged seed", err, driver.ErrRetry, "seed has 5 bytes and must have 32")
 }
 
 // TestConcurrentChange has others change the PVC just before the driver does. Its call decides again, and
@@ -256,9 +254,7 @@ func TestConcurrentChange(t *testing.T) {
 				})
 			}
 		}, nil), clusterID, DefaultCallTimeout)
-		if _, err := s.ensure(t); !errors.Is(err, c.want) {
-			t.Errorf("after a change by another %s the call returns %v, want %v", name, err, c.want)
-		}
+		assert.ErrorIs(t, "after a change by another "+name, assert.ErrorOf(s.ensure(t)), c.want)
 		now := s.claims(t)[objects.RootDisk].Annotations
 		if now[c.annotation] != "7" || (now[objects.AnnotationRun] != "") != (c.want == nil) {
 			t.Errorf("after a change by another %s the annotations are %v", name, now)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
@@ -123,16 +124,14 @@ func (g *linuxGuest) checkAgent(t *testing.T) {
 	wantError(t, err, driver.ErrUnsupported, "qemu-guest-agent")
 	g.setHonest(t)
 	got, err := g.d.Interfaces(t.Context(), g.spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(got) != 1 || got[0].Name != "eth0" || got[0].MAC != launch.MACAddress(string(g.spec.UID)) ||
 		!slices.Contains(got[0].Addresses, netip.MustParsePrefix("10.0.2.15/24")) {
 		t.Errorf("the interfaces are %+v", got)
 	}
 	g.checkCommands(t)
 
-	paused := g.spec
-	paused.Power = driver.PowerPaused
-	reach(t, g.d, paused, driver.StatePaused)
+	pause(t, g.d, g.spec)
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrRetry, "is paused")
 	reach(t, g.d, g.spec, driver.StateRunning)
 	if got := g.run(t, nil, "echo", "on"); got.out != "on\n" {
@@ -209,9 +208,7 @@ func (g *linuxGuest) checkExecTogether(t *testing.T) {
 		return nil
 	})
 	leave()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
 	assert.Eventually(t, "the command ends", func(t testing.TB) error {
 		if n := g.ask(t, "/processes"); n != "0" {
 			return fmt.Errorf("%s run", n)
@@ -224,9 +221,7 @@ func (g *linuxGuest) checkExecTogether(t *testing.T) {
 	defer func() { _ = closeTyped.Close() }()
 	go func() { left <- g.runOn(ctx, g.d, typed, "cat").err }()
 	leave()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
 }
 
 // checkHostileAgents checks that no agent makes a call wait for longer than it says, and that an
@@ -282,16 +277,18 @@ func (g *linuxGuest) checkHostileAgents(t *testing.T) {
 func (g *linuxGuest) checkAgentTaken(t *testing.T) {
 	g.setHonest(t)
 	lock, err := os.Open(g.d.InstanceOf(g.spec.UID).File("agent.lock"))
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = lock.Close() }()
-	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	assert.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	if s := reach(t, g.d, g.spec, driver.StateRunning); s.Err != nil {
 		t.Errorf("it is %+v", s)
 	}
 	if used, err := g.d.Usage(t.Context(), g.spec.UID); len(used) != 1 || err != nil {
 		t.Errorf("it uses %+v, %v", used, err)
 	}
-	attach(t, g.d, g.spec).shows(t, "guest 2 is up")
+	console, err := g.d.Console(t.Context(), g.spec.UID)
+	assert.NoError(t, err)
+	streams.ReadAll(t, console).WaitForText(t, "guest 2 is up")
 	if tier.IsFull() { // it takes as long as the product waits for its turn
 		_, err = g.d.Interfaces(t.Context(), g.spec.UID)
 		wantError(t, err, driver.ErrRetry, "busy")
@@ -304,19 +301,17 @@ func (g *linuxGuest) checkAgentTaken(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	go ask(ctx)
 	leave()
-	if err := <-waits; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "Interfaces", <-waits, context.Canceled)
 	go ask(t.Context())
-	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
-	must(t, <-waits)
+	assert.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
+	assert.NoError(t, <-waits)
 }
 
 // ownDescriptors returns what this process has open.
 func ownDescriptors(t *testing.T) []string {
 	t.Helper()
 	links, err := filepath.Glob("/proc/self/fd/*")
-	must(t, err)
+	assert.NoError(t, err)
 	var open []string
 	for _, link := range links {
 		if to, err := os.Readlink(link); err == nil {
@@ -330,10 +325,10 @@ func ownDescriptors(t *testing.T) []string {
 func dialAndRead(t *testing.T, d *Driver, uid types.UID, port int32, says, want string) {
 	t.Helper()
 	conn, err := d.Dial(t.Context(), uid, port)
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	_, err = io.WriteString(conn, says)
-	must(t, err)
+	assert.NoError(t, err)
 	text := make([]byte, len(want))
 	if _, err := io.ReadFull(conn, text); err != nil || string(text) != want {
 		t.Errorf("port %d answers %q, %v", port, text, err)

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -48,14 +50,15 @@ func TestContract(t *testing.T) {
 		},
 		OutOfBand: e.engineActions(),
 		Guest: drivertest.Guest{
-			Print: func(t *testing.T, _ driver.Driver, s driver.Server, word string) { t.Helper(); e.printWord(t, s, word) },
-			Type:  func(word string) string { return word },
+			Print: func(t *testing.T, _ driver.Driver, s driver.Server, word string) {
+				t.Helper()
+				e.printWord(t, s, word+"\n")
+			},
+			Type: func(word string) string { return word },
 		},
 		FailCode: instance.CodePanicked,
 		Visible:  e.visible,
-		Skips: withGuestSkips(map[string]string{
-			"StartedByHand": "a machine cannot be started without its driver",
-		}),
+		Skips:    contractSkips(),
 	})
 }
 
@@ -76,7 +79,7 @@ func (e *engine) stubbornSpec() driver.ServerSpec {
 func (e *engine) instanceFor(t *testing.T, s driver.Server) *instance.Instance {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", e.dir)
-	must(t, err)
+	assert.NoError(t, err)
 	path := dir.Path(instance.VMsDir, string(s.UID))
 	if s.Retained {
 		path = dir.Path(instance.RetainedDir, string(s.UID)+"."+s.ID)
@@ -88,7 +91,7 @@ func (e *engine) engineActions() drivertest.OutOfBand {
 	return drivertest.OutOfBand{
 		Kill: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.instanceFor(t, s).Kill(context.WithoutCancel(t.Context())))
+			assert.NoError(t, e.instanceFor(t, s).Kill(context.WithoutCancel(t.Context())))
 		},
 		Stop: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -104,13 +107,13 @@ func (e *engine) engineActions() drivertest.OutOfBand {
 		},
 		Pause: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.instanceFor(t, s).Execute(t.Context(), "stop", nil, nil))
+			assert.NoError(t, e.instanceFor(t, s).Execute(t.Context(), "stop", nil, nil))
 		},
 		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			h := e.instanceFor(t, s)
-			must(t, h.Kill(context.WithoutCancel(t.Context())))
-			must(t, os.RemoveAll(h.Path))
+			assert.NoError(t, h.Kill(context.WithoutCancel(t.Context())))
+			assert.NoError(t, os.RemoveAll(h.Path))
 		},
 		BurnCPU: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -140,9 +143,9 @@ func (e *engine) printWord(t *testing.T, s driver.Server, word string) {
 func typeText(t *testing.T, h *instance.Instance, text string) (stop func()) {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = conn.Write([]byte(text))
-	must(t, err)
+	assert.NoError(t, err)
 	return func() { _ = conn.Close() }
 }
 
@@ -152,26 +155,25 @@ func (e *engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	h := e.instanceFor(t, s)
 	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
-	must(t, err)
+	assert.NoError(t, err)
 	text := string(line)
 	for _, name := range []string{instance.RecordFile, machine.LogFile, machine.SerialLogFile, machine.PIDFile} {
 		content, err := os.ReadFile(h.File(name))
-		must(t, err)
+		assert.NoError(t, err)
 		text += string(content)
 	}
 	return text
 }
 
-// withGuestSkips adds the cases that need a guest with an agent and a server, which the
+// contractSkips has the cases that need a guest with an agent and a server, which the
 // suite's guest does not have.
-func withGuestSkips(skips map[string]string) map[string]string {
-	for test, cases := range map[string][]string{
-		"TestLogs":  {"Logs", "LogsFollow", "LogsTail", "LogsPrevious"},
-		"TestLinux": {"Exec", "ExecEnds", "ExecInput", "ExecOfManyCallers", "ExecTerminal", "Interfaces", "Dial"},
-	} {
-		for _, name := range cases {
-			skips[name] = test + " checks this"
-		}
+func contractSkips() map[string]string {
+	skips := map[string]string{
+		"StartedByHand": "a machine cannot be started without its driver",
+		"LogsPrevious":  "the previous log is what was cut off: TestLogs",
+	}
+	for _, name := range []string{"Exec", "ExecEnds", "ExecInput", "ExecOfManyCallers", "ExecTerminal", "Interfaces", "Dial"} {
+		skips[name] = "TestLinux checks this"
 	}
 	return skips
 }

@@ -6,7 +6,6 @@ package qemu
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -85,7 +84,6 @@ ethernets:
 	if s := reach(t, d, off, driver.StateStopped); s.Exit == nil || s.Exit.Code != 0 {
 		t.Errorf("it ended with %+v", s.Exit)
 	}
-	gone(t, d, spec)
 }
 
 // checkRealAgent checks commands and interfaces by the QEMU guest agent of the distribution.
@@ -124,14 +122,12 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 		return nil
 	})
 	leave()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
 	if got := g.run(t, nil, "pgrep", "-fx", "sleep 4711"); got.code != 1 || got.err != nil {
 		t.Errorf("the command of a caller who has left: %+v", got)
 	}
 	interfaces, err := d.Interfaces(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(interfaces) != 1 || interfaces[0].Name != "drover0" || interfaces[0].MAC != launch.MACAddress(string(spec.UID)) ||
 		!slices.Contains(interfaces[0].Addresses, netip.MustParsePrefix("10.0.2.77/24")) {
 		t.Errorf("the interfaces are %+v", interfaces)
@@ -159,7 +155,7 @@ type terminal struct {
 func sitAt(t *testing.T, h *instance.Instance) *terminal {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
-	must(t, err)
+	assert.NoError(t, err)
 	c := &terminal{t: t, conn: conn}
 	t.Cleanup(c.close)
 	return c
@@ -170,13 +166,13 @@ func (c *terminal) close() { _ = c.conn.Close() }
 func (c *terminal) say(text string) {
 	c.t.Helper()
 	_, err := c.conn.Write([]byte(text))
-	must(c.t, err)
+	assert.NoError(c.t, err)
 }
 
 // await reads until a text has come, and returns what came before it.
 func (c *terminal) await(text string) string {
 	c.t.Helper()
-	must(c.t, c.conn.SetReadDeadline(time.Now().Add(debianWithin)))
+	assert.NoError(c.t, c.conn.SetReadDeadline(time.Now().Add(debianWithin)))
 	for part := make([]byte, 4096); ; {
 		if before, after, found := strings.Cut(c.said.String(), text); found {
 			c.said.Reset()

@@ -61,18 +61,14 @@ func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) (s driver.Ser
 func TestResumedLately(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = failingDisk(t, 5, 1)
-	d := openWith(t, o)
+	d := e.openBinary(t, failingDisk(t, 5, 1))
 	spec := e.spec()
 	waitsForDisk(t, d, spec)
 	h := d.InstanceOf(spec.UID)
 	d.DiskResumes.Store(h.Path, d.Clock.Now().Add(time.Hour)) // lately, however slow this host is
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, driver.ReasonDiskError)
+	refuses(t, d, spec, driver.ErrRetry, driver.ReasonDiskError)
 	d.DiskResumes.Store(h.Path, d.Clock.Now().Add(-machine.ResumeAgain))
 	boots(t, d, spec, "drover guest 1 A")
-	gone(t, d, spec)
 }
 
 // refusesToResume returns the error of a guest whose disk still fails. On a loaded host the
@@ -122,9 +118,7 @@ func TestDiskErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
-			o := e.options()
-			o.Binary = failingDisk(t, c.errno, 8)
-			d := openWith(t, o)
+			d := e.openBinary(t, failingDisk(t, c.errno, 8))
 			spec := e.spec()
 			s := waitsForDisk(t, d, spec)
 			err := refusesToResume(t, d, spec)
@@ -137,7 +131,6 @@ func TestDiskErrors(t *testing.T) {
 			if after.Run != s.Run || after.Err != nil {
 				t.Errorf("it is %+v, and was %+v", after, s)
 			}
-			gone(t, d, spec)
 		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -41,8 +43,7 @@ func TestDiskBeyondHost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
 			c.change(&spec)
-			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, c.kind, c.says)
+			refuses(t, d, spec, c.kind, c.says)
 			leavesNothing(t, d)
 		})
 	}
@@ -51,11 +52,9 @@ func TestDiskBeyondHost(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	grown := spec
 	grown.RootDiskBytes = 11 * gib
-	_, err := d.Ensure(t.Context(), grown)
-	wantError(t, err, driver.ErrExhausted, "resource.rootDisk: needed")
+	refuses(t, d, grown, driver.ErrExhausted, "resource.rootDisk: needed")
 	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1, Available: 1}, nil }
 	reach(t, d, spec, driver.StateRunning) // as it is
-	gone(t, d, spec)
 }
 
 // TestDiskGauges checks the gauges of what was promised and what is available, including
@@ -73,12 +72,12 @@ func TestDiskGauges(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A") // which makes its volume
 	off(t, d, spec)
 	reach(t, d, released, driver.StateStopped)
-	must(t, d.Delete(t.Context(), released.Target, true))
+	assert.NoError(t, d.Delete(t.Context(), released.Target, true))
 	if n, err := testutil.GatherAndCount(registry, "drover_qemu_disk_promised_bytes", "drover_qemu_disk_available_bytes"); n != 2 || err != nil {
 		t.Fatalf("%d of the gauges are shown, want 2: %v", n, err)
 	}
 	families, err := registry.Gather()
-	must(t, err)
+	assert.NoError(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		got[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()
@@ -91,5 +90,4 @@ func TestDiskGauges(t *testing.T) {
 		t.Errorf("available are %v bytes", available)
 	}
 	openWith(t, o) // in the same process, with the same registry
-	gone(t, d, spec)
 }

@@ -42,23 +42,24 @@ func TestExitIsReported(t *testing.T) {
 			e.sendText(t, s, "x")
 			waitGuestEnded(t, h)
 		}, "Completed"},
-		"killed": {func(t *testing.T, h *instance.Instance, _ driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
+		"killed": {func(t *testing.T, h *instance.Instance, _ driver.Server) {
+			t.Helper()
+			assert.NoError(t, h.Kill(t.Context()))
+		}, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
 			h := d.InstanceOf(spec.UID)
 			first := boots(t, d, spec, "drover guest 1 A")
 			c.end(t, h, first)
-			s, err := d.Ensure(t.Context(), spec)
-			must(t, err)
+			s := ensure(t, d, spec)
 			if s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
 				t.Errorf("it is %+v", s)
 			}
 			if on, err := h.IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
-			second, err := d.Ensure(t.Context(), spec)
-			must(t, err)
+			second := ensure(t, d, spec)
 			if second.State != driver.StateRunning || second.Run == first.Run {
 				t.Errorf("started again it is %+v", second)
 			}
@@ -68,11 +69,10 @@ func TestExitIsReported(t *testing.T) {
 			restart := spec
 			restart.RestartRun = second.Run
 			third, err := d.Ensure(t.Context(), restart) // a restart asks for a start, however the run ended
-			must(t, err)
+			assert.NoError(t, err)
 			if third.State != driver.StateRunning || third.Run == second.Run {
 				t.Errorf("restarted it is %+v", third)
 			}
-			gone(t, d, spec)
 		})
 	}
 }
@@ -93,20 +93,18 @@ func TestOneStartPerCall(t *testing.T) {
 		}
 		if status, err := d.InstanceOf(spec.UID).Status(t.Context()); err == nil && status == "running" {
 			ends++
-			must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+			assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 		}
 	}, funcr.Options{Verbosity: 1})
 	d = openWith(t, o)
 	off(t, d, spec)
 	notifications := d.StateDir.Path(instance.NotificationsDir)
-	must(t, os.RemoveAll(notifications))
-	must(t, os.WriteFile(notifications, nil, 0o600))
-	s, err := d.Ensure(t.Context(), spec)
-	must(t, err)
+	assert.NoError(t, os.RemoveAll(notifications))
+	assert.NoError(t, os.WriteFile(notifications, nil, 0o600))
+	s := ensure(t, d, spec)
 	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" || ends != 1 {
 		t.Errorf("it was started %d times and is %+v", ends, s)
 	}
-	must(t, os.Remove(notifications))
-	must(t, os.Mkdir(notifications, 0o700))
-	gone(t, d, spec)
+	assert.NoError(t, os.Remove(notifications))
+	assert.NoError(t, os.Mkdir(notifications, 0o700))
 }

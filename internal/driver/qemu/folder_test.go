@@ -32,20 +32,20 @@ func TestBrokenRecord(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": "{}"} {
-		must(t, os.WriteFile(path, []byte(broken), 0o600))
+		assert.NoError(t, os.WriteFile(path, []byte(broken), 0o600))
 		wantBroken(t, d, spec, name, driver.StateRunning)
 		wantBroken(t, e.openAs(t, "cluster-2", e.dir), spec, name, driver.StateRunning)
 		other.Power = driver.PowerOn
 		reach(t, d, other, driver.StateRunning)
 		gone(t, d, other)
 	}
-	must(t, os.Remove(path))
+	assert.NoError(t, os.Remove(path))
 	wantBroken(t, d, spec, "none", driver.StateRunning)
-	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
-	must(t, os.WriteFile(path, content, 0o600))
+	assert.NoError(t, os.WriteFile(path, content, 0o600))
 	if end := waitExit(t, d, spec.UID); end.Reason != "Killed" {
 		t.Errorf("repaired, it ended with %+v", end)
 	}
@@ -59,8 +59,7 @@ func TestUnreadRecord(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
+	off(t, d, spec)
 	h := d.InstanceOf(spec.UID)
 	for cause, c := range map[error]struct {
 		broken, remove bool
@@ -78,15 +77,13 @@ func TestUnreadRecord(t *testing.T) {
 			t.Errorf("%v: got the error %v, broken %v", cause, err, instance.IsBroken(err))
 		}
 	}
-	must(t, os.Rename(h.File(instance.RecordFile), h.File("kept")))
-	must(t, os.Mkdir(h.File(instance.RecordFile), 0o700))
+	assert.NoError(t, os.Rename(h.File(instance.RecordFile), h.File("kept")))
+	assert.NoError(t, os.Mkdir(h.File(instance.RecordFile), 0o700))
 	wantBroken(t, d, spec, "a folder", driver.StateStopped)
-	must(t, os.Remove(h.File(instance.RecordFile)))
-	must(t, os.Rename(h.File("kept"), h.File(instance.RecordFile)))
+	assert.NoError(t, os.Remove(h.File(instance.RecordFile)))
+	assert.NoError(t, os.Rename(h.File("kept"), h.File(instance.RecordFile)))
 	gone(t, d, spec)
-	if _, err := h.Load(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of one that is gone: %v", err)
-	}
+	assert.ErrorIs(t, "Load of one that is gone", assert.ErrorOf(h.Load()), fs.ErrNotExist)
 }
 
 // TestCopiedFolder checks that a copy of a server's folder is neither that server again
@@ -95,12 +92,11 @@ func TestCopiedFolder(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec, other := e.spec(), e.spec()
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
+	off(t, d, spec)
 	copied := d.InstanceOf(other.UID)
-	must(t, os.CopyFS(copied.Path, os.DirFS(d.InstanceOf(spec.UID).Path)))
+	assert.NoError(t, os.CopyFS(copied.Path, os.DirFS(d.InstanceOf(spec.UID).Path)))
 	servers, err := d.List(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	met := map[types.UID]driver.Server{}
 	for _, s := range servers {
 		met[s.UID] = s
@@ -110,13 +106,12 @@ func TestCopiedFolder(t *testing.T) {
 	}
 	says := "repair " + copied.File(instance.RecordFile) + ": its uid is " + string(spec.UID)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
-	_, err = d.Ensure(t.Context(), other)
-	wantError(t, err, driver.ErrRetry, says)
+	refuses(t, d, other, driver.ErrRetry, says)
 	wantError(t, d.Delete(t.Context(), other.Target, false), driver.ErrRetry, says)
-	must(t, os.RemoveAll(copied.Path))
-	must(t, d.Delete(t.Context(), spec.Target, true))
+	assert.NoError(t, os.RemoveAll(copied.Path))
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	servers, err = d.List(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	if len(servers) != 1 || servers[0].UID != spec.UID || !servers[0].Retained || servers[0].Err != nil {
 		t.Errorf("released, it is %+v", servers)
 	}
@@ -128,7 +123,7 @@ func TestCopiedFolder(t *testing.T) {
 func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, state driver.State) {
 	t.Helper()
 	servers, err := d.List(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
 		t.Fatalf("%s: List reports %+v", what, servers)
 	}
@@ -136,8 +131,8 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
 		t.Errorf("%s: Usage says %v", what, err)
 	}
-	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "repair")
+	refuses(t, d, spec, driver.ErrRetry, "repair")
+	wantError(t, assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{})), driver.ErrRetry, "repair")
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
@@ -162,15 +157,13 @@ func TestBrokenEnd(t *testing.T) {
 		t.Fatalf("the ends are %q, %v", ends, err)
 	}
 	for _, broken := range []string{"", "{", "{}", "null"} {
-		must(t, os.WriteFile(ends[0], []byte(broken), 0o600))
+		assert.NoError(t, os.WriteFile(ends[0], []byte(broken), 0o600))
 		end := waitExit(t, d, spec.UID)
 		if again := waitExit(t, d, spec.UID); *again != *end || end.Code != instance.CodeKilled || end.Reason != "Killed" || end.At.IsZero() {
 			t.Errorf("%q: it ended with %+v, and then with %+v", broken, end, again)
 		}
 	}
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
-	gone(t, d, spec)
+	off(t, d, spec)
 }
 
 // TestReleaseHalfDone checks that a server which cannot be put aside still exists.
@@ -178,16 +171,14 @@ func TestReleaseHalfDone(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	s := reach(t, d, spec, driver.StateStopped)
+	s := off(t, d, spec)
 	inTheWay := d.RetainedPath(spec.UID, s.ID)
-	must(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
+	assert.NoError(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
 	for range 2 { // the first marks it, the second finds it marked
 		wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrRetry, "aside")
 	}
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "aside")
-	must(t, os.RemoveAll(inTheWay))
+	refuses(t, d, spec, driver.ErrRetry, "aside")
+	assert.NoError(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
 	if there, err := d.InstanceAt(inTheWay).HasDirectory(); !there {
 		t.Errorf("it is not among the released: %v", err)
@@ -199,14 +190,14 @@ func TestReleaseHalfDone(t *testing.T) {
 func TestStrayBehindALink(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	must(t, os.Mkdir(e.dir+".real", 0o700))
-	must(t, os.Symlink(e.dir+".real", e.dir))
+	assert.NoError(t, os.Mkdir(e.dir+".real", 0o700))
+	assert.NoError(t, os.Symlink(e.dir+".real", e.dir))
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
 	pid := h.PID()
-	must(t, os.RemoveAll(h.Path))
+	assert.NoError(t, os.RemoveAll(h.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	assert.Eventually(t, "the machine ends", func(testing.TB) error {
 		if proc.HasOption(pid, "-uuid", string(spec.UID)) {
@@ -223,23 +214,19 @@ func TestRestoredFolder(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
+	off(t, d, spec)
 	inst := d.InstanceOf(spec.UID)
 	backup, former := inst.Path+".backup", filepath.Join(t.TempDir(), string(spec.UID))
-	must(t, exec.CommandContext(t.Context(), "cp", "--archive", inst.Path, backup).Run())
-	spec.Power = driver.PowerOn
+	assert.NoError(t, exec.CommandContext(t.Context(), "cp", "--archive", inst.Path, backup).Run())
 	reach(t, d, spec, driver.StateRunning)
 	pid := inst.PID()
-	must(t, errors.Join(os.Rename(inst.Path, former), os.Rename(backup, inst.Path)))
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, former, strconv.Itoa(pid))
-	must(t, os.RemoveAll(former))
+	assert.NoError(t, errors.Join(os.Rename(inst.Path, former), os.Rename(backup, inst.Path)))
+	refuses(t, d, spec, driver.ErrRetry, former, strconv.Itoa(pid))
+	assert.NoError(t, os.RemoveAll(former))
 	reach(t, d, spec, driver.StateRunning)
 	if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 		t.Error("the machine whose folder is gone runs beside the other one")
 	}
-	gone(t, d, spec)
 }
 
 // TestImageDirs checks that no image may be Drover's own file, through any link.
@@ -247,9 +234,9 @@ func TestImageDirs(t *testing.T) {
 	t.Parallel()
 	base := t.TempDir()
 	in := func(names ...string) string { return filepath.Join(append([]string{base}, names...)...) }
-	must(t, os.MkdirAll(in("data", "qemu", "images"), 0o700))
-	must(t, os.Mkdir(in("elsewhere"), 0o700))
-	must(t, os.Symlink(in("data"), in("link")))
+	assert.NoError(t, os.MkdirAll(in("data", "qemu", "images"), 0o700))
+	assert.NoError(t, os.Mkdir(in("elsewhere"), 0o700))
+	assert.NoError(t, os.Symlink(in("data"), in("link")))
 	for name, c := range map[string]struct {
 		images, says string
 	}{
@@ -286,11 +273,11 @@ func TestImageDirs(t *testing.T) {
 // what puts the file back.
 func inTheWay(t *testing.T, path string, put func(path string) error) (repair func()) {
 	t.Helper()
-	must(t, os.Rename(path, path+".away"))
-	must(t, put(path))
+	assert.NoError(t, os.Rename(path, path+".away"))
+	assert.NoError(t, put(path))
 	return func() {
-		must(t, os.Remove(path))
-		must(t, os.Rename(path+".away", path))
+		assert.NoError(t, os.Remove(path))
+		assert.NoError(t, os.Rename(path+".away", path))
 	}
 }
 
@@ -321,10 +308,10 @@ func TestOneUnreadable(t *testing.T) {
 	reach(t, d, other, driver.StateRunning)
 	was := reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	must(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Kill(t.Context()))
 	waitExit(t, e.open(t), spec.UID) // which is not reported to d
 	r, err := h.Load()
-	must(t, err)
+	assert.NoError(t, err)
 	for name, c := range map[string]struct {
 		files []string
 		put   func(path string) error
@@ -353,23 +340,19 @@ func TestOneUnreadable(t *testing.T) {
 				}
 				wantError(t, driver.Errorf(driver.ErrRetry, "%w", s.Err), driver.ErrRetry, "repair", c.files[0])
 			}
-			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
+			refuses(t, d, spec, driver.ErrRetry, "repair", c.files[0])
 			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrRetry, "repair", c.files[0])
 			_, err = d.Console(t.Context(), spec.UID)
 			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
 			theirs, err := e.openAs(t, "cluster-2", e.dir).List(t.Context())
-			must(t, err)
+			assert.NoError(t, err)
 			if shown := len(theirs) == 1; shown != (c.id == "") {
 				t.Errorf("another cluster sees %+v", theirs)
 			}
 		})
 	}
-	s, err := d.Ensure(t.Context(), spec)
-	must(t, err)
+	s := ensure(t, d, spec)
 	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" { // reported before it is started again
 		t.Errorf("repaired, it is %+v", s)
 	}
-	gone(t, d, spec)
-	gone(t, d, other)
 }

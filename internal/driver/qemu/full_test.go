@@ -28,13 +28,13 @@ const inodes = 1000
 // smallDisk gives the engine's folder a disk of its own, of so many MiB.
 func (e *engine) smallDisk(t *testing.T, size int) {
 	t.Helper()
-	must(t, os.Mkdir(e.dir, 0o700))
+	assert.NoError(t, os.Mkdir(e.dir, 0o700))
 	err := unix.Mount("drover-test", e.dir, "tmpfs", 0, sizeOption(size))
 	if errors.Is(err, unix.EPERM) {
 		t.Skip("a disk that is full needs a file system of its own, and mounting one is not allowed here: run the tests as root")
 	}
-	must(t, err)
-	t.Cleanup(func() { must(t, unix.Unmount(e.dir, unix.MNT_DETACH)) })
+	assert.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, unix.Unmount(e.dir, unix.MNT_DETACH)) })
 }
 
 func sizeOption(size int) string { return fmt.Sprintf("size=%dm,nr_inodes=%d", size, inodes) }
@@ -44,14 +44,14 @@ func (e *engine) fill(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(e.dir, "filler")
 	f, err := os.Create(path)
-	must(t, err)
+	assert.NoError(t, err)
 	for block := make([]byte, 4096); err == nil; {
 		_, err = f.Write(block)
 	}
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}
-	must(t, f.Close())
+	assert.NoError(t, f.Close())
 	return path
 }
 
@@ -75,7 +75,7 @@ func TestDiskFullFetching(t *testing.T) {
 	e.smallDisk(t, 2)
 	d := e.open(t)
 	content, err := os.ReadFile(e.plain)
-	must(t, err)
+	assert.NoError(t, err)
 	content = append(content, make([]byte, 3<<20)...)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })) // without a Content-Length
 	t.Cleanup(web.Close)
@@ -86,9 +86,8 @@ func TestDiskFullFetching(t *testing.T) {
 	if have, err := d.Images.List(); err != nil || len(have) != 0 {
 		t.Errorf("the store has %v, %v", have, err)
 	}
-	must(t, unix.Mount("drover-test", e.dir, "tmpfs", unix.MS_REMOUNT, sizeOption(32)))
+	assert.NoError(t, unix.Mount("drover-test", e.dir, "tmpfs", unix.MS_REMOUNT, sizeOption(32)))
 	boots(t, d, spec, "drover guest 1 A")
-	gone(t, d, spec)
 }
 
 // TestDiskFullCreating checks that a server without room is not made, and that one
@@ -98,26 +97,21 @@ func TestDiskFullCreating(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 8)
 	d := e.open(t)
-	off := e.spec()
-	off.Power = driver.PowerOff
+	spec := e.spec()
 	filler := e.fill(t)
-	_, err := d.Ensure(t.Context(), off)
-	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "no space left on device")
+	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk", "no space left on device")
 	leavesNothing(t, d)
-	must(t, os.Remove(filler))
-	reach(t, d, off, driver.StateStopped)
+	assert.NoError(t, os.Remove(filler))
+	off(t, d, spec)
 
-	on := off
-	on.Power = driver.PowerOn
 	filler = e.fill(t)
-	_, err = d.Ensure(t.Context(), on)
-	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
-	if s := listed(t, d, on); s.State != driver.StateStopped || d.InstanceOf(on.UID).PID() != 0 {
+	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk")
+	if s := listed(t, d, spec); s.State != driver.StateStopped || d.InstanceOf(spec.UID).PID() != 0 {
 		t.Errorf("it is %+v", s)
 	}
-	must(t, os.Remove(filler))
-	boots(t, d, on, "drover guest 1 A")
-	gone(t, d, on)
+	assert.NoError(t, os.Remove(filler))
+	boots(t, d, spec, "drover guest 1 A")
+	gone(t, d, spec)
 	leavesNothing(t, d)
 }
 
@@ -128,12 +122,9 @@ func TestDiskFullRunning(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 8)
 	d := e.open(t)
-	paused := e.spec()
-	paused.Power = driver.PowerPaused
-	before := reach(t, d, paused, driver.StatePaused)
+	on := e.spec()
+	before := pause(t, d, on)
 	filler := e.fill(t)
-	on := paused
-	on.Power = driver.PowerOn
 	assert.Eventually(t, "the guest waits", func(t testing.TB) error {
 		_, _ = d.Ensure(t.Context(), on)
 		servers, err := d.List(t.Context(), on.UID)
@@ -142,14 +133,12 @@ func TestDiskFullRunning(t *testing.T) {
 		}
 		return nil
 	})
-	_, err := d.Ensure(t.Context(), on)
-	wantError(t, err, driver.ErrExhausted, "resume of server", "disk is full")
-	must(t, os.Remove(filler))
+	refuses(t, d, on, driver.ErrExhausted, "resume of server", "disk is full")
+	assert.NoError(t, os.Remove(filler))
 	after := boots(t, d, on, "drover guest 1 A")
 	if after.Run != before.Run {
 		t.Error("it was started anew")
 	}
-	gone(t, d, on)
 }
 
 // TestDiskFullEnding checks a disk on which nothing can be written. A guest's end is
@@ -175,8 +164,7 @@ func TestDiskFullEnding(t *testing.T) {
 	if err != nil || len(listed) != 2 {
 		t.Errorf("List reports %+v, %v", listed, err)
 	}
-	_, err = d.Ensure(t.Context(), ends)
-	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
+	refuses(t, d, ends, driver.ErrExhausted, "no room left on its disk")
 	if pid := d.InstanceOf(ends.UID).PID(); pid == 0 {
 		t.Error("the QEMU is gone that knows how its guest ended")
 	}
@@ -186,7 +174,7 @@ func TestDiskFullEnding(t *testing.T) {
 	}
 	for _, spec := range []driver.ServerSpec{ends, stays} {
 		e.fillInodes(t) // the inodes that a machine frees as it ends
-		must(t, d.Delete(t.Context(), spec.Target, false))
+		assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 	}
 	leavesNothing(t, d)
 }
@@ -204,7 +192,7 @@ func TestEndWrittenLater(t *testing.T) {
 	filler := e.fill(t)
 	e.sendText(t, s, "x")
 	end := waitExit(t, d, spec.UID)
-	must(t, os.Remove(filler))
+	assert.NoError(t, os.Remove(filler))
 	assert.Eventually(t, "its QEMU is collected", func(testing.TB) error {
 		if pid := d.InstanceOf(spec.UID).PID(); pid != 0 {
 			return fmt.Errorf("it is process %d", pid)
@@ -214,5 +202,4 @@ func TestEndWrittenLater(t *testing.T) {
 	if later := waitExit(t, e.open(t), spec.UID); !later.At.Equal(end.At) || later.Reason != "Completed" {
 		t.Errorf("it ended with %+v, and for another controller with %+v", end, later)
 	}
-	gone(t, d, spec)
 }

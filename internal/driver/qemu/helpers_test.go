@@ -38,7 +38,7 @@ func newEngine(t *testing.T) *engine {
 	dir := framework.ShortTempDir(t)
 	t.Cleanup(func() { endMachines(t, dir) })
 	e := &engine{dir: filepath.Join(dir, "engine"), images: filepath.Join(dir, "images")}
-	must(t, os.Mkdir(e.images, 0o700))
+	assert.NoError(t, os.Mkdir(e.images, 0o700))
 	e.plain = framework.BuildBootGuest(t, e.images, "A", false)
 	e.other = framework.BuildBootGuest(t, e.images, "B", false)
 	e.stubborn = framework.BuildBootGuest(t, e.images, "S", true)
@@ -55,7 +55,7 @@ func endMachines(t *testing.T, dir string) {
 	for _, pid := range proc.IDs() {
 		if below(pid) && pid != os.Getpid() {
 			t.Errorf("a machine was left running: process %d", pid)
-			must(t, proc.Kill(context.Background(), pid, below))
+			assert.NoError(t, proc.Kill(context.Background(), pid, below))
 		}
 	}
 }
@@ -87,6 +87,14 @@ func (e *engine) open(t *testing.T) *Driver {
 	return openWith(t, e.options())
 }
 
+// openBinary returns a driver whose machines a program in place of QEMU runs.
+func (e *engine) openBinary(t *testing.T, binary string) *Driver {
+	t.Helper()
+	o := e.options()
+	o.Binary = binary
+	return openWith(t, o)
+}
+
 // newDriver returns an engine and a driver of it.
 func newDriver(t *testing.T) (*engine, *Driver) {
 	t.Helper()
@@ -103,11 +111,33 @@ func (e *engine) openFor(t *testing.T, registry string) *Driver {
 	return openWith(t, o)
 }
 
+// openWith returns a driver whose servers are removed at the end of the test.
 func openWith(t *testing.T, o Options) *Driver {
 	t.Helper()
 	d, err := New(o)
-	must(t, err)
+	assert.NoError(t, err)
+	t.Cleanup(func() { removeServers(t, d) })
 	return d
+}
+
+// removeServers removes the servers that a driver can read, and checks that nothing is left of them.
+func removeServers(t *testing.T, d *Driver) {
+	servers, err := d.List(context.WithoutCancel(t.Context()))
+	if errors.Is(err, driver.ErrUnavailable) {
+		return // the test has moved its folder
+	}
+	assert.NoError(t, err)
+	for _, s := range servers {
+		if s.ID == "" || s.Retained {
+			continue
+		}
+		gone(t, d, driver.ServerSpec{Target: driver.Target{UID: s.UID}})
+		for _, sub := range []string{instance.VMsDir, instance.EndsDir, "locks"} {
+			if left, err := filepath.Glob(d.StateDir.Path(sub, string(s.UID)+"*")); err != nil || len(left) > 0 {
+				t.Errorf("of server %s is left %q, %v", s.UID, left, err)
+			}
+		}
+	}
 }
 
 func (e *engine) spec() driver.ServerSpec {
@@ -116,11 +146,6 @@ func (e *engine) spec() driver.ServerSpec {
 		Namespace: "default", Name: "test-vm", Power: driver.PowerOn, RestartPolicy: driver.RestartNever,
 		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: e.plain},
 	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }
 
 // reach repeats Ensure until the server is in a state, by another run than the one that
@@ -136,6 +161,20 @@ func reach(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.St
 		return err
 	})
 	return s
+}
+
+// ensure calls Ensure once.
+func ensure(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	s, err := d.Ensure(t.Context(), spec)
+	assert.NoError(t, err)
+	return s
+}
+
+// refuses checks the error of Ensure.
+func refuses(t *testing.T, d driver.Driver, spec driver.ServerSpec, kind error, says ...string) {
+	t.Helper()
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), kind, says...)
 }
 
 type stateError driver.Server
@@ -168,7 +207,7 @@ func listAnswering(t *testing.T, d *Driver, uids ...types.UID) (servers []driver
 	t.Helper()
 	assert.Eventually(t, "each QEMU answers", func(t testing.TB) (err error) {
 		servers, err = d.List(t.Context(), uids...)
-		must(t, err)
+		assert.NoError(t, err)
 		for _, s := range servers {
 			if s.Err != nil && strings.Contains(s.Err.Error(), "QEMU does not answer") {
 				return s.Err

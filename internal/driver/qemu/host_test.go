@@ -7,9 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -29,7 +30,7 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	}
 	ran := &instance.Instance{Record: record.Record{StartedAt: time.Unix(1, 0), Settings: record.Settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
-	must(t, r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look))
+	assert.NoError(t, r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look))
 	wantError(t, instance.ContractError(r.Check(instance.DemandOf(&instance.Instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	smaller := &instance.Instance{Record: record.Record{StartedAt: time.Unix(1, 0), Settings: record.Settings{MemoryBytes: 19}}}
 	wantError(t, instance.ContractError(r.Check(instance.DemandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
@@ -42,13 +43,12 @@ func TestMachinesThatRanBefore(t *testing.T) {
 func TestPromised(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	spec, off := e.spec(), e.spec()
+	spec := e.spec()
 	spec.MemoryBytes = 512 << 20
-	off.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateRunning)
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, e.spec())
 	have, err := d.FindRoom()
-	must(t, err)
+	assert.NoError(t, err)
 	if n := have.Promised[s.ID]; len(have.Promised) != 1 || n <= 0 || n >= spec.MemoryBytes+memory.OverheadTCG || have.Available <= 0 {
 		t.Errorf("there is %+v", have)
 	}
@@ -57,8 +57,6 @@ func TestPromised(t *testing.T) {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); !ok || shortage.Promised >= spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("set aside are %+v", err)
 	}
-	gone(t, d, spec)
-	gone(t, d, off)
 }
 
 // TestProcessHidden checks that a running machine whose process cannot be found is
@@ -67,42 +65,38 @@ func TestProcessHidden(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	s := reach(t, d, spec, driver.StateStopped)
+	s := off(t, d, spec)
 	h := d.InstanceOf(spec.UID)
 	held, err := h.ClaimRun()
-	must(t, err)
+	assert.NoError(t, err)
 	promised, err := d.PromisedMemory()
-	must(t, err)
+	assert.NoError(t, err)
 	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("promised are %v", promised)
 	}
 	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
 	defer cancel()
 	wantError(t, h.Kill(soon), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
-	must(t, held.Close())
-	must(t, h.Kill(t.Context()))
-	gone(t, d, spec)
+	assert.NoError(t, held.Close())
+	assert.NoError(t, h.Kill(t.Context()))
 }
 
 func TestParseReserve(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]int64{"": 512 << 20, "0": 0, "2Gi": 2 << 30, "1G": 1e9} {
 		reserve, err := parseReserve(text)
-		must(t, err)
+		assert.NoError(t, err)
 		if got := reserve(4 << 30); got != want {
 			t.Errorf("%q keeps %d of 4 GiB, want %d", text, got, want)
 		}
 	}
 	reserve, err := parseReserve("")
-	must(t, err)
+	assert.NoError(t, err)
 	if got := reserve(100 << 30); got != 5<<30 {
 		t.Errorf("%d are kept of 100 GiB, want 5 %%", got)
 	}
 	for _, text := range []string{"-1", "5%", "much"} {
-		if _, err := New(Options{ClusterID: "c", Dir: t.TempDir(), ReserveMemory: text}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--qemu-reserve-memory is %q", text)) {
-			t.Errorf("%q: got %v", text, err)
-		}
+		assert.ErrorSays(t, text, assert.ErrorOf(New(Options{ClusterID: "c", Dir: t.TempDir(), ReserveMemory: text})), fmt.Sprintf("--qemu-reserve-memory is %q", text))
 	}
 }
 
@@ -113,18 +107,15 @@ func TestReserveIsKept(t *testing.T) {
 	e := newEngine(t)
 	o := e.options()
 	figures, err := proc.ReadFigures("/proc/meminfo")
-	must(t, err)
+	assert.NoError(t, err)
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
-	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", memory.OverheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
+	refuses(t, d, spec, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", memory.OverheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
 
 	d.ReservedOf = func(int64) int64 { return 0 }
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
-	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+memory.OverheadTCG-1), "below the memory limit of /some/group")
+	refuses(t, d, spec, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+memory.OverheadTCG-1), "below the memory limit of /some/group")
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
-	gone(t, d, spec)
 }

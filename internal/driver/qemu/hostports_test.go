@@ -9,8 +9,9 @@ import (
 	"slices"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // TestHostPortRefused checks that a port outside the range is refused by name, for a new
@@ -26,24 +27,13 @@ func TestHostPortRefused(t *testing.T) {
 	o.HostPorts = "1-2"
 	d = openWith(t, o)
 	says := []string{fmt.Sprintf("ports[0].hostPort (http) is %d: it must be one of 1-2 (--qemu-host-ports)", own)}
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrInvalid, says...)
+	refuses(t, d, spec, driver.ErrInvalid, says...)
 	another := e.spec()
 	another.Ports = spec.Ports
-	_, err = d.Ensure(t.Context(), another)
-	wantError(t, err, driver.ErrInvalid, says...)
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
+	refuses(t, d, another, driver.ErrInvalid, says...)
+	off(t, d, spec)
 	gone(t, d, spec)
 	leavesNothing(t, d)
-}
-
-// TestSeedSerial checks that no volume can be mistaken for cloud-init's disk.
-func TestSeedSerial(t *testing.T) {
-	t.Parallel()
-	err := checkVolumes([]driver.Volume{{Name: launch.SeedSerial, SizeBytes: 1 << 20}})
-	wantError(t, err, driver.ErrInvalid, "volumes[0].name", launch.SeedSerial)
-	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
 }
 
 func TestCheckHostIP(t *testing.T) {
@@ -55,7 +45,7 @@ func TestCheckHostIP(t *testing.T) {
 	} {
 		err := checkPorts([]driver.Port{{Port: 80, HostIP: ip}})
 		if want == nil {
-			must(t, err)
+			assert.NoError(t, err)
 			continue
 		}
 		wantError(t, err, want, "ports[0].hostIP is", ip)
@@ -92,8 +82,7 @@ func TestHostIP(t *testing.T) {
 		"203.0.113.9": "cannot assign requested address",
 	} {
 		other.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: port, HostIP: ip}}
-		_, err := d.Ensure(t.Context(), other)
-		wantError(t, err, driver.ErrRetry, says, driver.ReasonPortConflict)
+		refuses(t, d, other, driver.ErrRetry, says, driver.ReasonPortConflict)
 	}
 	other.Ports[0].HostIP = "127.0.0.3"
 	reach(t, d, other, driver.StateRunning)
@@ -105,8 +94,5 @@ func TestHostIP(t *testing.T) {
 	}
 	moved.Ports[0].HostIP = "127.0.0.3" // the other machine's
 	moved.RestartRun = s.Run
-	_, err := d.Ensure(t.Context(), moved)
-	wantError(t, err, driver.ErrRetry, "127.0.0.3", driver.ReasonPortConflict)
-	gone(t, d, spec)
-	gone(t, d, other)
+	refuses(t, d, moved, driver.ErrRetry, "127.0.0.3", driver.ReasonPortConflict)
 }

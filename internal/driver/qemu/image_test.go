@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 )
@@ -37,7 +39,7 @@ func (e *engine) openUnchecked(t *testing.T) *Driver {
 func checksumOf(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	return checksumOfContent(content)
 }
 
@@ -87,7 +89,6 @@ func TestSameImage(t *testing.T) {
 			t.Errorf("with %+v pending are %v", image, s.Pending)
 		}
 	}
-	gone(t, d, spec)
 }
 
 // TestSameFile checks that the two forms of a file's name mean one image.
@@ -101,14 +102,20 @@ func TestSameFile(t *testing.T) {
 		t.Errorf("pending are %v, refused is %+v", s.Pending, s.Refused)
 	}
 	restart(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
 }
 
-// off stops a machine whose guest has booted.
+// off stops a machine, or makes one that is off.
 func off(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	spec.Power = driver.PowerOff
 	return reach(t, d, spec, driver.StateStopped)
+}
+
+// pause pauses a machine, or makes one whose guest has yet to boot.
+func pause(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	spec.Power = driver.PowerPaused
+	return reach(t, d, spec, driver.StatePaused)
 }
 
 // TestImageRestored checks that an image which was restored by copying it with its times
@@ -120,14 +127,13 @@ func TestImageRestored(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
 	content, err := os.ReadFile(e.plain)
-	must(t, err)
+	assert.NoError(t, err)
 	info, err := os.Stat(e.plain)
-	must(t, err)
-	must(t, os.Rename(e.plain, e.plain+".old")) // which keeps its inode
-	must(t, os.WriteFile(e.plain, content, 0o600))
-	must(t, os.Chtimes(e.plain, info.ModTime(), info.ModTime()))
+	assert.NoError(t, err)
+	assert.NoError(t, os.Rename(e.plain, e.plain+".old")) // which keeps its inode
+	assert.NoError(t, os.WriteFile(e.plain, content, 0o600))
+	assert.NoError(t, os.Chtimes(e.plain, info.ModTime(), info.ModTime()))
 	boots(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
 }
 
 // TestCacheRemoved checks that a removed image of a disk is fetched again, but nothing
@@ -141,29 +147,27 @@ func TestCacheRemoved(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.web(t) + "/boot-B0.img"}}}
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
-	must(t, os.RemoveAll(d.StateDir.Path(cacheDir)))
-	must(t, os.Rename(e.plain, e.plain+".old"))
-	must(t, os.Link(e.other, e.plain))
+	assert.NoError(t, os.RemoveAll(d.StateDir.Path(cacheDir)))
+	assert.NoError(t, os.Rename(e.plain, e.plain+".old"))
+	assert.NoError(t, os.Link(e.other, e.plain))
 	// A web server distinguishes files of the same size by their time only.
-	must(t, os.Chtimes(e.other, time.Unix(1, 0), time.Unix(1, 0)))
+	assert.NoError(t, os.Chtimes(e.other, time.Unix(1, 0), time.Unix(1, 0)))
 	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "its checksum is "+checksumOf(t, e.other), driver.ReasonImageUnavailable)
 	never := spec
 	never.Image.PullPolicy = driver.PullNever
 	wantError(t, d.waitFor(t, never), driver.ErrRetry, "not among those that were fetched", driver.ReasonImageUnavailable)
 
-	must(t, os.Rename(e.plain+".old", e.plain))
+	assert.NoError(t, os.Rename(e.plain+".old", e.plain))
 	boots(t, d, spec, "drover guest 2 A")
 	off(t, d, spec)
 	path, exists := d.Images.Path(disks.RefOf(spec.Image))
 	if !exists {
 		t.Fatal("the image is not in the store")
 	}
-	must(t, errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 512)))
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
-	must(t, os.Remove(path))
+	assert.NoError(t, errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 512)))
+	refuses(t, d, spec, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
+	assert.NoError(t, os.Remove(path))
 	boots(t, d, spec, "drover guest 3 A")
-	gone(t, d, spec)
 }
 
 // TestFolderMoved checks that machines are unchanged in a folder that was moved with the
@@ -176,11 +180,10 @@ func TestFolderMoved(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
 	moved := e.dir + "-moved"
-	must(t, os.Rename(e.dir, moved))
+	assert.NoError(t, os.Rename(e.dir, moved))
 	e.dir = moved
 	d = e.open(t)
 	boots(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
 }
 
 // TestVolumeImageChanged checks that nothing is pending for another image of a volume,
@@ -199,5 +202,4 @@ func TestVolumeImageChanged(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); !slices.Equal(s.Pending, []string{"volumes"}) {
 		t.Errorf("read-only: pending are %v", s.Pending)
 	}
-	gone(t, d, spec)
 }

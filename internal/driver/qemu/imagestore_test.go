@@ -28,27 +28,23 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
-	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestWebImage checks that a server is pending while its image is fetched, that a Delete
-// ends the fetch, and that the next server boots what was fetched.
+// TestWebImage checks that servers are pending while their image is fetched, that they share the fetch,
+// that a Delete ends it, and that the next server boots what was fetched.
 func TestWebImage(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	content, err := os.ReadFile(e.plain)
-	must(t, err)
+	assert.NoError(t, err)
 	gate := make(chan struct{})
 	begun := make(chan struct{}, 10)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -63,21 +59,25 @@ func TestWebImage(t *testing.T) {
 	spec := e.spec()
 	spec.Image = driver.Image{Source: web.URL + "/boot.img", Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
 	for range 2 {
-		s, err := d.Ensure(t.Context(), spec)
-		must(t, err)
+		s := ensure(t, d, spec)
 		if s.State != driver.StatePending || !strings.Contains(s.Progress, "fetching "+web.URL) || s.Name != spec.Name {
 			t.Errorf("it is %+v", s)
 		}
 	}
 	listed, err := d.List(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Namespace != spec.Namespace {
 		t.Errorf("listed: %+v", listed)
 	}
 	<-begun
-	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
-	if listed, err = d.List(t.Context()); err != nil || len(listed) != 0 {
-		t.Errorf("listed: %+v, %v", listed, err)
+	another := e.spec()
+	another.Image = spec.Image
+	ensure(t, d, another)
+	for _, waiting := range []driver.ServerSpec{spec, another} {
+		wantError(t, d.Delete(t.Context(), waiting.Target, false), driver.ErrNotFound)
+	}
+	if listed, err = d.List(t.Context()); err != nil || len(listed) != 0 || len(begun) != 0 {
+		t.Errorf("listed: %+v, %v, after %d more fetches", listed, err, len(begun))
 	}
 	leavesNothing(t, d)
 	close(gate)
@@ -87,7 +87,6 @@ func TestWebImage(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &spec.Image}}
 	spec.RestartRun = reach(t, e.open(t), spec, driver.StateRunning).Run
 	reach(t, e.open(t), spec, driver.StateRunning)
-	gone(t, d, spec)
 }
 
 // TestRestartWithBadParts checks that a guest keeps running if the parts for its restart
@@ -121,7 +120,6 @@ func TestRestartWithBadParts(t *testing.T) {
 			}
 		})
 	}
-	gone(t, d, spec)
 }
 
 // TestRestartFetchesFirst checks that a guest keeps running while the image of its next
@@ -146,8 +144,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}}}
 	for range 2 {
-		s, err := d.Ensure(t.Context(), spec)
-		must(t, err)
+		s := ensure(t, d, spec)
 		if s.State != driver.StateRunning || s.Run != first.Run || !strings.Contains(s.Progress, "fetching "+web.URL) {
 			t.Errorf("it is %+v", s)
 		}
@@ -164,24 +161,6 @@ func TestRestartFetchesFirst(t *testing.T) {
 	if n := asked.Load(); n != 1 {
 		t.Errorf("it was fetched %d times", n)
 	}
-	gone(t, d, spec)
-}
-
-// TestWrongChecksum checks that a wrong checksum is reported and shown by List, and that
-// nothing is made.
-func TestWrongChecksum(t *testing.T) {
-	t.Parallel()
-	e, d := newDriver(t)
-	web := e.web(t)
-	spec := e.spec()
-	spec.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
-	err := d.waitFor(t, spec)
-	wantError(t, err, driver.ErrRetry, "its checksum is sha256:", driver.ReasonImageUnavailable)
-	if s := listed(t, d, spec); s.State != driver.StatePending || s.Err == nil {
-		t.Errorf("s: %+v", s)
-	}
-	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
-	leavesNothing(t, d)
 }
 
 // waitFor repeats Ensure until it fails.
@@ -224,15 +203,13 @@ func TestContainerDisk(t *testing.T) {
 		t.Errorf("its image is %s, and was %s", s.ImageID, first.ImageID)
 	}
 	boots(t, d, spec, "drover guest 2 A")
-	gone(t, d, spec)
-	gone(t, d, other)
 }
 
 // listed returns the one server of a UID, as List shows it.
 func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	all, err := d.List(t.Context(), spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(all) != 1 {
 		t.Fatalf("listed: %+v", all)
 	}
@@ -272,7 +249,6 @@ func TestRegistryStalls(t *testing.T) {
 			d.fetches.Stall = time.Hour
 			stalls.Store(false)
 			boots(t, d, spec, "drover guest 1 A")
-			gone(t, d, spec)
 		})
 	}
 }
@@ -298,124 +274,19 @@ func (h *halfway) Write(p []byte) (int, error) {
 func pushDisk(t *testing.T, reference, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	must(t, w.WriteHeader(&tar.Header{Name: "disk/boot.img", Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
+	assert.NoError(t, w.WriteHeader(&tar.Header{Name: "disk/boot.img", Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
 	_, err = w.Write(content)
-	must(t, errors.Join(err, w.Close()))
+	assert.NoError(t, errors.Join(err, w.Close()))
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
-	must(t, err)
+	assert.NoError(t, err)
 	image, err := mutate.AppendLayers(empty.Image, layer)
-	must(t, err)
+	assert.NoError(t, err)
 	ref, err := name.ParseReference(reference)
-	must(t, err)
-	must(t, remote.Write(ref, image))
-}
-
-// newTestStore returns a store in a folder of its own, which may contact the test's own
-// servers.
-func newTestStore(t *testing.T) *disks.ImageStore {
-	t.Helper()
-	dir, err := statedir.Open("the test's folder", t.TempDir(), cacheDir)
-	must(t, err)
-	sources, err := image.NewSources(image.Policy{Hosts: []string{"127.0.0.1"}})
-	must(t, err)
-	return disks.NewImageStore(dir, cacheDir, clock.RealClock{}, &download.Tracker{
-		Clock: clock.RealClock{}, Stall: time.Hour, Notify: func(...types.UID) {},
-	}, sources)
-}
-
-// serveImage serves an image from a web server of the test's own.
-func serveImage(t *testing.T, f http.HandlerFunc) (url string) {
-	t.Helper()
-	server := httptest.NewServer(f)
-	t.Cleanup(server.Close)
-	return server.URL + "/disk.img"
-}
-
-// bootableDisk returns a raw disk of 1 MiB.
-func bootableDisk() []byte {
-	content := bytes.Repeat([]byte("drover! "), 1<<17)
-	copy(content[510:], "\x55\xaa")
-	return content
-}
-
-func someServer() driver.ServerSpec {
-	return driver.ServerSpec{Target: driver.Target{UID: uuid.NewUUID()}, Namespace: "default", Name: "vm"}
-}
-
-// fetchAll repeats fetchMissing until the server does not wait, or until there is an
-// error.
-func fetchAll(t *testing.T, s *disks.ImageStore, spec driver.ServerSpec, refs ...image.Ref) error {
-	t.Helper()
-	var got error
-	assert.Eventually(t, "the fetch ends", func(t testing.TB) error {
-		var waits bool
-		if waits, got = s.FetchMissing(t.Context(), spec, refs...); waits {
-			return errors.New(s.Fetches.Progress(spec.UID))
-		}
-		return nil
-	})
-	return got
-}
-
-// TestSharedFetch checks that many servers that need one image fetch it once. Package download has
-// what becomes of fetches that fail, stall or are given up.
-func TestSharedFetch(t *testing.T) {
-	t.Parallel()
-	content := bootableDisk()
-	var asked atomic.Int32
-	gate := make(chan struct{})
-	url := serveImage(t, func(w http.ResponseWriter, _ *http.Request) {
-		asked.Add(1)
-		<-gate
-		_, _ = w.Write(content)
-	})
-	s := newTestStore(t)
-	ref := image.Ref{Source: url, Checksum: checksumOfContent(content)}
-	who := []driver.ServerSpec{someServer(), someServer(), someServer()}
-	for _, spec := range who {
-		if waits, err := s.FetchMissing(t.Context(), spec, ref); !waits || err != nil {
-			t.Fatalf("got %v and error %v", waits, err)
-		}
-	}
-	pending := s.Fetches.PendingServers()
-	if len(pending) != len(who) || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
-		t.Errorf("pending are %+v", pending)
-	}
-	close(gate)
-	for _, spec := range who {
-		must(t, fetchAll(t, s, spec, ref))
-	}
-	path, exists := s.Path(ref)
-	if got, err := os.ReadFile(path); !exists || err != nil || !bytes.Equal(got, content) {
-		t.Errorf("the image is not what was served: %v %v", exists, err)
-	}
-	if n := asked.Load(); n != 1 {
-		t.Errorf("it was fetched %d times", n)
-	}
-}
-
-// TestPullAlwaysOfTwo checks that a server which needs two images fetched again gets
-// both, once each.
-func TestPullAlwaysOfTwo(t *testing.T) {
-	t.Parallel()
-	content := bootableDisk()
-	var asked [2]atomic.Int32
-	var refs []image.Ref
-	for n := range asked {
-		url := serveImage(t, func(w http.ResponseWriter, _ *http.Request) {
-			asked[n].Add(1)
-			_, _ = w.Write(content)
-		})
-		refs = append(refs, image.Ref{Source: url, PullPolicy: image.PullAlways})
-	}
-	s, who := newTestStore(t), someServer()
-	must(t, fetchAll(t, s, who, refs...))
-	if first, second := asked[0].Load(), asked[1].Load(); first != 1 || second != 1 {
-		t.Errorf("they were fetched %d and %d times, want each once", first, second)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, remote.Write(ref, image))
 }
 
 // TestDriverError checks that errors of package image get their kind in the driver
@@ -439,8 +310,6 @@ func TestDriverError(t *testing.T) {
 	if err := disks.ContractError(fs.ErrExist); err != fs.ErrExist { //nolint:errorlint // the same, not wrapped
 		t.Errorf("another error became %v", err)
 	}
-	_, err := newTestStore(t).NeedsFetch(image.Ref{Source: "https://x/y", PullPolicy: image.PullNever})
-	wantError(t, disks.ContractError(err), driver.ErrRetry, "pullPolicy is Never", driver.ReasonImageUnavailable)
 }
 
 // TestUncheckedImage checks that an image of a web server needs a checksum unless the
@@ -454,29 +323,22 @@ func TestUncheckedImage(t *testing.T) {
 	web := e.web(t)
 	spec := e.spec()
 	spec.Image.Source = web + "/boot-A0.img"
-	_, err := strict.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrInvalid, "image.checksum is empty", "--qemu-unchecked-images")
+	refuses(t, strict, spec, driver.ErrInvalid, "image.checksum is empty", "--qemu-unchecked-images")
 	leavesNothing(t, strict)
 
 	boots(t, lax, spec, "drover guest 1 A")
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, strict, off, driver.StateStopped)
+	off(t, strict, spec)
 	reach(t, strict, spec, driver.StateRunning)
 	changed := spec
 	changed.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web + "/boot-B0.img"}}}
-	_, err = strict.Ensure(t.Context(), changed)
-	wantError(t, err, driver.ErrInvalid, "volumes[0].source.image.checksum is empty")
-	gone(t, strict, spec)
+	refuses(t, strict, changed, driver.ErrInvalid, "volumes[0].source.image.checksum is empty")
 }
 
 // TestCache checks that an image stays while any disk stands on it, including that of a
 // machine which is off, released or another cluster's.
 func TestCache(t *testing.T) {
 	t.Parallel()
-	if _, err := folder.Open(t.TempDir(), clock.RealClock{}); err == nil || !strings.Contains(err.Error(), "is no folder of the qemu driver") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.ErrorSays(t, "another folder", assert.ErrorOf(folder.Open(t.TempDir(), clock.RealClock{})), "is no folder of the qemu driver")
 	e := newEngine(t)
 	o := e.options()
 	o.UncheckedImages = true
@@ -499,10 +361,10 @@ func TestCache(t *testing.T) {
 	reach(t, d, specs["root"], driver.StateStopped)
 	reach(t, d, specs["volume"], driver.StateRunning)
 	reach(t, other, specs["theirs"], driver.StateStopped)
-	must(t, d.Delete(t.Context(), specs["root"].Target, true))
+	assert.NoError(t, d.Delete(t.Context(), specs["root"].Target, true))
 
 	c, err := folder.Open(e.dir, clock.RealClock{})
-	must(t, err)
+	assert.NoError(t, err)
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img default/theirs")
 	if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 0 {
 		t.Errorf("it removed %+v, %v", removed, err)
@@ -516,15 +378,12 @@ func TestCache(t *testing.T) {
 
 	record := d.InstanceOf(specs["volume"].UID).File(instance.RecordFile)
 	content, err := os.ReadFile(record)
-	must(t, err)
-	must(t, os.WriteFile(record, []byte("{"), 0o600))
-	if _, err := c.PruneImages(t.Context()); err == nil || !strings.Contains(err.Error(), "repair "+record) {
-		t.Errorf("beside a server that cannot be read: %v", err)
-	}
-	must(t, os.WriteFile(record, content, 0o600))
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(record, []byte("{"), 0o600))
+	assert.ErrorSays(t, "beside a server that cannot be read", assert.ErrorOf(c.PruneImages(t.Context())), "repair "+record)
+	assert.NoError(t, os.WriteFile(record, content, 0o600))
 	specs["volume"] = withoutPower(specs["volume"])
 	reach(t, d, specs["volume"], driver.StateStopped)
-	gone(t, d, specs["volume"])
 }
 
 // TestOpenFolderCreatesNothing checks that root may list images where another user runs
@@ -538,10 +397,10 @@ func TestOpenFolderCreatesNothing(t *testing.T) {
 		t.Errorf("the driver makes no lock: %v", err)
 	}
 	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, instance.NotificationsDir)} {
-		must(t, os.Remove(missing))
+		assert.NoError(t, os.Remove(missing))
 		before := tree(t, e.dir)
 		c, err := folder.Open(e.dir, clock.RealClock{})
-		must(t, err)
+		assert.NoError(t, err)
 		wantUsers(t, c)
 		if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 0 {
 			t.Errorf("it removed %+v, %v", removed, err)
@@ -556,7 +415,7 @@ func TestOpenFolderCreatesNothing(t *testing.T) {
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
-	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+	assert.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 		all = append(all, path)
 		return err
 	}))
@@ -572,7 +431,7 @@ func withoutPower(spec driver.ServerSpec) driver.ServerSpec {
 func wantUsers(t *testing.T, c *folder.Folder, want ...string) {
 	t.Helper()
 	images, err := c.Images()
-	must(t, err)
+	assert.NoError(t, err)
 	var got []string
 	for _, i := range images {
 		if len(i.Sources) != 1 {

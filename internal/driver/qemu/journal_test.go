@@ -12,6 +12,8 @@ import (
 	"slices"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
@@ -27,7 +29,7 @@ func TestJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	open := func() driver.Driver {
 		d, err := journal.Wrap(e.open(t), path, "cluster-1", clock.RealClock{}, logr.Discard())
-		must(t, err)
+		assert.NoError(t, err)
 		return d
 	}
 	d := open()
@@ -39,10 +41,9 @@ func TestJournal(t *testing.T) {
 	next.Epoch = 6
 	next.Power = driver.PowerPaused
 	reach(t, open(), next, driver.StatePaused)
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrFenced)
+	refuses(t, d, spec, driver.ErrFenced)
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrFenced)
-	must(t, d.Delete(t.Context(), next.Target, false))
+	assert.NoError(t, d.Delete(t.Context(), next.Target, false))
 	want := []string{"create 5", "start 5", "pause 6", "refused 5", "refused 5", "delete 6"}
 	if got := journalEntries(t, path); !slices.Equal(got, want) {
 		t.Errorf("the journal has %q, want %q", got, want)
@@ -52,11 +53,11 @@ func TestJournal(t *testing.T) {
 func journalEntries(t *testing.T, path string) []string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	var all []string
 	for line := range bytes.Lines(content) {
 		var e journal.Entry
-		must(t, json.Unmarshal(line, &e))
+		assert.NoError(t, json.Unmarshal(line, &e))
 		if e.PID != os.Getpid() || e.Cluster != "cluster-1" || e.UID == "" || e.At.IsZero() {
 			t.Errorf("an entry is %+v", e)
 		}

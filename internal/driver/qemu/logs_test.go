@@ -4,144 +4,114 @@
 package qemu
 
 import (
-	"context"
-	"errors"
+	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"strings"
 	"testing"
-
-	"k8s.io/apimachinery/pkg/util/uuid"
+	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/test/assert"
 )
 
-// readLogs returns a log up to its end.
-func readLogs(t *testing.T, d *Driver, spec driver.ServerSpec, o driver.LogOptions) string {
+// openLog opens the log of a server.
+func openLog(t *testing.T, d *Driver, spec driver.ServerSpec, o driver.LogOptions) io.ReadCloser {
 	t.Helper()
 	log, err := d.Logs(t.Context(), spec.UID, o)
-	must(t, err)
-	text, err := io.ReadAll(log)
-	must(t, err)
-	must(t, log.Close())
-	return string(text)
+	assert.NoError(t, err)
+	return log
 }
 
-// TestLogs checks the log of machines that run and of those that are off, its end, and what
-// was cut off it.
+// TestLogs checks that the log has the output of all runs, and that one which is followed continues when it is cut
+// and ends with the machine. The previous log is what was cut off.
 func TestLogs(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A\r\n")
-	first := readLogs(t, d, spec, driver.LogOptions{})
-	if !strings.HasSuffix(first, "drover guest 1 A\r\n") {
-		t.Errorf("the log is %q", first)
-	}
-	restart(t, d, spec, "drover guest 2 A\r\n")
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
-	all := readLogs(t, d, spec, driver.LogOptions{})
-	if !strings.HasPrefix(all, first) || strings.Count(all, "drover guest") != 2 {
-		t.Errorf("of two runs the log is %q", all)
-	}
-	if got := readLogs(t, d, spec, driver.LogOptions{Follow: true}); got != all {
-		t.Errorf("followed while it is off the log is %q", got)
-	}
-	if got := readLogs(t, d, spec, driver.LogOptions{TailLines: new(int64(1))}); !strings.HasSuffix(all, got) || strings.Count(got, "\n") > 1 || got == "" {
-		t.Errorf("the last line is %q", got)
-	}
-	if got := readLogs(t, d, spec, driver.LogOptions{TailLines: new(int64)}); got != "" {
-		t.Errorf("the last 0 lines are %q", got)
-	}
 	_, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true})
 	wantError(t, err, driver.ErrRetry, "nothing was cut off")
-	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})
-	wantError(t, err, driver.ErrInvalid, "tailLines is -1")
+	restart(t, d, spec, "drover guest 2 A\r\n")
+	log := streams.ReadAll(t, openLog(t, d, spec, driver.LogOptions{Follow: true}))
+	log.WaitForText(t, "drover guest 1 A\r\n")
+	log.WaitForText(t, "drover guest 2 A\r\n")
+	all, _ := log.Now()
 
-	must(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
-	if got := readLogs(t, d, spec, driver.LogOptions{Previous: true, Follow: true}); got == "" || !strings.HasSuffix(all, got) {
-		t.Errorf("cut off was %q", got)
+	assert.NoError(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
+	e.printWord(t, listed(t, d, spec), "zy")
+	log.WaitForText(t, "2 A\r\nzy")
+	for o, want := range map[driver.LogOptions]string{{}: "zy", {Previous: true, Follow: true}: all[len(all)-10:]} {
+		if got, err := io.ReadAll(openLog(t, d, spec, o)); err != nil || string(got) != want {
+			t.Errorf("with %+v the log is %q, %v, want %q", o, got, err, want)
+		}
 	}
-	if got := readLogs(t, d, spec, driver.LogOptions{}); got != "" {
-		t.Errorf("left is %q", got)
-	}
-	_, err = e.openAs(t, "cluster-2", e.dir).Logs(t.Context(), spec.UID, driver.LogOptions{})
-	wantError(t, err, driver.ErrNotFound)
-	gone(t, d, spec)
-	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
-	wantError(t, err, driver.ErrNotFound)
+	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	log.WaitForEnd(t, io.EOF)
 }
 
-// TestLogsOfNothing checks the errors about servers without a log.
-func TestLogsOfNothing(t *testing.T) {
+// smallLogs bounds logs so that guests, which print slowly, fill them.
+var smallLogs = instance.LogBound{Size: 512, Every: 10 * time.Millisecond}
+
+// TestLogsStaySmall checks that what a guest prints while it has no supervisor is cut by
+// the first one, and that later output is cut too. Readers of the console continue.
+func TestLogsStaySmall(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	_, err := d.Logs(t.Context(), uuid.NewUUID(), driver.LogOptions{})
-	wantError(t, err, driver.ErrNotFound)
-	_, err = d.Logs(t.Context(), "../x", driver.LogOptions{})
-	wantError(t, err, driver.ErrInvalid, "metadata.uid")
+	d.LogBound = smallLogs
 	spec := e.spec()
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped) // it never ran
-	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
-	wantError(t, err, driver.ErrRetry, "printed nothing yet")
-	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
-	must(t, os.Rename(path, path+".away"))
-	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
-	wantError(t, err, driver.ErrRetry, "repair")
-	must(t, os.Rename(path+".away", path))
-	gone(t, d, spec)
+	reach(t, d, spec, driver.StateRunning)
+	c, err := d.Console(t.Context(), spec.UID)
+	assert.NoError(t, err)
+	shown := streams.ReadAll(t, c)
+	log := d.InstanceOf(spec.UID).File(machine.SerialLogFile)
+	prints := func(letter string, n int64) {
+		t.Helper()
+		assert.NoError(t, assert.ErrorOf(c.Write(bytes.Repeat([]byte(letter), int(n)))))
+	}
+	prints("b", 1) // it listens continuously from then on
+	prints("u", 2*smallLogs.Size)
+	assert.Eventually(t, "the log grows", func(testing.TB) error {
+		content, err := os.ReadFile(log)
+		if n := bytes.Count(content, []byte("u")); int64(n) < 2*smallLogs.Size && err == nil {
+			err = fmt.Errorf("it has %d of them", n)
+		}
+		return err
+	})
+
+	keepWatching(t, d)
+	assert.Eventually(t, "the log is cut", func(t testing.TB) error {
+		if size := sizeOf(t, log); size != 0 {
+			return fmt.Errorf("it has %d bytes", size)
+		}
+		return nil
+	})
+	if old, err := os.ReadFile(log + machine.OldLog); err != nil || int64(len(old)) != smallLogs.Size || len(bytes.Trim(old, "u")) != 0 {
+		t.Errorf("put aside were %d bytes: %v", len(old), err)
+	}
+	prints("v", 5*smallLogs.Size)
+	assert.Eventually(t, "the console shows the end", func(testing.TB) error {
+		prints("!", 1)
+		if text, err := shown.Now(); !strings.Contains(text, "!") {
+			return fmt.Errorf("it shows %q, %w", text[max(0, len(text)-10):], err)
+		}
+		return nil
+	})
+	assert.Eventually(t, "the log stays small", func(t testing.TB) error {
+		if size, old := sizeOf(t, log), sizeOf(t, log+machine.OldLog); size > smallLogs.Size || old > 2*smallLogs.Size {
+			return fmt.Errorf("it has %d bytes, and %d before", size, old)
+		}
+		return nil
+	})
 }
 
-// TestLogsFollowed checks that a log that is followed goes on when it is cut, and ends with the
-// machine.
-func TestLogsFollowed(t *testing.T) {
-	t.Parallel()
-	e, d := newDriver(t)
-	spec := e.spec()
-	s := boots(t, d, spec, "drover guest 1 A\r\n")
-	followed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true, TailLines: new(int64(1))})
-	must(t, err)
-	log := follow(t, followed)
-	log.shows(t, "drover guest 1 A\r\n")
-	must(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
-	e.printWord(t, s, "zy")
-	log.shows(t, "A\r\nzy")
-
-	ctx, leave := context.WithCancel(t.Context())
-	other, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
-	must(t, err)
-	left := follow(t, other)
-	left.shows(t, "zy")
-	leave()
-	left.ends(t, context.Canceled)
-	closed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
-	must(t, err)
-	must(t, closed.Close())
-	if _, err := closed.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after it was closed: %v", err)
-	}
-
-	must(t, e.instanceFor(t, s).Kill(t.Context()))
-	log.ends(t, io.EOF)
-	if text, _ := log.read(); !strings.HasSuffix(text, "zy") {
-		t.Errorf("at its end it has %q", text)
-	}
-	gone(t, d, spec)
-}
-
-// follow shows what a log has.
-func follow(t *testing.T, log io.ReadCloser) *screen {
+func sizeOf(t testing.TB, path string) int64 {
 	t.Helper()
-	s := &screen{ReadWriteCloser: struct {
-		io.ReadCloser
-		io.Writer
-	}{log, io.Discard}}
-	t.Cleanup(func() { _ = s.Close() })
-	go s.copyFrom(log)
-	return s
+	info, err := os.Stat(path)
+	assert.NoError(t, err)
+	return info.Size()
 }

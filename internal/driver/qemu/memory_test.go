@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -30,11 +32,11 @@ func limitMemory(t *testing.T, pid int, bytes int) bool {
 		if os.Mkdir(group, 0o700) != nil {
 			continue
 		}
-		t.Cleanup(func() { must(t, os.Remove(group)) })
+		t.Cleanup(func() { assert.NoError(t, os.Remove(group)) })
 		// A folder that is no control group has no such file, and must not get one.
 		if f, err := os.OpenFile(filepath.Join(group, limit), os.O_WRONLY, 0); err == nil {
 			_, err = f.WriteString(strconv.Itoa(bytes))
-			must(t, errors.Join(err, f.Close(), os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)))
+			assert.NoError(t, errors.Join(err, f.Close(), os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)))
 			return true
 		}
 	}
@@ -52,7 +54,7 @@ func (g *linuxGuest) runOutOfMemory(t *testing.T) {
 		}
 	} else {
 		t.Logf("no control group that limits memory can be made here: one of %v must be writable", memoryGroups)
-		must(t, proc.Kill(t.Context(), pid, func(int) bool { return true }))
+		assert.NoError(t, proc.Kill(t.Context(), pid, func(int) bool { return true }))
 	}
 	if end := waitExit(t, g.d, g.spec.UID); end.Reason != instance.ReasonKilled || end.Code != instance.CodeKilled {
 		t.Errorf("it ended with %+v", end)

@@ -22,7 +22,7 @@ import (
 func taken(t *testing.T) int32 {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	return portOf(listener.Addr())
 }
@@ -43,15 +43,14 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	}
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "ssh", Protocol: "TCP", Port: 22}, {Name: "http", Protocol: "TCP", Port: 80}}
-	s, err := d.Ensure(t.Context(), spec)
-	must(t, err)
+	s := ensure(t, d, spec)
 	if s.State != driver.StateRunning || len(s.Ports) != 2 || late != 0 {
 		t.Fatalf("it is %+v", s)
 	}
 	for _, p := range s.Ports {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", p.HostPort))
-		must(t, err)
-		must(t, conn.Close())
+		assert.NoError(t, err)
+		assert.NoError(t, conn.Close())
 	}
 	gone(t, d, spec)
 
@@ -59,9 +58,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	d.ChoosePort = func(_ context.Context, f launch.Forward) (int32, error) { return f.HostPort, nil }
 	fixed := e.spec()
 	fixed.Ports = []driver.Port{{Name: "web", Port: 8080, HostPort: asked}}
-	_, err = d.Ensure(t.Context(), fixed)
-	wantError(t, err, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp is not available", asked), driver.ReasonPortConflict)
-	gone(t, d, fixed)
+	refuses(t, d, fixed, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp is not available", asked), driver.ReasonPortConflict)
 }
 
 // probeTimeout is what users get who set none: a guest that takes no connection is given up after it.
@@ -86,8 +83,8 @@ func TestGuestDoesNotListen(t *testing.T) {
 		t.Fatalf("open are %+v", s.Ports)
 	}
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", s.Ports[0].HostPort))
-	must(t, err)
-	must(t, conn.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, conn.Close())
 	refuses := func(says string, call func(t testing.TB) error) {
 		t.Helper()
 		var err error
@@ -135,11 +132,9 @@ func (g *linuxGuest) checkReach(t *testing.T) {
 		_, err := g.tryAsk(t, "/")
 		return err
 	})
-	if err := probe(t, g.d, g.spec, 82); err == nil || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("a port without a server: %v", err)
-	}
+	assert.ErrorSays(t, "a port without a server", probe(t, g.d, g.spec, 82), "refused")
 	listed, err := g.e.open(t).List(t.Context(), g.spec.UID)
-	must(t, err)
+	assert.NoError(t, err)
 	if len(listed) != 1 || !slices.Equal(listed[0].Ports, s.Ports) || !slices.Equal(listed[0].Addresses, s.Addresses) {
 		t.Errorf("the next controller sees %+v, want %+v", listed, s)
 	}

@@ -55,7 +55,7 @@ func (d *Driver) collectVisible(t *testing.T, spec driver.ServerSpec, log *spyLo
 		var s driver.Server
 		s, err = d.Ensure(t.Context(), spec)
 		all, listErr := d.List(t.Context(), spec.UID)
-		must(t, listErr)
+		assert.NoError(t, listErr)
 		fmt.Fprintln(&seen, s.Progress, s.Note, s.Err, err, all)
 		for _, one := range all {
 			fmt.Fprintln(&seen, one.Progress, one.Note, one.Err)
@@ -92,7 +92,7 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 func serveAt(t *testing.T, address string, f http.HandlerFunc) (host string) {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address+":0")
-	must(t, err)
+	assert.NoError(t, err)
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: f}} //nolint:gosec // a test's
 	server.Start()
 	t.Cleanup(server.Close)
@@ -198,7 +198,7 @@ func TestLoginsNeedTLS(t *testing.T) {
 	host := server.Listener.Addr().String()
 	config := t.TempDir()
 	content, err := json.Marshal(map[string]any{"auths": map[string]any{host: map[string]string{"auth": base64.StdEncoding.EncodeToString([]byte("user:" + secret))}}})
-	must(t, errors.Join(err, os.WriteFile(filepath.Join(config, "config.json"), content, 0o600)))
+	assert.NoError(t, errors.Join(err, os.WriteFile(filepath.Join(config, "config.json"), content, 0o600)))
 	t.Setenv("HOME", config)
 	t.Setenv("DOCKER_CONFIG", config)
 	e := newEngine(t)

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
@@ -23,7 +25,7 @@ import (
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
 	line, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
-	must(t, err)
+	assert.NoError(t, err)
 	return strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
 }
 
@@ -40,13 +42,13 @@ func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[strin
 	t.Helper()
 	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	var fields map[string]any
-	must(t, json.Unmarshal(content, &fields))
+	assert.NoError(t, json.Unmarshal(content, &fields))
 	change(fields)
 	content, err = json.Marshal(fields)
-	must(t, err)
-	must(t, os.WriteFile(path, content, 0o600))
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(path, content, 0o600))
 }
 
 // older returns a QEMU whose newest machine type differs from that of the usual one.
@@ -61,33 +63,28 @@ func older(t *testing.T) string {
 func TestMachineType(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = older(t)
-	on := e.spec()
-	off := on
-	off.Power = driver.PowerOff
-	reach(t, openWith(t, o), off, driver.StateStopped) // made, and never started
+	spec := e.spec()
+	off(t, e.openBinary(t, older(t)), spec) // made, and never started
 	d := e.open(t)
-	reach(t, d, on, driver.StateRunning)
-	if got := pinned(t, d, on); got != "pc-q35-6.2" {
+	reach(t, d, spec, driver.StateRunning)
+	if got := pinned(t, d, spec); got != "pc-q35-6.2" {
 		t.Errorf("under a newer QEMU it is a %s", got)
 	}
-	reach(t, d, off, driver.StateStopped)
+	off(t, d, spec)
 
-	edit(t, d, off, func(r map[string]any) { delete(r, "machineType") })
+	edit(t, d, spec, func(r map[string]any) { delete(r, "machineType") })
 	for range 2 {
-		reach(t, d, on, driver.StateRunning)
-		if got := pinned(t, d, on); got == "pc-q35-6.2" || !regexp.MustCompile(`^pc-q35-\d+\.\d+$`).MatchString(got) {
+		reach(t, d, spec, driver.StateRunning)
+		if got := pinned(t, d, spec); got == "pc-q35-6.2" || !regexp.MustCompile(`^pc-q35-\d+\.\d+$`).MatchString(got) {
 			t.Errorf("without one it became a %s", got)
 		}
-		edit(t, d, off, func(r map[string]any) {
-			if r["machineType"] != pinned(t, d, on) {
+		edit(t, d, spec, func(r map[string]any) {
+			if r["machineType"] != pinned(t, d, spec) {
 				t.Errorf("the record has %v", r["machineType"])
 			}
 		})
-		reach(t, d, off, driver.StateStopped)
+		off(t, d, spec)
 	}
-	gone(t, d, off)
 }
 
 // TestMachineTypeUnavailable checks that a machine whose type the QEMU lacks is left as
@@ -101,15 +98,12 @@ func TestMachineTypeUnavailable(t *testing.T) {
 	says := []string{"made as a pc-q35-99.9", "does not know", driver.ReasonMachineTypeUnavailable}
 	restart := spec
 	restart.RestartRun = first.Run
-	_, err := d.Ensure(t.Context(), restart)
-	wantError(t, err, driver.ErrRetry, says...)
+	refuses(t, d, restart, driver.ErrRetry, says...)
 	if listed, err := d.List(t.Context(), spec.UID); err != nil || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
 		t.Errorf("it is %+v, %v", listed, err)
 	}
 	off(t, d, spec)
-	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, says...)
-	gone(t, d, spec)
+	refuses(t, d, spec, driver.ErrRetry, says...)
 }
 
 // TestAcceleratorReported checks that the accelerator of a running machine is reported,
@@ -124,7 +118,7 @@ func TestAcceleratorReported(t *testing.T) {
 	listed := func() driver.Server {
 		t.Helper()
 		all, err := e.open(t).List(t.Context(), spec.UID)
-		must(t, err)
+		assert.NoError(t, err)
 		return all[0]
 	}
 	if s := listed(); s.Accelerator != driver.AccelTCG {
@@ -134,12 +128,9 @@ func TestAcceleratorReported(t *testing.T) {
 	if s := listed(); s.Accelerator != driver.AccelTCG {
 		t.Errorf("with a record of an older version List reports %q", s.Accelerator)
 	}
-	off := spec
-	off.Power = driver.PowerOff
-	if s := reach(t, d, off, driver.StateStopped); s.Accelerator != "" {
+	if s := off(t, d, spec); s.Accelerator != "" {
 		t.Errorf("off it runs under %q", s.Accelerator)
 	}
-	gone(t, d, spec)
 }
 
 // TestOOMScore checks that the kernel ends a machine before Drover when memory runs out.
@@ -152,7 +143,6 @@ func TestOOMScore(t *testing.T) {
 	if got := oomScore(t, d.InstanceOf(spec.UID).PID()); got <= own && own < 1000 {
 		t.Errorf("its score is %d, and Drover's %d", got, own)
 	}
-	gone(t, d, spec)
 }
 
 // TestOutput checks that the output of a crashed QEMU is reported, also by a later
@@ -160,13 +150,11 @@ func TestOOMScore(t *testing.T) {
 func TestOutput(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = script(t, `case $1 in -nodefaults) printf '%2000s' | tr ' ' x >&2; printf 'the \033[1mlast\t words\377 of it\nand more\n' >&2;; esac; exec qemu-system-x86_64 "$@"`)
-	d := openWith(t, o)
+	d := e.openBinary(t, script(t, `case $1 in -nodefaults) printf '%2000s' | tr ' ' x >&2; printf 'the \033[1mlast\t words\377 of it\nand more\n' >&2;; esac; exec qemu-system-x86_64 "$@"`))
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.InstanceOf(spec.UID)
-	must(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Kill(t.Context()))
 	end := waitExit(t, e.open(t), spec.UID)
 	if end.Reason != instance.ReasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != instance.OutputTail {
 		t.Errorf("it ended with %+v", end)
@@ -190,7 +178,6 @@ func TestOutput(t *testing.T) {
 	if s := off(t, quiet, spec); s.Exit == nil || s.Exit.Output != "" {
 		t.Errorf("shut down it ended with %+v", s.Exit)
 	}
-	gone(t, quiet, spec)
 }
 
 // TestFailedStartsKeepTheLog checks that failed retries and an interrupted start do not
@@ -198,19 +185,15 @@ func TestOutput(t *testing.T) {
 func TestFailedStartsKeepTheLog(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = script(t, `case $1 in -nodefaults) echo 'why it crashed' >&2;; esac; exec qemu-system-x86_64 "$@"`)
-	d := openWith(t, o)
+	d := e.openBinary(t, script(t, `case $1 in -nodefaults) echo 'why it crashed' >&2;; esac; exec qemu-system-x86_64 "$@"`))
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	must(t, h.Kill(t.Context()))
-	o.Binary = script(t, "case $1 in "+asks+" *) echo 'no start'; exit 1;; esac")
-	broken := openWith(t, o)
+	assert.NoError(t, h.Kill(t.Context()))
+	broken := e.openBinary(t, fails(t, "echo 'no start'; exit 1"))
 	waitExit(t, broken, spec.UID)
 	for range 3 {
-		_, err := broken.Ensure(t.Context(), spec)
-		wantError(t, err, driver.ErrRetry, "no start")
+		refuses(t, broken, spec, driver.ErrRetry, "no start")
 	}
 	has := func(name, want string) {
 		t.Helper()
@@ -221,21 +204,20 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	has(machine.LogFile+machine.OldLog, "why it crashed")
 	has(machine.LogFile+machine.FailedLog, "no start")
 
-	must(t, os.WriteFile(h.File(machine.LogFile), []byte("cut off"), 0o600))
+	assert.NoError(t, os.WriteFile(h.File(machine.LogFile), []byte("cut off"), 0o600))
 	rewind(t, h)
 	d = e.open(t)
 	reach(t, d, spec, driver.StateRunning)
 	has(machine.LogFile+machine.OldLog, "why it crashed")
 	has(machine.LogFile+machine.FailedLog, "cut off")
 	has(machine.LogFile, "")
-	gone(t, d, spec)
 }
 
 func oomScore(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(proc.Path(pid, "oom_score_adj"))
-	must(t, err)
+	assert.NoError(t, err)
 	score, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	must(t, err)
+	assert.NoError(t, err)
 	return score
 }

@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -53,7 +55,7 @@ func TestImageStays(t *testing.T) {
 	if !slices.Equal(s.Pending, []string{"resource.memory"}) || s.Applied.RootDiskBytes != 4<<20 {
 		t.Errorf("it is %+v", s)
 	}
-	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
@@ -68,7 +70,6 @@ func TestImageStays(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || len(s.Pending) != 0 {
 		t.Errorf("with the image put back it is %+v", s)
 	}
-	gone(t, d, spec)
 }
 
 // TestNothingIsFetched checks that neither the image of an existing disk nor a refused
@@ -95,7 +96,6 @@ func TestNothingIsFetched(t *testing.T) {
 	if n := asked.Load(); n != 1 {
 		t.Errorf("the web server was asked %d times, want once", n)
 	}
-	gone(t, d, spec)
 }
 
 // TestNameOfImageLasts checks that a name which stood for the image of a disk when the
@@ -104,7 +104,7 @@ func TestNameOfImageLasts(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.openUnchecked(t)
-	must(t, os.Link(e.plain, e.images+"/latest.img"))
+	assert.NoError(t, os.Link(e.plain, e.images+"/latest.img"))
 	web := e.web(t)
 	spec, other := e.spec(), e.spec()
 	spec.Image.Source = web + "/boot-A0.img"
@@ -115,7 +115,7 @@ func TestNameOfImageLasts(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil {
 		t.Errorf("the same image under another name is refused: %+v", *s.Refused)
 	}
-	must(t, errors.Join(os.Remove(e.images+"/latest.img"), os.Link(e.other, e.images+"/latest.img")))
+	assert.NoError(t, errors.Join(os.Remove(e.images+"/latest.img"), os.Link(e.other, e.images+"/latest.img")))
 	gone(t, d, other)
 	other.Image.PullPolicy = driver.PullAlways
 	reach(t, d, other, driver.StateStopped)
@@ -125,8 +125,6 @@ func TestNameOfImageLasts(t *testing.T) {
 	}
 	spec.Image.Checksum = checksumOf(t, e.other)
 	wantRefused(t, reach(t, d, spec, driver.StateRunning), checksumOf(t, e.other), checksumOf(t, e.plain))
-	gone(t, d, spec)
-	gone(t, d, other)
 }
 
 // TestFirstDisk checks that a machine without a root disk may get one.
@@ -134,11 +132,9 @@ func TestFirstDisk(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.linuxSpec(t)
-	paused := spec // its guest need not boot
-	paused.Power = driver.PowerPaused
-	reach(t, d, paused, driver.StatePaused)
-	paused.Image.Source, spec.Image.Source = e.plain, e.plain
-	if s := reach(t, d, paused, driver.StatePaused); s.Refused != nil || !slices.Equal(s.Pending, []string{"image"}) {
+	pause(t, d, spec) // its guest need not boot
+	spec.Image.Source = e.plain
+	if s := pause(t, d, spec); s.Refused != nil || !slices.Equal(s.Pending, []string{"image"}) {
 		t.Errorf("before the restart it is %+v", s)
 	}
 	off := spec
@@ -148,7 +144,6 @@ func TestFirstDisk(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	spec.Image.Source = e.other
 	wantRefused(t, reach(t, d, spec, driver.StateRunning))
-	gone(t, d, spec)
 }
 
 // replacement is a machine whose root disk an older version was replacing.
@@ -232,7 +227,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 			t.Parallel()
 			r, spec := e.replacement(t, e.open(t))
 			for _, step := range c.done {
-				must(t, step(r))
+				assert.NoError(t, step(r))
 			}
 			d := e.open(t)
 			s := boots(t, d, spec, c.prints)
@@ -244,10 +239,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 				wantRefused(t, s, e.other, "stands on "+e.plain)
 				wantRestored(t, d, spec)
 			}
-			if _, err := os.Stat(d.InstanceOf(spec.UID).File(instance.OldRootFile)); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("beside the disk that it runs with is %s: %v", instance.OldRootFile, err)
-			}
-			gone(t, d, spec)
+			assert.ErrorIs(t, "a second disk", assert.ErrorOf(os.Stat(d.InstanceOf(spec.UID).File(instance.OldRootFile))), fs.ErrNotExist)
 		})
 	}
 }
@@ -258,7 +250,7 @@ func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
 	h := d.InstanceOf(spec.UID)
 	r, err := h.Load()
-	must(t, err)
+	assert.NoError(t, err)
 	if r.Old != nil || r.Root.Image.Source != r.Settings.Image.Source {
 		t.Errorf("the record is %+v", r)
 	}
@@ -269,18 +261,11 @@ func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 func TestOldDiskIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = script(t, "case $1 in "+asks+" *) echo broken; exit 1;; esac")
-	broken, d := openWith(t, o), e.open(t)
-	disk, off, paused := e.spec(), e.spec(), e.spec()
-	off.Target, off.Power = disk.Target, driver.PowerOff
-	paused.Target, paused.Power = disk.Target, driver.PowerPaused
-	diskless := e.linuxSpec(t)
-	offDiskless := diskless
-	offDiskless.Power = driver.PowerOff
-	for _, spec := range []driver.ServerSpec{off, offDiskless} {
-		reach(t, d, spec, driver.StateStopped)
-		must(t, os.WriteFile(d.InstanceOf(spec.UID).File(instance.OldRootFile), []byte("old"), 0o600))
+	broken, d := e.openBinary(t, fails(t, "echo broken; exit 1")), e.open(t)
+	disk, diskless := e.spec(), e.linuxSpec(t)
+	for _, spec := range []driver.ServerSpec{disk, diskless} {
+		off(t, d, spec)
+		assert.NoError(t, os.WriteFile(d.InstanceOf(spec.UID).File(instance.OldRootFile), []byte("old"), 0o600))
 	}
 	kept := func(spec driver.ServerSpec, while string) {
 		t.Helper()
@@ -288,16 +273,13 @@ func TestOldDiskIsKept(t *testing.T) {
 			t.Errorf("%s the old disk is %q, %v", while, content, err)
 		}
 	}
-	kept(off, "of a machine that is off")
-	_, err := broken.Ensure(t.Context(), disk)
-	wantError(t, err, driver.ErrRetry, "broken")
+	kept(disk, "of a machine that is off")
+	refuses(t, broken, disk, driver.ErrRetry, "broken")
 	kept(disk, "after a start that failed")
-	reach(t, d, paused, driver.StatePaused)
+	pause(t, d, disk)
 	kept(disk, "before the guest was resumed")
 	reach(t, d, diskless, driver.StateRunning)
 	kept(diskless, "of a machine without a disk")
-	gone(t, d, disk)
-	gone(t, d, diskless)
 }
 
 // replacement makes a machine whose guest has written to its disk, a new disk beside
@@ -309,9 +291,9 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 	off(t, d, spec)
 	spec.Image.Source = e.other
 	s, err := d.findServer(t.Context(), spec.Target)
-	must(t, err)
+	assert.NoError(t, err)
 	made, err := d.Disks.Make(s.File("new"), instance.RootOrder(spec, disks.ImageSettings{Source: e.other}))
-	must(t, err)
+	assert.NoError(t, err)
 	return &replacement{s, d, s.Root, made}, spec
 }
 
@@ -322,11 +304,8 @@ func TestOldDiskMissing(t *testing.T) {
 	e, d := newDriver(t)
 	r, spec := e.replacement(t, d)
 	r.Root, r.Old = r.new, &r.old
-	must(t, r.Save())
+	assert.NoError(t, r.Save())
 	_, err := d.Ensure(t.Context(), spec)
-	if err == nil || !strings.Contains(err.Error(), r.File(instance.OldRootFile)) {
-		t.Errorf("got the error %v, want %s in it", err, instance.OldRootFile)
-	}
+	assert.ErrorSays(t, "Ensure", err, r.File(instance.OldRootFile))
 	off(t, d, spec)
-	gone(t, d, spec)
 }

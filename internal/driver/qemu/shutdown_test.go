@@ -4,11 +4,14 @@
 package qemu
 
 import (
+	"cmp"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -21,6 +24,7 @@ func TestShutDown(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec   func(*engine, *driver.ServerSpec)
 		before func(*testing.T, *Driver, driver.ServerSpec)
+		limit  time.Duration // an hour if it is zero
 		forced bool
 		reason string
 	}{
@@ -29,11 +33,14 @@ func TestShutDown(t *testing.T) {
 			spec:   func(e *engine, s *driver.ServerSpec) { s.Image.Source, s.GracePeriod = e.stubborn, time.Second },
 			forced: true, reason: driver.ExitHostShutdown,
 		},
+		"stubborn beyond the limit": { // no grace period keeps a host up for longer
+			spec:  func(e *engine, s *driver.ServerSpec) { s.Image.Source, s.GracePeriod = e.stubborn, 24*time.Hour },
+			limit: time.Second, forced: true, reason: driver.ExitHostShutdown,
+		},
 		"paused": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				spec.Power = driver.PowerPaused
-				reach(t, d, spec, driver.StatePaused)
+				pause(t, d, spec)
 			},
 			reason: driver.ExitHostShutdown,
 		},
@@ -41,7 +48,7 @@ func TestShutDown(t *testing.T) {
 			spec: func(_ *engine, s *driver.ServerSpec) { s.GracePeriod = time.Second },
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				must(t, syscall.Kill(d.InstanceOf(spec.UID).PID(), syscall.SIGSTOP))
+				assert.NoError(t, syscall.Kill(d.InstanceOf(spec.UID).PID(), syscall.SIGSTOP))
 			},
 			forced: true, reason: driver.ExitHostShutdown,
 		},
@@ -49,7 +56,7 @@ func TestShutDown(t *testing.T) {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
 				h := d.InstanceOf(spec.UID)
-				must(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
+				assert.NoError(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
 				waitGuestEnded(t, h)
 			},
 			reason: "Completed",
@@ -58,9 +65,9 @@ func TestShutDown(t *testing.T) {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
 				r, err := d.InstanceOf(spec.UID).Load()
-				must(t, err)
+				assert.NoError(t, err)
 				r.GraceSeconds = nil
-				must(t, r.Save())
+				assert.NoError(t, r.Save())
 			},
 			reason: driver.ExitHostShutdown,
 		},
@@ -68,7 +75,7 @@ func TestShutDown(t *testing.T) {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
 				lock, err := d.StateDir.Lock(spec.UID)
-				must(t, err)
+				assert.NoError(t, err)
 				t.Cleanup(lock.Release)
 			},
 			reason: driver.ExitHostShutdown,
@@ -86,7 +93,7 @@ func TestShutDown(t *testing.T) {
 			if c.before != nil {
 				c.before(t, d, spec)
 			}
-			ended := e.shutDown(t, time.Hour)
+			ended := e.shutDown(t, cmp.Or(c.limit, time.Hour))
 			if len(ended) != 1 || ended[0].Err != nil || ended[0].Name != spec.Name || ended[0].Forced != c.forced {
 				t.Errorf("ended: %+v", ended)
 			}
@@ -98,7 +105,7 @@ func TestShutDown(t *testing.T) {
 			}
 			next := e.open(t)
 			listed, err := next.List(t.Context(), spec.UID)
-			must(t, err)
+			assert.NoError(t, err)
 			if s := listed[0]; s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
 				t.Errorf("the next driver finds %+v, %+v", s, s.Exit)
 			}
@@ -109,24 +116,11 @@ func TestShutDown(t *testing.T) {
 func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
 	t.Helper()
 	ended, err := ShutDown(t.Context(), Options{Dir: e.dir}, limit)
-	must(t, err)
+	assert.NoError(t, err)
 	for _, m := range ended {
 		t.Logf("ended: %+v", *m)
 	}
 	return ended
-}
-
-// TestShutDownLimit checks that no grace period keeps a host up for longer than the
-// limit.
-func TestShutDownLimit(t *testing.T) {
-	t.Parallel()
-	e, d := newDriver(t)
-	spec := e.spec()
-	spec.Image.Source, spec.GracePeriod = e.stubborn, 24*time.Hour
-	boots(t, d, spec, "drover guest 1 S")
-	if ended := e.shutDown(t, time.Second); len(ended) != 1 || ended[0].Err != nil || !ended[0].Forced {
-		t.Errorf("ended: %+v", ended)
-	}
 }
 
 // TestShutDownOfOthers checks that a released machine, and one whose record cannot be
@@ -137,9 +131,9 @@ func TestShutDownOfOthers(t *testing.T) {
 	released, broken := e.spec(), e.spec()
 	released.GracePeriod = time.Hour
 	boots(t, d, released, "drover guest 1 A")
-	must(t, d.Delete(t.Context(), released.Target, true))
+	assert.NoError(t, d.Delete(t.Context(), released.Target, true))
 	boots(t, d, broken, "drover guest 1 A")
-	must(t, os.WriteFile(d.InstanceOf(broken.UID).File(instance.RecordFile), []byte("{"), 0o600))
+	assert.NoError(t, os.WriteFile(d.InstanceOf(broken.UID).File(instance.RecordFile), []byte("{"), 0o600))
 	ended := e.shutDown(t, time.Hour)
 	for _, m := range ended {
 		if m.Err != nil || m.Forced {
@@ -163,7 +157,7 @@ func TestShutDownCutOff(t *testing.T) {
 	spec.Image.Source, spec.GracePeriod = e.stubborn, time.Second
 	first := boots(t, d, spec, "drover guest 1 S")
 	s, err := d.InstanceOf(spec.UID).Observe(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	d.recordShutdown(s, s.GracePeriod())
 
 	next := e.open(t)
@@ -175,7 +169,6 @@ func TestShutDownCutOff(t *testing.T) {
 	if again.Run == first.Run {
 		t.Errorf("it is %+v", again)
 	}
-	gone(t, next, spec)
 }
 
 // TestGracePeriodIsKept checks that a change of the grace period needs no restart.
@@ -190,10 +183,9 @@ func TestGracePeriodIsKept(t *testing.T) {
 			t.Errorf("it waits for a restart: %s", strings.Join(s.Pending, ", "))
 		}
 		r, err := d.InstanceOf(spec.UID).Load()
-		must(t, err)
+		assert.NoError(t, err)
 		if kept := r.GracePeriod(); kept != grace {
 			t.Errorf("kept is %v, not %v", kept, grace)
 		}
 	}
-	gone(t, d, spec)
 }

@@ -26,16 +26,13 @@ func TestRestartThatCannotBe(t *testing.T) {
 
 	ports, memory := spec, spec
 	ports.Ports = append(ports.Ports, driver.Port{Name: "web", Port: 81, HostPort: taken(t)})
-	_, err := d.Ensure(t.Context(), ports)
-	wantError(t, err, driver.ErrRetry, "ports[1] (web)", driver.ReasonPortConflict)
+	refuses(t, d, ports, driver.ErrRetry, "ports[1] (web)", driver.ReasonPortConflict)
 	memory.MemoryBytes = maxMemory
-	_, err = d.Ensure(t.Context(), memory)
-	wantError(t, err, driver.ErrExhausted, "resource.memory")
+	refuses(t, d, memory, driver.ErrExhausted, "resource.memory")
 	if all, err := d.List(t.Context()); err != nil || len(all) != 1 || all[0].Run != first.Run || all[0].State != driver.StateRunning {
 		t.Errorf("listed: %+v, %v, want it to run on", all, err)
 	}
 	reach(t, d, spec, driver.StateRunning) // with the port that it has
-	gone(t, d, spec)
 }
 
 // TestFetchedOnce checks that what was fetched is used by the start that it is for,
@@ -61,12 +58,10 @@ func TestFetchedOnce(t *testing.T) {
 	tooLarge.MemoryBytes = maxMemory
 	wantError(t, d.waitFor(t, tooLarge), driver.ErrExhausted)
 	for range 3 {
-		_, err := d.Ensure(t.Context(), tooLarge)
-		wantError(t, err, driver.ErrExhausted)
+		refuses(t, d, tooLarge, driver.ErrExhausted)
 	}
 	reach(t, d, spec, driver.StateRunning)
 	if fetched["/boot-A0.img"] != 1 || fetched["/boot-B0.img"] != 1 {
 		t.Errorf("it was fetched so many times: %v", fetched)
 	}
-	gone(t, d, spec)
 }

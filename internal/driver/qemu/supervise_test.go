@@ -45,14 +45,14 @@ func TestRetained(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e, d := newDriver(t)
-			d.LogBound = instance.LogBound{Size: 4 << 10, Every: 10 * time.Millisecond}
+			d.LogBound = smallLogs
 			spec := e.spec()
 			if c.watched {
 				keepWatching(t, d)
 			}
 			s := boots(t, d, spec, "drover guest 1 A")
 			group := e.giveGroup(t, d.InstanceOf(spec.UID))
-			must(t, d.Delete(t.Context(), spec.Target, true))
+			assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 			isGone(t, d.StateDir.Path("locks", string(spec.UID)))
 			if !c.watched {
 				keepWatching(t, d)
@@ -61,11 +61,11 @@ func TestRetained(t *testing.T) {
 			h := e.instanceFor(t, s)
 			conn := fillsLog(t, h)
 			if c.killed {
-				must(t, h.Kill(t.Context()))
-				must(t, os.RemoveAll(h.Path))
+				assert.NoError(t, h.Kill(t.Context()))
+				assert.NoError(t, os.RemoveAll(h.Path))
 			} else {
 				_, err := conn.Write([]byte("x"))
-				must(t, err)
+				assert.NoError(t, err)
 			}
 			waitStopped(t, h)
 			assert.Eventually(t, "its group is gone", func(testing.TB) error {
@@ -75,7 +75,7 @@ func TestRetained(t *testing.T) {
 				return nil
 			})
 			listed, err := d.List(t.Context())
-			must(t, err)
+			assert.NoError(t, err)
 			if shown := len(listed) == 1; shown == c.killed || shown && (listed[0].State != driver.StateStopped || !listed[0].Retained) {
 				t.Errorf("listed: %+v", listed)
 			}
@@ -93,11 +93,11 @@ func TestRetained(t *testing.T) {
 func (e *engine) giveGroup(t *testing.T, h *instance.Instance) (group string) {
 	t.Helper()
 	group = cgroup.Folder{Path: e.images}.GroupPath(string(h.UID))
-	must(t, os.Mkdir(group, 0o700))
+	assert.NoError(t, os.Mkdir(group, 0o700))
 	r, err := h.Load()
-	must(t, err)
+	assert.NoError(t, err)
 	r.CPUGroup = group
-	must(t, r.Save())
+	assert.NoError(t, r.Save())
 	return group
 }
 
@@ -108,11 +108,11 @@ func TestReleasedWhenOff(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	waitExit(t, d, spec.UID)
-	must(t, d.Delete(t.Context(), spec.Target, true))
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	listed, err := d.List(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	if len(listed) != 1 || !listed[0].Retained || listed[0].State != driver.StateStopped {
 		t.Errorf("listed: %+v", listed)
 	}
@@ -132,8 +132,7 @@ func TestStandbyForgets(t *testing.T) {
 	stays, goes := e.spec(), e.spec()
 	now := time.Now()
 	for _, spec := range []driver.ServerSpec{stays, goes} {
-		spec.Power = driver.PowerOff
-		reach(t, leader, spec, driver.StateStopped)
+		off(t, leader, spec)
 		d.PowerPresses.Store(spec.UID, instance.PowerPress{Run: "run", At: now})
 		d.UnansweredQueries.Store(d.InstanceOf(spec.UID).Path, true)
 		d.UnwrittenExits.Store(d.InstanceOf(spec.UID).ExitFile(), driver.Exit{})
@@ -147,9 +146,9 @@ func TestStandbyForgets(t *testing.T) {
 	for want := range 2 {
 		want = 2 - want
 		_, err := d.List(t.Context())
-		must(t, err)
+		assert.NoError(t, err)
 		_, err = d.List(t.Context(), stays.UID) // not a complete list
-		must(t, err)
+		assert.NoError(t, err)
 		for name, n := range remembered() {
 			if n != want {
 				t.Errorf("%d are %s, want %d", n, name, want)
@@ -157,18 +156,17 @@ func TestStandbyForgets(t *testing.T) {
 		}
 		gone(t, leader, goes)
 	}
-	gone(t, leader, stays)
 }
 
 // fillsLog has a guest print until its log is cut, and returns its serial port.
 func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 	t.Helper()
 	conn, err := h.DialSerial(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	go func() { _, _ = io.Copy(io.Discard, conn) }()               // else QEMU would block the guest
-	_, err = conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it echoes its input
-	must(t, err)
+	go func() { _, _ = io.Copy(io.Discard, conn) }()                              // else QEMU would block the guest
+	_, err = conn.Write([]byte("b" + strings.Repeat("u", 2*int(smallLogs.Size)))) // it echoes its input
+	assert.NoError(t, err)
 	assert.Eventually(t, "its log is cut", func(testing.TB) error {
 		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
 		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
@@ -185,21 +183,18 @@ func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 func TestEventsHeld(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	d.LogBound.Size = 4 << 10
+	d.LogBound = smallLogs
 	ends, stops, prints := e.spec(), e.spec(), e.spec()
 	for _, spec := range []driver.ServerSpec{ends, stops, prints} {
-		paused := spec
-		paused.Power = driver.PowerPaused
-		reach(t, d, paused, driver.StatePaused)
+		pause(t, d, spec)
 		halted, err := d.InstanceOf(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
-		must(t, err)
+		assert.NoError(t, err)
 		defer halted.Close()
 	}
 	keepWatching(t, d)
 	e.sendText(t, reach(t, d, ends, driver.StateRunning), "x")
 	stops.Power = driver.PowerOff
-	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
-	must(t, err)
+	ensure(t, d, stops) // too early: its guest has yet to boot
 	for _, spec := range []driver.ServerSpec{ends, stops} {
 		waitStopped(t, d.InstanceOf(spec.UID))
 		if end := waitExit(t, d, spec.UID); end.Code != 0 {
@@ -209,7 +204,6 @@ func TestEventsHeld(t *testing.T) {
 	}
 	boots(t, d, prints, "drover guest 1 A")
 	fillsLog(t, d.InstanceOf(prints.UID))
-	gone(t, d, prints)
 }
 
 // TestSilence checks that a QEMU that does not answer does not delay the list for long,
@@ -223,17 +217,17 @@ func TestSilence(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	changes, err := d.Watch(ctx)
-	must(t, err)
+	assert.NoError(t, err)
 	handle, err := os.FindProcess(d.InstanceOf(spec.UID).PID())
-	must(t, err)
-	must(t, handle.Signal(syscall.SIGSTOP))
+	assert.NoError(t, err)
+	assert.NoError(t, handle.Signal(syscall.SIGSTOP))
 	observed := make(chan struct{})
 	go func() {
 		defer close(observed)
 		_, _ = d.InstanceOf(spec.UID).Observe(ctx)
 	}()
 	listed, err := d.List(t.Context())
-	must(t, err)
+	assert.NoError(t, err)
 	select {
 	case <-observed:
 		t.Error("the list took as long as a call about this machine alone")
@@ -242,7 +236,7 @@ func TestSilence(t *testing.T) {
 	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Err == nil || !strings.Contains(listed[0].Err.Error(), "QEMU does not answer") {
 		t.Errorf("listed: %+v", listed)
 	}
-	must(t, handle.Signal(syscall.SIGCONT))
+	assert.NoError(t, handle.Signal(syscall.SIGCONT))
 	<-observed
 	if uid := <-changes; uid != spec.UID {
 		t.Errorf("notified of %q", uid)
@@ -256,7 +250,6 @@ func TestSilence(t *testing.T) {
 	cancel()
 	for range changes {
 	}
-	gone(t, d, spec)
 }
 
 // TestWatchEndsQuietly checks that a watcher that stops sends no notification for unchanged
@@ -270,22 +263,21 @@ func TestWatchEndsQuietly(t *testing.T) {
 	defer cancel()
 	d.UnansweredQueries.Store(d.InstanceOf(spec.UID).Path, true)
 	changes, err := d.Watch(ctx)
-	must(t, err)
+	assert.NoError(t, err)
 	if uid := <-changes; uid != spec.UID { // that it answers, by its new supervisor
 		t.Errorf("notified of %q", uid)
 	}
 	file := d.StateDir.Path(instance.NotificationsDir, string(spec.UID))
 	before, err := os.Stat(file)
-	must(t, err)
+	assert.NoError(t, err)
 	cancel()
 	for range changes {
 	}
 	after, err := os.Stat(file)
-	must(t, err)
+	assert.NoError(t, err)
 	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
 		t.Error("it sends a notification")
 	}
-	gone(t, d, spec)
 }
 
 // TestKilledAfterResume checks that other processes supervise a machine whose leader is
@@ -293,19 +285,15 @@ func TestWatchEndsQuietly(t *testing.T) {
 func TestKilledAfterResume(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	off := e.spec()
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	spec := e.spec()
+	off(t, d, spec)
 	keepWatching(t, d)
-	on := off
-	on.Power = driver.PowerOn
-	h := d.InstanceOf(on.UID)
+	h := d.InstanceOf(spec.UID)
 	s, err := h.Observe(t.Context())
-	must(t, err)
-	must(t, s.StartRun(t.Context(), on)) // and no step after that
-	e.sendText(t, driver.Server{UID: on.UID}, "x")
+	assert.NoError(t, err)
+	assert.NoError(t, s.StartRun(t.Context(), spec)) // and no step after that
+	e.sendText(t, driver.Server{UID: spec.UID}, "x")
 	waitStopped(t, h)
-	gone(t, d, on)
 }
 
 // TestNotifiesOnce checks that a machine which cannot be listened to is reported when that
@@ -323,21 +311,20 @@ func TestNotifiesOnce(t *testing.T) {
 			o.Clock = now
 			d := openWith(t, o)
 			spec, other := e.spec(), e.spec()
-			spec.Power, other.Power = driver.PowerOff, driver.PowerOff
-			reach(t, d, spec, driver.StateStopped)
-			reach(t, d, other, driver.StateStopped)
+			off(t, d, spec)
+			off(t, d, other)
 			h := d.InstanceOf(spec.UID)
 			record := h.File(instance.RecordFile)
-			must(t, os.Rename(record, record+".away"))
-			must(t, os.Link(record+".away", record))
+			assert.NoError(t, os.Rename(record, record+".away"))
+			assert.NoError(t, os.Link(record+".away", record))
 			for _, file := range files {
 				_ = os.Remove(h.File(file))
-				must(t, aLoop(h.File(file)))
+				assert.NoError(t, aLoop(h.File(file)))
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			changes, err := d.Watch(ctx)
-			must(t, err)
+			assert.NoError(t, err)
 			if uid := <-changes; uid != spec.UID {
 				t.Errorf("notified of %q", uid)
 			}
@@ -348,7 +335,7 @@ func TestNotifiesOnce(t *testing.T) {
 				}
 			}
 			_ = os.Remove(record)
-			must(t, os.WriteFile(record, nil, 0o600))
+			assert.NoError(t, os.WriteFile(record, nil, 0o600))
 			assert.Eventually(t, "what has changed is reported", func(testing.TB) error {
 				now.Step(instance.SuperviseEvery)
 				select {
@@ -358,13 +345,11 @@ func TestNotifiesOnce(t *testing.T) {
 					return errors.New("nothing is")
 				}
 			})
-			must(t, os.Rename(record+".away", record))
-			must(t, errors.Join(os.Remove(h.File(machine.EventsSocket)), os.RemoveAll(h.File(machine.RunLockFile))))
+			assert.NoError(t, os.Rename(record+".away", record))
+			assert.NoError(t, errors.Join(os.Remove(h.File(machine.EventsSocket)), os.RemoveAll(h.File(machine.RunLockFile))))
 			cancel()
 			for range changes {
 			}
-			gone(t, d, spec)
-			gone(t, d, other)
 		})
 	}
 }

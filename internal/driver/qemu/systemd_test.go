@@ -135,7 +135,7 @@ func TestUnitOrder(t *testing.T) {
 func unitSettings(t *testing.T, unit string) map[string][]string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "systemd", unit))
-	must(t, err)
+	assert.NoError(t, err)
 	settings := map[string][]string{}
 	for line := range strings.Lines(string(content)) {
 		if key, value, is := strings.Cut(line, "="); is && !strings.HasPrefix(line, "#") {
@@ -149,11 +149,11 @@ func unitSettings(t *testing.T, unit string) map[string][]string {
 func (e *engine) payload(t *testing.T) string {
 	t.Helper()
 	binary, err := framework.DroverBinary()
-	must(t, err)
+	assert.NoError(t, err)
 	dir := t.TempDir()
 	images := filepath.Join(dir, "images")
 	for _, sub := range []string{images, filepath.Join(dir, "units")} {
-		must(t, os.Mkdir(sub, 0o755))
+		assert.NoError(t, os.Mkdir(sub, 0o755))
 	}
 	framework.BuildBootGuest(t, images, "A", false)
 	copyFile(t, binary, filepath.Join(dir, "drover"))
@@ -161,7 +161,7 @@ func (e *engine) payload(t *testing.T) string {
 		copyFile(t, filepath.Join("..", "..", "..", "config", "systemd", unit), filepath.Join(dir, "units", unit))
 	}
 	for name, text := range map[string]string{"setup": setUp, "is-up": isUp, "vm.yaml": innerVM} {
-		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+		assert.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	path := filepath.Join(e.images, "payload.img")
 	makeFS(t, path, dir, fmt.Sprintf("%dM", payloadSize>>20))
@@ -183,13 +183,13 @@ func makeFS(t *testing.T, path, folder, size string) {
 func copyFile(t *testing.T, from, to string) {
 	t.Helper()
 	in, err := os.Open(from)
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = in.Close() }()
 	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = io.Copy(out, in)
-	must(t, err)
-	must(t, out.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, out.Close())
 }
 
 // until repeats a command until it prints a text.

@@ -19,7 +19,7 @@ func (g *linuxGuest) checkMemory(t *testing.T) {
 		g.ask(t, fmt.Sprintf("/eat?mib=%d", mib))
 		assert.Eventually(t, fmt.Sprintf("the guest uses %d MiB and a little", mib), func(t testing.TB) error {
 			samples, err := g.d.Usage(t.Context(), g.spec.UID)
-			must(t, err)
+			assert.NoError(t, err)
 			if used := samples[0].MemoryBytes; used == 0 || (used > eaten) != (mib > 0) {
 				return fmt.Errorf("it uses %d MiB", used>>20)
 			}
@@ -27,7 +27,7 @@ func (g *linuxGuest) checkMemory(t *testing.T) {
 		})
 	}
 	process, err := proc.ReadUsage(g.d.InstanceOf(g.spec.UID).PID())
-	must(t, err)
+	assert.NoError(t, err)
 	if process.MemoryBytes < eaten {
 		t.Errorf("QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)
 	}

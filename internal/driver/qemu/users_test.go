@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"github.com/go-logr/logr/funcr"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -35,7 +37,7 @@ func needsRoot(t *testing.T) {
 func processStatus(t *testing.T, d *Driver, spec driver.ServerSpec) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "status"))
-	must(t, err)
+	assert.NoError(t, err)
 	status := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -97,9 +99,8 @@ func TestOneUser(t *testing.T) {
 	}
 	// A Drover with a range would start it otherwise.
 	s, err := e.open(t).Ensure(t.Context(), spec)
-	must(t, err)
+	assert.NoError(t, err)
 	wantConfinement(t, s, driver.ReasonStartedBefore)
-	gone(t, d, spec)
 }
 
 // TestUserMissing checks that without the user no machine is started, by a clear error, and
@@ -119,15 +120,12 @@ func TestUserMissing(t *testing.T) {
 		t.Errorf("the log has %q", log)
 	}
 	spec := e.spec()
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "user drover-missing", "useradd --system", driver.ReasonMachineUserUnavailable)
+	refuses(t, d, spec, driver.ErrRetry, "user drover-missing", "useradd --system", driver.ReasonMachineUserUnavailable)
 	if d.InstanceOf(spec.UID).PID() != 0 {
 		t.Error("a machine runs")
 	}
 	s := reach(t, d, before, driver.StateRunning)
 	wantConfinement(t, s, driver.ReasonConfined)
-	gone(t, d, before)
-	gone(t, d, spec)
 }
 
 // TestUserIDsUsedUp checks that a machine waits while all user IDs are in use.
@@ -140,11 +138,9 @@ func TestUserIDsUsedUp(t *testing.T) {
 	d := openWith(t, o)
 	first, second := e.spec(), e.spec()
 	reach(t, d, first, driver.StateRunning)
-	_, err := d.Ensure(t.Context(), second)
-	wantError(t, err, driver.ErrExhausted, "2100070000", "--qemu-uid-range")
+	refuses(t, d, second, driver.ErrExhausted, "2100070000", "--qemu-uid-range")
 	gone(t, d, first)
 	reach(t, d, second, driver.StateRunning)
-	gone(t, d, second)
 }
 
 // TestStartedBefore checks that machines of which it is not known how they were started are
@@ -155,7 +151,7 @@ func TestStartedBefore(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, path string){
 		"without a file": func(t *testing.T, path string) {
 			t.Helper()
-			must(t, os.Remove(path))
+			assert.NoError(t, os.Remove(path))
 		},
 		"with the file of another process": func(t *testing.T, path string) {
 			t.Helper()
@@ -163,7 +159,7 @@ func TestStartedBefore(t *testing.T) {
 		},
 		"with a file that cannot be read": func(t *testing.T, path string) {
 			t.Helper()
-			must(t, os.WriteFile(path, []byte("{"), 0o600))
+			assert.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -181,7 +177,6 @@ func TestStartedBefore(t *testing.T) {
 			wantConfinement(t, adopted, driver.ReasonStartedBefore)
 			restart(t, next, spec, "drover guest 2 A")
 			wantConfinement(t, reach(t, next, spec, driver.StateRunning), driver.ReasonConfined)
-			gone(t, next, spec)
 		})
 	}
 }
@@ -190,13 +185,13 @@ func TestStartedBefore(t *testing.T) {
 func replaceIn(t *testing.T, path, key string, value int64) {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	var object map[string]any
-	must(t, json.Unmarshal(content, &object))
+	assert.NoError(t, json.Unmarshal(content, &object))
 	object[key] = value
 	content, err = json.Marshal(object)
-	must(t, err)
-	must(t, os.WriteFile(path, content, 0o600))
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(path, content, 0o600))
 }
 
 // TestLowPort checks that a machine can have a host port that takes a privilege, and has no
@@ -211,7 +206,6 @@ func TestLowPort(t *testing.T) {
 	if got := processStatus(t, d, spec)["CapEff"]; got != "0000000000000400" {
 		t.Errorf("its capabilities are %s", got)
 	}
-	gone(t, d, spec)
 }
 
 func freeLowPort(t *testing.T) int32 {
@@ -219,7 +213,7 @@ func freeLowPort(t *testing.T) int32 {
 	for port := int32(1023); port > 512; port-- {
 		listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", fmt.Sprintf(":%d", port))
 		if err == nil {
-			must(t, listener.Close())
+			assert.NoError(t, listener.Close())
 			return port
 		}
 	}
@@ -234,9 +228,7 @@ func TestBadUsers(t *testing.T) {
 	for _, ids := range []string{"0-10", "10-9", "x", "1-", "1-4294967295", "1-2-3", "-1-2"} {
 		o := e.options()
 		o.User, o.UserIDs = launch.DefaultUser, ids
-		if _, err := New(o); err == nil || !strings.Contains(err.Error(), "--qemu-uid-range: user IDs are \""+ids) {
-			t.Errorf("%s: got %v", ids, err)
-		}
+		assert.ErrorSays(t, ids, assert.ErrorOf(New(o)), "--qemu-uid-range: user IDs are \""+ids)
 	}
 	for name, want := range map[string]bool{"": os.Geteuid() != 0, launch.DefaultUser: true, "root": os.Geteuid() == 0} {
 		o := DefaultOptions()
@@ -246,10 +238,8 @@ func TestBadUsers(t *testing.T) {
 		}
 	}
 	users, err := launch.NewUsers("root", "")
-	must(t, err)
-	if err := users.Check(); err == nil || !strings.Contains(err.Error(), "has the rights of root") {
-		t.Errorf("root: got %v", err)
-	}
+	assert.NoError(t, err)
+	assert.ErrorSays(t, "root", users.Check(), "has the rights of root")
 }
 
 // isRunAgain reports whether this is the test's run in another process, below a program that
@@ -279,9 +269,7 @@ func TestSetuidRefused(t *testing.T) {
 	}
 	e, d := newDriver(t)
 	spec := e.spec()
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "CAP_SETUID", driver.ReasonMachineUserUnavailable)
-	gone(t, d, spec)
+	refuses(t, d, spec, driver.ErrRetry, "CAP_SETUID", driver.ReasonMachineUserUnavailable)
 }
 
 // TestFewDescriptors checks a Drover that can open no further file: no machine is lost, and
@@ -307,7 +295,7 @@ func TestFewDescriptors(t *testing.T) {
 		if _, err := d.Ensure(t.Context(), spec); err == nil {
 			break
 		}
-		must(t, taken[closed].Close())
+		assert.NoError(t, taken[closed].Close())
 	}
 	if closed == 0 {
 		t.Error("it started at once: descriptors did not run out")
@@ -319,18 +307,16 @@ func TestFewDescriptors(t *testing.T) {
 	if s := reach(t, d, running, driver.StateRunning); s.Run != first.Run {
 		t.Errorf("the machine that ran was started again")
 	}
-	gone(t, d, running)
-	gone(t, d, spec)
 }
 
 // TestExposures checks that a folder into which others can look is reported.
 func TestExposures(t *testing.T) {
 	t.Parallel()
 	users, err := launch.NewUsers("", "")
-	must(t, err)
+	assert.NoError(t, err)
 	dir := t.TempDir()
 	for mode, want := range map[os.FileMode]bool{0o700: false, 0o755: true, 0o710: true} {
-		must(t, os.Chmod(dir, mode))
+		assert.NoError(t, os.Chmod(dir, mode))
 		found := users.FindExposures(dir)
 		if got := slices.ContainsFunc(found, func(text string) bool { return strings.Contains(text, "chmod 700 "+dir) }); got != want {
 			t.Errorf("%#o: got %q", mode, found)

@@ -142,9 +142,7 @@ func testAdmin(t *testing.T, e adminEngine) {
 	wantSurvey(t, e, a, "kept Running retained", "live Running")
 	assert.NoError(t, a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}))
 	wantSurvey(t, e, a, "live Running")
-	if err := a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}); !errors.Is(err, driver.ErrNotFound) {
-		t.Errorf("once more: %v", err)
-	}
+	assert.ErrorIs(t, "once more", a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}), driver.ErrNotFound)
 	wantSurvey(t, e, e.admin(t, other), "foreign Running retained")
 }
 
@@ -208,14 +206,10 @@ func TestAdminOfMissingFolders(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{qemu.Name, fake.Name} {
 		dir := filepath.Join(t.TempDir(), "gone")
-		if _, err := OpenAdmin(name, dir, options().Environment); !errors.Is(err, driver.ErrUnavailable) {
-			t.Errorf("%s: %v", name, err)
-		}
+		assert.ErrorIs(t, name, assert.ErrorOf(OpenAdmin(name, dir, options().Environment)), driver.ErrUnavailable)
 		if left, _ := filepath.Glob(dir); len(left) != 0 {
 			t.Errorf("%s made %v", name, left)
 		}
 	}
-	if _, err := OpenAdmin("xen", "", options().Environment); err == nil || !strings.Contains(err.Error(), `"xen" is not a driver; known are docker, qemu, fake`) {
-		t.Errorf("of an unknown driver: %v", err)
-	}
+	assert.ErrorSays(t, "of an unknown driver", assert.ErrorOf(OpenAdmin("xen", "", options().Environment)), `"xen" is not a driver; known are docker, qemu, fake`)
 }

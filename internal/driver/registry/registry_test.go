@@ -4,7 +4,6 @@
 package registry
 
 import (
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -42,9 +41,7 @@ func TestParse(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := Parse(tc.list)
-			if (err != nil) != (tc.says != "") || err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("error %v, want %q", err, tc.says)
-			}
+			assert.ErrorSays(t, "Parse", err, tc.says)
 			if !slices.Equal(got, tc.want) {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
@@ -138,9 +135,7 @@ func TestNamed(t *testing.T) {
 	if err != nil || !slices.Equal(names(opened), []string{"docker", "fake"}) {
 		t.Fatalf("opened %q, %v", names(opened), err)
 	}
-	if _, err := opened[0].Driver.List(t.Context()); !errors.Is(err, driver.ErrUnavailable) {
-		t.Errorf("list without an engine: %v", err)
-	}
+	assert.ErrorIs(t, "list without an engine", assert.ErrorOf(opened[0].Driver.List(t.Context())), driver.ErrUnavailable)
 	for _, o := range opened {
 		if _, ok := driver.As[driver.Identifier](o.Driver); !ok {
 			t.Errorf("%s does not report its engine's id", o.Name)
@@ -151,11 +146,7 @@ func TestNamed(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	o := options()
 	o.Settings[fake.Name].(*fake.Options).FailureRate = 2
-	if _, err := Open(t.Context(), "fake", o); err == nil || !strings.Contains(err.Error(), "failure rate is 2") {
-		t.Errorf("error %v", err)
-	}
+	assert.ErrorSays(t, "Open", assert.ErrorOf(Open(t.Context(), "fake", o)), "failure rate is 2")
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
-	if _, err := Open(t.Context(), Auto, o); err == nil || !strings.Contains(err.Error(), "no engine answers") {
-		t.Errorf("error %v", err)
-	}
+	assert.ErrorSays(t, "Open", assert.ErrorOf(Open(t.Context(), Auto, o)), "no engine answers")
 }

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -24,13 +23,8 @@ import (
 func openDir(t *testing.T, path string) *statedir.Dir {
 	t.Helper()
 	d, err := statedir.Open("the test's folder", path, "servers")
-	requireNoError(t, err)
-	return d
-}
-
-func requireNoError(t *testing.T, err error) {
-	t.Helper()
 	assert.NoError(t, err)
+	return d
 }
 
 // TestIdentity checks that the identity is stable, that concurrent Opens agree on it, and
@@ -61,28 +55,28 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("the folder has %d identities", n)
 	}
 	d := openDir(t, path)
-	requireNoError(t, d.Reach())
-	requireNoError(t, os.WriteFile(d.Path(statedir.IDFile), []byte("another\n"), 0o600))
-	drivertest.WantErrorKind(t, "another identity", d.Reach(), driver.ErrUnavailable)
-	requireNoError(t, os.Rename(path, path+".away"))
-	drivertest.WantErrorKind(t, "no folder", d.Reach(), driver.ErrUnavailable)
+	assert.NoError(t, d.Reach())
+	assert.NoError(t, os.WriteFile(d.Path(statedir.IDFile), []byte("another\n"), 0o600))
+	assert.ErrorIs(t, "another identity", d.Reach(), driver.ErrUnavailable)
+	assert.NoError(t, os.Rename(path, path+".away"))
+	assert.ErrorIs(t, "no folder", d.Reach(), driver.ErrUnavailable)
 	_, err := d.Lock("uid")
-	drivertest.WantErrorKind(t, "lock without a folder", err, driver.ErrUnavailable)
+	assert.ErrorIs(t, "lock without a folder", err, driver.ErrUnavailable)
 }
 
 func TestLock(t *testing.T) {
 	t.Parallel()
 	d := openDir(t, t.TempDir())
 	held, err := d.Lock("uid")
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	_, err = d.Lock("uid")
-	drivertest.WantErrorKind(t, "a lock that is held", err, driver.ErrRetry)
+	assert.ErrorIs(t, "a lock that is held", err, driver.ErrRetry)
 	other, err := d.Lock("other")
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	other.Release()
 	held.Remove()
 	again, err := d.Lock("uid")
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	again.Release()
 }
 
@@ -141,40 +135,34 @@ func TestAdmit(t *testing.T) {
 		}
 	}
 	for n := range uint64(300) {
-		requireNoError(t, d.Admit("many", n+1))
+		assert.NoError(t, d.Admit("many", n+1))
 	}
 	entries, err := os.ReadDir(d.Path("epochs", "many"))
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	if len(entries) > 100 {
 		t.Errorf("%d epochs are kept", len(entries))
 	}
-	drivertest.WantErrorKind(t, "an epoch that was taken away", d.Admit("many", 1), driver.ErrFenced)
+	assert.ErrorIs(t, "an epoch that was taken away", d.Admit("many", 1), driver.ErrFenced)
 }
 
 func TestFiles(t *testing.T) {
 	t.Parallel()
 	d := openDir(t, t.TempDir())
 	path := d.Path("servers", "x")
-	requireNoError(t, d.Create(path, []byte("one")))
-	if err := d.Create(path, []byte("two")); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("creating it twice: %v", err)
-	}
-	requireNoError(t, d.Replace(path, []byte("three")))
+	assert.NoError(t, d.Create(path, []byte("one")))
+	assert.ErrorIs(t, "creating it twice", d.Create(path, []byte("two")), fs.ErrExist)
+	assert.NoError(t, d.Replace(path, []byte("three")))
 	refuses := errors.New("it was touched")
-	if err := d.ReplaceIf(path, []byte("four"), func() error { return refuses }); !errors.Is(err, refuses) {
-		t.Errorf("replacing what was touched: %v", err)
-	}
+	assert.ErrorIs(t, "replacing what was touched", d.ReplaceIf(path, []byte("four"), func() error { return refuses }), refuses)
 	content, err := os.ReadFile(path)
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	if string(content) != "three" {
 		t.Errorf("it holds %q", content)
 	}
-	requireNoError(t, d.Discard(path))
-	if err := d.Discard(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("discarding it twice: %v", err)
-	}
+	assert.NoError(t, d.Discard(path))
+	assert.ErrorIs(t, "discarding it twice", d.Discard(path), fs.ErrNotExist)
 	left, err := os.ReadDir(d.Path("tmp"))
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	if len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -186,19 +174,19 @@ func TestSweep(t *testing.T) {
 	t.Parallel()
 	d := openDir(t, t.TempDir())
 	whole, remove, err := d.Temp()
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	disk := filepath.Join(whole, "disk")
-	requireNoError(t, os.WriteFile(disk, []byte("half"), 0o600))
+	assert.NoError(t, os.WriteFile(disk, []byte("half"), 0o600))
 	old := time.Now().Add(-time.Hour)
-	requireNoError(t, os.Chtimes(whole, old, old))
+	assert.NoError(t, os.Chtimes(whole, old, old))
 	for name, next := range map[string]func(){
 		"another process opens the engine": func() { openDir(t, d.Path()) },
 		"another server is made":           func() { makeAndRemove(t, d) },
 	} {
 		half := d.Path("tmp", "make-half")
-		requireNoError(t, os.MkdirAll(filepath.Join(half, "vm"), 0o700))
-		requireNoError(t, os.WriteFile(d.Path("tmp", "write-half"), []byte("{"), 0o600))
-		requireNoError(t, os.WriteFile(d.Path("tmp", "gone-half"), nil, 0o600))
+		assert.NoError(t, os.MkdirAll(filepath.Join(half, "vm"), 0o700))
+		assert.NoError(t, os.WriteFile(d.Path("tmp", "write-half"), []byte("{"), 0o600))
+		assert.NoError(t, os.WriteFile(d.Path("tmp", "gone-half"), nil, 0o600))
 		next()
 		if left := listNames(t, d.Path("tmp")); !slices.Equal(left, []string{filepath.Base(whole)}) {
 			t.Errorf("%s: there are %q in tmp, want %s alone", name, left, filepath.Base(whole))
@@ -216,14 +204,14 @@ func TestSweep(t *testing.T) {
 func makeAndRemove(t *testing.T, d *statedir.Dir) {
 	t.Helper()
 	_, remove, err := d.Temp()
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	remove()
 }
 
 func listNames(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	all := make([]string, len(entries))
 	for i, entry := range entries {
 		all[i] = entry.Name()
@@ -265,18 +253,16 @@ func TestOpenExisting(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "new")
 	_, err := statedir.OpenExisting("the test's folder", path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of a folder that is not there: %v", err)
-	}
+	assert.ErrorIs(t, "a folder that is not there", err, fs.ErrNotExist)
 	if _, err := os.Stat(path); err == nil {
 		t.Error("it was made")
 	}
 	d := openDir(t, path)
-	requireNoError(t, os.Remove(d.Path("locks")))
-	requireNoError(t, os.WriteFile(d.Path("tmp", "write-half"), nil, 0o600))
+	assert.NoError(t, os.Remove(d.Path("locks")))
+	assert.NoError(t, os.WriteFile(d.Path("tmp", "write-half"), nil, 0o600))
 	there, err := statedir.OpenExisting("the test's folder", path)
-	requireNoError(t, err)
-	requireNoError(t, there.Reach())
+	assert.NoError(t, err)
+	assert.NoError(t, there.Reach())
 	if left := listNames(t, path); slices.Contains(left, "locks") {
 		t.Errorf("it made a folder: %q", left)
 	}
@@ -291,12 +277,12 @@ func TestReleaseWhileForking(t *testing.T) {
 	t.Parallel()
 	d := openDir(t, t.TempDir())
 	l, err := d.Lock("uid")
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	held, err := syscall.Dup(statedir.FD(l))
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = syscall.Close(held) }()
 	l.Release()
 	again, err := d.Lock("uid")
-	requireNoError(t, err)
+	assert.NoError(t, err)
 	again.Release()
 }

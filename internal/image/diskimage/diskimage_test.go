@@ -21,18 +21,13 @@ import (
 
 const mib = 1 << 20
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 func probe(t *testing.T, path string) (diskimage.Info, error) {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
-	must(t, err)
+	assert.NoError(t, err)
 	return diskimage.Probe(f, info.Size())
 }
 
@@ -47,7 +42,7 @@ func rawDisk(t *testing.T) string {
 func file(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image")
-	must(t, os.WriteFile(path, []byte(content), 0o600))
+	assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -76,9 +71,9 @@ func patched(t *testing.T, path string, at int64, bits int, value uint64) string
 	t.Helper()
 	number := binary.BigEndian.AppendUint64(nil, value)[8-bits/8:]
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = f.WriteAt(number, at)
-	must(t, errors.Join(err, f.Close()))
+	assert.NoError(t, errors.Join(err, f.Close()))
 	return path
 }
 
@@ -86,7 +81,7 @@ func patched(t *testing.T, path string, at int64, bits int, value uint64) string
 func l1Of(t *testing.T, path string) int64 {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	must(t, err)
+	assert.NoError(t, err)
 	return int64(binary.BigEndian.Uint32(content[l1Offset+4:])) // the lower half
 }
 
@@ -127,7 +122,7 @@ func TestProbeRefuses(t *testing.T) {
 	t.Parallel()
 	base := rawDisk(t)
 	cut := func(path string, length int64) string {
-		must(t, os.Truncate(path, length))
+		assert.NoError(t, os.Truncate(path, length))
 		return path
 	}
 	for name, c := range map[string]struct{ path, says string }{
@@ -152,9 +147,7 @@ func TestProbeRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got, err := probe(t, c.path); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %+v and error %v, want an error with %q", got, err, c.says)
-			}
+			assert.ErrorSays(t, "Probe", assert.ErrorOf(probe(t, c.path)), c.says)
 		})
 	}
 }
@@ -165,7 +158,7 @@ func TestCheckDisk(t *testing.T) {
 	t.Parallel()
 	base := rawDisk(t)
 	blank := filepath.Join(t.TempDir(), "blank")
-	must(t, diskimage.CreateQcow2(blank, mib, &diskimage.Backing{Path: base, Format: "raw"}))
+	assert.NoError(t, diskimage.CreateQcow2(blank, mib, &diskimage.Backing{Path: base, Format: "raw"}))
 	for name, c := range map[string]struct{ path, says string }{
 		"new":       {blank, ""},
 		"raw":       {base, "no qcow2 image"},
@@ -175,11 +168,9 @@ func TestCheckDisk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, err := os.Open(c.path)
-			must(t, err)
+			assert.NoError(t, err)
 			defer func() { _ = f.Close() }()
-			if err := diskimage.CheckDisk(f); (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got the error %v, want %q in it", err, c.says)
-			}
+			assert.ErrorSays(t, "CheckDisk", diskimage.CheckDisk(f), c.says)
 		})
 	}
 }
@@ -190,13 +181,13 @@ func TestProbeIsCheap(t *testing.T) {
 	t.Parallel()
 	path := made(t, "create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "OUT", "10G")
 	f, err := os.Open(path)
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
-	must(t, err)
+	assert.NoError(t, err)
 	read := &counter{ReaderAt: f}
 	_, err = diskimage.Probe(read, info.Size())
-	must(t, err)
+	assert.NoError(t, err)
 	if read.n > 4096 {
 		t.Errorf("it read %d bytes of %d", read.n, info.Size())
 	}
@@ -254,14 +245,14 @@ func TestCreate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "disk")
-			must(t, diskimage.CreateQcow2(path, c.size, c.backing))
+			assert.NoError(t, diskimage.CreateQcow2(path, c.size, c.backing))
 			framework.RunQEMUImg(t, "check", "-q", path)
 			var got struct {
 				Size    int64  `json:"virtual-size"`
 				Backing string `json:"full-backing-filename"`
 				Format  string `json:"backing-filename-format"`
 			}
-			must(t, json.Unmarshal([]byte(framework.RunQEMUImg(t, "info", "--output=json", path)), &got))
+			assert.NoError(t, json.Unmarshal([]byte(framework.RunQEMUImg(t, "info", "--output=json", path)), &got))
 			if want := (c.size + 511) / 512 * 512; got.Size != want {
 				t.Errorf("it has %d bytes, want %d", got.Size, want)
 			}
@@ -284,9 +275,9 @@ func shows(t *testing.T, disk, image string) {
 	flat := filepath.Join(t.TempDir(), "flat")
 	framework.RunQEMUImg(t, "convert", "-O", "raw", disk, flat)
 	got, err := os.ReadFile(flat)
-	must(t, err)
+	assert.NoError(t, err)
 	want, err := os.ReadFile(image)
-	must(t, err)
+	assert.NoError(t, err)
 	if !bytes.Equal(got[:len(want)], want) || bytes.Contains(got[len(want):], []byte("d")) {
 		t.Error("the disk does not show its image")
 	}
@@ -297,7 +288,7 @@ func shows(t *testing.T, disk, image string) {
 func oddly(t *testing.T, path string) string {
 	t.Helper()
 	odd := filepath.Join(t.TempDir(), `a,b="c" %s 漢.img`)
-	must(t, os.Link(path, odd))
+	assert.NoError(t, os.Link(path, odd))
 	return odd
 }
 

@@ -25,15 +25,10 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 func hosts(t *testing.T, list ...string) Hosts {
 	t.Helper()
 	h, err := ParseHosts(list)
-	must(t, err)
+	assert.NoError(t, err)
 	return h
 }
 
@@ -115,17 +110,13 @@ func TestHosts(t *testing.T) {
 		"no address":                   {nil, "images.example", "images.example:80", "an address that is none"},
 	} {
 		err := hosts(t, c.allowed...).checkAddress(c.host, c.dialled)
-		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
-			t.Errorf("%s: got the error %v, want %q", name, err, c.refused)
-		}
+		assert.ErrorSays(t, name, err, c.refused)
 	}
 	for entry, says := range map[string]string{
 		"": "each must be", "localhost:5000": "without a port", "http://x": "each must be", "10.0.0.0/33": "each must be", "*.example": "each must be", "[::1]": "each must be",
 		"169.254.169.254": "are never asked", "169.254.0.0/16": "are never asked", "168.63.129.16": "are never asked", "fd00:ec2::254": "are never asked", "fe80::/64": "are never asked", "0.0.0.0": "are never asked", "::ffff:169.254.0.0/112": "are never asked",
 	} {
-		if _, err := ParseHosts([]string{entry}); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: got the error %v, want %q", entry, err, says)
-		}
+		assert.ErrorSays(t, entry, assert.ErrorOf(ParseHosts([]string{entry})), says)
 	}
 }
 
@@ -140,20 +131,18 @@ func TestOwnAddresses(t *testing.T) {
 		h.interfaces = func() ([]net.Addr, error) { return own, failure }
 		return h.checkAddress("images.example", address)
 	}
-	must(t, check("1.2.3.4:443"))
+	assert.NoError(t, check("1.2.3.4:443"))
 	own = []net.Addr{
 		&net.IPNet{IP: net.ParseIP("1.2.3.4"), Mask: net.CIDRMask(24, 32)},
 		&net.IPNet{IP: net.ParseIP("2606:4700::1"), Mask: net.CIDRMask(64, 128)},
 		&net.IPNet{IP: net.ParseIP("10.0.0.1"), Mask: net.CIDRMask(8, 32)},
 	}
 	for _, address := range []string{"1.2.3.4:443", "[::ffff:1.2.3.4]:443", "[64:ff9b::102:304]:443", "[2606:4700::1]:443", "10.0.0.1:443"} {
-		if err := check(address); err == nil || !strings.Contains(err.Error(), "a loopback address, which is asked only if --image-hosts") {
-			t.Errorf("%s: got the error %v", address, err)
-		}
-		must(t, check(address, "images.example"))
+		assert.ErrorSays(t, address, check(address), "a loopback address, which is asked only if --image-hosts")
+		assert.NoError(t, check(address, "images.example"))
 	}
-	must(t, check("10.0.0.1:443", "10.0.0.0/8"))
-	must(t, check("1.2.3.5:443")) // of the same network
+	assert.NoError(t, check("10.0.0.1:443", "10.0.0.0/8"))
+	assert.NoError(t, check("1.2.3.5:443")) // of the same network
 	if failure = errors.New("no netlink"); check("1.2.3.5:443") == nil {
 		t.Error("asked though the addresses of the host are not known")
 	}
@@ -172,7 +161,7 @@ func TestOwnAddressesAreReal(t *testing.T) {
 func get(t *testing.T, rt http.RoundTripper, url string) (string, error) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	must(t, err)
+	assert.NoError(t, err)
 	answer, err := rt.RoundTrip(request)
 	if err != nil {
 		return "", err
@@ -187,7 +176,7 @@ func serve(t *testing.T, f http.HandlerFunc) (address, port string) {
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
 	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
-	must(t, err)
+	assert.NoError(t, err)
 	return server.URL, port
 }
 
@@ -252,17 +241,17 @@ func TestRedirectsCarryNothing(t *testing.T) {
 	rt := New(hosts(t, "127.0.0.1", "localhost")).Registry(true, none)
 	ask := func(method, to string, body io.Reader) error {
 		request, err := http.NewRequestWithContext(t.Context(), method, url+"/?secret=1&to="+to, body)
-		must(t, err)
+		assert.NoError(t, err)
 		request.Header.Set("Authorization", "Basic c2VjcmV0")
 		answer, err := rt.RoundTrip(request)
 		if err == nil {
-			must(t, answer.Body.Close())
+			assert.NoError(t, answer.Body.Close())
 		}
 		return err
 	}
 	for to, carries := range map[string]bool{elsewhere: false, "http://localhost:" + port + "/here": false, "/here": true} {
 		headers = nil
-		must(t, ask(http.MethodGet, to, nil))
+		assert.NoError(t, ask(http.MethodGet, to, nil))
 		last := headers[len(headers)-1]
 		if got := last.Get("Authorization") != ""; len(headers) != 2 || got != carries || last.Get("Referer") != "" {
 			t.Errorf("%s: the redirect carries %v", to, last)

@@ -176,9 +176,7 @@ func TestExec(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := &guest{answer: commands(c.statuses...)}
 				got, err := g.agent().Exec(t.Context(), Command{Args: []string{"x"}})
-				if !errors.Is(err, c.err) || err != nil && !strings.Contains(err.Error(), c.says) {
-					t.Errorf("got %v, want %v with %q", err, c.err, c.says)
-				}
+				assert.ErrorIs(t, "Exec", err, c.err, c.says)
 				if errors.Is(err, ErrEndUnknown) && errors.Is(err, ErrBadAnswer) {
 					t.Errorf("%v would be tried again", err)
 				}
@@ -400,9 +398,7 @@ func TestDisabled(t *testing.T) {
 		io.Reader
 		io.Writer
 	}{strings.NewReader(`{"return":{"supported_commands":[{"name":"guest-exec","enabled":true},{"name":"guest-exec-status","enabled":false}]}}`), io.Discard})
-	if err := requireExec(c); !errors.Is(err, ErrDisabled) || !strings.Contains(err.Error(), "guest-exec-status") {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorIs(t, "requireExec", requireExec(c), ErrDisabled, "guest-exec-status")
 }
 
 // TestInterfaces checks what is taken of an answer, and what is refused.

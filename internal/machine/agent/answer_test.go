@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestSynchronize checks that what other clients have left is skipped, whatever it is.
@@ -55,9 +57,7 @@ func TestEndlessSynchronization(t *testing.T) {
 			io.Writer
 		}{&endless{text: text}, io.Discard})
 		c.read = maxConversation - 1<<20
-		if err := c.synchronize(); !errors.Is(err, ErrBadAnswer) || !strings.Contains(err.Error(), "it sends") {
-			t.Errorf("%s: got %v", name, err)
-		}
+		assert.ErrorIs(t, name, c.synchronize(), ErrBadAnswer, "it sends")
 	}
 }
 

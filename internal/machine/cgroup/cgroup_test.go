@@ -4,7 +4,6 @@
 package cgroup
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -53,20 +52,20 @@ func TestUnifiedLimit(t *testing.T) {
 	t.Parallel()
 	g := Folder{Path: t.TempDir(), Unified: true}
 	group := g.GroupPath("some")
-	must(t, os.Mkdir(group, 0o700))
+	assert.NoError(t, os.Mkdir(group, 0o700))
 	files := map[string]string{
 		filepath.Join(g.Path, "cgroup.subtree_control"): "+cpu",
 		filepath.Join(group, "cpu.max"):                 "150000 100000",
 		filepath.Join(group, "cgroup.procs"):            "42",
 	}
 	for path := range files {
-		must(t, os.WriteFile(path, nil, 0o600))
+		assert.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
 	if err := g.LimitCPU(group, 1500, func() int { return 0 }); err == nil {
 		t.Error("a QEMU that has ended is limited")
 	}
 	wantFile(t, filepath.Join(group, "cgroup.procs"), "") // 0 would be the writing process
-	must(t, g.LimitCPU(group, 1500, func() int { return 42 }))
+	assert.NoError(t, g.LimitCPU(group, 1500, func() int { return 42 }))
 	for path, want := range files {
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
 			t.Errorf("%s has %q, %v; want %q", path, got, err, want)
@@ -77,9 +76,9 @@ func TestUnifiedLimit(t *testing.T) {
 // writeGroup writes the files of a control group.
 func writeGroup(t *testing.T, path string, files map[string]string) {
 	t.Helper()
-	must(t, os.MkdirAll(path, 0o700))
+	assert.NoError(t, os.MkdirAll(path, 0o700))
 	for name, text := range files {
-		must(t, os.WriteFile(filepath.Join(path, name), []byte(text+"\n"), 0o600))
+		assert.NoError(t, os.WriteFile(filepath.Join(path, name), []byte(text+"\n"), 0o600))
 	}
 }
 
@@ -134,7 +133,7 @@ func TestLeastMemory(t *testing.T) {
 func TestRealGroup(t *testing.T) {
 	t.Parallel()
 	g, err := folderOf(os.Getpid(), "memory")
-	must(t, err)
+	assert.NoError(t, err)
 	path := filepath.Join(g.Path, "drover-test-memory")
 	if err := os.Mkdir(path, 0o755); err != nil {
 		t.Skip("control groups cannot be made here: ", err)
@@ -148,7 +147,7 @@ func TestRealGroup(t *testing.T) {
 		t.Skip("memory cannot be limited here: ", err)
 	}
 	where, free, err := leastMemory(path, g.top, g.Unified)
-	must(t, err)
+	assert.NoError(t, err)
 	if where != path || free != 268435456 {
 		t.Errorf("got %s, %d", where, free)
 	}
@@ -160,11 +159,6 @@ func wantFile(t *testing.T, path, want string) {
 	if strings.TrimSpace(string(got)) != want || err != nil {
 		t.Errorf("%s has %q, %v; want %q", path, got, err, want)
 	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }
 
 // TestCheck checks what keeps groups from being made, with files in place of the kernel's.
@@ -185,21 +179,17 @@ func TestCheck(t *testing.T) {
 	} {
 		g := Folder{Path: t.TempDir(), Unified: c.unified}
 		writeGroup(t, g.Path, c.files)
-		if err := g.Check(); (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %v, want %q", name, err, c.says)
-		}
+		assert.ErrorSays(t, name, g.Check(), c.says)
 	}
 	missing := Folder{Path: filepath.Join(t.TempDir(), "none")}
-	if err := missing.Check(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of a group that is gone: %v", err)
-	}
+	assert.ErrorIs(t, "Check of a group that is gone", missing.Check(), fs.ErrNotExist)
 }
 
 // TestCheckPromises checks that where Check finds nothing, groups can be made.
 func TestCheckPromises(t *testing.T) {
 	t.Parallel()
 	g, err := Find()
-	must(t, err)
+	assert.NoError(t, err)
 	if err := g.Check(); err != nil {
 		t.Skip("control groups cannot be made here: ", err)
 	}

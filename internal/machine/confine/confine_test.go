@@ -18,21 +18,16 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 // TestThreadsStayFree checks that a confined program has no_new_privs, and that no thread
 // of this one has it.
 func TestThreadsStayFree(t *testing.T) {
 	for range 20 {
 		cmd := exec.CommandContext(t.Context(), "/bin/grep", "NoNewPrivs:\t1", "/proc/self/status")
-		must(t, Start(cmd, Policy{}))
-		must(t, cmd.Wait())
+		assert.NoError(t, Start(cmd, Policy{}))
+		assert.NoError(t, cmd.Wait())
 	}
 	statuses, err := filepath.Glob("/proc/self/task/*/status")
-	must(t, err)
+	assert.NoError(t, err)
 	for _, path := range statuses {
 		assert.Eventually(t, path+" is not restricted, or has ended", func(testing.TB) error {
 			if text, err := os.ReadFile(path); err == nil && !strings.Contains(string(text), "NoNewPrivs:\t0") {
@@ -51,7 +46,7 @@ func TestNotConfined(t *testing.T) {
 		t.Skip("this kernel has no Landlock")
 	}
 	script := filepath.Join(t.TempDir(), "qemu")
-	must(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o700))
+	assert.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o700))
 	for program, cause := range map[string]string{script: "is no ELF program", "/bin/false": "firmware"} {
 		var lines []string
 		log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
@@ -88,7 +83,7 @@ func TestGaps(t *testing.T) {
 // included, and that this program keeps its own.
 func TestRunAs(t *testing.T) {
 	t.Parallel()
-	must(t, RunAs(nil, func() error { return nil }))
+	assert.NoError(t, RunAs(nil, func() error { return nil }))
 	if os.Geteuid() != 0 {
 		if err := RunAs(&User{ID: 0}, func() error { return nil }); err == nil {
 			t.Error("a plain user became root")
@@ -97,12 +92,12 @@ func TestRunAs(t *testing.T) {
 	}
 	const user, group = 2100065801, 2100065802
 	dir := t.TempDir()
-	must(t, os.Chmod(dir, 0o755))
-	must(t, os.Chmod(filepath.Dir(dir), 0o755))
+	assert.NoError(t, os.Chmod(dir, 0o755))
+	assert.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
 	secret, shared := filepath.Join(dir, "secret"), filepath.Join(dir, "shared")
-	must(t, os.WriteFile(secret, nil, 0o600))
-	must(t, os.WriteFile(shared, nil, 0o640))
-	must(t, os.Chown(shared, 0, group))
+	assert.NoError(t, os.WriteFile(secret, nil, 0o600))
+	assert.NoError(t, os.WriteFile(shared, nil, 0o640))
+	assert.NoError(t, os.Chown(shared, 0, group))
 	read := func(path string) func() error {
 		return func() error { _, err := os.ReadFile(path); return err }
 	}
@@ -110,7 +105,7 @@ func TestRunAs(t *testing.T) {
 		if err := RunAs(&User{ID: user, GroupID: user}, read(secret)); !errors.Is(err, fs.ErrPermission) {
 			t.Fatalf("another user reads the file of root: %v", err)
 		}
-		must(t, RunAs(&User{ID: user, GroupID: user, Groups: []uint32{group}}, read(shared)))
-		must(t, read(secret)())
+		assert.NoError(t, RunAs(&User{ID: user, GroupID: user, Groups: []uint32{group}}, read(shared)))
+		assert.NoError(t, read(secret)())
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
@@ -15,7 +17,7 @@ import (
 func TestFilter(t *testing.T) {
 	t.Parallel()
 	filter, err := bpf.NewVM(makeFilter())
-	must(t, err)
+	assert.NoError(t, err)
 	const (
 		allowed = unix.SECCOMP_RET_ALLOW
 		denied  = unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
@@ -66,7 +68,7 @@ func TestFilter(t *testing.T) {
 			binary.BigEndian.PutUint32(data[lowerHalf(uint32(i)):], argument)
 		}
 		got, err := filter.Run(data)
-		must(t, err)
+		assert.NoError(t, err)
 		if got != c.want {
 			t.Errorf("%s: got %#x, want %#x", name, got, c.want)
 		}

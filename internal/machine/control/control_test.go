@@ -23,11 +23,6 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 // stub is a machine that answers with what a test sets.
 type stub struct {
 	status Status
@@ -67,14 +62,14 @@ func newPair(t *testing.T, name string) (machine, client Credentials) {
 	_, _ = rand.Read(seed) // it never fails
 	machine, err := MachineCredentials(seed, name, "run", time.Now())
 	client, clientErr := ClientCredentials(seed, name, "run", time.Now())
-	must(t, errors.Join(err, clientErr))
+	assert.NoError(t, errors.Join(err, clientErr))
 	return machine, client
 }
 
 func clientConfig(t *testing.T, c Credentials) *tls.Config {
 	t.Helper()
 	config, err := c.ClientConfig(name)
-	must(t, err)
+	assert.NoError(t, err)
 	return config
 }
 
@@ -83,9 +78,9 @@ func clientConfig(t *testing.T, c Credentials) *tls.Config {
 func serve(t *testing.T, c Credentials, m Machine) string {
 	t.Helper()
 	s, err := NewServer(t.Context(), c, m)
-	must(t, err)
+	assert.NoError(t, err)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	go func() { _ = s.serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	return listener.Addr().String()
@@ -116,9 +111,7 @@ func TestCalls(t *testing.T) {
 	for _, failure := range []error{nil, ErrNotRunning, ErrUnknown, ErrNoAnswer, ErrFailed} {
 		m.err = failure
 		for name, c := range calls {
-			if err := c.call(); !errors.Is(err, failure) {
-				t.Errorf("%s returns %v, want %v", name, err, failure)
-			}
+			assert.ErrorIs(t, name, c.call(), failure)
 			if got := <-m.calls; !reflect.DeepEqual(got, c.want) {
 				t.Errorf("%s arrives as %v, want %v", name, got, c.want)
 			}
@@ -171,9 +164,7 @@ func TestIdentity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := NewClient(c.address, c.config).Status(t.Context()); !errors.Is(err, c.want) {
-				t.Errorf("the status fails with %v, want %v", err, c.want)
-			}
+			assert.ErrorIs(t, "the status", assert.ErrorOf(NewClient(c.address, c.config).Status(t.Context())), c.want)
 		})
 	}
 }
@@ -184,7 +175,7 @@ func TestDerived(t *testing.T) {
 	t.Parallel()
 	seed := bytes.Repeat([]byte{7}, SeedBytes)
 	machine, err := MachineCredentials(seed, name, "run", time.Now())
-	must(t, err)
+	assert.NoError(t, err)
 	address := serve(t, machine, &stub{status: Status{State: StateRunning}})
 	for what, c := range map[string]struct {
 		seed      []byte
@@ -197,14 +188,10 @@ func TestDerived(t *testing.T) {
 		"another run":  {seed, name, "next", ErrIdentity},
 	} {
 		client, err := ClientCredentials(c.seed, c.name, c.run, time.Now().Add(time.Hour))
-		must(t, err)
-		if _, err := NewClient(address, clientConfig(t, client)).Status(t.Context()); !errors.Is(err, c.want) {
-			t.Errorf("%s: the status fails with %v, want %v", what, err, c.want)
-		}
+		assert.NoError(t, err)
+		assert.ErrorIs(t, what, assert.ErrorOf(NewClient(address, clientConfig(t, client)).Status(t.Context())), c.want)
 	}
-	if _, err := MachineCredentials(seed[1:], name, "run", time.Now()); err == nil || !strings.Contains(err.Error(), "must have 32") {
-		t.Errorf("a short seed is answered with %v", err)
-	}
+	assert.ErrorSays(t, "a short seed", assert.ErrorOf(MachineCredentials(seed[1:], name, "run", time.Now())), "must have 32")
 }
 
 func oldTLS(c *tls.Config) *tls.Config {
@@ -223,7 +210,7 @@ func TestAnswers(t *testing.T) {
 	t.Parallel()
 	machine, client := newPair(t, name)
 	config, err := machine.serverConfig()
-	must(t, err)
+	assert.NoError(t, err)
 	for name, c := range map[string]struct {
 		code         int
 		header, body string
@@ -319,9 +306,9 @@ func TestServeRefusesItself(t *testing.T) {
 	t.Parallel()
 	machine, client := newPair(t, name)
 	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}})
-	must(t, err)
+	assert.NoError(t, err)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	go func() { _ = s.Serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	for range 2 * maxConnections { // none of which takes the place of another
@@ -340,15 +327,13 @@ func TestFull(t *testing.T) {
 	var idle []net.Conn
 	for range maxConnections {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
-		must(t, err)
+		assert.NoError(t, err)
 		idle = append(idle, conn)
 	}
 	c := NewClient(address, clientConfig(t, client))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if _, err := c.Status(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a full listener answers with %v", err)
-	}
+	assert.ErrorIs(t, "a full listener", assert.ErrorOf(c.Status(ctx)), context.DeadlineExceeded)
 	for _, conn := range idle {
 		_ = conn.Close()
 	}
@@ -362,16 +347,12 @@ func TestReadCredentials(t *testing.T) {
 	machine, _ := newPair(t, name)
 	folder := t.TempDir()
 	for file, content := range map[string][]byte{CAFile: machine.CA, CertFile: machine.Cert, KeyFile: machine.Key} {
-		if _, err := ReadCredentials(folder); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("without %s the error is %v", file, err)
-		}
-		must(t, os.WriteFile(filepath.Join(folder, file), content, 0o600))
+		assert.ErrorIs(t, "without "+file, assert.ErrorOf(ReadCredentials(folder)), os.ErrNotExist)
+		assert.NoError(t, os.WriteFile(filepath.Join(folder, file), content, 0o600))
 	}
 	if got, err := ReadCredentials(folder); err != nil || !reflect.DeepEqual(got, machine) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	machine.CA = []byte("none")
-	if _, err := NewServer(t.Context(), machine, &stub{}); err == nil || !strings.Contains(err.Error(), "ca.crt has no certificate") {
-		t.Errorf("without an authority the error is %v", err)
-	}
+	assert.ErrorSays(t, "without an authority", assert.ErrorOf(NewServer(t.Context(), machine, &stub{})), "ca.crt has no certificate")
 }

@@ -178,12 +178,12 @@ func TestOlderDescriptions(t *testing.T) {
 	older := plainConfig()
 	older.AgentFD = 0
 	text, err := json.Marshal(older)
-	must(t, err)
+	assert.NoError(t, err)
 	if strings.Contains(string(text), "agent") {
 		t.Errorf("an older program would refuse %s", text)
 	}
 	read, err := Parse(text)
-	must(t, err)
+	assert.NoError(t, err)
 	if err := read.check(&Files{files: make([]*os.File, 6)}); err != nil || strings.Contains(strings.Join(read.arguments(), " "), "virtserialport") {
 		t.Errorf("it is read as %+v: %v", read, err)
 	}
@@ -248,9 +248,7 @@ func TestCheck(t *testing.T) {
 	} {
 		config := plainConfig()
 		c.change(&config)
-		if err := config.check(plainFiles()); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %v, want %q in it", name, err, c.says)
-		}
+		assert.ErrorSays(t, name, config.check(plainFiles()), c.says)
 	}
 }
 
@@ -333,9 +331,4 @@ func decodeAll(t *testing.T, args []string, flag string) []map[string]any {
 		all = append(all, value)
 	}
 	return all
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }

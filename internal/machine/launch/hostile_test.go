@@ -21,6 +21,8 @@ import (
 	"time"
 	"unsafe"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
 
@@ -275,7 +277,7 @@ func attack(t *testing.T, self string, abi int, isOwn bool) map[string]string {
 	t.Helper()
 	var finder confine.Finder
 	policy, err := finder.Find(t.Context(), logr.Discard(), self)
-	must(t, err)
+	assert.NoError(t, err)
 	if newest := confine.ABI(); policy.ABI != newest {
 		t.Fatalf("it is confined with ABI %d, want %d", policy.ABI, newest)
 	}
@@ -285,17 +287,17 @@ func attack(t *testing.T, self string, abi int, isOwn bool) map[string]string {
 	users := &Users{}
 	if isOwn {
 		users, err = NewUsers(DefaultUser, DefaultUserIDs)
-		must(t, err)
+		assert.NoError(t, err)
 	}
 	out, err := os.Create(filepath.Join(dir, "out"))
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = out.Close() }()
 	order := Order{Program: self, Policy: policy, Users: users, Dir: dir, Temp: t.TempDir(), Output: out}
 	hostile, err := Start(t.Context(), config, order, Endpoints{out, out, out, out, out}, files)
-	must(t, err)
-	must(t, hostile.Wait())
+	assert.NoError(t, err)
+	assert.NoError(t, hostile.Wait())
 	text, err := os.ReadFile(out.Name())
-	must(t, err)
+	assert.NoError(t, err)
 	var results map[string]string
 	if err := json.Unmarshal(text, &results); err != nil {
 		t.Fatalf("it printed %q: %v", text, err)
@@ -307,9 +309,9 @@ func attack(t *testing.T, self string, abi int, isOwn bool) map[string]string {
 func publicCopy(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
-	must(t, err)
+	assert.NoError(t, err)
 	path := filepath.Join(framework.PublicDir(t), "qemu")
-	must(t, errors.Join(framework.CopyFile(self, path), os.Chmod(path, 0o755)))
+	assert.NoError(t, errors.Join(framework.CopyFile(self, path), os.Chmod(path, 0o755)))
 	return path
 }
 
@@ -320,26 +322,26 @@ func makeTargets(t *testing.T) (dir string, config Config, files *Files) {
 	x := targets{Parent: os.Getpid(), Other: startOther(t), Abstract: fmt.Sprint("drover-hostile-", os.Getpid(), t.Name())}
 	x.Disk, x.Key, x.Socket = filepath.Join(other, "root.qcow2"), filepath.Join(other, "key"), filepath.Join(other, "s")
 	for _, path := range []string{x.Disk, x.Key, filepath.Join(dir, "own.qcow2"), filepath.Join(dir, "kernel")} {
-		must(t, os.WriteFile(path, []byte("secret"), 0o600))
+		assert.NoError(t, os.WriteFile(path, []byte("secret"), 0o600))
 	}
 	for _, address := range []string{x.Socket, "@" + x.Abstract} {
 		listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", address)
-		must(t, err)
+		assert.NoError(t, err)
 		t.Cleanup(func() { _ = listener.Close() })
 	}
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	x.OtherPort = int32(listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
 	free, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	x.OwnPort = int32(free.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
-	must(t, free.Close())
+	assert.NoError(t, free.Close())
 	x.LowPort = lowPorts.Add(2)
 	text, err := json.Marshal(x)
-	must(t, err)
+	assert.NoError(t, err)
 	kernel, err := os.Open(filepath.Join(dir, "kernel"))
-	must(t, err)
+	assert.NoError(t, err)
 	files = &Files{}
 	config = plainConfig()
 	config.Root, config.Volumes, config.SeedFD, config.AgentFD = nil, nil, 0, 0
@@ -357,7 +359,7 @@ func init() { lowPorts.Store(300) }
 func privateDir(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "private")
-	must(t, os.Mkdir(dir, 0o700))
+	assert.NoError(t, os.Mkdir(dir, 0o700))
 	return dir
 }
 
@@ -370,7 +372,7 @@ func startOther(t *testing.T) int {
 		const other = 2100065600 // outside of the range
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: other, Gid: other}}
 	}
-	must(t, cmd.Start())
+	assert.NoError(t, cmd.Start())
 	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 	return cmd.Process.Pid
 }

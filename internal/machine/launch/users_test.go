@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestDevice checks which devices machines' users may use, and by which group.
@@ -18,7 +20,7 @@ func TestDevice(t *testing.T) {
 		t.Skip("only root can start machines as other users")
 	}
 	users, err := NewUsers(DefaultUser, "")
-	must(t, err)
+	assert.NoError(t, err)
 	const group = 12345
 	for name, c := range map[string]struct {
 		mode   os.FileMode
@@ -34,9 +36,9 @@ func TestDevice(t *testing.T) {
 		"everyone's":                 {0o666, 0, nil, true},
 	} {
 		path := filepath.Join(t.TempDir(), "device")
-		must(t, os.WriteFile(path, nil, 0o600))
-		must(t, os.Chown(path, 0, c.gid))
-		must(t, os.Chmod(path, c.mode))
+		assert.NoError(t, os.WriteFile(path, nil, 0o600))
+		assert.NoError(t, os.Chown(path, 0, c.gid))
+		assert.NoError(t, os.Chmod(path, c.mode))
 		if got := deviceGroups(path); !slices.Equal(got, c.groups) {
 			t.Errorf("%s: got the groups %v, want %v", name, got, c.groups)
 		}

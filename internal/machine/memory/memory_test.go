@@ -26,9 +26,9 @@ func TestReservations(t *testing.T) {
 	_, err := take("huge", 17)
 	wantShortage(t, err, "needed 17 bytes", "available 16 on the host, of which 0 are promised")
 	first, err := take("a", 8)
-	must(t, err)
+	assert.NoError(t, err)
 	second, err := take("b", 8)
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = take("c", 8)
 	wantShortage(t, err, "needed 8 bytes", "available 16 on the host, of which 16 are promised")
 
@@ -36,7 +36,7 @@ func TestReservations(t *testing.T) {
 	first()
 	second()
 	third, err := take("c", 10)
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = take("d", 1)
 	wantShortage(t, err, "of which 16 are promised")
 	third()
@@ -56,9 +56,4 @@ func wantShortage(t *testing.T, err error, says ...string) {
 			t.Errorf("got the error %q, want %q in it", err, text)
 		}
 	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }

@@ -21,11 +21,6 @@ import (
 
 const greeting = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}` + "\n"
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 // mock is the other end of a connection, controlled by the test.
 type mock struct {
 	t     *testing.T
@@ -39,7 +34,7 @@ func dialMock(ctx context.Context, t *testing.T, onEvent func(qmp.Event), play f
 	path := filepath.Join(t.TempDir(), "s")
 	var config net.ListenConfig
 	listener, err := config.Listen(t.Context(), "unix", path)
-	must(t, err)
+	assert.NoError(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -109,7 +104,7 @@ func TestExecute(t *testing.T) {
 		m.answer(id, `{"status": "running"}`)
 		m.untilHungUp()
 	})
-	must(t, err)
+	assert.NoError(t, err)
 	var status struct{ Status string }
 	if err := c.Execute(t.Context(), "query-status", nil, &status); err != nil || status.Status != "running" {
 		t.Errorf("got the status %q and error %v", status.Status, err)
@@ -129,16 +124,14 @@ func TestRefusal(t *testing.T) {
 		m.answer(id, `"text"`)
 		m.untilHungUp()
 	})
-	must(t, err)
+	assert.NoError(t, err)
 	err = c.Execute(t.Context(), "frobnicate", nil, nil)
 	refusal, ok := errors.AsType[*qmp.Error](err)
 	if !ok || refusal.Class != "GenericError" || !strings.Contains(err.Error(), "refused frobnicate: no such thing") {
 		t.Errorf("got the error %v", err)
 	}
 	var number int
-	if err := c.Execute(t.Context(), "count", nil, &number); err == nil || !strings.Contains(err.Error(), "answer to count") {
-		t.Errorf("an answer of the wrong type gave the error %v", err)
-	}
+	assert.ErrorSays(t, "an answer of the wrong type", c.Execute(t.Context(), "count", nil, &number), "answer to count")
 }
 
 // TestLateAnswer checks that an answer which comes after its caller has left is dropped.
@@ -154,10 +147,8 @@ func TestLateAnswer(t *testing.T) {
 		m.answer(second, `2`)
 		m.untilHungUp()
 	})
-	must(t, err)
-	if err := c.Execute(slow, "slow", nil, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("a command without an answer gave %v", err)
-	}
+	assert.NoError(t, err)
+	assert.ErrorIs(t, "a command without an answer", c.Execute(slow, "slow", nil, nil), context.Canceled)
 	var got int
 	if err := c.Execute(t.Context(), "next", nil, &got); err != nil || got != 2 {
 		t.Errorf("got %d and error %v, want the second answer", got, err)
@@ -177,11 +168,9 @@ func TestPeerThatReadsNothing(t *testing.T) {
 		<-over
 	})
 	t.Cleanup(func() { close(over) })
-	must(t, err)
+	assert.NoError(t, err)
 	more := strings.Repeat("x", 4<<20) // than a socket's buffer has room for
-	if err := c.Execute(unread, "unread", more, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("a command that is not read gave %v", err)
-	}
+	assert.ErrorIs(t, "a command that is not read", c.Execute(unread, "unread", more, nil), context.Canceled)
 	<-c.Done()
 }
 
@@ -203,9 +192,7 @@ func TestBadPeers(t *testing.T) {
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
 			onEvent := func(qmp.Event) { leave() } // it is connected then
-			if _, err := dialMock(ctx, t, onEvent, func(m *mock) { c.play(m, leave) }); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got the error %v, want %q", err, c.says)
-			}
+			assert.ErrorSays(t, "Dial", assert.ErrorOf(dialMock(ctx, t, onEvent, func(m *mock) { c.play(m, leave) })), c.says)
 		})
 	}
 }
@@ -216,10 +203,8 @@ func TestHangUpWhileWaiting(t *testing.T) {
 		m.begin()
 		m.hear()
 	})
-	must(t, err)
-	if err := c.Execute(t.Context(), "quit", nil, nil); err == nil || !strings.Contains(err.Error(), "hung up") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.NoError(t, err)
+	assert.ErrorSays(t, "a command without an answer", c.Execute(t.Context(), "quit", nil, nil), "hung up")
 	<-c.Done()
 	if err := c.Execute(t.Context(), "again", nil, nil); err == nil {
 		t.Error("a connection that is over takes commands")
@@ -232,7 +217,7 @@ func startQEMU(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "qmp")
 	cmd := exec.CommandContext(t.Context(), framework.QEMUBinary(t),
 		"-M", "none", "-nodefaults", "-display", "none", "-S", "-qmp", "unix:"+path+",server=on,wait=off")
-	must(t, cmd.Start())
+	assert.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return path
 }
@@ -284,12 +269,10 @@ func TestOneAtATime(t *testing.T) {
 		second <- err
 	}()
 	for range 10 { // QEMU looks at all its connections in between
-		must(t, first.Execute(t.Context(), "query-status", nil, nil))
+		assert.NoError(t, first.Execute(t.Context(), "query-status", nil, nil))
 	}
 	leave()
-	if err := <-second; !errors.Is(err, context.Canceled) {
-		t.Errorf("while another client is served: %v", err)
-	}
+	assert.ErrorIs(t, "while another client is served", <-second, context.Canceled)
 	served := make(chan error)
 	for range 6 {
 		go func() {

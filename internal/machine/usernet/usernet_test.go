@@ -4,7 +4,6 @@
 package usernet
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -42,14 +41,14 @@ func TestIsConnected(t *testing.T) {
 func TestProbeOfOneAddress(t *testing.T) {
 	t.Parallel()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = listener.Close() }()
 	var ends [2]net.Conn
 	for i := range ends {
 		ends[i], err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
-		must(t, err)
+		assert.NoError(t, err)
 		taken, err := listener.Accept()
-		must(t, err)
+		assert.NoError(t, err)
 		defer func() { _, _ = ends[i].Close(), taken.Close() }()
 	}
 	sockets := []string{acceptedSocket(ends[0]), acceptedSocket(ends[1])}
@@ -63,31 +62,22 @@ func TestProbeOfOneAddress(t *testing.T) {
 func TestWaitReadable(t *testing.T) {
 	t.Parallel()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = listener.Close() }()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	taken, err := listener.Accept()
-	must(t, err)
-	must(t, conn.SetReadDeadline(time.Unix(1, 0)))
-	if err := WaitReadable(conn); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("with nothing there: %v", err)
-	}
-	must(t, conn.SetReadDeadline(time.Time{}))
+	assert.NoError(t, err)
+	assert.NoError(t, conn.SetReadDeadline(time.Unix(1, 0)))
+	assert.ErrorIs(t, "with nothing there", WaitReadable(conn), os.ErrDeadlineExceeded)
+	assert.NoError(t, conn.SetReadDeadline(time.Time{}))
 	_, err = io.WriteString(taken, "hello")
-	must(t, err)
-	must(t, WaitReadable(conn))
-	must(t, taken.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, WaitReadable(conn))
+	assert.NoError(t, taken.Close())
 	if text, err := io.ReadAll(conn); string(text) != "hello" || err != nil {
 		t.Errorf("left is %q, %v", text, err)
 	}
-	if err := WaitReadable(conn); !errors.Is(err, io.EOF) {
-		t.Errorf("at its end: %v", err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
+	assert.ErrorIs(t, "at its end", WaitReadable(conn), io.EOF)
 }

@@ -177,9 +177,7 @@ func TestRoute(t *testing.T) {
 		"nowhere":                    {route{}, driver.ErrInvalid},
 	} {
 		conn, err := c.route.dial(t.Context())
-		if !errors.Is(err, c.want) {
-			t.Errorf("%s: got %v, want %v", name, err, c.want)
-		}
+		assert.ErrorIs(t, name, err, c.want)
 		if err == nil {
 			_ = conn.Close()
 		}

@@ -8,6 +8,8 @@ import (
 	"io"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -16,7 +18,7 @@ import (
 func openConsole(t *testing.T, d driver.Consoler, uid types.UID) (io.ReadWriteCloser, *Reading) {
 	t.Helper()
 	c, err := d.Console(t.Context(), uid)
-	mustBeNil(t, "Console", err)
+	assert.NoError(t, err)
 	return c, ReadAll(t, c)
 }
 
@@ -25,21 +27,21 @@ func testConsoleReaders(t *testing.T, e *Env) {
 	spec, s := e.Start(t, "console")
 	earlier := e.print(t, s)
 	_, first := openConsole(t, d, spec.UID)
-	e.waitForText(t, first, earlier)
+	first.WaitForText(t, earlier)
 	_, second := openConsole(t, d, spec.UID)
 	later := e.print(t, s)
 	for _, r := range []*Reading{first, second} {
-		e.waitForText(t, r, earlier)
-		e.waitForText(t, r, later)
+		r.WaitForText(t, earlier)
+		r.WaitForText(t, later)
 	}
 	e.Stop(t, spec)
-	e.waitForEnd(t, first, io.EOF)
-	e.waitForEnd(t, second, io.EOF)
+	first.WaitForEnd(t, io.EOF)
+	second.WaitForEnd(t, io.EOF)
 }
 
 func testConsoleWriter(t *testing.T, e *Env) {
 	d := optional[driver.Consoler](t, e.Driver)
-	requireGuest(t, e.Guest.Type != nil, "Guest.Type")
+	Require(t, e.Guest.Type != nil, "Guest.Type")
 	spec, _ := e.Start(t, "console-writer")
 	other := optional[driver.Consoler](t, e.Open(t, e.Cluster))
 	first, shown := openConsole(t, d, spec.UID)
@@ -47,20 +49,20 @@ func testConsoleWriter(t *testing.T, e *Env) {
 	for range 2 {
 		text := word()
 		_, err := io.WriteString(first, e.Guest.Type(text))
-		mustBeNil(t, "Write", err)
-		e.waitForText(t, shown, text)
+		assert.NoError(t, err)
+		shown.WaitForText(t, text)
 		_, err = io.WriteString(second, e.Guest.Type(word()))
-		wantKind(t, "Write beside another writer", err, driver.ErrConsoleTaken)
+		assert.ErrorIs(t, "Write beside another writer", err, driver.ErrConsoleTaken)
 	}
-	mustBeNil(t, "Close", first.Close())
+	assert.NoError(t, first.Close())
 	if _, err := io.WriteString(first, e.Guest.Type(word())); err == nil {
 		t.Error("a console that was closed can be written to")
 	}
 	_, third := openConsole(t, d, spec.UID)
 	text := word()
 	_, err := io.WriteString(second, e.Guest.Type(text))
-	mustBeNil(t, "Write after the other writer has left", err)
-	e.waitForText(t, third, text)
+	assert.NoError(t, err)
+	third.WaitForText(t, text)
 }
 
 // testConsoleEnds checks that the caller can end a console at any time, and that the server
@@ -71,11 +73,11 @@ func testConsoleEnds(t *testing.T, e *Env) {
 	c, closed := openConsole(t, d, spec.UID)
 	ctx, cancel := context.WithCancel(t.Context())
 	c2, err := d.Console(ctx, spec.UID)
-	mustBeNil(t, "Console", err)
+	assert.NoError(t, err)
 	cancelled := ReadAll(t, c2)
-	mustBeNil(t, "Close", c.Close())
-	e.waitForEnd(t, closed, nil)
+	assert.NoError(t, c.Close())
+	closed.WaitForEnd(t, nil)
 	cancel()
-	e.waitForEnd(t, cancelled, nil)
+	cancelled.WaitForEnd(t, nil)
 	e.checkRuns(t, s)
 }

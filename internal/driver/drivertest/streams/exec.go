@@ -29,7 +29,7 @@ func exec(ctx context.Context, d driver.Executor, uid types.UID, command []strin
 
 func testExec(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Exit != nil, "Guest.Commands")
+	Require(t, e.Guest.Commands.Exit != nil, "Guest.Commands")
 	spec, _ := e.Start(t, "exec")
 	text := word()
 	for name, c := range map[string]struct {
@@ -63,8 +63,8 @@ func testExecRefused(t *testing.T, e *Env, d driver.Executor, uid types.UID) {
 	}
 	for _, c := range all {
 		stdout, stderr, _, err := exec(t.Context(), d, uid, c.command)
-		wantKind(t, fmt.Sprintf("Exec of %q", c.command), err, c.kind)
-		wantKind(t, fmt.Sprintf("Exec of %q", c.command), err, driver.ErrInvalid)
+		assert.ErrorIs(t, fmt.Sprintf("Exec of %q", c.command), err, c.kind)
+		assert.ErrorIs(t, fmt.Sprintf("Exec of %q", c.command), err, driver.ErrInvalid)
 		if stdout != "" || stderr != "" {
 			t.Errorf("%q printed %q, %q", c.command, stdout, stderr)
 		}
@@ -74,7 +74,7 @@ func testExecRefused(t *testing.T, e *Env, d driver.Executor, uid types.UID) {
 // testExecInput sends more than any buffer has room for.
 func testExecInput(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
+	Require(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
 	spec, _ := e.Start(t, "exec-input")
 	sent := bytes.Repeat([]byte(word()+"\x00\xff\r\n"), 100_000)
 	var received bytes.Buffer
@@ -89,7 +89,7 @@ func testExecTerminal(t *testing.T, e *Env) {
 	spec, _ := e.Start(t, "exec-terminal")
 	if e.Guest.Commands.Size == nil {
 		_, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print("x"), Stdout: io.Discard, TTY: true})
-		wantKind(t, "Exec with a terminal", err, driver.ErrUnsupported)
+		assert.ErrorIs(t, "Exec with a terminal", err, driver.ErrUnsupported)
 		return
 	}
 	in, typed := io.Pipe()
@@ -116,15 +116,15 @@ func testExecTerminal(t *testing.T, e *Env) {
 			return nil
 		})
 	}
-	mustBeNil(t, "Close", typed.Close())
-	mustBeNil(t, "Exec", <-ended)
+	assert.NoError(t, typed.Close())
+	assert.NoError(t, <-ended)
 }
 
 // testExecEnds checks that Exec ends with its context, and with a caller that takes no
 // output.
 func testExecEnds(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
+	Require(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
 	spec, s := e.Start(t, "exec-ends")
 	ctx, cancel := context.WithCancel(t.Context())
 	in, typed := io.Pipe()
@@ -136,22 +136,22 @@ func testExecEnds(t *testing.T, e *Env) {
 	}()
 	r, text := ReadAll(t, shown), word()
 	_, err := io.WriteString(typed, text)
-	mustBeNil(t, "Write", err)
-	e.waitForText(t, r, text)
+	assert.NoError(t, err)
+	r.WaitForText(t, text)
 	cancel()
-	wantKind(t, "Exec", <-ended, context.Canceled)
+	assert.ErrorIs(t, "Exec", <-ended, context.Canceled)
 
 	broken, out := io.Pipe()
-	mustBeNil(t, "Close", broken.CloseWithError(os.ErrDeadlineExceeded))
+	assert.NoError(t, broken.CloseWithError(os.ErrDeadlineExceeded))
 	_, err = d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print(word()), Stdout: out})
-	wantKind(t, "Exec whose output is not taken", err, os.ErrDeadlineExceeded)
+	assert.ErrorIs(t, "Exec whose output is not taken", err, os.ErrDeadlineExceeded)
 	e.checkRuns(t, s)
 }
 
 // testExecOfManyCallers checks that callers at the same time do not get each other's data.
 func testExecOfManyCallers(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
-	requireGuest(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
+	Require(t, e.Guest.Commands.Copy != nil, "Guest.Commands")
 	spec, _ := e.Start(t, "many")
 	var all sync.WaitGroup
 	for i := range 20 {

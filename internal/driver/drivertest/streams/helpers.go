@@ -40,7 +40,7 @@ func word() string {
 // print makes the guest print a new word.
 func (e *Env) print(t *testing.T, s driver.Server) string {
 	t.Helper()
-	requireGuest(t, e.Guest.Print != nil, "Guest.Print")
+	Require(t, e.Guest.Print != nil, "Guest.Print")
 	text := word()
 	e.Guest.Print(t, e.Driver, s, text)
 	return text
@@ -84,8 +84,8 @@ func (r *Reading) Now() (string, error) {
 	return r.text, r.err
 }
 
-// waitForText waits until a text was read, and checks that it was read once.
-func (e *Env) waitForText(t *testing.T, r *Reading, text string) {
+// WaitForText waits until a text was read, and checks that it was read once.
+func (r *Reading) WaitForText(t testing.TB, text string) {
 	t.Helper()
 	assert.Eventually(t, "the stream to have "+text, func(testing.TB) error {
 		all, err := r.Now()
@@ -96,9 +96,9 @@ func (e *Env) waitForText(t *testing.T, r *Reading, text string) {
 	})
 }
 
-// waitForEnd waits until the stream has ended with an error of a kind, or with any other
+// WaitForEnd waits until the stream has ended with an error of a kind, or with any other
 // than io.EOF if kind is nil.
-func (e *Env) waitForEnd(t *testing.T, r *Reading, kind error) {
+func (r *Reading) WaitForEnd(t testing.TB, kind error) {
 	t.Helper()
 	assert.Eventually(t, "the stream to end", func(testing.TB) error {
 		switch _, err := r.Now(); {
@@ -113,35 +113,19 @@ func (e *Env) waitForEnd(t *testing.T, r *Reading, kind error) {
 	})
 }
 
-// requireGuest fails the case if the harness does not describe an ability of its guests.
-func requireGuest(t *testing.T, has bool, what string) {
+// Require fails the case if the harness lacks something and Skips gives no reason.
+func Require(t *testing.T, has bool, what string) {
 	t.Helper()
 	if !has {
 		t.Fatalf("the harness has no %s: set it, or give the reason in Skips under the name of this case", what)
 	}
 }
 
-func mustBeNil(t *testing.T, what string, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-func wantKind(t *testing.T, what string, err, kind error) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Errorf("%s: got error %q, want the kind %q", what, fmt.Sprint(err), fmt.Sprint(kind))
-	}
-}
-
-func errorOf[T any](_ T, err error) error { return err }
-
 // checkRuns checks that a server is still in the same run.
 func (e *Env) checkRuns(t *testing.T, s driver.Server) {
 	t.Helper()
 	now, err := e.Driver.List(t.Context(), s.UID)
-	mustBeNil(t, "List", err)
+	assert.NoError(t, err)
 	if len(now) != 1 || now[0].Run != s.Run || now[0].State != driver.StateRunning {
 		t.Errorf("List shows %+v, want it running in the run %s", now, s.Run)
 	}

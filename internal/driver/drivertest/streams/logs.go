@@ -21,9 +21,9 @@ import (
 func readLog(t *testing.T, d driver.LogReader, uid types.UID, o driver.LogOptions) string {
 	t.Helper()
 	l, err := d.Logs(t.Context(), uid, o)
-	mustBeNil(t, "Logs", err)
+	assert.NoError(t, err)
 	text, err := io.ReadAll(l)
-	mustBeNil(t, "reading the log", errors.Join(err, l.Close()))
+	assert.NoError(t, errors.Join(err, l.Close()))
 	return string(text)
 }
 
@@ -70,7 +70,7 @@ func testLogsTail(t *testing.T, e *Env) {
 		}
 	}
 	_, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})
-	wantKind(t, "Logs of -1 lines", err, driver.ErrInvalid)
+	assert.ErrorIs(t, "Logs of -1 lines", err, driver.ErrInvalid)
 }
 
 func testLogsFollow(t *testing.T, e *Env) {
@@ -80,18 +80,18 @@ func testLogsFollow(t *testing.T, e *Env) {
 	e.waitForLog(t, spec.UID, driver.LogOptions{}, earlier)
 	ctx, cancel := context.WithCancel(t.Context())
 	followed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
-	mustBeNil(t, "Logs", err)
+	assert.NoError(t, err)
 	left, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
-	mustBeNil(t, "Logs", err)
+	assert.NoError(t, err)
 	all, some := ReadAll(t, followed), ReadAll(t, left)
-	e.waitForText(t, all, earlier)
-	e.waitForText(t, some, earlier)
+	all.WaitForText(t, earlier)
+	some.WaitForText(t, earlier)
 	later := e.print(t, s)
-	e.waitForText(t, all, later)
+	all.WaitForText(t, later)
 	cancel()
-	e.waitForEnd(t, some, nil)
+	some.WaitForEnd(t, nil)
 	e.Stop(t, spec)
-	e.waitForEnd(t, all, io.EOF)
+	all.WaitForEnd(t, io.EOF)
 }
 
 // testLogsPrevious needs a driver that knows the output of the run before.
@@ -101,7 +101,7 @@ func testLogsPrevious(t *testing.T, e *Env) {
 	first := e.print(t, s)
 	e.waitForLog(t, spec.UID, driver.LogOptions{}, first)
 	_, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true})
-	wantKind(t, "Logs of the run before the first", err, driver.ErrRetry)
+	assert.ErrorIs(t, "Logs of the run before the first", err, driver.ErrRetry)
 
 	s = e.Restart(t, spec, s)
 	second := e.print(t, s)

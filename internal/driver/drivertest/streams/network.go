@@ -14,7 +14,7 @@ import (
 
 func testDial(t *testing.T, e *Env) {
 	d := optional[driver.Dialer](t, e.Driver)
-	requireGuest(t, e.Guest.Talk != nil, "Guest.Talk")
+	Require(t, e.Guest.Talk != nil, "Guest.Talk")
 	spec, _ := e.Start(t, "dial")
 	for range 2 {
 		var conn net.Conn
@@ -26,7 +26,7 @@ func testDial(t *testing.T, e *Env) {
 		_ = conn.Close() // Talk may have closed it
 	}
 	for port, want := range map[int32]error{e.Guest.DeadPort: driver.ErrRetry, 0: driver.ErrInvalid, -1: driver.ErrInvalid, 65536: driver.ErrInvalid} {
-		wantKind(t, fmt.Sprintf("Dial of port %d", port), errorOf(d.Dial(t.Context(), spec.UID, port)), want)
+		assert.ErrorIs(t, fmt.Sprintf("Dial of port %d", port), assert.ErrorOf(d.Dial(t.Context(), spec.UID, port)), want)
 	}
 }
 
@@ -34,7 +34,7 @@ func testInterfaces(t *testing.T, e *Env) {
 	d := optional[driver.InterfaceLister](t, e.Driver)
 	spec, _ := e.Start(t, "interfaces")
 	all, err := d.Interfaces(t.Context(), spec.UID)
-	mustBeNil(t, "Interfaces", err)
+	assert.NoError(t, err)
 	addresses := 0
 	for _, i := range all {
 		if _, err := net.ParseMAC(i.MAC); i.Name == "" || err != nil {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
+
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
@@ -18,11 +20,11 @@ import (
 func (e *Env) streamCalls(d driver.Driver) map[string]func(ctx context.Context, uid types.UID) error {
 	calls := map[string]func(context.Context, types.UID) error{}
 	if c, ok := driver.As[driver.Consoler](d); ok {
-		calls["Console"] = func(ctx context.Context, uid types.UID) error { return errorOf(c.Console(ctx, uid)) }
+		calls["Console"] = func(ctx context.Context, uid types.UID) error { return assert.ErrorOf(c.Console(ctx, uid)) }
 	}
 	if l, ok := driver.As[driver.LogReader](d); ok {
 		calls["Logs"] = func(ctx context.Context, uid types.UID) error {
-			return errorOf(l.Logs(ctx, uid, driver.LogOptions{}))
+			return assert.ErrorOf(l.Logs(ctx, uid, driver.LogOptions{}))
 		}
 	}
 	if x, ok := driver.As[driver.Executor](d); ok && e.Guest.Commands.Print != nil {
@@ -32,10 +34,12 @@ func (e *Env) streamCalls(d driver.Driver) map[string]func(ctx context.Context, 
 		}
 	}
 	if c, ok := driver.As[driver.Dialer](d); ok {
-		calls["Dial"] = func(ctx context.Context, uid types.UID) error { return errorOf(c.Dial(ctx, uid, max(1, e.Guest.Port))) }
+		calls["Dial"] = func(ctx context.Context, uid types.UID) error {
+			return assert.ErrorOf(c.Dial(ctx, uid, max(1, e.Guest.Port)))
+		}
 	}
 	if l, ok := driver.As[driver.InterfaceLister](d); ok {
-		calls["Interfaces"] = func(ctx context.Context, uid types.UID) error { return errorOf(l.Interfaces(ctx, uid)) }
+		calls["Interfaces"] = func(ctx context.Context, uid types.UID) error { return assert.ErrorOf(l.Interfaces(ctx, uid)) }
 	}
 	return calls
 }
@@ -44,7 +48,7 @@ func (e *Env) streamCalls(d driver.Driver) map[string]func(ctx context.Context, 
 func testStreamsRefused(t *testing.T, e *Env) {
 	running, _ := e.Start(t, "theirs")
 	released, s := e.Start(t, "released")
-	mustBeNil(t, "Release", e.Driver.Delete(t.Context(), driver.Target{UID: released.UID, ID: s.ID}, true))
+	assert.NoError(t, e.Driver.Delete(t.Context(), driver.Target{UID: released.UID, ID: s.ID}, true))
 	stopped, _ := e.Start(t, "stopped")
 	e.Stop(t, stopped)
 	never := e.Create(t, "never")
@@ -53,24 +57,24 @@ func testStreamsRefused(t *testing.T, e *Env) {
 
 	other := e.streamCalls(e.Open(t, string(uuid.NewUUID())))
 	for name, call := range e.streamCalls(e.Driver) {
-		wantKind(t, name+" of another cluster's server", other[name](t.Context(), running.UID), driver.ErrNotFound)
-		wantKind(t, name+" of a released server", call(t.Context(), released.UID), driver.ErrNotFound)
-		wantKind(t, name+" of a server that is not there", call(t.Context(), uuid.NewUUID()), driver.ErrNotFound)
-		wantKind(t, name+" of a server that never ran", call(t.Context(), never.UID), driver.ErrRetry)
+		assert.ErrorIs(t, name+" of another cluster's server", other[name](t.Context(), running.UID), driver.ErrNotFound)
+		assert.ErrorIs(t, name+" of a released server", call(t.Context(), released.UID), driver.ErrNotFound)
+		assert.ErrorIs(t, name+" of a server that is not there", call(t.Context(), uuid.NewUUID()), driver.ErrNotFound)
+		assert.ErrorIs(t, name+" of a server that never ran", call(t.Context(), never.UID), driver.ErrRetry)
 		for _, uid := range []types.UID{"", "../x", "a\nb"} {
-			wantKind(t, fmt.Sprintf("%s of the UID %q", name, uid), call(t.Context(), uid), driver.ErrInvalid)
+			assert.ErrorIs(t, fmt.Sprintf("%s of the UID %q", name, uid), call(t.Context(), uid), driver.ErrInvalid)
 		}
 		if err := call(cancelled, running.UID); err == nil {
 			t.Errorf("%s: with a context that is over there is no error", name)
 		}
 		if name != "Logs" {
-			wantKind(t, name+" of a server that is off", call(t.Context(), stopped.UID), driver.ErrRetry)
+			assert.ErrorIs(t, name+" of a server that is off", call(t.Context(), stopped.UID), driver.ErrRetry)
 		}
 	}
 }
 
 func testStreamsLost(t *testing.T, e *Env) {
-	requireGuest(t, e.Losable != nil, "Losable")
+	Require(t, e.Losable != nil, "Losable")
 	d, lose, restore := e.Losable(t)
 	calls := e.streamCalls(d)
 	if len(calls) == 0 {
@@ -78,11 +82,11 @@ func testStreamsLost(t *testing.T, e *Env) {
 	}
 	uid := uuid.NewUUID()
 	for name, call := range calls {
-		wantKind(t, name, call(t.Context(), uid), driver.ErrNotFound)
+		assert.ErrorIs(t, name, call(t.Context(), uid), driver.ErrNotFound)
 	}
 	lose()
 	defer restore()
 	for name, call := range calls {
-		wantKind(t, name+" without the engine", call(t.Context(), uid), driver.ErrUnavailable)
+		assert.ErrorIs(t, name+" without the engine", call(t.Context(), uid), driver.ErrUnavailable)
 	}
 }

@@ -66,9 +66,7 @@ func guestOf() drivertest.Guest {
 		Print: func(t *testing.T, d driver.Driver, s driver.Server, word string) {
 			t.Helper()
 			x, _ := driver.As[driver.Executor](d)
-			if _, err := x.Exec(t.Context(), s.UID, driver.ExecRequest{Command: []string{"log", word}}); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, assert.ErrorOf(x.Exec(t.Context(), s.UID, driver.ExecRequest{Command: []string{"log", word}})))
 		},
 		Type: func(word string) string { return word },
 		Commands: drivertest.Commands{

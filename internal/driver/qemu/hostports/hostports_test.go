@@ -81,11 +81,11 @@ func TestChooseForwards(t *testing.T) {
 func TestHostPortsRange(t *testing.T) {
 	t.Parallel()
 	held, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = held.Close() }()
 	first := int32(held.Addr().(*net.TCPAddr).Port) //nolint:gosec // 16 bits
 	h, err := Parse(fmt.Sprintf("%d-%d", first, first+2))
-	must(t, err)
+	assert.NoError(t, err)
 	ports := []driver.Port{{Port: 80}, {Port: 81}}
 	got, err := ChooseForwards(t.Context(), ports, nil, h.Choose)
 	if err != nil { // another program of this host may have them
@@ -100,7 +100,7 @@ func TestHostPortsRange(t *testing.T) {
 	wantRetry(t, err, "ports[2]", "those that other ports of the machine have", driver.ReasonPortConflict)
 
 	only, err := Parse(fmt.Sprint(first))
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = ChooseForwards(t.Context(), ports[:1], nil, only.Choose)
 	wantRetry(t, err, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
 	// A port from before the flag is not taken again.
@@ -134,7 +134,7 @@ func TestParseHostPorts(t *testing.T) {
 		"80, 443,1000-1001": {[]int32{80, 443, 1000, 1001}, []int32{81, 999, 1002}},
 	} {
 		h, err := Parse(text)
-		must(t, err)
+		assert.NoError(t, err)
 		for _, port := range c.has {
 			if !h.hasPort(port) {
 				t.Errorf("%q lacks %d", text, port)
@@ -147,9 +147,7 @@ func TestParseHostPorts(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"0", "x", "80-", "-80", "90-80", "65536", "80,,81", ","} {
-		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--qemu-host-ports is %q", text)) {
-			t.Errorf("%q: got %v", text, err)
-		}
+		assert.ErrorSays(t, text, assert.ErrorOf(Parse(text)), fmt.Sprintf("--qemu-host-ports is %q", text))
 	}
 }
 
@@ -164,9 +162,4 @@ func wantRetry(t *testing.T, err error, says ...string) {
 			t.Errorf("got the error %q with reason %q, want %q in it", err, driver.ReasonOf(err), text)
 		}
 	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }
