@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench has the code that the benchmarks below this folder share:
-// statistics, tables, JSON, and the processes that they measure.
+// Package bench has what the benchmarks below this folder share: the environment, the
+// processes and the VMs that are measured, statistics, and the report.
 //
-// Start with a benchmark's main.go, such as failover/main.go. stats.go summarises
-// times, print.go prints them, log.go timestamps watch events on arrival,
-// controllers.go starts replicas of drover-controller, vms.go creates many VMs, and
-// quiet.go waits until no work is left.
+// Start with a benchmark's main.go, such as qemu/main.go. environment.go has the API server,
+// controllers.go the replicas of drover-controller and floors.go what they are compared with.
+// vms.go creates many VMs, log.go timestamps watch events on arrival, and quiet.go waits until no
+// work is left. report.go has the figures of a run, and stats.go summarises them.
 package bench

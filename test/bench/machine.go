@@ -4,7 +4,6 @@
 package bench
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -71,27 +70,6 @@ func NewMeter(pids []int) (Meter, error) {
 func (m Meter) Others(begin Meter) float64 {
 	others := (m.busy - begin.busy) - (m.own - begin.own)
 	return 100 * float64(max(others, 0)) / float64(max(m.total-begin.total, 1))
-}
-
-// AwaitCalm waits until all programs together leave most of the CPUs idle, for the
-// given time at most.
-func AwaitCalm(ctx context.Context, within time.Duration) error {
-	for begin := time.Now(); ; {
-		before, all, err := machineTime()
-		if err != nil {
-			return err
-		}
-		if err := Pause(ctx, quietWhile); err != nil {
-			return err
-		}
-		busy, total, err := machineTime()
-		if err != nil {
-			return err
-		}
-		if calm := busy-before < time.Duration(quietPart*float64(total-all)); calm || time.Since(begin) > within {
-			return nil
-		}
-	}
 }
 
 // ownTime returns the CPU time of this process, its children, and ended children.

@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// Quiet means that processes used less than that part of one CPU over a while,
-// and calm that all of them together used less than that part of all CPUs.
+// Quiet means that processes used less than that part of one CPU over a while.
 const (
 	quietPart   = 0.3
 	quietWhile  = 300 * time.Millisecond

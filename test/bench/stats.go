@@ -4,7 +4,6 @@
 package bench
 
 import (
-	"encoding/json"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -47,39 +46,17 @@ func Median[T number](s []T) T {
 	return (sorted[half-1] + sorted[half]) / 2
 }
 
-// Summary describes a sample.
-type Summary struct {
-	Runs               int
-	Min, P50, P99, Max time.Duration
-}
-
-// Summary of the sample.
-func (s Sample) Summary() Summary {
-	return Summary{Runs: len(s), Min: s.Percentile(0), P50: s.Median(), P99: s.Percentile(99), Max: s.Percentile(100)}
-}
-
-// MarshalJSON writes milliseconds.
-func (s Sample) MarshalJSON() ([]byte, error) {
-	all := make([]float64, len(s))
-	for n, d := range s {
-		all[n] = Milliseconds(d)
-	}
-	return json.Marshal(all)
-}
-
-// MarshalJSON writes milliseconds.
-func (s Summary) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Runs  int     `json:"runs"`
-		MinMS float64 `json:"minMilliseconds"`
-		P50MS float64 `json:"p50Milliseconds"`
-		P99MS float64 `json:"p99Milliseconds"`
-		MaxMS float64 `json:"maxMilliseconds"`
-	}{s.Runs, Milliseconds(s.Min), Milliseconds(s.P50), Milliseconds(s.P99), Milliseconds(s.Max)})
-}
-
 // Milliseconds of a duration.
 func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Figures are one figure of all measurements.
+func Figures[T any](all []T, pick func(T) float64) []float64 {
+	figures := make([]float64, len(all))
+	for n, one := range all {
+		figures[n] = pick(one)
+	}
+	return figures
+}
 
 // resamples is how often Difference draws; more would change no digit shown.
 const resamples = 4000
@@ -88,19 +65,22 @@ const resamples = 4000
 // half of the range of 95 of 100 differences when runs are drawn again from the
 // measured ones (bootstrap). A difference below its noise may be none. The draw is
 // the same every time.
-func Difference(a, b Sample) (median, noise time.Duration) {
+func Difference(a, b []float64) (median, noise float64) {
 	draw := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // statistics, not secrets
-	differences := make(Sample, resamples)
+	differences := make([]float64, resamples)
 	for n := range differences {
-		differences[n] = resample(draw, b).Median() - resample(draw, a).Median()
+		differences[n] = Median(resample(draw, b)) - Median(resample(draw, a))
 	}
-	return b.Median() - a.Median(), (differences.Percentile(97.5) - differences.Percentile(2.5)) / 2
+	return Median(b) - Median(a), (Percentile(differences, 97.5) - Percentile(differences, 2.5)) / 2
 }
 
-func resample(draw *rand.Rand, s Sample) Sample {
-	drawn := make(Sample, len(s))
+func resample(draw *rand.Rand, s []float64) []float64 {
+	drawn := make([]float64, len(s))
 	for n := range drawn {
 		drawn[n] = s[draw.IntN(len(s))]
 	}
 	return drawn
 }
+
+// Megabytes of bytes.
+func Megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }

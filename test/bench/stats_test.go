@@ -8,48 +8,35 @@ import (
 	"time"
 )
 
-// newSample returns 1 ms, 2 ms ... n ms, not in order.
-func newSample(n int) Sample {
-	var s Sample
+// newRuns returns 1 to n, not in order.
+func newRuns(n int) (runs []float64) {
 	for i := range n {
-		s = append(s, time.Duration((i*7)%n+1)*time.Millisecond)
+		runs = append(runs, float64((i*7)%n+1))
 	}
-	return s
+	return runs
 }
 
-func TestSummary(t *testing.T) {
-	ms := func(f float64) time.Duration { return time.Duration(f * float64(time.Millisecond)) }
-	tests := map[string]struct {
-		sample Sample
-		want   Summary
-	}{
-		"nothing":  {nil, Summary{}},
-		"one":      {newSample(1), Summary{1, ms(1), ms(1), ms(1), ms(1)}},
-		"twenty":   {newSample(20), Summary{20, ms(1), ms(10.5), ms(20), ms(20)}},
-		"hundred":  {newSample(100), Summary{100, ms(1), ms(50.5), ms(99), ms(100)}},
-		"thousand": {newSample(1000), Summary{1000, ms(1), ms(500.5), ms(990), ms(1000)}},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			if got := tc.sample.Summary(); got != tc.want {
-				t.Errorf("got %+v, want %+v", got, tc.want)
-			}
-		})
+func TestPercentiles(t *testing.T) {
+	for n, want := range map[int][4]float64{0: {}, 1: {1, 1, 1, 1}, 20: {1, 10.5, 20, 20}, 100: {1, 50.5, 99, 100}, 1000: {1, 500.5, 990, 1000}} {
+		runs := newRuns(n)
+		if got := [4]float64{Percentile(runs, 0), Median(runs), Percentile(runs, 99), Percentile(runs, 100)}; got != want {
+			t.Errorf("the smallest, median, p99 and largest of %d are %v, want %v", n, got, want)
+		}
 	}
 }
 
 // TestDifference checks that a shift far beyond the spread is detected, and that
 // none is reported without one.
 func TestDifference(t *testing.T) {
-	base, shifted := newSample(20), newSample(20)
+	base, shifted := newRuns(20), newRuns(20)
 	for n := range shifted {
-		shifted[n] += 50 * time.Millisecond
+		shifted[n] += 50
 	}
-	if d, noise := Difference(base, shifted); d != 50*time.Millisecond || d <= noise {
-		t.Errorf("50 ms more: difference %s, noise %s", d, noise)
+	if d, noise := Difference(base, shifted); d != 50 || d <= noise {
+		t.Errorf("50 more: difference %g, noise %g", d, noise)
 	}
-	if d, noise := Difference(base, newSample(20)); d != 0 || noise <= 0 {
-		t.Errorf("the same: difference %s, noise %s", d, noise)
+	if d, noise := Difference(base, newRuns(20)); d != 0 || noise <= 0 {
+		t.Errorf("the same: difference %g, noise %g", d, noise)
 	}
 }
 

@@ -5,16 +5,15 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -22,66 +21,113 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// callTimeout bounds one request of a benchmark.
-const callTimeout = 30 * time.Second
+const (
+	// callTimeout bounds one request of a benchmark.
+	callTimeout = 30 * time.Second
+	// timeoutPerObject and minTimeout bound operations on many.
+	timeoutPerObject = time.Second
+	minTimeout       = 2 * time.Minute
+)
 
-// CreateNamespace makes a namespace.
-func CreateNamespace(ctx context.Context, kube kubernetes.Interface, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	_, err := kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
-	return err
+// VMs are those of a namespace, as users create, change and delete them.
+type VMs struct {
+	typed.VirtualMachineInterface
+	// AtOnce is how many requests are sent at a time.
+	AtOnce int
+	// New makes a VM of a name.
+	New func(name string) *api.VirtualMachine
 }
 
-// WatchVMs lists and watches the VMs of a namespace.
-func WatchVMs(vms typed.VirtualMachineInterface) *cache.ListWatch {
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return vms.List(ctx, o) },
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return vms.Watch(ctx, o)
-		},
-	}
-}
-
-// CreationTimes is how long it took, from the first creation.
-type CreationTimes struct {
-	// Created is when the API server has all VMs.
-	Created time.Duration `json:"createdNanoseconds"`
-	// Active is when all run.
-	Active time.Duration `json:"activeNanoseconds"`
-	// Settled is when all have reported their usage, after which nothing changes.
-	Settled time.Duration `json:"settledNanoseconds"`
-}
-
-// CreateAndSettle creates VMs called vm-<n>, several at a time, and waits until all of
-// them have settled.
-func CreateAndSettle(ctx context.Context, vms typed.VirtualMachineInterface, count, parallel int) (CreationTimes, error) {
-	group, ctx := errgroup.WithContext(ctx)
-	w, err := watchFrom(ctx, WatchVMs(vms))
-	if err != nil {
-		return CreationTimes{}, err
-	}
-	defer w.Stop()
-	var times CreationTimes
-	begin := time.Now()
-	group.Go(func() error {
-		defer func() { times.Created = time.Since(begin) }()
-		return CreateVMs(ctx, vms, count, parallel)
-	})
-	group.Go(func() error { return times.recordTimes(ctx, w, count, begin) })
-	return times, group.Wait()
-}
-
-// CreateVMs creates VMs called vm-<n>, several at a time.
-func CreateVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, parallel int) error {
-	return ForEach(ctx, count, parallel, func(ctx context.Context, n int) error {
-		return CreateVM(ctx, vms, VMName(n))
-	})
+// VMsIn returns those of a namespace: small ones.
+func (e *Environment) VMsIn(namespace string, atOnce int) *VMs {
+	return &VMs{e.Client.CloudnativeV1alpha1().VirtualMachines(namespace), atOnce, func(name string) *api.VirtualMachine {
+		return framework.NewVM(name).Namespace(namespace).Obj()
+	}}
 }
 
 // VMName the n-th VM.
 func VMName(n int) string { return fmt.Sprintf("vm-%05d", n) }
+
+// WatchVMs lists and watches VMs.
+func WatchVMs(v typed.VirtualMachineInterface) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return v.List(ctx, o) },
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return v.Watch(ctx, o)
+		},
+	}
+}
+
+// CreateOne creates a VM.
+func (v *VMs) CreateOne(ctx context.Context, name string, opts metav1.CreateOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err := v.Create(ctx, v.New(name), opts)
+	return err
+}
+
+// CreateNth creates the VM of that number.
+func (v *VMs) CreateNth(ctx context.Context, n int) error {
+	return v.CreateOne(ctx, VMName(n), metav1.CreateOptions{})
+}
+
+// DeleteNth deletes it.
+func (v *VMs) DeleteNth(ctx context.Context, n int) error {
+	return v.Delete(ctx, VMName(n), metav1.DeleteOptions{})
+}
+
+// CreateMany creates VMs, and returns how long it took until all were Active.
+func (v *VMs) CreateMany(ctx context.Context, count int) (time.Duration, error) {
+	return v.EachUntil(ctx, count, IsActive, v.CreateNth)
+}
+
+// CreateSettled creates VMs, and returns when all have reported their usage, after which
+// nothing changes.
+func (v *VMs) CreateSettled(ctx context.Context, count int) error {
+	took, err := v.EachUntil(ctx, count, func(e watch.EventType, vm *api.VirtualMachine) bool {
+		return IsActive(e, vm) && vm.Status.Server != nil && vm.Status.Server.Usage != nil
+	}, v.CreateNth)
+	Logf("%d VMs have settled after %s", count, took.Round(time.Millisecond))
+	return err
+}
+
+// DeleteMany deletes those VMs, and returns how long it took until all were gone.
+func (v *VMs) DeleteMany(ctx context.Context, count int) (time.Duration, error) {
+	return v.EachUntil(ctx, count, IsGone[*api.VirtualMachine], v.DeleteNth)
+}
+
+// NewOne creates one more VM and deletes it, and returns how long it took until it was Active, and
+// until it was gone. Between the two it waits until the environment is quiet.
+func (v *VMs) NewOne(ctx context.Context, name string, quiet func(context.Context) error) (active, gone time.Duration, err error) {
+	if active, err = WaitForAll(ctx, WatchVMs(v), 1, IsActive, func(ctx context.Context) error {
+		return v.CreateOne(ctx, name, metav1.CreateOptions{})
+	}); err != nil {
+		return 0, 0, err
+	}
+	if err := quiet(ctx); err != nil {
+		return 0, 0, err
+	}
+	gone, err = WaitForAll(ctx, WatchVMs(v), 1, IsGone[*api.VirtualMachine], func(ctx context.Context) error {
+		return v.Delete(ctx, name, metav1.DeleteOptions{})
+	})
+	return active, gone, err
+}
+
+// EachUntil does something to each VM, and returns how long it took until all match.
+func (v *VMs) EachUntil(ctx context.Context, count int, match Match[*api.VirtualMachine], do func(ctx context.Context, n int) error) (time.Duration, error) {
+	return WaitForAll(ctx, WatchVMs(v), count, match, func(ctx context.Context) error { return ForEach(ctx, count, v.AtOnce, do) })
+}
+
+// Match reports whether an object of a watch is as it should be.
+type Match[T any] func(watch.EventType, T) bool
+
+// IsActive matches VMs that run.
+func IsActive(_ watch.EventType, vm *api.VirtualMachine) bool {
+	return vm.Status.Phase == api.PhaseActive
+}
+
+// IsGone matches objects that were deleted.
+func IsGone[T any](e watch.EventType, _ T) bool { return e == watch.Deleted }
 
 // ForEach calls do for 0 to count-1, several at a time.
 func ForEach(ctx context.Context, count, parallel int, do func(ctx context.Context, n int) error) error {
@@ -93,86 +139,46 @@ func ForEach(ctx context.Context, count, parallel int, do func(ctx context.Conte
 	return group.Wait()
 }
 
-// WaitForAll calls do, and waits until a watch has shown that many VMs for which match
-// holds, each counted once. It returns how long that took.
-func WaitForAll(ctx context.Context, vms typed.VirtualMachineInterface, count int, match func(watch.Event, *api.VirtualMachine) bool, do func(context.Context) error) (time.Duration, error) {
+// WithTimeout returns a context with time for an operation on that many objects.
+func WithTimeout(ctx context.Context, count int) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, max(minTimeout, time.Duration(count)*timeoutPerObject), errors.New("not done in time"))
+}
+
+// WaitForAll calls do, and waits until a watch has shown that many objects that match, each
+// counted once. It returns how long that took.
+func WaitForAll[T interface {
+	runtime.Object
+	metav1.Object
+}](ctx context.Context, of *cache.ListWatch, count int, match Match[T], do func(context.Context) error) (took time.Duration, err error) {
+	ctx, cancel := WithTimeout(ctx, count)
+	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
-	w, err := watchFrom(ctx, WatchVMs(vms))
+	w, err := watchFrom(ctx, of)
 	if err != nil {
 		return 0, err
 	}
 	defer w.Stop()
 	begin := time.Now()
-	var took time.Duration
 	group.Go(func() error { return do(ctx) })
 	group.Go(func() error {
 		seen := sets.New[string]()
 		for seen.Len() < count {
-			e, vm, err := nextVM(ctx, w)
-			if err != nil {
-				return fmt.Errorf("%d of %d VMs: %w", seen.Len(), count, err)
-			}
-			if match(e, vm) {
-				seen.Insert(vm.Name)
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%d of %d objects: %w", seen.Len(), count, context.Cause(ctx))
+			case e := <-w.ResultChan():
+				object, ok := e.Object.(T)
+				if !ok {
+					return fmt.Errorf("the watch ended with %d of %d objects: %v", seen.Len(), count, e.Object)
+				}
+				if match(e.Type, object) {
+					seen.Insert(object.GetName())
+				}
 			}
 		}
 		took = time.Since(begin)
 		return nil
 	})
-	return took, group.Wait()
-}
-
-// nextVM returns the next event of a watch.
-func nextVM(ctx context.Context, w watch.Interface) (watch.Event, *api.VirtualMachine, error) {
-	select {
-	case <-ctx.Done():
-		return watch.Event{}, nil, context.Cause(ctx)
-	case e, open := <-w.ResultChan():
-		vm, ok := e.Object.(*api.VirtualMachine)
-		if !open || !ok {
-			return e, nil, fmt.Errorf("the watch of the VMs ended: %v", e.Object)
-		}
-		return e, vm, nil
-	}
-}
-
-// CreateVM creates a small VM.
-func CreateVM(ctx context.Context, vms typed.VirtualMachineInterface, name string) error {
-	return createVM(ctx, vms, name, metav1.CreateOptions{})
-}
-
-// DryRunCreate goes through a creation and creates nothing.
-func DryRunCreate(ctx context.Context, vms typed.VirtualMachineInterface) error {
-	return createVM(ctx, vms, "try", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-}
-
-func createVM(ctx context.Context, vms typed.VirtualMachineInterface, name string, opts metav1.CreateOptions) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	vm := framework.NewVM(name).Obj()
-	vm.Namespace = ""
-	_, err := vms.Create(ctx, vm, opts)
-	return err
-}
-
-// recordTimes counts the VMs that a watch shows until all have settled.
-func (m *CreationTimes) recordTimes(ctx context.Context, w watch.Interface, count int, begin time.Time) error {
-	active, settled := sets.New[string](), sets.New[string]()
-	for settled.Len() < count {
-		_, vm, err := nextVM(ctx, w)
-		if err != nil {
-			return fmt.Errorf("of %d VMs, %d are Active and %d have settled: %w", count, active.Len(), settled.Len(), err)
-		}
-		if vm.Status.Phase != api.PhaseActive {
-			continue
-		}
-		if active.Insert(vm.Name); active.Len() == count && m.Active == 0 {
-			m.Active = time.Since(begin)
-		}
-		if vm.Status.Server != nil && vm.Status.Server.Usage != nil {
-			settled.Insert(vm.Name)
-		}
-	}
-	m.Settled = time.Since(begin)
-	return nil
+	err = group.Wait()
+	return took, err
 }

@@ -4,7 +4,7 @@
 // Program cli measures how long kubectl-vm takes to start, and to list many VMs, beside
 // kubectl in the same run.
 //
-// Start with measureAll. Everything is real but the servers: bin/drover up with its
+// Start with options.Run. Everything is real but the servers: bin/drover up with its
 // controller and the fake driver, and the programs as users start them, in turns.
 // Slowness is never an error; a failure of function is.
 package main
@@ -20,26 +20,20 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
-	"k8s.io/client-go/kubernetes"
-
-	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
+	"github.com/spf13/pflag"
 )
 
 // The aims: start in 25 ms, and list 1,000 VMs in 110 ms on a machine where kubectl takes
 // 133 ms, so in that share of kubectl's time on this one.
 const (
-	startAim  = 25 * time.Millisecond
+	startAim  = 25
 	listShare = 110.0 / 133
 )
 
-// Limits of steps, on a slow machine.
-const (
-	settleTimeout = 10 * time.Minute
-	runTimeout    = time.Minute
-)
+// runTimeout bounds a run on a slow machine.
+const runTimeout = time.Minute
 
 const namespace = "fleet"
 
@@ -52,17 +46,9 @@ type options struct {
 	JSON    string `json:"-"`
 }
 
-func main() {
-	bench.Main("cli", func(ctx context.Context, args []string) error {
-		o := options{}
-		if err := bench.Parse("cli", args, &o); err != nil {
-			return err
-		}
-		return o.run(ctx)
-	})
-}
+func main() { bench.Main("cli", &options{}, nil) }
 
-// AddFlags implements bench.Options.
+// AddFlags implements bench.Benchmark.
 func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Turns, "turns", 30, "how often the programs take turns")
 	flags.IntVar(&o.VMs, "vms", 1000, "how many VMs are listed")
@@ -71,78 +57,51 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.JSON, "json", "bin/bench/cli.json", "file for all figures")
 }
 
-// Validate implements bench.Options.
+// Validate implements bench.Benchmark.
 func (o *options) Validate() error {
-	if o.Turns < 1 || o.VMs < 1 {
-		return fmt.Errorf("--turns is %d and --vms %d: they must be at least 1", o.Turns, o.VMs)
-	}
 	_, err := os.Stat(o.Program)
-	return err
+	return errors.Join(err, bench.CheckAtLeast(1, map[string]int{"turns": o.Turns, "vms": o.VMs}))
 }
 
-func (o *options) run(ctx context.Context) (err error) {
-	cluster, err := framework.NewCluster(framework.ClusterOptions{WithController: true, Args: []string{
+// Run implements bench.Benchmark.
+func (o *options) Run(ctx context.Context) (err error) {
+	e, err := bench.NewEnvironment(ctx, framework.ClusterOptions{WithController: true, Args: []string{
 		"--vm-driver=fake", "--usage-period=1s", "--metrics-bind-address=0", "--health-probe-bind-address=0",
-	}})
+	}}, namespace)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, cluster.Close()) }()
-	if err := o.createVMs(ctx, cluster); err != nil {
+	defer func() { err = errors.Join(err, e.Close()) }()
+	if err := e.VMsIn(namespace, 8).CreateSettled(ctx, o.VMs); err != nil {
 		return err
 	}
-	figures, err := o.measureAll(ctx, cluster)
+	commands, err := o.commands()
 	if err != nil {
 		return err
 	}
-	fmt.Print(o.report(figures))
-	return bench.WriteJSON(o.JSON, map[string]any{"options": o, "figures": figures})
+	if err := o.measureAll(ctx, e, commands); err != nil {
+		return err
+	}
+	return o.report(commands).Finish(o.JSON)
 }
 
-func (o *options) createVMs(ctx context.Context, cluster *framework.Cluster) error {
-	kube, err := kubernetes.NewForConfig(cluster.Config)
-	if err != nil {
-		return err
-	}
-	vms, err := versioned.NewForConfig(cluster.Config)
-	if err != nil {
-		return err
-	}
-	if err := bench.CreateNamespace(ctx, kube, namespace); err != nil {
-		return err
-	}
-	bench.Logf("create %d VMs", o.VMs)
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
-	defer cancel()
-	_, err = bench.CreateAndSettle(ctx, vms.CloudnativeV1alpha1().VirtualMachines(namespace), o.VMs, 8)
-	return err
-}
-
-// Names of the commands that are compared.
+// The commands that are measured, each before the one that it is compared with.
 const (
-	listName     = "kubectl vm list"
-	comparedName = "kubectl get vms"
+	help = 2 * iota
+	list
 )
 
 // command is what is measured.
 type command struct {
-	Name string
+	name string
 	args []string
-	// aim is what the median should be at most; 0 for a comparison.
-	aim time.Duration
 	// lines are how many it prints at least.
 	lines int
+	// wall and cpu are what it took in each turn, in ms.
+	wall, cpu []float64
 }
 
-// figure is what was measured of a command.
-type figure struct {
-	Command string        `json:"command"`
-	Wall    bench.Sample  `json:"wallMilliseconds"`
-	CPU     bench.Sample  `json:"cpuMilliseconds"`
-	Aim     time.Duration `json:"aimNanoseconds,omitempty"`
-}
-
-func (o *options) commands() ([]command, error) {
+func (o *options) commands() ([]*command, error) {
 	kubectl := []string{o.Kubectl}
 	if _, err := exec.LookPath(o.Kubectl); err != nil {
 		drover, err := framework.DroverBinary()
@@ -153,40 +112,29 @@ func (o *options) commands() ([]command, error) {
 	}
 	o.Kubectl = strings.Join(kubectl, " ")
 	in := "--namespace=" + namespace
-	return []command{
-		{Name: "kubectl vm --help", args: []string{o.Program, "--help"}, aim: startAim, lines: 10},
-		{Name: "kubectl --help", args: append(slices.Clip(kubectl), "--help"), lines: 10},
-		{Name: listName, args: []string{o.Program, "list", in}, lines: o.VMs + 1},
-		{Name: comparedName, args: append(slices.Clip(kubectl), "get", "vms", in), lines: o.VMs + 1},
+	return []*command{
+		help:     {name: "kubectl vm --help", args: []string{o.Program, "--help"}, lines: 10},
+		help + 1: {name: "kubectl --help", args: append(slices.Clip(kubectl), "--help"), lines: 10},
+		list:     {name: "kubectl vm list", args: []string{o.Program, "list", in}, lines: o.VMs + 1},
+		list + 1: {name: "kubectl get vms", args: append(slices.Clip(kubectl), "get", "vms", in), lines: o.VMs + 1},
 	}, nil
 }
 
 // measureAll runs the commands in turns, so that a machine that becomes slower affects all.
-func (o *options) measureAll(ctx context.Context, cluster *framework.Cluster) ([]*figure, error) {
-	commands, err := o.commands()
-	if err != nil {
-		return nil, err
-	}
-	figures := make([]*figure, len(commands))
-	for i, c := range commands {
-		figures[i] = &figure{Command: c.Name, Aim: c.aim}
+func (o *options) measureAll(ctx context.Context, e *bench.Environment, commands []*command) error {
+	var contenders []bench.Contender
+	for _, c := range commands {
+		if err := c.measure(ctx, e.Kubeconfig); err != nil {
+			return err
+		}
+		c.wall, c.cpu = nil, nil // the first run fills caches
+		contenders = append(contenders, func(int) error { return c.measure(ctx, e.Kubeconfig) })
 	}
 	bench.Logf("run %d commands %d times", len(commands), o.Turns)
-	for turn := range o.Turns + 1 {
-		for i, c := range commands {
-			next := figures[i]
-			if turn == 0 {
-				next = &figure{} // the first run fills caches
-			}
-			if err := c.measure(ctx, cluster.Kubeconfig, next); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return figures, nil
+	return bench.TakeTurns(o.Turns, contenders...)
 }
 
-func (c command) measure(ctx context.Context, kubeconfig string, f *figure) error {
+func (c *command) measure(ctx context.Context, kubeconfig string) error {
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.args[0], c.args[1:]...)
@@ -197,36 +145,23 @@ func (c command) measure(ctx context.Context, kubeconfig string, f *figure) erro
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(c.args, " "), err, errs.String())
 	}
-	f.Wall = append(f.Wall, time.Since(begin))
-	f.CPU = append(f.CPU, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
+	c.wall = append(c.wall, bench.Milliseconds(time.Since(begin)))
+	c.cpu = append(c.cpu, bench.Milliseconds(cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()))
 	if lines := bytes.Count(out.Bytes(), []byte("\n")); lines < c.lines {
 		return fmt.Errorf("%s printed %d lines, want %d", strings.Join(c.args, " "), lines, c.lines)
 	}
 	return nil
 }
 
-func (o *options) report(figures []*figure) string {
-	for _, f := range figures {
-		if f.Command == comparedName {
-			setAim(figures, time.Duration(listShare*float64(f.Wall.Median())))
-		}
+// report compares each command with the one after it.
+func (o *options) report(commands []*command) *bench.Report {
+	r := bench.NewReport(o)
+	compare := func(n int) *bench.Row {
+		ours, kubectl := commands[n], commands[n+1]
+		r.AddRow("cli", ours.name+", CPU", o.VMs, "ms", ours.cpu...).CompareWith(kubectl.name, kubectl.cpu...)
+		return r.AddRow("cli", ours.name, o.VMs, "ms", ours.wall...).CompareWith(kubectl.name, kubectl.wall...)
 	}
-	t := bench.NewTable(fmt.Sprintf("%d VMs, %d turns", o.VMs, o.Turns), "wall, median", "p99", "CPU, median", "aim")
-	for _, f := range figures {
-		aim := ""
-		if f.Aim > 0 {
-			aim = fmt.Sprintf("%s: %s", bench.FormatDuration(f.Aim), bench.Verdict(f.Wall.Median() <= f.Aim))
-		}
-		t.Row(f.Command, bench.FormatDuration(f.Wall.Median()), bench.FormatDuration(f.Wall.Percentile(99)), bench.FormatDuration(f.CPU.Median()), aim)
-	}
-	return t.String()
-}
-
-// setAim sets the aim of the list.
-func setAim(figures []*figure, aim time.Duration) {
-	for _, f := range figures {
-		if f.Command == listName {
-			f.Aim = aim
-		}
-	}
+	compare(help).AtMost(startAim)
+	compare(list).RatioAtMost(listShare)
+	return r
 }

@@ -7,20 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/client/clientset/versioned"
-	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -40,63 +35,45 @@ const (
 
 // benchmark is one run of the program.
 type benchmark struct {
-	options
-	temp    string
-	cluster *framework.Cluster
-	kube    kubernetes.Interface
-	vms     versioned.Interface
-	gapVMs  typed.VirtualMachineInterface
-	gap     *bench.Log[*api.VirtualMachine]
-	fleets  []*fleet // Drover's and the plain one
+	*options
+	*bench.Environment
+	gapVMs    *bench.VMs
+	gap       *bench.Log[*api.VirtualMachine]
+	fleets    []*fleet // Drover's and the plain one
+	report    *bench.Report
+	handovers map[circumstances][]handover
 }
 
-func benchmarkMain(ctx context.Context, o options) (err error) {
-	b := &benchmark{options: o}
+// Run implements bench.Benchmark.
+func (o *options) Run(ctx context.Context) (err error) {
+	e, err := bench.NewEnvironment(ctx, framework.ClusterOptions{}, manyNamespace, gapNamespace)
+	if err != nil {
+		return err
+	}
+	b := &benchmark{
+		options: o, Environment: e, gapVMs: e.VMsIn(gapNamespace, 1), report: bench.NewReport(o), handovers: map[circumstances][]handover{},
+	}
 	defer func() { err = errors.Join(err, b.closeAll()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // the watches, before what they watch
-	if err := b.openEnvironment(ctx); err != nil {
-		return err
-	}
-	r := newReport(o)
-	if err := b.runMeasurements(ctx, r); err != nil {
-		return err
-	}
-	r.addRows()
-	fmt.Print(r.formatText())
-	return bench.WriteJSON(o.JSON, r)
-}
-
-func (b *benchmark) openEnvironment(ctx context.Context) (err error) {
-	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
-		return err
-	}
-	if b.cluster, err = framework.NewCluster(framework.ClusterOptions{Durable: true}); err != nil {
-		return err
-	}
-	if b.kube, err = kubernetes.NewForConfig(b.cluster.Config); err != nil {
-		return err
-	}
-	if b.vms, err = versioned.NewForConfig(b.cluster.Config); err != nil {
-		return err
-	}
-	for _, name := range []string{manyNamespace, gapNamespace} {
-		if err := bench.CreateNamespace(ctx, b.kube, name); err != nil {
-			return err
-		}
-	}
-	b.gapVMs = b.vms.CloudnativeV1alpha1().VirtualMachines(gapNamespace)
 	if b.gap, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.gapVMs)); err != nil {
 		return err
 	}
-	return b.openFleets(ctx)
+	if err := b.openFleets(ctx); err != nil {
+		return err
+	}
+	if err := b.runMeasurements(ctx); err != nil {
+		return err
+	}
+	b.addRows()
+	return b.report.Finish(o.JSON)
 }
 
 func (b *benchmark) openFleets(ctx context.Context) error {
 	launchers := map[string]func(context.Context, string) (*replica, error){
 		nameDrover: b.startDrover,
 		namePlain: func(_ context.Context, identity string) (*replica, error) {
-			return startPlain(b.cluster.Kubeconfig, namePlain, identity, b.Settings)
+			return startPlain(b.Kubeconfig, namePlain, identity, b.Settings)
 		},
 	}
 	for _, name := range []string{nameDrover, namePlain} {
@@ -110,7 +87,7 @@ func (b *benchmark) openFleets(ctx context.Context) error {
 }
 
 func (b *benchmark) followLease(ctx context.Context, name string) (*bench.Log[*coordinationv1.Lease], error) {
-	leases := b.kube.CoordinationV1().RESTClient()
+	leases := b.Kube.CoordinationV1().RESTClient()
 	return bench.StartLog[*coordinationv1.Lease](ctx, cache.NewListWatchFromClient(
 		leases, "leases", metav1.NamespaceDefault, fields.OneTermEqualSelector(metav1.ObjectNameField, name)))
 }
@@ -128,29 +105,34 @@ func (b *benchmark) startDrover(ctx context.Context, identity string) (*replica,
 
 func (b *benchmark) startController(ctx context.Context, args ...string) (*bench.Controller, error) {
 	return bench.StartController(ctx, b.Controller, nil, append([]string{
-		"--kubeconfig=" + b.cluster.Kubeconfig, "--vm-driver=fake", "--fake-dir=" + filepath.Join(b.temp, "fake"),
+		"--kubeconfig=" + b.Kubeconfig, "--vm-driver=fake", "--fake-dir=" + filepath.Join(b.Temp, "fake"),
 		"--metrics-bind-address=0",
 	}, args...)...)
 }
 
 // runMeasurements measures without VMs, then makes them and measures with them.
-func (b *benchmark) runMeasurements(ctx context.Context, r *report) error {
-	if err := b.measureHandovers(ctx, r, 0); err != nil || b.VMs == 0 {
-		return err
+func (b *benchmark) runMeasurements(ctx context.Context) error {
+	for _, vms := range b.vmCounts() {
+		if vms > 0 {
+			if err := b.createVMs(ctx); err != nil {
+				return err
+			}
+		}
+		if err := b.measureHandovers(ctx, vms); err != nil {
+			return err
+		}
 	}
-	if err := b.createVMs(ctx, r); err != nil {
-		return err
-	}
-	err := b.measureHandovers(ctx, r, b.VMs)
 	for _, f := range b.fleets {
-		r.Lost[f.name] = f.lost
+		if f.lost > 0 {
+			b.report.Notef("%d replicas of %s ended by themselves, having lost the Lease", f.lost, f.name)
+		}
 	}
-	return err
+	return nil
 }
 
 // createVMs lets a controller without election create the servers: so much work at
 // once can cost leaders a short Lease.
-func (b *benchmark) createVMs(ctx context.Context, r *report) error {
+func (b *benchmark) createVMs(ctx context.Context) error {
 	for _, f := range b.fleets {
 		if err := f.stopAll(); err != nil {
 			return err
@@ -161,25 +143,20 @@ func (b *benchmark) createVMs(ctx context.Context, r *report) error {
 		return err
 	}
 	bench.Logf("Creating %d VMs, %d at a time", b.VMs, b.AtOnce)
-	r.Made, err = bench.CreateAndSettle(ctx, b.vms.CloudnativeV1alpha1().VirtualMachines(manyNamespace), b.VMs, b.AtOnce)
-	if err != nil {
-		return errors.Join(err, creator.Stop())
-	}
-	bench.Logf("All created after %s, Active after %s, settled after %s", roundDuration(r.Made.Created), roundDuration(r.Made.Active), roundDuration(r.Made.Settled))
-	return creator.Stop()
+	err = b.VMsIn(manyNamespace, b.AtOnce).CreateSettled(ctx, b.VMs)
+	return errors.Join(err, creator.Stop())
 }
 
 // measureHandovers lets the fleets take turns, so that other activity on the machine
 // affects both.
-func (b *benchmark) measureHandovers(ctx context.Context, r *report, vms int) error {
+func (b *benchmark) measureHandovers(ctx context.Context, vms int) error {
 	if err := b.waitUntilSteady(ctx); err != nil {
 		return err
 	}
 	// The API server's first creation of a kind takes seconds.
-	if err := bench.DryRunCreate(ctx, b.gapVMs); err != nil {
+	if err := b.gapVMs.CreateOne(ctx, "try", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 		return err
 	}
-	begin := time.Now()
 	before, err := bench.NewMeter(b.runningPIDs())
 	if err != nil {
 		return err
@@ -195,19 +172,19 @@ func (b *benchmark) measureHandovers(ctx context.Context, r *report, vms int) er
 				if err != nil {
 					return fmt.Errorf("with %d VMs, run %d: %w", vms, n+1, err)
 				}
-				r.addHandover(f.name, vms, sig, h)
+				at := circumstances{f.name, vms, sig}
+				b.handovers[at] = append(b.handovers[at], h)
 			}
 		}
 	}
 	after, err := bench.NewMeter(b.runningPIDs())
-	r.Others = append(r.Others, after.Others(before))
-	bench.Logf("%d runs with %d VMs took %s", b.Runs, vms, roundDuration(time.Since(begin)))
+	b.report.Notef("Other programs took %.0f %% of the CPUs during the runs with %d VMs", after.Others(before), vms)
 	return err
 }
 
 // runningPIDs of all processes that run.
 func (b *benchmark) runningPIDs() []int {
-	pids := []int{b.cluster.PID()}
+	pids := []int{b.PID()}
 	for _, f := range b.fleets {
 		for _, r := range f.replicas {
 			if !r.HasEnded() {
@@ -222,10 +199,5 @@ func (b *benchmark) closeAll() (err error) {
 	for _, f := range b.fleets {
 		err = errors.Join(err, f.stopAll())
 	}
-	if b.cluster != nil {
-		err = errors.Join(err, b.cluster.Close())
-	}
-	return errors.Join(err, os.RemoveAll(b.temp))
+	return errors.Join(err, b.Close())
 }
-
-func roundDuration(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }

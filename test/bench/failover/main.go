@@ -5,9 +5,9 @@
 // when the leader is stopped and when it is killed, without VMs and with many,
 // beside an unmodified elector of client-go.
 //
-// Start with benchmark.run in benchmark.go. handover.go has one change of leader,
+// Start with options.Run in benchmark.go. handover.go has one change of leader,
 // fleet.go the replicas, plain.go the elector to compare with (this program
-// again, with another verb), report.go the figures and the aims.
+// again, with another verb), figures.go the figures and the aims.
 //
 // Everything is real processes against one drover up. Both kinds are measured from
 // outside and in the same way: by a watch of the Lease, and of the VMs, in this
@@ -15,7 +15,7 @@
 package main
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -30,54 +30,38 @@ type options struct {
 	Runs       int             `json:"runs"`
 	VMs        int             `json:"vms"`
 	Replicas   int             `json:"replicas"`
-	Settings   leader.Settings `json:"-"`
-	Calm       time.Duration   `json:"-"`
+	Settings   leader.Settings `json:"times"`
 	AtOnce     int             `json:"-"`
 	Controller string          `json:"-"`
 	JSON       string          `json:"-"`
 }
 
 func main() {
-	bench.Main("failover", func(ctx context.Context, args []string) error {
-		if len(args) > 0 && args[0] == plainVerb {
-			return plainMain(ctx, args[1:])
-		}
-		o := options{Settings: leader.Settings{
-			Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
-			Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond,
-		}}
-		if err := bench.Parse("failover", args, &o); err != nil {
-			return err
-		}
-		return benchmarkMain(ctx, o)
-	})
+	bench.Main("failover", &options{Settings: leader.Settings{
+		Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
+		Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond,
+	}}, bench.Verbs{plainVerb: plainMain})
 }
 
-// AddFlags implements bench.Options.
+// AddFlags implements bench.Benchmark.
 func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Runs, "runs", 20, "changes of leader for each signal, kind of elector and number of VMs")
 	flags.IntVar(&o.VMs, "vms", 10000, "how many VMs the second half runs with")
 	flags.IntVar(&o.Replicas, "replicas", 3, "replicas of each kind, at least 2")
-	flags.DurationVar(&o.Calm, "calm", 0, "wait so long before each change of leader for other programs to leave the CPUs idle")
 	flags.IntVar(&o.AtOnce, "at-once", 16, "number of VMs to create at a time")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
 	flags.StringVar(&o.JSON, "json", "bin/bench/failover.json", "file for all figures")
 	addTimeFlags(flags, &o.Settings)
 }
 
-// Validate implements bench.Options.
+// Validate implements bench.Benchmark.
 func (o *options) Validate() error {
-	switch {
-	case o.Runs < 1:
-		return fmt.Errorf("--runs is %d: it must be at least 1", o.Runs)
-	case o.VMs < 0:
-		return fmt.Errorf("--vms is %d: it must not be negative", o.VMs)
-	case o.Replicas < 2:
-		return fmt.Errorf("--replicas is %d: it must be at least 2", o.Replicas)
-	case o.AtOnce < 1:
-		return fmt.Errorf("--at-once is %d: it must be at least 1", o.AtOnce)
-	}
-	return o.Settings.Validate()
+	return errors.Join(
+		bench.CheckAtLeast(2, map[string]int{"replicas": o.Replicas}),
+		bench.CheckAtLeast(1, map[string]int{"runs": o.Runs, "at-once": o.AtOnce}),
+		bench.CheckAtLeast(0, map[string]int{"vms": o.VMs}),
+		o.Settings.Validate(),
+	)
 }
 
 // electionTimes are the flags of an election, without their prefix.

@@ -7,9 +7,6 @@ import (
 	"context"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
 	"cloudnative.tw/drover/test/bench"
 )
 
@@ -25,47 +22,28 @@ func (b *benchmark) measureAPIServer(ctx context.Context) error {
 	}
 	steps := []struct {
 		what string
-		do   func(ctx context.Context, n int) error
+		do   func(*bench.VMs, context.Context, int) error
 	}{
-		{"create", func(ctx context.Context, n int) error {
-			return bench.CreateVM(ctx, w.vms, bench.VMName(n))
-		}},
-		{"patch", func(ctx context.Context, n int) error {
-			return w.patchVM(ctx, n, `{"metadata":{"annotations":{"example.org/note":"patched"}}}`)
-		}},
-		{"patch of the status", func(ctx context.Context, n int) error {
-			return w.patchVM(ctx, n, `{"status":{"phase":"Active","observedGeneration":1}}`, "status")
-		}},
-		{"delete", func(ctx context.Context, n int) error {
-			return w.vms.Delete(ctx, bench.VMName(n), metav1.DeleteOptions{})
-		}},
+		{"create", (*bench.VMs).CreateNth},
+		{"patch", patchFunc(`{"metadata":{"annotations":{"example.org/note":"patched"}}}`)},
+		{"patch of the status", patchFunc(`{"status":{"phase":"Active","observedGeneration":1}}`, "status")},
+		{"delete", (*bench.VMs).DeleteNth},
 	}
 	rates := make([][]float64, len(steps))
 	for range b.Runs {
 		for n, step := range steps {
-			rate, err := b.measureRate(ctx, step.do)
+			begin := time.Now()
+			ctx, cancel := bench.WithTimeout(ctx, rateVMs)
+			err := bench.ForEach(ctx, rateVMs, noopWorkers, func(ctx context.Context, n int) error { return step.do(w.vms, ctx, n) })
+			cancel()
 			if err != nil {
 				return err
 			}
-			rates[n] = append(rates[n], rate)
+			rates[n] = append(rates[n], rateVMs/time.Since(begin).Seconds())
 		}
 	}
 	for n, step := range steps {
-		b.report.addRow("apiserver", step.what+", 16 at a time", rateVMs, "1/s", rates[n]...)
+		b.report.AddRow("apiserver", step.what+", 16 at a time", rateVMs, "1/s", rates[n]...)
 	}
 	return nil
-}
-
-// measureRate returns how many operations per second are done.
-func (b *benchmark) measureRate(ctx context.Context, do func(ctx context.Context, n int) error) (float64, error) {
-	ctx, cancel := withVMTimeout(ctx, rateVMs)
-	defer cancel()
-	begin := time.Now()
-	err := bench.ForEach(ctx, rateVMs, noopWorkers, do)
-	return rateVMs / time.Since(begin).Seconds(), err
-}
-
-func (w *environment) patchVM(ctx context.Context, n int, change string, sub ...string) error {
-	_, err := w.vms.Patch(ctx, bench.VMName(n), types.MergePatchType, []byte(change), metav1.PatchOptions{}, sub...)
-	return err
 }

@@ -5,33 +5,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"time"
 
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 )
-
-// requestTimeout bounds a request for a process's metrics.
-const requestTimeout = 10 * time.Second
-
-// readMetrics reads a page of metrics.
-func readMetrics(ctx context.Context, address string) (framework.Metrics, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = response.Body.Close() }()
-	return io.ReadAll(response.Body)
-}
 
 // vmWrites counts the API server's writes to VMs, users' among them.
 func vmWrites(page framework.Metrics) (sum float64) {
@@ -41,42 +20,34 @@ func vmWrites(page framework.Metrics) (sum float64) {
 	return sum
 }
 
-// engineCalls counts calls of drivers; method may be empty for all.
-func engineCalls(page framework.Metrics, method string) float64 {
-	return page.Sum("drover_driver_call_duration_seconds_count", `method="`+method)
-}
+// counts are what a controller costs.
+type counts struct{ writes, calls, cpu, allocated float64 }
 
-// counts are what a controller has cost so far.
-type counts struct {
-	writes, calls, lists, cpu, allocated float64
-}
-
-// readCounts reads the costs. The CPU's are read last and first, so that reading is
-// not counted.
-func (w *environment) readCounts(ctx context.Context, p *process, cpuFirst bool) (c counts, err error) {
-	if cpuFirst {
-		c.cpu, err = cpuSeconds(p)
+// countDuring returns what an operation costs. Reading is not counted into the CPU time.
+func (w *environment) countDuring(ctx context.Context, p *bench.Controller, do func() error) (counts, error) {
+	before, err := w.readCounts(ctx, p)
+	if err != nil {
+		return before, err
+	}
+	begin, err := bench.CPUTime(p.PID())
+	if err == nil {
+		err = do()
 	}
 	if err != nil {
-		return c, err
+		return before, err
 	}
-	api, err := w.apiMetrics(ctx)
-	if err != nil {
-		return c, err
-	}
-	own, err := p.readMetrics(ctx)
-	if err != nil {
-		return c, err
-	}
-	c.writes, c.calls, c.lists = vmWrites(api), engineCalls(own, ""), engineCalls(own, "List")
-	c.allocated = own.Sum("go_memstats_alloc_bytes_total")
-	if !cpuFirst {
-		c.cpu, err = cpuSeconds(p)
-	}
-	return c, err
+	end, err := bench.CPUTime(p.PID())
+	after, readErr := w.readCounts(ctx, p)
+	return counts{
+		after.writes - before.writes, after.calls - before.calls, (end - begin).Seconds(), after.allocated - before.allocated,
+	}, errors.Join(err, readErr)
 }
 
-func cpuSeconds(p *process) (float64, error) {
-	used, err := bench.CPUTime(p.PID())
-	return used.Seconds(), err
+func (w *environment) readCounts(ctx context.Context, p *bench.Controller) (counts, error) {
+	api, err := w.APIMetrics(ctx)
+	own, ownErr := p.Metrics(ctx)
+	return counts{
+		writes: vmWrites(api), calls: own.Sum("drover_driver_call_duration_seconds_count"),
+		allocated: own.Sum("go_memstats_alloc_bytes_total"),
+	}, errors.Join(err, ownErr)
 }

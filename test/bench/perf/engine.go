@@ -34,7 +34,7 @@ func openDockerFloor() (*dockerFloor, error) {
 
 // createContainers creates and starts containers.
 func (e *dockerFloor) createContainers(ctx context.Context, count int) (took time.Duration, ids []string, err error) {
-	ctx, cancel := withVMTimeout(ctx, count)
+	ctx, cancel := bench.WithTimeout(ctx, count)
 	defer cancel()
 	var mu sync.Mutex
 	begin := time.Now()
@@ -70,7 +70,7 @@ func containerLikeDrovers(n int) client.ContainerCreateOptions {
 
 // deleteContainers stops and removes containers.
 func (e *dockerFloor) deleteContainers(ctx context.Context, ids []string) (time.Duration, error) {
-	ctx, cancel := withVMTimeout(ctx, len(ids))
+	ctx, cancel := bench.WithTimeout(ctx, len(ids))
 	defer cancel()
 	begin := time.Now()
 	err := bench.ForEach(ctx, len(ids), engineAtOnce, func(ctx context.Context, n int) error {

@@ -5,9 +5,7 @@
 // the same machine takes, in the same run, for the part that every controller must
 // do.
 //
-// Start with suites in suites.go, each of which has a file. environment.go has the API
-// server and the processes that are measured, noop.go, cache.go and engine.go
-// the floors, report.go the figures and the aims.
+// Start with suites in suites.go, each of which has a file. noop.go and engine.go have floors.
 //
 // Everything is real: bin/drover up --without-controller, bin/drover-controller as a
 // separate process, and a Docker engine. The compared programs take turns. Slowness
@@ -15,7 +13,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,27 +37,15 @@ type options struct {
 	Rest        time.Duration `json:"restNanoseconds"`
 	AtOnce      int           `json:"atOnce"`
 	Burst       int           `json:"burst"`
-	UpFlags     []string      `json:"upFlags,omitempty"`
 	Flags       []string      `json:"flags,omitempty"`
 	Controller  string        `json:"-"`
 	JSON        string        `json:"-"`
 	Keep        bool          `json:"-"`
 }
 
-func main() {
-	bench.Main("perf", func(ctx context.Context, args []string) error {
-		if len(args) > 0 && floors[args[0]] != nil {
-			return floorMain(ctx, floors[args[0]], args[1:])
-		}
-		o := options{}
-		if err := bench.Parse("perf", args, &o); err != nil {
-			return err
-		}
-		return benchmarkMain(ctx, o)
-	})
-}
+func main() { bench.Main("perf", &options{}, floors) }
 
-// AddFlags implements bench.Options.
+// AddFlags implements bench.Benchmark.
 func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&o.Suites, "suites", defaultSuites(), "suites to run; known are "+strings.Join(suiteNames(), ", "))
 	flags.IntSliceVar(&o.Sizes, "sizes", []int{1, 100, 1000}, "numbers of VMs, of the fake driver, in rising order")
@@ -74,14 +59,13 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Rest, "rest", time.Minute, "how long to measure VMs at rest")
 	flags.IntVar(&o.AtOnce, "at-once", 16, "number of parallel requests of users")
 	flags.IntVar(&o.Burst, "burst", 10000, "number of VMs that drover up creates and deletes while its memory is measured")
-	flags.StringArrayVar(&o.UpFlags, "up-flag", nil, "further flag of that drover up")
 	flags.StringArrayVar(&o.Flags, "flag", nil, "further flag of drover-controller")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
 	flags.StringVar(&o.JSON, "json", "bin/bench/perf.json", "file for all figures")
 	flags.BoolVar(&o.Keep, "keep", false, "keep figures in the file that this run does not measure")
 }
 
-// Validate implements bench.Options.
+// Validate implements bench.Benchmark.
 func (o *options) Validate() error {
 	for _, name := range o.Suites {
 		if !slices.Contains(suiteNames(), name) {
@@ -91,13 +75,8 @@ func (o *options) Validate() error {
 	if len(o.Sizes) == 0 || o.Sizes[0] < 1 || !slices.IsSorted(o.Sizes) {
 		return fmt.Errorf("--sizes is %v: it must be rising numbers from 1", o.Sizes)
 	}
-	for flag, n := range map[string]int{
+	return bench.CheckAtLeast(1, map[string]int{
 		"runs": o.Runs, "pairs": o.Pairs, "big-pairs": o.BigPairs, "docker-pairs": o.DockerPairs, "samples": o.Samples,
 		"docker-vms": o.DockerVMs, "at-once": o.AtOnce, "burst": o.Burst,
-	} {
-		if n < 1 {
-			return fmt.Errorf("--%s is %d: it must be at least 1", flag, n)
-		}
-	}
-	return nil
+	})
 }

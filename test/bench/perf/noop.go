@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,10 +22,43 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
 	listers "cloudnative.tw/drover/client/listers/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/bench"
 )
 
-// noopWorkers is the number of workers of drover-controller.
-const noopWorkers = 16
+// floors are processes that do a part of a controller's necessary work, and nothing else.
+var floors = bench.Verbs{
+	floorNoop:  bench.Floor(func(ctx context.Context, cfg *rest.Config) error { return runNoopController(ctx, cfg, activeStatus) }).Verb,
+	floorBare:  bench.Floor(func(ctx context.Context, cfg *rest.Config) error { return runNoopController(ctx, cfg, bareStatus) }).Verb,
+	floorCache: bench.Floor(runCacheFloor).Verb,
+}
+
+const (
+	floorNoop  = "noop"
+	floorBare  = "bare-noop"
+	floorCache = "cache"
+)
+
+const (
+	// noopWorkers is the number of workers of drover-controller.
+	noopWorkers = 16
+	// patchTimeout bounds a write.
+	patchTimeout = 2 * time.Minute
+)
+
+// runCacheFloor is a typed informer with stripped objects.
+func runCacheFloor(ctx context.Context, cfg *rest.Config) error {
+	_, informers, err := bench.NewInformers(cfg)
+	if err != nil {
+		return err
+	}
+	informers.Cloudnative().V1alpha1().VirtualMachines().Informer()
+	if err := bench.FillCaches(ctx, informers); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	informers.Shutdown()
+	return nil
+}
 
 // noopController writes, for every VM, the finalizer and then the status once, and
 // removes the finalizer when the VM is deleted. A controller that reports its work
@@ -36,20 +70,11 @@ type noopController struct {
 	status func(*api.VirtualMachine) api.VirtualMachineStatus
 }
 
-func runNoopFloor(ctx context.Context, cfg *rest.Config) error {
-	return runNoopController(ctx, cfg, activeStatus)
-}
-
-func runBareNoopFloor(ctx context.Context, cfg *rest.Config) error {
-	return runNoopController(ctx, cfg, bareStatus)
-}
-
 func runNoopController(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMachine) api.VirtualMachineStatus) error {
-	c, err := versioned.NewForConfig(cfg)
+	c, informers, err := bench.NewInformers(cfg)
 	if err != nil {
 		return err
 	}
-	informers := newInformers(c)
 	vms := informers.Cloudnative().V1alpha1().VirtualMachines()
 	n := &noopController{
 		client: c, lister: vms.Lister(), status: status,
@@ -58,7 +83,7 @@ func runNoopController(ctx context.Context, cfg *rest.Config, status func(*api.V
 	if _, err := vms.Informer().AddEventHandler(n.eventHandler()); err != nil {
 		return err
 	}
-	if err := fillCache(ctx, informers); err != nil {
+	if err := bench.FillCaches(ctx, informers); err != nil {
 		return err
 	}
 	var workers sync.WaitGroup
@@ -152,7 +177,7 @@ func (n *noopController) patchVM(ctx context.Context, key cache.ObjectName, chan
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, minTimeout)
+	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
 	_, err = n.client.CloudnativeV1alpha1().VirtualMachines(key.Namespace).
 		Patch(ctx, key.Name, types.MergePatchType, content, metav1.PatchOptions{}, sub...)

@@ -7,14 +7,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/framework"
 )
 
-// settleDelay is how long a process that has filled its caches may take to release
-// memory.
-const settleDelay = 5 * time.Second
+const (
+	// settleDelay is how long a process that has filled its caches may take to release
+	// memory.
+	settleDelay = 5 * time.Second
+	// knownTimeout is how long it may take until all servers are known.
+	knownTimeout = 2 * time.Minute
+
+	residentText = "resident memory"
+)
 
 // measureRestart measures how long a starting controller takes to know every VM's server,
 // and its memory, beside a bare cache. Servers are in a folder, because those in
@@ -31,43 +39,47 @@ func (b *benchmark) measureRestart(ctx context.Context) error {
 	return nil
 }
 
-// folderFlags are the flags by which servers outlive the controller.
-func (w *environment) folderFlags() []string {
-	return []string{"--vm-driver=fake", "--fake-dir=" + w.fakeDir("servers")}
+// startInFolder starts a controller that its servers outlive.
+func (w *environment) startInFolder(ctx context.Context) (*bench.Controller, error) {
+	return w.startDrover(ctx, nil, "--vm-driver=fake", "--fake-dir="+filepath.Join(w.Temp, "servers"))
 }
 
 // measureRestartSize uses a cluster of its own, so that VMs need not be deleted.
 func (b *benchmark) measureRestartSize(ctx context.Context, n int) (err error) {
-	w, err := b.newEnvironment(ctx, apiOnly)
+	w, err := b.newEnvironment(ctx, framework.ClusterOptions{})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.closeEnvironment()) }()
-	p, err := w.startDrover(ctx, nil, w.folderFlags()...)
+	defer func() { err = errors.Join(err, w.close()) }()
+	p, err := w.startInFolder(ctx)
 	if err != nil {
 		return err
 	}
 	if n > 0 {
 		err = w.createIdleVMs(ctx, p, n)
 	}
-	if err := p.stopWith(err); err != nil {
+	if err := p.StopWith(err); err != nil {
 		return err
 	}
-	var ours, floor []start
-	err = takeTurns(min(b.Runs, b.turnsFor(n)), func(int) error {
-		s, err := w.startController(ctx, n)
-		ours = append(ours, s)
-		return err
-	}, func(int) error {
-		s, err := w.startCacheFloor(ctx)
-		floor = append(floor, s)
-		return err
-	})
-	if err != nil {
-		return err
+	starts := map[string][]start{}
+	measure := func(name string, run func() (*bench.Controller, error)) bench.Contender {
+		return func(int) error {
+			s, err := measureStart(ctx, run)
+			starts[name] = append(starts[name], s)
+			return err
+		}
 	}
-	b.reportStarts(n, ours, floor)
-	return nil
+	err = bench.TakeTurns(min(b.Runs, b.turnsFor(n)), measure("", func() (*bench.Controller, error) {
+		p, err := w.startInFolder(ctx)
+		if err == nil {
+			_, err = bench.Poll(knownTimeout, func() error { return checkAllReconciled(ctx, p, n) })
+		}
+		return p, err
+	}), measure(floorCache, func() (*bench.Controller, error) { return w.StartFloor(floorCache) }))
+	if err == nil {
+		b.reportStarts(n, starts[""], starts[floorCache])
+	}
+	return err
 }
 
 // start is the duration of a start, and its result.
@@ -76,24 +88,26 @@ type start struct {
 	memory bench.Memory
 }
 
-// startController starts a controller beside its VMs and servers.
-func (w *environment) startController(ctx context.Context, n int) (s start, err error) {
+// measureStart runs a process until it knows all, and a while longer.
+func measureStart(ctx context.Context, run func() (*bench.Controller, error)) (s start, err error) {
 	begin := time.Now()
-	p, err := w.startDrover(ctx, nil, w.folderFlags()...)
-	if err != nil {
+	p, err := run()
+	s.known = time.Since(begin)
+	if p == nil {
 		return s, err
 	}
-	_, err = bench.Poll(readyTimeout, func() error { return p.checkAllReconciled(ctx, n) })
-	s.known = time.Since(begin)
 	if err == nil {
-		s.memory, err = settledMemory(ctx, p)
+		err = bench.Pause(ctx, settleDelay)
 	}
-	return s, p.stopWith(err)
+	if err == nil {
+		s.memory, err = bench.MemoryOf(p.PID())
+	}
+	return s, p.StopWith(err)
 }
 
 // checkAllReconciled returns nil once the engine was listed and every VM was reconciled.
-func (p *process) checkAllReconciled(ctx context.Context, n int) error {
-	page, err := p.readMetrics(ctx)
+func checkAllReconciled(ctx context.Context, p *bench.Controller, n int) error {
+	page, err := p.Metrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -107,34 +121,18 @@ func (p *process) checkAllReconciled(ctx context.Context, n int) error {
 	return nil
 }
 
-// startCacheFloor starts the floor.
-func (w *environment) startCacheFloor(ctx context.Context) (s start, err error) {
-	begin := time.Now()
-	p, err := w.startFloor(floorCache)
-	if err != nil {
-		return s, err
-	}
-	s.known = time.Since(begin)
-	s.memory, err = settledMemory(ctx, p)
-	return s, p.stopWith(err)
-}
-
-func settledMemory(ctx context.Context, p *process) (bench.Memory, error) {
-	if err := bench.Pause(ctx, settleDelay); err != nil {
-		return bench.Memory{}, err
-	}
-	return bench.MemoryOf(p.PID())
-}
-
 func (b *benchmark) reportStarts(n int, ours, floor []start) {
-	known := func(s start) float64 { return toMilliseconds(s.known) }
-	resident := func(s start) float64 { return toMegabytes(s.memory.Resident) }
-	anonymous := func(s start) float64 { return toMegabytes(s.memory.Anonymous) }
-	b.report.addRow("restart", "start until every VM's server is known", n, "ms", selectFigures(ours, known)...).
-		compareWith(floorCache, selectFigures(floor, known)...)
-	row := b.report.addRow("restart", "resident memory", n, "MB", selectFigures(ours, resident)...).compareWith(floorCache, selectFigures(floor, resident)...)
-	if n == 10000 {
-		row.ratioAtMost("memory", 1.3)
+	for _, f := range []struct {
+		what, unit string
+		of         func(start) float64
+	}{
+		{"start until every VM's server is known", "ms", func(s start) float64 { return bench.Milliseconds(s.known) }},
+		{residentText, "MB", func(s start) float64 { return bench.Megabytes(s.memory.Resident) }},
+		{"of this, heap and stacks", "MB", func(s start) float64 { return bench.Megabytes(s.memory.Anonymous) }},
+	} {
+		row := b.report.AddRow("restart", f.what, n, f.unit, bench.Figures(ours, f.of)...).CompareWith(floorCache, bench.Figures(floor, f.of)...)
+		if n == 10000 && f.what == residentText {
+			row.RatioAtMost(1.3)
+		}
 	}
-	b.report.addRow("restart", "of this, heap and stacks", n, "MB", selectFigures(ours, anonymous)...).compareWith(floorCache, selectFigures(floor, anonymous)...)
 }

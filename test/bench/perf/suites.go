@@ -7,11 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // suites in the order in which they run.
@@ -45,16 +45,21 @@ func defaultSuites() []string {
 
 // benchmark is one run of the program.
 type benchmark struct {
-	options
-	report *report
+	*options
+	report *bench.Report
 	shared *environment
 }
 
-func benchmarkMain(ctx context.Context, o options) (err error) {
-	b := &benchmark{options: o, report: newReport(o)}
-	defer func() { err = errors.Join(err, b.closeShared()) }()
+// Run implements bench.Benchmark.
+func (o *options) Run(ctx context.Context) (err error) {
+	b := &benchmark{options: o, report: bench.NewReport(o)}
+	defer func() {
+		if b.shared != nil {
+			err = errors.Join(err, b.shared.close())
+		}
+	}()
 	if o.Keep {
-		if err := b.report.loadRows(o.JSON); err != nil {
+		if err := b.report.LoadRows(o.JSON); err != nil {
 			return err
 		}
 	}
@@ -71,24 +76,15 @@ func benchmarkMain(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	return b.report.printReport(os.Stdout)
+	return b.report.Finish(o.JSON)
 }
 
 // sharedEnvironment returns the environment shared by suites that leave it empty.
-func (b *benchmark) sharedEnvironment(ctx context.Context) (*environment, error) {
-	if b.shared != nil {
-		return b.shared, nil
-	}
-	w, err := b.newEnvironment(ctx, apiOnly)
-	b.shared = w
-	return w, err
-}
-
-func (b *benchmark) closeShared() error {
+func (b *benchmark) sharedEnvironment(ctx context.Context) (w *environment, err error) {
 	if b.shared == nil {
-		return nil
+		b.shared, err = b.newEnvironment(ctx, framework.ClusterOptions{})
 	}
-	return b.shared.closeEnvironment()
+	return b.shared, err
 }
 
 // turnsFor returns how many turns are taken with that many VMs.
@@ -97,20 +93,4 @@ func (b *benchmark) turnsFor(vms int) int {
 		return b.BigPairs
 	}
 	return b.Pairs
-}
-
-// contender is one of the compared programs.
-type contender func(turn int) error
-
-// takeTurns runs all of them the same number of times. The order changes, so that
-// what one leaves behind affects all.
-func takeTurns(turns int, contenders ...contender) error {
-	for turn := range turns {
-		for n := range contenders {
-			if err := contenders[(turn+n)%len(contenders)](turn); err != nil {
-				return fmt.Errorf("turn %d: %w", turn+1, err)
-			}
-		}
-	}
-	return nil
 }

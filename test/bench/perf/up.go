@@ -25,11 +25,11 @@ func (b *benchmark) measureUp(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		cold, warm, memory = append(cold, one.Seconds()), append(warm, two.Seconds()), append(memory, toMegabytes(size.Resident))
+		cold, warm, memory = append(cold, one.Seconds()), append(warm, two.Seconds()), append(memory, bench.Megabytes(size.Resident))
 	}
-	b.report.addRow("up", "drover up, cold, until ready", 0, "s", cold...)
-	b.report.addRow("up", "drover up, warm, until ready", 0, "s", warm...)
-	b.report.addRow("up", "resident memory of drover up, then", 0, "MB", memory...)
+	b.report.AddRow("up", "drover up, cold, until ready", 0, "s", cold...)
+	b.report.AddRow("up", "drover up, warm, until ready", 0, "s", warm...)
+	b.report.AddRow("up", "resident memory of drover up, then", 0, "MB", memory...)
 	return nil
 }
 

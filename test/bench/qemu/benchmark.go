@@ -15,11 +15,9 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/client/clientset/versioned"
-	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -31,35 +29,32 @@ const (
 	pollPeriod = time.Millisecond
 )
 
+// suite is the name of all figures.
+const suite = "qemu"
+
 // benchmark is one run of the program.
 type benchmark struct {
-	options
-	temp    string
-	guest   string
-	cluster *framework.Cluster
-	vms     typed.VirtualMachineInterface
-	log     *bench.Log[*api.VirtualMachine]
-	report  *report
+	*options
+	*bench.Environment
+	guest  string
+	vms    *bench.VMs
+	log    *bench.Log[*api.VirtualMachine]
+	report *bench.Report
 }
 
-func benchmarkMain(ctx context.Context, o options) (err error) {
-	b := &benchmark{options: o, report: newReport(o)}
-	defer func() { err = errors.Join(err, b.closeAll()) }()
+// Run implements bench.Benchmark.
+func (o *options) Run(ctx context.Context) (err error) {
+	e, err := bench.NewEnvironment(ctx, framework.ClusterOptions{}, "bench")
+	if err != nil {
+		return err
+	}
+	b := &benchmark{options: o, Environment: e, vms: e.VMsIn("bench", parallelMachines), report: bench.NewReport(o)}
+	// Machines are there at the end only if something failed.
+	defer func() { err = errors.Join(err, killProcessesIn(b.Temp), b.Close()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // the watch, before what it watches
-	if err := b.openEnvironment(ctx); err != nil {
-		return err
-	}
-	if err := b.runMeasurements(ctx); err != nil {
-		return err
-	}
-	fmt.Print(b.report.formatText())
-	return bench.WriteJSON(o.JSON, b.report)
-}
-
-func (b *benchmark) openEnvironment(ctx context.Context) (err error) {
-	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
-		return err
+	b.vms.New = func(name string) *api.VirtualMachine {
+		return framework.NewVM(name).Namespace("").Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Obj()
 	}
 	if err := os.Mkdir(b.imagesDir(), 0o700); err != nil {
 		return err
@@ -68,57 +63,26 @@ func (b *benchmark) openEnvironment(ctx context.Context) (err error) {
 	if err := framework.AssembleBootGuest(ctx, b.guest); err != nil {
 		return err
 	}
-	if b.cluster, err = framework.NewCluster(framework.ClusterOptions{Durable: true}); err != nil {
+	if b.log, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.vms)); err != nil {
 		return err
 	}
-	kube, err := kubernetes.NewForConfig(b.cluster.Config)
-	if err != nil {
+	if err := b.runMeasurements(ctx); err != nil {
 		return err
 	}
-	client, err := versioned.NewForConfig(b.cluster.Config)
-	if err != nil {
-		return err
-	}
-	const namespace = "bench"
-	if err := bench.CreateNamespace(ctx, kube, namespace); err != nil {
-		return err
-	}
-	b.vms = client.CloudnativeV1alpha1().VirtualMachines(namespace)
-	b.log, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.vms))
-	return err
+	return b.report.Finish(o.JSON)
 }
 
 // engineDir is the folder of the machines.
-func (b *benchmark) engineDir() string { return filepath.Join(b.temp, "engine") }
+func (b *benchmark) engineDir() string { return filepath.Join(b.Temp, "engine") }
 
 // imagesDir is the folder of the guest's image.
-func (b *benchmark) imagesDir() string { return filepath.Join(b.temp, "images") }
+func (b *benchmark) imagesDir() string { return filepath.Join(b.Temp, "images") }
 
 // startController starts a controller, which is the only one, and waits until it is ready.
 func (b *benchmark) startController(ctx context.Context) (*bench.Controller, error) {
-	c, err := bench.StartController(ctx, b.Controller, nil,
-		"--kubeconfig="+b.cluster.Kubeconfig, "--leader-elect=false", "--metrics-bind-address=0", "--vm-driver=qemu",
+	return b.StartController(ctx, b.Controller, nil, "--metrics-bind-address=0", "--vm-driver=qemu",
 		"--qemu-dir="+b.engineDir(), "--qemu-image-dirs="+b.imagesDir(), "--qemu-image="+b.guest,
 		"--qemu-accel="+b.Accel, "--qemu-binary="+b.Binary)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := bench.Poll(operationTimeout, c.Ready); err != nil {
-		return nil, fmt.Errorf("%w; it printed:\n%s", errors.Join(err, c.Stop()), c.Output())
-	}
-	return c, nil
-}
-
-// stopController ends a controller and joins an error of what was done with it.
-func stopController(c *bench.Controller, err error) error {
-	if err != nil {
-		err = fmt.Errorf("%w; the controller printed:\n%s", err, c.Output())
-	}
-	return errors.Join(err, c.Stop())
-}
-
-func (b *benchmark) waitUntilQuiet(ctx context.Context, c *bench.Controller) error {
-	return bench.AwaitQuiet(ctx, b.cluster.PID(), c.PID())
 }
 
 func (b *benchmark) runMeasurements(ctx context.Context) error {
@@ -126,14 +90,13 @@ func (b *benchmark) runMeasurements(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := stopController(c, b.compareStarts(ctx, c)); err != nil || b.Machines == 0 {
+	if err := c.StopWith(b.compareStarts(ctx, c)); err != nil || b.Machines == 0 {
 		return err
 	}
 	return b.measureMemory(ctx)
 }
 
-// compareStarts lets both take turns. The order changes, so that what one leaves behind
-// affects both.
+// compareStarts lets both take turns.
 func (b *benchmark) compareStarts(ctx context.Context, c *bench.Controller) error {
 	bench.Logf("Creating the machine whose command line is used")
 	m, err := b.newModel(ctx)
@@ -141,34 +104,37 @@ func (b *benchmark) compareStarts(ctx context.Context, c *bench.Controller) erro
 		return err
 	}
 	var ours, direct times
-	drover := func(n int) error { return ours.addTimes(b.startByDrover(ctx, c, fmt.Sprintf("vm-%d", n))) }
-	alone := func(n int) error { return direct.addTimes(b.startDirectly(ctx, c, m, n)) }
-	for n := range b.Turns {
-		first, second := drover, alone
-		if n%2 == 1 {
-			first, second = alone, drover
-		}
-		if err := first(n); err != nil {
-			return fmt.Errorf("turn %d: %w", n+1, err)
-		}
-		if err := second(n); err != nil {
-			return fmt.Errorf("turn %d: %w", n+1, err)
-		}
-		bench.Logf("Turn %d of %d: apply to Active %s, to output %s; alone to an answer %s, to output %s", n+1, b.Turns,
-			bench.FormatDuration(ours.up[n]), bench.FormatDuration(ours.output[n]), bench.FormatDuration(direct.up[n]), bench.FormatDuration(direct.output[n]))
+	err = bench.TakeTurns(b.Turns, func(turn int) error {
+		return ours.addTimes(b.startByDrover(ctx, c, fmt.Sprintf("vm-%d", turn)))
+	}, func(turn int) error {
+		bench.Logf("Turn %d of %d", turn+1, b.Turns)
+		return direct.addTimes(b.startDirectly(ctx, c, m, turn))
+	})
+	if err != nil {
+		return err
 	}
-	b.report.addComparison(ours, direct)
+	b.reportTimes("apply to Active", ours.up, "start to an answer by QMP", direct.up)
+	b.reportTimes("apply to the guest's first output", ours.output, "start to the guest's first output", direct.output)
 	return nil
 }
 
-// times are those of several turns.
+// aim is how much longer than QEMU alone a machine of Drover's may take, at the
+// median, in ms.
+const aim = 100
+
+func (b *benchmark) reportTimes(what string, ours []float64, beside string, alone []float64) {
+	b.report.AddRow(suite, what, 1, "ms", ours...).CompareWith(beside, alone...)
+	b.report.AddDifference(suite, what+", longer than QEMU alone", 1, "ms", ours, alone).AtMost(aim)
+}
+
+// times are those of several turns, in ms.
 type times struct {
 	// up : until VM is Active, or QEMU answers; output : until the guest printed.
-	up, output bench.Sample
+	up, output []float64
 }
 
 func (t *times) addTimes(up, output time.Duration, err error) error {
-	t.up, t.output = append(t.up, up), append(t.output, output)
+	t.up, t.output = append(t.up, bench.Milliseconds(up)), append(t.output, bench.Milliseconds(output))
 	return err
 }
 
@@ -182,14 +148,6 @@ func firstOutput(ctx context.Context, path string) (time.Time, error) {
 			return time.Time{}, fmt.Errorf("waiting for output in %s: %w", path, err)
 		}
 	}
-}
-
-// closeAll ends machines too, which are there only if something failed.
-func (b *benchmark) closeAll() (err error) {
-	if b.cluster != nil {
-		err = b.cluster.Close()
-	}
-	return errors.Join(err, killProcessesIn(b.temp), os.RemoveAll(b.temp))
 }
 
 // killProcessesIn kills the processes that work in a folder below another.
@@ -214,9 +172,52 @@ func killProcessesIn(dir string) error {
 	return err
 }
 
-// createVM makes a small VM.
+// startByDrover lets Drover create a machine and delete it.
+func (b *benchmark) startByDrover(ctx context.Context, c *bench.Controller, name string) (active, output time.Duration, err error) {
+	if err := b.AwaitQuiet(ctx, c); err != nil {
+		return 0, 0, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the machine was not ready in time"))
+	defer cancel()
+	from, begin := b.log.Len(), time.Now()
+	vm, err := b.createVM(ctx, name, api.ActionActive)
+	if err != nil {
+		return 0, 0, err
+	}
+	printed, err := firstOutput(ctx, filepath.Join(b.engineDir(), "vms", string(vm.UID), "serial.log"))
+	if err != nil {
+		return 0, 0, err
+	}
+	up, err := b.waitForPhase(ctx, from, name, api.PhaseActive)
+	if err != nil {
+		return 0, 0, err
+	}
+	return up.Sub(begin), printed.Sub(begin), b.deleteVM(ctx, name)
+}
+
+// createVM makes a VM that runs, or waits before its guest's first step.
 func (b *benchmark) createVM(ctx context.Context, name string, action api.Action) (*api.VirtualMachine, error) {
-	vm := framework.NewVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Action(action).Obj()
-	vm.Namespace = ""
+	vm := b.vms.New(name)
+	vm.Spec.Action = action
 	return b.vms.Create(ctx, vm, metav1.CreateOptions{})
+}
+
+// waitForPhase waits until a VM is in a phase, and returns when that was seen.
+func (b *benchmark) waitForPhase(ctx context.Context, from int, name string, phase api.Phase) (time.Time, error) {
+	e, err := b.log.Await(ctx, from, func(e bench.Event[*api.VirtualMachine]) bool {
+		return e.Object.Name == name && e.Object.Status.Phase == phase
+	})
+	return e.At, err
+}
+
+// deleteVM waits until a VM is gone.
+func (b *benchmark) deleteVM(ctx context.Context, name string) error {
+	from := b.log.Len()
+	if err := b.vms.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	_, err := b.log.Await(ctx, from, func(e bench.Event[*api.VirtualMachine]) bool {
+		return e.Object.Name == name && e.Type == watch.Deleted
+	})
+	return err
 }

@@ -49,11 +49,11 @@ func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
 	if m.args, err = commandLine(dir); err != nil {
 		return m, err
 	}
-	m.dir = filepath.Join(b.temp, name)
+	m.dir = filepath.Join(b.Temp, name)
 	if err := copyFiles(m.dir, dir); err != nil {
 		return m, err
 	}
-	b.report.Command = strings.Join(m.args, " ")
+	b.report.Notef("Started directly: %s", strings.Join(m.args, " "))
 	return m, b.deleteVM(ctx, name)
 }
 
@@ -94,12 +94,12 @@ func copyFiles(to, from string) error {
 
 // startDirectly starts the model's command line, and ends it.
 func (b *benchmark) startDirectly(ctx context.Context, c *bench.Controller, m model, n int) (answers, output time.Duration, err error) {
-	dir := filepath.Join(b.temp, fmt.Sprintf("direct-%d", n))
+	dir := filepath.Join(b.Temp, fmt.Sprintf("direct-%d", n))
 	if err := copyFiles(dir, m.dir); err != nil {
 		return 0, 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := b.waitUntilQuiet(ctx, c); err != nil {
+	if err := b.AwaitQuiet(ctx, c); err != nil {
 		return 0, 0, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("QEMU was not up in time"))

@@ -5,9 +5,8 @@
 // and to the first byte that its guest prints, beside the same QEMU command line
 // started directly, and what a machine adds to the controller's memory.
 //
-// Start with benchmark.run in benchmark.go. drover.go has a turn of Drover's,
-// direct.go one of QEMU alone, memory.go the memory, report.go the figures and the
-// aims.
+// Start with options.Run in benchmark.go, which has a turn of Drover's. direct.go has one of QEMU
+// alone, and memory.go the memory.
 //
 // Everything is real: bin/drover up --without-controller, bin/drover-controller as a
 // separate process, and QEMU. The guest is that of one boot sector, which prints as
@@ -15,8 +14,7 @@
 package main
 
 import (
-	"context"
-	"fmt"
+	"errors"
 
 	"github.com/spf13/pflag"
 
@@ -35,17 +33,9 @@ type options struct {
 	JSON       string `json:"-"`
 }
 
-func main() {
-	bench.Main("qemu", func(ctx context.Context, args []string) error {
-		o := options{}
-		if err := bench.Parse("qemu", args, &o); err != nil {
-			return err
-		}
-		return benchmarkMain(ctx, o)
-	})
-}
+func main() { bench.Main("qemu", &options{}, nil) }
 
-// AddFlags implements bench.Options.
+// AddFlags implements bench.Benchmark.
 func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Turns, "turns", 20, "how often Drover and QEMU alone take turns")
 	flags.IntVar(&o.Machines, "machines", 20, "how many machines the controller's memory is measured with; 0 leaves that out")
@@ -56,15 +46,10 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.JSON, "json", "bin/bench/qemu.json", "file for all figures")
 }
 
-// Validate implements bench.Options.
+// Validate implements bench.Benchmark.
 func (o *options) Validate() error {
-	switch {
-	case o.Turns < 1:
-		return fmt.Errorf("--turns is %d: it must be at least 1", o.Turns)
-	case o.Machines < 0:
-		return fmt.Errorf("--machines is %d: it must not be negative", o.Machines)
-	case o.Starts < 1:
-		return fmt.Errorf("--starts is %d: it must be at least 1", o.Starts)
-	}
-	return nil
+	return errors.Join(
+		bench.CheckAtLeast(1, map[string]int{"turns": o.Turns, "starts": o.Starts}),
+		bench.CheckAtLeast(0, map[string]int{"machines": o.Machines}),
+	)
 }

@@ -5,10 +5,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"time"
 
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
 )
 
@@ -26,42 +24,31 @@ func (b *benchmark) measureMemory(ctx context.Context) error {
 		return err
 	}
 	bench.Logf("Creating %d machines", b.Machines)
-	if err := b.withController(ctx, func(ctx context.Context) error { return b.createAll(ctx) }); err != nil {
+	if err := b.withController(ctx, b.vms.CreateMany); err != nil {
 		return err
 	}
 	with, err := b.measureStarts(ctx)
 	if err != nil {
 		return err
 	}
-	b.report.addMemory(without, with)
-	return b.withController(ctx, func(ctx context.Context) error {
-		return bench.ForEach(ctx, b.Machines, parallelMachines, func(ctx context.Context, n int) error { return b.deleteVM(ctx, bench.VMName(n)) })
-	})
+	b.report.AddRow(suite, "heap and stacks of the controller", 0, "MB", without...)
+	b.report.AddRow(suite, "heap and stacks of the controller", b.Machines, "MB", with...)
+	each := 1000 * (bench.Median(with) - bench.Median(without)) / float64(b.Machines)
+	b.report.AddRow(suite, "of these, for each machine", b.Machines, "KB", each)
+	return b.withController(ctx, b.vms.DeleteMany)
 }
 
-// withController runs a controller during an operation.
-func (b *benchmark) withController(ctx context.Context, do func(context.Context) error) error {
+// withController runs a controller during an operation on all machines.
+func (b *benchmark) withController(ctx context.Context, do func(context.Context, int) (time.Duration, error)) error {
 	c, err := b.startController(ctx)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout+time.Duration(b.Machines)*time.Second, errors.New("the machines were not ready in time"))
-	defer cancel()
-	return stopController(c, do(ctx))
+	_, err = do(ctx, b.Machines)
+	return c.StopWith(err)
 }
 
-func (b *benchmark) createAll(ctx context.Context) error {
-	return bench.ForEach(ctx, b.Machines, parallelMachines, func(ctx context.Context, n int) error {
-		from, name := b.log.Len(), bench.VMName(n)
-		if _, err := b.createVM(ctx, name, api.ActionActive); err != nil {
-			return err
-		}
-		_, err := b.waitForPhase(ctx, from, name, api.PhaseActive)
-		return err
-	})
-}
-
-// measureStarts returns the memory of several controllers, in bytes: heap and stacks.
+// measureStarts returns the memory of several controllers, in MB: heap and stacks.
 func (b *benchmark) measureStarts(ctx context.Context) ([]float64, error) {
 	var all []float64
 	for range b.Starts {
@@ -70,10 +57,10 @@ func (b *benchmark) measureStarts(ctx context.Context) ([]float64, error) {
 			return nil, err
 		}
 		memory, err := b.measureStart(ctx, c)
-		if err := stopController(c, err); err != nil {
+		if err := c.StopWith(err); err != nil {
 			return nil, err
 		}
-		all = append(all, float64(memory.Anonymous))
+		all = append(all, bench.Megabytes(memory.Anonymous))
 	}
 	return all, nil
 }
@@ -82,7 +69,7 @@ func (b *benchmark) measureStart(ctx context.Context, c *bench.Controller) (benc
 	if err := bench.Pause(ctx, settleDelay); err != nil {
 		return bench.Memory{}, err
 	}
-	if err := b.waitUntilQuiet(ctx, c); err != nil {
+	if err := b.AwaitQuiet(ctx, c); err != nil {
 		return bench.Memory{}, err
 	}
 	return bench.MemoryOf(c.PID())

@@ -1,0 +1,104 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/client/informers/externalversions"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// Floor is a process that does a part of a controller's necessary work, and nothing
+// else. It runs as the benchmark's program with the floor's name as first argument.
+type Floor func(context.Context, *rest.Config) error
+
+// floorReady is what a floor prints when its caches are filled.
+const floorReady = "caches filled"
+
+// Verb makes a floor a verb of a program.
+func (f Floor) Verb(ctx context.Context, args []string) error {
+	if len(args) != 1 {
+		return errors.New("a floor takes the path of a kubeconfig")
+	}
+	cfg, err := clientcmd.BuildConfigFromFlags("", args[0])
+	if err != nil {
+		return err
+	}
+	cfg.QPS = -1 // as drover-controller
+	return f(ctx, cfg)
+}
+
+// StartFloor starts this program as a floor, and waits until its caches are filled.
+func (e *Environment) StartFloor(name string) (*Controller, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	p, err := framework.StartProcess(self, []string{name, e.Kubeconfig}, nil)
+	if err != nil {
+		return nil, err
+	}
+	c := &Controller{Process: p, check: func() error {
+		if !strings.Contains(p.Output(), floorReady) {
+			return errors.New("its caches are not filled")
+		}
+		return nil
+	}}
+	return c, c.waitUntilReady()
+}
+
+// NewInformers are typed informers of VMs with stripped objects.
+func NewInformers(cfg *rest.Config) (versioned.Interface, externalversions.SharedInformerFactory, error) {
+	c, err := versioned.NewForConfig(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, externalversions.NewSharedInformerFactoryWithOptions(c, 0, externalversions.WithTransform(stripManagedFields)), nil
+}
+
+// informers are those of VMs, or of Kubernetes' own kinds.
+type informers interface {
+	Start(stop <-chan struct{})
+	WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool
+}
+
+// FillCaches starts informers, and returns when they have all objects.
+func FillCaches(ctx context.Context, all ...informers) error {
+	soon, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for _, of := range all {
+		of.Start(ctx.Done())
+		for kind, ok := range of.WaitForCacheSync(soon.Done()) {
+			if !ok {
+				return fmt.Errorf("the cache of %s was not filled", kind)
+			}
+		}
+	}
+	fmt.Println(floorReady)
+	return nil
+}
+
+// stripManagedFields drops unused fields, as drover-controller does.
+func stripManagedFields(object any) (any, error) {
+	if _, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		return object, nil
+	}
+	about, err := meta.Accessor(object)
+	if err == nil {
+		about.SetManagedFields(nil)
+	}
+	return object, err
+}
