@@ -34,7 +34,7 @@ func checkTables(ctx context.Context, _ []string) error {
 	for _, q := range quarantine {
 		fmt.Printf("in quarantine until %s: %s %s: %s\n", q.expires, q.of, q.test, q.reason)
 	}
-	return errors.Join(checkPackages(ctx), checkShards(), checkQuarantine(quarantine, time.Now()))
+	return errors.Join(checkPackages(ctx), checkShards(ctx), checkQuarantine(quarantine, time.Now()))
 }
 
 // checkQuarantine fails if the list is too long, or a row has expired or names no test.

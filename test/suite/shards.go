@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ import (
 type step struct {
 	of      string
 	pattern string // of tests, as for go test -run
-	flags   []string
+	skip    string // those that another shard runs, as for go test -skip
 	isRaced bool
 }
 
@@ -40,19 +41,32 @@ const (
 	shortLimit = 3 * time.Minute
 )
 
-// checkShards fails if a step names no package, or paths no file.
-func checkShards() (err error) {
+// checkShards fails if a step names no package, paths name no file, or no shard runs a package that
+// has tests of the full tier.
+func checkShards(ctx context.Context) (err error) {
+	files, err := gitOutput(ctx, "grep", "--files-with-matches", `"cloudnative.tw/drover/test/tier"`, "--", "*_test.go")
+	if err != nil {
+		return err
+	}
+	missing := map[string]bool{}
+	for file := range strings.FieldsSeq(files) {
+		missing[path.Dir(file)] = true
+	}
 	for _, s := range shards {
 		for _, one := range append(slices.Clone(s.steps), s.short) {
+			delete(missing, one.of)
 			if _, e := findPackage(one.of); e != nil && one.of != "" {
 				err = errors.Join(err, fmt.Errorf("shard %s: %w", s.name, e))
 			}
 		}
-		for _, path := range s.paths {
-			if _, e := os.Stat(path); e != nil {
+		for _, file := range s.paths {
+			if _, e := os.Stat(file); e != nil {
 				err = errors.Join(err, fmt.Errorf("shard %s: %w", s.name, e))
 			}
 		}
+	}
+	for of := range missing {
+		err = errors.Join(err, fmt.Errorf("no shard of test/suite/table.go runs %s, which has tests of the full tier", of))
 	}
 	return err
 }
@@ -162,7 +176,11 @@ func (m *mark) runStep(ctx context.Context, s step) part {
 		fmt.Println(err)
 		return part{name: s.of, cost: c, failed: true}
 	}
-	ran := m.run(ctx, testRun{of: p, program: program, pattern: s.pattern, isFull: true, flags: s.flags})
+	r := testRun{of: p, program: program, pattern: s.pattern, isFull: true}
+	if s.skip != "" {
+		r.flags = []string{"-test.skip=" + s.skip}
+	}
+	ran := m.run(ctx, r)
 	ran.add(c)
 	if s.pattern != "" {
 		ran.name += " " + s.pattern

@@ -18,7 +18,7 @@ var (
 var shards = []shard{
 	{
 		name:  "qemu",
-		steps: []step{{of: "internal/driver/qemu"}, {of: "internal/machine"}, {of: "internal/machine/launch"}, {of: "internal/machine/qmp"}, {of: "cmd/drover-machine/app"}},
+		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd"}, {of: "internal/machine"}, {of: "internal/machine/launch"}, {of: "internal/machine/qmp"}, {of: "cmd/drover-machine/app"}},
 		short: step{of: "internal/driver/qemu", pattern: "TestLinuxPanics|TestControllerKilled$"},
 		paths: slices.Concat(contract, machine),
 	},
@@ -36,7 +36,7 @@ var shards = []shard{
 	},
 	{
 		name:  "system",
-		steps: []step{{of: "test/integration", isRaced: true}, {of: "test/outage", isRaced: true}, {of: "test/kubectlvm", isRaced: true}},
+		steps: []step{{of: "test/integration", isRaced: true}, {of: "test/outage", isRaced: true}, {of: "test/kubectlvm", skip: "TestSSHToMachine", isRaced: true}},
 		short: step{of: "test/integration", pattern: "TestManualChanges"},
 		paths: slices.Concat(controller, []string{"cmd/kubectl-vm", "internal/driver/docker", "test/integration", "test/outage", "test/kubectlvm"}),
 	},
