@@ -14,23 +14,23 @@ var (
 	explorers  = []string{"test/faults", "test/bugs", "internal/crashpoint", "internal/atomicfile", "internal/driver/faultinject"}
 )
 
-// shards are the parts of the full tier. What of a package no shard names is whole in the gate.
+// shards are the parts of the full tier. The gate runs whole the packages that no shard has.
 var shards = []shard{
 	{
 		name:  "qemu",
-		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd"}, {of: "internal/machine"}, {of: "internal/machine/launch"}, {of: "internal/machine/qmp"}, {of: "cmd/drover-machine/app"}},
+		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd"}},
 		short: step{of: "internal/driver/qemu", pattern: "TestLinuxPanics|TestControllerKilled$"},
 		paths: slices.Concat(contract, machine),
 	},
 	{
 		name:  "docker",
-		steps: []step{{of: "internal/driver/docker"}, {of: "internal/driver/registry"}, {of: "test/streams", isRaced: true}, {of: "internal/streams", isRaced: true}},
+		steps: []step{{of: "internal/driver/docker"}, {of: "test/streams", isRaced: true}},
 		short: step{of: "internal/driver/docker", pattern: "TestEngineRestart|TestOutOfMemory"},
 		paths: slices.Concat(contract, []string{"internal/driver/docker", "internal/driver/registry", "internal/streams", "test/streams"}),
 	},
 	{
 		name:  "pod",
-		steps: []step{{of: "internal/driver/pod", isRaced: true}, {of: "test/manifests"}, {of: "config/crd"}},
+		steps: []step{{of: "internal/driver/pod", isRaced: true}, {of: "test/manifests"}},
 		short: step{of: "test/manifests", pattern: "TestChartValues$|TestAccount"},
 		paths: slices.Concat(contract, []string{"apis", "internal/driver/pod", "cmd/drover-machine", "test/manifests", "charts", "config"}),
 	},
@@ -42,7 +42,7 @@ var shards = []shard{
 	},
 	{
 		name:  "standalone",
-		steps: []step{{of: "standalone/internal/program"}, {of: "standalone/e2e"}, {of: "standalone/internal/command"}, {of: "standalone/internal/doctor"}},
+		steps: []step{{of: "standalone/e2e"}},
 		short: step{of: "standalone/e2e", pattern: "TestFirstStartIsInterrupted"},
 		paths: slices.Concat(controller, []string{"standalone"}),
 	},
@@ -78,7 +78,7 @@ var shards = []shard{
 	},
 	{
 		name:  "faults-qemu",
-		steps: []step{{of: "test/faults", pattern: "TestFaults/(_qemu$|guest_writes|^rest$)"}, {of: "test/faults/guestwrites"}},
+		steps: []step{{of: "test/faults", pattern: "TestFaults/(_qemu$|guest_writes|^rest$)"}},
 		short: step{of: "test/faults", pattern: "TestFaults/engine,_qemu"},
 		paths: slices.Concat(controller, explorers, machine),
 	},
