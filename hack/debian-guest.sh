@@ -57,7 +57,7 @@ main() {
 	bootstrap "${work}/root"
 	cp "${work}"/root/boot/vmlinuz-* "${work}/vmlinuz"
 	cp "${work}"/root/boot/initrd.img-* "${work}/initrd.img"
-	mke2fs -q -t ext4 -d "${work}/root" "${work}/debian.img" "${size}"
+	mke2fs -q -t ext4 -d "${work}/root" "${work}/debian.img" "${size}" >&2
 	mv "${work}/vmlinuz" "${work}/initrd.img" "${work}/debian.img" "${dir}/"
 	echo "${packages}" >"${dir}/packages"
 }
