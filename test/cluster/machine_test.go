@@ -73,8 +73,8 @@ func importMachine(t *testing.T) {
 	}
 	root, err := framework.RepositoryRoot()
 	assert.NoError(t, err)
-	dir, qemu := t.TempDir(), filepath.Join(root, "bin", "machine-root")
-	framework.MustRunCommand(t, framework.BuildTimeout, nil, filepath.Join(root, "hack", "machine-root.sh"), qemu)
+	printed, _ := framework.MustRunCommand(t, framework.BuildTimeout, nil, filepath.Join(root, "hack", "machine-root.sh"))
+	dir, qemu := t.TempDir(), strings.TrimSpace(printed)
 	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", filepath.Join(root, "hack", "image"), "run", ".",
 		"--out", dir, "--tag", machineImage, "--program", "drover-machine", "--root", filepath.Join(qemu, "root"), "--packages", filepath.Join(qemu, "packages"))
 	guest := framework.BuildLinuxGuest(t, dir)
