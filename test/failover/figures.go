@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/journal"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Summary describes a run in a few lines.
@@ -49,7 +49,7 @@ func (e Evidence) History(uid types.UID) string {
 		if entry.UID != uid {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", history.DescribeEntry(entry), history.ProcessOf(e.Processes, entry).Replica, history.DescribeSnapshot(entry.Before), history.DescribeSnapshot(entry.After)))
+		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", rules.DescribeEntry(entry), rules.ProcessOf(e.Processes, entry).Replica, rules.DescribeSnapshot(entry.Before), rules.DescribeSnapshot(entry.After)))
 		pids[entry.PID] = true
 	}
 	for _, f := range e.Faults {

@@ -248,7 +248,7 @@ func TestJudgeMachines(t *testing.T) {
 		}, history.RuleNothingLost},
 		"of no user": {func(e *MachineEvidence) { addStart(e, two, "run-1") }, history.RuleNothingLost},
 		"entry only": {func(e *MachineEvidence) { entry(e, 6, two, journal.ActionCreate) }, history.RuleNothingLost},
-		"finalizer":  {func(e *MachineEvidence) { e.Observations = []Observation{{one, atSecond(4), false}} }, RuleFinalizerFirst},
+		"finalizer":  {func(e *MachineEvidence) { e.Observations = []Observation{{UID: one, Since: atSecond(4)}} }, RuleFinalizerFirst},
 		"made again": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionCreate) }, history.RuleCreatedOnce},
 		"left":       {func(e *MachineEvidence) { e.Leftovers = []string{"process 21"} }, RuleNoLeftovers},
 	} {

@@ -23,7 +23,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // answerWithin bounds a report and its answer.
@@ -80,21 +80,21 @@ func (l *Log) Starts() ([]ProcessStart, error) {
 // The rules for the starts of a server.
 const (
 	// RuleOneProcess says that while a QEMU runs for a UID, no other is started for it.
-	RuleOneProcess history.Rule = "one QEMU at a time"
+	RuleOneProcess = rules.O3
 	// RuleOneProcessPerRun says that one QEMU is started for each run.
-	RuleOneProcessPerRun history.Rule = "one QEMU per run"
+	RuleOneProcessPerRun = rules.O3
 )
 
 // CheckStarts checks the starts of one server.
-func CheckStarts(all []ProcessStart) []history.Violation {
-	var broken []history.Violation
+func CheckStarts(all []ProcessStart) []rules.Violation {
+	var broken []rules.Violation
 	runs := map[string]int{}
 	for _, s := range all {
 		if len(s.Others) > 0 {
-			broken = append(broken, history.Violation{Rule: RuleOneProcess, UID: s.UID, Text: fmt.Sprintf("process %d was started at %s while %v ran", s.PID, s.At.Format(time.StampMilli), s.Others)})
+			broken = append(broken, rules.Violation{Rule: rules.O3, UID: s.UID, Text: fmt.Sprintf("process %d was started at %s while %v ran", s.PID, s.At.Format(time.StampMilli), s.Others)})
 		}
 		if before, known := runs[s.Run]; known {
-			broken = append(broken, history.Violation{Rule: RuleOneProcessPerRun, UID: s.UID, Text: fmt.Sprintf("process %d was started for run %q, as %d was", s.PID, s.Run, before)})
+			broken = append(broken, rules.Violation{Rule: rules.O3, UID: s.UID, Text: fmt.Sprintf("process %d was started for run %q, as %d was", s.PID, s.Run, before)})
 		}
 		runs[s.Run] = s.PID
 	}

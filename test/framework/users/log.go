@@ -6,22 +6,14 @@ package users
 import (
 	"maps"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Requested is what users requested for one VirtualMachine.
-type Requested struct {
-	Name string
-	// DeletedAt is when its deletion was requested, or zero.
-	DeletedAt time.Time
-	// AtLeast and AtMost are how often its server may have been started. They differ
-	// where users did not wait for one request to complete before the next.
-	AtLeast, AtMost int
-	// Log are the requests, for finding the cause of a violation.
-	Log []string
-}
+type Requested = rules.Requested
 
 // Log records what users requested. Its zero value is empty.
 type Log struct {

@@ -1,0 +1,122 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/journal"
+)
+
+// Requested is what users requested for one VirtualMachine.
+type Requested struct {
+	Name string
+	// DeletedAt is when its deletion was requested, or zero.
+	DeletedAt time.Time
+	// AtLeast and AtMost are how often its server may have been started. They differ
+	// where users did not wait for one request to complete before the next.
+	AtLeast, AtMost int
+	// Log are the requests, for finding the cause of a violation.
+	Log []string
+}
+
+// CheckStarts checks how often a server was started.
+func (r Requested) CheckStarts(uid types.UID, starts int) []Violation {
+	if starts >= r.AtLeast && starts <= r.AtMost {
+		return nil
+	}
+	return []Violation{{Rule: O7, UID: uid, Text: fmt.Sprintf("%s was started %d times: %d to %d times were requested", r.Name, starts, r.AtLeast, r.AtMost)}}
+}
+
+// Observation is a VirtualMachine as the API had it at some time after Since.
+type Observation struct {
+	UID       types.UID
+	Since     time.Time
+	Finalizer bool
+}
+
+// Evidence is what Judge judges: users who have waited for their last requests, and what came of these.
+type Evidence struct {
+	// Journal is the engine's, in its order.
+	Journal []journal.Entry
+	// Processes are all processes of replicas that ever ran.
+	Processes []Process
+	// Requested is what users requested, for all VirtualMachines that ever existed.
+	Requested map[types.UID]Requested
+	// Observations are reads of VirtualMachines whose server had been created.
+	Observations []Observation
+	// VMs and Servers are those that exist at the end.
+	VMs     map[types.UID]*api.VirtualMachine
+	Servers []Server
+}
+
+// Judge returns the rules that were broken.
+func Judge(e Evidence) (broken []Violation) {
+	for _, h := range Trace(e.Journal, e.Servers, e.Processes) {
+		broken = slices.Concat(broken, h.Violations, e.checkRequested(h))
+	}
+	return slices.Concat(broken, CheckFinalizers(e.Journal, e.Observations), e.checkEnd())
+}
+
+// checkRequested checks that a user requested each server, each of its starts, and its removal before it was removed.
+func (e Evidence) checkRequested(h History) []Violation {
+	requested, known := e.Requested[h.UID]
+	if !known {
+		return []Violation{{Rule: O7, UID: h.UID, Text: "there is an entry for it, and no user requested it"}}
+	}
+	broken := requested.CheckStarts(h.UID, h.CountRuns())
+	for _, entry := range h.Applied {
+		if entry.After == nil && (requested.DeletedAt.IsZero() || entry.At.Before(requested.DeletedAt)) {
+			return append(broken, Violation{Rule: O7, UID: h.UID, Text: DescribeEntry(entry) + ", and no user had requested that"})
+		}
+	}
+	return broken
+}
+
+// CheckFinalizers checks that a VirtualMachine seen without a finalizer had no server before.
+func CheckFinalizers(entries []journal.Entry, observations []Observation) (broken []Violation) {
+	for _, o := range observations {
+		created := slices.IndexFunc(entries, func(entry journal.Entry) bool {
+			return entry.UID == o.UID && entry.Action == journal.ActionCreate && entry.At.Before(o.Since)
+		})
+		if !o.Finalizer && created >= 0 {
+			broken = append(broken, Violation{Rule: O2, UID: o.UID, Text: DescribeEntry(entries[created]) + ", and the finalizer did not exist yet"})
+		}
+	}
+	return broken
+}
+
+// checkEnd checks that every VirtualMachine that users left has its server, as they left it, and that nothing is left
+// of the others.
+func (e Evidence) checkEnd() []Violation {
+	broken := CheckServers(slices.Collect(maps.Values(e.VMs)), e.Servers)
+	servers := ByUID(e.Servers)
+	for uid, requested := range e.Requested {
+		vm := e.VMs[uid]
+		switch {
+		case !requested.DeletedAt.IsZero() && vm != nil:
+			broken = append(broken, Violation{Rule: O4, UID: uid, Text: requested.Name + " was deleted and still exists"})
+		case requested.DeletedAt.IsZero() && vm == nil:
+			broken = append(broken, Violation{Rule: O7, UID: uid, Text: requested.Name + " is gone, and no user had requested that"})
+		case vm != nil:
+			if err := CheckApplied(vm, firstOf(servers[uid])); err != nil {
+				broken = append(broken, Violation{Rule: O1, UID: uid, Text: fmt.Sprintf("%s: %v", requested.Name, err)})
+			}
+		}
+	}
+	return broken
+}
+
+func firstOf(servers []Server) *Server {
+	if len(servers) == 0 {
+		return nil
+	}
+	return &servers[0]
+}

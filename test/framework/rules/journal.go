@@ -1,0 +1,225 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/journal"
+)
+
+// Process is a process of a replica, from its start to its end, which is zero while
+// it runs.
+type Process struct {
+	Replica  string
+	PID      int
+	From, To time.Time
+}
+
+// ActionOutside is what others than Drover did to a server. Tests add its entries.
+const ActionOutside journal.Action = "outside"
+
+// Read reads the complete lines of a journal from an offset on, and moves the offset.
+func Read(path string, offset *int64) ([]journal.Entry, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	content := make([]byte, info.Size()-*offset)
+	if _, err := f.ReadAt(content, *offset); err != nil {
+		return nil, err
+	}
+	var entries []journal.Entry
+	for line := range bytes.Lines(content) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break
+		}
+		if len(line) == 1 { // two processes wrote at the same time
+			*offset++
+			continue
+		}
+		var entry journal.Entry
+		if err := json.Unmarshal(line, &entry); err != nil {
+			return nil, fmt.Errorf("journal: %q: %w", line, err)
+		}
+		*offset += int64(len(line))
+		entries = append(entries, entry)
+	}
+	return entries, nil
+}
+
+// ByServer returns the journal of each server, without the calls that were refused.
+func ByServer(entries []journal.Entry) map[types.UID][]journal.Entry {
+	servers := map[types.UID][]journal.Entry{}
+	for _, entry := range entries {
+		if entry.Action != journal.ActionRefused {
+			servers[entry.UID] = append(servers[entry.UID], entry)
+		}
+	}
+	return servers
+}
+
+// EpochDecreases returns changes of a leader that were accepted after one of a later
+// leader.
+func EpochDecreases(entries []journal.Entry) []Violation {
+	var all []Violation
+	for uid, entries := range ByServer(entries) {
+		all = append(all, epochDecreases(uid, entries)...)
+	}
+	return all
+}
+
+func epochDecreases(uid types.UID, entries []journal.Entry) []Violation {
+	var all []Violation
+	var last journal.Entry
+	for _, entry := range entries {
+		if entry.Action == ActionOutside {
+			continue
+		}
+		if entry.Epoch < last.Epoch {
+			all = append(all, Violation{Rule: O5, UID: uid, Text: fmt.Sprintf("%s after %s", DescribeEntry(entry), DescribeEntry(last))})
+			continue
+		}
+		last = entry
+	}
+	return all
+}
+
+// DescribeEntry describes who changed a server, if that is known, and when.
+func DescribeEntry(e journal.Entry) string {
+	by := ""
+	if e.PID != 0 {
+		by = fmt.Sprintf(" by process %d of epoch %d", e.PID, e.Epoch)
+	}
+	return fmt.Sprintf("%s%s at %s", e.Action, by, e.At.UTC().Format(time.StampMilli))
+}
+
+// History is what happened to a server, as far as its entries show it.
+type History struct {
+	UID types.UID
+	// Applied are the entries whose change was made.
+	Applied    []journal.Entry
+	Violations []Violation
+}
+
+// Trace follows each server through a journal, in the order of UIDs. Servers are those that exist at the end.
+func Trace(entries []journal.Entry, servers []Server, processes []Process) (all []History) {
+	byServer, final := ByServer(entries), ByUID(servers)
+	for _, uid := range slices.Sorted(maps.Keys(byServer)) {
+		h := History{UID: uid}
+		var left *journal.Snapshot
+		if have := final[uid]; len(have) > 0 {
+			left = have[0].Snapshot
+		}
+		h.trace(byServer[uid], left, processes)
+		h.Violations = slices.Concat(epochDecreases(uid, byServer[uid]), h.Violations, h.checkCreation())
+		all = append(all, h)
+	}
+	return all
+}
+
+// trace follows the server from entry to entry. A change that neither the next entry
+// nor the final server shows was never made. That is correct only if its process had
+// ended.
+func (h *History) trace(entries []journal.Entry, final *journal.Snapshot, processes []Process) {
+	broken := func(format string, args ...any) {
+		h.Violations = append(h.Violations, Violation{Rule: O1, UID: h.UID, Text: fmt.Sprintf(format, args...)})
+	}
+	var had *journal.Snapshot
+	for n, entry := range entries {
+		if !isSameSnapshot(entry.Before, had) {
+			broken("%s found %s, and %s was left", DescribeEntry(entry), DescribeSnapshot(entry.Before), DescribeSnapshot(had))
+		}
+		next, at := final, time.Time{}
+		if n+1 < len(entries) {
+			next, at = entries[n+1].Before, entries[n+1].At
+		}
+		if !isSameSnapshot(entry.After, next) && isSameSnapshot(entry.Before, next) && hadExited(processes, entry, at) {
+			had = entry.Before
+			continue
+		}
+		h.Applied, had = append(h.Applied, entry), entry.After
+	}
+	if !isSameSnapshot(final, had) {
+		broken("there is %s at the end, and %s was left", DescribeSnapshot(final), DescribeSnapshot(had))
+	}
+}
+
+// exitDetectionDelay is how long it takes to notice a process's end.
+const exitDetectionDelay = time.Second
+
+// hadExited reports whether the process that made an entry had ended by some time, or at
+// all where that is zero.
+func hadExited(processes []Process, entry journal.Entry, by time.Time) bool {
+	p := ProcessOf(processes, entry)
+	return !p.To.IsZero() && (by.IsZero() || p.To.Before(by.Add(exitDetectionDelay)))
+}
+
+// ProcessOf returns the process that made an entry; PIDs are reused.
+func ProcessOf(processes []Process, entry journal.Entry) Process {
+	for _, p := range processes {
+		if p.PID == entry.PID && !entry.At.Before(p.From) && (p.To.IsZero() || !entry.At.After(p.To)) {
+			return p
+		}
+	}
+	return Process{}
+}
+
+func isSameSnapshot(a, b *journal.Snapshot) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// DescribeSnapshot describes a server, or that there is none.
+func DescribeSnapshot(s *journal.Snapshot) string {
+	if s == nil {
+		return "no server"
+	}
+	return fmt.Sprintf("%s, run %q, %s", s.ID, s.Run, s.State)
+}
+
+// CountRuns returns how often the server was started.
+func (h History) CountRuns() int {
+	runs, last := 0, ""
+	for _, entry := range h.Applied {
+		if entry.After == nil || entry.After.Run == last {
+			continue
+		}
+		if last = entry.After.Run; entry.Action != ActionOutside {
+			runs++
+		}
+	}
+	return runs
+}
+
+// checkCreation checks that there is one creation, and the same server from then on.
+func (h History) checkCreation() []Violation {
+	var all []Violation
+	id := ""
+	for _, entry := range h.Applied {
+		switch {
+		case entry.Action == journal.ActionCreate && id != "":
+			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s, though %s had been created", DescribeEntry(entry), id)})
+		case entry.Action == ActionOutside:
+		case entry.Action != journal.ActionCreate && (entry.Before == nil || entry.After != nil && entry.After.ID != entry.Before.ID):
+			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s made %s of %s", DescribeEntry(entry), DescribeSnapshot(entry.After), DescribeSnapshot(entry.Before))})
+		}
+		if entry.After != nil {
+			id = entry.After.ID
+		} else if entry.Action == ActionOutside {
+			id = ""
+		}
+	}
+	return all
+}
