@@ -27,7 +27,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/fleet"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
 	"cloudnative.tw/drover/test/tier"
@@ -198,13 +198,16 @@ func reportError(t testing.TB, err error) {
 // gatherEvidence records the final state, before the replicas stop.
 func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	t.Helper()
-	e := Evidence{Requested: w.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.ReadFakeServers(t)}
+	e := Evidence{Evidence: rules.Evidence{Requested: w.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}}}
+	for _, r := range w.ReadFakeServers(t) {
+		e.Servers = append(e.Servers, rules.ServerOf(r, time.Now()))
+	}
 	list, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 	assert.NoError(t, err)
 	for n := range list.Items {
 		e.VMs[list.Items[n].UID] = &list.Items[n]
 	}
-	if e.Journal, err = history.Read(w.journal, new(int64)); err != nil {
+	if e.Journal, err = rules.Read(w.journal, new(int64)); err != nil {
 		t.Fatal(err)
 	}
 	return e
@@ -251,13 +254,13 @@ func (w *environment) storeLogs(t testing.TB) {
 // finalizerWatcher reads each VirtualMachine as soon as its server is created.
 type finalizerWatcher struct {
 	*environment
-	observations []Observation
+	observations []rules.Observation
 }
 
 func (l *finalizerWatcher) watchJournal(ctx context.Context) {
 	var offset int64
 	for ; ctx.Err() == nil; framework.Sleep(ctx, pollPeriod) {
-		entries, err := history.Read(l.journal, &offset)
+		entries, err := rules.Read(l.journal, &offset)
 		if err != nil {
 			continue // gather reports it
 		}
@@ -282,5 +285,5 @@ func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
 		return
 	}
 	has := slices.Contains(vm.Finalizers, api.FinalizerServer)
-	l.observations = append(l.observations, Observation{UID: uid, Since: since, Finalizer: has})
+	l.observations = append(l.observations, rules.Observation{UID: uid, Since: since, Finalizer: has})
 }

@@ -16,6 +16,13 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
+// Evidence is what came of an environment.
+type Evidence struct {
+	rules.Evidence
+
+	Faults []Fault
+}
+
 // Summary describes a run in a few lines.
 func (e Evidence) Summary() string {
 	faults, changes := map[Kind]int{}, map[journal.Action]int{}
@@ -56,6 +63,9 @@ func (e Evidence) History(uid types.UID) string {
 		if pids[f.PID] {
 			lines = append(lines, fmt.Sprintf("%s, process %d, from %s to %s", f.Kind, f.PID, f.From.UTC().Format(time.StampMilli), f.To.UTC().Format(time.StampMilli)))
 		}
+	}
+	for _, s := range rules.StartsByUID(e.Starts)[uid] {
+		lines = append(lines, fmt.Sprintf("process %d was started at %s for run %q; beside it ran %v", s.PID, s.At.Format(time.StampMilli), s.Run, s.Others))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -134,11 +134,7 @@ func (e QEMU) Inspect(ctx context.Context, w *World, processes []rules.Process) 
 		return o, err
 	}
 	names := w.names()
-	byServer := map[types.UID][]processlog.ProcessStart{}
-	for _, s := range starts {
-		byServer[s.UID] = append(byServer[s.UID], s)
-	}
-	for uid, starts := range byServer {
+	for uid, starts := range rules.StartsByUID(starts) {
 		name, ok := names[string(uid)]
 		if !ok {
 			continue // of another world
@@ -146,7 +142,7 @@ func (e QEMU) Inspect(ctx context.Context, w *World, processes []rules.Process) 
 		effects := o.Effects[name]
 		effects.Runs += len(starts)
 		o.Effects[name] = effects
-		for _, v := range processlog.CheckStarts(starts) {
+		for _, v := range rules.CheckProcesses(starts) {
 			o.Violations = append(o.Violations, rules.Broken(v.Rule, "%s: %s", name, v.Text))
 		}
 	}

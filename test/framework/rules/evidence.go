@@ -48,6 +48,8 @@ type Evidence struct {
 	Journal []journal.Entry
 	// Processes are all processes of replicas that ever ran.
 	Processes []Process
+	// Starts are those of servers' processes, if others than the engine recorded them; its journal has none then.
+	Starts []Start
 	// Requested is what users requested, for all VirtualMachines that ever existed.
 	Requested map[types.UID]Requested
 	// Observations are reads of VirtualMachines whose server had been created.
@@ -55,26 +57,41 @@ type Evidence struct {
 	// VMs and Servers are those that exist at the end.
 	VMs     map[types.UID]*api.VirtualMachine
 	Servers []Server
+	// Leftovers are what else was found at the end, and should not be there.
+	Leftovers []string
 }
 
 // Judge returns the rules that were broken.
 func Judge(e Evidence) (broken []Violation) {
+	starts := map[types.UID]int{}
 	for _, h := range Trace(e.Journal, e.Servers, e.Processes) {
-		broken = slices.Concat(broken, h.Violations, e.checkRequested(h))
+		starts[h.UID] = h.CountRuns()
+		broken = slices.Concat(broken, h.Violations, e.checkRemovals(h))
+	}
+	for uid, all := range StartsByUID(e.Starts) {
+		starts[uid] = len(all)
+		broken = append(broken, CheckProcesses(all)...)
+	}
+	for uid := range starts {
+		if _, known := e.Requested[uid]; !known {
+			broken = append(broken, Violation{Rule: O7, UID: uid, Text: "there is a server of it, and no user requested it"})
+		}
+	}
+	for uid, requested := range e.Requested {
+		broken = append(broken, requested.CheckStarts(uid, starts[uid])...)
+	}
+	for _, left := range e.Leftovers {
+		broken = append(broken, Broken(O2, "%s is left", left))
 	}
 	return slices.Concat(broken, CheckFinalizers(e.Journal, e.Observations), e.checkEnd())
 }
 
-// checkRequested checks that a user requested each server, each of its starts, and its removal before it was removed.
-func (e Evidence) checkRequested(h History) []Violation {
-	requested, known := e.Requested[h.UID]
-	if !known {
-		return []Violation{{Rule: O7, UID: h.UID, Text: "there is an entry for it, and no user requested it"}}
-	}
-	broken := requested.CheckStarts(h.UID, h.CountRuns())
+// checkRemovals checks that a server was removed only after a user had requested that.
+func (e Evidence) checkRemovals(h History) (broken []Violation) {
+	deletedAt := e.Requested[h.UID].DeletedAt
 	for _, entry := range h.Applied {
-		if entry.After == nil && (requested.DeletedAt.IsZero() || entry.At.Before(requested.DeletedAt)) {
-			return append(broken, Violation{Rule: O7, UID: h.UID, Text: DescribeEntry(entry) + ", and no user had requested that"})
+		if entry.After == nil && (deletedAt.IsZero() || entry.At.Before(deletedAt)) {
+			broken = append(broken, Violation{Rule: O7, UID: h.UID, Text: DescribeEntry(entry) + ", and no user had requested that"})
 		}
 	}
 	return broken

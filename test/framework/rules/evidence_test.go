@@ -100,6 +100,12 @@ func (s *evidenceBuilder) withChange(change func(*Evidence)) *evidenceBuilder {
 	return s
 }
 
+// withStart adds the start of a process, beside which others run.
+func (s *evidenceBuilder) withStart(pid int, uid types.UID, run string, others ...int) *evidenceBuilder {
+	s.Starts = append(s.Starts, Start{At: atSecond(s.now), PID: pid, UID: uid, Run: run, Others: others})
+	return s
+}
+
 const (
 	first   = "fake-1 run-1 Running"
 	stopped = "fake-1 run-1 Stopped"
@@ -168,6 +174,15 @@ func TestJudge(t *testing.T) {
 		"two servers":          {evidenceOfCreation().withFinalState(one, first).withFinalState(one, first), "O3 has 2 servers"},
 		"of another state":     {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Servers[0].State = driver.StatePaused }), "O11 is Active, and its server Paused"},
 		"of no server":         {newEvidence().withFinalState(one, first).withChange(func(e *Evidence) { e.Servers = nil }), "O11 fake-1, which does not exist"},
+
+		"never created":     {newEvidence(), "O7 was started 0 times"},
+		"a process":         {evidenceOfCreation().withStart(21, one, "run-1").withFinalState(one, first), ""},
+		"another process":   {evidenceOfCreation().withRequests(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-2").withFinalState(one, first), ""},
+		"two at once":       {evidenceOfCreation().withRequests(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-2", 21), "O3 while [21] ran"},
+		"two for one run":   {evidenceOfCreation().withRequests(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-1"), "O3 as 21 was"},
+		"one too many":      {evidenceOfCreation().withStart(21, one, "run-1").withStart(22, one, "run-2"), "O7 was started 2 times"},
+		"process of nobody": {evidenceOfCreation().withStart(21, two, "run-1"), "O7 no user requested it"},
+		"left over":         {evidenceOfCreation().withChange(func(e *Evidence) { e.Leftovers = []string{"process 21"} }), "O2 process 21 is left"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
