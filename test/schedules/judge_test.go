@@ -228,7 +228,7 @@ func (j *judge) statusWritten(p *process, before, vm *api.VirtualMachine) {
 	}
 	since := j.specs[vm.UID][vm.Status.ObservedGeneration]
 	if !j.hadState(vm.UID, since, func(state driver.State, r *fake.Record) bool {
-		return state == rules.WantedState(vm) && r.CPUMilli == vm.Spec.Resource.Cpu().MilliValue()
+		return state == rules.WantedState(vm.Spec.Action) && r.CPUMilli == vm.Spec.Resource.Cpu().MilliValue()
 	}) {
 		j.violate(rules.O11, "%s reports %s as Ready for generation %d, and its server was not as that says", p.name, vm.Name, vm.Status.ObservedGeneration)
 	}

@@ -67,8 +67,8 @@ var (
 	}
 )
 
-// WantedState returns the state of the server of a VirtualMachine that is as its spec says.
-func WantedState(vm *api.VirtualMachine) driver.State { return states[phases[vm.Spec.Action]] }
+// WantedState returns the state of a server to which an action leads.
+func WantedState(action api.Action) driver.State { return states[phases[action]] }
 
 // IsReady reports whether a VirtualMachine is Ready, by a status that is about its latest spec.
 func IsReady(vm *api.VirtualMachine) bool {
@@ -105,7 +105,7 @@ func CheckApplied(vm *api.VirtualMachine, s *Server) error {
 	switch {
 	case s == nil:
 		return errors.New("it has no server")
-	case s.State != WantedState(vm):
+	case s.State != WantedState(vm.Spec.Action):
 		return fmt.Errorf("its server is %s for action %s", s.State, vm.Spec.Action)
 	case s.CPUMilli != UnknownCPU && s.CPUMilli != cpu.MilliValue():
 		return fmt.Errorf("its server has %dm of CPU, want %s", s.CPUMilli, cpu.String())
