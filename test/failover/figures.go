@@ -42,8 +42,8 @@ func (e Evidence) Summary() string {
 			deleted++
 		}
 	}
-	return fmt.Sprintf("faults %s\n%d processes and %d epochs changed something\nVMs %d, %d of them deleted; %d reads of finalizers\nchanges %s",
-		formatCounts(faults), len(actors), len(epochs), len(e.Requested), deleted, len(e.Observations), formatCounts(changes))
+	return fmt.Sprintf("faults %s\n%d processes and %d epochs changed something\nVMs %d, %d of them deleted\nchanges %s",
+		formatCounts(faults), len(actors), len(epochs), len(e.Requested), deleted, formatCounts(changes))
 }
 
 // History describes all that is known of a server, in readable form.

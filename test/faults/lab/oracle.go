@@ -32,29 +32,22 @@ type State struct {
 
 // Differences returns in what a state differs from that of a run without faults (O7).
 func (s State) Differences(want State) []string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(union(s.VMs, want.VMs))) {
-		if s.VMs[name] != want.VMs[name] {
-			all = append(all, fmt.Sprintf("%s is %s, want %s", name, s.VMs[name], want.VMs[name]))
-		}
-	}
+	all := differences("%s is %s, want %s", s.VMs, want.VMs)
 	if got, want := strings.Join(s.Servers, "\n"), strings.Join(want.Servers, "\n"); got != want {
 		all = append(all, fmt.Sprintf("the servers are %s, want %s", got, want))
 	}
-	for _, name := range slices.Sorted(maps.Keys(union(s.Effects, want.Effects))) {
-		if s.Effects[name] != want.Effects[name] {
-			all = append(all, fmt.Sprintf("%s had %+v, want %+v", name, s.Effects[name], want.Effects[name]))
-		}
-	}
-	return all
+	return append(all, differences("%s had %+v, want %+v", s.Effects, want.Effects)...)
 }
 
-func union[V any](a, b map[string]V) map[string]V {
-	all := maps.Clone(a)
-	if all == nil {
-		all = map[string]V{}
+// differences formats what differs, by its name in either map.
+func differences[V comparable](format string, got, want map[string]V) (all []string) {
+	names := slices.AppendSeq(slices.Collect(maps.Keys(got)), maps.Keys(want))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if got[name] != want[name] {
+			all = append(all, fmt.Sprintf(format, name, got[name], want[name]))
+		}
 	}
-	maps.Copy(all, b)
 	return all
 }
 

@@ -35,13 +35,6 @@ func (r Requested) CheckStarts(uid types.UID, starts int) []Violation {
 	return []Violation{{Rule: O7, UID: uid, Text: fmt.Sprintf("%s was started %d times: %d to %d times were requested", r.Name, starts, r.AtLeast, r.AtMost)}}
 }
 
-// Observation is a VirtualMachine as the API had it at some time after Since.
-type Observation struct {
-	UID       types.UID
-	Since     time.Time
-	Finalizer bool
-}
-
 // Evidence is what Judge judges: users who have waited for their last requests, and what came of these.
 type Evidence struct {
 	// Journal is the engine's, in its order.
@@ -52,8 +45,6 @@ type Evidence struct {
 	Starts []Start
 	// Requested is what users requested, for all VirtualMachines that ever existed.
 	Requested map[types.UID]Requested
-	// Observations are reads of VirtualMachines whose server had been created.
-	Observations []Observation
 	// VMs and Servers are those that exist at the end.
 	VMs     map[types.UID]*api.VirtualMachine
 	Servers []Server
@@ -83,7 +74,7 @@ func Judge(e Evidence) (broken []Violation) {
 	for _, left := range e.Leftovers {
 		broken = append(broken, Broken(O2, "%s is left", left))
 	}
-	return slices.Concat(broken, CheckFinalizers(e.Journal, e.Observations), e.checkEnd())
+	return append(broken, e.checkEnd()...)
 }
 
 // checkRemovals checks that a server was removed only after a user had requested that.
@@ -92,19 +83,6 @@ func (e Evidence) checkRemovals(h History) (broken []Violation) {
 	for _, entry := range h.Applied {
 		if entry.After == nil && (deletedAt.IsZero() || entry.At.Before(deletedAt)) {
 			broken = append(broken, Violation{Rule: O7, UID: h.UID, Text: DescribeEntry(entry) + ", and no user had requested that"})
-		}
-	}
-	return broken
-}
-
-// CheckFinalizers checks that a VirtualMachine seen without a finalizer had no server before.
-func CheckFinalizers(entries []journal.Entry, observations []Observation) (broken []Violation) {
-	for _, o := range observations {
-		created := slices.IndexFunc(entries, func(entry journal.Entry) bool {
-			return entry.UID == o.UID && entry.Action == journal.ActionCreate && entry.At.Before(o.Since)
-		})
-		if !o.Finalizer && created >= 0 {
-			broken = append(broken, Violation{Rule: O2, UID: o.UID, Text: DescribeEntry(entries[created]) + ", and the finalizer did not exist yet"})
 		}
 	}
 	return broken

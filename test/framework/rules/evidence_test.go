@@ -157,8 +157,6 @@ func TestJudge(t *testing.T) {
 		"restarted twice":   {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, again, "fake-1 run-3 Running").withFinalState(one, "fake-1 run-3 Running"), "O7 was started 3 times"},
 		"never restarted":   {evidenceOfCreation().withRequests(twoStarts).withFinalState(one, first), "O7 was started 1 times"},
 		"start not applied": {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withProcessKilled().withFinalState(one, first), "O7 was started 1 times"},
-		"no finalizer yet":  {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Observations = []Observation{{one, atSecond(2), false}} }), "O2 the finalizer did not exist yet"},
-		"finalizer seen":    {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Observations = []Observation{{one, atSecond(0), false}, {one, atSecond(2), true}} }), ""},
 
 		"deleted and there":   {evidenceOfCreation().withFinalState(one, first).withDeletionRequested(), "O4 was deleted and still exists"},
 		"gone":                {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.VMs, one) }), "O7 vm-1 is gone"},
