@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // machineOracle looks all the time at the containers of all nodes, whatever the API says of them:
@@ -25,7 +26,7 @@ type machineOracle struct {
 	mu sync.Mutex
 	// seen are the pods whose containers ran at any time.
 	seen  map[types.UID]bool
-	found []string
+	found []rules.Violation
 	// excepted are pods that may run beside the next one of their VirtualMachine, and whether they did.
 	excepted map[types.UID]bool
 }
@@ -56,8 +57,8 @@ func startMachineOracle(t *testing.T) *machineOracle {
 	t.Cleanup(func() {
 		close(stop)
 		<-stopped
-		for _, text := range o.found {
-			t.Error(text)
+		for _, v := range o.found {
+			t.Error(v)
 		}
 	})
 	return o
@@ -78,7 +79,7 @@ func (o *machineOracle) judge(running map[string]map[types.UID]bool) {
 			}
 		}
 		if len(pods) > 1 {
-			o.found = append(o.found, fmt.Sprintf("at %s containers of %d pods %s run: %v", time.Now().Format(time.TimeOnly), len(pods), name, pods))
+			o.found = append(o.found, rules.Broken(rules.O3, "at %s containers of %d pods %s run: %v", time.Now().Format(time.TimeOnly), len(pods), name, pods))
 		}
 	}
 }

@@ -6,9 +6,8 @@
 // own connection to a real API server. They share a fake engine and a journal, while
 // users keep them busy and faults are injected.
 //
-// Start with Judge in oracle.go, which determines from the journal which rules were
-// broken; figures.go summarizes. environment.go sets up an environment and faults.go injects
-// faults. Package fleet keeps the replicas running, and package users creates, changes and
-// deletes VirtualMachines. machines.go judges environments whose servers are QEMU machines, by
-// the journal and by what the recorder saw of their processes.
+// Start with runWithFaults in environment.go, whose evidence package rules judges; figures.go
+// summarizes it. faults.go injects faults. Package fleet keeps the replicas running, and package
+// users creates, changes and deletes VirtualMachines. Where servers are QEMU machines, a recorder
+// sees their processes beside the journal.
 package failover

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -27,7 +26,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/fleet"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/framework/users"
 	"cloudnative.tw/drover/test/tier"
@@ -152,14 +151,12 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	begin := time.Now()
 	cluster, stopCluster := context.WithCancel(t.Context())
 	defer stopCluster()
-	var watchers, userGroup sync.WaitGroup
+	var recorder, userGroup sync.WaitGroup
 	for name := range w.commands {
 		_, err := w.replicas.Start(name)
 		reportError(t, err)
 	}
-	watcher := &finalizerWatcher{environment: w}
-	watchers.Go(func() { watcher.watchJournal(cluster) })
-	watchers.Go(func() { reportError(t, w.recordObjects(cluster)) })
+	recorder.Go(func() { reportError(t, w.recordObjects(cluster)) })
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	stop := make(chan struct{})
@@ -180,8 +177,8 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	e := w.gatherEvidence(t)
 	w.replicas.Stop(syscall.SIGTERM)
 	stopCluster()
-	watchers.Wait()
-	e.Faults, e.Observations, e.Processes = faults, watcher.observations, w.replicas.Processes()
+	recorder.Wait()
+	e.Faults, e.Processes = faults, w.replicas.Processes()
 	w.storeLogs(t)
 	t.Logf("the environment lasted %s", time.Since(begin).Round(time.Second))
 	return e
@@ -198,13 +195,16 @@ func reportError(t testing.TB, err error) {
 // gatherEvidence records the final state, before the replicas stop.
 func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	t.Helper()
-	e := Evidence{Requested: w.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.ReadFakeServers(t)}
+	e := Evidence{Evidence: rules.Evidence{Requested: w.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}}}
+	for _, r := range w.ReadFakeServers(t) {
+		e.Servers = append(e.Servers, rules.ServerOf(r, time.Now()))
+	}
 	list, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 	assert.NoError(t, err)
 	for n := range list.Items {
 		e.VMs[list.Items[n].UID] = &list.Items[n]
 	}
-	if e.Journal, err = history.Read(w.journal, new(int64)); err != nil {
+	if e.Journal, err = rules.Read(w.journal, new(int64)); err != nil {
 		t.Fatal(err)
 	}
 	return e
@@ -246,41 +246,4 @@ func (w *environment) storeLogs(t testing.TB) {
 	for _, text := range w.replicas.Failures() {
 		t.Error(text)
 	}
-}
-
-// finalizerWatcher reads each VirtualMachine as soon as its server is created.
-type finalizerWatcher struct {
-	*environment
-	observations []Observation
-}
-
-func (l *finalizerWatcher) watchJournal(ctx context.Context) {
-	var offset int64
-	for ; ctx.Err() == nil; framework.Sleep(ctx, pollPeriod) {
-		entries, err := history.Read(l.journal, &offset)
-		if err != nil {
-			continue // gather reports it
-		}
-		for _, entry := range entries {
-			if entry.Action == journal.ActionCreate {
-				l.observeVM(ctx, entry.UID)
-			}
-		}
-	}
-}
-
-func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
-	name, ok := l.requests.NameOf(uid)
-	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.requests.NameOf(uid) {
-		framework.Sleep(ctx, pollPeriod) // the server may exist before its user has received the object
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	since := time.Now()
-	vm, err := l.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
-	if err != nil || vm.UID != uid {
-		return
-	}
-	has := slices.Contains(vm.Finalizers, api.FinalizerServer)
-	l.observations = append(l.observations, Observation{UID: uid, Since: since, Finalizer: has})
 }

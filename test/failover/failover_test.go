@@ -18,7 +18,7 @@ import (
 
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/framework/testenv"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -136,7 +136,7 @@ func TestFailover(t *testing.T) {
 			if len(e.Faults) != len(faults) {
 				t.Errorf("%d faults were injected, want %d", len(e.Faults), len(faults))
 			}
-			for _, v := range Judge(e) {
+			for _, v := range rules.Judge(e.Evidence) {
 				t.Errorf("%s\n%s", v, e.History(v.UID))
 			}
 		})
@@ -153,7 +153,7 @@ func TestJudgeDetectsViolations(t *testing.T) {
 	w.unjudged = true
 	e := w.runWithFaults(t, haltUntilViolations(seed))
 	t.Logf("without guard and fence:\n%s", e.Summary())
-	violations := history.EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
+	violations := rules.EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
 	for _, v := range violations {
 		t.Log(v)
 	}
@@ -179,10 +179,10 @@ func haltUntilViolations(seed uint64) faultFunc {
 	}
 }
 
-func currentEpochDecreases(journal string) []Violation {
-	entries, err := history.Read(journal, new(int64))
+func currentEpochDecreases(journal string) []rules.Violation {
+	entries, err := rules.Read(journal, new(int64))
 	if err != nil {
 		return nil // the evidence shows it
 	}
-	return history.EpochDecreases(entries)
+	return rules.EpochDecreases(entries)
 }

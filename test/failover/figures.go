@@ -13,8 +13,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/journal"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
+
+// Evidence is what came of an environment.
+type Evidence struct {
+	rules.Evidence
+
+	Faults []Fault
+}
 
 // Summary describes a run in a few lines.
 func (e Evidence) Summary() string {
@@ -35,8 +42,8 @@ func (e Evidence) Summary() string {
 			deleted++
 		}
 	}
-	return fmt.Sprintf("faults %s\n%d processes and %d epochs changed something\nVMs %d, %d of them deleted; %d reads of finalizers\nchanges %s",
-		formatCounts(faults), len(actors), len(epochs), len(e.Requested), deleted, len(e.Observations), formatCounts(changes))
+	return fmt.Sprintf("faults %s\n%d processes and %d epochs changed something\nVMs %d, %d of them deleted\nchanges %s",
+		formatCounts(faults), len(actors), len(epochs), len(e.Requested), deleted, formatCounts(changes))
 }
 
 // History describes all that is known of a server, in readable form.
@@ -49,13 +56,16 @@ func (e Evidence) History(uid types.UID) string {
 		if entry.UID != uid {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", history.DescribeEntry(entry), history.ProcessOf(e.Processes, entry).Replica, history.DescribeSnapshot(entry.Before), history.DescribeSnapshot(entry.After)))
+		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", rules.DescribeEntry(entry), rules.ProcessOf(e.Processes, entry).Replica, rules.DescribeSnapshot(entry.Before), rules.DescribeSnapshot(entry.After)))
 		pids[entry.PID] = true
 	}
 	for _, f := range e.Faults {
 		if pids[f.PID] {
 			lines = append(lines, fmt.Sprintf("%s, process %d, from %s to %s", f.Kind, f.PID, f.From.UTC().Format(time.StampMilli), f.To.UTC().Format(time.StampMilli)))
 		}
+	}
+	for _, s := range rules.StartsByUID(e.Starts)[uid] {
+		lines = append(lines, fmt.Sprintf("process %d was started at %s for run %q; beside it ran %v", s.PID, s.At.Format(time.StampMilli), s.Run, s.Others))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -13,15 +13,11 @@ import (
 	"syscall"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/types"
-
-	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
-	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -131,9 +127,9 @@ func (w *machineEnvironment) endMachines(t testing.TB) {
 }
 
 // judgeMachines runs the environment with faults and reads the result.
-func (w *machineEnvironment) judgeMachines(t testing.TB, inject faultFunc) MachineEvidence {
+func (w *machineEnvironment) judgeMachines(t testing.TB, inject faultFunc) Evidence {
 	t.Helper()
-	e := MachineEvidence{Evidence: w.runWithFaults(t, inject)}
+	e := w.runWithFaults(t, inject)
 	var err error
 	if e.Starts, err = w.log.Starts(); err != nil {
 		t.Fatal(err)
@@ -204,66 +200,7 @@ func testMachines(t *testing.T, asPlainUser bool) {
 	if len(e.Faults) != len(machinePlan.kinds()) || len(e.Starts) == 0 {
 		t.Errorf("%d faults were injected, want %d; %d machines were started", len(e.Faults), len(machinePlan.kinds()), len(e.Starts))
 	}
-	for _, v := range JudgeMachines(e) {
-		t.Errorf("%s\n%s", v, e.MachineHistory(v.UID))
-	}
-}
-
-// newMachineEvidence is hand-made evidence.
-func newMachineEvidence() MachineEvidence {
-	requested := newEvidence().Evidence
-	requested.Journal = []journal.Entry{{At: atSecond(1), PID: 11, Epoch: 5, UID: one, Action: journal.ActionCreate}, {At: atSecond(2), PID: 11, Epoch: 5, UID: one, Action: "start"}}
-	return MachineEvidence{Evidence: requested, Starts: []processlog.ProcessStart{{At: atSecond(3), PID: 21, UID: one, Run: "run-1"}}}
-}
-
-func TestJudgeMachines(t *testing.T) {
-	t.Parallel()
-	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, action journal.Action) {
-		e.Journal = append(e.Journal, journal.Entry{At: atSecond(10), PID: 12, Epoch: epoch, UID: uid, Action: action})
-	}
-	addStart := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
-		e.Starts = append(e.Starts, processlog.ProcessStart{At: atSecond(9), PID: 22, UID: uid, Run: run, Others: others})
-	}
-	twice := func(e *MachineEvidence) { e.Requested[one] = users.Requested{Name: "vm-1", AtLeast: 2, AtMost: 2} }
-	for name, c := range map[string]struct {
-		change func(*MachineEvidence)
-		want   Rule // empty: all is well
-	}{
-		"a start":   {func(*MachineEvidence) {}, ""},
-		"a restart": {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-2") }, ""},
-		"refused":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, journal.ActionRefused) }, ""},
-		"deleted": {func(e *MachineEvidence) {
-			e.Requested[one] = users.Requested{Name: "vm-1", DeletedAt: atSecond(5), AtLeast: 1, AtMost: 1}
-			entry(e, 6, one, journal.ActionDelete)
-		}, ""},
-		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, history.RuleEpochOrder},
-		"two at once": {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-2", 21) }, processlog.RuleOneProcess},
-		"run twice":   {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-1") }, processlog.RuleOneProcessPerRun},
-		"once more":   {func(e *MachineEvidence) { addStart(e, one, "run-2") }, RuleStartCount},
-		"never":       {func(e *MachineEvidence) { e.Starts = nil }, RuleStartCount},
-		"unrequested": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionDelete) }, history.RuleNothingLost},
-		"too early": {func(e *MachineEvidence) {
-			e.Requested[one] = users.Requested{Name: "vm-1", DeletedAt: atSecond(11), AtLeast: 1, AtMost: 1}
-			entry(e, 6, one, journal.ActionDelete)
-		}, history.RuleNothingLost},
-		"of no user": {func(e *MachineEvidence) { addStart(e, two, "run-1") }, history.RuleNothingLost},
-		"entry only": {func(e *MachineEvidence) { entry(e, 6, two, journal.ActionCreate) }, history.RuleNothingLost},
-		"finalizer":  {func(e *MachineEvidence) { e.Observations = []Observation{{one, atSecond(4), false}} }, RuleFinalizerFirst},
-		"made again": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionCreate) }, history.RuleCreatedOnce},
-		"left":       {func(e *MachineEvidence) { e.Leftovers = []string{"process 21"} }, RuleNoLeftovers},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newMachineEvidence()
-			c.change(&e)
-			violations := JudgeMachines(e)
-			found := c.want == ""
-			for _, v := range violations {
-				found = found || v.Rule == c.want
-			}
-			if !found || c.want == "" && len(violations) > 0 {
-				t.Errorf("got %v, want %q", violations, c.want)
-			}
-		})
+	for _, v := range rules.Judge(e.Evidence) {
+		t.Errorf("%s\n%s", v, e.History(v.UID))
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/faults/soak"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -129,7 +130,7 @@ func exploringAgain(kind string) search {
 			return r, fmt.Errorf("a test program with bugs has explored nothing:\n%s", out)
 		}
 		for _, found := range violationPattern.FindAllStringSubmatch(string(out), -1) {
-			r.Violations = append(r.Violations, lab.Violation{Case: found[1], Rule: found[2], Text: found[3]})
+			r.Violations = append(r.Violations, lab.Violation{Case: found[1], Rule: rules.Rule(found[2]), Text: found[3]})
 		}
 		r.Runs, err = strconv.Atoi(string(runs[1]))
 		return r, err
@@ -225,8 +226,8 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 	for _, b := range bugs.All {
 		alone = append(alone, b.Rules)
 	}
-	for n := 1; n <= 14; n++ {
-		if rule := fmt.Sprintf("O%d", n); !slices.Contains(alone, rule) {
+	for rule := range rules.Sentences {
+		if !slices.Contains(alone, string(rule)) {
 			t.Errorf("no bug breaks %s alone", rule)
 		}
 	}
@@ -289,7 +290,7 @@ func (b seededBug) check(t *testing.T, r lab.Result) {
 			t.Errorf("no decisions are shown of %s", v)
 		}
 	}
-	if rules := brokenRules(r); b.rule != "" && !slices.Equal(rules, []string{b.rule}) {
+	if b.rule != "" && !slices.Equal(brokenRules(r), []string{b.rule}) {
 		t.Errorf("it was not only found by %s: %v", b.rule, r.Violations)
 	}
 	t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
@@ -297,12 +298,12 @@ func (b seededBug) check(t *testing.T, r lab.Result) {
 }
 
 // brokenRules returns each rule that was broken once.
-func brokenRules(r lab.Result) (rules []string) {
+func brokenRules(r lab.Result) (all []string) {
 	for _, v := range r.Violations {
-		rules = append(rules, v.Rule)
+		all = append(all, string(v.Rule))
 	}
-	slices.Sort(rules)
-	return slices.Compact(rules)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // printFound prints a row for each seeded bug that was found.

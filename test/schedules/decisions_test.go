@@ -11,7 +11,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/controller/decisions/recorder"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // newRecorder returns a recorder for the decisions of a process, which outlives it.
@@ -42,7 +42,5 @@ func (j *judge) decisions() (all []decisions.Record) {
 // replayDecisions derives them again.
 func (j *judge) replayDecisions(all []decisions.Record) {
 	j.world.faults.counts["decisions derived again"] += len(all)
-	for _, text := range history.DerivedOtherwise(all) {
-		j.violate(RuleReplays, "%s", text)
-	}
+	j.report(rules.CheckDecisions(all)...)
 }

@@ -14,6 +14,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // faults decides which faults happen.
@@ -295,21 +296,21 @@ func (f *faults) cut() {
 // edits are what people do to servers, by name. They report whether there was anything to do.
 var edits = map[string]func(w *world, r fake.Record) bool{
 	"ended by hand": func(w *world, r fake.Record) bool {
-		if stateAt(&r, time.Now()) != driver.StateRunning {
+		if rules.StateAt(&r, time.Now()) != driver.StateRunning {
 			return false
 		}
-		w.users.wanted[r.UID].atMost++
+		w.users.wanted[r.UID].AtMost++
 		return w.memory.Edit(r.UID, func(r *fake.Record) {
 			r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 137, Reason: "killed", At: time.Now()}
 		}) == nil
 	},
 	"paused by hand": func(w *world, r fake.Record) bool {
-		return stateAt(&r, time.Now()) == driver.StateRunning && w.memory.Edit(r.UID, func(r *fake.Record) { r.State = driver.StatePaused }) == nil
+		return rules.StateAt(&r, time.Now()) == driver.StateRunning && w.memory.Edit(r.UID, func(r *fake.Record) { r.State = driver.StatePaused }) == nil
 	},
 	"removed by hand": func(w *world, r fake.Record) bool {
 		want := w.users.wanted[r.UID]
 		want.lost = true
-		want.atMost++
+		want.AtMost++
 		w.judge.creates[r.UID]--
 		w.memory.Remove(r.UID)
 		return true

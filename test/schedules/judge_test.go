@@ -5,12 +5,10 @@ package schedules
 
 import (
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -18,41 +16,13 @@ import (
 	"cloudnative.tw/drover/internal/controller/decisions/recorder"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	frameworkusers "cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/framework/rules"
 )
-
-// Rule is a condition that must hold.
-type Rule string
-
-// The rules.
-const (
-	RuleOneServer   Rule = "O1: each VirtualMachine has its server, and each server its VirtualMachine"
-	RuleNoOrphan    Rule = "O2: no server is without a VirtualMachine for longer than the grace period"
-	RuleNeverTwo    Rule = "O3: one server for a UID, created once and not lost"
-	RuleTerminating Rule = "O4: nothing is terminating for long"
-	RuleEpochs      Rule = "O5: no change below the highest epoch"
-	RuleGuard       Rule = "O5: no call begins without the Lease"
-	RuleLease       Rule = "O5: no process takes a Lease from a holder that may act"
-	RuleForeign     Rule = "O6: what is not Drover's is untouched"
-	RuleOutcome     Rule = "O7: as without faults"
-	RuleRest        Rule = "O8: no write at rest"
-	RuleConverges   Rule = "O10: all converges"
-	RuleObserved    Rule = "O11: a status claims what was observed"
-	RuleReplays     Rule = "O14: a record of a decision is enough to derive it again"
-)
-
-// Violation is a breach of a rule.
-type Violation struct {
-	Rule Rule
-	Text string
-}
-
-func (v Violation) String() string { return fmt.Sprintf("%s: %s", v.Rule, v.Text) }
 
 // judge watches what happens and compares it with the rules.
 type judge struct {
 	world      *world
-	violations []Violation
+	violations []rules.Violation
 	epoch      uint64
 	holders    []string
 	// renewed is when each process sent its last successful renewal.
@@ -61,7 +31,6 @@ type judge struct {
 	// specs has when each generation was written.
 	specs   map[types.UID]map[int64]time.Time
 	creates map[types.UID]int
-	deletes map[types.UID]int
 	runs    map[types.UID][]string
 	foreign *fake.Record
 	checked int // index into the API's log
@@ -78,14 +47,19 @@ type moment struct {
 func newJudge(w *world) *judge {
 	return &judge{
 		world: w, renewed: map[*process]time.Time{}, history: map[types.UID][]moment{}, specs: map[types.UID]map[int64]time.Time{},
-		creates: map[types.UID]int{}, deletes: map[types.UID]int{}, runs: map[types.UID][]string{},
+		creates: map[types.UID]int{}, runs: map[types.UID][]string{},
 	}
 }
 
-func (j *judge) violate(rule Rule, format string, args ...any) {
-	v := Violation{rule, fmt.Sprintf(format, args...)}
-	j.world.trace("VIOLATION %s", v)
-	j.violations = append(j.violations, v)
+func (j *judge) violate(rule rules.Rule, format string, args ...any) {
+	j.report(rules.Broken(rule, format, args...))
+}
+
+func (j *judge) report(broken ...rules.Violation) {
+	for _, v := range broken {
+		j.world.trace("VIOLATION %s", v)
+	}
+	j.violations = append(j.violations, broken...)
 }
 
 // callBegins checks that a process that begins a call to the engine holds the Lease.
@@ -96,7 +70,7 @@ func (j *judge) callBegins(p *process) {
 		return // such a process cannot know, and only the fence stops it
 	}
 	if since := time.Since(j.renewed[p]); since > settings().Lease {
-		j.violate(RuleGuard, "%s calls the engine %s after its last renewal", p.name, since)
+		j.violate(rules.O5, "%s calls the engine %s after its last renewal", p.name, since)
 	}
 }
 
@@ -104,7 +78,7 @@ func (j *judge) callBegins(p *process) {
 func (j *judge) leaseWritten(p *process, before, holder string, sent time.Time) {
 	for other, renewed := range j.renewed {
 		if other.name == before && before != p.name && time.Since(renewed) < settings().Lease {
-			j.violate(RuleLease, "%s writes %q into the Lease that %s renewed %s before", p.name, holder, before, time.Since(renewed))
+			j.violate(rules.O5, "%s writes %q into the Lease that %s renewed %s before", p.name, holder, before, time.Since(renewed))
 		}
 	}
 	if holder == p.name {
@@ -133,7 +107,7 @@ func (j *judge) engineCalled(p *process, method string, t driver.Target, records
 		return
 	}
 	if t.Epoch < j.epoch {
-		j.violate(RuleEpochs, "%s of %s with epoch %d is accepted after %d", method, p.name, t.Epoch, j.epoch)
+		j.violate(rules.O5, "%s of %s with epoch %d is accepted after %d", method, p.name, t.Epoch, j.epoch)
 	}
 	j.epoch = max(j.epoch, t.Epoch)
 	j.history[t.UID] = append(j.history[t.UID], moment{time.Now(), after})
@@ -152,7 +126,7 @@ func (j *judge) engineCalled(p *process, method string, t driver.Target, records
 // have read its id, unless that was just exchanged.
 func (j *judge) otherCalled(p *process, began time.Time) {
 	if all := j.world.other.Records(); len(all) > 0 && began.Sub(j.world.exchangedAt) > identityTime {
-		j.violate(RuleForeign, "%s has created %s on another engine, which was there for %s", p.name, all[0].ID, began.Sub(j.world.exchangedAt))
+		j.violate(rules.O6, "%s has created %s on another engine, which was there for %s", p.name, all[0].ID, began.Sub(j.world.exchangedAt))
 	}
 	for _, r := range j.world.other.Records() {
 		j.world.other.Remove(r.UID)
@@ -165,22 +139,21 @@ const identityTime = 2 * engineTimeout
 func (j *judge) created(p *process, uid types.UID) {
 	j.creates[uid]++
 	if j.creates[uid] > 1 {
-		j.violate(RuleNeverTwo, "%s creates the server of %s for the %d. time", p.name, shortUID(uid), j.creates[uid])
+		j.violate(rules.O3, "%s creates the server of %s for the %d. time", p.name, shortUID(uid), j.creates[uid])
 	}
 	if !slices.ContainsFunc(j.world.api.log, func(c change) bool {
 		return c.object.GetUID() == uid && controllerutil.ContainsFinalizer(c.object, api.FinalizerServer)
 	}) {
-		j.violate(RuleOneServer, "%s creates the server of %s before its finalizer", p.name, shortUID(uid))
+		j.violate(rules.O1, "%s creates the server of %s before its finalizer", p.name, shortUID(uid))
 	}
 	if j.world.objectOf(uid) == nil && !j.world.users.wanted[uid].forced {
-		j.violate(RuleOneServer, "%s creates the server of %s, whose VirtualMachine is gone", p.name, shortUID(uid))
+		j.violate(rules.O1, "%s creates the server of %s, whose VirtualMachine is gone", p.name, shortUID(uid))
 	}
 }
 
 func (j *judge) deleted(p *process, uid types.UID) {
-	j.deletes[uid]++
 	if vm := j.world.objectOf(uid); vm != nil && vm.DeletionTimestamp == nil {
-		j.violate(RuleNeverTwo, "%s removes the server of %s, which no user has deleted", p.name, vm.Name)
+		j.violate(rules.O3, "%s removes the server of %s, which no user has deleted", p.name, vm.Name)
 	}
 }
 
@@ -209,22 +182,9 @@ func (j *judge) followAPI() {
 			j.specs[vm.UID][vm.Generation] = time.Now()
 		}
 		if vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && !j.world.users.wanted[vm.UID].forced && find(j.world.memory.Records(), vm.UID) != nil {
-			j.violate(RuleOneServer, "%s loses its finalizer while its server exists", vm.Name)
+			j.violate(rules.O1, "%s loses its finalizer while its server exists", vm.Name)
 		}
 	}
-}
-
-// stateAt is the state that a record has at a time.
-func stateAt(r *fake.Record, at time.Time) driver.State {
-	switch {
-	case r == nil:
-		return ""
-	case r.State == driver.StateRunning && at.Before(r.UpAt):
-		return driver.StateStarting
-	case r.State == driver.StateStopping && !r.StopsAt.IsZero() && !at.Before(r.StopsAt):
-		return driver.StateStopped
-	}
-	return r.State
 }
 
 // hadState reports whether a server was in a state at some time since another.
@@ -239,7 +199,7 @@ func (j *judge) hadState(uid types.UID, since time.Time, ok func(driver.State, *
 			continue
 		}
 		for _, at := range []time.Time{m.at, m.record.UpAt, m.record.StopsAt, end} {
-			if !at.Before(since) && !at.Before(m.at) && !at.After(end) && ok(stateAt(m.record, at), m.record) {
+			if !at.Before(since) && !at.Before(m.at) && !at.After(end) && ok(rules.StateAt(m.record, at), m.record) {
 				return true
 			}
 		}
@@ -252,91 +212,57 @@ func (j *judge) statusWritten(p *process, before, vm *api.VirtualMachine) {
 	was := before.Status.DeepCopy()
 	was.LastUpdateTime = vm.Status.LastUpdateTime
 	if reflect.DeepEqual(was, &vm.Status) {
-		j.violate(RuleRest, "%s writes the status of %s, in which nothing has changed", p.name, vm.Name)
+		j.violate(rules.O8, "%s writes the status of %s, in which nothing has changed", p.name, vm.Name)
 	}
 	s := vm.Status.Server
 	if s != nil && s.ID != "" && !j.hadState(vm.UID, j.world.began, func(state driver.State, r *fake.Record) bool {
 		return r.ID == s.ID && string(state) == s.State
 	}) {
-		j.violate(RuleObserved, "%s reports %s of %s as %s, which it never was", p.name, s.ID, vm.Name, s.State)
+		j.violate(rules.O11, "%s reports %s of %s as %s, which it never was", p.name, s.ID, vm.Name, s.State)
 	}
 	if s == nil && before.Status.Server != nil && !slices.ContainsFunc(j.history[vm.UID], func(m moment) bool { return m.record == nil }) {
-		j.violate(RuleObserved, "%s reports that the server of %s is gone, which it never was: %s", p.name, vm.Name, vm.Status.Message)
+		j.violate(rules.O11, "%s reports that the server of %s is gone, which it never was: %s", p.name, vm.Name, vm.Status.Message)
 	}
-	if !isReady(vm) || vm.DeletionTimestamp != nil {
+	if !rules.IsReady(vm) || vm.DeletionTimestamp != nil {
 		return
 	}
 	since := j.specs[vm.UID][vm.Status.ObservedGeneration]
 	if !j.hadState(vm.UID, since, func(state driver.State, r *fake.Record) bool {
-		return state == wantedState(vm) && r.CPUMilli == vm.Spec.Resource.Cpu().MilliValue()
+		return state == rules.WantedState(vm.Spec.Action) && r.CPUMilli == vm.Spec.Resource.Cpu().MilliValue()
 	}) {
-		j.violate(RuleObserved, "%s reports %s as Ready for generation %d, and its server was not as that says", p.name, vm.Name, vm.Status.ObservedGeneration)
+		j.violate(rules.O11, "%s reports %s as Ready for generation %d, and its server was not as that says", p.name, vm.Name, vm.Status.ObservedGeneration)
 	}
 }
 
-func isReady(vm *api.VirtualMachine) bool {
-	return slices.ContainsFunc(vm.Status.Conditions, func(c metav1.Condition) bool {
-		return c.Type == api.ConditionReady && c.Status == "True" && c.ObservedGeneration == vm.Generation
-	})
-}
-
-func wantedState(vm *api.VirtualMachine) driver.State {
-	return map[api.Action]driver.State{
-		api.ActionActive: driver.StateRunning, api.ActionStopped: driver.StateStopped, api.ActionPaused: driver.StatePaused,
-	}[vm.Spec.Action]
-}
-
-// isApplied reports whether a VirtualMachine's server and status are as its spec says.
-func (j *judge) isApplied(vm *api.VirtualMachine) bool { return j.unapplied(vm) == "" }
-
-func (j *judge) unapplied(vm *api.VirtualMachine) string {
+// checkApplied returns an error unless a VirtualMachine's server and status are as its spec says.
+func (j *judge) checkApplied(vm *api.VirtualMachine) error {
 	if vm.DeletionTimestamp != nil {
-		return vm.Name + " is being deleted"
+		return errors.New("it is being deleted")
 	}
-	if err := frameworkusers.CheckApplied(vm); err != nil {
-		return fmt.Sprintf("%s: %v", vm.Name, err)
+	r := find(j.world.memory.Records(), vm.UID)
+	if r == nil {
+		return rules.CheckApplied(vm, nil)
 	}
-	server := find(j.world.memory.Records(), vm.UID)
-	switch {
-	case server == nil:
-		return vm.Name + " has no server"
-	case stateAt(server, time.Now()) != wantedState(vm):
-		return fmt.Sprintf("the server of %s is %s, for action %s", vm.Name, stateAt(server, time.Now()), vm.Spec.Action)
-	case server.CPUMilli != vm.Spec.Resource.Cpu().MilliValue():
-		return fmt.Sprintf("the server of %s has %dm of CPU", vm.Name, server.CPUMilli)
-	case vm.Status.Server == nil || vm.Status.Server.ID != server.ID:
-		return fmt.Sprintf("the server of %s is %s, and the status says otherwise", vm.Name, server.ID)
-	}
-	return ""
+	return rules.CheckApplied(vm, new(rules.ServerOf(r, time.Now())))
 }
 
-// unsettled returns why something has yet to be done, or "".
-func (j *judge) unsettled() string {
+// unsettled returns the rule that is broken unless something is still done, or nil.
+func (j *judge) unsettled() *rules.Violation {
 	for _, object := range j.world.api.list(vms, j.world.api.version) {
-		if why := j.unapplied(object.(*api.VirtualMachine)); why != "" { //nolint:forcetypeassert // of this resource
-			return why
+		vm, rule := object.(*api.VirtualMachine), rules.O10 //nolint:forcetypeassert // of this resource
+		if vm.DeletionTimestamp != nil {
+			rule = rules.O4
+		}
+		if err := j.checkApplied(vm); err != nil {
+			return new(rules.Broken(rule, "%s: %v", vm.Name, err))
 		}
 	}
 	for _, r := range j.world.memory.Records() {
 		if !r.Retained && r.UID != foreignUID && j.world.objectOf(r.UID) == nil {
-			return "the server " + r.ID + " of " + r.Name + " has no VirtualMachine"
+			return new(rules.Broken(rules.O2, "the server %s of %s has no VirtualMachine", r.ID, r.Name))
 		}
 	}
-	return ""
-}
-
-// unsettledRule is the rule that something left undone breaks.
-func (j *judge) unsettledRule() Rule {
-	for _, object := range j.world.api.list(vms, j.world.api.version) {
-		vm := object.(*api.VirtualMachine) //nolint:forcetypeassert // of this resource
-		switch {
-		case vm.DeletionTimestamp != nil:
-			return RuleTerminating
-		case !j.isApplied(vm):
-			return RuleConverges
-		}
-	}
-	return RuleNoOrphan
+	return nil
 }
 
 // foreignUID is that of a server of another cluster on the same engine.
@@ -352,22 +278,21 @@ func (j *judge) addForeign() error {
 // checkForeign checks that what is not Drover's is as it was.
 func (j *judge) checkForeign() {
 	if have := find(j.world.memory.Records(), foreignUID); !reflect.DeepEqual(have, j.foreign) {
-		j.violate(RuleForeign, "a server of another cluster is %+v, and was %+v", have, j.foreign)
+		j.violate(rules.O6, "a server of another cluster is %+v, and was %+v", have, j.foreign)
 	}
 }
 
 // checkOutcome checks the number of creations, removals and starts.
 func (j *judge) checkOutcome() {
 	for uid, want := range j.world.users.wanted {
-		vm, runs := j.world.objectOf(uid), len(j.runs[uid])
+		vm := j.world.objectOf(uid)
 		if vm != nil && !want.deleted {
 			j.world.users.settlePending(vm, want)
 		}
-		switch {
-		case vm == nil && !want.deleted:
-			j.violate(RuleOutcome, "%s is gone, and no user has deleted it", want.name)
-		case runs < want.atLeast || runs > want.atMost:
-			j.violate(RuleOutcome, "%s (%s) was started %d times (%v), and %d to %d times were requested", want.name, shortUID(uid), runs, j.runs[uid], want.atLeast, want.atMost)
+		if vm == nil && !want.deleted {
+			j.violate(rules.O7, "%s is gone, and no user has deleted it", want.Name)
+		} else {
+			j.report(want.CheckStarts(uid, len(j.runs[uid]))...)
 		}
 		if !want.forced { // the sweep removes what its user has left
 			j.checkRelease(uid, want)
@@ -379,6 +304,6 @@ func (j *judge) checkOutcome() {
 func (j *judge) checkRelease(uid types.UID, want *wanted) {
 	retained := slices.ContainsFunc(j.world.memory.Records(), func(r fake.Record) bool { return r.UID == uid && r.Retained })
 	if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 && !want.lost {
-		j.violate(RuleOutcome, "the server of %s is released: %v; requested: %v", want.name, retained, want.retain)
+		j.violate(rules.O7, "the server of %s is released: %v; requested: %v", want.Name, retained, want.retain)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Options are the settings of a schedule.
@@ -20,7 +20,7 @@ type Options struct {
 // Result is what came of a schedule.
 type Result struct {
 	Seed       uint64
-	Violations []Violation
+	Violations []rules.Violation
 	Steps      int
 	Handovers  int
 	Actions    int
@@ -55,7 +55,7 @@ func Run(o Options) (Result, error) {
 	return Result{
 		Seed: o.Seed, Violations: w.judge.violations, Steps: w.scheduler.steps,
 		Handovers: max(0, len(w.judge.holders)-1), Actions: w.users.actions, Faults: w.faults.counts,
-		History: history.FormatDecisions(all),
+		History: rules.FormatDecisions(all),
 	}, err
 }
 
@@ -70,15 +70,15 @@ func (w *world) run() error {
 	w.trace("users and faults stop")
 	w.users.active, w.faults.enabled = false, false
 	w.faults.inject()
-	converged := func() bool { return w.judge.unsettled() == "" }
+	converged := func() bool { return w.judge.unsettled() == nil }
 	if err := w.runUntil(time.Now().Add(convergeLimit), converged); err != nil {
 		return err
 	}
 	if len(w.judge.violations) > 0 {
 		return nil // the schedule has ended there
 	}
-	if !converged() {
-		w.judge.violate(w.judge.unsettledRule(), "%s after faults have stopped, %s", convergeLimit, w.judge.unsettled())
+	if left := w.judge.unsettled(); left != nil {
+		w.judge.violate(left.Rule, "%s after faults have stopped, %s", convergeLimit, left.Text)
 		return nil
 	}
 	w.judge.checkOutcome()
@@ -99,10 +99,10 @@ func (w *world) checkRest() error {
 		return err
 	}
 	if n := w.api.writes - writes; n > 0 {
-		w.judge.violate(RuleRest, "%d writes in %s of rest", n, restPeriod)
+		w.judge.violate(rules.O8, "%d writes in %s of rest", n, restPeriod)
 	}
-	if why := w.judge.unsettled(); why != "" {
-		w.judge.violate(RuleConverges, "after all was as requested, %s", why)
+	if left := w.judge.unsettled(); left != nil {
+		w.judge.violate(rules.O10, "after all was as requested, %s", left.Text)
 	}
 	w.judge.checkOutcome()
 	return nil

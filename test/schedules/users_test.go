@@ -15,6 +15,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // users act on a few names, each as one user of one VirtualMachine at a time.
@@ -35,16 +36,16 @@ type users struct {
 
 // wanted is what was requested for a VirtualMachine.
 type wanted struct {
-	name    string
+	rules.Requested
+
 	deleted bool
 	retain  bool
 	// lost is set once others than Drover have removed the server.
 	lost bool
 	// forced is set once a user has removed the finalizer by hand.
 	forced bool
-	// Starts are how often its server may have been started; pending is the part of
-	// atLeast that a further request may still undo.
-	atLeast, atMost, pending int
+	// pending is the part of AtLeast that a further request may still undo.
+	pending int
 }
 
 func newUsers(w *world, random *rand.Rand) *users {
@@ -117,10 +118,10 @@ func (u *users) create(name string, detail int) {
 	}
 	u.actions++
 	u.world.trace("USER %s is created, %s, as %s", name, vm.Spec.Action, shortUID(made.GetUID()))
-	want := &wanted{name: name}
+	want := &wanted{Requested: rules.Requested{Name: name}}
 	u.wanted[made.GetUID()] = want
 	if vm.Spec.Action != api.ActionStopped {
-		want.atMost, want.pending = 1, 1
+		want.AtMost, want.pending = 1, 1
 	}
 	if detail%4 == 0 {
 		u.deleteNext = name
@@ -161,9 +162,9 @@ func (u *users) removeFinalizer(vm *api.VirtualMachine) {
 
 // settlePending adds the last request to what must have happened, if it has completed.
 func (u *users) settlePending(vm *api.VirtualMachine, want *wanted) (applied bool) {
-	applied = u.world.judge.isApplied(vm)
+	applied = u.world.judge.checkApplied(vm) == nil
 	if applied {
-		want.atLeast += want.pending
+		want.AtLeast += want.pending
 	}
 	want.pending = 0
 	return applied
@@ -175,7 +176,7 @@ func (u *users) change(vm *api.VirtualMachine, what string, change func(*api.Vir
 	want := u.wanted[vm.UID]
 	applied := u.settlePending(vm, want)
 	if vm.Spec.Action == api.ActionStopped && next.Spec.Action != api.ActionStopped {
-		want.atMost++
+		want.AtMost++
 		if applied {
 			want.pending = 1
 		}
@@ -193,7 +194,7 @@ func (u *users) restart(vm *api.VirtualMachine) {
 	if u.settlePending(vm, want) {
 		want.pending = 1
 	}
-	want.atMost++
+	want.AtMost++
 	u.update(next, "is restarted")
 }
 

@@ -7,17 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/internal/controller/decisions"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // readDecisions returns all that the controller has decided. A file that was full is beside the
 // present one.
 func (e *specEnvironment) readDecisions() ([]decisions.Record, error) {
-	return history.ReadDecisions(e.decisions+".1", e.decisions)
+	return rules.ReadDecisions(e.decisions+".1", e.decisions)
 }
 
 // showDecisions shows the last ones of a namespace at the end of a test, if it has failed.
@@ -29,7 +28,7 @@ func showDecisions(t *testing.T, ns string) {
 		}
 		all, err := environment.readDecisions()
 		all = slices.DeleteFunc(all, func(r decisions.Record) bool { return r.Input.VM.Namespace != ns })
-		t.Logf("the last decisions: %v\n%s", err, history.FormatDecisions(all))
+		t.Logf("the last decisions: %v\n%s", err, rules.FormatDecisions(all))
 	})
 }
 
@@ -42,8 +41,8 @@ func (e *specEnvironment) replayDecisions() error {
 	if len(all) == 0 {
 		return errors.New("no decision was recorded")
 	}
-	if texts := history.DerivedOtherwise(all); len(texts) > 0 {
-		return errors.New(strings.Join(texts, "\n"))
+	if broken := rules.CheckDecisions(all); len(broken) > 0 {
+		return fmt.Errorf("%v", broken)
 	}
 	fmt.Printf("%d recorded decisions were derived again\n", len(all))
 	return nil

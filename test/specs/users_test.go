@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -255,7 +256,7 @@ func (u *users) rest(t *rapid.T, m *model) {
 	if r == nil {
 		t.Fatalf("%s has no server; its status is %s", m.name, framework.FormatStatus(vm))
 	}
-	wantState := map[api.Action]driver.State{api.ActionActive: driver.StateRunning, api.ActionStopped: driver.StateStopped, api.ActionPaused: driver.StatePaused}[m.spec.Action]
+	wantState := rules.WantedState(m.spec.Action)
 	cpu := m.spec.Resource[api.ResourceCPU]
 	wantPending := r.Image != m.spec.Image.Source || len(r.Ports) != len(m.spec.Ports)
 	if r.State != wantState || r.CPUMilli != cpu.MilliValue() {

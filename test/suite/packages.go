@@ -78,6 +78,7 @@ var packages = []testPackage{
 	{"test/faults/powercut", cached, 32},
 	{"test/faults/soak", cached, 32},
 	{"test/framework/filelock", cached, 32},
+	{"test/framework/rules", cached, 32},
 	{"test/suite", cached, 32},
 	{"test/tier", cached, 32},
 	{"cmd/kubectl-vm/streams", raced, 32},

@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -203,9 +204,8 @@ func (d *Deployment) KeepBusy(t testing.TB, count uint64) (stop func()) {
 // Judge fails the test with what should not have happened.
 func (d *Deployment) Judge(t testing.TB) {
 	t.Helper()
-	e := Evidence{Requested: d.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}}
-	var err error
-	e.Events, err = d.Recorder.Events()
+	e := rules.Evidence{Requested: d.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}}
+	recorded, err := d.Recorder.Events()
 	d.must(t, err)
 	list, err := d.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 	d.must(t, err)
@@ -214,11 +214,11 @@ func (d *Deployment) Judge(t testing.TB) {
 	}
 	containers, err := d.Engine.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
 	d.must(t, err)
-	e.Containers = containers.Items
-	for _, found := range Judge(e) {
-		t.Error(found)
+	addContainers(&e, recorded, containers.Items)
+	for _, v := range rules.Judge(e) {
+		t.Error(v)
 	}
-	t.Logf("%d VMs, %d events of containers", len(e.Requested), len(e.Events))
+	t.Logf("%d VMs, %d events of containers", len(e.Requested), len(recorded))
 }
 
 // Helm runs Helm on the cluster, without the settings of the user who tests.

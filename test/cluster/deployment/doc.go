@@ -6,8 +6,8 @@
 // that listens with TLS. Faults hit pods, nodes and the API server while users are busy.
 //
 // Start with Start in deployment.go, which installs all of it. engine.go runs the engine,
-// recorder.go records what happens to its containers, and Judge in oracle.go finds what
-// should not have happened. faults.go injects faults, handover.go measures how long they
+// recorder.go records what happens to its containers, and oracle.go makes evidence of that
+// for package rules. faults.go injects faults, handover.go measures how long they
 // leave the VMs without a leader. guests.go has VMs that installations and removals of Drover
 // leave alone. All tests that start a cluster are in the full tier.
 package deployment

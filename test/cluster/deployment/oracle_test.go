@@ -16,78 +16,48 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/users"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
-const vmUID = types.UID("uid-1")
-
-func atSecond(n int64) time.Time { return time.Unix(n, 0) }
-
-// newEvidence is of one VM that a user created and Drover runs.
-func newEvidence() *Evidence {
-	vm := framework.NewVM("vm-1").UID(string(vmUID)).Action(api.ActionActive).Generation(1).Status(func(s *api.VirtualMachineStatus) {
-		s.Phase, s.ObservedGeneration, s.Server = api.PhaseActive, 1, &api.ServerStatus{ID: "first"}
-		s.Conditions = []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, ObservedGeneration: 1}}
-	}).Obj()
-	return &Evidence{
-		Events: []ContainerEvent{
-			{UID: vmUID, ID: "first", Action: events.ActionCreate, At: atSecond(1)},
-			{UID: vmUID, ID: "first", Action: events.ActionStart, At: atSecond(2)},
-		},
-		Requested:  map[types.UID]users.Requested{vmUID: {Name: "vm-1", AtLeast: 1, AtMost: 1}},
-		VMs:        map[types.UID]*api.VirtualMachine{vmUID: vm},
-		Containers: []container.Summary{newContainer("first")},
-	}
-}
-
-func newContainer(id string) container.Summary {
-	return container.Summary{ID: id, State: container.StateRunning, Labels: map[string]string{docker.LabelUID: string(vmUID)}}
-}
-
-// addEvent adds what happens in second 3.
-func (e *Evidence) addEvent(action events.Action) {
-	e.Events = append(e.Events, ContainerEvent{UID: vmUID, ID: "another", Action: action, At: atSecond(3)})
-}
-
-func (e *Evidence) requestDeletion(at int64) {
-	r := e.Requested[vmUID]
-	r.DeletedAt = atSecond(at)
-	e.Requested[vmUID] = r
-}
-
-func TestJudge(t *testing.T) {
+// TestAddContainers checks that the rules judge containers as they do servers.
+func TestAddContainers(t *testing.T) {
 	t.Parallel()
+	const uid = types.UID("uid-1")
 	for name, test := range map[string]struct {
-		change func(*Evidence)
+		events string // the name of a container and what happened to it
+		state  container.ContainerState
 		want   string
 	}{
-		"as requested":      {func(*Evidence) {}, ""},
-		"created twice":     {func(e *Evidence) { e.addEvent(events.ActionCreate) }, "2 containers were created"},
-		"started too often": {func(e *Evidence) { e.addEvent(events.ActionStart) }, "was started 2 times"},
-		"not started":       {func(e *Evidence) { e.Events = e.Events[:1] }, "was started 0 times"},
-		"removed":           {func(e *Evidence) { e.addEvent(events.ActionDestroy) }, "no user had requested that"},
-		"removed before":    {func(e *Evidence) { e.requestDeletion(4); e.addEvent(events.ActionDestroy) }, "no user had requested that"},
-		"unknown":           {func(e *Evidence) { delete(e.Requested, vmUID) }, "no user requested it"},
-		"still there":       {func(e *Evidence) { e.requestDeletion(4) }, "was deleted and still exists"},
-		"VM gone":           {func(e *Evidence) { delete(e.VMs, vmUID) }, "it is gone"},
-		"no container":      {func(e *Evidence) { e.Containers = nil }, "has 0 containers"},
-		"two containers":    {func(e *Evidence) { e.Containers = append(e.Containers, newContainer("second")) }, "has 2 containers"},
-		"orphan": {func(e *Evidence) {
-			e.requestDeletion(4)
-			delete(e.VMs, vmUID)
-		}, "has no VirtualMachine"},
-		"stopped":    {func(e *Evidence) { e.Containers[0].State = container.StateExited }, "is exited for action"},
-		"another id": {func(e *Evidence) { e.Containers[0].ID = "second" }, "its status has"},
-		"not ready":  {func(e *Evidence) { e.VMs[vmUID].Status.Conditions = nil }, "its status is"},
+		"as requested":      {"first create, first update, first start", container.StateRunning, ""},
+		"created twice":     {"first create, first start, another create", container.StateRunning, "O3: uid-1: create"},
+		"never created":     {"first start", container.StateRunning, "O3: uid-1: change"},
+		"started too often": {"first create, first start, first start", container.StateRunning, "O7: uid-1: vm-1 was started 2 times"},
+		"not started":       {"first create", container.StateCreated, "O7: uid-1: vm-1 was started 0 times"},
+		"removed":           {"first create, first start, first destroy", "", "O7: uid-1: delete"},
+		"stopped":           {"first create, first start", container.StateExited, "O1: uid-1: vm-1: its server is Stopped"},
+		"lost":              {"first create, first start", "", "O1: uid-1: vm-1: it has no server"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := newEvidence()
-			test.change(e)
-			found := strings.Join(Judge(*e), "\n")
-			if !strings.Contains(found, test.want) || (test.want == "") != (found == "") {
-				t.Errorf("found %q, want %q", found, test.want)
-			}
-		})
+		vm := framework.NewVM("vm-1").UID(string(uid)).Action(api.ActionActive).Obj()
+		vm.Status = api.VirtualMachineStatus{
+			Phase: api.PhaseActive, Server: &api.ServerStatus{ID: "first"}, Conditions: []metav1.Condition{{Type: api.ConditionReady, Status: "True"}},
+		}
+		e := rules.Evidence{Requested: map[types.UID]rules.Requested{uid: {Name: "vm-1", AtLeast: 1, AtMost: 1}}, VMs: map[types.UID]*api.VirtualMachine{uid: vm}}
+		var recorded []ContainerEvent
+		for n, event := range strings.Split(test.events, ", ") {
+			id, action, _ := strings.Cut(event, " ")
+			recorded = append(recorded, ContainerEvent{UID: uid, ID: id, Action: events.Action(action), At: time.Unix(int64(n), 0)})
+		}
+		var containers []container.Summary
+		if test.state != "" {
+			containers = append(containers, container.Summary{ID: "first", State: test.state, Labels: map[string]string{docker.LabelUID: string(uid)}})
+		}
+		addContainers(&e, recorded, containers)
+		var found []string
+		for _, v := range rules.Judge(e) {
+			found = append(found, v.String())
+		}
+		if all := strings.Join(found, "\n"); !strings.Contains(all, test.want) || (test.want == "") != (all == "") {
+			t.Errorf("%s: found %q, want %q", name, all, test.want)
+		}
 	}
 }

@@ -23,29 +23,18 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // answerWithin bounds a report and its answer.
 const answerWithin = time.Minute
-
-// ProcessStart is the start of a QEMU.
-type ProcessStart struct {
-	At  time.Time `json:"at"`
-	PID int       `json:"pid"`
-	UID types.UID `json:"uid"`
-	// Run is the run for which it was started, from the server's record.
-	Run string `json:"run"`
-	// Others are the processes of the same server that ran at that moment.
-	Others []int `json:"others,omitempty"`
-}
 
 // Log takes the reports of recorders.
 type Log struct {
 	listener net.Listener
 
 	mu     sync.Mutex
-	starts []ProcessStart
+	starts []rules.Start
 	err    error
 }
 
@@ -71,34 +60,10 @@ func (l *Log) Port() int {
 func (l *Log) Close() error { return l.listener.Close() }
 
 // Starts returns all starts so far, and an error if any could not be recorded.
-func (l *Log) Starts() ([]ProcessStart, error) {
+func (l *Log) Starts() ([]rules.Start, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.starts), l.err
-}
-
-// The rules for the starts of a server.
-const (
-	// RuleOneProcess says that while a QEMU runs for a UID, no other is started for it.
-	RuleOneProcess history.Rule = "one QEMU at a time"
-	// RuleOneProcessPerRun says that one QEMU is started for each run.
-	RuleOneProcessPerRun history.Rule = "one QEMU per run"
-)
-
-// CheckStarts checks the starts of one server.
-func CheckStarts(all []ProcessStart) []history.Violation {
-	var broken []history.Violation
-	runs := map[string]int{}
-	for _, s := range all {
-		if len(s.Others) > 0 {
-			broken = append(broken, history.Violation{Rule: RuleOneProcess, UID: s.UID, Text: fmt.Sprintf("process %d was started at %s while %v ran", s.PID, s.At.Format(time.StampMilli), s.Others)})
-		}
-		if before, known := runs[s.Run]; known {
-			broken = append(broken, history.Violation{Rule: RuleOneProcessPerRun, UID: s.UID, Text: fmt.Sprintf("process %d was started for run %q, as %d was", s.PID, s.Run, before)})
-		}
-		runs[s.Run] = s.PID
-	}
-	return broken
 }
 
 func (l *Log) serve() {
@@ -127,21 +92,21 @@ const answer = "recorded"
 
 // receive takes a report. It looks for other processes before the reporting one becomes
 // QEMU. Of two that start at the same time, at least one is seen beside the other.
-func receive(conn net.Conn) (ProcessStart, error) {
+func receive(conn net.Conn) (rules.Start, error) {
 	if err := conn.SetDeadline(time.Now().Add(answerWithin)); err != nil {
-		return ProcessStart{}, err
+		return rules.Start{}, err
 	}
-	var start ProcessStart
+	var start rules.Start
 	if err := json.NewDecoder(conn).Decode(&start); err != nil {
-		return ProcessStart{}, fmt.Errorf("reading a report: %w", err)
+		return rules.Start{}, fmt.Errorf("reading a report: %w", err)
 	}
 	var server struct{ Run string }
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cwd/server.json", start.PID))
 	if err != nil {
-		return ProcessStart{}, err
+		return rules.Start{}, err
 	}
 	if err := json.Unmarshal(content, &server); err != nil {
-		return ProcessStart{}, err
+		return rules.Start{}, err
 	}
 	all, err := Processes(start.UID)
 	start.Run, start.Others = server.Run, slices.DeleteFunc(all, func(pid int) bool { return pid == start.PID })
@@ -158,7 +123,7 @@ func Report(ctx context.Context, port string, uid types.UID) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	if err := json.NewEncoder(conn).Encode(ProcessStart{At: time.Now().UTC(), PID: os.Getpid(), UID: uid}); err != nil {
+	if err := json.NewEncoder(conn).Encode(rules.Start{At: time.Now().UTC(), PID: os.Getpid(), UID: uid}); err != nil {
 		return err
 	}
 	got, err := io.ReadAll(io.LimitReader(conn, int64(len(answer))))

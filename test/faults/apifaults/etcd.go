@@ -281,5 +281,5 @@ func isLostServer(v lab.Violation) bool {
 // isSecondServer reports whether a rule is broken because a deleted VirtualMachine is back: it
 // gets another server.
 func isSecondServer(v lab.Violation) bool {
-	return v.Rule == "O3" && strings.Contains(v.Text, ": "+deleted+": ")
+	return v.Rule == "O3" && strings.HasPrefix(v.Text, deleted+": ")
 }

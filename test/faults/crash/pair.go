@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"cloudnative.tw/drover/test/faults/lab"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Pair is two engines of one controller. The workloads create servers on the first, and on
@@ -56,7 +56,7 @@ func (p Pair) CleanUp(ctx context.Context, w *lab.World) error {
 }
 
 // Inspect implements lab.Engine. Effects are the sum of both.
-func (p Pair) Inspect(ctx context.Context, w *lab.World, processes []history.Process) (lab.Observed, error) {
+func (p Pair) Inspect(ctx context.Context, w *lab.World, processes []rules.Process) (lab.Observed, error) {
 	all, err := p.Engine.Inspect(ctx, w, processes)
 	second, secondErr := p.Second.Inspect(ctx, w, processes)
 	all.Servers, all.Violations = append(all.Servers, second.Servers...), append(all.Violations, second.Violations...)

@@ -10,7 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // decisionsFiles matches all of them, with those that were full.
@@ -31,16 +31,16 @@ func (w *World) Decisions(files int) string {
 	for n := range files {
 		paths = append(paths, w.decisionsFile(n))
 	}
-	all, err := history.ReadDecisions(paths...)
+	all, err := rules.ReadDecisions(paths...)
 	if err != nil {
 		return "the decisions cannot be read: " + err.Error()
 	}
-	return history.FormatDecisions(all)
+	return rules.FormatDecisions(all)
 }
 
 // replayDecisions derives all recorded decisions again, and returns those that come out
 // otherwise (O14).
-func (w *World) replayDecisions() (broken []Violation, err error) {
+func (w *World) replayDecisions() ([]Violation, error) {
 	if w.DecidesOtherwise {
 		return nil, nil
 	}
@@ -48,18 +48,15 @@ func (w *World) replayDecisions() (broken []Violation, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := history.ReadDecisions(paths...)
+	all, err := rules.ReadDecisions(paths...)
 	if err != nil {
 		return nil, err
-	}
-	for _, text := range history.DerivedOtherwise(all) {
-		broken = append(broken, Violation{Rule: "O14", Text: text})
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.Lab.replayed.Add(int64(max(0, len(all)-w.replayed)))
 	w.replayed = max(w.replayed, len(all))
-	return broken, nil
+	return rules.CheckDecisions(all), nil
 }
 
 // TakeReplayed returns how many decisions were derived again since the last call.

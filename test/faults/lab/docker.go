@@ -22,12 +22,13 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Docker is the Docker Engine that DOCKER_HOST names. All worlds share it: what one does to
@@ -131,7 +132,7 @@ func (Docker) RepairImage(context.Context, *World) (image string, err error) {
 }
 
 // Inspect implements Engine.
-func (e Docker) Inspect(ctx context.Context, w *World, _ []history.Process) (Observed, error) {
+func (e Docker) Inspect(ctx context.Context, w *World, _ []rules.Process) (Observed, error) {
 	o := newObserved()
 	c, err := framework.OpenDockerClient()
 	if err != nil {
@@ -173,7 +174,7 @@ func serverOfContainer(c container.InspectResponse) Server {
 		container.StateExited: driver.StateStopped, container.StateCreated: driver.StateStopped,
 	}[c.State.Status]
 	return Server{
-		UID: c.Config.Labels[docker.LabelUID], ID: c.ID, Name: c.Config.Labels[docker.LabelName], State: string(state),
+		UID: types.UID(c.Config.Labels[docker.LabelUID]), ID: c.ID, Name: c.Config.Labels[docker.LabelName], State: state,
 		Released: strings.HasSuffix(c.Name, docker.RetainedSuffix),
 		Config:   fmt.Sprintf("cpu=%d memory=%d image=%s", c.HostConfig.NanoCPUs, c.HostConfig.Memory, c.Config.Image),
 	}
@@ -214,15 +215,15 @@ func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, o *O
 	maps.DeleteFunc(d.events, func(_ string, e events.Message) bool { return e.TimeNano < since })
 	all := slices.SortedFunc(maps.Values(d.events), func(a, b events.Message) int { return cmp.Compare(a.TimeNano, b.TimeNano) })
 	d.mu.Unlock()
-	live, created := map[string]string{}, map[string]string{}
+	live, created := map[types.UID]string{}, map[types.UID]string{}
 	for _, event := range all {
 		if w.isCopy(event.Actor.ID) {
 			continue
 		}
-		uid, name := event.Actor.Attributes[docker.LabelUID], event.Actor.Attributes[docker.LabelName]
+		uid, name := types.UID(event.Actor.Attributes[docker.LabelUID]), event.Actor.Attributes[docker.LabelName]
 		if event.Action == events.ActionCreate {
 			if live[uid] != "" || created[uid] != "" {
-				o.Violations = append(o.Violations, Violation{Rule: "O3", Text: fmt.Sprintf("%s: container %s was created, and %s had been", name, event.Actor.ID, created[uid])})
+				o.Violations = append(o.Violations, rules.Broken(rules.O3, "%s: container %s was created, and %s had been", name, event.Actor.ID, created[uid]))
 			}
 			live[uid], created[uid] = event.Actor.ID, event.Actor.ID
 			if o.Created[uid].IsZero() {

@@ -13,9 +13,11 @@ import (
 	"path/filepath"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Engine is what the servers of a world run on.
@@ -31,7 +33,7 @@ type Place interface {
 	// Prepare makes what is not Drover's, which must stay as it is (O6).
 	Prepare(ctx context.Context, w *World) error
 	// Inspect returns what has happened to servers, and what there is now.
-	Inspect(ctx context.Context, w *World, processes []history.Process) (Observed, error)
+	Inspect(ctx context.Context, w *World, processes []rules.Process) (Observed, error)
 	// CleanUp removes all servers.
 	CleanUp(ctx context.Context, w *World) error
 }
@@ -74,7 +76,7 @@ type Observed struct {
 	// Effects are by the name of a VirtualMachine.
 	Effects map[string]Effects
 	// Created is when the first server of each UID was created.
-	Created map[string]time.Time
+	Created map[types.UID]time.Time
 	// Violations are those that the engine alone shows.
 	Violations []Violation
 	// Text is all that was stored outside of the API in readable form, in which no secret
@@ -83,17 +85,11 @@ type Observed struct {
 }
 
 func newObserved() Observed {
-	return Observed{Effects: map[string]Effects{}, Created: map[string]time.Time{}}
+	return Observed{Effects: map[string]Effects{}, Created: map[types.UID]time.Time{}}
 }
 
 // Server is a server of the world, or one that was released.
-type Server struct {
-	UID, ID, Name string
-	State         string
-	Released      bool
-	// Config is what can be compared between runs.
-	Config string
-}
+type Server = rules.Server
 
 // Effects count what was done to the servers of a name. A change that was asked for again
 // after a crash and found done is none.

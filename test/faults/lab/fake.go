@@ -17,15 +17,12 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Fake is the engine whose servers are files.
@@ -76,20 +73,16 @@ func (e Fake) Prepare(_ context.Context, w *World) error {
 }
 
 // Inspect implements Engine.
-func (e Fake) Inspect(_ context.Context, w *World, processes []history.Process) (Observed, error) {
+func (e Fake) Inspect(_ context.Context, w *World, processes []rules.Process) (Observed, error) {
 	o := newObserved()
 	records, err := e.readRecords(w)
 	if err != nil {
 		return o, err
 	}
-	final := map[types.UID]*journal.Snapshot{}
 	for _, r := range records {
-		if !r.Retained {
-			final[r.UID] = &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State}
-		}
 		o.Servers = append(o.Servers, serverOf(r))
 	}
-	if err := w.readJournal(e.Journal(w), final, processes, &o); err != nil {
+	if err := w.readJournal(e.Journal(w), processes, &o); err != nil {
 		return o, err
 	}
 	o.Violations = append(o.Violations, foreignServers.check(e.Dir(w))...)
@@ -115,10 +108,7 @@ func (e Fake) readRecords(w *World) ([]fake.Record, error) {
 }
 
 func serverOf(r fake.Record) Server {
-	s := Server{UID: string(r.UID), ID: r.ID, Name: r.Name, State: string(r.State), Released: r.Retained}
-	if r.State == driver.StateStopping && !r.StopsAt.IsZero() {
-		s.State = string(driver.StateStopped) // by the time; the record says so once it is changed
-	}
+	s := rules.ServerOf(&r, time.Now())
 	r.Namespace, r.UID, r.ID, r.ClusterID, r.Run, r.Epoch, r.State, r.Exit = "", "", "", "", "", 0, "", nil
 	r.StartedAt, r.UpAt, r.StopsAt = time.Time{}, time.Time{}, time.Time{}
 	content, err := json.Marshal(r)

@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // The UIDs of servers that are not this world's: one of another cluster, and one that was
@@ -73,7 +74,7 @@ func (f foreignFiles) check(dir string) (broken []Violation) {
 	for _, name := range slices.Sorted(maps.Keys(f)) {
 		got, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil || string(got) != f[name] {
-			broken = append(broken, Violation{Rule: "O6", Text: fmt.Sprintf("%s, which is not Drover's, is %q, %v", name, got, err)})
+			broken = append(broken, rules.Broken(rules.O6, "%s, which is not Drover's, is %q, %v", name, got, err))
 		}
 	}
 	return broken
@@ -118,7 +119,7 @@ func (f foreignContainer) check(ctx context.Context, c *client.Client) []Violati
 	if err == nil && got == f.inspection {
 		return nil
 	}
-	return []Violation{{Rule: "O6", Text: fmt.Sprintf("the container of another cluster was %s, and is %s, %v", f.inspection, cmp.Or(got, "unknown"), err)}}
+	return []Violation{rules.Broken(rules.O6, "the container of another cluster was %s, and is %s, %v", f.inspection, cmp.Or(got, "unknown"), err)}
 }
 
 // remove removes the container, if there is one.

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Size says how much of what a kind could explore it explores.
@@ -88,18 +90,7 @@ func (r Result) CheckExplored() error {
 }
 
 // Violation is a rule that was broken in a case.
-type Violation struct {
-	// Case repeats the run that broke it.
-	Case string
-	// Rule is the oracle, such as O1.
-	Rule string
-	Text string
-	// History is what the controllers decided, in sentences; empty for a kind without.
-	History string
-}
-
-// String returns it in one line.
-func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Case, v.Rule, v.Text) }
+type Violation = rules.Violation
 
 // PrintHeader prints what is in the rows of PrintRow.
 func PrintHeader(w io.Writer) {

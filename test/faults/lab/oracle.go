@@ -5,7 +5,6 @@ package lab
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,13 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // State is what two runs of one workload have in common.
@@ -34,36 +32,29 @@ type State struct {
 
 // Differences returns in what a state differs from that of a run without faults (O7).
 func (s State) Differences(want State) []string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(union(s.VMs, want.VMs))) {
-		if s.VMs[name] != want.VMs[name] {
-			all = append(all, fmt.Sprintf("%s is %s, want %s", name, s.VMs[name], want.VMs[name]))
-		}
-	}
+	all := differences("%s is %s, want %s", s.VMs, want.VMs)
 	if got, want := strings.Join(s.Servers, "\n"), strings.Join(want.Servers, "\n"); got != want {
 		all = append(all, fmt.Sprintf("the servers are %s, want %s", got, want))
 	}
-	for _, name := range slices.Sorted(maps.Keys(union(s.Effects, want.Effects))) {
-		if s.Effects[name] != want.Effects[name] {
-			all = append(all, fmt.Sprintf("%s had %+v, want %+v", name, s.Effects[name], want.Effects[name]))
-		}
-	}
-	return all
+	return append(all, differences("%s had %+v, want %+v", s.Effects, want.Effects)...)
 }
 
-func union[V any](a, b map[string]V) map[string]V {
-	all := maps.Clone(a)
-	if all == nil {
-		all = map[string]V{}
+// differences formats what differs, by its name in either map.
+func differences[V comparable](format string, got, want map[string]V) (all []string) {
+	names := slices.AppendSeq(slices.Collect(maps.Keys(got)), maps.Keys(want))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if got[name] != want[name] {
+			all = append(all, fmt.Sprintf(format, name, got[name], want[name]))
+		}
 	}
-	maps.Copy(all, b)
 	return all
 }
 
 // Evidence is what a world is judged by, besides what it has seen itself.
 type Evidence struct {
 	Engine    Engine
-	Processes []history.Process
+	Processes []rules.Process
 	// Output is what the processes have printed.
 	Output string
 	// Decisions are the last of them, in sentences.
@@ -87,9 +78,9 @@ func (w *World) JudgeEvidence(ctx context.Context, e Evidence) (State, []Violati
 	w.mu.Lock()
 	now, versions := maps.Clone(w.now), slices.Clone(w.versions)
 	w.mu.Unlock()
-	all := slices.Concat(seen.Violations, checkServers(now, seen.Servers), checkClaims(versions, seen))
+	all := slices.Concat(seen.Violations, rules.CheckServers(slices.Collect(maps.Values(now)), seen.Servers), rules.CheckClaims(versions, seen.Created))
 	for _, text := range e.Failures {
-		all = append(all, Violation{Rule: "O10", Text: "a process ended by itself: " + text})
+		all = append(all, rules.Broken(rules.O10, "a process ended by itself: %s", text))
 	}
 	secrets, err := w.checkSecrets(ctx, e, seen, versions)
 	if err != nil {
@@ -101,39 +92,6 @@ func (w *World) JudgeEvidence(ctx context.Context, e Evidence) (State, []Violati
 	return stateOf(now, seen), all, err
 }
 
-// checkServers checks that each VirtualMachine has one server, and each server one.
-func checkServers(now map[string]*api.VirtualMachine, servers []Server) []Violation {
-	var all []Violation
-	byUID := map[string][]Server{}
-	for _, s := range servers {
-		if !s.Released {
-			byUID[s.UID] = append(byUID[s.UID], s)
-		}
-	}
-	for name, vm := range now {
-		have := byUID[string(vm.UID)]
-		delete(byUID, string(vm.UID))
-		switch {
-		case len(have) > 1:
-			all = append(all, Violation{Rule: "O3", Text: fmt.Sprintf("%s has %d servers", name, len(have))})
-		case len(have) == 0 && vm.Status.Server != nil && vm.Status.Server.ID != "":
-			all = append(all, Violation{Rule: "O11", Text: fmt.Sprintf("the status of %s has the server %s, which does not exist", name, vm.Status.Server.ID)})
-		case len(have) == 0 && vm.Status.Phase == api.PhaseActive:
-			all = append(all, Violation{Rule: "O1", Text: name + " has no server"})
-		case len(have) == 1:
-			all = append(all, checkServer(vm, have[0])...)
-		}
-	}
-	for uid, left := range byUID {
-		all = append(all, Violation{Rule: "O2", Text: fmt.Sprintf("server %s of %s, UID %s, has no VirtualMachine", left[0].ID, left[0].Name, uid)})
-	}
-	return all
-}
-
-var phases = map[api.Phase]driver.State{
-	api.PhaseActive: driver.StateRunning, api.PhaseStopped: driver.StateStopped, api.PhasePaused: driver.StatePaused,
-}
-
 // checkProtected reads the API live: a server without a VirtualMachine, or whose
 // VirtualMachine could be deleted without a trace, would be lost with the controller.
 func (w *World) checkProtected(ctx context.Context, servers []Server) ([]Violation, error) {
@@ -141,46 +99,17 @@ func (w *World) checkProtected(ctx context.Context, servers []Server) ([]Violati
 	if err != nil {
 		return nil, err
 	}
-	protected := map[string]bool{}
+	protected := map[types.UID]bool{}
 	for n := range list.Items {
-		protected[string(list.Items[n].UID)] = slices.Contains(list.Items[n].Finalizers, api.FinalizerServer)
+		protected[list.Items[n].UID] = slices.Contains(list.Items[n].Finalizers, api.FinalizerServer)
 	}
 	var all []Violation
 	for _, s := range servers {
 		if !s.Released && !protected[s.UID] {
-			all = append(all, Violation{Rule: "O2", Text: fmt.Sprintf("after a crash the server of %s has no VirtualMachine with a finalizer", s.Name)})
+			all = append(all, rules.Broken(rules.O2, "after a crash the server of %s has no VirtualMachine with a finalizer", s.Name))
 		}
 	}
 	return all, nil
-}
-
-// checkServer compares a status with its server.
-func checkServer(vm *api.VirtualMachine, s Server) []Violation {
-	var all []Violation
-	if vm.Status.Server == nil || vm.Status.Server.ID != s.ID {
-		all = append(all, Violation{Rule: "O11", Text: fmt.Sprintf("%s has the server %s, and its status says %+v", vm.Name, s.ID, vm.Status.Server)})
-	}
-	if want, ok := phases[vm.Status.Phase]; ok && s.State != "" && s.State != string(want) {
-		all = append(all, Violation{Rule: "O11", Text: fmt.Sprintf("%s is %s, and its server %s", vm.Name, vm.Status.Phase, s.State)})
-	}
-	return all
-}
-
-// checkClaims checks that no status was Ready before a server of its UID was created. Times of
-// conditions are whole seconds.
-func checkClaims(versions []*api.VirtualMachine, seen Observed) []Violation {
-	for _, vm := range versions {
-		ready := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionReady)
-		if ready == nil || ready.Status != metav1.ConditionTrue {
-			continue
-		}
-		created, ok := seen.Created[string(vm.UID)]
-		if !ok || ready.LastTransitionTime.Add(time.Second).Before(created) {
-			return []Violation{{Rule: "O11", Text: fmt.Sprintf("%s, UID %s, was Ready at %s, and its first server was created at %s",
-				vm.Name, vm.UID, ready.LastTransitionTime.UTC().Format(time.StampMilli), created.UTC().Format(time.StampMilli))}}
-		}
-	}
-	return nil
 }
 
 // names returns the names of all VirtualMachines that ever existed, by UID.
@@ -222,14 +151,6 @@ func comparableStatus(vm *api.VirtualMachine) string {
 		fmt.Fprintf(&text, " operation=%s", s.Operation.Type)
 	}
 	return text.String()
-}
-
-func formatStatus(vm *api.VirtualMachine) string {
-	text, err := json.Marshal(vm.Status)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
 }
 
 // Settle judges again and again until no rule is broken, since what has to be done may take a while,
@@ -279,9 +200,9 @@ func ViolationOf(err error) *Violation {
 	case !ok:
 		return nil
 	case strings.HasSuffix(late.What, "is gone"):
-		return &Violation{Rule: "O4", Text: late.Error()}
+		return &Violation{Rule: rules.O4, Text: late.Error()}
 	case late.What == atRest:
-		return &Violation{Rule: "O8", Text: late.Error()}
+		return &Violation{Rule: rules.O8, Text: late.Error()}
 	}
-	return &Violation{Rule: "O10", Text: late.Error()}
+	return &Violation{Rule: rules.O10, Text: late.Error()}
 }

@@ -6,42 +6,15 @@ package lab
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
-
-// TestCheckClaims checks that a status that was Ready too early is found, also one of a second
-// VirtualMachine of its name.
-func TestCheckClaims(t *testing.T) {
-	ready := func(uid types.UID, at time.Time) *api.VirtualMachine {
-		vm := &api.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: "vm-1", UID: uid}}
-		vm.Status.Conditions = []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, LastTransitionTime: metav1.NewTime(at)}}
-		return vm
-	}
-	created := time.Date(2026, 1, 1, 12, 0, 0, 900e6, time.UTC)
-	seen := Observed{Created: map[string]time.Time{"first": created}}
-	for name, test := range map[string]struct {
-		vm   *api.VirtualMachine
-		want int
-	}{
-		"in the second of the creation": {ready("first", created.Truncate(time.Second)), 0},
-		"before the creation":           {ready("first", created.Add(-2*time.Second)), 1},
-		"of a UID without a server":     {ready("second", created.Add(time.Minute)), 1},
-	} {
-		if got := checkClaims([]*api.VirtualMachine{test.vm}, seen); len(got) != test.want {
-			t.Errorf("%s: it is %v, want %d", name, got, test.want)
-		}
-	}
-}
 
 // TestForeignFiles checks that a change and a removal of what is not Drover's are found.
 func TestForeignFiles(t *testing.T) {
@@ -64,46 +37,40 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
-// TestWithSnapshots checks that entries of a version that did not record servers are judged as
-// others are.
-func TestWithSnapshots(t *testing.T) {
+// TestAddEffects checks that what was done is counted, and not what a process that was killed only began.
+func TestAddEffects(t *testing.T) {
 	const uid = types.UID("uid-1")
-	id := &journal.Snapshot{ID: "server-1"}
-	ended := []history.Process{{PID: 1, To: time.Unix(1, 500e6)}} // after the first two entries
-	entries := func(actions ...journal.Action) (all []journal.Entry) {
-		for n, action := range actions {
-			all = append(all, journal.Entry{PID: 1, UID: uid, Action: action, At: time.Unix(int64(n), 0)})
-		}
-		return all
-	}
+	server := &journal.Snapshot{ID: "server-1"}
+	ended := []rules.Process{{PID: 1, To: time.Unix(1, 500e6)}} // after the first two entries
 	for name, test := range map[string]struct {
-		entries []journal.Entry
-		final   *journal.Snapshot
+		actions []journal.Action
+		isLeft  bool
 		want    Effects
-		broken  int
 	}{
-		"created":          {entries("create", "start"), id, Effects{Creates: 1}, 0},
-		"created and lost": {entries("create", "start"), nil, Effects{Creates: 1}, 1},
-		"created again":    {entries("create", "delete", "create"), id, Effects{Creates: 2, Deletes: 1}, 1},
-		"deleted":          {entries("create", "start", "delete"), nil, Effects{Creates: 1, Deletes: 1}, 0},
-		"released":         {entries("create", "release"), nil, Effects{Creates: 1, Releases: 1}, 0},
-		"creation cut off": {entries("create", "create", "start"), id, Effects{Creates: 1}, 0},
-		"deletion cut off": {entries("create", "delete", "delete"), nil, Effects{Creates: 1, Deletes: 1}, 0},
-		"of a new version": {[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: id}}, id, Effects{Creates: 1}, 0},
-		"cut off in a new version": {
-			[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: &journal.Snapshot{ID: "server-2"}}, {PID: 1, UID: uid, Action: journal.ActionCreate}},
-			id,
-			Effects{Creates: 1},
-			0,
-		},
-		"another one there": {[]journal.Entry{{PID: 1, UID: uid, Action: journal.ActionCreate, After: id}}, &journal.Snapshot{ID: "server-2"}, Effects{Creates: 1}, 1},
+		"created":          {[]journal.Action{"create", "start"}, true, Effects{Creates: 1}},
+		"created again":    {[]journal.Action{"create", "delete", "create"}, true, Effects{Creates: 2, Deletes: 1}},
+		"deleted":          {[]journal.Action{"create", "start", "delete"}, false, Effects{Creates: 1, Deletes: 1}},
+		"released":         {[]journal.Action{"create", "release"}, false, Effects{Creates: 1, Releases: 1}},
+		"creation cut off": {[]journal.Action{"create", "create", "start"}, true, Effects{Creates: 1}},
+		"deletion cut off": {[]journal.Action{"create", "delete", "delete"}, false, Effects{Creates: 1, Deletes: 1}},
 	} {
-		s := history.TraceServer(uid, withSnapshots(test.entries, test.final), test.final, ended)
-		if got := addEffects(Effects{}, s); got != test.want {
-			t.Errorf("%s: the effects are %+v, want %+v", name, got, test.want)
+		var entries []journal.Entry
+		for n, action := range test.actions {
+			e := journal.Entry{PID: 1, UID: uid, Action: action, At: time.Unix(int64(n), 0), Before: server, After: server}
+			switch action {
+			case journal.ActionCreate:
+				e.Before = nil
+			case journal.ActionDelete, journal.ActionRelease:
+				e.After = nil
+			}
+			entries = append(entries, e)
 		}
-		if broken := slices.Concat(s.Violations, s.CheckCreation()); len(broken) != test.broken {
-			t.Errorf("%s: it broke %v, want %d", name, broken, test.broken)
+		var left []Server
+		if test.isLeft {
+			left = append(left, Server{UID: uid, Snapshot: server})
+		}
+		if got := addEffects(Effects{}, rules.Trace(entries, left, ended)[0]); got != test.want {
+			t.Errorf("%s: the effects are %+v, want %+v", name, got, test.want)
 		}
 	}
 }

@@ -30,7 +30,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // QEMU is the engine whose servers are machines of this host, emulated. A recorder in
@@ -123,28 +123,18 @@ func (QEMU) Resize(vm *api.VirtualMachine) {
 
 // Inspect implements Engine. Runs are the processes that others have seen, and the other
 // effects those of the journal.
-func (e QEMU) Inspect(ctx context.Context, w *World, processes []history.Process) (Observed, error) {
+func (e QEMU) Inspect(ctx context.Context, w *World, processes []rules.Process) (Observed, error) {
 	o := newObserved()
 	var err error
 	if o.Servers, o.Text, err = e.readServers(ctx, w); err != nil {
 		return o, err
-	}
-	final := map[types.UID]*journal.Snapshot{}
-	for _, s := range o.Servers {
-		if !s.Released {
-			final[types.UID(s.UID)] = &journal.Snapshot{ID: s.ID}
-		}
 	}
 	starts, err := e.tools.log.Starts()
 	if err != nil {
 		return o, err
 	}
 	names := w.names()
-	byServer := map[types.UID][]processlog.ProcessStart{}
-	for _, s := range starts {
-		byServer[s.UID] = append(byServer[s.UID], s)
-	}
-	for uid, starts := range byServer {
+	for uid, starts := range rules.StartsByUID(starts) {
 		name, ok := names[string(uid)]
 		if !ok {
 			continue // of another world
@@ -152,12 +142,12 @@ func (e QEMU) Inspect(ctx context.Context, w *World, processes []history.Process
 		effects := o.Effects[name]
 		effects.Runs += len(starts)
 		o.Effects[name] = effects
-		for _, v := range processlog.CheckStarts(starts) {
-			o.Violations = append(o.Violations, Violation{Rule: "O3", Text: fmt.Sprintf("%s: %s", name, v)})
+		for _, v := range rules.CheckProcesses(starts) {
+			o.Violations = append(o.Violations, rules.Broken(v.Rule, "%s: %s", name, v.Text))
 		}
 	}
 	o.Violations = append(o.Violations, foreignMachines.check(e.Dir(w))...)
-	return o, w.readJournal(e.Journal(w), final, processes, &o)
+	return o, w.readJournal(e.Journal(w), processes, &o)
 }
 
 func (e QEMU) readServers(ctx context.Context, w *World) (servers []Server, text string, err error) {
@@ -183,7 +173,7 @@ func (e QEMU) readServers(ctx context.Context, w *World) (servers []Server, text
 
 // serverOfRecord returns a server, and the command lines of its processes.
 func serverOfRecord(ctx context.Context, dir string, r record.Record) (s Server, lines string, err error) {
-	s = Server{UID: string(r.UID), ID: r.ID, Name: r.Name, State: string(driver.StateStopped), Released: r.Retained}
+	s = Server{UID: r.UID, ID: r.ID, Name: r.Name, State: driver.StateStopped, Released: r.Retained, Snapshot: &journal.Snapshot{ID: r.ID}}
 	pids, err := processlog.Processes(r.UID)
 	if err != nil {
 		return s, "", err
@@ -209,7 +199,7 @@ var machineStates = map[string]driver.State{
 const statusTimeout = 20 * time.Second
 
 // machineState asks QEMU for its state. One that was released is not asked.
-func machineState(ctx context.Context, dir string, r record.Record) string {
+func machineState(ctx context.Context, dir string, r record.Record) driver.State {
 	if r.Retained {
 		return "released"
 	}
@@ -217,9 +207,9 @@ func machineState(ctx context.Context, dir string, r record.Record) string {
 	defer cancel()
 	status, err := machine.Machine{Path: dir, UUID: string(r.UID)}.Status(ctx)
 	if err != nil {
-		return "without an answer: " + err.Error()
+		return driver.State("without an answer: " + err.Error())
 	}
-	return cmp.Or(string(machineStates[status]), status)
+	return cmp.Or(machineStates[status], driver.State(status))
 }
 
 // Outage implements Engine.
@@ -255,7 +245,7 @@ func (e QEMU) EndReleased(ctx context.Context, w *World) error {
 
 func uidsOf(servers []Server) (all []string) {
 	for _, s := range servers {
-		all = append(all, s.UID)
+		all = append(all, string(s.UID))
 	}
 	return all
 }

@@ -5,17 +5,14 @@ package lab
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Texts that no log, event, status, decision or command line may have (O12).
@@ -28,8 +25,8 @@ const (
 	foreignAnswer = "drover-answer-77d2"
 )
 
-// concealed are those texts, and what each is.
-var concealed = map[string]string{Secret: "user-data", token: "the token of the kubeconfig", foreignAnswer: "the answer of a registry"}
+// concealed are those texts, by what each is.
+var concealed = map[string]string{"user-data": Secret, "the token of the kubeconfig": token, "the answer of a registry": foreignAnswer}
 
 // checkSecrets looks for them in all that people can read.
 func (w *World) checkSecrets(ctx context.Context, e Evidence, seen Observed, versions []*api.VirtualMachine) ([]Violation, error) {
@@ -41,36 +38,9 @@ func (w *World) checkSecrets(ctx context.Context, e Evidence, seen Observed, ver
 	if err != nil {
 		return nil, err
 	}
-	var all []Violation
-	for where, what := range map[string]any{"an event": events.Items, "a VirtualMachine": versions, "a log": e.Output, "a decision": decisions, "the engine": seen.Text} {
-		text, err := json.Marshal(what)
-		if err != nil {
-			return nil, err
-		}
-		for concealed, name := range concealed {
-			if hasText(string(text), concealed) {
-				all = append(all, Violation{Rule: "O12", Text: fmt.Sprintf("%s is in %s", name, where)})
-			}
-		}
-	}
-	return all, nil
-}
-
-// hasText reports whether a text has another one, as it is or in base64.
-func hasText(text, wanted string) bool {
-	return slices.ContainsFunc(append(base64Forms(wanted), wanted), func(form string) bool { return strings.Contains(text, form) })
-}
-
-// base64Forms returns what base64 makes of a text, which depends on where the text begins. The
-// characters that depend on its neighbours are left out.
-func base64Forms(text string) []string {
-	var all []string
-	for shift := range 3 {
-		encoded := base64.RawStdEncoding.EncodeToString([]byte(strings.Repeat("x", shift) + text))
-		begin, end := (shift*8+5)/6, (shift+len(text))*8/6
-		all = append(all, encoded[begin:end])
-	}
-	return all
+	return rules.CheckSecrets(concealed, map[string]any{
+		"an event": events.Items, "a VirtualMachine": versions, "a log": e.Output, "a decision": decisions, "the engine": seen.Text,
+	})
 }
 
 // readMatching returns the content of the files that match a pattern.

@@ -283,7 +283,7 @@ func (w *World) WaitVM(ctx context.Context, name string, check func(*api.Virtual
 			return errors.New("it does not exist")
 		}
 		if err := check(vm); err != nil {
-			return fmt.Errorf("%w; its status is %s", err, formatStatus(vm))
+			return fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(vm))
 		}
 		return nil
 	})
@@ -294,7 +294,7 @@ func (w *World) WaitGone(ctx context.Context, name string) error {
 	began := time.Now()
 	err := w.WaitFor(ctx, name+" is gone", func(all map[string]*api.VirtualMachine) error {
 		if vm := all[name]; vm != nil {
-			return fmt.Errorf("finalizers %v; its status is %s", vm.Finalizers, formatStatus(vm))
+			return fmt.Errorf("finalizers %v; its status is %s", vm.Finalizers, framework.FormatStatus(vm))
 		}
 		return nil
 	})

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // edits are what docs/drivers.md has for people. The CPUs are as many as no workload asks for.
@@ -50,7 +50,7 @@ func disturbFake(w *lab.World, dir, path string, uid types.UID, d Disturbance) e
 	if err := errors.Join(err, json.Unmarshal(content, &r)); err != nil {
 		return err
 	}
-	entry := journal.Entry{At: time.Now(), Cluster: w.ClusterID, UID: uid, Method: string(d), Action: history.ActionOutside, Before: snapshotOf(r)}
+	entry := journal.Entry{At: time.Now(), Cluster: w.ClusterID, UID: uid, Method: string(d), Action: rules.ActionOutside, Before: snapshotOf(r)}
 	if d == Removed {
 		return errors.Join(appendEntry(path, entry), os.Remove(file))
 	}

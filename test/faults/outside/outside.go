@@ -14,8 +14,6 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
@@ -100,7 +98,7 @@ func Disturb(ctx context.Context, e lab.Engine, w *lab.World, vm string, d Distu
 func disturbServer(ctx context.Context, e lab.Engine, w *lab.World, s lab.Server, d Disturbance) (undo func() error, err error) {
 	switch e := e.(type) {
 	case lab.Fake:
-		return nil, disturbFake(w, e.Dir(w), e.Journal(w), types.UID(s.UID), d)
+		return nil, disturbFake(w, e.Dir(w), e.Journal(w), s.UID, d)
 	case lab.Docker:
 		if d == Copied {
 			return copyContainer(ctx, w, s)

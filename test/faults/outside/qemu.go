@@ -10,13 +10,11 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/faults/lab"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // disturbQEMU kills or suspends a machine's QEMU, or removes the machine. The journal gets the
@@ -24,7 +22,7 @@ import (
 func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (undo func() error, err error) {
 	switch d {
 	case Removed:
-		lock, err := lockServer(dir, types.UID(s.UID))
+		lock, err := lockServer(dir, s.UID)
 		if err != nil {
 			return nil, err
 		}
@@ -33,9 +31,9 @@ func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (u
 			return nil, err
 		}
 		entry := journal.Entry{
-			At: time.Now(), Cluster: w.ClusterID, UID: types.UID(s.UID), Method: string(d), Action: history.ActionOutside, Before: &journal.Snapshot{ID: s.ID},
+			At: time.Now(), Cluster: w.ClusterID, UID: s.UID, Method: string(d), Action: rules.ActionOutside, Before: s.Snapshot,
 		}
-		return nil, errors.Join(appendEntry(path, entry), os.RemoveAll(filepath.Join(dir, instance.VMsDir, s.UID)))
+		return nil, errors.Join(appendEntry(path, entry), os.RemoveAll(filepath.Join(dir, instance.VMsDir, string(s.UID))))
 	case Killed:
 		return nil, signal(s, syscall.SIGKILL)
 	case Suspended:
@@ -53,7 +51,7 @@ func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (u
 
 // signal sends a signal to the processes of a machine.
 func signal(s lab.Server, sig syscall.Signal) error {
-	pids, err := processlog.Processes(types.UID(s.UID))
+	pids, err := processlog.Processes(s.UID)
 	if err == nil && len(pids) == 0 {
 		err = ErrNoServer
 	}

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/faults/lab"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // folderEngine is an engine that is a folder.
@@ -75,7 +75,7 @@ func idsOf(servers []lab.Server) map[types.UID]*journal.Snapshot {
 	all := map[types.UID]*journal.Snapshot{}
 	for _, s := range servers {
 		if !s.Released {
-			all[types.UID(s.UID)] = &journal.Snapshot{ID: s.ID}
+			all[s.UID] = s.Snapshot
 		}
 	}
 	return all
@@ -91,7 +91,7 @@ func recordRestore(w *lab.World, path string, had, has map[types.UID]*journal.Sn
 	}
 	for uid := range uids {
 		entry := journal.Entry{
-			At: time.Now(), Cluster: w.ClusterID, UID: uid, Method: string(Restored), Action: history.ActionOutside, Before: had[uid], After: has[uid],
+			At: time.Now(), Cluster: w.ClusterID, UID: uid, Method: string(Restored), Action: rules.ActionOutside, Before: had[uid], After: has[uid],
 		}
 		err = errors.Join(err, appendEntry(path, entry))
 	}

@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // maxViolations is after how many the search ends.
@@ -63,11 +64,11 @@ func (c *checker) check(ctx context.Context, s State) error {
 var errGuestData = errors.New("what a guest had synced is lost")
 
 // ruleOf returns the rule that was broken.
-func ruleOf(broken error) string {
+func ruleOf(broken error) rules.Rule {
 	if errors.Is(broken, errGuestData) {
-		return "O9"
+		return rules.O9
 	}
-	return "O10"
+	return rules.O10
 }
 
 // keep leaves a state for Replay.

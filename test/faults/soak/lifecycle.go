@@ -173,16 +173,16 @@ func (l *lifecycle) end(ctx context.Context, s *soak) error {
 }
 
 // check compares what was done to the servers of the name with what was requested.
-func (l *lifecycle) check(e lab.Effects, killed int) (rule, text string) {
+func (l *lifecycle) check(e lab.Effects, killed int) []lab.Violation {
 	switch {
 	case e.Creates > 1 || e.Creates == 0 && l.ready:
-		return "O3", fmt.Sprintf("%s had %d servers", l.name, e.Creates)
+		return []lab.Violation{{Rule: "O3", Text: fmt.Sprintf("%s had %d servers", l.name, e.Creates)}}
 	case e.Deletes+e.Releases != e.Creates:
-		return "O2", fmt.Sprintf("of %s %+v", l.name, e)
+		return []lab.Violation{{Rule: "O2", Text: fmt.Sprintf("of %s %+v", l.name, e)}}
 	case l.retain && e.Deletes > 0, !l.retain && e.Releases > 0:
-		return "O7", fmt.Sprintf("%s, retain %v, had %+v", l.name, l.retain, e)
+		return []lab.Violation{{Rule: "O7", Text: fmt.Sprintf("%s, retain %v, had %+v", l.name, l.retain, e)}}
 	case e.Runs < l.atLeast || e.Runs > l.atMost+killed:
-		return "O7", fmt.Sprintf("%s was started %d times, want %d to %d", l.name, e.Runs, l.atLeast, l.atMost+killed)
+		return []lab.Violation{{Rule: "O7", Text: fmt.Sprintf("%s was started %d times, want %d to %d", l.name, e.Runs, l.atLeast, l.atMost+killed)}}
 	}
-	return "", ""
+	return nil
 }

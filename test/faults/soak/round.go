@@ -105,9 +105,7 @@ func (s *soak) judge(ctx context.Context, ended []*lifecycle) error {
 	broken, err := lab.Settle(ctx, func() ([]lab.Violation, error) {
 		state, broken, err := s.world.JudgeEvidence(ctx, s.replicas.evidence(s.Engine))
 		for _, l := range ended {
-			if rule, text := l.check(state.Effects[l.name], s.kills(l.name)); rule != "" {
-				broken = append(broken, lab.Violation{Rule: rule, Text: text})
-			}
+			broken = append(broken, l.check(state.Effects[l.name], s.kills(l.name))...)
 		}
 		return broken, err
 	})

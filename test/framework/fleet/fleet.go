@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/framework"
-	"cloudnative.tw/drover/test/framework/history"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // Command is how a process is started.
@@ -161,11 +161,11 @@ func (f *Fleet) Running() map[string]*Process {
 }
 
 // Processes describes all processes so far.
-func (f *Fleet) Processes() []history.Process {
-	var all []history.Process
+func (f *Fleet) Processes() []rules.Process {
+	var all []rules.Process
 	for _, p := range f.All() {
 		p.mu.Lock()
-		all = append(all, history.Process{Replica: p.Replica, PID: p.PID(), From: p.From, To: p.to})
+		all = append(all, rules.Process{Replica: p.Replica, PID: p.PID(), From: p.From, To: p.to})
 		p.mu.Unlock()
 	}
 	return all

@@ -6,50 +6,31 @@ package users
 import (
 	"maps"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-)
 
-// Requested is what users requested for one VirtualMachine.
-type Requested struct {
-	Name string
-	// DeletedAt is when its deletion was requested, or zero.
-	DeletedAt time.Time
-	// AtLeast and AtMost are how often its server may have been started. They differ
-	// where users did not wait for one request to complete before the next.
-	AtLeast, AtMost int
-	// Log are the requests, for finding the cause of a violation.
-	Log []string
-}
+	"cloudnative.tw/drover/test/framework/rules"
+)
 
 // Log records what users requested. Its zero value is empty.
 type Log struct {
 	mu        sync.Mutex
-	requested map[types.UID]Requested
+	requested map[types.UID]rules.Requested
 }
 
-func (l *Log) update(uid types.UID, change func(*Requested)) {
+func (l *Log) update(uid types.UID, change func(*rules.Requested)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.requested == nil {
-		l.requested = map[types.UID]Requested{}
+		l.requested = map[types.UID]rules.Requested{}
 	}
 	requested := l.requested[uid]
 	change(&requested)
 	l.requested[uid] = requested
 }
 
-// NameOf returns the VirtualMachine of a server.
-func (l *Log) NameOf(uid types.UID) (string, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	requested, ok := l.requested[uid]
-	return requested.Name, ok
-}
-
 // Requested returns what was requested until now, by the VirtualMachine's UID.
-func (l *Log) Requested() map[types.UID]Requested {
+func (l *Log) Requested() map[types.UID]rules.Requested {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.requested)

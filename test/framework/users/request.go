@@ -6,15 +6,13 @@ package users
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // RequestTimeout bounds requests to the API.
@@ -40,20 +38,4 @@ func RetryRequest(ctx context.Context, do func(context.Context) error) error {
 
 // CheckApplied returns an error unless a VirtualMachine is as its spec says, by its
 // status.
-func CheckApplied(vm *api.VirtualMachine) error {
-	phases := map[api.Action]api.Phase{
-		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
-	}
-	err := framework.HasCondition(api.ConditionReady, metav1.ConditionTrue)(vm)
-	switch {
-	case err != nil:
-	case vm.Status.Phase != phases[vm.Spec.Action] || vm.Status.ObservedGeneration != vm.Generation:
-		err = fmt.Errorf("phase %s of generation %d for action %s of generation %d", vm.Status.Phase, vm.Status.ObservedGeneration, vm.Spec.Action, vm.Generation)
-	case vm.Spec.RestartedAt != nil && !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt):
-		err = fmt.Errorf("restarted at %v, not %v", vm.Status.RestartedAt, vm.Spec.RestartedAt)
-	}
-	if err != nil {
-		err = fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(vm))
-	}
-	return err
-}
+func CheckApplied(vm *api.VirtualMachine) error { return rules.CheckStatus(vm) }

@@ -22,6 +22,7 @@ import (
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 const (
@@ -107,7 +108,7 @@ func (u *User) CreateVM(ctx context.Context, vm *api.VirtualMachine, starts int)
 		return err
 	})
 	if err == nil {
-		u.Log.update(u.vm.UID, func(a *Requested) { a.Name, a.AtMost = u.Name, starts })
+		u.Log.update(u.vm.UID, func(a *rules.Requested) { a.Name, a.AtMost = u.Name, starts })
 	}
 	return err
 }
@@ -155,7 +156,7 @@ func (u *User) requestAction(ctx context.Context, action api.Action) error {
 // requestStopAndStart requests a stop and a start, with no time to notice the first
 // request.
 func (u *User) requestStopAndStart(ctx context.Context) error {
-	u.Log.update(u.vm.UID, func(a *Requested) { a.AtMost++ })
+	u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
 	if err := u.updateSpec(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
 		return err
 	}
@@ -167,7 +168,7 @@ func (u *User) requestStopAndStart(ctx context.Context) error {
 // restart is enough.
 func (u *User) requestRestart(ctx context.Context) error {
 	if u.Random.WithProbability(impatientShare) {
-		u.Log.update(u.vm.UID, func(a *Requested) { a.AtMost++ })
+		u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
 		if err := u.updateSpec(ctx, u.nextRestart()); err != nil {
 			return err
 		}
@@ -186,7 +187,7 @@ func (u *User) nextRestart() func(*api.VirtualMachineSpec) {
 // applyChange changes the spec and waits until that is applied, which starts the server so
 // many times.
 func (u *User) applyChange(ctx context.Context, starts int, change func(*api.VirtualMachineSpec)) error {
-	u.Log.update(u.vm.UID, func(a *Requested) { a.AtMost += starts })
+	u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtMost += starts })
 	if err := u.updateSpec(ctx, change); err != nil {
 		return err
 	}
@@ -215,7 +216,7 @@ func (u *User) logRequest(vm *api.VirtualMachine, err error) {
 	if err == nil {
 		entry = fmt.Sprintf("%s: generation %d, %s, restart %d", time.Now().UTC().Format(time.StampMilli), vm.Generation, vm.Spec.Action, u.restarts)
 	}
-	u.Log.update(u.vm.UID, func(a *Requested) { a.Log = append(a.Log, entry) })
+	u.Log.update(u.vm.UID, func(a *rules.Requested) { a.Log = append(a.Log, entry) })
 }
 
 // WaitUntilApplied waits until the VirtualMachine is as its spec says.
@@ -228,7 +229,7 @@ func (u *User) WaitUntilApplied(ctx context.Context, starts int) error {
 		return CheckApplied(vm)
 	})
 	if err == nil {
-		u.Log.update(u.vm.UID, func(a *Requested) { a.AtLeast += starts })
+		u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtLeast += starts })
 	}
 	return err
 }
@@ -240,7 +241,7 @@ func (u *User) WaitUntilApplied(ctx context.Context, starts int) error {
 // orphan sweep.
 func (u *User) DeleteVM(ctx context.Context) error {
 	uid := u.vm.UID
-	u.Log.update(uid, func(a *Requested) { a.DeletedAt = time.Now() })
+	u.Log.update(uid, func(a *rules.Requested) { a.DeletedAt = time.Now() })
 	err := RetryRequest(ctx, func(ctx context.Context) error {
 		vm, err := u.VMs.Get(ctx, u.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {

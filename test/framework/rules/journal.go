@@ -1,18 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package history reads in a driver's journal what processes did to each server, and
-// which rules were broken. Tests with several processes, some of which are killed, share
-// it.
-//
-// Start with TraceServer, which follows one server through the journal that Read returns.
-package history
+package rules
 
 import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -28,32 +25,8 @@ type Process struct {
 	From, To time.Time
 }
 
-// Rule is a condition that must hold.
-type Rule string
-
-// The rules that a journal alone shows.
-const (
-	// RuleEpochOrder says that for each server, accepted epochs never decrease.
-	RuleEpochOrder Rule = "epochs never decrease"
-	// RuleCreatedOnce says that for each UID one server is created, once.
-	RuleCreatedOnce Rule = "one server, created once"
-	// RuleNothingLost says that a server stays as the last change left it, and is removed
-	// only if a user requested that.
-	RuleNothingLost Rule = "nothing is lost"
-)
-
 // ActionOutside is what others than Drover did to a server. Tests add its entries.
 const ActionOutside journal.Action = "outside"
-
-// Violation is a breach of a rule.
-type Violation struct {
-	Rule Rule
-	UID  types.UID
-	Text string
-}
-
-// String returns it in one line.
-func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Rule, v.UID, v.Text) }
 
 // Read reads the complete lines of a journal from an offset on, and moves the offset.
 func Read(path string, offset *int64) ([]journal.Entry, error) {
@@ -118,7 +91,7 @@ func epochDecreases(uid types.UID, entries []journal.Entry) []Violation {
 			continue
 		}
 		if entry.Epoch < last.Epoch {
-			all = append(all, Violation{RuleEpochOrder, uid, fmt.Sprintf("%s after %s", DescribeEntry(entry), DescribeEntry(last))})
+			all = append(all, Violation{Rule: O5, UID: uid, Text: fmt.Sprintf("%s after %s", DescribeEntry(entry), DescribeEntry(last))})
 			continue
 		}
 		last = entry
@@ -126,45 +99,64 @@ func epochDecreases(uid types.UID, entries []journal.Entry) []Violation {
 	return all
 }
 
-// DescribeEntry describes who changed a server, and when.
+// DescribeEntry describes who changed a server, if that is known, and when.
 func DescribeEntry(e journal.Entry) string {
-	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Action, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
+	by := ""
+	if e.PID != 0 {
+		by = fmt.Sprintf(" by process %d of epoch %d", e.PID, e.Epoch)
+	}
+	return fmt.Sprintf("%s%s at %s", e.Action, by, e.At.UTC().Format(time.StampMilli))
 }
 
-// Server is the history of a server, as far as its entries show it.
-type Server struct {
+// History is what happened to a server, as far as its entries show it.
+type History struct {
 	UID types.UID
-	// Applied are the entries whose change was made, and Unapplied counts the others.
+	// Applied are the entries whose change was made.
 	Applied    []journal.Entry
-	Unapplied  int
 	Violations []Violation
 }
 
-// TraceServer follows a server from entry to entry. A change that neither the next entry
+// Trace follows each server through a journal, in the order of UIDs. Servers are those that exist at the end.
+func Trace(entries []journal.Entry, servers []Server, processes []Process) (all []History) {
+	byServer, final := ByServer(entries), ByUID(servers)
+	for _, uid := range slices.Sorted(maps.Keys(byServer)) {
+		h := History{UID: uid}
+		var left *journal.Snapshot
+		if have := final[uid]; len(have) > 0 {
+			left = have[0].Snapshot
+		}
+		h.trace(byServer[uid], left, processes)
+		h.Violations = slices.Concat(epochDecreases(uid, byServer[uid]), h.Violations, h.checkCreation())
+		all = append(all, h)
+	}
+	return all
+}
+
+// trace follows the server from entry to entry. A change that neither the next entry
 // nor the final server shows was never made. That is correct only if its process had
 // ended.
-func TraceServer(uid types.UID, entries []journal.Entry, final *journal.Snapshot, processes []Process) Server {
-	l := Server{UID: uid}
+func (h *History) trace(entries []journal.Entry, final *journal.Snapshot, processes []Process) {
+	broken := func(format string, args ...any) {
+		h.Violations = append(h.Violations, Violation{Rule: O1, UID: h.UID, Text: fmt.Sprintf(format, args...)})
+	}
 	var had *journal.Snapshot
 	for n, entry := range entries {
 		if !isSameSnapshot(entry.Before, had) {
-			l.Violations = append(l.Violations, Violation{RuleNothingLost, uid, fmt.Sprintf("%s found %s, and %s was left", DescribeEntry(entry), DescribeSnapshot(entry.Before), DescribeSnapshot(had))})
+			broken("%s found %s, and %s was left", DescribeEntry(entry), DescribeSnapshot(entry.Before), DescribeSnapshot(had))
 		}
 		next, at := final, time.Time{}
 		if n+1 < len(entries) {
 			next, at = entries[n+1].Before, entries[n+1].At
 		}
 		if !isSameSnapshot(entry.After, next) && isSameSnapshot(entry.Before, next) && hadExited(processes, entry, at) {
-			l.Unapplied++
 			had = entry.Before
 			continue
 		}
-		l.Applied, had = append(l.Applied, entry), entry.After
+		h.Applied, had = append(h.Applied, entry), entry.After
 	}
 	if !isSameSnapshot(final, had) {
-		l.Violations = append(l.Violations, Violation{RuleNothingLost, uid, fmt.Sprintf("there is %s at the end, and %s was left", DescribeSnapshot(final), DescribeSnapshot(had))})
+		broken("there is %s at the end, and %s was left", DescribeSnapshot(final), DescribeSnapshot(had))
 	}
-	return l
 }
 
 // exitDetectionDelay is how long it takes to notice a process's end.
@@ -198,9 +190,9 @@ func DescribeSnapshot(s *journal.Snapshot) string {
 }
 
 // CountRuns returns how often the server was started.
-func (l Server) CountRuns() int {
+func (h History) CountRuns() int {
 	runs, last := 0, ""
-	for _, entry := range l.Applied {
+	for _, entry := range h.Applied {
 		if entry.After == nil || entry.After.Run == last {
 			continue
 		}
@@ -211,17 +203,17 @@ func (l Server) CountRuns() int {
 	return runs
 }
 
-// CheckCreation checks that there is one creation, and the same server from then on.
-func (l Server) CheckCreation() []Violation {
+// checkCreation checks that there is one creation, and the same server from then on.
+func (h History) checkCreation() []Violation {
 	var all []Violation
 	id := ""
-	for _, entry := range l.Applied {
+	for _, entry := range h.Applied {
 		switch {
 		case entry.Action == journal.ActionCreate && id != "":
-			all = append(all, Violation{RuleCreatedOnce, l.UID, fmt.Sprintf("%s, though %s had been created", DescribeEntry(entry), id)})
+			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s, though %s had been created", DescribeEntry(entry), id)})
 		case entry.Action == ActionOutside:
 		case entry.Action != journal.ActionCreate && (entry.Before == nil || entry.After != nil && entry.After.ID != entry.Before.ID):
-			all = append(all, Violation{RuleCreatedOnce, l.UID, fmt.Sprintf("%s made %s of %s", DescribeEntry(entry), DescribeSnapshot(entry.After), DescribeSnapshot(entry.Before))})
+			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s made %s of %s", DescribeEntry(entry), DescribeSnapshot(entry.After), DescribeSnapshot(entry.Before))})
 		}
 		if entry.After != nil {
 			id = entry.After.ID

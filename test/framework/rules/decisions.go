@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package history
+package rules
 
 import (
 	"bytes"
@@ -43,12 +43,12 @@ func FormatDecisions(all []decisions.Record) string {
 	return decisions.Format(all[max(0, len(all)-lastDecisions):]...)
 }
 
-// DerivedOtherwise returns what decisions come out otherwise when they are derived again (O14).
-func DerivedOtherwise(all []decisions.Record) (texts []string) {
+// CheckDecisions checks that decisions come out the same when they are derived again.
+func CheckDecisions(all []decisions.Record) (broken []Violation) {
 	for _, r := range all {
 		if differences, err := r.Replay(); err != nil || len(differences) > 0 {
-			texts = append(texts, fmt.Sprintf("decision %d of %s about %s differs when it is derived again: %+v, %v", r.Sequence, r.Replica, r.Key(), differences, err))
+			broken = append(broken, Broken(O14, "decision %d of %s about %s differs when it is derived again: %+v, %v", r.Sequence, r.Replica, r.Key(), differences, err))
 		}
 	}
-	return texts
+	return broken
 }

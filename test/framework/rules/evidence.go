@@ -1,0 +1,117 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/journal"
+)
+
+// Requested is what users requested for one VirtualMachine.
+type Requested struct {
+	Name string
+	// DeletedAt is when its deletion was requested, or zero.
+	DeletedAt time.Time
+	// AtLeast and AtMost are how often its server may have been started. They differ
+	// where users did not wait for one request to complete before the next.
+	AtLeast, AtMost int
+	// Log are the requests, for finding the cause of a violation.
+	Log []string
+}
+
+// CheckStarts checks how often a server was started.
+func (r Requested) CheckStarts(uid types.UID, starts int) []Violation {
+	if starts >= r.AtLeast && starts <= r.AtMost {
+		return nil
+	}
+	return []Violation{{Rule: O7, UID: uid, Text: fmt.Sprintf("%s was started %d times: %d to %d times were requested", r.Name, starts, r.AtLeast, r.AtMost)}}
+}
+
+// Evidence is what Judge judges: users who have waited for their last requests, and what came of these.
+type Evidence struct {
+	// Journal is the engine's, in its order.
+	Journal []journal.Entry
+	// Processes are all processes of replicas that ever ran.
+	Processes []Process
+	// Starts are those of servers' processes, if others than the engine recorded them; its journal has none then.
+	Starts []Start
+	// Requested is what users requested, for all VirtualMachines that ever existed.
+	Requested map[types.UID]Requested
+	// VMs and Servers are those that exist at the end.
+	VMs     map[types.UID]*api.VirtualMachine
+	Servers []Server
+	// Leftovers are what else was found at the end, and should not be there.
+	Leftovers []string
+}
+
+// Judge returns the rules that were broken.
+func Judge(e Evidence) (broken []Violation) {
+	starts := map[types.UID]int{}
+	for _, h := range Trace(e.Journal, e.Servers, e.Processes) {
+		starts[h.UID] = h.CountRuns()
+		broken = slices.Concat(broken, h.Violations, e.checkRemovals(h))
+	}
+	for uid, all := range StartsByUID(e.Starts) {
+		starts[uid] = len(all)
+		broken = append(broken, CheckProcesses(all)...)
+	}
+	for uid := range starts {
+		if _, known := e.Requested[uid]; !known {
+			broken = append(broken, Violation{Rule: O7, UID: uid, Text: "there is a server of it, and no user requested it"})
+		}
+	}
+	for uid, requested := range e.Requested {
+		broken = append(broken, requested.CheckStarts(uid, starts[uid])...)
+	}
+	for _, left := range e.Leftovers {
+		broken = append(broken, Broken(O2, "%s is left", left))
+	}
+	return append(broken, e.checkEnd()...)
+}
+
+// checkRemovals checks that a server was removed only after a user had requested that.
+func (e Evidence) checkRemovals(h History) (broken []Violation) {
+	deletedAt := e.Requested[h.UID].DeletedAt
+	for _, entry := range h.Applied {
+		if entry.After == nil && (deletedAt.IsZero() || entry.At.Before(deletedAt)) {
+			broken = append(broken, Violation{Rule: O7, UID: h.UID, Text: DescribeEntry(entry) + ", and no user had requested that"})
+		}
+	}
+	return broken
+}
+
+// checkEnd checks that every VirtualMachine that users left has its server, as they left it, and that nothing is left
+// of the others.
+func (e Evidence) checkEnd() []Violation {
+	broken := CheckServers(slices.Collect(maps.Values(e.VMs)), e.Servers)
+	servers := ByUID(e.Servers)
+	for uid, requested := range e.Requested {
+		vm := e.VMs[uid]
+		switch {
+		case !requested.DeletedAt.IsZero() && vm != nil:
+			broken = append(broken, Violation{Rule: O4, UID: uid, Text: requested.Name + " was deleted and still exists"})
+		case requested.DeletedAt.IsZero() && vm == nil:
+			broken = append(broken, Violation{Rule: O7, UID: uid, Text: requested.Name + " is gone, and no user had requested that"})
+		case vm != nil:
+			if err := CheckApplied(vm, firstOf(servers[uid])); err != nil {
+				broken = append(broken, Violation{Rule: O1, UID: uid, Text: fmt.Sprintf("%s: %v", requested.Name, err)})
+			}
+		}
+	}
+	return broken
+}
+
+func firstOf(servers []Server) *Server {
+	if len(servers) == 0 {
+		return nil
+	}
+	return &servers[0]
+}

@@ -1,0 +1,44 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"strings"
+)
+
+// CheckSecrets checks that none of some secrets, by what each is, is in what people can read, by where that is (O12).
+func CheckSecrets(secrets map[string]string, readable map[string]any) (broken []Violation, err error) {
+	for where, what := range readable {
+		text, err := json.Marshal(what)
+		if err != nil {
+			return nil, err
+		}
+		for name, secret := range secrets {
+			if hasText(string(text), secret) {
+				broken = append(broken, Broken(O12, "%s is in %s", name, where))
+			}
+		}
+	}
+	return broken, nil
+}
+
+// hasText reports whether a text has another one, as it is or in base64.
+func hasText(text, wanted string) bool {
+	return slices.ContainsFunc(append(base64Forms(wanted), wanted), func(form string) bool { return strings.Contains(text, form) })
+}
+
+// base64Forms returns what base64 makes of a text, which depends on where the text begins. The
+// characters that depend on its neighbours are left out.
+func base64Forms(text string) []string {
+	var all []string
+	for shift := range 3 {
+		encoded := base64.RawStdEncoding.EncodeToString([]byte(strings.Repeat("x", shift) + text))
+		begin, end := (shift*8+5)/6, (shift+len(text))*8/6
+		all = append(all, encoded[begin:end])
+	}
+	return all
+}

@@ -1,0 +1,184 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/journal"
+)
+
+// Server is a server as its engine has it, whatever the driver.
+type Server struct {
+	UID      types.UID
+	ID, Name string
+	// State is empty if it is unknown.
+	State driver.State
+	// CPUMilli is below zero if it is unknown.
+	CPUMilli int64
+	Released bool
+	// Snapshot is the server as the driver's journal describes it, if it does.
+	Snapshot *journal.Snapshot
+	// Config is what can be compared between runs.
+	Config string
+}
+
+// UnknownCPU is the CPUMilli of a server of an engine that was not asked for it.
+const UnknownCPU = -1
+
+// ServerOf returns the server of a record of the fake engine as it is at a time.
+func ServerOf(r *fake.Record, at time.Time) Server {
+	return Server{
+		UID: r.UID, ID: r.ID, Name: r.Name, State: StateAt(r, at), CPUMilli: r.CPUMilli, Released: r.Retained,
+		Snapshot: &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State},
+	}
+}
+
+// StateAt returns the state that a record of the fake engine shows at a time: the record says so only once it is
+// changed.
+func StateAt(r *fake.Record, at time.Time) driver.State {
+	switch {
+	case r.State == driver.StateRunning && at.Before(r.UpAt):
+		return driver.StateStarting
+	case r.State == driver.StateStopping && !r.StopsAt.IsZero() && !at.Before(r.StopsAt):
+		return driver.StateStopped
+	}
+	return r.State
+}
+
+// phases are what actions lead to, and states the states of servers in these phases.
+var (
+	phases = map[api.Action]api.Phase{
+		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
+	}
+	states = map[api.Phase]driver.State{
+		api.PhaseActive: driver.StateRunning, api.PhaseStopped: driver.StateStopped, api.PhasePaused: driver.StatePaused,
+	}
+)
+
+// WantedState returns the state of a server to which an action leads.
+func WantedState(action api.Action) driver.State { return states[phases[action]] }
+
+// IsReady reports whether a VirtualMachine is Ready, by a status that is about its latest spec.
+func IsReady(vm *api.VirtualMachine) bool {
+	ready := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionReady)
+	return ready != nil && ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == vm.Generation
+}
+
+// CheckStatus returns an error unless a VirtualMachine is as its spec says, by its status.
+func CheckStatus(vm *api.VirtualMachine) error {
+	var wrong string
+	switch {
+	case !IsReady(vm):
+		wrong = "it is not Ready"
+	case vm.Status.Phase != phases[vm.Spec.Action] || vm.Status.ObservedGeneration != vm.Generation:
+		wrong = fmt.Sprintf("its action is %s", vm.Spec.Action)
+	case vm.Spec.RestartedAt != nil && !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt):
+		wrong = fmt.Sprintf("a restart of %s was requested", vm.Spec.RestartedAt)
+	default:
+		return nil
+	}
+	status, err := json.Marshal(vm.Status)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("generation %d: %s; its status is %s", vm.Generation, wrong, status)
+}
+
+// CheckApplied returns an error unless a VirtualMachine and its server, nil for none, are as its spec says.
+func CheckApplied(vm *api.VirtualMachine, s *Server) error {
+	if err := CheckStatus(vm); err != nil {
+		return err
+	}
+	cpu := vm.Spec.Resource[api.ResourceCPU]
+	switch {
+	case s == nil:
+		return errors.New("it has no server")
+	case s.State != WantedState(vm.Spec.Action):
+		return fmt.Errorf("its server is %s for action %s", s.State, vm.Spec.Action)
+	case s.CPUMilli != UnknownCPU && s.CPUMilli != cpu.MilliValue():
+		return fmt.Errorf("its server has %dm of CPU, want %s", s.CPUMilli, cpu.String())
+	case vm.Status.Server == nil || vm.Status.Server.ID != s.ID:
+		return fmt.Errorf("its server is %s, and its status has %+v", s.ID, vm.Status.Server)
+	}
+	return nil
+}
+
+// CheckServers checks at rest that each VirtualMachine has one server, which its status describes, and each server
+// one VirtualMachine.
+func CheckServers(vms []*api.VirtualMachine, servers []Server) (broken []Violation) {
+	byUID := ByUID(servers)
+	for _, vm := range vms {
+		broken = append(broken, checkServersOf(vm, byUID[vm.UID])...)
+		delete(byUID, vm.UID)
+	}
+	for uid, left := range byUID {
+		broken = append(broken, Violation{Rule: O2, UID: uid, Text: fmt.Sprintf("server %s of %s has no VirtualMachine", left[0].ID, left[0].Name)})
+	}
+	return broken
+}
+
+// ByUID returns the servers of each UID that were not released.
+func ByUID(servers []Server) map[types.UID][]Server {
+	byUID := map[types.UID][]Server{}
+	for _, s := range servers {
+		if !s.Released {
+			byUID[s.UID] = append(byUID[s.UID], s)
+		}
+	}
+	return byUID
+}
+
+func checkServersOf(vm *api.VirtualMachine, servers []Server) []Violation {
+	hasID := vm.Status.Server != nil && vm.Status.Server.ID != ""
+	switch {
+	case len(servers) > 1:
+		return []Violation{Broken(O3, "%s has %d servers", vm.Name, len(servers))}
+	case len(servers) == 1:
+		return checkServer(vm, servers[0])
+	case hasID:
+		return []Violation{Broken(O11, "the status of %s has the server %s, which does not exist", vm.Name, vm.Status.Server.ID)}
+	case vm.Status.Phase == api.PhaseActive:
+		return []Violation{Broken(O1, "%s has no server", vm.Name)}
+	}
+	return nil
+}
+
+// checkServer compares a status with its server.
+func checkServer(vm *api.VirtualMachine, s Server) (broken []Violation) {
+	if vm.Status.Server == nil || vm.Status.Server.ID != s.ID {
+		broken = append(broken, Broken(O11, "%s has the server %s, and its status says %+v", vm.Name, s.ID, vm.Status.Server))
+	}
+	if want, ok := states[vm.Status.Phase]; ok && s.State != "" && s.State != want {
+		broken = append(broken, Broken(O11, "%s is %s, and its server %s", vm.Name, vm.Status.Phase, s.State))
+	}
+	return broken
+}
+
+// CheckClaims checks that no version of a VirtualMachine was Ready before the first server of its UID was created.
+// Times of conditions are whole seconds.
+func CheckClaims(versions []*api.VirtualMachine, created map[types.UID]time.Time) []Violation {
+	for _, vm := range versions {
+		ready := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionReady)
+		if ready == nil || ready.Status != metav1.ConditionTrue {
+			continue
+		}
+		first, ok := created[vm.UID]
+		if !ok || ready.LastTransitionTime.Add(time.Second).Before(first) {
+			return []Violation{Broken(O11, "%s, UID %s, was Ready at %s, and its first server was created at %s",
+				vm.Name, vm.UID, ready.LastTransitionTime.UTC().Format(time.StampMilli), first.UTC().Format(time.StampMilli))}
+		}
+	}
+	return nil
+}
