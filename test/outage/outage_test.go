@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -122,7 +123,7 @@ func TestShortOutageIsNotReported(t *testing.T) {
 // resizeVM changes the CPU and waits until that is applied.
 func resizeVM(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
 	t.Helper()
-	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity(cpu) })
+	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse(cpu) })
 	return w.WaitForVM(t, vm, framework.IsActive, sameServer(vm))
 }
 
