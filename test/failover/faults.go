@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"syscall"
@@ -57,7 +58,7 @@ type Fault struct {
 // faultInjector injects faults into an environment.
 type faultInjector struct {
 	*environment
-	random  *users.Random
+	random  *rand.Rand
 	workers int
 
 	mu      sync.Mutex
@@ -89,7 +90,7 @@ func (s *faultInjector) injectAll(ctx context.Context) ([]Fault, error) {
 
 func (s *faultInjector) injectFaults(ctx context.Context) error {
 	for kind, ok := s.nextKind(); ok && ctx.Err() == nil; kind, ok = s.nextKind() {
-		framework.Sleep(ctx, s.random.DurationUpTo(maxGap))
+		framework.Sleep(ctx, users.UpTo(s.random, maxGap))
 		fault, err := s.injectFault(ctx, kind)
 		switch {
 		case ctx.Err() != nil: // the result of an interrupted fault means nothing
@@ -142,7 +143,7 @@ func (s *faultInjector) injectFault(ctx context.Context, kind Kind) (f Fault, er
 // reserveTarget reserves the leader, most of the time, or any running replica. It returns nil if ctx
 // ends.
 func (s *faultInjector) reserveTarget(ctx context.Context) *fleet.Process {
-	wanted := s.random.WithProbability(leaderShare)
+	wanted := s.random.Float64() < leaderShare
 	for begin := time.Now(); ctx.Err() == nil; framework.Sleep(ctx, pollPeriod) {
 		p := s.replicas.Running()[fmt.Sprintf("replica-%d", s.random.IntN(len(s.commands)))]
 		if wanted && time.Since(begin) < 2*s.size.lease.Lease {
@@ -181,7 +182,7 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, p *fleet.Proc
 	proxy := s.proxies[p.Replica]
 	switch kind {
 	case Halt:
-		return p.Halt(ctx, s.random.DurationUpTo(s.maxFaultDuration()))
+		return p.Halt(ctx, users.UpTo(s.random, s.maxFaultDuration()))
 	case Kill:
 		return p.Signal(syscall.SIGKILL)
 	case Term:
@@ -197,23 +198,23 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, p *fleet.Proc
 	default:
 		return errors.New("it affects no single replica")
 	}
-	framework.Sleep(ctx, s.random.DurationUpTo(s.maxFaultDuration()))
+	framework.Sleep(ctx, users.UpTo(s.random, s.maxFaultDuration()))
 	proxy.Restore()
 	return nil
 }
 
 // randomDelay returns, half of the time, a delay that a renewal may survive.
 func (s *faultInjector) randomDelay() time.Duration {
-	if s.random.WithProbability(0.5) {
-		return s.random.DurationUpTo(s.lease.Request)
+	if s.random.Float64() < 0.5 {
+		return users.UpTo(s.random, s.lease.Request)
 	}
-	return s.lease.Request + s.random.DurationUpTo(s.lease.Lease)
+	return s.lease.Request + users.UpTo(s.random, s.lease.Lease)
 }
 
 func (s *faultInjector) killAPI(ctx context.Context) error {
 	if err := s.Kill(); err != nil {
 		return err
 	}
-	framework.Sleep(ctx, s.random.DurationUpTo(s.lease.Lease))
+	framework.Sleep(ctx, users.UpTo(s.random, s.lease.Lease))
 	return s.Start()
 }

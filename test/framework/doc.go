@@ -5,8 +5,8 @@
 // package that they test: clusters, processes, VirtualMachines, engines and waits.
 //
 // Start with StartCluster in cluster.go, which runs the program drover as a child:
-// binary.go builds it, process.go runs it, proxy.go and relay.go disturb its
-// connections. builder.go builds VirtualMachines and checks.go checks them. docker.go
-// and qemu.go provide engines and guests, wait.go waits. Package testenv, below, adds
-// the controller.
+// binary.go builds it, process.go runs it, endpoint.go asks it, proxy.go and relay.go
+// disturb its connections. builder.go builds VirtualMachines and checks.go checks them.
+// docker.go and qemu.go provide engines and guests, wait.go waits. Of the packages below,
+// testenv adds the controller, and fleet several replicas of it.
 package framework

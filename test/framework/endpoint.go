@@ -19,14 +19,19 @@ import (
 // listening is the state of a socket that takes connections, in /proc/net/tcp.
 const listening = 10
 
-// Get requests a path from the process by HTTP, at whichever of its addresses has it: tests let
-// programs choose their ports.
+// Get is GetFrom for the process.
 func (p *Process) Get(ctx context.Context, path string) ([]byte, error) {
-	addresses, err := listenAddresses(p.PID())
+	return GetFrom(ctx, p.PID(), path)
+}
+
+// GetFrom requests a path from a process by HTTP, at whichever of its addresses has it: tests let
+// programs choose their ports.
+func GetFrom(ctx context.Context, pid int, path string) ([]byte, error) {
+	addresses, err := listenAddresses(pid)
 	if err != nil {
 		return nil, err
 	}
-	errs := []error{fmt.Errorf("process %d does not have %s", p.PID(), path)}
+	errs := []error{fmt.Errorf("process %d does not have %s", pid, path)}
 	for _, address := range addresses {
 		content, err := getOnce(ctx, "http://"+address+path)
 		if err == nil {

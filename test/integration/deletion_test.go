@@ -15,42 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
-	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
-
-// TestRetain checks that the released server continues to run, renamed where that
-// marks it, and that no sweep touches it.
-func TestRetain(t *testing.T) {
-	t.Parallel()
-	t.Run("docker", func(t *testing.T) {
-		t.Parallel()
-		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").DeletionPolicy(api.DeletionRetain))
-		id, name := vm.Status.Server.ID, testenv.InspectServer(t, vm).Name
-		environment.DeleteVM(t, vm)
-		environment.WaitForDeletion(t, vm)
-		waitForDockerSweep(t)
-		c := testenv.InspectContainer(t, id)
-		if !c.State.Running || c.Name != name+docker.RetainedSuffix || c.RestartCount != 0 {
-			t.Errorf("the released container is %s, name %s", c.State.Status, c.Name)
-		}
-	})
-	t.Run("fake", func(t *testing.T) {
-		t.Parallel()
-		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "fake").DeletionPolicy(api.DeletionRetain))
-		environment.DeleteVM(t, vm)
-		environment.WaitForDeletion(t, vm)
-		waitForFakeSweep(t)
-		r := environment.ReadReleasedServers(t)[vm.UID]
-		if r == nil || r.State != driver.StateRunning || r.ID != vm.Status.Server.ID {
-			t.Errorf("the released server is %+v", r)
-		}
-	})
-}
 
 // waitForDockerSweep returns when the sweep has removed a container that has only just
 // lost its owner, so that the sweep has seen older orphans twice.
@@ -64,18 +33,6 @@ func waitForDockerSweep(t *testing.T) {
 	assert.Eventually(t, "the orphan is swept", func(t testing.TB) error {
 		if n := len(testenv.ListContainers(t, uid)); n != 0 {
 			return fmt.Errorf("%d containers", n)
-		}
-		return nil
-	})
-}
-
-func waitForFakeSweep(t *testing.T) {
-	t.Helper()
-	uid := uuid.NewUUID()
-	environment.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
-	assert.Eventually(t, "the orphan is swept", func(t testing.TB) error {
-		if r := environment.ReadFakeServer(t, uid); r != nil {
-			return fmt.Errorf("it is there: %+v", r)
 		}
 		return nil
 	})
@@ -148,45 +105,6 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 		t.Errorf("its server was touched: %s", framework.FormatStatus(now))
 	}
 	environment.CheckServers(t, vm, 1)
-}
-
-// TestNamespaceDeletion checks that a namespace is deleted with all of its
-// servers.
-func TestNamespaceDeletion(t *testing.T) {
-	t.Parallel()
-	ns := environment.CreateNamespace(t)
-	var vms []*api.VirtualMachine
-	for n := range 10 {
-		vms = append(vms, environment.CreateVM(t, newSmallVM(fmt.Sprintf("vm-%d", n), ns, drivers[n%2])))
-	}
-	for _, vm := range vms {
-		environment.WaitForVM(t, vm, framework.IsActive)
-	}
-	environment.MustRunKubectl(t, "", "delete", "namespace", ns, "--timeout=120s")
-	for _, vm := range vms {
-		environment.CheckDeletion(t, vm)
-		environment.CheckServers(t, vm, 0)
-	}
-}
-
-// TestReusedName checks that a VM of the same name, created as soon as the first one
-// is gone, is a different VM.
-func TestReusedName(t *testing.T) {
-	t.Parallel()
-	for _, name := range drivers {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			ns := environment.CreateNamespace(t)
-			first := environment.CreateActiveVM(t, newSmallVM("vm", ns, name))
-			environment.MustRunKubectl(t, "", "delete", "vm", "vm", "-n", ns, "--timeout=60s")
-			second := environment.CreateActiveVM(t, newSmallVM("vm", ns, name))
-			if first.Status.Server.ID == second.Status.Server.ID {
-				t.Error("the second one got the first one's server")
-			}
-			environment.CheckServers(t, first, 0)
-			environment.CheckServers(t, second, 1)
-		})
-	}
 }
 
 // TestForeignContainersAreUnchanged checks that Drover does not touch a container

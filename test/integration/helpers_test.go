@@ -4,13 +4,9 @@
 package integration
 
 import (
-	"k8s.io/apimachinery/pkg/api/resource"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
 )
-
-func parseQuantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 // newSmallVM is a VM that a test's machine can have many of.
 func newSmallVM(name, ns, driver string) *framework.VMBuilder {

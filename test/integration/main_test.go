@@ -48,14 +48,7 @@ func startEnvironment() (func() error, error) {
 	if _, err := framework.OpenDockerClient(); err != nil {
 		return nil, err
 	}
-	w, err := testenv.New()
-	if err != nil {
-		return nil, err
-	}
-	controller, err := w.StartController("--usage-period=2s", "--orphan-grace=2s", "--list-period=1h")
-	if err != nil {
-		return nil, errors.Join(err, w.Close())
-	}
+	w, stop, err := testenv.NewWithController("--usage-period=2s", "--orphan-grace=2s", "--list-period=1h")
 	environment = w
-	return func() error { return errors.Join(waitForDeletions(), controller.Stop(), w.Close()) }, nil
+	return func() error { return errors.Join(waitForDeletions(), stop()) }, err
 }

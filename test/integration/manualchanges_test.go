@@ -151,27 +151,6 @@ func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus)
 	environment.CheckServers(t, after, 1)
 }
 
-// TestServerRenamedManually checks that a new name is harmless: Drover finds a container by
-// its labels.
-func TestServerRenamedManually(t *testing.T) {
-	t.Parallel()
-	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
-	id := vm.Status.Server.ID
-	if _, err := framework.DockerClient(t).ContainerRename(t.Context(), id, client.ContainerRenameOptions{NewName: "renamed-" + string(vm.UID)}); err != nil {
-		t.Fatal(err)
-	}
-	environment.UpdateVM(t, vm, setAction(api.ActionStopped))
-	vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
-	environment.UpdateVM(t, vm, setAction(api.ActionActive))
-	vm = environment.WaitForVM(t, vm, framework.IsActive)
-	if c := testenv.InspectServer(t, vm); c.ID != id || c.Name != "/renamed-"+string(vm.UID) {
-		t.Errorf("it has container %s of name %s, want %s", c.ID, c.Name, id)
-	}
-	environment.DeleteVM(t, vm)
-	environment.WaitForDeletion(t, vm)
-	environment.CheckServers(t, vm, 0)
-}
-
 // TestServerResizedManually checks that Drover restores the size.
 func TestServerResizedManually(t *testing.T) {
 	t.Parallel()
@@ -186,22 +165,4 @@ func TestServerResizedManually(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// TestDuplicateServer checks that two servers of one UID are reported and neither is
-// touched.
-func TestDuplicateServer(t *testing.T) {
-	t.Parallel()
-	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
-	labels := testenv.InspectServer(t, vm).Config.Labels
-	second := testenv.RunForeignContainer(t, "second-"+string(vm.UID), labels)
-	vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseFailed, api.ReasonDuplicate), framework.HasMessage(second), framework.HasMessage(vm.Status.Server.ID))
-	environment.DeleteVM(t, vm)
-	environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseTerminating, api.ReasonDuplicate), framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
-	if n := len(testenv.ListContainers(t, vm.UID)); n != 2 {
-		t.Errorf("%d containers are left, want both", n)
-	}
-	testenv.RemoveContainer(t, second)
-	environment.WaitForDeletion(t, vm)
-	environment.CheckServers(t, vm, 0)
 }

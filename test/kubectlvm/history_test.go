@@ -10,10 +10,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // history is of a VM that two leaders decide about, one after another.
@@ -47,10 +45,7 @@ func (h *history) test(t *testing.T) {
 	h.checkTampered(t, saved)
 
 	viewer := h.r.signIn(t, h.user, "viewer")
-	_, err := h.r.KubeClient.RbacV1().RoleBindings(h.namespace).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "viewer"}, RoleRef: clusterRole("view"), Subjects: userOf("viewer"),
-	}, metav1.CreateOptions{})
-	assert.NoError(t, err)
+	h.r.Bind(t, h.namespace, "view", testenv.Person("viewer"))
 	viewer.eventually("explain", failing, "--history")
 	h.r.signIn(t, h.user, "stranger").fails(3, []string{`cannot get resource "virtualmachines/decisions"`}, "explain", failing, "--history")
 	h.fails(3, []string{"not found"}, "explain", "absent", "--history")

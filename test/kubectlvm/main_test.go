@@ -25,13 +25,9 @@ func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
 var settings = map[string]string{"TERM": "xterm", "NO_COLOR": "1"}
 
 func startEnvironment() (func() error, error) {
-	env, err := testenv.New()
+	env, stop, err := testenv.NewWithController("--vm-driver=fake", "--usage-period=1s", "--fake-boot-time=500ms")
 	if err != nil {
 		return nil, err
-	}
-	controller, err := env.StartController("--vm-driver=fake", "--usage-period=1s", "--fake-boot-time=500ms")
-	if err != nil {
-		return nil, errors.Join(err, env.Close())
 	}
 	environment = env
 	err = os.Setenv("KUBECONFIG", env.Kubeconfig) // completions have no flag
@@ -39,7 +35,7 @@ func startEnvironment() (func() error, error) {
 		err = errors.Join(err, os.Setenv(name, value))
 	}
 	if err != nil {
-		return nil, errors.Join(err, controller.Stop(), env.Close())
+		return nil, errors.Join(err, stop())
 	}
-	return func() error { return errors.Join(controller.Stop(), env.Close()) }, nil
+	return stop, nil
 }

@@ -18,6 +18,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // fields returns a table by its rows' first columns.
@@ -255,5 +256,5 @@ func hideVirtualMachines(t *testing.T) string {
 		r.Out.URL.Path = strings.Replace(r.Out.URL.Path, "/apis/"+api.GroupName, "/apis/absent.example.com", 1)
 	}})
 	t.Cleanup(proxy.Close)
-	return writeKubeconfig(t, &rest.Config{Host: proxy.URL})
+	return testenv.WriteKubeconfig(t, &rest.Config{Host: proxy.URL})
 }

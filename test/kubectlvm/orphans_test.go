@@ -12,7 +12,6 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -79,22 +78,12 @@ func (u *user) checkNoOrphans() {
 func checkRightToListServers(t *testing.T, r *replicas, u *user) {
 	t.Helper()
 	const name = "reviewer"
-	roles := r.KubeClient.RbacV1()
-	bind := func(role string) {
-		t.Helper()
-		_, err := roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: role}, Subjects: userOf(name), RoleRef: clusterRole(role),
-		}, metav1.CreateOptions{})
-		assert.NoError(t, err)
-	}
-	bind("admin")
+	r.Bind(t, "", "admin", testenv.Person(name))
 	other := r.signIn(t, u, name)
 	other.fails(1, []string{`cannot list resource "virtualmachines/servers"`, "at the cluster scope"}, "orphans", "list")
-	_, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{api.SchemeGroupVersion.Group}, Resources: []string{"virtualmachines/" + streams.Servers}, Verbs: []string{"list"}}},
-	}, metav1.CreateOptions{})
-	assert.NoError(t, err)
-	bind(name)
+	r.CreateRole(t, name, rbacv1.PolicyRule{
+		APIGroups: []string{api.SchemeGroupVersion.Group}, Resources: []string{"virtualmachines/" + streams.Servers}, Verbs: []string{"list"},
+	})
+	r.Bind(t, "", name, testenv.Person(name))
 	other.eventually("orphans", "list")
 }

@@ -50,18 +50,6 @@ func TestPowerVerbs(t *testing.T) {
 	u.fails(1, []string{"error: web: it is stopped"}, "restart", "web")
 }
 
-// TestRestartTwiceInASecond finds a second restart that has the time of the first.
-func TestRestartTwiceInASecond(t *testing.T) {
-	t.Parallel()
-	u := newUser(t)
-	before := u.create("web").Status.RestartCount
-	u.must("restart", "web", "--wait")
-	u.must("restart", "web", "--wait")
-	if count := u.get("web").Status.RestartCount - before; count != 2 {
-		t.Errorf("the server was started %d times again", count)
-	}
-}
-
 // TestStartAgain starts a VM that ended by itself, which its action does not say.
 func TestStartAgain(t *testing.T) {
 	t.Parallel()

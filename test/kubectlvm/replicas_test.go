@@ -12,13 +12,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
@@ -99,30 +95,9 @@ func (r *replicas) allowDiscovery(t *testing.T) {
 // signIn returns a user without rights, with a certificate, who works in the namespace of another.
 func (r *replicas) signIn(t *testing.T, u *user, name string) *user {
 	t.Helper()
-	path := writeKubeconfig(t, r.SignUser(t, name, time.Now().Add(time.Hour)))
+	person, _ := r.NewPerson(t, name)
+	path := testenv.WriteKubeconfig(t, person)
 	return &user{t: t, namespace: u.namespace, flags: []string{"--kubeconfig=" + path}, stdin: strings.NewReader("")}
-}
-
-// writeKubeconfig writes how to connect, and returns the path of the file.
-func writeKubeconfig(t testing.TB, c *rest.Config) string {
-	t.Helper()
-	file := clientcmdapi.NewConfig()
-	file.Clusters["c"] = &clientcmdapi.Cluster{Server: c.Host, CertificateAuthorityData: c.CAData, CertificateAuthority: c.CAFile}
-	file.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: c.CertData, ClientKeyData: c.KeyData}
-	file.Contexts["x"], file.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	assert.NoError(t, clientcmd.WriteToFile(*file, path))
-	return path
-}
-
-// userOf is the subject of bindings for a user.
-func userOf(name string) []rbacv1.Subject {
-	return []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
-}
-
-// clusterRole is the roleRef of bindings of a ClusterRole.
-func clusterRole(name string) rbacv1.RoleRef {
-	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}
 }
 
 // TestReplicas has users of two replicas, one of which is killed while it leads. The tests of each

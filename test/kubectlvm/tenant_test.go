@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -66,26 +65,15 @@ func TestNamespaceOfATenant(t *testing.T) {
 func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 	t.Helper()
 	const name = "tenant"
-	roles := environment.KubeClient.RbacV1()
-	_, err := roles.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"create"}}},
-	}, metav1.CreateOptions{})
-	if err == nil {
-		_, err = roles.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: userOf(name), RoleRef: clusterRole(name),
-		}, metav1.CreateOptions{})
-	}
-	assert.NoError(t, err)
-	tenant := kubernetes.NewForConfigOrDie(environment.SignUser(t, name, time.Now().Add(time.Hour)))
+	person, subject := environment.NewPerson(t, name)
+	environment.CreateRole(t, name, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"create"}})
+	environment.Bind(t, "", name, subject)
+	tenant := kubernetes.NewForConfigOrDie(person)
 	onceAllowed(t, func() error {
 		_, err := tenant.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 		return err
 	})
-	_, err = roles.RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Subjects: userOf(name), RoleRef: clusterRole("admin"),
-	}, metav1.CreateOptions{})
-	assert.NoError(t, err)
+	environment.Bind(t, namespace, "admin", subject)
 	return tenant
 }
 

@@ -6,11 +6,9 @@ package manifests
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,8 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
@@ -143,53 +139,22 @@ func unservedVM(name string) *framework.VMBuilder { return framework.NewVM(name)
 func startControllerAs(t *testing.T, w *testenv.Environment, args ...string) *testenv.ControllerProcess {
 	t.Helper()
 	as := &testenv.Environment{
-		Cluster: &framework.Cluster{Kubeconfig: writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient))},
+		Cluster: &framework.Cluster{Kubeconfig: testenv.WriteKubeconfig(t, accountUser(t, w))},
 		FakeDir: w.FakeDir,
 	}
 	args = append([]string{"--vm-driver=fake", "--usage-period=1s", "--leader-elect", "--lease-lock-namespace=" + namespace}, args...)
 	return as.StartControllerProcess(t, []string{"POD_NAME=drover-controller-0"}, args...)
 }
 
-func requestToken(t *testing.T, kube kubernetes.Interface) string {
+// accountUser is the controller's ServiceAccount, with a token alone.
+func accountUser(t *testing.T, w *testenv.Environment) *rest.Config {
 	t.Helper()
-	return requestAccountToken(t, kube, accountName)
-}
-
-func requestAccountToken(t *testing.T, kube kubernetes.Interface, name string) string {
-	t.Helper()
-	answer, err := kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	assert.NoError(t, err)
-	return answer.Status.Token
-}
-
-// writeKubeconfig writes one that connects by a token alone.
-func writeKubeconfig(t *testing.T, c *framework.Cluster, token string) string {
-	t.Helper()
-	config := rest.CopyConfig(c.Config)
-	assert.NoError(t, rest.LoadTLSFiles(config))
-	k := clientcmdapi.NewConfig()
-	k.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
-	k.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: token}
-	k.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	k.CurrentContext = "x"
-	path := filepath.Join(t.TempDir(), "kubeconfig")
-	assert.NoError(t, clientcmd.WriteToFile(*k, path))
-	return path
-}
-
-func clientForToken(t *testing.T, kubeconfig string) kubernetes.Interface {
-	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	assert.NoError(t, err)
-	config.QPS = -1
-	kube, err := kubernetes.NewForConfig(config)
-	assert.NoError(t, err)
-	return kube
+	return w.TokenUser(w.RequestToken(t, namespace, accountName))
 }
 
 // testPermissions queries the API server for what the account may do.
 func testPermissions(t *testing.T, w *testenv.Environment) {
-	kube := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
+	kube := kubernetes.NewForConfigOrDie(accountUser(t, w))
 	check := func(p permission) error {
 		resource, sub, _ := strings.Cut(p.resource, "/")
 		review := &authorizationv1.SelfSubjectAccessReview{}

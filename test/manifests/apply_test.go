@@ -174,14 +174,14 @@ func testAllValues(t *testing.T, w *testenv.Environment) {
 		applyChart(t, w, valuesNamespace, values)
 		dryRunPod(t, w.KubeClient, podTemplateOf(t, w.KubeClient, valuesNamespace), "")
 	}
-	checkScraper(t, w.Cluster, waitForToken(t, w.KubeClient, valuesNamespace, "drover-metrics-scraper"))
+	checkScraper(t, w, waitForToken(t, w.KubeClient, valuesNamespace, "drover-metrics-scraper"))
 }
 
 // checkScraper checks that the PodMonitor's token allows to read metrics, and no more than
 // every account may.
-func checkScraper(t *testing.T, c *framework.Cluster, token string) {
+func checkScraper(t *testing.T, w *testenv.Environment, token string) {
 	t.Helper()
-	scraper := clientForToken(t, writeKubeconfig(t, c, token))
+	scraper := kubernetes.NewForConfigOrDie(w.TokenUser(token))
 	review := &authorizationv1.SelfSubjectAccessReview{}
 	review.Spec.NonResourceAttributes = &authorizationv1.NonResourceAttributes{Verb: "get", Path: "/metrics"}
 	assert.Eventually(t, "the account may read metrics", func(t testing.TB) error {
@@ -261,7 +261,7 @@ func testStaticPod(t *testing.T, w *testenv.Environment) {
 	_, stderr = framework.RunKubectl(t, w.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
 	checkNoWarnings(t, stderr)
 
-	controller := clientForToken(t, writeKubeconfig(t, w.Cluster, waitForToken(t, kube, namespace, "drover-controller-token")))
+	controller := kubernetes.NewForConfigOrDie(w.TokenUser(waitForToken(t, kube, namespace, "drover-controller-token")))
 	if _, err := controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}

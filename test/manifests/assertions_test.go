@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -51,16 +50,10 @@ func testAssertionPolicy(t *testing.T, w *testenv.Environment) {
 
 func newRoleUser(t *testing.T, w *testenv.Environment, role string) user {
 	t.Helper()
-	config, subject := accountUser(t, w, "user-of-"+role)
-	bindUser(t, w.KubeClient, role, subject)
+	config, subject := tokenUser(t, w, "user-of-"+role)
+	w.Bind(t, usersNamespace, role, subject)
 	// An operator may edit in the other namespace, so that only the verb is missing there.
-	binding := &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: subject.Name}, Subjects: []rbacv1.Subject{subject},
-		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
-	}
-	if _, err := w.KubeClient.RbacV1().RoleBindings(otherNamespace).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	w.Bind(t, otherNamespace, "edit", subject)
 	return newUser(t, role, "token", config)
 }
 

@@ -33,7 +33,7 @@ func TestImage(t *testing.T) {
 	w := testenv.Start(t)
 	framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 
-	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
+	id := runImage(t, docker, image, testenv.WriteKubeconfig(t, accountUser(t, w)))
 	vm := w.CreateVM(t, framework.NewVM("vm").Driver("fake"))
 	w.WaitForVM(t, vm, framework.IsActive)
 	w.DeleteVM(t, vm)

@@ -84,7 +84,7 @@ func newAccount(t *testing.T, w *testenv.Environment, name string) string {
 	if _, err := w.KubeClient.CoreV1().ServiceAccounts(namespace).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	return requestAccountToken(t, w.KubeClient, name)
+	return w.RequestToken(t, namespace, name)
 }
 
 // checkAnswers requests metrics until the answer is the expected one: the program takes a

@@ -31,7 +31,7 @@ func testStreams(t *testing.T, w *testenv.Environment) {
 	w.CreateActiveVM(t, fakeVM("vm").Namespace("default"))
 
 	for kind, create := range map[string]func(*testing.T, *testenv.Environment) *rest.Config{
-		"token": func(t *testing.T, w *testenv.Environment) *rest.Config { return boundUser(t, w, accountUser, "reader") },
+		"token": func(t *testing.T, w *testenv.Environment) *rest.Config { return boundUser(t, w, tokenUser, "reader") },
 		"certificate": func(t *testing.T, w *testenv.Environment) *rest.Config {
 			return boundUser(t, w, certificateUser, "person")
 		},

@@ -11,11 +11,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,7 +72,7 @@ func testUsers(t *testing.T, w *testenv.Environment) {
 	for _, ns := range []string{usersNamespace, otherNamespace} {
 		w.CreateVM(t, unservedVM("vm").Namespace(ns).Bound("docker/engine"))
 	}
-	controller := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
+	controller := kubernetes.NewForConfigOrDie(accountUser(t, w))
 	users := createUsers(t, w)
 	waitForRoles(t, controller, users)
 	for _, u := range users {
@@ -97,7 +95,7 @@ func createUsers(t *testing.T, w *testenv.Environment) []user {
 	kinds := []struct {
 		name   string
 		create createUser
-	}{{"impersonation", impersonatedUser}, {"token", accountUser}, {"certificate", certificateUser}}
+	}{{"impersonation", impersonatedUser}, {"token", tokenUser}, {"certificate", certificateUser}}
 	var users []user
 	for r, role := range slices.Sorted(maps.Keys(userRanks)) {
 		for k, kind := range kinds {
@@ -106,7 +104,7 @@ func createUsers(t *testing.T, w *testenv.Environment) []user {
 			}
 			config, subject := kind.create(t, w, kind.name+"-"+cmp.Or(role, "none"))
 			if role != "" {
-				bindUser(t, w.KubeClient, role, subject)
+				w.Bind(t, usersNamespace, role, subject)
 			}
 			config.QPS = -1
 			users = append(users, newUser(t, role, kind.name, config))
@@ -132,39 +130,15 @@ func newUser(t *testing.T, role, credentials string, config *rest.Config) user {
 func impersonatedUser(_ *testing.T, w *testenv.Environment, name string) (*rest.Config, rbacv1.Subject) {
 	config := rest.CopyConfig(w.Config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: name}
-	return config, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
+	return config, testenv.Person(name)
 }
 
-func accountUser(t *testing.T, w *testenv.Environment, name string) (*rest.Config, rbacv1.Subject) {
-	t.Helper()
-	accounts := w.KubeClient.CoreV1().ServiceAccounts(usersNamespace)
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := accounts.Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	token, err := accounts.CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	assert.NoError(t, err)
-	config := rest.AnonymousClientConfig(w.Config)
-	config.BearerToken = token.Status.Token
-	return config, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: usersNamespace, Name: name}
+func tokenUser(t *testing.T, w *testenv.Environment, name string) (*rest.Config, rbacv1.Subject) {
+	return w.NewAccount(t, usersNamespace, name)
 }
 
-// certificateUser signs a client certificate with the CA of `drover up`.
 func certificateUser(t *testing.T, w *testenv.Environment, name string) (*rest.Config, rbacv1.Subject) {
-	t.Helper()
-	return w.SignUser(t, name, time.Now().Add(time.Hour)), rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
-}
-
-func bindUser(t *testing.T, kube kubernetes.Interface, role string, subject rbacv1.Subject) {
-	t.Helper()
-	binding := &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: subject.Name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{subject},
-	}
-	if _, err := kube.RbacV1().RoleBindings(usersNamespace).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	return w.NewPerson(t, name)
 }
 
 // waitForRoles waits until the API server applies the bindings and the aggregated rules.

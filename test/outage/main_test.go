@@ -11,8 +11,6 @@ import (
 	"os"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
@@ -31,8 +29,6 @@ var drivers = []string{"docker", "fake"}
 func newSmallVM(name, driver string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
 }
-
-func parseQuantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 // sameServer requires the server that a VM had before, never started again.
 func sameServer(before *api.VirtualMachine) framework.VMCheck {

@@ -4,11 +4,11 @@
 package outage
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -123,7 +123,7 @@ func TestShortOutageIsNotReported(t *testing.T) {
 // resizeVM changes the CPU and waits until that is applied.
 func resizeVM(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
 	t.Helper()
-	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity(cpu) })
+	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse(cpu) })
 	return w.WaitForVM(t, vm, framework.IsActive, sameServer(vm))
 }
 
@@ -189,68 +189,4 @@ func TestEngineMismatch(t *testing.T) {
 	if len(w.ReadFakeServers(t)) != 1 {
 		t.Errorf("servers %v, want one", w.ReadFakeServers(t))
 	}
-}
-
-// TestDeletionWhileCreating checks that a deletion leaves nothing, whatever happens to the
-// creation. That it does not wait for the next try of a creation is a row of TestDecide in
-// internal/controller/policy.
-func TestDeletionWhileCreating(t *testing.T) {
-	t.Parallel()
-	w := testenv.StartVirtual(t)
-	w.SetFaults(t, `
-slow: {latency: 5s}
-fails: {failCreate: 1000000, kind: retry}
-exhausted: {failCreate: 1000000, kind: exhausted}
-invalid: {failCreate: 1000000, kind: invalid}
-`)
-	w.RunController(t)
-	vms := map[*api.VirtualMachine]framework.VMCheck{}
-	for name, check := range map[string]framework.VMCheck{
-		"slow":      framework.HasPhase(api.PhaseCreating, api.ReasonCreating),
-		"fails":     framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed),
-		"exhausted": framework.HasPhase(api.PhaseFailed, api.ReasonExhausted),
-		"invalid":   framework.HasPhase(api.PhaseFailed, api.ReasonInvalid),
-	} {
-		vms[w.CreateVM(t, newSmallVM(name, "fake"))] = check
-	}
-	for vm, check := range vms {
-		w.WaitForVM(t, vm, check)
-		w.DeleteVM(t, vm)
-	}
-	for vm := range vms {
-		w.WaitForDeletion(t, vm)
-	}
-	if all := w.ReadFakeServers(t); len(all) != 0 {
-		t.Errorf("servers are left: %v", all)
-	}
-}
-
-// TestLostResponse checks that a change which the engine made, but whose response
-// was lost, is made once.
-func TestLostResponse(t *testing.T) {
-	t.Parallel()
-	w := testenv.StartVirtual(t)
-	w.SetFaults(t, `vm: {succeedThenTimeout: true}`)
-	w.RunController(t)
-	vm := w.CreateVM(t, newSmallVM("vm", "fake"))
-	var id string
-	assert.Eventually(t, "the server is made", func(t testing.TB) error {
-		r := w.ReadFakeServer(t, vm.UID)
-		if r == nil {
-			return errors.New("there is none")
-		}
-		id = r.ID
-		return nil
-	})
-	w.SetFaults(t, "") // a driver that never answers can have nothing confirmed
-	w.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
-		if vm.Status.Server.ID != id {
-			return fmt.Errorf("the server is %s, not %s", vm.Status.Server.ID, id)
-		}
-		return nil
-	})
-	w.CheckServers(t, vm, 1)
-	w.DeleteVM(t, vm)
-	w.WaitForDeletion(t, vm)
-	w.CheckServers(t, vm, 0)
 }

@@ -51,20 +51,18 @@ func startEnvironment() (func() error, error) {
 	if err := os.Mkdir(e.images, 0o700); err != nil {
 		return nil, err
 	}
-	if e.Environment, err = testenv.New(); err != nil {
+	var stop func() error
+	e.Environment, stop, err = testenv.NewWithController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h", "--orphan-grace=1s",
+		"--decisions="+e.decisions, "--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
+	if err != nil {
 		return nil, err
 	}
 	if e.objects, err = dynamic.NewForConfig(e.Config); err != nil {
-		return nil, errors.Join(err, e.Close())
-	}
-	controller, err := e.StartController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h", "--orphan-grace=1s",
-		"--decisions="+e.decisions, "--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
-	if err != nil {
-		return nil, errors.Join(err, e.Close())
+		return nil, errors.Join(err, stop())
 	}
 	environment = e
 	return func() error {
-		return errors.Join(e.waitSwept(), controller.Stop(), e.replayDecisions(), e.Close(), os.RemoveAll(temp))
+		return errors.Join(e.waitSwept(), stop(), e.replayDecisions(), os.RemoveAll(temp))
 	}, nil
 }
 

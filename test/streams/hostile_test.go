@@ -276,13 +276,11 @@ func (s *server) count(t testing.TB) counts {
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.pid()))
 	assert.NoError(t, err)
 	c := counts{descriptors: len(all), goroutines: runtime.NumGoroutine()}
-	if s.debug == "" {
-		return c
-	}
-	response, err := getFrom(t, http.DefaultClient, "http://"+s.debug+"/debug/pprof/goroutine?debug=1") //nolint:bodyclose // bodyOf closes it
-	assert.NoError(t, err)
-	if _, err := fmt.Sscanf(bodyOf(response), "goroutine profile: total %d", &c.goroutines); err != nil {
-		t.Fatal(err)
+	if s == standalone {
+		profile, err := framework.GetFrom(t.Context(), s.pid(), "/debug/pprof/goroutine?debug=1")
+		assert.NoError(t, err)
+		_, err = fmt.Sscanf(string(profile), "goroutine profile: total %d", &c.goroutines)
+		assert.NoError(t, err)
 	}
 	return c
 }

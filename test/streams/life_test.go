@@ -137,8 +137,8 @@ func TestFairness(t *testing.T) {
 	t.Parallel()
 	s := standalone
 	namespace := s.createVM(t)
-	user, subject := accountUser(t, s, namespace, "editor")
-	s.bind(t, namespace, "edit", subject)
+	user, subject := s.NewAccount(t, namespace, "editor")
+	s.Bind(t, namespace, "edit", subject)
 	checkStreams(t, s, user, namespace, s.CreateNamespace(t), roles["edit"])
 	for range 30 {
 		ws, response, err := s.dial(t, s.at(user), streams.Path(namespace, "vm", streams.Console))

@@ -44,8 +44,6 @@ type server struct {
 	ca  []byte
 	// restart restarts the controller in this process.
 	restart func() error
-	// debug is the address of the process's profiles, empty for this process.
-	debug string
 }
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startServers)) }
@@ -63,17 +61,13 @@ func startServers() (func() error, error) {
 }
 
 func startStandalone() (func() error, error) {
-	debug, err := framework.FindFreeAddress(context.Background())
-	if err != nil {
-		return nil, err
-	}
 	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: []string{
-		"--vm-driver=fake", "--streams-per-vm=200", "--pprof-bind-address=" + debug,
+		"--vm-driver=fake", "--streams-per-vm=200", "--pprof-bind-address=127.0.0.1:0",
 	}})
 	if err != nil {
 		return nil, err
 	}
-	standalone = &server{Environment: env, url: env.Config.Host, debug: debug}
+	standalone = &server{Environment: env, url: env.Config.Host}
 	return env.Close, nil
 }
 

@@ -4,17 +4,15 @@
 package streams
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gorilla/websocket"
-	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -47,8 +45,13 @@ var roles = map[string][]streams.Stream{
 }
 
 // credentials make a user of the API server.
-var credentials = map[string]func(*testing.T, *server, string, string) (*rest.Config, rbacv1.Subject){
-	"token": accountUser, "certificate": certificateUser,
+var credentials = map[string]func(t *testing.T, s *server, ns, name string) (*rest.Config, rbacv1.Subject){
+	"token": func(t *testing.T, s *server, ns, name string) (*rest.Config, rbacv1.Subject) {
+		return s.NewAccount(t, ns, name)
+	},
+	"certificate": func(t *testing.T, s *server, _, name string) (*rest.Config, rbacv1.Subject) {
+		return s.NewPerson(t, name)
+	},
 }
 
 // TestUsers checks which streams users may open: with each role and with none, by tokens and
@@ -63,8 +66,10 @@ func TestUsers(t *testing.T) {
 			for role, allowed := range roles {
 				for kind, create := range credentials {
 					t.Run(fmt.Sprintf("%q by %s", role, kind), func(t *testing.T) {
-						user, subject := create(t, s, namespace, kind+"-of-"+role)
-						s.bind(t, namespace, role, subject)
+						user, subject := create(t, s, namespace, cmp.Or(role, "none")+"-by-"+kind)
+						if role != "" {
+							s.Bind(t, namespace, role, subject)
+						}
 						checkStreams(t, s, user, namespace, other, allowed)
 					})
 				}
@@ -125,7 +130,7 @@ func TestAddress(t *testing.T) {
 		if s == endpoint {
 			continue // its roles are those of config/rbac: test/manifests
 		}
-		user, _ := accountUser(t, s, s.CreateNamespace(t), "reader")
+		user, _ := s.NewAccount(t, s.CreateNamespace(t), "reader")
 		config, err := clientOf(t, user).CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -217,48 +222,6 @@ func (s *server) createRoles(t *testing.T) {
 		resources = append(resources, "virtualmachines/"+string(stream))
 	}
 	for name, verb := range map[string]string{"getters": "get", "creators": "create"} {
-		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{
-			APIGroups: []string{"cloudnative.tw"}, Resources: resources, Verbs: []string{verb},
-		}}}
-		if _, err := s.KubeClient.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		s.CreateRole(t, name, rbacv1.PolicyRule{APIGroups: []string{"cloudnative.tw"}, Resources: resources, Verbs: []string{verb}})
 	}
-}
-
-func (s *server) bind(t *testing.T, namespace, role string, subject rbacv1.Subject) {
-	t.Helper()
-	if role == "" {
-		return
-	}
-	binding := &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: subject.Name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{subject},
-	}
-	if _, err := s.KubeClient.RbacV1().RoleBindings(namespace).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// accountUser returns a user with a ServiceAccount's token.
-func accountUser(t *testing.T, s *server, namespace, name string) (*rest.Config, rbacv1.Subject) {
-	t.Helper()
-	accounts := s.KubeClient.CoreV1().ServiceAccounts(namespace)
-	name = strings.TrimSuffix(name, "-of-")
-	if _, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	token, err := accounts.CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	assert.NoError(t, err)
-	user := rest.AnonymousClientConfig(s.Config)
-	user.BearerToken = token.Status.Token
-	return user, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: name}
-}
-
-// certificateUser returns a user with a certificate of the cluster's CA.
-func certificateUser(t *testing.T, s *server, _, name string) (*rest.Config, rbacv1.Subject) {
-	t.Helper()
-	name = fmt.Sprintf("%s-%d", name, time.Now().UnixNano())
-	return s.SignUser(t, name, time.Now().Add(time.Hour)), rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
 }

@@ -4,7 +4,6 @@
 package upgrade
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -17,11 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/moby/api/types/container"
-	docker "github.com/moby/moby/client"
-	"k8s.io/apimachinery/pkg/runtime"
+	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
@@ -31,13 +27,11 @@ import (
 
 // testHost is a data dir on which one version of Drover runs after the other.
 type testHost struct {
+	*testenv.Environment // of the version that runs
+
 	t                             testing.TB
 	dir, plain, other, fail, qemu string
-
-	docker  *docker.Client
-	cluster *framework.Cluster
-	client  client.Client
-	grace   int64
+	grace                         int64
 }
 
 // qemuWrapper returns a QEMU that starts no machine while a certain file exists.
@@ -52,20 +46,16 @@ func newTestHost(t testing.TB) *testHost {
 	t.Helper()
 	temp := framework.PublicDir(t)
 	h := &testHost{t: t, dir: filepath.Join(temp, "d"), fail: filepath.Join(temp, "fail"), qemu: filepath.Join(temp, "qemu"), grace: 30}
-	t.Cleanup(h.removeRemains)
-	h.docker = framework.DockerClient(t)
+	t.Cleanup(func() {
+		for pid := range h.processes() {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
 	images := filepath.Join(temp, "images")
 	h.must(os.Mkdir(images, 0o700))
 	h.plain, h.other = framework.BuildBootGuest(t, images, "A", false), framework.BuildBootGuest(t, images, "B", false)
 	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, framework.QEMUBinary(t)), 0o755))
 	return h
-}
-
-// with returns the host for a part of the test, such as a check.
-func (h *testHost) with(t testing.TB) *testHost {
-	other := *h
-	other.t = t
-	return &other
 }
 
 func (h *testHost) must(err error) {
@@ -77,10 +67,10 @@ func (h *testHost) must(err error) {
 // returns once that version has observed every VM.
 func (h *testHost) runVersion(binary string) {
 	h.t.Helper()
-	if h.cluster != nil {
-		h.must(h.cluster.Stop())
+	if h.Environment != nil {
+		h.must(h.Stop())
 	}
-	c, err := framework.NewCluster(framework.ClusterOptions{
+	env, err := testenv.NewWith(framework.ClusterOptions{
 		DataDir: h.dir, WithController: true, Binary: binary,
 		Args: []string{
 			"--vm-driver", "docker,qemu,fake", "--docker-image", framework.GuestPlain, "--qemu-accel", "tcg",
@@ -88,31 +78,36 @@ func (h *testHost) runVersion(binary string) {
 		},
 	})
 	h.must(err)
-	h.cluster = c
-	scheme := runtime.NewScheme()
-	h.must(api.AddToScheme(scheme))
-	h.client, err = client.New(c.Config, client.Options{Scheme: scheme})
-	h.must(err)
+	h.Environment = env
+	h.t.Cleanup(func() {
+		if h.t.Failed() {
+			h.t.Logf("%s up printed:\n%s", binary, env.Output())
+		}
+		if err := env.Close(); err != nil {
+			h.t.Error(err)
+		}
+	})
 	h.waitUntilObserved()
 }
 
 // newVM returns a VM that is named after its final state.
-func (h *testHost) newVM(driver, state string) *api.VirtualMachine {
-	vm := framework.NewVM(driver+"-"+state).Namespace("default").Driver(driver).GracePeriod(h.grace).
+func (h *testHost) newVM(driver, state string) *framework.VMBuilder {
+	vm := framework.NewVM(driver+"-"+state).Driver(driver).GracePeriod(h.grace).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "32M").RestartPolicy(api.RestartOnFailure)
 	if driver == "qemu" {
 		vm = vm.Image(h.plain)
 	}
-	return vm.Obj()
+	return vm
 }
 
 // crashServer makes a driver's server exit with a failure.
 func (h *testHost) crashServer(driver string) {
 	h.t.Helper()
-	uid := h.getVM(driver + "-exited").UID
+	vm := h.getVM(driver + "-exited")
+	uid := vm.UID
 	switch driver {
 	case "docker":
-		_, err := h.docker.ContainerKill(h.t.Context(), h.listContainers("cloudnative.tw/uid=" + string(uid))[0].ID, docker.ContainerKillOptions{Signal: "KILL"})
+		_, err := framework.DockerClient(h.t).ContainerKill(h.t.Context(), testenv.InspectServer(h.t, vm).ID, client.ContainerKillOptions{Signal: "KILL"})
 		h.must(err)
 	case "qemu":
 		h.waitForBanner("qemu-exited", "drover guest 1 A")
@@ -174,14 +169,6 @@ func (h *testHost) failStarts(fail bool) {
 	h.must(os.WriteFile(h.fail, nil, 0o600))
 }
 
-func (h *testHost) listContainers(label string) []container.Summary {
-	h.t.Helper()
-	ctx := context.WithoutCancel(h.t.Context()) // it is called at the end too
-	all, err := h.docker.ContainerList(ctx, docker.ContainerListOptions{All: true, Filters: docker.Filters{}.Add("label", label)})
-	h.must(err)
-	return all.Items
-}
-
 // serverSummary returns for every VM what its server is, and for every engine what it
 // contains. It omits a machine that cannot start and is retried.
 func (h *testHost) serverSummary() map[string]string {
@@ -204,14 +191,11 @@ func (h *testHost) serverSummary() map[string]string {
 }
 
 func (h *testHost) dockerSummary() string {
-	cluster, err := os.ReadFile(filepath.Join(h.dir, "cluster-id"))
-	h.must(err)
 	var lines []string
-	for _, c := range h.listContainers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
-		is, err := h.docker.ContainerInspect(h.t.Context(), c.ID, docker.ContainerInspectOptions{})
-		h.must(err)
-		s := is.Container.State
-		lines = append(lines, fmt.Sprintf("%s %s %s, process %d, since %s, %d restarts;\n  ", is.Container.Name, c.ID[:12], s.Status, s.Pid, s.StartedAt, is.Container.RestartCount))
+	for _, c := range h.ListClusterContainers(h.t) {
+		is := testenv.InspectContainer(h.t, c.ID)
+		lines = append(lines, fmt.Sprintf("%s %s %s, process %d, since %s, %d restarts;\n  ",
+			is.Name, c.ID[:12], is.State.Status, is.State.Pid, is.State.StartedAt, is.RestartCount))
 	}
 	return joinSorted(lines)
 }
@@ -264,25 +248,4 @@ func (h *testHost) processes() map[int]string {
 		}
 	}
 	return found
-}
-
-// removeRemains removes all that the test has created.
-func (h *testHost) removeRemains() {
-	if h.cluster == nil {
-		return
-	}
-	if h.t.Failed() {
-		h.t.Logf("drover up printed:\n%s", h.cluster.Output())
-	}
-	if err := h.cluster.Close(); err != nil {
-		h.t.Error(err)
-	}
-	for pid := range h.processes() {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	if cluster, err := os.ReadFile(filepath.Join(h.dir, "cluster-id")); err == nil {
-		for _, c := range h.listContainers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
-			testenv.RemoveContainer(h.t, c.ID)
-		}
-	}
 }

@@ -12,11 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/assert"
 )
 
 // Environment variables that name the program before the upgrade, and the one after
@@ -49,7 +47,7 @@ func TestUpgrade(t *testing.T) {
 		h.updateVM(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
 		h.updateVM(driver+"-stopped", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
 		h.updateVM(driver+"-running", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-		h.createVM(h.newVM(driver, "new"))
+		h.CreateVM(t, h.newVM(driver, "new"))
 		for name, phase := range map[string]api.Phase{"paused": api.PhaseActive, "stopped": api.PhaseActive, "running": api.PhaseStopped, "new": api.PhaseActive} {
 			h.waitForPhase(driver+"-"+name, phase)
 		}
@@ -65,13 +63,13 @@ func (h *testHost) createServers(driver string) {
 	for _, state := range []string{"running", "paused", "stopped", "exited", "retained"} {
 		vm := h.newVM(driver, state)
 		if state == "exited" {
-			vm.Spec.RestartPolicy = api.RestartNever
+			vm.RestartPolicy(api.RestartNever)
 		}
 		if state == "retained" {
-			vm.Spec.DeletionPolicy = api.DeletionRetain
+			vm.DeletionPolicy(api.DeletionRetain)
 		}
-		h.createVM(vm)
-		h.waitForPhase(vm.Name, api.PhaseActive)
+		h.CreateVM(h.t, vm)
+		h.waitForPhase(driver+"-"+state, api.PhaseActive)
 	}
 	h.updateVM(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionPaused })
 	h.waitForPhase(driver+"-paused", api.PhasePaused)
@@ -86,17 +84,15 @@ func (h *testHost) createServers(driver string) {
 // and fail at the start of the machine with the new one. Earlier versions replaced
 // the disk when image.source was edited.
 func (h *testHost) createHalfReplaced() {
-	vm := h.newVM("qemu", "half")
-	h.createVM(vm)
+	h.CreateVM(h.t, h.newVM("qemu", "half"))
 	h.waitForBanner("qemu-half", "drover guest 1 A")
 	h.updateVM("qemu-half", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
 	h.waitForPhase("qemu-half", api.PhaseStopped)
 	h.failStarts(true)
 	h.updateVM("qemu-half", func(s *api.VirtualMachineSpec) { s.Action, s.Image.Source = api.ActionActive, h.other })
-	assert.Eventually(h.t, "the start with another disk fails", func(t testing.TB) error {
-		h := h.with(t)
-		if vm := h.getVM("qemu-half"); vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
-			return fmt.Errorf("its operation is %+v", vm.Status.Operation)
+	h.WaitForVM(h.t, h.getVM("qemu-half"), func(vm *api.VirtualMachine) error {
+		if vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
+			return errors.New("its start with another disk has not failed")
 		}
 		return nil
 	})
@@ -144,53 +140,38 @@ func (h *testHost) deleteAll() {
 	}
 }
 
-func (h *testHost) createVM(vm *api.VirtualMachine) {
-	h.t.Helper()
-	h.must(h.client.Create(h.t.Context(), vm))
-}
-
 func (h *testHost) getVM(name string) *api.VirtualMachine {
 	h.t.Helper()
-	var vm api.VirtualMachine
-	h.must(h.client.Get(h.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, &vm))
-	return &vm
+	vm, err := h.VMClient.CloudnativeV1alpha1().VirtualMachines(h.Namespace).Get(h.t.Context(), name, metav1.GetOptions{})
+	h.must(err)
+	return vm
 }
 
 func (h *testHost) listVMs() []api.VirtualMachine {
 	h.t.Helper()
-	var list api.VirtualMachineList
-	h.must(h.client.List(h.t.Context(), &list))
+	list, err := h.VMClient.CloudnativeV1alpha1().VirtualMachines(h.Namespace).List(h.t.Context(), metav1.ListOptions{})
+	h.must(err)
 	return list.Items
 }
 
-func (h *testHost) updateVM(name string, change func(*api.VirtualMachineSpec)) {
+func (h *testHost) updateVM(name string, change func(*api.VirtualMachineSpec)) *api.VirtualMachine {
 	h.t.Helper()
-	vm := h.getVM(name)
-	before := client.MergeFrom(vm.DeepCopy())
-	change(&vm.Spec)
-	h.must(h.client.Patch(h.t.Context(), vm, before))
+	return h.UpdateVM(h.t, h.getVM(name), func(vm *api.VirtualMachine) { change(&vm.Spec) })
 }
 
 // deleteVM waits until the VM is gone.
 func (h *testHost) deleteVM(name string) {
 	h.t.Helper()
-	h.must(h.client.Delete(h.t.Context(), h.getVM(name)))
-	assert.Eventually(h.t, name+" is gone", func(testing.TB) error {
-		var vm api.VirtualMachine
-		err := h.client.Get(h.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, &vm)
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return errors.Join(fmt.Errorf("it is %s: %s", vm.Status.Phase, vm.Status.Message), err)
-	})
+	vm := h.getVM(name)
+	h.DeleteVM(h.t, vm)
+	h.WaitForDeletion(h.t, vm)
 }
 
 func (h *testHost) waitForPhase(name string, phase api.Phase) {
 	h.t.Helper()
-	assert.Eventually(h.t, name+" is "+string(phase), func(t testing.TB) error {
-		h := h.with(t)
-		if s := h.getVM(name).Status; s.Phase != phase {
-			return fmt.Errorf("it is %s: %s: %s", s.Phase, s.Reason, s.Message)
+	h.WaitForVM(h.t, h.getVM(name), func(vm *api.VirtualMachine) error {
+		if vm.Status.Phase != phase {
+			return fmt.Errorf("phase %s, want %s", vm.Status.Phase, phase)
 		}
 		return nil
 	})
@@ -202,15 +183,12 @@ func (h *testHost) waitUntilObserved() {
 	h.t.Helper()
 	h.grace++
 	for _, vm := range h.listVMs() {
-		h.updateVM(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(h.grace) })
-	}
-	assert.Eventually(h.t, "every VM is observed", func(t testing.TB) error {
-		h := h.with(t)
-		for _, vm := range h.listVMs() {
+		changed := h.updateVM(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(h.grace) })
+		h.WaitForVM(h.t, changed, func(vm *api.VirtualMachine) error {
 			if vm.Status.ObservedGeneration != vm.Generation {
-				return fmt.Errorf("%s is observed at %d of %d: %s: %s", vm.Name, vm.Status.ObservedGeneration, vm.Generation, vm.Status.Reason, vm.Status.Message)
+				return fmt.Errorf("observed at generation %d of %d", vm.Status.ObservedGeneration, vm.Generation)
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
 }

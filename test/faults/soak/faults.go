@@ -76,7 +76,7 @@ func (s *soak) startFaults(ctx context.Context) (stop func() error) {
 			f := possible[s.random.IntN(len(possible))]
 			err = f.inject(ctx, s, s.random)
 			s.count(f.name)
-			framework.Sleep(ctx, upTo(s.random, maxGap))
+			framework.Sleep(ctx, users.UpTo(s.random, maxGap))
 		}
 	})
 	return func() error {
@@ -84,10 +84,6 @@ func (s *soak) startFaults(ctx context.Context) (stop func() error) {
 		injector.Wait()
 		return err
 	}
-}
-
-func upTo(random *rand.Rand, d time.Duration) time.Duration {
-	return time.Duration(random.Int64N(int64(d)))
 }
 
 // requestTimeout bounds a look at the Lease.
@@ -118,7 +114,7 @@ func haltLeader(atMost time.Duration) func(context.Context, *soak, *rand.Rand) e
 		if err != nil {
 			return err
 		}
-		return leads.Halt(ctx, upTo(random, atMost))
+		return leads.Halt(ctx, users.UpTo(random, atMost))
 	}
 }
 
@@ -126,7 +122,7 @@ func cutAPI(atMost time.Duration) func(context.Context, *soak, *rand.Rand) error
 	return func(ctx context.Context, s *soak, random *rand.Rand) error {
 		s.replicas.excuseUntil(time.Now().Add(atMost))
 		back := s.world.CutAPI()
-		framework.Sleep(ctx, upTo(random, atMost))
+		framework.Sleep(ctx, users.UpTo(random, atMost))
 		back()
 		s.replicas.excuseUntil(time.Now())
 		return nil
@@ -138,7 +134,7 @@ func answerBadly(ctx context.Context, s *soak, random *rand.Rand) error {
 	s.replicas.excuseUntil(time.Now().Add(badly))
 	own := users.NewRandom(random.Uint64(), 0) // requests are answered at the same time
 	back := s.world.AnswerBadly(func(method string) int {
-		if !own.WithProbability(badShare) {
+		if own.Float64() >= badShare {
 			return 0
 		}
 		code := codes[own.IntN(len(codes))]
@@ -147,7 +143,7 @@ func answerBadly(ctx context.Context, s *soak, random *rand.Rand) error {
 		}
 		return code
 	})
-	framework.Sleep(ctx, upTo(random, badly))
+	framework.Sleep(ctx, users.UpTo(random, badly))
 	back()
 	s.replicas.excuseUntil(time.Now())
 	return nil
@@ -155,7 +151,7 @@ func answerBadly(ctx context.Context, s *soak, random *rand.Rand) error {
 
 func cutEngine(ctx context.Context, s *soak, random *rand.Rand) error {
 	back, err := s.Engine.Outage(ctx, s.world, false)
-	framework.Sleep(ctx, upTo(random, outage))
+	framework.Sleep(ctx, users.UpTo(random, outage))
 	if back == nil {
 		return err
 	}

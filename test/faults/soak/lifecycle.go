@@ -45,7 +45,7 @@ type lifecycle struct {
 }
 
 func newLifecycle(seed uint64, n int) *lifecycle {
-	random := rand.New(rand.NewPCG(seed, uint64(n))) //nolint:gosec // Chance, not secrecy.
+	random := users.NewRandom(seed, uint64(n))
 	return &lifecycle{
 		name: fmt.Sprintf("vm-%d", n), random: random, action: api.ActionActive,
 		hasty: random.Float64() < hastyShare, retain: random.Float64() < retainShare,
@@ -83,7 +83,7 @@ func (l *lifecycle) hurry(ctx context.Context, s *soak) error {
 	case 0:
 		return s.world.WaitVM(ctx, l.name, hasFinalizer)
 	case 1:
-		framework.Sleep(ctx, upTo(l.random, haste))
+		framework.Sleep(ctx, users.UpTo(l.random, haste))
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ func (l *lifecycle) change(ctx context.Context, s *soak) error {
 	wasSettled := l.settled
 	l.settled = r.patient || l.random.Float64() >= impatientShare
 	if !l.settled {
-		framework.Sleep(ctx, upTo(l.random, haste))
+		framework.Sleep(ctx, users.UpTo(l.random, haste))
 		return nil
 	}
 	if wasSettled {

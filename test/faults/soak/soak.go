@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 var lifecyclesFlag = flag.Int("lifecycles", 0, "how many lifecycles a soak has; 0: as many as its size says")
@@ -86,7 +87,7 @@ func (set Settings) explore(ctx context.Context, l *lab.Lab, count int, seed uin
 	begin := time.Now()
 	count = cmp.Or(*lifecyclesFlag, count)
 	s := &soak{
-		Settings: set, seed: seed, random: rand.New(rand.NewPCG(seed, 0)), //nolint:gosec // Chance, not secrecy.
+		Settings: set, seed: seed, random: users.NewRandom(seed, 0),
 		counts: map[string]int{}, killed: map[string]int{},
 	}
 	var err error

@@ -103,6 +103,18 @@ func (c *LocalController) MustStop(t testing.TB) {
 	}
 }
 
+// NewWithController is New with a controller in this process. The caller must call stop.
+func NewWithController(args ...string) (env *Environment, stop func() error, err error) {
+	if env, err = New(); err != nil {
+		return nil, nil, err
+	}
+	c, err := env.StartController(args...)
+	if err != nil {
+		return nil, nil, errors.Join(err, env.Close())
+	}
+	return env, func() error { return errors.Join(c.Stop(), env.Close()) }, nil
+}
+
 // AnyMetricsAddress is the flag of a controller whose metrics are read: ControllerProcess finds its port.
 const AnyMetricsAddress = "--metrics-bind-address=127.0.0.1:0"
 

@@ -7,5 +7,6 @@
 //
 // Start with Environment in environment.go. controllers.go runs controllers, vms.go
 // creates VirtualMachines and waits for their states; docker.go, fake.go and
-// machines.go inspect the engines without Drover.
+// machines.go inspect the engines without Drover, and access.go makes users of the API
+// server.
 package testenv

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -38,7 +39,7 @@ const (
 type User struct {
 	VMs    typed.VirtualMachineInterface
 	Log    *Log
-	Random *Random
+	Random *rand.Rand
 	Name   string
 
 	// UsesQEMU says that the VirtualMachine is a QEMU machine, and is deleted when the user
@@ -67,7 +68,7 @@ func (u *User) Run(ctx context.Context, stop <-chan struct{}) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", u.Name, err)
 		}
-		framework.Sleep(ctx, u.Random.DurationUpTo(maxIdleTime))
+		framework.Sleep(ctx, UpTo(u.Random, maxIdleTime))
 	}
 }
 
@@ -84,15 +85,15 @@ func isClosed(stop <-chan struct{}) bool {
 func (u *User) createRandomVM(ctx context.Context) error {
 	b := framework.NewVM(u.Name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
 	starts := 1
-	if u.Random.WithProbability(0.2) {
+	if u.Random.Float64() < 0.2 {
 		b.Action(api.ActionStopped)
 		starts = 0
 	}
 	if err := u.CreateVM(ctx, b.Obj(), starts); err != nil {
 		return err
 	}
-	if u.Random.WithProbability(impatientShare) {
-		framework.Sleep(ctx, u.Random.DurationUpTo(maxIdleTime))
+	if u.Random.Float64() < impatientShare {
+		framework.Sleep(ctx, UpTo(u.Random, maxIdleTime))
 		return u.DeleteVM(ctx)
 	}
 	return u.WaitUntilApplied(ctx, starts)
@@ -147,7 +148,7 @@ func (u *User) requestAction(ctx context.Context, action api.Action) error {
 	if action == api.ActionActive && u.vm.Spec.Action == api.ActionStopped {
 		starts = 1
 	}
-	if action == api.ActionStopped && u.Random.WithProbability(impatientShare) {
+	if action == api.ActionStopped && u.Random.Float64() < impatientShare {
 		return u.requestStopAndStart(ctx)
 	}
 	return u.applyChange(ctx, starts, func(spec *api.VirtualMachineSpec) { spec.Action = action })
@@ -160,19 +161,19 @@ func (u *User) requestStopAndStart(ctx context.Context) error {
 	if err := u.updateSpec(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
 		return err
 	}
-	framework.Sleep(ctx, u.Random.DurationUpTo(maxHaste))
+	framework.Sleep(ctx, UpTo(u.Random, maxHaste))
 	return u.applyChange(ctx, 0, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionActive })
 }
 
 // requestRestart requests a restart, or a second one before the first is done: then one
 // restart is enough.
 func (u *User) requestRestart(ctx context.Context) error {
-	if u.Random.WithProbability(impatientShare) {
+	if u.Random.Float64() < impatientShare {
 		u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
 		if err := u.updateSpec(ctx, u.nextRestart()); err != nil {
 			return err
 		}
-		framework.Sleep(ctx, u.Random.DurationUpTo(maxHaste))
+		framework.Sleep(ctx, UpTo(u.Random, maxHaste))
 	}
 	return u.applyChange(ctx, 1, u.nextRestart())
 }
