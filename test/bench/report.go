@@ -40,12 +40,13 @@ type Row struct {
 type Measured struct {
 	Median float64   `json:"median"`
 	Min    float64   `json:"min"`
+	P95    float64   `json:"p95"`
 	Max    float64   `json:"max"`
 	Runs   []float64 `json:"runs"`
 }
 
 func newMeasured(runs []float64) Measured {
-	return Measured{Median: Median(runs), Min: Percentile(runs, 0), Max: Percentile(runs, 100), Runs: runs}
+	return Measured{Median: Median(runs), Min: Percentile(runs, 0), P95: Percentile(runs, 95), Max: Percentile(runs, 100), Runs: runs}
 }
 
 // NewReport begins the report of a run with these options.
@@ -141,7 +142,11 @@ func (m Measured) String() string {
 	if len(m.Runs) == 1 {
 		return formatNumber(m.Median)
 	}
-	return fmt.Sprintf("%s (%s to %s)", formatNumber(m.Median), formatNumber(m.Min), formatNumber(m.Max))
+	text := fmt.Sprintf("%s (%s to %s)", formatNumber(m.Median), formatNumber(m.Min), formatNumber(m.Max))
+	if len(m.Runs) >= 20 {
+		text += ", p95 " + formatNumber(m.P95)
+	}
+	return text
 }
 
 // formatNumber shows three of the digits, or all before the point.
