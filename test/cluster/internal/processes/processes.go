@@ -27,8 +27,46 @@ type Group struct {
 type member struct {
 	path, log string
 	args      []string
-	cmd       *exec.Cmd
-	ended     chan struct{}
+	*Process
+}
+
+// Process is a program that was started. Nil is one that never was.
+type Process struct {
+	*exec.Cmd
+	// Ended is closed when it has ended.
+	Ended <-chan struct{}
+}
+
+// Start starts a program whose output is appended to a file. Its end is reported.
+func Start(logFile string, cmd *exec.Cmd, report func(error)) (*Process, error) {
+	output, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = output.Close() }()
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		report(cmd.Wait())
+	}()
+	return &Process{cmd, ended}, nil
+}
+
+// IsRunning reports whether it was started and has not ended.
+func (p *Process) IsRunning() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.Ended:
+		return false
+	default:
+		return true
+	}
 }
 
 // Add makes a program known. Its output is appended to the file log.
@@ -49,10 +87,12 @@ func (g *Group) Start(name string) error {
 	if err != nil {
 		return err
 	}
-	if m.isRunning() {
+	if m.IsRunning() {
 		return fmt.Errorf("%s is running already", name)
 	}
-	return m.start(name)
+	//nolint:noctx // It outlives the call that starts it.
+	m.Process, err = Start(m.log, exec.Command(m.path, m.args...), func(end error) { log.Printf("%s has ended: %v", name, end) })
+	return err
 }
 
 // Signal sends a signal to a program that runs. After SIGKILL it waits for the end.
@@ -63,14 +103,14 @@ func (g *Group) Signal(name string, sig syscall.Signal) error {
 	if err != nil {
 		return err
 	}
-	if !m.isRunning() {
+	if !m.IsRunning() {
 		return fmt.Errorf("%s is not running", name)
 	}
-	if err := m.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := m.Cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signal %s: %w", name, err)
 	}
 	if sig == syscall.SIGKILL {
-		<-m.ended
+		<-m.Ended
 	}
 	return nil
 }
@@ -79,7 +119,7 @@ func (g *Group) Signal(name string, sig syscall.Signal) error {
 func (g *Group) Ended(name string) <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.members[name].ended
+	return g.members[name].Process.Ended
 }
 
 func (g *Group) find(name string) (*member, error) {
@@ -88,39 +128,6 @@ func (g *Group) find(name string) (*member, error) {
 		return nil, fmt.Errorf("there is no program %s here", name)
 	}
 	return m, nil
-}
-
-func (m *member) isRunning() bool {
-	if m.cmd == nil {
-		return false
-	}
-	select {
-	case <-m.ended:
-		return false
-	default:
-		return true
-	}
-}
-
-func (m *member) start(name string) error {
-	output, err := os.OpenFile(m.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = output.Close() }()
-	//nolint:noctx // It outlives the call that started it.
-	cmd := exec.Command(m.path, m.args...)
-	cmd.Stdout, cmd.Stderr = output, output
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	ended := make(chan struct{})
-	m.cmd, m.ended = cmd, ended
-	go func() {
-		defer close(ended)
-		log.Printf("%s has ended: %v", name, cmd.Wait())
-	}()
-	return nil
 }
 
 // signals that can be sent by name.

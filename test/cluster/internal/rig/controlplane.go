@@ -12,6 +12,8 @@ import (
 	"os"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/cluster/internal/control"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 	"cloudnative.tw/drover/test/cluster/internal/processes"
 )
@@ -121,20 +123,13 @@ func waitForAPI(ctx context.Context, p plan.Plan, group *processes.Group) error 
 		Timeout:   5 * time.Second,
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}},
 	}
-	ended := group.Ended(apiServer)
-	for {
-		err := checkReady(ctx, client, p.Server()+"/readyz")
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ended:
-			return fmt.Errorf("kube-apiserver has ended: see %s", p.Path("logs", apiServer+".log"))
-		case <-ctx.Done():
-			return fmt.Errorf("kube-apiserver is not ready: %w", err)
-		case <-time.After(50 * time.Millisecond):
-		}
+	ctx, cancel := control.WithEnd(ctx, group.Ended(apiServer))
+	defer cancel()
+	err = assert.Poll(ctx, "kube-apiserver is ready", func() error { return checkReady(ctx, client, p.Server()+"/readyz") })
+	if err != nil {
+		err = fmt.Errorf("%w: see %s", err, p.Path("logs", apiServer+".log"))
 	}
+	return err
 }
 
 func checkReady(ctx context.Context, client *http.Client, url string) error {
