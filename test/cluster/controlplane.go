@@ -27,9 +27,3 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 func (c *Cluster) RestartAPIServer(ctx context.Context) error {
 	return errors.Join(c.KillAPIServer(), c.StartAPIServer(ctx))
 }
-
-// StopAPIServer suspends kube-apiserver: connections stay, and nothing answers.
-func (c *Cluster) StopAPIServer() error { return c.post("/processes/kube-apiserver/stop") }
-
-// ContinueAPIServer undoes StopAPIServer.
-func (c *Cluster) ContinueAPIServer() error { return c.post("/processes/kube-apiserver/cont") }

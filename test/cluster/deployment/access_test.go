@@ -47,7 +47,7 @@ func TestAccess(t *testing.T) {
 	}
 	address := net.JoinHostPort(d.Cluster.Node(1).IP, streamsPort)
 	d.createStreamsSecret(t)
-	d.must(t, d.install(t.Context(), "--set", `vmDriver=docker\,fake,secretNamespaces={`+blue+"}",
+	assert.NoError(t, d.install("--set", `vmDriver=docker\,fake,secretNamespaces={`+blue+"}",
 		"--set", "streams.enabled=true,streams.certSecret="+streamsSecret+",streams.url=https://"+address,
 		"--set", "streams.service.type=NodePort,streams.service.nodePort="+streamsPort))
 	t.Run("metrics", func(t *testing.T) { testMetrics(t, d) })
@@ -63,13 +63,13 @@ func (d *Deployment) createStreamsSecret(t *testing.T) {
 		addresses = append(addresses, net.ParseIP(node.IP))
 	}
 	certificate, key, err := certutil.GenerateSelfSignedCertKey("drover-streams."+namespace+".svc", addresses, nil)
-	d.must(t, err)
+	assert.NoError(t, err)
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: streamsSecret},
 		Data:       map[string][]byte{"tls.crt": certificate, "tls.key": key, "ca.crt": certificate},
 	}
 	_, err = d.Kube.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{})
-	d.must(t, err)
+	assert.NoError(t, err)
 }
 
 // testMetrics reads the metrics of every replica, with the right and without it.
@@ -281,7 +281,7 @@ func testSecrets(t *testing.T, d *Deployment) {
 		vm := newVM("cloud").Namespace(ns).Driver("fake").UserDataSecret("user-data", "user-data").Obj()
 		vm.Spec.Image = nil
 		_, err := d.VMs.CloudnativeV1alpha1().VirtualMachines(ns).Create(t.Context(), vm, metav1.CreateOptions{})
-		d.must(t, err)
+		assert.NoError(t, err)
 	}
 	d.waitForCloudVM(t, blue, framework.IsActive)
 	d.waitForCloudVM(t, green, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable))

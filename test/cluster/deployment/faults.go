@@ -89,13 +89,13 @@ func withoutContext(verb func(*cluster.Node) error) func(*cluster.Node, context.
 }
 
 // exchangeImage upgrades the release to the other image, or back.
-func exchangeImage(ctx context.Context, d *Deployment, _ string) (func(context.Context) error, error) {
+func exchangeImage(_ context.Context, d *Deployment, _ string) (func(context.Context) error, error) {
 	next := imageOther
 	if d.image == imageOther {
 		next = imageDev
 	}
 	d.image = next
-	return nil, d.upgrade(ctx, "--set", "image.tag="+next)
+	return nil, d.upgrade("--wait", "--timeout", stepTimeout.String(), "--set", "image.tag="+next)
 }
 
 func restartAPIServer(ctx context.Context, d *Deployment, _ string) (func(context.Context) error, error) {

@@ -11,9 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
-	"syscall"
 
 	"cloudnative.tw/drover/test/cluster/internal/control"
 )
@@ -95,8 +93,8 @@ func (g *Group) Start(name string) error {
 	return err
 }
 
-// Signal sends a signal to a program that runs. After SIGKILL it waits for the end.
-func (g *Group) Signal(name string, sig syscall.Signal) error {
+// Kill ends a program that runs, and waits for its end.
+func (g *Group) Kill(name string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	m, err := g.find(name)
@@ -106,12 +104,10 @@ func (g *Group) Signal(name string, sig syscall.Signal) error {
 	if !m.IsRunning() {
 		return fmt.Errorf("%s is not running", name)
 	}
-	if err := m.Cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("signal %s: %w", name, err)
+	if err := m.Cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill %s: %w", name, err)
 	}
-	if sig == syscall.SIGKILL {
-		<-m.Ended
-	}
+	<-m.Ended
 	return nil
 }
 
@@ -130,22 +126,9 @@ func (g *Group) find(name string) (*member, error) {
 	return m, nil
 }
 
-// signals that can be sent by name.
-var signals = map[string]syscall.Signal{
-	"kill": syscall.SIGKILL, "term": syscall.SIGTERM, "stop": syscall.SIGSTOP, "cont": syscall.SIGCONT,
-}
-
-// Serve lets clients start and signal the programs: POST /processes/NAME/VERB.
+// Serve lets clients start and kill the programs: POST /processes/NAME/VERB.
 func (g *Group) Serve(mux *http.ServeMux) {
-	mux.HandleFunc("POST /processes/{name}/{verb}", control.Handler(func(r *http.Request) error {
-		name, verb := r.PathValue("name"), strings.ToLower(r.PathValue("verb"))
-		if verb == "start" {
-			return g.Start(name)
-		}
-		sig, ok := signals[verb]
-		if !ok {
-			return fmt.Errorf("there is no verb %s", verb)
-		}
-		return g.Signal(name, sig)
-	}))
+	for verb, do := range map[string]func(string) error{"start": g.Start, "kill": g.Kill} {
+		mux.HandleFunc("POST /processes/{name}/"+verb, control.Handler(func(r *http.Request) error { return do(r.PathValue("name")) }))
+	}
 }
