@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -152,11 +153,11 @@ func (m Measured) String() string {
 // formatNumber shows three of the digits, or all before the point.
 func formatNumber(f float64) string {
 	switch {
-	case f >= 100 || f == float64(int64(f)):
+	case math.Abs(f) >= 100 || f == float64(int64(f)):
 		return strconv.FormatFloat(f, 'f', 0, 64)
-	case f >= 10:
+	case math.Abs(f) >= 10:
 		return strconv.FormatFloat(f, 'f', 1, 64)
-	case f < 0.1:
+	case math.Abs(f) < 0.1:
 		return strconv.FormatFloat(f, 'g', 2, 64)
 	}
 	return strconv.FormatFloat(f, 'f', 2, 64)

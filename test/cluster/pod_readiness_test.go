@@ -5,7 +5,6 @@ package cluster_test
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 
@@ -99,15 +98,7 @@ func watchEndpoints(t *testing.T, service string) <-chan endpointState {
 	return states
 }
 
-func nextState(t *testing.T, states <-chan endpointState) (next endpointState) {
+func nextState(t *testing.T, states <-chan endpointState) endpointState {
 	t.Helper()
-	assert.Eventually(t, "the endpoint changes", func(testing.TB) error {
-		select {
-		case next = <-states:
-			return nil
-		default:
-			return errors.New("it has not")
-		}
-	})
-	return next
+	return assert.Receive(t, "the endpoint changes", states)
 }
