@@ -119,15 +119,10 @@ func (b *podBench) newBarePod(hasToken bool) *corev1.Pod {
 }
 
 // newBenchVM returns a VM that ends within a second.
-func newBenchVM(name string) *framework.VMBuilder {
-	return framework.NewVM(name).Namespace(podNamespace).Driver("pod").
-		Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "192Mi").Resource(api.ResourceRootDisk, "64Mi").
+func (b *podBench) newBenchVM(name string) *framework.VMBuilder {
+	return b.newVM(name, "100m", "192Mi").Resource(api.ResourceRootDisk, "64Mi").
 		Port("http", 80, 0).GracePeriod(1).Spec(func(spec *api.VirtualMachineSpec) {
-		spec.Ephemeral = true
-		spec.Image = &api.Image{
-			Source: "oci://" + guestImage, PullPolicy: api.PullNever,
-			Kernel: &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"},
-		}
+		spec.Ephemeral, spec.Image = true, linuxImage()
 	})
 }
 
@@ -137,7 +132,7 @@ func (b *podBench) startVM(t *testing.T, name string, look func(*testing.T, *cor
 	ctx := t.Context()
 	fromPods, fromVMs := b.pods.Len(), b.vmsLog.Len()
 	s := start{Requested: time.Now()}
-	if _, err := b.vms.Create(ctx, newBenchVM(name).Obj(), metav1.CreateOptions{}); err != nil {
+	if _, err := b.vms.Create(ctx, b.newBenchVM(name).Obj(), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	active, err := b.vmsLog.Await(ctx, fromVMs, func(e bench.Event[*api.VirtualMachine]) bool {
@@ -376,7 +371,7 @@ func (b *podBench) copyToClaim(t *testing.T, name string, node *cluster.Node) ti
 	t.Helper()
 	g := &guest{podWorld: b.podWorld, name: name}
 	// With a tenth of a CPU, it would be the quota that is measured.
-	vm := newBenchVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceRootDisk, "300Mi").Spec(func(spec *api.VirtualMachineSpec) {
+	vm := b.newBenchVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceRootDisk, "300Mi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Ephemeral, spec.Image.Source = false, "oci://"+copiedImage
 		spec.NodeSelector = map[string]string{corev1.LabelHostname: node.Name}
 	}).Obj()

@@ -168,6 +168,12 @@ func (d *Deployment) newUser(name string, seed uint64) *users.User {
 	}
 }
 
+// newProbe returns a person with a VM that shows whether Drover works.
+func (d *Deployment) newProbe() *users.User {
+	d.probeCount++
+	return d.newUser(fmt.Sprintf("probe-%d", d.probeCount), 0)
+}
+
 // KeepBusy lets users create, change and delete VMs. The function that it returns ends
 // that, and waits until all is as they requested.
 func (d *Deployment) KeepBusy(t testing.TB, count uint64) (stop func()) {

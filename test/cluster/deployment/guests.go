@@ -157,8 +157,7 @@ func (g *guests) checkUntouched(t testing.TB, after string) {
 // checkManaged has Drover create a VM and delete it.
 func (d *Deployment) checkManaged(t testing.TB) {
 	t.Helper()
-	d.probeCount++
-	probe := d.newUser(fmt.Sprintf("probe-%d", d.probeCount), 0)
+	probe := d.newProbe()
 	d.createVM(t, probe)
 	d.within(t, "deletion of VM "+probe.Name, probe.DeleteVM)
 }
