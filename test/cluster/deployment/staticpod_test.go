@@ -4,11 +4,7 @@
 package deployment
 
 import (
-	"crypto/tls"
 	"encoding/base64"
-	"io"
-	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,8 +24,6 @@ func TestStaticPod(t *testing.T) {
 	d.kubectl(t, "apply", "-k", filepath.Join(d.root, "config", "static-pod"))
 	kubeconfig := filepath.Join(node.Dir, "drover-controller.kubeconfig")
 	d.writeStaticKubeconfig(t, kubeconfig)
-	socket := filepath.Join(node.Dir, "docker.sock")
-	d.Engine.serveSocket(t, socket)
 
 	manifest, err := os.ReadFile(filepath.Join(d.root, "config", "static-pod", "drover-controller.yaml"))
 	assert.NoError(t, err)
@@ -39,7 +33,7 @@ func TestStaticPod(t *testing.T) {
 			t.Fatalf("the manifest has no hostPath with %s", path)
 		}
 	}
-	content := strings.NewReplacer("      "+kubeconfigPath+"\n", "      path: "+kubeconfig+"\n", "      "+socketPath+"\n", "      path: "+socket+"\n").Replace(string(manifest))
+	content := strings.NewReplacer("      "+kubeconfigPath+"\n", "      path: "+kubeconfig+"\n", "      "+socketPath+"\n", "      path: "+d.Engine.Socket+"\n").Replace(string(manifest))
 	file := filepath.Join(node.Dir, "manifests", "drover-controller.yaml")
 	writeFile(t, file, []byte(content))
 
@@ -78,45 +72,4 @@ func (d *Deployment) writeStaticKubeconfig(t *testing.T, file string) {
 	config("--kubeconfig", file, "set-context", "c", "--cluster", "c", "--user", "drover-controller")
 	config("--kubeconfig", file, "use-context", "c")
 	assert.NoError(t, os.Chmod(file, 0o600))
-}
-
-// serveSocket serves the engine at a socket too, as a Docker does on its own host.
-func (e *Engine) serveSocket(t *testing.T, path string) {
-	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	pair, err := tls.LoadX509KeyPair(filepath.Join(e.Certificates, "cert.pem"), filepath.Join(e.Certificates, "key.pem"))
-	assert.NoError(t, err)
-	at, err := url.Parse(e.URL)
-	assert.NoError(t, err)
-	// The test itself has started the engine, so its certificate need not be verified.
-	config := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true} //nolint:gosec // see above
-	go func() {
-		for {
-			near, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go relay(near, at.Host, config)
-		}
-	}()
-}
-
-// relay connects a connection to an address with TLS, until either side ends.
-func relay(near net.Conn, address string, config *tls.Config) {
-	defer func() { _ = near.Close() }()
-	far, err := tls.Dial("tcp", address, config) //nolint:noctx // it ends with its listener
-	if err != nil {
-		return
-	}
-	defer func() { _ = far.Close() }()
-	ended := make(chan struct{}, 2)
-	for _, pair := range [][2]io.ReadWriter{{near, far}, {far, near}} {
-		go func() {
-			_, _ = io.Copy(pair[0], pair[1])
-			ended <- struct{}{}
-		}()
-	}
-	<-ended
 }
