@@ -182,8 +182,8 @@ bench-build: build
 	go build -buildvcs=false -o bin/bench-perf ./test/bench/perf
 
 .PHONY: bench-up
-bench-up: build ## print how long drover up takes, cold and warm, and how much memory
-	hack/bench-up.sh
+bench-up: bench-build ## print how long drover up takes, cold and warm, and how much memory
+	bin/bench-perf --suites up --json bin/bench/up.json $(ARGS)
 
 .PHONY: bench-burst
 bench-burst: bench-build ## print what drover up keeps in memory five minutes after 10,000 VMs; 10 minutes

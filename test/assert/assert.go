@@ -123,7 +123,7 @@ func poll(ctx context.Context, test, what string, check func() error) (took time
 		select {
 		case <-time.After(min(max(took/10, minPause), maxPause)):
 		case <-ctx.Done():
-			return took, fmt.Errorf("%s: %w after %s, at last: %w", what, ctx.Err(), took.Round(time.Second), err)
+			return took, fmt.Errorf("%s: %w after %s, at last: %w", what, context.Cause(ctx), took.Round(time.Second), err)
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // Machine describes where a benchmark ran.
@@ -25,31 +27,25 @@ type Machine struct {
 // ThisMachine describes this machine. It omits what cannot be read.
 func ThisMachine() Machine {
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
-	load, _ := os.ReadFile("/proc/loadavg")
-	m := Machine{
-		CPUs: runtime.NumCPU(), CPU: procLine("/proc/cpuinfo", "model name"),
-		Kernel: strings.TrimSpace(string(kernel)), Go: runtime.Version(),
+	m := Machine{CPUs: runtime.NumCPU(), Kernel: strings.TrimSpace(string(kernel)), Go: runtime.Version()}
+	proc, err := procfs.NewDefaultFS()
+	if err != nil {
+		return m
 	}
-	_, _ = fmt.Sscan(string(load), &m.Load)
-	var kib int
-	_, _ = fmt.Sscan(procLine("/proc/meminfo", "MemTotal"), &kib)
-	m.MemoryGiB = (kib + 1<<19) >> 20
+	if all, err := proc.CPUInfo(); err == nil && len(all) > 0 {
+		m.CPU = all[0].ModelName
+	}
+	if load, err := proc.LoadAvg(); err == nil {
+		m.Load = load.Load1
+	}
+	if memory, err := proc.Meminfo(); err == nil && memory.MemTotalBytes != nil {
+		m.MemoryGiB = int((*memory.MemTotalBytes + 1<<29) >> 30)
+	}
 	return m
 }
 
 func (m Machine) String() string {
 	return fmt.Sprintf("%d CPUs (%s), %d GiB, Linux %s, %s, load before %.2f", m.CPUs, m.CPU, m.MemoryGiB, m.Kernel, m.Go, m.Load)
-}
-
-// procLine returns what follows the colon of a line.
-func procLine(path, name string) string {
-	content, _ := os.ReadFile(path)
-	for line := range strings.Lines(string(content)) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }
 
 // Meter measures how much of the machine other programs use.
@@ -88,18 +84,12 @@ func ownTime(pids []int) (time.Duration, error) {
 // machineTime returns that of all CPUs; time stolen from this machine counts as
 // busy.
 func machineTime() (busy, total time.Duration, err error) {
-	content, err := os.ReadFile("/proc/stat")
+	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return 0, 0, err
 	}
-	line, _, _ := strings.Cut(string(content), "\n")
-	fields := strings.Fields(line)
-	idle, err := sumTicks(fields, 4, 5)
-	if err != nil {
-		return 0, 0, fmt.Errorf("/proc/stat: %w", err)
-	}
-	if busy, err = sumTicks(fields, 1, 2, 3, 6, 7, 8); err != nil {
-		return 0, 0, fmt.Errorf("/proc/stat: %w", err)
-	}
-	return busy, busy + idle, nil
+	stat, err := proc.Stat()
+	c := stat.CPUTotal
+	busy = seconds(c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal)
+	return busy, busy + seconds(c.Idle+c.Iowait), err
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 )
 
 // Table is rows of cells under a header, printed in Markdown that is also readable
@@ -36,14 +35,6 @@ func (t *Table) String() string {
 	}
 	_ = tab.Flush()
 	return text.String()
-}
-
-// FormatDuration prints a duration in milliseconds, with its significant digits.
-func FormatDuration(d time.Duration) string {
-	if ms := Milliseconds(d); ms > -100 && ms < 100 {
-		return fmt.Sprintf("%.1f ms", ms)
-	}
-	return fmt.Sprintf("%.0f ms", Milliseconds(d))
 }
 
 // WriteJSON writes a file, and creates its folder if needed.

@@ -8,10 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // Quiet means that processes used less than that part of one CPU over a while.
@@ -20,9 +20,6 @@ const (
 	quietWhile  = 300 * time.Millisecond
 	quietWithin = 2 * time.Minute
 )
-
-// tick is the unit of times in /proc; it is the same on every Linux.
-const tick = 10 * time.Millisecond
 
 // AwaitQuiet waits until processes have only routine work left.
 func AwaitQuiet(ctx context.Context, pids ...int) error {
@@ -58,22 +55,23 @@ func Pause(ctx context.Context, d time.Duration) error {
 // processes do not count.
 func CPUTime(pids ...int) (sum time.Duration, err error) {
 	for _, pid := range pids {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		p, err := procfs.NewProc(pid)
+		if err != nil {
+			continue
+		}
+		stat, err := p.Stat()
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 			continue
 		}
 		if err != nil {
 			return 0, err
 		}
-		_, fields, _ := strings.Cut(string(stat), ") ") // the name before may have blanks
-		used, err := sumTicks(strings.Fields(fields), 11, 12)
-		if err != nil {
-			return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
-		}
-		sum += used
+		sum += seconds(stat.CPUTime())
 	}
 	return sum, nil
 }
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // Memory is how much of a process is in memory, in bytes.
 type Memory struct {
@@ -83,28 +81,10 @@ type Memory struct {
 
 // MemoryOf a process.
 func MemoryOf(pid int) (Memory, error) {
-	path := fmt.Sprintf("/proc/%d/status", pid)
-	var resident, anonymous int64
-	_, err := fmt.Sscan(procLine(path, "VmRSS"), &resident)
-	if err == nil {
-		_, err = fmt.Sscan(procLine(path, "RssAnon"), &anonymous)
-	}
+	p, err := procfs.NewProc(pid)
 	if err != nil {
-		return Memory{}, fmt.Errorf("%s: VmRSS and RssAnon: %w", path, err)
+		return Memory{}, err
 	}
-	return Memory{Resident: resident << 10, Anonymous: anonymous << 10}, nil
-}
-
-func sumTicks(fields []string, which ...int) (sum time.Duration, err error) {
-	for _, n := range which {
-		if n >= len(fields) {
-			return 0, errors.New("it has too few fields")
-		}
-		value, err := strconv.ParseInt(fields[n], 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += time.Duration(value) * tick
-	}
-	return sum, nil
+	status, err := p.NewStatus()
+	return Memory{Resident: int64(status.VmRSS), Anonymous: int64(status.RssAnon)}, err
 }

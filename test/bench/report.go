@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -40,12 +41,13 @@ type Row struct {
 type Measured struct {
 	Median float64   `json:"median"`
 	Min    float64   `json:"min"`
+	P95    float64   `json:"p95"`
 	Max    float64   `json:"max"`
 	Runs   []float64 `json:"runs"`
 }
 
 func newMeasured(runs []float64) Measured {
-	return Measured{Median: Median(runs), Min: Percentile(runs, 0), Max: Percentile(runs, 100), Runs: runs}
+	return Measured{Median: Median(runs), Min: Percentile(runs, 0), P95: Percentile(runs, 95), Max: Percentile(runs, 100), Runs: runs}
 }
 
 // NewReport begins the report of a run with these options.
@@ -141,17 +143,21 @@ func (m Measured) String() string {
 	if len(m.Runs) == 1 {
 		return formatNumber(m.Median)
 	}
-	return fmt.Sprintf("%s (%s to %s)", formatNumber(m.Median), formatNumber(m.Min), formatNumber(m.Max))
+	text := fmt.Sprintf("%s (%s to %s)", formatNumber(m.Median), formatNumber(m.Min), formatNumber(m.Max))
+	if len(m.Runs) >= 20 {
+		text += ", p95 " + formatNumber(m.P95)
+	}
+	return text
 }
 
 // formatNumber shows three of the digits, or all before the point.
 func formatNumber(f float64) string {
 	switch {
-	case f >= 100 || f == float64(int64(f)):
+	case math.Abs(f) >= 100 || f == float64(int64(f)):
 		return strconv.FormatFloat(f, 'f', 0, 64)
-	case f >= 10:
+	case math.Abs(f) >= 10:
 		return strconv.FormatFloat(f, 'f', 1, 64)
-	case f < 0.1:
+	case math.Abs(f) < 0.1:
 		return strconv.FormatFloat(f, 'g', 2, 64)
 	}
 	return strconv.FormatFloat(f, 'f', 2, 64)

@@ -10,21 +10,9 @@ import (
 	"time"
 )
 
-// Sample is a set of times that were measured in the same way.
-type Sample []time.Duration
-
-// Percentile is that of Percentile.
-func (s Sample) Percentile(p float64) time.Duration { return Percentile(s, p) }
-
-// Median is that of Median.
-func (s Sample) Median() time.Duration { return Median(s) }
-
-// number is a type of measured values.
-type number interface{ ~int64 | ~float64 }
-
 // Percentile is the nearest rank: with n values, the p-th is the ceil(p/100 x n)
 // smallest, so p99 of fewer than 100 is the largest. No values have none.
-func Percentile[T number](s []T, p float64) T {
+func Percentile(s []float64, p float64) float64 {
 	if len(s) == 0 {
 		return 0
 	}
@@ -34,7 +22,7 @@ func Percentile[T number](s []T, p float64) T {
 }
 
 // Median is the middle, or the mean of the two middle ones.
-func Median[T number](s []T) T {
+func Median(s []float64) float64 {
 	if len(s) == 0 {
 		return 0
 	}

@@ -111,7 +111,7 @@ func Open(ctx context.Context, dir string) (*Cluster, error) {
 }
 
 func (c *Cluster) waitUntilStarted(ctx context.Context) error {
-	if err := control.WaitUntilStarted(ctx, c.plan.Socket(), c.rig.ended); err != nil {
+	if err := control.WaitUntilStarted(ctx, c.plan.Socket(), c.rig.Ended); err != nil {
 		return err
 	}
 	if err := c.connect(); err != nil {

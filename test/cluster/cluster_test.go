@@ -4,6 +4,7 @@
 package cluster_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -18,10 +19,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/kubectl/pkg/util/podutils"
 
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
-	"cloudnative.tw/drover/test/tier"
 )
 
 var shared *cluster.Cluster
@@ -55,17 +56,27 @@ func runPod(t *testing.T, name string, node *cluster.Node) *corev1.Pod {
 // createReadyPod creates a pod, waits until it is Ready, and deletes it at the end of the test.
 func createReadyPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
-	name := pod.Name
-	pods := shared.Client.CoreV1().Pods(metav1.NamespaceDefault)
+	pods := shared.Client.CoreV1().Pods(namespaceOf(pod))
 	if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { deletePod(t, name) })
-	assert.Eventually(t, name+" is Ready", func(t testing.TB) (err error) {
-		pod, err = readyPod(t.Context(), name)
+	t.Cleanup(func() { deletePod(t, pod) })
+	return waitForPod(t, pod)
+}
+
+func namespaceOf(pod *corev1.Pod) string { return cmp.Or(pod.Namespace, metav1.NamespaceDefault) }
+
+// waitForPod waits until a pod is Ready, and returns it as it is then.
+func waitForPod(t *testing.T, pod *corev1.Pod) (ready *corev1.Pod) {
+	t.Helper()
+	assert.Eventually(t, pod.Name+" is Ready", func(t testing.TB) (err error) {
+		ready, err = shared.Client.CoreV1().Pods(namespaceOf(pod)).Get(t.Context(), pod.Name, metav1.GetOptions{})
+		if err == nil && !podutils.IsPodReady(ready) {
+			err = fmt.Errorf("its status is %+v", ready.Status)
+		}
 		return err
 	})
-	return pod
+	return ready
 }
 
 // testLabel is the label of a test's pods.
@@ -74,31 +85,15 @@ func testLabel(t *testing.T) map[string]string {
 	return map[string]string{"test": strings.ReplaceAll(t.Name(), "/", ".")}
 }
 
-func deletePod(t *testing.T, name string) {
+func deletePod(t *testing.T, pod *corev1.Pod) {
 	ctx := context.WithoutCancel(t.Context())
-	pods := shared.Client.CoreV1().Pods(metav1.NamespaceDefault)
-	if err := pods.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		t.Error(err)
-	}
-	assert.Eventually(t, name+" is gone", func(testing.TB) error {
-		if _, err := pods.Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %w", err)
+	pods := shared.Client.CoreV1().Pods(namespaceOf(pod))
+	assert.Eventually(t, pod.Name+" is gone", func(testing.TB) error {
+		if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is being deleted: %w", err)
 		}
 		return nil
 	})
-}
-
-func readyPod(ctx context.Context, name string) (*corev1.Pod, error) {
-	pod, err := shared.Client.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
-			return pod, nil
-		}
-	}
-	return nil, fmt.Errorf("%s: %+v", pod.Status.Phase, pod.Status.ContainerStatuses)
 }
 
 func waitForNode(t *testing.T, node *cluster.Node, ready bool) {
@@ -133,16 +128,13 @@ func isServed(t testing.TB, pod *corev1.Pod) error {
 	return conn.Close()
 }
 
-// newService makes a Service for the pods of a test.
-func newService(t *testing.T, name string) *corev1.Service {
+// createService makes a Service for pods with a label, until the end of the test.
+func createService(t *testing.T, namespace, name string, selector map[string]string, port int32) *corev1.Service {
 	t.Helper()
-	services := shared.Client.CoreV1().Services(metav1.NamespaceDefault)
+	services := shared.Client.CoreV1().Services(namespace)
 	service, err := services.Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.ServiceSpec{
-			Selector: testLabel(t),
-			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}},
-		},
+		Spec:       corev1.ServiceSpec{Selector: selector, Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(port)}}},
 	}, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	t.Cleanup(func() {
@@ -160,7 +152,7 @@ func TestPods(t *testing.T) {
 	for _, node := range shared.Nodes() {
 		pods = append(pods, runPod(t, "pods-"+node.Name, node))
 	}
-	service := newService(t, "pods")
+	service := createService(t, metav1.NamespaceDefault, "pods", testLabel(t), 8080)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", net.JoinHostPort(shared.HostIP(), "0"))
 	assert.NoError(t, err)
 	host := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("host")) }))
@@ -186,66 +178,4 @@ func TestPods(t *testing.T) {
 			t.Errorf("the host does not reach %s: %v", pod.Name, err)
 		}
 	}
-}
-
-// checkSurvives checks that a pod's container is the one that it was.
-func checkSurvives(t *testing.T, pod *corev1.Pod) {
-	t.Helper()
-	var again *corev1.Pod
-	assert.Eventually(t, pod.Name+" is Ready", func(t testing.TB) (err error) {
-		again, err = readyPod(t.Context(), pod.Name)
-		return err
-	})
-	before, after := pod.Status.ContainerStatuses[0], again.Status.ContainerStatuses[0]
-	if before.ContainerID != after.ContainerID || after.RestartCount != 0 {
-		t.Errorf("the container was %s and is %s, restarted %d times", before.ContainerID, after.ContainerID, after.RestartCount)
-	}
-	assert.Eventually(t, pod.Name+" serves", func(t testing.TB) error { return isServed(t, again) })
-}
-
-// TestKubelet checks that containers go on without their kubelet, whether it was killed
-// or suspended.
-func TestKubelet(t *testing.T) {
-	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
-	node := shared.Node(1)
-	pod := runPod(t, "kubelet", node)
-	for _, step := range []struct{ lose, restore func() error }{
-		{node.KillKubelet, node.StartKubelet},
-		{node.StopKubelet, node.ContinueKubelet},
-	} {
-		assert.NoError(t, step.lose())
-		waitForNode(t, node, false)
-		if err := isServed(t, pod); err != nil {
-			t.Errorf("the pod does not serve: %v", err)
-		}
-		assert.NoError(t, step.restore())
-		waitForNode(t, node, true)
-		checkSurvives(t, pod)
-	}
-}
-
-func TestContainerd(t *testing.T) {
-	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
-	node := shared.Node(1)
-	pod := runPod(t, "containerd", node)
-	assert.NoError(t, node.KillContainerd())
-	if err := isServed(t, pod); err != nil {
-		t.Errorf("the pod does not serve: %v", err)
-	}
-	assert.NoError(t, node.StartContainerd())
-	runPod(t, "containerd-next", node)
-	checkSurvives(t, pod)
-}
-
-func TestAPIServer(t *testing.T) {
-	tier.Full(t, "it waits for nodes; it tests this cluster and nothing of Drover, whose TestPodDriver needs TestPods")
-	assert.NoError(t, shared.KillAPIServer())
-	if _, err := shared.Node(1).IsReady(t.Context()); err == nil {
-		t.Error("the API still answers")
-	}
-	assert.NoError(t, shared.StartAPIServer(t.Context()))
-	for _, node := range shared.Nodes() {
-		waitForNode(t, node, true)
-	}
-	runPod(t, "api", nil)
 }

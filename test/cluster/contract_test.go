@@ -4,7 +4,6 @@
 package cluster_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -62,7 +61,7 @@ func TestPodContract(t *testing.T) {
 	}
 	h.OutOfBand = guestActions(e, h.OutOfBand)
 	t.Run("suite", func(t *testing.T) { drivertest.Run(t, h) })
-	removeContractVolumes(t)
+	checkNoPodLeft(t)
 }
 
 // importBootGuests gives all nodes the images of the suite's guests.
@@ -132,21 +131,14 @@ func killQEMU(uid string) error {
 	return syscall.Kill(pid, syscall.SIGKILL)
 }
 
-// removeContractVolumes removes the volumes, and checks that the suite has left no pod behind.
-func removeContractVolumes(t *testing.T) {
+// checkNoPodLeft checks that the suite has left no pod behind.
+func checkNoPodLeft(t *testing.T) {
 	t.Helper()
-	ctx := context.WithoutCancel(t.Context())
-	assert.Eventually(t, "all pods are gone", func(testing.TB) error {
-		left, err := shared.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.LabelUID})
+	assert.Eventually(t, "all pods are gone", func(t testing.TB) error {
+		left, err := shared.Client.CoreV1().Pods(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{LabelSelector: objects.LabelUID})
 		if err == nil && len(left.Items) > 0 {
 			err = fmt.Errorf("%d are left, such as %s/%s", len(left.Items), left.Items[0].Namespace, left.Items[0].Name)
 		}
 		return err
 	})
-	for n := range contractVolumes {
-		name := fmt.Sprintf("%s-%d", contractClass, n)
-		if err := shared.Client.CoreV1().PersistentVolumes().Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	}
 }

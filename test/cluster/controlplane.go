@@ -6,8 +6,8 @@ package cluster
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // KillAPIServer ends kube-apiserver as a crash does.
@@ -18,28 +18,12 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	if err := c.post("/processes/kube-apiserver/start"); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	for {
-		err := c.Client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("kube-apiserver is not ready: %w", err)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	return assert.Poll(ctx, "kube-apiserver is ready", func() error {
+		return c.Client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
 }
 
 // RestartAPIServer kills kube-apiserver and starts it again.
 func (c *Cluster) RestartAPIServer(ctx context.Context) error {
 	return errors.Join(c.KillAPIServer(), c.StartAPIServer(ctx))
 }
-
-// StopAPIServer suspends kube-apiserver: connections stay, and nothing answers.
-func (c *Cluster) StopAPIServer() error { return c.post("/processes/kube-apiserver/stop") }
-
-// ContinueAPIServer undoes StopAPIServer.
-func (c *Cluster) ContinueAPIServer() error { return c.post("/processes/kube-apiserver/cont") }

@@ -15,10 +15,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/prometheus/procfs"
 
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
@@ -109,32 +110,39 @@ func checkSeen(t *testing.T, left []string) {
 }
 
 // TestNothingIsLeft starts clusters beside the one of the other tests and ends them in
-// every way.
+// every way. One that is detached outlives its starter.
 func TestNothingIsLeft(t *testing.T) {
 	tier.Full(t, "it starts clusters of its own; it tests the clusters of tests and nothing of Drover")
-	for name, end := range map[string]func(*testing.T, *exec.Cmd, *cluster.Cluster) error{
-		"process killed": func(_ *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
+	for name, c := range map[string]struct {
+		isDetached bool
+		end        func(*testing.T, *exec.Cmd, *cluster.Cluster) error
+	}{
+		"process killed": {end: func(_ *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
 			return cmd.Process.Kill()
-		},
-		"cluster killed": func(t *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
+		}},
+		"cluster killed": {end: func(t *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
 			return errors.Join(killChild(t, cmd, "drover-cluster rig"), cmd.Process.Kill())
-		},
-		"all killed": func(t *testing.T, cmd *exec.Cmd, c *cluster.Cluster) error {
+		}},
+		"all killed": {end: func(t *testing.T, cmd *exec.Cmd, c *cluster.Cluster) error {
 			return errors.Join(killChild(t, cmd, "drover-cluster clean"), killChild(t, cmd, "drover-cluster rig"),
 				cmd.Process.Kill(), cluster.ShutDown(c.Dir))
-		},
-		"cleaner killed": func(t *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
+		}},
+		"cleaner killed": {end: func(t *testing.T, cmd *exec.Cmd, _ *cluster.Cluster) error {
 			return errors.Join(killChild(t, cmd, "drover-cluster clean"), cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
-		},
-		"shut down": func(_ *testing.T, cmd *exec.Cmd, c *cluster.Cluster) error {
+		}},
+		"shut down": {end: func(_ *testing.T, cmd *exec.Cmd, c *cluster.Cluster) error {
 			return errors.Join(c.Close(), cmd.Process.Kill())
-		},
+		}},
+		"detached": {isDetached: true, end: func(_ *testing.T, _ *exec.Cmd, c *cluster.Cluster) error { return c.Close() }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "cluster")
 			_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
-			cmd := startChild(t, cluster.Options{Nodes: 1, Dir: dir})
-			checkEnd(t, dir, before, func(c *cluster.Cluster) error { return end(t, cmd, c) })
+			cmd := startChild(t, cluster.Options{Nodes: 1, Dir: dir, Detached: c.isDetached})
+			if c.isDetached {
+				assert.NoError(t, cmd.Process.Kill())
+			}
+			checkEnd(t, dir, before, func(started *cluster.Cluster) error { return c.end(t, cmd, started) })
 			_ = cmd.Wait()
 		})
 	}
@@ -177,37 +185,15 @@ func checkNothingLeft(t *testing.T, p plan.Plan, before []string) {
 // killChild kills a child of a process, by its command line.
 func killChild(t *testing.T, parent *exec.Cmd, command string) error {
 	t.Helper()
-	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent.Process.Pid))
-	if err != nil {
-		return err
-	}
-	for _, path := range paths {
-		children, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		for child := range strings.FieldsSeq(string(children)) {
-			line, err := os.ReadFile(filepath.Join("/proc", child, "cmdline"))
-			if err != nil || !strings.Contains(strings.ReplaceAll(string(line), "\x00", " "), command) {
-				continue
-			}
-			pid, err := strconv.Atoi(child)
-			return errors.Join(err, syscall.Kill(pid, syscall.SIGKILL))
+	all, err := procfs.AllProcs()
+	for _, p := range all {
+		stat, statErr := p.Stat()
+		line, lineErr := p.CmdLine()
+		if statErr == nil && lineErr == nil && stat.PPID == parent.Process.Pid && strings.Contains(strings.Join(line, " "), command) {
+			return syscall.Kill(p.PID, syscall.SIGKILL)
 		}
 	}
-	return fmt.Errorf("process %d has no child %s", parent.Process.Pid, command)
-}
-
-// TestDetached checks that a detached cluster outlives its starter and can be ended by
-// another process.
-func TestDetached(t *testing.T) {
-	tier.Full(t, "it starts clusters of its own; it tests the clusters of tests and nothing of Drover")
-	dir := filepath.Join(t.TempDir(), "cluster")
-	_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
-	cmd := startChild(t, cluster.Options{Nodes: 1, Dir: dir, Detached: true})
-	assert.NoError(t, cmd.Process.Kill())
-	_ = cmd.Wait()
-	checkEnd(t, dir, before, (*cluster.Cluster).Close)
+	return fmt.Errorf("process %d has no child %s: %w", parent.Process.Pid, command, err)
 }
 
 // TestKilledStart checks that nothing is left of a cluster whose starter was killed, also of

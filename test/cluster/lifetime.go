@@ -20,10 +20,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster/internal/cgroups"
 	"cloudnative.tw/drover/test/cluster/internal/control"
 	"cloudnative.tw/drover/test/cluster/internal/node"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
+	"cloudnative.tw/drover/test/cluster/internal/processes"
 	"cloudnative.tw/drover/test/cluster/internal/rig"
 )
 
@@ -34,24 +36,22 @@ const stopTimeout = 3 * time.Minute
 type rigProcess struct {
 	name, dir string // of the cluster
 
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	ended chan struct{}
-
+	*processes.Process
+	stdin   io.WriteCloser
 	cleaner *exec.Cmd
 }
 
 // startRig starts the cluster's first process, gives the host a link to it, and tells it
 // the plan. It decides the plan's slot.
 func startRig(p *plan.Plan) (*rigProcess, error) {
-	r := &rigProcess{name: p.Name, dir: p.Dir, ended: make(chan struct{})}
+	r := &rigProcess{name: p.Name, dir: p.Dir}
 	pidfd, err := r.startProcess(*p)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = pidfd.Close() }()
 	// The process ends with its input, and does nothing before it has read the plan.
-	if err := errors.Join(r.startCleaner(*p, pidfd), writeProbeImage(*p), linkHost(p, r.cmd.Process.Pid), p.Write()); err != nil {
+	if err := errors.Join(r.startCleaner(*p, pidfd), writeProbeImage(*p), linkHost(p, r.Cmd.Process.Pid), p.Write()); err != nil {
 		return nil, errors.Join(err, r.stop())
 	}
 	if err := json.NewEncoder(r.stdin).Encode(p); err != nil {
@@ -77,27 +77,19 @@ func (r *rigProcess) startCleaner(p plan.Plan, pidfd *os.File) error {
 // startProcess returns a file that is ready to be read when the process has ended, and with
 // it all others of its PID namespace.
 func (r *rigProcess) startProcess(p plan.Plan) (*os.File, error) {
-	output, err := os.OpenFile(filepath.Join(p.Dir, "cluster.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	//nolint:noctx // It ends with its standard input.
+	cmd := exec.Command(p.Program("drover-cluster"), "rig", p.Name)
+	pidfd := -1
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS |
+		syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
+	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = output.Close() }()
-	//nolint:noctx // It ends with its standard input.
-	r.cmd = exec.Command(p.Program("drover-cluster"), "rig", p.Name)
-	r.cmd.Stdout, r.cmd.Stderr = output, output
-	pidfd := -1
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS |
-		syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
-	if r.stdin, err = r.cmd.StdinPipe(); err != nil {
+	r.stdin = stdin
+	if r.Process, err = processes.Start(p.Path("cluster.log"), cmd, func(error) {}); err != nil {
 		return nil, err
 	}
-	if err := r.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() {
-		defer close(r.ended)
-		_ = r.cmd.Wait()
-	}()
 	if pidfd < 0 {
 		return nil, errors.Join(errors.New("a cluster needs Linux 5.3 or later, for pidfds"), r.stop())
 	}
@@ -173,8 +165,8 @@ func addressHost(p plan.Plan, link netlink.Link) error {
 
 // stop ends the cluster, and returns when nothing is left.
 func (r *rigProcess) stop() error {
-	_ = r.cmd.Process.Kill() // with it, the kernel ends all processes of the namespace
-	<-r.ended
+	_ = r.Cmd.Process.Kill() // with it, the kernel ends all processes of the namespace
+	<-r.Ended
 	_ = r.stdin.Close()
 	if r.cleaner != nil && r.cleaner.Wait() == nil {
 		return nil
@@ -216,15 +208,7 @@ func cleanRepeatedly(name, dir string) error {
 	if err := plan.CheckName(name); err != nil {
 		return err
 	}
-	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		err := clean(name, dir)
-		if err == nil {
-			return nil
-		}
-		if time.Since(begin) > stopTimeout {
-			return fmt.Errorf("clean up after the cluster in %s: %w", dir, err)
-		}
-	}
+	return assert.Poll(context.Background(), "the cluster in "+dir+" is removed", func() error { return clean(name, dir) })
 }
 
 // clean removes the folder last: as long as it is there, something is left.

@@ -11,6 +11,8 @@ import (
 	"path"
 	"path/filepath"
 
+	"golang.org/x/sync/errgroup"
+
 	"cloudnative.tw/drover/test/cluster/internal/control"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
@@ -74,34 +76,26 @@ func (n *Node) RestoreLink() error { return n.post("restore-link") }
 func (n *Node) post(verb string) error { return n.cluster.post(nodePath(n.index, verb)) }
 
 // KillKubelet ends the kubelet alone. Containers go on.
-func (n *Node) KillKubelet() error { return n.process("kubelet", "kill") }
+func (n *Node) KillKubelet() error { return n.kubelet("kill") }
 
 // StartKubelet starts a kubelet that was killed.
-func (n *Node) StartKubelet() error { return n.process("kubelet", "start") }
+func (n *Node) StartKubelet() error { return n.kubelet("start") }
 
 // RestartKubelet kills the kubelet and starts it again.
 func (n *Node) RestartKubelet() error { return errors.Join(n.KillKubelet(), n.StartKubelet()) }
 
-// StopKubelet suspends the kubelet with SIGSTOP.
-func (n *Node) StopKubelet() error { return n.process("kubelet", "stop") }
-
-// ContinueKubelet undoes StopKubelet.
-func (n *Node) ContinueKubelet() error { return n.process("kubelet", "cont") }
-
-// KillContainerd ends containerd alone. Containers go on.
-func (n *Node) KillContainerd() error { return n.process("containerd", "kill") }
-
-// StartContainerd starts a containerd that was killed.
-func (n *Node) StartContainerd() error { return n.process("containerd", "start") }
-
-func (n *Node) process(name, verb string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	err := control.Post(ctx, n.cluster.plan.NodeSocket(n.index), "/processes/"+name+"/"+verb)
-	if err != nil {
+// call posts a path to the node itself.
+func (n *Node) call(ctx context.Context, path string) error {
+	if err := control.Post(ctx, n.cluster.plan.NodeSocket(n.index), path); err != nil {
 		return fmt.Errorf("%s: %w", n.Name, err)
 	}
 	return nil
+}
+
+func (n *Node) kubelet(verb string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	return n.call(ctx, "/processes/kubelet/"+verb)
 }
 
 // ImportImage imports the images of an archive, as docker save writes it. Pods use them
@@ -111,21 +105,14 @@ func (n *Node) ImportImage(ctx context.Context, archive string) error {
 	if err != nil {
 		return err
 	}
-	if err := control.Post(ctx, n.cluster.plan.NodeSocket(n.index), "/import?archive="+url.QueryEscape(path)); err != nil {
-		return fmt.Errorf("%s: %w", n.Name, err)
-	}
-	return nil
+	return n.call(ctx, "/import?archive="+url.QueryEscape(path))
 }
 
 // ImportImage imports the images of an archive on all nodes.
 func (c *Cluster) ImportImage(ctx context.Context, archive string) error {
-	errs := make(chan error)
+	var group errgroup.Group
 	for _, node := range c.Nodes() {
-		go func() { errs <- node.ImportImage(ctx, archive) }()
+		group.Go(func() error { return node.ImportImage(ctx, archive) })
 	}
-	var err error
-	for range c.plan.Nodes {
-		err = errors.Join(err, <-errs)
-	}
-	return err
+	return group.Wait()
 }

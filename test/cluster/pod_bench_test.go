@@ -4,19 +4,20 @@
 package cluster_test
 
 import (
-	"bytes"
 	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,7 +34,7 @@ import (
 
 const (
 	// maxStartRatio and maxOverhead are the aims.
-	maxStartRatio, maxOverhead = 1.15, 40 << 20
+	maxStartRatio, maxOverhead = 1.15, 40 // MB
 	// memoryGuests is how many guests are asked for the memory around them.
 	memoryGuests = 3
 	// copyRuns is how many disks are copied: a node has that many volumes for one pod each.
@@ -49,9 +50,6 @@ type start struct {
 	Requested, Created, Bound, Running, Active time.Time
 }
 
-// took is the time until what a user waits for.
-func (s start) took() time.Duration { return s.Active.Sub(s.Requested) }
-
 // podBench measures how VirtualMachines of driver pod start, beside bare pods.
 type podBench struct {
 	*podWorld
@@ -59,6 +57,7 @@ type podBench struct {
 	vmsLog *bench.Log[*api.VirtualMachine]
 	// copied is the pod of a VirtualMachine, without what only Drover needs.
 	copied *corev1.Pod
+	report *bench.Report
 }
 
 // TestBenchmarkPods measures what a VM of driver pod takes in addition to a pod: time, memory, and
@@ -71,11 +70,12 @@ func TestBenchmarkPods(t *testing.T) {
 	b.measureStarts(t, *rounds)
 	b.measureMemory(t)
 	b.measureCopies(t)
+	t.Log(b.report)
 }
 
 func newPodBench(t *testing.T) *podBench {
 	t.Helper()
-	b := &podBench{podWorld: newPodWorld(t)}
+	b := &podBench{podWorld: newPodWorld(t), report: bench.NewReport(nil)}
 	var err error
 	b.pods, err = bench.StartLog[*corev1.Pod](t.Context(), cache.NewListWatchFromClient(
 		shared.Client.CoreV1().RESTClient(), "pods", podNamespace, fields.Everything()))
@@ -119,15 +119,10 @@ func (b *podBench) newBarePod(hasToken bool) *corev1.Pod {
 }
 
 // newBenchVM returns a VM that ends within a second.
-func newBenchVM(name string) *framework.VMBuilder {
-	return framework.NewVM(name).Namespace(podNamespace).Driver("pod").
-		Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "192Mi").Resource(api.ResourceRootDisk, "64Mi").
+func (b *podBench) newBenchVM(name string) *framework.VMBuilder {
+	return b.newVM(name, "100m", "192Mi").Resource(api.ResourceRootDisk, "64Mi").
 		Port("http", 80, 0).GracePeriod(1).Spec(func(spec *api.VirtualMachineSpec) {
-		spec.Ephemeral = true
-		spec.Image = &api.Image{
-			Source: "oci://" + guestImage, PullPolicy: api.PullNever,
-			Kernel: &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"},
-		}
+		spec.Ephemeral, spec.Image = true, linuxImage()
 	})
 }
 
@@ -137,7 +132,7 @@ func (b *podBench) startVM(t *testing.T, name string, look func(*testing.T, *cor
 	ctx := t.Context()
 	fromPods, fromVMs := b.pods.Len(), b.vmsLog.Len()
 	s := start{Requested: time.Now()}
-	if _, err := b.vms.Create(ctx, newBenchVM(name).Obj(), metav1.CreateOptions{}); err != nil {
+	if _, err := b.vms.Create(ctx, b.newBenchVM(name).Obj(), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	active, err := b.vmsLog.Await(ctx, fromVMs, func(e bench.Event[*api.VirtualMachine]) bool {
@@ -207,140 +202,116 @@ func (b *podBench) awaitPod(t *testing.T, from int, what string, match func(benc
 	return e
 }
 
-// measureStarts starts a VM and pods in turn, in changing order: one with the VM's spec, one of the
-// same image as kubectl run makes it, and one that mounts nothing.
+// barePods are what a VM is compared with. The first has the aim.
+var barePods = []string{"bare pod of its image", "the same without a volume", "bare pod of its spec"}
+
+// startFigures are who took which part of a start, and all of it.
+var startFigures = []struct {
+	what string
+	took func(start) time.Duration
+}{
+	{"request to pod, by the API server and Drover", func(s start) time.Duration { return s.Created.Sub(s.Requested) }},
+	{"to a node, by the scheduler", func(s start) time.Duration { return s.Bound.Sub(s.Created) }},
+	{"to Running, by the kubelet", func(s start) time.Duration { return s.Running.Sub(s.Bound) }},
+	{"to Active, by Drover", func(s start) time.Duration { return s.Active.Sub(s.Running) }},
+	{"creation to Active, of a pod to Running", func(s start) time.Duration { return s.Active.Sub(s.Requested) }},
+}
+
+// measureStarts starts a VM and pods in turn, in changing order: one of the same image as kubectl run
+// makes it, one that mounts nothing, and one with the VM's spec.
 func (b *podBench) measureStarts(t *testing.T, rounds int) {
 	t.Helper()
-	kinds := []string{"VM", "bare pod of its image", "the same without a volume", "bare pod of its spec"}
-	pods := []*corev1.Pod{nil, b.newBarePod(true), b.newBarePod(false), b.copied}
-	starts := make([][]start, len(kinds))
-	for round := range rounds {
-		for i := range kinds {
-			kind, name := (round+i)%len(kinds), fmt.Sprintf("round-%d-%d", round, i)
-			if pods[kind] == nil {
-				starts[kind] = append(starts[kind], b.startVM(t, name, nil))
-			} else {
-				starts[kind] = append(starts[kind], b.startPod(t, name, pods[kind]))
+	var vms []start
+	pods := make([][]start, len(barePods))
+	contenders := []bench.Contender{func(turn int) error {
+		vms = append(vms, b.startVM(t, fmt.Sprintf("round-%d", turn), nil))
+		return nil
+	}}
+	for kind, pod := range []*corev1.Pod{b.newBarePod(true), b.newBarePod(false), b.copied} {
+		contenders = append(contenders, func(turn int) error {
+			pods[kind] = append(pods[kind], b.startPod(t, fmt.Sprintf("round-%d-%d", turn, kind), pod))
+			return nil
+		})
+	}
+	assert.NoError(t, bench.TakeTurns(rounds, contenders...))
+	for kind, name := range barePods {
+		for _, f := range startFigures {
+			of := func(s start) float64 { return bench.Milliseconds(f.took(s)) }
+			row := b.report.AddRow("beside a "+name, f.what, 1, "ms", bench.Figures(vms, of)...).CompareWith(name, bench.Figures(pods[kind], of)...)
+			if kind == 0 && f.what == startFigures[len(startFigures)-1].what {
+				row.RatioAtMost(maxStartRatio)
 			}
 		}
 	}
-	table := bench.NewTable("creation to Active, of a pod to Running", "runs", "p50", "p95", "VM / it: p50", "p95", fmt.Sprintf("aim: at most %.2f", maxStartRatio))
-	vm := sampleOf(starts[0], start.took)
-	for kind, name := range kinds {
-		s := sampleOf(starts[kind], start.took)
-		row := []string{name, strconv.Itoa(len(s)), bench.FormatDuration(s.Median()), bench.FormatDuration(s.Percentile(95))}
-		if kind > 0 {
-			p50, p95 := float64(vm.Median())/float64(s.Median()), float64(vm.Percentile(95))/float64(s.Percentile(95))
-			row = append(row, fmt.Sprintf("%.2f", p50), fmt.Sprintf("%.2f", p95))
-		}
-		if kind == 1 {
-			row = append(row, metOrMissed(float64(vm.Median())/float64(s.Median()) <= maxStartRatio))
-		}
-		table.Row(row...)
-	}
-	t.Logf("\n%s\n%s", table, tableOfSteps(kinds, starts))
-}
-
-func sampleOf(starts []start, took func(start) time.Duration) (s bench.Sample) {
-	for _, one := range starts {
-		s = append(s, took(one))
-	}
-	return s
-}
-
-// tableOfSteps says who took which part of the time.
-func tableOfSteps(kinds []string, starts [][]start) *bench.Table {
-	table := bench.NewTable(append([]string{"step, p50 (p95)", "who"}, kinds...)...)
-	for _, step := range []struct {
-		what, by string
-		took     func(start) time.Duration
-	}{
-		{"request to pod", "API server, Drover", func(s start) time.Duration { return s.Created.Sub(s.Requested) }},
-		{"to a node", "scheduler", func(s start) time.Duration { return s.Bound.Sub(s.Created) }},
-		{"to Running", "kubelet", func(s start) time.Duration { return s.Running.Sub(s.Bound) }},
-		{"to Active", "Drover", func(s start) time.Duration { return s.Active.Sub(s.Running) }},
-	} {
-		row := []string{step.what, step.by}
-		for _, of := range starts {
-			s := sampleOf(of, step.took)
-			row = append(row, fmt.Sprintf("%s (%s)", bench.FormatDuration(s.Median()), bench.FormatDuration(s.Percentile(95))))
-		}
-		table.Row(row...)
-	}
-	return table
-}
-
-func metOrMissed(isMet bool) string {
-	if isMet {
-		return "met"
-	}
-	return "**missed**"
 }
 
 // measureMemory reads what the processes around a booted guest have resident: all of its pod but
 // QEMU, and the shim of containerd.
 func (b *podBench) measureMemory(t *testing.T) {
 	t.Helper()
-	table := bench.NewTable("resident memory", "QEMU", "drover-machine", "pause", "shim", "all but QEMU", fmt.Sprintf("at most %d MB", maxOverhead>>20))
+	sizes := map[string][]float64{}
 	for n := range memoryGuests {
 		g := b.createGuest(t, fmt.Sprintf("memory-%d", n), func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
-		m := residentOf(t, g.pod(t))
-		others := m["drover-machine"] + m["pause"] + m["containerd-shim"]
-		table.Row(g.name, formatMB(m["qemu-system-x86"]), formatMB(m["drover-machine"]), formatMB(m["pause"]), formatMB(m["containerd-shim"]),
-			formatMB(others), metOrMissed(others <= maxOverhead))
+		others := 0.0
+		for name, size := range residentOf(t, g.pod(t)) {
+			sizes[name] = append(sizes[name], size)
+			if name != qemuProcess {
+				others += size
+			}
+		}
+		sizes["all but QEMU"] = append(sizes["all but QEMU"], others)
 		g.delete(t)
 	}
-	t.Logf("\n%s", table)
+	for _, name := range slices.Sorted(maps.Keys(sizes)) {
+		row := b.report.AddRow("memory", "resident: "+name, 1, "MB", sizes[name]...)
+		if name == "all but QEMU" {
+			row.PercentileAtMost(100, maxOverhead)
+		}
+	}
 }
 
-func formatMB(n int) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
+// Names of the processes around a guest, as the kernel cuts them off.
+const (
+	qemuProcess = "qemu-system-x86"
+	shimProcess = "containerd-shim"
+)
 
-// residentOf returns the resident memory of a pod's processes and of their shim, by name. What
+// residentOf returns the resident memory of a pod's processes and of their shim, by name, in MB. What
 // processes share counts for each of them.
-func residentOf(t *testing.T, pod *corev1.Pod) map[string]int {
+func residentOf(t *testing.T, pod *corev1.Pod) map[string]float64 {
 	t.Helper()
-	sizes, shims := map[string]int{}, map[int]bool{}
-	inPod := processesOf(pod)
-	for pid, status := range inPod {
-		parent := statusField(t, status, "PPid:")
-		if _, ok := inPod[parent]; !ok {
-			shims[parent] = true
+	all, err := procfs.AllProcs()
+	assert.NoError(t, err)
+	sizes, inPod, parents := map[string]float64{}, map[int]bool{}, map[int]bool{}
+	add := func(p procfs.Proc) {
+		name, err := p.Comm()
+		memory, memoryErr := bench.MemoryOf(p.PID)
+		assert.NoError(t, errors.Join(err, memoryErr))
+		sizes[name] += bench.Megabytes(memory.Resident)
+	}
+	for _, p := range all {
+		groups, _ := p.Cgroups()
+		stat, err := p.Stat()
+		isIn := func(g procfs.Cgroup) bool { return strings.Contains(g.Path, "pod"+string(pod.UID)) }
+		if err != nil || !slices.ContainsFunc(groups, isIn) {
+			continue
 		}
-		sizes[nameOf(pid)] += statusField(t, status, "VmRSS:") << 10
+		inPod[p.PID], parents[stat.PPID] = true, true
+		add(p)
 	}
-	for pid := range shims {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		assert.NoError(t, err)
-		sizes[nameOf(pid)] += statusField(t, string(status), "VmRSS:") << 10
+	for pid := range parents {
+		if !inPod[pid] {
+			shim, err := procfs.NewProc(pid)
+			assert.NoError(t, err)
+			add(shim)
+		}
 	}
-	for _, name := range []string{"qemu-system-x86", "drover-machine", "pause", "containerd-shim"} {
+	for _, name := range []string{qemuProcess, "drover-machine", "pause", shimProcess} {
 		if sizes[name] == 0 {
 			t.Fatalf("the processes of %s are %v, without %s", pod.Name, sizes, name)
 		}
 	}
 	return sizes
-}
-
-// processesOf returns the status of the processes in a pod's control group.
-func processesOf(pod *corev1.Pod) map[int]string {
-	found := map[int]string{}
-	groups, _ := filepath.Glob("/proc/[0-9]*/cgroup")
-	for _, path := range groups {
-		content, _ := os.ReadFile(path)
-		if !bytes.Contains(content, []byte("pod"+string(pod.UID))) {
-			continue
-		}
-		if status, err := os.ReadFile(filepath.Join(filepath.Dir(path), "status")); err == nil {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			found[pid] = string(status)
-		}
-	}
-	return found
-}
-
-func nameOf(pid int) string {
-	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return strings.TrimSpace(string(name))
 }
 
 // measureCopies measures the copy of an image to the disk of a first start, beside a plain copy of
@@ -349,19 +320,13 @@ func (b *podBench) measureCopies(t *testing.T) {
 	t.Helper()
 	node := shared.Node(1)
 	image := importCopied(t, node)
-	var copies, floor bench.Sample
+	var copies, floor []float64
 	for n := range copyRuns {
-		floor = append(floor, copyPlainly(t, image, filepath.Join(node.Dir, "copy")))
-		copies = append(copies, b.copyToClaim(t, fmt.Sprintf("copied-%d", n), node))
+		floor = append(floor, bench.Milliseconds(copyPlainly(t, image, filepath.Join(node.Dir, "copy"))))
+		copies = append(copies, bench.Milliseconds(b.copyToClaim(t, fmt.Sprintf("copied-%d", n), node)))
 	}
-	table := bench.NewTable(fmt.Sprintf("copy of %d MiB", copyBytes>>20), "runs", "p50", "max")
-	for _, row := range []struct {
-		what string
-		bench.Sample
-	}{{"to the root disk of a VM", copies}, {"of a plain program, with a sync", floor}} {
-		table.Row(row.what, strconv.Itoa(len(row.Sample)), bench.FormatDuration(row.Median()), bench.FormatDuration(row.Percentile(100)))
-	}
-	t.Logf("\n%s", table)
+	b.report.AddRow("copy", fmt.Sprintf("%d MiB to the root disk of a VM", copyBytes>>20), 1, "ms", copies...).
+		CompareWith("a plain program, with a sync", floor...)
 }
 
 // importCopied gives a node an image whose disk has no holes, and returns that disk.
@@ -406,7 +371,7 @@ func (b *podBench) copyToClaim(t *testing.T, name string, node *cluster.Node) ti
 	t.Helper()
 	g := &guest{podWorld: b.podWorld, name: name}
 	// With a tenth of a CPU, it would be the quota that is measured.
-	vm := newBenchVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceRootDisk, "300Mi").Spec(func(spec *api.VirtualMachineSpec) {
+	vm := b.newBenchVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceRootDisk, "300Mi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Ephemeral, spec.Image.Source = false, "oci://"+copiedImage
 		spec.NodeSelector = map[string]string{corev1.LabelHostname: node.Name}
 	}).Obj()

@@ -15,7 +15,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -146,7 +145,7 @@ func testNamespaceDeletion(t *testing.T, w *podWorld) {
 	w = w.newNamespace(t, "leaving")
 	guests := w.createMounted(t, "kept", "refused")
 	kept, refused := guests[0], guests[1]
-	release := kept.keepPod(t)
+	release := keepPod(t, kept.namespace, kept.pod(t).Name)
 	assert.NoError(t, shared.Client.CoreV1().Namespaces().Delete(t.Context(), w.namespace, metav1.DeleteOptions{}))
 	refused.waitFor(t, framework.HasPhase(api.PhaseFailed, api.ReasonNamespaceTerminating))
 	for _, g := range guests {
@@ -168,23 +167,28 @@ func testNamespaceDeletion(t *testing.T, w *podWorld) {
 	}
 }
 
-// keepPod has the object of the guest's pod stay when the pod has ended.
-func (g *guest) keepPod(t *testing.T) (release func()) {
+// keptFinalizer keeps a pod that is deleted until the test has seen how it ended.
+const keptFinalizer = "drover.test/kept"
+
+// keepPod has the object of a pod stay when the pod has ended.
+func keepPod(t *testing.T, namespace, name string) (release func()) {
 	t.Helper()
-	pods, name := shared.Client.CoreV1().Pods(g.namespace), g.pod(t).Name
-	patch := fmt.Sprintf(`[{"op":"add","path":"/metadata/finalizers/-","value":%q}]`, keptFinalizer)
-	if _, err := pods.Patch(t.Context(), name, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	release = func() {
-		err := framework.RetryOnConflict(func() error {
-			pod, err := pods.Get(context.WithoutCancel(t.Context()), name, metav1.GetOptions{})
+	ctx, pods := context.WithoutCancel(t.Context()), shared.Client.CoreV1().Pods(namespace)
+	update := func(change func(finalizers []string) []string) error {
+		return framework.RetryOnConflict(func() error {
+			pod, err := pods.Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
-			pod.Finalizers = slices.DeleteFunc(pod.Finalizers, func(f string) bool { return f == keptFinalizer })
-			_, err = pods.Update(context.WithoutCancel(t.Context()), pod, metav1.UpdateOptions{})
+			pod.Finalizers = change(pod.Finalizers)
+			_, err = pods.Update(ctx, pod, metav1.UpdateOptions{})
 			return err
+		})
+	}
+	assert.NoError(t, update(func(all []string) []string { return append(all, keptFinalizer) }))
+	release = func() {
+		err := update(func(all []string) []string {
+			return slices.DeleteFunc(all, func(f string) bool { return f == keptFinalizer })
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)

@@ -4,6 +4,7 @@
 package cluster_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -123,22 +125,15 @@ func (g *guest) claim(t testing.TB) *corev1.PersistentVolumeClaim {
 }
 
 // drain runs kubectl drain. It refuses pods with an emptyDir unless that may go.
-func drain(t *testing.T, node *cluster.Node, deleteEmptyDir bool) error {
+func drain(t *testing.T, node *cluster.Node, deleteEmptyDir bool) {
 	t.Helper()
-	binary, err := framework.DroverBinary()
-	assert.NoError(t, err)
-	out, stderr, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + shared.Kubeconfig}, binary, "kubectl", "drain", node.Name,
-		"--ignore-daemonsets", fmt.Sprintf("--delete-emptydir-data=%t", deleteEmptyDir))
-	if err != nil {
-		return fmt.Errorf("%w: %s%s", err, out, stderr)
-	}
-	return nil
+	framework.RunKubectl(t, shared.Kubeconfig, "drain", node.Name, "--ignore-daemonsets", fmt.Sprintf("--delete-emptydir-data=%t", deleteEmptyDir))
 }
 
 // testDrain drains the node of a guest whose disk cannot follow: it waits until the node is back.
 func testDrain(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	assert.NoError(t, drain(t, node, false))
+	drain(t, node, false)
 	g.checkShutDown(t)
 	g.waitFor(t, framework.HasMessage("the pod is not scheduled: 0/3 nodes are available"))
 	assert.NoError(t, node.Uncordon(t.Context()))
@@ -162,16 +157,10 @@ func testPreemption(t *testing.T, g *guest) {
 			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: *resource.NewMilliQuantity(milli, resource.DecimalSI)}},
 		}},
 	}}
-	if _, err := shared.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	assert.Eventually(t, "the other pod runs", func(t testing.TB) error {
-		_, err := readyPod(t.Context(), pod.Name)
-		return err
-	})
+	createReadyPod(t, pod)
 	g.waitFor(t, framework.HasMessage("the pod is not scheduled"), framework.HasMessage("Insufficient cpu"))
 	g.checkShutDown(t)
-	deletePod(t, pod.Name)
+	deletePod(t, pod)
 	g.waitRun(t, before.UID)
 }
 
@@ -203,13 +192,7 @@ func testNodeDeleted(t *testing.T, g *guest) {
 		return nil
 	})
 	assert.NoError(t, node.RestartKubelet())
-	assert.Eventually(t, node.Name+" is Ready again", func(t testing.TB) error {
-		ready, err := node.IsReady(t.Context())
-		if err == nil && !ready {
-			err = errors.New("it is not")
-		}
-		return err
-	})
+	waitForNode(t, node, true)
 	g.waitRun(t, before.UID)
 }
 
@@ -302,7 +285,7 @@ func (g *guest) waitElsewhere(t *testing.T, before *corev1.Pod) {
 
 func testDrainElsewhere(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
-	assert.NoError(t, drain(t, node, true))
+	drain(t, node, true)
 	g.waitElsewhere(t, before)
 	assert.NoError(t, node.Uncordon(t.Context()))
 }
@@ -377,6 +360,34 @@ func checkForwarded(t *testing.T, g *guest) {
 	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.0 200 OK\r\n") {
 		t.Errorf("kubectl vm port-forward: %v, %q", err, answer)
 	}
+}
+
+// console is what a machine prints, as kubectl logs -f shows it.
+type console struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (c *console) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.text.Write(p)
+}
+
+// line waits for a text, and returns the line that it is in.
+func (c *console) line(t *testing.T, text string) (line string) {
+	t.Helper()
+	assert.Eventually(t, fmt.Sprintf("the console shows %q", text), func(testing.TB) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for line = range strings.Lines(c.text.String()) {
+			if strings.Contains(line, text) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it shows %s", c.text.String())
+	})
+	return strings.TrimSpace(line)
 }
 
 // session is kubectl vm console.

@@ -29,17 +29,11 @@ func testWebImage(t *testing.T, w *podWorld) {
 	assert.NoError(t, err)
 	checksum := fmt.Sprintf("sha256:%x", sha256.Sum256(content))
 	url := serveFile(t, disk)
-	vm := framework.NewVM("fetched").Namespace(podNamespace).Driver("pod").
-		Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32Mi").Spec(func(spec *api.VirtualMachineSpec) {
+	g := w.create(t, w.newVM("fetched", "100m", "32Mi").RestartPolicy(api.RestartNever).Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Image, spec.Ephemeral = &api.Image{Source: url, Checksum: "sha256:" + strings.Repeat("0", 64)}, true
-		spec.RestartPolicy = api.RestartNever
-	}).Obj()
-	if _, err := w.vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	g := w.findGuest(t, vm.Name)
+	}))
 	assert.Eventually(t, "an event says why it does not start", func(t testing.TB) error {
-		events, err := shared.Client.CoreV1().Events(podNamespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + vm.Name})
+		events, err := shared.Client.CoreV1().Events(podNamespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + g.name})
 		if err != nil {
 			return err
 		}

@@ -43,14 +43,9 @@ func testKVM(t *testing.T, w *podWorld) {
 		}
 		return nil
 	})
-	second := framework.NewVM("kvm-too").Namespace(podNamespace).Driver("pod").
-		Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "64Mi").Spec(func(spec *api.VirtualMachineSpec) {
+	waiting := w.create(t, w.newVM("kvm-too", "100m", "64Mi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Image, spec.Ephemeral = &api.Image{Source: "oci://" + guestImage, PullPolicy: api.PullNever}, true
-	}).Obj()
-	if _, err := w.vms.Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	waiting := w.findGuest(t, second.Name)
+	}))
 	waiting.waitFor(t, framework.HasMessage("Insufficient "+kvm.DefaultResource))
 	waiting.delete(t)
 	g.delete(t)

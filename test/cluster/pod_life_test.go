@@ -30,7 +30,7 @@ import (
 // guest's next pod too once the guest was restarted with other resources.
 func testService(t *testing.T, g *guest) {
 	client := runPod(t, "client", otherNode(t, g.pod(t)))
-	url := "http://" + createService(t, g.name).Spec.ClusterIP
+	url := "http://" + createGuestService(t, g.name).Spec.ClusterIP
 	before := g.checkServed(t, client, url)
 	testResize(t, g)
 	after := g.checkServed(t, client, url)

@@ -5,7 +5,6 @@ package cluster_test
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 
@@ -13,7 +12,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -25,7 +23,7 @@ import (
 // answers, and as the probe is changed.
 func testReadiness(t *testing.T, w *podWorld) {
 	const name = "served"
-	createService(t, name)
+	createGuestService(t, name)
 	states := watchEndpoints(t, name)
 	g := w.createGuest(t, name, func(spec *api.VirtualMachineSpec) {
 		spec.Ephemeral = true
@@ -58,25 +56,10 @@ func testReadiness(t *testing.T, w *podWorld) {
 	g.delete(t)
 }
 
-// createService makes a Service of a guest.
-func createService(t *testing.T, guest string) *corev1.Service {
+// createGuestService makes a Service of a guest.
+func createGuestService(t *testing.T, guest string) *corev1.Service {
 	t.Helper()
-	service := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: guest},
-		Spec: corev1.ServiceSpec{
-			Selector: map[string]string{"cloudnative.tw/name": guest},
-			Ports:    []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(80)}},
-		},
-	}
-	services := shared.Client.CoreV1().Services(podNamespace)
-	service, err := services.Create(t.Context(), service, metav1.CreateOptions{})
-	assert.NoError(t, err)
-	t.Cleanup(func() {
-		if err := services.Delete(context.WithoutCancel(t.Context()), guest, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-	return service
+	return createService(t, podNamespace, guest, map[string]string{"cloudnative.tw/name": guest}, 80)
 }
 
 // endpointState is what a Service has become of its only endpoint.
@@ -115,15 +98,7 @@ func watchEndpoints(t *testing.T, service string) <-chan endpointState {
 	return states
 }
 
-func nextState(t *testing.T, states <-chan endpointState) (next endpointState) {
+func nextState(t *testing.T, states <-chan endpointState) endpointState {
 	t.Helper()
-	assert.Eventually(t, "the endpoint changes", func(testing.TB) error {
-		select {
-		case next = <-states:
-			return nil
-		default:
-			return errors.New("it has not")
-		}
-	})
-	return next
+	return assert.Receive(t, "the endpoint changes", states)
 }

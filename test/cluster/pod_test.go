@@ -132,22 +132,34 @@ func (w *podWorld) createGuest(t *testing.T, name string, change func(*api.Virtu
 	return g
 }
 
-// requestGuest creates a VirtualMachine, which is deleted at the end of the test.
+// newVM returns a small VirtualMachine.
+func (w *podWorld) newVM(name, cpu, memory string) *framework.VMBuilder {
+	return framework.NewVM(name).Namespace(w.namespace).Driver("pod").Resource(api.ResourceCPU, cpu).Resource(api.ResourceMemory, memory)
+}
+
+// linuxImage is the test's Linux guest.
+func linuxImage() *api.Image {
+	return &api.Image{
+		Source: "oci://" + guestImage, PullPolicy: api.PullNever,
+		Kernel: &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"},
+	}
+}
+
+// requestGuest creates a VirtualMachine of the Linux guest.
 func (w *podWorld) requestGuest(t *testing.T, name string, change func(*api.VirtualMachineSpec)) *guest {
 	t.Helper()
-	vm := framework.NewVM(name).Namespace(w.namespace).Driver("pod").
-		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "192Mi").Resource(api.ResourceRootDisk, "64Mi").
+	return w.create(t, w.newVM(name, "1", "192Mi").Resource(api.ResourceRootDisk, "64Mi").
 		Port("http", 80, 0).GracePeriod(60).Spec(func(spec *api.VirtualMachineSpec) {
-		spec.Image = &api.Image{
-			Source: "oci://" + guestImage, PullPolicy: api.PullNever,
-			Kernel: &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"},
-		}
-		spec.SSHAuthorizedKeys = []string{"ssh-ed25519 AAAA me"}
-	}).Spec(change).Obj()
-	if _, err := w.vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	return w.findGuest(t, name)
+		spec.Image, spec.SSHAuthorizedKeys = linuxImage(), []string{"ssh-ed25519 AAAA me"}
+	}).Spec(change))
+}
+
+// create creates a VirtualMachine, which is deleted at the end of the test.
+func (w *podWorld) create(t *testing.T, vm *framework.VMBuilder) *guest {
+	t.Helper()
+	made, err := w.vms.Create(t.Context(), vm.Obj(), metav1.CreateOptions{})
+	assert.NoError(t, err)
+	return w.findGuest(t, made.Name)
 }
 
 // findGuest returns the guest of a VirtualMachine that exists.

@@ -6,13 +6,14 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/cluster/internal/control"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
 
@@ -21,19 +22,9 @@ import (
 const StorageClass = "local"
 
 func (c *Cluster) waitUntilUsable(ctx context.Context) error {
-	for {
-		err := c.checkUsable(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-c.rig.ended:
-			return fmt.Errorf("the cluster has ended: %w", err)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	ctx, cancel := control.WithEnd(ctx, c.rig.Ended)
+	defer cancel()
+	return assert.Poll(ctx, "pods can run on all nodes", func() error { return c.checkUsable(ctx) })
 }
 
 // checkUsable reports why pods cannot run on all nodes. They need a ServiceAccount.

@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -152,20 +152,12 @@ func firstOutput(ctx context.Context, path string) (time.Time, error) {
 
 // killProcessesIn kills the processes that work in a folder below another.
 func killProcessesIn(dir string) error {
-	if dir == "" {
-		return nil
-	}
-	links, err := filepath.Glob("/proc/[0-9]*/cwd")
-	for _, link := range links {
-		cwd, readErr := os.Readlink(link)
-		if readErr != nil || !strings.HasPrefix(cwd, dir+"/") {
+	all, err := procfs.AllProcs()
+	for _, p := range all {
+		if cwd, _ := p.Cwd(); !strings.HasPrefix(cwd, dir+"/") {
 			continue
 		}
-		pid, parseErr := strconv.Atoi(filepath.Base(filepath.Dir(link)))
-		if parseErr != nil {
-			continue
-		}
-		if killErr := syscall.Kill(pid, syscall.SIGKILL); !errors.Is(killErr, syscall.ESRCH) {
+		if killErr := syscall.Kill(p.PID, syscall.SIGKILL); !errors.Is(killErr, syscall.ESRCH) {
 			err = errors.Join(err, killErr)
 		}
 	}

@@ -125,7 +125,8 @@ func (b *benchmark) startDirectly(ctx context.Context, c *bench.Controller, m mo
 }
 
 // openInherited opens the files that QEMU gets as descriptors, in the driver's order: its
-// run lock, sockets and serial log, then the seed, the root disk, and the image below that.
+// run lock, sockets and serial log, then the seed, the root disk, the image below that, and the
+// agent's socket.
 func (b *benchmark) openInherited(ctx context.Context, dir string) (files []*os.File, err error) {
 	defer func() {
 		if err != nil {
@@ -154,6 +155,7 @@ func (b *benchmark) openInherited(ctx context.Context, dir string) (files []*os.
 	open(filepath.Join(dir, machine.SeedFile), os.O_RDONLY)
 	open(filepath.Join(dir, "root.qcow2"), os.O_RDWR)
 	open(b.guest, os.O_RDONLY)
+	listen(machine.AgentSocket)
 	return files, err
 }
 

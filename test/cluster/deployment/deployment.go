@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -53,9 +52,9 @@ type Deployment struct {
 	Kube     kubernetes.Interface
 	VMs      versioned.Interface
 
+	t          testing.TB
 	requests   *users.Log
 	root       string // of the checkout
-	helm       string
 	image      string // its tag
 	probeCount int
 }
@@ -69,7 +68,7 @@ func New(t testing.TB) *Deployment {
 	d := &Deployment{
 		Cluster: c, Engine: StartEngine(t, c),
 		Kube: kubernetes.NewForConfigOrDie(c.Config), VMs: versioned.NewForConfigOrDie(c.Config),
-		requests: &users.Log{}, root: root, helm: framework.HelmPath(t), image: imageDev,
+		t: t, requests: &users.Log{}, root: root, image: imageDev,
 	}
 	assert.NoError(t, framework.ImportGuests(t.Context(), d.Engine.Client))
 	d.Recorder = StartRecorder(t, d.Engine)
@@ -81,7 +80,7 @@ func Start(t testing.TB, args ...string) *Deployment {
 	t.Helper()
 	d := New(t)
 	d.CreateNamespace(t)
-	d.must(t, d.install(t.Context(), args...))
+	assert.NoError(t, d.install(args...))
 	return d
 }
 
@@ -91,29 +90,22 @@ func (d *Deployment) CreateNamespace(t testing.TB) {
 	restricted := map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: restricted}}
 	_, err := d.Kube.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
-	d.must(t, err)
+	assert.NoError(t, err)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: engineSecret}, Data: map[string][]byte{}}
 	for _, name := range []string{"ca.pem", "cert.pem", "key.pem"} {
 		content, err := os.ReadFile(filepath.Join(d.Engine.Certificates, name))
-		d.must(t, err)
+		assert.NoError(t, err)
 		secret.Data[name] = content
 	}
 	_, err = d.Kube.CoreV1().Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{})
-	d.must(t, err)
-}
-
-func (d *Deployment) must(t testing.TB, err error) {
-	t.Helper()
 	assert.NoError(t, err)
 }
 
-func (d *Deployment) install(ctx context.Context, args ...string) error {
-	return d.installChart(ctx, d.chart(), args...)
-}
+func (d *Deployment) install(args ...string) error { return d.installChart(d.chart(), args...) }
 
-func (d *Deployment) installChart(ctx context.Context, chart string, args ...string) error {
-	return d.Helm(ctx, append([]string{
-		"install", "drover", chart, "--namespace", namespace, "--wait", "--timeout", stepTimeout.String(),
+func (d *Deployment) installChart(chart string, args ...string) error {
+	return d.helm(append([]string{
+		"install", "drover", chart, "--wait", "--timeout", stepTimeout.String(),
 		"--set", "image.tag=" + d.image + ",image.pullPolicy=Never",
 		"--set", "docker.host=" + d.Engine.URL + ",docker.tlsSecret=" + engineSecret,
 		"--set", "extraArgs={--docker-image=" + framework.GuestPlain + "}",
@@ -122,11 +114,9 @@ func (d *Deployment) installChart(ctx context.Context, chart string, args ...str
 
 func (d *Deployment) chart() string { return filepath.Join(d.root, "charts", "drover") }
 
-// upgrade changes values of the release and waits until all pods have them.
-func (d *Deployment) upgrade(ctx context.Context, args ...string) error {
-	return d.Helm(ctx, append([]string{
-		"upgrade", "drover", d.chart(), "--namespace", namespace, "--reset-then-reuse-values", "--wait", "--timeout", stepTimeout.String(),
-	}, args...)...)
+// upgrade changes values of the release.
+func (d *Deployment) upgrade(args ...string) error {
+	return d.helm(append([]string{"upgrade", "drover", d.chart(), "--reset-then-reuse-values"}, args...)...)
 }
 
 // WaitUntilSteady waits until all replicas are ready, and returns who holds the Lease.
@@ -179,6 +169,12 @@ func (d *Deployment) newUser(name string, seed uint64) *users.User {
 	}
 }
 
+// newProbe returns a person with a VM that shows whether Drover works.
+func (d *Deployment) newProbe() *users.User {
+	d.probeCount++
+	return d.newUser(fmt.Sprintf("probe-%d", d.probeCount), 0)
+}
+
 // KeepBusy lets users create, change and delete VMs. The function that it returns ends
 // that, and waits until all is as they requested.
 func (d *Deployment) KeepBusy(t testing.TB, count uint64) (stop func()) {
@@ -206,14 +202,14 @@ func (d *Deployment) Judge(t testing.TB) {
 	t.Helper()
 	e := rules.Evidence{Requested: d.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}}
 	recorded, err := d.Recorder.Events()
-	d.must(t, err)
+	assert.NoError(t, err)
 	list, err := d.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
-	d.must(t, err)
+	assert.NoError(t, err)
 	for n := range list.Items {
 		e.VMs[list.Items[n].UID] = &list.Items[n]
 	}
 	containers, err := d.Engine.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
-	d.must(t, err)
+	assert.NoError(t, err)
 	addContainers(&e, recorded, containers.Items)
 	for _, v := range rules.Judge(e) {
 		t.Error(v)
@@ -221,17 +217,11 @@ func (d *Deployment) Judge(t testing.TB) {
 	t.Logf("%d VMs, %d events of containers", len(e.Requested), len(recorded))
 }
 
-// Helm runs Helm on the cluster, without the settings of the user who tests.
-func (d *Deployment) Helm(ctx context.Context, args ...string) error {
-	dir, err := os.MkdirTemp("", "drover-helm-")
+// helm runs Helm on the release.
+func (d *Deployment) helm(args ...string) error {
+	stdout, stderr, err := framework.TryHelm(d.t, d.Cluster.Kubeconfig, append(args, "--namespace", namespace)...)
 	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	cmd := exec.CommandContext(ctx, d.helm, args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+d.Cluster.Kubeconfig, "HELM_CACHE_HOME="+dir, "HELM_CONFIG_HOME="+dir, "HELM_DATA_HOME="+dir)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, out)
+		return fmt.Errorf("helm %s: %w: %s%s", strings.Join(args, " "), err, stdout, stderr)
 	}
 	return nil
 }

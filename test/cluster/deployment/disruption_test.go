@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/kubectl/pkg/util/podutils"
 
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
@@ -39,7 +40,7 @@ func (d *Deployment) checkDrains(t *testing.T) {
 	for _, node := range d.Cluster.Nodes() {
 		d.within(t, "drain of "+node.Name, node.Drain)
 		d.checkManaged(t)
-		d.must(t, node.Uncordon(t.Context()))
+		assert.NoError(t, node.Uncordon(t.Context()))
 	}
 	d.waitUntilImage(t, imageDev)
 	if least := ready(); least < replicas-1 {
@@ -52,13 +53,13 @@ func (d *Deployment) checkDrains(t *testing.T) {
 func (d *Deployment) countReadyReplicas(t *testing.T) (least func() int) {
 	t.Helper()
 	pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-	d.must(t, err)
+	assert.NoError(t, err)
 	ready := map[types.UID]bool{}
 	for _, pod := range pods.Items {
 		ready[pod.UID] = isReady(&pod)
 	}
 	watcher, err := d.Kube.CoreV1().Pods(namespace).Watch(t.Context(), metav1.ListOptions{ResourceVersion: pods.ResourceVersion})
-	d.must(t, err)
+	assert.NoError(t, err)
 	counted := make(chan int, 1)
 	go func() { counted <- followReadyReplicas(watcher.ResultChan(), ready) }()
 	return func() int {
@@ -86,27 +87,17 @@ func followReadyReplicas(events <-chan watch.Event, ready map[types.UID]bool) (l
 	return least
 }
 
-func isReady(pod *corev1.Pod) bool {
-	if pod.DeletionTimestamp != nil {
-		return false
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
+func isReady(pod *corev1.Pod) bool { return pod.DeletionTimestamp == nil && podutils.IsPodReady(pod) }
 
 // checkUnschedulable deletes a standby while no node takes pods. The others go on.
 func (d *Deployment) checkUnschedulable(t *testing.T) {
 	t.Helper()
 	for _, node := range d.Cluster.Nodes() {
-		d.must(t, node.Cordon(t.Context()))
+		assert.NoError(t, node.Cordon(t.Context()))
 	}
 	standby, err := d.findStandby(t.Context())
-	d.must(t, err)
-	d.must(t, d.Kube.CoreV1().Pods(namespace).Delete(t.Context(), standby, metav1.DeleteOptions{}))
+	assert.NoError(t, err)
+	assert.NoError(t, d.Kube.CoreV1().Pods(namespace).Delete(t.Context(), standby, metav1.DeleteOptions{}))
 	d.waitForPod(t, "a replica that cannot be scheduled", func(pod *corev1.Pod) bool {
 		for _, c := range pod.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
@@ -117,7 +108,7 @@ func (d *Deployment) checkUnschedulable(t *testing.T) {
 	})
 	d.checkManaged(t)
 	for _, node := range d.Cluster.Nodes() {
-		d.must(t, node.Uncordon(t.Context()))
+		assert.NoError(t, node.Uncordon(t.Context()))
 	}
 	d.waitUntilImage(t, imageDev)
 }
@@ -143,8 +134,7 @@ func (d *Deployment) findStandby(ctx context.Context) (string, error) {
 // checkAbsentImage upgrades to an image that is nowhere, and back. The old replicas go on.
 func (d *Deployment) checkAbsentImage(t *testing.T) {
 	t.Helper()
-	d.must(t, d.Helm(t.Context(), "upgrade", "drover", d.chart(), "--namespace", namespace, "--reset-then-reuse-values",
-		"--set", "image.tag=absent,image.pullPolicy=IfNotPresent"))
+	assert.NoError(t, d.upgrade("--set", "image.tag=absent,image.pullPolicy=IfNotPresent"))
 	d.waitForPod(t, "a replica without an image", func(pod *corev1.Pod) bool {
 		for _, c := range pod.Status.ContainerStatuses {
 			if w := c.State.Waiting; w != nil && (w.Reason == "ErrImagePull" || w.Reason == "ImagePullBackOff") {
@@ -155,7 +145,7 @@ func (d *Deployment) checkAbsentImage(t *testing.T) {
 	})
 	d.checkManaged(t)
 	pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-	d.must(t, err)
+	assert.NoError(t, err)
 	ready := 0
 	for _, pod := range pods.Items {
 		if isReady(&pod) {
@@ -165,7 +155,7 @@ func (d *Deployment) checkAbsentImage(t *testing.T) {
 	if ready != replicas {
 		t.Errorf("beside a replica without an image %d replicas are ready", ready)
 	}
-	d.must(t, d.Helm(t.Context(), "rollback", "drover", "--namespace", namespace, "--wait", "--timeout", "2m"))
+	assert.NoError(t, d.helm("rollback", "drover", "--wait", "--timeout", "2m"))
 	d.waitUntilImage(t, imageDev)
 }
 

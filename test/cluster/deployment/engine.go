@@ -5,9 +5,11 @@ package deployment
 
 import (
 	"crypto"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,13 +24,15 @@ import (
 
 const enginePort = "2376"
 
-// Engine is a Docker engine of its own on this host. It listens with TLS at one address and
-// changes nothing of the host's network: its containers have none.
+// Engine is a Docker engine of its own on this host. It listens at a socket, and with TLS at one
+// address, and changes nothing of the host's network: its containers have none.
 type Engine struct {
 	// Client is connected to it, as its clients in the cluster are.
 	Client *client.Client
 	// URL is where it listens, tcp://HOST:PORT.
 	URL string
+	// Socket is where it listens for programs of this host, as a Docker does.
+	Socket string
 	// Certificates is a folder with ca.pem, cert.pem and key.pem of a client.
 	Certificates string
 }
@@ -39,9 +43,11 @@ type Engine struct {
 func StartEngine(t testing.TB, c *cluster.Cluster) *Engine {
 	t.Helper()
 	address, dir := c.HostIP(), filepath.Join(c.Dir, "engine")
-	e := &Engine{URL: "tcp://" + net.JoinHostPort(address, enginePort), Certificates: filepath.Join(dir, "client")}
+	e := &Engine{
+		URL: "tcp://" + net.JoinHostPort(address, enginePort), Socket: filepath.Join(dir, "docker.sock"), Certificates: filepath.Join(dir, "client"),
+	}
 	server := writeCertificates(t, dir, address)
-	process := startEngineProcess(t, net.JoinHostPort(address, enginePort), append([]string{
+	process := e.startProcess(t, append([]string{
 		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"--pidfile", filepath.Join(dir, "pid"), "--cgroup-parent", c.ControlGroup("engine"), "--storage-driver", "vfs",
 	}, server...))
@@ -50,21 +56,28 @@ func StartEngine(t testing.TB, c *cluster.Cluster) *Engine {
 	return e
 }
 
-// startEngineProcess runs dockerd as the first process of a PID namespace, whose end ends
+// startProcess runs dockerd as the first process of a PID namespace, whose end ends
 // its containers and mounts too. It has a network namespace of its own, because an engine
-// without a bridge removes that of another engine, so it is given its listener.
-func startEngineProcess(t testing.TB, address string, args []string) *framework.Process {
+// without a bridge removes that of another engine, so it is given its listeners. TLS is for the
+// address alone.
+func (e *Engine) startProcess(t testing.TB, args []string) *framework.Process {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
+	address, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", strings.TrimPrefix(e.URL, "tcp://"))
 	assert.NoError(t, err)
-	defer func() { _ = listener.Close() }()
-	file, err := listener.(*net.TCPListener).File()
+	socket, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", e.Socket)
 	assert.NoError(t, err)
-	defer func() { _ = file.Close() }()
-	process, err := framework.StartProcessWithFiles([]*os.File{file}, "unshare", append([]string{
+	socket.(*net.UnixListener).SetUnlinkOnClose(false)
+	var files []*os.File
+	for _, listener := range []net.Listener{address, socket} {
+		file, err := listener.(interface{ File() (*os.File, error) }).File()
+		assert.NoError(t, errors.Join(err, listener.Close()))
+		defer func() { _ = file.Close() }()
+		files = append(files, file)
+	}
+	process, err := framework.StartProcessWithFiles(files, "unshare", append([]string{
 		"--net", "--pid", "--mount", "--propagation", "private", "--fork", "--kill-child", "--mount-proc",
 		"dockerd", "--host", "fd://", "--bridge=none", "--iptables=false", "--ip6tables=false",
-	}, args...), []string{"LISTEN_PID=1", "LISTEN_FDS=1"})
+	}, args...), []string{"LISTEN_PID=1", "LISTEN_FDS=2"})
 	assert.NoError(t, err)
 	return process
 }

@@ -5,7 +5,6 @@ package deployment
 
 import (
 	"flag"
-	"strconv"
 	"testing"
 	"time"
 
@@ -26,25 +25,29 @@ func TestFailover(t *testing.T) {
 	t.Parallel()
 	d := Start(t)
 	settle := d.KeepBusy(t, busyUsers)
-	table := bench.NewTable("fault", "without a leader", "to the first reconcile")
+	report := bench.NewReport(nil)
 	for _, fault := range Faults() {
 		h, err := d.MeasureHandover(t.Context(), fault)
 		if err != nil {
 			t.Error(err)
 			break
 		}
-		table.Row(fault.Name, formatLeaderless(h), bench.FormatDuration(h.Reconciled))
+		addFigures(report, fault, []Handover{h})
 	}
 	settle()
 	d.Judge(t)
-	t.Logf("\n%s", table)
+	t.Log(report)
 }
 
-func formatLeaderless(h Handover) string {
-	if h.Leaderless == 0 {
-		return "no change"
+// addFigures reports how long no replica led, and how long it took to the first reconcile.
+func addFigures(r *bench.Report, fault Fault, seen []Handover) {
+	add := func(what string, of func(Handover) time.Duration) {
+		r.AddRow(fault.Name, what, 1, "ms", bench.Figures(seen, func(h Handover) float64 { return bench.Milliseconds(of(h)) })...)
 	}
-	return bench.FormatDuration(h.Leaderless)
+	if fault.ChangesLeader {
+		add("without a leader", func(h Handover) time.Duration { return h.Leaderless })
+	}
+	add("to the first reconcile", func(h Handover) time.Duration { return h.Reconciled })
 }
 
 // TestBenchmark measures each fault several times, while nothing else happens. It is what
@@ -54,37 +57,16 @@ func TestBenchmark(t *testing.T) {
 		t.Skip("-runs is not set: it is for make bench-cluster")
 	}
 	d := Start(t)
-	table := bench.NewTable("fault", "time", "runs", "p50", "p99", "max")
+	report := bench.NewReport(nil)
 	for _, fault := range Faults() {
-		t.Run(fault.Name, func(t *testing.T) { d.measureFault(t, table, fault, *runs) })
+		var seen []Handover
+		for range *runs {
+			h, err := d.MeasureHandover(t.Context(), fault)
+			assert.NoError(t, err)
+			seen = append(seen, h)
+		}
+		addFigures(report, fault, seen)
 	}
 	d.Judge(t)
-	t.Logf("\n%s", table)
-}
-
-func (d *Deployment) measureFault(t *testing.T, table *bench.Table, fault Fault, runs int) {
-	t.Helper()
-	var leaderless, reconciled bench.Sample
-	for range runs {
-		h, err := d.MeasureHandover(t.Context(), fault)
-		assert.NoError(t, err)
-		t.Logf("without a leader: %s; to the first reconcile: %s", formatLeaderless(h), bench.FormatDuration(h.Reconciled))
-		if fault.ChangesLeader {
-			leaderless = append(leaderless, h.Leaderless)
-		}
-		reconciled = append(reconciled, h.Reconciled)
-	}
-	addFigures(table, fault.Name, "without a leader", leaderless)
-	addFigures(table, fault.Name, "to the first reconcile", reconciled)
-}
-
-func addFigures(table *bench.Table, fault, what string, sample bench.Sample) {
-	if len(sample) == 0 {
-		return
-	}
-	row := []string{fault, what, strconv.Itoa(len(sample))}
-	for _, d := range []time.Duration{sample.Median(), sample.Percentile(99), sample.Percentile(100)} {
-		row = append(row, bench.FormatDuration(d))
-	}
-	table.Row(row...)
+	t.Log(report)
 }

@@ -8,12 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
+	"slices"
 	"syscall"
 
+	"github.com/prometheus/procfs"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/test/cluster"
 )
 
 // Fault is something that happens to a deployment, in most cases to its leader.
@@ -32,13 +33,13 @@ type Fault struct {
 func Faults() []Fault {
 	return []Fault{
 		{Name: "pod deleted", ChangesLeader: true, Releases: true, Inject: deletePod},
-		{Name: "node drained", ChangesLeader: true, Releases: true, Inject: drainNode},
+		{Name: "node drained", ChangesLeader: true, Releases: true, Inject: onNode((*cluster.Node).Drain, (*cluster.Node).Uncordon)},
 		{Name: "image exchanged", ChangesLeader: true, Releases: true, Inject: exchangeImage},
 		{Name: "process killed", ChangesLeader: true, Inject: killProcess},
 		{Name: "process stopped", ChangesLeader: true, Inject: stopProcess},
-		{Name: "node powered off", ChangesLeader: true, Inject: powerOffNode},
-		{Name: "node cut off", ChangesLeader: true, Inject: cutOffNode},
-		{Name: "kubelet killed", Inject: killKubelet},
+		{Name: "node powered off", ChangesLeader: true, Inject: onNode(withoutContext((*cluster.Node).PowerOff), withoutContext((*cluster.Node).PowerOn))},
+		{Name: "node cut off", ChangesLeader: true, Inject: onNode(withoutContext((*cluster.Node).CutLink), withoutContext((*cluster.Node).RestoreLink))},
+		{Name: "kubelet killed", Inject: onNode(withoutContext((*cluster.Node).KillKubelet), withoutContext((*cluster.Node).StartKubelet))},
 		{Name: "API server restarted", Inject: restartAPIServer},
 	}
 }
@@ -71,75 +72,49 @@ func stopProcess(_ context.Context, _ *Deployment, leader string) (func(context.
 	return undo, process.Signal(syscall.SIGSTOP)
 }
 
-func powerOffNode(ctx context.Context, d *Deployment, leader string) (func(context.Context) error, error) {
-	node, err := d.nodeOf(ctx, leader)
-	if err != nil {
-		return nil, err
+// onNode is a fault of the leader's node.
+func onNode(inject, undo func(*cluster.Node, context.Context) error) func(context.Context, *Deployment, string) (func(context.Context) error, error) {
+	return func(ctx context.Context, d *Deployment, leader string) (func(context.Context) error, error) {
+		node, err := d.nodeOf(ctx, leader)
+		if err != nil {
+			return nil, err
+		}
+		return func(ctx context.Context) error { return undo(node, ctx) }, inject(node, ctx)
 	}
-	return ignoreContext(node.PowerOn), node.PowerOff()
 }
 
-func cutOffNode(ctx context.Context, d *Deployment, leader string) (func(context.Context) error, error) {
-	node, err := d.nodeOf(ctx, leader)
-	if err != nil {
-		return nil, err
-	}
-	return ignoreContext(node.RestoreLink), node.CutLink()
-}
-
-func drainNode(ctx context.Context, d *Deployment, leader string) (func(context.Context) error, error) {
-	node, err := d.nodeOf(ctx, leader)
-	if err != nil {
-		return nil, err
-	}
-	return node.Uncordon, node.Drain(ctx)
-}
-
-func killKubelet(ctx context.Context, d *Deployment, leader string) (func(context.Context) error, error) {
-	node, err := d.nodeOf(ctx, leader)
-	if err != nil {
-		return nil, err
-	}
-	return ignoreContext(node.StartKubelet), node.KillKubelet()
+// withoutContext is a verb of nodes that needs no context.
+func withoutContext(verb func(*cluster.Node) error) func(*cluster.Node, context.Context) error {
+	return func(n *cluster.Node, _ context.Context) error { return verb(n) }
 }
 
 // exchangeImage upgrades the release to the other image, or back.
-func exchangeImage(ctx context.Context, d *Deployment, _ string) (func(context.Context) error, error) {
+func exchangeImage(_ context.Context, d *Deployment, _ string) (func(context.Context) error, error) {
 	next := imageOther
 	if d.image == imageOther {
 		next = imageDev
 	}
 	d.image = next
-	return nil, d.upgrade(ctx, "--set", "image.tag="+next)
+	return nil, d.upgrade("--wait", "--timeout", stepTimeout.String(), "--set", "image.tag="+next)
 }
 
 func restartAPIServer(ctx context.Context, d *Deployment, _ string) (func(context.Context) error, error) {
 	return nil, d.Cluster.RestartAPIServer(ctx)
 }
 
-func ignoreContext(do func() error) func(context.Context) error {
-	return func(context.Context) error { return do() }
-}
-
 // findProcess returns the process of the controller in a pod.
 func findProcess(pod string) (*os.Process, error) {
-	programs, err := filepath.Glob("/proc/[0-9]*/exe")
+	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, err
 	}
-	for _, link := range programs {
+	for _, p := range all {
 		// A process that has ended meanwhile has no files.
-		if program, err := os.Readlink(link); err != nil || program != "/drover-controller" {
+		if program, err := p.Executable(); err != nil || program != "/drover-controller" {
 			continue
 		}
-		dir := filepath.Dir(link)
-		environ, err := os.ReadFile(filepath.Join(dir, "environ"))
-		if err == nil && strings.Contains("\x00"+string(environ), "\x00POD_NAME="+pod+"\x00") {
-			pid, err := strconv.Atoi(filepath.Base(dir))
-			if err != nil {
-				return nil, err
-			}
-			return os.FindProcess(pid)
+		if environ, err := p.Environ(); err == nil && slices.Contains(environ, "POD_NAME="+pod) {
+			return os.FindProcess(p.PID)
 		}
 	}
 	return nil, fmt.Errorf("pod %s has no process", pod)

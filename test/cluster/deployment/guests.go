@@ -109,7 +109,7 @@ func (d *Deployment) changeVM(t testing.TB, user *users.User, patch string) {
 func (g *guests) look(t testing.TB) (states map[string]container.ContainerState, count int) {
 	t.Helper()
 	list, err := g.d.Engine.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
-	g.d.must(t, err)
+	assert.NoError(t, err)
 	states = map[string]container.ContainerState{}
 	for _, c := range list.Items {
 		if g.uids[types.UID(c.Labels[docker.LabelUID])] {
@@ -117,7 +117,7 @@ func (g *guests) look(t testing.TB) (states map[string]container.ContainerState,
 		}
 	}
 	recorded, err := g.d.Recorder.Events()
-	g.d.must(t, err)
+	assert.NoError(t, err)
 	for _, event := range recorded {
 		if g.uids[event.UID] && event.Action != events.ActionUpdate {
 			count++
@@ -138,7 +138,7 @@ func (g *guests) checkUntouched(t testing.TB, after string) {
 		t.Fatalf("during %s the engine reported more events of these VMs: %v", after, recorded)
 	}
 	list, err := g.d.VMs.CloudnativeV1alpha1().VirtualMachines(userNamespace).List(t.Context(), metav1.ListOptions{})
-	g.d.must(t, err)
+	assert.NoError(t, err)
 	found := 0
 	for _, vm := range list.Items {
 		if !g.uids[vm.UID] {
@@ -157,15 +157,25 @@ func (g *guests) checkUntouched(t testing.TB, after string) {
 // checkManaged has Drover create a VM and delete it.
 func (d *Deployment) checkManaged(t testing.TB) {
 	t.Helper()
-	d.probeCount++
-	probe := d.newUser(fmt.Sprintf("probe-%d", d.probeCount), 0)
+	probe := d.newProbe()
 	d.createVM(t, probe)
 	d.within(t, "deletion of VM "+probe.Name, probe.DeleteVM)
 }
 
-// requestWithoutDrover requests a change and a deletion that wait for Drover.
-func (g *guests) requestWithoutDrover(t testing.TB) {
+// checkSurvived waits until all replicas run an image, by its tag, and checks that Drover works and that
+// nothing happened to the containers.
+func (g *guests) checkSurvived(t testing.TB, after, tag string) {
 	t.Helper()
+	g.d.waitUntilImage(t, tag)
+	g.checkUntouched(t, after)
+	g.d.checkManaged(t)
+}
+
+// requestWithoutDrover checks that nothing happened to the containers, and requests a change and a
+// deletion that wait for Drover.
+func (g *guests) requestWithoutDrover(t testing.TB, after string) {
+	t.Helper()
+	g.checkUntouched(t, after)
 	g.d.patchVM(t, g.active, `{"spec": {"resource": {"cpu": "200m"}}}`)
 	go func() {
 		ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
@@ -182,13 +192,14 @@ func (g *guests) requestWithoutDrover(t testing.TB) {
 }
 
 // checkReinstalled has a Drover that was away for a while take over: what was requested
-// meanwhile is applied, and what is requested now.
+// meanwhile is applied, and what is requested now. Nothing else happened to the containers.
 func (g *guests) checkReinstalled(t testing.TB) {
 	t.Helper()
 	if err := <-g.left; err != nil {
 		t.Fatalf("deletion during the absence: %v", err)
 	}
 	g.d.within(t, "change during the absence", func(ctx context.Context) error { return g.active.WaitUntilApplied(ctx, 0) })
+	g.checkUntouched(t, "the second installation")
 	g.d.changeVM(t, g.paused, `{"spec": {"action": "active"}}`)
 	g.d.changeVM(t, g.active, `{"spec": {"action": "stopped"}}`)
 	g.d.within(t, "deletion", g.stopped.DeleteVM)
@@ -203,7 +214,7 @@ func (d *Deployment) waitUntilImage(t testing.TB, tag string) {
 		return err
 	})
 	deployment, err := d.Kube.AppsV1().Deployments(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
-	d.must(t, err)
+	assert.NoError(t, err)
 	if image := deployment.Spec.Template.Spec.Containers[0].Image; image != "drover-controller:"+tag {
 		t.Fatalf("the replicas run image %s, not tag %s", image, tag)
 	}

@@ -14,9 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -78,10 +76,8 @@ type observer struct {
 }
 
 func (o *observer) follow(ctx context.Context) error {
-	o.d.probeCount++
-	probe := o.d.newUser(fmt.Sprintf("probe-%d", o.d.probeCount), 0)
-	vm := framework.NewVM(probe.Name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(1).Obj()
-	if err := probe.CreateVM(ctx, vm, 1); err != nil {
+	probe := o.d.newProbe()
+	if err := probe.CreateVM(ctx, newVM(probe.Name).Obj(), 1); err != nil {
 		return err
 	}
 	var group errgroup.Group

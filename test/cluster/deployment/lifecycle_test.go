@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -20,27 +21,21 @@ func TestHelmLifecycle(t *testing.T) {
 	t.Parallel()
 	d := New(t)
 	d.CreateNamespace(t)
-	d.must(t, d.installChart(t.Context(), d.formerChart(t), "--set", "image.tag="+imageOther))
+	assert.NoError(t, d.installChart(d.formerChart(t), "--set", "image.tag="+imageOther))
 	g := d.createGuests(t)
 
-	d.must(t, d.upgrade(t.Context(), "--set", "image.tag="+imageDev))
-	d.waitUntilImage(t, imageDev)
-	g.checkUntouched(t, "upgrade")
-	d.checkManaged(t)
+	assert.NoError(t, d.upgrade("--wait", "--timeout", stepTimeout.String(), "--set", "image.tag="+imageDev))
+	g.checkSurvived(t, "upgrade", imageDev)
 
-	d.must(t, d.Helm(t.Context(), "rollback", "drover", "1", "--namespace", namespace, "--wait", "--timeout", stepTimeout.String()))
-	d.waitUntilImage(t, imageOther)
-	g.checkUntouched(t, "rollback")
-	d.checkManaged(t)
+	assert.NoError(t, d.helm("rollback", "drover", "1", "--wait", "--timeout", stepTimeout.String()))
+	g.checkSurvived(t, "rollback", imageOther)
 
-	d.must(t, d.Helm(t.Context(), "uninstall", "drover", "--namespace", namespace, "--wait", "--timeout", stepTimeout.String()))
+	assert.NoError(t, d.helm("uninstall", "drover", "--wait", "--timeout", stepTimeout.String()))
 	d.waitUntilGone(t)
-	g.checkUntouched(t, "uninstall")
-	g.requestWithoutDrover(t)
+	g.requestWithoutDrover(t, "uninstall")
 
-	d.must(t, d.install(t.Context()))
+	assert.NoError(t, d.install())
 	d.waitUntilImage(t, imageDev)
-	g.checkUntouched(t, "the second installation")
 	g.checkReinstalled(t)
 }
 
@@ -76,22 +71,17 @@ func TestKustomizeLifecycle(t *testing.T) {
 	g := d.createGuests(t)
 
 	d.applyOverlay(t, imageDev)
-	d.waitUntilImage(t, imageDev)
-	g.checkUntouched(t, "the change of the image")
-	d.checkManaged(t)
+	g.checkSurvived(t, "the change of the image", imageDev)
 
 	d.applyOverlay(t, imageOther)
-	d.waitUntilImage(t, imageOther)
-	g.checkUntouched(t, "the change back")
+	g.checkSurvived(t, "the change back", imageOther)
 
 	d.kubectl(t, "delete", "-k", filepath.Join(d.root, "config", "manager"))
 	d.waitUntilGone(t)
-	g.checkUntouched(t, "the removal of the controller")
-	g.requestWithoutDrover(t)
+	g.requestWithoutDrover(t, "the removal of the controller")
 
 	d.applyOverlay(t, imageDev)
 	d.waitUntilImage(t, imageDev)
-	g.checkUntouched(t, "the second installation")
 	g.checkReinstalled(t)
 }
 
@@ -100,7 +90,7 @@ func (d *Deployment) applyOverlay(t testing.TB, tag string) {
 	t.Helper()
 	dir := t.TempDir()
 	base, err := filepath.Rel(dir, filepath.Join(d.root, "config", "default"))
-	d.must(t, err)
+	assert.NoError(t, err)
 	writeFile(t, filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil, `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources:

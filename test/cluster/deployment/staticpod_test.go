@@ -4,18 +4,13 @@
 package deployment
 
 import (
-	"crypto/tls"
 	"encoding/base64"
-	"io"
-	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -29,35 +24,32 @@ func TestStaticPod(t *testing.T) {
 	d.kubectl(t, "apply", "-k", filepath.Join(d.root, "config", "static-pod"))
 	kubeconfig := filepath.Join(node.Dir, "drover-controller.kubeconfig")
 	d.writeStaticKubeconfig(t, kubeconfig)
-	socket := filepath.Join(node.Dir, "docker.sock")
-	d.Engine.serveSocket(t, socket)
 
 	manifest, err := os.ReadFile(filepath.Join(d.root, "config", "static-pod", "drover-controller.yaml"))
-	d.must(t, err)
+	assert.NoError(t, err)
 	const kubeconfigPath, socketPath = "path: /etc/kubernetes/drover-controller.kubeconfig", "path: /var/run/docker.sock"
 	for _, path := range []string{kubeconfigPath, socketPath} {
 		if strings.Count(string(manifest), "      "+path+"\n") != 1 {
 			t.Fatalf("the manifest has no hostPath with %s", path)
 		}
 	}
-	content := strings.NewReplacer("      "+kubeconfigPath+"\n", "      path: "+kubeconfig+"\n", "      "+socketPath+"\n", "      path: "+socket+"\n").Replace(string(manifest))
+	content := strings.NewReplacer("      "+kubeconfigPath+"\n", "      path: "+kubeconfig+"\n", "      "+socketPath+"\n", "      path: "+d.Engine.Socket+"\n").Replace(string(manifest))
 	file := filepath.Join(node.Dir, "manifests", "drover-controller.yaml")
 	writeFile(t, file, []byte(content))
 
 	assert.Eventually(t, "the static pod is ready", func(t testing.TB) error {
-		_, err := d.tryKubectl(t, "-n", "kube-system", "wait", "--for=condition=Ready", "pod/drover-controller-"+node.Name, "--timeout=1s")
-		return err
+		d.kubectl(t, "-n", "kube-system", "wait", "--for=condition=Ready", "pod/drover-controller-"+node.Name, "--timeout=1s")
+		return nil
 	})
 	d.checkManaged(t)
 	g := d.createGuests(t)
 
-	d.must(t, os.Remove(file))
+	assert.NoError(t, os.Remove(file))
 	assert.Eventually(t, "the static pod is gone", func(t testing.TB) error {
-		_, err := d.tryKubectl(t, "-n", "kube-system", "wait", "--for=delete", "pod/drover-controller-"+node.Name, "--timeout=1s")
-		return err
+		d.kubectl(t, "-n", "kube-system", "wait", "--for=delete", "pod/drover-controller-"+node.Name, "--timeout=1s")
+		return nil
 	})
-	g.checkUntouched(t, "the removal of the static pod")
-	g.requestWithoutDrover(t)
+	g.requestWithoutDrover(t, "the removal of the static pod")
 	writeFile(t, file, []byte(content))
 	g.checkReinstalled(t)
 }
@@ -68,7 +60,7 @@ func (d *Deployment) writeStaticKubeconfig(t *testing.T, file string) {
 	config := func(args ...string) string { return d.kubectl(t, append([]string{"config"}, args...)...) }
 	decode := func(text string) []byte {
 		content, err := base64.StdEncoding.DecodeString(text)
-		d.must(t, err)
+		assert.NoError(t, err)
 		return content
 	}
 	ca := filepath.Join(t.TempDir(), "ca.crt")
@@ -79,54 +71,5 @@ func (d *Deployment) writeStaticKubeconfig(t *testing.T, file string) {
 	config("--kubeconfig", file, "set-credentials", "drover-controller", "--token", string(decode(token)))
 	config("--kubeconfig", file, "set-context", "c", "--cluster", "c", "--user", "drover-controller")
 	config("--kubeconfig", file, "use-context", "c")
-	d.must(t, os.Chmod(file, 0o600))
-}
-
-func (d *Deployment) tryKubectl(t testing.TB, args ...string) (string, error) {
-	t.Helper()
-	binary, err := framework.DroverBinary()
-	d.must(t, err)
-	out, _, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + d.Cluster.Kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
-	return out, err
-}
-
-// serveSocket serves the engine at a socket too, as a Docker does on its own host.
-func (e *Engine) serveSocket(t *testing.T, path string) {
-	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	pair, err := tls.LoadX509KeyPair(filepath.Join(e.Certificates, "cert.pem"), filepath.Join(e.Certificates, "key.pem"))
-	assert.NoError(t, err)
-	at, err := url.Parse(e.URL)
-	assert.NoError(t, err)
-	// The test itself has started the engine, so its certificate need not be verified.
-	config := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true} //nolint:gosec // see above
-	go func() {
-		for {
-			near, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go relay(near, at.Host, config)
-		}
-	}()
-}
-
-// relay connects a connection to an address with TLS, until either side ends.
-func relay(near net.Conn, address string, config *tls.Config) {
-	defer func() { _ = near.Close() }()
-	far, err := tls.Dial("tcp", address, config) //nolint:noctx // it ends with its listener
-	if err != nil {
-		return
-	}
-	defer func() { _ = far.Close() }()
-	ended := make(chan struct{}, 2)
-	for _, pair := range [][2]io.ReadWriter{{near, far}, {far, near}} {
-		go func() {
-			_, _ = io.Copy(pair[0], pair[1])
-			ended <- struct{}{}
-		}()
-	}
-	<-ended
+	assert.NoError(t, os.Chmod(file, 0o600))
 }

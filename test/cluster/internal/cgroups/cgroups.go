@@ -7,8 +7,8 @@ package cgroups
 
 import (
 	"bufio"
+	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,11 +16,9 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
-)
 
-// removeTimeout is how long the processes of a group may take to end, on a busy machine.
-const removeTimeout = 2 * time.Minute
+	"cloudnative.tw/drover/test/assert"
+)
 
 // hierarchies returns where the hierarchies are mounted.
 func hierarchies() ([]string, error) {
@@ -105,18 +103,12 @@ func Remove(group string) error {
 	if err != nil {
 		return err
 	}
-	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		err = nil
+	return assert.Poll(context.Background(), "control group "+group+" is removed", func() (err error) {
 		for _, root := range roots {
 			err = errors.Join(err, removeOnce(filepath.Join(root, group)))
 		}
-		if err == nil {
-			return nil
-		}
-		if time.Since(begin) > removeTimeout {
-			return fmt.Errorf("remove control group: %w", err)
-		}
-	}
+		return err
+	})
 }
 
 func removeOnce(dir string) error {

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // Handler answers with the error of a call, or 204.
@@ -101,11 +103,9 @@ func (o *Outcome) Serve(mux *http.ServeMux) {
 	}))
 }
 
-// WaitUntilStarted returns the outcome of the start of a process that will serve at a
-// socket, or an error if the process ends before.
-func WaitUntilStarted(ctx context.Context, socket string, ended <-chan struct{}) error {
+// WithEnd returns a context that ends with a process.
+func WithEnd(ctx context.Context, ended <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	go func() {
 		select {
 		case <-ended:
@@ -113,17 +113,24 @@ func WaitUntilStarted(ctx context.Context, socket string, ended <-chan struct{})
 		case <-ctx.Done():
 		}
 	}()
-	for {
-		err := Get(ctx, socket, "/started")
-		if !isNotServed(err) {
-			return err
+	return ctx, func() { cancel(nil) }
+}
+
+// WaitUntilStarted returns the outcome of the start of a process that will serve at a
+// socket, or an error if the process ends before.
+func WaitUntilStarted(ctx context.Context, socket string, ended <-chan struct{}) (outcome error) {
+	ctx, cancel := WithEnd(ctx, ended)
+	defer cancel()
+	err := assert.Poll(ctx, "the process serves", func() error {
+		if outcome = Get(ctx, socket, "/started"); isNotServed(outcome) {
+			return outcome
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(20 * time.Millisecond):
-		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
+	return outcome
 }
 
 // isNotServed reports whether nothing answers at the socket.

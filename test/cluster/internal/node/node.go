@@ -17,8 +17,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
-	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster/internal/control"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 	"cloudnative.tw/drover/test/cluster/internal/processes"
@@ -129,30 +129,26 @@ func (n *node) start(ctx context.Context) error {
 			return err
 		}
 	}
-	for {
-		if _, err := os.Stat(n.plan.StartedFile()); err == nil {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
+	err := assert.Poll(ctx, "kube-apiserver was ready", func() error {
+		_, err := os.Stat(n.plan.StartedFile())
+		return err
+	})
+	if err != nil {
+		return err
 	}
 	return errors.Join(n.group.Start(kubelet), n.group.Start(kubeProxy))
 }
 
 func (n *node) waitForContainerd(ctx context.Context) error {
-	ended := n.group.Ended(containerd)
-	for {
+	ctx, cancel := control.WithEnd(ctx, n.group.Ended(containerd))
+	defer cancel()
+	return assert.Poll(ctx, "containerd answers; its log is "+n.path("containerd.log"), func() error {
 		out, err := n.ctr(ctx, "version")
-		if err == nil {
-			return nil
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
 		}
-		select {
-		case <-ended:
-			return fmt.Errorf("containerd has ended: see %s", n.path("containerd.log"))
-		case <-ctx.Done():
-			return fmt.Errorf("containerd does not answer: %w: %s", err, out)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+		return err
+	})
 }
 
 // importImage imports the images of an archive for the kubelet.

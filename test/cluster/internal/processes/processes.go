@@ -11,9 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
-	"syscall"
 
 	"cloudnative.tw/drover/test/cluster/internal/control"
 )
@@ -27,8 +25,46 @@ type Group struct {
 type member struct {
 	path, log string
 	args      []string
-	cmd       *exec.Cmd
-	ended     chan struct{}
+	*Process
+}
+
+// Process is a program that was started. Nil is one that never was.
+type Process struct {
+	*exec.Cmd
+	// Ended is closed when it has ended.
+	Ended <-chan struct{}
+}
+
+// Start starts a program whose output is appended to a file. Its end is reported.
+func Start(logFile string, cmd *exec.Cmd, report func(error)) (*Process, error) {
+	output, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = output.Close() }()
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		report(cmd.Wait())
+	}()
+	return &Process{cmd, ended}, nil
+}
+
+// IsRunning reports whether it was started and has not ended.
+func (p *Process) IsRunning() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.Ended:
+		return false
+	default:
+		return true
+	}
 }
 
 // Add makes a program known. Its output is appended to the file log.
@@ -49,29 +85,29 @@ func (g *Group) Start(name string) error {
 	if err != nil {
 		return err
 	}
-	if m.isRunning() {
+	if m.IsRunning() {
 		return fmt.Errorf("%s is running already", name)
 	}
-	return m.start(name)
+	//nolint:noctx // It outlives the call that starts it.
+	m.Process, err = Start(m.log, exec.Command(m.path, m.args...), func(end error) { log.Printf("%s has ended: %v", name, end) })
+	return err
 }
 
-// Signal sends a signal to a program that runs. After SIGKILL it waits for the end.
-func (g *Group) Signal(name string, sig syscall.Signal) error {
+// Kill ends a program that runs, and waits for its end.
+func (g *Group) Kill(name string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	m, err := g.find(name)
 	if err != nil {
 		return err
 	}
-	if !m.isRunning() {
+	if !m.IsRunning() {
 		return fmt.Errorf("%s is not running", name)
 	}
-	if err := m.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("signal %s: %w", name, err)
+	if err := m.Cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill %s: %w", name, err)
 	}
-	if sig == syscall.SIGKILL {
-		<-m.ended
-	}
+	<-m.Ended
 	return nil
 }
 
@@ -79,7 +115,7 @@ func (g *Group) Signal(name string, sig syscall.Signal) error {
 func (g *Group) Ended(name string) <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.members[name].ended
+	return g.members[name].Process.Ended
 }
 
 func (g *Group) find(name string) (*member, error) {
@@ -90,55 +126,9 @@ func (g *Group) find(name string) (*member, error) {
 	return m, nil
 }
 
-func (m *member) isRunning() bool {
-	if m.cmd == nil {
-		return false
-	}
-	select {
-	case <-m.ended:
-		return false
-	default:
-		return true
-	}
-}
-
-func (m *member) start(name string) error {
-	output, err := os.OpenFile(m.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = output.Close() }()
-	//nolint:noctx // It outlives the call that started it.
-	cmd := exec.Command(m.path, m.args...)
-	cmd.Stdout, cmd.Stderr = output, output
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	ended := make(chan struct{})
-	m.cmd, m.ended = cmd, ended
-	go func() {
-		defer close(ended)
-		log.Printf("%s has ended: %v", name, cmd.Wait())
-	}()
-	return nil
-}
-
-// signals that can be sent by name.
-var signals = map[string]syscall.Signal{
-	"kill": syscall.SIGKILL, "term": syscall.SIGTERM, "stop": syscall.SIGSTOP, "cont": syscall.SIGCONT,
-}
-
-// Serve lets clients start and signal the programs: POST /processes/NAME/VERB.
+// Serve lets clients start and kill the programs: POST /processes/NAME/VERB.
 func (g *Group) Serve(mux *http.ServeMux) {
-	mux.HandleFunc("POST /processes/{name}/{verb}", control.Handler(func(r *http.Request) error {
-		name, verb := r.PathValue("name"), strings.ToLower(r.PathValue("verb"))
-		if verb == "start" {
-			return g.Start(name)
-		}
-		sig, ok := signals[verb]
-		if !ok {
-			return fmt.Errorf("there is no verb %s", verb)
-		}
-		return g.Signal(name, sig)
-	}))
+	for verb, do := range map[string]func(string) error{"start": g.Start, "kill": g.Kill} {
+		mux.HandleFunc("POST /processes/{name}/"+verb, control.Handler(func(r *http.Request) error { return do(r.PathValue("name")) }))
+	}
 }

@@ -12,6 +12,8 @@ import (
 	"os"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/cluster/internal/control"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 	"cloudnative.tw/drover/test/cluster/internal/processes"
 )
@@ -58,7 +60,7 @@ func apiServerArgs(p plan.Plan) []string {
 		"--client-ca-file=" + pki("ca.crt"),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file=" + pki("sa.pub"), "--service-account-signing-key-file=" + pki("sa.key"),
+		"--service-account-key-file=" + pki("sa.key"), "--service-account-signing-key-file=" + pki("sa.key"),
 		"--kubelet-client-certificate=" + pki("admin.crt"), "--kubelet-client-key=" + pki("admin.key"),
 		"--kubelet-certificate-authority=" + pki("ca.crt"),
 		// The names of nodes are in no DNS.
@@ -121,20 +123,13 @@ func waitForAPI(ctx context.Context, p plan.Plan, group *processes.Group) error 
 		Timeout:   5 * time.Second,
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}},
 	}
-	ended := group.Ended(apiServer)
-	for {
-		err := checkReady(ctx, client, p.Server()+"/readyz")
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ended:
-			return fmt.Errorf("kube-apiserver has ended: see %s", p.Path("logs", apiServer+".log"))
-		case <-ctx.Done():
-			return fmt.Errorf("kube-apiserver is not ready: %w", err)
-		case <-time.After(50 * time.Millisecond):
-		}
+	ctx, cancel := control.WithEnd(ctx, group.Ended(apiServer))
+	defer cancel()
+	err = assert.Poll(ctx, "kube-apiserver is ready", func() error { return checkReady(ctx, client, p.Server()+"/readyz") })
+	if err != nil {
+		err = fmt.Errorf("%w: see %s", err, p.Path("logs", apiServer+".log"))
 	}
+	return err
 }
 
 func checkReady(ctx context.Context, client *http.Client, url string) error {

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/control"
 	"cloudnative.tw/drover/test/cluster/internal/node"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
+	"cloudnative.tw/drover/test/cluster/internal/processes"
 )
 
 // nodeStartTimeout is how long a node may take until its kubelet has been started.
@@ -29,21 +30,8 @@ type machine struct {
 	plan  plan.Plan
 	index int
 
-	mu    sync.Mutex
-	cmd   *exec.Cmd
-	ended chan struct{}
-}
-
-func (m *machine) isOn() bool {
-	if m.cmd == nil {
-		return false
-	}
-	select {
-	case <-m.ended:
-		return false
-	default:
-		return true
-	}
+	mu      sync.Mutex
+	process *processes.Process
 }
 
 // powerOn starts the node's process tree, in namespaces of its own. It returns when the
@@ -51,7 +39,7 @@ func (m *machine) isOn() bool {
 func (m *machine) powerOn(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.isOn() {
+	if m.process.IsRunning() {
 		return fmt.Errorf("%s is on already", plan.NodeName(m.index))
 	}
 	// As after a boot: the groups of pods that ran before are gone.
@@ -71,29 +59,19 @@ func (m *machine) powerOn(ctx context.Context) error {
 }
 
 func (m *machine) start() error {
-	output, err := os.OpenFile(m.plan.NodePath(m.index, "node.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = output.Close() }()
-	//nolint:noctx // It outlives the call that started it.
+	//nolint:noctx // It outlives the call that starts it.
 	cmd := exec.Command(m.plan.Program("drover-cluster"), "node-init", m.plan.Name, plan.NodeName(m.index))
-	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS |
 		syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
 	}
-	if err := cmd.Start(); err != nil {
+	if m.process, err = processes.Start(m.plan.NodePath(m.index, "node.log"), cmd, func(end error) {
+		log.Printf("%s is off: %v", plan.NodeName(m.index), end)
+	}); err != nil {
 		return err
 	}
-	ended := make(chan struct{})
-	m.cmd, m.ended = cmd, ended
-	go func() {
-		defer close(ended)
-		log.Printf("%s is off: %v", plan.NodeName(m.index), cmd.Wait())
-	}()
 	// The node waits for its settings, so its link is there when it looks for it.
 	return errors.Join(
 		linkNode(m.plan, m.index, cmd.Process.Pid),
@@ -105,7 +83,7 @@ func (m *machine) start() error {
 func (m *machine) waitUntilStarted(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeStartTimeout)
 	defer cancel()
-	if err := control.WaitUntilStarted(ctx, m.plan.NodeSocket(m.index), m.ended); err != nil {
+	if err := control.WaitUntilStarted(ctx, m.plan.NodeSocket(m.index), m.process.Ended); err != nil {
 		return fmt.Errorf("start %s: %w; see %s", plan.NodeName(m.index), err, m.plan.NodePath(m.index))
 	}
 	return nil
@@ -115,12 +93,12 @@ func (m *machine) waitUntilStarted(ctx context.Context) error {
 func (m *machine) powerOff() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.isOn() {
+	if !m.process.IsRunning() {
 		return fmt.Errorf("%s is off already", plan.NodeName(m.index))
 	}
-	if err := m.cmd.Process.Kill(); err != nil {
+	if err := m.process.Cmd.Process.Kill(); err != nil {
 		return err
 	}
-	<-m.ended
+	<-m.process.Ended
 	return nil
 }

@@ -4,6 +4,7 @@
 package rig
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -19,6 +20,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
@@ -29,28 +32,48 @@ const validity = 365 * 24 * time.Hour
 // authority signs certificates and writes them into a folder.
 type authority struct {
 	dir  string
-	name string
 	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	key  crypto.Signer
 }
 
 // newAuthority writes NAME.crt and NAME.key of a new certificate authority.
-func newAuthority(dir, name string) (*authority, error) {
-	template := newTemplate("drover-cluster-"+name, nil)
-	template.IsCA, template.BasicConstraintsValid = true, true
-	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
-	a := &authority{dir: dir, name: name, cert: template}
-	key, err := a.sign(name, template)
+func newAuthority(dir, name string) (a *authority, err error) {
+	a = &authority{dir: dir}
+	if a.key, err = newKey(filepath.Join(dir, name+".key")); err != nil {
+		return nil, err
+	}
+	if a.cert, err = certutil.NewSelfSignedCACert(certutil.Config{CommonName: "drover-cluster-" + name}, a.key); err != nil {
+		return nil, err
+	}
+	return a, a.writeCertificate(name, a.cert.Raw)
+}
+
+// newKey writes a new key to a file.
+func newKey(path string) (*ecdsa.PrivateKey, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	a.key = key
-	return a, nil
+	text, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err == nil {
+		err = keyutil.WriteKey(path, text)
+	}
+	return key, err
 }
 
-func newTemplate(user string, groups []string) *x509.Certificate {
+func (a *authority) writeCertificate(name string, der []byte) error {
+	text := pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
+	return certutil.WriteCert(filepath.Join(a.dir, name+".crt"), text)
+}
+
+// issue writes FILE.crt and FILE.key for a user, or a server with names and addresses.
+func (a *authority) issue(file, user string, groups []string, hosts ...string) error {
+	key, err := newKey(filepath.Join(a.dir, file+".key"))
+	if err != nil {
+		return err
+	}
 	serial, _ := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	return &x509.Certificate{
+	template := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: user, Organization: groups},
 		NotBefore:    time.Now().Add(-time.Hour),
@@ -58,11 +81,6 @@ func newTemplate(user string, groups []string) *x509.Certificate {
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
-}
-
-// issue writes FILE.crt and FILE.key for a user, or a server with names and addresses.
-func (a *authority) issue(file, user string, groups []string, hosts ...string) error {
-	template := newTemplate(user, groups)
 	for _, host := range hosts {
 		if ip := net.ParseIP(host); ip != nil {
 			template.IPAddresses = append(template.IPAddresses, ip)
@@ -70,49 +88,11 @@ func (a *authority) issue(file, user string, groups []string, hosts ...string) e
 			template.DNSNames = append(template.DNSNames, host)
 		}
 	}
-	_, err := a.sign(file, template)
-	return err
-}
-
-func (a *authority) sign(file string, template *x509.Certificate) (*ecdsa.PrivateKey, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	signer := a.key
-	if signer == nil {
-		signer = key // an authority signs its own
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, signer)
-	if err != nil {
-		return nil, err
-	}
-	if file == a.name { // its key identifier must be in what it signs
-		if a.cert, err = x509.ParseCertificate(der); err != nil {
-			return nil, err
-		}
-	}
-	path := filepath.Join(a.dir, file)
-	return key, errors.Join(writePEM(path+".crt", "CERTIFICATE", der), writeKey(path+".key", key))
-}
-
-func writeKey(path string, key *ecdsa.PrivateKey) error {
-	der, err := x509.MarshalECPrivateKey(key)
-	return errors.Join(err, writePEM(path, "EC PRIVATE KEY", der))
-}
-
-func writePEM(path, kind string, der []byte) error {
-	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
-}
-
-// writeServiceAccountKeys writes the keys that sign and check tokens: sa.key, sa.pub.
-func writeServiceAccountKeys(dir string) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
 	if err != nil {
 		return err
 	}
-	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
-	return errors.Join(err, writeKey(filepath.Join(dir, "sa.key"), key), writePEM(filepath.Join(dir, "sa.pub"), "PUBLIC KEY", public))
+	return a.writeCertificate(file, der)
 }
 
 // writeKubeconfig writes a kubeconfig with the certificate that was issued as FILE.
@@ -142,8 +122,9 @@ func writeCredentials(p plan.Plan) error {
 	if err != nil {
 		return err
 	}
+	_, keyErr := newKey(filepath.Join(dir, "sa.key"))
 	err = errors.Join(
-		writeServiceAccountKeys(dir),
+		keyErr,
 		frontProxy.issue("front-proxy-client", "front-proxy-client", nil),
 		ca.issue("kube-apiserver", "kube-apiserver", nil, p.ControlPlaneIP(), plan.KubernetesIP, "127.0.0.1", "localhost",
 			"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"),
