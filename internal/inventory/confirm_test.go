@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 func (g *fixture) replaceEngine(id string) {
 	g.engine.withLock(func() {
 		g.engine.engineID = func(string) string { return id }
-		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) { return nil, nil }
+		g.engine.list = func(context.Context, doList) ([]driver.Server, error) { return nil, nil }
 	})
 }
 
@@ -41,14 +42,12 @@ func TestEngineReplacedAfterOutage(t *testing.T) {
 	// The loop must find the other engine by itself, in a complete list.
 	between := make(chan Observation, 1)
 	g.replaceEngine("another")
-	g.engine.withLock(func() {
-		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
-			select {
-			case between <- g.inv.Get("a"):
-			default:
-			}
-			return nil, nil
+	g.engine.onList(func(context.Context, doList) ([]driver.Server, error) {
+		select {
+		case between <- g.inv.Get("a"):
+		default:
 		}
+		return nil, nil
 	})
 	g.waitUntil("the other engine is listed", func() bool {
 		g.clock.Step(g.inv.ListPeriod)
@@ -68,7 +67,7 @@ func TestEngineReplacedAfterOutage(t *testing.T) {
 func TestClosedWatchHasOwnCause(t *testing.T) {
 	g := newFixture(t)
 	g.inv.markUnreachable(driver.Errorf(driver.ErrUnavailable, "the outage"))
-	assert.NoError(t, g.inv.listAll(t.Context()))
+	g.listEngine()
 	g.inv.markUnreachable(errWatchClosed)
 	if seen := g.inv.Get("a"); !errors.Is(seen.Cause, errWatchClosed) {
 		t.Errorf("got %+v, want the cause %v", seen, errWatchClosed)
@@ -79,7 +78,7 @@ func TestClosedWatchHasOwnCause(t *testing.T) {
 // nothing about the engine.
 func TestCallerDeadlineIsNoOutage(t *testing.T) {
 	g := newFixture(t) // without a loop, which would check the engine on the signal
-	assert.NoError(t, g.inv.listAll(t.Context()))
+	g.listEngine()
 	g.ensureServer()
 	g.takeChanges()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -110,7 +109,7 @@ func TestFailedLiveReadIsNoOutage(t *testing.T) {
 	g := newListedFixture(t)
 	g.ensureServer()
 	g.takeChanges()
-	lists := readLocked(g.engine, &g.engine.lists)
+	lists := g.engine.countLists()
 	failed := false
 	g.engine.withLock(func() {
 		g.engine.beforeEngineID = func(context.Context) error {
@@ -125,7 +124,7 @@ func TestFailedLiveReadIsNoOutage(t *testing.T) {
 	if !errors.Is(err, driver.ErrUnavailable) || seen.Answer != Unknown || !errors.Is(seen.Cause, driver.ErrUnavailable) || !seen.DownSince.Equal(t0) {
 		t.Errorf("GetLive returned %+v, error %v", seen, err)
 	}
-	g.waitUntil("the loop lists the engine", func() bool { return readLocked(g.engine, &g.engine.lists) >= lists+2 })
+	g.waitUntil("the loop lists the engine", func() bool { return g.engine.countLists() >= lists+2 })
 	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.BackSince.IsZero() {
 		t.Errorf("afterwards the answer is %+v, want present and no outage", seen)
 	}
@@ -137,12 +136,15 @@ func TestFailedLiveReadIsNoOutage(t *testing.T) {
 // TestUnconfirmedAnswerIsDiscarded covers the answer of an engine with another id,
 // and an answer that was requested before the engine was replaced.
 func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
-	g := newFixture(t)
-	assert.NoError(t, g.inv.listAll(t.Context()))
+	g := newFixture(t).listEngine()
 	g.ensureServer()
+	first := g.inv.Get("a").EngineID
 	g.replaceEngine("another")
 	seen, err := g.inv.GetLive(t.Context(), "a")
-	if kept := g.inv.entries["a"]; err == nil || seen.Answer != Unknown || kept == nil || len(kept.servers) != 1 {
+	if err == nil || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), "another") || len(g.inv.checkDue) == 0 {
+		t.Errorf("error %v, and %d checks are due; want one, and that the error names both engines", err, len(g.inv.checkDue))
+	}
+	if kept := g.inv.entries["a"]; seen.Answer != Unknown || kept == nil || len(kept.servers) != 1 {
 		t.Errorf("GetLive returned %+v, error %v, and the cache has %+v; want what was there", seen, err, kept)
 	}
 	if now := g.inv.Get("a"); now.Answer != Unknown || !now.DownSince.Equal(t0) || now.Cause == nil {
@@ -151,7 +153,7 @@ func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 	late, err := g.inv.queryEngine(t.Context(), "b")
 	assert.NoError(t, err)
 	late.found = map[types.UID][]driver.Server{"b": {{UID: "b", ID: "1"}}}
-	assert.NoError(t, g.inv.listAll(t.Context()))
+	g.listEngine()
 	if err := g.inv.applyResult(late); !errors.Is(err, errReplaced) || g.inv.Get("b").Answer != Gone {
 		t.Errorf("an answer of the engine before: error %v, and the cache says %+v", err, g.inv.Get("b"))
 	}
@@ -160,16 +162,11 @@ func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 // TestActionOfReplacedEngine checks that it leaves nothing in the cache of the
 // next engine.
 func TestActionOfReplacedEngine(t *testing.T) {
-	g := newFixture(t)
-	assert.NoError(t, g.inv.listAll(t.Context()))
-	g.engine.withLock(func() {
-		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
-			g.replaceEngine("another")
-			if err := g.inv.listAll(t.Context()); err != nil {
-				t.Error(err)
-			}
-			return do()
-		}
+	g := newFixture(t).listEngine()
+	g.engine.onEnsure(func(do doEnsure) (driver.Server, error) {
+		g.replaceEngine("another")
+		g.listEngine()
+		return do()
 	})
 	if _, err := g.inv.Ensure(t.Context(), newSpec()); !errors.Is(err, errReplaced) {
 		t.Errorf("got error %v", err)
@@ -216,37 +213,27 @@ func TestOnlyCreationsAreConfirmed(t *testing.T) {
 func TestAnswersBeforeAnEpochAreOld(t *testing.T) {
 	for name, tc := range map[string]struct {
 		then func(*fixture)
-		want map[types.UID]bool
+		want string // the UIDs about which the answer is old
 	}{
-		"nothing": {func(*fixture) {}, map[types.UID]bool{"a": true, "b": true, "none": true}},
-		"the same epoch, after a list": {
-			func(g *fixture) { g.listEngine().inv.BeginEpoch(7) }, map[types.UID]bool{"a": false, "b": false, "none": false},
-		},
-		"another epoch, after a list": {
-			func(g *fixture) { g.listEngine().inv.BeginEpoch(8) }, map[types.UID]bool{"a": true, "b": true, "none": true},
-		},
-		"a query for one": {
-			func(g *fixture) { _, _ = g.inv.GetLive(g.t.Context(), "a") }, map[types.UID]bool{"a": false, "b": true, "none": true},
-		},
-		"an action": {
-			func(g *fixture) { g.ensureServer() }, map[types.UID]bool{"a": false, "b": true, "none": true},
-		},
+		"nothing":                      {func(*fixture) {}, "a b none"},
+		"the same epoch, after a list": {func(g *fixture) { g.listEngine().inv.BeginEpoch(7) }, ""},
+		"another epoch, after a list":  {func(g *fixture) { g.listEngine().inv.BeginEpoch(8) }, "a b none"},
+		"a query for one":              {func(g *fixture) { _, _ = g.inv.GetLive(g.t.Context(), "a") }, "b none"},
+		"an action":                    {func(g *fixture) { g.ensureServer() }, "b none"},
 		"a list during an action that fails": {
 			func(g *fixture) {
-				g.engine.withLock(func() {
-					g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
-						g.listEngine()
-						return driver.Server{}, errors.New("boom")
-					}
+				g.engine.onEnsure(func(doEnsure) (driver.Server, error) {
+					g.listEngine()
+					return driver.Server{}, errors.New("boom")
 				})
 				_, _ = g.inv.Ensure(g.t.Context(), newSpec())
-			}, map[types.UID]bool{"a": true, "b": false, "none": false},
+			}, "a",
 		},
 		"an action that fails": {
 			func(g *fixture) {
 				g.memory.SetAvailable(false)
 				_, _ = g.inv.Ensure(g.t.Context(), newSpec())
-			}, map[types.UID]bool{"a": true, "b": true, "none": true},
+			}, "a b none",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -258,8 +245,8 @@ func TestAnswersBeforeAnEpochAreOld(t *testing.T) {
 				t.Error("the loop was not signalled to list the engine")
 			}
 			tc.then(g)
-			for uid, want := range tc.want {
-				if got := g.inv.IsOld(uid); got != want {
+			for _, uid := range []types.UID{"a", "b", "none"} {
+				if got, want := g.inv.IsOld(uid), strings.Contains(tc.want, string(uid)); got != want {
 					t.Errorf("the answer about %q is old: %v, want %v", uid, got, want)
 				}
 			}
@@ -285,8 +272,7 @@ func countCallsAtRest(t *testing.T, servers int) int {
 	}
 	g.startLoop()
 	g.waitForAnswer("uid-0", Present)
-	lists := func() (n int) { g.engine.withLock(func() { n = g.engine.lists }); return n }
-	usages := func() (n int) { g.engine.withLock(func() { n = g.engine.usages }); return n }
+	lists, usages := g.engine.countLists, func() int { return readLocked(g.engine, &g.engine.usages) }
 	g.waitUntil("both periods run", func() bool { return g.clock.Waiters() >= 2 })
 	before := lists() + usages()
 	for n := range 20 {
@@ -313,15 +299,9 @@ func TestPauseAfterRefresh(t *testing.T) {
 func TestFailedLiveReadKeepsTheRest(t *testing.T) {
 	g := newFixture(t)
 	g.inv.markUnreachable(driver.Errorf(driver.ErrUnavailable, "the outage"))
-	assert.NoError(t, g.inv.listAll(t.Context()))
-	g.engine.withLock(func() {
-		g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
-			return driver.Server{}, context.DeadlineExceeded
-		}
-		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
-			return nil, errors.New("too busy")
-		}
-	})
+	g.listEngine()
+	g.engine.failEnsure(context.DeadlineExceeded)
+	g.engine.failList(errors.New("too busy"))
 	_, _ = g.inv.Ensure(t.Context(), newSpec())
 	g.clock.Step(time.Second)
 	seen, err := g.inv.GetLive(t.Context(), "a")

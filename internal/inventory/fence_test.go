@@ -27,7 +27,7 @@ func newFencedFixture(t *testing.T, leads func(context.Context) (bool, error)) *
 	g := &fencedFixture{fixture: newFixture(t), refusal: driver.Errorf(driver.ErrFenced, "epoch 8 has acted")}
 	g.inv.ConfirmLeading = leads
 	g.inv.OnFenced = func(error) { g.engine.withLock(func() { g.events++ }) }
-	g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(doEnsure) (driver.Server, error) {
 		g.engine.withLock(func() { g.changes++ })
 		return driver.Server{}, g.refusal
 	}
@@ -195,9 +195,7 @@ func TestGuardRefusalSuspendsNothing(t *testing.T) {
 
 // TestFencedSweepStops checks that of many orphans one is tried.
 func TestFencedSweepStops(t *testing.T) {
-	b := newSweepFixture(t)
-	b.sweep.Grace = 0
-	b.addServers(3)
+	b := newSweepFixture(t, 3).withoutGrace()
 	deletions := 0
 	b.engine.delete = func(driver.Target, func() error) error {
 		deletions++

@@ -21,14 +21,23 @@ import (
 
 var t0 = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
+type (
+	doEnsure = func() (driver.Server, error)
+	doList   = func() ([]driver.Server, error)
+
+	ensureHook = func(do doEnsure) (driver.Server, error)
+	listHook   = func(ctx context.Context, do doList) ([]driver.Server, error)
+	deleteHook = func(t driver.Target, do func() error) error
+)
+
 // hookedDriver stands between the inventory and the driver and replaces calls where a
 // test sets so. do is what the driver would have done.
 type hookedDriver struct {
 	*fake.Driver
 	mu             sync.Mutex
-	ensure         func(do func() (driver.Server, error)) (driver.Server, error)
-	delete         func(t driver.Target, do func() error) error
-	list           func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error)
+	ensure         ensureHook
+	delete         deleteHook
+	list           listHook
 	usage          func(do func() ([]driver.Usage, error)) ([]driver.Usage, error)
 	engineID       func(id string) string
 	beforeEngineID func(ctx context.Context) error
@@ -50,6 +59,34 @@ func (m *hookedDriver) withLock(change func()) {
 	defer m.mu.Unlock()
 	change()
 }
+
+func (m *hookedDriver) onEnsure(instead ensureHook) { m.withLock(func() { m.ensure = instead }) }
+
+func (m *hookedDriver) onDelete(instead deleteHook) { m.withLock(func() { m.delete = instead }) }
+
+func (m *hookedDriver) onList(instead listHook) { m.withLock(func() { m.list = instead }) }
+
+func (m *hookedDriver) failEnsure(err error) {
+	m.onEnsure(func(doEnsure) (driver.Server, error) { return driver.Server{}, err })
+}
+
+func (m *hookedDriver) failList(err error) {
+	m.onList(func(context.Context, doList) ([]driver.Server, error) { return nil, err })
+}
+
+// editList changes every server of every list.
+func (m *hookedDriver) editList(change func(*driver.Server)) {
+	m.onList(func(_ context.Context, do doList) ([]driver.Server, error) {
+		servers, err := do()
+		for n := range servers {
+			change(&servers[n])
+		}
+		return servers, err
+	})
+}
+
+// countLists returns how often the engine was listed.
+func (m *hookedDriver) countLists() int { return readLocked(m, &m.lists) }
 
 func readLocked[T any](m *hookedDriver, field *T) T {
 	m.mu.Lock()

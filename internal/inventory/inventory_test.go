@@ -110,7 +110,7 @@ func TestFirstListIsReportedOnce(t *testing.T) {
 func TestIncompleteListIsIgnored(t *testing.T) {
 	for name, change := range map[string]func(*hookedDriver){
 		"the list fails": func(m *hookedDriver) {
-			m.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
+			m.list = func(context.Context, doList) ([]driver.Server, error) {
 				return nil, errors.New("half of it")
 			}
 		},
@@ -128,7 +128,7 @@ func TestIncompleteListIsIgnored(t *testing.T) {
 			g.startLoop()
 			g.waitUntil("it was tried three times", func() bool {
 				g.clock.Step(retryPeriod)
-				return readLocked(g.engine, &g.engine.lists) >= 3
+				return g.engine.countLists() >= 3
 			})
 			if seen := g.inv.Get("a"); seen.Answer != Unknown {
 				t.Errorf("it answers %+v", seen)
@@ -145,11 +145,9 @@ func TestIncompleteListIsIgnored(t *testing.T) {
 func TestHangingListTimesOut(t *testing.T) {
 	g := newFixture(t)
 	g.inv.CallTimeout = 20 * time.Millisecond
-	g.engine.withLock(func() {
-		g.engine.list = func(ctx context.Context, _ func() ([]driver.Server, error)) ([]driver.Server, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}
+	g.engine.onList(func(ctx context.Context, _ doList) ([]driver.Server, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
 	})
 	g.startLoop()
 	g.waitUntil("it gave up", func() bool { return errors.Is(g.inv.Get("a").Cause, context.DeadlineExceeded) })
@@ -189,15 +187,7 @@ func TestChangeNamesLastKnownVM(t *testing.T) {
 	g.addServer("a")
 	g.waitForAnswer("a", Present)
 	g.takeChanges()
-	g.engine.withLock(func() {
-		g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
-			servers, err := do()
-			for n := range servers {
-				servers[n] = driver.Server{UID: servers[n].UID, State: servers[n].State, Err: errors.New("broken")}
-			}
-			return servers, err
-		}
-	})
+	g.engine.editList(func(s *driver.Server) { *s = driver.Server{UID: s.UID, State: s.State, Err: errors.New("broken")} })
 	g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
 	g.addServer("b")
 	for _, want := range []Change{{UID: "a", VM: types.NamespacedName{Namespace: "default", Name: "vm-a"}}, {UID: "b"}} {
@@ -243,14 +233,12 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newFixture(t)
 			tc.before(g)
-			g.engine.withLock(func() {
-				g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
-					servers, err := do()
-					tc.during(g)
-					return servers, err
-				}
+			g.engine.onList(func(_ context.Context, do doList) ([]driver.Server, error) {
+				servers, err := do()
+				tc.during(g)
+				return servers, err
 			})
-			assert.NoError(t, g.inv.listAll(t.Context()))
+			g.listEngine()
 			if got := g.inv.Get("a").Answer; got != tc.want {
 				t.Errorf("answer %v, want %v", got, tc.want)
 			}
@@ -262,14 +250,12 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 func TestListBegunDuringActionIsIgnored(t *testing.T) {
 	g := newFixture(t).listEngine()
 	var list listResult
-	g.engine.withLock(func() {
-		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
-			var err error
-			if list, err = g.inv.queryEngine(t.Context()); err != nil {
-				t.Error(err)
-			}
-			return do()
+	g.engine.onEnsure(func(do doEnsure) (driver.Server, error) {
+		var err error
+		if list, err = g.inv.queryEngine(t.Context()); err != nil {
+			t.Error(err)
 		}
+		return do()
 	})
 	g.ensureServer()
 	assert.NoError(t, g.inv.applyResult(list))
@@ -285,15 +271,13 @@ func TestListBegunDuringDeletionIsIgnored(t *testing.T) {
 	g := newFixture(t).listEngine()
 	g.ensureServer()
 	var list listResult
-	g.engine.withLock(func() {
-		g.engine.delete = func(_ driver.Target, do func() error) error {
-			err := do()
-			var listErr error
-			if list, listErr = g.inv.queryEngine(t.Context()); listErr != nil {
-				t.Error(listErr)
-			}
-			return err
+	g.engine.onDelete(func(_ driver.Target, do func() error) error {
+		err := do()
+		var listErr error
+		if list, listErr = g.inv.queryEngine(t.Context()); listErr != nil {
+			t.Error(listErr)
 		}
+		return err
 	})
 	assert.NoError(t, g.inv.Delete(t.Context(), newSpec().Target, false))
 	g.takeChanges()
@@ -309,7 +293,7 @@ func TestOlderListIsIgnored(t *testing.T) {
 	older, err := g.inv.queryEngine(t.Context())
 	assert.NoError(t, err)
 	g.addServer("a")
-	assert.NoError(t, g.inv.listAll(t.Context()))
+	g.listEngine()
 	older.uids = []types.UID{"a"}
 	assert.NoError(t, g.inv.applyResult(older))
 	if got := g.inv.Get("a").Answer; got != Present {
@@ -322,13 +306,13 @@ func TestQueryLeavesNothing(t *testing.T) {
 	g := newFixture(t)
 	var queryErr, idErr func() error // of their contexts
 	g.engine.withLock(func() {
-		g.engine.list = func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+		g.engine.list = func(ctx context.Context, do doList) ([]driver.Server, error) {
 			queryErr = ctx.Err
 			return do()
 		}
 		g.engine.beforeEngineID = func(ctx context.Context) error { idErr = ctx.Err; return nil }
 	})
-	assert.NoError(t, g.inv.listAll(t.Context()))
+	g.listEngine()
 	if queryErr() == nil || idErr() == nil {
 		t.Error("the context of a query goes on after it")
 	}
@@ -339,17 +323,13 @@ func TestQueryLeavesNothing(t *testing.T) {
 func TestListDuringActionIsIgnored(t *testing.T) {
 	g := newFixture(t).listEngine()
 	s := g.ensureServer()
-	g.engine.withLock(func() {
-		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
-			g.memory.Remove("a")
-			if err := g.inv.listAll(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if seen := g.inv.Get("a"); seen.Server.ID != s.ID {
-				t.Errorf("during the action the inventory has %+v", seen)
-			}
-			return do()
+	g.engine.onEnsure(func(do doEnsure) (driver.Server, error) {
+		g.memory.Remove("a")
+		g.listEngine()
+		if seen := g.inv.Get("a"); seen.Server.ID != s.ID {
+			t.Errorf("during the action the inventory has %+v", seen)
 		}
+		return do()
 	})
 	if again := g.ensureServer(); g.inv.Get("a").Server.ID != again.ID {
 		t.Errorf("the inventory has %+v", g.inv.Get("a"))
@@ -366,13 +346,11 @@ func TestEventDuringActionTriggersRefresh(t *testing.T) {
 		defer g.inv.mu.Unlock()
 		return g.inv.entries["a"].changed
 	}
-	g.engine.withLock(func() {
-		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
-			s, err := do()
-			g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
-			g.waitUntil("the event is there", marked)
-			return s, err
-		}
+	g.engine.onEnsure(func(do doEnsure) (driver.Server, error) {
+		s, err := do()
+		g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
+		g.waitUntil("the event is there", marked)
+		return s, err
 	})
 	g.ensureServer()
 	g.waitUntil("it is refreshed", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
@@ -410,46 +388,24 @@ func TestFailedCallTriggersCheck(t *testing.T) {
 	unavailable := driver.Errorf(driver.ErrUnavailable, "gone")
 	for name, call := range map[string]func(*fixture) error{
 		"Ensure": func(g *fixture) error {
-			g.engine.withLock(func() {
-				g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) { return driver.Server{}, unavailable }
-			})
+			g.engine.failEnsure(unavailable)
 			_, err := g.inv.Ensure(g.t.Context(), newSpec())
 			return err
 		},
 		"Delete": func(g *fixture) error {
-			g.engine.withLock(func() { g.engine.delete = func(driver.Target, func() error) error { return unavailable } })
+			g.engine.onDelete(func(driver.Target, func() error) error { return unavailable })
 			return g.inv.Delete(g.t.Context(), driver.Target{UID: "a"}, false)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newListedFixture(t)
-			g.engine.withLock(func() {
-				g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
-					return nil, unavailable
-				}
-			})
+			g.engine.failList(unavailable)
 			if err := call(g); !errors.Is(err, driver.ErrUnavailable) {
 				t.Fatalf("error %v", err)
 			}
 			g.waitForAnswer("a", Unknown)
 		})
 	}
-}
-
-// TestReplacedEngine checks that nothing known of the first engine is kept.
-func TestReplacedEngine(t *testing.T) {
-	g := newListedFixture(t)
-	g.ensureServer()
-	first := g.inv.Get("a").EngineID
-	g.engine.withLock(func() {
-		g.engine.engineID = func(string) string { return "another" }
-		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) { return nil, nil }
-	})
-	if seen, err := g.inv.GetLive(t.Context(), "a"); err == nil || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), "another") {
-		t.Errorf("GetLive returned %+v, error %v", seen, err)
-	}
-	g.waitUntil("the other engine is known", func() bool { return g.inv.Get("a").EngineID == "another" })
-	g.waitForAnswer("a", Gone)
 }
 
 // TestGoneSettlesAfterAnAmbiguousCreation checks that "gone" is delayed after an
@@ -467,22 +423,20 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newFixture(t)
-			assert.NoError(t, g.inv.listAll(t.Context()))
+			g.listEngine()
 			if tc.existed {
 				g.ensureServer()
 			}
-			g.engine.withLock(func() {
-				g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) { return driver.Server{}, tc.err }
-			})
+			g.engine.failEnsure(tc.err)
 			_, _ = g.inv.Ensure(t.Context(), newSpec())
 			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
 				t.Errorf("settles at %v, want %v", got, tc.want)
 			}
-			assert.NoError(t, g.inv.listAll(t.Context()))
+			g.listEngine()
 			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
 				t.Errorf("after a list it settles at %v, want %v", got, tc.want)
 			}
-			g.engine.withLock(func() { g.engine.ensure = nil })
+			g.engine.onEnsure(nil)
 			g.ensureServer()
 			if got := g.inv.Get("a").SettlesAt; !got.IsZero() {
 				t.Errorf("after a success it settles at %v", got)
@@ -508,12 +462,10 @@ func TestDuplicatesAndReleasedServers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newFixture(t)
-			g.engine.withLock(func() {
-				g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
-					return tc.servers, nil
-				}
+			g.engine.onList(func(context.Context, doList) ([]driver.Server, error) {
+				return tc.servers, nil
 			})
-			assert.NoError(t, g.inv.listAll(t.Context()))
+			g.listEngine()
 			if seen := g.inv.Get("a"); seen.Answer != tc.answer || !slices.Equal(seen.Duplicates, tc.duplicates) || (seen.Answer == Present && seen.Server.ID != "1") {
 				t.Errorf("it answers %+v", seen)
 			}
@@ -577,14 +529,12 @@ func TestEnsureOnlyFieldsOfEither(t *testing.T) {
 // creation whose outcome was unknown.
 func TestListSettlesACreation(t *testing.T) {
 	g := newFixture(t)
-	g.engine.withLock(func() {
-		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
-			_, _ = do()
-			return driver.Server{}, context.DeadlineExceeded
-		}
+	g.engine.onEnsure(func(do doEnsure) (driver.Server, error) {
+		_, _ = do()
+		return driver.Server{}, context.DeadlineExceeded
 	})
 	_, _ = g.inv.Ensure(t.Context(), newSpec())
-	assert.NoError(t, g.inv.listAll(t.Context()))
+	g.listEngine()
 	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.SettlesAt.IsZero() {
 		t.Errorf("got %+v", seen)
 	}
@@ -601,7 +551,7 @@ func TestListOfAnotherRunForgetsRates(t *testing.T) {
 		t.Fatal("no rates")
 	}
 	g.editServer("a", func(r *fake.Record) { r.Run = "another" })
-	assert.NoError(t, g.inv.listAll(t.Context()))
+	g.listEngine()
 	if seen := g.inv.Get("a"); seen.Server.Run != "another" || seen.Rates != nil {
 		t.Errorf("got %+v, with the rates %+v of the run before", seen, seen.Rates)
 	}

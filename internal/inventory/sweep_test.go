@@ -30,7 +30,8 @@ type sweepFixture struct {
 	findings  []Finding
 }
 
-func newSweepFixture(t *testing.T) *sweepFixture {
+// newSweepFixture returns a sweep of an engine with servers, which have no VM unless owners has them.
+func newSweepFixture(t *testing.T, servers int) *sweepFixture {
 	t.Helper()
 	b := &sweepFixture{fixture: newFixture(t), owners: map[types.UID]bool{}}
 	b.sweep = &Sweep{
@@ -44,10 +45,13 @@ func newSweepFixture(t *testing.T) *sweepFixture {
 		Live:   func(context.Context) (map[types.UID]bool, error) { b.liveReads++; return b.owners, nil },
 		Report: func(f Finding) { b.findings = append(b.findings, f) },
 	}
+	b.addServers(servers)
 	return b
 }
 
-// addServers creates servers. They have no VM unless owners has them.
+// withoutGrace leaves the two readings alone as what proves that there is no owner.
+func (b *sweepFixture) withoutGrace() *sweepFixture { b.sweep.Grace = 0; return b }
+
 func (b *sweepFixture) addServers(n int) {
 	b.t.Helper()
 	for i := range n {
@@ -78,8 +82,7 @@ func (b *sweepFixture) wantRemaining(left string) {
 }
 
 func TestSweepNeedsTwoReadingsAndGrace(t *testing.T) {
-	b := newSweepFixture(t)
-	b.addServers(2)
+	b := newSweepFixture(t, 2)
 	b.owners["s1"] = true
 	b.sweepOnce()
 	b.wantRemaining("s0 s1")
@@ -98,21 +101,8 @@ func TestSweepNeedsTwoReadingsAndGrace(t *testing.T) {
 	}
 }
 
-// TestOneReadingIsNotEnough checks this however long ago the reading was: time
-// alone proves nothing.
-func TestOneReadingIsNotEnough(t *testing.T) {
-	b := newSweepFixture(t)
-	b.sweep.Grace = 0
-	b.addServers(1)
-	b.sweepOnce()
-	b.wantRemaining("s0")
-	b.sweepOnce()
-	b.wantRemaining("")
-}
-
 func TestOwnerBetweenReadingsRestartsGrace(t *testing.T) {
-	b := newSweepFixture(t)
-	b.addServers(1)
+	b := newSweepFixture(t, 1)
 	b.sweepOnce()
 	b.owners["s0"] = true
 	b.clock.Step(time.Minute)
@@ -128,41 +118,25 @@ func TestOwnerBetweenReadingsRestartsGrace(t *testing.T) {
 }
 
 func TestNeverSwept(t *testing.T) {
+	edited := func(edit func(*fake.Record)) func(*sweepFixture) {
+		return func(b *sweepFixture) { b.editServer("s0", edit) }
+	}
 	for name, prepare := range map[string]func(*sweepFixture){
-		"released": func(b *sweepFixture) {
-			b.editServer("s0", func(r *fake.Record) { r.Retained = true })
-		},
-		"another cluster's": func(b *sweepFixture) {
-			b.editServer("s0", func(r *fake.Record) { r.ClusterID = "another" })
-		},
-		"no cluster's": func(b *sweepFixture) {
-			b.editServer("s0", func(r *fake.Record) { r.ClusterID = "" })
-		},
+		"released":                 edited(func(r *fake.Record) { r.Retained = true }),
+		"another cluster's":        edited(func(r *fake.Record) { r.ClusterID = "another" }),
+		"no cluster's":             edited(func(r *fake.Record) { r.ClusterID = "" }),
 		"owned in the cache alone": func(b *sweepFixture) { b.cached = map[types.UID]bool{"s0": true} },
 		"owned in the API alone":   func(b *sweepFixture) { b.cached, b.owners["s0"] = map[types.UID]bool{}, true },
 		"being fetched": func(b *sweepFixture) {
-			b.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
-				servers, err := do()
-				for n := range servers {
-					servers[n].State = driver.StatePending
-				}
-				return servers, err
-			}
+			b.engine.editList(func(s *driver.Server) { s.State = driver.StatePending })
 		},
 		"of an unknown cluster": func(b *sweepFixture) {
-			b.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
-				servers, err := do()
-				for n := range servers {
-					servers[n] = driver.Server{UID: servers[n].UID, State: servers[n].State, Err: errors.New("broken")}
-				}
-				return servers, err
-			}
+			b.engine.editList(func(s *driver.Server) { *s = driver.Server{UID: s.UID, State: s.State, Err: errors.New("broken")} })
 		},
 		"orphan by policy report": func(b *sweepFixture) { b.sweep.Policy = OrphanReport },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newSweepFixture(t)
-			b.addServers(1)
+			b := newSweepFixture(t, 1)
 			prepare(b)
 			for range 5 {
 				b.sweepOnce()
@@ -176,29 +150,21 @@ func TestNeverSwept(t *testing.T) {
 // TestFailedReadingSweepsNothing checks that a failed reading does not count as
 // one.
 func TestFailedReadingSweepsNothing(t *testing.T) {
-	failed := errors.New("failed")
+	reading := func(b *sweepFixture, fails bool) func(context.Context) (map[types.UID]bool, error) {
+		return func(context.Context) (map[types.UID]bool, error) {
+			if fails {
+				return nil, errors.New("failed")
+			}
+			return b.owners, nil
+		}
+	}
 	for name, fail := range map[string]func(*sweepFixture, bool){
-		"of the API": func(b *sweepFixture, on bool) {
-			b.sweep.Live = func(context.Context) (map[types.UID]bool, error) {
-				if on {
-					return nil, failed
-				}
-				return b.owners, nil
-			}
-		},
-		"of the cache": func(b *sweepFixture, on bool) {
-			b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) {
-				if on {
-					return nil, failed
-				}
-				return b.owners, nil
-			}
-		},
+		"of the API":    func(b *sweepFixture, on bool) { b.sweep.Live = reading(b, on) },
+		"of the cache":  func(b *sweepFixture, on bool) { b.sweep.Cached = reading(b, on) },
 		"of the engine": func(b *sweepFixture, on bool) { b.memory.SetAvailable(!on) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newSweepFixture(t)
-			b.addServers(1)
+			b := newSweepFixture(t, 1)
 			b.sweepOnce()
 			fail(b, true)
 			b.clock.Step(time.Hour)
@@ -217,10 +183,8 @@ func TestFailedReadingSweepsNothing(t *testing.T) {
 
 // TestSweepListsEngineFirst checks that a VM created meanwhile counts as an owner.
 func TestSweepListsEngineFirst(t *testing.T) {
-	b := newSweepFixture(t)
-	b.sweep.Grace = 0
-	b.addServers(1)
-	b.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+	b := newSweepFixture(t, 1).withoutGrace()
+	b.engine.list = func(_ context.Context, do doList) ([]driver.Server, error) {
 		servers, err := do()
 		b.owners["s0"] = true
 		return servers, err
@@ -235,8 +199,7 @@ func TestSweepListsEngineFirst(t *testing.T) {
 // TestOwnedServersNeedNoLiveRead checks that the API is not read live while the cache
 // knows all owners. The engine is not listed either, once the inventory knows it.
 func TestOwnedServersNeedNoLiveRead(t *testing.T) {
-	b := newSweepFixture(t)
-	b.addServers(5)
+	b := newSweepFixture(t, 5)
 	for n := range 5 {
 		b.owners[types.UID(fmt.Sprintf("s%d", n))] = true
 	}
@@ -245,9 +208,9 @@ func TestOwnedServersNeedNoLiveRead(t *testing.T) {
 		t.Errorf("the API was read %d times and the engine %d times, want 0 and 1", b.liveReads, b.engine.lists)
 	}
 	b.startLoop().waitForAnswer("none", Gone)
-	lists := readLocked(b.engine, &b.engine.lists)
+	lists := b.engine.countLists()
 	b.sweepOnce()
-	if now := readLocked(b.engine, &b.engine.lists); b.liveReads != 0 || now != lists {
+	if now := b.engine.countLists(); b.liveReads != 0 || now != lists {
 		t.Errorf("the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
 	}
 }
@@ -255,32 +218,26 @@ func TestOwnedServersNeedNoLiveRead(t *testing.T) {
 // TestUnsettledCreationNeedsNoLiveRead checks that a UID of which only a creation with an
 // unknown outcome is known has no server that could be an orphan.
 func TestUnsettledCreationNeedsNoLiveRead(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	b.startLoop().waitForAnswer("none", Gone)
-	b.engine.withLock(func() {
-		b.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
-			return driver.Server{}, context.DeadlineExceeded
-		}
-	})
+	b.engine.failEnsure(context.DeadlineExceeded)
 	_, _ = b.inv.Ensure(t.Context(), newSpec())
-	lists := readLocked(b.engine, &b.engine.lists)
+	lists := b.engine.countLists()
 	b.sweepOnce()
-	if now := readLocked(b.engine, &b.engine.lists); b.liveReads != 0 || now != lists {
+	if now := b.engine.countLists(); b.liveReads != 0 || now != lists {
 		t.Errorf("the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
 	}
 }
 
 // TestCachedOrphanNeedsLiveReads checks that live readings must still prove it.
 func TestCachedOrphanNeedsLiveReads(t *testing.T) {
-	b := newSweepFixture(t)
-	b.sweep.Grace = 0
-	b.addServers(3)
+	b := newSweepFixture(t, 3).withoutGrace()
 	b.owners["s1"], b.owners["s2"] = true, true
 	b.cached = map[types.UID]bool{"s1": true}
 	b.startLoop().waitForAnswer("none", Gone)
-	lists := readLocked(b.engine, &b.engine.lists)
+	lists := b.engine.countLists()
 	b.sweepOnce()
-	if now := readLocked(b.engine, &b.engine.lists); b.liveReads != 1 || now != lists+1 {
+	if now := b.engine.countLists(); b.liveReads != 1 || now != lists+1 {
 		t.Errorf("the API was read %d times and the engine %d times, want both once", b.liveReads, now-lists)
 	}
 	b.wantRemaining("s0 s1 s2")
@@ -304,22 +261,15 @@ func TestFreeze(t *testing.T) {
 		"four, where none is swept": {4, 4, 0, OrphanReport, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newSweepFixture(t)
-			b.sweep.Grace, b.sweep.Max, b.sweep.Policy = 0, tc.allowed, tc.policy
-			b.addServers(tc.servers)
+			b := newSweepFixture(t, tc.servers).withoutGrace()
+			b.sweep.Max, b.sweep.Policy = tc.allowed, tc.policy
 			for n := tc.orphans; n < tc.servers; n++ {
 				b.owners[types.UID(fmt.Sprintf("s%d", n))] = true
 			}
 			for range 3 {
 				b.sweepOnce()
 			}
-			frozen := 0
-			for _, f := range b.findings {
-				if f.Frozen {
-					frozen++
-				}
-			}
-			if (frozen == 1) != tc.frozen || frozen > 1 {
+			if frozen := len(b.freezes()); (frozen == 1) != tc.frozen || frozen > 1 {
 				t.Errorf("%d freezes reported, want %t: %+v", frozen, tc.frozen, b.findings)
 			}
 			left := tc.servers
@@ -342,9 +292,7 @@ func TestFreeze(t *testing.T) {
 // TestThaw checks that the rest is swept once enough orphans were removed by hand,
 // and that the next freeze is reported again.
 func TestThaw(t *testing.T) {
-	b := newSweepFixture(t)
-	b.sweep.Grace = 0
-	b.addServers(4)
+	b := newSweepFixture(t, 4).withoutGrace()
 	b.sweepOnce()
 	b.sweepOnce()
 	b.wantRemaining("s0 s1 s2 s3")
@@ -356,22 +304,23 @@ func TestThaw(t *testing.T) {
 	}
 	b.addServers(4)
 	b.sweepOnce()
-	reported := 0
-	for _, f := range b.findings {
-		if f.Frozen {
-			reported++
-			if !strings.Contains(f.Message, "4 of 4") || !strings.Contains(f.Message, "--orphan-max=4") {
-				t.Errorf("the note is %q", f.Message)
-			}
+	for _, f := range b.freezes() {
+		if !strings.Contains(f.Message, "4 of 4") || !strings.Contains(f.Message, "--orphan-max=4") {
+			t.Errorf("the note is %q", f.Message)
 		}
 	}
-	if reported != 2 {
+	if reported := len(b.freezes()); reported != 2 {
 		t.Errorf("%d freezes reported, want 2", reported)
 	}
 }
 
+// freezes are the findings that the sweep is frozen.
+func (b *sweepFixture) freezes() []Finding {
+	return slices.DeleteFunc(slices.Clone(b.findings), func(f Finding) bool { return !f.Frozen })
+}
+
 func TestOrphanIsReportedOnce(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	b.sweep.Policy = OrphanReport
 	b.addServers(2)
 	for range 4 {
@@ -391,9 +340,7 @@ func TestOrphanIsReportedOnce(t *testing.T) {
 // TestFailedDeletionBlocksNoOther checks that a failure does not block other orphans,
 // and that a server that vanished is no failure.
 func TestFailedDeletionBlocksNoOther(t *testing.T) {
-	b := newSweepFixture(t)
-	b.sweep.Grace = 0
-	b.addServers(3)
+	b := newSweepFixture(t, 3).withoutGrace()
 	b.engine.delete = func(target driver.Target, do func() error) error {
 		if target.Epoch != 7 || target.ID == "" {
 			t.Errorf("deleted with %+v", target)
@@ -430,10 +377,10 @@ func TestSweepPeriod(t *testing.T) {
 // TestYoungOrphansDelayNoOther checks that what has had no owner for too short a time does not
 // delay what comes after it in the engine's list.
 func TestYoungOrphansDelayNoOther(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	engine := &fetchingDriver{hookedDriver: b.engine, uids: []types.UID{"f1"}}
 	b.inv.Driver = engine
-	b.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+	b.engine.list = func(_ context.Context, do doList) ([]driver.Server, error) {
 		servers, err := do()
 		slices.SortFunc(servers, func(x, y driver.Server) int { return strings.Compare(string(x.UID), string(y.UID)) })
 		return servers, err
@@ -453,10 +400,10 @@ func TestYoungOrphansDelayNoOther(t *testing.T) {
 // TestServersAreNoFetches checks that nothing is abandoned for a server that waits for an
 // image, or of which nothing but its existence is known.
 func TestServersAreNoFetches(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	engine := &fetchingDriver{hookedDriver: b.engine}
 	b.inv.Driver, b.sweep.Grace = engine, 0
-	b.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
+	b.engine.list = func(context.Context, doList) ([]driver.Server, error) {
 		return []driver.Server{{UID: "a", ID: "1", State: driver.StatePending}, {UID: "b", State: driver.StateRunning}}, nil
 	}
 	for range 3 {
@@ -469,7 +416,7 @@ func TestServersAreNoFetches(t *testing.T) {
 
 // TestFailedAbandonment checks that the error names the fetch, and that other fetches end.
 func TestFailedAbandonment(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	engine := &fetchingDriver{hookedDriver: b.engine, uids: []types.UID{"f0", "f1"}, stuck: "f0"}
 	b.inv.Driver, b.sweep.Grace = engine, 0
 	b.sweepOnce()
@@ -482,7 +429,7 @@ func TestFailedAbandonment(t *testing.T) {
 // TestDeletionThatTakesTimeIsReportedOnce checks a server that is listed after its deletion,
 // even if it is not to be deleted any more then.
 func TestDeletionThatTakesTimeIsReportedOnce(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	b.sweep.Grace, b.sweep.Policy = 0, OrphanReport
 	b.addServers(1)
 	b.approve(map[driver.Target]bool{b.target("s0"): true}, nil)
@@ -510,14 +457,14 @@ func (d *deletingDriver) Delete(ctx context.Context, t driver.Target, retain boo
 
 // TestSweepLeavesNothing checks that no call of a sweep is without limit or goes on after it.
 func TestSweepLeavesNothing(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	calls := map[string]context.Context{}
 	note := func(call string, ctx context.Context) { calls[call] = ctx } //nolint:fatcontext // only looked at
 	engine := &deletingDriver{hookedDriver: b.engine}
 	b.inv.Driver, b.sweep.Grace, b.sweep.Policy = engine, 0, OrphanReport
 	b.addServers(1)
 	target := b.target("s0")
-	b.engine.list = func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+	b.engine.list = func(ctx context.Context, do doList) ([]driver.Server, error) {
 		note("list", ctx)
 		return do()
 	}
@@ -540,23 +487,20 @@ func TestSweepLeavesNothing(t *testing.T) {
 // TestUnreadableCacheFailsSweep checks that a sweep fails if the cache of owners cannot be read
 // while the engine is known.
 func TestUnreadableCacheFailsSweep(t *testing.T) {
-	b := newSweepFixture(t)
-	b.sweep.Grace = 0
-	b.addServers(1)
+	b := newSweepFixture(t, 1).withoutGrace()
 	b.startLoop().waitForAnswer("none", Gone)
 	b.sweepOnce()
 	b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) { return nil, errors.New("no cache") }
-	lists := readLocked(b.engine, &b.engine.lists)
+	lists := b.engine.countLists()
 	b.sweepOnceFails("no cache")
-	if now := readLocked(b.engine, &b.engine.lists); now != lists {
+	if now := b.engine.countLists(); now != lists {
 		t.Errorf("the engine was listed %d times, want none", now-lists)
 	}
 	b.wantRemaining("s0")
 }
 
 func TestSweepRunsUntilItIsStopped(t *testing.T) {
-	b := newSweepFixture(t)
-	b.addServers(1)
+	b := newSweepFixture(t, 1)
 	b.addServer("kept")
 	b.owners["kept"] = true
 	ctx, cancel := context.WithCancel(t.Context())
@@ -607,7 +551,7 @@ func (f *fetchingDriver) Abandon(_ context.Context, uid types.UID) error {
 func TestOrphanedFetchIsAbandoned(t *testing.T) {
 	for _, policy := range []OrphanPolicy{OrphanDelete, OrphanReport} {
 		t.Run(string(policy), func(t *testing.T) {
-			b := newSweepFixture(t)
+			b := newSweepFixture(t, 0)
 			engine := &fetchingDriver{hookedDriver: b.engine, uids: []types.UID{"f0", "f1", "f2", "f3", "f4", "wanted"}}
 			b.inv.Driver, b.sweep.Policy = engine, policy
 			b.owners["wanted"] = true
@@ -657,7 +601,7 @@ func TestApprovedOrphans(t *testing.T) {
 		"frozen":   func(*Sweep) {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newSweepFixture(t)
+			b := newSweepFixture(t, 0)
 			set(b.sweep)
 			b.addServers(6)
 			b.owners["s5"] = true
@@ -682,7 +626,7 @@ func TestApprovedOrphans(t *testing.T) {
 // TestApprovalAfterReport checks that a removal is reported though the orphan was reported
 // as left before.
 func TestApprovalAfterReport(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	b.sweep.Policy, b.sweep.Grace = OrphanReport, 0
 	b.addServers(1)
 	b.sweepOnce()
@@ -699,7 +643,7 @@ func TestApprovalAfterReport(t *testing.T) {
 // TestUnreadableApprovals checks that nothing is removed without an answer, and that nothing is
 // read while it is not needed.
 func TestUnreadableApprovals(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	b.sweep.Policy, b.sweep.Grace = OrphanReport, 0
 	b.approve(nil, errors.New("the API is away"))
 	b.sweepOnce()
@@ -722,8 +666,7 @@ func (b *sweepFixture) sweepOnceFails(says string) {
 // TestOrphanToRetain checks that the server of a VirtualMachine that vanished with
 // deletionPolicy Retain is released at once, and removed by none.
 func TestOrphanToRetain(t *testing.T) {
-	b := newSweepFixture(t)
-	b.addServers(2)
+	b := newSweepFixture(t, 2)
 	b.inv.NoteRetained("s0")
 	b.sweepOnce()
 	b.wantRetained("s0")
@@ -754,8 +697,7 @@ func TestOrphanToRetainIsLeft(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newSweepFixture(t)
-			b.addServers(1)
+			b := newSweepFixture(t, 1)
 			b.inv.NoteRetained("s0")
 			prepare(b)
 			for range 3 {
@@ -775,8 +717,7 @@ func TestOrphanToRetainIsLeft(t *testing.T) {
 }
 
 func TestFailedReleaseIsReported(t *testing.T) {
-	b := newSweepFixture(t)
-	b.addServers(1)
+	b := newSweepFixture(t, 1)
 	b.inv.NoteRetained("s0")
 	b.engine.delete = func(driver.Target, func() error) error { return errors.New("stuck") }
 	if err := b.sweep.RunOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "release orphan") || !strings.Contains(err.Error(), "stuck") {
@@ -790,7 +731,7 @@ func TestFailedReleaseIsReported(t *testing.T) {
 // TestOrphanToRetainIsMadeLate checks that a server which is made after its VirtualMachine is gone
 // is released too: the API server may remove an object while its finalizer is being written.
 func TestOrphanToRetainIsMadeLate(t *testing.T) {
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	b.inv.NoteRetained("s0")
 	b.sweepOnce()
 	b.addServers(1)
@@ -800,8 +741,7 @@ func TestOrphanToRetainIsMadeLate(t *testing.T) {
 
 // TestNotesAreForgotten checks that notes that no server needs are not kept.
 func TestNotesAreForgotten(t *testing.T) {
-	b := newSweepFixture(t)
-	b.addServers(1)
+	b := newSweepFixture(t, 1)
 	b.inv.NoteRetained("s0")
 	b.inv.NoteRetained("absent")
 	b.startLoop()
@@ -827,7 +767,7 @@ func TestNotesAreForgotten(t *testing.T) {
 // an owner, and that a failure of either half does not keep the other from being done.
 func TestReleaseEnded(t *testing.T) {
 	t.Parallel()
-	b := newSweepFixture(t)
+	b := newSweepFixture(t, 0)
 	calls, failure := 0, errors.New("no API server")
 	b.engine.withLock(func() {
 		b.engine.releaseEnded = func(ctx context.Context) error {

@@ -133,10 +133,10 @@ func TestNoSampleWithoutRunningServers(t *testing.T) {
 	g := newListedFixture(t)
 	g.editServer("a", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateStopped })
 	g.waitForAnswer("a", Present)
-	lists := readLocked(g.engine, &g.engine.lists)
+	lists := g.engine.countLists()
 	g.waitUntil("two periods went by", func() bool {
 		g.clock.Step(30 * time.Second)
-		return readLocked(g.engine, &g.engine.lists) >= lists+2
+		return g.engine.countLists() >= lists+2
 	})
 	if n := readLocked(g.engine, &g.engine.usages); n != 0 {
 		t.Errorf("usage was read %d times", n)

@@ -47,6 +47,7 @@ type fixture struct {
 	*Handler
 	server  *httptest.Server
 	driver  *stub
+	console *echoConsole // the driver's, unless a test sets another
 	objects client.Client
 	rules   *rules
 	log     *lines
@@ -65,8 +66,9 @@ func newFixture(t testing.TB, change func(*Handler)) *fixture {
 	vm := framework.NewVM("vm").Namespace("demo").UID("uid-1").Bound("stub/engine-1").Obj()
 	f := &fixture{
 		objects: clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(vm).Build(),
-		driver:  &stub{}, rules: &rules{allowed: map[string]bool{"alice": true, "bob": true}}, log: &lines{},
+		driver:  &stub{}, console: &echoConsole{}, rules: &rules{allowed: map[string]bool{"alice": true, "bob": true}}, log: &lines{},
 	}
+	f.driver.console = f.console.open
 	f.Handler = New(Options{
 		Authorizer: f.rules, Cached: f.objects, Live: f.objects, Clock: clock.RealClock{},
 		Drivers: map[string]driver.Driver{"stub": fencing.Wrap("stub", f.driver, nil, logr.Discard(), nil), "bare": bare{id: "engine-1"}},
@@ -213,6 +215,18 @@ func (f *fixture) waitForEnds(t *testing.T, count int) string {
 		return nil
 	})
 	return f.log.ends()[count-1]
+}
+
+// wantEnd waits until a stream has ended, and requires some texts in its log, which it returns.
+func (f *fixture) wantEnd(t *testing.T, texts ...string) string {
+	t.Helper()
+	line := f.waitForEnds(t, 1)
+	for _, want := range texts {
+		if !strings.Contains(line, want) {
+			t.Errorf("the log lacks %s: %s", want, line)
+		}
+	}
+	return line
 }
 
 // rules allow named users everything.

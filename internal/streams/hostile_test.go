@@ -66,16 +66,13 @@ func TestBadMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, nil)
-			f.driver.console = (&echoConsole{}).open
 			ws := f.dial(t, "alice", f.url(streams.Console, ""))
 			assert.NoError(t, ws.WriteMessage(test.kind, test.message))
 			if message := readEnd(t, ws); !strings.Contains(message, test.says) {
 				t.Errorf("the end is %s", message)
 			}
 			_ = ws.Close() // the server waits for that
-			if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="BadRequest"`) {
-				t.Errorf("the log has %s", line)
-			}
+			f.wantEnd(t, `"end"="BadRequest"`)
 		})
 	}
 }
@@ -84,7 +81,6 @@ func TestBadMessages(t *testing.T) {
 func TestHarmlessMessages(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.driver.console = (&echoConsole{}).open
 	ws := f.dial(t, "alice", f.url(streams.Console, ""))
 	for _, message := range [][]byte{{}, {0}, {255, 1}, {255, 200}, []byte("\x04{\"Width\":80,\"Height\":24}"), []byte("\x00hello")} {
 		assert.NoError(t, ws.WriteMessage(websocket.BinaryMessage, message))
@@ -130,9 +126,7 @@ func TestOversizedMessage(t *testing.T) {
 				_, _ = w.Write(make([]byte, 2*maxMessage/frames))
 			}
 			_ = w.Close()
-			if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="BadRequest"`) {
-				t.Errorf("the log has %s", line)
-			}
+			f.wantEnd(t, `"end"="BadRequest"`)
 			if n := <-received; n > maxMessage {
 				t.Errorf("%d bytes were received", n)
 			}
@@ -152,12 +146,9 @@ func TestHalfOpenClient(t *testing.T) {
 				silence = time.Hour
 			}
 			f := newFixture(t, func(h *Handler) { h.times.ping, h.times.silence = time.Millisecond, silence })
-			f.driver.console = (&echoConsole{}).open
 			ws := f.dial(t, "alice", f.url(streams.Console, ""))
 			if !answers { // pings are answered only while something is read
-				if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="Timeout"`) {
-					t.Errorf("the log has %s", line)
-				}
+				f.wantEnd(t, `"end"="Timeout"`)
 				return
 			}
 			go func() { _, _, _ = ws.ReadMessage() }()
@@ -180,8 +171,6 @@ func TestFailingControlMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, func(h *Handler) { h.times.ping = ping })
-			var console echoConsole
-			f.driver.console = console.open
 			ws := f.dial(t, "alice", f.url(streams.Console, "stdin=true"))
 			assert.NoError(t, ws.WriteMessage(websocket.BinaryMessage, []byte("\x00hello")))
 			if _, message, err := ws.ReadMessage(); err != nil || string(message) != "\x01hello" {
@@ -193,14 +182,12 @@ func TestFailingControlMessages(t *testing.T) {
 				want = `"end"="ServiceUnavailable"`
 				f.stop()
 			}
-			if line := f.waitForEnds(t, 1); !strings.Contains(line, want) {
-				t.Errorf("the log has %s", line)
-			}
+			f.wantEnd(t, want)
 			if _, _, err := ws.ReadMessage(); err == nil {
 				t.Error("something was sent")
 			}
-			if console.closed != 1 {
-				t.Errorf("the console was closed %d times", console.closed)
+			if f.console.closed != 1 {
+				t.Errorf("the console was closed %d times", f.console.closed)
 			}
 		})
 	}
@@ -235,9 +222,7 @@ func TestSlowReader(t *testing.T) {
 			f := newFixture(t, func(h *Handler) { h.times.write = 500 * time.Millisecond })
 			source := &endless{closed: make(chan struct{})}
 			start(t, f, source)
-			if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="Timeout"`) {
-				t.Errorf("the log has %s", line)
-			}
+			f.wantEnd(t, `"end"="Timeout"`)
 			<-source.closed
 		})
 	}
@@ -297,7 +282,6 @@ func TestInputThatIsNotRead(t *testing.T) {
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil) // 4 for a VM, 6 in all
-	f.driver.console = (&echoConsole{}).open
 	f.create(t, framework.NewVM("other").Namespace("demo").UID("uid-2").Bound("stub/engine-1"))
 	other := f.url(streams.Console, "", "other")
 	var open []*websocket.Conn
@@ -356,8 +340,6 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 		h.admission = newAdmission(100, 100)
 		h.times.linger = 50 * time.Millisecond
 	})
-	var console echoConsole
-	f.driver.console = console.open
 	f.driver.logs = func(context.Context, driver.LogOptions) (io.ReadCloser, error) {
 		reader, _ := io.Pipe()
 		return reader, nil
@@ -381,7 +363,7 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 		return nil
 	})
 	f.stop() // which waits for all
-	if f.admission.total != 0 || len(f.admission.perVM) != 0 || len(f.holders.first) != 0 || console.writer != nil {
+	if f.admission.total != 0 || len(f.admission.perVM) != 0 || len(f.holders.first) != 0 || f.console.writer != nil {
 		t.Errorf("%d streams are counted, %d writers are known", f.admission.total, len(f.holders.first))
 	}
 }

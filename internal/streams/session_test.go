@@ -51,12 +51,7 @@ func TestExec(t *testing.T) {
 	if stdout.String() != strings.ToUpper(input) || stderr.String() != "a|b c" {
 		t.Errorf("%d bytes of %d came back, and %q", stdout.Len(), len(input), stderr.String())
 	}
-	line := f.waitForEnds(t, 1)
-	for _, want := range []string{`"user"="alice"`, `"namespace"="demo"`, `"name"="vm"`, `"uid"="uid-1"`, `"stream"="exec"`, `"bytesIn"=1100000`, `"bytesOut"=1100005`, `"end"="exit code 2"`} {
-		if !strings.Contains(line, want) {
-			t.Errorf("the log lacks %s: %s", want, line)
-		}
-	}
+	line := f.wantEnd(t, `"user"="alice"`, `"namespace"="demo"`, `"name"="vm"`, `"uid"="uid-1"`, `"stream"="exec"`, `"bytesIn"=1100000`, `"bytesOut"=1100005`, `"end"="exit code 2"`)
 	if strings.Contains(line, "b c") || strings.Contains(line, "some input") {
 		t.Errorf("the log has the command or its input: %s", line)
 	}
@@ -128,9 +123,7 @@ func TestCommandEndsWithClient(t *testing.T) {
 	if err := <-input; err == nil {
 		t.Error("the command took the input for complete")
 	}
-	if line := f.waitForEnds(t, 1); !strings.Contains(line, `"end"="the client left"`) {
-		t.Errorf("the log has %s", line)
-	}
+	f.wantEnd(t, `"end"="the client left"`)
 }
 
 // TestConsole checks that both of two callers read, that the second to write is refused by
@@ -138,8 +131,6 @@ func TestCommandEndsWithClient(t *testing.T) {
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	var console echoConsole
-	f.driver.console = console.open
 	alice := f.startConsole(t, "alice")
 	alice.write(t, "hello")
 	alice.expect(t, "hello")
@@ -153,13 +144,13 @@ func TestConsole(t *testing.T) {
 		t.Errorf("the second to write sees %+v", status)
 	}
 
-	console.stopServer()
+	f.console.stopServer()
 	if status := statusError(<-alice.end); status.Reason != streams.ReasonServerStopped || status.Message != "the server has stopped" {
 		t.Errorf("at the end of the server the first sees %+v", status)
 	}
 	f.waitForEnds(t, 2)
-	if console.closed != 2 {
-		t.Errorf("%d consoles were closed, of 2", console.closed)
+	if f.console.closed != 2 {
+		t.Errorf("%d consoles were closed, of 2", f.console.closed)
 	}
 }
 
@@ -167,8 +158,7 @@ func TestConsole(t *testing.T) {
 func TestConsoleTakenElsewhere(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	console := echoConsole{writer: &echoCaller{}}
-	f.driver.console = console.open
+	f.console.writer = &echoCaller{}
 	bob := f.startConsole(t, "bob")
 	bob.write(t, "x")
 	if status := statusError(<-bob.end); status.Reason != streams.ReasonConsoleTaken || !strings.HasPrefix(status.Message, "another session writes") {
@@ -329,8 +319,6 @@ func TestEndOfRights(t *testing.T) {
 			began := time.Now()
 			now := framework.NewFakeClock(began)
 			f := newFixture(t, func(h *Handler) { h.Clock = now })
-			var console echoConsole
-			f.driver.console = console.open
 			alice := f.startConsole(t, "alice")
 			alice.write(t, "hello")
 			alice.expect(t, "hello")
@@ -345,8 +333,8 @@ func TestEndOfRights(t *testing.T) {
 			if status := statusError(<-alice.end); string(status.Reason) != test.reason {
 				t.Errorf("the end is %+v, want %s", status, test.reason)
 			}
-			if console.closed != 1 {
-				t.Errorf("the console was closed %d times", console.closed)
+			if f.console.closed != 1 {
+				t.Errorf("the console was closed %d times", f.console.closed)
 			}
 		})
 	}
@@ -367,8 +355,6 @@ func (f *fixture) deleteVM(t *testing.T) {
 func TestShortOutage(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, func(h *Handler) { h.times.check, h.times.recheck = time.Millisecond, time.Millisecond })
-	var console echoConsole
-	f.driver.console = console.open
 	alice := f.startConsole(t, "alice")
 	f.rules.set(func() { f.rules.err = errors.New("away") })
 	asked := len(f.log.get()) // each failure is logged

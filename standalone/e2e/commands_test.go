@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -45,7 +45,7 @@ func TestKubectlDoesNotFallBackToAnotherCluster(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
 	config, err := os.ReadFile(shared.Kubeconfig)
-	must(t, errors.Join(err, os.Mkdir(filepath.Join(home, ".kube"), 0o700), os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600)))
+	assert.NoError(t, errors.Join(err, os.Mkdir(filepath.Join(home, ".kube"), 0o700), os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600)))
 	missing := filepath.Join(t.TempDir(), "missing")
 	got := runDrover(t, "", []string{"HOME=" + home, "DROVER_DATA_DIR=" + missing}, "kubectl", "get", "namespaces")
 	if got.code == 0 || got.out != "" || !strings.Contains(got.errOut, "run drover up first") {
@@ -87,29 +87,6 @@ func TestVMUsesTheDataDir(t *testing.T) {
 	}
 }
 
-func TestHelpAndVersion(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		args []string
-		want []string
-	}{
-		"help":      {[]string{"--help"}, []string{"drover up", "purge", "kubectl", "drover vm list"}},
-		"vm help":   {[]string{"vm", "--help"}, []string{"drover vm VERB", "explain", "drover vm options"}},
-		"up help":   {[]string{"up", "--help"}, []string{"--data-dir", "--vm-driver", "--bind-address", "--port", "--without-controller"}},
-		"version":   {[]string{"version"}, []string{"drover ", "kubernetes "}},
-		"no at all": {nil, []string{"Usage:"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := runDrover(t, "", nil, tc.args...)
-			for _, want := range tc.want {
-				if got.code != 0 || !strings.Contains(got.out, want) {
-					t.Errorf("%q is missing in %+v", want, got)
-				}
-			}
-		})
-	}
-}
-
 // checkPurge checks that purge removes what a person has confirmed.
 func checkPurge(t *testing.T, c *framework.Cluster, id string) {
 	t.Helper()
@@ -140,19 +117,15 @@ func assertPurges(t *testing.T, c *framework.Cluster, want, answer string, args 
 // the given one.
 func waitForActiveServer(t *testing.T, c *framework.Cluster, not string) string {
 	t.Helper()
-	objects := dynamicFor(t, c.Config)
-	var id string
+	objects := objectsFor(t, c.Config)
+	var server api.ServerStatus
 	assert.Eventually(t, "the VM is Active", func(t testing.TB) error {
-		vm, err := objects.Resource(vms).Namespace("default").Get(t.Context(), "test-vm", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		phase, _, _ := unstructured.NestedString(vm.Object, "status", "phase")
-		id, _, _ = unstructured.NestedString(vm.Object, "status", "server", "id")
-		if phase != "Active" || id == "" || id == not {
-			return errors.New(phase + " on server " + id)
+		vm := vmOf(t, objects, "test-vm")
+		server = ptr.Deref(vm.Status.Server, api.ServerStatus{})
+		if vm.Status.Phase != api.PhaseActive || server.ID == "" || server.ID == not {
+			return errors.New(string(vm.Status.Phase) + " on server " + server.ID)
 		}
 		return nil
 	})
-	return id
+	return server.ID
 }

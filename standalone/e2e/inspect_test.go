@@ -17,10 +17,10 @@ import (
 	"syscall"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -169,13 +169,13 @@ func TestServers(t *testing.T) {
 		DataDir: filepath.Join(framework.ShortTempDir(t), "data"), WithController: true,
 		Args: []string{"--vm-driver", "fake", "--orphan-policy", "report", "--orphan-grace", "1s"},
 	})}
-	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
+	create(t, objectsFor(t, c.Config), framework.NewVM("test-vm").Obj())
 	id := waitForActiveServer(t, c.Cluster, "")
 	c.checkRunning(t)
 
-	must(t, c.Kill())
+	assert.NoError(t, c.Kill())
 	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", "is stopped: it was killed")
-	must(t, c.Start())
+	assert.NoError(t, c.Start())
 	if again := waitForActiveServer(t, c.Cluster, ""); again != id {
 		t.Errorf("server %s was replaced by %s", id, again)
 	}
@@ -183,15 +183,15 @@ func TestServers(t *testing.T) {
 	c.checkOrphans(t)
 	released := c.checkRelease(t)
 
-	must(t, c.Stop())
+	assert.NoError(t, c.Stop())
 	c.checkStopped(t)
 	c.checkRetained(t, released)
 	checkPurge(t, c.Cluster, id)
 
 	// The object still exists and gets a new server.
-	must(t, c.Start())
+	assert.NoError(t, c.Start())
 	waitForActiveServer(t, c.Cluster, id)
-	must(t, c.Stop())
+	assert.NoError(t, c.Stop())
 	c.checkDamaged(t)
 	assertPurges(t, c.Cluster, "Data removed.", "", "--data", "--yes")
 	if _, err := os.Stat(c.DataDir); !errors.Is(err, os.ErrNotExist) {
@@ -225,16 +225,16 @@ func (c inspected) checkDamaged(t *testing.T) {
 	t.Helper()
 	path := filepath.Join(c.DataDir, "engines.json")
 	whole, err := os.ReadFile(path)
-	must(t, errors.Join(err, os.WriteFile(path, []byte("{"), 0o600)))
+	assert.NoError(t, errors.Join(err, os.WriteFile(path, []byte("{"), 0o600)))
 	c.wantDoctor(t, map[string]string{"used-engines": "error", "process": "note"})
 	c.wantStatus(t, 3, "stopped", "engines.json")
-	must(t, os.WriteFile(path, whole, 0o600))
+	assert.NoError(t, os.WriteFile(path, whole, 0o600))
 }
 
 func serverVersion(t *testing.T, c *framework.Cluster) string {
 	t.Helper()
 	info, err := clientFor(t, c.Config).Discovery().ServerVersion()
-	must(t, err)
+	assert.NoError(t, err)
 	return info.GitVersion
 }
 
@@ -251,8 +251,8 @@ func listTree(t *testing.T, dir string) []string {
 	return all
 }
 
-// TestInspectingUsage checks the exit codes of wrong flags and of what is not there.
-func TestInspectingUsage(t *testing.T) {
+// TestUsage checks what help says, and the exit codes of wrong flags and of what is not there.
+func TestUsage(t *testing.T) {
 	t.Parallel()
 	missing := filepath.Join(t.TempDir(), "missing")
 	for _, c := range []struct {
@@ -260,6 +260,13 @@ func TestInspectingUsage(t *testing.T) {
 		code int
 		says string
 	}{
+		{nil, 0, "Usage:"},
+		{[]string{"--help"}, 0, "drover vm list"},
+		{[]string{"--help"}, 0, "purge"},
+		{[]string{"vm", "--help"}, 0, "drover vm options"},
+		{[]string{"up", "--help"}, 0, "--without-controller"},
+		{[]string{"version"}, 0, "drover "},
+		{[]string{"version"}, 0, "kubernetes "},
 		{[]string{"doctor", "--nonsense"}, 2, "unknown flag"},
 		{[]string{"doctor", "-o", "yaml"}, 2, "it must be json"},
 		{[]string{"doctor", "now"}, 2, "now"},
@@ -273,7 +280,7 @@ func TestInspectingUsage(t *testing.T) {
 		{[]string{"image", "list", "-o", "x"}, 2, "it must be json"},
 	} {
 		got := runDrover(t, "", nil, c.args...)
-		if got.code != c.code || !strings.Contains(got.errOut, c.says) {
+		if text := map[bool]string{true: got.out, false: got.errOut}[c.code == 0]; got.code != c.code || !strings.Contains(text, c.says) {
 			t.Errorf("%v: %+v, want code %d and %q", c.args, got, c.code, c.says)
 		}
 	}
@@ -316,7 +323,7 @@ func (c inspected) wantList(t *testing.T, kind string, want ...string) (ids []st
 // server.
 func (c inspected) checkOrphans(t *testing.T) {
 	t.Helper()
-	owned := uidOfVM(t, c.Cluster, "test-vm")
+	owned := string(vmOf(t, objectsFor(t, c.Config), "test-vm").UID)
 	lost, also := copyServer(t, c.Cluster, owned, "", ""), copyServer(t, c.Cluster, owned, "", "")
 	foreign := copyServer(t, c.Cluster, owned, `"clusterID": "`, `"clusterID": "other-`)
 
@@ -328,7 +335,8 @@ func (c inspected) checkOrphans(t *testing.T) {
 	c.wantRun(t, "y\n", 0, "Removed: fake server", "orphans", "delete", lost)
 	c.wantList(t, "orphans", also)
 	c.wantRun(t, "", 0, "Removed: fake server", "orphans", "delete", "--yes", also)
-	approvals, err := clientFor(t, c.Config).CoreV1().ConfigMaps("kube-system").Get(t.Context(), "drover-orphan-approvals", metav1.GetOptions{})
+	approvals := newConfigMap("kube-system", "drover-orphan-approvals")
+	err := objectsFor(t, c.Config).Get(t.Context(), client.ObjectKeyFromObject(approvals), approvals)
 	if err != nil || len(approvals.Data) != 0 {
 		t.Errorf("the approvals are %v, %v", approvals.Data, err)
 	}
@@ -336,23 +344,21 @@ func (c inspected) checkOrphans(t *testing.T) {
 	if _, err := os.Stat(recordOf(c.Cluster, foreign)); err != nil {
 		t.Errorf("the other cluster's server: %v", err)
 	}
-	must(t, os.Remove(recordOf(c.Cluster, foreign)))
+	assert.NoError(t, os.Remove(recordOf(c.Cluster, foreign)))
 }
 
 // checkRelease deletes a VM that leaves its server, which is no orphan, and returns the server's ID.
 func (c inspected) checkRelease(t *testing.T) string {
 	t.Helper()
-	objects := dynamicFor(t, c.Config)
-	vm := newVM("kept", nil)
-	must(t, unstructured.SetNestedField(vm.Object, "Retain", "spec", "deletionPolicy"))
-	createVM(t, objects, "default", vm)
-	uid := uidOfVM(t, c.Cluster, "kept")
+	objects := objectsFor(t, c.Config)
+	vm := create(t, objects, framework.NewVM("kept").DeletionPolicy(api.DeletionRetain).Obj())
+	uid := string(vm.UID)
 	assert.Eventually(t, "it has a server", func(testing.TB) error {
 		_, err := os.Stat(recordOf(c.Cluster, uid))
 		return err
 	})
-	must(t, objects.Resource(vms).Namespace("default").Delete(t.Context(), "kept", metav1.DeleteOptions{}))
-	waitForDeletion(t, objects, "default", "kept")
+	assert.NoError(t, objects.Delete(t.Context(), vm))
+	waitForDeletion(t, objects, vm)
 	ids := c.wantList(t, "retained", uid)
 	c.wantRun(t, "y\n", 1, "was released, and is no orphan", "orphans", "delete", uid)
 	return ids[0]
@@ -388,11 +394,11 @@ func copyServer(t *testing.T, c *framework.Cluster, uid, old, changed string) st
 	return made
 }
 
-func uidOfVM(t *testing.T, c *framework.Cluster, name string) string {
+func vmOf(t testing.TB, objects client.Client, name string) *api.VirtualMachine {
 	t.Helper()
-	vm, err := dynamicFor(t, c.Config).Resource(vms).Namespace("default").Get(t.Context(), name, metav1.GetOptions{})
-	assert.NoError(t, err)
-	return string(vm.GetUID())
+	vm := &api.VirtualMachine{}
+	assert.NoError(t, objects.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: name}, vm))
+	return vm
 }
 
 // TestInspectingAsPlainUser checks both commands without root, of a Drover of the same user,

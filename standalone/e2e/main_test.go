@@ -17,10 +17,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -66,33 +69,52 @@ func clientFor(t *testing.T, config *rest.Config) kubernetes.Interface {
 	return client
 }
 
-func dynamicFor(t *testing.T, config *rest.Config) dynamic.Interface {
+// objectsFor returns a client that knows VirtualMachines, too.
+func objectsFor(t testing.TB, config *rest.Config) client.WithWatch {
 	t.Helper()
-	client, err := dynamic.NewForConfig(config)
+	scheme := runtime.NewScheme()
+	assert.NoError(t, errors.Join(clientgoscheme.AddToScheme(scheme), api.AddToScheme(scheme)))
+	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
 	assert.NoError(t, err)
-	return client
+	return c
 }
 
-func newConfigMap(name string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+func newConfigMap(namespace, name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 }
 
-func createConfigMap(t *testing.T, client kubernetes.Interface, namespace string, object *corev1.ConfigMap) *corev1.ConfigMap {
+func create[T client.Object](t *testing.T, c client.Client, object T) T {
 	t.Helper()
-	made, err := client.CoreV1().ConfigMaps(namespace).Create(t.Context(), object, metav1.CreateOptions{})
-	assert.NoError(t, err)
-	return made
+	assert.NoError(t, c.Create(t.Context(), object))
+	return object
+}
+
+func waitForDeletion(t *testing.T, c client.Client, object client.Object) {
+	t.Helper()
+	assert.Eventually(t, object.GetName()+" goes", func(t testing.TB) error {
+		err := c.Get(t.Context(), client.ObjectKeyFromObject(object), object)
+		if err == nil {
+			return errors.New("it is still there")
+		}
+		return client.IgnoreNotFound(err)
+	})
+}
+
+// waitForServiceAccount returns the account that kube-controller-manager makes in each namespace.
+func waitForServiceAccount(t *testing.T, c client.Client, ns string) *corev1.ServiceAccount {
+	t.Helper()
+	account := &corev1.ServiceAccount{}
+	assert.Eventually(t, "the namespace has its service account", func(t testing.TB) error {
+		return c.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "default"}, account)
+	})
+	return account
 }
 
 // newNamespace creates a namespace that is removed after the test.
-func newNamespace(t *testing.T, client kubernetes.Interface) string {
+func newNamespace(t *testing.T, c client.Client) string {
 	t.Helper()
-	ns, err := client.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}, metav1.CreateOptions{})
-	assert.NoError(t, err)
-	t.Cleanup(func() {
-		_ = client.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{})
-	})
+	ns := create(t, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}})
+	t.Cleanup(func() { _ = c.Delete(context.Background(), ns) })
 	return ns.Name
 }
 

@@ -6,7 +6,6 @@ package endpoint
 import (
 	"bufio"
 	"context"
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -263,17 +262,9 @@ func TestConnectionsInheritTimeouts(t *testing.T) {
 // is the same, even past its own end, and no longer.
 func TestCertificateOfToday(t *testing.T) {
 	t.Parallel()
-	ca, caKey := newCA(t)
 	began := time.Now()
-	text, _ := framework.SignCertificate(t, "ann", began.Add(time.Minute), ca, caKey)
-	own, err := certutil.ParseCertsPEM(text)
-	assert.NoError(t, err)
+	ca, own := newCAWithUser(t, began.Add(time.Minute))
 	authority := &clientCA{}
-	publish := func(ca *x509.Certificate) {
-		static, err := dynamiccertificates.NewStaticCAContent("ca", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
-		assert.NoError(t, err)
-		authority.current.Store(&content{CAContentProvider: static})
-	}
 	c := &clients{ca: authority}
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
 	r.TLS = &tls.ConnectionState{PeerCertificates: own}
@@ -284,13 +275,13 @@ func TestCertificateOfToday(t *testing.T) {
 		}
 	}
 	check("no CA", began, false)
-	publish(ca)
+	publish(t, authority, ca)
 	check("valid", began, true)
 	check("expired at the begin", began.Add(time.Hour), false)
-	other, _ := newCA(t)
-	publish(other)
+	other, _ := newCAWithUser(t, began)
+	publish(t, authority, other)
 	check("another CA", began, false)
-	publish(ca)
+	publish(t, authority, ca)
 	check("the first again", began, true)
 	authority.current.Store(nil)
 	check("withdrawn", began, false)
@@ -300,14 +291,9 @@ func TestCertificateOfToday(t *testing.T) {
 // same address, who may be anyone where a load balancer hides the addresses of clients.
 func TestCertificateAtFullGate(t *testing.T) {
 	t.Parallel()
-	ca, caKey := newCA(t)
-	text, _ := framework.SignCertificate(t, "ann", time.Now().Add(time.Hour), ca, caKey)
-	own, err := certutil.ParseCertsPEM(text)
-	assert.NoError(t, err)
-	static, err := dynamiccertificates.NewStaticCAContent("ca", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
-	assert.NoError(t, err)
+	ca, own := newCAWithUser(t, time.Now().Add(time.Hour))
 	authority := &clientCA{}
-	authority.current.Store(&content{CAContentProvider: static})
+	publish(t, authority, ca)
 	o := Options{Config: &rest.Config{Host: "127.0.0.1:0"}, HTTPClient: http.DefaultClient, Clock: clock.RealClock{}, Log: logr.Discard()}
 	c, err := newClients(o, authority)
 	assert.NoError(t, err)
@@ -327,11 +313,23 @@ func TestCertificateAtFullGate(t *testing.T) {
 	}
 }
 
-func newCA(t *testing.T) (*x509.Certificate, crypto.Signer) {
+// newCAWithUser returns a CA, and a certificate of a user by it.
+func newCAWithUser(t *testing.T, until time.Time) (ca *x509.Certificate, own []*x509.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	assert.NoError(t, err)
-	ca, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "ca"}, key)
+	ca, err = certutil.NewSelfSignedCACert(certutil.Config{CommonName: "ca"}, key)
 	assert.NoError(t, err)
-	return ca, key
+	text, _ := framework.SignCertificate(t, "ann", until, ca, key)
+	own, err = certutil.ParseCertsPEM(text)
+	assert.NoError(t, err)
+	return ca, own
+}
+
+// publish makes a CA that of the cluster.
+func publish(t *testing.T, authority *clientCA, ca *x509.Certificate) {
+	t.Helper()
+	static, err := dynamiccertificates.NewStaticCAContent("ca", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
+	assert.NoError(t, err)
+	authority.current.Store(&content{CAContentProvider: static})
 }

@@ -135,20 +135,18 @@ func TestErrorMessages(t *testing.T) {
 
 func TestPortAndClusterIDAreStored(t *testing.T) {
 	d := openDir(t, t.TempDir())
-	if port, err := d.Port(); err != nil || port != 0 {
-		t.Errorf("new: port %d, %v", port, err)
+	want := func(port int, id string) {
+		t.Helper()
+		gotPort, portErr := d.Port()
+		gotID, err := d.ClusterID()
+		if err := errors.Join(portErr, err); err != nil || gotPort != port || gotID != id {
+			t.Errorf("port %d and cluster id %q, %v; want %d and %q", gotPort, gotID, err, port, id)
+		}
 	}
-	if id, err := d.ClusterID(); err != nil || id != "" {
-		t.Errorf("new: cluster id %q, %v", id, err)
-	}
+	want(0, "")
 	assert.NoError(t, errors.Join(d.SetPort(6443), d.SetClusterID("uid"), d.Close()))
 	d = openDir(t, string(d.Layout))
-	if port, err := d.Port(); err != nil || port != 6443 {
-		t.Errorf("kept: port %d, %v", port, err)
-	}
-	if id, err := d.ClusterID(); err != nil || id != "uid" {
-		t.Errorf("kept: cluster id %q, %v", id, err)
-	}
+	want(6443, "uid")
 }
 
 func TestDamagedPortFile(t *testing.T) {
@@ -220,31 +218,21 @@ func assertConnects(t *testing.T, socket string) {
 }
 
 func TestRemoveKeepsForeignFiles(t *testing.T) {
-	fill := func(t *testing.T, d *Dir) {
-		t.Helper()
-		assert.NoError(t, errors.Join(d.SetPort(1), d.SetClusterID("uid"), d.SetReady(), os.MkdirAll(d.PKI(), 0o700)))
-		for _, path := range []string{d.Kubeconfig(), d.Engines(), d.LogFile(), filepath.Join(d.PKI(), "ca.pem")} {
-			assert.NoError(t, os.WriteFile(path, nil, 0o600))
-		}
+	for name, foreign := range map[string][]string{"all": nil, "but a person's file": {"notes"}} {
+		t.Run(name, func(t *testing.T) {
+			d := openDir(t, filepath.Join(t.TempDir(), "dir"))
+			assert.NoError(t, errors.Join(d.SetPort(1), d.SetClusterID("uid"), d.SetReady(), os.MkdirAll(d.PKI(), 0o700)))
+			for _, path := range append([]string{"kubeconfig", "engines.json", "logs/drover.log", "pki/ca.pem"}, foreign...) {
+				assert.NoError(t, os.WriteFile(filepath.Join(string(d.Layout), path), nil, 0o600))
+			}
+			if left, err := d.Remove(); err != nil || !slices.Equal(left, foreign) {
+				t.Errorf("left %v, %v", left, err)
+			}
+			if _, err := os.Stat(string(d.Layout)); errors.Is(err, os.ErrNotExist) != (foreign == nil) {
+				t.Errorf("the folder: %v", err)
+			}
+		})
 	}
-	t.Run("all", func(t *testing.T) {
-		d := openDir(t, filepath.Join(t.TempDir(), "dir"))
-		fill(t, d)
-		if left, err := d.Remove(); err != nil || len(left) > 0 {
-			t.Errorf("left %v, %v", left, err)
-		}
-		if _, err := os.Stat(string(d.Layout)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the folder is still there: %v", err)
-		}
-	})
-	t.Run("but a person's file", func(t *testing.T) {
-		d := openDir(t, filepath.Join(t.TempDir(), "dir"))
-		fill(t, d)
-		assert.NoError(t, os.WriteFile(filepath.Join(string(d.Layout), "notes"), nil, 0o600))
-		if left, err := d.Remove(); err != nil || !slices.Equal(left, []string{"notes"}) {
-			t.Errorf("left %v, %v", left, err)
-		}
-	})
 }
 
 func TestDefault(t *testing.T) {

@@ -28,11 +28,6 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
-}
-
 // newHost returns a host as the command makes it.
 func newHost(t *testing.T, path string) *Host {
 	t.Helper()
@@ -46,18 +41,18 @@ func newHost(t *testing.T, path string) *Host {
 func makeDataDir(t *testing.T) datadir.Layout {
 	t.Helper()
 	dir, err := datadir.Open(filepath.Join(t.TempDir(), "d"))
-	must(t, err)
-	must(t, errors.Join(dir.SetPort(freePort(t)), dir.SetClusterID("cluster-1"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "fakeDir": "/nowhere"}]`), 0o600)))
+	assert.NoError(t, err)
+	assert.NoError(t, errors.Join(dir.SetPort(freePort(t)), dir.SetClusterID("cluster-1"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "fakeDir": "/nowhere"}]`), 0o600)))
 	_, err = (&pki.Store{Dir: dir.PKI(), Clock: clock.RealClock{}, Hosts: []string{"localhost"}}).Ensure()
-	must(t, err)
-	must(t, dir.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, dir.Close())
 	return dir.Layout
 }
 
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = l.Close() }()
 	return l.Addr().(*net.TCPAddr).Port
 }
@@ -75,7 +70,7 @@ func TestExamine(t *testing.T) {
 		"a file": {func(t *testing.T) string {
 			t.Helper()
 			path := filepath.Join(t.TempDir(), "f")
-			must(t, os.WriteFile(path, nil, 0o600))
+			assert.NoError(t, os.WriteFile(path, nil, 0o600))
 			return path
 		}, map[string]findings.Level{"data-dir": mistaken}},
 		"stopped":  {func(t *testing.T) string { t.Helper(); return string(makeDataDir(t)) }, map[string]findings.Level{"data-dir": ok, "files": ok, "certificates": ok, "process": note, "ports": ok, "used-engines": warning}},
@@ -119,7 +114,7 @@ func worse(a, b findings.Level) findings.Level {
 func makeForeign(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "thesis.txt"), nil, 0o600))
+	assert.NoError(t, os.WriteFile(filepath.Join(dir, "thesis.txt"), nil, 0o600))
 	return dir
 }
 
@@ -128,15 +123,15 @@ func makeGarbage(t *testing.T) string {
 	t.Helper()
 	l := makeDataDir(t)
 	root, err := os.OpenRoot(string(l))
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = root.Close() }()
-	must(t, fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
+	assert.NoError(t, fs.WalkDir(root.FS(), ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
 		return root.WriteFile(path, []byte("\x00{garbage"), 0o600)
 	}))
-	must(t, errors.Join(os.WriteFile(l.Kubeconfig(), []byte("{"), 0o600), os.WriteFile(l.RunState(), []byte("{"), 0o600)))
+	assert.NoError(t, errors.Join(os.WriteFile(l.Kubeconfig(), []byte("{"), 0o600), os.WriteFile(l.RunState(), []byte("{"), 0o600)))
 	return string(l)
 }
 
@@ -145,14 +140,14 @@ func makeFolders(t *testing.T) string {
 	t.Helper()
 	l := makeDataDir(t)
 	var files []string
-	must(t, filepath.WalkDir(string(l), func(path string, entry fs.DirEntry, err error) error {
+	assert.NoError(t, filepath.WalkDir(string(l), func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() && filepath.Base(path) != "lock" {
 			files = append(files, path)
 		}
 		return err
 	}))
 	for _, path := range append(files, l.Kubeconfig(), l.RunState()) {
-		must(t, errors.Join(os.RemoveAll(path), os.Mkdir(path, 0o700)))
+		assert.NoError(t, errors.Join(os.RemoveAll(path), os.Mkdir(path, 0o700)))
 	}
 	return string(l)
 }
@@ -161,7 +156,7 @@ func makeFolders(t *testing.T) string {
 func listTree(t *testing.T, path string) []string {
 	t.Helper()
 	var all []string
-	must(t, filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+	assert.NoError(t, filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -182,7 +177,7 @@ func TestHangingFolder(t *testing.T) {
 	t.Parallel()
 	l := makeDataDir(t)
 	for _, path := range []string{filepath.Join(string(l), "lock"), l.Engines()} {
-		must(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
+		assert.NoError(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
 	}
 	h := newHost(t, string(l))
 	if h.PIDErr == nil || h.runs() {
@@ -207,8 +202,8 @@ func TestHangingFolder(t *testing.T) {
 // that others may read.
 func TestForeignFiles(t *testing.T) {
 	l := makeDataDir(t)
-	must(t, os.WriteFile(l.Kubeconfig(), nil, 0o644))
-	must(t, os.Chmod(l.Kubeconfig(), 0o644))
+	assert.NoError(t, os.WriteFile(l.Kubeconfig(), nil, 0o644))
+	assert.NoError(t, os.Chmod(l.Kubeconfig(), 0o644))
 	h := newHost(t, string(l))
 	if f := gatherFiles(t.Context(), h); len(f.foreign) != 0 || !slices.Equal(f.exposed, []string{l.Kubeconfig()}) {
 		t.Errorf("got %+v", f)
@@ -217,8 +212,8 @@ func TestForeignFiles(t *testing.T) {
 		return
 	}
 	path := filepath.Join(string(l), "logs", "other")
-	must(t, os.WriteFile(path, nil, 0o600))
-	must(t, os.Chown(path, 1234, 1234))
+	assert.NoError(t, os.WriteFile(path, nil, 0o600))
+	assert.NoError(t, os.Chown(path, 1234, 1234))
 	if f := gatherFiles(t.Context(), h); !slices.Equal(f.foreign, []string{path}) {
 		t.Errorf("got %+v", f)
 	}
@@ -233,7 +228,7 @@ func TestPortOfAnother(t *testing.T) {
 		t.Errorf("of a free one: %+v", got)
 	}
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = taken.Close() }()
 	h.Port = taken.Addr().(*net.TCPAddr).Port
 	h.Addresses = map[string]string{"--metrics-bind-address": fmt.Sprintf(":%d", h.Port), "--pprof-bind-address": "0"}
@@ -263,13 +258,13 @@ func TestUserOfDrover(t *testing.T) {
 		return
 	}
 	dir := t.TempDir()
-	must(t, os.Chown(dir, 1234, 1235))
+	assert.NoError(t, os.Chown(dir, 1234, 1235))
 	got := findUser(0, dir)
 	if got.ID != 1234 || got.GroupID != 1235 || got.Name != "1234" || got.isCaller() {
 		t.Errorf("of the owner: %+v", got)
 	}
 	secret := filepath.Join(t.TempDir(), "secret")
-	must(t, os.WriteFile(secret, nil, 0o600))
+	assert.NoError(t, os.WriteFile(secret, nil, 0o600))
 	if err := got.try(func() error { _, err := os.ReadFile(secret); return err }); !errors.Is(err, fs.ErrPermission) {
 		t.Errorf("with the owner's rights: %v", err)
 	}
@@ -292,11 +287,11 @@ func TestCommandLines(t *testing.T) {
 // Drover that is starting.
 func TestStateOfAnotherRun(t *testing.T) {
 	dir, err := datadir.Open(filepath.Join(t.TempDir(), "d"))
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = dir.Close() }()
 	for _, pid := range []int{os.Getpid(), os.Getpid() + 1} {
 		content, err := json.Marshal(runstate.State{PID: pid, StartedAt: time.Now()})
-		must(t, errors.Join(err, dir.SetRunState(content)))
+		assert.NoError(t, errors.Join(err, dir.SetRunState(content)))
 		h := newHost(t, string(dir.Layout))
 		if h.PID != os.Getpid() || (h.State != nil) != (pid == os.Getpid()) {
 			t.Errorf("the state is of process %d: got %+v of process %d", pid, h.State, h.PID)

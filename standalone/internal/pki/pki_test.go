@@ -97,16 +97,6 @@ func read(t *testing.T, path string) []byte {
 	return data
 }
 
-func TestEnsureIsRepeatable(t *testing.T) {
-	s, _ := newStore(t)
-	if changed := ensure(t, s); !slices.Equal(changed, all) {
-		t.Errorf("first start made %v", changed)
-	}
-	if changed := ensure(t, s); len(changed) > 0 {
-		t.Errorf("second start made %v", changed)
-	}
-}
-
 func TestKeysArePrivate(t *testing.T) {
 	s, _ := newStore(t)
 	ensure(t, s)
@@ -141,12 +131,9 @@ func TestEnsureRenewsInTime(t *testing.T) {
 			s, clock := newStore(t)
 			ensure(t, s)
 			clock.SetTime(start.Add(tc.after))
-			changed, err := s.Ensure()
-			assert.NoError(t, err)
-			if !slices.Equal(changed, tc.want) {
+			if changed := ensure(t, s); !slices.Equal(changed, tc.want) {
 				t.Errorf("renewed %v, want %v", changed, tc.want)
 			}
-			assertServes(t, s)
 		})
 	}
 }
@@ -168,39 +155,38 @@ func TestLeavesEndBeforeTheirCA(t *testing.T) {
 }
 
 func TestEnsureRepairs(t *testing.T) {
-	damage := func(name string, content []byte) func(*testing.T, *Store) {
+	type harm = func(t *testing.T, s *Store)
+	write := func(name string, content func(*testing.T, *Store) []byte) harm {
 		return func(t *testing.T, s *Store) {
 			t.Helper()
-			assert.NoError(t, os.WriteFile(filepath.Join(s.Dir, name), content, 0o600))
+			assert.NoError(t, os.WriteFile(filepath.Join(s.Dir, name), content(t, s), 0o600))
 		}
 	}
-	cut := func(name string) func(*testing.T, *Store) {
-		return func(t *testing.T, s *Store) {
+	cut := func(name string) harm {
+		return write(name, func(t *testing.T, s *Store) []byte {
 			t.Helper()
 			whole := read(t, filepath.Join(s.Dir, name))
-			damage(name, whole[:len(whole)/2])(t, s)
-		}
+			return whole[:len(whole)/2]
+		})
 	}
-	remove := func(name string) func(*testing.T, *Store) {
-		return func(t *testing.T, s *Store) {
-			t.Helper()
-			assert.NoError(t, os.Remove(filepath.Join(s.Dir, name)))
-		}
+	remove := func(name string) harm {
+		return func(t *testing.T, s *Store) { t.Helper(); assert.NoError(t, os.Remove(filepath.Join(s.Dir, name))) }
 	}
-	foreign := func(name string) func(*testing.T, *Store) {
-		return func(t *testing.T, s *Store) {
+	foreign := func(name string) harm {
+		return write(name, func(t *testing.T, _ *Store) []byte {
 			t.Helper()
 			other, _ := newStore(t)
 			ensure(t, other)
-			damage(name, read(t, filepath.Join(other.Dir, name)))(t, s)
-		}
+			return read(t, filepath.Join(other.Dir, name))
+		})
 	}
+	empty := func(*testing.T, *Store) []byte { return nil }
 	for name, tc := range map[string]struct {
-		harm func(*testing.T, *Store)
+		harm harm
 		want []string
 	}{
 		"half a serving certificate":         {cut(servingFile), []string{servingFile}},
-		"empty admin certificate":            {damage(adminFile, nil), []string{adminFile}},
+		"empty admin certificate":            {write(adminFile, empty), []string{adminFile}},
 		"no controller certificate":          {remove(controllerFile), []string{controllerFile}},
 		"controller-manager of another CA":   {foreign(controllerManagerFile), []string{controllerManagerFile}},
 		"half a CA":                          {cut(caFile), all[:5]},
@@ -210,11 +196,15 @@ func TestEnsureRepairs(t *testing.T) {
 		"another bundle":                     {foreign(caBundleFile), nil},
 		"half a service-account key":         {cut(serviceAccountFile), []string{serviceAccountFile}},
 		"no service-account key":             {remove(serviceAccountFile), []string{serviceAccountFile}},
-		"a file a crash left":                {damage(".tmp-ca.pem-1", []byte("half")), nil},
+		"new hosts":                          {func(_ *testing.T, s *Store) { s.Hosts = append(s.Hosts, "192.0.2.7", "drover.example") }, []string{servingFile}},
+		"nothing":                            {func(*testing.T, *Store) {}, nil},
+		"a file a crash left":                {write(".tmp-ca.pem-1", empty), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _ := newStore(t)
-			ensure(t, s)
+			if changed := ensure(t, s); !slices.Equal(changed, all) {
+				t.Errorf("the first start made %v", changed)
+			}
 			tc.harm(t, s)
 			if changed := ensure(t, s); !slices.Equal(changed, tc.want) {
 				t.Errorf("made %v, want %v", changed, tc.want)
@@ -226,15 +216,6 @@ func TestEnsureRepairs(t *testing.T) {
 				t.Errorf("then made %v once more", changed)
 			}
 		})
-	}
-}
-
-func TestNewHostsRenewTheServingCertificate(t *testing.T) {
-	s, _ := newStore(t)
-	ensure(t, s)
-	s.Hosts = append(s.Hosts, "192.0.2.7", "drover.example")
-	if changed := ensure(t, s); !slices.Equal(changed, []string{servingFile}) {
-		t.Errorf("made %v", changed)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -70,7 +71,7 @@ func TestBindings(t *testing.T) {
 		return func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: driver, EngineID: id} }
 	}
 	scheme := runtime.NewScheme()
-	must(t, api.AddToScheme(scheme))
+	assert.NoError(t, api.AddToScheme(scheme))
 	bound, err := ListBindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
 		framework.NewVM("a").Bound("docker/A").Obj(), framework.NewVM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
 		framework.NewVM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), framework.NewVM("d").Status(status("qemu", "C")).Obj(),

@@ -9,6 +9,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestMachinesShutdown checks that the command is refused while a Drover runs, which would
@@ -17,11 +18,11 @@ func TestMachinesShutdown(t *testing.T) {
 	h := newTestHost(t)
 	target, pid := h.startMachine(t, "vm", h.image)
 	held, err := datadir.Open(h.data)
-	must(t, err)
+	assert.NoError(t, err)
 	if out, err := runDrover(t, "machines", "shutdown", "--data-dir", h.data); err == nil || !strings.Contains(err.Error(), "stop it first") || !isRunning(pid) {
 		t.Errorf("while Drover runs it printed %q, %v", out, err)
 	}
-	must(t, held.Close())
+	assert.NoError(t, held.Close())
 	assertOutput(t, "default/vm: ended by force, since its guest did not power off in time\n", "machines", "shutdown", "--timeout", "0s", "--data-dir", h.data)
 	if isRunning(pid) {
 		t.Error("the machine runs")

@@ -4,6 +4,7 @@
 package program
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,11 +14,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/runstate"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -53,10 +56,7 @@ func TestOthersKubeconfig(t *testing.T) {
 	dir, ran, program := datadir.Layout(filepath.Join(base, "data")), filepath.Join(base, "ran"), filepath.Join(base, "login")
 	config := fmt.Sprintf(kubeconfigFormat, "https://127.0.0.1:1", fmt.Sprintf(`{"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": %q, "interactiveMode": "Never"}}`, program))
 	makeDataDir(t, dir, config, user)
-	if err := errors.Join(os.WriteFile(program, []byte("#!/bin/sh\nid -u >>"+ran+"\nexit 1\n"), 0o755), os.Chmod(program, 0o755),
-		os.WriteFile(ran, nil, 0o666), os.Chmod(ran, 0o666)); err != nil {
-		t.Fatal(err)
-	}
+	makeRecorder(t, program, "id -u >>"+ran+"\nexit 1", ran)
 	plain := fmt.Sprintf("user: %d\n", user.Uid)
 	for line, says := range map[string]string{
 		"kubectl get --raw=/version": `user "u" names a program`, "vm list": `user "u" names a program`,
@@ -91,6 +91,13 @@ func TestRootReadsItsFiles(t *testing.T) {
 	}
 }
 
+// makeRecorder makes a program that everybody may run, and the file in which it records that.
+func makeRecorder(t *testing.T, path, script, record string) {
+	t.Helper()
+	assert.NoError(t, errors.Join(os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755), os.Chmod(path, 0o755),
+		os.WriteFile(record, nil, 0o666), os.Chmod(record, 0o666)))
+}
+
 // kubeconfigFormat is a kubeconfig without the server's address and the user.
 const kubeconfigFormat = `{"apiVersion": "v1", "kind": "Config", "current-context": "c",
 "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -111,6 +118,76 @@ func runCommand(t *testing.T, dir datadir.Layout, line string) string {
 	cmd.Env = append(os.Environ(), commandEnv+"="+line, "DROVER_DATA_DIR="+string(dir), "KUBECONFIG=")
 	out, _ := cmd.CombinedOutput()
 	return string(out)
+}
+
+// othersDir is a data dir of a plain user, whose QEMU records the users that run it.
+type othersDir struct {
+	datadir.Layout
+	user *syscall.Credential
+	ran  string
+}
+
+func makeOthersDir(t *testing.T) othersDir {
+	t.Helper()
+	base := framework.PublicDir(t)
+	d := othersDir{Layout: datadir.Layout(filepath.Join(base, "data")), user: framework.PlainUser(t), ran: filepath.Join(base, "ran")}
+	program := filepath.Join(base, "qemu")
+	makeRecorder(t, program, "id -u >>"+d.ran+"\necho QEMU emulator version 9.0.0", d.ran)
+	opened, err := datadir.Open(string(d.Layout))
+	assert.NoError(t, err)
+	state, err := json.Marshal(runstate.State{Args: []string{"--vm-driver=qemu", "--qemu-binary=" + program}})
+	assert.NoError(t, errors.Join(err, opened.SetRunState(state), opened.SetClusterID("c"), opened.Close(),
+		os.WriteFile(opened.Engines(), []byte("[]"), 0o600), framework.ChownAll(string(d.Layout), d.user)))
+	return d
+}
+
+// run runs a command as root and returns what it prints, and which users have run the QEMU.
+func (d othersDir) run(t *testing.T, line string) (out, users string) {
+	t.Helper()
+	out = runCommand(t, d.Layout, line)
+	ran, err := os.ReadFile(d.ran)
+	assert.NoError(t, errors.Join(err, os.Truncate(d.ran, 0)))
+	return out, string(ran)
+}
+
+// TestOthersDataDir checks that no command runs as root what the owner of a data dir chose.
+func TestOthersDataDir(t *testing.T) {
+	d := makeOthersDir(t)
+	plain := strconv.Itoa(int(d.user.Uid))
+	for _, line := range []string{"doctor", "status", "orphans list", "retained list", "image list"} {
+		out, users := d.run(t, line)
+		if !strings.Contains(out, "user: "+plain) {
+			t.Errorf("%s did not become user %s:\n%s", line, plain, out)
+		}
+		for user := range strings.FieldsSeq(users) {
+			if user != plain {
+				t.Errorf("%s ran the QEMU as user %s", line, user)
+			}
+		}
+		if line == "doctor" && users == "" {
+			t.Errorf("doctor did not run the QEMU:\n%s", out)
+		}
+	}
+}
+
+// TestBrokenDataDir checks that nothing of another user is run for a data dir of root where
+// that user could write, or where there is none.
+func TestBrokenDataDir(t *testing.T) {
+	d := makeOthersDir(t)
+	wantRefused := func(what string) {
+		t.Helper()
+		if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "another user owns it, or may write to it") {
+			t.Errorf("%s: run by %q:\n%s", what, users, out)
+		}
+	}
+	assert.NoError(t, os.Chown(string(d.Layout), 0, 0))
+	wantRefused("a file of another user")
+	assert.NoError(t, errors.Join(os.Chown(d.RunState(), 0, 0), os.Chmod(d.RunState(), 0o666)))
+	wantRefused("a file that others may write to")
+	assert.NoError(t, os.RemoveAll(string(d.Layout)))
+	if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "user: 0") {
+		t.Errorf("no data dir: run by %q:\n%s", users, out)
+	}
 }
 
 // TestPurgeOfService checks that purge succeeds, also when it is repeated, where the folder

@@ -44,8 +44,8 @@ func newTestHost(t *testing.T) *testHost {
 	framework.QEMUBinary(t)
 	h := &testHost{data: filepath.Join(framework.ShortTempDir(t), "d"), image: framework.BuildBootGuest(t, t.TempDir(), "A", false)}
 	dir, err := datadir.Open(h.data)
-	must(t, err)
-	must(t, dir.SetClusterID("cluster-1"))
+	assert.NoError(t, err)
+	assert.NoError(t, dir.SetClusterID("cluster-1"))
 	h.machines = filepath.Join(dir.Drivers(), "qemu")
 	o := registry.Options{
 		Settings:    registry.DefaultSettings(),
@@ -55,10 +55,10 @@ func newTestHost(t *testing.T) *testHost {
 	own.Dir, own.Accel, own.ImageDirs, own.UncheckedImages = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
 	own.Fetch.Hosts = []string{"127.0.0.1"}
 	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", nil, o)
-	must(t, err)
-	must(t, dir.Close())
+	assert.NoError(t, err)
+	assert.NoError(t, dir.Close())
 	opened, err := registry.Open(t.Context(), "qemu", o)
-	must(t, err)
+	assert.NoError(t, err)
 	h.Driver = opened[0].Driver
 	return h
 }
@@ -80,7 +80,7 @@ func (h *testHost) startMachine(t *testing.T, name, image string) (target driver
 		return err
 	})
 	content, err := os.ReadFile(filepath.Join(h.machines, "vms", string(spec.UID), "pid"))
-	must(t, err)
+	assert.NoError(t, err)
 	return driver.Target{UID: spec.UID}, strings.TrimSpace(string(content))
 }
 
@@ -100,15 +100,10 @@ func (h *testHost) killMachine(t *testing.T, uid types.UID) {
 func killProcess(t *testing.T, pid string) {
 	t.Helper()
 	number, err := strconv.Atoi(pid)
-	must(t, err)
+	assert.NoError(t, err)
 	if err := syscall.Kill(number, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 		t.Error(err)
 	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }
 
 // runDrover runs a command, and returns its output.
@@ -137,7 +132,7 @@ func TestPurge(t *testing.T) {
 		pids = append(pids, pid)
 	}
 	released, kept := h.startMachine(t, "kept", h.image)
-	must(t, h.Delete(t.Context(), released, true))
+	assert.NoError(t, h.Delete(t.Context(), released, true))
 	if err := h.Delete(t.Context(), released, true); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("it was released, and Delete returns %v", err)
 	}
@@ -168,7 +163,7 @@ func TestPurge(t *testing.T) {
 		}
 		return nil
 	})
-	must(t, os.RemoveAll(filepath.Join(h.machines, "retained")))
+	assert.NoError(t, os.RemoveAll(filepath.Join(h.machines, "retained")))
 	if out, err := runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data); err != nil {
 		t.Errorf("it printed %s, and failed with %v", out, err)
 	}
@@ -181,7 +176,7 @@ func TestPurge(t *testing.T) {
 func TestImageCommands(t *testing.T) {
 	h := newTestHost(t)
 	held, err := datadir.Open(h.data)
-	must(t, err)
+	assert.NoError(t, err)
 	defer func() { _ = held.Close() }()
 	assertOutput(t, "No images.\n", "image", "list", "--data-dir", h.data)
 	assertOutput(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
@@ -203,7 +198,7 @@ func TestImageCommands(t *testing.T) {
 		}
 	}
 	assertOutput(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
-	must(t, h.Delete(t.Context(), target, false))
+	assert.NoError(t, h.Delete(t.Context(), target, false))
 	out, err := runDrover(t, "image", "prune", "--data-dir", h.data)
 	if err != nil || !strings.Contains(out, source) || !strings.HasSuffix(out, "Removed: 1, 1.0 MB.\n") {
 		t.Errorf("it printed %q, %v", out, err)
@@ -261,10 +256,10 @@ func TestPurgeOfAnotherEngine(t *testing.T) {
 			t.Setenv("DOCKER_HOST", c.host)
 			path := filepath.Join(t.TempDir(), "d")
 			dir, err := datadir.Open(path)
-			must(t, err)
-			must(t, dir.SetClusterID("cluster-1"))
-			must(t, os.WriteFile(dir.Engines(), []byte(c.known), 0o600))
-			must(t, dir.Close())
+			assert.NoError(t, err)
+			assert.NoError(t, dir.SetClusterID("cluster-1"))
+			assert.NoError(t, os.WriteFile(dir.Engines(), []byte(c.known), 0o600))
+			assert.NoError(t, dir.Close())
 			if out, err := runDrover(t, append([]string{"purge", "--yes", "--data-dir", path}, c.flags...)...); err == nil && !strings.Contains(out, c.refused) {
 				t.Errorf("without --data it printed %q, want %q", out, c.refused)
 			}

@@ -60,6 +60,8 @@ func (e *fakeEngine) Delete(_ context.Context, t driver.Target, retain bool) err
 	return nil
 }
 
+func docker(e Engine) NamedEngine { return NamedEngine{Name: "docker", Engine: e} }
+
 func find(t *testing.T, engines ...NamedEngine) *Found {
 	t.Helper()
 	found, err := Find(t.Context(), engines)
@@ -68,56 +70,52 @@ func find(t *testing.T, engines ...NamedEngine) *Found {
 }
 
 func TestRemoveOnEveryEngine(t *testing.T) {
-	docker := &fakeEngine{servers: map[types.UID]int{"a": 1, "b": 3}}
+	engine := &fakeEngine{servers: map[types.UID]int{"a": 1, "b": 3}}
 	fake := &fakeEngine{servers: map[types.UID]int{"c": 1}}
-	found := find(t, NamedEngine{Name: "docker", Engine: docker}, NamedEngine{Name: "fake", Engine: fake})
+	found := find(t, docker(engine), NamedEngine{Name: "fake", Engine: fake})
 	if found.Count() != 3 {
 		t.Errorf("found %d", found.Count())
 	}
-	if err := found.Remove(t.Context(), clock.RealClock{}); err != nil {
-		t.Error(err)
-	}
-	if len(docker.servers)+len(fake.servers) > 0 {
-		t.Errorf("left %v and %v", docker.servers, fake.servers)
+	assert.NoError(t, found.Remove(t.Context(), clock.RealClock{}))
+	if len(engine.servers)+len(fake.servers) > 0 {
+		t.Errorf("left %v and %v", engine.servers, fake.servers)
 	}
 }
 
 func TestReleasedServersStay(t *testing.T) {
-	docker := &fakeEngine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
-	found := find(t, NamedEngine{Name: "docker", Engine: docker})
+	engine := &fakeEngine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
+	found := find(t, docker(engine))
 	if found.Count() != 1 || found.Released != 1 {
 		t.Errorf("found %d, released %d", found.Count(), found.Released)
 	}
-	if err := found.Remove(t.Context(), clock.RealClock{}); err != nil {
-		t.Error(err)
-	}
-	if _, ok := docker.servers["kept"]; !ok {
+	assert.NoError(t, found.Remove(t.Context(), clock.RealClock{}))
+	if _, ok := engine.servers["kept"]; !ok {
 		t.Error("the released server was removed")
 	}
 }
 
 func TestFindFailsIfAnEngineDoesNotAnswer(t *testing.T) {
 	away := driver.Errorf(driver.ErrUnavailable, "no socket")
-	_, err := Find(t.Context(), []NamedEngine{{Name: "docker", Engine: &fakeEngine{listErr: away}}})
+	_, err := Find(t.Context(), []NamedEngine{docker(&fakeEngine{listErr: away})})
 	if !errors.Is(err, driver.ErrUnavailable) || !strings.HasPrefix(err.Error(), "driver docker ") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestRemoveContinuesAfterAFailure(t *testing.T) {
-	docker := &fakeEngine{servers: map[types.UID]int{"stuck": 1, "z": 1}, stuck: errors.New("device busy")}
-	err := find(t, NamedEngine{Name: "docker", Engine: docker}).Remove(t.Context(), clock.RealClock{})
+	engine := &fakeEngine{servers: map[types.UID]int{"stuck": 1, "z": 1}, stuck: errors.New("device busy")}
+	err := find(t, docker(engine)).Remove(t.Context(), clock.RealClock{})
 	if err == nil || err.Error() != "docker server of default/vm-stuck: device busy" {
 		t.Errorf("got %v", err)
 	}
-	if _, ok := docker.servers["z"]; ok {
+	if _, ok := engine.servers["z"]; ok {
 		t.Error("the other server is still there")
 	}
 }
 
 func TestPrintNamesServers(t *testing.T) {
 	var out strings.Builder
-	assert.NoError(t, find(t, NamedEngine{Name: "docker", Engine: &fakeEngine{servers: map[types.UID]int{"a": 1}}}).Print(&out))
+	assert.NoError(t, find(t, docker(&fakeEngine{servers: map[types.UID]int{"a": 1}})).Print(&out))
 	for _, want := range []string{"docker", "default", "vm-a", "Running", "id-a"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%s is missing in\n%s", want, out.String())
@@ -141,8 +139,8 @@ func TestDoubt(t *testing.T) {
 // TestOneEngineTwice checks that an engine that is recorded with its id and without it
 // counts as one. Two folders are two, even if one is a copy of the other.
 func TestOneEngineTwice(t *testing.T) {
-	docker := &fakeEngine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
-	sure, doubtful := NamedEngine{Name: "docker", Engine: docker}, NamedEngine{Name: "docker", Engine: docker, Doubt: errors.New("who knows")}
+	engine := &fakeEngine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
+	sure, doubtful := docker(engine), NamedEngine{Name: "docker", Engine: engine, Doubt: errors.New("who knows")}
 	for _, both := range [][]NamedEngine{{sure, doubtful}, {doubtful, sure}} {
 		if found := find(t, both...); found.Count() != 1 || found.Released != 1 {
 			t.Errorf("found %d, released %d", found.Count(), found.Released)
@@ -178,7 +176,7 @@ func TestRemoveInParallel(t *testing.T) {
 		servers.servers[types.UID(fmt.Sprint(i))] = 1
 	}
 	c := &blockingEngine{Engine: servers, began: make(chan context.Context, count), released: make(chan struct{})}
-	found := find(t, NamedEngine{Name: "docker", Engine: c})
+	found := find(t, docker(c))
 	over := make(chan error)
 	go func() { over <- found.Remove(t.Context(), clock.RealClock{}) }()
 	for range maxParallel {

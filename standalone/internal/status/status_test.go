@@ -184,8 +184,9 @@ func gather(t *testing.T, path string) *Status {
 	return s
 }
 
-// TestGatherAbsent checks that nothing is made of an installation that is missing.
-func TestGatherAbsent(t *testing.T) {
+// TestGather checks that nothing is made of an installation that is missing, and that one which has
+// stopped is read without its API.
+func TestGather(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
 	if s := gather(t, path); s.State != StateAbsent {
 		t.Errorf("got %+v", s)
@@ -193,11 +194,6 @@ func TestGatherAbsent(t *testing.T) {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("it was made: %v", err)
 	}
-}
-
-// TestGatherStopped checks that a stopped installation is read without its API.
-func TestGatherStopped(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "d")
 	dir, err := datadir.Open(path)
 	assert.NoError(t, err)
 	r := runstate.NewRecorder("v0", clock.RealClock{}, dir.SetRunState)

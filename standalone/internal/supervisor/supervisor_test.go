@@ -100,21 +100,25 @@ func waitForRecord(d *recordingObserver, line string) func(context.Context) erro
 func TestFailedComponentStopsAll(t *testing.T) {
 	broken := errors.New("broken")
 	for name, tc := range map[string]struct {
-		end  error
-		want string
+		end, up error // of the component, and of what is called once all are up
+		want    string
 	}{
-		"with an error":    {broken, "second failed: broken"},
-		"without an error": {nil, "second ended unexpectedly"},
+		"with an error":    {broken, nil, "second failed: broken"},
+		"without an error": {nil, nil, "second ended unexpectedly"},
+		"in the callback":  {nil, broken, "broken"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &recordingObserver{}
 			isUp := make(chan struct{})
-			dying := Component{Name: "second", Run: func(context.Context) error { <-isUp; return tc.end }}
+			dying := newTestComponent("second", d)
+			if tc.up == nil {
+				dying = Component{Name: "second", Run: func(context.Context) error { <-isUp; return tc.end }}
+			}
 			err := newRunner(d).Run(t.Context(), []Component{newTestComponent("first", d), dying}, func() error {
 				close(isUp)
-				return nil
+				return tc.up
 			})
-			if err == nil || err.Error() != tc.want || !errors.Is(err, tc.end) && tc.end != nil {
+			if err == nil || err.Error() != tc.want || errors.Is(err, broken) != (tc.end != nil || tc.up != nil) {
 				t.Errorf("got %v, want %s", err, tc.want)
 			}
 			if last := d.lines[len(d.lines)-1]; last != "first stopped" {
@@ -167,18 +171,6 @@ func TestStopDuringStartIsNoError(t *testing.T) {
 	}
 	if slices.Contains(d.lines, "never runs") {
 		t.Error("went on starting")
-	}
-}
-
-func TestFailedCallbackStopsAll(t *testing.T) {
-	d := &recordingObserver{}
-	full := errors.New("disk full")
-	err := newRunner(d).Run(t.Context(), []Component{newTestComponent("first", d)}, func() error { return full })
-	if !errors.Is(err, full) {
-		t.Errorf("got %v", err)
-	}
-	if last := d.lines[len(d.lines)-1]; last != "first stopped" {
-		t.Errorf("ends with %s", last)
 	}
 }
 
