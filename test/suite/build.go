@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,24 +25,18 @@ func goCommand(ctx context.Context, module string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-func goOutput(ctx context.Context, module string, args ...string) (string, error) {
-	cmd := goCommand(ctx, module, args...)
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
+// output returns what a program prints, without the space around it.
+func output(cmd *exec.Cmd) (string, error) {
 	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("go %s in %s: %w\n%s", strings.Join(args, " "), module, err, errs.Bytes())
+	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+		err = fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, failed.Stderr)
 	}
-	return string(out), nil
+	return strings.TrimSpace(string(out)), err
 }
 
 // cacheDir is the folder outside of the checkout for what tests build and download: hack/cache.sh.
 func cacheDir(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "hack/cache.sh").Output()
-	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
-		return "", errors.New(strings.TrimSpace(string(failed.Stderr)))
-	}
-	return strings.TrimSpace(string(out)), err
+	return output(exec.CommandContext(ctx, "hack/cache.sh"))
 }
 
 // buildTest builds a package's tests into a run's folder, and returns the program's path and what

@@ -175,6 +175,5 @@ const dockerTimeout = 30 * time.Second
 func askDocker(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dockerTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "docker", args...).Output()
-	return strings.TrimSpace(string(out)), err
+	return output(exec.CommandContext(ctx, "docker", args...))
 }

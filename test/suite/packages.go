@@ -177,7 +177,7 @@ func findPackage(path string) (testPackage, error) {
 func checkPackages(ctx context.Context) error {
 	var have []string
 	for _, m := range modules {
-		out, err := goOutput(ctx, m, "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./...")
+		out, err := output(goCommand(ctx, m, "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./..."))
 		if err != nil {
 			return err
 		}

@@ -133,11 +133,7 @@ func hashPaths(ctx context.Context, paths []string) (string, error) {
 }
 
 func gitOutput(ctx context.Context, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, "git", args...).Output()
-	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
-		err = fmt.Errorf("git %s: %w: %s", args[0], err, failed.Stderr)
-	}
-	return strings.TrimSpace(string(out)), err
+	return output(exec.CommandContext(ctx, "git", args...))
 }
 
 // printShards prints the shards, when they ran in full and whether that is stale.
