@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // FuzzRef checks that no reference leads out of the store's folder, that what is refused is
@@ -116,12 +117,12 @@ const layerLimit = 64 << 10
 // FuzzLayers checks that no layers make more of a disk than is allowed, or a disk other than
 // the only file in its folder.
 func FuzzLayers(f *testing.F) {
-	whole := tarOf(f, "disk/a", "content")
+	whole := framework.TarOf(f, "disk/a", []byte("content"))
 	f.Add(whole, []byte(nil))
 	f.Add(gzipOf(f, whole), whole)
 	f.Add(gzipOf(f, make([]byte, 1<<20)), whole)
-	f.Add(tarOf(f, "disk/.wh.a", ""), whole)
-	f.Add(tarOf(f, "/./disk//../disk/a", "x"), tarOf(f, "etc/disk/a", "y"))
+	f.Add(framework.TarOf(f, "disk/.wh.a", []byte("")), whole)
+	f.Add(framework.TarOf(f, "/./disk//../disk/a", []byte("x")), framework.TarOf(f, "etc/disk/a", []byte("y")))
 	f.Add([]byte("\x28\xb5\x2f\xfd\x00"), []byte("\x1f\x8b"))
 	f.Fuzz(func(t *testing.T, lower, upper []byte) {
 		image, err := mutate.AppendLayers(empty.Image, rawLayer(lower), rawLayer(upper))
@@ -165,16 +166,6 @@ func disksIn(t *testing.T, layer []byte) (found [][]byte) {
 		assert.NoError(t, err)
 		found = append(found, file)
 	}
-}
-
-func tarOf(f *testing.F, name, content string) []byte {
-	f.Helper()
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o444, Size: int64(len(content))})
-	_, writeErr := io.WriteString(w, content)
-	assert.NoError(f, errors.Join(err, writeErr, w.Close()))
-	return archive.Bytes()
 }
 
 func gzipOf(f *testing.F, content []byte) []byte {

@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/assert"
-
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
@@ -24,6 +22,8 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // zipped returns a layer whose blob is an archive, compressed.
@@ -61,7 +61,7 @@ func TestTooLarge(t *testing.T) {
 		return func(t *testing.T) string { t.Helper(); return serve(t, f) }
 	}
 	oci := func(layers ...v1.Layer) func(*testing.T) string {
-		return func(t *testing.T) string { t.Helper(); return push(t, honest, layers...) }
+		return func(t *testing.T) string { t.Helper(); return push(t, nil, layers...) }
 	}
 	for name, c := range map[string]struct {
 		source func(*testing.T) string
@@ -79,16 +79,16 @@ func TestTooLarge(t *testing.T) {
 				}
 			}
 		}), "it has more than 2097152 bytes, which is all that --image-max-size allows"},
-		"a disk, decompressed":       {oci(zipped(t, archive(t, "disk/a", zeros))), "the layers of the image have more than 2097152 bytes"},
-		"a file, decompressed":       {oci(zipped(t, archive(t, "etc/a", zeros))), "the layers of the image have more than 2097152 bytes"},
-		"a disk, by zstd":            {oci(zstandard(t, archive(t, "disk/a", zeros))), "the layers of the image have more than 2097152 bytes"},
-		"all layers":                 {oci(zipped(t, archive(t, "disk/a", disk())), zipped(t, archive(t, "etc/a", disk()))), "the layers of the image have more than 2097152 bytes"},
+		"a disk, decompressed":       {oci(zipped(t, framework.TarOf(t, "disk/a", zeros))), "the layers of the image have more than 2097152 bytes"},
+		"a file, decompressed":       {oci(zipped(t, framework.TarOf(t, "etc/a", zeros))), "the layers of the image have more than 2097152 bytes"},
+		"a disk, by zstd":            {oci(zstandard(t, framework.TarOf(t, "disk/a", zeros))), "the layers of the image have more than 2097152 bytes"},
+		"all layers":                 {oci(zipped(t, framework.TarOf(t, "disk/a", disk())), zipped(t, framework.TarOf(t, "etc/a", disk()))), "the layers of the image have more than 2097152 bytes"},
 		"compressed, of nothing":     {oci(static.NewLayer(bytes.Repeat(zip(t, nil), 100_000), mediatypes.OCILayer)), "the layers of the image have more than 2097152 bytes"},
-		"a layer that needs memory":  {oci(zstandard(t, archive(t, "disk/a", disk()), zstd.WithWindowSize(128<<20))), "needs more than 67108864 bytes of memory"},
-		"a layer that needs little":  {oci(zstandard(t, archive(t, "disk/a", disk()))), ""},
+		"a layer that needs memory":  {oci(zstandard(t, framework.TarOf(t, "disk/a", disk()), zstd.WithWindowSize(128<<20))), "needs more than 67108864 bytes of memory"},
+		"a layer that needs little":  {oci(zstandard(t, framework.TarOf(t, "disk/a", disk()))), ""},
 		"of a size that is allowed":  {web(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(disk()) }), ""},
-		"compressed, of that size":   {oci(zipped(t, archive(t, "disk/a", disk()))), ""},
-		"uncompressed, of that size": {oci(plain(archive(t, "disk/a", disk()))), ""},
+		"compressed, of that size":   {oci(zipped(t, framework.TarOf(t, "disk/a", disk()))), ""},
+		"uncompressed, of that size": {oci(plain(framework.TarOf(t, "disk/a", disk()))), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -115,9 +115,9 @@ func TestManyLayers(t *testing.T) {
 	t.Parallel()
 	var layers []v1.Layer
 	for n := range 128 {
-		layers = append(layers, plain(archive(t, "etc/"+strconv.Itoa(n), nil)))
+		layers = append(layers, plain(framework.TarOf(t, "etc/"+strconv.Itoa(n), nil)))
 	}
-	ref := image.Ref{Source: push(t, honest, layers...)}
+	ref := image.Ref{Source: push(t, nil, layers...)}
 	assert.ErrorSays(t, "Fetch", fetch(t, newStore(t, hostOf(ref.Source)), ref), "the image has 128 layers: it may have 127")
 }
 
@@ -175,7 +175,7 @@ func TestSparse(t *testing.T) {
 			if size, err := layer.Size(); err != nil || size > 400 {
 				t.Errorf("the layer has %d bytes, %v: it is meant to be a small one", size, err)
 			}
-			ref := image.Ref{Source: push(t, honest, layer)}
+			ref := image.Ref{Source: push(t, nil, layer)}
 			s := newStore(t, hostOf(ref.Source))
 			wantRetry(t, fetchReporting(t, s, ref, func(string) { t.Error("some of it was written") }), "the disk is a sparse file")
 			checkImages(t, s, 0)
@@ -260,7 +260,7 @@ func TestRejectedManifest(t *testing.T) {
 		asked.Add(1)
 		_, _ = w.Write(blob)
 	})
-	source := push(t, count, zipped(t, archive(t, "etc/a", disk())))
+	source := push(t, count, zipped(t, framework.TarOf(t, "etc/a", disk())))
 	s := newStore(t, hostOf(source))
 	for range 3 {
 		assert.ErrorSays(t, "Fetch", fetch(t, s, image.Ref{Source: source}), "no disk in /disk")
@@ -268,7 +268,7 @@ func TestRejectedManifest(t *testing.T) {
 	if n := asked.Load(); n != 1 {
 		t.Errorf("its layer was fetched %d times", n)
 	}
-	pushTo(t, hostOf(source), zipped(t, archive(t, "disk/a", disk())))
+	pushTo(t, hostOf(source), zipped(t, framework.TarOf(t, "disk/a", disk())))
 	assert.NoError(t, fetch(t, s, image.Ref{Source: source}))
 }
 

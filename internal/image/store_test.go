@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -26,12 +25,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
@@ -40,6 +36,7 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // disk returns a raw disk of 1 MiB.
@@ -340,8 +337,7 @@ func TestPrune(t *testing.T) {
 	assert.NoError(t, err)
 	kept, removed = have[0], have[1]
 	used := func() (map[string]bool, error) {
-		_, err := s.Hold()
-		assert.ErrorIs(t, "Hold meanwhile", err, image.ErrLocked, "being pruned")
+		assert.ErrorIs(t, "Hold meanwhile", assert.ErrorOf(s.Hold()), image.ErrLocked, "being pruned")
 		return map[string]bool{kept.Name: true}, nil
 	}
 
@@ -368,17 +364,6 @@ func TestPrune(t *testing.T) {
 	checkImages(t, s, 2)
 }
 
-// archive returns a tar archive of one file.
-func archive(t *testing.T, path string, content []byte) []byte {
-	t.Helper()
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	assert.NoError(t, w.WriteHeader(&tar.Header{Name: path, Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
-	_, err := w.Write(content)
-	assert.NoError(t, errors.Join(err, w.Close()))
-	return archive.Bytes()
-}
-
 // compressed returns a layer of an archive.
 func compressed(t *testing.T, archive []byte) v1.Layer {
 	t.Helper()
@@ -394,9 +379,7 @@ func plain(archive []byte) v1.Layer { return static.NewLayer(archive, mediatypes
 // around.
 func push(t *testing.T, around func(http.Handler) http.Handler, layers ...v1.Layer) string {
 	t.Helper()
-	server := httptest.NewServer(around(registry.New(registry.Logger(log.New(io.Discard, "", 0)))))
-	t.Cleanup(server.Close)
-	return pushTo(t, strings.TrimPrefix(server.URL, "http://"), layers...)
+	return pushTo(t, framework.NewRegistry(t, around), layers...)
 }
 
 // pushTo puts an image into a registry.
@@ -405,9 +388,7 @@ func pushTo(t *testing.T, host string, layers ...v1.Layer) string {
 	reference := host + "/disks/debian:12"
 	image, err := mutate.AppendLayers(empty.Image, layers...)
 	assert.NoError(t, err)
-	ref, err := name.ParseReference(reference)
-	assert.NoError(t, err)
-	assert.NoError(t, remote.Write(ref, image))
+	framework.PushImage(t, reference, image)
 	return "oci://" + reference
 }
 
@@ -416,9 +397,6 @@ func hostOf(source string) string {
 	host, _, _ := strings.Cut(strings.TrimPrefix(source, "oci://"), "/")
 	return host
 }
-
-// honest leaves a registry as it is.
-func honest(inner http.Handler) http.Handler { return inner }
 
 // blobs makes a registry answer requests for a blob in another way.
 func blobs(answer func(w http.ResponseWriter, r *http.Request, blob []byte)) func(http.Handler) http.Handler {
@@ -460,7 +438,7 @@ func TestRegistryFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ref := image.Ref{Source: push(t, blobs(c.answer),
-				plain(archive(t, "below", []byte("below the disk"))), plain(archive(t, "disk/debian.img", disk())), plain(archive(t, "over", []byte("over the disk"))))}
+				plain(framework.TarOf(t, "below", []byte("below the disk"))), plain(framework.TarOf(t, "disk/debian.img", disk())), plain(framework.TarOf(t, "over", []byte("over the disk"))))}
 			s := newStore(t, hostOf(ref.Source))
 			err := fetch(t, s, ref)
 			wantRetry(t, err, c.says)
@@ -490,7 +468,7 @@ func TestSlowLayer(t *testing.T) {
 	t.Parallel()
 	const pieces = 30
 	progress := make(chan struct{}, 1)
-	beside, content := archive(t, "etc/debian.img", []byte("no disk")), disk()
+	beside, content := framework.TarOf(t, "etc/debian.img", []byte("no disk")), disk()
 	slowly := func(w http.ResponseWriter, r *http.Request, blob []byte) {
 		if !bytes.Equal(blob, beside) {
 			_, _ = w.Write(blob)
@@ -509,7 +487,7 @@ func TestSlowLayer(t *testing.T) {
 			}
 		}
 	}
-	ref := image.Ref{Source: push(t, blobs(slowly), plain(beside), plain(archive(t, "disk/debian.img", content)))}
+	ref := image.Ref{Source: push(t, blobs(slowly), plain(beside), plain(framework.TarOf(t, "disk/debian.img", content)))}
 	s := newStore(t, hostOf(ref.Source))
 	assert.NoError(t, s.Fetch(t.Context(), ref, progressSignal(progress)))
 	path, _ := s.Path(ref)
@@ -538,9 +516,9 @@ func TestRegistry(t *testing.T) {
 			t.Parallel()
 			var layers []v1.Layer
 			for path, content := range c.files {
-				layers = append(layers, compressed(t, archive(t, path, content)))
+				layers = append(layers, compressed(t, framework.TarOf(t, path, content)))
 			}
-			source := push(t, honest, layers...)
+			source := push(t, nil, layers...)
 			switch name {
 			case "not in registry":
 				source = strings.Replace(source, ":12", ":13", 1)
@@ -586,8 +564,7 @@ func entries(t *testing.T, all ...string) v1.Layer {
 		}
 		header.Size = int64(len(content))
 		assert.NoError(t, w.WriteHeader(&header))
-		_, err := w.Write(content)
-		assert.NoError(t, err)
+		assert.NoError(t, assert.ErrorOf(w.Write(content)))
 	}
 	assert.NoError(t, w.Close())
 	return compressed(t, archive.Bytes())
@@ -628,7 +605,7 @@ func TestRegistryLayers(t *testing.T) {
 			for _, layer := range c.layers {
 				all = append(all, entries(t, layer...))
 			}
-			ref := image.Ref{Source: push(t, honest, all...)}
+			ref := image.Ref{Source: push(t, nil, all...)}
 			s := newStore(t, hostOf(ref.Source))
 			err := fetch(t, s, ref)
 			if len(c.want) > 1 {
@@ -656,7 +633,7 @@ func TestPullAlways(t *testing.T) {
 			}
 			inner.ServeHTTP(w, r)
 		})
-	}, compressed(t, archive(t, "disk/x", disk())))
+	}, compressed(t, framework.TarOf(t, "disk/x", disk())))
 	s := newStore(t, hostOf(source))
 	for policy, want := range map[image.PullPolicy]int32{image.PullIfNotPresent: 1, image.PullAlways: 2} {
 		asked.Store(0)

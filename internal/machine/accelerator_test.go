@@ -4,7 +4,6 @@
 package machine
 
 import (
-	"bytes"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,13 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -160,9 +158,8 @@ func TestProbeGuestSource(t *testing.T) {
 			t.Fatalf("%v: %v\n%s", command, err, out)
 		}
 	}
-	content, err := os.ReadFile(image)
-	assert.NoError(t, err)
-	if !bytes.Equal(content, probeGuest) {
+	content := framework.ReadFile(t, image)
+	if content != string(probeGuest) {
 		t.Errorf("probe.bin has %d bytes that are not hack/guest/probe.s: copy %s there", len(probeGuest), image)
 	}
 }

@@ -5,11 +5,11 @@ package machine
 
 import (
 	"io"
-	"net"
 	"os"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestConsoleAcrossRuns checks that a console ends with the run whose guest it writes to, even
@@ -21,15 +21,12 @@ func TestConsoleAcrossRuns(t *testing.T) {
 	assert.NoError(t, err)
 	defer func() { _ = lock.Close() }()
 	assert.NoError(t, os.WriteFile(m.File(SerialLogFile), []byte("hello"), 0o600))
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", m.File(SerialSocket))
-	assert.NoError(t, err)
-	defer func() { _ = listener.Close() }()
+	listener := framework.Listen(t, "unix", m.File(SerialSocket))
 
 	c, err := m.OpenConsole(t.Context())
 	assert.NoError(t, err)
 	defer func() { _ = c.Close() }()
-	_, err = c.Write([]byte("a"))
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(c.Write([]byte("a"))))
 	guest, err := listener.Accept()
 	assert.NoError(t, err)
 	assert.NoError(t, guest.Close())

@@ -34,8 +34,7 @@ func TestCutLog(t *testing.T) {
 			assert.NoError(t, err)
 			defer unlock()
 		}
-		_, err = log.WriteString(c.prints)
-		assert.NoError(t, err)
+		assert.NoError(t, assert.ErrorOf(log.WriteString(c.prints)))
 		assert.NoError(t, m.CutLog("some.log", 10))
 		for name, want := range map[string]string{"some.log": c.log, "some.log" + OldLog: c.old} {
 			if got, err := os.ReadFile(m.File(name)); err != nil || string(got) != want {

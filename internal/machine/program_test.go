@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -31,12 +30,10 @@ func TestProgramReplaced(t *testing.T) {
 	if got, err := p.MachineType(t.Context(), ""); err != nil || got != "pc-q35-9.9" {
 		t.Errorf("got %s, %v", got, err)
 	}
-	_, err := p.MachineType(t.Context(), "pc-q35-6.2")
-	wantError(t, err, ErrMachineTypeLost, "whose newest is pc-q35-9.9")
+	wantError(t, assert.ErrorOf(p.MachineType(t.Context(), "pc-q35-6.2")), ErrMachineTypeLost, "whose newest is pc-q35-9.9")
 	assert.NoError(t, os.Remove(path)) // as for a moment of an upgrade
 	assert.NoError(t, p.Check(t.Context()))
-	_, err = p.MachineType(t.Context(), "")
-	wantError(t, err, ErrMachineTypes, "asking", "no such file")
+	wantError(t, assert.ErrorOf(p.MachineType(t.Context(), "")), ErrMachineTypes, "asking", "no such file")
 }
 
 // TestMachineTypesOfQEMU checks that the list of the installed QEMU is understood.
@@ -75,8 +72,7 @@ func TestVersion(t *testing.T) {
 		}
 	}
 	none := Program{Name: "qemu-of-nowhere"}
-	_, err := none.Version(t.Context())
-	wantError(t, err, ErrProgram, "is not installed")
+	wantError(t, assert.ErrorOf(none.Version(t.Context())), ErrProgram, "is not installed")
 }
 
 // TestLandlock checks that a program that does not run confined says why.

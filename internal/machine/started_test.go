@@ -5,7 +5,6 @@ package machine
 
 import (
 	"errors"
-	"os"
 	"testing"
 
 	"github.com/go-logr/logr"
@@ -13,15 +12,14 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestHiddenProcess checks that a QEMU which frees its run lock and leaves its directory, as
 // one may that its guest broke out of, is killed before the machine is started again.
 func TestHiddenProcess(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can start machines as other users")
-	}
+	framework.RequireRoot(t, "start machines as other users")
 	hides := script(t, "exec 3>&-; cd /; exec sleep 600")
 	users, err := launch.NewUsers(launch.DefaultUser, launch.DefaultUserIDs)
 	assert.NoError(t, err)

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -35,27 +34,9 @@ const controlPort = 8443
 // network is a network namespace, as a pod has one, and its address.
 type network struct{ name, address string }
 
-var networks atomic.Int32
-
-// newNetwork makes a namespace that this host reaches.
-func newNetwork(t *testing.T) network {
+func newNetwork(t *testing.T) (n network) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for a network namespace")
-	}
-	index, pid := int(networks.Add(1)), os.Getpid()
-	n := network{fmt.Sprintf("dm%d-%d", pid, index), fmt.Sprintf("198.18.%d.%d", pid%256, 4*index+2)}
-	link, here := n.name+"h", fmt.Sprintf("198.18.%d.%d", pid%256, 4*index+1)
-	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "ip", "netns", "del", n.name).Run() })
-	for _, command := range []string{
-		"netns add " + n.name,
-		"link add " + link + " type veth peer name eth0 netns " + n.name,
-		"addr add " + here + "/30 dev " + link, "link set " + link + " up",
-		"-n " + n.name + " addr add " + n.address + "/30 dev eth0",
-		"-n " + n.name + " link set eth0 up", "-n " + n.name + " link set lo up",
-	} {
-		framework.MustRunCommand(t, framework.CommandTimeout, nil, "ip", strings.Fields(command)...)
-	}
+	n.name, n.address = framework.NewNetwork(t, 18)
 	return n
 }
 

@@ -177,7 +177,7 @@ func TestFetchedDisk(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, false)
 			s := imageServer(t, h.image)
-			h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL+"/moved?token=hunter2", checksumOf(read(t, h.image))
+			h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL+"/moved?token=hunter2", checksumOf(framework.ReadFile(t, h.image))
 			h.described.RootDisk.Ephemeral = c.isEphemeral
 			for _, banner := range []string{"drover guest 1 A", c.second} {
 				g := h.begin(t, banner)
@@ -203,8 +203,8 @@ func TestChecksumOfFile(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, false)
 			h.described.RootDisk.Ephemeral, h.described.RootDisk.Checksum = isEphemeral, checksumOf("")
-			h.wantNotStarted(t, "its checksum is "+checksumOf(read(t, h.image)))
-			h.described.RootDisk.Checksum = checksumOf(read(t, h.image))
+			h.wantNotStarted(t, "its checksum is "+checksumOf(framework.ReadFile(t, h.image)))
+			h.described.RootDisk.Checksum = checksumOf(framework.ReadFile(t, h.image))
 			h.begin(t, "drover guest 1 A").shutDown(t)
 		})
 	}
@@ -237,7 +237,7 @@ func TestTLS(t *testing.T) {
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, h.image) }))
 	t.Cleanup(s.Close)
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
-	h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL, checksumOf(read(t, h.image))
+	h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL, checksumOf(framework.ReadFile(t, h.image))
 	h.wantNotStarted(t, "TLS: the certificate is not by an authority that this host trusts")
 	authority := filepath.Join(h.dir, "authority")
 	assert.NoError(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
@@ -254,7 +254,7 @@ func TestRefusedImages(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	s := imageServer(t, h.image)
-	right := checksumOf(read(t, h.image))
+	right := checksumOf(framework.ReadFile(t, h.image))
 	for name, c := range map[string]struct {
 		path, checksum, says string
 		most                 int64
@@ -275,7 +275,7 @@ func TestRefusedImages(t *testing.T) {
 			disk := description.Disk{Folder: t.TempDir(), Image: strings.Replace(s.URL, "http://", "http://u:hunter2@", 1) + c.path + "?hunter2", Checksum: c.checksum}
 			h.described.RootDisk, h.described.ImageMaxBytes = &description.RootDisk{Disk: disk}, c.most
 			g := h.wantNotStarted(t, c.says)
-			if text := g.errors.String() + read(t, filepath.Join(g.run, "ended")); strings.Contains(text, "hunter2") {
+			if text := g.errors.String() + framework.ReadFile(t, filepath.Join(g.run, "ended")); strings.Contains(text, "hunter2") {
 				t.Errorf("it says %s", text)
 			}
 			if left, err := os.ReadDir(disk.Folder); err != nil || len(left) > 0 {
@@ -291,8 +291,7 @@ func TestStalledFetch(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "image")
 	r := newRun(description.Machine{ImageMaxBytes: 1}, options{}, logr.Discard())
 	r.stallWithin = 50 * time.Millisecond
-	_, err := r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)
-	assert.ErrorSays(t, "the fetch", err, "no data has come for 50ms")
+	assert.ErrorSays(t, "the fetch", assert.ErrorOf(r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)), "no data has come for 50ms")
 }
 
 // TestStopWhileFetching checks that a machine that is to stop does not wait for a server.

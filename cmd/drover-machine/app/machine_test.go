@@ -163,11 +163,11 @@ func TestEphemeral(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
 	h.described.RootDisk.Ephemeral = true
-	before := read(t, h.image)
+	before := framework.ReadFile(t, h.image)
 	for range 2 {
 		h.begin(t, "drover guest 1 A").shutDown(t)
 	}
-	if read(t, h.image) != before {
+	if framework.ReadFile(t, h.image) != before {
 		t.Error("the image was written to")
 	}
 }
@@ -220,10 +220,10 @@ func TestDamagedDisk(t *testing.T) {
 		t.Error("an unfinished disk is left")
 	}
 	disk := filepath.Join(folder, rootName, diskFile)
-	before := read(t, disk)
+	before := framework.ReadFile(t, disk)
 	assert.NoError(t, os.Remove(filepath.Join(folder, rootName, recordFile)))
 	h.wantNotStarted(t, "repair "+filepath.Join(folder, rootName))
-	if read(t, disk) != before {
+	if framework.ReadFile(t, disk) != before {
 		t.Error("the disk was changed")
 	}
 }
@@ -279,9 +279,8 @@ func TestStart(t *testing.T) {
 // wantResident checks how much memory the program itself takes.
 func (g *guest) wantResident(t *testing.T) {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", g.Process.Pid))
-	assert.NoError(t, err)
-	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	status := framework.ReadFile(t, fmt.Sprintf("/proc/%d/status", g.Process.Pid))
+	_, rest, _ := strings.Cut(status, "VmRSS:")
 	const most = 20 << 10
 	kib, err := strconv.Atoi(strings.Fields(rest)[0])
 	if t.Logf("%d KiB are resident", kib); err != nil || kib > most {
@@ -317,9 +316,7 @@ func TestMissingImage(t *testing.T) {
 // learns how QEMU has ended.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for a PID namespace")
-	}
+	framework.RequireRoot(t, "make a PID namespace")
 	g := newHost(t, false).start(t)
 	g.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	// /proc has to be that of the namespace.
@@ -342,11 +339,4 @@ func TestOrphans(t *testing.T) {
 	}
 	assert.NoError(t, syscall.Kill(g.qemu(), syscall.SIGKILL))
 	g.wantEnd(t, 5, "Killed", "signal: killed")
-}
-
-func read(t *testing.T, path string) string {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	return string(content)
 }

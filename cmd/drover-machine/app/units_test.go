@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func TestSeed(t *testing.T) {
@@ -43,7 +43,7 @@ func TestCopySparse(t *testing.T) {
 	defer func() { _ = out.Close() }()
 	length, err := copySparse(t.Context(), out, bytes.NewReader(want))
 	assert.NoError(t, errors.Join(err, out.Truncate(length)))
-	if got := read(t, out.Name()); got != string(want) {
+	if got := framework.ReadFile(t, out.Name()); got != string(want) {
 		t.Error("the copy differs")
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -86,7 +86,7 @@ func TestTerminationMessage(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "ended")
 	assert.NoError(t, (end{Reason: "Killed", Message: strings.Repeat("é", maxMessage)}).writeMessage(path))
-	if got := read(t, path); len(got) > 4096 || !strings.HasPrefix(got, `{"reason":"Killed","message":"éé`) || !strings.HasSuffix(got, `é"}`) {
+	if got := framework.ReadFile(t, path); len(got) > 4096 || !strings.HasPrefix(got, `{"reason":"Killed","message":"éé`) || !strings.HasSuffix(got, `é"}`) {
 		t.Errorf("%d bytes: %.40q", len(got), got)
 	}
 }

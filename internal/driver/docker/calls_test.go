@@ -25,8 +25,7 @@ func TestCallsPerLife(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
-	_, err := d.EngineID(t.Context())
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(d.EngineID(t.Context())))
 	spec := newSpec(t, d, guestImages(t).plain)
 	for _, step := range []struct {
 		what string
@@ -135,8 +134,7 @@ func TestIdentityEndsWithTheConnection(t *testing.T) {
 	d := newDriver(t, Options{Host: p.host()})
 	id := mustEngineID(t, d)
 	p.disconnect()
-	_, err := d.EngineID(t.Context())
-	wantError(t, err, driver.ErrUnavailable, "", "")
+	wantError(t, assert.ErrorOf(d.EngineID(t.Context())), driver.ErrUnavailable, "", "")
 	p.reconnect()
 	p.resetRequests()
 	if again := mustEngineID(t, d); again != id || p.countRequests("GET", "/info") != 1 {

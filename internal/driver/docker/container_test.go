@@ -95,14 +95,12 @@ func TestNameConflict(t *testing.T) {
 			t.Parallel()
 			spec := newSpec(t, d, guestImages(t).plain)
 			id := createUnmanaged(t, containerName(spec), labels)
-			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, driver.ErrRetry, driver.ReasonNameConflict, containerName(spec), engine.ShortID(id), labels[LabelCluster], "rename or remove it")
+			wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrRetry, driver.ReasonNameConflict, containerName(spec), engine.ShortID(id), labels[LabelCluster], "rename or remove it")
 			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
 			if in := inspectRaw(t, id); in.State.Status != container.StateCreated {
 				t.Errorf("the other container is %s, want it untouched", in.State.Status)
 			}
-			_, err = guestImages(t).client.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{})
-			assert.NoError(t, err)
+			assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{})))
 			ensureState(t, d, spec, driver.StateRunning)
 		})
 	}
@@ -116,11 +114,9 @@ func TestDuplicate(t *testing.T) {
 	second := createUnmanaged(t, "", map[string]string{LabelUID: string(spec.UID), LabelCluster: d.ClusterID})
 	off := spec
 	off.Power = driver.PowerOff
-	_, err := d.Ensure(t.Context(), off)
-	wantError(t, err, driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), off)), driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
 	for _, retain := range []bool{false, true} {
-		err = d.Delete(t.Context(), spec.Target, retain)
-		wantError(t, err, driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
+		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
 	}
 	if all := mustList(t, d, spec.UID); len(all) != 2 {
 		t.Errorf("List shows %+v, want both", all)
@@ -136,8 +132,7 @@ func TestRenamedByHand(t *testing.T) {
 	spec := newSpec(t, d, guestImages(t).plain)
 	before := ensureState(t, d, spec, driver.StateRunning)
 	name := "by-hand-" + randomText()
-	_, err := guestImages(t).client.ContainerRename(t.Context(), before.ID, client.ContainerRenameOptions{NewName: name})
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerRename(t.Context(), before.ID, client.ContainerRenameOptions{NewName: name})))
 	if s := mustEnsure(t, d, spec); s.ID != before.ID || s.Run != before.Run {
 		t.Errorf("after the rename it is %+v, want it unchanged: %+v", s, before)
 	}
@@ -189,8 +184,7 @@ func TestRefused(t *testing.T) {
 			t.Parallel()
 			spec := newSpec(t, d, guestImages(t).plain)
 			c.change(&spec)
-			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, c.kind, "", c.texts...)
+			wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), c.kind, "", c.texts...)
 			if all := mustList(t, d, spec.UID); len(all) != 0 {
 				t.Errorf("it left %+v", all)
 			}
@@ -208,8 +202,7 @@ func TestRefusedSpecStops(t *testing.T) {
 	off := spec
 	off.Power = driver.PowerOff
 	ensureState(t, d, off, driver.StateStopped)
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrInvalid, "")
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrInvalid, "")
 }
 
 func TestRootDiskIsNoted(t *testing.T) {
@@ -230,13 +223,6 @@ func TestRootDiskIsNoted(t *testing.T) {
 	if s := mustList(t, newDriver(t, d.Options), spec.UID)[0]; !strings.Contains(s.Note, "rootDisk 40G") {
 		t.Errorf("after a restart List notes %q, want what the container was made with", s.Note)
 	}
-}
-
-func listenOn(t *testing.T, port int32) net.Listener {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
-	assert.NoError(t, err)
-	return l
 }
 
 func answersAt(t *testing.T, address string) error {
@@ -323,8 +309,7 @@ func TestPortsThatDiffer(t *testing.T) {
 	options.HostConfig.PortBindings = network.PortMap{network.MustParsePort("80/tcp"): {
 		{HostIP: netip.IPv4Unspecified(), HostPort: fmt.Sprint(four)}, {HostIP: netip.IPv6Unspecified(), HostPort: fmt.Sprint(six)},
 	}}
-	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerCreate(t.Context(), options)))
 	s := ensureState(t, d, spec, driver.StateRunning)
 	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: four, HostIP: "0.0.0.0"}, {Protocol: "TCP", Port: 80, HostPort: six, HostIP: "::"}}
 	if !slices.Equal(s.Ports, want) {
@@ -346,7 +331,7 @@ func TestPortConflict(t *testing.T) {
 			return func() { assert.NoError(t, d.Delete(t.Context(), spec.Target, false)) }
 		},
 		"program": func(t *testing.T, port int32) func() {
-			l := listenOn(t, port)
+			l := framework.Listen(t, "tcp", fmt.Sprintf(":%d", port))
 			return func() { assert.NoError(t, l.Close()) }
 		},
 	} {
@@ -357,8 +342,7 @@ func TestPortConflict(t *testing.T) {
 			spec := newSpec(t, d, guestImages(t).plain)
 			spec.Ports = []driver.Port{{Port: 81}, {Port: 80, HostPort: port}}
 			for range 2 {
-				_, err := d.Ensure(t.Context(), spec)
-				wantError(t, err, driver.ErrRetry, driver.ReasonPortConflict, fmt.Sprintf("spec.ports[1].hostPort: host port %d is taken", port))
+				wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrRetry, driver.ReasonPortConflict, fmt.Sprintf("spec.ports[1].hostPort: host port %d is taken", port))
 				if all := mustList(t, d, spec.UID); len(all) != 1 || all[0].State != driver.StateStopped || all[0].Exit != nil {
 					t.Fatalf("List shows %+v, want the container, never started", all)
 				}
@@ -505,15 +489,13 @@ func TestResizeLive(t *testing.T) {
 
 	small := spec
 	small.MemoryBytes = 16e6
-	_, err := d.Ensure(t.Context(), small)
-	wantError(t, err, driver.ErrRetry, "", "spec.resource.memory", "16M is less than the ", "in use")
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), small)), driver.ErrRetry, "", "spec.resource.memory", "16M is less than the ", "in use")
 	if s := mustList(t, d, spec.UID)[0]; s.Run != first.Run || s.Applied.MemoryBytes != 128e6 {
 		t.Errorf("after a refused shrink it is %+v", s)
 	}
 	huge := spec
 	huge.CPUMilli = 4096000
-	_, err = d.Ensure(t.Context(), huge)
-	wantError(t, err, driver.ErrExhausted, "", "spec.resource.cpu")
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), huge)), driver.ErrExhausted, "", "spec.resource.cpu")
 
 	// A size that the host cannot provide does not keep a server on.
 	huge.Power, huge.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
@@ -589,8 +571,7 @@ func TestEnsureAfterDelete(t *testing.T) {
 	s := ensureState(t, d, spec, driver.StateRunning)
 	spec.ID = s.ID
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrNotFound, "")
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrNotFound, "")
 	if all := mustList(t, d); len(all) != 0 {
 		t.Errorf("Ensure of a container that is gone made %+v", all)
 	}

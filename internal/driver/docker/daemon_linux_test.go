@@ -54,9 +54,8 @@ func newDaemon(t *testing.T) *daemon {
 // unmountBelow unmounts what an engine that was killed has left mounted.
 func unmountBelow(t *testing.T, dir string) {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	assert.NoError(t, err)
-	for line := range strings.Lines(string(mounts)) {
+	mounts := framework.ReadFile(t, "/proc/self/mounts")
+	for line := range strings.Lines(mounts) {
 		if at := strings.Fields(line)[1]; strings.HasPrefix(at, dir+"/") {
 			_ = syscall.Unmount(at, syscall.MNT_DETACH)
 		}
@@ -156,10 +155,8 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	}
 	drivertest.WaitForClose(t, events, "the engine was lost")
 	for range 3 {
-		_, err = d.List(t.Context())
-		wantError(t, err, driver.ErrUnavailable, "", engine.host())
-		_, err = d.Ensure(t.Context(), on)
-		wantError(t, err, driver.ErrUnavailable, "", engine.host())
+		wantError(t, assert.ErrorOf(d.List(t.Context())), driver.ErrUnavailable, "", engine.host())
+		wantError(t, assert.ErrorOf(d.Ensure(t.Context(), on)), driver.ErrUnavailable, "", engine.host())
 	}
 
 	engine.start(t)

@@ -94,29 +94,24 @@ func guestSpec(image string) driver.ServerSpec {
 type engineActions struct{ c *client.Client }
 
 func (a engineActions) kill(t *testing.T, s driver.Server) {
-	_, err := a.c.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "SIGKILL"})
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(a.c.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "SIGKILL"})))
 }
 
 func (a engineActions) stop(t *testing.T, s driver.Server) {
-	_, err := a.c.ContainerStop(t.Context(), s.ID, client.ContainerStopOptions{})
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(a.c.ContainerStop(t.Context(), s.ID, client.ContainerStopOptions{})))
 }
 
 func (a engineActions) pause(t *testing.T, s driver.Server) {
-	_, err := a.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(a.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})))
 }
 
 func (a engineActions) start(t *testing.T, s driver.Server) {
-	_, err := a.c.ContainerStart(t.Context(), s.ID, client.ContainerStartOptions{})
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(a.c.ContainerStart(t.Context(), s.ID, client.ContainerStartOptions{})))
 }
 
 func (a engineActions) remove(t *testing.T, s driver.Server) {
 	ctx := context.WithoutCancel(t.Context()) // also used for cleaning up
-	_, err := a.c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(a.c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})))
 }
 
 func (engineActions) exit(t *testing.T, s driver.Server, code int) {

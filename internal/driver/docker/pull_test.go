@@ -206,8 +206,7 @@ func TestPullFails(t *testing.T) {
 		}
 		s := awaitListed(t, d, spec.UID, "the failure", failed)
 		wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
-		_, err := d.Ensure(t.Context(), spec)
-		wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
+		wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
 		awaitListed(t, d, spec.UID, "the failure as before", failed)
 	}
 	spec.Image.Source = there
@@ -265,13 +264,13 @@ func TestPullPolicies(t *testing.T) {
 	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 
 	spec.Image.PullPolicy = driver.PullNever
-	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "Never")
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "Never")
 	assert.NoError(t, checkLayers(r, 0, 0))
 
 	spec.Image.PullPolicy = driver.PullAlways
 	p := newProxy(t)
 	d.engine.Close()
+	var err error
 	d.engine, err = engine.New(p.host(), d.Clock)
 	assert.NoError(t, err)
 	for _, pulls := range []int{1, 2} {

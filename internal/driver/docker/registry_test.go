@@ -7,11 +7,8 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -19,45 +16,49 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
-const (
-	manifestType = "application/vnd.docker.distribution.manifest.v2+json"
-	configType   = "application/vnd.docker.container.image.v1+json"
-	layerType    = "application/vnd.docker.image.rootfs.diff.tar"
-)
-
-// registry is an image registry with only what a pull needs. It has one image,
-// the guest, and can withhold its layer.
+// registry is an image registry that has one image, the guest, and can withhold its layer.
 type registry struct {
-	server   *httptest.Server
-	repo     string
-	blobs    map[string][]byte
-	released chan struct{} // layers stop half way until it is closed
+	host, repo string
+	layer      []byte
+	released   chan struct{} // layers stop half way until it is closed
 
 	mu      sync.Mutex
 	layers  int // requests for the layer that have begun
 	aborted int // those that the engine gave up
 }
 
-// newRegistry serves the image; if held, not before release is called.
+// newRegistry serves the image; if held, not before release is called. Each registry has a different
+// layer, because an engine pulls no layer twice.
 func newRegistry(t *testing.T, held bool) (r *registry, release func()) {
 	t.Helper()
-	r = &registry{repo: "guest-" + randomText(), blobs: map[string][]byte{}, released: make(chan struct{})}
+	random := make([]byte, 4<<20)
+	_, _ = rand.Read(random) // it never fails
+	filler, err := archiveOf(map[string][]byte{"filler": random})
+	assert.NoError(t, err)
+	r = &registry{repo: "guest-" + randomText(), layer: slices.Concat(filler, guestImages(t).rootfs), released: make(chan struct{})}
+	layer := static.NewLayer(r.layer, types.OCIUncompressedLayer)
+	image, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{Architecture: "amd64", OS: "linux", Config: v1.Config{Entrypoint: []string{"/demo-guest"}}})
+	assert.NoError(t, err)
+	image, err = mutate.AppendLayers(image, layer)
+	assert.NoError(t, err)
+	r.host = framework.NewRegistry(t, r.withhold)
+	framework.PushImage(t, r.host+"/"+r.repo+":v1", image)
 	release = sync.OnceFunc(func() { close(r.released) })
+	t.Cleanup(release)
 	if !held {
 		release()
 	}
-	r.addImage(t, guestImages(t).rootfs)
-	r.server = httptest.NewServer(r)
-	t.Cleanup(func() {
-		release()
-		r.server.CloseClientConnections()
-		r.server.Close()
-	})
 	return r, release
 }
 
@@ -66,7 +67,7 @@ func newRegistry(t *testing.T, held bool) (r *registry, release func()) {
 // because that would leave the image without its name if a server still uses it.
 func (r *registry) imageWithTag(t *testing.T, tag string) string {
 	t.Helper()
-	image := strings.TrimPrefix(r.server.URL, "http://") + "/" + r.repo + ":" + tag
+	image := r.host + "/" + r.repo + ":" + tag
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		_, err := guestImages(t).client.ImageRemove(ctx, image, client.ImageRemoveOptions{})
@@ -77,70 +78,24 @@ func (r *registry) imageWithTag(t *testing.T, tag string) string {
 	return image
 }
 
-// addImage gives each registry a different layer, because an engine pulls no
-// layer twice.
-func (r *registry) addImage(t *testing.T, rootfs []byte) {
-	t.Helper()
-	filler, err := archiveOf(map[string][]byte{"filler": randomBytes(t, 4<<20)})
-	assert.NoError(t, err)
-	layer := slices.Concat(filler, rootfs)
-	config, err := json.Marshal(map[string]any{
-		"architecture": "amd64", "os": "linux",
-		"config": map[string]any{"Entrypoint": []string{"/demo-guest"}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{contentDigest(layer)}},
+// withhold serves the layer, and leaves all other requests to the registry.
+func (r *registry) withhold(inner http.Handler) http.Handler {
+	layer := fmt.Sprintf("/blobs/sha256:%x", sha256.Sum256(r.layer))
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Method == http.MethodGet && strings.HasSuffix(req.URL.Path, layer) {
+			r.serveLayer(w, req)
+			return
+		}
+		inner.ServeHTTP(w, req)
 	})
-	assert.NoError(t, err)
-	manifest, err := json.Marshal(map[string]any{
-		"schemaVersion": 2, "mediaType": manifestType,
-		"config": r.addBlob(configType, config),
-		"layers": []any{r.addBlob(layerType, layer)},
-	})
-	assert.NoError(t, err)
-	r.blobs["v1"], r.blobs[contentDigest(manifest)] = manifest, manifest
-}
-
-func (r *registry) addBlob(mediaType string, content []byte) map[string]any {
-	r.blobs[contentDigest(content)] = content
-	return map[string]any{"mediaType": mediaType, "size": len(content), "digest": contentDigest(content)}
-}
-
-func contentDigest(content []byte) string {
-	sum := sha256.Sum256(content)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
-
-func randomBytes(t *testing.T, size int) []byte {
-	t.Helper()
-	b := make([]byte, size)
-	_, err := rand.Read(b)
-	assert.NoError(t, err)
-	return b
-}
-
-func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	path := strings.TrimPrefix(req.URL.Path, "/v2/"+r.repo+"/")
-	kind, key, _ := strings.Cut(path, "/")
-	content, found := r.blobs[key]
-	switch {
-	case req.URL.Path == "/v2/":
-	case !found:
-		http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`, http.StatusNotFound)
-	case kind == "manifests":
-		w.Header().Set("Content-Type", manifestType)
-		w.Header().Set("Docker-Content-Digest", contentDigest(content))
-		_, _ = w.Write(content)
-	case len(content) < 1<<20:
-		_, _ = w.Write(content)
-	default:
-		r.serveLayer(w, req, content)
-	}
 }
 
 // progressPeriod makes parts of a layer come apart: the engine reports progress only now and then.
 const progressPeriod = 20 * time.Millisecond
 
 // serveLayer sends half, and the rest when the layer is released.
-func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request, content []byte) {
+func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request) {
+	content := r.layer
 	r.countLayer(&r.layers)
 	w.Header().Set("Content-Length", fmt.Sprint(len(content)))
 	half := len(content) / 2

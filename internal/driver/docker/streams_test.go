@@ -58,8 +58,7 @@ func TestConsoleOfOlderContainer(t *testing.T) {
 	}
 	c, shown := mustConsole(t, d, spec)
 	shown.WaitForText(t, "the shell is up")
-	_, err = io.WriteString(c, "x\n")
-	wantError(t, err, driver.ErrUnsupported, "", "can only be read", "standard input")
+	wantError(t, assert.ErrorOf(io.WriteString(c, "x\n")), driver.ErrUnsupported, "", "can only be read", "standard input")
 }
 
 // TestConsoleOfTerminal has a container with a terminal, which was made by hand.
@@ -69,14 +68,12 @@ func TestConsoleOfTerminal(t *testing.T) {
 	spec := newSpec(t, d, shellImage(t))
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.Config.Tty = true
-	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerCreate(t.Context(), options)))
 	ensureState(t, d, spec, driver.StateRunning)
 	c, shown := mustConsole(t, d, spec)
 	shown.WaitForText(t, "the shell is up\r\n")
-	_, err = io.WriteString(c, "a\x10\x11b\n") // Ctrl-P Ctrl-Q, by which docker attach leaves
-	assert.NoError(t, err)
-	shown.WaitForText(t, "heard a\x10b\r\n") // Ctrl-Q is the terminal's own
+	assert.NoError(t, assert.ErrorOf(io.WriteString(c, "a\x10\x11b\n"))) // Ctrl-P Ctrl-Q, by which docker attach leaves
+	shown.WaitForText(t, "heard a\x10b\r\n")                             // Ctrl-Q is the terminal's own
 	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	assert.NoError(t, err)
 	text, err := io.ReadAll(l)
@@ -252,8 +249,7 @@ func TestCommandOfStoppedServer(t *testing.T) {
 		codes <- code
 	}()
 	<-started.written
-	_, err := guestImages(t).client.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "KILL"})
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "KILL"})))
 	if code := <-codes; code != 137 {
 		t.Errorf("it ended with %d, want 137", code)
 	}
@@ -290,8 +286,7 @@ func TestStreamsOfDuplicate(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
-	_, err := guestImages(t).client.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})))
 	for name, call := range streamCalls(d, spec) {
 		if err := call(t.Context()); name != "logs" && name != "interfaces" {
 			wantError(t, err, driver.ErrRetry, "", "paused")
@@ -411,11 +406,9 @@ func TestLogsOfOtherDriver(t *testing.T) {
 	spec := newSpec(t, d, shellImage(t))
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.HostConfig.LogConfig = container.LogConfig{Type: "none"}
-	_, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerCreate(t.Context(), options)))
 	s := ensureState(t, d, spec, driver.StateRunning)
-	_, err = d.Logs(t.Context(), spec.UID, driver.LogOptions{})
-	wantError(t, err, driver.ErrUnsupported, "", "log driver")
+	wantError(t, assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{})), driver.ErrUnsupported, "", "log driver")
 	_, shown := mustConsole(t, d, spec)
 	printInContainer(t, guestImages(t).client, s.ID, "later")
 	shown.WaitForText(t, "later\n")
@@ -448,10 +441,8 @@ func TestDialWithoutNetwork(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
-	_, err := guestImages(t).client.NetworkDisconnect(t.Context(), "bridge", client.NetworkDisconnectOptions{Container: s.ID})
-	assert.NoError(t, err)
-	_, err = d.Dial(t.Context(), spec.UID, 80)
-	wantError(t, err, driver.ErrInvalid, "", "port 80", "spec.ports")
+	assert.NoError(t, assert.ErrorOf(guestImages(t).client.NetworkDisconnect(t.Context(), "bridge", client.NetworkDisconnectOptions{Container: s.ID})))
+	wantError(t, assert.ErrorOf(d.Dial(t.Context(), spec.UID, 80)), driver.ErrInvalid, "", "port 80", "spec.ports")
 	all, err := d.Interfaces(t.Context(), spec.UID)
 	if assert.NoError(t, err); len(all) != 0 {
 		t.Errorf("it has %+v", all)

@@ -9,11 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func testEngineID(t *testing.T, e *env) {
@@ -127,8 +126,7 @@ func testWrongID(t *testing.T, e *env) {
 	wrong := driver.Target{UID: spec.UID, ID: s.ID + "0"}
 	stop := e.stopSpec(spec)
 	stop.Target = wrong
-	_, err := e.driver.Ensure(t.Context(), stop)
-	assert.ErrorIs(t, "Ensure with another server's ID", err, driver.ErrNotFound)
+	assert.ErrorIs(t, "Ensure with another server's ID", assert.ErrorOf(e.driver.Ensure(t.Context(), stop)), driver.ErrNotFound)
 	for _, retain := range []bool{false, true} {
 		assert.ErrorIs(t, "Delete with another server's ID", e.driver.Delete(t.Context(), wrong, retain), driver.ErrNotFound)
 	}
@@ -143,9 +141,8 @@ func testBadUID(t *testing.T, e *env) {
 	for _, uid := range []types.UID{"", ".", "..", "../x", "/etc/x", "a/b", "a b", "a\nb", "a\x00b", "-rf", types.UID(strings.Repeat("a", 300))} {
 		spec := e.newSpec(t, "bad-uid")
 		spec.UID = uid
-		_, err := e.driver.Ensure(t.Context(), spec)
-		assert.ErrorIs(t, "Ensure of the UID "+string(uid), err, driver.ErrInvalid)
-		err = e.driver.Delete(t.Context(), spec.Target, false)
+		assert.ErrorIs(t, "Ensure of the UID "+string(uid), assert.ErrorOf(e.driver.Ensure(t.Context(), spec)), driver.ErrInvalid)
+		err := e.driver.Delete(t.Context(), spec.Target, false)
 		if !errors.Is(err, driver.ErrInvalid) && !errors.Is(err, driver.ErrNotFound) {
 			t.Errorf("Delete of the UID %q: got %v, want invalid or not found", uid, err)
 		}

@@ -6,12 +6,11 @@ package drivertest
 import (
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func testDeleteGone(t *testing.T, e *env) {
@@ -101,8 +100,7 @@ func testRetain(t *testing.T, e *env) {
 	checkRetained(t, e.driver, spec.UID, s)
 
 	if e.FixedID {
-		_, err := e.driver.Ensure(t.Context(), e.stopSpec(spec))
-		assert.ErrorIs(t, "Ensure of the UID of a released server", err, driver.ErrRetry)
+		assert.ErrorIs(t, "Ensure of the UID of a released server", assert.ErrorOf(e.driver.Ensure(t.Context(), e.stopSpec(spec))), driver.ErrRetry)
 	} else {
 		e.checkFree(t, spec, s)
 	}

@@ -8,9 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // withEpoch returns spec under another epoch.
@@ -37,11 +36,9 @@ func testFenceOldEpoch(t *testing.T, e *env) {
 		want = driver.ErrRetry
 	}
 	off.Power = driver.PowerOff
-	_, err := e.driver.Ensure(t.Context(), off)
-	assert.ErrorIs(t, "Ensure under the old epoch", err, want)
+	assert.ErrorIs(t, "Ensure under the old epoch", assert.ErrorOf(e.driver.Ensure(t.Context(), off)), want)
 	for _, retain := range []bool{false, true} {
-		err = e.driver.Delete(t.Context(), spec.Target, retain)
-		assert.ErrorIs(t, "Delete under the old epoch", err, want)
+		assert.ErrorIs(t, "Delete under the old epoch", e.driver.Delete(t.Context(), spec.Target, retain), want)
 	}
 	if !e.FencesEach {
 		e.checkMakesNone(t, withEpoch(e.newSpec(t, "late"), 5))
@@ -54,8 +51,7 @@ func testFenceOldEpoch(t *testing.T, e *env) {
 // checkMakesNone checks that no server is made under an old epoch.
 func (e *env) checkMakesNone(t *testing.T, late driver.ServerSpec) {
 	t.Helper()
-	_, err := e.driver.Ensure(t.Context(), late)
-	assert.ErrorIs(t, "creating under the old epoch", err, driver.ErrFenced)
+	assert.ErrorIs(t, "creating under the old epoch", assert.ErrorOf(e.driver.Ensure(t.Context(), late)), driver.ErrFenced)
 	if made := listServers(t, e.driver, late.UID); len(made) != 0 {
 		t.Errorf("the call that was refused made %s", describeServers(made...))
 	}
@@ -68,8 +64,7 @@ func testFenceOutlivesServers(t *testing.T, e *env) {
 	e.ensureState(t, spec, driver.StateRunning)
 	e.deleteUntilGone(t, e.driver, spec.UID)
 	for name, d := range map[string]driver.Driver{"the same": e.driver, "a new": e.openDriver(t, e.cluster)} {
-		_, err := d.Ensure(t.Context(), withEpoch(spec, 6))
-		assert.ErrorIs(t, "Ensure under the old epoch through "+name+" connection", err, driver.ErrFenced)
+		assert.ErrorIs(t, "Ensure under the old epoch through "+name+" connection", assert.ErrorOf(d.Ensure(t.Context(), withEpoch(spec, 6))), driver.ErrFenced)
 	}
 	if left := listServers(t, e.driver, spec.UID); len(left) != 0 {
 		t.Errorf("the server is back: %s", describeServers(left...))
@@ -105,8 +100,7 @@ func testFenceUnderLoad(t *testing.T, e *env) {
 		}
 	})
 	e.ensureState(t, withEpoch(spec, leaders), driver.StateRunning)
-	_, err := e.driver.Ensure(t.Context(), withEpoch(spec, leaders-1))
-	assert.ErrorIs(t, "Ensure under the last epoch but one", err, driver.ErrFenced)
+	assert.ErrorIs(t, "Ensure under the last epoch but one", assert.ErrorOf(e.driver.Ensure(t.Context(), withEpoch(spec, leaders-1))), driver.ErrFenced)
 	listOne(t, e.driver, spec.UID)
 }
 

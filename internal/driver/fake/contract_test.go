@@ -4,7 +4,6 @@
 package fake_test
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // withDelays makes every state that takes time last long enough to be seen.
@@ -78,7 +78,7 @@ func outOfBandIn(dir string) faketest.OutOfBand {
 	return faketest.OutOfBand{
 		Edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
 			t.Helper()
-			editFile(t, filepath.Join(dir, string(uid)+".json"), change)
+			framework.EditJSON(t, filepath.Join(dir, string(uid)+".json"), change)
 		},
 		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -91,21 +91,6 @@ func outOfBandIn(dir string) faketest.OutOfBand {
 			}
 		},
 	}
-}
-
-// editFile edits a server's file like an editor that writes a new file and moves it
-// into place.
-func editFile(t *testing.T, path string, change func(*fake.Record)) {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	var r fake.Record
-	assert.NoError(t, json.Unmarshal(content, &r))
-	change(&r)
-	content, err = json.Marshal(r)
-	assert.NoError(t, err)
-	assert.NoError(t, os.WriteFile(path+"~", content, 0o600))
-	renameFile(t, path+"~", path)
 }
 
 // contentsOf returns all text in a folder, names included.

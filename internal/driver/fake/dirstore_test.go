@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const cluster = "cluster-1"
@@ -114,45 +115,29 @@ func TestBrokenFile(t *testing.T) {
 				"List of it":  assert.ErrorOf(f.d.List(t.Context(), "uid-0")),
 				"Usage of it": assert.ErrorOf(f.d.Usage(t.Context(), "uid-0")),
 			} {
-				assert.ErrorIs(t, call, err, driver.ErrUnavailable)
-				wantNamed(t, call, err, f.path("uid-0.json"))
+				assert.ErrorIs(t, call, err, driver.ErrUnavailable, f.path("uid-0.json"))
 			}
 			for call, err := range map[string]error{
 				"Ensure":  assert.ErrorOf(f.d.Ensure(t.Context(), f.spec)),
 				"Delete":  f.d.Delete(t.Context(), f.spec.Target, false),
 				"Release": f.d.Delete(t.Context(), f.spec.Target, true),
 			} {
-				assert.ErrorIs(t, call, err, driver.ErrRetry)
-				wantNamed(t, call, err, f.path("uid-0.json"))
+				assert.ErrorIs(t, call, err, driver.ErrRetry, f.path("uid-0.json"))
 			}
 			if servers, err := f.d.List(t.Context(), "uid-1"); err != nil || len(servers) != 1 || servers[0].Run != other.Run {
 				t.Errorf("List of another server: got %+v, %v", servers, err)
 			}
-			if content != readFile(t, f.path("uid-0.json")) {
+			if content != framework.ReadFile(t, f.path("uid-0.json")) {
 				t.Error("the broken file was changed")
 			}
 		})
 	}
 }
 
-func wantNamed(t *testing.T, call string, err error, path string) {
-	t.Helper()
-	if err != nil && !strings.Contains(err.Error(), path) {
-		t.Errorf("%s: the error %q does not name %s", call, err, path)
-	}
-}
-
-func readFile(t *testing.T, path string) string {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	return string(content)
-}
-
 func TestRepairedFile(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
-	good := readFile(t, f.path("uid-0.json"))
+	good := framework.ReadFile(t, f.path("uid-0.json"))
 	f.writeFile(t, "uid-0.json", "oops")
 	assert.ErrorIs(t, "List", assert.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
 	f.writeFile(t, "uid-0.json", good)
@@ -221,14 +206,14 @@ func TestForeignServers(t *testing.T) {
 		t.Errorf("List: got %+v, want our own server alone", all)
 	}
 	for _, uid := range []types.UID{"no-cluster", "theirs"} {
-		before := readFile(t, f.path(string(uid)+".json"))
+		before := framework.ReadFile(t, f.path(string(uid)+".json"))
 		_, err := f.d.Ensure(t.Context(), specOf(uid))
 		assert.ErrorIs(t, "Ensure of "+string(uid), err, driver.ErrRetry)
 		if driver.ReasonOf(err) != driver.ReasonNameConflict {
 			t.Errorf("Ensure of %s: got the reason %q", uid, driver.ReasonOf(err))
 		}
 		assert.ErrorIs(t, "Delete of "+string(uid), f.d.Delete(t.Context(), driver.Target{UID: uid}, false), driver.ErrNotFound)
-		if readFile(t, f.path(string(uid)+".json")) != before {
+		if framework.ReadFile(t, f.path(string(uid)+".json")) != before {
 			t.Errorf("the file of %s was changed", uid)
 		}
 	}
@@ -254,7 +239,7 @@ func TestEditedByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFolder(t)
-			editFile(t, f.path("uid-0.json"), c.edit)
+			framework.EditJSON(t, f.path("uid-0.json"), c.edit)
 			s := f.listServers(t)["uid-0"]
 			if s.State != c.state || (s.Run == f.before.Run) != c.same || s.ID != f.before.ID {
 				t.Errorf("got %+v, want it %s, of the same run: %v", s, c.state, c.same)
@@ -446,7 +431,7 @@ func TestEngineIsPinnedAgain(t *testing.T) {
 func TestPartialRelease(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
-	editFile(t, f.path("uid-0.json"), func(r *fake.Record) { r.Retained = true })
+	framework.EditJSON(t, f.path("uid-0.json"), func(r *fake.Record) { r.Retained = true })
 	if s := f.listServers(t)["uid-0"]; !s.Retained || s.State != driver.StateRunning {
 		t.Errorf("it is %+v, want it retained and running", s)
 	}
@@ -542,8 +527,7 @@ func TestUncreatableFolder(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	assert.NoError(t, os.WriteFile(file, nil, 0o600))
-	_, err := fake.New(fake.Options{ClusterID: cluster, Dir: filepath.Join(file, "x")})
-	assert.ErrorSays(t, "New", err, file)
+	assert.ErrorSays(t, "New", assert.ErrorOf(fake.New(fake.Options{ClusterID: cluster, Dir: filepath.Join(file, "x")})), file)
 }
 
 // FuzzServerFile checks that whatever a file contains, its server is either listed or the
@@ -565,8 +549,7 @@ func FuzzServerFile(f *testing.F) {
 		var r fake.Record
 		switch {
 		case err != nil:
-			assert.ErrorIs(t, "List", err, driver.ErrUnavailable)
-			wantNamed(t, "List", err, path)
+			assert.ErrorIs(t, "List", err, driver.ErrUnavailable, path)
 		case json.Unmarshal(content, &r) != nil:
 			t.Errorf("List accepted %q as a server", content)
 		case (len(servers) == 1) != (r.ClusterID == cluster):

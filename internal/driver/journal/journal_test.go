@@ -4,7 +4,6 @@
 package journal_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,19 +25,19 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func readJournal(t *testing.T, path string) []journal.Entry {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
+	content := framework.ReadFile(t, path)
 	var entries []journal.Entry
-	for line := range bytes.Lines(content) {
+	for line := range strings.Lines(content) {
 		if len(line) == 1 { // two drivers wrote at the same time
 			continue
 		}
 		var e journal.Entry
-		if err := json.Unmarshal(line, &e); err != nil {
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}
 		entries = append(entries, e)
@@ -181,9 +180,8 @@ func TestPartialLine(t *testing.T) {
 	assert.NoError(t, os.WriteFile(path, []byte(`{"hal`), 0o600))
 	d := openJournaled(t, fake.Options{ClusterID: "c"}, path)
 	assert.NoError(t, errors.Join(faketest.EnsureWithEpoch(t, d, "one", 1), faketest.EnsureWithEpoch(t, d, "two", 1)))
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	lines := strings.Split(string(content), "\n")
+	content := framework.ReadFile(t, path)
+	lines := strings.Split(content, "\n")
 	if len(lines) != 4 || lines[0] != `{"hal` || !strings.Contains(lines[1], `"one"`) || !strings.Contains(lines[2], `"two"`) || lines[3] != "" {
 		t.Errorf("it has %q", lines)
 	}

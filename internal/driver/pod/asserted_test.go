@@ -70,8 +70,7 @@ func TestRefusedAssertion(t *testing.T) {
 	}
 	valid := s.Image.Source
 	s.Image.Source = "invalid"
-	_, err = s.ensure(t)
-	assert.ErrorIs(t, "an invalid spec", err, driver.ErrInvalid, "spec.image.source")
+	assert.ErrorIs(t, "an invalid spec", assert.ErrorOf(s.ensure(t)), driver.ErrInvalid, "spec.image.source")
 	if s.list(t).NeedsEnsure {
 		t.Error("a refused assertion is not recorded while the spec is invalid")
 	}

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -37,30 +36,6 @@ const (
 	imageFolder  = "/image"
 	secretFolder = "/secret"
 )
-
-var networks atomic.Int32
-
-// newNetwork makes a network namespace, as a pod has one, and returns its name and address.
-func newNetwork(t *testing.T) (name, address string) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for a network namespace")
-	}
-	index, pid := int(networks.Add(1)), os.Getpid()
-	name, address = fmt.Sprintf("pd%d-%d", pid, index), fmt.Sprintf("198.19.%d.%d", pid%256, 4*index+2)
-	link, here := name+"h", fmt.Sprintf("198.19.%d.%d", pid%256, 4*index+1)
-	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "ip", "netns", "del", name).Run() })
-	for _, command := range []string{
-		"netns add " + name,
-		"link add " + link + " type veth peer name eth0 netns " + name,
-		"addr add " + here + "/30 dev " + link, "link set " + link + " up",
-		"-n " + name + " addr add " + address + "/30 dev eth0",
-		"-n " + name + " link set eth0 up", "-n " + name + " link set lo up",
-	} {
-		framework.MustRunCommand(t, framework.CommandTimeout, nil, "ip", strings.Fields(command)...)
-	}
-	return name, address
-}
 
 // node runs the machines of pods by the real drover-machine.
 type node struct {
@@ -87,7 +62,7 @@ func (w *world) newNode(t *testing.T) *node {
 	assert.NoError(t, errors.Join(buildErr, os.Mkdir(n.image, 0o700)))
 	boot := framework.BuildBootGuest(t, n.dir, "A", false)
 	assert.NoError(t, os.Rename(boot, filepath.Join(n.image, "disk")))
-	n.network, n.address = newNetwork(t)
+	n.network, n.address = framework.NewNetwork(t, 19)
 	w.kubelet.mu.Lock()
 	defer w.kubelet.mu.Unlock()
 	w.kubelet.begin = n.begin
@@ -283,8 +258,7 @@ func TestHangingMachine(t *testing.T) {
 	}
 	assert.ErrorIs(t, "a probe of it", s.d.Probe(t.Context(), silent.UID, 80), driver.ErrRetry, "cannot be reached")
 	silent.Power = driver.PowerPaused
-	_, err = silent.ensure(t)
-	assert.ErrorIs(t, "pausing it", err, driver.ErrRetry, "spec.action: pausing the machine: the machine cannot be reached")
+	assert.ErrorIs(t, "pausing it", assert.ErrorOf(silent.ensure(t)), driver.ErrRetry, "spec.action: pausing the machine: the machine cannot be reached")
 	if got := silent.list(t); got.State != driver.StateRunning {
 		t.Errorf("a machine that could not be paused is %s", got.State)
 	}
@@ -413,8 +387,7 @@ func TestEarlierPod(t *testing.T) {
 		t.Errorf("its usage is %v, %v", all, err)
 	}
 	s.Power = driver.PowerPaused
-	_, err := s.ensure(t)
-	assert.ErrorIs(t, "pausing it", err, driver.ErrRetry, "earlier version")
+	assert.ErrorIs(t, "pausing it", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "earlier version")
 	assert.ErrorIs(t, "probing it", s.d.Probe(t.Context(), s.UID, 80), driver.ErrRetry, "earlier version")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.turn(t, driver.PowerOn, driver.StateRunning)

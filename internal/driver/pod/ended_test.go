@@ -48,8 +48,7 @@ func TestDeletedPodsAreReleased(t *testing.T) {
 			return fmt.Errorf("it has finalizers %v: %w, %w", now.Finalizers, err, ensureErr)
 		})
 	}
-	_, err := refused.ensure(t)
-	assert.ErrorIs(t, "the start of what is refused", err, driver.ErrUnsupported, "hostPort")
+	assert.ErrorIs(t, "the start of what is refused", assert.ErrorOf(refused.ensure(t)), driver.ErrUnsupported, "hostPort")
 }
 
 // TestMadeByALostPod checks that the disks of a guest that was seen to run count as made after its pod is lost,
@@ -102,8 +101,7 @@ func TestRejectionOfAPodThatRan(t *testing.T) {
 		assert.NoError(t, assert.ErrorOf(w.kube.CoreV1().Pods(s.Namespace).UpdateStatus(t.Context(), p, metav1.UpdateOptions{})))
 	})
 	for range 3 {
-		_, err := s.ensure(t)
-		assert.ErrorIs(t, "just rejected", err, driver.ErrRetry, "may have yet to end its container")
+		assert.ErrorIs(t, "just rejected", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "may have yet to end its container")
 		now.Step(rejectionDelay / 4)
 	}
 	if held, err := s.holds(t); !held || err != nil {

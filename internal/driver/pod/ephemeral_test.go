@@ -98,8 +98,7 @@ func TestLateEphemeralPod(t *testing.T) {
 	ended := *s.recordOf(objects.KindPod)
 	ended.Ended = true
 	s.Objects = []driver.Object{ended}
-	_, err := s.ensure(t)
-	assert.ErrorIs(t, "a pod that is not recorded", err, driver.ErrRetry, "was not made for this VirtualMachine")
+	assert.ErrorIs(t, "a pod that is not recorded", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "was not made for this VirtualMachine")
 	assert.NoError(t, w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
 	s.reach(t, driver.StateRunning)
 	s.deleteAll(t)
@@ -281,8 +280,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 		}
 		return nil
 	})
-	_, err = s.ensure(t)
-	assert.ErrorIs(t, "while the user's pod is there", err, driver.ErrRetry, "is not this VirtualMachine's")
+	assert.ErrorIs(t, "while the user's pod is there", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "is not this VirtualMachine's")
 	w.kubelet.set(func(k *kubelet) { k.isSlow = false })
 	s.wantRefusal(t, reasonPodLost, "is gone")
 	if r := s.recordOf(objects.KindPod); r.UID != lost.UID || r.Ended {

@@ -7,19 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/google/go-containerregistry/pkg/v1/random"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	corev1 "k8s.io/api/core/v1"
 	testingclock "k8s.io/utils/clock/testing"
 
@@ -27,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // testRegistry is a registry that a driver may ask. Requests can be made to hang.
@@ -39,19 +34,18 @@ type testRegistry struct {
 func newRegistry(t *testing.T) *testRegistry {
 	t.Helper()
 	r := &testRegistry{}
-	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		if strings.Contains(request.URL.Path, "/manifests/") && request.Method != http.MethodPut {
-			r.asked.Add(1)
-		}
-		if r.hangs.Load() {
-			<-request.Context().Done()
-			return
-		}
-		inner.ServeHTTP(w, request)
-	}))
-	t.Cleanup(server.Close)
-	r.host = strings.TrimPrefix(server.URL, "http://")
+	r.host = framework.NewRegistry(t, func(inner http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+			if strings.Contains(request.URL.Path, "/manifests/") && request.Method != http.MethodPut {
+				r.asked.Add(1)
+			}
+			if r.hangs.Load() {
+				<-request.Context().Done()
+				return
+			}
+			inner.ServeHTTP(w, request)
+		})
+	})
 	return r
 }
 
@@ -60,9 +54,7 @@ func (r *testRegistry) push(t *testing.T, reference string) string {
 	t.Helper()
 	content, err := random.Image(64, 1)
 	assert.NoError(t, err)
-	ref, err := name.ParseReference(r.host + "/" + reference)
-	assert.NoError(t, err)
-	assert.NoError(t, remote.Write(ref, content))
+	framework.PushImage(t, r.host+"/"+reference, content)
 	digest, err := content.Digest()
 	assert.NoError(t, err)
 	return digest.String()

@@ -51,8 +51,7 @@ func TestRefusedByPolicy(t *testing.T) {
 		}
 		return nil
 	})
-	_, err := s.ensure(t)
-	assert.ErrorIs(t, "Ensure", err, driver.ErrExhausted, "no pods today")
+	assert.ErrorIs(t, "Ensure", assert.ErrorOf(s.ensure(t)), driver.ErrExhausted, "no pods today")
 	assert.NoError(t, policies.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	s.reach(t, driver.StateRunning)
 	s.deleteAll(t)

@@ -229,8 +229,7 @@ func TestSeed(t *testing.T) {
 	assert.NoError(t, secrets.Delete(t.Context(), machines.SeedName, metav1.DeleteOptions{}))
 	damaged := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: machines.SeedName}, Data: map[string][]byte{"seed": []byte("short")}}
 	assert.NoError(t, assert.ErrorOf(secrets.Create(t.Context(), damaged, metav1.CreateOptions{})))
-	_, err := newMachines().NewEnd(t.Context(), "vm", "nonce")
-	assert.ErrorIs(t, "a damaged seed", err, driver.ErrRetry, "seed has 5 bytes and must have 32")
+	assert.ErrorIs(t, "a damaged seed", assert.ErrorOf(newMachines().NewEnd(t.Context(), "vm", "nonce")), driver.ErrRetry, "seed has 5 bytes and must have 32")
 }
 
 // TestConcurrentChange has others change the PVC just before the driver does. Its call decides again, and

@@ -52,10 +52,8 @@ exec qemu-system-x86_64 "$@"`)
 // checkBeforeAgent checks that a machine which runs without the agent's device is left as it is, and that
 // what needs the device says so.
 func (g *linuxGuest) checkBeforeAgent(t *testing.T) {
-	_, err := g.d.Exec(t.Context(), g.spec.UID, driver.ExecRequest{Command: []string{"echo"}})
-	wantError(t, err, driver.ErrRetry, "earlier version of Drover", "restart the VM")
-	_, err = g.d.Interfaces(t.Context(), g.spec.UID)
-	wantError(t, err, driver.ErrRetry, "restart the VM")
+	wantError(t, assert.ErrorOf(g.d.Exec(t.Context(), g.spec.UID, driver.ExecRequest{Command: []string{"echo"}})), driver.ErrRetry, "earlier version of Drover", "restart the VM")
+	wantError(t, assert.ErrorOf(g.d.Interfaces(t.Context(), g.spec.UID)), driver.ErrRetry, "restart the VM")
 	if s := reach(t, g.d, g.spec, driver.StateRunning); s.Run != g.server.Run {
 		t.Errorf("it is %+v", s)
 	}
@@ -120,8 +118,7 @@ func (g *linuxGuest) runOn(ctx context.Context, d *Driver, stdin io.Reader, comm
 // checkAgent checks commands in a guest, and what its agent reports of its network.
 func (g *linuxGuest) checkAgent(t *testing.T) {
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrUnsupported, "install the package qemu-guest-agent")
-	_, err := g.d.Interfaces(t.Context(), g.spec.UID)
-	wantError(t, err, driver.ErrUnsupported, "qemu-guest-agent")
+	wantError(t, assert.ErrorOf(g.d.Interfaces(t.Context(), g.spec.UID)), driver.ErrUnsupported, "qemu-guest-agent")
 	g.setHonest(t)
 	got, err := g.d.Interfaces(t.Context(), g.spec.UID)
 	assert.NoError(t, err)
@@ -181,8 +178,7 @@ func (g *linuxGuest) checkCommands(t *testing.T) {
 	if cut.out != strings.Repeat("x", 3<<20) {
 		t.Errorf("%d bytes of the output came", len(cut.out))
 	}
-	_, err := g.d.Exec(t.Context(), g.spec.UID, driver.ExecRequest{Command: []string{"echo"}, TTY: true})
-	wantError(t, err, driver.ErrUnsupported, "terminal", "ssh", "console")
+	wantError(t, assert.ErrorOf(g.d.Exec(t.Context(), g.spec.UID, driver.ExecRequest{Command: []string{"echo"}, TTY: true})), driver.ErrUnsupported, "terminal", "ssh", "console")
 }
 
 // checkExecTogether checks commands of several callers in several processes, and that a command
@@ -245,8 +241,7 @@ func (g *linuxGuest) checkHostileAgents(t *testing.T) {
 			continue
 		}
 		g.set(t, c.mode)
-		_, err := g.d.Interfaces(t.Context(), g.spec.UID)
-		wantError(t, err, c.kind, c.says)
+		wantError(t, assert.ErrorOf(g.d.Interfaces(t.Context(), g.spec.UID)), c.kind, c.says)
 		g.setHonest(t)
 		if got := g.run(t, nil, "echo", c.mode); got.out != c.mode+"\n" {
 			t.Errorf("after %s: %+v", c.mode, got)
@@ -290,8 +285,7 @@ func (g *linuxGuest) checkAgentTaken(t *testing.T) {
 	assert.NoError(t, err)
 	streams.ReadAll(t, console).WaitForText(t, "guest 2 is up")
 	if tier.IsFull() { // it takes as long as the product waits for its turn
-		_, err = g.d.Interfaces(t.Context(), g.spec.UID)
-		wantError(t, err, driver.ErrRetry, "busy")
+		wantError(t, assert.ErrorOf(g.d.Interfaces(t.Context(), g.spec.UID)), driver.ErrRetry, "busy")
 	}
 	waits := make(chan error)
 	ask := func(ctx context.Context) {
@@ -327,8 +321,7 @@ func dialAndRead(t *testing.T, d *Driver, uid types.UID, port int32, says, want 
 	conn, err := d.Dial(t.Context(), uid, port)
 	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
-	_, err = io.WriteString(conn, says)
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, says)))
 	text := make([]byte, len(want))
 	if _, err := io.ReadFull(conn, text); err != nil || string(text) != want {
 		t.Errorf("port %d answers %q, %v", port, text, err)
@@ -342,13 +335,10 @@ func (g *linuxGuest) checkDial(t *testing.T) {
 	// Nothing of what the guest says first is lost.
 	dialAndRead(t, g.d, g.spec.UID, 7, "and back\n", "drover linux guest\nand back\n")
 	for _, closed := range []int32{81, 82} {
-		_, err := g.d.Dial(t.Context(), g.spec.UID, closed)
-		wantError(t, err, driver.ErrRetry, fmt.Sprintf("port %d of the guest", closed), "refused the connection")
+		wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, closed)), driver.ErrRetry, fmt.Sprintf("port %d of the guest", closed), "refused the connection")
 	}
 	for _, unpublished := range []int32{53, 8080, 0, -1} {
-		_, err := g.d.Dial(t.Context(), g.spec.UID, unpublished)
-		wantError(t, err, driver.ErrInvalid, fmt.Sprintf("port is %d: it must be", unpublished))
+		wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, unpublished)), driver.ErrInvalid, fmt.Sprintf("port is %d: it must be", unpublished))
 	}
-	_, err := g.d.Dial(t.Context(), "../x", 7)
-	wantError(t, err, driver.ErrInvalid, "metadata.uid")
+	wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), "../x", 7)), driver.ErrInvalid, "metadata.uid")
 }

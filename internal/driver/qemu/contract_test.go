@@ -10,14 +10,13 @@ import (
 	"path/filepath"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -144,8 +143,7 @@ func typeText(t *testing.T, h *instance.Instance, text string) (stop func()) {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
 	assert.NoError(t, err)
-	_, err = conn.Write([]byte(text))
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(conn.Write([]byte(text))))
 	return func() { _ = conn.Close() }
 }
 
@@ -154,13 +152,11 @@ func typeText(t *testing.T, h *instance.Instance, text string) (stop func()) {
 func (e *engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	h := e.instanceFor(t, s)
-	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
-	assert.NoError(t, err)
-	text := string(line)
+	line := framework.ReadFile(t, proc.Path(h.PID(), "cmdline"))
+	text := line
 	for _, name := range []string{instance.RecordFile, machine.LogFile, machine.SerialLogFile, machine.PIDFile} {
-		content, err := os.ReadFile(h.File(name))
-		assert.NoError(t, err)
-		text += string(content)
+		content := framework.ReadFile(t, h.File(name))
+		text += content
 	}
 	return text
 }

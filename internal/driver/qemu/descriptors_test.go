@@ -14,8 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -23,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -100,10 +99,9 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	}
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.InstanceOf(spec.UID)
-	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
-	assert.NoError(t, err)
+	line := framework.ReadFile(t, proc.Path(h.PID(), "cmdline"))
 	for _, name := range []string{image, volume, ".qcow2"} {
-		if strings.Contains(string(line), name) {
+		if strings.Contains(line, name) {
 			t.Errorf("QEMU opens %s by its name: %q", name, line)
 		}
 	}
@@ -144,10 +142,9 @@ func TestSwappedKernel(t *testing.T) {
 	o.User, o.UserIDs = "", "" // so that it can
 	d := openWith(t, o)
 	reach(t, d, spec, driver.StatePaused)
-	line, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
-	assert.NoError(t, err)
+	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
 	for _, name := range files {
-		if strings.Contains(string(line), name) {
+		if strings.Contains(line, name) {
 			t.Errorf("QEMU opens %s by its name: %q", name, line)
 		}
 	}
@@ -159,8 +156,7 @@ func TestSwappedKernel(t *testing.T) {
 func TestInheritedDescriptors(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	_, err := unix.Dup(int(os.Stderr.Fd())) // as from a parent that does not close what its children do not need
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(unix.Dup(int(os.Stderr.Fd())))) // as from a parent that does not close what its children do not need
 	spec := e.spec()
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20}}
 	boots(t, d, spec, "drover guest 1 A")

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,9 +70,7 @@ func TestBadImages(t *testing.T) {
 	onTop := filepath.Join(e.images, "ontop.qcow2")
 	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", e.plain, onTop)
 	socket := filepath.Join(e.images, "socket")
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
+	framework.Listen(t, "unix", socket)
 
 	const missing = "ImageUnavailable"
 	for name, c := range map[string]struct {
@@ -121,10 +118,9 @@ func TestImageChanged(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	off(t, d, spec)
-	content, err := os.ReadFile(e.plain)
-	assert.NoError(t, err)
+	content := framework.ReadFile(t, e.plain)
 	assert.NoError(t, os.Rename(e.plain, e.plain+".old"))
-	assert.NoError(t, os.WriteFile(e.plain, content, 0o600))
+	assert.NoError(t, os.WriteFile(e.plain, []byte(content), 0o600))
 	refuses(t, d, spec, driver.ErrRetry, "was changed or replaced", "ImageUnavailable")
 	assert.NoError(t, os.Rename(e.plain+".old", e.plain))
 	reach(t, d, spec, driver.StateRunning)
@@ -200,12 +196,11 @@ func TestStopOfWhatIsInvalid(t *testing.T) {
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
-	assert.NoError(t, err)
+	listener := framework.Listen(t, "tcp4", "0.0.0.0:0")
 	spec := e.spec()
 	spec.Ports = []driver.Port{
 		{Name: "any", Protocol: "TCP", Port: 22},
-		{Name: "web", Protocol: "TCP", Port: 80, HostPort: portOf(listener.Addr())},
+		{Name: "web", Protocol: "TCP", Port: 80, HostPort: framework.PortOf(listener)},
 		{Name: "dns", Protocol: "UDP", Port: 53},
 	}
 	refuses(t, d, spec, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
@@ -328,9 +323,8 @@ func TestLockReplaced(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
 	for _, name := range []string{machine.RunLockFile, instance.RootDiskFile} {
-		content, err := os.ReadFile(h.File(name))
-		assert.NoError(t, err)
-		assert.NoError(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), content, 0o600)))
+		content := framework.ReadFile(t, h.File(name))
+		assert.NoError(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), []byte(content), 0o600)))
 	}
 	assert.NoError(t, os.Remove(h.File(machine.PIDFile)))
 	waitExit(t, d, spec.UID)

@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestBrokenRecord checks that a server whose record cannot be read is listed, with
@@ -31,8 +32,7 @@ func TestBrokenRecord(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
+	content := framework.ReadFile(t, path)
 	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": "{}"} {
 		assert.NoError(t, os.WriteFile(path, []byte(broken), 0o600))
 		wantBroken(t, d, spec, name, driver.StateRunning)
@@ -45,7 +45,7 @@ func TestBrokenRecord(t *testing.T) {
 	wantBroken(t, d, spec, "none", driver.StateRunning)
 	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
-	assert.NoError(t, os.WriteFile(path, content, 0o600))
+	assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	if end := waitExit(t, d, spec.UID); end.Reason != "Killed" {
 		t.Errorf("repaired, it ended with %+v", end)
 	}
@@ -342,8 +342,7 @@ func TestOneUnreadable(t *testing.T) {
 			}
 			refuses(t, d, spec, driver.ErrRetry, "repair", c.files[0])
 			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrRetry, "repair", c.files[0])
-			_, err = d.Console(t.Context(), spec.UID)
-			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
+			wantError(t, assert.ErrorOf(d.Console(t.Context(), spec.UID)), driver.ErrRetry, "repair", c.files[0])
 			theirs, err := e.openAs(t, "cluster-2", e.dir).List(t.Context())
 			assert.NoError(t, err)
 			if shown := len(theirs) == 1; shown != (c.id == "") {

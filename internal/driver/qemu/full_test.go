@@ -4,7 +4,6 @@
 package qemu
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -19,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // inodes is how many files fit on a small disk. It is the fewest that a file system
@@ -34,7 +34,10 @@ func (e *engine) smallDisk(t *testing.T, size int) {
 		t.Skip("a disk that is full needs a file system of its own, and mounting one is not allowed here: run the tests as root")
 	}
 	assert.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, unix.Unmount(e.dir, unix.MNT_DETACH)) })
+	t.Cleanup(func() {
+		e.removeServers(t)
+		assert.NoError(t, unix.Unmount(e.dir, unix.MNT_DETACH))
+	})
 }
 
 func sizeOption(size int) string { return fmt.Sprintf("size=%dm,nr_inodes=%d", size, inodes) }
@@ -74,13 +77,11 @@ func TestDiskFullFetching(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 2)
 	d := e.open(t)
-	content, err := os.ReadFile(e.plain)
-	assert.NoError(t, err)
-	content = append(content, make([]byte, 3<<20)...)
+	content := append([]byte(framework.ReadFile(t, e.plain)), make([]byte, 3<<20)...)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })) // without a Content-Length
 	t.Cleanup(web.Close)
 	spec := e.spec()
-	spec.Image = driver.Image{Source: web.URL, Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
+	spec.Image = driver.Image{Source: web.URL, Checksum: checksumOfContent(content)}
 	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "it has at least", "bytes are free on the disk of "+e.dir, driver.ReasonImageUnavailable)
 	leavesNothing(t, d)
 	if have, err := d.Images.List(); err != nil || len(have) != 0 {

@@ -6,7 +6,6 @@ package qemu
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,7 +30,7 @@ type engine struct {
 	plain, other, stubborn string
 }
 
-// newEngine makes an engine whose machines do not outlive the test.
+// newEngine makes an engine whose servers are removed at the end of the test.
 func newEngine(t *testing.T) *engine {
 	t.Helper()
 	framework.QEMUBinary(t)
@@ -42,7 +41,26 @@ func newEngine(t *testing.T) *engine {
 	e.plain = framework.BuildBootGuest(t, e.images, "A", false)
 	e.other = framework.BuildBootGuest(t, e.images, "B", false)
 	e.stubborn = framework.BuildBootGuest(t, e.images, "S", true)
+	t.Cleanup(func() { e.removeServers(t) })
 	return e
+}
+
+// removeServers removes the servers that can be read, and checks that nothing is left of them.
+func (e *engine) removeServers(t *testing.T) {
+	d := e.open(t)
+	servers, err := d.List(context.WithoutCancel(t.Context()))
+	assert.NoError(t, err)
+	for _, s := range servers {
+		if s.ID == "" || s.Retained {
+			continue
+		}
+		gone(t, d, driver.ServerSpec{Target: driver.Target{UID: s.UID}})
+		for _, sub := range []string{instance.VMsDir, instance.EndsDir, "locks"} {
+			if left, err := filepath.Glob(d.StateDir.Path(sub, string(s.UID)+"*")); err != nil || len(left) > 0 {
+				t.Errorf("of server %s is left %q, %v", s.UID, left, err)
+			}
+		}
+	}
 }
 
 // endMachines ends the machines that a failed test has left running below a folder.
@@ -111,33 +129,11 @@ func (e *engine) openFor(t *testing.T, registry string) *Driver {
 	return openWith(t, o)
 }
 
-// openWith returns a driver whose servers are removed at the end of the test.
 func openWith(t *testing.T, o Options) *Driver {
 	t.Helper()
 	d, err := New(o)
 	assert.NoError(t, err)
-	t.Cleanup(func() { removeServers(t, d) })
 	return d
-}
-
-// removeServers removes the servers that a driver can read, and checks that nothing is left of them.
-func removeServers(t *testing.T, d *Driver) {
-	servers, err := d.List(context.WithoutCancel(t.Context()))
-	if errors.Is(err, driver.ErrUnavailable) {
-		return // the test has moved its folder
-	}
-	assert.NoError(t, err)
-	for _, s := range servers {
-		if s.ID == "" || s.Retained {
-			continue
-		}
-		gone(t, d, driver.ServerSpec{Target: driver.Target{UID: s.UID}})
-		for _, sub := range []string{instance.VMsDir, instance.EndsDir, "locks"} {
-			if left, err := filepath.Glob(d.StateDir.Path(sub, string(s.UID)+"*")); err != nil || len(left) > 0 {
-				t.Errorf("of server %s is left %q, %v", s.UID, left, err)
-			}
-		}
-	}
 }
 
 func (e *engine) spec() driver.ServerSpec {
@@ -217,9 +213,6 @@ func listAnswering(t *testing.T, d *Driver, uids ...types.UID) (servers []driver
 	})
 	return servers
 }
-
-// portOf returns the port of a listener.
-func portOf(a net.Addr) int32 { return int32(a.(*net.TCPAddr).Port) } //nolint:gosec // 16 bits
 
 type textError string
 

@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // web serves the engine's images.
@@ -38,9 +38,7 @@ func (e *engine) openUnchecked(t *testing.T) *Driver {
 
 func checksumOf(t *testing.T, path string) string {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	return checksumOfContent(content)
+	return checksumOfContent([]byte(framework.ReadFile(t, path)))
 }
 
 func checksumOfContent(content []byte) string {
@@ -126,12 +124,11 @@ func TestImageRestored(t *testing.T) {
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
-	content, err := os.ReadFile(e.plain)
-	assert.NoError(t, err)
+	content := framework.ReadFile(t, e.plain)
 	info, err := os.Stat(e.plain)
 	assert.NoError(t, err)
 	assert.NoError(t, os.Rename(e.plain, e.plain+".old")) // which keeps its inode
-	assert.NoError(t, os.WriteFile(e.plain, content, 0o600))
+	assert.NoError(t, os.WriteFile(e.plain, []byte(content), 0o600))
 	assert.NoError(t, os.Chtimes(e.plain, info.ModTime(), info.ModTime()))
 	boots(t, d, spec, "drover guest 2 A")
 }

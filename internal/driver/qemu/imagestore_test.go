@@ -4,14 +4,10 @@
 package qemu
 
 import (
-	"archive/tar"
-	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,12 +18,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -36,6 +30,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestWebImage checks that servers are pending while their image is fetched, that they share the fetch,
@@ -43,21 +38,20 @@ import (
 func TestWebImage(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	content, err := os.ReadFile(e.plain)
-	assert.NoError(t, err)
+	content := framework.ReadFile(t, e.plain)
 	gate := make(chan struct{})
 	begun := make(chan struct{}, 10)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		begun <- struct{}{}
 		select {
 		case <-gate:
-			_, _ = w.Write(content)
+			_, _ = io.WriteString(w, content)
 		case <-r.Context().Done():
 		}
 	}))
 	t.Cleanup(web.Close)
 	spec := e.spec()
-	spec.Image = driver.Image{Source: web.URL + "/boot.img", Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
+	spec.Image = driver.Image{Source: web.URL + "/boot.img", Checksum: checksumOf(t, e.plain)}
 	for range 2 {
 		s := ensure(t, d, spec)
 		if s.State != driver.StatePending || !strings.Contains(s.Progress, "fetching "+web.URL) || s.Name != spec.Name {
@@ -180,10 +174,9 @@ func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) (failure error) {
 func TestContainerDisk(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	t.Cleanup(server.Close)
-	d := e.openFor(t, server.Listener.Addr().String())
-	reference := strings.TrimPrefix(server.URL, "http://") + "/disks/boot:1"
+	host := framework.NewRegistry(t, nil)
+	d := e.openFor(t, host)
+	reference := host + "/disks/boot:1"
 	pushDisk(t, reference, e.plain)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: "oci://" + reference, PullPolicy: driver.PullAlways}
@@ -225,21 +218,21 @@ func TestRegistryStalls(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
 			var stalls atomic.Bool
-			inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if !stalls.Load() || !strings.Contains(r.URL.Path, part) {
-					inner.ServeHTTP(w, r)
-					return
-				}
-				if part == "/blobs/" {
-					inner.ServeHTTP(&halfway{ResponseWriter: w}, r)
-				}
-				<-r.Context().Done()
-			}))
-			t.Cleanup(server.Close)
-			d := e.openFor(t, server.Listener.Addr().String())
+			host := framework.NewRegistry(t, func(inner http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if !stalls.Load() || !strings.Contains(r.URL.Path, part) {
+						inner.ServeHTTP(w, r)
+						return
+					}
+					if part == "/blobs/" {
+						inner.ServeHTTP(&halfway{ResponseWriter: w}, r)
+					}
+					<-r.Context().Done()
+				})
+			})
+			d := e.openFor(t, host)
 			d.fetches.Stall = time.Second
-			reference := strings.TrimPrefix(server.URL, "http://") + "/disks/boot:1"
+			reference := host + "/disks/boot:1"
 			pushDisk(t, reference, e.plain)
 			spec := e.spec()
 			spec.Image = driver.Image{Source: "oci://" + reference}
@@ -273,20 +266,10 @@ func (h *halfway) Write(p []byte) (int, error) {
 
 func pushDisk(t *testing.T, reference, path string) {
 	t.Helper()
-	content, err := os.ReadFile(path)
+	disk := framework.TarOf(t, "disk/boot.img", []byte(framework.ReadFile(t, path)))
+	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(disk, mediatypes.OCIUncompressedLayer))
 	assert.NoError(t, err)
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	assert.NoError(t, w.WriteHeader(&tar.Header{Name: "disk/boot.img", Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
-	_, err = w.Write(content)
-	assert.NoError(t, errors.Join(err, w.Close()))
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
-	assert.NoError(t, err)
-	image, err := mutate.AppendLayers(empty.Image, layer)
-	assert.NoError(t, err)
-	ref, err := name.ParseReference(reference)
-	assert.NoError(t, err)
-	assert.NoError(t, remote.Write(ref, image))
+	framework.PushImage(t, reference, image)
 }
 
 // TestDriverError checks that errors of package image get their kind in the driver
@@ -377,11 +360,10 @@ func TestCache(t *testing.T) {
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
 
 	record := d.InstanceOf(specs["volume"].UID).File(instance.RecordFile)
-	content, err := os.ReadFile(record)
-	assert.NoError(t, err)
+	content := framework.ReadFile(t, record)
 	assert.NoError(t, os.WriteFile(record, []byte("{"), 0o600))
 	assert.ErrorSays(t, "beside a server that cannot be read", assert.ErrorOf(c.PruneImages(t.Context())), "repair "+record)
-	assert.NoError(t, os.WriteFile(record, content, 0o600))
+	assert.NoError(t, os.WriteFile(record, []byte(content), 0o600))
 	specs["volume"] = withoutPower(specs["volume"])
 	reach(t, d, specs["volume"], driver.StateStopped)
 }

@@ -4,21 +4,21 @@
 package qemu
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
-
-	"cloudnative.tw/drover/test/assert"
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestJournal checks that the journal has what leaders did, each entry with its epoch,
@@ -52,12 +52,11 @@ func TestJournal(t *testing.T) {
 
 func journalEntries(t *testing.T, path string) []string {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
+	content := framework.ReadFile(t, path)
 	var all []string
-	for line := range bytes.Lines(content) {
+	for line := range strings.Lines(content) {
 		var e journal.Entry
-		assert.NoError(t, json.Unmarshal(line, &e))
+		assert.NoError(t, json.Unmarshal([]byte(line), &e))
 		if e.PID != os.Getpid() || e.Cluster != "cluster-1" || e.UID == "" || e.At.IsZero() {
 			t.Errorf("an entry is %+v", e)
 		}

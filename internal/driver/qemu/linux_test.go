@@ -163,8 +163,7 @@ func TestLinux(t *testing.T) {
 	t.Run("Memory", g.checkMemory)
 	t.Run("Off", g.checkOff)
 	gone(t, g.d, g.spec)
-	_, err := g.d.Dial(t.Context(), g.spec.UID, 7)
-	wantError(t, err, driver.ErrNotFound)
+	wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, 7)), driver.ErrNotFound)
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrNotFound)
 	if _, err := g.tryAsk(t, "/"); err == nil {
 		t.Error("the host port still answers")
@@ -189,11 +188,10 @@ func checkReport(t *testing.T, r *guestReport) {
 // checkFileSystems checks that a guest unmounts its file system when its host shuts down, which a
 // machine that is killed does not allow.
 func (g *linuxGuest) checkFileSystems(t *testing.T) {
-	printed, err := os.ReadFile(g.d.InstanceOf(g.spec.UID).File(machine.SerialLogFile))
-	assert.NoError(t, err)
+	printed := framework.ReadFile(t, g.d.InstanceOf(g.spec.UID).File(machine.SerialLogFile))
 	var found []string
-	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllSubmatch(printed, -1) {
-		found = append(found, string(state[1]))
+	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllStringSubmatch(printed, -1) {
+		found = append(found, state[1])
 	}
 	if !slices.Equal(found, []string{"clean", "clean", "not clean"}) {
 		t.Errorf("the guest found its disk %q", found)
@@ -212,8 +210,7 @@ func (g *linuxGuest) checkOff(t *testing.T) {
 		t.Errorf("a machine that is off is reached by %v and %+v", s.Addresses, s.Ports)
 	}
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrRetry, "does not run")
-	_, err := g.d.Dial(t.Context(), g.spec.UID, 7)
-	wantError(t, err, driver.ErrRetry, "does not run")
+	wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, 7)), driver.ErrRetry, "does not run")
 }
 
 // TestLinuxPanics checks that the end of a guest whose kernel panics is reported as such.
@@ -308,8 +305,7 @@ func (g *linuxGuest) checkVolumes(t *testing.T, r *guestReport) {
 	wantDisk(t, g.d, g.spec, instance.VolumeFile("data"), 16<<20)
 	smaller := g.spec
 	smaller.Volumes = []driver.Volume{data}
-	_, err := g.d.Ensure(t.Context(), smaller)
-	wantError(t, err, driver.ErrInvalid, "volumes[0].size (data) is 8388608 bytes", "may only grow")
+	wantError(t, assert.ErrorOf(g.d.Ensure(t.Context(), smaller)), driver.ErrInvalid, "volumes[0].size (data) is 8388608 bytes", "may only grow")
 	grown := r.Disks["vdb"]
 	grown.Size = 16 << 20
 	r.Disks["vdb"] = grown

@@ -16,15 +16,14 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // taken returns a host port that another process has during the test.
 func taken(t *testing.T) int32 {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	return portOf(listener.Addr())
+	listener := framework.Listen(t, "tcp4", "0.0.0.0:0")
+	return framework.PortOf(listener)
 }
 
 // TestPortTakenMeanwhile checks a host port that was free when it was checked and is

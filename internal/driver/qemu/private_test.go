@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // secret is what must stay hidden, wherever a server answers with it.
@@ -91,8 +91,7 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 // serveAt serves at an address of this host.
 func serveAt(t *testing.T, address string, f http.HandlerFunc) (host string) {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address+":0")
-	assert.NoError(t, err)
+	listener := framework.Listen(t, "tcp", address+":0")
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: f}} //nolint:gosec // a test's
 	server.Start()
 	t.Cleanup(server.Close)
@@ -210,8 +209,7 @@ func TestLoginsNeedTLS(t *testing.T) {
 	}
 	strict := e.options()
 	strict.Fetch.PlainHTTP = []string{host}
-	_, err = openWith(t, strict).Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrInvalid, "image.checksum is empty")
+	wantError(t, assert.ErrorOf(openWith(t, strict).Ensure(t.Context(), spec)), driver.ErrInvalid, "image.checksum is empty")
 	wantError(t, e.openFor(t, host).waitFor(t, spec), driver.ErrRetry, "the server answered 401 Unauthorized", driver.ReasonImageUnavailable)
 	if asked == 0 || logins != 0 {
 		t.Errorf("it was asked %d times, of which %d with a login", asked, logins)

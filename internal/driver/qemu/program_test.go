@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"regexp"
 	"slices"
@@ -13,20 +12,19 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // commandLine returns the command line of a server's QEMU.
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
-	line, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
-	assert.NoError(t, err)
-	return strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
+	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
+	return strings.Split(strings.TrimSuffix(line, "\x00"), "\x00")
 }
 
 // pinned returns the machine type of a running server.
@@ -40,15 +38,7 @@ func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
 // edit changes a server's record, to look like one of an older version.
 func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[string]any)) {
 	t.Helper()
-	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	var fields map[string]any
-	assert.NoError(t, json.Unmarshal(content, &fields))
-	change(fields)
-	content, err = json.Marshal(fields)
-	assert.NoError(t, err)
-	assert.NoError(t, os.WriteFile(path, content, 0o600))
+	framework.EditJSON(t, d.InstanceOf(spec.UID).File(instance.RecordFile), func(r *map[string]any) { change(*r) })
 }
 
 // older returns a QEMU whose newest machine type differs from that of the usual one.
@@ -215,9 +205,8 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 
 func oomScore(t *testing.T, pid int) int {
 	t.Helper()
-	text, err := os.ReadFile(proc.Path(pid, "oom_score_adj"))
-	assert.NoError(t, err)
-	score, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	text := framework.ReadFile(t, proc.Path(pid, "oom_score_adj"))
+	score, err := strconv.Atoi(strings.TrimSpace(text))
 	assert.NoError(t, err)
 	return score
 }

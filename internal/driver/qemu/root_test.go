@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -23,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // wantRefused checks that the image is refused, with a message that has all texts.
@@ -305,7 +304,6 @@ func TestOldDiskMissing(t *testing.T) {
 	r, spec := e.replacement(t, d)
 	r.Root, r.Old = r.new, &r.old
 	assert.NoError(t, r.Save())
-	_, err := d.Ensure(t.Context(), spec)
-	assert.ErrorSays(t, "Ensure", err, r.File(instance.OldRootFile))
+	assert.ErrorSays(t, "Ensure", assert.ErrorOf(d.Ensure(t.Context(), spec)), r.File(instance.OldRootFile))
 	off(t, d, spec)
 }

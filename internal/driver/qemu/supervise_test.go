@@ -64,8 +64,7 @@ func TestRetained(t *testing.T) {
 				assert.NoError(t, h.Kill(t.Context()))
 				assert.NoError(t, os.RemoveAll(h.Path))
 			} else {
-				_, err := conn.Write([]byte("x"))
-				assert.NoError(t, err)
+				assert.NoError(t, assert.ErrorOf(conn.Write([]byte("x"))))
 			}
 			waitStopped(t, h)
 			assert.Eventually(t, "its group is gone", func(testing.TB) error {
@@ -145,10 +144,8 @@ func TestStandbyForgets(t *testing.T) {
 	}
 	for want := range 2 {
 		want = 2 - want
-		_, err := d.List(t.Context())
-		assert.NoError(t, err)
-		_, err = d.List(t.Context(), stays.UID) // not a complete list
-		assert.NoError(t, err)
+		assert.NoError(t, assert.ErrorOf(d.List(t.Context())))
+		assert.NoError(t, assert.ErrorOf(d.List(t.Context(), stays.UID))) // not a complete list
 		for name, n := range remembered() {
 			if n != want {
 				t.Errorf("%d are %s, want %d", n, name, want)
@@ -164,9 +161,8 @@ func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 	conn, err := h.DialSerial(t.Context())
 	assert.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	go func() { _, _ = io.Copy(io.Discard, conn) }()                              // else QEMU would block the guest
-	_, err = conn.Write([]byte("b" + strings.Repeat("u", 2*int(smallLogs.Size)))) // it echoes its input
-	assert.NoError(t, err)
+	go func() { _, _ = io.Copy(io.Discard, conn) }()                                                      // else QEMU would block the guest
+	assert.NoError(t, assert.ErrorOf(conn.Write([]byte("b"+strings.Repeat("u", 2*int(smallLogs.Size)))))) // it echoes its input
 	assert.Eventually(t, "its log is cut", func(testing.TB) error {
 		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
 		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {

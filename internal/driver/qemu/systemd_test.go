@@ -134,10 +134,9 @@ func TestUnitOrder(t *testing.T) {
 // unitSettings returns the words of each setting of a unit.
 func unitSettings(t *testing.T, unit string) map[string][]string {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "systemd", unit))
-	assert.NoError(t, err)
+	content := framework.ReadFile(t, filepath.Join("..", "..", "..", "config", "systemd", unit))
 	settings := map[string][]string{}
-	for line := range strings.Lines(string(content)) {
+	for line := range strings.Lines(content) {
 		if key, value, is := strings.Cut(line, "="); is && !strings.HasPrefix(line, "#") {
 			settings[key] = append(settings[key], strings.Fields(value)...)
 		}
@@ -187,8 +186,7 @@ func copyFile(t *testing.T, from, to string) {
 	defer func() { _ = in.Close() }()
 	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
 	assert.NoError(t, err)
-	_, err = io.Copy(out, in)
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.Copy(out, in)))
 	assert.NoError(t, out.Close())
 }
 

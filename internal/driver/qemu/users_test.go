@@ -4,7 +4,6 @@
 package qemu
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -14,32 +13,28 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"github.com/go-logr/logr/funcr"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // needsRoot skips a test of machines that have other users than the tests.
 func needsRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can start machines as other users")
-	}
+	framework.RequireRoot(t, "start machines as other users")
 }
 
 // processStatus returns the lines of a machine's /proc/PID/status by their names.
 func processStatus(t *testing.T, d *Driver, spec driver.ServerSpec) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "status"))
-	assert.NoError(t, err)
+	text := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).PID(), "status"))
 	status := map[string]string{}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
 		status[name] = strings.Join(strings.Fields(value), " ")
 	}
@@ -155,7 +150,7 @@ func TestStartedBefore(t *testing.T) {
 		},
 		"with the file of another process": func(t *testing.T, path string) {
 			t.Helper()
-			replaceIn(t, path, "startTicks", 1)
+			framework.EditJSON(t, path, func(started *map[string]any) { (*started)["startTicks"] = 1 })
 		},
 		"with a file that cannot be read": func(t *testing.T, path string) {
 			t.Helper()
@@ -179,19 +174,6 @@ func TestStartedBefore(t *testing.T) {
 			wantConfinement(t, reach(t, next, spec, driver.StateRunning), driver.ReasonConfined)
 		})
 	}
-}
-
-// replaceIn replaces a number in a file of JSON.
-func replaceIn(t *testing.T, path, key string, value int64) {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	var object map[string]any
-	assert.NoError(t, json.Unmarshal(content, &object))
-	object[key] = value
-	content, err = json.Marshal(object)
-	assert.NoError(t, err)
-	assert.NoError(t, os.WriteFile(path, content, 0o600))
 }
 
 // TestLowPort checks that a machine can have a host port that takes a privilege, and has no

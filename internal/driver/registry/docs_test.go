@@ -4,13 +4,13 @@
 package registry
 
 import (
-	"os"
 	"regexp"
 	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestDocsOfFields checks that the table of docs/drivers.md has every driver as a column,
@@ -46,9 +46,8 @@ func testOptionsIn(dir string) Options {
 // fieldTable returns the rows of the first table, without the line below its head.
 func fieldTable(t *testing.T) []string {
 	t.Helper()
-	page, err := os.ReadFile("../../../docs/drivers.md")
-	assert.NoError(t, err)
-	_, table, _ := strings.Cut(string(page), "\n| field")
+	page := framework.ReadFile(t, "../../../docs/drivers.md")
+	_, table, _ := strings.Cut(page, "\n| field")
 	table, _, _ = strings.Cut("| field"+table, "\n\n")
 	rows := strings.Split(table, "\n")
 	return append(rows[:1], rows[2:]...)

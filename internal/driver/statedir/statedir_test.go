@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func openDir(t *testing.T, path string) *statedir.Dir {
@@ -60,8 +61,7 @@ func TestIdentity(t *testing.T) {
 	assert.ErrorIs(t, "another identity", d.Reach(), driver.ErrUnavailable)
 	assert.NoError(t, os.Rename(path, path+".away"))
 	assert.ErrorIs(t, "no folder", d.Reach(), driver.ErrUnavailable)
-	_, err := d.Lock("uid")
-	assert.ErrorIs(t, "lock without a folder", err, driver.ErrUnavailable)
+	assert.ErrorIs(t, "lock without a folder", assert.ErrorOf(d.Lock("uid")), driver.ErrUnavailable)
 }
 
 func TestLock(t *testing.T) {
@@ -69,8 +69,7 @@ func TestLock(t *testing.T) {
 	d := openDir(t, t.TempDir())
 	held, err := d.Lock("uid")
 	assert.NoError(t, err)
-	_, err = d.Lock("uid")
-	assert.ErrorIs(t, "a lock that is held", err, driver.ErrRetry)
+	assert.ErrorIs(t, "a lock that is held", assert.ErrorOf(d.Lock("uid")), driver.ErrRetry)
 	other, err := d.Lock("other")
 	assert.NoError(t, err)
 	other.Release()
@@ -154,9 +153,8 @@ func TestFiles(t *testing.T) {
 	assert.NoError(t, d.Replace(path, []byte("three")))
 	refuses := errors.New("it was touched")
 	assert.ErrorIs(t, "replacing what was touched", d.ReplaceIf(path, []byte("four"), func() error { return refuses }), refuses)
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	if string(content) != "three" {
+	content := framework.ReadFile(t, path)
+	if content != "three" {
 		t.Errorf("it holds %q", content)
 	}
 	assert.NoError(t, d.Discard(path))
@@ -252,8 +250,7 @@ func TestSweepRace(t *testing.T) {
 func TestOpenExisting(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "new")
-	_, err := statedir.OpenExisting("the test's folder", path)
-	assert.ErrorIs(t, "a folder that is not there", err, fs.ErrNotExist)
+	assert.ErrorIs(t, "a folder that is not there", assert.ErrorOf(statedir.OpenExisting("the test's folder", path)), fs.ErrNotExist)
 	if _, err := os.Stat(path); err == nil {
 		t.Error("it was made")
 	}

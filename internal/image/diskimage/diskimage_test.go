@@ -80,9 +80,8 @@ func patched(t *testing.T, path string, at int64, bits int, value uint64) string
 // l1Of returns where the L1 table of an image begins.
 func l1Of(t *testing.T, path string) int64 {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	assert.NoError(t, err)
-	return int64(binary.BigEndian.Uint32(content[l1Offset+4:])) // the lower half
+	content := framework.ReadFile(t, path)
+	return int64(binary.BigEndian.Uint32([]byte(content[l1Offset+4:]))) // the lower half
 }
 
 // longL1 returns a disk of 1 GiB, for which two entries of the L1 table suffice, and
@@ -186,8 +185,7 @@ func TestProbeIsCheap(t *testing.T) {
 	info, err := f.Stat()
 	assert.NoError(t, err)
 	read := &counter{ReaderAt: f}
-	_, err = diskimage.Probe(read, info.Size())
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(diskimage.Probe(read, info.Size())))
 	if read.n > 4096 {
 		t.Errorf("it read %d bytes of %d", read.n, info.Size())
 	}
@@ -274,11 +272,9 @@ func shows(t *testing.T, disk, image string) {
 	t.Helper()
 	flat := filepath.Join(t.TempDir(), "flat")
 	framework.RunQEMUImg(t, "convert", "-O", "raw", disk, flat)
-	got, err := os.ReadFile(flat)
-	assert.NoError(t, err)
-	want, err := os.ReadFile(image)
-	assert.NoError(t, err)
-	if !bytes.Equal(got[:len(want)], want) || bytes.Contains(got[len(want):], []byte("d")) {
+	got := framework.ReadFile(t, flat)
+	want := framework.ReadFile(t, image)
+	if got[:len(want)] != want || strings.Contains(got[len(want):], "d") {
 		t.Error("the disk does not show its image")
 	}
 	framework.RunQEMUImg(t, "resize", "-q", disk, "2G")

@@ -201,8 +201,7 @@ func TestArguments(t *testing.T) {
 			}
 			return `{"return":{"exited":true,"exitcode":0}}`
 		}}
-		_, err := g.agent().Exec(t.Context(), Command{Args: []string{"sh", "-c", "echo \"a\"\n"}, Stdin: []byte("in\xff")})
-		assert.NoError(t, err)
+		assert.NoError(t, assert.ErrorOf(g.agent().Exec(t.Context(), Command{Args: []string{"sh", "-c", "echo \"a\"\n"}, Stdin: []byte("in\xff")})))
 		text, _ := json.Marshal(got)
 		if want := `{"arg":["-c","echo \"a\"\n"],"capture-output":true,"input-data":"aW7/","path":"sh"}`; string(text) != want {
 			t.Errorf("it gets %s, want %s", text, want)

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // stub is a machine that answers with what a test sets.
@@ -79,8 +80,7 @@ func serve(t *testing.T, c Credentials, m Machine) string {
 	t.Helper()
 	s, err := NewServer(t.Context(), c, m)
 	assert.NoError(t, err)
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	assert.NoError(t, err)
+	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	return listener.Addr().String()
@@ -307,8 +307,7 @@ func TestServeRefusesItself(t *testing.T) {
 	machine, client := newPair(t, name)
 	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}})
 	assert.NoError(t, err)
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	assert.NoError(t, err)
+	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.Serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	for range 2 * maxConnections { // none of which takes the place of another

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const valid = `
@@ -89,9 +90,8 @@ func TestExamples(t *testing.T) {
 		t.Fatalf("the examples are %q, %v", files, err)
 	}
 	for _, file := range files {
-		content, err := os.ReadFile(file)
-		assert.NoError(t, err)
-		first, _, _ := strings.Cut(string(content), "\n---\n")
+		content := framework.ReadFile(t, file)
+		first, _, _ := strings.Cut(content, "\n---\n")
 		var object struct{ Data, StringData map[string]string }
 		path := filepath.Join(t.TempDir(), "machine.yaml")
 		assert.NoError(t, yaml.Unmarshal([]byte(first), &object))

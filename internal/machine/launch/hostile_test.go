@@ -21,12 +21,11 @@ import (
 	"time"
 	"unsafe"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -296,10 +295,9 @@ func attack(t *testing.T, self string, abi int, isOwn bool) map[string]string {
 	hostile, err := Start(t.Context(), config, order, Endpoints{out, out, out, out, out}, files)
 	assert.NoError(t, err)
 	assert.NoError(t, hostile.Wait())
-	text, err := os.ReadFile(out.Name())
-	assert.NoError(t, err)
+	text := framework.ReadFile(t, out.Name())
 	var results map[string]string
-	if err := json.Unmarshal(text, &results); err != nil {
+	if err := json.Unmarshal([]byte(text), &results); err != nil {
 		t.Fatalf("it printed %q: %v", text, err)
 	}
 	return results
@@ -325,17 +323,11 @@ func makeTargets(t *testing.T) (dir string, config Config, files *Files) {
 		assert.NoError(t, os.WriteFile(path, []byte("secret"), 0o600))
 	}
 	for _, address := range []string{x.Socket, "@" + x.Abstract} {
-		listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", address)
-		assert.NoError(t, err)
-		t.Cleanup(func() { _ = listener.Close() })
+		framework.Listen(t, "unix", address)
 	}
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	x.OtherPort = int32(listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
-	free, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	assert.NoError(t, err)
-	x.OwnPort = int32(free.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
+	x.OtherPort = framework.PortOf(framework.Listen(t, "tcp4", "127.0.0.1:0"))
+	free := framework.Listen(t, "tcp4", "127.0.0.1:0")
+	x.OwnPort = framework.PortOf(free)
 	assert.NoError(t, free.Close())
 	x.LowPort = lowPorts.Add(2)
 	text, err := json.Marshal(x)

@@ -11,14 +11,13 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestDevice checks which devices machines' users may use, and by which group.
 func TestDevice(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can start machines as other users")
-	}
+	framework.RequireRoot(t, "start machines as other users")
 	users, err := NewUsers(DefaultUser, "")
 	assert.NoError(t, err)
 	const group = 12345

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func TestIsConnected(t *testing.T) {
@@ -40,13 +41,12 @@ func TestIsConnected(t *testing.T) {
 // connection although QEMU's table has those of others too.
 func TestProbeOfOneAddress(t *testing.T) {
 	t.Parallel()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	assert.NoError(t, err)
-	defer func() { _ = listener.Close() }()
+	listener := framework.Listen(t, "tcp4", "127.0.0.1:0")
 	var ends [2]net.Conn
 	for i := range ends {
-		ends[i], err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
+		end, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
 		assert.NoError(t, err)
+		ends[i] = end
 		taken, err := listener.Accept()
 		assert.NoError(t, err)
 		defer func() { _, _ = ends[i].Close(), taken.Close() }()
@@ -61,9 +61,7 @@ func TestProbeOfOneAddress(t *testing.T) {
 // noticed.
 func TestWaitReadable(t *testing.T) {
 	t.Parallel()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	assert.NoError(t, err)
-	defer func() { _ = listener.Close() }()
+	listener := framework.Listen(t, "tcp4", "127.0.0.1:0")
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
 	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
@@ -72,8 +70,7 @@ func TestWaitReadable(t *testing.T) {
 	assert.NoError(t, conn.SetReadDeadline(time.Unix(1, 0)))
 	assert.ErrorIs(t, "with nothing there", WaitReadable(conn), os.ErrDeadlineExceeded)
 	assert.NoError(t, conn.SetReadDeadline(time.Time{}))
-	_, err = io.WriteString(taken, "hello")
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(taken, "hello")))
 	assert.NoError(t, WaitReadable(conn))
 	assert.NoError(t, taken.Close())
 	if text, err := io.ReadAll(conn); string(text) != "hello" || err != nil {

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -26,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func TestScreen(t *testing.T) {
@@ -156,11 +156,8 @@ func TestAddresses(t *testing.T) {
 // TestRoute has a container that cannot be reached by its own address, and one that refuses.
 func TestRoute(t *testing.T) {
 	t.Parallel()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	closed, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.2:0")
-	assert.NoError(t, err)
+	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
+	closed := framework.Listen(t, "tcp", "127.0.0.2:0")
 	_ = closed.Close()
 	const unreachable = "255.255.255.255:80"
 	open, refusing := listener.Addr().String(), closed.Addr().String()

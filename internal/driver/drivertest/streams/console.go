@@ -8,11 +8,10 @@ import (
 	"io"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func openConsole(t *testing.T, d driver.Consoler, uid types.UID) (io.ReadWriteCloser, *Reading) {
@@ -48,11 +47,9 @@ func testConsoleWriter(t *testing.T, e *Env) {
 	second, _ := openConsole(t, other, spec.UID)
 	for range 2 {
 		text := word()
-		_, err := io.WriteString(first, e.Guest.Type(text))
-		assert.NoError(t, err)
+		assert.NoError(t, assert.ErrorOf(io.WriteString(first, e.Guest.Type(text))))
 		shown.WaitForText(t, text)
-		_, err = io.WriteString(second, e.Guest.Type(word()))
-		assert.ErrorIs(t, "Write beside another writer", err, driver.ErrConsoleTaken)
+		assert.ErrorIs(t, "Write beside another writer", assert.ErrorOf(io.WriteString(second, e.Guest.Type(word()))), driver.ErrConsoleTaken)
 	}
 	assert.NoError(t, first.Close())
 	if _, err := io.WriteString(first, e.Guest.Type(word())); err == nil {
@@ -60,8 +57,7 @@ func testConsoleWriter(t *testing.T, e *Env) {
 	}
 	_, third := openConsole(t, d, spec.UID)
 	text := word()
-	_, err := io.WriteString(second, e.Guest.Type(text))
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(second, e.Guest.Type(text))))
 	third.WaitForText(t, text)
 }
 

@@ -88,8 +88,7 @@ func testExecTerminal(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
 	spec, _ := e.Start(t, "exec-terminal")
 	if e.Guest.Commands.Size == nil {
-		_, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print("x"), Stdout: io.Discard, TTY: true})
-		assert.ErrorIs(t, "Exec with a terminal", err, driver.ErrUnsupported)
+		assert.ErrorIs(t, "Exec with a terminal", assert.ErrorOf(d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print("x"), Stdout: io.Discard, TTY: true})), driver.ErrUnsupported)
 		return
 	}
 	in, typed := io.Pipe()
@@ -135,16 +134,14 @@ func testExecEnds(t *testing.T, e *Env) {
 		ended <- err
 	}()
 	r, text := ReadAll(t, shown), word()
-	_, err := io.WriteString(typed, text)
-	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(typed, text)))
 	r.WaitForText(t, text)
 	cancel()
 	assert.ErrorIs(t, "Exec", <-ended, context.Canceled)
 
 	broken, out := io.Pipe()
 	assert.NoError(t, broken.CloseWithError(os.ErrDeadlineExceeded))
-	_, err = d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print(word()), Stdout: out})
-	assert.ErrorIs(t, "Exec whose output is not taken", err, os.ErrDeadlineExceeded)
+	assert.ErrorIs(t, "Exec whose output is not taken", assert.ErrorOf(d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print(word()), Stdout: out})), os.ErrDeadlineExceeded)
 	e.checkRuns(t, s)
 }
 

@@ -69,8 +69,7 @@ func testLogsTail(t *testing.T, e *Env) {
 			}
 		}
 	}
-	_, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})
-	assert.ErrorIs(t, "Logs of -1 lines", err, driver.ErrInvalid)
+	assert.ErrorIs(t, "Logs of -1 lines", assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})), driver.ErrInvalid)
 }
 
 func testLogsFollow(t *testing.T, e *Env) {
@@ -100,8 +99,7 @@ func testLogsPrevious(t *testing.T, e *Env) {
 	spec, s := e.Start(t, "logs-previous")
 	first := e.print(t, s)
 	e.waitForLog(t, spec.UID, driver.LogOptions{}, first)
-	_, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true})
-	assert.ErrorIs(t, "Logs of the run before the first", err, driver.ErrRetry)
+	assert.ErrorIs(t, "Logs of the run before the first", assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: true})), driver.ErrRetry)
 
 	s = e.Restart(t, spec, s)
 	second := e.print(t, s)

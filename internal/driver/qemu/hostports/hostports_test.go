@@ -16,6 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // host acts as a host that has some ports taken and offers others in turn.
@@ -80,10 +81,8 @@ func TestChooseForwards(t *testing.T) {
 // and none where all are taken.
 func TestHostPortsRange(t *testing.T) {
 	t.Parallel()
-	held, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
-	assert.NoError(t, err)
-	defer func() { _ = held.Close() }()
-	first := int32(held.Addr().(*net.TCPAddr).Port) //nolint:gosec // 16 bits
+	held := framework.Listen(t, "tcp4", "0.0.0.0:0")
+	first := framework.PortOf(held)
 	h, err := Parse(fmt.Sprintf("%d-%d", first, first+2))
 	assert.NoError(t, err)
 	ports := []driver.Port{{Port: 80}, {Port: 81}}

@@ -1,0 +1,54 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"cloudnative.tw/drover/test/assert"
+)
+
+// NewRegistry starts a registry of images and returns its host. Unless around is nil, what it returns answers the
+// requests.
+func NewRegistry(t testing.TB, around func(http.Handler) http.Handler) (host string) {
+	t.Helper()
+	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	if around != nil {
+		handler = around(handler)
+	}
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// PushImage gives a reference an image.
+func PushImage(t testing.TB, reference string, image v1.Image) {
+	t.Helper()
+	ref, err := name.ParseReference(reference)
+	assert.NoError(t, err)
+	assert.NoError(t, remote.Write(ref, image))
+}
+
+// TarOf returns an archive of one file.
+func TarOf(t testing.TB, path string, content []byte) []byte {
+	t.Helper()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o444, Size: int64(len(content))})
+	_, writeErr := w.Write(content)
+	assert.NoError(t, errors.Join(err, writeErr, w.Close()))
+	return archive.Bytes()
+}
