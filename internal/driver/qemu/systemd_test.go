@@ -41,9 +41,12 @@ systemctl enable --now drover
 // payloadSize is the size of the disk "payload".
 const payloadSize = 400 << 20
 
-// isUp waits for Drover.
+// isUp waits for Drover, and gives up when it has ended several times.
 const isUp = `#!/bin/sh
-until test -e /var/lib/drover/run/ready; do sleep 1; done
+until test -e /var/lib/drover/run/ready; do
+	test "$(systemctl show --property NRestarts --value drover)" -lt 3 || { journalctl --unit drover --lines 50; exit 1; }
+	sleep 1
+done
 echo Drover is up
 `
 
