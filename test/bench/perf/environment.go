@@ -24,6 +24,7 @@ type environment struct {
 	*bench.Environment
 	benchmark *benchmark
 	vms, idle *bench.VMs
+	id        string // of the cluster, as containers carry it
 }
 
 func (b *benchmark) newEnvironment(ctx context.Context, opts framework.ClusterOptions) (*environment, error) {
@@ -31,17 +32,20 @@ func (b *benchmark) newEnvironment(ctx context.Context, opts framework.ClusterOp
 	if err != nil {
 		return nil, err
 	}
-	return &environment{e, b, e.VMsIn("bench", b.AtOnce), e.VMsIn("idle", b.AtOnce)}, nil
+	system, err := e.Kube.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return &environment{e, b, e.VMsIn("bench", b.AtOnce), e.VMsIn("idle", b.AtOnce), string(system.UID)}, nil
 }
 
 // close removes containers too, which are there only if a suite failed.
 func (w *environment) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanTimeout)
 	defer cancel()
-	system, err := w.Kube.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
-	err = errors.Join(err, w.Close())
-	if engine, openErr := client.New(client.FromEnv); openErr == nil && err == nil {
-		removeLabelled(ctx, engine, docker.LabelCluster+"="+string(system.UID))
+	err := w.Close()
+	if engine, openErr := client.New(client.FromEnv); openErr == nil {
+		removeLabelled(ctx, engine, docker.LabelCluster+"="+w.id)
 		_ = engine.Close()
 	}
 	return err
