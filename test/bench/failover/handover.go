@@ -35,8 +35,6 @@ type handover struct {
 	Released time.Duration
 	// Elected is when the Lease names a new leader.
 	Elected time.Duration
-	// Created is when the API server has the VM; 0 without one.
-	Created time.Duration
 	// Reconciled is when Drover first writes to the VM.
 	Reconciled time.Duration
 	// InGap reports whether the VM was created after the signal and before the new
@@ -142,7 +140,7 @@ func (w *handoverObserver) waitForReconcile(name string) error {
 	if err != nil {
 		return fmt.Errorf("the first write to the VM: %w", err)
 	}
-	w.Created, w.Reconciled = made.At.Sub(w.signalled), touched.At.Sub(w.signalled)
+	w.Reconciled = touched.At.Sub(w.signalled)
 	w.InGap = made.Version < w.elected && w.elected < touched.Version
 	if err := w.b.gapVMs.Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
 		return err

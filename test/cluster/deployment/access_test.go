@@ -150,7 +150,6 @@ func testStreams(t *testing.T, d *Deployment) {
 	viewer.run(t, 1, "orbidden", "console", "web")
 	editor.run(t, 0, "the demo guest is up", "logs", "web")
 	viewer.run(t, 0, "the demo guest is up", "logs", "web")
-	editor.useConsole(t, "web")
 	checkReplicasServe(t, d, viewer)
 	d.within(t, "deletion", web.DeleteVM)
 	d.Judge(t)
@@ -196,41 +195,6 @@ func (a *account) run(t *testing.T, code int, text string, args ...string) {
 	if got != code || !strings.Contains(stdout+stderr, text) {
 		t.Errorf("kubectl vm %s ended with %d, not with %d and %q: %s%s", strings.Join(args, " "), got, code, text, stdout, stderr)
 	}
-}
-
-// useConsole has a console at a terminal, reads it and leaves it.
-func (a *account) useConsole(t *testing.T, name string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
-	defer cancel()
-	// script gives the program a terminal.
-	cmd := exec.CommandContext(ctx, "script", "--quiet", "--return", "--flush", "--command", a.program+" console "+name, "/dev/null")
-	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+a.kubeconfig)
-	keyboard, err := cmd.StdinPipe()
-	assert.NoError(t, err)
-	screen, err := cmd.StdoutPipe()
-	assert.NoError(t, err)
-	assert.NoError(t, cmd.Start())
-	seen := readUntil(screen, "the demo guest is up")
-	_, err = io.WriteString(keyboard, "\x1d")
-	seen += readUntil(screen, "Left the console")
-	if endErr := cmd.Wait(); err != nil || endErr != nil || !strings.Contains(seen, "the demo guest is up") {
-		t.Errorf("kubectl vm console ended with %v, %v: %s", err, endErr, seen)
-	}
-}
-
-// readUntil returns what was read up to a text, or to the end.
-func readUntil(r io.Reader, text string) string {
-	var seen strings.Builder
-	buffer := make([]byte, 1024)
-	for !strings.Contains(seen.String(), text) {
-		n, err := r.Read(buffer)
-		seen.Write(buffer[:n])
-		if err != nil {
-			break
-		}
-	}
-	return seen.String()
 }
 
 // checkReplicasServe reads a log at each node. The Service leads a connection to the replica
