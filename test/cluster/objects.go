@@ -89,7 +89,12 @@ func (n *Node) IsReady(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	return IsReady(node), nil
+}
+
+// IsReady reports whether a node is Ready.
+func IsReady(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	}), nil
+	})
 }

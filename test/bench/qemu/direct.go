@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/qmp"
 	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // model is a machine of Drover's whose guest never ran: its command line, and the
@@ -77,19 +78,13 @@ func commandLine(dir string) ([]string, error) {
 }
 
 func copyFiles(to, from string) error {
-	if err := os.Mkdir(to, 0o700); err != nil {
-		return err
-	}
+	err := os.Mkdir(to, 0o700)
 	for _, name := range modelFiles {
-		content, err := os.ReadFile(filepath.Join(from, name))
 		if err == nil {
-			err = os.WriteFile(filepath.Join(to, name), content, 0o600)
-		}
-		if err != nil {
-			return err
+			err = framework.CopyFile(filepath.Join(from, name), filepath.Join(to, name))
 		}
 	}
-	return nil
+	return err
 }
 
 // startDirectly starts the model's command line, and ends it.

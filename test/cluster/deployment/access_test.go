@@ -209,11 +209,8 @@ func checkReplicasServe(t *testing.T, d *Deployment, a *account) {
 		}
 	}
 	assert.Eventually(t, "each replica has served a stream", func(t testing.TB) error {
-		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		for _, pod := range pods.Items {
+		pods, err := d.pods(t.Context())
+		for _, pod := range pods {
 			log, err := d.Cluster.PodLog(t.Context(), namespace, pod.Name)
 			if err != nil {
 				return err
@@ -222,6 +219,6 @@ func checkReplicasServe(t *testing.T, d *Deployment, a *account) {
 				return fmt.Errorf("pod %s on node %s has served none", pod.Name, pod.Spec.NodeName)
 			}
 		}
-		return nil
+		return err
 	})
 }

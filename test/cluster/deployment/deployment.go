@@ -152,6 +152,15 @@ func (d *Deployment) findHolder(ctx context.Context) (string, error) {
 	return holder, err
 }
 
+// pods are those of Drover.
+func (d *Deployment) pods(ctx context.Context) ([]corev1.Pod, error) {
+	list, err := d.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
 // nodeOf returns the node of a pod of Drover.
 func (d *Deployment) nodeOf(ctx context.Context, pod string) (*cluster.Node, error) {
 	p, err := d.Kube.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})

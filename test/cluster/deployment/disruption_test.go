@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -98,13 +99,10 @@ func (d *Deployment) checkUnschedulable(t *testing.T) {
 	standby, err := d.findStandby(t.Context())
 	assert.NoError(t, err)
 	assert.NoError(t, d.Kube.CoreV1().Pods(namespace).Delete(t.Context(), standby, metav1.DeleteOptions{}))
-	d.waitForPod(t, "a replica that cannot be scheduled", func(pod *corev1.Pod) bool {
-		for _, c := range pod.Status.Conditions {
-			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
-				return true
-			}
-		}
-		return false
+	d.waitForPod(t, "a replica that cannot be scheduled", func(pod corev1.Pod) bool {
+		return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable
+		})
 	})
 	d.checkManaged(t)
 	for _, node := range d.Cluster.Nodes() {
@@ -119,58 +117,42 @@ func (d *Deployment) findStandby(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	pods, err := d.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return "", err
-	}
-	for _, pod := range pods.Items {
+	pods, err := d.pods(ctx)
+	for _, pod := range pods {
 		if pod.Name != podOf(holder) && isReady(&pod) {
 			return pod.Name, nil
 		}
 	}
-	return "", errors.New("there is no standby")
+	return "", errors.Join(errors.New("there is no standby"), err)
 }
 
 // checkAbsentImage upgrades to an image that is nowhere, and back. The old replicas go on.
 func (d *Deployment) checkAbsentImage(t *testing.T) {
 	t.Helper()
 	assert.NoError(t, d.upgrade("--set", "image.tag=absent,image.pullPolicy=IfNotPresent"))
-	d.waitForPod(t, "a replica without an image", func(pod *corev1.Pod) bool {
-		for _, c := range pod.Status.ContainerStatuses {
-			if w := c.State.Waiting; w != nil && (w.Reason == "ErrImagePull" || w.Reason == "ImagePullBackOff") {
-				return true
-			}
-		}
-		return false
+	d.waitForPod(t, "a replica without an image", func(pod corev1.Pod) bool {
+		return slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+			w := c.State.Waiting
+			return w != nil && (w.Reason == "ErrImagePull" || w.Reason == "ImagePullBackOff")
+		})
 	})
 	d.checkManaged(t)
-	pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+	pods, err := d.pods(t.Context())
 	assert.NoError(t, err)
-	ready := 0
-	for _, pod := range pods.Items {
-		if isReady(&pod) {
-			ready++
-		}
-	}
-	if ready != replicas {
-		t.Errorf("beside a replica without an image %d replicas are ready", ready)
+	if pods = slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return !isReady(&pod) }); len(pods) != replicas {
+		t.Errorf("beside a replica without an image %d replicas are ready", len(pods))
 	}
 	assert.NoError(t, d.helm("rollback", "drover", "--wait", "--timeout", "2m"))
 	d.waitUntilImage(t, imageDev)
 }
 
-func (d *Deployment) waitForPod(t *testing.T, what string, is func(*corev1.Pod) bool) {
+func (d *Deployment) waitForPod(t *testing.T, what string, is func(corev1.Pod) bool) {
 	t.Helper()
 	assert.Eventually(t, what, func(t testing.TB) error {
-		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			return err
+		pods, err := d.pods(t.Context())
+		if err == nil && !slices.ContainsFunc(pods, is) {
+			err = fmt.Errorf("none of %d pods is that", len(pods))
 		}
-		for _, pod := range pods.Items {
-			if is(&pod) {
-				return nil
-			}
-		}
-		return fmt.Errorf("none of %d pods is that", len(pods.Items))
+		return err
 	})
 }

@@ -224,9 +224,9 @@ func (d *Deployment) waitUntilImage(t testing.TB, tag string) {
 func (d *Deployment) waitUntilGone(t testing.TB) {
 	t.Helper()
 	assert.Eventually(t, "the replicas are gone", func(t testing.TB) error {
-		pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-		if err == nil && len(pods.Items) > 0 {
-			err = fmt.Errorf("there are %d pods", len(pods.Items))
+		pods, err := d.pods(t.Context())
+		if err == nil && len(pods) > 0 {
+			err = fmt.Errorf("there are %d pods", len(pods))
 		}
 		return err
 	})

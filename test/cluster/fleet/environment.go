@@ -109,7 +109,7 @@ func (f *fleet) startKwok() (*framework.Process, error) {
 // addNodes adds the nodes that kwok simulates, and waits until they are ready.
 func (f *fleet) addNodes(ctx context.Context) error {
 	took, err := bench.WaitForAll(ctx, f.watched("nodes", metav1.NamespaceAll), f.Nodes, func(_ watch.EventType, node *corev1.Node) bool {
-		return node.Labels[simulatedNode] != "" && isReady(node)
+		return node.Labels[simulatedNode] != "" && cluster.IsReady(node)
 	}, func(ctx context.Context) error {
 		return bench.ForEach(ctx, f.Nodes, parallel, func(ctx context.Context, n int) error {
 			_, err := f.Kube.CoreV1().Nodes().Create(ctx, newNode(n), metav1.CreateOptions{})
@@ -123,15 +123,6 @@ func (f *fleet) addNodes(ctx context.Context) error {
 // watched lists and watches objects of Kubernetes.
 func (f *fleet) watched(resource, namespace string) *cache.ListWatch {
 	return cache.NewListWatchFromClient(f.Kube.CoreV1().RESTClient(), resource, namespace, fields.Everything())
-}
-
-func isReady(node *corev1.Node) bool {
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // newNode is a node with room for a hundred pods.
