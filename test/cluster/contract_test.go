@@ -6,7 +6,6 @@ package cluster_test
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,7 +22,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -72,9 +70,7 @@ func importBootGuests(t *testing.T) {
 		"a": framework.BuildBootGuest(t, dir, "A", false), "b": framework.BuildBootGuest(t, dir, "B", false),
 		"stubborn": framework.BuildBootGuest(t, dir, "S", true),
 	} {
-		archive := filepath.Join(dir, tag+".tar")
-		assert.NoError(t, cluster.WriteImage(archive, bootImage+tag, map[string]string{"disk/boot.img": disk}, "/none"))
-		assert.NoError(t, shared.ImportImage(t.Context(), archive))
+		importImage(t, shared, bootImage+tag, map[string]string{"disk/boot.img": disk})
 	}
 }
 

@@ -5,6 +5,7 @@ package cluster_test
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -67,11 +68,20 @@ func importMachine(t *testing.T) {
 		"--out", dir, "--tag", machineImage, "--program", "drover-machine", "--root", filepath.Join(qemu, "root"), "--packages", filepath.Join(qemu, "packages"))
 	guest := framework.BuildLinuxGuest(t, dir)
 	files := map[string]string{"vmlinuz": guest.Kernel, "initrd": guest.Initrd, "disk/boot.img": framework.BuildBootGuest(t, dir, "A", false)}
-	assert.NoError(t, cluster.WriteImage(filepath.Join(dir, "guest.tar"), guestImage, files, "/none"))
-	for _, archive := range []string{"drover-machine-linux-amd64.tar", "guest.tar"} {
-		assert.NoError(t, shared.ImportImage(t.Context(), filepath.Join(dir, archive)))
-	}
+	assert.NoError(t, shared.ImportImage(t.Context(), filepath.Join(dir, "drover-machine-linux-amd64.tar")))
+	importImage(t, shared, guestImage, files)
 	isMachineImported = true
+}
+
+// importImage gives a node, or all nodes, an image of files.
+func importImage(t *testing.T, to interface {
+	ImportImage(ctx context.Context, archive string) error
+}, tag string, files map[string]string,
+) {
+	t.Helper()
+	archive := filepath.Join(t.TempDir(), "image.tar")
+	assert.NoError(t, cluster.WriteImage(archive, tag, files, "/none"))
+	assert.NoError(t, to.ImportImage(t.Context(), archive))
 }
 
 // machineExample is examples/drover-machine/pod.yaml, whose pod is changed to run the test's guest.

@@ -338,15 +338,8 @@ func importCopied(t *testing.T, node *cluster.Node) string {
 	content := make([]byte, copyBytes)
 	_, _ = rand.Read(content)
 	copy(content[510:], "\x55\xaa") // by which it is known to be a disk
-	archive := filepath.Join(dir, "copied.tar")
-	err := os.WriteFile(disk, content, 0o600)
-	if err == nil {
-		err = cluster.WriteImage(archive, copiedImage, map[string]string{"vmlinuz": guest.Kernel, "initrd": guest.Initrd, "disk/disk.img": disk}, "/none")
-	}
-	if err == nil {
-		err = node.ImportImage(t.Context(), archive)
-	}
-	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(disk, content, 0o600))
+	importImage(t, node, copiedImage, map[string]string{"vmlinuz": guest.Kernel, "initrd": guest.Initrd, "disk/disk.img": disk})
 	return disk
 }
 

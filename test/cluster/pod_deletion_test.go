@@ -19,7 +19,6 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
 	"cloudnative.tw/drover/test/tier"
@@ -47,15 +46,11 @@ func TestPodDeletion(t *testing.T) {
 func importMountedGuest(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
-	linux, disk, archive := framework.BuildLinuxGuest(t, dir), filepath.Join(dir, "disk.img"), filepath.Join(dir, "mounted.tar")
+	linux, disk := framework.BuildLinuxGuest(t, dir), filepath.Join(dir, "disk.img")
 	if out, err := exec.CommandContext(t.Context(), "/sbin/mke2fs", "-q", "-t", "ext4", disk, "32M").CombinedOutput(); err != nil {
 		t.Fatalf("mke2fs: %v\n%s", err, out)
 	}
-	err := cluster.WriteImage(archive, mountedImage, map[string]string{"vmlinuz": linux.Kernel, "initrd": linux.Initrd, "disk/disk.img": disk}, "/none")
-	if err == nil {
-		err = shared.ImportImage(t.Context(), archive)
-	}
-	assert.NoError(t, err)
+	importImage(t, shared, mountedImage, map[string]string{"vmlinuz": linux.Kernel, "initrd": linux.Initrd, "disk/disk.img": disk})
 }
 
 // mountedGuest is a guest on a volume of its own.
