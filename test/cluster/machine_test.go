@@ -185,10 +185,6 @@ func TestMachine(t *testing.T) {
 		}
 		return nil
 	})
-	log, err := shared.PodLog(t.Context(), machineNamespace, pod.Name)
-	if err != nil || !strings.Contains(log, "drover linux guest powers off") {
-		t.Errorf("the console shows %q, %v", log, err)
-	}
 }
 
 // typeInto types at the console of a machine, as kubectl attach does.

@@ -79,7 +79,7 @@ func (o *options) Run(ctx context.Context) (err error) {
 		return fmt.Errorf("%w; kwok has printed %s", err, kwok.Output())
 	}
 	f.controller, err = e.StartController(ctx, o.Controller, nil, append([]string{
-		"--vm-driver=pod", "--pod-machine-image=" + machineImage,
+		"--vm-driver=pod", "--pod-machine-image=" + machineImage, "--metrics-bind-address=0",
 	}, o.Flags...)...)
 	if err != nil {
 		return err
