@@ -18,7 +18,7 @@ import (
 type Machine struct {
 	CPUs      int     `json:"cpus"`
 	CPU       string  `json:"cpu"`
-	MemoryGiB int     `json:"memoryGiB"`
+	MemoryGiB uint64  `json:"memoryGiB"`
 	Kernel    string  `json:"kernel"`
 	Go        string  `json:"go"`
 	Load      float64 `json:"load"` // runnable threads over the last minute, before the benchmark
@@ -39,7 +39,7 @@ func ThisMachine() Machine {
 		m.Load = load.Load1
 	}
 	if memory, err := proc.Meminfo(); err == nil && memory.MemTotalBytes != nil {
-		m.MemoryGiB = int((*memory.MemTotalBytes + 1<<29) >> 30)
+		m.MemoryGiB = (*memory.MemTotalBytes + 1<<29) >> 30
 	}
 	return m
 }

@@ -75,8 +75,8 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 // Memory is how much of a process is in memory, in bytes.
 type Memory struct {
-	Resident  int64 // what ps shows as RSS
-	Anonymous int64 // that without the program's file: heap and stacks
+	Resident  uint64 // what ps shows as RSS
+	Anonymous uint64 // that without the program's file: heap and stacks
 }
 
 // MemoryOf a process.
@@ -86,5 +86,5 @@ func MemoryOf(pid int) (Memory, error) {
 		return Memory{}, err
 	}
 	status, err := p.NewStatus()
-	return Memory{Resident: int64(status.VmRSS), Anonymous: int64(status.RssAnon)}, err
+	return Memory{Resident: status.VmRSS, Anonymous: status.RssAnon}, err
 }

@@ -71,4 +71,4 @@ func resample(draw *rand.Rand, s []float64) []float64 {
 }
 
 // Megabytes of bytes.
-func Megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }
+func Megabytes(bytes uint64) float64 { return float64(bytes) / 1e6 }
