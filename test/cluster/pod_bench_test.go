@@ -19,7 +19,6 @@ import (
 
 	"github.com/prometheus/procfs"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
@@ -129,45 +128,45 @@ func (b *podBench) newBenchVM(name string) *framework.VMBuilder {
 // startVM measures the start of a VM, and deletes it.
 func (b *podBench) startVM(t *testing.T, name string, look func(*testing.T, *corev1.Pod)) start {
 	t.Helper()
-	ctx := t.Context()
-	fromPods, fromVMs := b.pods.Len(), b.vmsLog.Len()
-	s := start{Requested: time.Now()}
-	if _, err := b.vms.Create(ctx, b.newBenchVM(name).Obj(), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	active, err := b.vmsLog.Await(ctx, fromVMs, func(e bench.Event[*api.VirtualMachine]) bool {
-		return e.Object.Name == name && e.Object.Status.Phase == api.PhaseActive
-	})
-	if err != nil {
-		t.Fatalf("%s is not Active: %v", name, err)
-	}
-	s.Active = active.At
+	from := b.vmsLog.Len()
 	isPod := func(p *corev1.Pod) bool { return p.Labels["cloudnative.tw/name"] == name }
-	pod := b.awaitSteps(t, &s, fromPods, isPod)
-	if look != nil {
-		look(t, pod)
-	}
-	(&guest{podWorld: b.podWorld, name: name}).delete(t)
-	b.awaitPod(t, fromPods, "is gone", func(e bench.Event[*corev1.Pod]) bool { return isPod(e.Object) && e.Type == watch.Deleted })
-	return s
+	return b.measureStart(t, isPod, func() error {
+		_, err := b.vms.Create(t.Context(), b.newBenchVM(name).Obj(), metav1.CreateOptions{})
+		return err
+	}, func(s *start, pod *corev1.Pod) {
+		active, err := b.vmsLog.Await(t.Context(), from, func(e bench.Event[*api.VirtualMachine]) bool {
+			return e.Object.Name == name && e.Object.Status.Phase == api.PhaseActive
+		})
+		assert.NoError(t, err)
+		s.Active = active.At
+		if look != nil {
+			look(t, pod)
+		}
+		(&guest{podWorld: b.podWorld, name: name}).delete(t)
+	})
 }
 
 // startPod measures the start of a pod, and deletes it.
 func (b *podBench) startPod(t *testing.T, name string, pod *corev1.Pod) start {
 	t.Helper()
 	pod = pod.DeepCopy()
-	pod.Name = name
-	from, pods := b.pods.Len(), shared.Client.CoreV1().Pods(podNamespace)
-	s := start{Requested: time.Now()}
-	if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	isPod := func(p *corev1.Pod) bool { return p.Name == name }
-	b.awaitSteps(t, &s, from, isPod)
-	s.Active = s.Running
-	if err := pods.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		t.Fatal(err)
-	}
+	pod.Name, pod.Namespace = name, podNamespace
+	return b.measureStart(t, func(p *corev1.Pod) bool { return p.Name == name }, func() error {
+		_, err := shared.Client.CoreV1().Pods(podNamespace).Create(t.Context(), pod, metav1.CreateOptions{})
+		return err
+	}, func(s *start, _ *corev1.Pod) {
+		s.Active = s.Running
+		deletePod(t, pod)
+	})
+}
+
+// measureStart notes the steps of a pod that is created, until end has deleted it.
+func (b *podBench) measureStart(t *testing.T, isPod func(*corev1.Pod) bool, create func() error, end func(*start, *corev1.Pod)) (s start) {
+	t.Helper()
+	from := b.pods.Len()
+	s.Requested = time.Now()
+	assert.NoError(t, create())
+	end(&s, b.awaitSteps(t, &s, from, isPod))
 	b.awaitPod(t, from, "is gone", func(e bench.Event[*corev1.Pod]) bool { return isPod(e.Object) && e.Type == watch.Deleted })
 	return s
 }
