@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/controller/decisions/recorder"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
@@ -306,4 +308,28 @@ func (j *judge) checkRelease(uid types.UID, want *wanted) {
 	if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 && !want.lost {
 		j.violate(rules.O7, "the server of %s is released: %v; requested: %v", want.Name, retained, want.retain)
 	}
+}
+
+// newRecorder returns a recorder for the decisions of a process, which outlives it.
+func (p *process) newRecorder(epoch func() uint64) *recorder.Recorder {
+	r := recorder.New(recorder.Options{Replica: p.name, Version: "schedules", Epoch: epoch, Clock: p.clock})
+	p.world.judge.recorders = append(p.world.judge.recorders, r)
+	return r
+}
+
+// decisions returns those that were kept of all processes, the newest last.
+func (j *judge) decisions() (all []decisions.Record) {
+	for _, name := range j.world.users.names {
+		for _, r := range j.recorders {
+			all = append(all, r.History(client.ObjectKey{Namespace: "default", Name: name}).Decisions...)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b decisions.Record) int { return a.At().Compare(b.At()) })
+	return all
+}
+
+// replayDecisions derives them again.
+func (j *judge) replayDecisions(all []decisions.Record) {
+	j.world.faults.counts["decisions derived again"] += len(all)
+	j.report(rules.CheckDecisions(all)...)
 }

@@ -80,21 +80,15 @@ func (s *evidenceBuilder) withFinalState(uid types.UID, server string) *evidence
 	return s
 }
 
-// withRequests changes what users requested.
-func (s *evidenceBuilder) withRequests(change func(map[types.UID]Requested)) *evidenceBuilder {
-	change(s.Requested)
-	return s
-}
-
 // withDeletionRequested records that a user requests the first VM's deletion now.
 func (s *evidenceBuilder) withDeletionRequested() *evidenceBuilder {
-	a := s.Requested[one]
-	a.DeletedAt = atSecond(s.now)
-	s.Requested[one] = a
+	requested := s.Requested[one]
+	requested.DeletedAt = atSecond(s.now)
+	s.Requested[one] = requested
 	return s
 }
 
-// withChange changes the final state.
+// withChange changes what was requested, or the final state.
 func (s *evidenceBuilder) withChange(change func(*Evidence)) *evidenceBuilder {
 	change(&s.Evidence)
 	return s
@@ -120,22 +114,20 @@ func evidenceOfCreation() *evidenceBuilder {
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	twoStarts := func(requested map[types.UID]Requested) {
-		requested[one] = Requested{Name: "vm-1", AtLeast: 2, AtMost: 2}
-	}
+	twoStarts := func(e *Evidence) { e.Requested[one] = Requested{Name: "vm-1", AtLeast: 2, AtMost: 2} }
 	for name, c := range map[string]struct {
 		story *evidenceBuilder
 		want  string // rule and text; empty: all is well
 	}{
-		"nothing":           {newEvidence().withRequests(func(a map[types.UID]Requested) { delete(a, one) }), ""},
+		"nothing":           {newEvidence().withChange(func(e *Evidence) { delete(e.Requested, one) }), ""},
 		"a creation":        {evidenceOfCreation().withFinalState(one, first), ""},
 		"another leader":    {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withFinalState(one, first), ""},
 		"refused":           {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionRefused, "", "").withFinalState(one, first), ""},
-		"stop and start":    {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, stopped).withEntry(12, 6, one, journal.ActionChange, stopped, again).withFinalState(one, again), ""},
+		"stop and start":    {evidenceOfCreation().withChange(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, stopped).withEntry(12, 6, one, journal.ActionChange, stopped, again).withFinalState(one, again), ""},
 		"deletion":          {evidenceOfCreation().withDeletionRequested().withEntry(12, 6, one, journal.ActionDelete, first, ""), ""},
-		"two servers' own":  {evidenceOfCreation().withRequests(func(a map[types.UID]Requested) { a[two] = Requested{Name: "vm-2", AtLeast: 1, AtMost: 1} }).withEntry(12, 6, two, journal.ActionCreate, "", another).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first).withFinalState(two, another), ""},
+		"two servers' own":  {evidenceOfCreation().withChange(func(e *Evidence) { e.Requested[two] = Requested{Name: "vm-2", AtLeast: 1, AtMost: 1} }).withEntry(12, 6, two, journal.ActionCreate, "", another).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first).withFinalState(two, another), ""},
 		"killed in between": {evidenceOfCreation().withProcessKilled().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), ""},
-		"killed at the end": {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(11, 5, one, journal.ActionDelete, again, "").withProcessKilled().withFinalState(one, again), ""},
+		"killed at the end": {evidenceOfCreation().withChange(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(11, 5, one, journal.ActionDelete, again, "").withProcessKilled().withFinalState(one, again), ""},
 
 		"an old epoch": {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first), "O5 after change by process 12"},
 
@@ -147,16 +139,16 @@ func TestJudge(t *testing.T) {
 		"changed into no server": {newEvidence().withEntry(11, 5, one, journal.ActionChange, "", first).withFinalState(one, first), "O3 of no server"},
 
 		"not as it was left":       {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, stopped, first).withFinalState(one, first), "O1 Running was left"},
-		"not done, and alive":      {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withFinalState(one, first), "O1 Running at the end"},
+		"not done, and alive":      {evidenceOfCreation().withChange(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withFinalState(one, first), "O1 Running at the end"},
 		"not done, killed later":   {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(12, 6, one, journal.ActionChange, first, first).withProcessKilled().withFinalState(one, first), "O1 run-2"},
 		"removed without an entry": {evidenceOfCreation(), "O1 there is no server at the end"},
 		"removed unrequested":      {evidenceOfCreation().withEntry(11, 5, one, journal.ActionDelete, first, ""), "O7 delete by process 11"},
 		"removed before":           {evidenceOfCreation().withEntry(11, 5, one, journal.ActionDelete, first, "").withEntry(11, 5, two, journal.ActionRefused, "", "").withDeletionRequested(), "O7 delete by process 11"},
 		"of no user":               {evidenceOfCreation().withFinalState(one, first).withEntry(11, 5, two, journal.ActionCreate, "", another).withFinalState(two, another), "O7 no user requested it"},
 
-		"restarted twice":   {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, again, "fake-1 run-3 Running").withFinalState(one, "fake-1 run-3 Running"), "O7 was started 3 times"},
-		"never restarted":   {evidenceOfCreation().withRequests(twoStarts).withFinalState(one, first), "O7 was started 1 times"},
-		"start not applied": {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withProcessKilled().withFinalState(one, first), "O7 was started 1 times"},
+		"restarted twice":   {evidenceOfCreation().withChange(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, again, "fake-1 run-3 Running").withFinalState(one, "fake-1 run-3 Running"), "O7 was started 3 times"},
+		"never restarted":   {evidenceOfCreation().withChange(twoStarts).withFinalState(one, first), "O7 was started 1 times"},
+		"start not applied": {evidenceOfCreation().withChange(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withProcessKilled().withFinalState(one, first), "O7 was started 1 times"},
 
 		"deleted and there":   {evidenceOfCreation().withFinalState(one, first).withDeletionRequested(), "O4 was deleted and still exists"},
 		"gone":                {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.VMs, one) }), "O7 vm-1 is gone"},
@@ -175,9 +167,9 @@ func TestJudge(t *testing.T) {
 
 		"never created":     {newEvidence(), "O7 was started 0 times"},
 		"a process":         {evidenceOfCreation().withStart(21, one, "run-1").withFinalState(one, first), ""},
-		"another process":   {evidenceOfCreation().withRequests(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-2").withFinalState(one, first), ""},
-		"two at once":       {evidenceOfCreation().withRequests(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-2", 21), "O3 while [21] ran"},
-		"two for one run":   {evidenceOfCreation().withRequests(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-1"), "O3 as 21 was"},
+		"another process":   {evidenceOfCreation().withChange(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-2").withFinalState(one, first), ""},
+		"two at once":       {evidenceOfCreation().withChange(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-2", 21), "O3 while [21] ran"},
+		"two for one run":   {evidenceOfCreation().withChange(twoStarts).withStart(21, one, "run-1").withStart(22, one, "run-1"), "O3 as 21 was"},
 		"one too many":      {evidenceOfCreation().withStart(21, one, "run-1").withStart(22, one, "run-2"), "O7 was started 2 times"},
 		"process of nobody": {evidenceOfCreation().withStart(21, two, "run-1"), "O7 no user requested it"},
 		"left over":         {evidenceOfCreation().withChange(func(e *Evidence) { e.Leftovers = []string{"process 21"} }), "O2 process 21 is left"},
