@@ -143,9 +143,8 @@ func setPhase(t *testing.T, client versioned.Interface, vm *v1alpha1.VirtualMach
 	t.Helper()
 	vm.Status.Phase = phase
 	vm.Status.Server = &v1alpha1.ServerStatus{ID: "1", Usage: usage}
-	if _, err := client.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).UpdateStatus(t.Context(), vm, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := client.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).UpdateStatus(t.Context(), vm, metav1.UpdateOptions{})
+	assert.NoError(t, err)
 }
 
 // scan reads lines until there are no more.

@@ -219,9 +219,7 @@ func checkWrittenLease(t *testing.T) {
 		t.Error("those who wait for the election still do")
 	}
 	d.api.edit(func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = new(int32(99)) })
-	if err := d.get(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, d.get())
 	for range 2 { // the second relies on the answer to the first
 		advance(2 * time.Second)
 		if err := d.update(); err != nil {

@@ -202,9 +202,8 @@ func (u *consoleUser) Write(p []byte) (int, error) {
 
 func (u *consoleUser) write(t *testing.T, text string) {
 	t.Helper()
-	if _, err := io.WriteString(u.typed, text); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(u.typed, text)
+	assert.NoError(t, err)
 }
 
 func (u *consoleUser) expect(t *testing.T, text string) {
@@ -345,9 +344,7 @@ func (f *fixture) deleteVM(t *testing.T) {
 	t.Helper()
 	vm := framework.NewVM("vm").Namespace("demo").Obj()
 	free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
-	if err := errors.Join(f.objects.Patch(t.Context(), vm, free), f.objects.Delete(t.Context(), vm)); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, errors.Join(f.objects.Patch(t.Context(), vm, free), f.objects.Delete(t.Context(), vm)))
 }
 
 // TestShortOutage checks that a stream outlives an API server that does not answer for a

@@ -212,9 +212,7 @@ func assertConnects(t *testing.T, socket string) {
 	defer func() { _ = listener.Close() }()
 	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", socket)
 	assert.NoError(t, err)
-	if err := conn.Close(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, conn.Close())
 }
 
 func TestRemoveKeepsForeignFiles(t *testing.T) {

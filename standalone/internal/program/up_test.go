@@ -4,10 +4,15 @@
 package program
 
 import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
@@ -79,5 +84,46 @@ func TestSettings(t *testing.T) { //nolint:gocyclo // a list of what is expected
 	h.PID = 0
 	if _, err := settingsOf(h); err == nil || !strings.Contains(err.Error(), "DROVER_PORT") {
 		t.Errorf("of a wrong variable: %v", err)
+	}
+}
+
+// TestLateStreams checks what streams are answered before the controller serves them.
+func TestLateStreams(t *testing.T) {
+	t.Parallel()
+	late := &LateStreams{}
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+	before := httptest.NewRecorder()
+	late.ServeHTTP(before, request)
+	if before.Code != http.StatusServiceUnavailable || before.Header().Get("Retry-After") == "" {
+		t.Errorf("before, the answer is %d, Retry-After %q", before.Code, before.Header().Get("Retry-After"))
+	}
+	late.Set(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	after := httptest.NewRecorder()
+	late.ServeHTTP(after, request)
+	if after.Code != http.StatusTeapot {
+		t.Errorf("after, the answer is %d", after.Code)
+	}
+}
+
+// TestHelpFits checks that the help of every command has at most 80 columns. That of kubectl is
+// kubectl's, and that of drover vm is that of kubectl vm.
+func TestHelpFits(t *testing.T) { checkHelp(t, Program{}.newRootCommand()) }
+
+func checkHelp(t *testing.T, c *cobra.Command) {
+	t.Helper()
+	var out bytes.Buffer
+	c.SetOut(&out)
+	if err := c.Help(); err != nil || out.Len() == 0 {
+		t.Errorf("%s prints %q, %v", c.CommandPath(), out.String(), err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if line = strings.TrimRight(line, "\n"); utf8.RuneCountInString(line) > 80 {
+			t.Errorf("%s --help: %d columns: %s", c.CommandPath(), utf8.RuneCountInString(line), line)
+		}
+	}
+	for _, sub := range c.Commands() {
+		if sub.Name() != "kubectl" && !sub.Hidden {
+			checkHelp(t, sub)
+		}
 	}
 }
