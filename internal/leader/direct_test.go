@@ -153,6 +153,11 @@ func (d *directLock) loseLease() {
 	if leads, err := d.Confirm(d.t.Context()); leads || err != nil {
 		d.t.Fatalf("it leads: %v, %v", leads, err)
 	}
+	select {
+	case <-d.Lost():
+	default:
+		d.t.Error("the loss was not reported")
+	}
 }
 
 // begin runs a call, and returns its error once it has ended.
@@ -482,10 +487,12 @@ func TestFailedReads(t *testing.T) {
 		if err := d.get(); !apierrors.IsNotFound(err) {
 			t.Errorf("without a Lease: %v", err)
 		}
-		d.lead()
+		if leads, err := d.lead().Confirm(t.Context()); !leads || err != nil {
+			t.Errorf("it leads: %v, %v; want that it does", leads, err)
+		}
 		d.leases.fail()
-		if leads, err := d.Confirm(t.Context()); leads || !errors.Is(err, errBoom) {
-			t.Errorf("it leads: %v, %v; want that it does not know", leads, err)
+		if leads, err := d.Confirm(t.Context()); leads || !errors.Is(err, errBoom) || !d.isLeading() {
+			t.Errorf("it leads: %v, %v; want that it does not know, and no consequence", leads, err)
 		}
 		d.leases.setHooks(nil, nil)
 		d.opts.Leases = unversionedLeases{d.leases}
