@@ -232,13 +232,10 @@ func TestSlowReader(t *testing.T) {
 // endless has always more to read.
 type endless struct{ closed chan struct{} }
 
-// Read implements io.Reader.
 func (e *endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// Write implements io.Writer.
 func (e *endless) Write(p []byte) (int, error) { return len(p), nil }
 
-// Close implements io.Closer.
 func (e *endless) Close() error {
 	close(e.closed)
 	return nil

@@ -90,7 +90,6 @@ type sizeQueue struct {
 	all chan *remotecommand.TerminalSize
 }
 
-// Next implements remotecommand.TerminalSizeQueue.
 func (q sizeQueue) Next() *remotecommand.TerminalSize { return <-q.all }
 
 // TestExecErrors checks that an error of the driver is the end of the stream.
@@ -194,7 +193,6 @@ func (f *fixture) startConsole(t *testing.T, who string) *consoleUser {
 	return u
 }
 
-// Write implements io.Writer.
 func (u *consoleUser) Write(p []byte) (int, error) {
 	u.output <- string(p)
 	return len(p), nil
