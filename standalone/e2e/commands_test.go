@@ -39,10 +39,13 @@ func TestClients(t *testing.T) {
 			env: []string{config}, line: "kubectl apply -f -", stdin: "{apiVersion: v1, kind: ConfigMap, metadata: {name: differs}}",
 			out: "configmap/differs created\n",
 		},
-		"vm":                   {env: []string{dir}, line: "vm list -n kube-public", errOut: "No VMs found in namespace \"kube-public\".\n"},
-		"vm, a missing object": {env: []string{dir}, line: "vm explain missing -n kube-public", code: 3, errOut: "error: virtualmachines \"missing\" not found in namespace \"kube-public\"\n"},
-		"vm, no Drover":        {env: []string{"DROVER_DATA_DIR=" + other}, line: "vm list", code: 1, errOut: "drover: "},
-		"vm, completion":       {env: []string{dir}, line: "__complete vm sto", out: "stop\t", errOut: "Completion ended"},
+		"vm": {env: []string{dir}, line: "vm list -n kube-public", errOut: "No VMs found in namespace \"kube-public\".\n"},
+		"vm, a missing object": {
+			env: []string{dir}, line: "vm explain missing -n kube-public", code: 3,
+			errOut: "error: virtualmachines \"missing\" not found in namespace \"kube-public\"\n",
+		},
+		"vm, no Drover":  {env: []string{"DROVER_DATA_DIR=" + other}, line: "vm list", code: 1, errOut: "drover: "},
+		"vm, completion": {env: []string{dir}, line: "__complete vm sto", out: "stop\t", errOut: "Completion ended"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := runDrover(t, tc.stdin, tc.env, strings.Fields(tc.line)...)
