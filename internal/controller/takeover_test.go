@@ -5,7 +5,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -80,9 +79,7 @@ func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	spec := driver.ServerSpec{
 		Target: driver.Target{UID: "uid-1", Epoch: g.r.Epoch() - 1}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9,
 	}
-	if _, err := g.engine.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrFenced) {
-		t.Errorf("the predecessor's call: got error %v, want %v", err, driver.ErrFenced)
-	}
+	assert.ErrorIs(t, "the predecessor's call", assert.ErrorOf(g.engine.Ensure(t.Context(), spec)), driver.ErrFenced)
 	g.wantNothing()
 }
 

@@ -435,9 +435,7 @@ func TestCallsOfALeader(t *testing.T) { inBubble(t, checkCallsOfALeader) }
 func checkCallsOfALeader(t *testing.T) {
 	warm := 0
 	d := newDirectLock(t, func(o *Options) { o.Warm = func(context.Context) error { warm++; return nil } })
-	if err := d.Update(t.Context(), resourcelock.LeaderElectionRecord{}); !errors.Is(err, ErrNotLeading) {
-		t.Errorf("a release before it leads: %v", err)
-	}
+	assert.ErrorIs(t, "a release before it leads", d.Update(t.Context(), resourcelock.LeaderElectionRecord{}), ErrNotLeading)
 	if err := d.renew(t.Context()); !errors.Is(err, ErrNotLeading) || d.Healthy() != nil {
 		t.Errorf("a renewal before it leads: %v; healthy: %v", err, d.Healthy())
 	}
@@ -451,14 +449,10 @@ func checkCallsOfALeader(t *testing.T) {
 		t.Errorf("a leader creates its Lease: %v; healthy: %v", err, d.Healthy())
 	}
 	advance(DefaultSettings().guardTerm())
-	if err := d.Healthy(); !errors.Is(err, ErrLapsed) {
-		t.Errorf("not renewed: healthy: %v", err)
-	}
+	assert.ErrorIs(t, "health, not renewed", d.Healthy(), ErrLapsed)
 	d.loseLease()
 	for name, err := range map[string]error{"Get": d.get(), "Create": d.Create(t.Context(), mine), "Update": d.update(), "Healthy": d.Healthy()} {
-		if !errors.Is(err, ErrLost) {
-			t.Errorf("%s after the loss: %v", name, err)
-		}
+		assert.ErrorIs(t, name+" after the loss", err, ErrLost)
 	}
 	if warm != 1 {
 		t.Error("it waited to be warm after the loss")

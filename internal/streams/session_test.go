@@ -271,9 +271,7 @@ func TestLog(t *testing.T) {
 				}
 			}
 			test.end(f, log)
-			if _, err := io.ReadAll(body); !errors.Is(err, test.want) {
-				t.Errorf("the end is %v, want %v", err, test.want)
-			}
+			assert.ErrorIs(t, "the end", assert.ErrorOf(io.ReadAll(body)), test.want)
 		})
 	}
 }

@@ -194,9 +194,7 @@ func TestServers(t *testing.T) {
 	assert.NoError(t, c.Stop())
 	c.checkDamaged(t)
 	assertPurges(t, c.Cluster, "Data removed.", "", "--data", "--yes")
-	if _, err := os.Stat(c.DataDir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the data dir is still there: %v", err)
-	}
+	assert.ErrorIs(t, "the data dir", assert.ErrorOf(os.Stat(c.DataDir)), os.ErrNotExist)
 	assertRefused(t, runPurge(t, c.Cluster, ""), "drover: "+c.DataDir+" is no Drover data dir")
 }
 
@@ -271,9 +269,7 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%v: %+v, want code %d and %q", c.args, got, c.code, c.says)
 		}
 	}
-	if _, err := os.Stat(missing); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a data dir was made: %v", err)
-	}
+	assert.ErrorIs(t, "a data dir", assert.ErrorOf(os.Stat(missing)), os.ErrNotExist)
 }
 
 // wantRun runs a command on the data dir and requires an exit code, and a text on either

@@ -57,9 +57,7 @@ func TestStopBeforeTheCacheIsFilled(t *testing.T) {
 	assert.Eventually(t, "it ends", func(testing.TB) error {
 		select {
 		case err := <-ended:
-			if !errors.Is(err, errNotStopped) {
-				t.Errorf("it ends with %v, want %v", err, errNotStopped)
-			}
+			assert.ErrorIs(t, "the end", err, errNotStopped)
 			return nil
 		default:
 			return errors.New("it runs")

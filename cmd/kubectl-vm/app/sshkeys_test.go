@@ -48,9 +48,7 @@ func TestOwnKeys(t *testing.T) {
 func TestNoOwnKeys(t *testing.T) {
 	home := setHome(t, nil)
 	_, err := readKeys(t.Context(), []string{keyAuto})
-	if err == nil || !strings.Contains(err.Error(), "ssh-keygen") {
-		t.Errorf("got %v, want an error that says how to make a key", err)
-	}
+	assert.ErrorSays(t, "no own keys", err, "ssh-keygen")
 	if files, _ := os.ReadDir(filepath.Join(home, ".ssh")); len(files) != 0 {
 		t.Errorf("%v was made", files)
 	}

@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/clock"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -54,9 +55,7 @@ func TestChoose(t *testing.T) {
 		"owned": "belongs to the VirtualMachine default/a", "kept": "kubectl vm retained delete 333333333333", "broken": "repair it",
 		"none": `has the UID "none"`, "off": "start it with --vm-driver=docker,qemu",
 	} {
-		if _, err := r.choose(look, []string{uid}); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: got %v, want %q", uid, err, says)
-		}
+		assert.ErrorSays(t, uid, assert.ErrorOf(r.choose(look, []string{uid})), says)
 	}
 	if chosen, err := r.choose(look, []string{"orphan", "orphan"}); err != nil || len(chosen) != 1 {
 		t.Errorf("got %+v, %v", chosen, err)

@@ -120,16 +120,12 @@ func TestADamagedFileIsNamed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.json")
 	assert.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
 	_, err := Reopen(t.Context(), file, nil, options(""))
-	if err == nil || !strings.Contains(err.Error(), file+" is damaged") {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorSays(t, "a damaged file", err, file+" is damaged")
 }
 
 func TestChooseNamesAnUnknownDriver(t *testing.T) {
 	_, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "fake,vmware", nil, options(t.TempDir()))
-	if err == nil || !strings.Contains(err.Error(), `"vmware" is not a driver`) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorSays(t, "an unknown driver", err, `"vmware" is not a driver`)
 }
 
 // TestIdentify covers records of an older version, which have no ids. A folder has its own.
@@ -167,19 +163,13 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.json")
 	choose(t, file, dir)
 	assert.NoError(t, os.Rename(dir, dir+".away"))
-	if _, err := Reopen(t.Context(), file, nil, options("")); err == nil || !strings.Contains(err.Error(), "cannot be asked") {
-		t.Errorf("without the folder: %v", err)
-	}
+	assert.ErrorSays(t, "without the folder", assert.ErrorOf(Reopen(t.Context(), file, nil, options(""))), "cannot be asked")
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("the folder was made")
 	}
 	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
-	if _, err := Reopen(t.Context(), file, nil, options("")); err == nil || !strings.Contains(err.Error(), "another engine in its place") {
-		t.Errorf("of another: %v", err)
-	}
-	if _, err := Reopen(t.Context(), file, []string{"fake/none"}, options("")); err == nil || !strings.Contains(err.Error(), "fake/none is no engine") {
-		t.Errorf("without one that is not known: %v", err)
-	}
+	assert.ErrorSays(t, "of another", assert.ErrorOf(Reopen(t.Context(), file, nil, options(""))), "another engine in its place")
+	assert.ErrorSays(t, "without one that is not known", assert.ErrorOf(Reopen(t.Context(), file, []string{"fake/none"}, options(""))), "fake/none is no engine")
 	known, err := loadEngines(file)
 	assert.NoError(t, err)
 	if opened, err := Reopen(t.Context(), file, []string{known[0].String()}, options("")); err != nil || len(opened) != 0 {
@@ -245,9 +235,7 @@ func TestSurvey(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if _, err := os.Stat(gone); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a folder was made: %v", err)
-	}
+	assert.ErrorIs(t, "a folder that is gone", assert.ErrorOf(os.Stat(gone)), os.ErrNotExist)
 }
 
 // TestSurveyOfNothing checks that an installation that has used no engine has no servers, and

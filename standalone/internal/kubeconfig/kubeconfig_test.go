@@ -77,9 +77,7 @@ func TestWriteForProgramsNamesFiles(t *testing.T) {
 // TestRead checks that the file is read, and that no program is run for one that names some.
 func TestRead(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
-	if _, err := Read(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of no file: %v", err)
-	}
+	assert.ErrorIs(t, "of no file", assert.ErrorOf(Read(path)), fs.ErrNotExist)
 	assert.NoError(t, WriteForPeople(path, url, store.CABundle(), store.Admin()))
 	if config, err := Read(path); err != nil || config.Host != url || len(config.CertData) == 0 || len(config.CAData) == 0 {
 		t.Errorf("got %+v, %v", config, err)
@@ -127,9 +125,7 @@ func TestForRoot(t *testing.T) {
 			assert.NoError(t, os.Lchown(path, int(user.Uid), int(user.Gid)))
 			got, err := ForRoot(path)
 			if c.refused != "" {
-				if err == nil || !strings.Contains(err.Error(), c.refused) {
-					t.Errorf("got %q, %v; want %q", got, err, c.refused)
-				}
+				assert.ErrorSays(t, name, err, c.refused)
 				return
 			}
 			assert.NoError(t, err)

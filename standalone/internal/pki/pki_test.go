@@ -322,9 +322,7 @@ func TestRenewPeriodicallyEndsWithANewCA(t *testing.T) {
 	looks, ended := startRenewal(t, s)
 	step(t, clock, 2*caLife)
 	<-looks
-	if err := <-ended; !errors.Is(err, ErrNewCA) {
-		t.Errorf("ended with %v", err)
-	}
+	assert.ErrorIs(t, "the end", <-ended, ErrNewCA)
 }
 
 // TestInspect checks that Inspect sees what Ensure would make, and makes nothing.
@@ -358,9 +356,7 @@ func wantMissing(t *testing.T, s *Store) {
 			t.Errorf("of an empty store: %+v", c)
 		}
 	}
-	if _, err := os.Stat(s.Dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it made the folder: %v", err)
-	}
+	assert.ErrorIs(t, "the folder", assert.ErrorOf(os.Stat(s.Dir)), fs.ErrNotExist)
 }
 
 // TestInspectBroken checks that Inspect sees files that do not fit, and leaves them.

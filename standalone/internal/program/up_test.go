@@ -77,9 +77,7 @@ func TestSettings(t *testing.T) { //nolint:gocyclo // a list of what is expected
 	}
 	t.Setenv("DROVER_PORT", "many")
 	h.PID = 0
-	if _, err := settingsOf(h); err == nil || !strings.Contains(err.Error(), "DROVER_PORT") {
-		t.Errorf("of a wrong variable: %v", err)
-	}
+	assert.ErrorSays(t, "of a wrong variable", assert.ErrorOf(settingsOf(h)), "DROVER_PORT")
 }
 
 // TestLateStreams checks what streams are answered before the controller serves them.
