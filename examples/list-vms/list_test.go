@@ -88,16 +88,12 @@ func TestListError(t *testing.T) {
 	client, err := versioned.NewForConfig(&rest.Config{Host: "http://" + address})
 	assert.NoError(t, err)
 	err = listVMs(t.Context(), client, options{syncTimeout: patience}, io.Discard)
-	if err == nil || !strings.Contains(err.Error(), address) {
-		t.Errorf("error is %v, want one that names %s", err, address)
-	}
+	assert.ErrorSays(t, "no server", err, address)
 }
 
 func TestPrintError(t *testing.T) {
 	err := listVMs(t.Context(), newClient(t), options{watch: true, syncTimeout: patience}, brokenWriter{})
-	if !errors.Is(err, errBroken) {
-		t.Errorf("error is %v, want %v", err, errBroken)
-	}
+	assert.ErrorIs(t, "a broken writer", err, errBroken)
 }
 
 func TestKubeconfig(t *testing.T) {
@@ -143,9 +139,8 @@ func setPhase(t *testing.T, client versioned.Interface, vm *v1alpha1.VirtualMach
 	t.Helper()
 	vm.Status.Phase = phase
 	vm.Status.Server = &v1alpha1.ServerStatus{ID: "1", Usage: usage}
-	if _, err := client.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).UpdateStatus(t.Context(), vm, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := client.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).UpdateStatus(t.Context(), vm, metav1.UpdateOptions{})
+	assert.NoError(t, err)
 }
 
 // scan reads lines until there are no more.

@@ -30,16 +30,19 @@ const (
 	arm64 = "linux/arm64"
 )
 
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func imageFor(t *testing.T, platform, binary string) v1.Image {
 	t.Helper()
 	p, err := v1.ParsePlatform(platform)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	image, err := newImage(content{program: controller, version: "v1", binary: []byte(binary)}, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return image
 }
 
@@ -49,9 +52,7 @@ func TestImageHoldsOnlyTheProgram(t *testing.T) {
 	defer func() { _ = files.Close() }()
 	r := tar.NewReader(files)
 	header, err := r.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	content, err := io.ReadAll(r)
 	if err != nil || string(content) != "program" || header.Name != "drover-controller" || header.Mode != 0o755 || header.Uid != 0 {
 		t.Errorf("%q is %q, mode %o, of %d; error %v", header.Name, content, header.Mode, header.Uid, err)
@@ -66,15 +67,11 @@ func TestImageOfFolder(t *testing.T) {
 	root := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"usr/bin/qemu": 0o700, "lib/file": 0o600} {
 		path := filepath.Join(root, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(name), mode)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(name), mode)))
 	}
 	c := content{program: "drover-machine", binary: []byte("program"), root: root, packages: "a=1 b=2"}
 	image, err := newImage(c, &v1.Platform{OS: "linux", Architecture: "amd64"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	layers, err := image.Layers()
 	if err != nil || len(layers) != 2 {
 		t.Fatalf("layers are %v, %v", layers, err)
@@ -88,17 +85,13 @@ func TestImageOfFolder(t *testing.T) {
 	defer func() { _ = files.Close() }()
 	r := tar.NewReader(files)
 	for header, err := r.Next(); err != io.EOF; header, err = r.Next() {
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		modes[header.Name] = header.Mode
 	}
 	if want := map[string]int64{"usr/bin/qemu": 0o755, "lib/file": 0o644, "drover-machine": 0o755}; !reflect.DeepEqual(modes, want) {
 		t.Errorf("files are %v, want %v", modes, want)
 	}
-	if err := os.Symlink("qemu", filepath.Join(root, "link")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Symlink("qemu", filepath.Join(root, "link")))
 	if _, err := newImage(c, &v1.Platform{}); err == nil || !strings.Contains(err.Error(), "link is no regular file") {
 		t.Errorf("with a link, the error is %v", err)
 	}
@@ -106,9 +99,7 @@ func TestImageOfFolder(t *testing.T) {
 
 func TestImageUserIsUnprivileged(t *testing.T) {
 	config, err := imageFor(t, amd64, "program").ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	c := config.Config
 	if c.User != "65532:65532" || !reflect.DeepEqual(c.Entrypoint, []string{"/drover-controller"}) || len(c.Cmd) != 0 {
 		t.Errorf("user %q, entrypoint %q, command %q", c.User, c.Entrypoint, c.Cmd)
@@ -123,9 +114,7 @@ func TestImageUserIsUnprivileged(t *testing.T) {
 
 func TestImageIsReproducible(t *testing.T) {
 	a, err := imageFor(t, amd64, "program").Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	b, err := imageFor(t, amd64, "program").Digest()
 	if err != nil || a != b {
 		t.Errorf("first %s, then %s; error %v", a, b, err)
@@ -142,42 +131,28 @@ func TestDelivery(t *testing.T) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(server.Close)
 	tag, err := name.NewTag(strings.TrimPrefix(server.URL, "http://") + "/drover-controller:v1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	images := map[string]v1.Image{amd64: imageFor(t, amd64, "this"), arm64: imageFor(t, arm64, "that")}
 	index, err := newIndex(images)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	out := t.TempDir()
-	if err := writeImages(out, controller, tag, images, index); err != nil {
-		t.Fatal(err)
-	}
-	if err := pushImages(t.Context(), tag, index); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, writeImages(out, controller, tag, images, index))
+	noError(t, pushImages(t.Context(), tag, index))
 	want := digestOf(t, index)
 
 	pushed, err := remote.Index(tag)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if err := validate.Index(pushed); err != nil || digestOf(t, pushed) != want {
 		t.Errorf("the registry has %s, want %s; error %v", digestOf(t, pushed), want, err)
 	}
 	written, err := layout.ImageIndexFromPath(filepath.Join(out, "oci"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if digestOf(t, written) != want {
 		t.Errorf("the layout has %s, want %s", digestOf(t, written), want)
 	}
 	for p, image := range images {
 		loaded, err := tarball.ImageFromPath(filepath.Join(out, "drover-controller-"+fileName(p)+".tar"), &tag)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		// The file is of Docker's format, so only what is inside is the same.
 		if got, want := configOf(t, loaded), configOf(t, image); got != want {
 			t.Errorf("%s: the file has %s, want %s", p, got, want)
@@ -188,18 +163,14 @@ func TestDelivery(t *testing.T) {
 func configOf(t *testing.T, image v1.Image) v1.Hash {
 	t.Helper()
 	hash, err := image.ConfigName()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return hash
 }
 
 func digestOf(t *testing.T, index v1.ImageIndex) v1.Hash {
 	t.Helper()
 	digest, err := index.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return digest
 }
 

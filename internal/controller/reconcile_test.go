@@ -6,7 +6,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -1091,30 +1090,6 @@ func TestSecretCreatedLater(t *testing.T) {
 	g.clock.Step(3 * time.Second)
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
-}
-
-func TestUsageIsWrittenWhenItChanges(t *testing.T) {
-	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
-	setLoad := func(load float64) {
-		assert.NoError(t, g.memory.Edit("uid-1", func(r *fake.Record) { r.Load = load }))
-	}
-	sample := func() {
-		for range 2 {
-			g.clock.Step(30 * time.Second)
-			time.Sleep(5 * time.Millisecond)
-		}
-	}
-	setLoad(0.5)
-	g.eventually("a sample", func() bool { sample(); r := g.inv.Get("uid-1").Rates; return r != nil && r.CPU > 90 })
-	g.wantWrites(1, func() { g.reconcile() })
-	if u := g.vm().Status.Server.Usage; u == nil || fmt.Sprintf("%.0f", u.CPU) != "100" {
-		t.Errorf("usage %+v", u)
-	}
-	sample()
-	g.wantWrites(0, func() { g.reconcile() })
-	setLoad(0)
-	g.eventually("a sample", func() bool { sample(); return g.inv.Get("uid-1").Rates.CPU < 1 })
-	g.wantWrites(1, func() { g.reconcile() })
 }
 
 // TestRestartedAtAtCreation checks that a value that is present at creation causes

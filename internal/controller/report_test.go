@@ -445,9 +445,7 @@ func TestWriteConfirmsTheObject(t *testing.T) {
 		t.Error("it was confirmed without a read")
 	}
 	assert.NoError(t, p.writeStatus(t.Context()))
-	if err := p.confirmObject(t.Context()); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, p.confirmObject(t.Context()))
 }
 
 // TestStatusWriteIsBounded checks the limit of a write, and that nothing is left of it after.

@@ -5,7 +5,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -43,40 +42,25 @@ func (g *rig) deleteServer() {
 	g.eventually("the server is gone", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
 }
 
-func (g *rig) wantNoServer() {
-	g.t.Helper()
-	servers, err := g.engine.List(g.t.Context())
-	if err != nil || len(servers) > 0 {
-		g.t.Errorf("the engine has %v, %v: want none", servers, err)
-	}
-}
-
-// TestFinalizerRemovedByThePredecessor checks that nothing is created for an object
-// that is gone, even if the cache still has it with its finalizer.
-func TestFinalizerRemovedByThePredecessor(t *testing.T) {
-	t.Parallel()
-	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
-	g.takeOver()
-	vm := g.vm()
-	controllerutil.RemoveFinalizer(vm, api.FinalizerServer)
-	assert.NoError(t, g.api.Update(t.Context(), vm))
-	assert.NoError(t, g.api.Delete(t.Context(), vm))
-	g.deleteServer()
-	g.reconcile()
-	g.wantNoServer()
-}
-
-// TestDeletedMeanwhile checks that the API's answer counts from then on.
+// TestDeletedMeanwhile checks that the API's answer counts, whether the object is under deletion or gone,
+// even if the cache still has it with its finalizer.
 func TestDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
-	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
-	g.takeOver()
-	g.delete()
-	g.deleteServer()
-	g.reconcile()
-	g.wantNoServer()
-	if vm := g.vm(); vm != nil {
-		t.Errorf("the object is still there: %v, deleted at %v", vm.Finalizers, vm.DeletionTimestamp)
+	for name, isGone := range map[string]bool{"under deletion": false, "gone": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+			g.takeOver()
+			if isGone {
+				vm := g.vm()
+				controllerutil.RemoveFinalizer(vm, api.FinalizerServer)
+				assert.NoError(t, g.api.Update(t.Context(), vm))
+			}
+			g.delete()
+			g.deleteServer()
+			g.reconcile()
+			g.wantNothing()
+		})
 	}
 }
 
@@ -95,10 +79,8 @@ func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	spec := driver.ServerSpec{
 		Target: driver.Target{UID: "uid-1", Epoch: g.r.Epoch() - 1}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9,
 	}
-	if _, err := g.engine.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrFenced) {
-		t.Errorf("the predecessor's call: got error %v, want %v", err, driver.ErrFenced)
-	}
-	g.wantNoServer()
+	assert.ErrorIs(t, "the predecessor's call", assert.ErrorOf(g.engine.Ensure(t.Context(), spec)), driver.ErrFenced)
+	g.wantNothing()
 }
 
 // TestStoppedByThePredecessor checks that a new leader with an outdated cache does
@@ -242,7 +224,7 @@ func TestDeletionBesideAnOldList(t *testing.T) {
 		return do()
 	}
 	g.reconcile()
-	g.wantNoServer()
+	g.wantNothing()
 }
 
 // TestReadyBesideAnOldList checks that a new leader does not take what its list has of the server for the

@@ -168,9 +168,7 @@ func TestActionOfReplacedEngine(t *testing.T) {
 		g.listEngine()
 		return do()
 	})
-	if _, err := g.inv.Ensure(t.Context(), newSpec()); !errors.Is(err, errReplaced) {
-		t.Errorf("got error %v", err)
-	}
+	assert.ErrorIs(t, "an action of the engine before", assert.ErrorOf(g.inv.Ensure(t.Context(), newSpec())), errReplaced)
 	if seen := g.inv.Get("a"); seen.Answer != Gone || seen.EngineID != "another" {
 		t.Errorf("the answer is %+v, want that the other engine has none", seen)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // fencedFixture is an inventory whose engine refuses every change. It counts the
@@ -202,9 +203,7 @@ func TestFencedSweepStops(t *testing.T) {
 		return driver.Errorf(driver.ErrFenced, "epoch 8 has acted")
 	}
 	b.sweepOnce()
-	if err := b.sweep.RunOnce(t.Context()); !errors.Is(err, driver.ErrFenced) {
-		t.Errorf("got %v, want %v", err, driver.ErrFenced)
-	}
+	assert.ErrorIs(t, "the sweep", b.sweep.RunOnce(t.Context()), driver.ErrFenced)
 	lists := b.engine.lists
 	b.sweepOnce()
 	if deletions != 1 || b.engine.lists != lists {

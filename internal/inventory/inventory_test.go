@@ -22,9 +22,7 @@ import (
 
 func TestNewRequiresEngineID(t *testing.T) {
 	var noIdentifier struct{ driver.Driver }
-	if _, err := New(Options{Name: "x", Driver: noIdentifier}); err == nil || !strings.Contains(err.Error(), "driver x") {
-		t.Errorf("error %v", err)
-	}
+	assert.ErrorSays(t, "a driver without an engine ID", assert.ErrorOf(New(Options{Name: "x", Driver: noIdentifier})), "driver x")
 }
 
 func TestDefaults(t *testing.T) {
@@ -400,9 +398,7 @@ func TestFailedCallTriggersCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newListedFixture(t)
 			g.engine.failList(unavailable)
-			if err := call(g); !errors.Is(err, driver.ErrUnavailable) {
-				t.Fatalf("error %v", err)
-			}
+			assert.ErrorIs(t, "the call", call(g), driver.ErrUnavailable)
 			g.waitForAnswer("a", Unknown)
 		})
 	}

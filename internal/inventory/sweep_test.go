@@ -512,9 +512,7 @@ func TestSweepRunsUntilItIsStopped(t *testing.T) {
 		return b.remaining() == "kept"
 	})
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, <-done)
 	if !b.sweep.NeedLeaderElection() {
 		t.Error("it would run on standbys too")
 	}

@@ -11,6 +11,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestRate(t *testing.T) {
@@ -121,9 +122,8 @@ func TestUsageFollowsLoadAndRun(t *testing.T) {
 
 	stop := newSpec()
 	stop.Power, stop.StopBy = driver.PowerOff, g.clock.Now()
-	if _, err := g.inv.Ensure(t.Context(), stop); err != nil {
-		t.Fatal(err)
-	}
+	_, err := g.inv.Ensure(t.Context(), stop)
+	assert.NoError(t, err)
 	if r := g.inv.Get("a").Rates; r != nil {
 		t.Errorf("off it uses %+v", r)
 	}

@@ -6,6 +6,7 @@ package leader
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -181,6 +182,57 @@ type connectionFaults struct {
 	responseDelay time.Duration
 	// requestDelay delays requests, even if the caller has given up.
 	requestDelay time.Duration
+	// before and after are called around requests. An error of theirs is the answer.
+	before, after func(verb string) error
+
+	contexts []context.Context // of the requests so far
+	count    map[string]int    // of the requests, by verb
+}
+
+func newConnection(api *leaseAPI) *connection {
+	return &connection{api: api, connectionFaults: &connectionFaults{count: map[string]int{}}}
+}
+
+func (w *connection) setHooks(before, after func(verb string) error) {
+	w.setFaults(func(w *connection) { w.before, w.after = before, after })
+}
+
+// requests returns the contexts of all requests.
+func (w *connection) requests() []context.Context {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.contexts)
+}
+
+func (w *connection) countOf(verb string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.count[verb]
+}
+
+// request sends one that has a Lease as its answer.
+func (w *connection) request(ctx context.Context, verb string, do func() (*coordinationv1.Lease, error)) (*coordinationv1.Lease, error) {
+	w.mu.Lock()
+	w.contexts = append(w.contexts, ctx)
+	w.count[verb]++
+	before, after := w.before, w.after
+	w.mu.Unlock()
+	lease, err := sendRequest(ctx, w, func() (lease *coordinationv1.Lease, err error) {
+		if before != nil {
+			err = before(verb)
+		}
+		if err == nil {
+			lease, err = do()
+		}
+		if err == nil && after != nil {
+			err = after(verb)
+		}
+		return lease, err
+	})
+	if err != nil {
+		return &coordinationv1.Lease{}, err // like client-go's
+	}
+	return lease, nil
 }
 
 func (w *connection) setFaults(change func(*connection)) {
@@ -230,7 +282,7 @@ func sendRequest[T any](ctx context.Context, w *connection, do func() (T, error)
 }
 
 func (w *connection) Get(ctx context.Context, _ string, _ metav1.GetOptions) (*coordinationv1.Lease, error) {
-	return sendRequest(ctx, w, w.api.get)
+	return w.request(ctx, "get", w.api.get)
 }
 
 func (w *connection) List(ctx context.Context, _ metav1.ListOptions) (*coordinationv1.LeaseList, error) {
@@ -238,11 +290,11 @@ func (w *connection) List(ctx context.Context, _ metav1.ListOptions) (*coordinat
 }
 
 func (w *connection) Create(ctx context.Context, lease *coordinationv1.Lease, _ metav1.CreateOptions) (*coordinationv1.Lease, error) {
-	return sendRequest(ctx, w, func() (*coordinationv1.Lease, error) { return w.api.create(lease) })
+	return w.request(ctx, "create", func() (*coordinationv1.Lease, error) { return w.api.create(lease) })
 }
 
 func (w *connection) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
-	return sendRequest(ctx, w, func() (*coordinationv1.Lease, error) { return w.api.update(lease) })
+	return w.request(ctx, "update", func() (*coordinationv1.Lease, error) { return w.api.update(lease) })
 }
 
 func (w *connection) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
@@ -266,15 +318,19 @@ type replica struct {
 	done chan struct{}
 }
 
+func newOptions(leases Leases, identity string, s Settings) Options {
+	begin := time.Now()
+	return Options{
+		Leases: leases, Namespace: "default", Name: "it", Identity: identity, Settings: s,
+		Clock: clock.RealClock{}, Boot: func() time.Duration { return time.Since(begin) }, Log: logr.Discard(),
+	}
+}
+
 // startReplica runs a replica on client-go's unmodified elector.
 func startReplica(t *testing.T, api *leaseAPI, name string, s Settings, change ...func(*Options)) *replica {
 	t.Helper()
-	r := &replica{conn: &connection{api: api, connectionFaults: &connectionFaults{}}, done: make(chan struct{})}
-	begin := time.Now()
-	o := Options{
-		Leases: r.conn, Namespace: "default", Name: "it", Identity: name, Settings: s,
-		Clock: clock.RealClock{}, Boot: func() time.Duration { return time.Since(begin) }, Log: logr.Discard(),
-	}
+	r := &replica{conn: newConnection(api), done: make(chan struct{})}
+	o := newOptions(r.conn, name, s)
 	if api.claims != nil {
 		o.Claims = &connection{api: api.claims, connectionFaults: r.conn.connectionFaults}
 	}

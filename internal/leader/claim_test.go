@@ -4,7 +4,6 @@
 package leader
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -254,34 +253,6 @@ func checkNeverTwoDrovers(t *testing.T, chance *rand.Rand) {
 
 func namespaceOf(n int) string { return []string{"blue", "green"}[n%2] }
 
-// TestConfirm checks that Confirm reads the Lease live and ends leadership if it is
-// lost.
-func TestConfirm(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		api := newLeaseAPI()
-		leader := startReplica(t, api, "leader", DefaultSettings())
-		advance(time.Second)
-		if leads, err := leader.Confirm(t.Context()); !leads || err != nil {
-			t.Errorf("got %t, %v: want that it leads", leads, err)
-		}
-		leader.conn.disconnect()
-		if _, err := leader.Confirm(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !leader.isLeading() {
-			t.Errorf("without an answer: %v, and it leads: %t; want an error and no consequence", err, leader.isLeading())
-		}
-		// The watch is disconnected and does not show it.
-		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
-		leader.conn.reconnect()
-		if leads, err := leader.Confirm(t.Context()); leads || err != nil {
-			t.Errorf("got %t, %v: want that it does not lead", leads, err)
-		}
-		select {
-		case <-leader.Lost():
-		default:
-			t.Error("the loss was not reported")
-		}
-	})
-}
-
 // TestClaimOfRemovedDrover checks that the claim of a removed Drover is waited
 // for, and is not reported as a second Drover.
 func TestClaimOfRemovedDrover(t *testing.T) {
@@ -304,32 +275,22 @@ func TestClaimOfRemovedDrover(t *testing.T) {
 	})
 }
 
-// TestExcessiveDuration checks that an excessive duration does not block
-// leadership forever.
+// TestExcessiveDuration checks that an excessive duration of the claim does not block leadership
+// forever. TestObservedTerms checks it of the Lease.
 func TestExcessiveDuration(t *testing.T) {
-	t.Parallel()
-	lease := func() *coordinationv1.Lease {
-		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: new("foreign/it"), LeaseDurationSeconds: new(int32(math.MaxInt32))}}
-	}
-	for name, of := range map[string]func(*leaseAPI) *leaseAPI{
-		"the claim": func(api *leaseAPI) *leaseAPI { return api.claims },
-		"the Lease": func(api *leaseAPI) *leaseAPI { return api },
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				api, _ := newCluster()
-				damaged := of(api)
-				damaged.mu.Lock()
-				damaged.store(lease(), watch.Added)
-				damaged.mu.Unlock()
-				leader := startReplica(t, api, "b", DefaultSettings())
-				advance(maxTerm - stepDelay)
-				wantLeader(t, nil, leader)
-				advance(DefaultSettings().Retry + stepDelay)
-				wantLeader(t, leader, leader)
-			})
-		})
-	}
+	inBubble(t, func(t *testing.T) {
+		api, _ := newCluster()
+		api.claims.mu.Lock()
+		api.claims.store(&coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: new("foreign/it"), LeaseDurationSeconds: new(int32(math.MaxInt32)),
+		}}, watch.Added)
+		api.claims.mu.Unlock()
+		leader := startReplica(t, api, "b", DefaultSettings())
+		advance(maxTerm - stepDelay)
+		wantLeader(t, nil, leader)
+		advance(DefaultSettings().Retry + stepDelay)
+		wantLeader(t, leader, leader)
+	})
 }
 
 // TestAcquisitionProvesNoClaim checks that a standby that has observed a replica

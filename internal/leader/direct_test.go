@@ -7,21 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
-	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/test/assert"
 )
@@ -31,99 +27,31 @@ import (
 
 var errBoom = errors.New("boom")
 
-// hookedLeases calls functions around requests. An error of theirs is the answer.
-type hookedLeases struct {
-	Leases
-
-	mu            sync.Mutex
-	before, after func(verb string) error
-	contexts      []context.Context
-	count         map[string]int
-}
-
-func (h *hookedLeases) setHooks(before, after func(verb string) error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.before, h.after = before, after
-}
-
-// requests returns the contexts of all requests.
-func (h *hookedLeases) requests() []context.Context {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.contexts)
-}
-
-func (h *hookedLeases) countOf(verb string) int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.count[verb]
-}
-
-// fail makes every request fail.
-func (h *hookedLeases) fail() { h.setHooks(func(string) error { return errBoom }, nil) }
-
-func (h *hookedLeases) request(ctx context.Context, verb string, do func() (*coordinationv1.Lease, error)) (*coordinationv1.Lease, error) {
-	h.mu.Lock()
-	h.contexts = append(h.contexts, ctx)
-	h.count[verb]++
-	before, after := h.before, h.after
-	h.mu.Unlock()
-	if before != nil {
-		if err := before(verb); err != nil {
-			return &coordinationv1.Lease{}, err
-		}
-	}
-	lease, err := do()
-	if err == nil && after != nil {
-		err = after(verb)
-	}
-	if err != nil {
-		return &coordinationv1.Lease{}, err // like client-go's
-	}
-	return lease, nil
-}
-
-func (h *hookedLeases) Get(ctx context.Context, name string, o metav1.GetOptions) (*coordinationv1.Lease, error) {
-	return h.request(ctx, "get", func() (*coordinationv1.Lease, error) { return h.Leases.Get(ctx, name, o) })
-}
-
-func (h *hookedLeases) Create(ctx context.Context, lease *coordinationv1.Lease, o metav1.CreateOptions) (*coordinationv1.Lease, error) {
-	return h.request(ctx, "create", func() (*coordinationv1.Lease, error) { return h.Leases.Create(ctx, lease, o) })
-}
-
-func (h *hookedLeases) Update(ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
-	return h.request(ctx, "update", func() (*coordinationv1.Lease, error) { return h.Leases.Update(ctx, lease, o) })
-}
-
 // directLock is a Lock with its API.
 type directLock struct {
 	*Lock
 	t         *testing.T
 	api       *leaseAPI
-	leases    *hookedLeases
+	leases    *connection
 	suspended atomic.Int64 // a time.Duration
-}
-
-func newHooked(api *leaseAPI) *hookedLeases {
-	return &hookedLeases{Leases: &connection{api: api, connectionFaults: &connectionFaults{}}, count: map[string]int{}}
 }
 
 func newDirectLock(t *testing.T, change ...func(*Options)) *directLock {
 	t.Helper()
 	d := &directLock{t: t, api: newLeaseAPI()}
-	d.leases = newHooked(d.api)
-	begin := time.Now()
-	o := Options{
-		Leases: d.leases, Namespace: "default", Name: "it", Identity: "me", Settings: DefaultSettings(),
-		Clock: clock.RealClock{}, Boot: func() time.Duration { return time.Since(begin) + time.Duration(d.suspended.Load()) }, Log: logr.Discard(),
-	}
+	d.leases = newConnection(d.api)
+	o := newOptions(d.leases, "me", DefaultSettings())
+	awake := o.Boot
+	o.Boot = func() time.Duration { return awake() + time.Duration(d.suspended.Load()) }
 	for _, c := range change {
 		c(&o)
 	}
 	d.Lock = NewLock(o)
 	return d
 }
+
+// fail makes every request fail.
+func (w *connection) fail() { w.setHooks(func(string) error { return errBoom }, nil) }
 
 var mine = resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
 
@@ -152,6 +80,11 @@ func (d *directLock) loseLease() {
 	d.api.edit(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new("stranger") })
 	if leads, err := d.Confirm(d.t.Context()); leads || err != nil {
 		d.t.Fatalf("it leads: %v, %v", leads, err)
+	}
+	select {
+	case <-d.Lost():
+	default:
+		d.t.Error("the loss was not reported")
 	}
 }
 
@@ -219,9 +152,7 @@ func checkWrittenLease(t *testing.T) {
 		t.Error("those who wait for the election still do")
 	}
 	d.api.edit(func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = new(int32(99)) })
-	if err := d.get(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, d.get())
 	for range 2 { // the second relies on the answer to the first
 		advance(2 * time.Second)
 		if err := d.update(); err != nil {
@@ -319,7 +250,7 @@ func TestFailedAcquisition(t *testing.T) {
 		"the namespace is missing":   {fail("create", apierrors.NewNotFound(resource, "default")), "create the Lease default/it"},
 		"a race, and the read fails": {func(d *directLock) { d.holdBy("other"); fail("get", errBoom)(d) }, "read the Lease: boom"},
 		"the claim fails": {func(d *directLock) {
-			claims := newHooked(newLeaseAPI())
+			claims := newConnection(newLeaseAPI())
 			claims.fail()
 			d.opts.Claims = claims
 		}, "boom"},
@@ -484,10 +415,12 @@ func TestFailedReads(t *testing.T) {
 		if err := d.get(); !apierrors.IsNotFound(err) {
 			t.Errorf("without a Lease: %v", err)
 		}
-		d.lead()
+		if leads, err := d.lead().Confirm(t.Context()); !leads || err != nil {
+			t.Errorf("it leads: %v, %v; want that it does", leads, err)
+		}
 		d.leases.fail()
-		if leads, err := d.Confirm(t.Context()); leads || !errors.Is(err, errBoom) {
-			t.Errorf("it leads: %v, %v; want that it does not know", leads, err)
+		if leads, err := d.Confirm(t.Context()); leads || !errors.Is(err, errBoom) || !d.isLeading() {
+			t.Errorf("it leads: %v, %v; want that it does not know, and no consequence", leads, err)
 		}
 		d.leases.setHooks(nil, nil)
 		d.opts.Leases = unversionedLeases{d.leases}
@@ -502,9 +435,7 @@ func TestCallsOfALeader(t *testing.T) { inBubble(t, checkCallsOfALeader) }
 func checkCallsOfALeader(t *testing.T) {
 	warm := 0
 	d := newDirectLock(t, func(o *Options) { o.Warm = func(context.Context) error { warm++; return nil } })
-	if err := d.Update(t.Context(), resourcelock.LeaderElectionRecord{}); !errors.Is(err, ErrNotLeading) {
-		t.Errorf("a release before it leads: %v", err)
-	}
+	assert.ErrorIs(t, "a release before it leads", d.Update(t.Context(), resourcelock.LeaderElectionRecord{}), ErrNotLeading)
 	if err := d.renew(t.Context()); !errors.Is(err, ErrNotLeading) || d.Healthy() != nil {
 		t.Errorf("a renewal before it leads: %v; healthy: %v", err, d.Healthy())
 	}
@@ -518,14 +449,10 @@ func checkCallsOfALeader(t *testing.T) {
 		t.Errorf("a leader creates its Lease: %v; healthy: %v", err, d.Healthy())
 	}
 	advance(DefaultSettings().guardTerm())
-	if err := d.Healthy(); !errors.Is(err, ErrLapsed) {
-		t.Errorf("not renewed: healthy: %v", err)
-	}
+	assert.ErrorIs(t, "health, not renewed", d.Healthy(), ErrLapsed)
 	d.loseLease()
 	for name, err := range map[string]error{"Get": d.get(), "Create": d.Create(t.Context(), mine), "Update": d.update(), "Healthy": d.Healthy()} {
-		if !errors.Is(err, ErrLost) {
-			t.Errorf("%s after the loss: %v", name, err)
-		}
+		assert.ErrorIs(t, name+" after the loss", err, ErrLost)
 	}
 	if warm != 1 {
 		t.Error("it waited to be warm after the loss")
@@ -554,7 +481,7 @@ func TestLossBeforeTheAnswer(t *testing.T) {
 // TestLateClaim checks that a Lease is not renewed without the cluster's claim.
 func TestLateClaim(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		claims := newHooked(newLeaseAPI())
+		claims := newConnection(newLeaseAPI())
 		d := newDirectLock(t, func(o *Options) { o.Claims = claims }).lead()
 		claims.fail()
 		advance(2 * DefaultSettings().Lease)

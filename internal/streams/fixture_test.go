@@ -128,7 +128,6 @@ type listener struct {
 	fixture *fixture
 }
 
-// Accept implements net.Listener.
 func (l *listener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	return &breakable{conn, l.fixture}, err
@@ -139,13 +138,11 @@ type breakable struct {
 	fixture *fixture
 }
 
-// SetReadDeadline implements net.Conn.
 func (b *breakable) SetReadDeadline(at time.Time) error {
 	b.fixture.deadlines.Add(1)
 	return b.Conn.SetReadDeadline(at)
 }
 
-// Write implements net.Conn.
 func (b *breakable) Write(p []byte) (int, error) {
 	if b.fixture.broken.Load() {
 		return 0, syscall.ENOBUFS
@@ -237,7 +234,6 @@ type rules struct {
 	last    authorizer.Attributes
 }
 
-// Authorize implements authorizer.Authorizer.
 func (r *rules) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -283,10 +279,8 @@ type bare struct {
 	id string
 }
 
-// EngineID implements driver.Identifier.
 func (b bare) EngineID(context.Context) (string, error) { return b.id, nil }
 
-// List implements driver.Driver.
 func (b bare) List(context.Context, ...types.UID) ([]driver.Server, error) {
 	return nil, fmt.Errorf("%w: away", driver.ErrUnavailable)
 }
@@ -303,33 +297,26 @@ type stub struct {
 	servers    []driver.Server
 }
 
-// List implements driver.Driver.
 func (s *stub) List(context.Context, ...types.UID) ([]driver.Server, error) { return s.servers, nil }
 
-// EngineID implements driver.Identifier.
 func (s *stub) EngineID(context.Context) (string, error) { return "engine-1", s.engineErr }
 
-// Console implements driver.Consoler.
 func (s *stub) Console(ctx context.Context, _ types.UID) (io.ReadWriteCloser, error) {
 	return s.console(ctx)
 }
 
-// Exec implements driver.Executor.
 func (s *stub) Exec(ctx context.Context, _ types.UID, r driver.ExecRequest) (int, error) {
 	return s.exec(ctx, r)
 }
 
-// Dial implements driver.Dialer.
 func (s *stub) Dial(ctx context.Context, _ types.UID, port int32) (net.Conn, error) {
 	return s.dial(ctx, port)
 }
 
-// Logs implements driver.LogReader.
 func (s *stub) Logs(ctx context.Context, _ types.UID, o driver.LogOptions) (io.ReadCloser, error) {
 	return s.logs(ctx, o)
 }
 
-// Interfaces implements driver.InterfaceLister.
 func (s *stub) Interfaces(ctx context.Context, _ types.UID) ([]driver.Interface, error) {
 	return s.interfaces(ctx)
 }
@@ -359,7 +346,6 @@ func (e *echoConsole) open(context.Context) (io.ReadWriteCloser, error) {
 	return c, nil
 }
 
-// Write implements io.Writer.
 func (c *echoCaller) Write(p []byte) (int, error) {
 	e := c.console
 	e.mu.Lock()
@@ -377,7 +363,6 @@ func (c *echoCaller) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close implements io.Closer.
 func (c *echoCaller) Close() error {
 	c.console.mu.Lock()
 	defer c.console.mu.Unlock()

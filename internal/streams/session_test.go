@@ -90,7 +90,6 @@ type sizeQueue struct {
 	all chan *remotecommand.TerminalSize
 }
 
-// Next implements remotecommand.TerminalSizeQueue.
 func (q sizeQueue) Next() *remotecommand.TerminalSize { return <-q.all }
 
 // TestExecErrors checks that an error of the driver is the end of the stream.
@@ -194,7 +193,6 @@ func (f *fixture) startConsole(t *testing.T, who string) *consoleUser {
 	return u
 }
 
-// Write implements io.Writer.
 func (u *consoleUser) Write(p []byte) (int, error) {
 	u.output <- string(p)
 	return len(p), nil
@@ -202,9 +200,8 @@ func (u *consoleUser) Write(p []byte) (int, error) {
 
 func (u *consoleUser) write(t *testing.T, text string) {
 	t.Helper()
-	if _, err := io.WriteString(u.typed, text); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(u.typed, text)
+	assert.NoError(t, err)
 }
 
 func (u *consoleUser) expect(t *testing.T, text string) {
@@ -274,9 +271,7 @@ func TestLog(t *testing.T) {
 				}
 			}
 			test.end(f, log)
-			if _, err := io.ReadAll(body); !errors.Is(err, test.want) {
-				t.Errorf("the end is %v, want %v", err, test.want)
-			}
+			assert.ErrorIs(t, "the end", assert.ErrorOf(io.ReadAll(body)), test.want)
 		})
 	}
 }
@@ -345,9 +340,7 @@ func (f *fixture) deleteVM(t *testing.T) {
 	t.Helper()
 	vm := framework.NewVM("vm").Namespace("demo").Obj()
 	free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
-	if err := errors.Join(f.objects.Patch(t.Context(), vm, free), f.objects.Delete(t.Context(), vm)); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, errors.Join(f.objects.Patch(t.Context(), vm, free), f.objects.Delete(t.Context(), vm)))
 }
 
 // TestShortOutage checks that a stream outlives an API server that does not answer for a

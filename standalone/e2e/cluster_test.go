@@ -22,7 +22,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -32,70 +31,17 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// ownedBy adds an owner, as that of the VMs of a set would be.
-func ownedBy(owner *corev1.ConfigMap) func(*metav1.ObjectMeta) {
-	return func(m *metav1.ObjectMeta) {
-		m.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID, BlockOwnerDeletion: new(true),
-		}}
-	}
-}
-
-// TestOwnerDeletion checks that the garbage collector, which starts after the CRD is
-// installed, knows VirtualMachines.
-func TestOwnerDeletion(t *testing.T) {
-	t.Parallel()
-	for policy, dependentStays := range map[metav1.DeletionPropagation]bool{
-		metav1.DeletePropagationForeground: false,
-		metav1.DeletePropagationBackground: false,
-		metav1.DeletePropagationOrphan:     true,
-	} {
-		t.Run(string(policy), func(t *testing.T) {
-			c := objectsFor(t, shared.Config)
-			ns := newNamespace(t, c)
-			owner := create(t, c, newConfigMap(ns, "owner"))
-			vm := create(t, c, framework.NewVM("vm").Namespace(ns).Meta(ownedBy(owner)).Obj())
-			waitForGarbageCollector(t, c, ns)
-			assert.NoError(t, c.Delete(t.Context(), owner, client.PropagationPolicy(policy)))
-			waitForDeletion(t, c, owner)
-			if !dependentStays {
-				waitForDeletion(t, c, vm)
-				return
-			}
-			// This completes the garbage collector's work on the object.
-			assert.Eventually(t, "the owner reference is removed", func(t testing.TB) error {
-				err := c.Get(t.Context(), client.ObjectKeyFromObject(vm), vm)
-				if err == nil && len(vm.OwnerReferences) > 0 {
-					err = fmt.Errorf("still owned: %v", vm.OwnerReferences)
-				}
-				return err
-			})
-		})
-	}
-}
-
-// waitForGarbageCollector waits until the garbage collector has seen the VMs created so
-// far. If an owner were deleted before, the collector would not know its dependents, and
-// would collect them as orphans whatever the policy.
-func waitForGarbageCollector(t *testing.T, c client.Client, ns string) {
-	t.Helper()
-	missing := newConfigMap(ns, "missing")
-	missing.UID = uuid.NewUUID()
-	waitForDeletion(t, c, create(t, c, framework.NewVM("collected").Namespace(ns).Meta(ownedBy(missing)).Obj()))
-}
-
 // TestGarbageCollectionOfANewKind checks that kinds that are added later are collected too.
+// TestCascadingDeletion of test/integration checks that of VirtualMachines.
 func TestGarbageCollectionOfANewKind(t *testing.T) {
 	t.Parallel() // it looks for new kinds every 30 s
 	c := objectsFor(t, shared.Config)
 	ns := newNamespace(t, c)
 	installThingCRD(t, c)
 	owner := create(t, c, newConfigMap(ns, "owner"))
-	var meta metav1.ObjectMeta
-	ownedBy(owner)(&meta)
 	thing := newObject("example.com/v1", "Thing", "thing", nil)
 	thing.SetNamespace(ns)
-	thing.SetOwnerReferences(meta.OwnerReferences)
+	thing.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID}})
 	assert.Eventually(t, "the new kind is served", func(t testing.TB) error { return c.Create(t.Context(), thing.DeepCopy()) })
 	assert.NoError(t, c.Delete(t.Context(), owner))
 	waitForDeletion(t, c, thing)

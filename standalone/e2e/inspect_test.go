@@ -194,9 +194,7 @@ func TestServers(t *testing.T) {
 	assert.NoError(t, c.Stop())
 	c.checkDamaged(t)
 	assertPurges(t, c.Cluster, "Data removed.", "", "--data", "--yes")
-	if _, err := os.Stat(c.DataDir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the data dir is still there: %v", err)
-	}
+	assert.ErrorIs(t, "the data dir", assert.ErrorOf(os.Stat(c.DataDir)), os.ErrNotExist)
 	assertRefused(t, runPurge(t, c.Cluster, ""), "drover: "+c.DataDir+" is no Drover data dir")
 }
 
@@ -213,10 +211,10 @@ func (c inspected) checkRunning(t *testing.T) {
 // checkStopped checks that both commands say so, and change nothing.
 func (c inspected) checkStopped(t *testing.T) {
 	t.Helper()
-	before := listTree(t, c.DataDir)
+	before := framework.ListTree(t, c.DataDir)
 	c.wantDoctor(t, map[string]string{"process": "note", "ports": "ok", "certificates": "ok", "api-server": "", "leader": ""})
 	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 1", " is stopped, since ")
-	if after := listTree(t, c.DataDir); !slices.Equal(before, after) {
+	if after := framework.ListTree(t, c.DataDir); !slices.Equal(before, after) {
 		t.Errorf("they changed\n%q\nto\n%q", before, after)
 	}
 }
@@ -236,19 +234,6 @@ func serverVersion(t *testing.T, c *framework.Cluster) string {
 	info, err := clientFor(t, c.Config).Discovery().ServerVersion()
 	assert.NoError(t, err)
 	return info.GitVersion
-}
-
-func listTree(t *testing.T, dir string) []string {
-	t.Helper()
-	var all []string
-	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
-		if err == nil {
-			all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
-		}
-		return err
-	})
-	assert.NoError(t, err)
-	return all
 }
 
 // TestUsage checks what help says, and the exit codes of wrong flags and of what is not there.
@@ -284,9 +269,7 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%v: %+v, want code %d and %q", c.args, got, c.code, c.says)
 		}
 	}
-	if _, err := os.Stat(missing); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a data dir was made: %v", err)
-	}
+	assert.ErrorIs(t, "a data dir", assert.ErrorOf(os.Stat(missing)), os.ErrNotExist)
 }
 
 // wantRun runs a command on the data dir and requires an exit code, and a text on either

@@ -120,9 +120,7 @@ func checkStopWithWatchesOpen(t *testing.T, c *framework.Cluster) {
 		}
 		out = rest
 	}
-	if _, err := os.Stat(filepath.Join(c.DataDir, "run", "ready")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it is still said to be ready: %v", err)
-	}
+	assert.ErrorIs(t, "the mark that it is ready", assert.ErrorOf(os.Stat(filepath.Join(c.DataDir, "run", "ready"))), os.ErrNotExist)
 }
 
 func openWatches(t *testing.T, c *framework.Cluster, count int) {
@@ -140,9 +138,7 @@ func checkSecondCtrlCEndsImmediately(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	openWatches(t, c, 1)
 	assert.NoError(t, syscall.Kill(c.PID(), syscall.SIGINT))
-	if err := c.Stop(); err == nil || !strings.Contains(err.Error(), "exit status 130") {
-		t.Errorf("ended with %v", err)
-	}
+	assert.ErrorSays(t, "the stop", c.Stop(), "exit status 130")
 }
 
 // TestFirstStartIsInterrupted kills first starts at several moments, stops one by Ctrl-C, and

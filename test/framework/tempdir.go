@@ -4,8 +4,14 @@
 package framework
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // ShortTempDir is t.TempDir for a folder that has sockets: their paths may have 107 bytes, and
@@ -16,13 +22,31 @@ func ShortTempDir(t testing.TB) string {
 	if err == nil {
 		err = os.Chmod(dir, 0o755) // #nosec -- as t.TempDir has it: machines have users of their own
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
 	return dir
+}
+
+// ListTree returns all files below a path with what a change of them changes.
+func ListTree(t testing.TB, path string) []string {
+	t.Helper()
+	var all []string
+	assert.NoError(t, filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
+		}
+		return err
+	}))
+	return all
 }

@@ -50,9 +50,7 @@ func TestValidate(t *testing.T) {
 			o := NewOptions()
 			tc.change(o)
 			err := o.Validate()
-			if (err != nil) != (tc.says != "") || err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("error %v, want %q", err, tc.says)
-			}
+			assert.ErrorSays(t, name, err, tc.says)
 		})
 	}
 }
@@ -118,17 +116,11 @@ func TestSetFromEnv(t *testing.T) {
 		t.Errorf("threads %d, driver %s: the variable counts unless the flag is given", o.Threads, o.VMDriver)
 	}
 	t.Setenv("DROVER_ORPHAN_GRACE", "soon")
-	if err := SetFromEnv(fs); err == nil || !strings.Contains(err.Error(), "DROVER_ORPHAN_GRACE") {
-		t.Errorf("error %v", err)
-	}
+	assert.ErrorSays(t, "a wrong variable", SetFromEnv(fs), "DROVER_ORPHAN_GRACE")
 }
 
 func TestNoKubeconfig(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := restConfig(""); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
-		t.Errorf("error %v", err)
-	}
-	if _, err := restConfig("/no/such/file"); err == nil || !strings.Contains(err.Error(), "/no/such/file") {
-		t.Errorf("error %v", err)
-	}
+	assert.ErrorSays(t, "no kubeconfig", assert.ErrorOf(restConfig("")), "--kubeconfig")
+	assert.ErrorSays(t, "an absent one", assert.ErrorOf(restConfig("/no/such/file")), "/no/such/file")
 }

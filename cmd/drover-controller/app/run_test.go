@@ -6,23 +6,35 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -45,9 +57,7 @@ func TestStopBeforeTheCacheIsFilled(t *testing.T) {
 	assert.Eventually(t, "it ends", func(testing.TB) error {
 		select {
 		case err := <-ended:
-			if !errors.Is(err, errNotStopped) {
-				t.Errorf("it ends with %v, want %v", err, errNotStopped)
-			}
+			assert.ErrorIs(t, "the end", err, errNotStopped)
 			return nil
 		default:
 			return errors.New("it runs")
@@ -89,4 +99,73 @@ func managerWithoutAPI(t *testing.T, asked, reachable *atomic.Bool) ctrl.Manager
 	}
 	assert.NoError(t, err)
 	return mgr
+}
+
+// TestCheckCRD checks that what is missing is named, and that the program stops
+// only for what is certainly missing.
+func TestCheckCRD(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		code   int
+		schema string // of the status
+		says   string
+	}{
+		"an older one":   {http.StatusOK, `{"properties": {"phase": {}}}`, "has no status."},
+		"not to be read": {http.StatusForbidden, "{}", ""},
+		"unreadable":     {http.StatusOK, `[`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/openapi/v3/apis/cloudnative.tw/v1alpha1" {
+					t.Errorf("requested %s", r.URL)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(tc.code)
+				_, _ = fmt.Fprintf(w, `{"components": {"schemas": {"tw.cloudnative.v1alpha1.VirtualMachine": {"properties": {"status": %s}}}}}`, tc.schema)
+			}))
+			defer server.Close()
+			err := checkCRD(t.Context(), &rest.Config{Host: server.URL}, 3*schemaPollPeriod)
+			if (tc.says != "") != errors.Is(err, errOldCRD) || err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("got %v, want %q", err, tc.says)
+			}
+		})
+	}
+}
+
+// TestApprovals checks that only the ConfigMap of kube-system approves anything, and that a
+// controller of an older role goes on without.
+func TestApprovals(t *testing.T) {
+	t.Parallel()
+	approvals := func(namespace string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: streams.OrphanApprovalsName}, Data: map[string]string{"u1": "s1", "u2": "s2"}}
+	}
+	for name, tc := range map[string]struct {
+		object  *corev1.ConfigMap
+		refused error
+		want    map[driver.Target]bool
+	}{
+		"none":              {nil, nil, nil},
+		"approved":          {approvals("kube-system"), nil, map[driver.Target]bool{{UID: "u1", ID: "s1"}: true, {UID: "u2", ID: "s2"}: true}},
+		"another namespace": {approvals("default"), nil, nil},
+		"no right":          {approvals("kube-system"), apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, streams.OrphanApprovalsName, nil), nil},
+		"no answer":         {approvals("kube-system"), errors.New("timeout"), nil},
+	} {
+		b := clientfake.NewClientBuilder()
+		if tc.object != nil {
+			b = b.WithObjects(tc.object)
+		}
+		reader := b.WithInterceptorFuncs(interceptor.Funcs{
+			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, object client.Object, opts ...client.GetOption) error {
+				if tc.refused != nil {
+					return tc.refused
+				}
+				return c.Get(ctx, key, object, opts...)
+			},
+		}).Build()
+		got, err := approvedOrphans(reader)(t.Context())
+		if !maps.Equal(got, tc.want) || (err != nil) != (name == "no answer") {
+			t.Errorf("%s: got %v, %v, want %v", name, got, err, tc.want)
+		}
+	}
 }

@@ -41,32 +41,22 @@ func constants(t *testing.T, prefix string) map[string]string {
 	return all
 }
 
-func TestEveryReasonHasAdvice(t *testing.T) {
-	known := constants(t, "Reason")
-	if len(known) < 30 {
-		t.Fatalf("only %d reasons were found", len(known))
-	}
-	for reason, name := range known {
-		checkAdvice(t, name, reason, reasons)
-	}
-	for reason := range reasons {
-		if known[reason] == "" {
-			t.Errorf("there is advice about %q, which the API package does not have", reason)
+func TestEveryReasonAndEventHasAdvice(t *testing.T) {
+	for prefix, c := range map[string]struct {
+		table map[string]Advice
+		least int
+	}{"Reason": {reasons, 30}, "Event": {events, 10}} {
+		known := constants(t, prefix)
+		if len(known) < c.least {
+			t.Fatalf("only %d constants %s* were found", len(known), prefix)
 		}
-	}
-}
-
-func TestEveryEventHasAdvice(t *testing.T) {
-	known := constants(t, "Event")
-	if len(known) < 10 {
-		t.Fatalf("only %d events were found", len(known))
-	}
-	for reason, name := range known {
-		checkAdvice(t, name, reason, events)
-	}
-	for reason := range events {
-		if known[reason] == "" {
-			t.Errorf("there is advice about event %q, which the API package does not have", reason)
+		for reason, name := range known {
+			checkAdvice(t, name, reason, c.table)
+		}
+		for reason := range c.table {
+			if known[reason] == "" {
+				t.Errorf("there is advice about %s%s, which the API package does not have", prefix, reason)
+			}
 		}
 	}
 }

@@ -5,12 +5,17 @@ package app
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	testingclock "k8s.io/utils/clock/testing"
 
@@ -352,5 +357,32 @@ func TestCreateProgress(t *testing.T) {
 	}
 	if !slices.Equal(shown, want) {
 		t.Errorf("printed %q, want %q", shown, want)
+	}
+}
+
+// TestRetryOnConflict checks that a change which failed is never taken for one that was made, such as
+// one whose request has timed out.
+func TestRetryOnConflict(t *testing.T) {
+	t.Parallel()
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "virtualmachines"}, "web", errors.New("the object has been modified"))
+	for name, results := range map[string][]error{
+		"made":              {nil},
+		"after a conflict":  {conflict, nil},
+		"timed out":         {fmt.Errorf("delete: %w", context.DeadlineExceeded)},
+		"cancelled":         {conflict, fmt.Errorf("delete: %w", context.Canceled)},
+		"refused":           {conflict, errors.New("no")},
+		"conflicts to stay": {conflict, conflict, conflict, conflict, conflict, conflict, conflict, conflict, conflict, conflict, conflict, conflict},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			calls := 0
+			err := retryOnConflict(func() error {
+				calls++
+				return results[calls-1]
+			})
+			if want := results[len(results)-1]; !errors.Is(err, want) || calls != len(results) {
+				t.Errorf("%d calls return %v, want %d and %v", calls, err, len(results), want)
+			}
+		})
 	}
 }

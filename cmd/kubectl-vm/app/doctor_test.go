@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestDoctorJudgements checks each check's good and bad branches.
@@ -101,8 +102,6 @@ func TestTryTLS(t *testing.T) {
 		"away":              {"https://127.0.0.1:1", ca, "refused"},
 	} {
 		err := tryTLS(t.Context(), c.address, c.ca)
-		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %v, want %q", name, err, c.says)
-		}
+		assert.ErrorSays(t, name, err, c.says)
 	}
 }

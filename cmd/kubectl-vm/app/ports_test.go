@@ -105,9 +105,7 @@ func TestRemovePorts(t *testing.T) {
 		if texts == "web web" { // its name is no port any more
 			want = "is not a number"
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("without %s: %v, want an error with %q", texts, err, want)
-		}
+		assert.ErrorSays(t, "without "+texts, err, want)
 	}
 	if _, _, err := removePorts(nil, []string{"80"}); err == nil {
 		t.Error("a port of a VM without ports was removed")

@@ -87,15 +87,11 @@ func TestCredentials(t *testing.T) {
 	if want := "/streams.cloudnative.tw/v1alpha1/namespaces/ns/virtualmachines/vm/log Bearer " + token; err != nil || string(text) != want {
 		t.Errorf("the server was asked %q, %v, want %q", text, err, want)
 	}
-	if _, err := client.Get(t.Context(), "moved", "vm", streams.Log, nil); err == nil || !strings.Contains(err.Error(), "307") {
-		t.Errorf("a redirect gives %v", err)
-	}
+	assert.ErrorSays(t, "a redirect", assert.ErrorOf(client.Get(t.Context(), "moved", "vm", streams.Log, nil)), "307")
 
 	client, err = Discover(t.Context(), serveAPI(t, elsewhere.URL, otherCA(t)))
 	assert.NoError(t, err)
-	if _, err := client.Get(t.Context(), "ns", "vm", streams.Log, nil); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("a server with another certificate gives %v", err)
-	}
+	assert.ErrorSays(t, "a server with another certificate", assert.ErrorOf(client.Get(t.Context(), "ns", "vm", streams.Log, nil)), "certificate")
 	if n := elsewhere.tokens.Load(); n != 0 {
 		t.Errorf("the token went to another address %d times", n)
 	}
@@ -113,26 +109,20 @@ func TestBadConfigMap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := Discover(t.Context(), serveAPI(t, test.address, []byte(test.ca)))
-			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("it gives %v, want one about %s", err, test.want)
-			}
+			assert.ErrorSays(t, name, err, test.want)
 		})
 	}
 	t.Run("impersonation", func(t *testing.T) {
 		t.Parallel()
 		config := serveAPI(t, "https://drover.example", []byte("x"))
 		config.Impersonate.UserName = "someone"
-		if _, err := Discover(t.Context(), config); err == nil || !strings.Contains(err.Error(), "--as") {
-			t.Errorf("it gives %v, want one about --as", err)
-		}
+		assert.ErrorSays(t, "impersonation", assert.ErrorOf(Discover(t.Context(), config)), "--as")
 	})
 	t.Run("missing", func(t *testing.T) {
 		t.Parallel()
 		api := serve(t, http.NotFound)
 		config := &rest.Config{Host: api.URL, TLSClientConfig: rest.TLSClientConfig{CAData: api.ca()}}
-		if _, err := Discover(t.Context(), config); err == nil || !strings.Contains(err.Error(), "--streams-address") {
-			t.Errorf("it gives %v, want one about --streams-address", err)
-		}
+		assert.ErrorSays(t, "no ConfigMap", assert.ErrorOf(Discover(t.Context(), config)), "--streams-address")
 	})
 }
 

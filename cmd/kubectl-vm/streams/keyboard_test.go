@@ -8,6 +8,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestLeaveKey checks that the key leaves a terminal after what was typed before it, and is
@@ -53,9 +55,8 @@ func TestKeysOfTwoConnections(t *testing.T) {
 	if n, err := k.For(ctx).Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Errorf("a connection that has ended reads %d, %v", n, err)
 	}
-	if _, err := typist.Write([]byte("xy")); err != nil {
-		t.Fatal(err)
-	}
+	_, err := typist.Write([]byte("xy"))
+	assert.NoError(t, err)
 	letter := make([]byte, 1)
 	for _, want := range []string{"x", "y"} {
 		if _, err := k.For(t.Context()).Read(letter); err != nil || string(letter) != want {

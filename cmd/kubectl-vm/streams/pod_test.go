@@ -5,7 +5,6 @@ package streams
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -82,17 +81,13 @@ func TestPodPort(t *testing.T) {
 		t.Errorf("it got %q, %v", answer.String(), err)
 	}
 	err = c.ConnectPort(t.Context(), "blue", "web", 23, connectionOf(strings.NewReader(""), io.Discard))
-	if err == nil || !strings.Contains(err.Error(), "connection refused") {
-		t.Errorf("a port that nothing listens on gives %v", err)
-	}
+	assert.ErrorSays(t, "a port that nothing listens on", err, "connection refused")
 	ctx, leave := context.WithCancel(t.Context())
 	typed, _ := io.Pipe() // nothing is ever typed
 	over := make(chan error)
 	go func() { over <- c.ConnectPort(ctx, "blue", "web", 22, connectionOf(typed, io.Discard)) }()
 	leave()
-	if err := <-over; !errors.Is(err, context.Canceled) {
-		t.Errorf("a connection that its user has left ends with %v", err)
-	}
+	assert.ErrorIs(t, "a connection that its user has left", <-over, context.Canceled)
 }
 
 // TestPodPortOfSilentServer checks that a person can leave while an API server does not answer.
@@ -112,9 +107,7 @@ func TestPodPortOfSilentServer(t *testing.T) {
 		<-asked
 		leave()
 	}()
-	if err := c.ConnectPort(ctx, "blue", "web", 22, connectionOf(strings.NewReader(""), io.Discard)); !errors.Is(err, context.Canceled) {
-		t.Errorf("it ends with %v", err)
-	}
+	assert.ErrorIs(t, "a connection whose context has ended", c.ConnectPort(ctx, "blue", "web", 22, connectionOf(strings.NewReader(""), io.Discard)), context.Canceled)
 }
 
 func connectionOf(from io.Reader, to io.Writer) io.ReadWriter {
@@ -155,4 +148,24 @@ func servePorts(t *testing.T, w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	<-tunnel.CloseChan()
+}
+
+func TestParseForward(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]Forward{
+		"8080:80":     {8080, 80},
+		"80":          {80, 80},
+		":80":         {0, 80},
+		"0:80":        {0, 80},
+		"65535:65535": {65535, 65535},
+	} {
+		if got, err := ParseForward(text); err != nil || got != want {
+			t.Errorf("%q is %+v, %v, want %+v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", ":", "0", "80:", "80:0", "65536:80", "80:65536", "-1:80", "a:80", "1:2:3", "+1:80"} {
+		if got, err := ParseForward(text); err == nil {
+			t.Errorf("%q is accepted as %+v", text, got)
+		}
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -165,5 +167,55 @@ func TestAnotherPolicyDiffers(t *testing.T) {
 	r.Input.Observed.Answer, r.Input.Observed.Fenced = "unknown", true // and no cause
 	if _, err := r.Replay(); err == nil {
 		t.Error("a decision without a cause of the outage was derived")
+	}
+}
+
+// TestReadIsBounded reads files with more decisions than there is memory for.
+func TestReadIsBounded(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"lines":    strings.Repeat("{\"input\":{}}\n", 4),
+		"history":  `{"replicas":[{"decisions":[{},{},{},{}]}]}`,
+		"replicas": `{"replicas":[{"decisions":[{},{}]},{},{"decisions":null},{"decisions":[{},{}]}]}`,
+	} {
+		if f, err := readAtMost(4, strings.NewReader(text)); err != nil || len(f.Records) != 4 {
+			t.Errorf("%s: %d decisions, %v", name, len(f.Records), err)
+		}
+		f, err := readAtMost(3, strings.NewReader(text))
+		if err == nil || !strings.Contains(err.Error(), "more than 3 decisions") || len(f.Records) != 3 {
+			t.Errorf("%s: %d decisions, %v", name, len(f.Records), err)
+		}
+	}
+	if _, err := Read(strings.NewReader(`{"replicas":[{"decisions":7}]}`)); err == nil {
+		t.Error("a number is read as decisions")
+	}
+}
+
+// TestReports derives the decisions of each file in testdata again. A user's report becomes a
+// test there: its decisions as Drover should have made them, in the form of --decisions or of
+// kubectl vm explain --history -o json.
+func TestReports(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/*.json*")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("there are no reports: %v", err)
+	}
+	for _, path := range files {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			t.Parallel()
+			file, err := os.Open(path)
+			assert.NoError(t, err)
+			defer func() { _ = file.Close() }()
+			report, err := Read(file)
+			if err != nil || report.Broken > 0 {
+				t.Fatalf("%v, %d lines are broken", err, report.Broken)
+			}
+			for i := range report.Records {
+				differences, err := report.Records[i].Replay()
+				if err != nil || len(differences) > 0 {
+					t.Errorf("%v %+v\n%s", err, differences, Format(report.Records[i]))
+				}
+			}
+		})
 	}
 }

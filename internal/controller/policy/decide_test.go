@@ -403,11 +403,11 @@ func withDone(o api.OperationType) func(*Input) { return func(in *Input) { in.Do
 type check = func(*testing.T, Decision)
 
 // want checks one part of a decision.
-func want[T comparable](what string, part func(Decision) T, want T) check {
+func want[T comparable](what string, part func(Decision) T, wanted T) check {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if got := part(d); got != want {
-			t.Errorf("%s: got %v, want %v", what, got, want)
+		if got := part(d); got != wanted {
+			t.Errorf("%s: got %v, want %v", what, got, wanted)
 		}
 	}
 }

@@ -226,9 +226,7 @@ func TestFullGate(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := g.enter(r.WithContext(ctx)); !errors.Is(err, context.Canceled) {
-		t.Errorf("a client that left is answered %v", err)
-	}
+	assert.ErrorIs(t, "a client that left", assert.ErrorOf(g.enter(r.WithContext(ctx))), context.Canceled)
 	leave(false)
 	if _, err := g.enter(r); err != nil {
 		t.Errorf("there is a place, and the answer is %v", err)

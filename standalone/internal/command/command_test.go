@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/test/assert"
 )
 
 var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -92,9 +93,7 @@ func TestImagesAsJSON(t *testing.T) {
 func TestConfirm(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]error{"y\n": nil, "Yes\n": nil, "YES": nil, "n\n": ErrDeclined, "\n": ErrDeclined, "": ErrDeclined, "yesterday\n": ErrDeclined} {
-		if err := Confirm(strings.NewReader(answer), &bytes.Buffer{}, "Sure?"); !errors.Is(err, want) {
-			t.Errorf("%q: got %v", answer, err)
-		}
+		assert.ErrorIs(t, answer, Confirm(strings.NewReader(answer), &bytes.Buffer{}, "Sure?"), want)
 	}
 }
 

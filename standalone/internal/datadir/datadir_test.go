@@ -90,9 +90,7 @@ func TestOpenRefusesForeignFolder(t *testing.T) {
 	assert.NoError(t, os.WriteFile(filepath.Join(path, "thesis.txt"), nil, 0o600))
 	assert.NoError(t, os.Chmod(path, 0o755))
 	_, err := Open(path)
-	if err == nil || !strings.Contains(err.Error(), path+" is not empty and is no Drover data dir") {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorSays(t, "a foreign folder", err, path+" is not empty and is no Drover data dir")
 	info, err := os.Stat(path)
 	assert.NoError(t, err)
 	if info.Mode().Perm() != 0o755 {
@@ -111,9 +109,7 @@ func TestOpenExistingRequiresADataDir(t *testing.T) {
 func TestErrorMessages(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	assert.NoError(t, os.WriteFile(file, nil, 0o600))
-	if _, err := Open(filepath.Join(file, "dir")); err == nil || !strings.Contains(err.Error(), "is not a folder") {
-		t.Errorf("below a file: %v", err)
-	}
+	assert.ErrorSays(t, "below a file", assert.ErrorOf(Open(filepath.Join(file, "dir"))), "is not a folder")
 	if _, err := Open("/proc/drover"); err == nil || strings.Contains(err.Error(), "\n") {
 		t.Errorf("where nothing can be made: %v", err)
 	}
@@ -166,9 +162,7 @@ func TestOpenRemovesStaleFiles(t *testing.T) {
 	assert.NoError(t, errors.Join(d.SetReady(), os.WriteFile(temp, nil, 0o600), d.Close()))
 	openDir(t, string(d.Layout))
 	for _, path := range []string{d.Ready(), temp} {
-		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is still there: %v", path, err)
-		}
+		assert.ErrorIs(t, path, assert.ErrorOf(os.Stat(path)), os.ErrNotExist)
 	}
 }
 
@@ -212,9 +206,7 @@ func assertConnects(t *testing.T, socket string) {
 	defer func() { _ = listener.Close() }()
 	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", socket)
 	assert.NoError(t, err)
-	if err := conn.Close(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, conn.Close())
 }
 
 func TestRemoveKeepsForeignFiles(t *testing.T) {
@@ -297,9 +289,7 @@ func TestHolder(t *testing.T) {
 		t.Errorf("afterwards: %d, %v", pid, err)
 	}
 	assert.NoError(t, os.WriteFile(filepath.Join(path, lockFile), []byte("some\n"), 0o600))
-	if _, err := d.Holder(); err == nil || !strings.Contains(err.Error(), `holds "some"`) {
-		t.Errorf("of a damaged file: %v", err)
-	}
+	assert.ErrorSays(t, "of a damaged file", assert.ErrorOf(d.Holder()), `holds "some"`)
 }
 
 func TestFindLockOwner(t *testing.T) {

@@ -80,9 +80,9 @@ func TestExamine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := c.make(t)
-			before := listTree(t, path)
+			before := framework.ListTree(t, path)
 			found := newHost(t, path).Examine(t.Context())
-			if after := listTree(t, path); !slices.Equal(before, after) {
+			if after := framework.ListTree(t, path); !slices.Equal(before, after) {
 				t.Errorf("the checks changed\n%q\nto\n%q", before, after)
 			}
 			levels := map[string]findings.Level{}
@@ -150,26 +150,6 @@ func makeFolders(t *testing.T) string {
 		assert.NoError(t, errors.Join(os.RemoveAll(path), os.Mkdir(path, 0o700)))
 	}
 	return string(l)
-}
-
-// listTree returns all files below a path with what a change of them changes.
-func listTree(t *testing.T, path string) []string {
-	t.Helper()
-	var all []string
-	assert.NoError(t, filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		info, err := entry.Info()
-		if err == nil {
-			all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
-		}
-		return err
-	}))
-	return all
 }
 
 // TestHangingFolder checks that a file that never answers delays only what depends on it.

@@ -5,6 +5,8 @@ package engines
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,10 +15,12 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -82,9 +86,8 @@ func TestDataDirs(t *testing.T) {
 	t.Chdir(dir)
 	o := options("")
 	*o.Settings["qemu"].DataDir() = "machines"
-	if _, err := Choose(t.Context(), file, "qemu", nil, o); err != nil {
-		t.Fatal(err)
-	}
+	_, err := Choose(t.Context(), file, "qemu", nil, o)
+	assert.NoError(t, err)
 	t.Chdir(t.TempDir())
 	if dirs, err := DataDirs(file, "qemu"); err != nil || !slices.Equal(dirs, []string{filepath.Join(dir, "machines")}) {
 		t.Errorf("the folders are %q, %v", dirs, err)
@@ -117,16 +120,12 @@ func TestADamagedFileIsNamed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.json")
 	assert.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
 	_, err := Reopen(t.Context(), file, nil, options(""))
-	if err == nil || !strings.Contains(err.Error(), file+" is damaged") {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorSays(t, "a damaged file", err, file+" is damaged")
 }
 
 func TestChooseNamesAnUnknownDriver(t *testing.T) {
 	_, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "fake,vmware", nil, options(t.TempDir()))
-	if err == nil || !strings.Contains(err.Error(), `"vmware" is not a driver`) {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorSays(t, "an unknown driver", err, `"vmware" is not a driver`)
 }
 
 // TestIdentify covers records of an older version, which have no ids. A folder has its own.
@@ -164,19 +163,13 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.json")
 	choose(t, file, dir)
 	assert.NoError(t, os.Rename(dir, dir+".away"))
-	if _, err := Reopen(t.Context(), file, nil, options("")); err == nil || !strings.Contains(err.Error(), "cannot be asked") {
-		t.Errorf("without the folder: %v", err)
-	}
+	assert.ErrorSays(t, "without the folder", assert.ErrorOf(Reopen(t.Context(), file, nil, options(""))), "cannot be asked")
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("the folder was made")
 	}
 	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
-	if _, err := Reopen(t.Context(), file, nil, options("")); err == nil || !strings.Contains(err.Error(), "another engine in its place") {
-		t.Errorf("of another: %v", err)
-	}
-	if _, err := Reopen(t.Context(), file, []string{"fake/none"}, options("")); err == nil || !strings.Contains(err.Error(), "fake/none is no engine") {
-		t.Errorf("without one that is not known: %v", err)
-	}
+	assert.ErrorSays(t, "of another", assert.ErrorOf(Reopen(t.Context(), file, nil, options(""))), "another engine in its place")
+	assert.ErrorSays(t, "without one that is not known", assert.ErrorOf(Reopen(t.Context(), file, []string{"fake/none"}, options(""))), "fake/none is no engine")
 	known, err := loadEngines(file)
 	assert.NoError(t, err)
 	if opened, err := Reopen(t.Context(), file, []string{known[0].String()}, options("")); err != nil || len(opened) != 0 {
@@ -202,5 +195,59 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 	assert.NoError(t, json.Unmarshal(written, &older))
 	if older[0].EngineID != "A" || older[1].FakeDir != "/f" || older[1].EngineID != "B" || older[2].QEMUDir != "/q" {
 		t.Errorf("wrote %s", written)
+	}
+}
+
+// TestSurvey checks that each engine is identified by its id, that one which does not answer
+// hides no other, and that none is made.
+func TestSurvey(t *testing.T) {
+	t.Parallel()
+	dir, other, gone := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "gone")
+	ids := map[string]string{}
+	for _, path := range []string{dir, other} {
+		d, err := fake.New(fake.Options{ClusterID: "cluster-1", Dir: path})
+		assert.NoError(t, err)
+		if ids[path], err = d.EngineID(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_, err = d.Ensure(t.Context(), driver.ServerSpec{
+			Target: driver.Target{UID: uuid.NewUUID(), Epoch: 1}, Namespace: "default", Name: "vm", Power: driver.PowerOn,
+			RestartPolicy: driver.RestartNever, CPUMilli: 1000, MemoryBytes: 1 << 20,
+		})
+		assert.NoError(t, err)
+	}
+	known := []Engine{
+		{Driver: "fake", Dir: dir}, // as an older version recorded it
+		{Driver: "fake", Dir: dir, ID: ids[dir]},
+		{Driver: "fake", Dir: other, ID: "another"},
+		{Driver: "fake", Dir: gone, ID: "gone"},
+	}
+	file := filepath.Join(t.TempDir(), "engines.json")
+	content, err := json.Marshal(known)
+	assert.NoError(t, errors.Join(err, os.WriteFile(file, content, 0o600)))
+	all, err := Survey(t.Context(), file, driver.Environment{ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()})
+	assert.NoError(t, err)
+	var got []string
+	for _, s := range all {
+		got = append(got, fmt.Sprintf("%s %d servers, another %t, gone %t", s.ID, len(s.Servers), errors.Is(s.Err, ErrAnotherEngine), s.IsGone()))
+	}
+	want := []string{ids[dir] + " 1 servers, another false, gone false", "another 0 servers, another true, gone false", "gone 0 servers, another false, gone true"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	assert.ErrorIs(t, "a folder that is gone", assert.ErrorOf(os.Stat(gone)), os.ErrNotExist)
+}
+
+// TestSurveyOfNothing checks that an installation that has used no engine has no servers, and
+// that a damaged record is an error.
+func TestSurveyOfNothing(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "engines.json")
+	if all, err := Survey(t.Context(), file, driver.Environment{}); len(all) != 0 || err != nil {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	assert.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
+	if _, err := Survey(t.Context(), file, driver.Environment{}); err == nil {
+		t.Error("a damaged record passes for none")
 	}
 }

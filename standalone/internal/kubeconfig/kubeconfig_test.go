@@ -5,6 +5,7 @@ package kubeconfig
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -19,6 +21,7 @@ import (
 
 	"cloudnative.tw/drover/standalone/internal/pki"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const url = "https://127.0.0.1:6443"
@@ -29,9 +32,8 @@ func newStore(t *testing.T) *pki.Store {
 		Dir: t.TempDir(), Clock: clock.RealClock{},
 		Hosts: pki.Hosts(net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), "", nil),
 	}
-	if _, err := store.Ensure(); err != nil {
-		t.Fatal(err)
-	}
+	_, err := store.Ensure()
+	assert.NoError(t, err)
 	return store
 }
 
@@ -75,9 +77,7 @@ func TestWriteForProgramsNamesFiles(t *testing.T) {
 // TestRead checks that the file is read, and that no program is run for one that names some.
 func TestRead(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
-	if _, err := Read(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of no file: %v", err)
-	}
+	assert.ErrorIs(t, "of no file", assert.ErrorOf(Read(path)), fs.ErrNotExist)
 	assert.NoError(t, WriteForPeople(path, url, store.CABundle(), store.Admin()))
 	if config, err := Read(path); err != nil || config.Host != url || len(config.CertData) == 0 || len(config.CAData) == 0 {
 		t.Errorf("got %+v, %v", config, err)
@@ -94,5 +94,70 @@ func TestRead(t *testing.T) {
 	assert.NoError(t, os.WriteFile(path, nil, 0o600))
 	if config, err := Read(path); err == nil {
 		t.Errorf("of an empty file: %+v", config)
+	}
+}
+
+// TestForRoot checks that root reads the kubeconfig of another user only if that names no
+// program, file or proxy.
+func TestForRoot(t *testing.T) {
+	t.Parallel()
+	user := framework.PlainUser(t)
+	for name, c := range map[string]struct{ cluster, user, refused string }{
+		"inline":       {`"certificate-authority-data": "YQ=="`, `"client-certificate-data": "YQ==", "client-key-data": "Yg==", "act-as": "x"`, ""},
+		"token":        {`"tls-server-name": "s"`, `"token": "t"`, ""},
+		"CA's file":    {`"certificate-authority": "/f"`, "", `cluster "c" names a file or a proxy`},
+		"proxy":        {`"proxy-url": "http://p"`, "", `cluster "c" names a file or a proxy`},
+		"exec":         {"", `"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/p", "interactiveMode": "Never"}`, `user "u" names a program`},
+		"plugin":       {"", `"auth-provider": {"name": "p"}`, `user "u" names a program`},
+		"token's file": {"", `"tokenFile": "/f"`, `user "u" names a program`},
+		"certificate":  {"", `"client-certificate": "/f", "client-key-data": "Yg=="`, `user "u" names a program`},
+		"key":          {"", `"client-certificate-data": "YQ==", "client-key": "/f"`, `user "u" names a program`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "kubeconfig")
+			content := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "x", "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "n"}}],
+"clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"%s}}], "users": [{"name": "u", "user": {%s}}]}`, strings.TrimSuffix(", "+c.cluster, ", "), c.user)
+			assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+			if got, err := ForRoot(path); err != nil || got != path {
+				t.Errorf("root's own: %q, %v", got, err)
+			}
+			assert.NoError(t, os.Lchown(path, int(user.Uid), int(user.Gid)))
+			got, err := ForRoot(path)
+			if c.refused != "" {
+				assert.ErrorSays(t, name, err, c.refused)
+				return
+			}
+			assert.NoError(t, err)
+			assertSame(t, path, got)
+		})
+	}
+}
+
+// assertSame checks that a copy says what the original says, even after a change of that.
+func assertSame(t *testing.T, original, copied string) {
+	t.Helper()
+	want, err := clientcmd.BuildConfigFromFlags("", original)
+	assert.NoError(t, errors.Join(err, os.Truncate(original, 0)))
+	got, err := clientcmd.BuildConfigFromFlags("", copied)
+	if err != nil || got.String() != want.String() {
+		t.Errorf("got %v, %v; want %v", got, err, want)
+	}
+	if err := os.WriteFile(copied, []byte("{}"), 0o600); err == nil {
+		t.Error("the copy can be changed")
+	}
+}
+
+// TestForRootRefusesLinks checks that another user leads root to no other file, and to none
+// that blocks.
+func TestForRootRefusesLinks(t *testing.T) {
+	t.Parallel()
+	user, dir := framework.PlainUser(t), t.TempDir()
+	target, link, pipe := filepath.Join(t.TempDir(), "target"), filepath.Join(dir, "link"), filepath.Join(dir, "pipe")
+	assert.NoError(t, errors.Join(os.WriteFile(target, nil, 0o600), os.Symlink(target, link), unix.Mkfifo(pipe, 0o600), os.Lchown(target, int(user.Uid), -1), framework.ChownAll(dir, user)))
+	for _, path := range []string{link, pipe} {
+		if got, err := ForRoot(path); err == nil {
+			t.Errorf("%s: got %q", path, got)
+		}
 	}
 }

@@ -112,9 +112,7 @@ func TestListenErrors(t *testing.T) {
 func TestListenClosesAPortThatCannotBeStored(t *testing.T) {
 	port := freePort(t)
 	full := errors.New("disk full")
-	if _, err := Listen(t.Context(), loopback, &port, failingStore{full}); !errors.Is(err, full) {
-		t.Fatalf("got %v", err)
-	}
+	assert.ErrorIs(t, "a full disk", assert.ErrorOf(Listen(t.Context(), loopback, &port, failingStore{full})), full)
 	l, err := Listen(t.Context(), loopback, &port, &memoryStore{})
 	assert.NoError(t, err)
 	_ = l.Close()

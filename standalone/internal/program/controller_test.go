@@ -33,9 +33,7 @@ func TestPreviousHolderIsDead(t *testing.T) {
 	t.Parallel()
 	o := newControllerOptions()
 	own, err := leader.Identity(o.HolderIdentity)
-	if err := o.Validate(); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, o.Validate())
 	if err != nil || !o.DeadHolder(own) {
 		t.Errorf("%q, %v: want it dead", own, err)
 	}

@@ -133,9 +133,7 @@ func TestPurge(t *testing.T) {
 	}
 	released, kept := h.startMachine(t, "kept", h.image)
 	assert.NoError(t, h.Delete(t.Context(), released, true))
-	if err := h.Delete(t.Context(), released, true); !errors.Is(err, driver.ErrNotFound) {
-		t.Errorf("it was released, and Delete returns %v", err)
-	}
+	assert.ErrorIs(t, "a server that was released", h.Delete(t.Context(), released, true), driver.ErrNotFound)
 
 	out, err := runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data)
 	if err == nil || !strings.Contains(err.Error(), "the data stays") || !strings.Contains(out, "Removed: 2 servers.") {
@@ -167,9 +165,7 @@ func TestPurge(t *testing.T) {
 	if out, err := runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data); err != nil {
 		t.Errorf("it printed %s, and failed with %v", out, err)
 	}
-	if _, err := os.Stat(h.data); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the data dir is there: %v", err)
-	}
+	assert.ErrorIs(t, "the data dir", assert.ErrorOf(os.Stat(h.data)), fs.ErrNotExist)
 }
 
 // TestImageCommands checks that the commands work while Drover holds its data dir.
@@ -204,9 +200,7 @@ func TestImageCommands(t *testing.T) {
 		t.Errorf("it printed %q, %v", out, err)
 	}
 	assertOutput(t, "No images.\n", "image", "list", "--data-dir", h.data)
-	if _, err := runDrover(t, "image", "list", "--data-dir", t.TempDir()); err == nil || !strings.Contains(err.Error(), "is no Drover data dir") {
-		t.Errorf("of a folder that is none: %v", err)
-	}
+	assert.ErrorSays(t, "of a folder that is none", assert.ErrorOf(runDrover(t, "image", "list", "--data-dir", t.TempDir())), "is no Drover data dir")
 }
 
 func assertOutput(t *testing.T, want string, args ...string) {
@@ -264,12 +258,33 @@ func TestPurgeOfAnotherEngine(t *testing.T) {
 				t.Errorf("without --data it printed %q, want %q", out, c.refused)
 			}
 			_, err = runDrover(t, append([]string{"purge", "--yes", "--data", "--data-dir", path}, c.flags...)...)
-			if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
-				t.Errorf("it fails with %v, want %q", err, c.refused)
-			}
+			assert.ErrorSays(t, name, err, c.refused)
 			if _, err := os.Stat(path); (err == nil) != (c.refused != "") {
 				t.Errorf("the data dir: %v", err)
 			}
 		})
 	}
+}
+
+// TestMachinesShutdown checks that the command is refused while a Drover runs, which would
+// restart the machines. Otherwise it ends them and names them.
+func TestMachinesShutdown(t *testing.T) {
+	h := newTestHost(t)
+	target, pid := h.startMachine(t, "vm", h.image)
+	held, err := datadir.Open(h.data)
+	assert.NoError(t, err)
+	if out, err := runDrover(t, "machines", "shutdown", "--data-dir", h.data); err == nil || !strings.Contains(err.Error(), "stop it first") || !isRunning(pid) {
+		t.Errorf("while Drover runs it printed %q, %v", out, err)
+	}
+	assert.NoError(t, held.Close())
+	assertOutput(t, "default/vm: ended by force, since its guest did not power off in time\n", "machines", "shutdown", "--timeout", "0s", "--data-dir", h.data)
+	if isRunning(pid) {
+		t.Error("the machine runs")
+	}
+	servers, err := h.List(t.Context(), target.UID)
+	if err != nil || len(servers) != 1 || servers[0].Exit == nil || servers[0].Exit.Reason != driver.ExitHostShutdown {
+		t.Errorf("it lists %+v, %v", servers, err)
+	}
+	assertOutput(t, "No machines run.\n", "machines", "shutdown", "--data-dir", h.data)
+	assert.ErrorSays(t, "of a folder that is none", assert.ErrorOf(runDrover(t, "machines", "shutdown", "--data-dir", t.TempDir())), "is no Drover data dir")
 }

@@ -4,10 +4,15 @@
 package program
 
 import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
@@ -19,18 +24,13 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestUpHelp checks that every flag is under a heading, within 80 columns.
+// TestUpHelp checks that every flag is under a heading.
 func TestUpHelp(t *testing.T) {
 	out, err := runDrover(t, "up", "--help")
 	assert.NoError(t, err)
 	sets := app.GroupFlags(flagsOfUp())
 	if other := sets.FlagSets["Other"]; other != nil && other.HasFlags() {
 		t.Errorf("flags without a heading:\n%s", other.FlagUsages())
-	}
-	for line := range strings.Lines(out) {
-		if len(line) > 81 {
-			t.Errorf("%q has %d columns", line, len(line)-1)
-		}
 	}
 	for _, want := range []string{"\nAPI server:\n  --data-dir string\n", "\nDriver qemu:\n", "\nLogging:\n  -v, --verbosity int\n"} {
 		if !strings.Contains(out, want) {
@@ -77,7 +77,46 @@ func TestSettings(t *testing.T) { //nolint:gocyclo // a list of what is expected
 	}
 	t.Setenv("DROVER_PORT", "many")
 	h.PID = 0
-	if _, err := settingsOf(h); err == nil || !strings.Contains(err.Error(), "DROVER_PORT") {
-		t.Errorf("of a wrong variable: %v", err)
+	assert.ErrorSays(t, "of a wrong variable", assert.ErrorOf(settingsOf(h)), "DROVER_PORT")
+}
+
+// TestLateStreams checks what streams are answered before the controller serves them.
+func TestLateStreams(t *testing.T) {
+	t.Parallel()
+	late := &LateStreams{}
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+	before := httptest.NewRecorder()
+	late.ServeHTTP(before, request)
+	if before.Code != http.StatusServiceUnavailable || before.Header().Get("Retry-After") == "" {
+		t.Errorf("before, the answer is %d, Retry-After %q", before.Code, before.Header().Get("Retry-After"))
+	}
+	late.Set(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	after := httptest.NewRecorder()
+	late.ServeHTTP(after, request)
+	if after.Code != http.StatusTeapot {
+		t.Errorf("after, the answer is %d", after.Code)
+	}
+}
+
+// TestHelpFits checks that the help of every command has at most 80 columns. That of kubectl is
+// kubectl's, and that of drover vm is that of kubectl vm.
+func TestHelpFits(t *testing.T) { checkHelp(t, Program{}.newRootCommand()) }
+
+func checkHelp(t *testing.T, c *cobra.Command) {
+	t.Helper()
+	var out bytes.Buffer
+	c.SetOut(&out)
+	if err := c.Help(); err != nil || out.Len() == 0 {
+		t.Errorf("%s prints %q, %v", c.CommandPath(), out.String(), err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if line = strings.TrimRight(line, "\n"); utf8.RuneCountInString(line) > 80 {
+			t.Errorf("%s --help: %d columns: %s", c.CommandPath(), utf8.RuneCountInString(line), line)
+		}
+	}
+	for _, sub := range c.Commands() {
+		if sub.Name() != "kubectl" && !sub.Hidden {
+			checkHelp(t, sub)
+		}
 	}
 }

@@ -183,9 +183,7 @@ func TestRemoveInParallel(t *testing.T) {
 		<-c.began
 	}
 	close(c.released)
-	if err := <-over; err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, <-over)
 	limits := 0
 	c.deadlines.Range(func(any, any) bool { limits++; return true })
 	if limits != count {

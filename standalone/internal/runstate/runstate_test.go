@@ -121,14 +121,10 @@ func TestReadRefuses(t *testing.T) {
 	if s, err := Read(filepath.Join(dir, "missing")); s != nil || err != nil {
 		t.Errorf("got %v, %v", s, err)
 	}
-	if _, err := Read(dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
-		t.Errorf("of a folder: %v", err)
-	}
+	assert.ErrorSays(t, "of a folder", assert.ErrorOf(Read(dir)), "not a regular file")
 	path := filepath.Join(dir, "damaged")
 	assert.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
-	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "is damaged") {
-		t.Errorf("of a damaged file: %v", err)
-	}
+	assert.ErrorSays(t, "of a damaged file", assert.ErrorOf(Read(path)), "is damaged")
 }
 
 // TestFullDisk checks that a run goes on if the file cannot be written.

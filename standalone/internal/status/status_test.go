@@ -191,9 +191,7 @@ func TestGather(t *testing.T) {
 	if s := gather(t, path); s.State != StateAbsent {
 		t.Errorf("got %+v", s)
 	}
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it was made: %v", err)
-	}
+	assert.ErrorIs(t, "the data dir", assert.ErrorOf(os.Stat(path)), os.ErrNotExist)
 	dir, err := datadir.Open(path)
 	assert.NoError(t, err)
 	r := runstate.NewRecorder("v0", clock.RealClock{}, dir.SetRunState)

@@ -199,8 +199,6 @@ func TestHungComponentIsLeftBehind(t *testing.T) {
 	clock.Step(7 * time.Second)
 	d.assertRecords(t, "below ready", "hangs ready", "stopping")
 	clock.Step(time.Second)
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, <-ended)
 	d.assertRecords(t, "below ready", "hangs ready", "stopping", "hangs left behind", "below stopped")
 }

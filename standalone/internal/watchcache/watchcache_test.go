@@ -67,7 +67,7 @@ func TestWatchCacheShrinksInCalmPeriods(t *testing.T) {
 		t.Errorf("when it was calm the cache has room for %d events, not for 100", have)
 	}
 	list := &unstructured.UnstructuredList{}
-	must(t, s.GetList(t.Context(), thingsPrefix, storage.ListOptions{
+	assert.NoError(t, s.GetList(t.Context(), thingsPrefix, storage.ListOptions{
 		ResourceVersion: "0", Recursive: true, Predicate: storage.Everything,
 	}, list))
 	if len(list.Items) != things {
@@ -104,7 +104,7 @@ func newThings(t *testing.T) *things {
 		func() runtime.Object { return &unstructured.UnstructuredList{} },
 		thingAttributes(),
 		nil, &cache.Indexers{})
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(destroy)
 	assert.Eventually(t, "the cache is filled", func(testing.TB) error { return s.ReadinessCheck() })
 	return s
@@ -127,7 +127,7 @@ func newThing(name string) *unstructured.Unstructured {
 func (s *things) create(t *testing.T, n int) {
 	t.Helper()
 	name := strconv.Itoa(n)
-	must(t, s.Create(t.Context(), thingsPrefix+name, newThing(name), &unstructured.Unstructured{}, 0))
+	assert.NoError(t, s.Create(t.Context(), thingsPrefix+name, newThing(name), &unstructured.Unstructured{}, 0))
 }
 
 // thingsWatch watches things, and does so again where the cache has ended a watch as too slow.
@@ -151,7 +151,7 @@ func (w *thingsWatch) begin(t *testing.T) {
 	w.events, err = w.things.Watch(t.Context(), thingsPrefix, storage.ListOptions{
 		ResourceVersion: w.version, Recursive: true, Predicate: w.predicate,
 	})
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(w.events.Stop)
 }
 
@@ -195,7 +195,7 @@ func (w *thingsWatch) expectAdded(t *testing.T, n int) string {
 func cacheCapacity(t *testing.T) int {
 	t.Helper()
 	families, err := legacyregistry.DefaultGatherer.Gather()
-	must(t, err)
+	assert.NoError(t, err)
 	for _, f := range families {
 		if f.GetName() != "watch_cache_capacity" {
 			continue
@@ -221,15 +221,10 @@ func startEtcd(t *testing.T) string {
 	config.Dir, config.UnsafeNoFsync, config.LogLevel = filepath.Join(dir, "etcd"), true, zapcore.FatalLevel.String()
 	config.ListenClientUrls, config.ListenPeerUrls = []url.URL{at("client")}, []url.URL{at("peer")}
 	server, err := embed.StartEtcd(config)
-	must(t, err)
+	assert.NoError(t, err)
 	t.Cleanup(server.Close)
 	<-server.Server.ReadyNotify()
 	return "unix://" + filepath.Join(dir, "client")
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	assert.NoError(t, err)
 }
 
 // TestMarkersBeginModified checks that a cache never has to remove a marker that it
