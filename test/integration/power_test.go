@@ -4,10 +4,7 @@
 package integration
 
 import (
-	"fmt"
-	"slices"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,46 +18,6 @@ var drivers = []string{"docker", "fake"}
 
 func setAction(action api.Action) func(*api.VirtualMachine) {
 	return func(vm *api.VirtualMachine) { vm.Spec.Action = action }
-}
-
-// TestGuestIgnoringSIGTERM has a guest that ignores the request to stop, and is stopped by
-// force when its grace period is over, not before. That it is not stopped later is in the
-// tests of the controller's policy, with a clock of their own.
-func TestGuestIgnoringSIGTERM(t *testing.T) {
-	t.Parallel()
-	const grace = 3 * time.Second
-	stubborn := func(t *testing.T) *api.VirtualMachine {
-		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").Image(framework.GuestStubborn).GracePeriod(int64(grace.Seconds())))
-		testenv.RequestFromGuest(t, vm, "/") // so that it is up and ignores signals
-		return vm
-	}
-	notBefore := func(t *testing.T, took time.Duration) {
-		if took < grace-time.Second {
-			t.Errorf("it took %s, want %s", took, grace)
-		}
-	}
-	t.Run("stopped", func(t *testing.T) {
-		t.Parallel()
-		vm := stubborn(t)
-		history, begin := environment.RecordHistory(t, vm), time.Now()
-		environment.UpdateVM(t, vm, setAction(api.ActionStopped))
-		vm = environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
-		notBefore(t, time.Since(begin))
-		history.WaitFor(t, framework.HasPhase(api.PhaseActive, api.ReasonStopping), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
-		if code := testenv.InspectServer(t, vm).State.ExitCode; code != 137 {
-			t.Errorf("exit code %d, want 137", code)
-		}
-	})
-	t.Run("deleted", func(t *testing.T) {
-		t.Parallel()
-		vm := stubborn(t)
-		history, begin := environment.RecordHistory(t, vm), time.Now()
-		environment.DeleteVM(t, vm)
-		environment.WaitForDeletion(t, vm)
-		notBefore(t, time.Since(begin))
-		history.WaitFor(t, framework.HasPhase(api.PhaseTerminating, api.ReasonStopping))
-		environment.CheckServers(t, vm, 0)
-	})
 }
 
 // TestReadyReflectsTheLatestSpec checks that kubectl wait right after a change waits for
@@ -102,24 +59,4 @@ func TestReadinessProbe(t *testing.T) {
 	environment.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe = nil })
 	environment.WaitForVM(t, vm, framework.IsActive)
-}
-
-// TestTakenPort checks that a host port that another server has is reported, and that the
-// server starts once it is free.
-func TestTakenPort(t *testing.T) {
-	t.Parallel()
-	ns, port := environment.CreateNamespace(t), framework.FreePort(t)
-	holder := environment.CreateActiveVM(t, newSmallVM("one", ns, "docker").Port("http", 80, port))
-	want := []api.PortStatus{{Name: "http", Protocol: api.ProtocolTCP, Port: 80, HostPort: port}}
-	if !slices.Equal(holder.Status.Ports, want) {
-		t.Errorf("status.ports is %+v, want %+v", holder.Status.Ports, want)
-	}
-	waiting := environment.CreateVM(t, newSmallVM("two", ns, "docker").Port("http", 80, port))
-	environment.WaitForVM(t, waiting, framework.HasPhase(api.PhaseFailed, api.ReasonPortConflict),
-		framework.HasMessage("spec.ports[0].hostPort"), framework.HasMessage(fmt.Sprint(port)))
-	environment.DeleteVM(t, holder)
-	waiting = environment.WaitForVM(t, waiting, framework.IsActive)
-	if !slices.Equal(waiting.Status.Ports, want) {
-		t.Errorf("status.ports is %+v, want %+v", waiting.Status.Ports, want)
-	}
 }

@@ -4,16 +4,12 @@
 package integration
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -23,14 +19,10 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
-	"cloudnative.tw/drover/test/tier"
 )
 
-const (
-	// guestGrace is more than any test waits, so that no stop is forced.
-	guestGrace = 3600
-	userData   = "#cloud-config\npassword: \"a'b,c=d\"\n"
-)
+// guestGrace is more than any test waits, so that no stop is forced.
+const guestGrace = 3600
 
 // machineEnvironment is an environment whose VMs are real machines, and the folders for
 // them.
@@ -56,99 +48,15 @@ func (m *machineEnvironment) startController(t *testing.T) {
 	m.controller = m.RunController(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
 }
 
-// testGuest is a guest of machines.
-type testGuest struct {
-	newVM func(*testing.T, *machineEnvironment) *framework.VMBuilder
-	// check requires that the guest is up for the n-th time.
-	check func(t *testing.T, m *machineEnvironment, vm *api.VirtualMachine, boots int)
-	// after is what the console shows when it was powered off.
-	after string
-}
-
-var (
-	bootGuest  = testGuest{newBootVM, checkBootGuest, "drover guest 1 A"}
-	linuxGuest = testGuest{newLinuxVM, checkLinuxGuest, "drover linux guest powers off"}
-)
-
-func newMachineVM() *framework.VMBuilder {
-	return framework.NewVM("machine").Driver("qemu").GracePeriod(guestGrace).Resource(api.ResourceCPU, "1")
-}
-
-// newBootVM is a VM with the guest of one boot sector.
-func newBootVM(t *testing.T, m *machineEnvironment) *framework.VMBuilder {
-	return newMachineVM().Resource(api.ResourceMemory, "32Mi").Image(framework.BuildBootGuest(t, m.images, "A", false))
-}
-
-func checkBootGuest(t *testing.T, m *machineEnvironment, vm *api.VirtualMachine, boots int) {
-	t.Helper()
-	m.waitForConsole(t, vm, fmt.Sprintf("drover guest %d A", boots))
-}
-
-// newLinuxVM is a VM with the Linux guest, which serves on port 80.
-func newLinuxVM(t *testing.T, m *machineEnvironment) *framework.VMBuilder {
-	guest := framework.BuildLinuxGuest(t, m.images)
-	return newMachineVM().Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, "64Mi").
-		Port("http", 80, 0).ReadinessProbe(80).
-		Spec(func(s *api.VirtualMachineSpec) {
-			text := userData
-			s.UserData = &api.DataSource{Inline: &text}
-			s.Image = &api.Image{Kernel: &api.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1"}}
-			s.ReadinessProbe.TimeoutSeconds = 10
-		})
-}
-
-// checkLinuxGuest queries the guest once, at the address in its status: it is ready.
-func checkLinuxGuest(t *testing.T, _ *machineEnvironment, vm *api.VirtualMachine, boots int) {
-	t.Helper()
-	if len(vm.Status.Addresses) != 1 || len(vm.Status.Ports) != 1 {
-		t.Fatalf("it is reached by %v and %+v", vm.Status.Addresses, vm.Status.Ports)
-	}
-	port := vm.Status.Ports[0]
-	if port.HostPort == 0 || port != (api.PortStatus{Name: "http", Protocol: api.ProtocolTCP, Port: 80, HostPort: port.HostPort}) {
-		t.Fatalf("its port is %+v", port)
-	}
-	url := "http://" + net.JoinHostPort(vm.Status.Addresses[0], strconv.Itoa(int(port.HostPort)))
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	assert.NoError(t, err)
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatalf("the guest is ready and does not answer: %v", err)
-	}
-	defer func() { _ = answer.Body.Close() }()
-	var report struct {
-		Boots int
-		Seed  map[string]string
-	}
-	if err := json.NewDecoder(answer.Body).Decode(&report); err != nil || report.Boots != boots || report.Seed["user-data"] != userData {
-		t.Errorf("the guest reports %+v, %v", report, err)
-	}
-}
-
 // TestMachine takes a real machine through its life cycle: it outlives the controller, is
 // powered off by its power button, boots again with its disk, and leaves nothing behind.
 func TestMachine(t *testing.T) {
 	t.Parallel()
-	testMachine(t, bootGuest)
-}
-
-// TestLinuxMachine is TestMachine for a guest that has a network: it is ready when it answers.
-func TestLinuxMachine(t *testing.T) {
-	tier.Full(t, "a Linux guest boots twice under emulation; the gate keeps TestMachine, and the Linux guest of internal/driver/qemu")
-	t.Parallel()
-	testMachine(t, linuxGuest)
-}
-
-func testMachine(t *testing.T, guest testGuest) {
-	t.Helper()
 	m := newMachineEnvironment(t)
-	vm := m.CreateVM(t, guest.newVM(t, m))
-	history := m.RecordHistory(t, vm)
-	vm = m.WaitForVM(t, vm, framework.IsActive)
-	guest.check(t, m, vm, 1)
-	if vm.Spec.ReadinessProbe != nil && !slices.ContainsFunc(history.WaitForVersion(t, vm), isWaitingForProbe) {
-		t.Error("no status showed that the machine runs and is not ready yet")
-	}
-	m.checkOutlivesController(t, vm, guest)
+	vm := m.CreateActiveVM(t, framework.NewVM("machine").Driver("qemu").GracePeriod(guestGrace).Resource(api.ResourceCPU, "1").
+		Resource(api.ResourceMemory, "32Mi").Image(framework.BuildBootGuest(t, m.images, "A", false)))
+	m.waitForConsole(t, vm, "drover guest 1 A")
+	m.checkOutlivesController(t, vm)
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionStopped))
 	vm = m.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
@@ -162,25 +70,16 @@ func testMachine(t *testing.T, guest testGuest) {
 		}
 		return nil
 	})
-	m.waitForConsole(t, vm, guest.after)
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionActive))
 	vm = m.WaitForVM(t, vm, framework.IsActive)
-	guest.check(t, m, vm, 2)
+	m.waitForConsole(t, vm, "drover guest 2 A")
 	m.checkNothingLeft(t, vm)
 }
 
-func isWaitingForProbe(vm *api.VirtualMachine) bool {
-	return errors.Join(
-		framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing)(vm),
-		framework.HasCondition(api.ConditionRunning, metav1.ConditionTrue)(vm),
-		framework.HasCondition(api.ConditionReady, metav1.ConditionFalse)(vm),
-	) == nil
-}
-
 // checkOutlivesController checks that the next controller, which has applied a change, finds
-// the same process, and the same address to reach it.
-func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.VirtualMachine, guest testGuest) {
+// the same process.
+func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
 	before := testenv.MachineProcesses(t, vm.UID)
 	m.controller.MustStop(t)
@@ -193,7 +92,6 @@ func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.Virtu
 	if !slices.Equal(next.Status.Ports, vm.Status.Ports) || next.Status.RestartCount != 0 {
 		t.Errorf("the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
 	}
-	guest.check(t, m, next, 1)
 }
 
 // waitForConsole waits for a text on the guest's console.

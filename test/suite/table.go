@@ -49,7 +49,7 @@ var shards = []shard{
 	{
 		name:  "failover",
 		steps: []step{{of: "test/failover"}},
-		short: step{of: "test/failover", pattern: "TestMachines/test"},
+		short: step{of: "test/failover", pattern: "TestJudgeDetectsViolations"},
 		paths: slices.Concat(controller, []string{"test/failover"}),
 	},
 	{

@@ -29,17 +29,11 @@ type Command struct {
 	User *syscall.Credential
 }
 
-// Fleet is the replicas of one controller. Its exported fields are set before the first starts.
+// Fleet is the replicas of one controller.
 type Fleet struct {
-	// Command returns how the next process is started, by its replica, and by its number among the
-	// processes of all replicas.
-	Command func(replica string, number int) (Command, error)
-	// Ended is called when a process has ended, unless Stop ends it. It reports whether its replica
-	// is to be started again. Nil: it is.
-	Ended func(p *Process) (again bool)
-	// Pause is the time from the end of a process to the start of the next one.
-	Pause time.Duration
-
+	pause       time.Duration
+	command     func(replica string, number int) (Command, error)
+	ended       func(*Process) (again bool)
 	supervisors sync.WaitGroup
 	stopped     context.Context
 	stop        context.CancelFunc
@@ -62,8 +56,12 @@ type Process struct {
 }
 
 // New returns a fleet without replicas. The caller must Stop it.
+//
+// The next process of a replica is started as command says, which gets its number among the processes of
+// all replicas. When one has ended, unless Stop ends it, ended is called, and reports whether its replica
+// is to be started again, after a pause. A replica always is if ended is nil.
 func New(pause time.Duration, command func(replica string, number int) (Command, error), ended func(*Process) (again bool)) *Fleet {
-	f := &Fleet{Command: command, Ended: ended, Pause: pause}
+	f := &Fleet{pause: pause, command: command, ended: ended}
 	f.stopped, f.stop = context.WithCancel(context.Background())
 	return f
 }
@@ -76,7 +74,7 @@ func (f *Fleet) Start(replica string) (*Process, error) {
 		return nil, errors.New("the fleet has ended")
 	}
 	p := &Process{Replica: replica, Number: len(f.all), From: time.Now()}
-	c, err := f.Command(replica, p.Number)
+	c, err := f.command(replica, p.Number)
 	if err != nil {
 		return nil, err
 	}
@@ -94,10 +92,10 @@ func (f *Fleet) supervise(p *Process) {
 	p.mu.Lock()
 	p.to = time.Now()
 	p.mu.Unlock()
-	if f.IsStopped() || f.Ended != nil && !f.Ended(p) {
+	if f.IsStopped() || f.ended != nil && !f.ended(p) {
 		return
 	}
-	framework.Sleep(f.stopped, f.Pause)
+	framework.Sleep(f.stopped, f.pause)
 	if _, err := f.Start(p.Replica); err != nil {
 		f.Fail(err.Error())
 	}
