@@ -49,12 +49,6 @@ func addedRights(t *testing.T, all []*unstructured.Unstructured) string {
 	return permissionsOf(t, added)
 }
 
-// TestPodFlags checks that the component of kustomize and the chart start the same controller.
-func TestPodFlags(t *testing.T) {
-	t.Parallel()
-	checkSameFlags(t, renderComponent(t, "pod"), renderChart(t, podValues...), "--pod-access-mode=ReadWriteOncePod") // the default
-}
-
 // TestChartWithoutPods checks that other drivers get neither rights nor flags of driver pod.
 func TestChartWithoutPods(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ package manifests
 import (
 	"cmp"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"reflect"
@@ -69,45 +70,57 @@ func TestChartBindsSecretNamespaces(t *testing.T) {
 	}
 }
 
-// TestChartPodEqualsKustomizePod checks that the chart has the same pod and the same CRD as
-// config/default.
-func TestChartPodEqualsKustomizePod(t *testing.T) {
-	fromConfig, fromChart := renderKustomization(t, "default"), renderChart(t)
-	a, b := findObject(t, fromConfig, "Deployment"), findObject(t, fromChart, "Deployment")
-	pod := []string{"spec", "template", "spec"}
-	for _, path := range [][]string{
-		{"spec", "replicas"},
-		{"spec", "selector"},
-		{"spec", "template", "metadata"},
-		append(pod, "affinity"), append(pod, "securityContext"), append(pod, "serviceAccountName"),
+// TestChartEqualsKustomize checks that the chart installs the same objects as config/, also with a
+// component, and that its controller has the same flags.
+func TestChartEqualsKustomize(t *testing.T) {
+	t.Parallel()
+	for component, tc := range map[string]struct {
+		values   []string
+		defaults []string // flags that the chart sets to what they are anyway
+	}{
+		"default": {},
+		"streams": {[]string{"--set", "streams.enabled=true,streams.certSecret=drover-streams-tls"}, nil},
+		"pod":     {podValues, []string{"--pod-access-mode=ReadWriteOncePod", "--pod-kvm-resource=devices.kubevirt.io/kvm"}},
 	} {
-		assertSameRules(t, strings.Join(path, "."), fieldAt(t, a, path...), fieldAt(t, b, path...))
-	}
-	for _, field := range []string{"args", "image", "livenessProbe", "readinessProbe", "ports", "resources", "securityContext"} {
-		assertSameRules(t, field, controllerContainer(t, a)[field], controllerContainer(t, b)[field])
-	}
-	for _, kind := range []string{"CustomResourceDefinition", "NetworkPolicy", "PodDisruptionBudget", "Service"} {
-		assertSameRules(t, kind, fieldAt(t, findObject(t, fromConfig, kind), "spec"), fieldAt(t, findObject(t, fromChart, kind), "spec"))
+		t.Run(component, func(t *testing.T) {
+			fromConfig, fromChart := renderComponent(t, component), renderChart(t, tc.values...)
+			assertSameRules(t, "the flags", slices.Sorted(slices.Values(append(flagsOf(t, fromConfig), tc.defaults...))),
+				slices.Sorted(slices.Values(flagsOf(t, fromChart))))
+			objects, others := installed(t, fromConfig), installed(t, fromChart)
+			if len(objects) < 10 || len(objects) != len(others) {
+				t.Errorf("config/ has %d objects, and the chart has %d", len(objects), len(others))
+			}
+			for name, object := range objects {
+				assertSameRules(t, name, object, others[name])
+			}
+		})
 	}
 }
 
-// TestChartHasTheObjectsOfKustomize checks that both install the same objects. Helm creates
-// the namespace itself.
-func TestChartHasTheObjectsOfKustomize(t *testing.T) {
-	names := func(all []*unstructured.Unstructured) []string {
-		var names []string
-		for _, o := range all {
-			if o.GetKind() != "Namespace" {
-				names = append(names, strings.Join([]string{o.GetAPIVersion(), o.GetKind(), o.GetNamespace(), o.GetName()}, " "))
+// installed returns objects by their names, without labels but those that add a role to another, and
+// without what one of the two sets to the default or in another way. Helm creates the namespace itself.
+func installed(t *testing.T, all []*unstructured.Unstructured) map[string]map[string]any {
+	t.Helper()
+	objects := map[string]map[string]any{}
+	for _, o := range all {
+		keepLabels(o, isAggregation)
+		o.SetAnnotations(nil)
+		switch o.GetKind() {
+		case "Namespace":
+			continue
+		case "Service":
+			unstructured.RemoveNestedField(o.Object, "spec", "type")
+		case "Deployment":
+			unstructured.RemoveNestedField(o.Object, "spec", "template", "spec", "volumes")
+			container := controllerContainer(t, o)
+			for _, field := range []string{"args", "env", "envFrom", "volumeMounts", "imagePullPolicy"} {
+				delete(container, field)
 			}
+			slices.SortFunc(container["ports"].([]any), func(a, b any) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 		}
-		slices.Sort(names)
-		return names
+		objects[strings.Join([]string{o.GetAPIVersion(), o.GetKind(), o.GetNamespace(), o.GetName()}, " ")] = o.Object
 	}
-	fromConfig, fromChart := names(renderKustomization(t, "default")), names(renderChart(t))
-	if len(fromConfig) < 10 || !slices.Equal(fromConfig, fromChart) {
-		t.Errorf("config/default:\n%s\ncharts/drover:\n%s", strings.Join(fromConfig, "\n"), strings.Join(fromChart, "\n"))
-	}
+	return objects
 }
 
 // TestChartWithoutAggregation checks that the roles stay, so that they can be bound, and

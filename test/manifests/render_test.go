@@ -49,8 +49,12 @@ func renderChart(t *testing.T, args ...string) []*unstructured.Unstructured {
 // overlay has config/default with a component of config/.
 func overlay(component string) string { return filepath.Join("testdata", component) }
 
+// renderComponent renders config/default, with a component unless that is the name.
 func renderComponent(t *testing.T, component string) []*unstructured.Unstructured {
 	t.Helper()
+	if component == "default" {
+		return renderKustomization(t, component)
+	}
 	return render(t, []string{"kustomize", overlay(component)}, framework.RunKubectl)
 }
 
