@@ -24,7 +24,6 @@ import (
 func TestFlagsExist(t *testing.T) {
 	all := "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics,extraArgs={--threads=4}"
 	for name, deployment := range map[string]*unstructured.Unstructured{
-		"config/default":             findObject(t, renderKustomization(t, "default"), "Deployment"),
 		"charts/drover":              findObject(t, renderChart(t), "Deployment"),
 		"charts/drover, much set":    findObject(t, renderChart(t, "--set", all), "Deployment"),
 		"charts/drover, no metrics":  findObject(t, renderChart(t, "--set", "metrics.enabled=false"), "Deployment"),

@@ -25,15 +25,6 @@ import (
 // podValues are the least that the chart needs for driver pod.
 var podValues = []string{"--set", "vmDriver=pod,pod.machineImage=drover-machine:dev"}
 
-// TestPodRights checks that the component of kustomize and the chart add the same rights for
-// driver pod, and that these are the reviewed ones.
-func TestPodRights(t *testing.T) {
-	t.Parallel()
-	checkRights(t, "testdata/pods.yaml", "config/pod", map[string]string{
-		"config/pod": addedRights(t, renderComponent(t, "pod")), "charts/drover": addedRights(t, renderChart(t, podValues...)),
-	})
-}
-
 // addedRights returns the rights that are not those of every installation.
 func addedRights(t *testing.T, all []*unstructured.Unstructured) string {
 	t.Helper()
