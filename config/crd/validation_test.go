@@ -5,25 +5,22 @@ package crd_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	crdvalidation "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-)
 
-// The estimated cost of the rules is part of what kube-apiserver checks here.
-func TestAPIServerAcceptsDefinition(t *testing.T) {
-	for _, err := range crdvalidation.ValidateCustomResourceDefinition(t.Context(), definition(t)) {
-		t.Error(err)
-	}
-}
+	"cloudnative.tw/drover/test/assert"
+)
 
 func TestColumns(t *testing.T) {
 	var got []string
-	for _, column := range definition(t).Spec.AdditionalPrinterColumns {
+	for _, column := range definition(t).Spec.Versions[0].AdditionalPrinterColumns {
 		got = append(got, fmt.Sprintf("%s %s %d", column.Name, column.Type, column.Priority))
 	}
 	want := []string{
@@ -35,24 +32,13 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-func TestSelectableFields(t *testing.T) {
-	var got []string
-	for _, field := range definition(t).Spec.SelectableFields {
-		got = append(got, field.JSONPath)
-	}
-	if want := []string{".status.phase", ".status.driver"}; !slices.Equal(got, want) {
-		t.Errorf("selectable fields are %q, want %q", got, want)
-	}
-}
-
 func TestDefaults(t *testing.T) {
-	server := newAPIServer(t)
 	cases := map[string]struct {
 		manifest string
 		path     []string
 		want     any
 	}{
-		"status of a manifest":   {vm(minimal), []string{"status"}, map[string]any{"observedGeneration": int64(-1)}},
+		"status of a manifest":   {withStatus(`{phase: Active}`), []string{"status"}, map[string]any{"observedGeneration": int64(-1)}},
 		"the smallest spec":      {vm(minimal), []string{"spec"}, minimalDefaulted},
 		"a given action is kept": {vm(`{action: paused, resource: {cpu: 1, memory: 1G}}`), []string{"spec", "action"}, "paused"},
 		"image": {vm(`{resource: {cpu: 1, memory: 1G}, image: {source: nginx}}`), []string{"spec", "image"}, map[string]any{
@@ -67,7 +53,9 @@ func TestDefaults(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, found, err := unstructured.NestedFieldNoCopy(server.decode(t, tc.manifest).Object, tc.path...)
+			object, err := connect(t).create(t, tc.manifest, metav1.CreateOptions{DryRun: dryRun})
+			assert.NoError(t, err)
+			got, found, err := unstructured.NestedFieldNoCopy(object.Object, tc.path...)
 			if err != nil || !found {
 				t.Fatalf("%v: found %t, error %v", tc.path, found, err)
 			}
@@ -87,11 +75,9 @@ var minimalDefaulted = map[string]any{
 }
 
 func TestCreate(t *testing.T) {
-	server := newAPIServer(t)
+	s := connect(t)
 	for name, tc := range createCases() {
-		t.Run(name, func(t *testing.T) {
-			expect(t, server.create(t, tc.manifest), tc.want)
-		})
+		t.Run(name, func(t *testing.T) { s.checkCreate(t, tc.manifest, tc.want) })
 	}
 }
 
@@ -270,16 +256,25 @@ var specCases = map[string]createCase{
 	}},
 }
 
+// TestExamples checks that every manifest in examples/ is accepted.
 func TestExamples(t *testing.T) {
-	eachExample(t, newAPIServer(t).create)
+	files, err := filepath.Glob("../../examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d examples, error %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			manifest, err := os.ReadFile(file)
+			assert.NoError(t, err)
+			connect(t).checkCreate(t, string(manifest), nil)
+		})
+	}
 }
 
 func TestUpdate(t *testing.T) {
-	server := newAPIServer(t)
+	s := connect(t)
 	for name, tc := range updateCases {
-		t.Run(name, func(t *testing.T) {
-			expect(t, server.update(t, vm(tc.before), vm(tc.after)), tc.want)
-		})
+		t.Run(name, func(t *testing.T) { s.checkUpdate(t, vm(tc.before), vm(tc.after), tc.want) })
 	}
 }
 
@@ -340,7 +335,7 @@ var updateCases = map[string]struct {
 }
 
 func TestStatus(t *testing.T) {
-	server := newAPIServer(t)
+	s := connect(t)
 	cases := map[string]struct {
 		status string
 		want   []string
@@ -361,10 +356,7 @@ func TestStatus(t *testing.T) {
 		}},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			after := strings.TrimSuffix(vm(minimal), "}") + ", status: " + tc.status + "}"
-			expect(t, server.updateStatus(t, vm(minimal), after), tc.want)
-		})
+		t.Run(name, func(t *testing.T) { s.checkUpdate(t, vm(minimal), withStatus(tc.status), tc.want, "status") })
 	}
 }
 
@@ -385,6 +377,10 @@ func vm(spec string) string {
 
 func named(name string) string {
 	return strings.Replace(vm(minimal), "test-vm", name, 1)
+}
+
+func withStatus(status string) string {
+	return strings.TrimSuffix(vm(minimal), "}") + ", status: " + status + "}"
 }
 
 func volume(size string) string {

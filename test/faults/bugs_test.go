@@ -5,7 +5,6 @@ package faults
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -106,7 +105,7 @@ var buggyTests = sync.OnceValues(func() (string, error) {
 	return binary, nil
 })
 
-// The output of a test program: violations, and the line of the table.
+// What a test program prints of a violation, and of the runs in the line of the table.
 var (
 	violationPattern = regexp.MustCompile(`(?m)^ +faults_test\.go:\d+: (.*?): (O\d+): (.*)$`)
 	runsPattern      = regexp.MustCompile(`(?m)^ *[a-z, ]+ \d+ +(\d+) +\d+ +\S+$`)
@@ -122,12 +121,9 @@ func exploringAgain(kind string) search {
 		cmd := exec.CommandContext(ctx, program, "-test.run=^TestFaults$/^"+kind+"$", "-size="+string(size))
 		cmd.Env = append(os.Environ(), l.Environment...)
 		out, err := cmd.CombinedOutput()
-		if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
-			return r, err
-		}
 		runs := runsPattern.FindSubmatch(out)
 		if runs == nil {
-			return r, fmt.Errorf("a test program with bugs has explored nothing:\n%s", out)
+			return r, fmt.Errorf("a test program with bugs has explored nothing: %w\n%s", err, out)
 		}
 		for _, found := range violationPattern.FindAllStringSubmatch(string(out), -1) {
 			r.Violations = append(r.Violations, lab.Violation{Case: found[1], Rule: rules.Rule(found[2]), Text: found[3]})

@@ -43,13 +43,13 @@ func TestDockerCreateWrites(t *testing.T) {
 
 const (
 	livesAtATime = 50
-	// spareGoroutines is what connections, timers and the like may come and go by.
-	spareGoroutines = 20
+	// spare is what connections, timers and the like may come and go by.
+	spare = 20
 )
 
-// TestGoroutinesEnd checks that a controller has no more goroutines after creating and
-// deleting VMs than after the first ones, which have made it as large as it gets: 50 more in
-// the gate, 1,000 in the full tier.
+// TestGoroutinesEnd checks that a controller has no more goroutines and open descriptors after
+// creating and deleting VMs than after the first ones, which have made it as large as it gets: 50
+// more in the gate, 1,000 in the full tier.
 func TestGoroutinesEnd(t *testing.T) {
 	t.Parallel()
 	turns := 1
@@ -58,18 +58,20 @@ func TestGoroutinesEnd(t *testing.T) {
 	}
 	w := testenv.StartVirtual(t)
 	controller := w.StartControllerProcess(t, nil, "--vm-driver=fake", "--fake-dir=", testenv.AnyMetricsAddress)
-	countGoroutines := func(t testing.TB) float64 { return controller.ReadMetrics(t).Sum("go_goroutines") }
 	runLifecycles(t, w, "warm")
-	before := countGoroutines(t)
+	before := controller.ReadMetrics(t)
 	for n := range turns {
 		runLifecycles(t, w, fmt.Sprintf("turn-%d", n))
 	}
-	assert.Eventually(t, "the goroutines of all VMs have ended", func(t testing.TB) error {
-		if now := countGoroutines(t); now > before+spareGoroutines {
-			return fmt.Errorf("%v, before it were %v", now, before)
-		}
-		return nil
-	})
+	for _, name := range []string{"go_goroutines", "process_open_fds"} {
+		assert.Eventually(t, "what "+name+" counts of all VMs has ended", func(t testing.TB) error {
+			now := controller.ReadMetrics(t)
+			if had, has := before.Sum(name), now.Sum(name); had == 0 || has > had+spare {
+				return fmt.Errorf("%v, before it were %v", has, had)
+			}
+			return nil
+		})
+	}
 }
 
 // runLifecycles creates and deletes VMs.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,7 +35,9 @@ func TestAccount(t *testing.T) {
 	for _, ns := range []string{usersNamespace, otherNamespace} {
 		w.CreateNamedNamespace(t, ns)
 	}
-	dir, metrics, streams := writeStreamsCertificate(t), framework.FreeAddress(t), framework.FreeAddress(t)
+	dir, metrics, streams := t.TempDir(), framework.FreeAddress(t), framework.FreeAddress(t)
+	_, err := framework.WriteServerCertificate(dir)
+	assert.NoError(t, err)
 	controller := startControllerAs(t, w, "--metrics-secure", "--metrics-bind-address="+metrics,
 		"--streams-address="+streams, "--streams-cert-dir="+dir, "--streams-url=https://"+streams)
 	t.Run("allowed", func(t *testing.T) {
@@ -81,9 +84,8 @@ func testSecrets(t *testing.T, w *testenv.Environment) {
 	bindSecrets(t, w, bound)
 	for _, ns := range []string{bound, unbound} {
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "init"}, StringData: map[string]string{"user-data": "#cloud-config\n"}}
-		if _, err := w.KubeClient.CoreV1().Secrets(ns).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := w.KubeClient.CoreV1().Secrets(ns).Create(t.Context(), secret, metav1.CreateOptions{})
+		assert.NoError(t, err)
 	}
 	served := w.CreateActiveVM(t, fakeVM("served").Namespace(bound).UserDataSecret("init", "user-data"))
 	if !w.ReadFakeServer(t, served.UID).HasUserData {
@@ -113,16 +115,23 @@ func bindSecrets(t *testing.T, w *testenv.Environment, ns string) {
 // controller gets no answer that is about to change.
 func waitForAccess(t *testing.T, w *testenv.Environment, may bool, attributes authorizationv1.ResourceAttributes) {
 	t.Helper()
-	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: "system:serviceaccount:" + namespace + ":" + accountName, ResourceAttributes: &attributes,
-	}}
+	controller := authenticationv1.UserInfo{Username: "system:serviceaccount:" + namespace + ":" + accountName}
 	assert.Eventually(t, fmt.Sprintf("%+v is allowed: %t", attributes, may), func(t testing.TB) error {
-		answer, err := w.KubeClient.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-		if err == nil && answer.Status.Allowed != may {
-			err = errors.New("it is not so")
+		if isAllowed(t, w.KubeClient, controller, attributes) != may {
+			return errors.New("it is not so")
 		}
-		return err
+		return nil
 	})
+}
+
+// isAllowed reports whether the API server tells someone that a user may do something.
+func isAllowed(t testing.TB, who kubernetes.Interface, user authenticationv1.UserInfo, attributes authorizationv1.ResourceAttributes) bool {
+	t.Helper()
+	answer, err := who.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: user.Username, UID: user.UID, Groups: user.Groups, ResourceAttributes: &attributes},
+	}, metav1.CreateOptions{})
+	assert.NoError(t, err)
+	return answer.Status.Allowed
 }
 
 func fakeVM(name string) *framework.VMBuilder {
@@ -154,34 +163,30 @@ func accountUser(t *testing.T, w *testenv.Environment) *rest.Config {
 
 // testPermissions queries the API server for what the account may do.
 func testPermissions(t *testing.T, w *testenv.Environment) {
-	kube := kubernetes.NewForConfigOrDie(accountUser(t, w))
-	check := func(p permission) error {
+	controller := newUser(t, "", "token", accountUser(t, w))
+	check := func(t testing.TB, p permission) error {
 		resource, sub, _ := strings.Cut(p.resource, "/")
-		review := &authorizationv1.SelfSubjectAccessReview{}
-		review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
+		if isAllowed(t, w.KubeClient, controller.info, authorizationv1.ResourceAttributes{
 			Verb: p.verb, Group: p.group, Resource: resource, Subresource: sub, Namespace: p.ns, Name: p.name,
+		}) != p.may {
+			return fmt.Errorf("%+v: it is not so", p)
 		}
-		answer, err := kube.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-		if err == nil && answer.Status.Allowed != p.may {
-			err = fmt.Errorf("%+v: allowed: %v", p, answer.Status.Allowed)
-		}
-		return err
+		return nil
 	}
-	for _, p := range permissionTable() { // bindings take effect one by one
+	for _, p := range permissions { // bindings take effect one by one
 		if p.may {
-			assert.Eventually(t, "the permission", func(testing.TB) error { return check(p) })
+			assert.Eventually(t, "the permission", func(t testing.TB) error { return check(t, p) })
 		}
 	}
-	for _, p := range permissionTable() {
-		if err := check(p); err != nil {
+	for _, p := range permissions {
+		if err := check(t, p); err != nil {
 			t.Error(err)
 		}
 	}
 	t.Run("list the Lease by its name", func(t *testing.T) {
-		leases := kube.CoordinationV1().Leases(namespace)
-		if _, err := leases.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + accountName}); err != nil {
-			t.Error(err)
-		}
+		leases := controller.client.CoordinationV1().Leases(namespace)
+		_, err := leases.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + accountName})
+		assert.NoError(t, err)
 		if _, err := leases.List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("it may list all: error %v", err)
 		}
@@ -193,57 +198,56 @@ type permission struct {
 	verb, group, resource, ns, name string
 }
 
-func permissionTable() []permission {
-	const vms, leases = "cloudnative.tw", "coordination.k8s.io"
-	return []permission{
-		{true, "list", vms, "virtualmachines", "", ""},
-		{true, "watch", vms, "virtualmachines", "", ""},
-		{true, "patch", vms, "virtualmachines", "default", "x"},
-		{true, "update", vms, "virtualmachines/status", "default", "x"},
-		{false, "create", vms, "virtualmachines", "default", ""},
-		{false, "delete", vms, "virtualmachines", "default", "x"},
-		{false, "deletecollection", vms, "virtualmachines", "default", ""},
-		// Streams are opened with the user's rights, never with the controller's.
-		{false, "create", vms, "virtualmachines/console", "default", "x"},
-		{false, "create", vms, "virtualmachines/exec", "default", "x"},
-		{false, "get", vms, "virtualmachines/log", "default", "x"},
-		{true, "create", "events.k8s.io", "events", "default", ""},
-		{true, "patch", "", "events", "default", ""},
-		{false, "delete", "events.k8s.io", "events", "default", "x"},
-		{false, "get", "", "secrets", "default", "x"},
-		{false, "list", "", "secrets", "", ""},
-		{false, "watch", "", "secrets", namespace, ""},
-		{false, "get", "", "secrets", namespace, "drover-engine-tls"},
-		{true, "get", "", "namespaces", "", "kube-system"},
-		{false, "get", "", "namespaces", "", "default"},
-		{false, "list", "", "namespaces", "", ""},
-		{false, "get", "", "nodes", "", "x"},
-		{false, "list", "", "nodes", "", ""},
-		{false, "get", "", "configmaps", namespace, "x"},
-		{true, "get", "", "configmaps", "kube-system", "drover-orphan-approvals"},
-		{false, "get", "", "configmaps", "kube-system", "x"},
-		{false, "update", "", "configmaps", "kube-system", "drover-orphan-approvals"},
-		{false, "get", "", "configmaps", "default", "drover-orphan-approvals"},
-		{false, "patch", "", "configmaps", namespace, "x"},
-		{true, "patch", "", "configmaps", "kube-system", "drover-streams"},
-		{true, "create", "", "configmaps", "kube-system", "drover-streams"},
-		{false, "create", "", "configmaps", "kube-system", ""},
-		{false, "delete", "", "configmaps", "kube-system", "drover-streams"},
-		{false, "patch", "", "configmaps", namespace, "drover-streams"},
-		{true, "get", "", "configmaps", "kube-system", "extension-apiserver-authentication"},
-		{false, "create", "", "pods", namespace, ""},
-		{false, "create", "", "serviceaccounts/token", namespace, accountName},
-		{true, "create", "authentication.k8s.io", "tokenreviews", "", ""},
-		{true, "create", "authorization.k8s.io", "subjectaccessreviews", "", ""},
-		{true, "create", leases, "leases", namespace, ""},
-		{true, "get", leases, "leases", namespace, accountName},
-		{true, "watch", leases, "leases", namespace, accountName},
-		{true, "update", leases, "leases", namespace, accountName},
-		{false, "delete", leases, "leases", namespace, accountName},
-		{false, "update", leases, "leases", namespace, "another"},
-		{false, "list", leases, "leases", namespace, ""},
-		{false, "create", leases, "leases", "default", ""},
-		{false, "bind", "rbac.authorization.k8s.io", "clusterroles", "", "drover-secrets-reader"},
-		{false, "impersonate", "", "users", "", "admin"},
-	}
+const vms, leases = "cloudnative.tw", "coordination.k8s.io"
+
+var permissions = []permission{
+	{true, "list", vms, "virtualmachines", "", ""},
+	{true, "watch", vms, "virtualmachines", "", ""},
+	{true, "patch", vms, "virtualmachines", "default", "x"},
+	{true, "update", vms, "virtualmachines/status", "default", "x"},
+	{false, "create", vms, "virtualmachines", "default", ""},
+	{false, "delete", vms, "virtualmachines", "default", "x"},
+	{false, "deletecollection", vms, "virtualmachines", "default", ""},
+	// Streams are opened with the user's rights, never with the controller's.
+	{false, "create", vms, "virtualmachines/console", "default", "x"},
+	{false, "create", vms, "virtualmachines/exec", "default", "x"},
+	{false, "get", vms, "virtualmachines/log", "default", "x"},
+	{true, "create", "events.k8s.io", "events", "default", ""},
+	{true, "patch", "", "events", "default", ""},
+	{false, "delete", "events.k8s.io", "events", "default", "x"},
+	{false, "get", "", "secrets", "default", "x"},
+	{false, "list", "", "secrets", "", ""},
+	{false, "watch", "", "secrets", namespace, ""},
+	{false, "get", "", "secrets", namespace, "drover-engine-tls"},
+	{true, "get", "", "namespaces", "", "kube-system"},
+	{false, "get", "", "namespaces", "", "default"},
+	{false, "list", "", "namespaces", "", ""},
+	{false, "get", "", "nodes", "", "x"},
+	{false, "list", "", "nodes", "", ""},
+	{false, "get", "", "configmaps", namespace, "x"},
+	{true, "get", "", "configmaps", "kube-system", "drover-orphan-approvals"},
+	{false, "get", "", "configmaps", "kube-system", "x"},
+	{false, "update", "", "configmaps", "kube-system", "drover-orphan-approvals"},
+	{false, "get", "", "configmaps", "default", "drover-orphan-approvals"},
+	{false, "patch", "", "configmaps", namespace, "x"},
+	{true, "patch", "", "configmaps", "kube-system", "drover-streams"},
+	{true, "create", "", "configmaps", "kube-system", "drover-streams"},
+	{false, "create", "", "configmaps", "kube-system", ""},
+	{false, "delete", "", "configmaps", "kube-system", "drover-streams"},
+	{false, "patch", "", "configmaps", namespace, "drover-streams"},
+	{true, "get", "", "configmaps", "kube-system", "extension-apiserver-authentication"},
+	{false, "create", "", "pods", namespace, ""},
+	{false, "create", "", "serviceaccounts/token", namespace, accountName},
+	{true, "create", "authentication.k8s.io", "tokenreviews", "", ""},
+	{true, "create", "authorization.k8s.io", "subjectaccessreviews", "", ""},
+	{true, "create", leases, "leases", namespace, ""},
+	{true, "get", leases, "leases", namespace, accountName},
+	{true, "watch", leases, "leases", namespace, accountName},
+	{true, "update", leases, "leases", namespace, accountName},
+	{false, "delete", leases, "leases", namespace, accountName},
+	{false, "update", leases, "leases", namespace, "another"},
+	{false, "list", leases, "leases", namespace, ""},
+	{false, "create", leases, "leases", "default", ""},
+	{false, "bind", "rbac.authorization.k8s.io", "clusterroles", "", "drover-secrets-reader"},
+	{false, "impersonate", "", "users", "", "admin"},
 }

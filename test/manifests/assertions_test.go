@@ -4,8 +4,10 @@
 package manifests
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -13,9 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
@@ -33,19 +33,28 @@ func testAssertionPolicy(t *testing.T, w *testenv.Environment) {
 		}
 	}
 	editor, operator := newRoleUser(t, w, "edit"), newRoleUser(t, w, "drover-assert-stopped")
-	waitForPolicy(t, editor.vms)
-	assert.Eventually(t, "the operator's rights", func(t testing.TB) error {
-		return assertOff("asserted", "a")(t, operator.vms)
-	}) // bindings take effect one by one
-	for name, tc := range assertionRequests() {
+	assert.Eventually(t, "the policy applies", func(t testing.TB) error {
+		_, err := editor.send(t.Context(), usersNamespace, assertOff("vm", "a"))
+		if err == nil || !strings.Contains(err.Error(), "drover-machine-is-off") {
+			return fmt.Errorf("an editor gets %w", err)
+		}
+		return nil
+	})
+	assert.Eventually(t, "the operator's rights", func(t testing.TB) error { // bindings take effect one by one
+		request := assertOff("asserted", "a")
+		request.path = "/asserted"
+		_, err := operator.send(t.Context(), usersNamespace, request)
+		return err
+	})
+	for name, tc := range assertionRequests(t, w) {
 		t.Run(name, func(t *testing.T) {
-			checkAssertion(t, "an editor", tc.send(t, editor.vms), tc.editor)
+			checkAssertion(t, editor, usersNamespace, tc.request, tc.editor)
 			if tc.operator {
-				checkAssertion(t, "an operator", tc.send(t, operator.vms), true)
+				checkAssertion(t, operator, usersNamespace, tc.request, true)
 			}
 		})
 	}
-	checkAssertion(t, "an operator of another namespace", assertOff("vm", "a")(t, operator.others), false)
+	checkAssertion(t, operator, otherNamespace, assertOff("vm", "a"), false)
 }
 
 func newRoleUser(t *testing.T, w *testenv.Environment, role string) user {
@@ -57,92 +66,57 @@ func newRoleUser(t *testing.T, w *testenv.Environment, role string) user {
 	return newUser(t, role, "token", config)
 }
 
-// waitForPolicy waits until the API server applies the rights of an editor and the policy.
-func waitForPolicy(t *testing.T, editor dynamic.ResourceInterface) {
-	t.Helper()
-	assert.Eventually(t, "the policy applies", func(t testing.TB) error {
-		err := dryAssertOff("vm", "a")(t, editor)
-		if err == nil || !strings.Contains(err.Error(), "drover-machine-is-off") {
-			return fmt.Errorf("an editor gets %w", err)
-		}
-		return nil
-	})
-}
-
 // assertionRequest is one that may set the annotation.
 type assertionRequest struct {
 	// editor and operator report whether an editor may send it, and whether an operator may, who
 	// only patches.
 	editor, operator bool
-	send             func(testing.TB, dynamic.ResourceInterface) error
+	request
 }
 
-func assertionRequests() map[string]assertionRequest {
+func assertionRequests(t *testing.T, w *testenv.Environment) map[string]assertionRequest {
+	t.Helper()
+	patch := func(path, patch string) request { return request{http.MethodPatch, path + dryRun, patch} }
 	return map[string]assertionRequest{
-		"set":                       {false, true, dryAssertOff("vm", "a")},
-		"change":                    {false, true, dryAssertOff("asserted", "b")},
-		"withdraw":                  {true, true, dryAssertOff("asserted", "")},
-		"leave":                     {true, true, dryAssertOff("asserted", "a")},
-		"change something else":     {true, true, dryPatch("asserted", `{"spec":{"action":"stopped"}}`)},
-		"set through the status":    {false, false, dryPatch("vm", `{"metadata":{"annotations":{"cloudnative.tw/machine-is-off":"a"}}}`, "status")},
-		"create with it":            {false, false, dryCreate(api.AnnotationMachineIsOff)},
-		"create with another":       {true, false, dryCreate("example.org/note")},
-		"replace by one without it": {true, false, dryReplace("")},
-		"replace by another":        {false, false, dryReplace("b")},
+		"set":                       {false, true, assertOff("vm", "a")},
+		"change":                    {false, true, assertOff("asserted", "b")},
+		"withdraw":                  {true, true, assertOff("asserted", "")},
+		"leave":                     {true, true, assertOff("asserted", "a")},
+		"change something else":     {true, true, patch("/asserted", `{"spec":{"action":"stopped"}}`)},
+		"set through the status":    {false, false, patch("/vm/status", string(assertionPatch("a")))},
+		"create with it":            {false, false, request{http.MethodPost, dryRun, manifestOf("new", api.AnnotationMachineIsOff)}},
+		"create with another":       {true, false, request{http.MethodPost, dryRun, manifestOf("new", "example.org/note")}},
+		"replace by one without it": {true, false, replaceAsserted(t, w, "")},
+		"replace by another":        {false, false, replaceAsserted(t, w, "b")},
 	}
 }
 
-func assertOff(name, pod string) func(testing.TB, dynamic.ResourceInterface) error {
-	return func(t testing.TB, vms dynamic.ResourceInterface) error {
-		_, err := vms.Patch(t.Context(), name, types.MergePatchType, assertionPatch(pod), metav1.PatchOptions{})
-		return err
-	}
+func assertOff(name, pod string) request {
+	return request{http.MethodPatch, "/" + name + dryRun, string(assertionPatch(pod))}
 }
 
 func assertionPatch(pod string) []byte {
 	return fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, api.AnnotationMachineIsOff, pod)
 }
 
-func dryAssertOff(name, pod string) func(testing.TB, dynamic.ResourceInterface) error {
-	return dryPatch(name, string(assertionPatch(pod)))
-}
-
-func dryPatch(name, patch string, subresources ...string) func(testing.TB, dynamic.ResourceInterface) error {
-	return func(t testing.TB, vms dynamic.ResourceInterface) error {
-		_, err := vms.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun}, subresources...)
-		return err
-	}
-}
-
-func dryCreate(annotation string) func(testing.TB, dynamic.ResourceInterface) error {
-	return func(t testing.TB, vms dynamic.ResourceInterface) error {
-		vm := newUnstructuredVM("new")
-		vm.SetAnnotations(map[string]string{annotation: "a"})
-		_, err := vms.Create(t.Context(), vm, metav1.CreateOptions{DryRun: dryRun})
-		return err
-	}
-}
-
-// dryReplace replaces the object as kubectl replace does.
-func dryReplace(pod string) func(testing.TB, dynamic.ResourceInterface) error {
-	return func(t testing.TB, vms dynamic.ResourceInterface) error {
-		vm, err := vms.Get(t.Context(), "asserted", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		vm.SetAnnotations(nil)
-		if pod != "" {
-			vm.SetAnnotations(map[string]string{api.AnnotationMachineIsOff: pod})
-		}
-		_, err = vms.Update(t.Context(), vm, metav1.UpdateOptions{DryRun: dryRun})
-		return err
-	}
-}
-
-func checkAssertion(t *testing.T, who string, err error, allowed bool) {
+// replaceAsserted replaces the object as kubectl replace does.
+func replaceAsserted(t *testing.T, w *testenv.Environment, pod string) request {
 	t.Helper()
-	if (err == nil) != allowed || err != nil && !apierrors.IsForbidden(err) {
-		t.Errorf("%s, who may: %t, gets %v", who, allowed, err)
+	vm, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(usersNamespace).Get(t.Context(), "asserted", metav1.GetOptions{})
+	assert.NoError(t, err)
+	vm.APIVersion, vm.Kind, vm.Annotations = api.SchemeGroupVersion.String(), "VirtualMachine", nil
+	if pod != "" {
+		vm.Annotations = map[string]string{api.AnnotationMachineIsOff: pod}
+	}
+	content, err := json.Marshal(vm)
+	assert.NoError(t, err)
+	return request{http.MethodPut, "/asserted" + dryRun, string(content)}
+}
+
+func checkAssertion(t *testing.T, u user, ns string, r request, allowed bool) {
+	t.Helper()
+	if _, err := u.send(t.Context(), ns, r); (err == nil) != allowed || err != nil && !apierrors.IsForbidden(err) {
+		t.Errorf("%s in %s, who may: %t, gets %v", u.info.Username, ns, allowed, err)
 	}
 }
 
@@ -178,23 +152,13 @@ func testAssertion(t *testing.T, w *testenv.Environment) {
 	checkStays(t, w, vm, first, "another pod is asserted")
 	setReady(t, w, node, corev1.ConditionTrue)
 	setAssertion(t, w, vm, string(first.UID))
-	assert.Eventually(t, "the refusal is recorded", func(t testing.TB) error {
-		if p := waitForPod(t, w, vm); p.Annotations[refused] == "" {
-			return errors.New("the pod does not have it")
-		}
-		return nil
-	})
+	waitForRefusal(t, w, vm, true)
 	checkStays(t, w, vm, first, "its node is ready")
 
 	setReady(t, w, node, corev1.ConditionUnknown)
 	checkStays(t, w, vm, first, "the assertion was refused")
 	setAssertion(t, w, vm, otherPod)
-	assert.Eventually(t, "the refusal is forgotten", func(t testing.TB) error {
-		if p := waitForPod(t, w, vm); p.Annotations[refused] != "" {
-			return errors.New("the pod has it")
-		}
-		return nil
-	})
+	waitForRefusal(t, w, vm, false)
 	setAssertion(t, w, vm, string(first.UID))
 	var second *corev1.Pod
 	assert.Eventually(t, "another pod", func(t testing.TB) error {
@@ -212,6 +176,16 @@ func testAssertion(t *testing.T, w *testenv.Environment) {
 	w.WaitForDeletion(t, vm)
 }
 
+func waitForRefusal(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, want bool) {
+	t.Helper()
+	assert.Eventually(t, fmt.Sprintf("the refusal is recorded: %t", want), func(t testing.TB) error {
+		if has := waitForPod(t, w, vm).Annotations[refused] != ""; has != want {
+			return errors.New("it is not so")
+		}
+		return nil
+	})
+}
+
 // testLostPods says that the machines of pods are off whose objects are gone.
 func testLostPods(t *testing.T, w *testenv.Environment) {
 	for name, vm := range map[string]*api.VirtualMachine{
@@ -225,9 +199,8 @@ func testLostPods(t *testing.T, w *testenv.Environment) {
 			pod := runOn(t, w, waitForPod(t, w, vm), "gone")
 			w.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonRunning))
 			pods := w.KubeClient.CoreV1().Pods(pod.Namespace)
-			if _, err := pods.Patch(t.Context(), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			_, err := pods.Patch(t.Context(), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			assert.NoError(t, err)
 			assert.NoError(t, pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 			w.WaitForVM(t, vm, framework.HasMessage("nothing proves that its containers have ended"))
 			setAssertion(t, w, vm, string(pod.UID))
@@ -249,9 +222,8 @@ func createNode(t *testing.T, w *testenv.Environment, name string, ready corev1.
 func setReady(t *testing.T, w *testenv.Environment, node *corev1.Node, ready corev1.ConditionStatus) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, ready)
-	if _, err := w.KubeClient.CoreV1().Nodes().Patch(t.Context(), node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-		t.Fatal(err)
-	}
+	_, err := w.KubeClient.CoreV1().Nodes().Patch(t.Context(), node.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	assert.NoError(t, err)
 }
 
 // runOn binds a pod to a node and reports its container as running, as scheduler and kubelet do.
@@ -269,9 +241,9 @@ func runOn(t *testing.T, w *testenv.Environment, pod *corev1.Pod, node string) *
 
 func setAssertion(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, pod string) {
 	t.Helper()
-	if _, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).Patch(t.Context(), vm.Name, types.MergePatchType, assertionPatch(pod), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	vms := w.VMClient.CloudnativeV1alpha1().VirtualMachines(vm.Namespace)
+	_, err := vms.Patch(t.Context(), vm.Name, types.MergePatchType, assertionPatch(pod), metav1.PatchOptions{})
+	assert.NoError(t, err)
 }
 
 // checkStays checks that a pod is neither deleted nor released. It changes the spec in a way that no pod is
@@ -293,29 +265,16 @@ func checkStays(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, po
 	}
 }
 
-// TestChartWithoutAssertions checks that the flag and the policy come together, and that the policy is that of
-// config/pod.
+// TestChartWithoutAssertions checks that a value removes the flag, the policy and the role.
 func TestChartWithoutAssertions(t *testing.T) {
 	t.Parallel()
-	fromConfig := renderComponent(t, "pod")
-	for value, want := range map[string]bool{"true": true, "false": false} {
-		all := renderChart(t, append([]string{"--set", "pod.assertions=" + value}, podValues...)...)
-		if args := fmt.Sprint(controllerContainer(t, findObject(t, all, "Deployment"))["args"]); strings.Contains(args, "--pod-assertions=true") != want {
-			t.Errorf("pod.assertions is %s, and the flags are %s", value, args)
-		}
-		for _, o := range fromConfig {
-			if !strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") && o.GetName() != "drover-assert-stopped" {
-				continue
-			}
-			n := slices.IndexFunc(all, func(other *unstructured.Unstructured) bool {
-				return other.GetKind() == o.GetKind() && other.GetName() == o.GetName()
-			})
-			if (n >= 0) != want {
-				t.Errorf("pod.assertions is %s, and the chart has %s %s: %t", value, o.GetKind(), o.GetName(), !want)
-			}
-			if n >= 0 && o.Object["spec"] != nil {
-				assertSameRules(t, o.GetKind(), o.Object["spec"], all[n].Object["spec"])
-			}
+	all := renderChart(t, append([]string{"--set", "pod.assertions=false"}, podValues...)...)
+	if flags := flagsOf(t, all); slices.Contains(flags, "--pod-assertions=true") {
+		t.Errorf("the flags are %s", flags)
+	}
+	for _, o := range all {
+		if strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") || o.GetName() == "drover-assert-stopped" {
+			t.Errorf("there is %s %s", o.GetKind(), o.GetName())
 		}
 	}
 }

@@ -4,22 +4,18 @@
 package manifests
 
 import (
-	"crypto/tls"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
@@ -27,19 +23,14 @@ import (
 // flag would never start.
 func TestFlagsExist(t *testing.T) {
 	all := "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics,extraArgs={--threads=4}"
-	for name, render := range map[string]func() *unstructured.Unstructured{
-		"config/default": func() *unstructured.Unstructured {
-			return findObject(t, renderKustomization(t, "default"), "Deployment")
-		},
-		"charts/drover":           func() *unstructured.Unstructured { return findObject(t, renderChart(t), "Deployment") },
-		"charts/drover, much set": func() *unstructured.Unstructured { return findObject(t, renderChart(t, "--set", all), "Deployment") },
-		"charts/drover, no metrics": func() *unstructured.Unstructured {
-			return findObject(t, renderChart(t, "--set", "metrics.enabled=false"), "Deployment")
-		},
-		"config/static-pod, the pod": func() *unstructured.Unstructured { return readPod(t) },
+	for name, deployment := range map[string]*unstructured.Unstructured{
+		"charts/drover":              findObject(t, renderChart(t), "Deployment"),
+		"charts/drover, much set":    findObject(t, renderChart(t, "--set", all), "Deployment"),
+		"charts/drover, no metrics":  findObject(t, renderChart(t, "--set", "metrics.enabled=false"), "Deployment"),
+		"config/static-pod, the pod": readPod(t),
 	} {
 		t.Run(name, func(t *testing.T) {
-			args, _ := controllerContainer(t, render())["args"].([]any)
+			args, _ := controllerContainer(t, deployment)["args"].([]any)
 			var flags []string
 			for _, arg := range args {
 				flags = append(flags, arg.(string))
@@ -62,9 +53,10 @@ func readPod(t *testing.T) *unstructured.Unstructured {
 
 // testMetrics checks that metrics need an authorised token and HTTPS.
 func testMetrics(t *testing.T, w *testenv.Environment, addr string) {
-	scraper, stranger := newAccount(t, w, "scraper"), newAccount(t, w, "stranger")
-	framework.RunKubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
-		"--clusterrole", "drover-metrics-reader", "--serviceaccount", namespace+":scraper")
+	scraperUser, subject := w.NewAccount(t, namespace, "scraper")
+	strangerUser, _ := w.NewAccount(t, namespace, "stranger")
+	w.Bind(t, "", "drover-metrics-reader", subject)
+	scraper, stranger := scraperUser.BearerToken, strangerUser.BearerToken
 
 	checkAnswers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
 	checkAnswers(t, "https://"+addr, stranger, http.StatusForbidden, "stranger")
@@ -75,16 +67,6 @@ func testMetrics(t *testing.T, w *testenv.Environment, addr string) {
 	if code, body, err := requestMetrics(t, "http://"+addr, scraper); err == nil && code != http.StatusBadRequest {
 		t.Errorf("by HTTP it answers %d: %.200s", code, body)
 	}
-}
-
-// newAccount makes a ServiceAccount and returns a token of it.
-func newAccount(t *testing.T, w *testenv.Environment, name string) string {
-	t.Helper()
-	made := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := w.KubeClient.CoreV1().ServiceAccounts(namespace).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	return w.RequestToken(t, namespace, name)
 }
 
 // checkAnswers requests metrics until the answer is the expected one: the program takes a
@@ -103,21 +85,12 @@ func checkAnswers(t *testing.T, url, token string, code int, text string) {
 // requestMetrics sends one request for metrics.
 func requestMetrics(t testing.TB, url, token string) (code int, body string, err error) {
 	t.Helper()
-	asker := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // it signs its certificate itself
-	}}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/metrics", nil)
-	if err != nil {
-		return 0, "", err
+	isSelfSigned := rest.TLSClientConfig{Insecure: strings.HasPrefix(url, "https:")}
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: url, BearerToken: token, TLSClientConfig: isSelfSigned})
+	assert.NoError(t, err)
+	all, err := client.CoreV1().RESTClient().Get().AbsPath("/metrics").Do(t.Context()).StatusCode(&code).Raw()
+	if code != 0 {
+		err = nil
 	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	res, err := asker.Do(req)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = res.Body.Close() }()
-	all, err := io.ReadAll(res.Body)
-	return res.StatusCode, string(all), err
+	return code, string(all), err
 }

@@ -6,7 +6,6 @@ package manifests
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -23,28 +22,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// podsGoldenFile has the rights that driver pod adds.
-const podsGoldenFile = "testdata/pods.yaml"
-
 // podValues are the least that the chart needs for driver pod.
 var podValues = []string{"--set", "vmDriver=pod,pod.machineImage=drover-machine:dev"}
-
-// TestPodRights checks that the component of kustomize and the chart add the same rights for
-// driver pod, and that these are the reviewed ones.
-func TestPodRights(t *testing.T) {
-	t.Parallel()
-	fromConfig := addedRights(t, renderComponent(t, "pod"))
-	if *update {
-		assert.NoError(t, os.WriteFile(podsGoldenFile, []byte(fromConfig), 0o644))
-	}
-	text, err := os.ReadFile(podsGoldenFile)
-	assert.NoError(t, err)
-	for name, got := range map[string]string{"config/pod": fromConfig, "charts/drover": addedRights(t, renderChart(t, podValues...))} {
-		if got != string(text) {
-			t.Errorf("%s adds other rights than %s; go test ./test/manifests -run TestPodRights -update writes those of config/pod.\ngot:\n%s", name, podsGoldenFile, got)
-		}
-	}
-}
 
 // addedRights returns the rights that are not those of every installation.
 func addedRights(t *testing.T, all []*unstructured.Unstructured) string {
@@ -59,22 +38,6 @@ func addedRights(t *testing.T, all []*unstructured.Unstructured) string {
 		}
 	}
 	return permissionsOf(t, added)
-}
-
-// TestPodFlags checks that the component of kustomize and the chart start the same controller.
-func TestPodFlags(t *testing.T) {
-	t.Parallel()
-	fromConfig := controllerContainer(t, findObject(t, renderComponent(t, "pod"), "Deployment"))
-	fromChart := fmt.Sprint(controllerContainer(t, findObject(t, renderChart(t, podValues...), "Deployment"))["args"])
-	flags := flagsOfVariables(t, fromConfig)
-	for _, arg := range fromConfig["args"].([]any) {
-		flags = append(flags, arg.(string))
-	}
-	for _, flag := range append(flags, "--pod-access-mode=ReadWriteOncePod") { // the default
-		if !strings.Contains(fromChart, flag) {
-			t.Errorf("the chart has %s, want %s", fromChart, flag)
-		}
-	}
 }
 
 // TestChartWithoutPods checks that other drivers get neither rights nor flags of driver pod.
@@ -144,9 +107,8 @@ func testOneNamespace(t *testing.T, w *testenv.Environment) {
 	seed := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "drover-machine-control"}, Data: map[string][]byte{"seed": make([]byte, 32)}}
 	assert.NoError(t, secrets.Delete(t.Context(), seed.Name, metav1.DeleteOptions{}))
 	w.WaitForVM(t, w.CreateVM(t, podVM("keyless")), framework.HasMessage(seed.Name), framework.HasMessage("forbidden"))
-	if _, err := secrets.Create(t.Context(), seed, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := secrets.Create(t.Context(), seed, metav1.CreateOptions{})
+	assert.NoError(t, err)
 	testPodLife(t, w, metav1.NamespaceDefault)
 	refused := w.CreateVM(t, podVM("refused").Namespace(w.CreateNamespace(t)))
 	w.WaitForVM(t, refused, framework.HasMessage("forbidden"), framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName))

@@ -6,6 +6,7 @@ package manifests
 import (
 	"cmp"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"reflect"
@@ -22,26 +23,29 @@ import (
 
 var update = flag.Bool("update", false, "update the golden file")
 
-const goldenFile = "testdata/rbac.yaml"
-
-// TestRBAC checks that the kustomizations and the chart give the same rights, and
-// that these are the reviewed ones.
+// TestRBAC checks that the kustomizations give the reviewed rights, and the component for driver pod
+// what is reviewed of it. TestChartEqualsKustomize checks that the chart gives the same.
 func TestRBAC(t *testing.T) {
+	checkRights(t, "testdata/rbac.yaml", "config/default", map[string]string{
+		"config/default": permissionsOf(t, renderKustomization(t, "default")), "config/static-pod": permissionsOf(t, renderKustomization(t, "static-pod")),
+	})
+	checkRights(t, "testdata/pods.yaml", "config/pod", map[string]string{"config/pod": addedRights(t, renderComponent(t, "pod"))})
+}
+
+// checkRights checks that all have the rights that a golden file has. With -update it writes those of
+// one of them first.
+func checkRights(t *testing.T, goldenFile, updatedBy string, rights map[string]string) {
+	t.Helper()
 	if *update {
-		assert.NoError(t, os.WriteFile(goldenFile, []byte(permissionsOf(t, renderKustomization(t, "default"))), 0o644))
+		assert.NoError(t, os.WriteFile(goldenFile, []byte(rights[updatedBy]), 0o644))
 	}
 	text, err := os.ReadFile(goldenFile)
 	assert.NoError(t, err)
-	for name, render := range map[string]func() []*unstructured.Unstructured{
-		"config/default":    func() []*unstructured.Unstructured { return renderKustomization(t, "default") },
-		"config/static-pod": func() []*unstructured.Unstructured { return renderKustomization(t, "static-pod") },
-		"charts/drover":     func() []*unstructured.Unstructured { return renderChart(t) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := permissionsOf(t, render()); got != string(text) {
-				t.Errorf("it gives other rights than %s; go test ./test/manifests -update writes those of config/default.\ngot:\n%s", goldenFile, got)
-			}
-		})
+	for name, got := range rights {
+		if got != string(text) {
+			t.Errorf("%s gives other rights than %s; go test ./test/manifests -run %s -update writes those of %s.\ngot:\n%s",
+				name, goldenFile, t.Name(), updatedBy, got)
+		}
 	}
 }
 
@@ -65,45 +69,57 @@ func TestChartBindsSecretNamespaces(t *testing.T) {
 	}
 }
 
-// TestChartPodEqualsKustomizePod checks that the chart has the same pod and the same CRD as
-// config/default.
-func TestChartPodEqualsKustomizePod(t *testing.T) {
-	fromConfig, fromChart := renderKustomization(t, "default"), renderChart(t)
-	a, b := findObject(t, fromConfig, "Deployment"), findObject(t, fromChart, "Deployment")
-	pod := []string{"spec", "template", "spec"}
-	for _, path := range [][]string{
-		{"spec", "replicas"},
-		{"spec", "selector"},
-		{"spec", "template", "metadata"},
-		append(pod, "affinity"), append(pod, "securityContext"), append(pod, "serviceAccountName"),
+// TestChartEqualsKustomize checks that the chart installs the same objects as config/, also with a
+// component, and that its controller has the same flags.
+func TestChartEqualsKustomize(t *testing.T) {
+	t.Parallel()
+	for component, tc := range map[string]struct {
+		values   []string
+		defaults []string // flags that the chart sets to what they are anyway
+	}{
+		"default": {},
+		"streams": {[]string{"--set", "streams.enabled=true,streams.certSecret=drover-streams-tls"}, nil},
+		"pod":     {podValues, []string{"--pod-access-mode=ReadWriteOncePod", "--pod-kvm-resource=devices.kubevirt.io/kvm"}},
 	} {
-		assertSameRules(t, strings.Join(path, "."), fieldAt(t, a, path...), fieldAt(t, b, path...))
-	}
-	for _, field := range []string{"args", "image", "livenessProbe", "readinessProbe", "ports", "resources", "securityContext"} {
-		assertSameRules(t, field, controllerContainer(t, a)[field], controllerContainer(t, b)[field])
-	}
-	for _, kind := range []string{"CustomResourceDefinition", "NetworkPolicy", "PodDisruptionBudget", "Service"} {
-		assertSameRules(t, kind, fieldAt(t, findObject(t, fromConfig, kind), "spec"), fieldAt(t, findObject(t, fromChart, kind), "spec"))
+		t.Run(component, func(t *testing.T) {
+			fromConfig, fromChart := renderComponent(t, component), renderChart(t, tc.values...)
+			assertSameRules(t, "the flags", slices.Sorted(slices.Values(append(flagsOf(t, fromConfig), tc.defaults...))),
+				slices.Sorted(slices.Values(flagsOf(t, fromChart))))
+			objects, others := installed(t, fromConfig), installed(t, fromChart)
+			if len(objects) < 10 || len(objects) != len(others) {
+				t.Errorf("config/ has %d objects, and the chart has %d", len(objects), len(others))
+			}
+			for name, object := range objects {
+				assertSameRules(t, name, object, others[name])
+			}
+		})
 	}
 }
 
-// TestChartHasTheObjectsOfKustomize checks that both install the same objects. Helm creates
-// the namespace itself.
-func TestChartHasTheObjectsOfKustomize(t *testing.T) {
-	names := func(all []*unstructured.Unstructured) []string {
-		var names []string
-		for _, o := range all {
-			if o.GetKind() != "Namespace" {
-				names = append(names, strings.Join([]string{o.GetAPIVersion(), o.GetKind(), o.GetNamespace(), o.GetName()}, " "))
+// installed returns objects by their names, without labels but those that add a role to another, and
+// without what one of the two sets to the default or in another way. Helm creates the namespace itself.
+func installed(t *testing.T, all []*unstructured.Unstructured) map[string]map[string]any {
+	t.Helper()
+	objects := map[string]map[string]any{}
+	for _, o := range all {
+		keepLabels(o, isAggregation)
+		o.SetAnnotations(nil)
+		switch o.GetKind() {
+		case "Namespace":
+			continue
+		case "Service":
+			unstructured.RemoveNestedField(o.Object, "spec", "type")
+		case "Deployment":
+			unstructured.RemoveNestedField(o.Object, "spec", "template", "spec", "volumes")
+			container := controllerContainer(t, o)
+			for _, field := range []string{"args", "env", "envFrom", "volumeMounts", "imagePullPolicy"} {
+				delete(container, field)
 			}
+			slices.SortFunc(container["ports"].([]any), func(a, b any) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 		}
-		slices.Sort(names)
-		return names
+		objects[strings.Join([]string{o.GetAPIVersion(), o.GetKind(), o.GetNamespace(), o.GetName()}, " ")] = o.Object
 	}
-	fromConfig, fromChart := names(renderKustomization(t, "default")), names(renderChart(t))
-	if len(fromConfig) < 10 || !slices.Equal(fromConfig, fromChart) {
-		t.Errorf("config/default:\n%s\ncharts/drover:\n%s", strings.Join(fromConfig, "\n"), strings.Join(fromChart, "\n"))
-	}
+	return objects
 }
 
 // TestChartWithoutAggregation checks that the roles stay, so that they can be bound, and

@@ -5,7 +5,6 @@ package manifests
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -47,24 +46,16 @@ func renderChart(t *testing.T, args ...string) []*unstructured.Unstructured {
 	return render(t, append([]string{"template", "drover", chart, "--namespace", namespace}, args...), framework.RunHelm)
 }
 
-// renderComponent renders config/default with a component, as docs/cluster-operations.md says.
+// overlay has config/default with a component of config/.
+func overlay(component string) string { return filepath.Join("testdata", component) }
+
+// renderComponent renders config/default, with a component unless that is the name.
 func renderComponent(t *testing.T, component string) []*unstructured.Unstructured {
 	t.Helper()
-	return render(t, []string{"kustomize", component}, func(t testing.TB, kubeconfig string, _ ...string) (string, string) {
-		t.Helper()
-		return framework.RunKubectl(t, kubeconfig, "kustomize", writeOverlay(t, component))
-	})
-}
-
-// writeOverlay writes a kustomization of config/default and a component of config/, and returns its folder.
-func writeOverlay(t testing.TB, component string) string {
-	t.Helper()
-	dir, err := os.MkdirTemp(".", "overlay-") //nolint:usetesting // kustomize refuses absolute paths
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	text := fmt.Sprintf("resources: [../../../config/default]\ncomponents: [../../../config/%s]\n", component)
-	assert.NoError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
-	return dir
+	if component == "default" {
+		return renderKustomization(t, component)
+	}
+	return render(t, []string{"kustomize", overlay(component)}, framework.RunKubectl)
 }
 
 // rendered has by arguments what programs have printed: many tests render the same.
@@ -98,12 +89,14 @@ func decodeObjects(t *testing.T, manifests string) []*unstructured.Unstructured 
 	}
 }
 
-// findObject returns the only object of a kind.
-func findObject(t *testing.T, all []*unstructured.Unstructured, kind string) *unstructured.Unstructured {
+// findObject returns the object of a kind, and of a name if there is one.
+func findObject(t *testing.T, all []*unstructured.Unstructured, kind string, name ...string) *unstructured.Unstructured {
 	t.Helper()
-	n := slices.IndexFunc(all, func(o *unstructured.Unstructured) bool { return o.GetKind() == kind })
+	n := slices.IndexFunc(all, func(o *unstructured.Unstructured) bool {
+		return o.GetKind() == kind && (len(name) == 0 || o.GetName() == name[0])
+	})
 	if n < 0 {
-		t.Fatalf("there is no %s", kind)
+		t.Fatalf("there is no %s %v", kind, name)
 	}
 	return all[n]
 }

@@ -6,8 +6,11 @@ package manifests
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -17,10 +20,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -58,7 +58,7 @@ var userRanks = map[string]rank{
 type user struct {
 	role        string
 	credentials string
-	vms, others dynamic.ResourceInterface
+	client      kubernetes.Interface
 	// info is what the API server takes the user for.
 	info authenticationv1.UserInfo
 }
@@ -72,7 +72,7 @@ func testUsers(t *testing.T, w *testenv.Environment) {
 	for _, ns := range []string{usersNamespace, otherNamespace} {
 		w.CreateVM(t, unservedVM("vm").Namespace(ns).Bound("docker/engine"))
 	}
-	controller := kubernetes.NewForConfigOrDie(accountUser(t, w))
+	controller := newUser(t, "", "token", accountUser(t, w)).client
 	users := createUsers(t, w)
 	waitForRoles(t, controller, users)
 	for _, u := range users {
@@ -106,7 +106,6 @@ func createUsers(t *testing.T, w *testenv.Environment) []user {
 			if role != "" {
 				w.Bind(t, usersNamespace, role, subject)
 			}
-			config.QPS = -1
 			users = append(users, newUser(t, role, kind.name, config))
 		}
 	}
@@ -115,16 +114,11 @@ func createUsers(t *testing.T, w *testenv.Environment) []user {
 
 func newUser(t *testing.T, role, credentials string, config *rest.Config) user {
 	t.Helper()
-	client, err := dynamic.NewForConfig(config)
+	client, err := kubernetes.NewForConfig(config)
 	assert.NoError(t, err)
-	self, err := kubernetes.NewForConfigOrDie(config).AuthenticationV1().SelfSubjectReviews().
-		Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	self, err := client.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	assert.NoError(t, err)
-	vms := client.Resource(api.SchemeGroupVersion.WithResource("virtualmachines"))
-	return user{
-		role: role, credentials: credentials, info: self.Status.UserInfo,
-		vms: vms.Namespace(usersNamespace), others: vms.Namespace(otherNamespace),
-	}
+	return user{role, credentials, client, self.Status.UserInfo}
 }
 
 func impersonatedUser(_ *testing.T, w *testenv.Environment, name string) (*rest.Config, rbacv1.Subject) {
@@ -147,7 +141,7 @@ func waitForRoles(t *testing.T, controller kubernetes.Interface, users []user) {
 	for _, u := range users {
 		assert.Eventually(t, "the rights of "+u.info.Username, func(t testing.TB) error {
 			for _, r := range []review{{rankView, "get", "log"}, {rankEdit, "create", "console"}} {
-				if got, want := isAllowed(t, controller, u, usersNamespace, r), u.rank() >= r.least; got != want {
+				if got, want := u.mayStream(t, controller, usersNamespace, r), u.rank() >= r.least; got != want {
 					return fmt.Errorf("%s %s: allowed: %v", r.verb, r.subresource, got)
 				}
 			}
@@ -156,96 +150,65 @@ func waitForRoles(t *testing.T, controller kubernetes.Interface, users []user) {
 	}
 }
 
-// request is one that a user sends to the API server.
+// request is one that a user sends to the API server for VirtualMachines.
 type request struct {
-	least rank
-	send  func(ctx context.Context, vms dynamic.ResourceInterface) error
+	verb, path string
+	body       string
 }
 
 // dryRun tries a request without an effect.
-var dryRun = []string{metav1.DryRunAll}
+const dryRun = "?dryRun=All"
 
-// requests returns every request that the API server knows for VirtualMachines.
-func requests() map[string]request {
-	all := readRequests()
-	maps.Copy(all, writeRequests())
-	return all
+// requests are those that the API server knows for VirtualMachines, and who may send them.
+var requests = map[string]struct {
+	least rank
+	request
+}{
+	"get":               {rankView, request{http.MethodGet, "/vm", ""}},
+	"get the status":    {rankView, request{http.MethodGet, "/vm/status", ""}},
+	"list":              {rankView, request{http.MethodGet, "", ""}},
+	"watch":             {rankView, request{http.MethodGet, "?watch=true", ""}},
+	"create":            {rankEdit, request{http.MethodPost, dryRun, manifestOf("new", "example.org/note")}},
+	"update":            {rankEdit, request{http.MethodPut, "/vm" + dryRun, manifestOf("vm", "example.org/note")}},
+	"patch":             {rankEdit, request{http.MethodPatch, "/vm" + dryRun, `{"spec":{"action":"stopped"}}`}},
+	"delete":            {rankEdit, request{http.MethodDelete, "/vm" + dryRun, ""}},
+	"delete all":        {rankEdit, request{http.MethodDelete, dryRun, ""}},
+	"patch the status":  {rankNever, request{http.MethodPatch, "/vm/status" + dryRun, `{"status":{"phase":"Active"}}`}},
+	"update the status": {rankNever, request{http.MethodPut, "/vm/status" + dryRun, manifestOf("vm", "example.org/note")}},
 }
 
-func readRequests() map[string]request {
-	return map[string]request{
-		"get": {rankView, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			_, err := vms.Get(ctx, "vm", metav1.GetOptions{})
-			return err
-		}},
-		"get the status": {rankView, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			_, err := vms.Get(ctx, "vm", metav1.GetOptions{}, "status")
-			return err
-		}},
-		"list": {rankView, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			_, err := vms.List(ctx, metav1.ListOptions{})
-			return err
-		}},
-		"watch": {rankView, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			w, err := vms.Watch(ctx, metav1.ListOptions{})
-			if err == nil {
-				w.Stop()
-			}
-			return err
-		}},
+// manifestOf is a VirtualMachine with an annotation.
+func manifestOf(name, annotation string) string {
+	return fmt.Sprintf(`{"apiVersion":%q,"kind":"VirtualMachine","metadata":{"name":%q,"annotations":{%q:"a"}},
+		"spec":{"driver":"docker","resource":{"cpu":1,"memory":"1Gi"}}}`, api.SchemeGroupVersion, name, annotation)
+}
+
+// send sends a request, and returns the answer unless it is a watch.
+func (u user) send(ctx context.Context, ns string, r request) ([]byte, error) {
+	contentType := "application/json"
+	if r.verb == http.MethodPatch {
+		contentType = string(types.MergePatchType)
 	}
-}
-
-func writeRequests() map[string]request {
-	return map[string]request{
-		"create": {rankEdit, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			_, err := vms.Create(ctx, newUnstructuredVM("new"), metav1.CreateOptions{DryRun: dryRun})
-			return err
-		}},
-		"update": {rankEdit, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			_, err := vms.Update(ctx, newUnstructuredVM("vm"), metav1.UpdateOptions{DryRun: dryRun})
-			return err
-		}},
-		"patch": {rankEdit, patchRequest(`{"spec":{"action":"stopped"}}`)},
-		"delete": {rankEdit, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			return vms.Delete(ctx, "vm", metav1.DeleteOptions{DryRun: dryRun})
-		}},
-		"delete all": {rankEdit, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			return vms.DeleteCollection(ctx, metav1.DeleteOptions{DryRun: dryRun}, metav1.ListOptions{})
-		}},
-		"patch the status": {rankNever, patchRequest(`{"status":{"phase":"Active"}}`, "status")},
-		"update the status": {rankNever, func(ctx context.Context, vms dynamic.ResourceInterface) error {
-			_, err := vms.UpdateStatus(ctx, newUnstructuredVM("vm"), metav1.UpdateOptions{DryRun: dryRun})
-			return err
-		}},
-	}
-}
-
-func patchRequest(patch string, subresources ...string) func(context.Context, dynamic.ResourceInterface) error {
-	return func(ctx context.Context, vms dynamic.ResourceInterface) error {
-		_, err := vms.Patch(ctx, "vm", types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun}, subresources...)
-		return err
-	}
-}
-
-func newUnstructuredVM(name string) *unstructured.Unstructured {
-	vm := unservedVM(name).Namespace("").Obj()
-	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(vm)
+	answer, err := u.client.CoreV1().RESTClient().Verb(r.verb).
+		RequestURI("/apis/"+api.SchemeGroupVersion.String()+"/namespaces/"+ns+"/virtualmachines"+r.path).
+		SetHeader("Content-Type", contentType).Body([]byte(r.body)).Stream(ctx)
 	if err != nil {
-		panic(err)
+		return nil, err
 	}
-	delete(content, "status")
-	return &unstructured.Unstructured{Object: content}
+	defer func() { _ = answer.Close() }()
+	if strings.Contains(r.path, "watch") {
+		return nil, nil
+	}
+	return io.ReadAll(answer)
 }
 
 func checkRequests(t *testing.T, u user) {
 	t.Helper()
-	for name, r := range requests() {
-		if err := r.send(t.Context(), u.vms); !isAnswer(err, u.rank() >= r.least) {
+	for name, r := range requests {
+		if _, err := u.send(t.Context(), usersNamespace, r.request); !isAnswer(err, u.rank() >= r.least) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := r.send(t.Context(), u.others); !isAnswer(err, false) {
+		if _, err := u.send(t.Context(), otherNamespace, r.request); !isAnswer(err, false) {
 			t.Errorf("%s in another namespace: %v", name, err)
 		}
 	}
@@ -292,41 +255,33 @@ func reviews() []review {
 func checkReviews(t *testing.T, controller kubernetes.Interface, u user) {
 	t.Helper()
 	for _, r := range reviews() {
-		if got, want := isAllowed(t, controller, u, usersNamespace, r), u.rank() >= r.least; got != want {
+		if got, want := u.mayStream(t, controller, usersNamespace, r), u.rank() >= r.least; got != want {
 			t.Errorf("%s %s: allowed: %v, want %v", r.verb, r.subresource, got, want)
 		}
-		if isAllowed(t, controller, u, otherNamespace, r) {
+		if u.mayStream(t, controller, otherNamespace, r) {
 			t.Errorf("%s %s is allowed in another namespace", r.verb, r.subresource)
 		}
 	}
 }
 
-func isAllowed(t testing.TB, controller kubernetes.Interface, u user, ns string, r review) bool {
+func (u user) mayStream(t testing.TB, controller kubernetes.Interface, ns string, r review) bool {
 	t.Helper()
-	answer, err := controller.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
-		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: u.info.Username, UID: u.info.UID, Groups: u.info.Groups,
-			ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Namespace: ns, Name: "vm", Verb: r.verb,
-				Group: api.SchemeGroupVersion.Group, Resource: "virtualmachines", Subresource: r.subresource,
-			},
-		},
-	}, metav1.CreateOptions{})
-	assert.NoError(t, err)
-	return answer.Status.Allowed
+	return isAllowed(t, controller, u.info, authorizationv1.ResourceAttributes{
+		Namespace: ns, Name: "vm", Verb: r.verb,
+		Group: api.SchemeGroupVersion.Group, Resource: "virtualmachines", Subresource: r.subresource,
+	})
 }
 
 // checkControllerFields checks that an editor changes no status by a patch of the object,
 // and can remove the finalizer, as of every object that one may patch.
 func checkControllerFields(t *testing.T, u user) {
 	t.Helper()
-	patch := []byte(`{"metadata":{"finalizers":null},"status":{"binding":{"driver":"docker","engineID":"mine"}}}`)
-	vm, err := u.vms.Patch(t.Context(), "vm", types.MergePatchType, patch, metav1.PatchOptions{DryRun: dryRun})
+	patch := `{"metadata":{"finalizers":null},"status":{"binding":{"driver":"docker","engineID":"mine"}}}`
+	answer, err := u.send(t.Context(), usersNamespace, request{http.MethodPatch, "/vm" + dryRun, patch})
 	assert.NoError(t, err)
-	if _, found, _ := unstructured.NestedMap(vm.Object, "status", "binding"); found {
-		t.Error("it has changed the binding")
-	}
-	if len(vm.GetFinalizers()) != 0 {
-		t.Errorf("the finalizers are %q", vm.GetFinalizers())
+	var vm api.VirtualMachine
+	assert.NoError(t, json.Unmarshal(answer, &vm))
+	if vm.Name != "vm" || vm.Status.Binding != nil || len(vm.Finalizers) != 0 {
+		t.Errorf("there is %+v, want neither a binding nor finalizers", vm)
 	}
 }

@@ -45,6 +45,11 @@ func (v chartValue) compact(t *testing.T) string {
 	t.Helper()
 	var value any
 	assert.NoError(t, v.node.Decode(&value))
+	return marshal(t, value)
+}
+
+func marshal(t *testing.T, value any) string {
+	t.Helper()
 	text, err := json.Marshal(value)
 	assert.NoError(t, err)
 	return string(text)
@@ -175,7 +180,8 @@ func TestChartValuesAreRead(t *testing.T) {
 func TestChartValues(t *testing.T) {
 	tier.Full(t, "it renders the chart a hundred times; TestChartValuesAreRead looks for each value in the templates")
 	t.Parallel()
-	set := readYAML(t, allValues)
+	var set map[string]any
+	assert.NoError(t, readYAML(t, allValues).Decode(&set))
 	render := func(t *testing.T, args ...string) string {
 		stdout, stderr, err := framework.TryHelm(t, os.DevNull, append([]string{"template", "drover", chart}, args...)...)
 		if err != nil {
@@ -187,13 +193,15 @@ func TestChartValues(t *testing.T) {
 	plain, all := render(t), render(t, "--values", allValues)
 	for _, v := range chartValues(t) {
 		t.Run(v.name(), func(t *testing.T) {
-			given := findValue(set, v.path)
-			if given == nil {
+			given, found, err := unstructured.NestedFieldNoCopy(set, v.path...)
+			if err != nil || !found {
 				t.Fatalf("%s does not set it", allValues)
 			}
-			other := chartValue{node: given}.compact(t)
+			other := marshal(t, given)
 			if other == v.compact(t) {
-				other = otherValue(t, other)
+				if other = map[string]string{"true": "false", "false": "true"}[other]; other == "" {
+					t.Fatalf("%s sets the default", allValues)
+				}
 			}
 			arg := "--set-json=" + v.name() + "="
 			if render(t, arg+other) == plain && render(t, "--values", allValues, arg+v.compact(t)) == all {
@@ -201,32 +209,6 @@ func TestChartValues(t *testing.T) {
 			}
 		})
 	}
-}
-
-// otherValue returns another value than a default that is a switch.
-func otherValue(t *testing.T, value string) string {
-	t.Helper()
-	switch value {
-	case "true":
-		return "false"
-	case "false":
-		return "true"
-	}
-	t.Fatalf("%s sets the default %s", allValues, value)
-	return ""
-}
-
-func findValue(object *yaml.Node, path []string) *yaml.Node {
-	for i := 0; i < len(object.Content); i += 2 {
-		if object.Content[i].Value != path[0] {
-			continue
-		}
-		if len(path) == 1 {
-			return object.Content[i+1]
-		}
-		return findValue(object.Content[i+1], path[1:])
-	}
-	return nil
 }
 
 // refusedValues are wrong values, and what the errors say.
@@ -277,38 +259,43 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// TestChartPod checks what some values are for.
-func TestChartPod(t *testing.T) {
+// TestChartFields checks what some values are for.
+func TestChartFields(t *testing.T) {
 	t.Parallel()
-	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-	pod := []string{"spec", "template", "spec"}
+	const (
+		digest  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+		streams = "streams.enabled=true,streams.certSecret=x,streams.service.type="
+		policy  = "Service drover-streams spec externalTrafficPolicy"
+		pod     = "Deployment drover-controller spec template spec "
+		labels  = "Deployment drover-controller spec template metadata "
+	)
 	for name, tc := range map[string]struct {
-		args []string
-		path []string
+		set  string
+		path string // kind and name of the object, and the field
 		want any
 	}{
-		"a digest takes the tag's place": {[]string{"--set", "image.tag=v1,image.digest=" + digest}, nil, "drover-controller@" + digest},
-		"a tag":                          {[]string{"--set", "image.tag=v1"}, nil, "drover-controller:v1"},
-		"no affinity":                    {[]string{"--set", "affinity.podAntiAffinity=null"}, append(pod, "affinity"), nil},
-		"labels":                         {[]string{"--set", "podLabels.team=a"}, []string{"spec", "template", "metadata", "labels", "team"}, "a"},
+		"a digest takes the tag's place": {"image.tag=v1,image.digest=" + digest, "", "drover-controller@" + digest},
+		"a tag":                          {"image.tag=v1", "", "drover-controller:v1"},
+		"no affinity":                    {"affinity.podAntiAffinity=null", pod + "affinity", nil},
+		"labels":                         {"podLabels.team=a", labels + "labels team", "a"},
 		"an annotation that is replaced": {
-			[]string{"--set-json", `podAnnotations={"kubectl.kubernetes.io/default-container":"sidecar"}`},
-			[]string{"spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/default-container"},
-			"sidecar",
+			`podAnnotations.kubectl\.kubernetes\.io/default-container=sidecar`, labels + "annotations kubectl.kubernetes.io/default-container", "sidecar",
 		},
-		"a field of the security context that is left out": {
-			[]string{"--set", "podSecurityContext.runAsUser=null"}, append(pod, "securityContext", "runAsUser"), nil,
-		},
-		"the rest of the security context": {
-			[]string{"--set", "podSecurityContext.runAsUser=null"}, append(pod, "securityContext", "runAsNonRoot"), true,
-		},
+		"a field of the security context that is left out": {"podSecurityContext.runAsUser=null", pod + "securityContext runAsUser", nil},
+		"the rest of the security context":                 {"podSecurityContext.runAsUser=null", pod + "securityContext runAsNonRoot", true},
+		// A Service for users outside the cluster keeps their addresses, whose failures are counted.
+		"a load balancer": {streams + "LoadBalancer", policy, "Local"},
+		"a node port":     {streams + "NodePort", policy, "Local"},
+		"a cluster IP":    {streams + "ClusterIP", policy, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			deployment := findObject(t, renderChart(t, tc.args...), "Deployment")
-			got, _, err := unstructured.NestedFieldNoCopy(deployment.Object, tc.path...)
-			if tc.path == nil {
-				got = controllerContainer(t, deployment)["image"]
+			all := renderChart(t, "--set", tc.set)
+			if tc.path == "" {
+				assertSameRules(t, "image", controllerContainer(t, findObject(t, all, "Deployment"))["image"], tc.want)
+				return
 			}
+			path := strings.Fields(tc.path)
+			got, _, err := unstructured.NestedFieldNoCopy(findObject(t, all, path[0], path[1]).Object, path[2:]...)
 			if err != nil || !equality.Semantic.DeepEqual(got, tc.want) {
 				t.Errorf("it is %v, want %v (error %v)", got, tc.want, err)
 			}

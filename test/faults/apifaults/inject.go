@@ -48,7 +48,7 @@ func (f Faults) Cases(workload string, events []string) (all []crash.Case) {
 		for _, event := range of {
 			for _, name := range slices.Sorted(maps.Keys(f.byName)) {
 				if f.isWanted(event) {
-					all = append(all, crash.Case{Workload: workload, Recovery: recovery, Point: event, Fault: name})
+					all = append(all, crash.NewCase(workload, recovery, event, name))
 				}
 			}
 		}
@@ -57,16 +57,17 @@ func (f Faults) Cases(workload string, events []string) (all []crash.Case) {
 }
 
 // Watcher implements crash.Source.
-func (f Faults) Watcher() crash.Injector { return f.newInjector(crash.Case{}, noFault{}) }
+func (f Faults) Watcher() crash.Injector { return f.newInjector(lab.ByRestart, "", noFault{}) }
 
 // Inject implements crash.Source.
 func (f Faults) Inject(ctx context.Context, _ *lab.Lab, parallel int, cases []crash.Case, run crash.Run) error {
 	return lab.ForEach(ctx, parallel, cases, func(ctx context.Context, c crash.Case) error {
-		newFault := f.byName[c.Fault]
+		event, name := c.Fault()
+		newFault := f.byName[name]
 		if newFault == nil {
-			return fmt.Errorf("there is no fault %q", c.Fault)
+			return fmt.Errorf("there is no fault %q", name)
 		}
-		return run(ctx, c, func() crash.Injector { return f.newInjector(c, newFault()) })
+		return run(ctx, c, func() crash.Injector { return f.newInjector(c.Recovery, event, newFault()) })
 	})
 }
 
@@ -110,7 +111,7 @@ func (noFault) translate(e event) event { return e }
 
 // injector is between the processes of a world and the API server.
 type injector struct {
-	crash.Case
+	event string
 	fault fault
 	// process is the number of the one whose event is meant.
 	process int
@@ -124,9 +125,9 @@ type injector struct {
 	over     chan struct{}  // closed when it is over
 }
 
-func (f Faults) newInjector(c crash.Case, of fault) *injector {
-	i := &injector{Case: c, fault: of, counts: map[string]int{}, begun: make(chan struct{}), over: make(chan struct{})}
-	if c.Recovery == lab.ByStandby && !f.ofLeader {
+func (f Faults) newInjector(recovery lab.Recovery, event string, of fault) *injector {
+	i := &injector{event: event, fault: of, counts: map[string]int{}, begun: make(chan struct{}), over: make(chan struct{})}
+	if recovery == lab.ByStandby && !f.ofLeader {
 		i.process = 1
 	}
 	return i
@@ -145,7 +146,7 @@ func (i *injector) Act(r *lab.Replicas) {
 	i.acting, i.replicas = true, r
 	i.mu.Unlock()
 	i.fault.begin()
-	if i.process == 1 && strings.Contains(i.Point, " leases ") {
+	if i.process == 1 && strings.Contains(i.event, " leases ") {
 		_ = r.Replace()
 	}
 }
@@ -214,14 +215,14 @@ func (i *injector) count(process int, resource string, e event) (chosen bool) {
 	if process == 0 {
 		i.seen = append(i.seen, name)
 	}
-	return process == i.process && name == i.Point && !isClosed(i.begun)
+	return process == i.process && name == i.event && !isClosed(i.begun)
 }
 
 // occur has the fault occur at an event.
 func (i *injector) occur(s *stream, e event) error {
 	close(i.begun)
 	defer close(i.over)
-	if i.process == 1 && strings.Contains(i.Point, " virtualmachines ") {
+	if i.process == 1 && strings.Contains(i.event, " virtualmachines ") {
 		i.killLeader()
 	}
 	return i.fault.occur(s, e)

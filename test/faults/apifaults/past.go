@@ -4,13 +4,12 @@
 package apifaults
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"time"
@@ -129,16 +128,12 @@ func (f *oldLists) waitUntilCaughtUp(req *http.Request) {
 // refuseInitialEvents answers as an API server that has no lists by watches, or whose cache is
 // too old for one: client-go then lists with version 0, which may be any.
 func refuseInitialEvents(req *http.Request) (*http.Response, error) {
-	content, err := json.Marshal(metav1.Status{
+	answer := httptest.NewRecorder()
+	answer.Header().Set("Content-Type", "application/json")
+	answer.WriteHeader(http.StatusUnprocessableEntity)
+	err := json.NewEncoder(answer).Encode(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
 		Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid, Message: "sendInitialEvents: Forbidden",
 	})
-	if err != nil {
-		return nil, err
-	}
-	return &http.Response{
-		StatusCode: http.StatusUnprocessableEntity, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(content)),
-		ContentLength: int64(len(content)), Request: req,
-	}, nil
+	return answer.Result(), err
 }

@@ -135,9 +135,10 @@ func (f secondFaults) runWave(ctx context.Context, server *secondServer, cases [
 	})
 	defer over.Wait()
 	return lab.ForEach(ctx, len(cases), cases, func(ctx context.Context, c crash.Case) error {
-		past := newServedPast(w, c.Fault == "stalled, lists")
+		event, name := c.Fault()
+		past := newServedPast(w, name == "stalled, lists")
 		defer past.leave()
-		return run(ctx, c, func() crash.Injector { return f.newInjector(c, past) })
+		return run(ctx, c, func() crash.Injector { return f.newInjector(c.Recovery, event, past) })
 	})
 }
 

@@ -106,14 +106,14 @@ type tally struct {
 	mu        sync.Mutex
 	result    lab.Result
 	states    map[string]*lab.State
-	cases     []testCase
+	cases     []Case
 	reached   map[string]bool // by workload and point
 	unreached []string
 	needless  int // cases in which there was nothing to disturb
 	occurred  int // cases all of whose faults were reached
 	all       int // cases of one fault that there are
 	known     int // points that the learning runs found
-	pairs     []testCase
+	pairs     []Case
 	log       string // of the last run that broke a rule
 }
 
@@ -122,27 +122,32 @@ func newTally() *tally { return &tally{states: map[string]*lab.State{}, reached:
 func (r *runner) explore(ctx context.Context) (lab.Result, error) {
 	begin := time.Now()
 	t := newTally()
-	learning := r.learningCases()
-	err := lab.ForEach(ctx, r.parallel, learning, func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
-	if err == nil {
-		err = r.runCases(ctx, t.cases, t)
-	}
-	slices.SortFunc(t.pairs, func(a, b testCase) int { return strings.Compare(a.String(), b.String()) })
+	err := r.exploreSingly(ctx, t)
+	slices.SortFunc(t.pairs, func(a, b Case) int { return strings.Compare(a.String(), b.String()) })
 	pairs := lab.Sample(t.pairs, r.bounds.pairs)
 	if err == nil {
 		err = r.runCases(ctx, pairs, t)
 	}
 	t.result.Took = time.Since(begin)
-	t.count(len(learning), len(pairs))
+	t.count(len(pairs))
 	return t.result, err
 }
 
+// exploreSingly runs each workload without a fault, and then the cases of one fault.
+func (r *runner) exploreSingly(ctx context.Context, t *tally) error {
+	err := lab.ForEach(ctx, r.parallel, r.learningCases(), func(ctx context.Context, c Case) error { return r.learn(ctx, c, t) })
+	if err != nil {
+		return err
+	}
+	return r.runCases(ctx, t.cases, t)
+}
+
 // count adds the counts of what was explored to the result.
-func (t *tally) count(workloads, pairs int) {
+func (t *tally) count(pairs int) {
 	t.result.Points = len(t.reached)
 	t.result.Cases, t.result.Occurred = t.occurred+len(t.unreached), t.occurred
 	t.result.Notes = append(t.result.Notes,
-		fmt.Sprintf("%d of %d points in %d workloads, %d cases not reached again", len(t.reached), t.known, workloads, len(t.unreached)),
+		fmt.Sprintf("%d of %d points in %d workloads, %d cases not reached again", len(t.reached), t.known, len(t.states), len(t.unreached)),
 		fmt.Sprintf("%d cases of one fault in all, about %s at this speed", t.all, estimate(t.all, t.result)),
 		fmt.Sprintf("%d pairs of %d known", pairs, len(t.pairs)))
 	if t.needless > 0 {
@@ -159,13 +164,13 @@ func estimate(runs int, r lab.Result) time.Duration {
 }
 
 // learningCases returns the cases without crashes.
-func (r *runner) learningCases() []testCase {
-	var all []testCase
+func (r *runner) learningCases() []Case {
+	var all []Case
 	for _, e := range r.engines {
 		for _, w := range workloads {
 			wanted := len(r.bounds.workloads) == 0 || slices.Contains(r.bounds.workloads, w.name)
 			if _, isPair := e.(Pair); wanted && isPair == w.moves && e.Runs(w.name) && w.isPossible(r.Lab) {
-				all = append(all, testCase{workload: w.name + "/" + e.Name(), recovery: lab.ByRestart})
+				all = append(all, Case{Workload: w.name + "/" + e.Name(), Recovery: lab.ByRestart})
 			}
 		}
 	}
@@ -173,7 +178,7 @@ func (r *runner) learningCases() []testCase {
 }
 
 // learn runs a workload without faults, and adds the cases of its points.
-func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
+func (r *runner) learn(ctx context.Context, c Case, t *tally) error {
 	var watcher Injector = noInjector{}
 	if r.source != nil {
 		watcher = r.source.Watcher()
@@ -185,7 +190,7 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.addRun(o)
-	t.states[c.workload] = &o.state
+	t.states[c.Workload] = &o.state
 	if len(o.learned) == 0 {
 		return fmt.Errorf("%s: nothing was learned", c)
 	}
@@ -194,10 +199,10 @@ func (r *runner) learn(ctx context.Context, c testCase, t *tally) error {
 		points = withFaults(points, r.pointFaults())
 	}
 	t.known += len(points)
-	some, all := r.casesOf(c.workload, points)
+	some, all := r.casesOf(c.Workload, points)
 	t.cases = append(t.cases, some...)
 	t.all += all
-	return nil
+	return r.stopIfFound(o)
 }
 
 func (t *tally) addRun(o outcome) {
@@ -217,7 +222,7 @@ func (r *runner) pointFaults() Faults {
 
 // casesOf returns the cases of one fault, all or as many as the bounds allow, and how many there
 // are in all. Those of crashes are spread over the points that change something.
-func (r *runner) casesOf(workload string, points []string) (some []testCase, count int) {
+func (r *runner) casesOf(workload string, points []string) (some []Case, count int) {
 	all, limit := r.allCasesOf(workload, points), r.bounds.cases
 	if r.bounds.eachPoint {
 		limit = len(points)
@@ -238,14 +243,11 @@ func withFaults(points []string, faults Faults) []string {
 }
 
 // allCasesOf returns all cases of one fault.
-func (r *runner) allCasesOf(workload string, points []string) (all []testCase) {
-	if r.source == nil {
-		return allCases(workload, points, r.pointFaults(), r.inTurn)
+func (r *runner) allCasesOf(workload string, points []string) []Case {
+	if r.source != nil {
+		return r.source.Cases(workload, points)
 	}
-	for _, c := range r.source.Cases(workload, points) {
-		all = append(all, c.testCase())
-	}
-	return all
+	return allCases(workload, points, r.pointFaults(), r.inTurn)
 }
 
 // recoveriesOf returns who may go on after a fault.
@@ -259,8 +261,8 @@ func recoveriesOf(fault string) []lab.Recovery {
 // someCases returns as many cases as the bounds allow, spread over all points, with faults and
 // recovery in turn. There is no second one of a point before each point has one. Workloads begin
 // with different faults, so that a few cases of each show all.
-func someCases(workload string, points []string, faults Faults, limit int) []testCase {
-	var some []testCase
+func someCases(workload string, points []string, faults Faults, limit int) []Case {
+	var some []Case
 	limit = min(limit, len(allCases(workload, points, faults, true)))
 	for n, count := 0, min(limit, len(points)); len(some) < limit; n++ {
 		p := points[n%count*len(points)/count]
@@ -281,15 +283,15 @@ func possible(workload string, faults []string) []string {
 }
 
 // newCase returns a case with the nth recovery.
-func newCase(workload, point, fault string, n int) testCase {
+func newCase(workload, point, fault string, n int) Case {
 	recoveries := recoveriesOf(fault)
-	return testCase{workload, recoveries[n%len(recoveries)], []crashPoint{crashPoint(point + "/" + fault)}}
+	return NewCase(workload, recoveries[n%len(recoveries)], point, fault)
 }
 
 // allCases returns the cases of all faults of all points, with the recoveries in turn or each
 // with all.
-func allCases(workload string, points []string, faults Faults, inTurn bool) []testCase {
-	var all []testCase
+func allCases(workload string, points []string, faults Faults, inTurn bool) []Case {
+	var all []Case
 	for n, p := range points {
 		for m, fault := range possible(workload, faults(p)) {
 			if inTurn {
@@ -305,23 +307,19 @@ func allCases(workload string, points []string, faults Faults, inTurn bool) []te
 }
 
 // runCases runs cases.
-func (r *runner) runCases(ctx context.Context, cases []testCase, t *tally) error {
+func (r *runner) runCases(ctx context.Context, cases []Case, t *tally) error {
 	if r.source == nil {
-		return lab.ForEach(ctx, r.parallel, cases, func(ctx context.Context, c testCase) error { return r.runCase(ctx, c, newNoInjector, t) })
+		return lab.ForEach(ctx, r.parallel, cases, func(ctx context.Context, c Case) error { return r.runCase(ctx, c, newNoInjector, t) })
 	}
-	var injected []Case
-	for _, c := range cases {
-		injected = append(injected, c.injected())
-	}
-	return r.source.Inject(ctx, r.Lab, r.parallel, injected, func(ctx context.Context, c Case, newInjector func() Injector) error {
-		return r.runCase(ctx, c.testCase(), newInjector, t)
+	return r.source.Inject(ctx, r.Lab, r.parallel, cases, func(ctx context.Context, c Case, newInjector func() Injector) error {
+		return r.runCase(ctx, c, newInjector, t)
 	})
 }
 
 // runCase runs a case, twice if a fault was not reached.
-func (r *runner) runCase(ctx context.Context, c testCase, newInjector func() Injector, t *tally) error {
+func (r *runner) runCase(ctx context.Context, c Case, newInjector func() Injector, t *tally) error {
 	t.mu.Lock()
-	want := t.states[c.workload]
+	want := t.states[c.Workload]
 	t.mu.Unlock()
 	var o outcome
 	for range 2 {
@@ -339,8 +337,8 @@ func (r *runner) runCase(ctx context.Context, c testCase, newInjector func() Inj
 	switch {
 	case o.crashed >= len(c.crashes):
 		t.occurred++
-		point, _, _ := strings.Cut(string(c.crashes[0]), "/")
-		t.reached[c.workload+"/"+point] = true
+		point, _ := c.Fault()
+		t.reached[c.Workload+"/"+point] = true
 		if len(c.crashes) == 1 && len(o.learned) > 1 && r.faults == nil {
 			t.addPairs(c, o.learned[1])
 		}
@@ -349,14 +347,22 @@ func (r *runner) runCase(ctx context.Context, c testCase, newInjector func() Inj
 	default:
 		t.unreached = append(t.unreached, c.String())
 	}
+	return r.stopIfFound(o)
+}
+
+// stopIfFound ends a search that has found a violation.
+func (r *runner) stopIfFound(o outcome) error {
+	if r.finds && len(o.violations) > 0 {
+		return errFound
+	}
 	return nil
 }
 
 // addPairs adds the cases in which the process that recovers ends too.
-func (t *tally) addPairs(c testCase, points []string) {
+func (t *tally) addPairs(c Case, points []string) {
 	for _, p := range points {
 		for _, moment := range crashes(p) {
-			t.pairs = append(t.pairs, testCase{c.workload, c.recovery, []crashPoint{c.crashes[0], crashPoint(p + "/" + moment)}})
+			t.pairs = append(t.pairs, Case{c.Workload, c.Recovery, []crashPoint{c.crashes[0], crashPoint(p + "/" + moment)}})
 		}
 	}
 }
@@ -367,10 +373,10 @@ func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 	t := newTally()
 	c, err := parseCase(name)
 	if err == nil {
-		err = r.learn(ctx, testCase{workload: c.workload, recovery: lab.ByRestart}, t)
+		err = r.learn(ctx, Case{Workload: c.Workload, Recovery: lab.ByRestart}, t)
 	}
 	if err == nil {
-		err = r.runCases(ctx, []testCase{c}, t)
+		err = r.runCases(ctx, []Case{c}, t)
 	}
 	t.result.Points, t.result.Took = len(t.reached), time.Since(begin)
 	if err == nil && t.occurred == 0 {
@@ -396,18 +402,7 @@ func FindViolation(ctx context.Context, l *lab.Lab, engine lab.Engine, faults Fa
 	}
 	r := &runner{Lab: l, engines: []lab.Engine{engine}, parallel: findParallel, bounds: bounds{workloads: names}, faults: faults, finds: true}
 	t := newTally()
-	err := lab.ForEach(ctx, r.parallel, r.learningCases(), func(ctx context.Context, c testCase) error { return r.learn(ctx, c, t) })
-	if err == nil && len(t.result.Violations) == 0 {
-		err = lab.ForEach(ctx, r.parallel, t.cases, func(ctx context.Context, c testCase) error {
-			err := r.runCase(ctx, c, newNoInjector, t)
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			if err == nil && len(t.result.Violations) > 0 {
-				return errFound
-			}
-			return err
-		})
-	}
+	err := r.exploreSingly(ctx, t)
 	t.result.Points = len(t.reached)
 	if errors.Is(err, errFound) {
 		err = nil

@@ -40,7 +40,7 @@ func Outside(all ...outside.Disturbance) Faults {
 }
 
 // disturbance returns what others than Drover do in a case, or nothing.
-func (c testCase) disturbance() outside.Disturbance {
+func (c Case) disturbance() outside.Disturbance {
 	for _, p := range c.crashes {
 		if _, d, ok := strings.Cut(string(p), "/"+held); ok {
 			return outside.Disturbance(d)

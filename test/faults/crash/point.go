@@ -32,18 +32,19 @@ const (
 // place of the moment it may have a fault that is no crash.
 type crashPoint string
 
-// testCase is a workload with the points at which its processes end.
-type testCase struct {
-	workload string
-	recovery lab.Recovery
+// Case is a workload with the points at which its processes end.
+type Case struct {
+	// Workload is "<workload>/<engine>".
+	Workload string
+	Recovery lab.Recovery
 	// crashes are the points of the first process, the second and so on.
 	crashes []crashPoint
 }
 
 // String returns the case's name, by which it can be replayed:
 // create/fake/standby/PUT virtualmachines.status vm-1#1/after.
-func (c testCase) String() string {
-	parts := []string{c.workload, string(c.recovery)}
+func (c Case) String() string {
+	parts := []string{c.Workload, string(c.Recovery)}
 	for _, p := range c.crashes {
 		parts = append(parts, string(p))
 	}
@@ -51,12 +52,12 @@ func (c testCase) String() string {
 }
 
 // parseCase reads a case's name.
-func parseCase(name string) (testCase, error) {
+func parseCase(name string) (Case, error) {
 	parts := strings.Split(name, "/")
 	if len(parts) < 3 || len(parts)%2 == 0 {
-		return testCase{}, fmt.Errorf("%q is no case: it must be <workload>/<engine>/<recovery> and for each crash /<point>/before or after", name)
+		return Case{}, fmt.Errorf("%q is no case: it must be <workload>/<engine>/<recovery> and for each crash /<point>/before or after", name)
 	}
-	c := testCase{workload: parts[0] + "/" + parts[1], recovery: lab.Recovery(parts[2])}
+	c := Case{Workload: parts[0] + "/" + parts[1], Recovery: lab.Recovery(parts[2])}
 	for n := 3; n < len(parts); n += 2 {
 		c.crashes = append(c.crashes, crashPoint(parts[n]+"/"+parts[n+1]))
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,49 +16,46 @@ import (
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-// longRest is how long nothing may be written once all is as requested (O8).
-const longRest = time.Minute
+// longRest is how long nothing may be written once all is as requested (O8), and gateRest the same
+// in the gate.
+const longRest, gateRest = time.Minute, 15 * time.Second
 
 // restingActions are those of the VirtualMachines that are watched at rest, by their names.
 var restingActions = map[string]api.Action{"vm-1": api.ActionActive, "vm-2": api.ActionStopped, "vm-3": api.ActionPaused}
 
 // RestKind returns a kind without a fault: a leader and a standby are watched at rest, on each of
-// some engines, longer than other kinds have time for.
+// some engines, longer than other kinds have time for. The gate has the first engine.
 func RestKind(name string, engines []lab.Engine) lab.Kind {
-	explore := func(ctx context.Context, l *lab.Lab, wanted func(lab.Engine) bool) (all lab.Result, err error) {
+	explore := func(ctx context.Context, l *lab.Lab, engines []lab.Engine, long time.Duration) (all lab.Result, err error) {
 		begin := time.Now()
 		var mu sync.Mutex
-		var running sync.WaitGroup
-		for _, e := range engines {
-			if !wanted(e) {
-				continue
-			}
-			running.Go(func() {
-				broken, restErr := rest(ctx, l, e)
-				mu.Lock()
-				defer mu.Unlock()
-				all.Points++
-				all.AddRun(broken)
-				err = errors.Join(err, restErr)
-			})
-		}
-		running.Wait()
+		err = lab.ForEach(ctx, len(engines), engines, func(ctx context.Context, e lab.Engine) error {
+			broken, err := rest(ctx, l, e, long)
+			mu.Lock()
+			defer mu.Unlock()
+			all.Points++
+			all.AddRun(broken)
+			return err
+		})
 		all.Took = time.Since(begin)
 		return all, err
 	}
 	return lab.Kind{
-		Name: name, Sizes: []lab.Size{lab.SizeDefault, lab.SizeFull},
-		Explore: func(ctx context.Context, l *lab.Lab, _ lab.Size) (lab.Result, error) {
-			return explore(ctx, l, func(lab.Engine) bool { return true })
+		Name: name, Sizes: []lab.Size{lab.SizeShort, lab.SizeDefault, lab.SizeFull},
+		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
+			if size == lab.SizeShort {
+				return explore(ctx, l, engines[:1], gateRest)
+			}
+			return explore(ctx, l, engines, longRest)
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {
-			return explore(ctx, l, func(e lab.Engine) bool { return e.Name() == name })
+			return explore(ctx, l, slices.DeleteFunc(slices.Clone(engines), func(e lab.Engine) bool { return e.Name() != name }), longRest)
 		},
 	}
 }
 
 // rest watches an engine's VirtualMachines at rest.
-func rest(ctx context.Context, l *lab.Lab, e lab.Engine) (broken []lab.Violation, err error) {
+func rest(ctx context.Context, l *lab.Lab, e lab.Engine, long time.Duration) (broken []lab.Violation, err error) {
 	w, err := l.NewWorld(ctx)
 	if err != nil {
 		return nil, err
@@ -71,11 +69,11 @@ func rest(ctx context.Context, l *lab.Lab, e lab.Engine) (broken []lab.Violation
 		return nil, err
 	}
 	defer r.Stop()
-	err = bringToRest(ctx, w, e)
+	if err = bringToRest(ctx, w, e); err == nil {
+		broken, err = judgeRest(ctx, w, r, long)
+	}
 	if v := lab.ViolationOf(err); v != nil {
 		broken, err = append(broken, *v), nil
-	} else if err == nil {
-		broken, err = judgeRest(ctx, w, r)
 	}
 	for n := range broken {
 		broken[n].Case, broken[n].History = e.Name(), r.Decisions()
@@ -107,20 +105,17 @@ func bringToRest(ctx context.Context, w *lab.World, e lab.Engine) error {
 }
 
 // judgeRest judges the world before and after a long rest, in which nothing may change.
-func judgeRest(ctx context.Context, w *lab.World, r *lab.Replicas) ([]lab.Violation, error) {
+func judgeRest(ctx context.Context, w *lab.World, r *lab.Replicas, long time.Duration) ([]lab.Violation, error) {
 	before, broken, err := w.Judge(ctx, r)
 	if err != nil || len(broken) > 0 {
 		return broken, err
 	}
-	if err := w.WaitRest(ctx, longRest); err != nil {
-		if v := lab.ViolationOf(err); v != nil {
-			return []lab.Violation{*v}, nil
-		}
+	if err := w.WaitRest(ctx, long); err != nil {
 		return nil, err
 	}
 	after, later, err := w.Judge(ctx, r)
 	for _, text := range after.Differences(before) {
-		later = append(later, lab.Violation{Rule: "O10", Text: fmt.Sprintf("after %s at rest %s", longRest, text)})
+		later = append(later, lab.Violation{Rule: "O10", Text: fmt.Sprintf("after %s at rest %s", long, text)})
 	}
 	return later, err
 }

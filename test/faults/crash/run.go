@@ -65,11 +65,11 @@ type runner struct {
 }
 
 // run runs a case and compares it with the state of a run without faults, if there is one.
-func (r *runner) run(ctx context.Context, c testCase, in Injector, want *lab.State) (o outcome, err error) {
+func (r *runner) run(ctx context.Context, c Case, in Injector, want *lab.State) (o outcome, err error) {
 	defer func(begin time.Time) {
 		r.logProgress("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), c, o.crashed, len(o.violations))
 	}(time.Now())
-	work, engine, err := findWorkload(c.workload, r.engines)
+	work, engine, err := findWorkload(c.Workload, r.engines)
 	if err != nil {
 		return o, err
 	}
@@ -112,8 +112,8 @@ func (r *runner) run(ctx context.Context, c testCase, in Injector, want *lab.Sta
 }
 
 // planOf returns the processes of a case.
-func (r *runner) planOf(c testCase, work workload, engine lab.Engine) lab.Plan {
-	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.recovery, Unprotected: work.unprotected}
+func (r *runner) planOf(c Case, work workload, engine lab.Engine) lab.Plan {
+	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.Recovery, Unprotected: work.unprotected}
 	if r.source == nil {
 		plan.Crashes = make([]string, work.firstCrash)
 		for _, p := range c.crashes {
@@ -127,7 +127,7 @@ func (r *runner) planOf(c testCase, work workload, engine lab.Engine) lab.Plan {
 }
 
 // playDisturbed plays the workload while faults occur, and returns as play when they are over.
-func (s *stage) playDisturbed(ctx context.Context, c testCase, learning bool, o *outcome) (setup []int, err error) {
+func (s *stage) playDisturbed(ctx context.Context, c Case, learning bool, o *outcome) (setup []int, err error) {
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err = s.play(ctx, s.work, learning)
 	if v := lab.ViolationOf(err); v != nil {
@@ -243,7 +243,7 @@ func (s *stage) awaitCrashes(count int) {
 }
 
 // finish waits until the world is as it should be, and judges it.
-func (s *stage) finish(ctx context.Context, c testCase, r *runner, want *lab.State, o *outcome) (err error) {
+func (s *stage) finish(ctx context.Context, c Case, r *runner, want *lab.State, o *outcome) (err error) {
 	if len(o.violations) > 0 {
 		return nil // what had not converged explains itself
 	}
@@ -271,7 +271,7 @@ func (s *stage) finish(ctx context.Context, c testCase, r *runner, want *lab.Sta
 }
 
 // restTime returns how long the world of a case must be at rest before it is judged.
-func (c testCase) restTime() time.Duration {
+func (c Case) restTime() time.Duration {
 	if c.disturbance() != "" {
 		return stableTime
 	}
@@ -290,7 +290,7 @@ func hash(name string) uint32 {
 }
 
 // keepLog leaves the log of a run with violations.
-func (r *runner) keepLog(c testCase, o outcome) error {
+func (r *runner) keepLog(c Case, o outcome) error {
 	if r.keep == "" || len(o.violations) == 0 {
 		return nil
 	}

@@ -20,21 +20,15 @@ type Source interface {
 	Inject(ctx context.Context, l *lab.Lab, parallel int, cases []Case, run Run) error
 }
 
-// Case is a fault at a point of a workload, "<workload>/<engine>".
-type Case struct {
-	Workload     string
-	Recovery     lab.Recovery
-	Point, Fault string
+// NewCase returns a case of one fault.
+func NewCase(workload string, recovery lab.Recovery, point, fault string) Case {
+	return Case{workload, recovery, []crashPoint{crashPoint(point + "/" + fault)}}
 }
 
-func (c Case) testCase() testCase {
-	return testCase{c.Workload, c.Recovery, []crashPoint{crashPoint(c.Point + "/" + c.Fault)}}
-}
-
-// injected returns the case as its Source has it.
-func (c testCase) injected() Case {
-	point, fault, _ := strings.Cut(string(c.crashes[0]), "/")
-	return Case{c.workload, c.recovery, point, fault}
+// Fault returns the first fault, and the point at which it occurs.
+func (c Case) Fault() (point, fault string) {
+	point, fault, _ = strings.Cut(string(c.crashes[0]), "/")
+	return point, fault
 }
 
 // Run runs a case, again with another injector if the fault has not occurred.

@@ -45,15 +45,18 @@ const (
 	maxLength = 64 << 20
 )
 
+// header begins a request of QEMU.
+type header struct {
+	Magic          uint32
+	Flags, Command uint16
+	Handle, Offset uint64
+	Length         uint32
+}
+
 // request is a request of QEMU.
 type request struct {
-	Magic   uint32
-	Flags   uint16
-	Command uint16
-	Handle  uint64
-	Offset  uint64
-	Length  uint32
-	data    []byte
+	header
+	data []byte
 	// written is how many writes had been answered when it was received.
 	written int
 }
@@ -235,14 +238,9 @@ func send(w io.Writer, numbers ...any) error {
 // ones, so that it is known which had been answered.
 func (c *connection) receive(requests chan<- request) error {
 	for {
-		header := make([]byte, 28)
-		if _, err := io.ReadFull(c, header); err != nil {
+		var r request
+		if err := binary.Read(c, binary.BigEndian, &r.header); err != nil {
 			return err
-		}
-		number := binary.BigEndian
-		r := request{
-			Magic: number.Uint32(header), Flags: number.Uint16(header[4:]), Command: number.Uint16(header[6:]),
-			Handle: number.Uint64(header[8:]), Offset: number.Uint64(header[16:]), Length: number.Uint32(header[24:]),
 		}
 		c.mu.Lock()
 		r.written = c.written

@@ -1,0 +1,190 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crd_test
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/config/crd"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+)
+
+var cluster *framework.Cluster
+
+func TestMain(m *testing.M) { os.Exit(framework.RunTests(m, &cluster, framework.ClusterOptions{})) }
+
+// server is the VirtualMachines of a real kube-apiserver. It has accepted the CRD, and with it the
+// estimated cost of the rules.
+type server struct{ dynamic.ResourceInterface }
+
+func connect(t *testing.T) server {
+	t.Helper()
+	client, err := dynamic.NewForConfig(cluster.Config)
+	assert.NoError(t, err)
+	return server{client.Resource(v1alpha1.SchemeGroupVersion.WithResource("virtualmachines")).Namespace("default")}
+}
+
+var dryRun = []string{metav1.DryRunAll}
+
+// create tries to create what a manifest has, and returns what that would be.
+func (s server) create(t *testing.T, manifest string, opts metav1.CreateOptions) (*unstructured.Unstructured, error) {
+	t.Helper()
+	return s.Create(t.Context(), decode(t, manifest), opts)
+}
+
+// checkCreate checks which errors there are.
+func (s server) checkCreate(t *testing.T, manifest string, want []string) {
+	t.Helper()
+	_, err := s.create(t, manifest, metav1.CreateOptions{DryRun: dryRun})
+	expect(t, causes(t, err), want)
+}
+
+// checkUpdate checks which errors an update has, of the status if that is the subresource.
+func (s server) checkUpdate(t *testing.T, before, after string, want []string, subresource ...string) {
+	t.Helper()
+	created, err := s.create(t, before, metav1.CreateOptions{})
+	assert.NoError(t, err)
+	object := decode(t, after)
+	object.SetResourceVersion(created.GetResourceVersion())
+	_, updateErr := s.Update(t.Context(), object, metav1.UpdateOptions{DryRun: dryRun}, subresource...)
+	assert.NoError(t, s.Delete(t.Context(), object.GetName(), metav1.DeleteOptions{}))
+	expect(t, causes(t, updateErr), want)
+}
+
+func decode(t *testing.T, manifest string) *unstructured.Unstructured {
+	t.Helper()
+	object := &unstructured.Unstructured{}
+	text, err := yaml.YAMLToJSON([]byte(manifest))
+	assert.NoError(t, err)
+	assert.NoError(t, object.UnmarshalJSON(text))
+	return object
+}
+
+// causes returns an answer's errors, without those that have no field and repeat the others.
+func causes(t *testing.T, err error) (texts []string) {
+	t.Helper()
+	if err == nil {
+		return nil
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil || len(status.Status().Details.Causes) == 0 {
+		t.Fatalf("no list of causes: %v", err)
+	}
+	for _, cause := range status.Status().Details.Causes {
+		if cause.Field != "<nil>" {
+			texts = append(texts, cause.Field+": "+cause.Message)
+		}
+	}
+	return texts
+}
+
+// definition is the CRD of this package.
+func definition(t *testing.T) (d apiextensionsv1.CustomResourceDefinition) {
+	t.Helper()
+	assert.NoError(t, yaml.UnmarshalStrict(crd.VirtualMachine, &d))
+	return d
+}
+
+// TestInstalled guards against a bin/drover that was built before the CRD was changed.
+func TestInstalled(t *testing.T) {
+	client, err := dynamic.NewForConfig(cluster.Config)
+	assert.NoError(t, err)
+	resource := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	found, err := client.Resource(resource).Get(t.Context(), "virtualmachines.cloudnative.tw", metav1.GetOptions{})
+	assert.NoError(t, err)
+	var installed apiextensionsv1.CustomResourceDefinition
+	assert.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, &installed))
+	if !equality.Semantic.DeepEqual(installed.Spec.Versions, definition(t).Spec.Versions) {
+		t.Fatal("bin/drover installs another CRD than config/crd: build it again")
+	}
+}
+
+func TestUnknownField(t *testing.T) {
+	manifest := vm(`{resource: {cpu: 1, memory: 1G}, cpus: 2}`)
+	_, err := connect(t).create(t, manifest, metav1.CreateOptions{DryRun: dryRun, FieldValidation: metav1.FieldValidationStrict})
+	if err == nil || !strings.Contains(err.Error(), `unknown field "spec.cpus"`) {
+		t.Errorf("error is %v, want one that names spec.cpus", err)
+	}
+}
+
+// TestFieldSelectors checks that the API server chooses by phase and driver, in a list
+// and in a watch, and refuses a field that it cannot choose by.
+func TestFieldSelectors(t *testing.T) {
+	s := connect(t)
+	for name, status := range map[string]string{
+		"active": `{phase: Active, driver: qemu}`, "stopped": `{phase: Stopped, driver: qemu}`,
+		"other": `{phase: Active, driver: docker}`, "unseen": `{}`,
+	} {
+		_, err := s.create(t, named(name), metav1.CreateOptions{})
+		assert.NoError(t, err)
+		s.setStatus(t, name, status)
+	}
+	for selector, want := range map[string][]string{
+		"status.phase=Active":                    {"active", "other"},
+		"status.driver=qemu":                     {"active", "stopped"},
+		"status.phase=Active,status.driver=qemu": {"active"},
+		"status.phase!=Active":                   {"stopped", "unseen"},
+		"status.phase=":                          {"unseen"},
+		"status.phase=active":                    nil,
+		"metadata.name=other":                    {"other"},
+	} {
+		all, err := s.List(t.Context(), metav1.ListOptions{FieldSelector: selector})
+		assert.NoError(t, err)
+		var got []string
+		for _, object := range all.Items {
+			got = append(got, object.GetName())
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s selects %q, want %q", selector, got, want)
+		}
+	}
+	_, err := s.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.action=active"})
+	if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "field label not supported: spec.action") {
+		t.Errorf("error is %v, want one that names spec.action", err)
+	}
+	s.checkSelectingWatch(t, "stopped")
+}
+
+// checkSelectingWatch checks that a VM enters and leaves a watch with its phase.
+func (s server) checkSelectingWatch(t *testing.T, name string) {
+	t.Helper()
+	w, err := s.Watch(t.Context(), metav1.ListOptions{FieldSelector: "status.phase=Paused"})
+	assert.NoError(t, err)
+	defer w.Stop()
+	for _, step := range []struct {
+		phase string
+		want  watch.EventType
+	}{{"Paused", watch.Added}, {"Failed", watch.Deleted}} {
+		s.setStatus(t, name, "{phase: "+step.phase+"}")
+		if e := assert.Receive(t, "the event of phase "+step.phase, w.ResultChan()); e.Type != step.want {
+			t.Errorf("after phase %s the watch has %s, want %s", step.phase, e.Type, step.want)
+		}
+	}
+}
+
+func (s server) setStatus(t *testing.T, name, status string) {
+	t.Helper()
+	patch, err := yaml.YAMLToJSON([]byte("{status: " + status + "}"))
+	assert.NoError(t, err)
+	_, err = s.Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	assert.NoError(t, err)
+}
