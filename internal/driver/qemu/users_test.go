@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // needsRoot skips a test of machines that have other users than the tests.
@@ -304,4 +305,21 @@ func TestExposures(t *testing.T) {
 			t.Errorf("%#o: got %q", mode, found)
 		}
 	}
+}
+
+// TestAsPlainUser runs tests again whose machines then have the tests' own user.
+func TestAsPlainUser(t *testing.T) {
+	t.Parallel()
+	contract := "TestContract/CreateTwice|StopForced|RestartOnce|KilledByHand|ListComplete|Secrets"
+	if tier.IsFull() {
+		contract = "TestContract"
+	}
+	framework.RunAsPlainUser(t, contract, "TestControllerKilledInStart", "TestInheritedDescriptors", "TestLogs")
+}
+
+// TestGuestAsPlainUser runs the tests again that reach guests.
+func TestGuestAsPlainUser(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it boots Linux three times and kills many controllers; TestAsPlainUser reaches machines by the same sockets")
+	framework.RunWithGuestAsPlainUser(t, "TestLinux", "TestControllerKilled")
 }
