@@ -164,6 +164,10 @@ func TestSizes(t *testing.T) {
 func TestStopOfWhatIsInvalid(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
+	none := e.spec()
+	none.Power, none.CPUMilli = driver.PowerOff, 300_000
+	refuses(t, d, none, driver.ErrInvalid, "resource.cpu")
+	leavesNothing(t, d)
 	for name, change := range map[string]func(*driver.ServerSpec){
 		"resource.cpu":      func(s *driver.ServerSpec) { s.CPUMilli = 300_000 },
 		"resource.rootDisk": func(s *driver.ServerSpec) { s.RootDiskBytes = 1 << 20 },
@@ -187,10 +191,6 @@ func TestStopOfWhatIsInvalid(t *testing.T) {
 			refuses(t, d, spec, driver.ErrInvalid, name)
 		})
 	}
-	none := e.spec()
-	none.Power, none.CPUMilli = driver.PowerOff, 300_000
-	refuses(t, d, none, driver.ErrInvalid, "resource.cpu")
-	leavesNothing(t, d)
 }
 
 func TestPortTaken(t *testing.T) {
