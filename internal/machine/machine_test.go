@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -46,24 +45,12 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 	}
 }
 
-// script returns a program in place of QEMU.
-func script(t *testing.T, body string) string {
-	t.Helper()
-	path := filepath.Join(framework.PublicDir(t), "qemu")
-	assert.NoError(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
-	return path
-}
-
-// asks are the cases of a script that stands in for QEMU when it is queried about itself.
-const asks = "--version) echo version 7.2;; -machine) echo 'q35  PC (alias of pc-q35-7.2)';" +
-	" echo 'pc-q35-7.2  PC'; echo 'pc-q35-6.2  PC (deprecated)';;"
-
 // TestHiddenProcess checks that a QEMU which frees its run lock and leaves its directory, as
 // one may that its guest broke out of, is killed before the machine is started again.
 func TestHiddenProcess(t *testing.T) {
 	t.Parallel()
 	framework.RequireRoot(t, "start machines as other users")
-	hides := script(t, "exec 3>&-; cd /; exec sleep 600")
+	hides := framework.QEMUScript(t, "exec 3>&-; cd /; exec sleep 600")
 	users, err := launch.NewUsers(launch.DefaultUser, launch.DefaultUserIDs)
 	assert.NoError(t, err)
 	m := Machine{Path: t.TempDir(), UUID: "0c6f2f4a-0000-4000-8000-000000000001", Staging: folder(t.TempDir())}

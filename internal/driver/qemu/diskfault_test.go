@@ -22,24 +22,6 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// failingDisk returns a QEMU whose root disk fails the first writes with an errno.
-func failingDisk(t *testing.T, errno, times int) string {
-	t.Helper()
-	var rules []string
-	for range times {
-		rules = append(rules, fmt.Sprintf(`{\"event\":\"none\",\"iotype\":\"write\",\"errno\":%d,\"once\":true,\"immediately\":true}`, errno))
-	}
-	return script(t, fmt.Sprintf(`inject="%s"
-for a; do
-	shift
-	case $a in *'"node-name":"root"'*)
-		a=$(printf %%s "$a" | sed 's/"file":\({"discard[^}]*}\)/"file":{"driver":"blkdebug","image":\1,"inject-error":['"$inject"']}/') ;;
-	esac
-	set -- "$@" "$a"
-done
-exec qemu-system-x86_64 "$@"`, strings.Join(rules, ",")))
-}
-
 // waitsForDisk starts a machine, and waits until its disk has paused the guest. Once the guest runs,
 // it makes no further call: each may resume the guest, which uses up a failure of the disk.
 func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) (s driver.Server) {
@@ -67,7 +49,7 @@ func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) (s driver.Ser
 func TestResumedLately(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	d := e.openBinary(t, failingDisk(t, 5, 1))
+	d := e.openBinary(t, framework.FailingDisk(t, 5, 1))
 	spec := e.spec()
 	waitsForDisk(t, d, spec)
 	h := d.InstanceOf(spec.UID)
@@ -124,7 +106,7 @@ func TestDiskErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
-			d := e.openBinary(t, failingDisk(t, c.errno, 8))
+			d := e.openBinary(t, framework.FailingDisk(t, c.errno, 8))
 			spec := e.spec()
 			s := waitsForDisk(t, d, spec)
 			err := refusesToResume(t, d, spec)
