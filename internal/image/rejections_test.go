@@ -5,9 +5,13 @@ package image
 
 import (
 	"errors"
+	"fmt"
+	"net/http"
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
 // TestRejectionsEvictOldest checks that a new entry at the limit evicts the oldest only.
@@ -26,5 +30,15 @@ func TestRejectionsEvictOldest(t *testing.T) {
 		if r.findContent(strconv.Itoa(n), "1", now) == nil {
 			t.Fatalf("entry %d is forgotten", n)
 		}
+	}
+}
+
+// TestExplainRegistry checks that the words of a registry are not repeated.
+func TestExplainRegistry(t *testing.T) {
+	t.Parallel()
+	const secret = "hunter2"
+	answer := &transport.Error{StatusCode: http.StatusUnauthorized, Errors: []transport.Diagnostic{{Code: secret, Message: secret, Detail: secret}}}
+	if got := explainError(fmt.Errorf("%s: %w", secret, answer)).Error(); got != "the server answered 401 Unauthorized" {
+		t.Errorf("it is explained as %q", got)
 	}
 }

@@ -46,7 +46,7 @@ func TestAccelerator(t *testing.T) {
 			t.Parallel()
 			ran := filepath.Join(t.TempDir(), "ran")
 			log := &logs{}
-			a := NewAccelerator(AccelAuto, ownProgram(script(t, "echo $* >> "+ran+"; "+c.body)), clock.RealClock{}, log.logger())
+			a := NewAccelerator(AccelAuto, ownProgram(framework.QEMUScript(t, "echo $* >> "+ran+"; "+c.body)), clock.RealClock{}, log.logger())
 			a.Device, a.probeWithin = opens, c.within
 			for range 2 {
 				if got, err := a.Choose(t.Context()); err != nil || got != c.want {
@@ -69,7 +69,7 @@ func TestAccelerator(t *testing.T) {
 func TestAcceleratorAgain(t *testing.T) {
 	t.Parallel()
 	now, log := framework.NewFakeClock(time.Unix(0, 0)), &logs{}
-	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), now, log.logger())
+	a := NewAccelerator(AccelAuto, ownProgram(framework.QEMUScript(t, "exit 85")), now, log.logger())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), time.Hour
 	want := func(want string) {
 		t.Helper()
@@ -97,7 +97,7 @@ func TestAcceleratorAgain(t *testing.T) {
 func TestAcceleratorOfABusyHost(t *testing.T) {
 	t.Parallel()
 	now, ready := framework.NewFakeClock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
-	a := NewAccelerator(AccelAuto, ownProgram(script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")), now, logr.Discard())
+	a := NewAccelerator(AccelAuto, ownProgram(framework.QEMUScript(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")), now, logr.Discard())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
 	assert.NoError(t, os.WriteFile(a.Device, nil, 0o600))
 	want := func(want string) {
@@ -121,7 +121,7 @@ func TestAcceleratorOfABusyHost(t *testing.T) {
 func TestProbeGuest(t *testing.T) {
 	t.Parallel()
 	framework.QEMUBinary(t)
-	program := script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
+	program := framework.QEMUScript(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
 	a := NewAccelerator(AccelAuto, ownProgram(program), clock.RealClock{}, logr.Discard())
 	a.Device, a.probeWithin = os.DevNull, time.Hour
 	if got, err := a.Choose(t.Context()); err != nil || got != AccelKVM {
@@ -134,12 +134,12 @@ func TestProbeGuest(t *testing.T) {
 func TestProbeChoosesNothing(t *testing.T) {
 	t.Parallel()
 	log := &logs{}
-	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), clock.RealClock{}, log.logger())
+	a := NewAccelerator(AccelAuto, ownProgram(framework.QEMUScript(t, "exit 85")), clock.RealClock{}, log.logger())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), time.Hour
 	assert.ErrorIs(t, "without the device", a.Probe(t.Context()), fs.ErrNotExist)
 	assert.NoError(t, os.WriteFile(a.Device, nil, 0o600))
 	assert.NoError(t, a.Probe(t.Context()))
-	a.program = ownProgram(script(t, "echo no KVM; exit 1"))
+	a.program = ownProgram(framework.QEMUScript(t, "echo no KVM; exit 1"))
 	assert.ErrorSays(t, "of a QEMU that refuses", a.Probe(t.Context()), "no KVM")
 	if a.chosen != "" || len(log.lines()) != 0 {
 		t.Errorf("chose %q and said %q", a.chosen, log.lines())

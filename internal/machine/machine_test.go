@@ -4,12 +4,17 @@
 package machine
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
+
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -40,14 +45,72 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 	}
 }
 
-// script returns a program in place of QEMU.
-func script(t *testing.T, body string) string {
-	t.Helper()
-	path := filepath.Join(framework.PublicDir(t), "qemu")
-	assert.NoError(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
-	return path
+// TestHiddenProcess checks that a QEMU which frees its run lock and leaves its directory, as
+// one may that its guest broke out of, is killed before the machine is started again.
+func TestHiddenProcess(t *testing.T) {
+	t.Parallel()
+	framework.RequireRoot(t, "start machines as other users")
+	hides := framework.QEMUScript(t, "exec 3>&-; cd /; exec sleep 600")
+	users, err := launch.NewUsers(launch.DefaultUser, launch.DefaultUserIDs)
+	assert.NoError(t, err)
+	m := Machine{Path: t.TempDir(), UUID: "0c6f2f4a-0000-4000-8000-000000000001", Staging: folder(t.TempDir())}
+	lock, err := m.ClaimRun()
+	assert.NoError(t, err)
+	config := launch.Config{Version: launch.Version, UUID: m.UUID, ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
+	program := &Program{Name: hides, Users: users, Log: logr.Discard()}
+	ended, err := m.startProcess(t.Context(), program, config, &launch.Files{}, lock)
+	assert.NoError(t, err)
+	assert.NoError(t, lock.Close())
+	started, err := m.findStarted()
+	assert.NoError(t, err)
+	if started == nil || m.PID() != started.PID {
+		t.Fatalf("it was not found: %+v", started)
+	}
+	assert.Eventually(t, "it hides", func(testing.TB) error {
+		on, err := m.IsRunning() // a process that another test forks may have the lock for a moment
+		if on || proc.HasOption(started.PID, "-uuid", m.UUID) {
+			err = errors.Join(err, errors.New("it has its run lock or its command line"))
+		}
+		return err
+	})
+	other := m
+	other.UUID = "0c6f2f4a-0000-4000-8000-000000000002"
+	assert.NoError(t, other.KillStrays(t.Context(), func(pid int) func() {
+		t.Errorf("a copy of the folder kills process %d", pid)
+		return func() {}
+	}))
+	found := 0
+	assert.NoError(t, m.KillStrays(t.Context(), func(int) func() { found++; return func() {} }))
+	if how := <-ended; found != 1 || how != "signal: killed" {
+		t.Errorf("%d were found, and it ended by %s", found, how)
+	}
 }
 
-// asks are the cases of a script that stands in for QEMU when it is queried about itself.
-const asks = "--version) echo version 7.2;; -machine) echo 'q35  PC (alias of pc-q35-7.2)';" +
-	" echo 'pc-q35-7.2  PC'; echo 'pc-q35-6.2  PC (deprecated)';;"
+func TestBalloonStats(t *testing.T) {
+	t.Parallel()
+	const none = "18446744073709551615"
+	for name, c := range map[string]struct {
+		total, free, available string
+		updated                int
+		used                   int64
+		ok                     bool
+	}{
+		"all":       {"1000", "100", "400", 1, 600, true},
+		"old Linux": {"1000", "100", none, 1, 900, true},
+		"never":     {none, none, none, 0, 0, false},
+		"no total":  {none, "100", "400", 1, 0, false},
+		"no rest":   {"1000", none, none, 1, 0, false},
+		"nonsense":  {"1000", "100", "1001", 1, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var stats balloonStats
+			assert.NoError(t, json.Unmarshal(fmt.Appendf(nil,
+				`{"last-update": %d, "stats": {"stat-total-memory": %s, "stat-free-memory": %s, "stat-available-memory": %s, "stat-swap-in": 0}}`,
+				c.updated, c.total, c.free, c.available), &stats))
+			if used, ok := stats.usedMemory(); used != c.used || ok != c.ok {
+				t.Errorf("used are %d, %v; want %d, %v", used, ok, c.used, c.ok)
+			}
+		})
+	}
+}

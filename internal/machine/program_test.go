@@ -18,7 +18,7 @@ import (
 // TestProgramReplaced checks that a replaced QEMU is queried again.
 func TestProgramReplaced(t *testing.T) {
 	t.Parallel()
-	path := script(t, "case $1 in "+asks+" esac")
+	path := framework.QEMUScript(t, "case $1 in "+framework.QEMUAsked+" esac")
 	p := Program{Name: path}
 	if got, err := p.MachineType(t.Context(), ""); err != nil || got != "pc-q35-7.2" {
 		t.Errorf("got %s, %v", got, err)
@@ -26,7 +26,7 @@ func TestProgramReplaced(t *testing.T) {
 	if got, err := p.MachineType(t.Context(), "pc-q35-6.2"); err != nil || got != "pc-q35-6.2" {
 		t.Errorf("got %s, %v", got, err)
 	}
-	assert.NoError(t, os.Rename(script(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
+	assert.NoError(t, os.Rename(framework.QEMUScript(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
 	if got, err := p.MachineType(t.Context(), ""); err != nil || got != "pc-q35-9.9" {
 		t.Errorf("got %s, %v", got, err)
 	}
@@ -66,7 +66,7 @@ func TestVersion(t *testing.T) {
 		"QEMU emulator version 10.0":                "10.0",
 		"GNU bash 5":                                "",
 	} {
-		p := Program{Name: script(t, "echo '"+text+"'")}
+		p := Program{Name: framework.QEMUScript(t, "echo '"+text+"'")}
 		if got, err := p.Version(t.Context()); got != want || (err == nil) != (want != "") {
 			t.Errorf("%s: got %q, %v", text, got, err)
 		}
@@ -78,7 +78,7 @@ func TestVersion(t *testing.T) {
 // TestLandlock checks that a program that does not run confined says why.
 func TestLandlock(t *testing.T) {
 	t.Parallel()
-	p := ownProgram(script(t, "exit 0"))
+	p := ownProgram(framework.QEMUScript(t, "exit 0"))
 	if abi, err := p.Landlock(t.Context()); abi != 0 || err == nil {
 		t.Errorf("of a script: %d, %v", abi, err)
 	}

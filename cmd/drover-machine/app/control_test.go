@@ -237,14 +237,6 @@ func TestStopWhilePaused(t *testing.T) {
 	}
 }
 
-// TestControlNotServed checks that a machine whose listener cannot be served does not start.
-func TestControlNotServed(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, false)
-	h.described.Control = &description.Control{Port: controlPort, Folder: h.dir}
-	h.wantNotStarted(t, "control.folder: open "+filepath.Join(h.dir, "")+"/")
-}
-
 // probe runs the program that a kubelet runs in the container.
 func (g *guest) probe(t testing.TB, arguments ...string) (string, error) {
 	t.Helper()

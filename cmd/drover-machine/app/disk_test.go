@@ -18,7 +18,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -292,14 +291,4 @@ func TestStalledFetch(t *testing.T) {
 	r := newRun(description.Machine{ImageMaxBytes: 1}, options{}, logr.Discard())
 	r.stallWithin = 50 * time.Millisecond
 	assert.ErrorSays(t, "the fetch", assert.ErrorOf(r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)), "no data has come for 50ms")
-}
-
-// TestStopWhileFetching checks that a machine that is to stop does not wait for a server.
-func TestStopWhileFetching(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, false)
-	h.described.RootDisk.Image, h.described.RootDisk.Checksum = imageServer(t, h.image).URL+"/halted", checksumOf("")
-	g := h.begin(t, "Making a disk")
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
 }

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -134,9 +135,8 @@ func TestReadersGone(t *testing.T) {
 func TestSilentStart(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
-	h.qemu = filepath.Join(h.dir, "qemu")
-	silent := "#!/bin/bash\nfor a; do [[ $a != -chardev ]] || { echo starting >&2; kill -STOP $$; }; done\nexec qemu-system-x86_64 \"$@\"\n"
-	assert.NoError(t, framework.WriteProgram(h.qemu, []byte(silent)))
+	h.qemu = framework.QEMUScript(t, `for a; do [ "$a" != -chardev ] || { echo starting >&2; kill -STOP $$; }; done
+exec qemu-system-x86_64 "$@"`)
 	g := h.start(t)
 	g.launch(t)
 	assert.Eventually(t, "QEMU is started", func(testing.TB) error {
@@ -228,42 +228,37 @@ func TestDamagedDisk(t *testing.T) {
 	}
 }
 
-// failingDisk is a QEMU whose raw root disk fails the first write, for lack of room.
-const failingDisk = `#!/bin/bash
-inject='{"event":"none","iotype":"write","errno":28,"once":true,"immediately":true}'
-for a; do
-	shift
-	case $a in *'"node-name":"root"'*)
-		a=$(printf %s "$a" | sed 's/"file":\({"discard[^}]*}\)/"file":{"driver":"blkdebug","image":\1,"inject-error":['"$inject"']}/') ;;
-	esac
-	set -- "$@" "$a"
-done
-exec qemu-system-x86_64 "$@"
-`
-
 // TestDiskFault checks that a guest waits for its disk and goes on by itself once that works.
 func TestDiskFault(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
-	h.qemu = filepath.Join(h.dir, "qemu")
-	assert.NoError(t, framework.WriteProgram(h.qemu, []byte(failingDisk)))
+	h.qemu = framework.FailingDisk(t, int(syscall.ENOSPC), 1)
 	g := h.begin(t, "no space left on device")
 	g.waitFor(t, "drover guest 1 A")
 	g.waitFor(t, "Guest continues")
 	g.shutDown(t)
 }
 
-// TestStopWhileCopying checks that a machine that is to stop does not finish its disk first.
-func TestStopWhileCopying(t *testing.T) {
+// TestStopWhileMaking checks that a machine that is to stop neither finishes its disk first, nor waits for a server.
+func TestStopWhileMaking(t *testing.T) {
 	t.Parallel()
-	h := newHost(t, false)
-	assert.NoError(t, os.Truncate(h.image, 1<<40)) // whose zeros take minutes to read
-	g := h.begin(t, "Making a disk")
-	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
-	left, err := os.ReadDir(h.described.RootDisk.Folder)
-	if err != nil || len(left) != 0 {
-		t.Errorf("it has left %v, %v", left, err)
+	for name, slow := range map[string]func(h *host){
+		"copying": func(h *host) { assert.NoError(t, os.Truncate(h.image, 1<<40)) }, // whose zeros take minutes to read
+		"fetching": func(h *host) {
+			h.described.RootDisk.Image, h.described.RootDisk.Checksum = imageServer(t, h.image).URL+"/halted", checksumOf("")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, false)
+			slow(h)
+			g := h.begin(t, "Making a disk")
+			g.signal(t, syscall.SIGTERM)
+			g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+			if left, err := os.ReadDir(h.described.RootDisk.Folder); err != nil || len(left) != 0 {
+				t.Errorf("it has left %v, %v", left, err)
+			}
+		})
 	}
 }
 
@@ -288,28 +283,31 @@ func (g *guest) wantResident(t *testing.T) {
 	}
 }
 
-func TestInvalidDescription(t *testing.T) {
+func TestNotStarted(t *testing.T) {
 	t.Parallel()
-	h := newHost(t, false)
-	h.described.CPUs = 0
-	g := h.start(t)
-	g.launch(t)
-	g.wantEnd(t, 8, "InvalidDescription", "cpus is 0: it must be from 1 to")
-}
-
-func TestInvalidFlags(t *testing.T) {
-	t.Parallel()
-	g := newHost(t, false).start(t)
-	g.Args = append(g.Args, "start")
-	g.launch(t)
-	g.wantEnd(t, 8, "InvalidDescription", `unexpected argument "start"`)
-}
-
-func TestMissingImage(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, false)
-	h.described.RootDisk.Image = filepath.Join(h.dir, "none")
-	h.wantNotStarted(t, "none: no such file")
+	for says, c := range map[string]struct {
+		change    func(h *host)
+		arguments []string
+		code      int
+		reason    string
+	}{
+		"cpus is 0: it must be from 1 to": {func(h *host) { h.described.CPUs = 0 }, nil, 8, "InvalidDescription"},
+		`unexpected argument "start"`:     {func(*host) {}, []string{"start"}, 8, "InvalidDescription"},
+		"none: no such file":              {func(h *host) { h.described.RootDisk.Image = filepath.Join(h.dir, "none") }, nil, 7, "NotStarted"},
+		"control.folder: open /none/": {
+			func(h *host) { h.described.Control = &description.Control{Port: controlPort, Folder: "/none"} }, nil, 7, "NotStarted",
+		},
+	} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, false)
+			c.change(h)
+			g := h.start(t)
+			g.Args = append(g.Args, c.arguments...)
+			g.launch(t)
+			g.wantEnd(t, c.code, c.reason, says)
+		})
+	}
 }
 
 // TestOrphans checks that the first process of a container leaves no zombies, and that it still

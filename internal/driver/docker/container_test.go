@@ -19,7 +19,6 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
@@ -168,17 +167,11 @@ func TestRefused(t *testing.T) {
 		kind   error
 		texts  []string
 	}{
-		"checksum":     {func(s *driver.ServerSpec) { s.Image.Checksum = "sha256:0" }, driver.ErrUnsupported, []string{"spec.image.checksum"}},
-		"kernel":       {func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{} }, driver.ErrUnsupported, []string{"spec.image.kernel"}},
-		"volumes":      {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "v"}} }, driver.ErrUnsupported, []string{"spec.volumes"}},
-		"user data":    {func(s *driver.ServerSpec) { s.UserData = driver.NewSecret("x") }, driver.ErrUnsupported, []string{"spec.userData", "cloud-init"}},
-		"network data": {func(s *driver.ServerSpec) { s.NetworkData = driver.NewSecret("x") }, driver.ErrUnsupported, []string{"spec.networkData"}},
-		"ssh keys":     {func(s *driver.ServerSpec) { s.SSHKeys = []string{"k"} }, driver.ErrUnsupported, []string{"spec.sshAuthorizedKeys"}},
-		"image":        {func(s *driver.ServerSpec) { s.Image.Source = "https://x/y.img" }, driver.ErrInvalid, []string{"spec.image.source", `"https://"`}},
-		"power":        {func(s *driver.ServerSpec) { s.Power = "Half" }, driver.ErrInvalid, []string{"Half"}},
-		"cpu":          {func(s *driver.ServerSpec) { s.CPUMilli = 4096500 }, driver.ErrExhausted, []string{"spec.resource.cpu", "4096.5 needed", "the Docker host has "}},
-		"memory":       {func(s *driver.ServerSpec) { s.MemoryBytes = 64 << 40 }, driver.ErrExhausted, []string{"spec.resource.memory", "64Ti needed", "the Docker host has "}},
-		"tiny memory":  {func(s *driver.ServerSpec) { s.MemoryBytes = 1000 }, driver.ErrInvalid, []string{"memory limit"}},
+		"image":       {func(s *driver.ServerSpec) { s.Image.Source = "https://x/y.img" }, driver.ErrInvalid, []string{"spec.image.source", `"https://"`}},
+		"power":       {func(s *driver.ServerSpec) { s.Power = "Half" }, driver.ErrInvalid, []string{"Half"}},
+		"cpu":         {func(s *driver.ServerSpec) { s.CPUMilli = 4096500 }, driver.ErrExhausted, []string{"spec.resource.cpu", "4096.5 needed", "the Docker host has "}},
+		"memory":      {func(s *driver.ServerSpec) { s.MemoryBytes = 64 << 40 }, driver.ErrExhausted, []string{"spec.resource.memory", "64Ti needed", "the Docker host has "}},
+		"tiny memory": {func(s *driver.ServerSpec) { s.MemoryBytes = 1000 }, driver.ErrInvalid, []string{"memory limit"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -562,19 +555,4 @@ func TestLateSecondLeader(t *testing.T) {
 	if s := mustEnsure(t, d, spec); s.ID != won.ID || s.Run != won.Run || s.State != driver.StateRunning {
 		t.Errorf("the second got %+v, want %+v", s, won)
 	}
-}
-
-func TestEnsureAfterDelete(t *testing.T) {
-	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
-	s := ensureState(t, d, spec, driver.StateRunning)
-	spec.ID = s.ID
-	assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
-	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrNotFound, "")
-	if all := mustList(t, d); len(all) != 0 {
-		t.Errorf("Ensure of a container that is gone made %+v", all)
-	}
-	other := driver.Target{UID: uuid.NewUUID(), ID: s.ID}
-	wantError(t, d.Delete(t.Context(), other, false), driver.ErrNotFound, "")
 }

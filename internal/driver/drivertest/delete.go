@@ -24,6 +24,14 @@ func testDeleteGone(t *testing.T, e *env) {
 	assert.ErrorIs(t, "Delete with the ID of what is gone",
 		e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false), driver.ErrNotFound)
 
+	if !e.FixedID {
+		byID := spec
+		byID.ID = first.ID
+		assert.ErrorIs(t, "Ensure with the ID of what is gone", assert.ErrorOf(e.driver.Ensure(t.Context(), byID)), driver.ErrNotFound)
+		if left := listServers(t, e.driver); len(left) != 0 {
+			t.Errorf("Ensure of what is gone made %s", describeServers(left...))
+		}
+	}
 	again := e.ensureState(t, spec, driver.StateRunning)
 	e.checkMadeAgain(t, again, first)
 }

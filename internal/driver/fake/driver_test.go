@@ -4,13 +4,18 @@
 package fake_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 
@@ -274,21 +279,6 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestTwoControllers checks that servers outlive their driver, and that two drivers
-// observe each other's changes.
-func TestTwoControllers(t *testing.T) {
-	t.Parallel()
-	memory := fake.NewMemory(clock.RealClock{})
-	first := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Memory: memory})
-	was := ensureServer(t, first, specOf("x"))
-	second := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Memory: memory})
-	if s := wantState(t, second, "x", driver.StateRunning); s.Run != was.Run {
-		t.Errorf("the next driver lists %+v, want run %s", s, was.Run)
-	}
-	assert.NoError(t, second.Delete(t.Context(), driver.Target{UID: "x"}, false))
-	assert.ErrorIs(t, "Delete again", first.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrNotFound)
-}
-
 func TestMemoryRejectsInvalidEdits(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})
@@ -317,4 +307,49 @@ func BenchmarkList10000(b *testing.B) {
 			b.Fatal(len(servers), err)
 		}
 	}
+}
+
+// TestManyStreams opens a thousand streams of one server, which all get the same output and
+// leave nothing behind.
+func TestManyStreams(t *testing.T) { //nolint:paralleltest // it counts the goroutines of the process
+	const count = 1000
+	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c", Dir: t.TempDir()})
+	uid := uuid.NewUUID()
+	assert.NoError(t, faketest.EnsureWithEpoch(t, d, uid, 1))
+	before := runtime.NumGoroutine()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var ready, shown, all sync.WaitGroup
+	ready.Add(count)
+	shown.Add(count)
+	for range count {
+		all.Go(func() {
+			c, err := d.Console(ctx, uid)
+			ready.Done()
+			if err != nil {
+				t.Error(err)
+				shown.Done()
+				return
+			}
+			lines := bufio.NewReader(c)
+			for line := ""; err == nil && line != "hello\n"; {
+				line, err = lines.ReadString('\n')
+			}
+			shown.Done()
+			if _, failed := io.ReadAll(lines); err != nil || !errors.Is(failed, context.Canceled) {
+				t.Errorf("it ended with %v and %v", err, failed)
+			}
+		})
+	}
+	ready.Wait()
+	assert.NoError(t, assert.ErrorOf(d.Exec(t.Context(), uid, driver.ExecRequest{Command: []string{"log", "hello"}})))
+	shown.Wait()
+	leave()
+	all.Wait()
+	assert.Eventually(t, "nothing is left", func(testing.TB) error {
+		if n := runtime.NumGoroutine(); n > before+5 {
+			return fmt.Errorf("there are %d goroutines, before there were %d", n, before)
+		}
+		return nil
+	})
 }

@@ -9,8 +9,11 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -169,4 +172,155 @@ func (w *world) wantNoWarnings(t *testing.T) {
 	for _, e := range events.Items {
 		t.Errorf("event %s: %s", e.Reason, e.Note)
 	}
+}
+
+// testEvents checks the events of a VirtualMachine from its creation over a drain to a stop.
+func testEvents(t *testing.T, w *world) {
+	v := w.createVM(t, "web", `{
+		"driver": "pod", "storageClassName": "growing", "image": {"source": "oci://registry.example/boot:1", "pullPolicy": "Never"},
+		"resource": {"cpu": "1", "memory": "256Mi", "rootDisk": "2Mi"}
+	}`)
+	v.wait(t, "Active", false)
+	v.waitEvents(t, "Created", "Started")
+	s := &server{w: w}
+	s.Namespace, s.Name, s.UID = w.namespace, v.name, v.uid
+	assert.NoError(t, s.evict(t))
+	all := v.waitEvents(t, "Created", "Started", "Disrupted", "Started")
+	for n, want := range map[int]string{1: "on pod, host " + nodeName, 2: "the pod was evicted, as by a drain, from node " + nodeName} {
+		if !strings.Contains(all[n].Note, want) {
+			t.Errorf("event %s says %q, want %q in it", all[n].Reason, all[n].Note, want)
+		}
+	}
+	v.change(t, `{"action": "stopped"}`)
+	v.wait(t, "Stopped", false)
+	v.waitEvents(t, "Created", "Started", "Disrupted", "Started", "Stopped")
+}
+
+// waitEvents waits until the events of a VirtualMachine have these reasons, and returns them.
+func (v *vm) waitEvents(t *testing.T, want ...string) (all []eventsv1.Event) {
+	t.Helper()
+	assert.Eventually(t, v.name+" has events", func(t testing.TB) error {
+		listed, err := v.w.kube.EventsV1().Events(v.w.namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		all = slices.DeleteFunc(listed.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != v.uid })
+		slices.SortFunc(all, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
+		var reasons []string
+		for _, e := range all {
+			reasons = append(reasons, e.Reason)
+		}
+		if !slices.Equal(reasons, want) {
+			return fmt.Errorf("they are %v, want %v", reasons, want)
+		}
+		return nil
+	})
+	return all
+}
+
+// testRestarts checks that one request restarts an ephemeral VirtualMachine once, and that its crashes count,
+// although nothing is left of it between two pods.
+func testRestarts(t *testing.T, w *world) {
+	begun := 0
+	w.kubelet.set(func(k *kubelet) {
+		begin := k.begin
+		k.begin = func(p *corev1.Pod) (string, func() (int32, string), error) {
+			begun++
+			return begin(p)
+		}
+	})
+	v := w.createVM(t, "web", `{
+		"driver": "pod", "ephemeral": true, "image": {"source": "oci://registry.example/boot:1", "pullPolicy": "Never"},
+		"resource": {"cpu": "1", "memory": "256Mi"}
+	}`)
+	v.wait(t, "Active", false)
+	s := &server{w: w}
+	s.Namespace, s.Name, s.UID = w.namespace, v.name, v.uid
+	for n, isSlow := range []bool{true, false} {
+		first := s.pod(t)
+		w.kubelet.set(func(k *kubelet) { k.isSlow = isSlow })
+		v.change(t, fmt.Sprintf(`{"restartedAt": "2026-01-02T03:04:0%dZ"}`, n))
+		if isSlow {
+			s.removeSlowly(t)
+		}
+		v.waitRun(t, first)
+		w.kubelet.set(func(*kubelet) {
+			if begun != n+2 {
+				t.Errorf("%d pods were begun, want %d", begun, n+2)
+			}
+		})
+	}
+	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
+	const crashes = 3
+	for range crashes {
+		assert.Eventually(t, "the next pod ends", func(t testing.TB) error { return s.endNotStarted(t) })
+	}
+	assert.Eventually(t, "the crashes are counted", func(t testing.TB) error {
+		status := v.status(t)
+		if got, _, _ := unstructured.NestedInt64(status, "operation", "attempts"); got != crashes {
+			return fmt.Errorf("its status is %v", status)
+		}
+		return nil
+	})
+}
+
+// removeSlowly lets the kubelet remove a pod only after its end is recorded.
+func (s *server) removeSlowly(t *testing.T) {
+	t.Helper()
+	assert.Eventually(t, "the end of the pod is recorded", func(t testing.TB) error {
+		held, err := s.holds(t)
+		if held {
+			return fmt.Errorf("it has its finalizer: %w", err)
+		}
+		return err
+	})
+	s.w.kubelet.set(func(k *kubelet) { k.isSlow = false })
+}
+
+// endNotStarted ends a pod that has begun, whose machine says that it could not start its guest.
+func (s *server) endNotStarted(t testing.TB) (err error) {
+	t.Helper()
+	s.w.kubelet.set(func(k *kubelet) {
+		p, getErr := k.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
+		if getErr != nil {
+			err = getErr
+			return
+		}
+		stop, runs := k.stop[p.UID]
+		if !runs {
+			err = fmt.Errorf("pod %s has not begun", p.UID)
+			return
+		}
+		_, _ = stop()
+		err = k.endPod(t.Context(), p, 7, `{"reason": "NotStarted", "message": "a test"}`)
+	})
+	return err
+}
+
+func (v *vm) status(t testing.TB) map[string]any {
+	t.Helper()
+	o, err := v.w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
+	assert.NoError(t, err)
+	status, _, _ := unstructured.NestedMap(o.Object, "status")
+	return status
+}
+
+// waitRun waits until the VirtualMachine has a pod other than the last one, which runs, and the request for
+// a restart is done.
+func (v *vm) waitRun(t *testing.T, last *corev1.Pod) {
+	t.Helper()
+	assert.Eventually(t, v.name+" runs again", func(t testing.TB) error {
+		o, err := v.w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		wanted, _, _ := unstructured.NestedString(o.Object, "spec", "restartedAt")
+		done, _, _ := unstructured.NestedString(o.Object, "status", "restartedAt")
+		run, _, _ := unstructured.NestedString(o.Object, "status", "server", "run")
+		phase, _, _ := unstructured.NestedString(o.Object, "status", "phase")
+		if phase != "Active" || run == string(last.UID) || done != wanted {
+			return fmt.Errorf("its status is %v", o.Object["status"])
+		}
+		return nil
+	})
 }

@@ -4,12 +4,18 @@
 package pod
 
 import (
+	"errors"
 	"fmt"
+	"maps"
+	"net/http"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -77,4 +83,163 @@ func TestListIsLiveWhereInformersAreBehind(t *testing.T) {
 	}
 	proxy.Restore()
 	s.deleteAll(t)
+}
+
+// roundTripper is a function that answers requests.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// intercept returns a connection to the shared cluster that calls before each request, and after each
+// one that was answered.
+func (w *world) intercept(before func(*http.Request), after func(*http.Request, *http.Response)) *rest.Config {
+	config := rest.CopyConfig(shared.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if before != nil {
+				before(r)
+			}
+			response, err := next.RoundTrip(r)
+			if err == nil && after != nil {
+				after(r, response)
+			}
+			return response, err
+		})
+	})
+	return config
+}
+
+// requests are how often something was requested in a world, or listed in all namespaces, as in
+// "LIST pods". Writes that were refused are left out.
+type requests struct {
+	mu   sync.Mutex
+	made map[string]int
+}
+
+// countRequests returns a connection to the shared cluster whose requests are counted.
+func (w *world) countRequests() (*rest.Config, *requests) {
+	c := &requests{made: map[string]int{}}
+	return w.intercept(nil, func(r *http.Request, response *http.Response) {
+		verb, path := r.Method, strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis"), "/api"), "/v1/")
+		parts := strings.Split(path[len(path)-1], "/") // RESOURCE, or namespaces/NAMESPACE/RESOURCE/NAME
+		if parts[0] == "namespaces" && len(parts) > 2 {
+			if parts[1] != w.namespace {
+				return
+			}
+			parts = parts[2:]
+		} else if len(parts) > 1 {
+			return
+		}
+		switch {
+		case verb != http.MethodGet && response.StatusCode >= http.StatusBadRequest, r.URL.Query().Has("watch"):
+			return
+		case verb == http.MethodGet && len(parts) == 1:
+			verb = "LIST"
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.made[verb+" "+parts[0]]++
+	}), c
+}
+
+// all returns what was requested since the last call.
+func (c *requests) all() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	made := c.made
+	c.made = map[string]int{}
+	return made
+}
+
+// wantRequests checks what a call requests.
+func (c *requests) wantRequests(t *testing.T, what string, call func() error, want map[string]int) {
+	t.Helper()
+	c.all()
+	if err := call(); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if got := c.all(); !maps.Equal(got, want) {
+		t.Errorf("%s requests %v, want %v", what, got, want)
+	}
+}
+
+// watchAs has a server's driver connect by config, know its VirtualMachine, and follow all servers.
+func (s *server) watchAs(t *testing.T, config *rest.Config) {
+	t.Helper()
+	s.d = openAs(t, config, clusterID, DefaultCallTimeout)
+	s.d.reader.Owner = s.owner
+	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
+}
+
+// wantListed returns a call that lists the server alone.
+func (s *server) wantListed(t testing.TB, want int) func() error {
+	return func() error {
+		all, err := s.d.List(t.Context(), s.UID)
+		if err == nil && len(all) != want {
+			err = fmt.Errorf("the list has %d servers, want %d", len(all), want)
+		}
+		return err
+	}
+}
+
+// TestReadsOfOne checks what is read live about one server: its pod, and its PVCs where the pod does not
+// prove that it is there.
+func TestReadsOfOne(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	config, count := w.countRequests()
+	s := w.newServer(t, "web")
+	s.BlockEviction = true
+	s.watchAs(t, config)
+	count.wantRequests(t, "a list of a server that is not there", s.wantListed(t, 0), map[string]int{"GET pods": 1, "LIST persistentvolumeclaims": 1})
+	s.reach(t, driver.StateRunning)
+	if _, err := s.d.List(t.Context()); err != nil || count.all()["LIST poddisruptionbudgets"] != 1 {
+		t.Errorf("a complete list does not look at PodDisruptionBudgets once: %v", err)
+	}
+	assert.Eventually(t, "a list of a server that runs takes its PVC from the informers", func(t testing.TB) error {
+		count.all()
+		if err := s.wantListed(t, 1)(); err != nil {
+			return err
+		}
+		if got := count.all(); !maps.Equal(got, map[string]int{"GET pods": 1}) {
+			return fmt.Errorf("it requests %v", got)
+		}
+		return nil
+	})
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.waitPodGone(t)
+	count.wantRequests(t, "a list of a server that is off", s.wantListed(t, 1), map[string]int{"GET pods": 1, "LIST persistentvolumeclaims": 1})
+	s.deleteAll(t)
+
+	s = w.newEphemeral(t, "ephemeral")
+	s.watchAs(t, config)
+	s.reach(t, driver.StateRunning)
+	count.wantRequests(t, "a list of an ephemeral server", s.wantListed(t, 1), map[string]int{"GET pods": 1})
+	s.deleteAll(t)
+	count.wantRequests(t, "a list of one that is gone", s.wantListed(t, 0), map[string]int{"GET pods": 1, "LIST persistentvolumeclaims": 1})
+}
+
+// TestReadsOfReleased checks that released pods are known from the informers, and that one is read live
+// before it loses its finalizer.
+func TestReadsOfReleased(t *testing.T) {
+	t.Parallel()
+	w := newIsolatedWorld(t)
+	config, count := w.countRequests()
+	s := w.newRetained(t, "web")
+	s.d = openAs(t, config, w.cluster, DefaultCallTimeout)
+	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
+	release := func() error { return s.d.ReleaseEnded(t.Context()) }
+	count.wantRequests(t, "a look at a released pod that runs", release, map[string]int{})
+	w.kubelet.finish(t, s.pod(t))
+	count.all()
+	assert.Eventually(t, "the pod has no finalizer", func(t testing.TB) error {
+		s.release(t)
+		if held, err := s.holds(t); held || err != nil {
+			return errors.Join(errors.New("it is held"), err)
+		}
+		return nil
+	})
+	if got, want := count.all(), map[string]int{"GET pods": 1, "PUT pods": 1}; !maps.Equal(got, want) {
+		t.Errorf("the release requests %v, want %v", got, want)
+	}
 }

@@ -6,14 +6,22 @@ package pod
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/kvm"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/test/assert"
@@ -160,4 +168,101 @@ func (s *server) waitUntilSettled(t *testing.T, hasNode bool) (uid types.UID) {
 		return err
 	})
 	return uid
+}
+
+// TestKVM checks what a new pod requests, and what its machine is to use, before and after a node
+// offers KVM.
+func TestKVM(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	name := corev1.ResourceName("kvm.example/" + w.namespace)
+	now := clocktesting.NewFakePassiveClock(time.Now())
+	drivers := map[kvm.Mode]*Driver{}
+	for _, mode := range []kvm.Mode{kvm.Auto, kvm.Require, kvm.Never} {
+		d := w.open(t)
+		d.kvm.Mode, d.kvm.Resource, d.kvm.Clock = mode, name, now
+		drivers[mode] = d
+	}
+	check := func(vm string, mode kvm.Mode, selector map[string]string, accelerator string, requests int64) {
+		t.Helper()
+		s := w.newServer(t, vm)
+		s.d, s.Placement.NodeSelector = drivers[mode], selector
+		s.reach(t, driver.StateRunning)
+		described, has := s.described(t), s.pod(t).Spec.Containers[0].Resources
+		requested, limited := has.Requests[name], has.Limits[name]
+		if described.Accelerator != accelerator || requested.Value() != requests || limited.Value() != requests {
+			t.Errorf("%s: the machine uses %s, and the pod requests %s of %s of KVM, want %s and %d of both",
+				vm, described.Accelerator, requested.String(), limited.String(), accelerator, requests)
+		}
+	}
+	check("without-a-node", kvm.Auto, nil, "auto", 0)
+	check("required-without-a-node", kvm.Require, nil, "kvm", 1)
+	node := w.addKVMNode(t, name)
+	check("soon-after", kvm.Auto, nil, "auto", 0)
+	now.SetTime(now.Now().Add(time.Minute))
+	check("not-ready", kvm.Auto, nil, "auto", 0) // by the taint that a new node gets
+	node.Spec.Taints = nil
+	assert.NoError(t, assert.ErrorOf(w.kube.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{})))
+	now.SetTime(now.Now().Add(time.Minute))
+	check("with-a-node", kvm.Auto, nil, "auto", 1)
+	check("selected", kvm.Auto, map[string]string{"zone": w.namespace}, "auto", 1)
+	check("elsewhere", kvm.Auto, map[string]string{"zone": "other"}, "auto", 0)
+	check("required", kvm.Require, nil, "kvm", 1)
+	check("never", kvm.Never, nil, "tcg", 0)
+}
+
+// addKVMNode adds a node that offers a resource, of a zone named as the world's namespace.
+func (w *world) addKVMNode(t *testing.T, name corev1.ResourceName) *corev1.Node {
+	t.Helper()
+	nodes := w.kube.CoreV1().Nodes()
+	meta := metav1.ObjectMeta{Name: "kvm-" + w.namespace, Labels: map[string]string{"zone": w.namespace}}
+	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: meta}, metav1.CreateOptions{})
+	assert.NoError(t, err)
+	node.Status.Allocatable = corev1.ResourceList{name: resource.MustParse("100")}
+	node.Status.Capacity = node.Status.Allocatable
+	if node, err = nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+// TestRefusedByPolicy checks that what a policy of the cluster refuses is an error that says so and may be
+// gone later, without a change of the spec.
+func TestRefusedByPolicy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.newServer(t, "web")
+	name, policies := "refuse-"+w.namespace, w.kube.AdmissionregistrationV1()
+	if _, err := policies.ValidatingAdmissionPolicies().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			MatchConstraints: &admissionv1.MatchResources{
+				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": w.namespace}},
+				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create},
+					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+				}}},
+			},
+			Validations: []admissionv1.Validation{{Expression: "false", Message: "no pods today"}},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := policies.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	assert.Eventually(t, "the policy is in force", func(t testing.TB) error {
+		tried := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "tried"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+		if _, err := w.kube.CoreV1().Pods(w.namespace).Create(t.Context(), tried, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); !apierrors.IsInvalid(err) {
+			return fmt.Errorf("a pod gives %w", err)
+		}
+		return nil
+	})
+	assert.ErrorIs(t, "Ensure", assert.ErrorOf(s.ensure(t)), driver.ErrExhausted, "no pods today")
+	assert.NoError(t, policies.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
+	s.reach(t, driver.StateRunning)
+	s.deleteAll(t)
 }

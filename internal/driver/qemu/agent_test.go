@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -32,7 +33,7 @@ import (
 // without the device of the guest's agent.
 func beforeAgent(t *testing.T) string {
 	t.Helper()
-	return script(t, `case $1 in -nodefaults) ;; *) exec qemu-system-x86_64 "$@";; esac
+	return framework.QEMUScript(t, `case $1 in -nodefaults) ;; *) exec qemu-system-x86_64 "$@";; esac
 n=$#
 while [ "$n" -gt 0 ]; do
 	option=$1; shift; n=$((n - 1))

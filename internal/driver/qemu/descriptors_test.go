@@ -87,7 +87,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	e := newEngine(t)
 	image, volume := e.qcow2Of(t, e.plain, "a.qcow2"), e.qcow2Of(t, e.plain, "b.qcow2")
 	o := e.options()
-	o.Binary = script(t, fmt.Sprintf(`case $1 in -nodefaults) for f in '%s' '%s' root.qcow2 volume-data.qcow2 volume-tools.qcow2; do
+	o.Binary = framework.QEMUScript(t, fmt.Sprintf(`case $1 in -nodefaults) for f in '%s' '%s' root.qcow2 volume-data.qcow2 volume-tools.qcow2; do
 		mv "$f" "$f.away" && echo swapped > "$f"; done;; esac; exec %s "$@"`, image, volume, DefaultBinary))
 	o.User, o.UserIDs = "", "" // so that it can
 	d := openWith(t, o)
@@ -137,7 +137,7 @@ func TestSwappedKernel(t *testing.T) {
 	spec.Power = driver.PowerPaused // QEMU has read them by then
 	files := []string{spec.Image.Kernel.Source, spec.Image.Kernel.Initrd}
 	o := e.options()
-	o.Binary = script(t, fmt.Sprintf(`case $1 in -nodefaults) for f in '%s' '%s'; do
+	o.Binary = framework.QEMUScript(t, fmt.Sprintf(`case $1 in -nodefaults) for f in '%s' '%s'; do
 		mv "$f" "$f.away"; done;; esac; exec %s "$@"`, files[0], files[1], DefaultBinary))
 	o.User, o.UserIDs = "", "" // so that it can
 	d := openWith(t, o)

@@ -6,33 +6,21 @@ package qemu
 import (
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
-
-// failingDisk returns a QEMU whose root disk fails the first writes with an errno.
-func failingDisk(t *testing.T, errno, times int) string {
-	t.Helper()
-	var rules []string
-	for range times {
-		rules = append(rules, fmt.Sprintf(`{\"event\":\"none\",\"iotype\":\"write\",\"errno\":%d,\"once\":true,\"immediately\":true}`, errno))
-	}
-	return script(t, fmt.Sprintf(`inject="%s"
-for a; do
-	shift
-	case $a in *'"node-name":"root"'*)
-		a=$(printf %%s "$a" | sed 's/"file":\({"discard[^}]*}\)/"file":{"driver":"blkdebug","image":\1,"inject-error":['"$inject"']}/') ;;
-	esac
-	set -- "$@" "$a"
-done
-exec qemu-system-x86_64 "$@"`, strings.Join(rules, ",")))
-}
 
 // waitsForDisk starts a machine, and waits until its disk has paused the guest. Once the guest runs,
 // it makes no further call: each may resume the guest, which uses up a failure of the disk.
@@ -61,7 +49,7 @@ func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) (s driver.Ser
 func TestResumedLately(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	d := e.openBinary(t, failingDisk(t, 5, 1))
+	d := e.openBinary(t, framework.FailingDisk(t, 5, 1))
 	spec := e.spec()
 	waitsForDisk(t, d, spec)
 	h := d.InstanceOf(spec.UID)
@@ -118,7 +106,7 @@ func TestDiskErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
-			d := e.openBinary(t, failingDisk(t, c.errno, 8))
+			d := e.openBinary(t, framework.FailingDisk(t, c.errno, 8))
 			spec := e.spec()
 			s := waitsForDisk(t, d, spec)
 			err := refusesToResume(t, d, spec)
@@ -132,5 +120,189 @@ func TestDiskErrors(t *testing.T) {
 				t.Errorf("it is %+v, and was %+v", after, s)
 			}
 		})
+	}
+}
+
+// inodes is how many files fit on a small disk. It is the fewest that a file system
+// allows.
+const inodes = 1000
+
+// smallDisk gives the engine's folder a disk of its own, of so many MiB.
+func (e *engine) smallDisk(t *testing.T, size int) {
+	t.Helper()
+	assert.NoError(t, os.Mkdir(e.dir, 0o700))
+	err := unix.Mount("drover-test", e.dir, "tmpfs", 0, sizeOption(size))
+	if errors.Is(err, unix.EPERM) {
+		t.Skip("a disk that is full needs a file system of its own, and mounting one is not allowed here: run the tests as root")
+	}
+	assert.NoError(t, err)
+	t.Cleanup(func() {
+		e.removeServers(t)
+		assert.NoError(t, unix.Unmount(e.dir, unix.MNT_DETACH))
+	})
+}
+
+func sizeOption(size int) string { return fmt.Sprintf("size=%dm,nr_inodes=%d", size, inodes) }
+
+// fill uses up the rest of the disk, and returns the file that does.
+func (e *engine) fill(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(e.dir, "filler")
+	f, err := os.Create(path)
+	assert.NoError(t, err)
+	for block := make([]byte, 4096); err == nil; {
+		_, err = f.Write(block)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	assert.NoError(t, f.Close())
+	return path
+}
+
+// fillInodes leaves no room for another file or folder either.
+func (e *engine) fillInodes(t *testing.T) {
+	t.Helper()
+	var err error
+	for n := 0; err == nil; n++ {
+		err = os.WriteFile(filepath.Join(e.dir, fmt.Sprintf("filler-%d", n)), nil, 0o600)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+// TestDiskFullFetching checks that what was fetched of an image is removed if the image
+// leaves no room for others.
+func TestDiskFullFetching(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.smallDisk(t, 2)
+	d := e.open(t)
+	content := append([]byte(framework.ReadFile(t, e.plain)), make([]byte, 3<<20)...)
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })) // without a Content-Length
+	t.Cleanup(web.Close)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: web.URL, Checksum: checksumOfContent(content)}
+	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "it has at least", "bytes are free on the disk of "+e.dir, driver.ReasonImageUnavailable)
+	leavesNothing(t, d)
+	if have, err := d.Images.List(); err != nil || len(have) != 0 {
+		t.Errorf("the store has %v, %v", have, err)
+	}
+	assert.NoError(t, unix.Mount("drover-test", e.dir, "tmpfs", unix.MS_REMOUNT, sizeOption(32)))
+	boots(t, d, spec, "drover guest 1 A")
+}
+
+// TestDiskFullCreating checks that a server without room is not made, and that one
+// without room to start is left as it was.
+func TestDiskFullCreating(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.smallDisk(t, 8)
+	d := e.open(t)
+	spec := e.spec()
+	filler := e.fill(t)
+	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk", "no space left on device")
+	leavesNothing(t, d)
+	assert.NoError(t, os.Remove(filler))
+	off(t, d, spec)
+
+	filler = e.fill(t)
+	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk")
+	if s := listed(t, d, spec); s.State != driver.StateStopped || d.InstanceOf(spec.UID).PID() != 0 {
+		t.Errorf("it is %+v", s)
+	}
+	assert.NoError(t, os.Remove(filler))
+	boots(t, d, spec, "drover guest 1 A")
+	gone(t, d, spec)
+	leavesNothing(t, d)
+}
+
+// TestDiskFullRunning checks that a guest whose disk cannot grow waits, is reported as
+// such, and continues where it was once there is room.
+func TestDiskFullRunning(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.smallDisk(t, 8)
+	d := e.open(t)
+	on := e.spec()
+	before := pause(t, d, on)
+	filler := e.fill(t)
+	assert.Eventually(t, "the guest waits", func(t testing.TB) error {
+		_, _ = d.Ensure(t.Context(), on)
+		servers, err := d.List(t.Context(), on.UID)
+		if err != nil || len(servers) != 1 || servers[0].Err == nil || !strings.Contains(servers[0].Err.Error(), "disk is full") {
+			return fmt.Errorf("it is %+v, %w", servers, err)
+		}
+		return nil
+	})
+	refuses(t, d, on, driver.ErrExhausted, "resume of server", "disk is full")
+	assert.NoError(t, os.Remove(filler))
+	after := boots(t, d, on, "drover guest 1 A")
+	if after.Run != before.Run {
+		t.Error("it was started anew")
+	}
+}
+
+// TestDiskFullEnding checks a disk on which nothing can be written. A guest's end is
+// still seen, and so are the other servers. A server that is to stop is ended, and all
+// can be deleted.
+func TestDiskFullEnding(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.smallDisk(t, 8)
+	d := e.open(t)
+	ends, stays := e.spec(), e.stubbornSpec()
+	first := boots(t, d, ends, "drover guest 1 A")
+	boots(t, d, stays, "drover guest 1 S")
+	_ = e.fill(t)
+	e.fillInodes(t)
+
+	e.sendText(t, first, "x")
+	end := waitExit(t, d, ends.UID)
+	if again := waitExit(t, d, ends.UID); *again != *end || end.Reason != "Completed" {
+		t.Errorf("it ended with %+v, and then with %+v", end, again)
+	}
+	listed, err := d.List(t.Context())
+	if err != nil || len(listed) != 2 {
+		t.Errorf("List reports %+v, %v", listed, err)
+	}
+	refuses(t, d, ends, driver.ErrExhausted, "no room left on its disk")
+	if pid := d.InstanceOf(ends.UID).PID(); pid == 0 {
+		t.Error("the QEMU is gone that knows how its guest ended")
+	}
+	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
+	if s := reach(t, d, stays, driver.StateStopped); s.Exit == nil || s.Exit.Reason != "Forced" {
+		t.Errorf("it ended with %+v", s.Exit)
+	}
+	for _, spec := range []driver.ServerSpec{ends, stays} {
+		e.fillInodes(t) // the inodes that a machine frees as it ends
+		assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
+	}
+	leavesNothing(t, d)
+}
+
+// TestEndWrittenLater checks that an end for which there was no room is recorded, and its
+// QEMU collected, once there is room.
+func TestEndWrittenLater(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.smallDisk(t, 8)
+	d := e.open(t)
+	keepWatching(t, d)
+	spec := e.spec()
+	s := boots(t, d, spec, "drover guest 1 A")
+	filler := e.fill(t)
+	e.sendText(t, s, "x")
+	end := waitExit(t, d, spec.UID)
+	assert.NoError(t, os.Remove(filler))
+	assert.Eventually(t, "its QEMU is collected", func(testing.TB) error {
+		if pid := d.InstanceOf(spec.UID).PID(); pid != 0 {
+			return fmt.Errorf("it is process %d", pid)
+		}
+		return nil
+	})
+	if later := waitExit(t, e.open(t), spec.UID); !later.At.Equal(end.At) || later.Reason != "Completed" {
+		t.Errorf("it ended with %+v, and for another controller with %+v", end, later)
 	}
 }

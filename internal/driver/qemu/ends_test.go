@@ -4,10 +4,13 @@
 package qemu
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/funcr"
 
@@ -107,4 +110,177 @@ func TestOneStartPerCall(t *testing.T) {
 	}
 	assert.NoError(t, os.Remove(notifications))
 	assert.NoError(t, os.Mkdir(notifications, 0o700))
+}
+
+// TestShutDown checks that machines in every state end with their host, each as cleanly
+// as it can. The next driver finds the reason, and starts them again.
+func TestShutDown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		spec   func(*engine, *driver.ServerSpec)
+		before func(*testing.T, *Driver, driver.ServerSpec)
+		limit  time.Duration // an hour if it is zero
+		forced bool
+		reason string
+	}{
+		"running": {reason: driver.ExitHostShutdown},
+		"stubborn": {
+			spec:   func(e *engine, s *driver.ServerSpec) { s.Image.Source, s.GracePeriod = e.stubborn, time.Second },
+			forced: true, reason: driver.ExitHostShutdown,
+		},
+		"stubborn beyond the limit": { // no grace period keeps a host up for longer
+			spec:  func(e *engine, s *driver.ServerSpec) { s.Image.Source, s.GracePeriod = e.stubborn, 24*time.Hour },
+			limit: time.Second, forced: true, reason: driver.ExitHostShutdown,
+		},
+		"paused": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				pause(t, d, spec)
+			},
+			reason: driver.ExitHostShutdown,
+		},
+		"silent": {
+			spec: func(_ *engine, s *driver.ServerSpec) { s.GracePeriod = time.Second },
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				assert.NoError(t, syscall.Kill(d.InstanceOf(spec.UID).PID(), syscall.SIGSTOP))
+			},
+			forced: true, reason: driver.ExitHostShutdown,
+		},
+		"ended by itself": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				h := d.InstanceOf(spec.UID)
+				assert.NoError(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
+				waitGuestEnded(t, h)
+			},
+			reason: "Completed",
+		},
+		"old record": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				r, err := d.InstanceOf(spec.UID).Load()
+				assert.NoError(t, err)
+				r.GraceSeconds = nil
+				assert.NoError(t, r.Save())
+			},
+			reason: driver.ExitHostShutdown,
+		},
+		"being changed": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				lock, err := d.StateDir.Lock(spec.UID)
+				assert.NoError(t, err)
+				t.Cleanup(lock.Release)
+			},
+			reason: driver.ExitHostShutdown,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e, d := newDriver(t)
+			spec := e.spec()
+			spec.GracePeriod = time.Hour
+			if c.spec != nil {
+				c.spec(e, &spec)
+			}
+			first := boots(t, d, spec, "drover guest 1 ")
+			if c.before != nil {
+				c.before(t, d, spec)
+			}
+			ended := e.shutDown(t, cmp.Or(c.limit, time.Hour))
+			if len(ended) != 1 || ended[0].Err != nil || ended[0].Name != spec.Name || ended[0].Forced != c.forced {
+				t.Errorf("ended: %+v", ended)
+			}
+			if on, err := d.InstanceOf(spec.UID).IsRunning(); on || err != nil {
+				t.Errorf("its QEMU runs: %v, %v", on, err)
+			}
+			if again := e.shutDown(t, time.Hour); len(again) != 0 {
+				t.Errorf("ended twice: %+v", again)
+			}
+			next := e.open(t)
+			listed, err := next.List(t.Context(), spec.UID)
+			assert.NoError(t, err)
+			if s := listed[0]; s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
+				t.Errorf("the next driver finds %+v, %+v", s, s.Exit)
+			}
+		})
+	}
+}
+
+func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
+	t.Helper()
+	ended, err := ShutDown(t.Context(), Options{Dir: e.dir}, limit)
+	assert.NoError(t, err)
+	for _, m := range ended {
+		t.Logf("ended: %+v", *m)
+	}
+	return ended
+}
+
+// TestShutDownOfOthers checks that a released machine, and one whose record cannot be
+// read, lose nothing either.
+func TestShutDownOfOthers(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	released, broken := e.spec(), e.spec()
+	released.GracePeriod = time.Hour
+	boots(t, d, released, "drover guest 1 A")
+	assert.NoError(t, d.Delete(t.Context(), released.Target, true))
+	boots(t, d, broken, "drover guest 1 A")
+	assert.NoError(t, os.WriteFile(d.InstanceOf(broken.UID).File(instance.RecordFile), []byte("{"), 0o600))
+	ended := e.shutDown(t, time.Hour)
+	for _, m := range ended {
+		if m.Err != nil || m.Forced {
+			t.Errorf("ended: %+v", m)
+		}
+	}
+	if len(ended) != 2 {
+		t.Errorf("ended %d machines", len(ended))
+	}
+	if ends, err := os.ReadDir(d.StateDir.Path(instance.EndsDir)); err != nil || len(ends) > 0 {
+		t.Errorf("what no server has: %v, %v", ends, err)
+	}
+}
+
+// TestShutDownCutOff checks that the next driver completes a shutdown that was killed
+// after it had begun, and reports it as the reason of the machine's end.
+func TestShutDownCutOff(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	spec.Image.Source, spec.GracePeriod = e.stubborn, time.Second
+	first := boots(t, d, spec, "drover guest 1 S")
+	s, err := d.InstanceOf(spec.UID).Observe(t.Context())
+	assert.NoError(t, err)
+	d.recordShutdown(s, s.GracePeriod())
+
+	next := e.open(t)
+	end := reach(t, next, spec, driver.StateStopped)
+	if end.Run != first.Run || end.Exit == nil || end.Exit.Reason != driver.ExitHostShutdown {
+		t.Errorf("it ended with %+v", end.Exit)
+	}
+	again := reach(t, next, spec, driver.StateRunning)
+	if again.Run == first.Run {
+		t.Errorf("it is %+v", again)
+	}
+}
+
+// TestGracePeriodIsKept checks that a change of the grace period needs no restart.
+func TestGracePeriodIsKept(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	for _, grace := range []time.Duration{time.Minute, 0, time.Hour} {
+		spec.GracePeriod = grace
+		s := reach(t, d, spec, driver.StateRunning)
+		if len(s.Pending) > 0 {
+			t.Errorf("it waits for a restart: %s", strings.Join(s.Pending, ", "))
+		}
+		r, err := d.InstanceOf(spec.UID).Load()
+		assert.NoError(t, err)
+		if kept := r.GracePeriod(); kept != grace {
+			t.Errorf("kept is %v, not %v", kept, grace)
+		}
+	}
 }

@@ -164,6 +164,10 @@ func TestSizes(t *testing.T) {
 func TestStopOfWhatIsInvalid(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
+	none := e.spec()
+	none.Power, none.CPUMilli = driver.PowerOff, 300_000
+	refuses(t, d, none, driver.ErrInvalid, "resource.cpu")
+	leavesNothing(t, d)
 	for name, change := range map[string]func(*driver.ServerSpec){
 		"resource.cpu":      func(s *driver.ServerSpec) { s.CPUMilli = 300_000 },
 		"resource.rootDisk": func(s *driver.ServerSpec) { s.RootDiskBytes = 1 << 20 },
@@ -187,10 +191,6 @@ func TestStopOfWhatIsInvalid(t *testing.T) {
 			refuses(t, d, spec, driver.ErrInvalid, name)
 		})
 	}
-	none := e.spec()
-	none.Power, none.CPUMilli = driver.PowerOff, 300_000
-	refuses(t, d, none, driver.ErrInvalid, "resource.cpu")
-	leavesNothing(t, d)
 }
 
 func TestPortTaken(t *testing.T) {
@@ -463,32 +463,20 @@ func TestStopTooEarly(t *testing.T) {
 	}
 }
 
-// script returns a program in place of QEMU.
-func script(t *testing.T, body string) string {
-	t.Helper()
-	path := filepath.Join(framework.PublicDir(t), "qemu")
-	assert.NoError(t, framework.WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
-	return path
-}
-
 // fails returns a QEMU that tells what it is, and does something else in place of a start.
 func fails(t *testing.T, does string) string {
 	t.Helper()
-	return script(t, "case $1 in "+asks+" *) "+does+";; esac")
+	return framework.QEMUScript(t, "case $1 in "+framework.QEMUAsked+" *) "+does+";; esac")
 }
-
-// asks are the cases of a script that stands in for QEMU when it is queried about itself.
-const asks = "--version) echo version 7.2;; -machine) echo 'q35  PC (alias of pc-q35-7.2)';" +
-	" echo 'pc-q35-7.2  PC'; echo 'pc-q35-6.2  PC (deprecated)';;"
 
 func TestPrograms(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	for name, c := range map[string]struct{ binary, says string }{
 		"missing":  {"qemu-of-nowhere", "is not installed"},
-		"too old":  {script(t, "echo QEMU emulator version 5.2.0"), "it is version 5.2, and 6.2 or newer is needed"},
-		"silent":   {script(t, "true"), "does not print its version"},
-		"failing":  {script(t, "exit 1"), "exit status 1"},
+		"too old":  {framework.QEMUScript(t, "echo QEMU emulator version 5.2.0"), "it is version 5.2, and 6.2 or newer is needed"},
+		"silent":   {framework.QEMUScript(t, "true"), "does not print its version"},
+		"failing":  {framework.QEMUScript(t, "exit 1"), "exit status 1"},
 		"no QEMU":  {"/etc/passwd", "permission denied"},
 		"the real": {DefaultBinary, ""},
 	} {

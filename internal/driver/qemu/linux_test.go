@@ -13,14 +13,18 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -368,4 +372,75 @@ func (e *engine) big(t *testing.T) string {
 	path := e.images + "/big.qcow2"
 	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", path, "5M")
 	return path
+}
+
+// memoryGroups are where control groups with memory limits are, in versions 1 and 2, and the
+// file of the limit.
+var memoryGroups = map[string]string{"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}
+
+// limitMemory moves a process to a new control group, and limits what it may use in addition
+// to what it uses now. It reports whether such a group can be made here.
+func limitMemory(t *testing.T, pid int, bytes int) bool {
+	t.Helper()
+	for top, limit := range memoryGroups {
+		group := filepath.Join(top, "drover-test-"+strconv.Itoa(pid))
+		if os.Mkdir(group, 0o700) != nil {
+			continue
+		}
+		t.Cleanup(func() { assert.NoError(t, os.Remove(group)) })
+		// A folder that is no control group has no such file, and must not get one.
+		if f, err := os.OpenFile(filepath.Join(group, limit), os.O_WRONLY, 0); err == nil {
+			_, err = f.WriteString(strconv.Itoa(bytes))
+			assert.NoError(t, errors.Join(err, f.Close(), os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)))
+			return true
+		}
+	}
+	return false
+}
+
+// runOutOfMemory has the kernel end a QEMU because memory runs out, or ends it itself where no limit can
+// be set. The end is reported as that of a killed process, and the server has one process before and
+// after its next start.
+func (g *linuxGuest) runOutOfMemory(t *testing.T) {
+	t.Helper()
+	if pid := g.d.InstanceOf(g.spec.UID).PID(); limitMemory(t, pid, 32<<20) {
+		if _, err := g.tryAsk(t, "/eat?mib=120"); err == nil {
+			t.Error("the guest has got more memory than there is")
+		}
+	} else {
+		t.Logf("no control group that limits memory can be made here: one of %v must be writable", memoryGroups)
+		assert.NoError(t, proc.Kill(t.Context(), pid, func(int) bool { return true }))
+	}
+	if end := waitExit(t, g.d, g.spec.UID); end.Reason != instance.ReasonKilled || end.Code != instance.CodeKilled {
+		t.Errorf("it ended with %+v", end)
+	}
+	again := reach(t, g.d, g.spec, driver.StateRunning)
+	if again.Run == g.server.Run || again.ID != g.server.ID {
+		t.Errorf("started again it is %+v", again)
+	}
+	if processes := machines(g.d, []types.UID{g.spec.UID}); len(processes[g.spec.UID]) != 1 {
+		t.Errorf("it has the processes %v", processes)
+	}
+}
+
+// checkMemory checks that memory counts as the guest sees it: it is less again after a program has
+// freed some, which the host never sees.
+func (g *linuxGuest) checkMemory(t *testing.T) {
+	const eaten = 120 << 20
+	for _, mib := range []int{eaten >> 20, 0} {
+		g.ask(t, fmt.Sprintf("/eat?mib=%d", mib))
+		assert.Eventually(t, fmt.Sprintf("the guest uses %d MiB and a little", mib), func(t testing.TB) error {
+			samples, err := g.d.Usage(t.Context(), g.spec.UID)
+			assert.NoError(t, err)
+			if used := samples[0].MemoryBytes; used == 0 || (used > eaten) != (mib > 0) {
+				return fmt.Errorf("it uses %d MiB", used>>20)
+			}
+			return nil
+		})
+	}
+	process, err := proc.ReadUsage(g.d.InstanceOf(g.spec.UID).PID())
+	assert.NoError(t, err)
+	if process.MemoryBytes < eaten {
+		t.Errorf("QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)
+	}
 }

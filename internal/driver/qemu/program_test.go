@@ -44,7 +44,7 @@ func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[strin
 // older returns a QEMU whose newest machine type differs from that of the usual one.
 func older(t *testing.T) string {
 	t.Helper()
-	return script(t, `case $1 in -machine) echo 'q35  PC (alias of pc-q35-6.2)'; echo 'pc-q35-6.2  PC';; *) exec qemu-system-x86_64 "$@";; esac`)
+	return framework.QEMUScript(t, `case $1 in -machine) echo 'q35  PC (alias of pc-q35-6.2)'; echo 'pc-q35-6.2  PC';; *) exec qemu-system-x86_64 "$@";; esac`)
 }
 
 // TestMachineType checks that a server keeps the machine type that it was made with,
@@ -140,7 +140,7 @@ func TestOOMScore(t *testing.T) {
 func TestOutput(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	d := e.openBinary(t, script(t, `case $1 in -nodefaults) printf '%2000s' | tr ' ' x >&2; printf 'the \033[1mlast\t words\377 of it\nand more\n' >&2;; esac; exec qemu-system-x86_64 "$@"`))
+	d := e.openBinary(t, framework.QEMUScript(t, `case $1 in -nodefaults) printf '%2000s' | tr ' ' x >&2; printf 'the \033[1mlast\t words\377 of it\nand more\n' >&2;; esac; exec qemu-system-x86_64 "$@"`))
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.InstanceOf(spec.UID)
@@ -175,7 +175,7 @@ func TestOutput(t *testing.T) {
 func TestFailedStartsKeepTheLog(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	d := e.openBinary(t, script(t, `case $1 in -nodefaults) echo 'why it crashed' >&2;; esac; exec qemu-system-x86_64 "$@"`))
+	d := e.openBinary(t, framework.QEMUScript(t, `case $1 in -nodefaults) echo 'why it crashed' >&2;; esac; exec qemu-system-x86_64 "$@"`))
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)

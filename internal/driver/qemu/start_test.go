@@ -4,13 +4,26 @@
 package qemu
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
+
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestRestartThatCannotBe checks that a guest is not shut down for a run that cannot
@@ -64,4 +77,70 @@ func TestFetchedOnce(t *testing.T) {
 	if fetched["/boot-A0.img"] != 1 || fetched["/boot-B0.img"] != 1 {
 		t.Errorf("it was fetched so many times: %v", fetched)
 	}
+}
+
+// TestStopThatIsOver checks that a restart goes on where the guest, or its QEMU too, ended
+// while it was stopped: else the caller would get a server that is off, and take the restart
+// for one that has failed.
+func TestStopThatIsOver(t *testing.T) {
+	t.Parallel()
+	off := &driver.Exit{Reason: "Completed"}
+	for name, c := range map[string]struct {
+		inst *instance.Instance
+		step step
+		want bool
+	}{
+		"the guest shuts down":     {&instance.Instance{On: true}, stepStop, false},
+		"the guest has ended":      {&instance.Instance{On: true, Exit: off}, stepStop, true},
+		"QEMU has quit":            {&instance.Instance{Exit: off}, stepStop, true},
+		"a start waits for images": {&instance.Instance{Exit: off}, stepStart, false},
+	} {
+		if got := hasEndedDuring(c.step, c.inst); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+}
+
+// TestJournal checks that the journal has what leaders did, each entry with its epoch,
+// and which callers the fence refused.
+func TestJournal(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	path := filepath.Join(t.TempDir(), "journal")
+	open := func() driver.Driver {
+		d, err := journal.Wrap(e.open(t), path, "cluster-1", clock.RealClock{}, logr.Discard())
+		assert.NoError(t, err)
+		return d
+	}
+	d := open()
+	spec := e.spec()
+	spec.Epoch = 5
+	reach(t, d, spec, driver.StateRunning)
+	reach(t, open(), spec, driver.StateRunning) // nothing to do
+	next := spec
+	next.Epoch = 6
+	next.Power = driver.PowerPaused
+	reach(t, open(), next, driver.StatePaused)
+	refuses(t, d, spec, driver.ErrFenced)
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrFenced)
+	assert.NoError(t, d.Delete(t.Context(), next.Target, false))
+	want := []string{"create 5", "start 5", "pause 6", "refused 5", "refused 5", "delete 6"}
+	if got := journalEntries(t, path); !slices.Equal(got, want) {
+		t.Errorf("the journal has %q, want %q", got, want)
+	}
+}
+
+func journalEntries(t *testing.T, path string) []string {
+	t.Helper()
+	content := framework.ReadFile(t, path)
+	var all []string
+	for line := range strings.Lines(content) {
+		var e journal.Entry
+		assert.NoError(t, json.Unmarshal([]byte(line), &e))
+		if e.PID != os.Getpid() || e.Cluster != "cluster-1" || e.UID == "" || e.At.IsZero() {
+			t.Errorf("an entry is %+v", e)
+		}
+		all = append(all, fmt.Sprintf("%s %d", e.Action, e.Epoch))
+	}
+	return all
 }

@@ -21,13 +21,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
-
-// needsRoot skips a test of machines that have other users than the tests.
-func needsRoot(t *testing.T) {
-	t.Helper()
-	framework.RequireRoot(t, "start machines as other users")
-}
 
 // processStatus returns the lines of a machine's /proc/PID/status by their names.
 func processStatus(t *testing.T, d *Driver, spec driver.ServerSpec) map[string]string {
@@ -52,7 +47,7 @@ func wantConfinement(t *testing.T, s driver.Server, reason string) {
 // program, and no capabilities.
 func TestMachineUsers(t *testing.T) {
 	t.Parallel()
-	needsRoot(t)
+	framework.RequireRoot(t, "start machines as other users")
 	e, d := newDriver(t)
 	seen := map[string]bool{}
 	for range 3 {
@@ -82,7 +77,7 @@ const noCapabilities = "0000000000000000"
 // a range reports them as StartedBefore.
 func TestOneUser(t *testing.T) {
 	t.Parallel()
-	needsRoot(t)
+	framework.RequireRoot(t, "start machines as other users")
 	e := newEngine(t)
 	o := e.options()
 	o.UserIDs = ""
@@ -102,7 +97,7 @@ func TestOneUser(t *testing.T) {
 // that those which run are reached as ever.
 func TestUserMissing(t *testing.T) {
 	t.Parallel()
-	needsRoot(t)
+	framework.RequireRoot(t, "start machines as other users")
 	e := newEngine(t)
 	before := e.spec()
 	reach(t, e.open(t), before, driver.StateRunning)
@@ -126,7 +121,7 @@ func TestUserMissing(t *testing.T) {
 // TestUserIDsUsedUp checks that a machine waits while all user IDs are in use.
 func TestUserIDsUsedUp(t *testing.T) {
 	t.Parallel()
-	needsRoot(t)
+	framework.RequireRoot(t, "start machines as other users")
 	e := newEngine(t)
 	o := e.options()
 	o.UserIDs = "2100070000-2100070000"
@@ -180,7 +175,7 @@ func TestStartedBefore(t *testing.T) {
 // other.
 func TestLowPort(t *testing.T) {
 	t.Parallel()
-	needsRoot(t)
+	framework.RequireRoot(t, "start machines as other users")
 	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "web", Protocol: "TCP", Port: 80, HostPort: freeLowPort(t)}}
@@ -245,7 +240,7 @@ func isRunAgain(t *testing.T, below ...string) bool {
 // containers: no machine is started as root instead.
 func TestSetuidRefused(t *testing.T) {
 	t.Parallel()
-	needsRoot(t)
+	framework.RequireRoot(t, "start machines as other users")
 	if !isRunAgain(t, "setpriv", "--bounding-set=-setuid") {
 		return
 	}
@@ -304,4 +299,21 @@ func TestExposures(t *testing.T) {
 			t.Errorf("%#o: got %q", mode, found)
 		}
 	}
+}
+
+// TestAsPlainUser runs tests again whose machines then have the tests' own user.
+func TestAsPlainUser(t *testing.T) {
+	t.Parallel()
+	contract := "TestContract/CreateTwice|StopForced|RestartOnce|KilledByHand|ListComplete|Secrets"
+	if tier.IsFull() {
+		contract = "TestContract"
+	}
+	framework.RunAsPlainUser(t, contract, "TestControllerKilledInStart", "TestInheritedDescriptors", "TestLogs")
+}
+
+// TestGuestAsPlainUser runs the tests again that reach guests.
+func TestGuestAsPlainUser(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it boots Linux three times and kills many controllers; TestAsPlainUser reaches machines by the same sockets")
+	framework.RunWithGuestAsPlainUser(t, "TestLinux", "TestControllerKilled")
 }

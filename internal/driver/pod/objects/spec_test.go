@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -41,6 +42,48 @@ func TestRefusedVolumes(t *testing.T) {
 		c.change(&spec)
 		if err := (&Template{}).CheckSpec(spec); !errors.Is(err, c.kind) || !strings.Contains(fmt.Sprint(err), c.says) {
 			t.Errorf("%s: %v, want %v with %q", name, err, c.kind, c.says)
+		}
+	}
+}
+
+// TestFit checks that the volume of a disk has room for it, and that a smaller volume has room for
+// what fit returns.
+func TestFit(t *testing.T) {
+	t.Parallel()
+	for _, bytes := range []int64{1 << 20, 10 << 30, 1<<50 - 512} {
+		claim := (&Template{}).NewClaim(driver.ServerSpec{}, Disk{Bytes: bytes}, "")
+		if got := Fit(bytes, claim); got != bytes {
+			t.Errorf("a disk of %d has %d in its own volume", bytes, got)
+		}
+		less := Fit(2*bytes, claim)
+		if size := ClaimSize(max(less, 1)); less > bytes || less < bytes-bytes/100-64 || size.Value() > RoomOf(claim) {
+			t.Errorf("in the volume of a disk of %d, one of %d has %d", bytes, 2*bytes, less)
+		}
+	}
+}
+
+// TestReadinessOfBarePod sets the readiness of a pod from which a user has removed all annotations.
+func TestReadinessOfBarePod(t *testing.T) {
+	t.Parallel()
+	p := &corev1.Pod{}
+	SetReadiness(p, driver.ServerSpec{ReadinessProbe: &driver.Probe{Port: 80}})
+	if p.Annotations[AnnotationReadiness] == "" {
+		t.Errorf("the annotations are %v", p.Annotations)
+	}
+	SetReadiness(p, driver.ServerSpec{})
+	if len(p.Annotations) > 0 {
+		t.Errorf("without a probe the annotations are %v", p.Annotations)
+	}
+}
+
+func TestRepositoryOf(t *testing.T) {
+	t.Parallel()
+	for source, want := range map[string]string{
+		"oci://ubuntu:22.04": "docker.io/library/ubuntu", "oci://me/img": "docker.io/me/img", "oci://localhost:5000/img:1": "localhost:5000/img",
+		"oci://registry.example/a/b@sha256:" + "0000000000000000000000000000000000000000000000000000000000000000": "registry.example/a/b",
+	} {
+		if got := RepositoryOf(source); got != want {
+			t.Errorf("the repository of %s is %q, want %q", source, got, want)
 		}
 	}
 }
