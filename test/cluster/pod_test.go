@@ -61,7 +61,8 @@ func newPodWorld(t *testing.T) *podWorld {
 	w := (&podController{oracle: startMachineOracle(t)}).newNamespace(t, podNamespace)
 	dir := t.TempDir()
 	w.binary, w.kubectlVM = filepath.Join(dir, "drover-controller"), filepath.Join(dir, "kubectl-vm")
-	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", root, "build", "-o", dir, "./cmd/drover-controller", "./cmd/kubectl-vm")
+	assert.NoError(t, framework.BuildProgram(w.binary, "cmd/drover-controller"))
+	assert.NoError(t, framework.BuildProgram(w.kubectlVM, "cmd/kubectl-vm"))
 	w.startController(t)
 	t.Cleanup(func() {
 		if t.Failed() {

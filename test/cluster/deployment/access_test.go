@@ -139,7 +139,7 @@ func getWithToken(t *testing.T, url, token string) string {
 // testStreams uses streams as a person outside the cluster does, with kubectl-vm.
 func testStreams(t *testing.T, d *Deployment) {
 	program := filepath.Join(t.TempDir(), "kubectl-vm")
-	framework.MustRunCommand(t, framework.BuildTimeout, []string{"CGO_ENABLED=0"}, "go", "-C", d.root, "build", "-o", program, "./cmd/kubectl-vm")
+	assert.NoError(t, framework.BuildProgram(program, "cmd/kubectl-vm"))
 	editor, viewer := d.newAccount(t, program, "editor"), d.newAccount(t, program, "viewer")
 	web := d.newUser("web", 0)
 	web.VMs = d.VMs.CloudnativeV1alpha1().VirtualMachines(blue)
