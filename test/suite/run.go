@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -78,6 +79,9 @@ func (m *mark) run(ctx context.Context, r testRun) part {
 	if r.pattern != "" {
 		args = append(args, "-test.run="+r.pattern)
 	}
+	if r.isFull {
+		args = append(args, "-test.v")
+	}
 	cmd := exec.CommandContext(ctx, r.program, append(args, r.flags...)...)
 	cmd.Dir = r.of.path
 	cmd.Env = append(m.environ(r.isFull), assert.WaitsEnv+"="+r.waitsLog)
@@ -89,10 +93,19 @@ func (m *mark) run(ctx context.Context, r testRun) part {
 		return p
 	}
 	if r.isFull {
-		_, _ = os.Stdout.Write(out) // tables of what was explored
+		printSummary(os.Stdout, out)
 	}
 	fmt.Printf("ok   %-34s %6.1f s, %6.1f s of CPU\n", r.of, c.wall.Seconds(), c.cpu.Seconds())
 	return p
+}
+
+// printSummary prints what each test took, and what tests print of what they explored.
+func printSummary(w io.Writer, output []byte) {
+	for line := range strings.Lines(string(output)) {
+		if !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "=== ") && line != "PASS\n" {
+			_, _ = io.WriteString(w, line)
+		}
+	}
 }
 
 // failures are the first lines of each failed test, printed once more at the end: the logs of
