@@ -77,7 +77,7 @@ func (s *stage) disturb(ctx context.Context, over <-chan struct{}, d outside.Dis
 		s.disturbed = d
 		return s.replicas.Supersede(func() error {
 			err := s.awaitCalm(1)
-			if faults, _, _ := readFaults(s.LearnFile(0)); len(faults) > 0 && calls.MatchString(faults[0]) {
+			if _, faults, _, _ := readPoints(s.LearnFile(0)); len(faults) > 0 && calls.MatchString(faults[0]) {
 				s.Isolate(0) // else it may learn the truth before it has called
 			}
 			return errors.Join(err, release())
@@ -101,7 +101,7 @@ func (s *stage) disturb(ctx context.Context, over <-chan struct{}, d outside.Dis
 func (s *stage) awaitCalm(process int) error {
 	known, since := 0, time.Now()
 	for begin := time.Now(); time.Since(begin) < calmWithin && time.Since(since) < calmTime; time.Sleep(20 * time.Millisecond) {
-		points, err := readPoints(s.LearnFile(process))
+		points, _, _, err := readPoints(s.LearnFile(process))
 		if err != nil {
 			return err
 		}

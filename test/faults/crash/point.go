@@ -10,7 +10,6 @@
 package crash
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -64,45 +63,27 @@ func parseCase(name string) (Case, error) {
 	return c, nil
 }
 
-// readPoints returns the points that a process has recorded, in order.
-func readPoints(path string) ([]string, error) {
-	lines, err := readLines(path)
-	return slices.DeleteFunc(lines, func(line string) bool { return strings.ContainsAny(line[:min(1, len(line))], begins+ends) }), err
-}
-
 // What begins the line of a fault that is no crash, and of its end if it takes time.
 const begins, ends = "!", "."
 
-// readFaults returns the faults other than crashes that a process has recorded, and the ends
-// of those that take time.
-func readFaults(path string) (begun, ended []string, err error) {
-	lines, err := readLines(path)
-	for _, line := range lines {
+// readPoints returns what a process has recorded, in order: its points, the faults that were no
+// crashes, and the ends of those that take time.
+func readPoints(path string) (points, begun, ended []string, err error) {
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil, nil
+	}
+	for line := range strings.Lines(string(content)) {
+		line = strings.TrimSuffix(line, "\n")
 		if fault, ok := strings.CutPrefix(line, begins); ok {
 			begun = append(begun, fault)
-		}
-		if fault, ok := strings.CutPrefix(line, ends); ok {
+		} else if fault, ok := strings.CutPrefix(line, ends); ok {
 			ended = append(ended, fault)
+		} else {
+			points = append(points, line)
 		}
 	}
-	return begun, ended, err
-}
-
-func readLines(path string) ([]string, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	var all []string
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		all = append(all, lines.Text())
-	}
-	return all, lines.Err()
+	return points, begun, ended, err
 }
 
 // unstable are points whose number depends on the time that a run takes: renewals, and

@@ -156,7 +156,7 @@ func (s *stage) play(ctx context.Context, work workload, learning bool) (setup [
 			time.Sleep(quietTime) // events of the setup are sent late
 		}
 		for n := range s.replicas.Processes() {
-			points, err := readPoints(s.LearnFile(n))
+			points, _, _, err := readPoints(s.LearnFile(n))
 			if err != nil {
 				return nil, err
 			}
@@ -188,7 +188,7 @@ func (s *stage) learn(setup []int, o *outcome) {
 		return
 	}
 	for n := range s.replicas.Processes() {
-		points, err := readPoints(s.LearnFile(n))
+		points, _, _, err := readPoints(s.LearnFile(n))
 		if err != nil {
 			return
 		}
@@ -205,7 +205,7 @@ func (s *stage) learn(setup []int, o *outcome) {
 func (s *stage) countFaults() int {
 	count := 0
 	for n := range s.replicas.Processes() {
-		faults, _, err := readFaults(s.LearnFile(n))
+		_, faults, _, err := readPoints(s.LearnFile(n))
 		if err == nil {
 			count += len(faults)
 		}
@@ -219,7 +219,7 @@ func (s *stage) awaitEnds(ctx context.Context) []lab.Violation {
 	err := assert.Poll(ctx, "timeouts end the calls that hang", func() error {
 		var hanging []string
 		for n := range s.replicas.Processes() {
-			begun, ended, err := readFaults(s.LearnFile(n))
+			_, begun, ended, err := readPoints(s.LearnFile(n))
 			hanging = append(hanging, slices.DeleteFunc(begun, func(f string) bool {
 				return err != nil || !lasts(f) || slices.Contains(ended, f)
 			})...)
