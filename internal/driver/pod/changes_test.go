@@ -122,8 +122,7 @@ func TestReadiness(t *testing.T) {
 	if r := plain.pod(t).Spec.Containers[0].ReadinessProbe; r != nil {
 		t.Errorf("a pod that was made without a probe has %+v", r)
 	}
-	plain.turn(t, driver.PowerOff, driver.StateStopped)
-	plain.turn(t, driver.PowerOn, driver.StateRunning)
+	plain.restart(t)
 	if r := plain.pod(t).Spec.Containers[0].ReadinessProbe; r == nil {
 		t.Error("the next pod has no probe")
 	}

@@ -294,8 +294,7 @@ func TestSecret(t *testing.T) {
 	if now := s.reach(t, driver.StateRunning); now.Run != string(p.UID) {
 		t.Errorf("without its Secret the run is %s, want %s", now.Run, p.UID)
 	}
-	s.turn(t, driver.PowerOff, driver.StateStopped)
-	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.restart(t)
 	if next := objects.SecretOf(s.pod(t)); next == got.Name {
 		t.Errorf("the next pod has the Secret %s too", next)
 	}
@@ -389,8 +388,7 @@ func TestEarlierPod(t *testing.T) {
 	s.Power = driver.PowerPaused
 	assert.ErrorIs(t, "pausing it", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "earlier version")
 	assert.ErrorIs(t, "probing it", s.d.Probe(t.Context(), s.UID, 80), driver.ErrRetry, "earlier version")
-	s.turn(t, driver.PowerOff, driver.StateStopped)
-	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.restart(t)
 	if objects.SecretOf(s.pod(t)) == "" {
 		t.Error("its next pod has no Secret")
 	}

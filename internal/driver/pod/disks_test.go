@@ -89,14 +89,12 @@ func TestVolumes(t *testing.T) {
 	if got := s.reach(t, driver.StateRunning); !slices.Equal(got.Pending, []string{"volumes"}) {
 		t.Errorf("without a volume %v waits for a restart", got.Pending)
 	}
-	s.turn(t, driver.PowerOff, driver.StateStopped)
-	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.restart(t)
 	if p := s.pod(t); strings.Contains(p.Annotations[objects.AnnotationMachine], "/volumes/data") {
 		t.Errorf("a volume that was removed is described: %s", p.Annotations[objects.AnnotationMachine])
 	}
 	s.Volumes = append(s.Volumes, driver.Volume{Name: "data", SizeBytes: 4 << 20})
-	s.turn(t, driver.PowerOff, driver.StateStopped)
-	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.restart(t)
 	if now := s.claims(t); now["data"].UID != made["data"].UID || now[""].UID != made[""].UID {
 		t.Errorf("the PVCs were %v and are %v", made, now)
 	}
