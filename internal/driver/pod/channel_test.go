@@ -271,8 +271,7 @@ func TestHangingMachine(t *testing.T) {
 // and is never adopted, read or deleted.
 func TestSecret(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.UserData = driver.NewSecret("#cloud-config\n")
 	secrets := w.kube.CoreV1().Secrets(s.Namespace)
 	foreign := s.takeSecretNames(t, 3)
@@ -345,8 +344,7 @@ func (s *server) converge(t *testing.T) *convergence {
 // Secret of unknown origin never runs, and its Secret goes with it.
 func TestSecretAfterCrash(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.failWrites = true
 	s.reach(t, driver.StateRunning) // whose UIDs were never recorded
 	before := s.pod(t)
@@ -375,8 +373,7 @@ func TestSecretAfterCrash(t *testing.T) {
 // running and can be stopped.
 func TestEarlierPod(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	_, s := newServer(t)
 	made := s.createEarlierPod(t)
 	got := s.reach(t, driver.StateRunning)
 	if got.Run != string(made.UID) || len(got.Pending) > 0 {
