@@ -54,8 +54,7 @@ func createContainer(t *testing.T, name string, config *container.Config) string
 
 func TestCreatedAsSpecified(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1500, 64e6, driver.RestartOnFailure
 	s := ensureState(t, d, spec, driver.StateRunning)
 	in := inspectRaw(t, s.ID)
@@ -107,8 +106,7 @@ func TestNameConflict(t *testing.T) {
 
 func TestDuplicate(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	first := ensureState(t, d, spec, driver.StateRunning)
 	second := createUnmanaged(t, "", map[string]string{LabelUID: string(spec.UID), LabelCluster: d.ClusterID})
 	off := spec
@@ -127,8 +125,7 @@ func TestDuplicate(t *testing.T) {
 
 func TestRenamedByHand(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	before := ensureState(t, d, spec, driver.StateRunning)
 	name := "by-hand-" + randomText()
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerRename(t.Context(), before.ID, client.ContainerRenameOptions{NewName: name})))
@@ -143,8 +140,7 @@ func TestRenamedByHand(t *testing.T) {
 
 func TestRetained(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	spec.RestartPolicy = driver.RestartAlways
 	s := ensureState(t, d, spec, driver.StateRunning)
 	createUnmanaged(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken is no obstacle
@@ -188,8 +184,7 @@ func TestRefused(t *testing.T) {
 // TestRefusedSpecStops checks that a spec that no container can have does not keep one on.
 func TestRefusedSpecStops(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	ensureState(t, d, spec, driver.StateRunning)
 	spec.UserData, spec.Image.Source = driver.NewSecret("x"), "https://x/y.img"
 	off := spec
@@ -200,8 +195,7 @@ func TestRefusedSpecStops(t *testing.T) {
 
 func TestRootDiskIsNoted(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	spec.RootDiskBytes = 40e9
 	for _, want := range []string{"40G", "50G"} {
 		note := "rootDisk " + want + " is not enforced: most Docker storage drivers cannot limit it"
@@ -229,8 +223,7 @@ func answersAt(t *testing.T, address string) error {
 
 func TestPorts(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	fixed := framework.FreePort(t)
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: fixed}, {Name: "any", Port: 81}, {Name: "dns", Protocol: "UDP", Port: 53}}
 	s := ensureState(t, d, spec, driver.StateRunning)
@@ -294,8 +287,7 @@ func portsTo(s driver.Server, port int32) (all []driver.Port) {
 // the engine makes it by itself once a port was taken for one of the two.
 func TestPortsThatDiffer(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	spec.Ports = []driver.Port{{Name: "http", Port: 80}}
 	four, six := framework.FreePort(t), framework.FreePort(t)
 	options := d.createOptions(spec, "", spec.Image.Source)
@@ -408,8 +400,7 @@ func TestStoppedForGood(t *testing.T) {
 
 func TestStopIsReported(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).stubborn)
+	d, spec := newServer(t, guestImages(t).stubborn)
 	first := ensureState(t, d, spec, driver.StateRunning)
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	want := "stopping, forced at " + spec.StopBy.UTC().Format(time.RFC3339)
@@ -435,8 +426,7 @@ func TestStopIsReported(t *testing.T) {
 // of the same container was killed.
 func TestStopAfterForcedStop(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	for _, c := range []struct {
 		grace time.Duration
 		want  int
@@ -454,8 +444,7 @@ func TestStopAfterForcedStop(t *testing.T) {
 // although the engine's restarter keeps trying the old one.
 func TestRepairedBetweenRuns(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).failing)
+	d, spec := newServer(t, guestImages(t).failing)
 	spec.RestartPolicy = driver.RestartAlways
 	s := ensureState(t, d, spec, driver.StateRestarting)
 	if s.Exit == nil || s.Exit.Code != 3 || s.Exit.Reason != "Error" {
@@ -467,8 +456,7 @@ func TestRepairedBetweenRuns(t *testing.T) {
 
 func TestResizeLive(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	spec.MemoryBytes = 64e6
 	first := ensureState(t, d, spec, driver.StateRunning)
 	callGuest(t, first, "/memory?bytes=%d", 30<<20)
@@ -507,8 +495,7 @@ func TestResizeLive(t *testing.T) {
 func TestOutOfMemory(t *testing.T) {
 	tier.Full(t, "it takes up to five runs that use up their memory; TestExitStatus keeps how the engine's report is read")
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	var s driver.Server
 	for range 5 {
 		s = ensureState(t, d, spec, driver.StateRunning)
@@ -527,8 +514,7 @@ func TestOutOfMemory(t *testing.T) {
 // TestAdoptUnstarted simulates a crash between creating and starting.
 func TestAdoptUnstarted(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	half, err := d.createInstance(t.Context(), spec)
 	assert.NoError(t, err)
 	s := ensureState(t, newDriver(t, d.Options), spec, driver.StateRunning)

@@ -313,8 +313,7 @@ func TestTLS(t *testing.T) {
 
 	t.Setenv("DOCKER_TLS_VERIFY", "1")
 	t.Setenv("DOCKER_CERT_PATH", certs)
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, shellImage(t))
+	d, spec := newServer(t, shellImage(t))
 	ensureState(t, d, spec, driver.StateRunning)
 	var out bytes.Buffer
 	code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: []string{"cat"}, Stdin: strings.NewReader("typed"), Stdout: &out})

@@ -46,6 +46,13 @@ func newSpec(t *testing.T, d *Driver, image string) driver.ServerSpec {
 	return spec
 }
 
+// newServer returns a driver for the tests' engine, and a spec for it.
+func newServer(t *testing.T, image string) (*Driver, driver.ServerSpec) {
+	t.Helper()
+	d := newDriver(t, Options{})
+	return d, newSpec(t, d, image)
+}
+
 // ensureState repeats Ensure until the server is in the state.
 func ensureState(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) (s driver.Server) {
 	t.Helper()
@@ -148,8 +155,7 @@ func TestPullProgress(t *testing.T) {
 // TestImageID checks that the image's digest is known without further requests.
 func TestImageID(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	s := ensureState(t, d, spec, driver.StateRunning)
 	if all := mustList(t, d); !strings.HasPrefix(s.ImageID, "sha256:") || all[0].ImageID != s.ImageID {
 		t.Errorf("the image is %q, listed as %q", s.ImageID, all[0].ImageID)

@@ -46,8 +46,7 @@ func mustConsole(t *testing.T, d *Driver, spec driver.ServerSpec) (io.ReadWriteC
 // versions made them: it is neither replaced nor pending, and its console can be read.
 func TestConsoleOfOlderContainer(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, shellImage(t))
+	d, spec := newServer(t, shellImage(t))
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.Config.OpenStdin = false
 	made, err := guestImages(t).client.ContainerCreate(t.Context(), options)
@@ -64,8 +63,7 @@ func TestConsoleOfOlderContainer(t *testing.T) {
 // TestConsoleOfTerminal has a container with a terminal, which was made by hand.
 func TestConsoleOfTerminal(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, shellImage(t))
+	d, spec := newServer(t, shellImage(t))
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.Config.Tty = true
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerCreate(t.Context(), options)))
@@ -223,8 +221,7 @@ func awaitProcesses(t *testing.T, id, text string, want int) {
 // shell to end the command.
 func TestCommandWithoutShell(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, guestImages(t).plain)
+	d, spec := newServer(t, guestImages(t).plain)
 	ensureState(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -402,8 +399,7 @@ func TestRestartDuringCall(t *testing.T) {
 // TestLogsOfOtherDriver has a container whose log cannot be read.
 func TestLogsOfOtherDriver(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, Options{})
-	spec := newSpec(t, d, shellImage(t))
+	d, spec := newServer(t, shellImage(t))
 	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.HostConfig.LogConfig = container.LogConfig{Type: "none"}
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerCreate(t.Context(), options)))

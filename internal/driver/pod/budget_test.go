@@ -53,8 +53,7 @@ func (s *server) wantNeedsEnsure(t *testing.T, want bool) {
 // becomes of the PodDisruptionBudget.
 func TestBlockEviction(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.BlockEviction = true
 	s.reach(t, driver.StateRunning)
 	b := s.budget(t)
@@ -109,8 +108,7 @@ func TestOrphanedBudget(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
-			s := w.newServer(t, "web")
+			w, s := newServer(t)
 			s.BlockEviction, s.Power = true, c.power
 			s.reach(t, c.state)
 			b := s.budget(t)
@@ -132,8 +130,7 @@ func TestOrphanedBudget(t *testing.T) {
 // removed, and that no pod starts that could be evicted.
 func TestForeignBudget(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	budgets := w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace)
 	theirs, err := budgets.Create(t.Context(), s.d.Objects.NewBudget(s.ServerSpec, "theirs"), metav1.CreateOptions{})
 	assert.NoError(t, err)
@@ -153,8 +150,7 @@ func TestForeignBudget(t *testing.T) {
 // TestBlockEvictionAfterCrash ends the controller after each creation, before that is recorded.
 func TestBlockEvictionAfterCrash(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.BlockEviction, s.failWrites = true, true
 	s.reach(t, driver.StateRunning)
 	before := s.budget(t)

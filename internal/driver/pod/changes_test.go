@@ -22,8 +22,7 @@ import (
 // and that labels which others have set on the pod stay.
 func TestLabels(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.d.reader.Owner = s.owner
 	s.Labels = map[string]string{"app": "web", "tier": "front", "cloudnative.tw/uid": "forged"}
 	s.reach(t, driver.StateRunning)
@@ -53,8 +52,7 @@ func TestLabels(t *testing.T) {
 // TestPortNames checks that the name of a port, by which a Service may select it, waits for the next pod.
 func TestPortNames(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	_, s := newServer(t)
 	s.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 	s.reach(t, driver.StateRunning)
 	s.Ports[0].Name = "web"
@@ -71,8 +69,7 @@ func TestPortNames(t *testing.T) {
 // that what the pod has of it confirms no guess.
 func TestDigestOfUserData(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.UserData = driver.NewSecret("#cloud-config\npassword: guessed\n")
 	s.reach(t, driver.StateRunning)
 	sum := sha256.Sum256([]byte(s.UserData.Reveal()))
@@ -122,8 +119,7 @@ func TestReadiness(t *testing.T) {
 	if r := plain.pod(t).Spec.Containers[0].ReadinessProbe; r != nil {
 		t.Errorf("a pod that was made without a probe has %+v", r)
 	}
-	plain.turn(t, driver.PowerOff, driver.StateStopped)
-	plain.turn(t, driver.PowerOn, driver.StateRunning)
+	plain.restart(t)
 	if r := plain.pod(t).Spec.Containers[0].ReadinessProbe; r == nil {
 		t.Error("the next pod has no probe")
 	}

@@ -271,8 +271,7 @@ func TestHangingMachine(t *testing.T) {
 // and is never adopted, read or deleted.
 func TestSecret(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.UserData = driver.NewSecret("#cloud-config\n")
 	secrets := w.kube.CoreV1().Secrets(s.Namespace)
 	foreign := s.takeSecretNames(t, 3)
@@ -294,8 +293,7 @@ func TestSecret(t *testing.T) {
 	if now := s.reach(t, driver.StateRunning); now.Run != string(p.UID) {
 		t.Errorf("without its Secret the run is %s, want %s", now.Run, p.UID)
 	}
-	s.turn(t, driver.PowerOff, driver.StateStopped)
-	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.restart(t)
 	if next := objects.SecretOf(s.pod(t)); next == got.Name {
 		t.Errorf("the next pod has the Secret %s too", next)
 	}
@@ -346,8 +344,7 @@ func (s *server) converge(t *testing.T) *convergence {
 // Secret of unknown origin never runs, and its Secret goes with it.
 func TestSecretAfterCrash(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.failWrites = true
 	s.reach(t, driver.StateRunning) // whose UIDs were never recorded
 	before := s.pod(t)
@@ -376,8 +373,7 @@ func TestSecretAfterCrash(t *testing.T) {
 // running and can be stopped.
 func TestEarlierPod(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	_, s := newServer(t)
 	made := s.createEarlierPod(t)
 	got := s.reach(t, driver.StateRunning)
 	if got.Run != string(made.UID) || len(got.Pending) > 0 {
@@ -389,8 +385,7 @@ func TestEarlierPod(t *testing.T) {
 	s.Power = driver.PowerPaused
 	assert.ErrorIs(t, "pausing it", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "earlier version")
 	assert.ErrorIs(t, "probing it", s.d.Probe(t.Context(), s.UID, 80), driver.ErrRetry, "earlier version")
-	s.turn(t, driver.PowerOff, driver.StateStopped)
-	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.restart(t)
 	if objects.SecretOf(s.pod(t)) == "" {
 		t.Error("its next pod has no Secret")
 	}

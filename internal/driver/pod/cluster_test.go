@@ -171,6 +171,13 @@ func (w *world) newServer(t *testing.T, name string) *server {
 	}}
 }
 
+// newServer returns a server of a new world.
+func newServer(t *testing.T) (*world, *server) {
+	t.Helper()
+	w := newWorld(t)
+	return w, w.newServer(t, "web")
+}
+
 // owner is the VirtualMachine as a controller knows it.
 func (s *server) owner(uid types.UID) (driver.Owner, bool) {
 	return driver.Owner{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, Labels: s.Labels}, uid == s.UID

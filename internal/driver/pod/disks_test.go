@@ -89,14 +89,12 @@ func TestVolumes(t *testing.T) {
 	if got := s.reach(t, driver.StateRunning); !slices.Equal(got.Pending, []string{"volumes"}) {
 		t.Errorf("without a volume %v waits for a restart", got.Pending)
 	}
-	s.turn(t, driver.PowerOff, driver.StateStopped)
-	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.restart(t)
 	if p := s.pod(t); strings.Contains(p.Annotations[objects.AnnotationMachine], "/volumes/data") {
 		t.Errorf("a volume that was removed is described: %s", p.Annotations[objects.AnnotationMachine])
 	}
 	s.Volumes = append(s.Volumes, driver.Volume{Name: "data", SizeBytes: 4 << 20})
-	s.turn(t, driver.PowerOff, driver.StateStopped)
-	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.restart(t)
 	if now := s.claims(t); now["data"].UID != made["data"].UID || now[""].UID != made[""].UID {
 		t.Errorf("the PVCs were %v and are %v", made, now)
 	}
@@ -108,8 +106,7 @@ func TestVolumes(t *testing.T) {
 // them.
 func TestClaimsOfAFailure(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	_, s := newServer(t)
 	s.record(t)
 	c := s.converge(t)
 	assert.NoError(t, c.ensureClaim(t.Context(), objects.Disk{Name: objects.RootDisk, Bytes: s.RootDiskBytes}))
@@ -141,8 +138,7 @@ func (n *node) wantSizes(t *testing.T, s *server, want map[string]int64) {
 // being done, and that no disk is larger than its volume.
 func TestVolumeCannotGrow(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	_, s := newServer(t)
 	s.StorageClassName = new("rigid")
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	s.reach(t, driver.StateRunning)
@@ -184,8 +180,7 @@ func wantGrowthError(t testing.TB, power driver.Power, err error) {
 // used nor removed, and that nothing else waits for it.
 func TestForeignClaim(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.reach(t, driver.StateRunning)
 	theirs := s.d.Objects.NewClaim(s.ServerSpec, objects.Disk{Name: "data", Bytes: 1 << 20}, "theirs")
 	theirs, err := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{})
@@ -220,8 +215,7 @@ func TestForeignClaim(t *testing.T) {
 // was removed.
 func TestStopWithoutDisk(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.reach(t, driver.StateRunning)
 	claims := w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
 	root := s.claims(t)[""]
@@ -252,8 +246,7 @@ func (s *server) wantRefusal(t *testing.T, reason, says string) {
 // labels alone. The restored ones are neither used nor deleted.
 func TestCopiedClaims(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20}}
 	s.reach(t, driver.StateRunning)
 	s.turn(t, driver.PowerOff, driver.StateStopped)

@@ -56,8 +56,7 @@ func TestDeletedPodsAreReleased(t *testing.T) {
 // although nothing has recorded that while it ran.
 func TestMadeByALostPod(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	run := s.reach(t, driver.StateRunning).Run
 	for n := range s.Objects {
@@ -90,8 +89,7 @@ func TestMadeByALostPod(t *testing.T) {
 // another pod is made: a kubelet that was restarted may not have ended the container yet.
 func TestRejectionOfAPodThatRan(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.SeenRun = s.reach(t, driver.StateRunning).Run
 	now := testingclock.NewFakeClock(s.d.Clock.Now())
 	s.d.Clock = now
@@ -145,8 +143,7 @@ func TestAssertionAfterTheEnd(t *testing.T) {
 // the node stops to answer later, until an operator has taken it back and made it again.
 func TestRefusedAssertion(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	asserted := types.UID("")
 	s.d.reader.AssertedOff = func(types.UID) types.UID { return asserted }
 	nodes := w.kube.CoreV1().Nodes()

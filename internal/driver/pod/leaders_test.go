@@ -119,8 +119,7 @@ func annotateRoot(t *testing.T, c *convergence, key, value string) error {
 // server alone, so the error is not one that suspends the driver.
 func TestEpochOfAUser(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	_, s := newServer(t)
 	s.reach(t, driver.StateRunning)
 	c := s.converge(t)
 	c.epoch = math.MaxUint64

@@ -138,8 +138,7 @@ func TestSpecOfAWaitingPod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
-			s := w.newServer(t, "web")
+			_, s := newServer(t)
 			c.breaks(&s.ServerSpec)
 			s.reach(t, driver.StateStarting)
 			first := s.waitUntilSettled(t, s.Placement.NodeSelector == nil)
@@ -230,8 +229,7 @@ func (w *world) addKVMNode(t *testing.T, name corev1.ResourceName) *corev1.Node 
 // gone later, without a change of the spec.
 func TestRefusedByPolicy(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	name, policies := "refuse-"+w.namespace, w.kube.AdmissionregistrationV1()
 	if _, err := policies.ValidatingAdmissionPolicies().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name},

@@ -148,8 +148,7 @@ func (k *kubelet) finish(t *testing.T, p *corev1.Pod) {
 // it, and that neither a restart nor a deletion takes it for another's.
 func TestSlowKubelet(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	w, s := newServer(t)
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	w.kubelet.set(func(k *kubelet) { k.isSlow = true })
 	first := s.reach(t, driver.StateRunning)
@@ -267,8 +266,7 @@ func TestConcurrentChange(t *testing.T) {
 // server that has lost the PVC of its root disk.
 func TestRetainIsRepeated(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	s := w.newServer(t, "web")
+	_, s := newServer(t)
 	s.Volumes = []driver.Volume{{Name: "a", SizeBytes: 1 << 20}, {Name: "b", SizeBytes: 1 << 20}}
 	s.reach(t, driver.StateRunning)
 	for _, volume := range []string{"a", "b"} {

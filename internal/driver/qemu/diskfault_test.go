@@ -127,9 +127,10 @@ func TestDiskErrors(t *testing.T) {
 // allows.
 const inodes = 1000
 
-// smallDisk gives the engine's folder a disk of its own, of so many MiB.
-func (e *engine) smallDisk(t *testing.T, size int) {
+// newDriverOnSmallDisk is newDriver with a disk for the engine's folder alone, of so many MiB.
+func newDriverOnSmallDisk(t *testing.T, size int) (*engine, *Driver) {
 	t.Helper()
+	e := newEngine(t)
 	assert.NoError(t, os.Mkdir(e.dir, 0o700))
 	err := unix.Mount("drover-test", e.dir, "tmpfs", 0, sizeOption(size))
 	if errors.Is(err, unix.EPERM) {
@@ -140,6 +141,7 @@ func (e *engine) smallDisk(t *testing.T, size int) {
 		e.removeServers(t)
 		assert.NoError(t, unix.Unmount(e.dir, unix.MNT_DETACH))
 	})
+	return e, e.open(t)
 }
 
 func sizeOption(size int) string { return fmt.Sprintf("size=%dm,nr_inodes=%d", size, inodes) }
@@ -176,9 +178,7 @@ func (e *engine) fillInodes(t *testing.T) {
 // leaves no room for others.
 func TestDiskFullFetching(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	e.smallDisk(t, 2)
-	d := e.open(t)
+	e, d := newDriverOnSmallDisk(t, 2)
 	content := append([]byte(framework.ReadFile(t, e.plain)), make([]byte, 3<<20)...)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })) // without a Content-Length
 	t.Cleanup(web.Close)
@@ -197,9 +197,7 @@ func TestDiskFullFetching(t *testing.T) {
 // without room to start is left as it was.
 func TestDiskFullCreating(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	e.smallDisk(t, 8)
-	d := e.open(t)
+	e, d := newDriverOnSmallDisk(t, 8)
 	spec := e.spec()
 	filler := e.fill(t)
 	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk", "no space left on device")
@@ -222,9 +220,7 @@ func TestDiskFullCreating(t *testing.T) {
 // such, and continues where it was once there is room.
 func TestDiskFullRunning(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	e.smallDisk(t, 8)
-	d := e.open(t)
+	e, d := newDriverOnSmallDisk(t, 8)
 	on := e.spec()
 	before := pause(t, d, on)
 	filler := e.fill(t)
@@ -249,9 +245,7 @@ func TestDiskFullRunning(t *testing.T) {
 // can be deleted.
 func TestDiskFullEnding(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	e.smallDisk(t, 8)
-	d := e.open(t)
+	e, d := newDriverOnSmallDisk(t, 8)
 	ends, stays := e.spec(), e.stubbornSpec()
 	first := boots(t, d, ends, "drover guest 1 A")
 	boots(t, d, stays, "drover guest 1 S")
@@ -286,9 +280,7 @@ func TestDiskFullEnding(t *testing.T) {
 // QEMU collected, once there is room.
 func TestEndWrittenLater(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
-	e.smallDisk(t, 8)
-	d := e.open(t)
+	e, d := newDriverOnSmallDisk(t, 8)
 	keepWatching(t, d)
 	spec := e.spec()
 	s := boots(t, d, spec, "drover guest 1 A")
