@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -232,7 +233,7 @@ func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Even
 	indent := widths[0] + widths[1] + 2*columnGap
 	for i, begin := range t.lines(screen{color: s.color}) {
 		lines := printable.Wrap(printable.Line(eventText(&events[i])), max(s.width-indent, 0))
-		gap := strings.Repeat(" ", widths[1]-len(t.rows[i][1].text)+columnGap)
+		gap := strings.Repeat(" ", widths[1]-utf8.RuneCountInString(t.rows[i][1].text)+columnGap)
 		b.WriteString(strings.TrimSuffix(begin, "\n") + gap + lines[0] + "\n")
 		for _, line := range lines[1:] {
 			b.WriteString(strings.Repeat(" ", indent) + line + "\n")

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
@@ -110,5 +111,16 @@ func TestBar(t *testing.T) {
 		if got := bar(share, 10); got != want {
 			t.Errorf("%g is %+v, want %+v", share, got, want)
 		}
+	}
+}
+
+// TestEventsOfOddReasons checks that a reason, which anyone may write, is counted in characters and
+// obeyed by no terminal.
+func TestEventsOfOddReasons(t *testing.T) {
+	events := []corev1.Event{{Reason: "äöüäöü", Message: "one"}, {Reason: "\x1b[31mé", Message: "two"}}
+	var b strings.Builder
+	(&Options{}).writeEvents(&b, screen{width: 40}, events, nil)
+	if want := "\nLast events:\n  -   äöüäöü   one\n  -   ?[31mé   two\n"; b.String() != want {
+		t.Errorf("got %q, want %q", b.String(), want)
 	}
 }
