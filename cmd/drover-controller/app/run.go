@@ -6,11 +6,9 @@ package app
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -199,22 +197,6 @@ func ClusterID(ctx context.Context, reader client.Reader) (string, error) {
 		return "", fmt.Errorf("read namespace %s for the cluster's id: %w", metav1.NamespaceSystem, err)
 	}
 	return string(ns.UID), nil
-}
-
-// startEpoch returns the resourceVersion of a live list, which grows from start to
-// start.
-func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	var vms api.VirtualMachineList
-	err := reader.List(ctx, &vms, client.Limit(1))
-	if meta.IsNoMatchError(err) {
-		return 0, fmt.Errorf("the VirtualMachine CRD is not installed (kubectl apply -f config/crd): %w", err)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("list VirtualMachines: %w", err)
-	}
-	return strconv.ParseUint(vms.ResourceVersion, 10, 64)
 }
 
 func openInventories(ctx context.Context, o *Options, mgr ctrl.Manager, cfg *rest.Config, gate fencing.Gate, f fencingHandler) (all []*inventory.Inventory, closeDrivers func(), err error) {
