@@ -5,7 +5,9 @@ package inventory
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -38,6 +40,7 @@ type hookedDriver struct {
 	ensure         ensureHook
 	delete         deleteHook
 	list           listHook
+	failing        types.UID // lists that name it fail
 	usage          func(do func() ([]driver.Usage, error)) ([]driver.Usage, error)
 	engineID       func(id string) string
 	beforeEngineID func(ctx context.Context) error
@@ -112,6 +115,9 @@ func (m *hookedDriver) Delete(ctx context.Context, t driver.Target, retain bool)
 
 func (m *hookedDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	m.withLock(func() { m.lists++ })
+	if slices.Contains(uids, readLocked(m, &m.failing)) {
+		return nil, errors.New("the API answers 500")
+	}
 	do := func() ([]driver.Server, error) { return m.Driver.List(ctx, uids...) }
 	if instead := readLocked(m, &m.list); instead != nil {
 		return instead(ctx, do)

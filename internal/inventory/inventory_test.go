@@ -380,6 +380,23 @@ func TestOutageAndReturn(t *testing.T) {
 	g.waitUntil("the return is reported", func() bool { return g.countChangesOfAll() >= 2 })
 }
 
+// TestFailedRefreshIsNoOutage checks that a server of which the engine does not answer makes nothing
+// else unknown.
+func TestFailedRefreshIsNoOutage(t *testing.T) {
+	g := newListedFixture(t)
+	g.addServer("a")
+	g.waitForAnswer("a", Present)
+	g.takeChanges()
+	g.engine.withLock(func() { g.engine.failing = "a" })
+	g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
+	g.waitUntil("it is paused", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
+	g.addServer("b")
+	g.waitUntil("the next refresh", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("b").Answer == Present })
+	if n := g.countChangesOfAll(); n > 0 {
+		t.Errorf("%d times all was reported as changed", n)
+	}
+}
+
 // TestFailedCallTriggersCheck checks that the engine is checked at once,
 // not at the next period.
 func TestFailedCallTriggersCheck(t *testing.T) {

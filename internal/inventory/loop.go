@@ -190,8 +190,9 @@ func (i *Inventory) markUnreachable(cause error) {
 	}
 }
 
-// followEvents refreshes the UIDs that events name, and lists everything once per period.
-// Refreshes take a bounded share of a busy engine's time: after each comes a pause that
+// followEvents refreshes the UIDs that events name, and lists everything once per period. Only a
+// complete list that fails, or a closed event stream, is an outage: a refresh that fails is followed by
+// a complete list, and the next one waits. Refreshes take a bounded share of a busy engine's time: after each comes a pause that
 // depends on how long the refresh took. Events add up meanwhile.
 func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) error {
 	period := i.Clock.NewTicker(i.ListPeriod)
@@ -209,8 +210,14 @@ func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) e
 			i.markChanged(uid)
 		case <-refreshDue:
 			began := i.Clock.Now()
-			err = i.refreshChanged(ctx)
-			if pause := pauseAfterRefresh(i.Clock.Since(began)); pause > 0 {
+			cause := i.refreshChanged(ctx)
+			pause := pauseAfterRefresh(i.Clock.Since(began))
+			if cause != nil && ctx.Err() == nil {
+				// It may concern one of these servers alone.
+				i.Log.Info("Changed servers could not be listed, so all are", "driver", i.Name, "cause", cause.Error())
+				err, pause = i.listAll(ctx), retryPeriod
+			}
+			if pause > 0 {
 				refreshDue, pauseOver = nil, i.Clock.After(pause)
 			}
 		case <-pauseOver:
