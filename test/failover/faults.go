@@ -146,7 +146,7 @@ func (s *faultInjector) reserveTarget(ctx context.Context) *fleet.Process {
 	wanted := s.random.Float64() < leaderShare
 	for begin := time.Now(); ctx.Err() == nil; framework.Sleep(ctx, pollPeriod) {
 		p := s.replicas.Running()[fmt.Sprintf("replica-%d", s.random.IntN(len(s.commands)))]
-		if wanted && time.Since(begin) < 2*s.size.lease.Lease {
+		if wanted && time.Since(begin) < 2*s.lease.Lease {
 			p = s.leader(ctx)
 		}
 		if p != nil && s.reserve(p.Replica, true) {

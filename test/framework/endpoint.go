@@ -57,7 +57,7 @@ func listenAddresses(pid int) (addresses []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	sockets, err := kernel.NetTCP()
+	sockets, err := kernel.NetTCP() //nolint:staticcheck // netlink, its replacement, would be a library for one table
 	for _, s := range sockets {
 		if s.St == listening && strings.Contains(open, fmt.Sprintf("socket:[%d]", s.Inode)) {
 			addresses = append(addresses, net.JoinHostPort(s.LocalAddr.String(), strconv.FormatUint(s.LocalPort, 10)))

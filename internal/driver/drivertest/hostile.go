@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // testHostileNames uses names that Kubernetes allows and that would clash or be invalid

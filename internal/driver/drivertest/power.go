@@ -10,10 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func testStopAndStart(t *testing.T, e *env) {

@@ -50,7 +50,7 @@ func flagsOfUp() *pflag.FlagSet {
 
 // TestSettings checks that the flags of the last run count, and the environment only for a
 // Drover that does not run.
-func TestSettings(t *testing.T) { //nolint:gocyclo // a list of what is expected
+func TestSettings(t *testing.T) {
 	t.Setenv("DROVER_VM_DRIVER", "fake")
 	t.Setenv("DROVER_BIND_ADDRESS", "::1")
 	t.Setenv("DOCKER_HOST", "")

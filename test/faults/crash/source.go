@@ -51,9 +51,16 @@ type noInjector struct{}
 
 func newNoInjector() Injector { return noInjector{} }
 
-func (noInjector) Prepare(*lab.World)     {}
-func (noInjector) Act(*lab.Replicas)      {}
-func (noInjector) Await(context.Context)  {}
+// Prepare implements Injector.
+func (noInjector) Prepare(*lab.World) {}
+
+// Act implements Injector.
+func (noInjector) Act(*lab.Replicas) {}
+
+// Await implements Injector.
+func (noInjector) Await(context.Context) {}
+
+// Seen implements Injector.
 func (noInjector) Seen() ([]string, bool) { return nil, false }
 
 // isInjected reports whether points and faults are those of a Source.

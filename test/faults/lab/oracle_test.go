@@ -57,10 +57,10 @@ func TestAddEffects(t *testing.T) {
 		var entries []journal.Entry
 		for n, action := range test.actions {
 			e := journal.Entry{PID: 1, UID: uid, Action: action, At: time.Unix(int64(n), 0), Before: server, After: server}
-			switch action {
-			case journal.ActionCreate:
+			if action == journal.ActionCreate {
 				e.Before = nil
-			case journal.ActionDelete, journal.ActionRelease:
+			}
+			if action == journal.ActionDelete || action == journal.ActionRelease {
 				e.After = nil
 			}
 			entries = append(entries, e)

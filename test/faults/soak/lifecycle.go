@@ -45,7 +45,7 @@ type lifecycle struct {
 }
 
 func newLifecycle(seed uint64, n int) *lifecycle {
-	random := users.NewRandom(seed, uint64(n))
+	random := users.NewRandom(seed, uint64(n)) // #nosec -- a number of a seed
 	return &lifecycle{
 		name: fmt.Sprintf("vm-%d", n), random: random, action: api.ActionActive,
 		hasty: random.Float64() < hastyShare, retain: random.Float64() < retainShare,

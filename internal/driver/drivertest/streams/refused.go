@@ -8,12 +8,11 @@ import (
 	"fmt"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // streamCalls returns a call for each of the optional interfaces that the driver has.
