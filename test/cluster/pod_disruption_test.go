@@ -342,7 +342,7 @@ func testStreams(t *testing.T, g *guest) {
 	console := startConsole(t, g)
 	console.typeLine(t, "typed")
 	g.stop(t)
-	console.line(t, "drover linux guest powers off")
+	console.waitFor(t, "drover linux guest powers off")
 	console.wait(t)
 	_, stderr, err := framework.RunCommand(t, framework.CommandTimeout, env, g.kubectlVM, "-n", podNamespace, "console", g.name)
 	if err == nil || !strings.Contains(stderr, "is stopped") {
@@ -374,20 +374,16 @@ func (c *console) Write(p []byte) (int, error) {
 	return c.text.Write(p)
 }
 
-// line waits for a text, and returns the line that it is in.
-func (c *console) line(t *testing.T, text string) (line string) {
+func (c *console) waitFor(t *testing.T, text string) {
 	t.Helper()
 	assert.Eventually(t, fmt.Sprintf("the console shows %q", text), func(testing.TB) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		for line = range strings.Lines(c.text.String()) {
-			if strings.Contains(line, text) {
-				return nil
-			}
+		if strings.Contains(c.text.String(), text) {
+			return nil
 		}
 		return fmt.Errorf("it shows %s", c.text.String())
 	})
-	return strings.TrimSpace(line)
 }
 
 // session is kubectl vm console.
@@ -418,7 +414,7 @@ func (s *session) typeLine(t *testing.T, text string) {
 	if _, err := io.WriteString(s.stdin, text+"\r"); err != nil {
 		t.Fatal(err)
 	}
-	s.line(t, text)
+	s.waitFor(t, text)
 }
 
 // wait waits until the console has ended with the machine.

@@ -115,7 +115,7 @@ func (g *Group) Kill(name string) error {
 func (g *Group) Ended(name string) <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.members[name].Process.Ended
+	return g.members[name].Ended
 }
 
 func (g *Group) find(name string) (*member, error) {

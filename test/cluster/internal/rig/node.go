@@ -96,7 +96,7 @@ func (m *machine) powerOff() error {
 	if !m.process.IsRunning() {
 		return fmt.Errorf("%s is off already", plan.NodeName(m.index))
 	}
-	if err := m.process.Cmd.Process.Kill(); err != nil {
+	if err := m.process.Process.Kill(); err != nil {
 		return err
 	}
 	<-m.process.Ended
