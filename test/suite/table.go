@@ -101,8 +101,20 @@ var shards = []shard{
 	},
 	{
 		name:    "cluster",
-		steps:   []step{{of: "test/cluster"}},
+		steps:   []step{{of: "test/cluster", skip: "TestPod(Contract|Deletion|Driver|sElsewhere)$"}},
+		paths:   slices.Concat(nodes, []string{"cmd/drover-machine", "test/assert", "test/framework"}),
+		prepare: []string{"hack/cluster-deps.sh", "engine"},
+	},
+	{
+		name:    "cluster-pods",
+		steps:   []step{{of: "test/cluster", pattern: "TestPod(Deletion|Driver|sElsewhere)$"}},
 		paths:   slices.Concat(controller, machine, nodes),
+		prepare: []string{"hack/cluster-deps.sh", "engine"},
+	},
+	{
+		name:    "cluster-contract",
+		steps:   []step{{of: "test/cluster", pattern: "TestPodContract$"}},
+		paths:   slices.Concat(contract, machine, nodes),
 		prepare: []string{"hack/cluster-deps.sh", "engine"},
 	},
 	{
