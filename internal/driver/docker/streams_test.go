@@ -147,15 +147,15 @@ func TestLostConnections(t *testing.T) {
 		ended <- err
 	}()
 	<-started.written
-	console.WaitForText(t, "is up")
-	log.WaitForText(t, "is up")
+	console.WaitForText(t, "the shell is up")
+	log.WaitForText(t, "the shell is up")
 	p.disconnect()
 	console.WaitForEnd(t, driver.ErrUnavailable)
 	log.WaitForEnd(t, driver.ErrUnavailable)
 	wantError(t, <-ended, driver.ErrUnavailable, "")
 	p.reconnect()
 	_, again := mustConsole(t, d, spec)
-	again.WaitForText(t, "is up")
+	again.WaitForText(t, "the shell is up")
 }
 
 // signalWriter closes written at the first Write.

@@ -89,9 +89,13 @@ func (r *Reading) WaitForText(t testing.TB, text string) {
 	t.Helper()
 	assert.Eventually(t, "the stream to have "+text, func(testing.TB) error {
 		all, err := r.Now()
-		if n := strings.Count(all, text); n != 1 {
-			return fmt.Errorf("it has it %d times, and ended with %v: %q", n, err, all) //nolint:errorlint // there may be none
+		switch strings.Count(all, text) {
+		case 0:
+			return fmt.Errorf("it ended with %v: %q", err, all) //nolint:errorlint // there may be none
+		case 1:
+			return nil
 		}
+		t.Fatalf("the stream has %q more than once: %q", text, all)
 		return nil
 	})
 }
