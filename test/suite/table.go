@@ -107,7 +107,13 @@ var shards = []shard{
 	},
 	{
 		name:    "cluster-pods",
-		steps:   []step{{of: "test/cluster", pattern: "TestPod(Deletion|Driver|sElsewhere)$"}},
+		steps:   []step{{of: "test/cluster", pattern: "TestPodDriver$"}},
+		paths:   slices.Concat(controller, machine, nodes),
+		prepare: []string{"hack/cluster-deps.sh", "engine"},
+	},
+	{
+		name:    "cluster-disruption",
+		steps:   []step{{of: "test/cluster", pattern: "TestPod(Deletion|sElsewhere)$"}},
 		paths:   slices.Concat(controller, machine, nodes),
 		prepare: []string{"hack/cluster-deps.sh", "engine"},
 	},

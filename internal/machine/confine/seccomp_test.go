@@ -7,10 +7,10 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestFilter checks what the filter answers to system calls.

@@ -20,9 +20,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
-	"github.com/spf13/pflag"
 )
 
 // The aims: start in 25 ms, and list 1,000 VMs in 110 ms on a machine where kubectl takes
