@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/assert"
-
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/internal/driver/fencing"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // fakeGate is open under an epoch, or closed.
