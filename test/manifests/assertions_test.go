@@ -46,12 +46,22 @@ func testAssertionPolicy(t *testing.T, w *testenv.Environment) {
 		_, err := operator.send(t.Context(), usersNamespace, request)
 		return err
 	})
-	for name, tc := range assertionRequests(t, w) {
+	for name, tc := range assertionRequests() {
 		t.Run(name, func(t *testing.T) {
 			checkAssertion(t, editor, usersNamespace, tc.request, tc.editor)
 			if tc.operator {
 				checkAssertion(t, operator, usersNamespace, tc.request, true)
 			}
+		})
+	}
+	for pod, allowed := range map[string]bool{"": true, "b": false} {
+		assert.Eventually(t, "a replacement with the assertion "+pod, func(testing.TB) error {
+			_, err := editor.send(t.Context(), usersNamespace, replaceAsserted(t, w, pod))
+			if apierrors.IsConflict(err) { // its status was written meanwhile
+				return err
+			}
+			checkAnswer(t, editor, usersNamespace, err, allowed)
+			return nil
 		})
 	}
 	checkAssertion(t, operator, otherNamespace, assertOff("vm", "a"), false)
@@ -74,20 +84,17 @@ type assertionRequest struct {
 	request
 }
 
-func assertionRequests(t *testing.T, w *testenv.Environment) map[string]assertionRequest {
-	t.Helper()
+func assertionRequests() map[string]assertionRequest {
 	patch := func(path, patch string) request { return request{http.MethodPatch, path + dryRun, patch} }
 	return map[string]assertionRequest{
-		"set":                       {false, true, assertOff("vm", "a")},
-		"change":                    {false, true, assertOff("asserted", "b")},
-		"withdraw":                  {true, true, assertOff("asserted", "")},
-		"leave":                     {true, true, assertOff("asserted", "a")},
-		"change something else":     {true, true, patch("/asserted", `{"spec":{"action":"stopped"}}`)},
-		"set through the status":    {false, false, patch("/vm/status", string(assertionPatch("a")))},
-		"create with it":            {false, false, request{http.MethodPost, dryRun, manifestOf("new", api.AnnotationMachineIsOff)}},
-		"create with another":       {true, false, request{http.MethodPost, dryRun, manifestOf("new", "example.org/note")}},
-		"replace by one without it": {true, false, replaceAsserted(t, w, "")},
-		"replace by another":        {false, false, replaceAsserted(t, w, "b")},
+		"set":                    {false, true, assertOff("vm", "a")},
+		"change":                 {false, true, assertOff("asserted", "b")},
+		"withdraw":               {true, true, assertOff("asserted", "")},
+		"leave":                  {true, true, assertOff("asserted", "a")},
+		"change something else":  {true, true, patch("/asserted", `{"spec":{"action":"stopped"}}`)},
+		"set through the status": {false, false, patch("/vm/status", string(assertionPatch("a")))},
+		"create with it":         {false, false, request{http.MethodPost, dryRun, manifestOf("new", api.AnnotationMachineIsOff)}},
+		"create with another":    {true, false, request{http.MethodPost, dryRun, manifestOf("new", "example.org/note")}},
 	}
 }
 
@@ -115,7 +122,13 @@ func replaceAsserted(t *testing.T, w *testenv.Environment, pod string) request {
 
 func checkAssertion(t *testing.T, u user, ns string, r request, allowed bool) {
 	t.Helper()
-	if _, err := u.send(t.Context(), ns, r); (err == nil) != allowed || err != nil && !apierrors.IsForbidden(err) {
+	_, err := u.send(t.Context(), ns, r)
+	checkAnswer(t, u, ns, err, allowed)
+}
+
+func checkAnswer(t *testing.T, u user, ns string, err error, allowed bool) {
+	t.Helper()
+	if (err == nil) != allowed || err != nil && !apierrors.IsForbidden(err) {
 		t.Errorf("%s in %s, who may: %t, gets %v", u.info.Username, ns, allowed, err)
 	}
 }
