@@ -380,8 +380,7 @@ func TestOutageAndReturn(t *testing.T) {
 	g.waitUntil("the return is reported", func() bool { return g.countChangesOfAll() >= 2 })
 }
 
-// TestFailedRefreshIsNoOutage checks that a server of which the engine does not answer makes nothing
-// else unknown.
+// TestFailedRefreshIsNoOutage checks that all servers stay known while the engine fails to list one.
 func TestFailedRefreshIsNoOutage(t *testing.T) {
 	g := newListedFixture(t)
 	g.addServer("a")

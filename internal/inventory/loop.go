@@ -190,10 +190,8 @@ func (i *Inventory) markUnreachable(cause error) {
 	}
 }
 
-// followEvents refreshes the UIDs that events name, and lists everything once per period. Only a
-// complete list that fails, or a closed event stream, is an outage: a refresh that fails is followed by
-// a complete list, and the next one waits. Refreshes take a bounded share of a busy engine's time: after each comes a pause that
-// depends on how long the refresh took. Events add up meanwhile.
+// followEvents refreshes the UIDs that events name, and lists everything once per period. After each
+// refresh comes a pause, in which events add up.
 func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) error {
 	period := i.Clock.NewTicker(i.ListPeriod)
 	defer period.Stop()
@@ -209,15 +207,8 @@ func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) e
 			}
 			i.markChanged(uid)
 		case <-refreshDue:
-			began := i.Clock.Now()
-			cause := i.refreshChanged(ctx)
-			pause := pauseAfterRefresh(i.Clock.Since(began))
-			if cause != nil && ctx.Err() == nil {
-				// It may concern one of these servers alone.
-				i.Log.Info("Changed servers could not be listed, so all are", "driver", i.Name, "cause", cause.Error())
-				err, pause = i.listAll(ctx), retryPeriod
-			}
-			if pause > 0 {
+			var pause time.Duration
+			if pause, err = i.refresh(ctx); pause > 0 {
 				refreshDue, pauseOver = nil, i.Clock.After(pause)
 			}
 		case <-pauseOver:
@@ -231,6 +222,18 @@ func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) e
 			return err
 		}
 	}
+}
+
+// refresh refreshes the UIDs that events have named, and returns how long the next refresh waits. An
+// error about one of them is no outage: only a complete list that fails is.
+func (i *Inventory) refresh(ctx context.Context) (pause time.Duration, err error) {
+	began := i.Clock.Now()
+	err = i.refreshChanged(ctx)
+	if err == nil || ctx.Err() != nil {
+		return pauseAfterRefresh(i.Clock.Since(began)), err
+	}
+	i.Log.Info("Changed servers could not be listed, so all are", "driver", i.Name, "cause", err.Error())
+	return retryPeriod, i.listAll(ctx)
 }
 
 // pauseAfterRefresh returns the pause after a refresh, so that refreshes take a quarter

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -221,20 +220,19 @@ func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Even
 		return
 	}
 	fmt.Fprintf(b, "\n%s\n", s.paint("Last events:", bold))
-	t := table{columns: []column{{}, {}}, noHeaders: true}
+	t := table{columns: []column{{}, {}, {}}, noHeaders: true}
 	for i := range events {
 		kind := cell{text: events[i].Reason}
 		if events[i].Type == corev1.EventTypeWarning {
 			kind.style = yellow
 		}
-		t.addRow(cell{text: "  " + o.ageOf(eventTime(&events[i]))}, kind)
+		t.addRow(cell{text: "  " + o.ageOf(eventTime(&events[i]))}, kind, cell{}) // the text follows, wrapped
 	}
 	widths := t.widths()
 	indent := widths[0] + widths[1] + 2*columnGap
 	for i, begin := range t.lines(screen{color: s.color}) {
 		lines := printable.Wrap(printable.Line(eventText(&events[i])), max(s.width-indent, 0))
-		gap := strings.Repeat(" ", widths[1]-utf8.RuneCountInString(t.rows[i][1].text)+columnGap)
-		b.WriteString(strings.TrimSuffix(begin, "\n") + gap + lines[0] + "\n")
+		b.WriteString(strings.TrimSuffix(begin, "\n") + lines[0] + "\n")
 		for _, line := range lines[1:] {
 			b.WriteString(strings.Repeat(" ", indent) + line + "\n")
 		}
