@@ -82,7 +82,7 @@ func (e *Environment) AwaitQuiet(ctx context.Context, c *Controller) error {
 	return AwaitQuiet(ctx, append([]int{c.PID()}, e.pids...)...)
 }
 
-// APIMetrics are those of the API server.
+// APIMetrics returns the metrics of the API server.
 func (e *Environment) APIMetrics(ctx context.Context) (framework.Metrics, error) {
 	return e.Kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 }

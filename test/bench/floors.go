@@ -69,7 +69,7 @@ func NewInformers(cfg *rest.Config) (versioned.Interface, externalversions.Share
 	return c, externalversions.NewSharedInformerFactoryWithOptions(c, 0, externalversions.WithTransform(stripManagedFields)), nil
 }
 
-// informers are those of VMs, or of Kubernetes' own kinds.
+// informers is a factory of informers, for VMs or for Kubernetes' own kinds.
 type informers interface {
 	Start(stop <-chan struct{})
 	WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool

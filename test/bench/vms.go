@@ -29,7 +29,7 @@ const (
 	minTimeout       = 2 * time.Minute
 )
 
-// VMs are those of a namespace, as users create, change and delete them.
+// VMs creates, changes and deletes the VMs of a namespace, as users do.
 type VMs struct {
 	typed.VirtualMachineInterface
 	// AtOnce is how many requests are sent at a time.

@@ -98,8 +98,8 @@ func TestLateStreams(t *testing.T) {
 	}
 }
 
-// TestHelpFits checks that the help of every command has at most 80 columns. That of kubectl is
-// kubectl's, and that of drover vm is that of kubectl vm.
+// TestHelpFits checks that the help of every command has at most 80 columns. It leaves out
+// drover kubectl and drover vm, whose help kubectl and kubectl vm print.
 func TestHelpFits(t *testing.T) { checkHelp(t, Program{}.newRootCommand()) }
 
 func checkHelp(t *testing.T, c *cobra.Command) {

@@ -21,7 +21,7 @@ const (
 // suite is the name of all figures.
 const suite = "failover"
 
-// circumstances are those of a handover.
+// circumstances are the conditions under which a handover is measured.
 type circumstances struct {
 	fleet string
 	vms   int

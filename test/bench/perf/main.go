@@ -5,7 +5,8 @@
 // the same machine takes, in the same run, for the part that every controller must
 // do.
 //
-// Start with suites in suites.go, each of which has a file. noop.go and engine.go have floors.
+// Start with the table suites in suites.go: each suite has a file of its own. The floors are in noop.go
+// and engine.go.
 //
 // Everything is real: bin/drover up --without-controller, bin/drover-controller as a
 // separate process, and a Docker engine. The compared programs take turns. Slowness

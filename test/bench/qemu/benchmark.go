@@ -127,7 +127,7 @@ func (b *benchmark) reportTimes(what string, ours []float64, beside string, alon
 	b.report.AddDifference(suite, what+", longer than QEMU alone", 1, "ms", ours, alone).AtMost(aim)
 }
 
-// times are those of several turns, in ms.
+// times holds what several turns took, in ms.
 type times struct {
 	// up : until VM is Active, or QEMU answers; output : until the guest printed.
 	up, output []float64

@@ -152,7 +152,7 @@ func (d *Deployment) findHolder(ctx context.Context) (string, error) {
 	return holder, err
 }
 
-// pods are those of Drover.
+// pods returns the pods of the Drover release.
 func (d *Deployment) pods(ctx context.Context) ([]corev1.Pod, error) {
 	list, err := d.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -35,8 +35,7 @@ var SecondServer crash.Source = secondFaults{Faults{
 	ofLeader:   true,
 }}
 
-// secondFaults are faults whose cases run in waves, in each of which the second API server stands
-// still once.
+// secondFaults runs the cases of its faults in waves. In each wave the second API server is halted once.
 type secondFaults struct{ Faults }
 
 // Inject implements crash.Source.
