@@ -99,7 +99,7 @@ func TestLateStreams(t *testing.T) {
 }
 
 // TestHelpFits checks that the help of every command has at most 80 columns. It leaves out
-// drover kubectl and drover vm, whose help kubectl and kubectl vm print.
+// drover kubectl, whose help is kubectl's.
 func TestHelpFits(t *testing.T) { checkHelp(t, Program{}.newRootCommand()) }
 
 func checkHelp(t *testing.T, c *cobra.Command) {
