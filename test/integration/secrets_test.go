@@ -31,7 +31,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	t.Parallel()
 	w := testenv.StartVirtual(t)
 	w.SetFaults(t, `fails: {failCreate: 1000000}`)
-	controller := w.StartControllerProcess(t, nil, "-v=10", "--usage-period=1s")
+	controller := w.StartControllerProcess(t, nil, "-v=7", "--usage-period=1s")
 
 	late := w.CreateVM(t, newSmallVM("late", "default", "fake").UserDataSecret("init", "user-data"))
 	w.WaitForVM(t, late, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable), framework.HasMessage(`"init"`), framework.HasMessage("userData"))
@@ -55,6 +55,10 @@ func TestSecretsAreNotExposed(t *testing.T) {
 		t.Errorf("the log is too short to prove anything: %d bytes", len(log))
 	}
 	checkNotIn(t, "the log", controller.Output())
+	// Parts of it in the dump of a message would not be found by the text.
+	if strings.Contains(controller.Output(), "00000000  ") {
+		t.Error("the log has the content of a message")
+	}
 	objects, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(w.Namespace).List(t.Context(), metav1.ListOptions{})
 	assert.NoError(t, err)
 	checkNotIn(t, "an object", toJSON(t, objects))

@@ -4,8 +4,10 @@
 package app
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -53,9 +55,37 @@ func NewCommand() *cobra.Command {
 func AddLogFlags(fs *pflag.FlagSet) {
 	var all flag.FlagSet
 	klog.InitFlags(&all)
+	all.Lookup("v").Value = verbosity{all.Lookup("v").Value}
 	for _, name := range []string{"v", "logtostderr"} {
 		fs.AddGoFlag(all.Lookup(name))
 	}
+}
+
+// maxVerbosity is the highest verbosity at which client-go logs no content of requests and responses, which
+// would put Secrets into the log.
+const maxVerbosity = 7
+
+// verbosity is the value of -v.
+type verbosity struct{ flag.Value }
+
+// Set implements flag.Value.
+func (v verbosity) Set(text string) error {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return errors.New("want a number")
+	}
+	if err := CheckVerbosity(n); err != nil {
+		return err
+	}
+	return v.Value.Set(text)
+}
+
+// CheckVerbosity returns an error if a log of this verbosity would have the content of Secrets.
+func CheckVerbosity(n int) error {
+	if n < 0 || n > maxVerbosity {
+		return fmt.Errorf("want 0 to %d: a higher verbosity logs the content of requests, and Secrets with it", maxVerbosity)
+	}
+	return nil
 }
 
 func restConfig(kubeconfig string) (*rest.Config, error) {

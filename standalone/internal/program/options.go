@@ -5,6 +5,7 @@ package program
 
 import (
 	"cmp"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -85,6 +86,9 @@ func (o *UpOptions) complete(cmd *cobra.Command) error {
 	}
 	o.portGiven = cmd.Flags().Changed("port")
 	o.Out = cmd.OutOrStdout()
+	if err := app.CheckVerbosity(o.Verbosity); err != nil {
+		return fmt.Errorf("--verbosity %d: %w", o.Verbosity, err)
+	}
 	return o.Controller.Validate()
 }
 
