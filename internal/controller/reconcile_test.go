@@ -112,7 +112,13 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 	return servers, err
 }
 
+// errNoDeadline fails calls that an engine which hangs would never let end.
+var errNoDeadline = errors.New("the call has no deadline")
+
 func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	if _, has := ctx.Deadline(); !has {
+		return driver.Server{}, errNoDeadline
+	}
 	m.mu.Lock()
 	m.calls++
 	do := m.ensure
@@ -125,6 +131,9 @@ func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) 
 }
 
 func (m *interceptedDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	if _, has := ctx.Deadline(); !has {
+		return errNoDeadline
+	}
 	live := func() error { return m.Driver.Delete(ctx, t, retain) }
 	if m.delete == nil {
 		return live()

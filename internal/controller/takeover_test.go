@@ -38,7 +38,9 @@ func (g *rig) takeOver() {
 
 func (g *rig) deleteServer() {
 	g.t.Helper()
-	assert.NoError(g.t, g.inv.Delete(g.t.Context(), driver.Target{UID: "uid-1"}, false))
+	ctx, cancel := context.WithTimeout(g.t.Context(), callTimeout)
+	defer cancel()
+	assert.NoError(g.t, g.inv.Delete(ctx, driver.Target{UID: "uid-1"}, false))
 	g.eventually("the server is gone", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
 }
 
@@ -79,7 +81,7 @@ func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	spec := driver.ServerSpec{
 		Target: driver.Target{UID: "uid-1", Epoch: g.r.Epoch() - 1}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9,
 	}
-	assert.ErrorIs(t, "the predecessor's call", assert.ErrorOf(g.engine.Ensure(t.Context(), spec)), driver.ErrFenced)
+	assert.ErrorIs(t, "the predecessor's call", assert.ErrorOf(g.engine.Driver.Ensure(t.Context(), spec)), driver.ErrFenced)
 	g.wantNothing()
 }
 
