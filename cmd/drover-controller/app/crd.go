@@ -83,12 +83,12 @@ var errOldCRD = errors.New("the VirtualMachine CRD is older than this program: a
 // that this program writes to their status. It reads the OpenAPI document that the API
 // server shows to every authenticated user, so it needs no further permission. If
 // there is no answer it logs that, and skips the check.
-func checkCRD(ctx context.Context, cfg *rest.Config, within time.Duration) error {
+func checkCRD(ctx context.Context, cfg *rest.Config) error {
 	discoverer, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
 		return err
 	}
-	pollCtx, cancel := context.WithTimeout(ctx, within)
+	pollCtx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
 	missing, cause := "", errors.New("the API server has published no schema")
 	err = wait.PollUntilContextCancel(pollCtx, schemaPollPeriod, true, func(ctx context.Context) (bool, error) {

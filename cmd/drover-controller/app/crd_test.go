@@ -6,6 +6,9 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
@@ -54,6 +58,42 @@ func TestStartEpoch(t *testing.T) {
 				epoch, err := startEpoch(t.Context(), &lists{answers: tc.answers})
 				if tc.says == "" && (err != nil || epoch != 7) || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
 					t.Errorf("got %d, %v, want %q", epoch, err, tc.says)
+				}
+			})
+		})
+	}
+}
+
+// respond answers requests in the test's own process, so that a fake clock applies.
+type respond func(*http.Request) *http.Response
+
+// RoundTrip implements http.RoundTripper.
+func (r respond) RoundTrip(req *http.Request) (*http.Response, error) { return r(req), nil }
+
+// TestCheckCRD checks that what is missing is named, and that the program stops
+// only for what is certainly missing.
+func TestCheckCRD(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		code   int
+		schema string // of the status
+		says   string
+	}{
+		"an older one":   {http.StatusOK, `{"properties": {"phase": {}}}`, "has no status."},
+		"not to be read": {http.StatusForbidden, "{}", ""},
+		"unreadable":     {http.StatusOK, `[`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				err := checkCRD(t.Context(), &rest.Config{Host: "http://api", Transport: respond(func(req *http.Request) *http.Response {
+					if req.URL.Path != "/openapi/v3/apis/cloudnative.tw/v1alpha1" {
+						t.Errorf("requested %s", req.URL)
+					}
+					body := fmt.Sprintf(`{"components": {"schemas": {"tw.cloudnative.v1alpha1.VirtualMachine": {"properties": {"status": %s}}}}}`, tc.schema)
+					return &http.Response{StatusCode: tc.code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}
+				})})
+				if (tc.says != "") != errors.Is(err, errOldCRD) || err != nil && !strings.Contains(err.Error(), tc.says) {
+					t.Errorf("got %v, want %q", err, tc.says)
 				}
 			})
 		})

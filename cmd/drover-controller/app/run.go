@@ -60,7 +60,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	}
 	guard, err := newGuard(ctx, mgr.GetAPIReader(), lock)
 	if err == nil && !o.OwnCRD {
-		err = checkCRD(ctx, cfg, schemaTimeout)
+		err = checkCRD(ctx, cfg)
 	}
 	if err != nil {
 		return err
