@@ -455,6 +455,14 @@ func TestFinalizerComesFirst(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
+// TestClockOfTheAPI checks that an API server whose clock is an hour ahead delays nothing.
+func TestClockOfTheAPI(t *testing.T) {
+	t.Parallel()
+	ahead := metav1.NewTime(policytest.T0.Add(time.Hour))
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = ahead }))
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
 func TestStaleObjectIsNotBound(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
