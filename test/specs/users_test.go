@@ -47,7 +47,7 @@ func TestUsers(t *testing.T) {
 func setRapidFlags() error {
 	values := map[string]string{"rapid.nofailfile": "true", "rapid.checks": "6", "rapid.seed": "1"}
 	if tier.IsFull() {
-		values["rapid.checks"] = "400"
+		values["rapid.checks"] = "100"
 		delete(values, "rapid.seed")
 	}
 	for name, value := range values {

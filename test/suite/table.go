@@ -60,9 +60,19 @@ var shards = []shard{
 	},
 	{
 		name:  "specs",
-		steps: []step{{of: "test/specs"}},
-		short: step{of: "test/specs", pattern: "TestUsers"},
-		paths: slices.Concat(controller, []string{"internal/driver/docker", "internal/driver/qemu", "test/specs"}),
+		steps: []step{{of: "test/specs", skip: "TestDocker|TestQEMU"}},
+		short: step{of: "test/specs", pattern: "TestRest"},
+		paths: slices.Concat(controller, []string{"test/specs"}),
+	},
+	{
+		name:  "specs-docker",
+		steps: []step{{of: "test/specs", pattern: "TestDocker"}},
+		paths: slices.Concat(controller, []string{"internal/driver/docker", "test/specs"}),
+	},
+	{
+		name:  "specs-qemu",
+		steps: []step{{of: "test/specs", pattern: "TestQEMU"}},
+		paths: slices.Concat(controller, machine, []string{"test/specs"}),
 	},
 	{
 		name:  "faults-fake",
