@@ -67,7 +67,7 @@ func IsRejected(pod *corev1.Pod) bool {
 // ImageUse reports whether the pod, which has ended, may have used its images, and else whether its
 // node has failed to: no container was created there. Both are false for a pod that no node accepted.
 func (i *Instance) ImageUse() (isUsed, hasFailed bool) {
-	exit, status := ProvenEnd(i.Pod), machineStatus(i.Pod)
+	exit, status := ProvenEnd(i.Pod), objects.MachineStatus(i.Pod)
 	switch {
 	case i.Pod.Spec.NodeName == "" || IsRejected(i.Pod):
 		return false, false
@@ -80,7 +80,7 @@ func (i *Instance) ImageUse() (isUsed, hasFailed bool) {
 
 // HasContainer reports whether the machine's container was created, as far as its kubelet has reported.
 func (i *Instance) HasContainer() bool {
-	status := machineStatus(i.Pod)
+	status := objects.MachineStatus(i.Pod)
 	return status != nil && hasContainer(status)
 }
 

@@ -161,7 +161,7 @@ func TestDisksOfASeenRun(t *testing.T) {
 	t.Parallel()
 	reader := &Reader{LastStatus: func(types.UID) (status control.Status, ok bool) { return status, false }}
 	pod := onNode(withStatuses(terminated(137, "ContainerStatusUnknown", "")))
-	pod.UID, pod.Spec.Containers = "seen", []corev1.Container{{StartupProbe: &corev1.Probe{}}}
+	pod.UID, pod.Spec.Containers = "seen", []corev1.Container{{Name: "added"}, {Name: objects.ContainerName, StartupProbe: &corev1.Probe{}}}
 	for seen, want := range map[string]bool{"seen": true, "another": false, "": false} {
 		if got := (&Instance{reader: reader, Pod: pod, seenRun: seen}).HasMadeDisk(objects.RootDisk); got != want {
 			t.Errorf("after run %q was seen: made %t, want %t", seen, got, want)
@@ -182,7 +182,7 @@ func TestDisksOfAMachineThatWasNotStarted(t *testing.T) {
 	} {
 		pod := onNode(withStatuses(terminated(7, "Error", message)))
 		pod.UID = "pod"
-		pod.Spec.Containers = []corev1.Container{{StartupProbe: &corev1.Probe{}}}
+		pod.Spec.Containers = []corev1.Container{{Name: "added"}, {Name: objects.ContainerName, StartupProbe: &corev1.Probe{}}}
 		i := &Instance{reader: reader, Pod: pod}
 		var got []string
 		for _, disk := range []string{objects.RootDisk, "data", "more"} {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -62,7 +61,7 @@ func (i *Instance) describeRun(s *driver.Server) {
 	kept := i.Settings()
 	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
 	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
-	status := machineStatus(p)
+	status := objects.MachineStatus(p)
 	s.ImageID, s.Note = i.imageID(kept), describeTags(kept.Images)
 	s.StartedAt = startOf(p)
 	switch exit := i.End(); {
@@ -109,7 +108,7 @@ func (i *Instance) imageID(kept objects.Settings) string {
 // hasGuest reports whether the guest runs in the machine's container: its disks are made. The kubelet says
 // so, or the machine has. A kubelet that was restarted may have forgotten it for a moment.
 func (i *Instance) hasGuest() bool {
-	status := machineStatus(i.Pod)
+	status := objects.MachineStatus(i.Pod)
 	if status == nil || status.State.Running == nil {
 		return false
 	}
@@ -123,9 +122,10 @@ func (i *Instance) HasMadeDisk(disk string) bool {
 	if i.Pod == nil {
 		return false
 	}
-	status := machineStatus(i.Pod)
+	status := objects.MachineStatus(i.Pod)
 	last, _ := i.reader.LastStatus(i.Pod.UID)
-	hasProbe := i.Pod.Spec.Containers[0].StartupProbe != nil
+	container := objects.MachineContainer(i.Pod)
+	hasProbe := container != nil && container.StartupProbe != nil
 	switch {
 	case hasProbe && i.seenRun == string(i.Pod.UID): // after a crash of the node the kubelet may no longer report it
 		return true
@@ -194,7 +194,7 @@ func waitError(waits control.Wait) error {
 
 // startOf returns when the machine's container was started.
 func startOf(p *corev1.Pod) (at time.Time) {
-	status := machineStatus(p)
+	status := objects.MachineStatus(p)
 	switch {
 	case status == nil:
 	case status.State.Running != nil:
@@ -203,14 +203,6 @@ func startOf(p *corev1.Pod) (at time.Time) {
 		return status.State.Terminated.StartedAt.Time
 	}
 	return at
-}
-
-func machineStatus(p *corev1.Pod) *corev1.ContainerStatus {
-	n := slices.IndexFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == objects.ContainerName })
-	if n < 0 {
-		return nil
-	}
-	return &p.Status.ContainerStatuses[n]
 }
 
 func addressesOf(p *corev1.Pod) []string {
@@ -259,7 +251,7 @@ func (i *Instance) startingText() string {
 			return "the pod is not scheduled: " + cmp.Or(c.Message, c.Reason)
 		}
 	}
-	if s := machineStatus(p); s != nil && s.State.Waiting != nil && s.State.Waiting.Reason != "" {
+	if s := objects.MachineStatus(p); s != nil && s.State.Waiting != nil && s.State.Waiting.Reason != "" {
 		return truncateText(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message))
 	}
 	if p.Spec.NodeName == "" {
@@ -303,7 +295,7 @@ func describeTags(images []driver.ResolvedImage) string {
 
 // IsRunning reports whether the machine's container runs.
 func IsRunning(p *corev1.Pod) bool {
-	status := machineStatus(p)
+	status := objects.MachineStatus(p)
 	return status != nil && status.State.Running != nil
 }
 

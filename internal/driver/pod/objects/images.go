@@ -117,7 +117,7 @@ func imageReference(source string, resolved []driver.ResolvedImage) string {
 // ImageDigest returns the digest of the image of a pod's root disk: as the kubelet reports it, or by
 // which the pod names it. It is empty if neither is known.
 func ImageDigest(p *corev1.Pod) string {
-	for _, s := range p.Status.ContainerStatuses {
+	if s := MachineStatus(p); s != nil {
 		for _, m := range s.VolumeMounts {
 			if m.Name == imageVolume && m.VolumeStatus != nil && m.VolumeStatus.Image != nil {
 				return digestOf(m.VolumeStatus.Image.ImageRef)

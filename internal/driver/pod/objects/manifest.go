@@ -94,7 +94,8 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 		return nil, err
 	}
 	p := &corev1.Pod{ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), run.Nonce), Spec: t.podSpec(spec, run)}
-	p.Spec.Containers[0].StartupProbe = startupProbe(!spec.Ephemeral || described.RootDisk.NeedsCopy())
+	container := MachineContainer(p)
+	container.StartupProbe = startupProbe(!spec.Ephemeral || described.RootDisk.NeedsCopy())
 	t.SetLabels(p, spec)
 	p.Finalizers = []string{FinalizerStopped}
 	p.OwnerReferences = run.Owners
@@ -103,7 +104,7 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 	}
 	p.Annotations[AnnotationMachine], p.Annotations[AnnotationSettings] = string(description), string(kept)
 	SetReadiness(p, spec)
-	run.KVM.AddTo(&p.Spec.Containers[0].Resources)
+	run.KVM.AddTo(&container.Resources)
 	if !run.Ungated {
 		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
 	}
@@ -206,13 +207,34 @@ func controlPort(spec driver.ServerSpec) int32 {
 // ControlPortOf returns the port at which the machine of a pod is controlled. The pod of an earlier
 // version has none.
 func ControlPortOf(p *corev1.Pod) (port int32, ok bool) {
-	for _, c := range p.Spec.Containers {
-		n := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == controlPortName })
-		if c.Name == ContainerName && n >= 0 {
-			return c.Ports[n].ContainerPort, true
-		}
+	c := MachineContainer(p)
+	if c == nil {
+		return 0, false
 	}
-	return 0, false
+	n := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == controlPortName })
+	if n < 0 {
+		return 0, false
+	}
+	return c.Ports[n].ContainerPort, true
+}
+
+// MachineContainer returns the container of a pod that runs the machine, nil if there is none. Webhooks may
+// have put others before it.
+func MachineContainer(p *corev1.Pod) *corev1.Container {
+	n := slices.IndexFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == ContainerName })
+	if n < 0 {
+		return nil
+	}
+	return &p.Spec.Containers[n]
+}
+
+// MachineStatus returns what the kubelet has reported of the machine's container, nil for nothing.
+func MachineStatus(p *corev1.Pod) *corev1.ContainerStatus {
+	n := slices.IndexFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == ContainerName })
+	if n < 0 {
+		return nil
+	}
+	return &p.Status.ContainerStatuses[n]
 }
 
 // IsEphemeral reports whether the root disk of a pod goes with the pod.
@@ -222,8 +244,8 @@ func IsEphemeral(p *corev1.Pod) bool {
 
 // RequestedOf returns the resource if the machine's container requests it, and else none.
 func RequestedOf(p *corev1.Pod, resource corev1.ResourceName) corev1.ResourceName {
-	for _, c := range p.Spec.Containers {
-		if _, requests := c.Resources.Requests[resource]; requests && c.Name == ContainerName {
+	if c := MachineContainer(p); c != nil {
+		if _, requests := c.Resources.Requests[resource]; requests {
 			return resource
 		}
 	}
