@@ -115,8 +115,8 @@ const (
 	// ReasonVolumeLost means that the PersistentVolumeClaim of a disk is gone. No empty one
 	// is made in its place.
 	ReasonVolumeLost = "VolumeLost"
-	// ReasonPodLost means that the server's pod is gone, and nothing proves that its
-	// containers have ended.
+	// ReasonPodLost means that the server's pod is gone, or that its kubelet has lost the
+	// machine's container, and nothing proves that this has ended.
 	ReasonPodLost = "PodLost"
 	// ReasonLaterEpoch means that an object of the server has the epoch of a later leader.
 	ReasonLaterEpoch = "LaterEpoch"

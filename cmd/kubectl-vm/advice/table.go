@@ -87,8 +87,8 @@ var reasons = map[string]Advice{
 		},
 	},
 	api.ReasonPodLost: {
-		Need: Person, Means: "The pod is gone, and nothing proves that its machine has ended. It is neither started nor removed.",
-		Do: "Make sure that the machine runs on no node, and say so: see \"A pod that is lost\" in docs/cluster.md.",
+		Need: Person, Means: "The pod is gone, or its kubelet has lost the machine's container, and nothing proves that the machine has ended. It is neither started nor removed.",
+		Do: "Make sure that the machine runs on no node, and say so, or boot the pod's node again: see \"A pod that is lost\" in docs/cluster.md.",
 	},
 	api.ReasonVolumeLost: {
 		Need: Person, Means: "The PersistentVolumeClaim of a disk is gone, with its data.",

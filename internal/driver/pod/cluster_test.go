@@ -286,6 +286,8 @@ type kubelet struct {
 	// begin starts the machine of a pod and returns the pod's address, and a function that
 	// stops it and returns its exit code and message.
 	begin func(*corev1.Pod) (address string, stop func() (int32, string), err error)
+	// node is where it runs pods.
+	node string
 	// ignoresStop reports whether the guest of a pod ignores the request to stop.
 	ignoresStop func(*corev1.Pod) bool
 
@@ -293,6 +295,8 @@ type kubelet struct {
 	// stop has the pods that run, and begun those that ever did.
 	stop  map[types.UID]func() (int32, string)
 	begun map[types.UID]bool
+	// initializes is set while the init containers of new pods do not end.
+	initializes bool
 	// makesDisks is set while the guests of new pods do not run yet.
 	makesDisks bool
 	// isSlow is set while the volumes of pods that have ended cannot be unmounted.
@@ -306,7 +310,7 @@ const unreachable = "192.0.2.1"
 
 func startKubelet(t *testing.T, w *world) *kubelet {
 	t.Helper()
-	k := &kubelet{w: w, changed: make(chan struct{}, 1), stop: map[types.UID]func() (int32, string){}, begun: map[types.UID]bool{}, killAt: map[types.UID]time.Time{}}
+	k := &kubelet{w: w, node: nodeName, changed: make(chan struct{}, 1), stop: map[types.UID]func() (int32, string){}, begun: map[types.UID]bool{}, killAt: map[types.UID]time.Time{}}
 	k.ignoresStop = func(*corev1.Pod) bool { return false }
 	k.begin = func(*corev1.Pod) (string, func() (int32, string), error) {
 		return unreachable, func() (int32, string) { return 0, "" }, nil
@@ -399,8 +403,7 @@ func (k *kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
 	case p.Status.Phase == corev1.PodRunning && runs:
 		return k.stopPod(ctx, p, stop)
 	case p.Status.Phase == corev1.PodPending && p.Spec.NodeName != "":
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: objects.ContainerName}}
-		return k.endPod(ctx, p, codeKilled, "")
+		return k.endUnstarted(ctx, p)
 	case !runs && *p.DeletionGracePeriodSeconds > 0 && !k.isSlow:
 		return pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &p.UID}})
 	}
@@ -413,8 +416,8 @@ func (k *kubelet) runPod(ctx context.Context, p *corev1.Pod) error {
 	case len(p.Spec.SchedulingGates) > 0, p.Spec.NodeSelector[noNode] != "":
 		return nil
 	case p.Spec.NodeName == "":
-		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name, UID: p.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}, metav1.CreateOptions{})
-	case k.begun[p.UID], p.Status.Phase != corev1.PodPending, isWithoutImage(p):
+		return k.w.kube.CoreV1().Pods(p.Namespace).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: p.Name, UID: p.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: k.node}}, metav1.CreateOptions{})
+	case k.begun[p.UID], p.Status.Phase != corev1.PodPending, isWithoutImage(p), k.initializes && len(p.Spec.InitContainers) > 0:
 		return nil
 	case !k.canMount(ctx, p):
 		return errWaits
@@ -442,6 +445,40 @@ func (k *kubelet) canMount(ctx context.Context, p *corev1.Pod) bool {
 
 // codeKilled is the exit code of a container that was killed.
 const codeKilled = 137
+
+// writeStatus writes the status of a pod as a kubelet does, which is the manager of its fields.
+func (k *kubelet) writeStatus(ctx context.Context, p *corev1.Pod) error {
+	_, err := k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{FieldManager: "kubelet"})
+	return err
+}
+
+// inferredEnd is what a kubelet reports of a container that it does not find.
+var inferredEnd = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: codeKilled, Reason: "ContainerStatusUnknown"}}
+
+// endUnstarted reports the end of a pod that was deleted before its machine was started. Of containers that come
+// after an init container which has not ended, a kubelet reports for ever that they wait.
+func (k *kubelet) endUnstarted(ctx context.Context, p *corev1.Pod) error {
+	p.Status.Phase = corev1.PodFailed
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: objects.ContainerName, State: inferredEnd}}
+	waits := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "PodInitializing"}}
+	for n, c := range p.Spec.InitContainers {
+		p.Status.ContainerStatuses[0].State = waits
+		p.Status.InitContainerStatuses = append(p.Status.InitContainerStatuses, corev1.ContainerStatus{Name: c.Name, State: waits})
+		p.Status.InitContainerStatuses[n].State = []corev1.ContainerState{inferredEnd, waits}[min(n, 1)]
+	}
+	return k.writeStatus(ctx, p)
+}
+
+// lose reports that the runtime has lost the container of a pod, which may run all the same.
+func (k *kubelet) lose(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p.Status.Phase = corev1.PodFailed
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: objects.ContainerName, RestartCount: 1, State: inferredEnd}}
+	assert.NoError(t, k.writeStatus(t.Context(), p))
+	delete(k.stop, p.UID)
+}
 
 // stopPod ends the machine of a pod, as soon as its guest allows that.
 func (k *kubelet) stopPod(ctx context.Context, p *corev1.Pod, stop func() (int32, string)) error {
@@ -474,7 +511,7 @@ func (k *kubelet) endPod(ctx context.Context, p *corev1.Pod, code int32, message
 		p.Status.Phase, reason = corev1.PodFailed, "Error"
 	}
 	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: reason, FinishedAt: metav1.Now()}}
-	_, err := k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{})
+	err := k.writeStatus(ctx, p)
 	if err == nil {
 		delete(k.stop, p.UID) // else it is reported again
 	}
@@ -492,7 +529,7 @@ func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 		Name: objects.ContainerName, ContainerID: "test://" + string(p.UID), Started: new(!k.makesDisks), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
 	}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}
-	if _, err = k.w.kube.CoreV1().Pods(p.Namespace).UpdateStatus(ctx, p, metav1.UpdateOptions{}); err != nil {
+	if err = k.writeStatus(ctx, p); err != nil {
 		_, _ = stop() // the next try begins another one
 		delete(k.stop, p.UID)
 		delete(k.begun, p.UID)

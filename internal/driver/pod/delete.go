@@ -67,14 +67,14 @@ func (w *writer) remove(ctx context.Context) error {
 		}
 	}
 	switch {
+	case w.Lost() != "":
+		return lostError(w.Lost())
 	case w.Pod != nil && w.End() == nil:
 		return nil // the kubelet will report
 	case w.Pod != nil:
 		if err := w.forgetPod(ctx); err != nil {
 			return err
 		}
-	case w.IsLost():
-		return lostError(w.Key)
 	}
 	for _, claim := range w.Volumes() {
 		if err := w.deleteClaim(ctx, claim); err != nil {

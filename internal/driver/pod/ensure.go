@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -224,9 +225,12 @@ func (c *convergence) convergePower(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := c.checkLost(); err != nil {
+		return err
+	}
 	if c.Pod == nil {
-		if err := c.checkLost(); err != nil || c.spec.Power == driver.PowerOff && !c.spec.Ephemeral {
-			return err
+		if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral {
+			return nil
 		}
 		if err := c.createPod(ctx); err != nil {
 			return err
@@ -276,7 +280,7 @@ func (c *convergence) owners() []metav1.OwnerReference {
 }
 
 // updateMeta gives the pod the VirtualMachine's labels, its owner, whether evictions are refused,
-// and what its probe asks.
+// what its probe asks, and in which boot of its node it runs.
 func (c *convergence) updateMeta(ctx context.Context) error {
 	wanted := c.Pod.DeepCopy()
 	c.setMeta(wanted)
@@ -294,6 +298,9 @@ func (c *convergence) setMeta(p *corev1.Pod) {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationEviction, objects.EvictionBlock)
 	}
 	objects.SetReadiness(p, c.spec)
+	if boot := c.UnrecordedBoot(); boot != "" {
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationBoot, boot)
+	}
 }
 
 // readPod reads a pod whose name was taken, by an earlier try or another leader, or by what is foreign.
@@ -361,19 +368,23 @@ func (c *convergence) recordEnded() error {
 	return c.recordFirst(ended)
 }
 
-// checkLost returns an error if a pod is gone whose end is not proven. A pod that the PVC does not
-// have never lost its scheduling gate, and one that has no UID in the record was never found.
+// checkLost returns an error if nothing tells whether the machine runs: its container or its pod is lost. A pod
+// that the PVC does not have never lost its scheduling gate, and one that has no UID in the record was never found.
 func (c *convergence) checkLost() error {
 	r := c.recorded(objects.KindPod, c.Key.Name)
-	if c.IsLost() || c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
-		return lostError(c.Key)
+	if c.Pod == nil && c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
+		return lostError(fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", c.Key))
 	}
-	return nil
+	return lostError(c.Lost())
 }
 
-func lostError(key types.NamespacedName) error {
+// lostError returns the error that a machine is lost, nil if there is no cause.
+func lostError(cause string) error {
+	if cause == "" {
+		return nil
+	}
 	return driver.WithReason(reasonPodLost, driver.Errorf(driver.ErrRetry,
-		"the pod %s is gone, and nothing proves that its containers have ended: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", key))
+		"%s: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", cause))
 }
 
 // hasGate reports whether the next pod is made with a scheduling gate. The pod of an ephemeral server

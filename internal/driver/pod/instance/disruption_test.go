@@ -88,9 +88,11 @@ func TestServerOfADrainedPod(t *testing.T) {
 	if s.State != driver.StateStopping || s.Host != "n1" || !strings.HasPrefix(s.Progress, "the pod was evicted, as by a drain, from node n1 (Eviction API: evicting); the pod ends on node n1") {
 		t.Errorf("the server is %+v", s)
 	}
-	plain := (&Instance{reader: reader, Pod: onNode(deleted), Asserted: "other"}).Server()
-	if !strings.HasPrefix(plain.Progress, "the pod ends on node n1") {
-		t.Errorf("a pod that was deleted says %q", plain.Progress)
+	for ready, says := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: false, corev1.ConditionUnknown: true} {
+		plain := (&Instance{reader: reader, Pod: onNode(deleted), Asserted: "other", node: nodeOf("s", "a", ready, 0)}).Server()
+		if !strings.HasPrefix(plain.Progress, "the pod ends on node n1") || strings.Contains(plain.Progress, "power it off") != says {
+			t.Errorf("a pod that was deleted on a node whose readiness is %s says %q", ready, plain.Progress)
+		}
 	}
 }
 

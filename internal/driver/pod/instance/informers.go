@@ -6,6 +6,7 @@ package instance
 import (
 	"context"
 	"math"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -94,7 +95,10 @@ func uidOf(o any) ([]string, error) {
 func strip(o any) (any, error) {
 	switch o := o.(type) {
 	case *corev1.Pod:
-		o.ManagedFields = nil
+		if !isTerminal(o.Status.Phase) {
+			o.ManagedFields = nil
+		}
+		o.ManagedFields = slices.DeleteFunc(o.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return !isPhaseOfKubelet(e) })
 		delete(o.Annotations, objects.AnnotationMachine)
 		o.Spec = stripSpec(&o.Spec)
 	case *corev1.PersistentVolumeClaim:

@@ -44,8 +44,10 @@ type Instance struct {
 	// isNodeUnknown is set it could not be read, so that no assertion counts.
 	node          *corev1.Node
 	isNodeUnknown bool
-	// isNodeRead is set if the node was read.
+	// isNodeRead is set if the node was read because it may be lost.
 	isNodeRead bool
+	// recordsBoot has the node of a machine that runs be read, so that its boot can be recorded.
+	recordsBoot bool
 }
 
 // Read reads the objects again, live. Objects of the names without the labels are foreign, which
@@ -97,10 +99,13 @@ func (i *Instance) End() *driver.Exit {
 	if exit := ProvenEnd(i.Pod); exit != nil {
 		return exit
 	}
-	return i.AssertedEnd()
+	if exit := i.AssertedEnd(); exit != nil {
+		return exit
+	}
+	return i.lostEnd()
 }
 
-// AssertedEnd returns the end of a pod that an operator asserts, nil if none does.
+// AssertedEnd returns the end of a pod that an operator asserts while no kubelet reports, nil if none does.
 func (i *Instance) AssertedEnd() *driver.Exit {
 	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.isNodeUnknown {
 		return nil
@@ -120,17 +125,8 @@ func (i *Instance) RefusesAssertion() (refuses, differs bool) {
 		return false, false
 	}
 	was := i.isAssertionRefused()
-	refuses = i.Pod.UID == i.Asserted && (was || i.node != nil && isReady(i.node))
+	refuses = i.Pod.UID == i.Asserted && (was || i.node != nil && isReady(i.node) && !hasLostMachine(i.Pod))
 	return refuses, refuses != was
-}
-
-// IsLost reports whether the pod is gone that the PVC has recorded, without a record of its end.
-func (i *Instance) IsLost() bool {
-	if i.Pod != nil || i.Root == nil {
-		return false
-	}
-	run := types.UID(i.Root.Annotations[objects.AnnotationRun])
-	return run != "" && !hasEnded(i.Root, run) && run != i.Asserted
 }
 
 // IsGated reports whether the pod waits for the server to be started.

@@ -23,7 +23,6 @@ const maxNodeReads = 4
 // readNode reads the node of a pod that an operator may have asserted to be off.
 func (i *Instance) readNode(ctx context.Context) (err error) {
 	if name := i.resetNode(false); name != "" {
-		i.isNodeRead = true
 		i.node, err = i.reader.getNode(ctx, name)
 		i.isNodeUnknown = err != nil
 	}
@@ -32,9 +31,9 @@ func (i *Instance) readNode(ctx context.Context) (err error) {
 
 // resetNode takes what an operator has asserted by now, and returns the node that has to be read, "" for
 // none. An assertion is on the VirtualMachine, or a taint, which deletes the pod unless that tolerates
-// it. The node of a pod that starts is read for complete lists, which are rare: nothing else shows that
-// it is lost.
-func (i *Instance) resetNode(withStarting bool) (name string) {
+// it. The nodes of pods that start, and of those whose boot is not recorded yet, are read for complete lists,
+// which are rare: nothing else shows that the first are lost, and when the others can be recorded.
+func (i *Instance) resetNode(isComplete bool) (name string) {
 	i.node, i.isNodeUnknown, i.isNodeRead, i.Asserted = nil, false, false, ""
 	if i.reader.AssertedOff != nil {
 		i.Asserted = i.reader.AssertedOff(i.UID)
@@ -44,22 +43,24 @@ func (i *Instance) resetNode(withStarting bool) (name string) {
 	case p == nil:
 		return ""
 	case p.UID == i.Asserted:
-		return p.Spec.NodeName
 	case ProvenEnd(p) != nil:
 		return ""
-	case p.DeletionTimestamp != nil, isCutOff(p), withStarting && !i.hasGuest():
+	case p.DeletionTimestamp != nil, isCutOff(p), hasLostMachine(p), isComplete && !i.hasGuest():
+	case (isComplete || i.recordsBoot) && i.lacksBoot():
 		return p.Spec.NodeName
+	default:
+		return ""
 	}
-	return ""
+	i.isNodeRead = p.Spec.NodeName != ""
+	return p.Spec.NodeName
 }
 
 // readNodes reads the nodes of pods that an operator may have asserted to be off. That one cannot be
 // read is logged, and proves nothing about its pods: they may run.
-func (r *Reader) readNodes(ctx context.Context, all []*Instance, withStarting bool) {
+func (r *Reader) readNodes(ctx context.Context, all []*Instance, isComplete bool) {
 	wanted := map[string][]*Instance{}
 	for _, i := range all {
-		if name := i.resetNode(withStarting); name != "" {
-			i.isNodeRead = true
+		if name := i.resetNode(isComplete); name != "" {
 			wanted[name] = append(wanted[name], i)
 		}
 	}

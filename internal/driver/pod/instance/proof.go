@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -18,7 +19,10 @@ import (
 )
 
 // exitAsserted is the reason of an end that an operator asserts.
-const exitAsserted = "Asserted"
+const (
+	exitAsserted = "Asserted"
+	textAsserted = "an operator has asserted that the machine is off"
+)
 
 // endRecord is the value of AnnotationEnd.
 type endRecord struct {
@@ -34,8 +38,8 @@ type endRecord struct {
 // What proves it: a pod that is being deleted and never had a node, since the scheduler binds no
 // such pod; the kubelet's report that every container has terminated, of which none starts again
 // under restartPolicy Never; the kubelet's refusal to run the pod at all. The phase alone proves
-// nothing, since controllers write it for nodes that do not answer, nor does a node that is not
-// ready or gone.
+// nothing about a machine that was started, since controllers write it for nodes that do not answer,
+// nor does a node that is not ready or gone, nor a state that the kubelet inferred: lost.go.
 func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 	switch {
 	case pod.Spec.NodeName == "" && pod.DeletionTimestamp != nil:
@@ -56,12 +60,16 @@ func IsRejected(pod *corev1.Pod) bool {
 	if s.Phase != corev1.PodFailed || s.Reason == "" || len(s.ContainerStatuses) > 0 || len(s.InitContainerStatuses) > 0 {
 		return false
 	}
-	for _, c := range s.Conditions {
-		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason != corev1.PodReasonTerminationByKubelet {
-			return false
-		}
+	reason := disruptionReason(pod)
+	return reason == "" || reason == corev1.PodReasonTerminationByKubelet
+}
+
+// disruptionReason returns the reason of a pod's condition DisruptionTarget, "" if it is not set.
+func disruptionReason(pod *corev1.Pod) string {
+	if c := findCondition(pod, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
+		return c.Reason
 	}
-	return true
+	return ""
 }
 
 // ImageUse reports whether the pod, which has ended, may have used its images, and else whether its
@@ -84,9 +92,11 @@ func (i *Instance) HasContainer() bool {
 	return status != nil && hasContainer(status)
 }
 
-// hasContainer reports whether a container was created. A kubelet that finds one no more that has run
-// counts it as restarted.
-func hasContainer(s *corev1.ContainerStatus) bool { return s.ContainerID != "" || s.RestartCount > 0 }
+// hasContainer reports whether a container was created. Of one that has run and that the runtime has lost, a
+// kubelet reports no ID, but a restart or an earlier end.
+func hasContainer(s *corev1.ContainerStatus) bool {
+	return s.ContainerID != "" || s.RestartCount > 0 || s.LastTerminationState.Terminated != nil
+}
 
 func rejectedAt(pod *corev1.Pod) time.Time {
 	if pod.Status.StartTime != nil {
@@ -97,24 +107,78 @@ func rejectedAt(pod *corev1.Pod) time.Time {
 
 // reportedEnd returns how the machine's container ended, once all containers have.
 func reportedEnd(pod *corev1.Pod) *driver.Exit {
-	statuses := append(append([]corev1.ContainerStatus{}, pod.Status.ContainerStatuses...), pod.Status.InitContainerStatuses...)
-	statuses = append(statuses, pod.Status.EphemeralContainerStatuses...)
-	if len(statuses) < len(pod.Spec.Containers)+len(pod.Spec.InitContainers)+len(pod.Spec.EphemeralContainers) {
+	over, s := isOver(pod), objects.MachineStatus(pod)
+	if s == nil || mayRunOthers(pod, over) {
 		return nil
 	}
-	var exit *driver.Exit
-	for _, s := range statuses {
-		switch {
-		case s.State.Terminated == nil:
-			return nil
-		case s.Name != objects.ContainerName:
-		case !hasContainer(&s): // its pod was deleted while an image was pulled, say
-			exit = &driver.Exit{Code: int(s.State.Terminated.ExitCode), Reason: driver.ExitNeverRan, At: s.State.Terminated.FinishedAt.Time}
-		default:
-			exit = exitOf(s.State.Terminated)
-		}
+	isReported := s.State.Terminated != nil && !isInferred(s.State.Terminated)
+	switch hasRun := hasContainer(s) || pod.Annotations[objects.AnnotationBoot] != ""; {
+	case isReported && hasRun:
+		return exitOf(s.State.Terminated)
+	case isReported, over && !hasRun && s.State.Running == nil: // deleted before all images were there, say
+		return &driver.Exit{Code: codeKilled, Reason: driver.ExitNeverRan, At: finishedAt(s)}
 	}
-	return exit
+	return nil
+}
+
+// codeKilled is what a kubelet reports of a container whose exit code it does not know.
+const codeKilled = 137
+
+func finishedAt(s *corev1.ContainerStatus) (at time.Time) {
+	if s.State.Terminated != nil {
+		at = s.State.Terminated.FinishedAt.Time
+	}
+	return at
+}
+
+// mayRunOthers reports whether a container other than the machine's may run. Of those that never started, such
+// as the init containers of a pod that was deleted early, a kubelet reports for ever that they wait, or nothing:
+// for them the end of the pod counts.
+func mayRunOthers(pod *corev1.Pod, over bool) bool {
+	s := pod.Status
+	states := map[string]corev1.ContainerState{}
+	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses) {
+		states[c.Name] = c.State
+	}
+	mayRun := func(name string) bool {
+		state := states[name]
+		return name != objects.ContainerName && (state.Running != nil || state.Terminated == nil && !over)
+	}
+	of := pod.Spec
+	return slices.ContainsFunc(of.InitContainers, func(c corev1.Container) bool { return mayRun(c.Name) }) ||
+		slices.ContainsFunc(of.Containers, func(c corev1.Container) bool { return mayRun(c.Name) }) ||
+		slices.ContainsFunc(of.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return mayRun(c.Name) })
+}
+
+// isOver reports whether the kubelet has ended a pod: it sets a terminal phase once the runtime has no container
+// of the pod that runs. The other controller that does, for lost nodes, says so by a condition.
+func isOver(pod *corev1.Pod) bool {
+	switch disruptionReason(pod) {
+	case "", corev1.PodReasonTerminationByKubelet:
+	case "EvictionByEvictionAPI", corev1.PodReasonPreemptionByScheduler, "DeletionByTaintManager": // they ask for a deletion
+	default:
+		return false
+	}
+	return isTerminal(pod.Status.Phase) && slices.ContainsFunc(pod.ManagedFields, isPhaseOfKubelet)
+}
+
+func isTerminal(phase corev1.PodPhase) bool {
+	return phase == corev1.PodSucceeded || phase == corev1.PodFailed
+}
+
+// isPhaseOfKubelet reports whether an entry of managedFields says that a kubelet has written the phase of a pod.
+// Where the kubelet is part of another program, as in k3s, it is known by writing the containers' states too.
+func isPhaseOfKubelet(e metav1.ManagedFieldsEntry) bool {
+	var owned struct {
+		Status struct {
+			Phase      json.RawMessage `json:"f:phase"`
+			Containers json.RawMessage `json:"f:containerStatuses"`
+		} `json:"f:status"`
+	}
+	if e.Subresource != "status" || e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.GetRawBytes(), &owned) != nil {
+		return false
+	}
+	return owned.Status.Phase != nil && (e.Manager == "kubelet" || owned.Status.Containers != nil)
 }
 
 // exitOf translates the end of the machine's container. drover-machine leaves its reason in the
@@ -175,9 +239,9 @@ func assertedEnd(node *corev1.Node, asserted bool, now time.Time) *driver.Exit {
 	case node != nil && isReady(node):
 		return nil
 	case asserted:
-		return &driver.Exit{Code: 137, Reason: exitAsserted, Output: "an operator has asserted that the machine is off", At: now}
+		return &driver.Exit{Code: codeKilled, Reason: exitAsserted, Output: textAsserted, At: now}
 	case node != nil && isOutOfService(node):
-		return &driver.Exit{Code: 137, Reason: exitAsserted, Output: fmt.Sprintf("node %s has the taint %s", node.Name, corev1.TaintNodeOutOfService), At: now}
+		return &driver.Exit{Code: codeKilled, Reason: exitAsserted, Output: fmt.Sprintf("node %s has the taint %s", node.Name, corev1.TaintNodeOutOfService), At: now}
 	}
 	return nil
 }

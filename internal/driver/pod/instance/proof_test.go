@@ -40,6 +40,25 @@ func withPhase(phase corev1.PodPhase, reason string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase, p.Status.Reason = phase, reason }
 }
 
+// endedBy has a manager of fields write a terminal phase, and the states of containers if it is a kubelet.
+func endedBy(phase corev1.PodPhase, manager, fields string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status.Phase = phase
+		p.ManagedFields = append(p.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager, Subresource: "status", FieldsV1: metav1.NewFieldsV1(fields)})
+	}
+}
+
+func withBoot(p *corev1.Pod) {
+	p.Annotations = map[string]string{objects.AnnotationBoot: "system/boot"}
+}
+
+const (
+	phaseAlone    = `{"f:status":{"f:phase":{}}}`
+	phaseAndState = `{"f:status":{"f:phase":{},"f:containerStatuses":{}}}`
+)
+
+func byKubelet(p *corev1.Pod) { endedBy(corev1.PodFailed, "kubelet", phaseAndState)(p) }
+
 func withCondition(c corev1.PodCondition) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Conditions = append(p.Status.Conditions, c) }
 }
@@ -53,9 +72,28 @@ func TestProvenEnd(t *testing.T) {
 	unknown := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "ContainerStatusUnknown"}}}
 	lost := unknown
 	lost.RestartCount = 1
+	deletedLost := unknown
+	deletedLost.LastTerminationState = unknown.State
+	stillWaits := waiting
+	stillWaits.LastTerminationState = unknown.State
+	initially := func(s corev1.ContainerState) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "first"}}
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "first", State: s}}
+		}
+	}
+	debugged := func(s ...corev1.ContainerStatus) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug"}}}
+			p.Status.EphemeralContainerStatuses = s
+		}
+	}
+	other := func(s corev1.ContainerStatus) corev1.ContainerStatus { s.Name = "debug"; return s }
+	ended := terminated(0, "Completed", "")
 	sidecar := func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "added"}) }
 	disrupted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"}
 	preempted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet}
+	neverRan := &driver.Exit{Code: 137, Reason: driver.ExitNeverRan}
 	tests := map[string]struct {
 		pod  *corev1.Pod
 		want *driver.Exit
@@ -71,8 +109,29 @@ func TestProvenEnd(t *testing.T) {
 		"terminated, with drover's reason":  {onNode(withStatuses(terminated(3, "Error", `{"reason":"GuestPanicked"}`))), &driver.Exit{Code: 3, Reason: "GuestPanicked"}},
 		"terminated, by a signal":           {onNode(withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), &driver.Exit{Reason: "Completed", StopRequested: true}},
 		"out of memory, with a message":     {onNode(withStatuses(terminated(137, reasonOOMKilled, `{"reason":"Completed"}`))), &driver.Exit{Code: 137, Reason: reasonOOMKilled}},
-		"deleted while an image is pulled":  {onNode(deleted, withStatuses(unknown)), &driver.Exit{Code: 137, Reason: driver.ExitNeverRan}},
-		"terminated, its container is gone": {onNode(withStatuses(lost)), &driver.Exit{Code: 137, Reason: "ContainerStatusUnknown"}},
+		"deleted while an image is pulled":  {onNode(deleted, byKubelet, withStatuses(unknown)), neverRan},
+		"drained while an image is pulled":  {onNode(deleted, byKubelet, byDrain, withStatuses(unknown)), neverRan},
+		"the same, of a collected pod":      {onNode(deleted, byKubelet, withCondition(disrupted), withStatuses(unknown)), nil},
+		"the same, of another disruption":   {onNode(deleted, byKubelet, targeted("DeletionByNewcomer", "why"), withStatuses(unknown)), nil},
+		"the same, failed by another":       {onNode(deleted, endedBy(corev1.PodFailed, "kube-controller-manager", phaseAlone), withStatuses(unknown)), nil},
+		"the same, before the pod's end":    {onNode(deleted, withStatuses(unknown)), nil},
+		"lost by the runtime":               {onNode(byKubelet, withStatuses(lost)), nil},
+		"lost by the runtime, deleted":      {onNode(deleted, byKubelet, withStatuses(deletedLost)), nil},
+		"lost by the runtime, waiting":      {onNode(deleted, byKubelet, withStatuses(stillWaits)), nil},
+		"lost by the runtime, not failed":   {onNode(withPhase(corev1.PodRunning, ""), withStatuses(lost)), nil},
+		"lost by the runtime, succeeded":    {onNode(endedBy(corev1.PodSucceeded, "kubelet", phaseAndState), withStatuses(lost)), nil},
+		"lost by the runtime, seen to run":  {onNode(deleted, byKubelet, withBoot, withStatuses(unknown)), nil},
+		"deleted while it is initialized":   {onNode(deleted, byKubelet, initially(unknown.State), withStatuses(waiting)), neverRan},
+		"deleted before it is initialized":  {onNode(deleted, byKubelet, initially(waiting.State), withStatuses(waiting)), neverRan},
+		"the same, by the kubelet of k3s":   {onNode(deleted, endedBy(corev1.PodFailed, "k3s", phaseAndState), initially(waiting.State), withStatuses(waiting)), neverRan},
+		"the same, before the pod's end ":   {onNode(deleted, initially(waiting.State), withStatuses(waiting)), nil},
+		"created, its pod has ended":        {onNode(deleted, byKubelet, withStatuses(corev1.ContainerStatus{Name: objects.ContainerName, ContainerID: "x", State: waiting.State})), nil},
+		"ended, and a debugger never began": {onNode(byKubelet, debugged(other(waiting)), withStatuses(ended)), &driver.Exit{Reason: "Completed"}},
+		"ended, and a debugger came late":   {onNode(byKubelet, debugged(), withStatuses(ended)), &driver.Exit{Reason: "Completed"}},
+		"ended, and a debugger was lost":    {onNode(byKubelet, debugged(other(lost)), withStatuses(ended)), &driver.Exit{Reason: "Completed"}},
+		"ended, and a debugger runs":        {onNode(byKubelet, debugged(other(running)), withStatuses(ended)), nil},
+		"ended, and a debugger may begin":   {onNode(debugged(other(waiting)), withStatuses(ended)), nil},
+		"ended, failed by another":          {onNode(endedBy(corev1.PodFailed, "kubectl", phaseAlone), debugged(other(waiting)), withStatuses(ended)), nil},
 		"no disk":                           {onNode(withStatuses(terminated(7, "Error", `{"reason":"NotStarted"}`))), &driver.Exit{Code: 7, Reason: driver.ExitNotStarted}},
 		"terminated, a sidecar unreported":  {onNode(sidecar, withStatuses(terminated(0, "Completed", ""))), nil},
 		"terminated, a sidecar runs":        {onNode(sidecar, withStatuses(terminated(0, "Completed", ""), corev1.ContainerStatus{Name: "added"})), nil},
@@ -148,7 +207,7 @@ func TestRecordedEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			i := &Instance{Asserted: "c", Root: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}
-			if got := i.IsLost(); got != tc.lost {
+			if got := i.isPodLost(); got != tc.lost {
 				t.Errorf("it is lost: %t, want %t", got, tc.lost)
 			}
 		})

@@ -5,9 +5,9 @@
 // for sure, and what state its server is in. It changes nothing.
 //
 // Start with Instance in instance.go, which a Reader returns. proof.go tells when a pod has ended,
-// disruption.go how others end it, state.go describes a server, list.go finds the objects of all
-// servers, informers.go follows them, and disks.go and budgets.go have their PVCs and
-// PodDisruptionBudgets.
+// lost.go when nothing tells that, disruption.go how others end it, state.go describes a server, list.go
+// finds the objects of all servers, informers.go follows them, and disks.go and budgets.go have their
+// PVCs and PodDisruptionBudgets.
 package instance
 
 import (
@@ -62,7 +62,7 @@ type Reader struct {
 // New returns the instance of a spec, of which nothing was read yet.
 func (r *Reader) New(spec driver.ServerSpec) *Instance {
 	i := r.newInstance(spec.UID, types.NamespacedName{Namespace: spec.Namespace, Name: spec.Name})
-	i.isEphemeral, i.seenRun = spec.Ephemeral, spec.SeenRun
+	i.isEphemeral, i.seenRun, i.recordsBoot = spec.Ephemeral, spec.SeenRun, true
 	for _, v := range spec.Volumes {
 		i.names = append(i.names, v.Name)
 	}

@@ -27,8 +27,8 @@ func (i *Instance) Server() driver.Server {
 		UID: i.UID, ID: i.ID(), Namespace: i.Key.Namespace, Name: i.VM, Retained: i.IsRetained(), State: driver.StateStopped,
 	}
 	switch {
-	case i.IsLost():
-		s.State, s.Err = driver.StateUnknown, fmt.Errorf("the pod %s is gone, and nothing proves that its containers have ended", i.Key)
+	case i.isPodLost():
+		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case i.Pod == nil:
 		last := endOf(i.Root)
 		s.Run, s.Exit, s.Disruption = string(last.Pod), last.Exit, last.Disruption
@@ -73,6 +73,8 @@ func (i *Instance) describeRun(s *driver.Server) {
 		if s.IsLeaving {
 			s.Progress = fmt.Sprintf("the pod %s has ended, and its kubelet has yet to remove it: the next one is made after that", i.Key)
 		}
+	case hasLostMachine(p):
+		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
 	case status != nil && status.State.Terminated != nil:
@@ -165,7 +167,8 @@ func (i *Instance) mayLackSecret() bool {
 // describeMachine adds what was last seen of a machine that runs.
 func (i *Instance) describeMachine(s *driver.Server) {
 	last, _ := i.reader.LastStatus(i.Pod.UID)
-	s.Accelerator, s.NeedsEnsure = last.Accelerator, i.hasGrown() || i.lacksBudget() || i.lacksLabels()
+	s.Accelerator = last.Accelerator
+	s.NeedsEnsure = i.hasGrown() || i.lacksBudget() || i.lacksLabels() || i.UnrecordedBoot() != ""
 	if i.IsPaused() {
 		s.State = driver.StatePaused
 	}
@@ -261,13 +264,17 @@ func (i *Instance) startingText() string {
 }
 
 // stoppingText says why a pod ends, if it was not just deleted, and what ends one that cannot end by
-// itself.
+// itself, unless its node is known to be ready.
 func (i *Instance) stoppingText() string {
 	why := ""
 	if c := findCondition(i.Pod, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
 		why = i.Disruption() + "; "
 	}
-	return why + fmt.Sprintf("the pod ends on node %s; if that node is lost for good, power it off and then set its taint %s%s", i.Pod.Spec.NodeName, corev1.TaintNodeOutOfService, i.refusalText())
+	text := why + "the pod ends on node " + i.Pod.Spec.NodeName
+	if i.node == nil || !isReady(i.node) {
+		text += "; if that node is lost for good, power it off and then set its taint " + corev1.TaintNodeOutOfService
+	}
+	return text + i.refusalText()
 }
 
 // refusalText says how an operator asserts again that the machine is off.

@@ -59,6 +59,9 @@ const (
 	// AnnotationAssertionRefused, on a pod, is set once an operator has asserted that its machine is
 	// off while its node was ready. It is removed with the assertion.
 	AnnotationAssertionRefused = "cloudnative.tw/assertion-refused"
+	// AnnotationBoot, on a pod, is the system and the boot of its node in which the machine runs, as the
+	// kubelet has reported them since that was started.
+	AnnotationBoot = "cloudnative.tw/boot"
 	// AnnotationReadiness, on a pod, is what its readiness probe asks, as description.Readiness.
 	AnnotationReadiness = "cloudnative.tw/readiness"
 	// AnnotationEviction, on a pod, is EvictionBlock while a PodDisruptionBudget refuses evictions.
