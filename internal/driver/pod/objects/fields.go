@@ -89,13 +89,11 @@ func ReadSettings(p *corev1.Pod) (s Settings) {
 
 // containerPortName returns the name that a port has in the pod, by which Services can select it.
 func containerPortName(p *corev1.Pod, port driver.Port) string {
-	c := MachineContainer(p)
-	if c == nil {
-		return ""
-	}
-	for _, have := range c.Ports {
-		if have.ContainerPort == port.Port && string(have.Protocol) == port.Protocol {
-			return have.Name
+	for _, c := range p.Spec.Containers {
+		for _, have := range c.Ports {
+			if c.Name == ContainerName && have.ContainerPort == port.Port && string(have.Protocol) == port.Protocol {
+				return have.Name
+			}
 		}
 	}
 	return ""

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
@@ -178,37 +177,5 @@ func TestSameImageOfTheWeb(t *testing.T) {
 		if got := IsSameImage(driver.Image{Source: c.source, Checksum: c.checksum}, from); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
-	}
-}
-
-// TestContainersOfOthers checks that the machine's container is found by its name, where a webhook has put
-// another one first that looks like it, and that a pod without one is none.
-func TestContainersOfOthers(t *testing.T) {
-	t.Parallel()
-	const kvm = "example.com/kvm"
-	port := driver.Port{Name: "web", Port: 80, Protocol: "TCP"}
-	p, err := (&Template{}).NewPod(driver.ServerSpec{Ports: []driver.Port{port}}, Run{Nonce: "nonce"})
-	assert.NoError(t, err)
-	other := *MachineContainer(p).DeepCopy()
-	other.Name, other.StartupProbe = "other", nil
-	for n := range other.Ports {
-		other.Ports[n].Name, other.Ports[n].ContainerPort = "other", other.Ports[n].ContainerPort+1
-	}
-	other.Resources.Requests[kvm] = resource.MustParse("1")
-	p.Spec.Containers = append([]corev1.Container{other}, p.Spec.Containers...)
-	mounted := []corev1.VolumeMountStatus{{
-		Name: "image", VolumeStatus: &corev1.VolumeStatus{Image: &corev1.ImageVolumeStatus{ImageRef: "other@sha256:1"}},
-	}}
-	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "other", VolumeMounts: mounted}, {Name: ContainerName}}
-	at, ok := ControlPortOf(p)
-	if c := MachineContainer(p); c.Name != ContainerName || c.StartupProbe == nil || MachineStatus(p).Name != ContainerName || !ok || at != firstControlPort {
-		t.Errorf("the machine's container is %+v, its status %+v, its control port %d", c, MachineStatus(p), at)
-	}
-	if name, requested, digest := containerPortName(p, port), RequestedOf(p, kvm), ImageDigest(p); name != "web" || requested != "" || digest != "" {
-		t.Errorf("the port is %q, %q is requested, the digest is %q", name, requested, digest)
-	}
-	p.Spec.Containers = p.Spec.Containers[:1]
-	if _, ok := ControlPortOf(p); ok || MachineContainer(p) != nil || RequestedOf(p, kvm) != "" || containerPortName(p, port) != "" {
-		t.Error("a pod without the machine's container has one")
 	}
 }
