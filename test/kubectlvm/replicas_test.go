@@ -206,7 +206,7 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 	}()
 	var address string
 	assert.Eventually(t, "the port is open", func(testing.TB) error {
-		_, err := fmt.Sscanf(forward.out.String(), "Forwarding %s -> ", &address)
+		_, err := fmt.Sscanf(forward.errs.String(), "Forwarding %s -> ", &address)
 		return err
 	})
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
