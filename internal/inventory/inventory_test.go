@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -394,6 +395,31 @@ func TestFailedRefreshIsNoOutage(t *testing.T) {
 	if n := g.countChangesOfAll(); n > 0 {
 		t.Errorf("%d times all was reported as changed", n)
 	}
+}
+
+// TestFailedRefreshBacksOff checks that a server that cannot be listed causes fewer and fewer complete lists,
+// however often events name it, while others are listed as before.
+func TestFailedRefreshBacksOff(t *testing.T) {
+	g := newListedFixture(t)
+	g.addServer("a")
+	g.waitForAnswer("a", Present)
+	g.engine.withLock(func() { g.engine.failing = "a" })
+	began := g.clock.Now()
+	for n := range 40 {
+		g.editServer("a", func(r *fake.Record) { r.MemoryBytes = int64(n + 1) })
+		g.clock.Step(retryPeriod)
+		other := types.UID(fmt.Sprint("b", n))
+		g.addServer(other)
+		g.waitUntil("another one is refreshed", func() bool { g.clock.Step(maxRefreshPause); return g.inv.Get(other).Answer == Present })
+	}
+	took := g.clock.Since(began)
+	failed := readLocked(g.engine, &g.engine.failed)
+	if limit := 1 + bits.Len(uint(took/retryPeriod)); failed == 0 || failed > limit {
+		t.Errorf("in %s it was listed %d times, want at most %d", took, failed, limit)
+	}
+	g.engine.withLock(func() { g.engine.failing = "" })
+	g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
+	g.waitUntil("it is paused", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("a").Server.State == driver.StatePaused })
 }
 
 // TestFailedCallTriggersCheck checks that the engine is checked at once,
