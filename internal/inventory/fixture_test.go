@@ -45,14 +45,14 @@ type hookedDriver struct {
 	usage          func(do func() ([]driver.Usage, error)) ([]driver.Usage, error)
 	engineID       func(id string) string
 	beforeEngineID func(ctx context.Context) error
-	releaseEnded   func(ctx context.Context) error
+	releaseEnded   func(ctx context.Context, gone []types.UID) error
 	lists          int
 	usages         int
 }
 
-func (m *hookedDriver) ReleaseEnded(ctx context.Context) error {
+func (m *hookedDriver) ReleaseEnded(ctx context.Context, gone ...types.UID) error {
 	if instead := readLocked(m, &m.releaseEnded); instead != nil {
-		return instead(ctx)
+		return instead(ctx, gone)
 	}
 	return nil
 }

@@ -240,7 +240,7 @@ func TestReadsOfReleased(t *testing.T) {
 		}
 		return nil
 	})
-	if got, want := count.all(), map[string]int{"GET pods": 1, "PUT pods": 1}; !maps.Equal(got, want) {
+	if got, want := count.all(), map[string]int{"GET pods": 1, "GET persistentvolumeclaims": 1, "PUT persistentvolumeclaims": 1, "PUT pods": 1}; !maps.Equal(got, want) {
 		t.Errorf("the release requests %v, want %v", got, want)
 	}
 }

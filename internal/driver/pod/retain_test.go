@@ -113,6 +113,39 @@ func TestRetained(t *testing.T) {
 	}
 }
 
+// TestEndedPodOfAGoneVM checks that the pod of a VirtualMachine that is gone, whose data is left, loses its
+// finalizer once its end is proven, and that what is left can be removed then.
+func TestEndedPodOfAGoneVM(t *testing.T) {
+	t.Parallel()
+	w := newIsolatedWorld(t)
+	s := w.newServer(t, "web")
+	s.reach(t, driver.StateRunning)
+	assert.NoError(t, w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}))
+	assert.Eventually(t, "its pod has ended", func(t testing.TB) error {
+		if got := s.list(t); got.State != driver.StateStopped {
+			return fmt.Errorf("it is %s", got.State)
+		}
+		return nil
+	})
+	s.release(t)
+	if held, err := s.holds(t); !held || err != nil {
+		t.Fatalf("without a word about its VirtualMachine the pod is released: %v", err)
+	}
+	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
+		if err := s.d.ReleaseEnded(t.Context(), s.UID); err != nil {
+			return err
+		}
+		if held, gone := s.holds(t); gone == nil {
+			return fmt.Errorf("it is there, with its finalizer: %t", held)
+		}
+		return nil
+	})
+	if left := s.claims(t); len(left) != 1 {
+		t.Errorf("the PVCs are %v", left)
+	}
+	s.deleteAll(t)
+}
+
 // TestRetainedByLabel checks that the label alone, which a tenant can set, removes no finalizer of a
 // pod whose VirtualMachine exists: its end has to be recorded first.
 func TestRetainedByLabel(t *testing.T) {
