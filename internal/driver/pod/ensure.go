@@ -106,9 +106,6 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
-	if c.noDigests = c.digestSecrets(ctx); c.noDigests != nil && (c.Pod == nil || c.spec.Power != driver.PowerOff) {
-		return c.noDigests // a pod that is to stop needs none
-	}
 	if err := c.checkServer(); err != nil {
 		return err
 	}
@@ -124,10 +121,11 @@ func (c *convergence) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	if c.Exists() && c.spec.Power == driver.PowerOff {
+	c.noDigests = c.digestSecrets(ctx)
+	if c.Exists() && c.spec.Power == driver.PowerOff { // which needs neither digests nor a spec that can run
 		return nil
 	}
-	return c.driver.Objects.CheckSpec(c.spec)
+	return cmp.Or(c.noDigests, c.driver.Objects.CheckSpec(c.spec))
 }
 
 // checkServer refuses a server that is not the one meant, was released, or has a later epoch.

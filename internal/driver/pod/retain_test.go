@@ -264,6 +264,32 @@ func TestSeed(t *testing.T) {
 	assert.ErrorIs(t, "a damaged seed", assert.ErrorOf(newMachines().NewEnd(t.Context(), "vm", "nonce")), driver.ErrRetry, "seed has 5 bytes and must have 32")
 }
 
+// TestEndedPodWithoutASeed checks that a pod that was deleted by others loses its finalizer once it has ended,
+// although the Secret that the next one needs cannot be used.
+func TestEndedPodWithoutASeed(t *testing.T) {
+	t.Parallel()
+	w, s := newServer(t)
+	s.UserData = driver.NewSecret("#cloud-config\n")
+	s.reach(t, driver.StateRunning)
+	damaged := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: machines.SeedName}, Data: map[string][]byte{"seed": []byte("short")}}
+	assert.NoError(t, assert.ErrorOf(w.kube.CoreV1().Secrets(w.namespace).Create(t.Context(), damaged, metav1.CreateOptions{})))
+	s.d = w.open(t)
+	seeds := s.d.machines.Secrets
+	s.d.machines.Secrets = w.kube.CoreV1().Secrets(w.namespace)
+	assert.NoError(t, w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
+	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
+		_, err := s.ensure(t)
+		if _, gone := s.holds(t); gone == nil {
+			return fmt.Errorf("it is there: %w", err)
+		}
+		assert.ErrorIs(t, "Ensure", err, driver.ErrRetry, "seed has 5 bytes")
+		return nil
+	})
+	s.d.machines.Secrets = seeds
+	s.reach(t, driver.StateRunning)
+	s.deleteAll(t)
+}
+
 // TestConcurrentChange has others change the PVC just before the driver does. Its call decides again, and
 // makes its change unless that was a later leader.
 func TestConcurrentChange(t *testing.T) {
