@@ -53,10 +53,9 @@ func NewRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 func (q *fairQueue) AddWithOpts(o priorityqueue.AddOpts, requests ...reconcile.Request) {
 	for _, r := range requests {
 		q.lines.setPriority(r, ptr.Deref(o.Priority, 0))
-		switch {
-		case o.RateLimited:
+		if o.RateLimited {
 			q.AddRateLimited(r)
-		default:
+		} else {
 			q.AddAfter(r, o.After) // at once if that is zero
 		}
 	}

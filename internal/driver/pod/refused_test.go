@@ -23,11 +23,10 @@ import (
 func (w *world) renamePorts(t *testing.T) (restore func()) {
 	t.Helper()
 	name, policies := "rename-"+w.namespace, w.kube.AdmissionregistrationV1()
-	never := admissionv1.NeverReinvocationPolicy
 	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicies().Create(t.Context(), &admissionv1.MutatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: admissionv1.MutatingAdmissionPolicySpec{
-			ReinvocationPolicy: never,
+			ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
 			MatchConstraints: &admissionv1.MatchResources{
 				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": w.namespace}},
 				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
