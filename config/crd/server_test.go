@@ -5,6 +5,7 @@ package crd_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -116,6 +117,58 @@ func TestInstalled(t *testing.T) {
 	if !equality.Semantic.DeepEqual(installed.Spec.Versions, definition(t).Spec.Versions) {
 		t.Fatal("bin/drover installs another CRD than config/crd: build it again")
 	}
+}
+
+// TestObjectsOfAnEarlierVersion checks that an object which breaks a rule that is new can be changed and deleted,
+// with a copy of the CRD in another group.
+func TestObjectsOfAnEarlierVersion(t *testing.T) {
+	const group = "earlier.example"
+	client, err := dynamic.NewForConfig(cluster.Config)
+	assert.NoError(t, err)
+	crds := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	d := definition(t)
+	d.Name, d.Spec.Group, d.Spec.Names.ShortNames, d.Spec.Names.Categories = d.Spec.Names.Plural+"."+group, group, nil, nil
+	spec := d.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"]
+	ports := spec.Properties["ports"]
+	rules := ports.XValidations
+	setRules := func(rules apiextensionsv1.ValidationRules) *unstructured.Unstructured {
+		ports.XValidations = rules
+		spec.Properties["ports"] = ports
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&d)
+		assert.NoError(t, err)
+		return &unstructured.Unstructured{Object: content}
+	}
+	assert.NoError(t, assert.ErrorOf(crds.Create(t.Context(), setRules(nil), metav1.CreateOptions{})))
+	vms := client.Resource(schema.GroupVersionResource{Group: group, Version: d.Spec.Versions[0].Name, Resource: d.Spec.Names.Plural}).Namespace("default")
+	two := decode(t, vm(`{resource: {cpu: 1, memory: 1G}, ports: [{name: a, port: 80}, {name: b, port: 80}]}`))
+	two.SetAPIVersion(group + "/" + d.Spec.Versions[0].Name)
+	var old *unstructured.Unstructured
+	assert.Eventually(t, "an object of the earlier version is created", func(t testing.TB) (err error) {
+		old, err = vms.Create(t.Context(), two, metav1.CreateOptions{})
+		return err
+	})
+	assert.Eventually(t, "the rules are in force", func(t testing.TB) error {
+		now, err := crds.Get(t.Context(), d.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		d.ResourceVersion = now.GetResourceVersion()
+		if _, err := crds.Update(t.Context(), setRules(rules), metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+		another := two.DeepCopy()
+		another.SetName("another")
+		if _, err := vms.Create(t.Context(), another, metav1.CreateOptions{DryRun: dryRun}); !apierrors.IsInvalid(err) {
+			return fmt.Errorf("another such object gives %w", err)
+		}
+		return nil
+	})
+	old.SetFinalizers([]string{"example.com/f"})
+	old, err = vms.Update(t.Context(), old, metav1.UpdateOptions{})
+	assert.NoError(t, err)
+	assert.NoError(t, vms.Delete(t.Context(), old.GetName(), metav1.DeleteOptions{}))
+	assert.NoError(t, assert.ErrorOf(vms.Patch(t.Context(), old.GetName(), types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`), metav1.PatchOptions{})))
+	assert.NoError(t, crds.Delete(t.Context(), d.Name, metav1.DeleteOptions{}))
 }
 
 func TestUnknownField(t *testing.T) {

@@ -209,6 +209,9 @@ var specCases = map[string]createCase{
 	"two ports of one hostPort": {`ports: [{name: a, port: 80, hostPort: 8080}, {name: b, port: 81, hostPort: 8080}]`, []string{
 		`spec.ports: Invalid value: hostPort 8080 is asked for more than once: one may be used once for each protocol`,
 	}},
+	"two ports of one number": {`ports: [{name: a, port: 80, hostPort: 8080}, {name: b, port: 80}]`, []string{
+		`spec.ports: Invalid value: port 80 is asked for more than once: one may be used once for each protocol`,
+	}},
 	"one hostPort, two protocols":     {`ports: [{name: a, port: 53, hostPort: 53}, {name: b, port: 53, hostPort: 53, protocol: UDP}]`, nil},
 	"two ports that the engine hosts": {`ports: [{name: a, port: 80}, {name: b, port: 81}]`, nil},
 	"33 ports": {`ports: [` + repeat(33, `{name: p%d, port: 80}`) + `]`, []string{
@@ -407,5 +410,5 @@ func largest() string {
 		`volumes: [` + repeat(16, `{name: v%d, size: `+quantity+`, source: {image: {source: `+text(1024)+`}}}`) + `], ` +
 		`userData: {inline: ` + text(65536) + `}, networkData: {inline: ` + text(65536) + `}, ` +
 		`sshAuthorizedKeys: [` + repeat(32, text(16384)) + `], ` +
-		`ports: [` + repeat(32, `{name: p%d, port: 80, hostPort: 80%d}`) + `]}`
+		`ports: [` + repeat(32, `{name: p%d, port: 8%d, hostPort: 80%d}`) + `]}`
 }

@@ -5,11 +5,13 @@ package controller
 
 import (
 	"context"
+	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -43,17 +45,25 @@ func (p *reconciliation) setObjects(objects []driver.Object) {
 
 // recordObjects writes objects to the status before the driver creates them, so that after a
 // crash another process knows which of that name are the server's. The step is then decided
-// again. It fails with a conflict if the object was changed meanwhile.
-func (p *reconciliation) recordObjects(ctx context.Context, objects []driver.Object) error {
+// again, unless it has failed. The write fails with a conflict if the object was changed meanwhile.
+func (p *reconciliation) recordObjects(ctx context.Context, first *driver.RecordFirstError) (failure, err error) {
 	before, op := p.vm.Status.Objects, p.vm.Status.Operation
-	p.setObjects(objects)
+	p.setObjects(first.Objects)
+	wanted := p.vm.Status.Objects
 	if p.decision.Action.ShortRuns > 0 {
 		p.countShortRun(p.decision) // an ephemeral server, whose run has ended, may be gone in the next step
 	}
 	if err := p.writeStatus(ctx); err != nil {
 		p.vm.Status.Objects, p.vm.Status.Operation = before, op // what is not recorded is not passed to the driver
-		return err
+		return nil, err
 	}
 	p.unreported = true
-	return nil
+	p.recordings++
+	switch {
+	case !equality.Semantic.DeepEqual(p.vm.Status.Objects, wanted):
+		return fmt.Errorf("the API does not keep status.objects as it was written, which the %s driver needs: apply the CRD of this version of Drover", p.r.Driver), nil
+	case first.Failure == nil && policy.IsStuck(p.recordings):
+		return fmt.Errorf("the %s driver had objects recorded in the status %d times in a row, and made no server of them", p.r.Driver, p.recordings), nil
+	}
+	return first.Failure, nil
 }

@@ -72,7 +72,7 @@ func stateText(observed inventory.Observation) string {
 // follows a crash is counted, since it has yet to prove stable.
 func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	status := &p.vm.Status
-	p.done = decision.Action.Operation
+	p.done, p.recordings = decision.Action.Operation, 0
 	p.addSuccessEvent(decision, existed)
 	p.recordRestart(decision)
 	op := status.Operation

@@ -152,7 +152,9 @@ func (p *reconciliation) tryStep(ctx context.Context) (taken *policy.Decision, e
 	existed := p.observed.Answer == inventory.Present
 	result := p.awaitOutcome(ctx, p.act(ctx))
 	if first, ok := errors.AsType[*driver.RecordFirstError](result.err); ok {
-		return nil, p.recordObjects(ctx, first.Objects)
+		if result.err, err = p.recordObjects(ctx, first); result.err == nil || err != nil {
+			return nil, err
+		}
 	}
 	p.unreported = true
 	if driver.MayNotAct(result.err) {
@@ -200,6 +202,8 @@ type reconciliation struct {
 	stoppedRun string
 	// deletionBlocker says why the server may still be on another driver's engine.
 	deletionBlocker string
+	// recordings counts the steps in a row that had objects recorded and did nothing else.
+	recordings int
 	// vanished is set once the driver did not find the server that was observed.
 	vanished bool
 	// unreported is set while the status does not record what was done.

@@ -55,6 +55,8 @@ type rig struct {
 	writes int
 	// statusErr, if set, fails writes of the status.
 	statusErr error
+	// prunesObjects makes the API drop status.objects.
+	prunesObjects bool
 	// cached, if set, is what the cache has.
 	cached *api.VirtualMachine
 	// deposed, if set, is why the reconciler may not act.
@@ -193,6 +195,9 @@ func (g *rig) newAPI() client.WithWatch {
 				g.writes++
 				if g.statusErr != nil {
 					return g.statusErr
+				}
+				if vm, ok := obj.(*api.VirtualMachine); ok && g.prunesObjects {
+					vm.Status.Objects = nil
 				}
 				return c.SubResource(sub).Update(ctx, obj, opts...)
 			},

@@ -52,7 +52,7 @@ type Options struct {
 	MayAct   func() error
 	// Decisions records what is decided; nil records nothing.
 	Decisions *recorder.Recorder
-	// NewQueue makes the work queue of a controller; nil means queue.New.
+	// NewQueue makes the work queue of a controller; nil means that of queue.New.
 	NewQueue func(controller string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue.Queue
 }
 
@@ -63,9 +63,6 @@ type Options struct {
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, queue.PriorityIndex, queue.IndexPriority); err != nil {
 		return nil, fmt.Errorf("index the VirtualMachines: %w", err)
-	}
-	if o.NewQueue == nil {
-		o.NewQueue = queue.New(mgr.GetLogger())
 	}
 	var all []*Reconciler
 	names := make([]string, len(o.Inventories))
@@ -94,9 +91,13 @@ func (r *Reconciler) addController(mgr ctrl.Manager, o Options) error {
 	if name == "" {
 		name, threads = unassigned, 1
 	}
+	newQueue := o.NewQueue
+	if newQueue == nil {
+		newQueue = queue.New(threads, r.Clock)
+	}
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
-		SkipNameValidation: new(true), NewQueue: o.NewQueue,
+		SkipNameValidation: new(true), NewQueue: newQueue,
 		RateLimiter: queue.NewRateLimiter(),
 	})
 	if err != nil {

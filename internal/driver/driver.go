@@ -81,12 +81,13 @@ type Fetcher interface {
 	Abandon(ctx context.Context, uid types.UID) error
 }
 
-// RetainedReleaser removes what a driver keeps on released servers until they have ended, such as
-// finalizers. It is optional.
-type RetainedReleaser interface {
-	// ReleaseEnded does so for all released servers whose end is proven. Any replica may call it,
-	// leader or not, since a proof does not depend on who has it. It is called by each sweep.
-	ReleaseEnded(ctx context.Context) error
+// EndedReleaser removes what a driver keeps on servers without a VirtualMachine until they have ended,
+// such as finalizers. It is optional.
+type EndedReleaser interface {
+	// ReleaseEnded does so for all released servers whose end is proven, and for those of UIDs whose
+	// VirtualMachines are proven to be gone. No data goes. Any replica may call it, leader or not,
+	// since a proof does not depend on who has it. It is called by each sweep.
+	ReleaseEnded(ctx context.Context, gone ...types.UID) error
 }
 
 // Closer ends a driver's background work. It is optional.

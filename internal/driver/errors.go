@@ -95,10 +95,18 @@ const (
 
 // RecordFirstError is the error of an Ensure that changed nothing, because the VirtualMachine's
 // status has to record Objects before. The caller does that and calls again. It is an ErrRetry.
-type RecordFirstError struct{ Objects []Object }
+type RecordFirstError struct {
+	Objects []Object
+	// Failure is why the call has failed, nil if it only has to be repeated. It counts once Objects
+	// are recorded.
+	Failure error
+}
 
 // Error implements error.
 func (e *RecordFirstError) Error() string {
+	if e.Failure != nil {
+		return e.Failure.Error()
+	}
 	return "objects have to be recorded in the status before they are created"
 }
 

@@ -41,17 +41,18 @@ type hookedDriver struct {
 	delete         deleteHook
 	list           listHook
 	failing        types.UID // lists that name it fail
+	failed         int       // such lists
 	usage          func(do func() ([]driver.Usage, error)) ([]driver.Usage, error)
 	engineID       func(id string) string
 	beforeEngineID func(ctx context.Context) error
-	releaseEnded   func(ctx context.Context) error
+	releaseEnded   func(ctx context.Context, gone []types.UID) error
 	lists          int
 	usages         int
 }
 
-func (m *hookedDriver) ReleaseEnded(ctx context.Context) error {
+func (m *hookedDriver) ReleaseEnded(ctx context.Context, gone ...types.UID) error {
 	if instead := readLocked(m, &m.releaseEnded); instead != nil {
-		return instead(ctx)
+		return instead(ctx, gone)
 	}
 	return nil
 }
@@ -116,6 +117,7 @@ func (m *hookedDriver) Delete(ctx context.Context, t driver.Target, retain bool)
 func (m *hookedDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	m.withLock(func() { m.lists++ })
 	if slices.Contains(uids, readLocked(m, &m.failing)) {
+		m.withLock(func() { m.failed++ })
 		return nil, errors.New("the API answers 500")
 	}
 	do := func() ([]driver.Server, error) { return m.Driver.List(ctx, uids...) }

@@ -120,6 +120,7 @@ type Inventory struct {
 	epochSeq     uint64 // seq when that began
 	entries      map[types.UID]*entry
 	changedUIDs  map[types.UID]bool // entries to refresh, so that a refresh need not search all
+	held         holds
 	subscribers  []func(Change)
 
 	noted driver.SyncMap[types.UID, time.Time] // when NoteRetained was called
@@ -162,7 +163,7 @@ func New(o Options) (*Inventory, error) {
 	}
 	return &Inventory{
 		Options: o, id: id, listingSince: o.Clock.Now(), cause: errNotListed,
-		entries: map[types.UID]*entry{}, changedUIDs: map[types.UID]bool{},
+		entries: map[types.UID]*entry{}, changedUIDs: map[types.UID]bool{}, held: newHolds(),
 		fenced: make(chan struct{}, 1), replaced: make(chan struct{}, 1), refreshDue: make(chan struct{}, 1), checkDue: make(chan struct{}, 1),
 	}, nil
 }
@@ -464,6 +465,7 @@ func (i *Inventory) mergeResult(a listResult) ([]Change, error) {
 	if len(a.uids) == 0 {
 		i.listedSeq = max(i.listedSeq, a.began)
 		i.forgetNotes(a.found)
+		i.held.forgetOld(i.Clock.Now())
 		a.uids = i.cachedOrFound(a.found)
 	}
 	var changes []Change

@@ -396,6 +396,34 @@ func TestFailedRefreshIsNoOutage(t *testing.T) {
 	}
 }
 
+// TestFailedRefreshBacksOff checks that a server that cannot be listed causes fewer and fewer complete lists,
+// however often events name it, while others are listed as before.
+func TestFailedRefreshBacksOff(t *testing.T) {
+	g := newListedFixture(t)
+	g.addServer("a")
+	g.waitForAnswer("a", Present)
+	g.engine.withLock(func() { g.engine.failing = "a" })
+	began := g.clock.Now()
+	for n := range 40 {
+		g.editServer("a", func(r *fake.Record) { r.MemoryBytes = int64(n + 1) })
+		g.clock.Step(retryPeriod)
+		other := types.UID(fmt.Sprint("b", n))
+		g.addServer(other)
+		g.waitUntil("another one is refreshed", func() bool { g.clock.Step(maxRefreshPause); return g.inv.Get(other).Answer == Present })
+	}
+	took := g.clock.Since(began)
+	failed, limit := readLocked(g.engine, &g.engine.failed), 1
+	for wait := retryPeriod; wait <= took; wait *= 2 {
+		limit++
+	}
+	if failed == 0 || failed > limit {
+		t.Errorf("in %s it was listed %d times, want at most %d", took, failed, limit)
+	}
+	g.engine.withLock(func() { g.engine.failing = "" })
+	g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
+	g.waitUntil("it is paused", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("a").Server.State == driver.StatePaused })
+}
+
 // TestFailedCallTriggersCheck checks that the engine is checked at once,
 // not at the next period.
 func TestFailedCallTriggersCheck(t *testing.T) {

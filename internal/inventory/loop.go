@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 )
 
 const (
@@ -195,7 +196,7 @@ func (i *Inventory) markUnreachable(cause error) {
 func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) error {
 	period := i.Clock.NewTicker(i.ListPeriod)
 	defer period.Stop()
-	refreshDue, pauseOver := i.refreshDue, (<-chan time.Time)(nil)
+	refreshDue, pauseOver, holdOver := i.refreshDue, (<-chan time.Time)(nil), (<-chan time.Time)(nil)
 	for {
 		var err error
 		select {
@@ -211,6 +212,10 @@ func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) e
 			if pause, err = i.refresh(ctx); pause > 0 {
 				refreshDue, pauseOver = nil, i.Clock.After(pause)
 			}
+			holdOver = i.nextHoldOver()
+		case <-holdOver:
+			holdOver = nil
+			sendSignal(i.refreshDue)
 		case <-pauseOver:
 			refreshDue, pauseOver = i.refreshDue, nil
 		case <-i.checkDue:
@@ -255,25 +260,105 @@ func (i *Inventory) markChanged(uid types.UID) {
 	}
 }
 
-// refreshChanged lists the changed UIDs in one call. A UID with an action under way is
-// left to the end of the action.
+// refreshChanged lists the changed UIDs: in one call, but each of those alone whose last refresh has failed, once
+// it is held back no longer. A UID with an action under way is left to the end of the action.
 func (i *Inventory) refreshChanged(ctx context.Context) error {
+	var errs []error
+	for _, uids := range i.takeChanged() {
+		result, err := i.queryEngine(ctx, uids...)
+		i.noteRefresh(uids, err)
+		if err == nil {
+			err = i.applyResult(result)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// takeChanged returns the changed UIDs that are to be refreshed, by call.
+func (i *Inventory) takeChanged() [][]types.UID {
 	i.mu.Lock()
-	var uids []types.UID
+	defer i.mu.Unlock()
+	var together []types.UID
+	var calls [][]types.UID
+	now := i.Clock.Now()
 	for uid := range i.changedUIDs {
-		if e := i.entryFor(uid); e.busy == 0 {
-			e.changed = false
-			delete(i.changedUIDs, uid)
-			uids = append(uids, uid)
+		e, until := i.entryFor(uid), i.held.until[uid]
+		if e.busy > 0 || now.Before(until) {
+			continue
+		}
+		e.changed = false
+		delete(i.changedUIDs, uid)
+		if until.IsZero() {
+			together = append(together, uid)
+		} else {
+			calls = append(calls, []types.UID{uid})
 		}
 	}
-	i.mu.Unlock()
-	if len(uids) == 0 {
+	if len(together) > 0 {
+		calls = append(calls, together)
+	}
+	return calls
+}
+
+// noteRefresh holds UIDs back whose refresh has failed.
+func (i *Inventory) noteRefresh(uids []types.UID, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, uid := range uids {
+		i.held.note(uid, err, i.Clock.Now())
+	}
+}
+
+// nextHoldOver returns a channel that is readable once a changed UID is held back no longer, nil if none is held
+// back.
+func (i *Inventory) nextHoldOver() <-chan time.Time {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var next time.Time
+	for uid := range i.changedUIDs {
+		if until, ok := i.held.until[uid]; ok && (next.IsZero() || until.Before(next)) {
+			next = until
+		}
+	}
+	if next.IsZero() {
 		return nil
 	}
-	result, err := i.queryEngine(ctx, uids...)
-	if err != nil {
-		return err
+	return i.Clock.After(next.Sub(i.Clock.Now()))
+}
+
+// holds are the UIDs that the engine failed to list. Each is listed again only after a time that doubles with
+// every failure, since a complete list follows each failure, however often events name the UID.
+type holds struct {
+	until   map[types.UID]time.Time
+	backoff workqueue.TypedRateLimiter[types.UID]
+}
+
+// maxHold is the longest time that a UID is held back.
+const maxHold = 5 * time.Minute
+
+func newHolds() holds {
+	return holds{map[types.UID]time.Time{}, workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](retryPeriod, maxHold)}
+}
+
+func (h holds) note(uid types.UID, err error, now time.Time) {
+	if err == nil {
+		h.forget(uid)
+		return
 	}
-	return i.applyResult(result)
+	h.until[uid] = now.Add(h.backoff.When(uid))
+}
+
+// forgetOld forgets the UIDs that were not held back for long.
+func (h holds) forgetOld(now time.Time) {
+	for uid, until := range h.until {
+		if now.Sub(until) > maxHold {
+			h.forget(uid)
+		}
+	}
+}
+
+func (h holds) forget(uid types.UID) {
+	delete(h.until, uid)
+	h.backoff.Forget(uid)
 }

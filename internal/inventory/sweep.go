@@ -103,35 +103,43 @@ func (s *Sweep) RunOnce(ctx context.Context) error {
 	if s.Inventory.isSuspended() {
 		return nil
 	}
-	return errors.Join(s.sweepOrphans(ctx), s.releaseEnded(ctx))
+	gone, err := s.sweepOrphans(ctx)
+	return errors.Join(err, s.releaseEnded(ctx, gone))
 }
 
-// releaseEnded has the driver remove what it keeps on released servers that have ended.
-func (s *Sweep) releaseEnded(ctx context.Context) error {
-	releaser, ok := driver.As[driver.RetainedReleaser](s.Inventory.Driver)
+// releaseEnded has the driver remove what it keeps on servers without a VirtualMachine that have ended:
+// those that were released, and orphans, whether or not these may be removed.
+func (s *Sweep) releaseEnded(ctx context.Context, gone []types.UID) error {
+	releaser, ok := driver.As[driver.EndedReleaser](s.Inventory.Driver)
 	if !ok {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
-	return releaser.ReleaseEnded(ctx)
+	return releaser.ReleaseEnded(ctx, gone...)
 }
 
-// sweepOrphans takes one reading of the orphans.
-func (s *Sweep) sweepOrphans(ctx context.Context) error {
+// sweepOrphans takes one reading of the orphans. It returns those that have been without an owner often and
+// long enough.
+func (s *Sweep) sweepOrphans(ctx context.Context) (due []types.UID, err error) {
 	noted := s.Inventory.toRetain()
 	owned, err := s.allOwned(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var servers, found []driver.Server
 	if !owned {
 		if servers, found, err = s.findOrphans(ctx); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	s.countReadings(found)
 	fetches, orphans := splitFetches(found)
+	for _, server := range orphans {
+		if s.isDue(server) {
+			due = append(due, server.UID)
+		}
+	}
 	_, all := splitFetches(servers)
 	errs := s.abandonFetches(ctx, fetches)
 	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(orphans)))
@@ -144,7 +152,7 @@ func (s *Sweep) sweepOrphans(ctx context.Context) error {
 		orphans = append(orphans, retained...)
 	}
 	approved, err := s.readApproved(ctx, removable || len(orphans) == 0)
-	return errors.Join(errs, err, s.removeOrphans(ctx, orphans, func(server driver.Server) bool {
+	return due, errors.Join(errs, err, s.removeOrphans(ctx, orphans, func(server driver.Server) bool {
 		return removable || approved[driver.Target{UID: server.UID, ID: server.ID}]
 	}))
 }

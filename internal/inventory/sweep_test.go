@@ -768,7 +768,7 @@ func TestReleaseEnded(t *testing.T) {
 	b := newSweepFixture(t, 0)
 	calls, failure := 0, errors.New("no API server")
 	b.engine.withLock(func() {
-		b.engine.releaseEnded = func(ctx context.Context) error {
+		b.engine.releaseEnded = func(ctx context.Context, _ []types.UID) error {
 			if _, bounded := ctx.Deadline(); !bounded {
 				t.Error("the call has no deadline")
 			}
@@ -785,5 +785,38 @@ func TestReleaseEnded(t *testing.T) {
 	b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) { return nil, errors.New("no cache") }
 	if err := b.sweep.RunOnce(t.Context()); err == nil || calls != 3 {
 		t.Errorf("a sweep without owners returns %v after %d calls", err, calls)
+	}
+}
+
+// TestReleaseEndedOrphans checks that the driver lets go of orphans that may not be removed, once they have
+// been without an owner often and long enough.
+func TestReleaseEndedOrphans(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		orphans int
+		policy  OrphanPolicy
+	}{"reported": {1, OrphanReport}, "frozen": {alwaysAllowed + 1, OrphanDelete}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newSweepFixture(t, 0)
+			b.sweep.Policy = tc.policy
+			var gone [][]types.UID
+			b.engine.withLock(func() {
+				b.engine.releaseEnded = func(_ context.Context, uids []types.UID) error {
+					gone = append(gone, uids)
+					return nil
+				}
+			})
+			b.addServers(tc.orphans)
+			b.sweepOnce()
+			b.clock.Step(b.sweep.Grace)
+			b.sweepOnce()
+			if len(gone) != 2 || len(gone[0]) != 0 || len(gone[1]) != tc.orphans {
+				t.Errorf("the driver gets %v, want %d orphans from the second sweep", gone, tc.orphans)
+			}
+			if left := len(b.memory.Records()); left != tc.orphans {
+				t.Errorf("%d servers are left, want %d", left, tc.orphans)
+			}
+		})
 	}
 }

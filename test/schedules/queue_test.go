@@ -8,13 +8,16 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-logr/logr"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"cloudnative.tw/drover/internal/controller/queue"
 )
+
+// workers is how many a process has.
+const workers = 2
 
 // gatedQueue is Drover's queue, to which requests come one at a time, and from which each
 // worker goes on when the scheduler lets it.
@@ -26,7 +29,7 @@ type gatedQueue struct {
 
 func newQueue(p *process) func(string, workqueue.TypedRateLimiter[reconcile.Request]) queue.Queue {
 	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue.Queue {
-		inner := queue.New(logr.Discard())(name, limiter).(priorityqueue.PriorityQueue[reconcile.Request]) //nolint:forcetypeassert // it is one
+		inner := queue.New(workers, clock.RealClock{})(name, limiter).(priorityqueue.PriorityQueue[reconcile.Request]) //nolint:forcetypeassert // it is one
 		return &gatedQueue{PriorityQueue: inner, process: p}
 	}
 }

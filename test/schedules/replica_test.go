@@ -216,7 +216,7 @@ func (p *process) addController(mgr ctrl.Manager) error {
 	}
 	p.inventory = inv
 	reconcilers, err := controller.Setup(p.ctx, mgr, controller.Options{
-		Inventories: []*inventory.Inventory{inv}, Threads: 2, Clock: p.clock, Recorder: p.world, Epoch: guard.Epoch, MayAct: guard.Check, NewQueue: newQueue(p),
+		Inventories: []*inventory.Inventory{inv}, Threads: workers, Clock: p.clock, Recorder: p.world, Epoch: guard.Epoch, MayAct: guard.Check, NewQueue: newQueue(p),
 		Decisions: p.newRecorder(guard.Epoch),
 	})
 	if err != nil {

@@ -131,6 +131,9 @@ func (w *walker) list(path string, n int64) ([]any, error) {
 		}
 		if object, ok := item.(map[string]any); ok {
 			object["name"] = fmt.Sprintf("n%d", i)
+			if _, has := object["port"]; has { // which is a key by a rule
+				object["port"] = i + 1
+			}
 		}
 		all = append(all, item)
 	}

@@ -140,8 +140,9 @@ type VirtualMachineSpec struct {
 	SSHAuthorizedKeys []string `json:"sshAuthorizedKeys,omitempty"`
 
 	// ports are the ports of the server that can be reached through the engine's
-	// host.
+	// host. A number can be used once for each protocol.
 	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:XValidation:rule="self.all(p, self.exists_one(q, q.port == p.port && q.protocol == p.protocol))",message="a port may be used once for each protocol",messageExpression="'port %d is asked for more than once: one may be used once for each protocol'.format([self.filter(p, !self.exists_one(q, q.port == p.port && q.protocol == p.protocol))[0].port])"
 	// +kubebuilder:validation:XValidation:rule="self.all(p, !has(p.hostPort) || self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol))",message="a hostPort may be used once for each protocol",messageExpression="'hostPort %d is asked for more than once: one may be used once for each protocol'.format([self.filter(p, has(p.hostPort) && !self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol))[0].hostPort])"
 	// +listType=map
 	// +listMapKey=name

@@ -21,6 +21,14 @@ const (
 	bindRetry = time.Second
 )
 
+// maxRecordings is how many steps in a row may have objects recorded and do nothing else. A restart
+// has two: it records the end of the last run, and then what the next one needs.
+const maxRecordings = 3
+
+// IsStuck reports whether so many steps in a row had objects recorded, and neither succeeded nor
+// failed, that the last of them counts as a failure and backs off.
+func IsStuck(recordings int) bool { return recordings > maxRecordings }
+
 // isOnHold reports whether a failed operation waits for its next try. A refused
 // operation waits for a new spec or for another leader, which may have other
 // settings, such as the allowed registries.

@@ -33,6 +33,15 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
+// TestIsStuck checks that what a restart has recorded, its end and then the next run, is no failure.
+func TestIsStuck(t *testing.T) {
+	for recordings, want := range map[int]bool{1: false, 2: false, 3: false, 4: true, 100: true} {
+		if got := IsStuck(recordings); got != want {
+			t.Errorf("%d recordings in a row: %v, want %v", recordings, got, want)
+		}
+	}
+}
+
 func TestIsAsReported(t *testing.T) {
 	running := &api.ServerStatus{ID: "id-1", State: string(driver.StateRunning)}
 	pending := &api.ServerStatus{State: string(driver.StatePending)}

@@ -2,18 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package queue is the work queue of a per-driver controller. queue.go has the
-// queue, and priority.go what comes first.
+// queue, lines.go how namespaces share its workers, and priority.go what comes first.
 package queue
 
 import (
-	"math"
-	"strconv"
-	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
@@ -26,25 +24,22 @@ const (
 // Queue is the interface of controller-runtime's event sources.
 type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// drainingQueue is controller-runtime's priority queue, shut down only when no
-// caller waits in Get. In v0.24, a shutdown that meets an item on its way to a
-// worker leaves the queue locked forever. The other workers then never end, and the
-// stop fails (https://github.com/kubernetes-sigs/controller-runtime/issues/3538,
-// fixed in v0.25, which requires Kubernetes 1.37).
-type drainingQueue struct {
-	priorityqueue.PriorityQueue[reconcile.Request]
+// fairQueue is a workqueue with priorities, whose workers are shared between namespaces.
+type fairQueue struct {
+	Queue
 
-	mu      sync.Mutex
-	closed  bool
-	waiting int // callers of Get
+	lines *lines
 }
 
-// New returns the constructor of a queue for controller-runtime.
-func New(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Request]) Queue {
+var _ priorityqueue.PriorityQueue[reconcile.Request] = &fairQueue{}
+
+// New returns the constructor of a queue with a number of workers for controller-runtime.
+func New(workers int, c clock.WithTicker) func(string, workqueue.TypedRateLimiter[reconcile.Request]) Queue {
 	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) Queue {
-		return &drainingQueue{PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[reconcile.Request]) {
-			o.Log, o.RateLimiter = log.WithValues("controller", name), limiter
-		})}
+		l := newLines(workers)
+		due := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[reconcile.Request]{Name: name, Clock: c, Queue: l})
+		delayed := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[reconcile.Request]{Name: name, Clock: c, Queue: due})
+		return &fairQueue{workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[reconcile.Request]{DelayingQueue: delayed}), l}
 	}
 }
 
@@ -54,62 +49,50 @@ func NewRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry)
 }
 
-// GetWithPriority implements priorityqueue.PriorityQueue.
-func (q *drainingQueue) GetWithPriority() (item reconcile.Request, priority int, shutdown bool) {
-	if !q.beginGet() {
-		return item, 0, true
+// AddWithOpts implements priorityqueue.PriorityQueue.
+func (q *fairQueue) AddWithOpts(o priorityqueue.AddOpts, requests ...reconcile.Request) {
+	for _, r := range requests {
+		q.lines.setPriority(r, ptr.Deref(o.Priority, 0))
+		if o.RateLimited {
+			q.AddRateLimited(r)
+		} else {
+			q.AddAfter(r, o.After) // at once if that is zero
+		}
 	}
-	item, priority, shutdown = q.PriorityQueue.GetWithPriority()
-	return item, priority, q.endGet() || shutdown
+}
+
+// GetWithPriority implements priorityqueue.PriorityQueue.
+func (q *fairQueue) GetWithPriority() (r reconcile.Request, priority int, shutdown bool) {
+	if q.lines.pick() {
+		return r, 0, true
+	}
+	r, shutdown = q.Queue.Get() // of what was picked
+	return r, q.lines.priorityOf(r), shutdown
 }
 
 // Get implements workqueue.TypedInterface.
-func (q *drainingQueue) Get() (item reconcile.Request, shutdown bool) {
-	item, _, shutdown = q.GetWithPriority()
-	return item, shutdown
+func (q *fairQueue) Get() (r reconcile.Request, shutdown bool) {
+	r, _, shutdown = q.GetWithPriority()
+	return r, shutdown
 }
 
-func (q *drainingQueue) beginGet() (open bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !q.closed {
-		q.waiting++
-	}
-	return !q.closed
+// Done implements workqueue.TypedInterface.
+func (q *fairQueue) Done(r reconcile.Request) {
+	q.Queue.Done(r)
+	q.lines.finish(r)
 }
 
-// endGet reports whether the queue was closed meanwhile. The last waiting caller
-// shuts it down.
-func (q *drainingQueue) endGet() (closed bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.waiting--
-	if q.closed && q.waiting == 0 {
-		q.PriorityQueue.ShutDown()
-	}
-	return q.closed
-}
+// Len implements workqueue.TypedInterface: it returns how many requests are due.
+func (q *fairQueue) Len() int { return q.lines.countDue() }
 
-// ShutDown gives every waiting caller an item, so that its Get returns.
-func (q *drainingQueue) ShutDown() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		return
-	}
-	q.closed = true
-	if q.waiting == 0 {
-		q.PriorityQueue.ShutDown()
-	}
-	for n := range q.waiting {
-		farewell := reconcile.Request{}
-		farewell.Name = "shutdown/" + strconv.Itoa(n) // no object has such a name
-		q.AddWithOpts(priorityqueue.AddOpts{Priority: new(math.MaxInt)}, farewell)
-	}
+// ShutDown implements workqueue.TypedInterface. What is due is left: the next leader finds it again.
+func (q *fairQueue) ShutDown() {
+	q.lines.close()
+	q.Queue.ShutDown()
 }
 
 // ShutDownWithDrain implements workqueue.TypedInterface.
-func (q *drainingQueue) ShutDownWithDrain() { q.ShutDown() }
+func (q *fairQueue) ShutDownWithDrain() { q.ShutDown() }
 
 // Add enqueues a VirtualMachine.
 func Add(q Queue, key types.NamespacedName, priority int) {

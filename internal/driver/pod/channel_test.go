@@ -310,15 +310,22 @@ func (s *server) takeSecretNames(t *testing.T, times int) (names []string) {
 		if s.recordOf(objects.KindPod).Ended { // of the pod whose Secret the tenant has taken
 			s.record(t)
 		}
-		r := s.recordOf(objects.KindSecret)
-		if r == nil || slices.Contains(names, r.Name) {
+		name := s.takeSecretName(t)
+		if slices.Contains(names, name) {
 			t.Fatalf("the record is %+v", s.Objects)
 		}
-		theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: r.Name, Labels: map[string]string{objects.LabelUID: string(s.UID)}}, Data: map[string][]byte{"user-data": []byte("evil")}}
-		assert.NoError(t, assert.ErrorOf(s.w.kube.CoreV1().Secrets(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{})))
-		names = append(names, r.Name)
+		names = append(names, name)
 	}
 	return names
+}
+
+// takeSecretName lets a tenant create the Secret that is recorded.
+func (s *server) takeSecretName(t *testing.T) string {
+	t.Helper()
+	name := s.recordOf(objects.KindSecret).Name
+	theirs := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{objects.LabelUID: string(s.UID)}}, Data: map[string][]byte{"user-data": []byte("evil")}}
+	assert.NoError(t, assert.ErrorOf(s.w.kube.CoreV1().Secrets(s.Namespace).Create(t.Context(), theirs, metav1.CreateOptions{})))
+	return name
 }
 
 // record calls Ensure, which must have objects recorded before it does anything.

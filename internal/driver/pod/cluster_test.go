@@ -191,7 +191,9 @@ func (s *server) ensure(t testing.TB) (driver.Server, error) {
 		first, isFirst := errors.AsType[*driver.RecordFirstError](err)
 		switch {
 		case isFirst:
-			s.Objects = first.Objects
+			if s.Objects = first.Objects; first.Failure != nil {
+				return got, first.Failure
+			}
 			continue
 		case err == nil && !s.failWrites:
 			s.Objects = got.Objects

@@ -126,26 +126,26 @@ func (w *writer) release(p *corev1.Pod) {
 	}
 }
 
-// ReleaseEnded implements driver.RetainedReleaser: it removes the finalizer from pods whose
-// VirtualMachines are gone, once their end is proven. Which pods those may be is known from the
-// informers; what is done is decided from a live read.
-func (d *Driver) ReleaseEnded(ctx context.Context) error {
+// ReleaseEnded implements driver.EndedReleaser: it removes the finalizer from pods whose VirtualMachines
+// are gone, once their end is proven. Which pods those may be is known from the informers; what is
+// done is decided from a live read.
+func (d *Driver) ReleaseEnded(ctx context.Context, gone ...types.UID) error {
 	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	pods, err := d.reader.ListReleased(ctx)
+	pods, err := d.reader.ListReleased(ctx, gone)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, p := range pods {
-		errs = append(errs, retryConflicts(func() error { return d.releaseEnded(ctx, p) }))
+		errs = append(errs, retryConflicts(func() error { return d.releaseEnded(ctx, p, gone) }))
 	}
 	return errors.Join(errs...)
 }
 
-// releaseEnded removes the finalizer of one released pod.
-func (d *Driver) releaseEnded(ctx context.Context, known *corev1.Pod) error {
-	if !d.isHeld(known) {
+// releaseEnded removes the finalizer of one pod. The PVC of its root disk, which is left, records the end.
+func (d *Driver) releaseEnded(ctx context.Context, known *corev1.Pod, gone []types.UID) error {
+	if !d.isHeld(known, gone) {
 		return nil
 	}
 	i, err := d.reader.ReadPod(ctx, known)
@@ -153,19 +153,24 @@ func (d *Driver) releaseEnded(ctx context.Context, known *corev1.Pod) error {
 		return err
 	}
 	// What is known may be old, and is not all of the pod.
-	if err := i.Read(ctx); err != nil || i.Pod == nil || !d.isHeld(i.Pod) || i.End() == nil {
+	if err := i.Read(ctx); err != nil || i.Pod == nil || !d.isHeld(i.Pod, gone) || i.End() == nil {
 		return err
 	}
-	if err := (&writer{Instance: i, client: d.Client}).removeFinalizer(ctx); err != nil {
+	w := &writer{Instance: i, client: d.Client}
+	if err := w.recordEnd(ctx); err != nil {
+		return err
+	}
+	if err := w.removeFinalizer(ctx); err != nil {
 		return objects.IgnoreNotFound(err)
 	}
-	d.Log.Info("Released pod has ended", "pod", i.Key)
+	d.Log.Info("Pod without a VirtualMachine has ended", "pod", i.Key)
 	return nil
 }
 
-// isHeld reports whether a pod is a released one that has its finalizer. One whose VirtualMachine exists
-// still belongs to it, whoever has labelled the pod.
-func (d *Driver) isHeld(p *corev1.Pod) bool {
-	_, exists := d.reader.OwnerOf(types.UID(p.Labels[objects.LabelUID]))
-	return !exists && p.Labels[objects.LabelRetained] != "" && slices.Contains(p.Finalizers, objects.FinalizerStopped)
+// isHeld reports whether a pod without a VirtualMachine has its finalizer: one that was released, or of a UID that
+// is gone. One whose VirtualMachine exists still belongs to it, whoever has labelled the pod.
+func (d *Driver) isHeld(p *corev1.Pod, gone []types.UID) bool {
+	uid := types.UID(p.Labels[objects.LabelUID])
+	_, exists := d.reader.OwnerOf(uid)
+	return !exists && (p.Labels[objects.LabelRetained] != "" || slices.Contains(gone, uid)) && slices.Contains(p.Finalizers, objects.FinalizerStopped)
 }

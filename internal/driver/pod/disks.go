@@ -149,10 +149,16 @@ func (c *convergence) growGuest(ctx context.Context) error {
 }
 
 // nextDisks returns what the disks of a pod should have now, and the sizes of those that are to
-// grow.
+// grow. A disk that has left the spec is kept until it is recorded as made, so that no other one is made in
+// its place.
 func (c *convergence) nextDisks(has map[string]objects.DiskSettings) (next map[string]objects.DiskSettings, sizes control.Sizes) {
 	wanted := c.diskSettings()
 	next, sizes.Volumes = map[string]objects.DiskSettings{}, map[string]int64{}
+	for name, before := range has {
+		if r := c.recorded(objects.KindClaim, objects.ClaimName(c.Key.Name, name)); r != nil && !r.Made {
+			next[name] = before
+		}
+	}
 	for _, of := range objects.DisksOf(c.spec) {
 		before, known := has[of.Name]
 		if !known {

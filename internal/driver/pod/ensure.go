@@ -106,9 +106,6 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
-	if c.noDigests = c.digestSecrets(ctx); c.noDigests != nil && (c.Pod == nil || c.spec.Power != driver.PowerOff) {
-		return c.noDigests // a pod that is to stop needs none
-	}
 	if err := c.checkServer(); err != nil {
 		return err
 	}
@@ -124,10 +121,11 @@ func (c *convergence) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	if c.Exists() && c.spec.Power == driver.PowerOff {
+	c.noDigests = c.digestSecrets(ctx)
+	if c.Exists() && c.spec.Power == driver.PowerOff { // which needs neither digests nor a spec that can run
 		return nil
 	}
-	return c.driver.Objects.CheckSpec(c.spec)
+	return cmp.Or(c.noDigests, c.driver.Objects.CheckSpec(c.spec))
 }
 
 // checkServer refuses a server that is not the one meant, was released, or has a later epoch.
@@ -423,14 +421,34 @@ func (c *convergence) createPod(ctx context.Context) error {
 	}
 	c.Note(created)
 	c.Pod = created
-	return nil
+	return c.checkCreated(ctx)
+}
+
+// checkCreated removes a pod that was just created and is not as it was asked for. Without a failure it
+// would be replaced for ever, as one that has another spec.
+func (c *convergence) checkCreated(ctx context.Context) error {
+	changed := c.pendingFields()
+	if len(changed) == 0 {
+		return nil
+	}
+	failure, uid := objects.ChangedError(c.Key, changed), c.Pod.UID
+	err := retryConflicts(func() error {
+		if err := c.Read(ctx); err != nil || c.Pod == nil || c.Pod.UID != uid {
+			return err
+		}
+		return c.forgetPod(ctx)
+	})
+	if err != nil {
+		c.driver.Log.Info("Pod that was changed at its creation is not removed yet", "pod", c.Key, "cause", err.Error())
+	}
+	return failure
 }
 
 // removeGate removes the scheduling gate of the pod, after its Secret is made and the PVC has
 // recorded it.
 func (c *convergence) removeGate(ctx context.Context) error {
 	if c.isGatedOutdated(ctx) {
-		return c.replacePod(ctx)
+		return c.replacePod(ctx, nil)
 	}
 	if err := c.ensureSecret(ctx); err != nil {
 		return err
@@ -490,7 +508,8 @@ func (c *convergence) markClaims(ctx context.Context) error {
 }
 
 // ensureSecret makes the Secret of a pod. It reads no Secret. If one of the name exists and is not
-// recorded, a tenant may have made it, so the pod is replaced by one whose Secret has another name.
+// recorded, a tenant may have made it, so the call fails, and the pod is replaced by one whose Secret has
+// another name.
 func (c *convergence) ensureSecret(ctx context.Context) error {
 	name := objects.SecretOf(c.Pod)
 	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
@@ -501,7 +520,7 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 		c.driver.secrets.LoadOrStore(c.Pod.UID, nil)
 		return nil
 	case r == nil, c.IsGated() && pod != nil && pod.Ended:
-		return c.replacePod(ctx)
+		return c.replacePod(ctx, nil)
 	}
 	if made, ok := c.driver.secrets.Load(c.Pod.UID); ok {
 		c.secret = made
@@ -513,11 +532,12 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	}
 	secret := c.driver.Objects.NewSecret(c.spec, c.Pod, r.Nonce, control)
 	created, err := c.driver.Client.Secrets(c.Key.Namespace).Create(ctx, secret, metav1.CreateOptions{})
+	key := types.NamespacedName{Namespace: c.Key.Namespace, Name: name}
 	if apierrors.IsAlreadyExists(err) {
-		return c.replacePod(ctx)
+		return c.replacePod(ctx, takenError(objects.KindSecret, key))
 	}
 	if err != nil {
-		return objects.Explain("create", objects.KindSecret, types.NamespacedName{Namespace: c.Key.Namespace, Name: name}, err)
+		return objects.Explain("create", objects.KindSecret, key, err)
 	}
 	c.secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: created.Name, UID: created.UID}}
 	c.driver.secrets.Store(c.Pod.UID, c.secret)
@@ -542,8 +562,8 @@ func (c *convergence) replaceUnstarted(ctx context.Context) error {
 }
 
 // replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
-// call makes another one.
-func (c *convergence) replacePod(ctx context.Context) error {
+// call makes another one; it has to wait if a failure is given.
+func (c *convergence) replacePod(ctx context.Context, failure error) error {
 	// An earlier version has recorded pods with their gate.
 	if r := c.recorded(objects.KindPod, c.Key.Name); c.End() != nil || c.IsGated() && r != nil && r.UID != "" {
 		if err := c.recordEnded(); err != nil {
@@ -553,7 +573,7 @@ func (c *convergence) replacePod(ctx context.Context) error {
 	if err := c.forgetPod(ctx); err != nil {
 		return err
 	}
-	return c.recordFirst(c.podIntents(ctx)...)
+	return c.recordAndFail(failure, c.podIntents(ctx)...)
 }
 
 // intents returns the objects that the next steps create, with new nonces.
@@ -613,7 +633,7 @@ func newIntent(kind, name string) driver.Object {
 }
 
 // recordClaims has the UIDs of PVCs recorded before a failure is reported: without them, an empty disk
-// could replace one that is gone. The next call fails again.
+// could replace one that is gone.
 func (c *convergence) recordClaims(failure error) error {
 	if _, ok := errors.AsType[*driver.RecordFirstError](failure); ok || apierrors.IsConflict(failure) || driver.MayNotAct(failure) {
 		return failure
@@ -628,11 +648,16 @@ func (c *convergence) recordClaims(failure error) error {
 	if len(found) == 0 {
 		return failure
 	}
-	return c.recordFirst(found...)
+	return c.recordAndFail(failure, found...)
 }
 
 // recordFirst ends the call: the caller records the objects, and calls again.
 func (c *convergence) recordFirst(changed ...driver.Object) error {
+	return c.recordAndFail(nil, changed...)
+}
+
+// recordAndFail ends the call, which has failed if a failure is given: the caller records the objects.
+func (c *convergence) recordAndFail(failure error, changed ...driver.Object) error {
 	all := slices.Clone(c.spec.Objects)
 	for _, o := range changed {
 		all = slices.DeleteFunc(all, func(have driver.Object) bool {
@@ -640,7 +665,7 @@ func (c *convergence) recordFirst(changed ...driver.Object) error {
 		})
 		all = append(all, o)
 	}
-	return &driver.RecordFirstError{Objects: all}
+	return &driver.RecordFirstError{Objects: all, Failure: failure}
 }
 
 // stop asks the guest to shut down, until the time at which a stop is forced.

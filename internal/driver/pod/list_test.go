@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -239,7 +240,52 @@ func TestReadsOfReleased(t *testing.T) {
 		}
 		return nil
 	})
-	if got, want := count.all(), map[string]int{"GET pods": 1, "PUT pods": 1}; !maps.Equal(got, want) {
+	if got, want := count.all(), map[string]int{"GET pods": 1, "GET persistentvolumeclaims": 1, "PUT persistentvolumeclaims": 1, "PUT pods": 1}; !maps.Equal(got, want) {
 		t.Errorf("the release requests %v, want %v", got, want)
 	}
+}
+
+// TestServerThatCannotBeRead checks that an API server which fails to return one pod fails the list of that
+// server alone: a complete list has it, and the watch stays open.
+func TestServerThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	w := newIsolatedWorld(t)
+	broken, other := w.newServer(t, "broken"), w.newServer(t, "other")
+	broken.reach(t, driver.StateRunning)
+	other.reach(t, driver.StateRunning)
+	var fails atomic.Bool
+	d := openAs(t, w.intercept(nil, func(r *http.Request, response *http.Response) {
+		if fails.Load() && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/pods/"+broken.base()) {
+			response.StatusCode = http.StatusInternalServerError
+		}
+	}), w.cluster, DefaultCallTimeout)
+	d.reader.Owner = broken.owner
+	events, err := d.Watch(t.Context())
+	assert.NoError(t, err)
+	fails.Store(true)
+	if all, err := d.List(t.Context(), broken.UID); err == nil || errors.Is(err, driver.ErrNotFound) {
+		t.Errorf("the list of the server is %+v, %v", all, err)
+	}
+	w.kubelet.finish(t, broken.pod(t))
+	assert.Eventually(t, "a complete list has its end", func(t testing.TB) error {
+		all, err := d.List(t.Context())
+		if err == nil && (len(all) != 2 || !slices.ContainsFunc(all, func(s driver.Server) bool { return s.UID == broken.UID && s.State == driver.StateStopped })) {
+			err = fmt.Errorf("it is %+v", all)
+		}
+		return err
+	})
+	w.kubelet.finish(t, other.pod(t))
+	assert.Eventually(t, "the watch names the other server", func(testing.TB) error {
+		select {
+		case uid, open := <-events:
+			if uid == other.UID {
+				return nil
+			}
+			return fmt.Errorf("it names %q, and is open: %t", uid, open)
+		default:
+			return errors.New("it names nothing")
+		}
+	})
+	broken.deleteAll(t)
+	other.deleteAll(t)
 }

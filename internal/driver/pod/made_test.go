@@ -115,6 +115,39 @@ func TestDisksThatAreBeingMade(t *testing.T) {
 	s.deleteAll(t)
 }
 
+// TestVolumeThatLeavesWhileItIsMade checks that a volume which is removed from the spec while the machine makes
+// its disk is not made again when it is given back.
+func TestVolumeThatLeavesWhileItIsMade(t *testing.T) {
+	t.Parallel()
+	w, s := newServer(t)
+	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
+	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
+	assert.Eventually(t, "its container runs", func(t testing.TB) error {
+		_, err := s.ensure(t)
+		if err == nil && len(s.pod(t).Status.ContainerStatuses) == 0 {
+			err = errNotYet
+		}
+		return err
+	})
+	volumes := s.Volumes
+	s.Volumes = nil
+	s.reach(t, driver.StateStarting)
+	w.kubelet.set(func(k *kubelet) { k.makesDisks = false })
+	assert.Eventually(t, "its disks are made", func(t testing.TB) error {
+		p := s.pod(t)
+		p.Status.ContainerStatuses[0].Started = new(true)
+		_, err := w.kube.CoreV1().Pods(s.Namespace).UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
+		return err
+	})
+	s.reach(t, driver.StateRunning)
+	s.Volumes = volumes
+	s.restart(t)
+	if d := s.described(t); !d.RootDisk.MustExist || len(d.Volumes) != 1 || !d.Volumes[0].MustExist {
+		t.Errorf("the next pod has %+v and %+v", d.RootDisk, d.Volumes)
+	}
+	s.deleteAll(t)
+}
+
 // TestSpecOfAWaitingPod checks that a pod which waits for a node, or for an image, gets a changed spec.
 func TestSpecOfAWaitingPod(t *testing.T) {
 	t.Parallel()

@@ -109,11 +109,11 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver           = (*Driver)(nil)
-	_ driver.Identifier       = (*Driver)(nil)
-	_ driver.FieldDeclarer    = (*Driver)(nil)
-	_ driver.Prober           = (*Driver)(nil)
-	_ driver.RetainedReleaser = (*Driver)(nil)
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.Identifier    = (*Driver)(nil)
+	_ driver.FieldDeclarer = (*Driver)(nil)
+	_ driver.Prober        = (*Driver)(nil)
+	_ driver.EndedReleaser = (*Driver)(nil)
 )
 
 // DefaultOptions returns the options that flags can change.

@@ -113,6 +113,39 @@ func TestRetained(t *testing.T) {
 	}
 }
 
+// TestEndedPodOfAGoneVM checks that the pod of a VirtualMachine that is gone, whose data is left, loses its
+// finalizer once its end is proven, and that what is left can be removed then.
+func TestEndedPodOfAGoneVM(t *testing.T) {
+	t.Parallel()
+	w := newIsolatedWorld(t)
+	s := w.newServer(t, "web")
+	s.reach(t, driver.StateRunning)
+	assert.NoError(t, w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}))
+	assert.Eventually(t, "its pod has ended", func(t testing.TB) error {
+		if got := s.list(t); got.State != driver.StateStopped {
+			return fmt.Errorf("it is %s", got.State)
+		}
+		return nil
+	})
+	s.release(t)
+	if held, err := s.holds(t); !held || err != nil {
+		t.Fatalf("without a word about its VirtualMachine the pod is released: %v", err)
+	}
+	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
+		if err := s.d.ReleaseEnded(t.Context(), s.UID); err != nil {
+			return err
+		}
+		if held, gone := s.holds(t); gone == nil {
+			return fmt.Errorf("it is there, with its finalizer: %t", held)
+		}
+		return nil
+	})
+	if left := s.claims(t); len(left) != 1 {
+		t.Errorf("the PVCs are %v", left)
+	}
+	s.deleteAll(t)
+}
+
 // TestRetainedByLabel checks that the label alone, which a tenant can set, removes no finalizer of a
 // pod whose VirtualMachine exists: its end has to be recorded first.
 func TestRetainedByLabel(t *testing.T) {
@@ -229,6 +262,32 @@ func TestSeed(t *testing.T) {
 	damaged := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: machines.SeedName}, Data: map[string][]byte{"seed": []byte("short")}}
 	assert.NoError(t, assert.ErrorOf(secrets.Create(t.Context(), damaged, metav1.CreateOptions{})))
 	assert.ErrorIs(t, "a damaged seed", assert.ErrorOf(newMachines().NewEnd(t.Context(), "vm", "nonce")), driver.ErrRetry, "seed has 5 bytes and must have 32")
+}
+
+// TestEndedPodWithoutASeed checks that a pod that was deleted by others loses its finalizer once it has ended,
+// although the Secret that the next one needs cannot be used.
+func TestEndedPodWithoutASeed(t *testing.T) {
+	t.Parallel()
+	w, s := newServer(t)
+	s.UserData = driver.NewSecret("#cloud-config\n")
+	s.reach(t, driver.StateRunning)
+	damaged := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: machines.SeedName}, Data: map[string][]byte{"seed": []byte("short")}}
+	assert.NoError(t, assert.ErrorOf(w.kube.CoreV1().Secrets(w.namespace).Create(t.Context(), damaged, metav1.CreateOptions{})))
+	s.d = w.open(t)
+	seeds := s.d.machines.Secrets
+	s.d.machines.Secrets = w.kube.CoreV1().Secrets(w.namespace)
+	assert.NoError(t, w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
+	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
+		_, err := s.ensure(t)
+		if _, gone := s.holds(t); gone == nil {
+			return fmt.Errorf("it is there: %w", err)
+		}
+		assert.ErrorIs(t, "Ensure", err, driver.ErrRetry, "seed has 5 bytes")
+		return nil
+	})
+	s.d.machines.Secrets = seeds
+	s.reach(t, driver.StateRunning)
+	s.deleteAll(t)
 }
 
 // TestConcurrentChange has others change the PVC just before the driver does. Its call decides again, and

@@ -87,17 +87,25 @@ func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.P
 	return foundPods, foundClaims, nil
 }
 
-// ListReleased returns the pods of servers that were released, as the informers have them, or else as an
-// API server has them in its cache. They may be old, so they only say which pods to read again.
-func (r *Reader) ListReleased(ctx context.Context) ([]*corev1.Pod, error) {
-	if fresh := r.freshInformers(ctx); fresh != nil {
-		return slices.DeleteFunc(byUID[*corev1.Pod](fresh.Pods, nil), func(p *corev1.Pod) bool { return p.Labels[objects.LabelRetained] == "" }), nil
+// ListReleased returns the pods of servers that were released, and those of UIDs, as the informers have them,
+// or else as an API server has them in its cache. They may be old, so they only say which pods to read
+// again.
+func (r *Reader) ListReleased(ctx context.Context, uids []types.UID) ([]*corev1.Pod, error) {
+	isOther := func(p *corev1.Pod) bool {
+		return p.Labels[objects.LabelRetained] == "" && !slices.Contains(uids, types.UID(p.Labels[objects.LabelUID]))
 	}
-	listed, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID) + "," + objects.LabelRetained, ResourceVersion: "0"})
+	if fresh := r.freshInformers(ctx); fresh != nil {
+		return slices.DeleteFunc(byUID[*corev1.Pod](fresh.Pods, nil), isOther), nil
+	}
+	selector := objects.Selector(r.ClusterID)
+	if len(uids) == 0 {
+		selector += "," + objects.LabelRetained
+	}
+	listed, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
 	if err != nil {
 		return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
 	}
-	return pointers(listed.Items), nil
+	return slices.DeleteFunc(pointers(listed.Items), isOther), nil
 }
 
 // isLiveListDue reports whether the last complete list that was live is long ago, or there was none.

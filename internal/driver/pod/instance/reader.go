@@ -73,10 +73,11 @@ func (r *Reader) newInstance(uid types.UID, vm types.NamespacedName) *Instance {
 	return &Instance{reader: r, UID: uid, VM: vm.Name, Key: types.NamespacedName{Namespace: vm.Namespace, Name: objects.BaseName(vm.Name, uid)}}
 }
 
-// ReadPod returns the instance of a pod that was read, and of nothing else. Read reads that pod again.
+// ReadPod returns the instance of a pod that was read, and of nothing else. Read reads that pod again, and the
+// PVC of its root disk.
 func (r *Reader) ReadPod(ctx context.Context, p *corev1.Pod) (*Instance, error) {
 	i := &Instance{
-		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, isEphemeral: true,
+		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, isEphemeral: objects.IsEphemeral(p),
 		Key: types.NamespacedName{Namespace: p.Namespace, Name: p.Name},
 	}
 	return i, i.readNode(ctx)

@@ -50,6 +50,13 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 	return err
 }
 
+// ChangedError returns the error of a pod that differs from what was asked for as soon as it is made.
+// fields are those of the spec that it does not have.
+func ChangedError(pod types.NamespacedName, fields []string) error {
+	return driver.WithReason(reasonRefused, driver.Errorf(driver.ErrExhausted,
+		"the pod %s was changed while it was created, and has not the spec's %s: a webhook or policy of the cluster has to leave that as it is", pod, strings.Join(fields, ", ")))
+}
+
 func isDriverError(err error) bool {
 	return errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrExhausted) || errors.Is(err, driver.ErrNotFound)
 }

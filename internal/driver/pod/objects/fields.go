@@ -4,8 +4,10 @@
 package objects
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -62,7 +64,7 @@ func PendingFields(has, wants Settings) []string {
 	return fields.Pending(settingsChange{has, wants})
 }
 
-// maxSource and maxDigest are what the status of a VirtualMachine takes.
+// maxSource, in characters, and maxDigest are what the status of a VirtualMachine takes.
 const (
 	maxSource = 1024
 	maxDigest = 253
@@ -72,7 +74,7 @@ const (
 // for a restart: users may change the annotation.
 func ReadSettings(p *corev1.Pod) (s Settings) {
 	_ = json.Unmarshal([]byte(p.Annotations[AnnotationSettings]), &s)
-	if len(s.Image) > maxSource {
+	if utf8.RuneCountInString(s.Image) > maxSource {
 		s.Image = ""
 	}
 	if len(s.Checksum) > maxDigest {
@@ -87,16 +89,21 @@ func ReadSettings(p *corev1.Pod) (s Settings) {
 	return s
 }
 
-// containerPortName returns the name that a port has in the pod, by which Services can select it.
-func containerPortName(p *corev1.Pod, port driver.Port) string {
+// containerPortName returns the name that a port has in the pod, by which Services can select it. Of several
+// with one number, that of the same name is meant.
+func containerPortName(p *corev1.Pod, port driver.Port) (name string) {
 	for _, c := range p.Spec.Containers {
 		for _, have := range c.Ports {
-			if c.Name == ContainerName && have.ContainerPort == port.Port && string(have.Protocol) == port.Protocol {
+			if c.Name != ContainerName || have.ContainerPort != port.Port || string(have.Protocol) != port.Protocol {
+				continue
+			}
+			if have.Name == port.Name {
 				return have.Name
 			}
+			name = cmp.Or(name, have.Name)
 		}
 	}
-	return ""
+	return name
 }
 
 // Settings returns what the pod of a spec is made from, but for its disks.

@@ -4,6 +4,7 @@
 package objects
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
@@ -176,6 +178,25 @@ func TestSameImageOfTheWeb(t *testing.T) {
 		from := driver.ResolvedImage{Source: url, Digest: c.recorded}
 		if got := IsSameImage(driver.Image{Source: c.source, Checksum: c.checksum}, from); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+}
+
+// TestLongestImage checks that a pod has the image that it was made from as long as a VirtualMachine may name it:
+// the API counts characters.
+func TestLongestImage(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		length int
+		want   bool
+	}{"as long as is allowed": {maxSource, true}, "longer": {maxSource + 1, false}} {
+		source := "https://registry.example/"
+		source += strings.Repeat("ä", c.length-len(source))
+		kept, err := json.Marshal(Settings{Image: source})
+		assert.NoError(t, err)
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{AnnotationSettings: string(kept)}}}
+		if got := ReadSettings(p).Image == source; got != c.want {
+			t.Errorf("%s: the pod has the image: %t", name, got)
 		}
 	}
 }

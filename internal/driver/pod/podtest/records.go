@@ -53,7 +53,9 @@ func (d *recordingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (d
 		first, isFirst := errors.AsType[*driver.RecordFirstError](err)
 		switch {
 		case isFirst:
-			d.e.write(d.key(spec.UID), has.version, first.Objects)
+			if d.e.write(d.key(spec.UID), has.version, first.Objects); first.Failure != nil {
+				return s, first.Failure
+			}
 			continue
 		case err == nil:
 			d.e.write(d.key(spec.UID), has.version, s.Objects)

@@ -1,0 +1,150 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// renamePorts has the cluster rename the first port of each new pod of a world, as a webhook may, until
+// restore is called.
+func (w *world) renamePorts(t *testing.T) (restore func()) {
+	t.Helper()
+	name, policies := "rename-"+w.namespace, w.kube.AdmissionregistrationV1()
+	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicies().Create(t.Context(), &admissionv1.MutatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.MutatingAdmissionPolicySpec{
+			ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
+			MatchConstraints: &admissionv1.MatchResources{
+				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": w.namespace}},
+				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create},
+					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+				}}},
+			},
+			Mutations: []admissionv1.Mutation{{
+				PatchType: admissionv1.PatchTypeJSONPatch,
+				JSONPatch: &admissionv1.JSONPatch{Expression: `[JSONPatch{op: "replace", path: "/spec/containers/0/ports/0/name", value: "renamed"}]`},
+			}},
+		},
+	}, metav1.CreateOptions{})))
+	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: name},
+	}, metav1.CreateOptions{})))
+	w.waitForPortName(t, "renamed")
+	return func() {
+		assert.NoError(t, policies.MutatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
+		w.waitForPortName(t, "http")
+	}
+}
+
+// waitForPortName waits until a port http of a new pod gets a name.
+func (w *world) waitForPortName(t *testing.T, want string) {
+	t.Helper()
+	assert.Eventually(t, "a port is named "+want, func(t testing.TB) error {
+		tried := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "tried"}, Spec: corev1.PodSpec{Containers: []corev1.Container{
+			{Name: "c", Image: "i", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 80}}},
+		}}}
+		made, err := w.kube.CoreV1().Pods(w.namespace).Create(t.Context(), tried, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err != nil {
+			return err
+		}
+		if got := made.Spec.Containers[0].Ports[0].Name; got != want {
+			return fmt.Errorf("it is %s", got)
+		}
+		return nil
+	})
+}
+
+// TestPodThatIsChangedAtItsCreation checks that a pod which the cluster changes while it is created is a
+// failure that names the field, and is not replaced by the same call.
+func TestPodThatIsChangedAtItsCreation(t *testing.T) {
+	t.Parallel()
+	for name, isEphemeral := range map[string]bool{"durable": false, "ephemeral": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, s := newServer(t)
+			s.Ephemeral, s.Ports = isEphemeral, []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
+			restore := w.renamePorts(t)
+			const says = "has not the spec's ports: a webhook"
+			assert.ErrorIs(t, "Ensure", assert.ErrorOf(s.ensure(t)), driver.ErrExhausted, says)
+			if _, gone := s.holds(t); gone == nil && !isEphemeral { // an ephemeral server's pod may be on a node by then
+				t.Error("the pod is left")
+			}
+			assert.Eventually(t, "it fails again", func(t testing.TB) error {
+				if _, err := s.ensure(t); err == nil || !strings.Contains(err.Error(), says) {
+					return fmt.Errorf("Ensure returns %w", err)
+				}
+				return nil
+			})
+			restore()
+			s.reach(t, driver.StateRunning)
+			s.deleteAll(t)
+		})
+	}
+}
+
+// TestPortsOfOneNumber checks that a VirtualMachine of an earlier version whose ports have one number and
+// protocol runs in its first pod.
+func TestPortsOfOneNumber(t *testing.T) {
+	t.Parallel()
+	_, s := newServer(t)
+	s.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}, {Name: "web", Protocol: "TCP", Port: 80}}
+	if got := s.reach(t, driver.StateRunning); len(got.Pending) > 0 {
+		t.Errorf("its pod lacks %v", got.Pending)
+	}
+	s.deleteAll(t)
+}
+
+// TestSecretThatIsTaken checks that a Secret which a tenant has made before the driver is a failure that
+// names it.
+func TestSecretThatIsTaken(t *testing.T) {
+	t.Parallel()
+	_, s := newServer(t)
+	s.record(t)
+	for range 2 {
+		taken := s.takeSecretName(t)
+		assert.ErrorIs(t, "Ensure", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "a Secret of the name "+s.Namespace+"/"+taken)
+	}
+	s.reach(t, driver.StateRunning)
+	s.deleteAll(t)
+}
+
+// testChangedPods has the real controller make pods that the cluster changes: it says so and waits, and the
+// next spec is tried at once.
+func testChangedPods(t *testing.T, w *world) {
+	t.Helper()
+	restore := w.renamePorts(t)
+	v := w.createVM(t, "web", `{"driver": "pod", "storageClassName": "growing", "image": {"source": "oci://registry.example/boot:1"},
+		"resource": {"cpu": "1", "memory": "32Mi", "rootDisk": "1Mi"}, "ports": [{"name": "http", "port": 80}]}`)
+	assert.Eventually(t, "the status says what was changed", func(t testing.TB) error {
+		o, err := w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		op, _, _ := unstructured.NestedMap(o.Object, "status", "operation")
+		if text := fmt.Sprint(op["lastError"]); op["reason"] != "ObjectRefused" || op["nextRetryTime"] == nil || !strings.Contains(text, "ports") {
+			return fmt.Errorf("its operation is %v", op)
+		}
+		return nil
+	})
+	restore()
+	v.change(t, `{"resource": {"memory": "48Mi"}}`)
+	v.wait(t, "Active", false)
+	pods, err := w.kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: objects.LabelUID + "=" + string(v.uid)})
+	if err != nil || len(pods.Items) != 1 {
+		t.Errorf("%d pods are left: %v", len(pods.Items), err)
+	}
+}
