@@ -82,7 +82,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return resultForError(err)
 	}
-	p := r.gather(ctx, bound, bound != vm)
+	p := r.gather(ctx, vm, bound)
 	defer p.storeUnreported()
 	var taken *policy.Decision
 	//nolint:contextcheck // a readiness probe outlives the pass that starts it

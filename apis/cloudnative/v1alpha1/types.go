@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // hack/update-codegen.sh writes the bound of the name, which no marker can state.
@@ -591,7 +592,8 @@ type VirtualMachineStatus struct {
 	// +optional
 	Driver string `json:"driver,omitempty"`
 	// binding is the engine that has the server. It is written with the first
-	// status and never changes.
+	// status and never changes. In a copy of another VirtualMachine, which has
+	// another UID, it counts as none.
 	// +optional
 	Binding *Binding `json:"binding,omitempty"`
 	// server is what the driver runs.
@@ -657,6 +659,9 @@ type Binding struct {
 	// +kubebuilder:validation:MaxLength=128
 	// +required
 	EngineID string `json:"engineID"`
+	// uid is the UID of the VirtualMachine that is bound.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
 }
 
 // RefusedField is a field of the spec that cannot be applied to the existing

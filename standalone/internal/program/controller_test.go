@@ -71,7 +71,8 @@ func TestBindings(t *testing.T) {
 	scheme := runtime.NewScheme()
 	assert.NoError(t, api.AddToScheme(scheme))
 	bound, err := ListBindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
-		framework.NewVM("a").Bound("docker/A").Obj(), framework.NewVM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
+		framework.NewVM("a").UID("uid-a").Bound("docker/A/uid-a").Obj(), framework.NewVM("copy").UID("uid-b").Bound("docker/E/uid-a").Obj(),
+		framework.NewVM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
 		framework.NewVM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), framework.NewVM("d").Status(status("qemu", "C")).Obj(),
 		framework.NewVM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), framework.NewVM("f").Obj(),
 	).Build())
