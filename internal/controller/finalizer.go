@@ -71,7 +71,7 @@ func (r *Reconciler) patchMetadata(ctx context.Context, from, to *api.VirtualMac
 	if err := r.Client.Patch(ctx, to, client.RawPatch(types.MergePatchType, content)); err != nil {
 		return from, err
 	}
-	r.recordWrite(ctx, to)
+	_ = r.recordWrite(ctx, to) // a changed status has an event of its own
 	return to, nil
 }
 

@@ -202,6 +202,8 @@ type reconciliation struct {
 	deletionBlocker string
 	// vanished is set once the driver did not find the server that was observed.
 	vanished bool
+	// isOvertaken is set if another process changed the status right after this pass wrote it.
+	isOvertaken bool
 	// unreported is set while the status does not record what was done.
 	unreported bool
 	// failure is the error of the last step, if it was tried and failed.

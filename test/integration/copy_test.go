@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
@@ -65,4 +66,20 @@ func TestCopyFromAnotherCluster(t *testing.T) {
 		environment.CheckServers(t, vm, 1)
 	}
 	environment.CheckVM(t, original, framework.IsActive, isBoundHere(original))
+}
+
+// TestStatusChangedByHand checks that a status is repaired that someone has changed.
+func TestStatusChangedByHand(t *testing.T) {
+	t.Parallel()
+	ns := environment.CreateNamespace(t)
+	vm := environment.CreateActiveVM(t, newSmallVM("vm", ns, "fake"))
+	for _, patch := range []string{`{"status": {"phase": "Failed", "reason": "Invalid"}}`, `{"status": null}`} {
+		changed, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).Patch(t.Context(), vm.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+		assert.NoError(t, err)
+		if framework.IsActive(changed) == nil {
+			t.Fatalf("the patch %s changes nothing", patch)
+		}
+		environment.WaitForVM(t, vm, framework.IsActive, isBoundHere(vm))
+	}
+	environment.CheckServers(t, vm, 1)
 }
