@@ -337,6 +337,7 @@ type Image struct {
 	//   oci://registry/name@sha256:....
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
 	// +optional
 	Source string `json:"source,omitempty"`
 	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
@@ -362,11 +363,13 @@ type Kernel struct {
 	// source is the kernel, as the absolute path of a file.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
 	// +required
 	Source string `json:"source"`
 	// initrd is the initial RAM disk, as the absolute path of a file.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
 	// +optional
 	Initrd string `json:"initrd,omitempty"`
 	// cmdline is the command line of the kernel, for example console=ttyS0.
