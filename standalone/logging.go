@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
@@ -56,7 +57,7 @@ func (l *logging) klogFatal(ctx context.Context) {
 
 // fatal reports in one line that a part cannot continue, and ends the process.
 func (l *logging) fatal(name string, err error) {
-	fmt.Fprintf(os.Stderr, "drover: %s gave up: %v (more in %s)\n", name, l.dir.Describe(err), l.dir.LogFile())
+	_, _ = fmt.Fprintf(printable.NewWriter(os.Stderr), "drover: %s gave up: %v (more in %s)\n", name, l.dir.Describe(err), l.dir.LogFile())
 	l.close()
 	os.Exit(1)
 }

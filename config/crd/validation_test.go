@@ -182,6 +182,22 @@ var specCases = map[string]createCase{
 	"image of nothing": {`image: {}`, []string{
 		`spec.image: Invalid value: source or kernel is required; leave image out for the driver's default`,
 	}},
+	"image with an escape sequence": {`image: {source: "a\u001b[31m"}`, []string{
+		`spec.image.source: Invalid value: "a\x1b[31m": ` + unprintable,
+	}},
+	"image of two lines": {`image: {source: "a\nb"}`, []string{
+		`spec.image.source: Invalid value: "a\nb": ` + unprintable,
+	}},
+	"kernel with a C1 control": {`image: {kernel: {source: "/boot/\u009b31m"}}`, []string{
+		`spec.image.kernel.source: Invalid value: "/boot/\u009b31m": ` + unprintable,
+	}},
+	"initrd written backwards": {`image: {kernel: {source: /boot/vmlinuz, initrd: "/boot/\u202egmi"}}`, []string{
+		`spec.image.kernel.initrd: Invalid value: "/boot/\u202egmi": ` + unprintable,
+	}},
+	"volume's image that no one sees": {`volumes: [{name: data, size: 1G, source: {image: {source: "a\u200b"}}}]`, []string{
+		`spec.volumes[0].source.image.source: Invalid value: "a\u200b": ` + unprintable,
+	}},
+	"image in another script": {`image: {source: "/images/größe 漢字.qcow2"}`, nil},
 	"checksum md5": {`image: {source: nginx, checksum: "md5:00"}`, []string{
 		`spec.image.checksum: Invalid value: "md5:00": spec.image.checksum in body should match '^sha256:[0-9a-f]{64}$'`,
 	}},
@@ -280,6 +296,8 @@ func TestUpdate(t *testing.T) {
 		t.Run(name, func(t *testing.T) { s.checkUpdate(t, vm(tc.before), vm(tc.after), tc.want) })
 	}
 }
+
+const unprintable = "control characters, and those that no one sees or that change the direction of writing, are not allowed"
 
 const immutableVolume = `spec.volumes[1].source: Invalid value: source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name`
 

@@ -10,9 +10,13 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/queue"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/assert"
@@ -175,4 +179,175 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		g.reconcile()
 		g.wantNothing()
 	})
+}
+
+// TestCopiedObject checks that a copy of another cluster's VirtualMachine, with its finalizer, its
+// binding and perhaps its status, becomes a VirtualMachine like any other: bound here in one write,
+// and knowing nothing of the server of the original.
+func TestCopiedObject(t *testing.T) {
+	copied := api.Binding{Driver: "fake", EngineID: "elsewhere", UID: "uid-2"}
+	reported := func(s *api.VirtualMachineStatus) {
+		policytest.WithServer("id-2", driver.StateStopped)(s)
+		policytest.WithOperation(api.OperationRestart, time.Hour, "run-2")(s)
+		s.ObservedGeneration, s.Driver, s.Binding = 9, "fake", &copied
+		s.RestartCount, s.PendingFields, s.Server.StoppedRun = 4, []string{"image"}, "run-2"
+	}
+	for name, b := range map[string]*framework.VMBuilder{
+		"without its status":     framework.NewVM("vm").Bound(policy.AnnotationOf(copied)),
+		"with its status":        framework.NewVM("vm").Bound(policy.AnnotationOf(copied)).Status(reported),
+		"with its status alone":  framework.NewVM("vm").Status(reported),
+		"of a driver not here":   framework.NewVM("vm").Bound("xen/elsewhere/uid-2"),
+		"of the same engine":     framework.NewVM("vm").Bound("fake/same/uid-2"),
+		"and no finalizer of it": framework.NewVM("vm").Bound(policy.AnnotationOf(copied)).Meta(func(m *metav1.ObjectMeta) { m.Finalizers = nil }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.create(b)
+			_, err := g.pass()
+			assert.NoError(t, err)
+			g.wantOwnBinding()
+			g.reconcile()
+			g.wantPhase(api.PhaseActive, api.ReasonRunning)
+			g.wantOwnBinding()
+			if s := g.vm().Status; s.RestartCount != 0 || s.PendingFields != nil || s.Server.ID != g.server().ID {
+				t.Errorf("the status has something of the original: %+v", s)
+			}
+			g.wantWrites(0, func() { g.reconcile() })
+		})
+	}
+}
+
+// wantOwnBinding checks that the VM is bound to the engine of the rig, in its own name.
+func (g *rig) wantOwnBinding() {
+	g.t.Helper()
+	want := api.Binding{Driver: "fake", EngineID: g.inv.Get("").EngineID, UID: "uid-1"}
+	vm := g.vm()
+	if vm.Annotations[api.AnnotationBound] != policy.AnnotationOf(want) || len(vm.Finalizers) != 1 || vm.Status.Binding == nil || *vm.Status.Binding != want {
+		g.t.Errorf("bound to %q, finalizers %v, status %+v: want %+v", vm.Annotations[api.AnnotationBound], vm.Finalizers, vm.Status.Binding, want)
+	}
+}
+
+// TestBindingOfAnotherObject checks that the VM's own binding wins over that of another object,
+// wherever each of them is, and that the server goes on.
+func TestBindingOfAnotherObject(t *testing.T) {
+	for name, change := range map[string]func(*api.VirtualMachine){
+		"in the annotation": func(vm *api.VirtualMachine) { vm.Annotations[api.AnnotationBound] = "fake/elsewhere/uid-2" },
+		"in the status": func(vm *api.VirtualMachine) {
+			vm.Status.Binding = &api.Binding{Driver: "fake", EngineID: "elsewhere", UID: "uid-2"}
+		},
+		"of a driver not here": func(vm *api.VirtualMachine) {
+			vm.Status.Binding = &api.Binding{Driver: "xen", EngineID: "elsewhere", UID: "uid-2"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+			run, vm := g.server().Run, g.vm()
+			change(vm)
+			assert.NoError(t, g.api.Status().Update(t.Context(), vm.DeepCopy()))
+			vm.ResourceVersion = g.vm().ResourceVersion
+			assert.NoError(t, g.api.Update(t.Context(), vm))
+			g.newReconciler()
+			g.reconcile()
+			g.wantPhase(api.PhaseActive, api.ReasonRunning)
+			g.wantOwnBinding()
+			if got := g.server().Run; got != run {
+				t.Errorf("run %s was %s", got, run)
+			}
+		})
+	}
+}
+
+// TestDeletedCopy checks that a copy that is deleted before it was bound goes, once every driver
+// that runs here has said that it has no server of it.
+func TestDeletedCopy(t *testing.T) {
+	for name, driverName := range map[string]string{"of a driver that runs": "", "of a driver that does not": "xen"} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			memory, other := g.addDriver()
+			b := framework.NewVM("vm").Bound("fake/elsewhere/uid-2")
+			if driverName != "" {
+				b.Driver(driverName)
+				g.r.Driver, g.r.Inventory = "", nil
+			}
+			g.create(b)
+			memory.SetAvailable(false)
+			g.delete()
+			g.reconcile()
+			g.wantCondition(api.ConditionDeletionBlocked, "True")
+			memory.SetAvailable(true)
+			g.eventually("the other engine answers", func() bool {
+				g.clock.Step(time.Second)
+				return other.Get("x").Answer == inventory.Gone
+			})
+			g.clock.Step(policy.DeletionCheckPeriod)
+			g.reconcile()
+			if vm := g.vm(); vm != nil {
+				t.Errorf("it is still there: %+v", vm.Status)
+			}
+		})
+	}
+}
+
+// TestBindingOfAnEarlierVersion checks that a binding without a UID counts, and gets the UID in
+// one pass that changes nothing else and causes no other.
+func TestBindingOfAnEarlierVersion(t *testing.T) {
+	for name, hasStatus := range map[string]bool{"in annotation and status": true, "in the annotation alone": false} {
+		t.Run(name, func(t *testing.T) {
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+			run := g.server().Run
+			g.makeEarlier(hasStatus)
+			g.newReconciler()
+			before := g.vm()
+			calls := g.engine.calls
+			g.wantWrites(2, func() { g.reconcile() })
+			g.wantOwnBinding()
+			if priority, ok := queue.UpdatePriority(before, g.vm()); ok {
+				t.Errorf("the writes queue the object, with priority %d", priority)
+			}
+			g.wantWrites(0, func() { g.reconcile() })
+			g.wantPhase(api.PhaseActive, api.ReasonRunning)
+			if g.server().Run != run || g.engine.calls != calls {
+				t.Errorf("run %s was %s, %d calls", g.server().Run, run, g.engine.calls-calls)
+			}
+		})
+	}
+}
+
+// makeEarlier removes the UID from the binding, as an earlier version writes it.
+func (g *rig) makeEarlier(hasStatus bool) {
+	g.t.Helper()
+	vm := g.vm()
+	vm.Annotations[api.AnnotationBound] = "fake/" + g.inv.Get("").EngineID
+	assert.NoError(g.t, g.api.Update(g.t.Context(), vm))
+	if vm.Status.Binding.UID = ""; !hasStatus {
+		vm.Status.Binding = nil
+	}
+	assert.NoError(g.t, g.api.Status().Update(g.t.Context(), vm))
+}
+
+// TestEarlierBindingOfAnotherEngine checks that an earlier version's binding to another engine
+// still is one: nothing is created here, and a deletion waits.
+func TestEarlierBindingOfAnotherEngine(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm").Bound("fake/elsewhere"))
+	g.reconcile()
+	g.wantPhase(api.PhaseUnknown, api.ReasonEngineMismatch)
+	if got := g.vm().Annotations[api.AnnotationBound]; got != "fake/elsewhere/uid-1" || len(g.memory.Records()) != 0 {
+		t.Errorf("bound to %q, servers %v", got, g.memory.Records())
+	}
+	g.delete()
+	g.reconcile()
+	g.wantCondition(api.ConditionDeletionBlocked, "True")
+}
+
+// TestCreationAfterAnEarlierBinding checks that a server that an earlier version has created, and not
+// reported, is looked for before one is created.
+func TestCreationAfterAnEarlierBinding(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("").EngineID))
+	g.engine.failQueries.Store(true)
+	g.reconcile()
+	if g.engine.calls != 0 {
+		t.Error("a server was created although the engine does not say whether there is one")
+	}
 }

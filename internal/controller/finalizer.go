@@ -19,15 +19,20 @@ import (
 
 // ensureFinalizer puts the finalizer and the binding on a VirtualMachine before
 // anything exists for it outside of the API. It restores them if a user's manifest
-// has dropped them. It returns the object as written. While the engine's identity
-// is unknown it leaves an unbound object unchanged, and nothing is created either.
+// has dropped them, binds a copy of another object afresh, and adds the UID to a
+// binding of an earlier version. It returns the object as written. While the engine's
+// identity is unknown it leaves an unbound object unchanged, and nothing is created
+// either.
 func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine) (*api.VirtualMachine, error) {
-	if vm.DeletionTimestamp != nil || r.Inventory == nil || policy.IsBound(vm) {
+	if vm.DeletionTimestamp != nil || r.Inventory == nil {
 		return vm, nil
 	}
 	bound := policy.BindingOf(vm)
+	if policy.IsBound(vm) && vm.Annotations[api.AnnotationBound] == policy.AnnotationOf(bound) {
+		return vm, nil
+	}
 	if bound.EngineID == "" {
-		bound = api.Binding{Driver: r.Driver, EngineID: r.Inventory.Get(vm.UID).EngineID}
+		bound = api.Binding{Driver: r.Driver, EngineID: r.Inventory.Get(vm.UID).EngineID, UID: vm.UID}
 	}
 	if bound.EngineID == "" {
 		return vm, nil
@@ -66,7 +71,7 @@ func (r *Reconciler) patchMetadata(ctx context.Context, from, to *api.VirtualMac
 	if err := r.Client.Patch(ctx, to, client.RawPatch(types.MergePatchType, content)); err != nil {
 		return from, err
 	}
-	r.recordWrite(ctx, to)
+	_ = r.recordWrite(ctx, to) // a changed status has an event of its own
 	return to, nil
 }
 

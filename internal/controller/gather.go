@@ -59,8 +59,15 @@ type observation struct {
 }
 
 // gather combines the VirtualMachine, the inventory's answer, and what an earlier
-// pass could not report. written is set if this pass has just written vm.
-func (r *Reconciler) gather(ctx context.Context, vm *api.VirtualMachine, written bool) *reconciliation {
+// pass could not report. before is the VirtualMachine before this pass has bound it,
+// and vm itself if there was nothing to write. A status that was copied with the
+// object says nothing about this one and counts as empty.
+func (r *Reconciler) gather(ctx context.Context, before, vm *api.VirtualMachine) *reconciliation {
+	written := before != vm
+	if policy.IsStatusCopied(vm) {
+		vm = vm.DeepCopy()
+		vm.Status = api.VirtualMachineStatus{}
+	}
 	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), baseLive: written}
 	if r.Inventory != nil {
 		r.Inventory.BeginEpoch(r.Epoch())
@@ -71,7 +78,7 @@ func (r *Reconciler) gather(ctx context.Context, vm *api.VirtualMachine, written
 	}
 	// What confirms a step is read after the object, so this answer does not count as live. No server can
 	// exist before the first binding, so there is nothing to query live.
-	p.observed.live = written && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
+	p.observed.live = written && !policy.IsBound(before) && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
 	if left := r.writes.findUnreported(vm); left != nil {
 		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
@@ -126,7 +133,7 @@ func (p *reconciliation) observeLive(ctx context.Context) error {
 
 // ensureLive queries the engine unless the observation is live already.
 func (p *reconciliation) ensureLive(ctx context.Context) error {
-	if p.observed.live {
+	if p.observed.live || p.r.Inventory == nil {
 		return nil
 	}
 	return p.observeLive(ctx)
@@ -220,7 +227,7 @@ func (p *reconciliation) confirmGone(ctx context.Context) bool {
 		p.recordFailure(p.decision, err)
 		return false
 	}
-	if p.observed.Answer != inventory.Gone {
+	if p.observed.Answer != inventory.Gone && p.r.Inventory != nil {
 		return false
 	}
 	if p.decision.Action.AllDrivers {
@@ -239,8 +246,8 @@ func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 		}
 		if observed := inv.Get(vm.UID); observed.Answer == inventory.Present {
 			return driver.WithReason(api.ReasonEngineMismatch, driver.Errorf(driver.ErrRetry,
-				"driver %s has the server %s of this VirtualMachine: set the annotation %s to %s/%s, or remove that server",
-				inv.Name, observed.Server.ID, api.AnnotationBound, inv.Name, observed.EngineID))
+				"driver %s has the server %s of this VirtualMachine: set the annotation %s to %s, or remove that server",
+				inv.Name, observed.Server.ID, api.AnnotationBound, policy.AnnotationOf(api.Binding{Driver: inv.Name, EngineID: observed.EngineID, UID: vm.UID})))
 		}
 	}
 	return nil
@@ -255,19 +262,19 @@ func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine
 		observed, err := inv.GetLive(ctx, vm.UID)
 		switch {
 		case err != nil:
-			return deletionBlockerText(fmt.Sprintf("driver %s did not answer whether it has a server: %v", inv.Name, err))
+			return deletionBlockerText(vm, fmt.Sprintf("driver %s did not answer whether it has a server: %v", inv.Name, err))
 		case observed.Answer == inventory.Present:
-			return deletionBlockerText(fmt.Sprintf("driver %s has the server %s", inv.Name, observed.Server.ID))
+			return deletionBlockerText(vm, fmt.Sprintf("driver %s has the server %s", inv.Name, observed.Server.ID))
 		case observed.Answer != inventory.Gone || r.Clock.Now().Before(observed.SettlesAt):
-			return deletionBlockerText(fmt.Sprintf("driver %s cannot answer yet whether it has a server", inv.Name))
+			return deletionBlockerText(vm, fmt.Sprintf("driver %s cannot answer yet whether it has a server", inv.Name))
 		}
 	}
 	return ""
 }
 
-func deletionBlockerText(cause string) string {
-	return fmt.Sprintf("the annotation %s is lost, and %s: set the annotation to <driver>/<engine id> of the server's engine, or remove the finalizer %s by hand if there is no server",
-		api.AnnotationBound, cause, api.FinalizerServer)
+func deletionBlockerText(vm *api.VirtualMachine, cause string) string {
+	return fmt.Sprintf("the annotation %s is lost or another object's, and %s: set the annotation to <driver>/<engine id>/%s, with the server's engine, or remove the finalizer %s by hand if there is no server",
+		api.AnnotationBound, cause, vm.UID, api.FinalizerServer)
 }
 
 // importStatus fills in, once, what versions before status.binding recorded only in

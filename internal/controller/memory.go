@@ -5,6 +5,8 @@ package controller
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
@@ -137,8 +139,8 @@ type ownWrites struct {
 	written map[types.NamespacedName]*api.VirtualMachine
 	// doubted are the objects whose last write the API may have lost.
 	doubted map[types.NamespacedName]bool
-	// stamped are the times of the last status writes, answered or not, in microseconds.
-	stamped    map[types.NamespacedName]int64
+	// reported are the last statuses that were written, answered or not.
+	reported   map[types.NamespacedName]reportedStatus
 	unreported map[types.NamespacedName]unreportedWork
 	progress   map[types.NamespacedName]progress
 }
@@ -265,26 +267,54 @@ func (c *ownWrites) doubt(old, cached *api.VirtualMachine) (doubted bool) {
 	return true
 }
 
-// stamp notes the time of a status that is about to be written.
-func (c *ownWrites) stamp(vm *api.VirtualMachine) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stamped == nil {
-		c.stamped = map[types.NamespacedName]int64{}
-	}
-	c.stamped[keyOf(vm)] = vm.Status.LastUpdateTime.UnixMicro()
+// reportedStatus identifies a status that this process has written.
+type reportedStatus struct {
+	at int64 // in microseconds, as the API has it
+	// digest is that of the status in the API's answer, and zero until there is one. Until
+	// then the time alone counts, since the API may store more or less than it was sent.
+	digest [sha256.Size]byte
 }
 
-// isForeign reports whether an event brings a status that another process has written: a leader of
-// before. Passes that had an older status may have found nothing to write.
+// recordReport notes a status that is about to be written, or that the API has stored.
+func (c *ownWrites) recordReport(vm *api.VirtualMachine, isStored bool) {
+	r := reportedStatus{at: vm.Status.LastUpdateTime.UnixMicro()}
+	if isStored {
+		r.digest = digestOf(&vm.Status)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reported == nil {
+		c.reported = map[types.NamespacedName]reportedStatus{}
+	}
+	c.reported[keyOf(vm)] = r
+}
+
+// isForeign reports whether an event brings a status that this process has not written: that of
+// a leader of before, since passes that had an older status may have found nothing to write, or
+// one that was changed by hand.
 func (c *ownWrites) isForeign(old, cached *api.VirtualMachine) bool {
-	stamp := cached.Status.LastUpdateTime
-	if stamp == nil || stamp.Equal(old.Status.LastUpdateTime) {
+	if equality.Semantic.DeepEqual(&old.Status, &cached.Status) {
 		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.written[keyOf(cached)] == nil && c.stamped[keyOf(cached)] != stamp.UnixMicro()
+	if c.written[keyOf(cached)] != nil {
+		return false // a later write of this process
+	}
+	own, ok := c.reported[keyOf(cached)]
+	if at := cached.Status.LastUpdateTime; !ok || at == nil || at.UnixMicro() != own.at {
+		return true
+	}
+	return own.digest != [sha256.Size]byte{} && own.digest != digestOf(&cached.Status)
+}
+
+// digestOf returns the digest of a status as the API sends it.
+func digestOf(status *api.VirtualMachineStatus) [sha256.Size]byte {
+	content, err := json.Marshal(status)
+	if err != nil {
+		content = nil // a status that came from JSON can be encoded
+	}
+	return sha256.Sum256(content)
 }
 
 func (c *ownWrites) isDoubted(key types.NamespacedName) bool {
@@ -298,19 +328,22 @@ func (c *ownWrites) forgetObject(key types.NamespacedName) {
 	defer c.mu.Unlock()
 	delete(c.written, key)
 	delete(c.doubted, key)
-	delete(c.stamped, key)
+	delete(c.reported, key)
 	delete(c.unreported, key)
 	delete(c.progress, key)
 }
 
 // recordWrite keeps an object that was just written, until the cache has it. The cache may have it already,
-// if the event came before the answer.
-func (r *Reconciler) recordWrite(ctx context.Context, vm *api.VirtualMachine) {
+// if the event came before the answer. It reports whether the cache has a status by now that another
+// process wrote after that.
+func (r *Reconciler) recordWrite(ctx context.Context, vm *api.VirtualMachine) (isOvertaken bool) {
 	r.writes.recordWrite(vm)
 	cached := &api.VirtualMachine{}
-	if err := r.Client.Get(ctx, keyOf(vm), cached); err == nil {
-		r.writes.dropOutdated(cached)
+	if err := r.Client.Get(ctx, keyOf(vm), cached); err != nil {
+		return false
 	}
+	r.writes.dropOutdated(cached)
+	return r.writes.isForeign(vm, cached)
 }
 
 // forgetObject drops all state about an object that is gone or belongs to another

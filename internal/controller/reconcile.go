@@ -82,7 +82,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return resultForError(err)
 	}
-	p := r.gather(ctx, bound, bound != vm)
+	p := r.gather(ctx, vm, bound)
 	defer p.storeUnreported()
 	var taken *policy.Decision
 	//nolint:contextcheck // a readiness probe outlives the pass that starts it
@@ -206,6 +206,8 @@ type reconciliation struct {
 	recordings int
 	// vanished is set once the driver did not find the server that was observed.
 	vanished bool
+	// isOvertaken is set if another process changed the status right after this pass wrote it.
+	isOvertaken bool
 	// unreported is set while the status does not record what was done.
 	unreported bool
 	// failure is the error of the last step, if it was tried and failed.

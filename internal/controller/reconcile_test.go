@@ -451,7 +451,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		vm := g.vm()
-		if len(vm.Finalizers) != 1 || vm.Annotations[api.AnnotationBound] != "fake/"+g.inv.Get("").EngineID {
+		if len(vm.Finalizers) != 1 || vm.Annotations[api.AnnotationBound] != "fake/"+g.inv.Get("").EngineID+"/uid-1" {
 			t.Errorf("created with finalizers %v, bound to %q", vm.Finalizers, vm.Annotations[api.AnnotationBound])
 		}
 		return live()
@@ -1005,7 +1005,7 @@ func crashInCall(t *testing.T, g *rig) {
 	t.Helper()
 	vm, err := g.r.readObject(t.Context(), key)
 	assert.NoError(t, err)
-	p := g.r.gather(t.Context(), vm, false)
+	p := g.r.gather(t.Context(), vm, vm)
 	p.decideStep(nil)
 	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")

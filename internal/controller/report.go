@@ -54,6 +54,9 @@ func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 	}
 	p.emitEvents(&before)
 	p.unreported = false
+	if p.isOvertaken {
+		p.decision.WakeAt = now
+	}
 	return resultAt(now, p.decision.WakeAt), nil
 }
 
@@ -72,13 +75,14 @@ func (p *reconciliation) writeStatus(ctx context.Context) error {
 	}
 	vm := p.base.DeepCopy()
 	vm.Status = next
-	p.r.writes.stamp(vm)
+	p.r.writes.recordReport(vm, false)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if err := p.r.Client.Status().Update(ctx, vm); err != nil {
 		return err
 	}
-	p.r.recordWrite(ctx, vm)
+	p.r.writes.recordReport(vm, true)
+	p.isOvertaken = p.r.recordWrite(ctx, vm)
 	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
 	p.r.facts.update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
 	return nil

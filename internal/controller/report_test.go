@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -426,6 +427,79 @@ func TestStatusOfALeaderBefore(t *testing.T) {
 	}
 	s.reconcile()
 	s.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+// TestStatusChangedByHand checks that a status that someone else has changed is written anew, even
+// if it still has the time of this process's last write.
+func TestStatusChangedByHand(t *testing.T) {
+	for name, change := range map[string]func(*api.VirtualMachineStatus){
+		"phase":        func(s *api.VirtualMachineStatus) { s.Phase, s.Reason = api.PhaseFailed, api.ReasonInvalid },
+		"a condition":  func(s *api.VirtualMachineStatus) { s.Conditions[0].Status = metav1.ConditionFalse },
+		"addresses":    func(s *api.VirtualMachineStatus) { s.Addresses = []string{"192.0.2.1"} },
+		"no server":    func(s *api.VirtualMachineStatus) { s.Server = nil },
+		"nothing left": func(s *api.VirtualMachineStatus) { *s = api.VirtualMachineStatus{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStandby(t)
+			s.epoch.Store(7)
+			s.create(framework.NewVM("vm"))
+			s.reconcile()
+			own := s.vm()
+			vm := own.DeepCopy()
+			change(&vm.Status)
+			assert.NoError(t, s.api.Status().Update(t.Context(), vm))
+			s.r.eventHandler().Update(t.Context(), event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: own, ObjectNew: s.vm()}, s.q)
+			if n := s.q.Len(); n != 1 {
+				t.Fatalf("%d requests after a write by hand, want 1", n)
+			}
+			s.reconcile()
+			got := s.vm()
+			got.Status.LastUpdateTime = own.Status.LastUpdateTime
+			if !equality.Semantic.DeepEqual(got.Status, own.Status) {
+				t.Errorf("the status is\n%+v, want\n%+v", got.Status, own.Status)
+			}
+		})
+	}
+}
+
+// TestStatusChangedAtOnce checks that a status is written anew that someone changed before the API's
+// answer to this process's write came, and that a status that the API stores otherwise than it
+// was sent, as a webhook may have it, causes no other pass.
+func TestStatusChangedAtOnce(t *testing.T) {
+	for name, isStored := range map[string]bool{"by hand": false, "by the API": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newStandby(t)
+			s.epoch.Store(7)
+			s.create(framework.NewVM("vm"))
+			s.reconcile()
+			s.setAction(api.ActionStopped)
+			edited, changes := s.vm(), 0
+			s.r.Client = interceptor.NewClient(s.api, interceptor.Funcs{
+				SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+					vm := obj.(*api.VirtualMachine) //nolint:forcetypeassert // It writes nothing else.
+					if isStored {
+						vm.Status.Message = "changed"
+					}
+					err := c.SubResource(sub).Update(ctx, vm, opts...)
+					if changes++; err == nil && changes == 1 && !isStored {
+						other := vm.DeepCopy()
+						other.Status.Message = "changed"
+						err = c.SubResource(sub).Update(ctx, other, opts...)
+					}
+					s.r.eventHandler().Update(ctx, event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: edited, ObjectNew: s.vm()}, s.q)
+					return err
+				},
+			})
+			s.reconcile()
+			s.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+			if got := s.vm().Status.Message == "changed"; got != isStored {
+				t.Errorf("the message is %q", s.vm().Status.Message)
+			}
+			if n := s.q.Len(); n != 0 {
+				t.Errorf("%d requests after an own write, want none", n)
+			}
+		})
+	}
 }
 
 // TestWriteConfirmsTheObject checks that an object needs no live read once the API has accepted

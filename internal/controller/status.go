@@ -36,7 +36,7 @@ func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 	if p.isObserved() {
 		p.copyServerState(&next)
 	}
-	if next.Binding == nil && policy.IsBound(p.vm) && p.isObserved() && p.r.checkOtherDrivers(p.vm) == nil {
+	if next.Binding != nil || policy.IsBound(p.vm) && p.isObserved() && p.r.checkOtherDrivers(p.vm) == nil {
 		next.Binding = new(policy.BindingOf(p.vm))
 	}
 	next.Conditions = slices.Clone(base.Conditions)

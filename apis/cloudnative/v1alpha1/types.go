@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // hack/update-codegen.sh writes the bound of the name, which no marker can state.
@@ -337,6 +338,7 @@ type Image struct {
 	//   oci://registry/name@sha256:....
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
 	// +optional
 	Source string `json:"source,omitempty"`
 	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
@@ -362,11 +364,13 @@ type Kernel struct {
 	// source is the kernel, as the absolute path of a file.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
 	// +required
 	Source string `json:"source"`
 	// initrd is the initial RAM disk, as the absolute path of a file.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
 	// +optional
 	Initrd string `json:"initrd,omitempty"`
 	// cmdline is the command line of the kernel, for example console=ttyS0.
@@ -592,7 +596,8 @@ type VirtualMachineStatus struct {
 	// +optional
 	Driver string `json:"driver,omitempty"`
 	// binding is the engine that has the server. It is written with the first
-	// status and never changes.
+	// status and never changes. In a copy of another VirtualMachine, which has
+	// another UID, it counts as none.
 	// +optional
 	Binding *Binding `json:"binding,omitempty"`
 	// server is what the driver runs.
@@ -658,6 +663,9 @@ type Binding struct {
 	// +kubebuilder:validation:MaxLength=128
 	// +required
 	EngineID string `json:"engineID"`
+	// uid is the UID of the VirtualMachine that is bound.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
 }
 
 // RefusedField is a field of the spec that cannot be applied to the existing

@@ -105,7 +105,7 @@ func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, of controller
 func addEndpoint(ctx context.Context, mgr ctrl.Manager, o *Options, handler http.Handler) error {
 	parts, err := endpoint.New(ctx, endpoint.Options{
 		Address: o.Streams.Address, CertDir: o.Streams.CertDir, URL: o.Streams.URL,
-		Streams: o.Streams.Total, Handler: handler, Config: mgr.GetConfig(), HTTPClient: mgr.GetHTTPClient(),
+		Streams: o.Streams.Total, StreamsPerVM: o.Streams.PerVM, Handler: handler, Config: mgr.GetConfig(), HTTPClient: mgr.GetHTTPClient(),
 		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}, Log: ctrl.Log.WithName("streams"),
 	})
 	if err != nil {

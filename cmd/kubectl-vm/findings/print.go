@@ -69,11 +69,12 @@ func (s Style) printRows(text *bytes.Buffer, all []Finding) {
 	}
 	group, name := "", ""
 	for _, f := range all {
+		f.Name = printable.Line(f.Name)
 		if f.Group != group {
 			if group != "" {
 				text.WriteByte('\n')
 			}
-			fmt.Fprintf(text, "%s\n", s.paint(f.Group, bold))
+			fmt.Fprintf(text, "%s\n", s.paint(printable.Line(f.Group), bold))
 			name = ""
 		}
 		if f.Name == name && f.Group == group {

@@ -6,6 +6,7 @@
 package printable
 
 import (
+	"io"
 	"strings"
 	"unicode"
 )
@@ -24,6 +25,38 @@ func Line(text string) string {
 		}
 		return '?'
 	}, text)
+}
+
+// Text is Line for each line of a text.
+func Text(text string) string {
+	lines := strings.Split(text, "\n")
+	for n, line := range lines {
+		lines[n] = Line(line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// writer is an output to which everything goes by Text.
+type writer struct{ raw io.Writer }
+
+// NewWriter returns an output that is fit for a terminal whatever is written to it.
+func NewWriter(out io.Writer) io.Writer { return writer{out} }
+
+// Raw returns the output behind a writer of NewWriter: to find out whether it is a terminal, and
+// for text that has colors. It returns any other output itself.
+func Raw(out io.Writer) io.Writer {
+	if w, ok := out.(writer); ok {
+		return w.raw
+	}
+	return out
+}
+
+// Write implements io.Writer. No character may be split between two writes.
+func (w writer) Write(p []byte) (int, error) {
+	if _, err := io.WriteString(w.raw, Text(string(p))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // Wrap breaks a text into lines of at most width characters, at spaces. A word that is longer

@@ -3,7 +3,10 @@
 
 package printable
 
-import "testing"
+import (
+	"bytes"
+	"testing"
+)
 
 func TestLine(t *testing.T) {
 	tests := map[string]string{
@@ -32,5 +35,22 @@ func TestLineBidirectional(t *testing.T) {
 				t.Errorf("with %U it is %q", r, got)
 			}
 		}
+	}
+}
+
+// TestWriter checks that a writer keeps lines, and obeys nothing else, and that the output behind it
+// can be had.
+func TestWriter(t *testing.T) {
+	var raw bytes.Buffer
+	w := NewWriter(&raw)
+	text := []byte("a\x1b[31m\tb\r\n\nc\u202e\n")
+	if n, err := w.Write(text); n != len(text) || err != nil {
+		t.Errorf("written are %d, %v", n, err)
+	}
+	if got := raw.String(); got != "a?[31m b \n\nc?\n" {
+		t.Errorf("got %q", got)
+	}
+	if Raw(w) != &raw || Raw(&raw) != &raw {
+		t.Error("the output behind it is another")
 	}
 }

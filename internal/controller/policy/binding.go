@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
@@ -18,21 +20,45 @@ const (
 )
 
 // BindingOf returns where the server of a VirtualMachine is, according to the
-// object. The status takes precedence, since a user's manifest cannot change it. A
-// status of an older version has only the driver, and then the engine's id is
-// empty. Both are empty if nothing is known.
+// object. The status takes precedence over the annotation, since a user's manifest
+// cannot change it, and a binding with the VirtualMachine's UID over one without,
+// as earlier versions wrote it. A binding of another UID came with a copied object
+// and counts as none. A status of an older version has only the driver, and then
+// the engine's id is empty. Both are empty if nothing is known.
 func BindingOf(vm *api.VirtualMachine) api.Binding {
-	if vm.Status.Binding != nil {
-		return *vm.Status.Binding
+	status, annotation := vm.Status.Binding, parseAnnotation(vm.Annotations[api.AnnotationBound])
+	for _, b := range []*api.Binding{status, annotation} {
+		if b != nil && b.UID != "" && b.UID == vm.UID {
+			return *b
+		}
 	}
-	name, engine, _ := strings.Cut(vm.Annotations[api.AnnotationBound], "/")
-	if name != "" && engine != "" && len(name) <= maxDriver && len(engine) <= maxEngineID {
-		return api.Binding{Driver: name, EngineID: engine}
+	for _, b := range []*api.Binding{status, annotation} {
+		if b != nil && b.UID == "" {
+			return api.Binding{Driver: b.Driver, EngineID: b.EngineID, UID: vm.UID}
+		}
 	}
-	if vm.Status.Server != nil || hasFinalizer(vm) {
+	if !IsStatusCopied(vm) && (vm.Status.Server != nil || hasFinalizer(vm)) {
 		return api.Binding{Driver: vm.Status.Driver}
 	}
 	return api.Binding{}
+}
+
+// IsStatusCopied reports whether the status was written about another object, of
+// which this one is a copy.
+func IsStatusCopied(vm *api.VirtualMachine) bool {
+	b := vm.Status.Binding
+	return b != nil && b.UID != "" && b.UID != vm.UID
+}
+
+// parseAnnotation returns the binding that an annotation has, or nil if it has none.
+// Earlier versions wrote it without the UID.
+func parseAnnotation(value string) *api.Binding {
+	name, rest, _ := strings.Cut(value, "/")
+	engine, uid, hasUID := strings.Cut(rest, "/")
+	if name == "" || engine == "" || len(name) > maxDriver || len(engine) > maxEngineID || hasUID && uid == "" {
+		return nil
+	}
+	return &api.Binding{Driver: name, EngineID: engine, UID: types.UID(uid)}
 }
 
 // hasFinalizer reports whether a VirtualMachine has Drover's finalizer. controllerutil would
@@ -43,6 +69,11 @@ func hasFinalizer(vm *api.VirtualMachine) bool {
 
 // AnnotationOf returns the value of the annotation for a binding.
 func AnnotationOf(b api.Binding) string {
+	return engineText(b) + "/" + string(b.UID)
+}
+
+// engineText names the engine of a binding in messages.
+func engineText(b api.Binding) string {
 	if b.EngineID == "" {
 		return b.Driver
 	}
@@ -52,9 +83,9 @@ func AnnotationOf(b api.Binding) string {
 // IsBound reports whether a server may exist for the VirtualMachine: it has the
 // finalizer, and the annotation agrees with the status.
 func IsBound(vm *api.VirtualMachine) bool {
-	bound := BindingOf(vm)
-	return hasFinalizer(vm) &&
-		bound.EngineID != "" && vm.Annotations[api.AnnotationBound] == AnnotationOf(bound)
+	bound, annotation := BindingOf(vm), parseAnnotation(vm.Annotations[api.AnnotationBound])
+	return hasFinalizer(vm) && annotation != nil && (annotation.UID == "" || annotation.UID == vm.UID) &&
+		annotation.Driver == bound.Driver && annotation.EngineID == bound.EngineID
 }
 
 // DriverOf returns the driver that a VirtualMachine belongs to: the one that it is

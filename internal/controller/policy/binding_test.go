@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
@@ -19,7 +20,7 @@ import (
 // if the annotation agrees with the engine that answers.
 func TestEngineMismatchByStatus(t *testing.T) {
 	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
-		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2"}
+		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2", UID: "uid-1"}
 	}).Obj()
 	if d := Decide(inputOf(vm, policytest.Gone())); d.Status.Reason != api.ReasonEngineMismatch || d.Action.Step != StepNone {
 		t.Errorf("got %s", summaryOf(d))
@@ -56,34 +57,46 @@ func TestDriverOf(t *testing.T) {
 	}
 }
 
-// TestBindingOf checks that a binding too long for a status is ignored, and what is known
-// without an annotation.
+// TestBindingOf checks what is known of the engine: the VirtualMachine's own binding counts, then one
+// of an earlier version, which has no UID, and never that of another object or one that is too
+// long for a status.
 func TestBindingOf(t *testing.T) {
 	longDriver, longEngine := strings.Repeat("d", maxDriver), strings.Repeat("e", maxEngineID)
 	status := func(s *api.VirtualMachineStatus) { s.Driver = "fake" }
+	inStatus := func(engine string, uid types.UID) func(*api.VirtualMachineStatus) {
+		return func(s *api.VirtualMachineStatus) {
+			s.Binding = &api.Binding{Driver: "fake", EngineID: engine, UID: uid}
+		}
+	}
+	own := func(engine string) api.Binding { return api.Binding{Driver: "fake", EngineID: engine, UID: "uid-1"} }
+	vm := func() *framework.VMBuilder { return framework.NewVM("vm").UID("uid-1") }
 	for name, tc := range map[string]struct {
 		vm   *framework.VMBuilder
 		want api.Binding
 	}{
-		"none":                          {framework.NewVM("vm").Status(status), api.Binding{}},
-		"as long as may be":             {framework.NewVM("vm").Bound(longDriver + "/" + longEngine), api.Binding{Driver: longDriver, EngineID: longEngine}},
-		"a driver that is too long":     {framework.NewVM("vm").Bound("d" + longDriver + "/e").Status(status), api.Binding{Driver: "fake"}},
-		"an engine's id that is":        {framework.NewVM("vm").Bound("d/e" + longEngine).Status(status), api.Binding{Driver: "fake"}},
-		"no driver":                     {framework.NewVM("vm").Bound("/e").Status(status), api.Binding{Driver: "fake"}},
-		"no engine":                     {framework.NewVM("vm").Bound("d/").Status(status), api.Binding{Driver: "fake"}},
-		"a server, and no finalizer":    {framework.NewVM("vm").Status(status).Status(policytest.WithServer("id", driver.StateRunning)), api.Binding{Driver: "fake"}},
-		"the status, not an annotation": {framework.NewVM("vm").Bound("d/e").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake"} }), api.Binding{Driver: "fake"}},
+		"none":                          {vm().Status(status), api.Binding{}},
+		"the annotation":                {vm().Bound("fake/e/uid-1"), own("e")},
+		"the annotation, without a UID": {vm().Bound("fake/e"), own("e")},
+		"that of another object":        {vm().Bound("fake/e/uid-2"), api.Binding{}},
+		"all of another object":         {vm().Bound("fake/e/uid-2").Status(status).Status(inStatus("e", "uid-2")).Status(policytest.WithServer("id", driver.StateRunning)), api.Binding{}},
+		"two of its own":                {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-1")), own("f")},
+		"its own and an earlier one":    {vm().Bound("fake/e/uid-1").Status(inStatus("f", "")), own("e")},
+		"an earlier one and its own":    {vm().Bound("fake/e").Status(inStatus("f", "uid-1")), own("f")},
+		"its own, another's status":     {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-2")), own("e")},
+		"its own, another's annotation": {vm().Bound("fake/e/uid-2").Status(inStatus("f", "uid-1")), own("f")},
+		"an earlier one, and another's": {vm().Bound("fake/e/uid-2").Status(inStatus("f", "")), own("f")},
+		"two earlier ones":              {vm().Bound("fake/e").Status(inStatus("f", "")), own("f")},
+		"as long as may be":             {vm().Bound(longDriver + "/" + longEngine + "/uid-1"), api.Binding{Driver: longDriver, EngineID: longEngine, UID: "uid-1"}},
+		"a driver that is too long":     {vm().Bound("d" + longDriver + "/e").Status(status), api.Binding{Driver: "fake"}},
+		"an engine's id that is":        {vm().Bound("d/e" + longEngine).Status(status), api.Binding{Driver: "fake"}},
+		"no driver":                     {vm().Bound("/e").Status(status), api.Binding{Driver: "fake"}},
+		"no engine":                     {vm().Bound("d//uid-1").Status(status), api.Binding{Driver: "fake"}},
+		"an empty UID":                  {vm().Bound("d/e/").Status(status), api.Binding{Driver: "fake"}},
+		"more than a UID":               {vm().Bound("d/e/uid-1/x").Status(status), api.Binding{Driver: "fake"}},
+		"a server, and no finalizer":    {vm().Status(status).Status(policytest.WithServer("id", driver.StateRunning)), api.Binding{Driver: "fake"}},
 	} {
 		if got := BindingOf(tc.vm.Obj()); got != tc.want {
 			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
-		}
-	}
-}
-
-func TestAnnotationOf(t *testing.T) {
-	for want, b := range map[string]api.Binding{"": {}, "fake": {Driver: "fake"}, "fake/x": {Driver: "fake", EngineID: "x"}} {
-		if got := AnnotationOf(b); got != want {
-			t.Errorf("%+v: %q, want %q", b, got, want)
 		}
 	}
 }
@@ -93,7 +106,12 @@ func TestIsBound(t *testing.T) {
 		vm   *framework.VMBuilder
 		want bool
 	}{
-		"bound":         {policytest.ReportedVM(), true},
+		"bound":        {policytest.ReportedVM(), true},
+		"earlier form": {policytest.ReportedVM().Bound("fake/" + policytest.EngineID), true},
+		"another's":    {policytest.ReportedVM().Bound("fake/" + policytest.EngineID + "/uid-2"), false},
+		"another's, and its own in the status": {policytest.ReportedVM().Bound("fake/" + policytest.EngineID + "/uid-2").Status(func(s *api.VirtualMachineStatus) {
+			s.Binding = &api.Binding{Driver: "fake", EngineID: policytest.EngineID, UID: "uid-1"}
+		}), false},
 		"no finalizer":  {policytest.ReportedVM().Meta(func(m *metav1.ObjectMeta) { m.Finalizers = nil }), false},
 		"no annotation": {policytest.ReportedVM().Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil }), false},
 		"no annotation, and no engine in the status": {policytest.ReportedVM().Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil }).Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{} }), false},

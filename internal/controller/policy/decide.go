@@ -178,9 +178,9 @@ func engineMismatch(in Input) string {
 	case in.Driver == "" && bound.Driver == "":
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers, ", "))
 	case in.Driver == "":
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", AnnotationOf(bound), bound.Driver, strings.Join(in.Drivers, ", "))
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", engineText(bound), bound.Driver, strings.Join(in.Drivers, ", "))
 	case IsOtherEngine(in.VM, in.Observed.EngineID):
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", AnnotationOf(bound), in.Driver, in.Observed.EngineID)
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", engineText(bound), in.Driver, in.Observed.EngineID)
 	}
 	return ""
 }

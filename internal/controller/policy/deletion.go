@@ -25,6 +25,8 @@ const (
 // gone. A failing stop or an earlier failed creation does not block it.
 func decideDeletion(in Input) Decision {
 	switch {
+	case in.Driver == "" && BindingOf(in.VM).Driver == "":
+		return decideDeletionElsewhere(in)
 	case engineMismatch(in) != "":
 		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
 	case in.Observed.Answer == inventory.Unknown:
@@ -65,22 +67,33 @@ func decideDeletionGone(in Input) Decision {
 		return d
 	}
 	if in.DeletionBlocker != "" {
-		d := planBlocked(in, in.DeletionBlocker)
-		d.Action.Operation = "" // nothing is under way
-		d.WakeAt = in.Now.Add(DeletionCheckPeriod)
-		return d
+		return planBlockedByDriver(in)
 	}
-	d.Action.Step, d.Action.AllDrivers = StepFinish, hasUnknownEngine(in.VM)
+	d.Action.Step, d.Action.AllDrivers = StepFinish, BindingOf(in.VM).EngineID == ""
 	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {
 		d.Action.Step, d.Action.Retain = StepDelete, in.VM.Spec.DeletionPolicy == api.DeletionRetain
 	}
 	return waitForRemoval(in, d)
 }
 
-// hasUnknownEngine reports whether the engine on which a VirtualMachine's server was
-// created is unknown, although a server may exist.
-func hasUnknownEngine(vm *api.VirtualMachine) bool {
-	return BindingOf(vm).EngineID == "" && vm.Status.ObservedGeneration > 0
+// decideDeletionElsewhere ends the deletion of an object that is bound to no engine and
+// requests a driver that does not run here, such as a copy from another cluster.
+func decideDeletionElsewhere(in Input) Decision {
+	if in.DeletionBlocker != "" {
+		return planBlockedByDriver(in)
+	}
+	d := planTermination(api.OperationDelete, api.ReasonTerminating, "")
+	d.Action.Step, d.Action.AllDrivers = StepFinish, true
+	return d
+}
+
+// planBlockedByDriver waits for a driver that has the server of an object without a
+// binding, or that cannot answer whether it has.
+func planBlockedByDriver(in Input) Decision {
+	d := planBlocked(in, in.DeletionBlocker)
+	d.Action.Operation = "" // nothing is under way
+	d.WakeAt = in.Now.Add(DeletionCheckPeriod)
+	return d
 }
 
 // decideDeletionStop lets a running guest shut down until its grace period, counted

@@ -108,6 +108,12 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		streams.Refuse(w, err)
 		return
 	}
+	if conn, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+		if err := conn.admit(who.GetName()); err != nil {
+			streams.Refuse(w, err)
+			return
+		}
+	}
 	ctx := request.WithUser(r.Context(), who)
 	if began := c.gate.clock.Now(); c.hasCertificate(r, began) {
 		ctx = streams.WithIdentity(ctx, func() bool { return c.hasCertificate(r, began) })
@@ -116,19 +122,23 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // identify returns the user of a request. One with a certificate is known without the API
-// server, so strangers who share the address do not keep it out.
+// server, so strangers do not keep it out, and one without a token asks nothing of it.
 func (c *clients) identify(r *http.Request) (user.Info, error) {
-	if answer, ok, err := c.certificates.AuthenticateRequest(r); ok && err == nil {
+	answer, ok, err := c.certificates.AuthenticateRequest(r)
+	switch {
+	case ok && err == nil:
 		return answer.User, nil
+	case !hasToken(r):
+		return nil, apierrors.NewUnauthorized(refusal(err))
 	}
 	leave, err := c.gate.enter(r)
 	if err != nil {
 		return nil, err
 	}
 	// A review goes on when its client has left. It keeps its place, and its result counts.
-	answer, ok, err := c.AuthenticateRequest(r.WithContext(context.WithoutCancel(r.Context())))
+	answer, ok, err = c.AuthenticateRequest(r.WithContext(context.WithoutCancel(r.Context())))
 	isAnswered := !isUnanswered(err)
-	leave(isAnswered && !ok)
+	leave(isAnswered, ok)
 	switch {
 	case !isAnswered:
 		c.log.Error(err, "Could not ask who a client is")

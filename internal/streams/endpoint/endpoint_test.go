@@ -35,7 +35,6 @@ import (
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/utils/clock"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -62,89 +61,79 @@ func TestBody(t *testing.T) {
 	}
 }
 
-// TestGate checks that an address that keeps failing is refused without a request to the API
-// server, and that others, and clients that succeed, are not.
-func TestGate(t *testing.T) {
-	t.Parallel()
-	now := clocktesting.NewFakePassiveClock(time.Unix(1_000_000, 0))
-	asked := 0
-	c := &clients{certificates: strangers, gate: newGate(now), log: logr.Discard(), Request: authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
-		asked++
-		return &authenticator.Response{User: &user.DefaultInfo{Name: "ann"}}, r.Header.Get("Authorization") == "good", nil
-	})}
-	from := func(address, token string) error {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
-		r.RemoteAddr = address
-		r.Header.Set("Authorization", token)
-		_, err := c.identify(r)
-		return err
-	}
-	for range 3 * failureBurst {
-		if err := from("192.0.2.1:1000", "good"); err != nil {
-			t.Fatalf("a user is refused: %v", err)
-		}
-	}
-	asked = 0
-	for port := range 3 * failureBurst {
-		_ = from(fmt.Sprintf("[2001:db8::%x]:1000", port), "wrong")
-	}
-	if asked != failureBurst {
-		t.Errorf("the API server was asked %d times for one network, want %d", asked, failureBurst)
-	}
-	if err := from("[2001:db8::1]:2000", "good"); !apierrors.IsTooManyRequests(err) {
-		t.Errorf("the network is answered %v", err)
-	}
-	for _, other := range []string{"[2001:db8:0:1::1]:1000", "192.0.2.1:1000"} {
-		if err := from(other, "good"); err != nil {
-			t.Errorf("%s is answered %v", other, err)
-		}
-	}
-	now.SetTime(now.Now().Add(time.Minute))
-	if err := from("[2001:db8::1]:2000", "good"); err != nil {
-		t.Errorf("after a minute the network is answered %v", err)
-	}
-	if len(c.gate.places) != 0 {
-		t.Errorf("%d places are taken", len(c.gate.places))
-	}
+// reviewer stands for the API server: it takes its time, and knows the tokens of users.
+type reviewer struct {
+	mu                sync.Mutex
+	asked, open, most int
 }
 
-// TestGateAtOnce checks that requests which come at the same time do not pass the limit either,
-// but for those that have a place, for which the address waits longer.
-func TestGateAtOnce(t *testing.T) {
+func (a *reviewer) AuthenticateRequest(r *http.Request) (*authenticator.Response, bool, error) {
+	a.mu.Lock()
+	a.asked++
+	a.open++
+	a.most = max(a.most, a.open)
+	a.mu.Unlock()
+	time.Sleep(10 * time.Millisecond)
+	a.mu.Lock()
+	a.open--
+	a.mu.Unlock()
+	name, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer user-")
+	return &authenticator.Response{User: &user.DefaultInfo{Name: name}}, ok, nil
+}
+
+// TestGate checks that clients without valid credentials have the API server review few tokens at a
+// time, and keep out no user, although all come from the address of one proxy. A token
+// that was valid before waits for none of theirs.
+func TestGate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		asked := 0
-		var mu sync.Mutex
-		c := &clients{certificates: strangers, gate: newGate(clock.RealClock{}), log: logr.Discard(), Request: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
-			mu.Lock()
-			asked++
-			mu.Unlock()
-			time.Sleep(10 * time.Millisecond)
-			return nil, false, nil
-		})}
-		flood := func() int {
-			asked = 0
+		a := &reviewer{}
+		c := &clients{certificates: strangers, gate: newGate(clock.RealClock{}), log: logr.Discard(), Request: a}
+		ask := func(token string) error {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+			if token != "" {
+				r.Header.Set("Authorization", "Bearer "+token)
+			}
+			_, err := c.identify(r)
+			return err
+		}
+		flood := func(meanwhile func()) (most int) {
+			a.most = 0
 			var all sync.WaitGroup
-			for range 1200 {
+			for n := range 200 {
 				all.Go(func() {
-					r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
-					_, _ = c.identify(r)
+					if err := ask(fmt.Sprintf("wrong-%d", n)); !apierrors.IsUnauthorized(err) {
+						t.Errorf("a stranger is answered %v", err)
+					}
 				})
 			}
+			synctest.Wait()
+			meanwhile()
 			all.Wait()
-			return asked
+			return a.most
 		}
-		first := flood()
-		if first < failureBurst || first >= failureBurst+maxReviews {
-			t.Errorf("the API server was asked %d times, want %d, and fewer than %d more", first, failureBurst, maxReviews)
+		for range 3 * failureBurst {
+			if err := ask(""); !apierrors.IsUnauthorized(err) || a.asked != 0 {
+				t.Fatalf("without a token the answer is %v, and the API server was asked %d times", err, a.asked)
+			}
 		}
-		time.Sleep(time.Duration(first-failureBurst) * time.Second)
-		if got := flood(); got != 0 {
-			t.Errorf("while there is a debt the API server was asked %d times", got)
+		assert.NoError(t, ask("user-ann"))
+		if most := flood(func() {}); most != maxReviews {
+			t.Errorf("the API server was asked about %d tokens at a time, want %d", most, maxReviews)
 		}
-		time.Sleep(2 * time.Second)
-		if got := flood(); got == 0 || got >= 2+maxReviews {
-			t.Errorf("after that the API server was asked %d times", got)
+		most := flood(func() {
+			asked := a.asked
+			assert.NoError(t, ask("user-ann"))
+			if n := a.asked - asked; n > 3 {
+				t.Errorf("a known user has waited for %d others", n-1)
+			}
+			assert.NoError(t, ask("user-bob"))
+		})
+		if most > 3 { // two of them those of users
+			t.Errorf("after all these failures %d tokens are reviewed at a time, want one", most)
+		}
+		if len(c.gate.places) != 0 {
+			t.Errorf("%d places are taken", len(c.gate.places))
 		}
 	})
 }
@@ -201,14 +190,14 @@ func TestUnanswered(t *testing.T) {
 		t.Errorf("a user is answered %s", response.Status)
 	}
 	answer.Store(&bad)
-	if response := ask(t.Context()); response.StatusCode != http.StatusUnauthorized { //nolint:bodyclose // a recorder's
-		t.Errorf("a stranger is answered %s", response.Status)
-	}
 	for range 2 * failureBurst {
-		_ = ask(t.Context()) //nolint:bodyclose // a recorder's
+		if response := ask(t.Context()); response.StatusCode != http.StatusUnauthorized { //nolint:bodyclose // a recorder's
+			t.Errorf("a stranger is answered %s", response.Status)
+		}
 	}
-	if response := ask(t.Context()); response.StatusCode != http.StatusTooManyRequests { //nolint:bodyclose // a recorder's
-		t.Errorf("a stranger that comes again is answered %s", response.Status)
+	answer.Store(&good)
+	if response := ask(t.Context()); response.StatusCode != http.StatusNoContent { //nolint:bodyclose // a recorder's
+		t.Errorf("a user at the address of strangers is answered %s", response.Status)
 	}
 }
 
@@ -217,7 +206,7 @@ func TestFullGate(t *testing.T) {
 	t.Parallel()
 	g := newGate(clock.RealClock{})
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
-	var leave func(bool)
+	var leave func(bool, bool)
 	for range maxReviews {
 		var err error
 		if leave, err = g.enter(r); err != nil {
@@ -227,7 +216,7 @@ func TestFullGate(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	assert.ErrorIs(t, "a client that left", assert.ErrorOf(g.enter(r.WithContext(ctx))), context.Canceled)
-	leave(false)
+	leave(false, false)
 	if _, err := g.enter(r); err != nil {
 		t.Errorf("there is a place, and the answer is %v", err)
 	}
@@ -295,16 +284,14 @@ func TestCertificateAtFullGate(t *testing.T) {
 	o := Options{Config: &rest.Config{Host: "127.0.0.1:0"}, HTTPClient: http.DefaultClient, Clock: clock.RealClock{}, Log: logr.Discard()}
 	c, err := newClients(o, authority)
 	assert.NoError(t, err)
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
-	for range 2 * failureBurst {
-		_, _ = c.identify(r)
-	}
 	for range maxReviews {
 		c.gate.places <- struct{}{}
 	}
-	if _, err := c.identify(r); !apierrors.IsTooManyRequests(err) {
-		t.Errorf("a stranger is answered %v", err)
-	}
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	r := httptest.NewRequestWithContext(left, http.MethodGet, "/", http.NoBody)
+	r.Header.Set("Authorization", "Bearer token")
+	assert.ErrorIs(t, "a client with a token", assert.ErrorOf(c.identify(r)), context.Canceled)
 	r.TLS = &tls.ConnectionState{PeerCertificates: own}
 	if who, err := c.identify(r); err != nil || who.GetName() != "ann" || !slices.Contains(who.GetGroups(), user.AllAuthenticated) {
 		t.Errorf("a user with a certificate is %v, %v", who, err)

@@ -4,12 +4,14 @@
 package endpoint
 
 import (
+	"crypto/sha256"
 	"net/http"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/time/rate"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
 )
@@ -21,72 +23,118 @@ const (
 	// failureRate is how often a second an address may fail that has failed failureBurst times.
 	failureRate  = rate.Limit(1)
 	failureBurst = 20
-	// knownAddresses is how many addresses are remembered.
+	// knownAddresses and knownTokens are how many of each are remembered.
 	knownAddresses = 4096
+	knownTokens    = 4096
 	// retryAfter is for clients that are refused, in seconds.
 	retryAfter = 5
 )
 
 // gate limits authentications: each may be a request to the API server, and anyone who reaches
-// the endpoint can cause it.
+// the endpoint can cause it. No address is kept out, since it may be that of a proxy, which all
+// users share.
 type gate struct {
 	clock  clock.PassiveClock
 	places chan struct{}
 
-	mu       sync.Mutex
-	failures *lru.Cache // of *rate.Limiter, by netip.Prefix
+	mu        sync.Mutex
+	addresses *lru.Cache // of *address, by netip.Prefix
+	tokens    *lru.Cache // the digests of those that were valid last
+}
+
+// address is what is known of an address.
+type address struct {
+	failures *rate.Limiter
+	// turn is held by each authentication while there were too many failures, one at a time.
+	turn chan struct{}
 }
 
 func newGate(c clock.PassiveClock) *gate {
-	return &gate{clock: c, places: make(chan struct{}, maxReviews), failures: lru.New(knownAddresses)}
+	return &gate{clock: c, places: make(chan struct{}, maxReviews), addresses: lru.New(knownAddresses), tokens: lru.New(knownTokens)}
 }
 
-// enter waits for the turn of a request. leave is to be called with whether the request failed
-// for want of valid credentials.
-func (g *gate) enter(r *http.Request) (leave func(failed bool), err error) {
-	limiter := g.limiterOf(r.RemoteAddr)
-	if err := g.checkFailures(limiter); err != nil {
-		return nil, err
+// enter waits for the turn of a request. leave is to be called with whether the API server has
+// answered, and whether the credentials are valid. Tokens that were valid before do not wait
+// for those of others.
+func (g *gate) enter(r *http.Request) (leave func(isAnswered, isValid bool), err error) {
+	from, token := g.addressOf(r.RemoteAddr), digestOf(r)
+	needed := []chan struct{}{g.places}
+	if from.failures.TokensAt(g.clock.Now()) < 1 && !g.isKnown(token) {
+		needed = []chan struct{}{from.turn, g.places}
 	}
-	select {
-	case g.places <- struct{}{}:
-	case <-r.Context().Done():
-		return nil, r.Context().Err()
-	}
-	leave = func(failed bool) {
-		if failed { // before the next one is let in, and as a debt if there was no token left
-			limiter.ReserveN(g.clock.Now(), 1)
+	var taken []chan struct{}
+	release := func() {
+		for _, place := range taken {
+			<-place
 		}
-		<-g.places
 	}
-	if err := g.checkFailures(limiter); err != nil { // others have failed meanwhile
-		leave(false)
-		return nil, err
+	for _, place := range needed {
+		select {
+		case place <- struct{}{}:
+			taken = append(taken, place)
+		case <-r.Context().Done():
+			release()
+			return nil, r.Context().Err()
+		}
 	}
-	return leave, nil
+	return func(isAnswered, isValid bool) {
+		if isAnswered {
+			g.remember(from, token, isValid)
+		}
+		release()
+	}, nil
 }
 
-// checkFailures refuses an address that has failed too often. Those of its requests that have a
-// place by then, at most maxReviews, may fail beyond that, and it waits for them longer.
-func (g *gate) checkFailures(limiter *rate.Limiter) error {
-	if limiter.TokensAt(g.clock.Now()) < 1 {
-		return apierrors.NewTooManyRequests("too many requests from this address had no valid credentials", retryAfter)
-	}
-	return nil
-}
-
-// limiterOf returns the limiter of an address. Those of one IPv6 network share theirs, since a
-// client can have all of them.
-func (g *gate) limiterOf(address string) *rate.Limiter {
+// remember keeps what the API server said of a token.
+func (g *gate) remember(from *address, token tokenDigest, isValid bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	key := networkOf(address)
-	if known, ok := g.failures.Get(key); ok {
-		return known.(*rate.Limiter) //nolint:forcetypeassert // it has no others
+	if isValid {
+		g.tokens.Add(token, nil)
+		return
 	}
-	limiter := rate.NewLimiter(failureRate, failureBurst)
-	g.failures.Add(key, limiter)
-	return limiter
+	g.tokens.Remove(token)
+	from.failures.ReserveN(g.clock.Now(), 1) // as a debt if there is none left
+}
+
+func (g *gate) isKnown(token tokenDigest) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, ok := g.tokens.Get(token)
+	return ok
+}
+
+// addressOf returns what is known of an address. Those of one IPv6 network count as one, since
+// a client can have all of them.
+func (g *gate) addressOf(from string) *address {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	key := networkOf(from)
+	if known, ok := g.addresses.Get(key); ok {
+		return known.(*address) //nolint:forcetypeassert // it has no others
+	}
+	one := &address{failures: rate.NewLimiter(failureRate, failureBurst), turn: make(chan struct{}, 1)}
+	g.addresses.Add(key, one)
+	return one
+}
+
+// tokenHeaders are those in which a token can be: as such, and as browsers send it.
+var tokenHeaders = []string{"Authorization", "Sec-Websocket-Protocol"}
+
+// tokenDigest identifies the token of a request.
+type tokenDigest [sha256.Size]byte
+
+func digestOf(r *http.Request) tokenDigest {
+	var all []string
+	for _, name := range tokenHeaders {
+		all = append(all, r.Header.Values(name)...)
+	}
+	return sha256.Sum256([]byte(strings.Join(all, "\n")))
+}
+
+// hasToken reports whether a request may have a token.
+func hasToken(r *http.Request) bool {
+	return slices.ContainsFunc(tokenHeaders, func(name string) bool { return r.Header.Get(name) != "" })
 }
 
 func networkOf(address string) netip.Prefix {

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/net/netutil"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
@@ -35,12 +34,11 @@ const (
 
 const (
 	headerTimeout = 10 * time.Second
-	// idleTimeout is how long a connection may wait for its next request.
-	idleTimeout = 30 * time.Second
 	// maxHeader allows commands of a length that people type.
 	maxHeader = 64 << 10
-	// spareConnections are those without a stream: of clients that are being authenticated,
-	// and of those that will not be.
+	// maxStrangers is how many connections may be open whose client is not known.
+	maxStrangers = 256
+	// spareConnections are those of users that are no streams, such as lists.
 	spareConnections = 256
 )
 
@@ -53,9 +51,10 @@ type Options struct {
 	CertDir string
 	// URL is the address that clients are given, in a ConfigMap.
 	URL string
-	// Streams is how many streams Handler serves at a time.
-	Streams int
-	Handler http.Handler
+	// Streams is how many streams Handler serves at a time, and StreamsPerVM how many of one
+	// VirtualMachine.
+	Streams, StreamsPerVM int
+	Handler               http.Handler
 	// Config and HTTPClient connect to the API server, as Client and Live do.
 	Config     *rest.Config
 	HTTPClient *http.Client
@@ -79,19 +78,26 @@ func New(ctx context.Context, o Options) ([]manager.Runnable, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener, err := listenConfig().Listen(ctx, "tcp", o.Address)
+	opened, err := listenConfig().Listen(ctx, "tcp", o.Address)
 	if err != nil {
 		return nil, fmt.Errorf("--streams-address: %w", err)
 	}
-	// More connections than that wait, so that the controller keeps descriptors for its work.
-	listener = netutil.LimitListener(listener, o.Streams+spareConnections)
+	counted := listener{Listener: opened, connections: newConnections(o.Streams, o.StreamsPerVM)}
 	return []manager.Runnable{certificate, ca, &publisher{Options: o}, &manager.Server{
-		Name: "streams", Listener: tls.NewListener(listener, tlsConfig(certificate)), ShutdownTimeout: new(time.Second),
-		Server: &http.Server{
-			Handler: clients, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-			ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(o.Log.V(1)), slog.LevelInfo), // about clients that break off
-		},
+		Name: "streams", Listener: tls.NewListener(counted, tlsConfig(certificate)), ShutdownTimeout: new(time.Second),
+		Server: newServer(clients, o.Log),
 	}}, nil
+}
+
+// newServer returns a server of which each connection has one request, so that none is open
+// without a stream or a request.
+func newServer(handler http.Handler, log logr.Logger) *http.Server {
+	server := &http.Server{
+		Handler: handler, ReadHeaderTimeout: headerTimeout, MaxHeaderBytes: maxHeader, ConnContext: withConnection,
+		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(log.V(1)), slog.LevelInfo), // about clients that break off
+	}
+	server.SetKeepAlivesEnabled(false)
+	return server
 }
 
 // tlsConfig allows HTTP/1.1 alone, the version that has WebSockets. A client certificate is

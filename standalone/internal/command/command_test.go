@@ -90,6 +90,22 @@ func TestImagesAsJSON(t *testing.T) {
 	}
 }
 
+// TestImagesOfTenants checks that what tenants wrote into their specs is in its place in the table,
+// and that a terminal finds nothing in it to obey.
+func TestImagesOfTenants(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	o := &imageOptions{Program: Program{Clock: clocktesting.NewFakeClock(now)}, out: &out}
+	assert.NoError(t, o.printTable([]folder.Image{{
+		StoredImage: image.StoredImage{Digest: "sha256:1", FetchedAt: now, Sources: []string{"host/\x1b]0;a\x07\nb\tc\u202e\u009b31m"}},
+		UsedBy:      []string{"ns/\x1b[2J"},
+	}}))
+	want := "DIGEST     SIZE     AGE   USED BY   SOURCE\nsha256:1   0.0 MB   0s    ns/?[2J   host/?]0;a? b c??31m\n"
+	if out.String() != want {
+		t.Errorf("got\n%q, want\n%q", out.String(), want)
+	}
+}
+
 func TestConfirm(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[string]error{"y\n": nil, "Yes\n": nil, "YES": nil, "n\n": ErrDeclined, "\n": ErrDeclined, "": ErrDeclined, "yesterday\n": ErrDeclined} {

@@ -13,6 +13,7 @@ import (
 
 	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/qemu"
 )
 
@@ -66,7 +67,7 @@ func (o *doctorOptions) run(ctx context.Context) error {
 	if o.output == outputJSON {
 		err = printJSON(o.out, findings.NewReport(found))
 	} else {
-		err = findings.Print(o.out, found, styleOf(o.out))
+		err = findings.Print(printable.Raw(o.out), found, styleOf(o.out))
 	}
 	if err == nil && findings.Worst(found) == findings.LevelError {
 		return &vm.ExitError{Code: 1} // what there is to say has been printed

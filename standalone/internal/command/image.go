@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/image"
@@ -129,11 +130,15 @@ func (o *imageOptions) listImages(_ context.Context, caches []*folder.Folder) er
 	case len(images) == 0:
 		return o.printf("No images.\n")
 	}
+	return o.printTable(images)
+}
+
+func (o *imageOptions) printTable(images []folder.Image) error {
 	table := tabwriter.NewWriter(o.out, 0, 0, 3, ' ', 0)
 	_, _ = fmt.Fprintln(table, "DIGEST\tSIZE\tAGE\tUSED BY\tSOURCE")
 	for _, i := range images {
 		age := duration.HumanDuration(o.Clock.Since(i.FetchedAt))
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", shortDigest(i.Digest), formatSize(i.Size), age, formatUsers(i.UsedBy), formatSources(i.Sources))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", shortDigest(i.Digest), formatSize(i.Size), age, printable.Line(formatUsers(i.UsedBy)), printable.Line(formatSources(i.Sources)))
 	}
 	return table.Flush()
 }
@@ -169,7 +174,7 @@ func (o *imageOptions) pruneImages(ctx context.Context, caches []*folder.Folder)
 		errs = append(errs, err)
 		for _, i := range removed {
 			count, bytes = count+1, bytes+i.Size
-			errs = append(errs, o.printf("%s   %s   %s\n", shortDigest(i.Digest), formatSize(i.Size), formatSources(i.Sources)))
+			errs = append(errs, o.printf("%s   %s   %s\n", shortDigest(i.Digest), formatSize(i.Size), printable.Line(formatSources(i.Sources))))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

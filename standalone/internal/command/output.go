@@ -16,6 +16,7 @@ import (
 
 	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // Exit codes besides 0 and 1.
@@ -103,7 +104,7 @@ const (
 
 // styleOf returns how findings are printed on an output.
 func styleOf(out io.Writer) findings.Style {
-	width, _, err := term.TerminalSize(out)
+	width, _, err := term.TerminalSize(printable.Raw(out))
 	if err != nil {
 		return findings.Style{Width: defaultWidth}
 	}

@@ -28,7 +28,8 @@ func ListBindings(ctx context.Context, reader client.Reader) (all []api.Binding,
 		if !ok {
 			return fmt.Errorf("the list of VirtualMachines has a %T", object)
 		}
-		if bound := policy.BindingOf(vm); bound.EngineID != "" && !seen[bound] {
+		bound := policy.BindingOf(vm)
+		if bound.UID = ""; bound.EngineID != "" && !seen[bound] {
 			seen[bound] = true
 			all = append(all, bound)
 		}

@@ -4,18 +4,34 @@
 package program
 
 import (
+	"io"
+	"os"
 	"slices"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
+
+// TestOutputs checks that all that commands print goes by one function to the terminal.
+func TestOutputs(t *testing.T) {
+	t.Parallel()
+	all := []*cobra.Command{Program{}.newRootCommand()}
+	for ; len(all) > 0; all = all[1:] {
+		all = append(all, all[0].Commands()...)
+		if printable.Raw(all[0].OutOrStdout()) != io.Writer(os.Stdout) || printable.Raw(all[0].ErrOrStderr()) != io.Writer(os.Stderr) || all[0].OutOrStdout() == io.Writer(os.Stdout) {
+			t.Errorf("%s writes to the terminal itself", all[0].CommandPath())
+		}
+	}
+}
 
 // TestNoImagesFromTheDataDir checks that the drivers know the program's own folders.
 func TestNoImagesFromTheDataDir(t *testing.T) {
@@ -71,7 +87,8 @@ func TestBindings(t *testing.T) {
 	scheme := runtime.NewScheme()
 	assert.NoError(t, api.AddToScheme(scheme))
 	bound, err := ListBindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
-		framework.NewVM("a").Bound("docker/A").Obj(), framework.NewVM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
+		framework.NewVM("a").UID("uid-a").Bound("docker/A/uid-a").Obj(), framework.NewVM("copy").UID("uid-b").Bound("docker/E/uid-a").Obj(),
+		framework.NewVM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
 		framework.NewVM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), framework.NewVM("d").Status(status("qemu", "C")).Obj(),
 		framework.NewVM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), framework.NewVM("f").Obj(),
 	).Build())

@@ -19,6 +19,8 @@ import (
 	"k8s.io/kubectl/pkg/cmd/plugin"
 	"k8s.io/kubectl/pkg/cmd/util"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/standalone/internal/command"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 )
@@ -68,7 +70,7 @@ func useDataDirKubeconfig(args []string) {
 		return
 	}
 	if err := os.Setenv("KUBECONFIG", path); err != nil {
-		fmt.Fprintln(os.Stderr, "drover:", err)
+		command.Report(printable.NewWriter(os.Stderr), err)
 	}
 }
 
@@ -89,10 +91,9 @@ func defaultKubeconfig() string {
 	case err == nil:
 		return path
 	case os.Geteuid() == 0 && !errors.Is(err, fs.ErrNotExist):
-		fmt.Fprintln(os.Stderr, "drover:", err)
-		os.Exit(1)
+		os.Exit(command.Report(printable.NewWriter(os.Stderr), err))
 	}
-	fmt.Fprintf(os.Stderr, "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
+	_, _ = fmt.Fprintf(printable.NewWriter(os.Stderr), "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
 	if os.Geteuid() == 0 {
 		return os.DevNull // Another user could write the missing one meanwhile.
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/standalone/internal/command"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
@@ -42,7 +43,7 @@ func (p Program) Main() int {
 	case isBelow(cmd, vm):
 		return o.Report(err)
 	}
-	return command.Report(os.Stderr, err)
+	return command.Report(root.ErrOrStderr(), err)
 }
 
 func (p Program) newRootCommand() *cobra.Command {
@@ -62,6 +63,9 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	// What commands print comes from tenants, engines and files of other users.
+	root.SetOut(printable.NewWriter(os.Stdout))
+	root.SetErr(printable.NewWriter(os.Stderr))
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |", "FlagUsagesWrapped 80 |"))
 	root.AddCommand(p.newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), p.newVersionCommand())

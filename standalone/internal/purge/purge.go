@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -104,7 +105,7 @@ func (f *Found) Print(out io.Writer) error {
 		_, _ = fmt.Fprintln(table, "DRIVER\tNAMESPACE\tNAME\tSTATE\tID")
 	}
 	for _, s := range f.servers {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", s.engine.Name, s.Namespace, s.Name, s.State, s.ID)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", s.engine.Name, printable.Line(s.Namespace), printable.Line(s.Name), s.State, printable.Line(s.ID))
 	}
 	return table.Flush()
 }

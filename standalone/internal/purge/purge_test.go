@@ -123,6 +123,17 @@ func TestPrintNamesServers(t *testing.T) {
 	}
 }
 
+// TestPrintOfTenants checks that a terminal finds nothing to obey in the names of servers.
+func TestPrintOfTenants(t *testing.T) {
+	t.Parallel()
+	found := &Found{servers: []foundServer{{engine: NamedEngine{Name: "docker"}, Server: driver.Server{Namespace: "a\x1b[31m", Name: "b\nc", ID: "d\te\u202e"}}}}
+	var out strings.Builder
+	assert.NoError(t, found.Print(&out))
+	if want := "DRIVER   NAMESPACE   NAME   STATE   ID\ndocker   a?[31m      b c            d e?\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
+
 // TestDoubt checks that an engine which may not be the one that was used is trusted if it
 // has servers, and not if it has none.
 func TestDoubt(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/runstate"
@@ -23,16 +24,19 @@ import (
 // Print prints the status for people.
 func (s *Status) Print(out io.Writer, now time.Time, style findings.Style) error {
 	var text bytes.Buffer
-	fmt.Fprintln(&text, s.headline(now))
+	fmt.Fprintln(&text, printable.Line(s.headline(now)))
 	if s.State != StateAbsent {
 		s.printBasics(&text, now)
 		s.printComponents(&text, now)
 		s.printDrivers(&text)
 	}
-	if err := s.printWarnings(&text, style); err != nil {
+	plain := printable.Text(text.String())
+	text.Reset()
+	text.WriteString(plain)
+	if err := s.printWarnings(&text, style); err != nil { // which may have colors
 		return err
 	}
-	_, err := out.Write(text.Bytes())
+	_, err := printable.Raw(out).Write(text.Bytes())
 	return err
 }
 
@@ -72,7 +76,7 @@ func age(now, then time.Time) string { return duration.HumanDuration(max(0, now.
 func (s *Status) printBasics(text *bytes.Buffer, now time.Time) {
 	table := tabwriter.NewWriter(text, 0, 0, 3, ' ', 0)
 	row := func(name, format string, args ...any) {
-		_, _ = fmt.Fprintf(table, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
+		_, _ = fmt.Fprintf(table, "  %s\t%s\n", name, printable.Line(fmt.Sprintf(format, args...)))
 	}
 	row("data dir", "%s", s.DataDir)
 	if s.Disk != nil {
@@ -123,7 +127,7 @@ func (s *Status) printComponents(text *bytes.Buffer, now time.Time) {
 		if c.State == runstate.StateWaiting {
 			since = "-"
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", c.Name, c.State, since)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", printable.Line(c.Name), printable.Line(string(c.State)), since)
 	}
 	_ = table.Flush()
 }
@@ -143,7 +147,7 @@ func (s *Status) printDrivers(text *bytes.Buffer) {
 			running, orphans, retained = "?", "?", "?"
 		}
 		_, engine, _ := strings.Cut(doctor.ShortName(engines.Engine{Driver: d.Driver, ID: d.EngineID}), "/")
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Driver, engine, cmp.Or(d.Version, "-"), d.state(), running, orphans, retained)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable.Line(d.Driver), printable.Line(engine), printable.Line(cmp.Or(d.Version, "-")), d.state(), running, orphans, retained)
 	}
 	_ = table.Flush()
 }

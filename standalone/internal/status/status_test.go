@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/doctor"
@@ -86,6 +87,37 @@ Warnings
 				t.Errorf("%q has %d columns", line, len(line)-1)
 			}
 		}
+	}
+}
+
+// TestPrintOfOthers checks that a terminal finds nothing to obey in what files of other users, and
+// servers and engines, have to say, and that it gets the colors of warnings.
+func TestPrintOfOthers(t *testing.T) {
+	t.Parallel()
+	const hostile = "x\x1b]0;a\x07\u202e\u009b31m\n"
+	s := &Status{
+		State: StateReady, Version: hostile, DataDir: "/data" + hostile, API: &API{URL: hostile, Error: hostile},
+		Leader: &Leader{Identity: hostile}, VMs: &VMs{Total: 1, Phases: map[string]int{hostile: 1}},
+		Components: []runstate.Component{{Name: hostile, State: hostile}},
+		Drivers:    []Driver{{Driver: hostile, EngineID: hostile, Version: hostile, Error: hostile}},
+		Warnings:   []findings.Finding{{Level: findings.LevelWarning, Name: hostile, Group: hostile, Observed: hostile}},
+	}
+	var raw bytes.Buffer
+	assert.NoError(t, s.Print(printable.NewWriter(&raw), now, findings.Style{Width: 80, Color: true}))
+	colors := 0
+	for line := range strings.Lines(raw.String()) {
+		for part := range strings.SplitSeq(strings.TrimSuffix(line, "\n"), "\x1b[") {
+			if printable.Line(part) != part {
+				t.Errorf("a terminal gets %q", line)
+			}
+		}
+		colors += strings.Count(line, "\x1b[")
+	}
+	if colors == 0 {
+		t.Error("there are no colors")
+	}
+	if strings.Contains(raw.String(), "\x1b]") {
+		t.Errorf("a terminal gets %q", raw.String())
 	}
 }
 

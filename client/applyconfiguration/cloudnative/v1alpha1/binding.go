@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	types "k8s.io/apimachinery/pkg/types"
+)
+
 // BindingApplyConfiguration represents a declarative configuration of the Binding type for use
 // with apply.
 //
@@ -14,6 +18,8 @@ type BindingApplyConfiguration struct {
 	Driver *string `json:"driver,omitempty"`
 	// engineID is the lasting identity of the engine.
 	EngineID *string `json:"engineID,omitempty"`
+	// uid is the UID of the VirtualMachine that is bound.
+	UID *types.UID `json:"uid,omitempty"`
 }
 
 // BindingApplyConfiguration constructs a declarative configuration of the Binding type for use with
@@ -35,5 +41,13 @@ func (b *BindingApplyConfiguration) WithDriver(value string) *BindingApplyConfig
 // If called multiple times, the EngineID field is set to the value of the last call.
 func (b *BindingApplyConfiguration) WithEngineID(value string) *BindingApplyConfiguration {
 	b.EngineID = &value
+	return b
+}
+
+// WithUID sets the UID field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the UID field is set to the value of the last call.
+func (b *BindingApplyConfiguration) WithUID(value types.UID) *BindingApplyConfiguration {
+	b.UID = &value
 	return b
 }

@@ -49,7 +49,8 @@ type VirtualMachineStatusApplyConfiguration struct {
 	// driver is the name of the driver that runs the server.
 	Driver *string `json:"driver,omitempty"`
 	// binding is the engine that has the server. It is written with the first
-	// status and never changes.
+	// status and never changes. In a copy of another VirtualMachine, which has
+	// another UID, it counts as none.
 	Binding *BindingApplyConfiguration `json:"binding,omitempty"`
 	// server is what the driver runs.
 	Server *ServerStatusApplyConfiguration `json:"server,omitempty"`

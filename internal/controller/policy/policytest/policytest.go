@@ -26,7 +26,7 @@ const EngineID = "engine-1"
 
 // ReportedVM is a VM that was reported once and whose spec is unchanged since.
 func ReportedVM() *framework.VMBuilder {
-	return framework.NewVM("vm").UID("uid-1").Generation(2).Bound("fake/" + EngineID).
+	return framework.NewVM("vm").UID("uid-1").Generation(2).Bound("fake/" + EngineID + "/uid-1").
 		Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 2 })
 }
 
