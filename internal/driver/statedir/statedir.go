@@ -96,7 +96,9 @@ func (d *Dir) checkOwner() error {
 	if os.Geteuid() != 0 || syscall.Stat(d.path, &info) != nil || info.Uid == 0 {
 		return nil
 	}
-	return driver.Errorf(driver.ErrUnavailable, "%s: %s belongs to user ID %d, and root acts in no other user's folder: run this as that user, or give the folder to root", d.name, d.path, info.Uid)
+	return driver.Errorf(driver.ErrUnavailable,
+		"%s: %s belongs to user ID %d, and root acts in no other user's folder: run this as that user, or give the folder to root",
+		d.name, d.path, info.Uid)
 }
 
 // Path returns the path of something in the folder.

@@ -54,7 +54,7 @@ and warnings are no errors.`,
 }
 
 func (o *doctorOptions) run(ctx context.Context) error {
-	host, err := o.findHost(ctx, o.dataDir)
+	host, err := o.findHost(o.dataDir)
 	if err != nil {
 		return err
 	}
