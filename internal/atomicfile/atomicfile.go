@@ -5,7 +5,8 @@
 // moment a file has its old content or its new content, never a part of one.
 //
 // Start with Write, for a single file, or with Folder, for a caller that has a
-// staging folder where things are made before they are moved to their final name.
+// staging folder where things are made before they are moved to their final name. Open and
+// Read (read.go) are for files in a folder that another user may write to.
 package atomicfile
 
 import (
@@ -38,7 +39,7 @@ func Write(path string, data []byte, perm fs.FileMode) error {
 
 // Update does what Write does, unless the file already has that content.
 func Update(path string, data []byte, perm fs.FileMode) error {
-	have, err := os.ReadFile(path) //nolint:gosec // The caller chose the file.
+	have, _, err := Read(path, int64(len(data)))
 	if err == nil && bytes.Equal(have, data) {
 		return os.Chmod(path, perm)
 	}
@@ -221,7 +222,7 @@ type lockedFile struct{ *os.File }
 var errNoLocks = errors.New("the file system has no locks")
 
 func openLocked(path string) (*lockedFile, error) {
-	f, err := os.Open(path) //nolint:gosec // in the caller's folder
+	f, err := openInPlace(path)
 	if err != nil {
 		return nil, err
 	}

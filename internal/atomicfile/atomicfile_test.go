@@ -4,10 +4,13 @@
 package atomicfile
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
@@ -113,4 +116,39 @@ func TestSweepKeepsLockedFiles(t *testing.T) {
 	if names := listNames(t, folder.Path); len(names) != 0 {
 		t.Errorf("left: %v", names)
 	}
+}
+
+// TestReadIsCareful checks that who may write to a folder can neither delay a reader there, nor
+// fill its memory, nor lead it to another file.
+func TestReadIsCareful(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	assert.NoError(t, errors.Join(
+		os.WriteFile(at("file"), []byte("content"), 0o600), syscall.Mkfifo(at("pipe"), 0o600), os.Mkdir(at("folder"), 0o700),
+		os.Symlink(at("file"), at("link")), os.Symlink("/dev/zero", at("device")),
+	))
+	for name, says := range map[string]string{
+		"file": "", "pipe": "not a regular file", "folder": "not a regular file", "link": "not a regular file",
+		"device": "not a regular file", "missing": "no such file",
+	} {
+		content, info, err := Read(at(name), 7)
+		if says == "" && (err != nil || string(content) != "content" || info.Size() != 7) {
+			t.Errorf("%s: got %q, %v", name, content, err)
+		}
+		if says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%s: got %q, %v, want %q", name, content, err, says)
+		}
+	}
+	assert.ErrorSays(t, "a file that is too large", third(Read(at("file"), 6)), at("file")+" has more than 6 bytes")
+	assert.ErrorSays(t, "a device", third(Read("/dev/zero", 7)), "not a regular file")
+}
+
+func third[A, B any](_ A, _ B, err error) error { return err }
+
+// TestSweepIsNotDelayed checks that a pipe in a staging folder, which nobody writes to, delays
+// nobody.
+func TestSweepIsNotDelayed(t *testing.T) {
+	dir := t.TempDir()
+	assert.NoError(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	assert.NoError(t, Folder{Path: dir}.Sweep())
 }

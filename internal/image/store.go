@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/atomicfile"
 )
 
 // Names in the store: an image by its digest, and a source by its own hash. The file of a
@@ -24,6 +26,9 @@ const (
 	refPrefix   = "ref-"
 	lockName    = "lock"
 )
+
+// maxRefSize is more than the file of a source has.
+const maxRefSize = 64 << 10
 
 // Store is a folder of images. Several processes may use it at a time.
 type Store struct {
@@ -59,7 +64,7 @@ func (s *Store) Digest(ref Ref) string {
 	if ref.Checksum != "" {
 		return ref.Checksum
 	}
-	content, err := os.ReadFile(s.refPath(ref.Source))
+	content, _, err := atomicfile.Read(s.refPath(ref.Source), maxRefSize)
 	if err != nil {
 		return ""
 	}
@@ -121,7 +126,7 @@ func (s *Store) sourcesByName(entries []fs.DirEntry) map[string][]string {
 		if !strings.HasPrefix(entry.Name(), refPrefix) {
 			continue
 		}
-		content, err := os.ReadFile(s.filePath(entry.Name()))
+		content, _, err := atomicfile.Read(s.filePath(entry.Name()), maxRefSize)
 		if name, source := parseRefFile(content); err == nil && source != "" {
 			found[name] = append(found[name], source)
 		}

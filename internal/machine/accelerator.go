@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -172,7 +173,7 @@ func (a *Accelerator) runProbe(ctx context.Context, disk *os.File) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.probeWithin)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, a.program.Name, //nolint:gosec // an option
+	cmd := confine.Command(ctx, a.program.Name,
 		"-nodefaults", "-no-user-config", "-display", "none", "-machine", machineAlias, "-accel", AccelKVM, "-cpu", launch.CPUModel(AccelKVM), "-m", "16M",
 		"-add-fd", "fd=3,set=3",
 		"-blockdev", launch.Object{"driver": "raw", "node-name": "probe", "read-only": true, "file": launch.Object{"driver": "file", "filename": "/dev/fdset/3", "read-only": true}}.Text(),

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -45,13 +46,9 @@ type Console struct {
 
 // OpenConsole attaches to the console of a machine that runs. It ends with ctx.
 func (m Machine) OpenConsole(ctx context.Context) (*Console, error) {
-	log, err := os.Open(m.File(SerialLogFile))
+	log, info, err := atomicfile.Open(m.File(SerialLogFile))
 	if err != nil {
 		return nil, errorf(ErrNoConsole, "the console's log: %w", err)
-	}
-	info, err := log.Stat()
-	if err != nil {
-		return nil, errors.Join(err, log.Close())
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	c := &Console{machine: m, ctx: ctx, end: end}

@@ -16,6 +16,7 @@ import (
 	"time"
 	"unicode"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -33,15 +34,11 @@ func (m Machine) SetLogAside(suffix string) error {
 // LastOutput returns the end of what QEMU printed, in one line of at most so many bytes.
 // What the guest printed is in another file.
 func (m Machine) LastOutput(most int) string {
-	f, err := os.Open(m.File(LogFile))
+	f, info, err := atomicfile.Open(m.File(LogFile))
 	if err != nil {
 		return err.Error()
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return err.Error()
-	}
 	// Read more than will be shown, since some of it is left out.
 	end := make([]byte, min(info.Size(), int64(4*most)))
 	n, err := f.ReadAt(end, info.Size()-int64(len(end)))
@@ -141,7 +138,7 @@ func (m Machine) OpenLog(ctx context.Context, o LogOptions) (io.ReadCloser, erro
 	if o.Previous {
 		name, none = SerialLogFile+OldLog, "nothing was cut off the log of the guest yet"
 	}
-	file, err := os.Open(m.File(name))
+	file, _, err := atomicfile.Open(m.File(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errorf(ErrNoLog, "%s", none)
 	}

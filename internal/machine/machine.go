@@ -79,6 +79,9 @@ const (
 	agentLock = "agent.lock"
 )
 
+// maxFileSize is more than PIDFile or StartedFile has.
+const maxFileSize = 64 << 10
+
 // Kinds of failure; test with errors.Is.
 var (
 	// ErrRunning : another process has the machine's run lock.

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -137,7 +138,7 @@ func (m Machine) PID() int {
 	if pid := m.findOwnProcess(); pid != 0 {
 		return pid
 	}
-	if content, err := os.ReadFile(m.File(PIDFile)); err == nil {
+	if content, _, err := atomicfile.Read(m.File(PIDFile), maxFileSize); err == nil {
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil && m.IsOwnProcess(pid) {
 			return pid
 		}

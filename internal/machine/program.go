@@ -103,7 +103,7 @@ func (p *Program) Landlock(ctx context.Context) (abi int, err error) {
 func (p *Program) queryOutput(ctx context.Context, arguments ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryWithin)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, p.Name, arguments...).Output() //nolint:gosec // an option
+	out, err := confine.Command(ctx, p.Name, arguments...).Output()
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil, errorf(ErrProgram, "%s is not installed, or not in PATH", p.Name)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
@@ -47,7 +48,7 @@ func (m Machine) recordStarted(qemu *launch.Started) error {
 // that is not known, as where another version of Drover, which writes no such file, started
 // the last one.
 func (m Machine) findStarted() (*startedProcess, error) {
-	content, err := os.ReadFile(m.File(StartedFile))
+	content, _, err := atomicfile.Read(m.File(StartedFile), maxFileSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is for none.
 	}

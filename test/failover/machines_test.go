@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework"
@@ -158,9 +159,13 @@ func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 			all = append(all, fmt.Sprintf("process %d of %s (%s)", pid, uid, requested.Name))
 		}
 	}
-	if _, err := statedir.Open("the engine's folder", w.engine); err != nil {
-		t.Fatal(err)
+	var owner *confine.User
+	if w.user != nil {
+		owner = &confine.User{ID: w.user.Uid, GroupID: w.user.Gid}
 	}
+	assert.NoError(t, confine.RunAs(owner, func() error {
+		return assert.ErrorOf(statedir.Open("the engine's folder", w.engine))
+	}))
 	err := filepath.WalkDir(w.engine, func(path string, _ os.DirEntry, err error) error {
 		name, _ := filepath.Rel(w.engine, path)
 		if err == nil && strings.ContainsRune(name, '/') && !strings.HasPrefix(name, "epochs/") && name != "cache/lock" {

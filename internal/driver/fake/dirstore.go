@@ -18,6 +18,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
@@ -130,7 +131,7 @@ func (s *dirStore) getRecord(uid types.UID) (*Record, error) {
 // readRecord returns the record in a file, nil if there is none, and the file's
 // metadata, by which a later change of the file is detected.
 func (s *dirStore) readRecord(path string, uid types.UID) (*Record, fs.FileInfo, error) {
-	content, info, err := readFile(path)
+	content, info, err := atomicfile.Read(path, maxFileSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
@@ -146,27 +147,6 @@ func (s *dirStore) readRecord(path string, uid types.UID) (*Record, fs.FileInfo,
 		return nil, nil, fmt.Errorf("repair or remove %s: %w", path, err)
 	}
 	return &r, info, nil
-}
-
-func readFile(path string) ([]byte, fs.FileInfo, error) {
-	f, err := os.Open(path) //nolint:gosec // The name was checked.
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
-		return nil, nil, fmt.Errorf("%s is not a regular file of at most %d bytes", path, maxFileSize)
-	}
-	content := make([]byte, info.Size())
-	n, err := f.ReadAt(content, 0)
-	if err != nil && n < len(content) {
-		return nil, nil, err
-	}
-	return content, info, nil
 }
 
 func (s *dirStore) listRecords(ctx context.Context, uids ...types.UID) ([]Record, error) {

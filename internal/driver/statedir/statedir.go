@@ -33,6 +33,9 @@ const (
 	tmpDir    = "tmp"
 )
 
+// maxIDSize is far more than the file of the identity has.
+const maxIDSize = 1 << 10
+
 // Dir is an engine's folder.
 type Dir struct {
 	// Volatile is set if nothing in the folder has to survive a power cut, so that
@@ -54,7 +57,13 @@ func Open(name, path string, subs ...string) (*Dir, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	d := &Dir{path: path, name: name, subs: append(subs, locksDir, epochsDir, tmpDir)}
-	if err := errors.Join(os.MkdirAll(path, 0o700), d.MakeFolders()); err != nil {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if err := d.checkOwner(); err != nil {
+		return nil, err
+	}
+	if err := d.MakeFolders(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	d.sweepStaging()
@@ -73,8 +82,23 @@ func OpenExisting(name, path string) (*Dir, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	d := &Dir{path: path, name: name}
+	if err := d.checkOwner(); err != nil {
+		return d, err
+	}
 	_, err = d.ID()
 	return d, err
+}
+
+// checkOwner refuses another user's folder to root: that user could lead what root writes and
+// removes there elsewhere. Calls report a folder that is missing.
+func (d *Dir) checkOwner() error {
+	var info syscall.Stat_t
+	if os.Geteuid() != 0 || syscall.Stat(d.path, &info) != nil || info.Uid == 0 {
+		return nil
+	}
+	return driver.Errorf(driver.ErrUnavailable,
+		"%s: %s belongs to user ID %d, and root acts in no other user's folder: run this as that user, or give the folder to root",
+		d.name, d.path, info.Uid)
 }
 
 // Path returns the path of something in the folder.
@@ -117,7 +141,7 @@ func (d *Dir) ID() (string, error) {
 }
 
 func (d *Dir) readID() (string, error) {
-	content, err := os.ReadFile(d.Path(IDFile))
+	content, _, err := atomicfile.Read(d.Path(IDFile), maxIDSize)
 	if err != nil {
 		return "", driver.Errorf(driver.ErrUnavailable, "%s: %w", d.name, err)
 	}

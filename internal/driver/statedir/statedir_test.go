@@ -5,6 +5,7 @@ package statedir_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -282,4 +283,20 @@ func TestReleaseWhileForking(t *testing.T) {
 	again, err := d.Lock("uid")
 	assert.NoError(t, err)
 	again.Release()
+}
+
+// TestOthersFolder checks that root acts in no other user's folder, who could lead what root
+// writes there elsewhere.
+func TestOthersFolder(t *testing.T) {
+	t.Parallel()
+	user := framework.PlainUser(t)
+	path := filepath.Join(t.TempDir(), "folder")
+	openDir(t, path)
+	assert.NoError(t, framework.ChownAll(path, user))
+	for name, try := range map[string]func() (*statedir.Dir, error){
+		"open":          func() (*statedir.Dir, error) { return statedir.Open("the test's folder", path) },
+		"open existing": func() (*statedir.Dir, error) { return statedir.OpenExisting("the test's folder", path) },
+	} {
+		assert.ErrorSays(t, name, assert.ErrorOf(try()), fmt.Sprintf("belongs to user ID %d, and root acts in no other user's folder", user.Uid))
+	}
 }

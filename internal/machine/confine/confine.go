@@ -15,6 +15,7 @@
 package confine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -24,6 +25,7 @@ import (
 	"runtime"
 	"strconv"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +36,7 @@ type Policy struct {
 	// User is the user that the program runs as; nil means this program's own.
 	User *User
 	// Dir is the working directory, which that user need not be able to open; empty means
-	// this program's own.
+	// that of the command.
 	Dir string
 	// ABI is the version of Landlock to use, at most that of the kernel. Zero means none.
 	ABI int
@@ -68,9 +70,24 @@ var ErrNotRestricted = errors.New("rights could not be taken away")
 // firstFile is the first descriptor after the standard streams.
 const firstFile = 3
 
-// Start starts a command under a policy. The command's own settings apply as usual. It
-// inherits none of the files that this program got from its own parent, such as a pipe of a
-// shell.
+// drainWithin is how long the output of a program that has ended is read, which a child that it
+// left behind may keep open.
+const drainWithin = time.Second
+
+// Command returns a command that gets nothing of its caller's but what is added to it: it has a
+// session, an environment and a working directory of its own, and inherits none of the files
+// that this program got from its own parent, such as a pipe of a shell. So a program that
+// another user chose can neither write to root's terminal nor read what root has.
+func Command(ctx context.Context, program string, arguments ...string) *exec.Cmd {
+	closeOnExec()
+	cmd := exec.CommandContext(ctx, program, arguments...) //nolint:gosec // an option
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
+	cmd.Dir, cmd.WaitDelay = "/", drainWithin
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd
+}
+
+// Start starts a command, which Command has made, under a policy.
 func Start(cmd *exec.Cmd, p Policy) error {
 	ruleset, err := p.makeRuleset()
 	if err != nil {
@@ -79,10 +96,13 @@ func Start(cmd *exec.Cmd, p Policy) error {
 	if ruleset != nil {
 		defer func() { _ = ruleset.Close() }()
 	}
-	closeOnExec()
 	p.User.setCredentials(cmd)
-	if p.User == nil {
+	switch {
+	case p.Dir == "": // that of the command
+	case p.User == nil:
 		cmd.Dir, p.Dir = p.Dir, ""
+	default:
+		cmd.Dir = ""
 	}
 	runOnLostThread(func() {
 		if err = p.restrictThread(ruleset); err != nil {
@@ -162,9 +182,6 @@ func (u *User) becomeOnThread() error {
 func (u *User) setCredentials(cmd *exec.Cmd) {
 	if u == nil {
 		return
-	}
-	if cmd.SysProcAttr == nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.ID, Gid: u.GroupID, Groups: u.Groups}
 	if u.MayBindLowPorts {

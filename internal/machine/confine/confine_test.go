@@ -8,21 +8,39 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/go-logr/logr/funcr"
+	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/test/assert"
 )
+
+// TestCommandIsApart checks that a program gets nothing of the shell that this one was started
+// from: no terminal, since its session is another, no variable, no file and no folder.
+func TestCommandIsApart(t *testing.T) {
+	t.Setenv("SECRET", "of-root")
+	secret, err := os.Open("/dev/null")
+	assert.NoError(t, err)
+	defer func() { _ = secret.Close() }()
+	_, err = unix.FcntlInt(secret.Fd(), unix.F_SETFD, 0) // as that of a shell
+	assert.NoError(t, err)
+	file := fmt.Sprintf("/proc/$$/fd/%d", secret.Fd())
+	out, err := Command(t.Context(), "/bin/sh", "-c", "cut -d' ' -f6 /proc/$$/stat; echo $$; pwd; echo $SECRET; readlink "+file+"; true").Output()
+	assert.NoError(t, err)
+	lines := strings.Fields(string(out))
+	if len(lines) != 3 || lines[0] != lines[1] || lines[2] != "/" {
+		t.Errorf("session, process, folder, variable and file are %q", lines)
+	}
+}
 
 // TestThreadsStayFree checks that a confined program has no_new_privs, and that no thread
 // of this one has it.
 func TestThreadsStayFree(t *testing.T) {
 	for range 20 {
-		cmd := exec.CommandContext(t.Context(), "/bin/grep", "NoNewPrivs:\t1", "/proc/self/status")
+		cmd := Command(t.Context(), "/bin/grep", "NoNewPrivs:\t1", "/proc/self/status")
 		assert.NoError(t, Start(cmd, Policy{}))
 		assert.NoError(t, cmd.Wait())
 	}

@@ -101,7 +101,7 @@ func findPolicy(ctx context.Context, program string) (Policy, error) {
 	if err != nil {
 		return Policy{}, err
 	}
-	firmware, err := exec.CommandContext(ctx, path, "-L", "help").Output() //nolint:gosec // an option
+	firmware, err := Command(ctx, path, "-L", "help").Output()
 	if err != nil {
 		return Policy{}, fmt.Errorf("querying where its firmware is: %w", err)
 	}
@@ -116,7 +116,7 @@ func findPolicy(ctx context.Context, program string) (Policy, error) {
 
 // tryPolicy runs a QEMU that loads a machine's firmware and its emulator, and ends.
 func tryPolicy(ctx context.Context, path string, policy Policy) error {
-	cmd := exec.CommandContext(ctx, path, "-nodefaults", "-no-user-config", "-display", "none",
+	cmd := Command(ctx, path, "-nodefaults", "-no-user-config", "-display", "none",
 		"-machine", "q35", "-accel", "tcg", "-m", "16M", "-S", "-monitor", "stdio")
 	var out bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader("quit\n"), &out, &out

@@ -22,7 +22,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -81,11 +80,9 @@ func Start(ctx context.Context, c Config, o Order, in Endpoints, files *Files) (
 }
 
 func (o Order) command(ctx context.Context, arguments []string, files []*os.File) *exec.Cmd {
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), o.Program, arguments...) //nolint:gosec // made by Config
-	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
+	cmd := confine.Command(context.WithoutCancel(ctx), o.Program, arguments...)
 	cmd.Stdout, cmd.Stderr = o.Output, o.Output
 	cmd.ExtraFiles = files
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 

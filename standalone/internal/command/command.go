@@ -9,14 +9,13 @@
 package command
 
 import (
-	"context"
+	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 )
@@ -43,30 +42,17 @@ func (p Program) Commands() []*cobra.Command {
 // findHost returns the host with a data dir, and with the settings of the run that is or was
 // last. Root becomes the owner of the data dir before anything in it is read, since its
 // settings name programs to run.
-func (p Program) findHost(ctx context.Context, dataDir string) (*doctor.Host, error) {
+func (p Program) findHost(dataDir string) (*doctor.Host, error) {
+	byRoot := os.Geteuid() == 0
 	path, err := filepath.Abs(dataDir)
 	if err != nil {
 		return nil, err
 	}
-	if err := becomeOwner(ctx, path); err != nil {
+	if err := datadir.BecomeOwner(path); err != nil {
 		return nil, err
 	}
-	h := doctor.NewHost(ctx, datadir.Layout(path), p.Version, p.Clock)
+	h := doctor.NewHost(datadir.Layout(path), p.Version, p.Clock)
+	h.ByRoot = byRoot
 	h.Settings, err = p.Settings(h)
 	return h, err
-}
-
-// becomeOwner gives up root's rights for those of a folder's owner. A file system that does
-// not answer delays it no more than the checks, which report that.
-func becomeOwner(ctx context.Context, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, findings.DefaultWithin)
-	defer cancel()
-	became := make(chan error, 1)
-	go func() { became <- datadir.BecomeOwner(path) }()
-	select {
-	case err := <-became:
-		return err
-	case <-ctx.Done():
-		return nil // and a file that another user owns is not read
-	}
 }

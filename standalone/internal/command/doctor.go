@@ -55,7 +55,7 @@ and warnings are no errors.`,
 }
 
 func (o *doctorOptions) run(ctx context.Context) error {
-	host, err := o.findHost(ctx, o.dataDir)
+	host, err := o.findHost(o.dataDir)
 	if err != nil {
 		return err
 	}

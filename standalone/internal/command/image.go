@@ -57,7 +57,7 @@ func (o *imageOptions) newSubcommand(name, short string, run func(context.Contex
 		Use: name, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.out = cmd.OutOrStdout()
-			caches, err := o.openCaches(cmd.Context())
+			caches, err := o.openCaches()
 			if err != nil {
 				return err
 			}
@@ -71,8 +71,8 @@ func (o *imageOptions) newSubcommand(name, short string, run func(context.Contex
 
 // openCaches needs no data dir if --qemu-dir is given, as for the machines of a
 // drover-controller.
-func (o *imageOptions) openCaches(ctx context.Context) ([]*folder.Folder, error) {
-	if err := becomeOwner(ctx, cmp.Or(o.qemuDir, o.dataDir)); err != nil {
+func (o *imageOptions) openCaches() ([]*folder.Folder, error) {
+	if err := datadir.BecomeOwner(cmp.Or(o.qemuDir, o.dataDir)); err != nil {
 		return nil, err
 	}
 	dirs := []string{o.qemuDir}

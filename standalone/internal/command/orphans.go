@@ -89,7 +89,7 @@ func (o *orphansOptions) newSubcommand(use, short string, args cobra.PositionalA
 // created meanwhile counts as an owner.
 func (o *orphansOptions) look(ctx context.Context) (*servers.Look, error) {
 	if o.host == nil {
-		if err := o.connect(ctx); err != nil {
+		if err := o.connect(); err != nil {
 			return nil, err
 		}
 	}
@@ -114,8 +114,8 @@ func (o *orphansOptions) look(ctx context.Context) (*servers.Look, error) {
 }
 
 // connect finds the Drover that runs, and its API.
-func (o *orphansOptions) connect(ctx context.Context) error {
-	h, err := o.findHost(ctx, o.dataDir)
+func (o *orphansOptions) connect() error {
+	h, err := o.findHost(o.dataDir)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,6 @@ import (
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
@@ -77,7 +76,7 @@ func (o *retainedOptions) list(ctx context.Context) error {
 
 // find returns the servers that were released, and the cluster's id.
 func (o *retainedOptions) find(ctx context.Context) ([]server, string, error) {
-	h, err := o.findHost(ctx, o.dataDir)
+	h, err := o.findHost(o.dataDir)
 	if err != nil {
 		return nil, "", err
 	}
@@ -108,7 +107,7 @@ func (o *retainedOptions) remove(ctx context.Context, ids []string) error {
 		}
 	}
 	var errs []error
-	for _, s := range foldersLast(chosen) {
+	for _, s := range chosen {
 		if err := o.removeServer(ctx, s, cluster); err != nil {
 			errs = append(errs, fmt.Errorf("%s server %s of %s/%s: %w", s.engine.Driver, servers.ShortID(s.ID), s.Namespace, s.Name, err))
 			continue
@@ -148,28 +147,9 @@ func chooseByID(all []server, ids []string) ([]server, error) {
 	return chosen, nil
 }
 
-// foldersLast returns the servers in the order in which they are removed: the rights that a
-// folder takes are not enough for an engine that is none.
-func foldersLast(all []server) []server {
-	var first, last []server
-	for _, s := range all {
-		if s.engine.Dir == "" {
-			first = append(first, s)
-		} else {
-			last = append(last, s)
-		}
-	}
-	return append(first, last...)
-}
-
 func (o *retainedOptions) removeServer(ctx context.Context, s server, cluster string) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	if s.engine.Dir != "" {
-		if err := datadir.BecomeOwner(s.engine.Dir); err != nil {
-			return err
-		}
-	}
 	admin, err := engines.OpenAdmin(s.engine, o.environment(cluster))
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ The exit code is 0 while Drover runs and is ready, 1 if its API does not answer,
 }
 
 func (o *statusOptions) run(ctx context.Context) error {
-	host, err := o.findHost(ctx, o.dataDir)
+	host, err := o.findHost(o.dataDir)
 	if err != nil {
 		return err
 	}

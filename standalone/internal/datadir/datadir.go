@@ -5,7 +5,8 @@
 // etcd's data, certificates, the kubeconfig, the port it serves on, logs.
 //
 // Start with Open, which creates the folder, refuses one that has other content, and
-// locks it. Layout names its files, for readers that need no lock.
+// locks it. Layout names its files, for readers that need no lock. Before root reads anything
+// in another user's data dir, BecomeOwner (owner.go) makes it that user.
 package datadir
 
 import (
@@ -101,7 +102,7 @@ func (l Layout) IsEmpty() (bool, error) {
 
 // Exists reports whether there is a Drover data dir at the path.
 func (l Layout) Exists() (bool, error) {
-	_, err := os.Stat(filepath.Join(string(l), lockFile))
+	_, err := os.Lstat(filepath.Join(string(l), lockFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -109,7 +110,7 @@ func (l Layout) Exists() (bool, error) {
 }
 
 func (l Layout) readWord(name string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(string(l), name)) //nolint:gosec // A file of our own data dir.
+	data, _, err := Read(filepath.Join(string(l), name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -119,6 +120,8 @@ func (l Layout) readWord(name string) (string, error) {
 // Dir is a data dir that this process holds.
 type Dir struct {
 	Layout
+	// root is the folder that was opened, whatever its path leads to by now.
+	root *os.Root
 	lock *os.File
 	run  *os.File
 }
@@ -160,6 +163,9 @@ func OpenExisting(path string) (*Dir, error) {
 		return nil, fmt.Errorf("%s is no Drover data dir: name the one of drover up by --data-dir or DROVER_DATA_DIR", path)
 	}
 	if err == nil {
+		err = d.openFolder()
+	}
+	if err == nil {
 		err = d.acquireLock()
 	}
 	if err != nil {
@@ -170,7 +176,13 @@ func OpenExisting(path string) (*Dir, error) {
 
 // claimFolder acquires the lock before anything in the folder is changed.
 func (d *Dir) claimFolder() error {
+	if err := d.checkPath(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	if err := os.MkdirAll(string(d.Layout), 0o700); err != nil {
+		return err
+	}
+	if err := d.openFolder(); err != nil {
 		return err
 	}
 	if err := d.RefuseForeign(); err != nil {
@@ -179,8 +191,47 @@ func (d *Dir) claimFolder() error {
 	return d.acquireLock()
 }
 
+// checkPath fails if root would act where another user decides.
+func (d *Dir) checkPath() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	if _, _, err := Owner(string(d.Layout)); err != nil {
+		return fmt.Errorf("root uses no data dir that another user could replace: %w", err)
+	}
+	return nil
+}
+
+// openFolder opens the folder, which has to be the caller's own: its owner could read the keys
+// in it, and lead what is written there elsewhere.
+func (d *Dir) openFolder() error {
+	if err := d.checkPath(); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(string(d.Layout))
+	if err != nil {
+		return err
+	}
+	d.root = root
+	info, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	if uid := OwnerOf(info); uid != os.Geteuid() {
+		owner := UserName(uid)
+		return fmt.Errorf(
+			"%s belongs to user %s, and this is user %s: run it as %[2]s (sudo --user %[2]s), or name another data dir with --data-dir",
+			d.Layout, owner, UserName(os.Geteuid()))
+	}
+	return nil
+}
+
 func (d *Dir) acquireLock() error {
-	lock, err := os.OpenFile(filepath.Join(string(d.Layout), lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	info, err := d.root.Lstat(lockFile)
+	if err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file: remove it", filepath.Join(string(d.Layout), lockFile))
+	}
+	lock, err := d.root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
@@ -231,7 +282,7 @@ func (l Layout) Holder() (int, error) {
 		return 0, fmt.Errorf("%s should hold a process ID and holds %q", filepath.Join(string(l), lockFile), word)
 	}
 	var info syscall.Stat_t
-	if err := syscall.Stat(filepath.Join(string(l), lockFile), &info); err != nil {
+	if err := syscall.Lstat(filepath.Join(string(l), lockFile), &info); err != nil {
 		return 0, err
 	}
 	locks, err := os.ReadFile("/proc/locks")
@@ -270,7 +321,7 @@ func (d *Dir) writePID() error {
 }
 
 func (d *Dir) prepareFolder() error {
-	if err := os.Chmod(string(d.Layout), 0o700); err != nil { //nolint:gosec // A folder needs the x bit.
+	if err := d.root.Chmod(".", 0o700); err != nil {
 		return err
 	}
 	if err := atomicfile.Sweep(string(d.Layout)); err != nil {
@@ -361,15 +412,15 @@ func (d *Dir) Remove() ([]string, error) {
 		lockFile, // last: until then a purge that was cut short can be repeated
 	}
 	for _, name := range names {
-		if err := os.RemoveAll(filepath.Join(string(d.Layout), name)); err != nil {
-			return nil, d.Describe(err)
+		if err := d.root.RemoveAll(name); err != nil {
+			return nil, d.Describe(fmt.Errorf("%s: %w", d.Layout, err))
 		}
 	}
 	return d.removeIfEmpty()
 }
 
 func (d *Dir) removeIfEmpty() ([]string, error) {
-	entries, err := os.ReadDir(string(d.Layout))
+	entries, err := fs.ReadDir(d.root.FS(), ".")
 	if err != nil {
 		return nil, err
 	}
@@ -395,6 +446,9 @@ func (d *Dir) Close() error {
 			errs = append(errs, f.Close())
 		}
 	}
+	if d.root != nil {
+		errs = append(errs, d.root.Close())
+	}
 	return errors.Join(errs...)
 }
 
@@ -413,7 +467,7 @@ func describeError(path string, err error) error {
 	return err
 }
 
-// Describe is describe for errors after Open.
+// Describe is describeError for errors after Open.
 func (d *Dir) Describe(err error) error { return describeError(string(d.Layout), err) }
 
 // Default returns the data dir that is used without a flag.

@@ -4,12 +4,9 @@
 package datadir
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"os/user"
 	"path/filepath"
-	"strconv"
 	"syscall"
 )
 
@@ -49,41 +46,4 @@ func (d *Dir) Socket(name string) (string, error) {
 			path, len(path), maxSocketPath)
 	}
 	return short, nil
-}
-
-// BecomeOwner gives up root's rights for those of the user who owns a file or folder: that
-// user could not read files that root writes there, and decides what is in it, such as the
-// programs to run.
-func BecomeOwner(path string) error {
-	var stat syscall.Stat_t
-	err := syscall.Stat(path, &stat)
-	if err != nil || os.Geteuid() != 0 || stat.Uid == 0 {
-		return nil //nolint:nilerr // Opening the folder next reports what is wrong with it.
-	}
-	uid := int(stat.Uid)
-	gid, groups := groupsOf(uid, int(stat.Gid))
-	if err := errors.Join(syscall.Setgroups(groups), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
-		return fmt.Errorf("acting as the user %d, who owns %s: %w", uid, path, err)
-	}
-	return nil
-}
-
-// groupsOf returns the groups that a login gives to a user, such as that of Docker's socket.
-// A user whom the host does not list has the group of the folder alone.
-func groupsOf(uid, ofFolder int) (gid int, all []int) {
-	listed, err := user.LookupId(strconv.Itoa(uid))
-	if err != nil {
-		return ofFolder, []int{ofFolder}
-	}
-	if gid, err = strconv.Atoi(listed.Gid); err != nil {
-		return ofFolder, []int{ofFolder}
-	}
-	all = []int{gid}
-	ids, _ := listed.GroupIds()
-	for _, id := range ids {
-		if n, err := strconv.Atoi(id); err == nil && n != gid {
-			all = append(all, n)
-		}
-	}
-	return gid, all
 }

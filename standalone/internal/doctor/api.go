@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/config/crd"
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
@@ -120,7 +121,7 @@ func gatherKubeconfig(_ context.Context, h *Host) kubeconfigFacts {
 	if h.runs() && h.State != nil {
 		f.want = h.State.URL
 	}
-	ca, err := os.ReadFile((&pki.Store{Dir: h.Layout.PKI()}).CABundle())
+	ca, _, err := datadir.Read((&pki.Store{Dir: h.Layout.PKI()}).CABundle())
 	f.sameCA = err != nil || strings.TrimSpace(string(ca)) == strings.TrimSpace(string(config.CAData))
 	own, err := pki.ParseCertificate(config.CertData)
 	if f.err = err; err == nil {

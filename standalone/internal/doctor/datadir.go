@@ -52,9 +52,7 @@ func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
 		return f
 	}
 	f.mode = info.Mode().Perm()
-	if stat, is := info.Sys().(*syscall.Stat_t); is {
-		f.owner = int(stat.Uid)
-	}
+	f.owner = datadir.OwnerOf(info)
 	f.foreign = h.Layout.RefuseForeign()
 	f.access = h.User.try(func() error { return checkWritable(f.path) })
 	return f
@@ -146,8 +144,7 @@ func (f *filesFacts) addFile(l datadir.Layout, path string, entry fs.DirEntry) e
 		return nil //nolint:nilerr // removed meanwhile
 	}
 	f.count++
-	stat, is := info.Sys().(*syscall.Stat_t)
-	if is && int(stat.Uid) != f.owner.ID {
+	if datadir.OwnerOf(info) != f.owner.ID {
 		f.foreign = append(f.foreign, path)
 	}
 	isSecret := path == l.Kubeconfig() || filepath.Dir(path) == l.PKI() && filepath.Ext(path) != ".crt"
@@ -215,7 +212,7 @@ func ownerOf(path string) string {
 	if err := syscall.Lstat(path, &info); err != nil {
 		return "root"
 	}
-	return User{ID: int(info.Uid)}.named().Name
+	return datadir.UserName(int(info.Uid))
 }
 
 // diskFacts are about a file system.

@@ -11,7 +11,6 @@ package doctor
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -57,21 +56,17 @@ type Host struct {
 	Known []engines.Engine
 	// User is the user whose rights Drover has.
 	User User
+	// ByRoot is set if root has started the command, whoever it is by now.
+	ByRoot bool
 }
 
 // NewHost returns the host with a data dir, which need not exist. Settings are set next.
-func NewHost(ctx context.Context, layout datadir.Layout, version string, c clock.WithTicker) *Host {
-	ctx, cancel := context.WithTimeout(ctx, findings.DefaultWithin)
-	defer cancel()
-	read := make(chan *Host, 1)
-	go func() { read <- readHost(layout, version, c) }()
-	select {
-	case h := <-read:
-		return h
-	case <-ctx.Done(): // as with a file system whose server is away
-		err := fmt.Errorf("reading %s: %w", layout, ctx.Err())
+func NewHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {
+	h, err := datadir.Within(findings.DefaultWithin, "reading "+string(layout), func() (*Host, error) { return readHost(layout, version, c), nil })
+	if err != nil {
 		return &Host{Layout: layout, Version: version, Clock: c, PIDErr: err, StateErr: err, User: callingUser()}
 	}
+	return h
 }
 
 func readHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {

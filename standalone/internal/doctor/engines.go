@@ -74,12 +74,19 @@ type qemuFacts struct {
 	name         string
 	version      string
 	missing, err error
+	refused      error // why root does not run it
+	user         User
+	asUser       string // the command that runs the checks as that user
 	install      string
 }
 
 func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
 	f := qemuFacts{wanted: h.isWanted(qemu.Name), name: h.QEMU.Binary, install: installCommand("qemu-system-x86", "qemu-system-x86")}
-	program := h.program(&launch.Users{})
+	program, err := h.program(&launch.Users{})
+	if err != nil {
+		f.refused, f.user, f.asUser = err, h.User, fmt.Sprintf("sudo --user %s drover doctor --data-dir %s", h.User.Name, quote(string(h.Layout)))
+		return f
+	}
 	if f.version, f.missing = program.Version(ctx); f.missing == nil {
 		f.err = program.Check(ctx)
 	}
@@ -88,6 +95,12 @@ func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
 
 func judgeQEMU(f qemuFacts) []findings.Finding {
 	switch {
+	case f.refused != nil && f.user.isRoot():
+		return one(findings.Error("%v", f.refused).Means("Who can change it has all rights of root once Drover runs it.").
+			FixedBy("name a QEMU by --qemu-binary that root alone can change"))
+	case f.refused != nil:
+		return one(findings.Note("%v", f.refused).Means("Whether machines run on it, and how they are confined, could not be checked.").
+			FixedBy("run the checks as user %s", f.user.Name).FixedByCommand("%s", f.asUser))
 	case f.missing != nil:
 		return one(absent(f.wanted, f.missing.Error(), qemu.Name).FixedBy("install QEMU %s or newer", machine.MinVersion).FixedByCommand("%s", f.install))
 	case f.err != nil:

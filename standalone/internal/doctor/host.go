@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"os/user"
 	"strconv"
 	"strings"
@@ -24,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
 // clockFacts are about the host's time.
@@ -90,8 +92,11 @@ func gatherKVM(ctx context.Context, h *Host) kvmFacts {
 		return f
 	}
 	f.device = h.User.try(func() error { return users.CheckDevice(launch.KVMDevice) })
-	program := h.program(users)
-	if _, err := program.Version(ctx); f.device != nil || err != nil || !h.User.isCaller() {
+	program, err := h.program(users)
+	if f.device != nil || err != nil || !h.User.isCaller() {
+		return f
+	}
+	if _, err := program.Version(ctx); err != nil {
 		return f
 	}
 	f.probed, f.probe = true, machine.NewAccelerator(machine.AccelKVM, program, h.Clock, logr.Discard()).Probe(ctx)
@@ -101,9 +106,17 @@ func gatherKVM(ctx context.Context, h *Host) kvmFacts {
 	return f
 }
 
-// program returns the QEMU that machines run on.
-func (h *Host) program(users *launch.Users) *machine.Program {
-	return &machine.Program{Name: h.QEMU.Binary, Users: users, Log: logr.Discard()}
+// program returns the QEMU that machines run on. Root runs none that another user could change,
+// even as that user.
+func (h *Host) program(users *launch.Users) (*machine.Program, error) {
+	name := h.QEMU.Binary
+	if path, err := exec.LookPath(name); err == nil && h.ByRoot {
+		if err := datadir.CheckRoots(path); err != nil {
+			return nil, fmt.Errorf("root does not run %s: %w", path, err)
+		}
+		name = path
+	}
+	return &machine.Program{Name: name, Users: users, Log: logr.Discard()}, nil
 }
 
 // findProcessor returns the kernel module that gives machines this processor's
@@ -242,8 +255,11 @@ func gatherConfinement(ctx context.Context, h *Host) confinementFacts {
 		users = &launch.Users{} // another check says so
 	}
 	f.exposures = users.FindExposuresOf(h.User.ID, h.User.allGroups(), h.QEMU.Dir)
-	program := h.program(users)
-	if _, err := program.Version(ctx); err != nil {
+	program, err := h.program(users)
+	if err == nil {
+		_, err = program.Version(ctx)
+	}
+	if err != nil {
 		f.noQEMU = true
 		return f
 	}

@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
 // User is the user whose rights Drover has.
@@ -91,10 +92,7 @@ func parseIDs(text string) []int {
 }
 
 func (u User) named() User {
-	u.Name = strconv.Itoa(u.ID)
-	if found, err := user.LookupId(u.Name); err == nil {
-		u.Name = found.Username
-	}
+	u.Name = datadir.UserName(u.ID)
 	return u
 }
 

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -24,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/registry"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
 // Engine is an engine that a driver has run servers on.
@@ -149,7 +149,7 @@ func DataDirs(file, name string) ([]string, error) {
 }
 
 func loadEngines(file string) ([]Engine, error) {
-	data, err := os.ReadFile(file) //nolint:gosec // A file of the data dir.
+	data, _, err := datadir.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -9,9 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/user"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/registry"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
 // surveyTimeout is how long one engine may take.
@@ -52,7 +51,9 @@ func Survey(ctx context.Context, file string, env driver.Environment) ([]Surveye
 			ctx, cancel := context.WithTimeout(ctx, surveyTimeout)
 			defer cancel()
 			all[i] = Surveyed{Engine: e}
-			all[i].Survey, all[i].Err = surveyEngine(ctx, e, env)
+			all[i].Survey, all[i].Err = datadir.Within(surveyTimeout, "looking at "+e.String(), func() (driver.Survey, error) {
+				return surveyEngine(ctx, e, env)
+			})
 			return nil
 		})
 	}
@@ -87,11 +88,7 @@ func adviseGroup(e Engine, err error) error {
 	if err == nil || e.Driver != docker.Name || !strings.Contains(err.Error(), denied) {
 		return err
 	}
-	name := strconv.Itoa(os.Geteuid())
-	if listed, err := user.LookupId(name); err == nil {
-		name = listed.Username
-	}
-	return fmt.Errorf("%w: user %s is not in the group of its socket (SupplementaryGroups= of a service do not count here); sudo usermod --append --groups docker %[2]s adds it, which gives it all rights on this host", err, name)
+	return fmt.Errorf("%w: user %s is not in the group of its socket (SupplementaryGroups= of a service do not count here); sudo usermod --append --groups docker %[2]s adds it, which gives it all rights on this host", err, datadir.UserName(os.Geteuid()))
 }
 
 // OpenAdmin opens an engine beside the Drover that uses it.

@@ -4,45 +4,34 @@
 package kubeconfig
 
 import (
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"reflect"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-)
 
-// maxSize limits what is read of another user's kubeconfig, in bytes.
-const maxSize = 1 << 20
+	"cloudnative.tw/drover/standalone/internal/datadir"
+)
 
 // ForRoot returns a path at which root may read a kubeconfig. One that another user could
 // change is checked and then read from memory, where it stays what was checked: it could
 // name programs for root to run, or files for root to send away.
 func ForRoot(path string) (string, error) {
-	resolved, err := filepath.EvalSymlinks(path)
+	owner, _, err := datadir.Owner(path)
+	if err != nil || owner == 0 {
+		return path, err
+	}
+	content, info, err := datadir.Read(path)
+	if err == nil && datadir.OwnerOf(info) != owner {
+		err = fmt.Errorf("%s is another user's than just before", path)
+	}
 	if err != nil {
 		return "", err
 	}
-	if onlyRootWrites(resolved) {
-		return resolved, nil
-	}
-	content, err := readRegular(path)
+	plain, err := parseInline(path, content)
 	if err != nil {
-		return "", err
-	}
-	config, err := clientcmd.Load(content)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
-	}
-	plain, err := copyInline(config)
-	if err != nil {
-		return "", fmt.Errorf("%s belongs to another user, and %w: choose it by KUBECONFIG if root may use that", path, err)
+		return "", fmt.Errorf("%w: choose it by KUBECONFIG if root may use that", err)
 	}
 	if content, err = clientcmd.Write(*plain); err != nil {
 		return "", err
@@ -50,36 +39,16 @@ func ForRoot(path string) (string, error) {
 	return keepInMemory(content)
 }
 
-// onlyRootWrites reports whether a path without symbolic links, and all folders above it, are
-// root's.
-func onlyRootWrites(path string) bool {
-	for {
-		var stat syscall.Stat_t
-		if err := syscall.Lstat(path, &stat); err != nil || stat.Uid != 0 {
-			return false
-		}
-		if path == filepath.Dir(path) {
-			return true
-		}
-		path = filepath.Dir(path)
+// parseInline returns a kubeconfig that names no program, file or proxy, and else an error.
+func parseInline(path string, content []byte) (*clientcmdapi.Config, error) {
+	config, err := clientcmd.Load(content)
+	if err == nil {
+		config, err = copyInline(config)
 	}
-}
-
-// readRegular reads a file that is no link to another one, and no pipe that blocks.
-func readRegular(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0) //nolint:gosec // the data dir's
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: "read", Path: path, Err: errors.New("no regular file")}
-	}
-	return io.ReadAll(io.LimitReader(f, maxSize))
+	return config, nil
 }
 
 // copyInline returns the fields of a kubeconfig that name no program, file or proxy, and an

@@ -6,16 +6,12 @@
 package kubeconfig
 
 import (
-	"fmt"
-	"maps"
-	"os"
-	"slices"
-
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
 
@@ -25,7 +21,7 @@ const name = "drover"
 // WriteForPeople embeds the certificate in the file, so that it can be copied. It must
 // be called again when the certificate is renewed.
 func WriteForPeople(path, url, caFile, certFile string) error {
-	ca, err := os.ReadFile(caFile) //nolint:gosec // The caller chose the file.
+	ca, _, err := datadir.Read(caFile)
 	if err != nil {
 		return err
 	}
@@ -46,23 +42,15 @@ func WriteForPrograms(path, url, caFile, certFile string) error {
 		&clientcmdapi.AuthInfo{ClientCertificate: certFile, ClientKey: certFile})
 }
 
-// Read returns the connection of a kubeconfig that this package has written. It refuses one
-// that names a program or a plugin to log in with, and never falls back to another cluster.
+// Read returns the connection of a kubeconfig for people that this package has written. It refuses
+// one that names a program, a file or a proxy, and never falls back to another cluster.
 func Read(path string) (*rest.Config, error) {
-	config, err := clientcmd.LoadFromFile(path)
+	content, _, err := datadir.Read(path)
 	if err != nil {
 		return nil, err
 	}
-	for _, user := range slices.Sorted(maps.Keys(config.AuthInfos)) {
-		switch info := config.AuthInfos[user]; {
-		case info == nil:
-		case info.Exec != nil:
-			return nil, fmt.Errorf("%s: user %q has exec, which names a program to run: only a certificate is allowed here", path, user)
-		case info.AuthProvider != nil:
-			return nil, fmt.Errorf("%s: user %q has auth-provider: only a certificate is allowed here", path, user)
-		}
-	}
-	if err := clientcmd.ResolveLocalPaths(config); err != nil {
+	config, err := parseInline(path, content)
+	if err != nil {
 		return nil, err
 	}
 	return clientcmd.NewDefaultClientConfig(*config, &clientcmd.ConfigOverrides{}).ClientConfig()

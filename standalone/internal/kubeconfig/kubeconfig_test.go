@@ -74,7 +74,7 @@ func TestWriteForProgramsNamesFiles(t *testing.T) {
 	}
 }
 
-// TestRead checks that the file is read, and that no program is run for one that names some.
+// TestRead checks that the file is read, and that one that names a program or a file is refused.
 func TestRead(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
 	assert.ErrorIs(t, "of no file", assert.ErrorOf(Read(path)), fs.ErrNotExist)
@@ -82,14 +82,13 @@ func TestRead(t *testing.T) {
 	if config, err := Read(path); err != nil || config.Host != url || len(config.CertData) == 0 || len(config.CAData) == 0 {
 		t.Errorf("got %+v, %v", config, err)
 	}
-	for says, user := range map[string]*clientcmdapi.AuthInfo{
-		"has exec":          {Exec: &clientcmdapi.ExecConfig{Command: "/bin/false", APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}},
-		"has auth-provider": {AuthProvider: &clientcmdapi.AuthProviderConfig{Name: "oidc"}},
+	for name, user := range map[string]*clientcmdapi.AuthInfo{
+		"exec":          {Exec: &clientcmdapi.ExecConfig{Command: "/bin/false", APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}},
+		"auth-provider": {AuthProvider: &clientcmdapi.AuthProviderConfig{Name: "oidc"}},
+		"a file":        {TokenFile: "/dev/zero"},
 	} {
 		assert.NoError(t, writeConfig(path, &clientcmdapi.Cluster{Server: url}, user))
-		if config, err := Read(path); err == nil || !strings.Contains(err.Error(), path+`: user "drover" `+says) {
-			t.Errorf("%s: got %+v, %v", says, config, err)
-		}
+		assert.ErrorSays(t, name, assert.ErrorOf(Read(path)), path+`: its user "drover" names a program`)
 	}
 	assert.NoError(t, os.WriteFile(path, nil, 0o600))
 	if config, err := Read(path); err == nil {
@@ -155,7 +154,9 @@ func TestForRootRefusesLinks(t *testing.T) {
 	user, dir := framework.PlainUser(t), t.TempDir()
 	target, link, pipe := filepath.Join(t.TempDir(), "target"), filepath.Join(dir, "link"), filepath.Join(dir, "pipe")
 	assert.NoError(t, errors.Join(os.WriteFile(target, nil, 0o600), os.Symlink(target, link), unix.Mkfifo(pipe, 0o600), os.Lchown(target, int(user.Uid), -1), framework.ChownAll(dir, user)))
-	for _, path := range []string{link, pipe} {
+	folder, own := filepath.Join(dir, "folder"), filepath.Join(t.TempDir(), "kubeconfig")
+	assert.NoError(t, errors.Join(os.WriteFile(own, []byte("{}"), 0o600), os.Symlink(filepath.Dir(own), folder), os.Lchown(folder, int(user.Uid), -1)))
+	for _, path := range []string{link, pipe, filepath.Join(folder, "kubeconfig")} {
 		if got, err := ForRoot(path); err == nil {
 			t.Errorf("%s: got %q", path, got)
 		}

@@ -7,9 +7,10 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"os"
 	"path/filepath"
 	"time"
+
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
 // Certificate is a certificate of a store as it is now.
@@ -40,7 +41,7 @@ func (s *Store) Inspect() []Certificate {
 
 func (s *Store) readPair(file string) (*pair, error) {
 	path := filepath.Join(s.Dir, file)
-	data, err := os.ReadFile(path) //nolint:gosec // A file of our own store.
+	data, _, err := datadir.Read(path)
 	if err != nil {
 		return nil, err
 	}

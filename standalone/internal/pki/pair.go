@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
 // pair is a certificate and its key.
@@ -182,7 +183,7 @@ func loadKey(path string) (*ecdsa.PrivateKey, error) {
 // readPrivate reads a file of secrets and makes it private, in case it was copied here
 // carelessly.
 func readPrivate(path string) ([]byte, error) {
-	data, err := os.ReadFile(path) //nolint:gosec // A file of our own store.
+	data, _, err := datadir.Read(path)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@
 package program
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,12 +29,12 @@ import (
 // commandEnv has the command line that the test program runs instead of its tests.
 const commandEnv = "DROVER_TEST_COMMAND"
 
-// TestRunCommand runs a command in the process that runCommand starts: a process
+// TestRunCommand runs a command in the process that newCommand starts: a process
 // that has become another user stays so.
 func TestRunCommand(t *testing.T) {
 	line := os.Getenv(commandEnv)
 	if line == "" {
-		t.Skip("runCommand runs this")
+		t.Skip("newCommand runs this")
 	}
 	defer func() { fmt.Println("user:", os.Geteuid()) }()
 	if args, is := strings.CutPrefix(line, "kubectl "); is {
@@ -114,10 +115,15 @@ func makeDataDir(t *testing.T, dir datadir.Layout, config string, user *syscall.
 // runCommand runs a command in a process of its own, and returns its output.
 func runCommand(t *testing.T, dir datadir.Layout, line string) string {
 	t.Helper()
+	out, _ := newCommand(t, dir, line).CombinedOutput()
+	return string(out)
+}
+
+func newCommand(t *testing.T, dir datadir.Layout, line string) *exec.Cmd {
+	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRunCommand$")
 	cmd.Env = append(os.Environ(), commandEnv+"="+line, "DROVER_DATA_DIR="+string(dir), "KUBECONFIG=")
-	out, _ := cmd.CombinedOutput()
-	return string(out)
+	return cmd
 }
 
 // othersDir is a data dir of a plain user, whose QEMU records the users that run it.
@@ -221,6 +227,97 @@ func TestDockerOfService(t *testing.T) {
 	for _, line := range []string{"purge --yes", "retained list"} {
 		if out := runCommand(t, dir, line); !strings.Contains(out, "sudo usermod --append --groups docker ") {
 			t.Errorf("%s printed\n%s", line, out)
+		}
+	}
+}
+
+// changingCommands are commands that root runs on a data dir, which it must not be led away from.
+var changingCommands = []string{"purge --yes --data", "machines shutdown", "image prune", "status", "orphans list", "retained list", "doctor"}
+
+// TestLedAstray checks that root acts on no data dir to which another user's link leads, such as
+// that of root's own installation.
+func TestLedAstray(t *testing.T) {
+	base, user := framework.PublicDir(t), framework.PlainUser(t)
+	home, own := filepath.Join(base, "home"), datadir.Layout(filepath.Join(t.TempDir(), "own"))
+	opened, err := datadir.Open(string(own))
+	assert.NoError(t, errors.Join(err, opened.SetClusterID("c"), opened.Close(), os.WriteFile(own.Engines(), []byte("[]"), 0o600), os.Mkdir(home, 0o755)))
+	for name, target := range map[string]string{"data": string(own), "above": filepath.Dir(string(own))} {
+		assert.NoError(t, os.Symlink(target, filepath.Join(home, name)))
+	}
+	assert.NoError(t, framework.ChownAll(home, user))
+	for _, path := range []string{filepath.Join(home, "data"), filepath.Join(home, "above", "own")} {
+		for _, line := range changingCommands {
+			if out := runCommand(t, datadir.Layout(path), line); !strings.Contains(out, "is a symbolic link that others than root can change") {
+				t.Errorf("%s of %s printed\n%s", line, path, out)
+			}
+		}
+	}
+	for _, path := range []string{own.Etcd(), own.Run(), own.Engines()} {
+		assert.NoError(t, assert.ErrorOf(os.Stat(path)))
+	}
+}
+
+// TestLedAstrayMeanwhile checks that what a user does to the path of a data dir while root is
+// asked does root's folders no harm.
+func TestLedAstrayMeanwhile(t *testing.T) {
+	base, user := framework.PublicDir(t), framework.PlainUser(t)
+	home, own := filepath.Join(base, "home"), datadir.Layout(filepath.Join(t.TempDir(), "own"))
+	dir := datadir.Layout(filepath.Join(home, "data"))
+	opened, err := datadir.Open(string(own))
+	assert.NoError(t, errors.Join(err, opened.Close(), os.Mkdir(home, 0o755)))
+	makeDataDir(t, dir, "", user)
+	assert.NoError(t, framework.ChownAll(home, user))
+	cmd := newCommand(t, dir, "purge --data")
+	in, err := cmd.StdinPipe()
+	assert.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	assert.NoError(t, errors.Join(err, cmd.Start()))
+	asked := bufio.NewReader(out)
+	question, err := asked.ReadString('?')
+	assert.NoError(t, errors.Join(err, os.Rename(string(dir), filepath.Join(home, "aside")), os.Symlink(string(own), string(dir))))
+	_, err = io.WriteString(in, "y\n")
+	assert.NoError(t, errors.Join(err, in.Close()))
+	rest, err := io.ReadAll(asked)
+	assert.NoError(t, errors.Join(err, cmd.Wait()))
+	if !strings.Contains(question, "Remove ") || !strings.Contains(string(rest), fmt.Sprintf("user: %d", user.Uid)) {
+		t.Errorf("it printed %s%s", question, rest)
+	}
+	for _, path := range []string{own.Etcd(), own.Run()} {
+		assert.NoError(t, assert.ErrorOf(os.Stat(path)))
+	}
+}
+
+// TestOthersPrograms checks that a check by root runs no program that the owner of the data dir
+// can change, and says so.
+func TestOthersPrograms(t *testing.T) {
+	d := makeOthersDir(t)
+	program := filepath.Join(filepath.Dir(string(d.Layout)), "qemu")
+	assert.NoError(t, os.Chown(program, int(d.user.Uid), -1))
+	out, users := d.run(t, "doctor")
+	if want := fmt.Sprintf("%s belongs to user %d", program, d.user.Uid); users != "" || !strings.Contains(strings.Join(strings.Fields(out), " "), "root does not run "+program+": "+want) {
+		t.Errorf("it was run by %q, and the doctor does not say %q:\n%s", users, want, out)
+	}
+}
+
+// TestPipesAndDevices checks that files of a data dir neither delay root's commands nor fill
+// their memory.
+func TestPipesAndDevices(t *testing.T) {
+	user := framework.PlainUser(t)
+	for name, place := range map[string]func(path string) error{
+		"pipe":   func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"device": func(path string) error { return os.Symlink("/dev/zero", path) },
+	} {
+		for _, file := range []string{"cluster-id", "engines.json", "lock"} {
+			dir := datadir.Layout(filepath.Join(framework.PublicDir(t), "data"))
+			makeDataDir(t, dir, "", user)
+			for path, content := range map[string]string{dir.Engines(): "[]", filepath.Join(string(dir), "cluster-id"): "c"} {
+				assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+			}
+			path := filepath.Join(string(dir), file)
+			assert.NoError(t, errors.Join(os.RemoveAll(path), place(path), framework.ChownAll(string(dir), user)))
+			if out := runCommand(t, dir, "purge --yes --data"); !strings.Contains(out, path) || !strings.Contains(out, "not a regular file") {
+				t.Errorf("%s as %s: it printed\n%s", name, file, out)
+			}
 		}
 	}
 }

@@ -55,7 +55,7 @@ func TestSettings(t *testing.T) {
 	t.Setenv("DROVER_BIND_ADDRESS", "::1")
 	t.Setenv("DOCKER_HOST", "")
 	t.Setenv("LD_PRELOAD", "")
-	h := doctor.NewHost(t.Context(), datadir.Layout(t.TempDir()), "v1", clock.RealClock{})
+	h := doctor.NewHost(datadir.Layout(t.TempDir()), "v1", clock.RealClock{})
 	s, err := settingsOf(h)
 	if err != nil || s.VMDriver != "fake" || s.BindAddress != "::1" || s.QEMU.Dir != string(h.Layout)+"/drivers/qemu" || s.QEMU.Binary != qemu.DefaultBinary {
 		t.Errorf("before the first run: %+v, %v", s, err)

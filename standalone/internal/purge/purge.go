@@ -19,6 +19,7 @@ import (
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
 const (
@@ -66,7 +67,7 @@ func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
 	defer cancel()
 	all, seen := &Found{}, map[driver.Target]error{}
 	for _, e := range engines {
-		servers, err := e.Engine.List(ctx)
+		servers, err := datadir.Within(listTimeout, "no answer", func() ([]driver.Server, error) { return e.Engine.List(ctx) })
 		if err != nil {
 			return nil, fmt.Errorf("driver %s cannot list its servers: %w", e.Name, err)
 		}

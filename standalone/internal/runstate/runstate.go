@@ -11,17 +11,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
@@ -65,49 +64,25 @@ const (
 // EngineVariables are the variables that decide which engine is used.
 var EngineVariables = []string{"DOCKER_HOST", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "DOCKER_API_VERSION"}
 
-// maxSize prevents a file that is none of ours from being read into memory.
-const maxSize = 1 << 20
-
 // Read reads the file. It returns nil if there is none, as with an older version. It refuses
 // a file that another user may have written, since its settings name programs to run.
 func Read(path string) (*State, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // its owner is checked below, and no FIFO delays this
+	content, info, err := datadir.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no file.
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = file.Close() }()
-	if err := check(file); err != nil {
-		return nil, err
-	}
-	content, err := io.ReadAll(io.LimitReader(file, maxSize))
-	if err != nil {
-		return nil, err
+	const writable = 0o022
+	if owner := datadir.OwnerOf(info); owner != 0 && owner != os.Geteuid() || info.Mode().Perm()&writable != 0 {
+		return nil, fmt.Errorf("%s is not read: another user owns it, or may write to it", path)
 	}
 	s := &State{}
 	if err := json.Unmarshal(content, s); err != nil {
 		return nil, fmt.Errorf("%s is damaged: %w", path, err)
 	}
 	return s, nil
-}
-
-// check looks at the file that was opened, which cannot be replaced any more.
-func check(file *os.File) error {
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxSize {
-		return fmt.Errorf("%s is not a regular file of at most %d bytes", file.Name(), maxSize)
-	}
-	const writable = 0o022
-	stat, is := info.Sys().(*syscall.Stat_t)
-	if !is || stat.Uid != 0 && int(stat.Uid) != os.Geteuid() || info.Mode().Perm()&writable != 0 {
-		return fmt.Errorf("%s is not read: another user owns it, or may write to it", file.Name())
-	}
-	return nil
 }
 
 // Recorder writes the file whenever something changes. It implements supervisor.Observer.

@@ -207,7 +207,7 @@ func answer(text string) http.HandlerFunc {
 // gather reads the status as the command does.
 func gather(t *testing.T, path string) *Status {
 	t.Helper()
-	h := doctor.NewHost(t.Context(), datadir.Layout(path), "v1", clock.RealClock{})
+	h := doctor.NewHost(datadir.Layout(path), "v1", clock.RealClock{})
 	s, err := Gather(t.Context(), h)
 	assert.NoError(t, err)
 	if _, err := json.Marshal(s); err != nil {

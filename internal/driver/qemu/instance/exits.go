@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
 )
@@ -99,7 +100,7 @@ func (inst *Instance) writeExit(exit driver.Exit) (driver.Exit, error) {
 // readExit returns how the run ended, nil where none is recorded. A file damaged by a
 // power cut shows only that there was an exit.
 func (inst *Instance) readExit() (*driver.Exit, error) {
-	content, err := os.ReadFile(inst.ExitFile())
+	content, info, err := atomicfile.Read(inst.ExitFile(), maxFileSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no exit.
 	}
@@ -109,10 +110,6 @@ func (inst *Instance) readExit() (*driver.Exit, error) {
 	var exit driver.Exit
 	if json.Unmarshal(content, &exit) == nil && exit.Reason != "" {
 		return &exit, nil
-	}
-	info, err := os.Stat(inst.ExitFile())
-	if err != nil {
-		return nil, err
 	}
 	return &driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: info.ModTime()}, nil
 }

@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
@@ -37,6 +38,9 @@ const (
 	RootDiskFile = "root.qcow2"
 	OldRootFile  = "root.old.qcow2"
 )
+
+// maxFileSize is more than a record or an exit has: objects in etcd are smaller.
+const maxFileSize = 4 << 20
 
 // Instance is one server: its directory and machine, its record, and what was observed of
 // it.
@@ -138,7 +142,7 @@ func (inst *Instance) mayExist() bool {
 // where there is no directory: a server that cannot be read is not gone.
 func (inst *Instance) Load() (*Instance, error) {
 	s := inst.Host.InstanceAt(inst.Path)
-	content, err := os.ReadFile(inst.File(RecordFile))
+	content, _, err := atomicfile.Read(inst.File(RecordFile), maxFileSize)
 	if err != nil {
 		return s, inst.ClassifyReadError(err)
 	}
