@@ -167,6 +167,7 @@ func TestExplainRetries(t *testing.T) {
 	u := newUser(t)
 	u.createFailing()
 	u.waitForFailures()
+	environment.WaitForEvent(t, u.get(failing), api.ReasonOperationFailed) // it is sent later than the status
 	r := u.run("explain", failing)
 	want(t, r.out, "out of luck", "Drover has been creating the server for", "times in a row.", "Condition Ready has been False for", "What to do:", "Last events:")
 	if r.code != 1 && r.code != 2 { // 2 after many failures

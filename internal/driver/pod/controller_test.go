@@ -51,15 +51,15 @@ type vm struct {
 	uid  types.UID
 }
 
-func (w *world) createVM(t *testing.T, name, spec string) *vm {
+func (w *world) createVM(t *testing.T, spec string) *vm {
 	t.Helper()
-	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "cloudnative.tw/v1alpha1", "kind": "VirtualMachine", "metadata": map[string]any{"name": name}}}
+	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "cloudnative.tw/v1alpha1", "kind": "VirtualMachine", "metadata": map[string]any{"name": "web"}}}
 	var fields map[string]any
 	assert.NoError(t, json.Unmarshal([]byte(spec), &fields))
 	o.Object["spec"] = fields
 	created, err := w.vms.Create(t.Context(), o, metav1.CreateOptions{})
 	assert.NoError(t, err)
-	return &vm{w, name, created.GetUID()}
+	return &vm{w, created.GetName(), created.GetUID()}
 }
 
 // change merges a patch into the spec.
@@ -111,7 +111,7 @@ func TestController(t *testing.T) {
 func testLife(t *testing.T, w *world) {
 	n := w.newNode(t)
 	framework.BuildLinuxGuest(t, n.image)
-	v := w.createVM(t, "web", `{
+	v := w.createVM(t, `{
 		"driver": "pod", "evictionPolicy": "Block", "deletionPolicy": "Retain", "storageClassName": "growing",
 		"image": {"source": "oci://registry.example/guest:1", "kernel": {"source": "/vmlinuz", "initrd": "/initrd", "cmdline": "console=ttyS0 quiet panic=-1"}},
 		"resource": {"cpu": "1", "memory": "256Mi", "rootDisk": "2Mi"}, "volumes": [{"name": "data", "size": "2Mi"}],
@@ -176,7 +176,7 @@ func (w *world) wantNoWarnings(t *testing.T) {
 
 // testEvents checks the events of a VirtualMachine from its creation over a drain to a stop.
 func testEvents(t *testing.T, w *world) {
-	v := w.createVM(t, "web", `{
+	v := w.createVM(t, `{
 		"driver": "pod", "storageClassName": "growing", "image": {"source": "oci://registry.example/boot:1", "pullPolicy": "Never"},
 		"resource": {"cpu": "1", "memory": "256Mi", "rootDisk": "2Mi"}
 	}`)
@@ -229,7 +229,7 @@ func testRestarts(t *testing.T, w *world) {
 			return begin(p)
 		}
 	})
-	v := w.createVM(t, "web", `{
+	v := w.createVM(t, `{
 		"driver": "pod", "ephemeral": true, "image": {"source": "oci://registry.example/boot:1", "pullPolicy": "Never"},
 		"resource": {"cpu": "1", "memory": "256Mi"}
 	}`)

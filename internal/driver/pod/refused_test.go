@@ -127,7 +127,7 @@ func TestSecretThatIsTaken(t *testing.T) {
 func testChangedPods(t *testing.T, w *world) {
 	t.Helper()
 	restore := w.renamePorts(t)
-	v := w.createVM(t, "web", `{"driver": "pod", "storageClassName": "growing", "image": {"source": "oci://registry.example/boot:1"},
+	v := w.createVM(t, `{"driver": "pod", "storageClassName": "growing", "image": {"source": "oci://registry.example/boot:1"},
 		"resource": {"cpu": "1", "memory": "32Mi", "rootDisk": "1Mi"}, "ports": [{"name": "http", "port": 80}]}`)
 	assert.Eventually(t, "the status says what was changed", func(t testing.TB) error {
 		o, err := w.vms.Get(t.Context(), v.name, metav1.GetOptions{})

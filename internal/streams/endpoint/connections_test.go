@@ -67,15 +67,15 @@ func (c *crowd) request(conn net.Conn, header string) (*tls.Conn, int) {
 	c.t.Cleanup(func() { _ = secured.Close() })
 	_, err := fmt.Fprintf(secured, "GET / HTTP/1.1\r\nHost: x\r\n%s\r\n", header)
 	assert.NoError(c.t, err)
-	response, err := http.ReadResponse(bufio.NewReader(secured), nil)
+	response, err := http.ReadResponse(bufio.NewReader(secured), nil) //nolint:bodyclose // it goes on while the stream does
 	assert.NoError(c.t, err)
 	return secured, response.StatusCode
 }
 
 // open opens a stream of a user.
-func (c *crowd) open(from, user string) (conn *tls.Conn, status int) {
+func (c *crowd) open(user string) (conn *tls.Conn, status int) {
 	c.t.Helper()
-	return c.request(c.connect(from), "Authorization: Bearer "+user+"\r\n")
+	return c.request(c.connect("127.0.0.1"), "Authorization: Bearer "+user+"\r\n")
 }
 
 // waitForStrangers waits until the endpoint has so many connections of strangers.
@@ -129,14 +129,14 @@ func TestConnectionsOfStrangers(t *testing.T) {
 		}
 	}
 	flood()
-	before, status := c.open("127.0.0.1", "ann")
+	before, status := c.open("ann")
 	if status != http.StatusOK {
 		t.Fatalf("a user among strangers is answered %d", status)
 	}
 	flood()
 	c.waitForEnd("the oldest connection of a stranger", silent[0])
 	c.waitForStrangers(c.all.maxStrangers)
-	if _, status := c.open("127.0.0.1", "ann"); status != http.StatusOK {
+	if _, status := c.open("ann"); status != http.StatusOK {
 		t.Errorf("a user among strangers is answered %d", status)
 	}
 	if !isOpen(before) {
@@ -185,7 +185,7 @@ func TestConnectionsOfUsers(t *testing.T) {
 	c := newCrowd(t, &connections{maxStrangers: 4, maxUsers: 3, maxPerUser: 2})
 	open := func(user string, want int) *tls.Conn {
 		t.Helper()
-		conn, status := c.open("127.0.0.1", user)
+		conn, status := c.open(user)
 		if status != want {
 			t.Errorf("%s is answered %d, want %d", user, status, want)
 		}
@@ -198,7 +198,7 @@ func TestConnectionsOfUsers(t *testing.T) {
 	open("eve", http.StatusTooManyRequests)
 	_ = first.Close()
 	assert.Eventually(t, "there is a place", func(testing.TB) error {
-		if _, status := c.open("127.0.0.1", "eve"); status != http.StatusOK {
+		if _, status := c.open("eve"); status != http.StatusOK {
 			return fmt.Errorf("the answer is %d", status)
 		}
 		return nil

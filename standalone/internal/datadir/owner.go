@@ -101,7 +101,7 @@ func groupsOf(uid, ofFolder int) (gid int, all []int, err error) {
 		return 0, nil, errors.New("the host does not list that user, and the folder's group is root's: give it another group")
 	}
 	if err != nil {
-		return ofFolder, []int{ofFolder}, nil
+		return ofFolder, []int{ofFolder}, nil //nolint:nilerr // The host does not list that user.
 	}
 	all = []int{gid}
 	ids, _ := listed.GroupIds()

@@ -57,9 +57,20 @@ func TestOwner(t *testing.T) {
 		uid  uint32
 		mode uint32
 	}{
-		{"root", 0, 0o755}, {"root/in", 0, 0o700}, {"all", 0, 0o777}, {"all/in", 0, 0o700}, {"group", 0, 0o775},
-		{"sticky", 0, 0o1777}, {"sticky/in", 0, 0o700}, {"sticky/alice", alice, 0o700}, {"shared", alice, 0o770}, {"shared/in", alice, 0o700},
-		{"root/alice", alice, 0o700}, {"root/alice/in", alice, 0o755}, {"root/alice/bob", bob, 0o755}, {"root/alice/root", 0, 0o755},
+		{"root", 0, 0o755},
+		{"root/in", 0, 0o700},
+		{"all", 0, 0o777},
+		{"all/in", 0, 0o700},
+		{"group", 0, 0o775},
+		{"sticky", 0, 0o1777},
+		{"sticky/in", 0, 0o700},
+		{"sticky/alice", alice, 0o700},
+		{"shared", alice, 0o770},
+		{"shared/in", alice, 0o700},
+		{"root/alice", alice, 0o700},
+		{"root/alice/in", alice, 0o755},
+		{"root/alice/bob", bob, 0o755},
+		{"root/alice/root", 0, 0o755},
 	} {
 		f.add(made.name, made.uid, made.mode)
 	}
@@ -97,7 +108,7 @@ func TestOwner(t *testing.T) {
 		uid, _, err := Owner(f.at(name))
 		if want.says != "" {
 			assert.ErrorSays(t, name, err, want.says)
-		} else if err != nil || uint32(uid) != want.uid {
+		} else if err != nil || uid != int(want.uid) {
 			t.Errorf("%s: got %d, %v; want %d", name, uid, err, want.uid)
 		}
 	}

@@ -85,7 +85,7 @@ func TestRead(t *testing.T) {
 	for name, user := range map[string]*clientcmdapi.AuthInfo{
 		"exec":          {Exec: &clientcmdapi.ExecConfig{Command: "/bin/false", APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}},
 		"auth-provider": {AuthProvider: &clientcmdapi.AuthProviderConfig{Name: "oidc"}},
-		"a file":        {TokenFile: "/dev/zero"},
+		"a file":        {TokenFile: "/dev/zero"}, //nolint:gosec // no secret
 	} {
 		assert.NoError(t, writeConfig(path, &clientcmdapi.Cluster{Server: url}, user))
 		assert.ErrorSays(t, name, assert.ErrorOf(Read(path)), path+`: its user "drover" names a program`)

@@ -127,7 +127,7 @@ func (s *Status) printComponents(text *bytes.Buffer, now time.Time) {
 		if c.State == runstate.StateWaiting {
 			since = "-"
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", printable.Line(c.Name), printable.Line(string(c.State)), since)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", printable.Line(c.Name), printable.Line(c.State), since)
 	}
 	_ = table.Flush()
 }
