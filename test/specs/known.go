@@ -49,22 +49,27 @@ const (
 
 // KnownFor returns what is known for a driver, and an image that it has.
 func KnownFor(driver, image string) Known {
-	source := Values{Valid: []any{image}}
+	hidden := []any{"a\x1b[2J", "a\u202eb"} // which a terminal would obey
+	source, file := Values{Valid: []any{image}, Invalid: hidden}, Values{Valid: []any{"/boot/file"}, Invalid: hidden}
 	digest := "sha256:" + strings.Repeat("0", 64)
 	values := map[string]Values{
-		"driver":                        {Valid: []any{driver}, Alone: true},
-		"resource{cpu}":                 {Valid: []any{1, "10m", "0.5", 4096}, Real: 3, Invalid: []any{"9m", 4097, "x", -1, nil}},
-		"resource{memory}":              {Valid: []any{"32Mi", "48Mi", "6Mi", "64Ti"}, Real: 2, Invalid: []any{"5Mi", "65Ti", "x", 0, nil}},
-		"resource{rootDisk}":            {Valid: []any{"2Mi", "3Mi", "1Mi", "1Pi"}, Real: 2, Invalid: []any{"1Ki", "2Pi", "x", 0}},
-		"volumes[].size":                {Valid: []any{"2Mi", "3Mi", "1Mi", "1Pi"}, Real: 2, Invalid: []any{"1Ki", "2Pi", "x", 0}},
-		"ports[].hostIP":                {Valid: []any{"127.0.0.1", "", "::1"}, Real: 2, Invalid: []any{"localhost", "1.2.3", "::1%lo"}},
-		"image.source":                  source,
-		"volumes[].source.image.source": source,
-		"image.checksum":                {Valid: []any{digest}},
-		"userData.secretKeyRef.name":    {Valid: []any{secretName}},
-		"userData.secretKeyRef.key":     {Valid: []any{secretKey}},
-		"networkData.secretKeyRef.name": {Valid: []any{secretName}},
-		"networkData.secretKeyRef.key":  {Valid: []any{secretKey}},
+		"driver":                               {Valid: []any{driver}, Alone: true},
+		"resource{cpu}":                        {Valid: []any{1, "10m", "0.5", 4096}, Real: 3, Invalid: []any{"9m", 4097, "x", -1, nil}},
+		"resource{memory}":                     {Valid: []any{"32Mi", "48Mi", "6Mi", "64Ti"}, Real: 2, Invalid: []any{"5Mi", "65Ti", "x", 0, nil}},
+		"resource{rootDisk}":                   {Valid: []any{"2Mi", "3Mi", "1Mi", "1Pi"}, Real: 2, Invalid: []any{"1Ki", "2Pi", "x", 0}},
+		"volumes[].size":                       {Valid: []any{"2Mi", "3Mi", "1Mi", "1Pi"}, Real: 2, Invalid: []any{"1Ki", "2Pi", "x", 0}},
+		"ports[].hostIP":                       {Valid: []any{"127.0.0.1", "", "::1"}, Real: 2, Invalid: []any{"localhost", "1.2.3", "::1%lo"}},
+		"image.source":                         source,
+		"volumes[].source.image.source":        source,
+		"image.kernel.source":                  file,
+		"image.kernel.initrd":                  file,
+		"volumes[].source.image.kernel.source": file,
+		"volumes[].source.image.kernel.initrd": file,
+		"image.checksum":                       {Valid: []any{digest}},
+		"userData.secretKeyRef.name":           {Valid: []any{secretName}},
+		"userData.secretKeyRef.key":            {Valid: []any{secretKey}},
+		"networkData.secretKeyRef.name":        {Valid: []any{secretName}},
+		"networkData.secretKeyRef.key":         {Valid: []any{secretKey}},
 	}
 	known := Known{
 		Values: values,

@@ -78,37 +78,23 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
-// TestFlood checks that a client who tries one token after another causes few requests to the
-// API server, and keeps none of other addresses away.
+// TestFlood checks that a client who tries one token after another keeps no user away, at the same
+// address either: it may be that of a proxy.
 func TestFlood(t *testing.T) {
 	t.Parallel()
 	s := endpoint
-	reviews := func() float64 {
-		return s.ReadAPIMetrics(t).Sum("apiserver_request_total", "resource", "tokenreviews")
-	}
-	flooder := rest.AnonymousClientConfig(s.Config)
 	// Other tests are at 127.0.0.1, and have wrong tokens too.
-	flooder.Dial = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).DialContext
-	path, before, refused, began := streams.Path("default", "vm", streams.Log), reviews(), 0, time.Now()
-	for i := range 500 {
+	dial := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).DialContext
+	flooder, user := rest.AnonymousClientConfig(s.Config), rest.CopyConfig(s.Config)
+	flooder.Dial, user.Dial = dial, dial
+	for i := range 100 {
 		flooder.BearerToken = fmt.Sprintf("no.token.%d", i)
-		switch response := s.get(t, s.at(flooder), path); response.StatusCode { //nolint:bodyclose // it is closed
-		case http.StatusTooManyRequests:
-			refused++
-			if response.Header.Get("Retry-After") == "" {
-				t.Error("it is not said when to try again")
-			}
-		case http.StatusUnauthorized:
-		default:
+		response := s.get(t, s.at(flooder), streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
+		if response.StatusCode != http.StatusUnauthorized {
 			t.Fatalf("a wrong token is answered %d", response.StatusCode)
 		}
 	}
-	allowed := 200 + int(time.Since(began).Seconds()) // an address gets one a second, and other tests ask, too
-	if asked := int(reviews() - before); refused < 500-allowed || asked > allowed {
-		t.Errorf("of 500 requests %d were refused, and %d reviews were asked for, want %d at most", refused, asked, allowed)
-	}
-	namespace := s.createVM(t)
-	if code, text := s.open(t, s.Config, namespace, streams.Log); code != http.StatusOK {
+	if code, text := s.open(t, user, s.createVM(t), streams.Log); code != http.StatusOK {
 		t.Errorf("a user is answered %d: %s", code, text)
 	}
 }

@@ -13,12 +13,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"k8s.io/client-go/rest"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -107,6 +109,15 @@ func (s *server) startController() (stop func() error, err error) {
 		var err error
 		controller, err = start()
 		return err
+	}
+	if err == nil {
+		err = assert.Poll(context.Background(), "the endpoint listens", func() error {
+			conn, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", address)
+			if err == nil {
+				err = conn.Close()
+			}
+			return err
+		})
 	}
 	return func() error { return controller.Stop() }, err
 }
