@@ -170,13 +170,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		lose(g)
 		g.reconcile()
 		g.wantCondition(api.ConditionDeletionBlocked, "True")
-		memory.SetAvailable(true)
-		g.eventually("the other engine answers", func() bool {
-			g.clock.Step(time.Second)
-			return other.Get("x").Answer == inventory.Gone
-		})
-		g.clock.Step(policy.DeletionCheckPeriod)
-		g.reconcile()
+		g.restoreDriver(memory, other)
 		g.wantNothing()
 	})
 }
@@ -274,13 +268,7 @@ func TestDeletedCopy(t *testing.T) {
 			g.delete()
 			g.reconcile()
 			g.wantCondition(api.ConditionDeletionBlocked, "True")
-			memory.SetAvailable(true)
-			g.eventually("the other engine answers", func() bool {
-				g.clock.Step(time.Second)
-				return other.Get("x").Answer == inventory.Gone
-			})
-			g.clock.Step(policy.DeletionCheckPeriod)
-			g.reconcile()
+			g.restoreDriver(memory, other)
 			if vm := g.vm(); vm != nil {
 				t.Errorf("it is still there: %+v", vm.Status)
 			}
@@ -350,4 +338,16 @@ func TestCreationAfterAnEarlierBinding(t *testing.T) {
 	if g.engine.calls != 0 {
 		t.Error("a server was created although the engine does not say whether there is one")
 	}
+}
+
+// restoreDriver makes the engine of another driver answer again, and reconciles at the next check of a deletion.
+func (g *rig) restoreDriver(memory *fake.Memory, other *inventory.Inventory) {
+	g.t.Helper()
+	memory.SetAvailable(true)
+	g.eventually("the other engine answers", func() bool {
+		g.clock.Step(time.Second)
+		return other.Get("x").Answer == inventory.Gone
+	})
+	g.clock.Step(policy.DeletionCheckPeriod)
+	g.reconcile()
 }

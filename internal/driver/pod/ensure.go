@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -371,7 +370,7 @@ func (c *convergence) recordEnded() error {
 func (c *convergence) checkLost() error {
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	if c.Pod == nil && c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
-		return lostError(fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", c.Key))
+		return lostError(c.PodLost())
 	}
 	return lostError(c.Lost())
 }

@@ -126,27 +126,10 @@ func (s *server) endRecord(t *testing.T) string {
 // injectInit has a policy, as webhooks do, add init containers to the pods of the world.
 func (w *world) injectInit(t *testing.T) {
 	t.Helper()
-	name, policies := "init-"+w.namespace, w.kube.AdmissionregistrationV1()
-	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicies().Create(t.Context(), &admissionv1.MutatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: admissionv1.MutatingAdmissionPolicySpec{
-			ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
-			MatchConstraints: &admissionv1.MatchResources{
-				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": w.namespace}},
-				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.Create},
-					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
-				}}},
-			},
-			Mutations: []admissionv1.Mutation{{PatchType: admissionv1.PatchTypeApplyConfiguration, ApplyConfiguration: &admissionv1.ApplyConfiguration{
-				Expression: `Object{spec: Object.spec{initContainers: [
-					Object.spec.initContainers{name: "a", image: "i"}, Object.spec.initContainers{name: "b", image: "i"}]}}`,
-			}}},
-		},
-	}, metav1.CreateOptions{})))
-	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: name},
-	}, metav1.CreateOptions{})))
+	w.mutatePods(t, "init", admissionv1.Mutation{PatchType: admissionv1.PatchTypeApplyConfiguration, ApplyConfiguration: &admissionv1.ApplyConfiguration{
+		Expression: `Object{spec: Object.spec{initContainers: [
+			Object.spec.initContainers{name: "a", image: "i"}, Object.spec.initContainers{name: "b", image: "i"}]}}`,
+	}})
 	assert.Eventually(t, "the policy is in force", func(t testing.TB) error {
 		tried := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "tried"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 		p, err := w.kube.CoreV1().Pods(w.namespace).Create(t.Context(), tried, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})

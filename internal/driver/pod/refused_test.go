@@ -18,11 +18,12 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// renamePorts has the cluster rename the first port of each new pod of a world, as a webhook may, until
-// restore is called.
-func (w *world) renamePorts(t *testing.T) (restore func()) {
+// mutatePods has a policy of the cluster change each new pod of a world, as a webhook may, until it is removed. It is
+// in force some time later.
+func (w *world) mutatePods(t *testing.T, name string, by admissionv1.Mutation) (remove func()) {
 	t.Helper()
-	name, policies := "rename-"+w.namespace, w.kube.AdmissionregistrationV1()
+	name += "-" + w.namespace
+	policies := w.kube.AdmissionregistrationV1()
 	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicies().Create(t.Context(), &admissionv1.MutatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: admissionv1.MutatingAdmissionPolicySpec{
@@ -34,18 +35,28 @@ func (w *world) renamePorts(t *testing.T) (restore func()) {
 					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
 				}}},
 			},
-			Mutations: []admissionv1.Mutation{{
-				PatchType: admissionv1.PatchTypeJSONPatch,
-				JSONPatch: &admissionv1.JSONPatch{Expression: `[JSONPatch{op: "replace", path: "/spec/containers/0/ports/0/name", value: "renamed"}]`},
-			}},
+			Mutations: []admissionv1.Mutation{by},
 		},
 	}, metav1.CreateOptions{})))
 	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: name},
 	}, metav1.CreateOptions{})))
+	return func() {
+		t.Helper()
+		assert.NoError(t, policies.MutatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
+	}
+}
+
+// renamePorts has the cluster rename the first port of each new pod of a world until restore is called.
+func (w *world) renamePorts(t *testing.T) (restore func()) {
+	t.Helper()
+	remove := w.mutatePods(t, "rename", admissionv1.Mutation{
+		PatchType: admissionv1.PatchTypeJSONPatch,
+		JSONPatch: &admissionv1.JSONPatch{Expression: `[JSONPatch{op: "replace", path: "/spec/containers/0/ports/0/name", value: "renamed"}]`},
+	})
 	w.waitForPortName(t, "renamed")
 	return func() {
-		assert.NoError(t, policies.MutatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
+		remove()
 		w.waitForPortName(t, "http")
 	}
 }

@@ -29,7 +29,8 @@ func ListBindings(ctx context.Context, reader client.Reader) (all []api.Binding,
 			return fmt.Errorf("the list of VirtualMachines has a %T", object)
 		}
 		bound := policy.BindingOf(vm)
-		if bound.UID = ""; bound.EngineID != "" && !seen[bound] {
+		bound.UID = "" // all VirtualMachines of an engine count as one
+		if bound.EngineID != "" && !seen[bound] {
 			seen[bound] = true
 			all = append(all, bound)
 		}

@@ -55,7 +55,7 @@ func (i *Instance) lostEnd() *driver.Exit {
 func (i *Instance) Lost() string {
 	switch {
 	case i.isPodLost():
-		return fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", i.Key)
+		return i.PodLost()
 	case i.Pod != nil && hasLostMachine(i.Pod) && i.End() == nil:
 		return fmt.Sprintf("the kubelet of node %s has not seen the end of the machine's container in pod %s, and reports no more of it (%s)%s",
 			i.Pod.Spec.NodeName, i.Key, lostState(i.Pod), i.refusalText())
@@ -69,6 +69,11 @@ func lostState(p *corev1.Pod) string {
 		return reasonInferred
 	}
 	return "Waiting"
+}
+
+// PodLost says that the pod is gone without a proof of its end.
+func (i *Instance) PodLost() string {
+	return fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", i.Key)
 }
 
 // isPodLost reports whether the pod is gone that the PVC has recorded, without a record of its end.

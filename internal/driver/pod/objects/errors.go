@@ -51,7 +51,7 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 }
 
 // ChangedError returns the error of a pod that differs from what was asked for as soon as it is made.
-// fields are those of the spec that it does not have.
+// fields are the fields of the spec that it lacks.
 func ChangedError(pod types.NamespacedName, fields []string) error {
 	return driver.WithReason(reasonRefused, driver.Errorf(driver.ErrExhausted,
 		"the pod %s was changed while it was created, and has not the spec's %s: a webhook or policy of the cluster has to leave that as it is", pod, strings.Join(fields, ", ")))
