@@ -145,8 +145,8 @@ func TestReadIsCareful(t *testing.T) {
 
 func third[A, B any](_ A, _ B, err error) error { return err }
 
-// TestSweepIsNotDelayed checks that a pipe in a staging folder, which nobody writes to, delays
-// nobody.
+// TestSweepIsNotDelayed checks that Sweep does not block on a pipe in a staging folder that has
+// no writer.
 func TestSweepIsNotDelayed(t *testing.T) {
 	dir := t.TempDir()
 	assert.NoError(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))

@@ -15,8 +15,8 @@ import (
 // errNotRegular means that a path names a folder, a pipe, a device or a symbolic link.
 var errNotRegular = errors.New("not a regular file")
 
-// Open opens a regular file for reading, and never what a symbolic link leads to. It waits for
-// nobody, as the open of a pipe does.
+// Open opens a regular file for reading, and never what a symbolic link leads to. It does
+// not block, as opening a pipe would.
 func Open(path string) (*os.File, fs.FileInfo, error) {
 	f, err := openInPlace(path)
 	if errors.Is(err, syscall.ELOOP) {

@@ -270,8 +270,8 @@ func (c *ownWrites) doubt(old, cached *api.VirtualMachine) (doubted bool) {
 // reportedStatus identifies a status that this process has written.
 type reportedStatus struct {
 	at int64 // in microseconds, as the API has it
-	// digest is that of the status in the API's answer, and zero until there is one. Until
-	// then the time alone counts, since the API may store more or less than it was sent.
+	// digest is the digest of the status in the API's answer, and zero before the answer.
+	// Then the time alone is compared, since the API may store more or less than it was sent.
 	digest [sha256.Size]byte
 }
 

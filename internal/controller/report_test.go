@@ -429,7 +429,7 @@ func TestStatusOfALeaderBefore(t *testing.T) {
 	s.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// TestStatusChangedByHand checks that a status that someone else has changed is written anew, even
+// TestStatusChangedByHand checks that a status is repaired after someone else has changed it, even
 // if it still has the time of this process's last write.
 func TestStatusChangedByHand(t *testing.T) {
 	for name, change := range map[string]func(*api.VirtualMachineStatus){
@@ -462,7 +462,7 @@ func TestStatusChangedByHand(t *testing.T) {
 	}
 }
 
-// TestStatusChangedAtOnce checks that a status is written anew that someone changed before the API's
+// TestStatusChangedAtOnce checks that a status is repaired that someone changed before the API's
 // answer to this process's write came, and that a status that the API stores otherwise than it
 // was sent, as a webhook may have it, causes no other pass.
 func TestStatusChangedAtOnce(t *testing.T) {

@@ -788,7 +788,7 @@ func TestReleaseEnded(t *testing.T) {
 	}
 }
 
-// TestReleaseEndedOrphans checks that the driver lets go of orphans that may not be removed, once they have
+// TestReleaseEndedOrphans checks that the driver releases orphans that may not be removed, once they have
 // been without an owner often and long enough.
 func TestReleaseEndedOrphans(t *testing.T) {
 	t.Parallel()

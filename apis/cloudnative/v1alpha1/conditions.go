@@ -11,7 +11,7 @@ const (
 	// AnnotationBound is the annotation that says where the server is, as
 	// "<driver>/<engine id>/<uid>". It is written together with the finalizer and takes
 	// precedence over the spec and the flags. The status takes precedence over it. One
-	// with another UID is that of a copied object, and counts as none.
+	// with another UID came with a copied object, and is ignored.
 	AnnotationBound = "cloudnative.tw/bound"
 	// AnnotationMachineIsOff asserts that the machine of a pod, whose UID is the value, is
 	// off: docs/cluster.md says when it counts and who may set it.

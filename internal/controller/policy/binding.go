@@ -23,7 +23,7 @@ const (
 // object. The status takes precedence over the annotation, since a user's manifest
 // cannot change it, and a binding with the VirtualMachine's UID over one without,
 // as earlier versions wrote it. A binding of another UID came with a copied object
-// and counts as none. A status of an older version has only the driver, and then
+// and is ignored. A status of an older version has only the driver, and then
 // the engine's id is empty. Both are empty if nothing is known.
 func BindingOf(vm *api.VirtualMachine) api.Binding {
 	status, annotation := vm.Status.Binding, parseAnnotation(vm.Annotations[api.AnnotationBound])

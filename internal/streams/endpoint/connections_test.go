@@ -205,8 +205,8 @@ func TestConnectionsOfUsers(t *testing.T) {
 	})
 }
 
-// TestConnectionsAtDefault checks that a user has all streams of a VirtualMachine, and a quarter of
-// what there is.
+// TestConnectionsAtDefault checks that a user may have all streams of a VirtualMachine, and a quarter
+// of all places of users.
 func TestConnectionsAtDefault(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ streams, perVM, total, perUser int }{{1000, 32, 1256, 314}, {100, 100, 356, 100}} {

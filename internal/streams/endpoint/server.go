@@ -38,7 +38,7 @@ const (
 	maxHeader = 64 << 10
 	// maxStrangers is how many connections may be open whose client is not known.
 	maxStrangers = 256
-	// spareConnections are those of users that are no streams, such as lists.
+	// spareConnections are connections of users for other requests than streams, such as lists.
 	spareConnections = 256
 )
 
@@ -89,8 +89,8 @@ func New(ctx context.Context, o Options) ([]manager.Runnable, error) {
 	}}, nil
 }
 
-// newServer returns a server of which each connection has one request, so that none is open
-// without a stream or a request.
+// newServer returns a server that closes each connection after one request, so that none stays
+// open idle.
 func newServer(handler http.Handler, log logr.Logger) *http.Server {
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: headerTimeout, MaxHeaderBytes: maxHeader, ConnContext: withConnection,

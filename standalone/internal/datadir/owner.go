@@ -236,7 +236,7 @@ func (s step) checkWriters() error {
 	return nil
 }
 
-// isPrivateGroup reports whether a group is that of a user alone, which has the user's name.
+// isPrivateGroup reports whether a group is the private group of a user, which has the user's name.
 func isPrivateGroup(uid, gid int) bool {
 	owner, err := user.LookupId(strconv.Itoa(uid))
 	if err != nil || owner.Gid != strconv.Itoa(gid) {

@@ -46,8 +46,8 @@ func (f tree) link(name, target string, uid uint32) {
 	assert.NoError(f, errors.Join(os.Symlink(target, f.at(name)), os.Lchown(f.at(name), int(uid), 0)))
 }
 
-// TestOwner checks that root learns whose a path is only if nobody but that user and root can
-// change what the path names.
+// TestOwner checks that Owner fails if anybody but the owner and root can change what the path
+// names.
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	f := newTree(t)

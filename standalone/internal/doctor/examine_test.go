@@ -152,7 +152,7 @@ func makeFolders(t *testing.T) string {
 	return string(l)
 }
 
-// TestPipes checks that pipes in the place of files, which nobody writes to, delay no check.
+// TestPipes checks that no check blocks on a pipe without a writer in the place of a file.
 func TestPipes(t *testing.T) {
 	t.Parallel()
 	l := makeDataDir(t)

@@ -50,7 +50,7 @@ type VirtualMachineStatusApplyConfiguration struct {
 	Driver *string `json:"driver,omitempty"`
 	// binding is the engine that has the server. It is written with the first
 	// status and never changes. In a copy of another VirtualMachine, which has
-	// another UID, it counts as none.
+	// another UID, it is ignored.
 	Binding *BindingApplyConfiguration `json:"binding,omitempty"`
 	// server is what the driver runs.
 	Server *ServerStatusApplyConfiguration `json:"server,omitempty"`
