@@ -89,7 +89,7 @@ func TestPodThatIsChangedAtItsCreation(t *testing.T) {
 			w, s := newServer(t)
 			s.Ephemeral, s.Ports = isEphemeral, []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 			restore := w.renamePorts(t)
-			const says = "has not the spec's ports: a webhook"
+			const says = "as it was created: ports;"
 			assert.ErrorIs(t, "Ensure", assert.ErrorOf(s.ensure(t)), driver.ErrExhausted, says)
 			if _, gone := s.holds(t); gone == nil && !isEphemeral { // an ephemeral server's pod may be on a node by then
 				t.Error("the pod is left")

@@ -218,10 +218,9 @@ func (d *Dir) openFolder() error {
 		return err
 	}
 	if uid := OwnerOf(info); uid != os.Geteuid() {
-		owner := UserName(uid)
 		return fmt.Errorf(
-			"%s belongs to user %s, and this is user %s: run it as %[2]s (sudo --user %[2]s), or name another data dir with --data-dir",
-			d.Layout, owner, UserName(os.Geteuid()))
+			"%s belongs to user %s, and this is user %s: run it as that user (sudo --user %s), or name another data dir with --data-dir",
+			d.Layout, UserName(uid), UserName(os.Geteuid()), SudoUser(uid))
 	}
 	return nil
 }

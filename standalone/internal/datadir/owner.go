@@ -66,6 +66,14 @@ func UserName(id int) string {
 	return strconv.Itoa(id)
 }
 
+// SudoUser returns a user as an argument of sudo --user in a shell.
+func SudoUser(id int) string {
+	if name := UserName(id); name != strconv.Itoa(id) {
+		return name
+	}
+	return fmt.Sprintf("'#%d'", id)
+}
+
 // BecomeOwner gives up root's rights for those of the user who owns a folder: that user could
 // not read files that root writes there, and decides what is in it, such as the programs to
 // run. It refuses a folder that yet another user could replace.

@@ -135,9 +135,9 @@ func TestOpenOthersFolder(t *testing.T) {
 		as         *confine.User
 	}{
 		"root where all write": {"alice/data", "may write to", nil},
-		"alice in root's":      {"root", fmt.Sprintf("belongs to user root, and this is user %d: run it as root (sudo --user root)", f.user.Uid), &confine.User{ID: f.user.Uid, GroupID: f.user.Gid}},
+		"alice in root's":      {"root", fmt.Sprintf("belongs to user root, and this is user %d: run it as that user (sudo --user root)", f.user.Uid), &confine.User{ID: f.user.Uid, GroupID: f.user.Gid}},
 		"bob in alice's":       {"alice/data", fmt.Sprintf("belongs to user %d, and this is user %d", f.user.Uid, f.user.Uid+1), &confine.User{ID: f.user.Uid + 1, GroupID: f.user.Gid + 1}},
-		"root in alice's":      {"alice", fmt.Sprintf("belongs to user %d, and this is user root: run it as %[1]d (sudo --user %[1]d)", f.user.Uid), nil},
+		"root in alice's":      {"alice", fmt.Sprintf("belongs to user %d, and this is user root: run it as that user (sudo --user '#%[1]d')", f.user.Uid), nil},
 	} {
 		lock := filepath.Join(f.at(c.path), lockFile)
 		assert.NoError(t, errors.Join(os.WriteFile(lock, []byte("kept"), 0o666), os.Chmod(lock, 0o666)))

@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
@@ -84,7 +85,7 @@ func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
 	f := qemuFacts{wanted: h.isWanted(qemu.Name), name: h.QEMU.Binary, install: installCommand("qemu-system-x86", "qemu-system-x86")}
 	program, err := h.program(&launch.Users{})
 	if err != nil {
-		f.refused, f.user, f.asUser = err, h.User, fmt.Sprintf("sudo --user %s drover doctor --data-dir %s", h.User.Name, quote(string(h.Layout)))
+		f.refused, f.user, f.asUser = err, h.User, fmt.Sprintf("sudo --user %s drover doctor --data-dir %s", datadir.SudoUser(h.User.ID), quote(string(h.Layout)))
 		return f
 	}
 	if f.version, f.missing = program.Version(ctx); f.missing == nil {

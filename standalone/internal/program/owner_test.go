@@ -4,7 +4,6 @@
 package program
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -115,15 +114,10 @@ func makeDataDir(t *testing.T, dir datadir.Layout, config string, user *syscall.
 // runCommand runs a command in a process of its own, and returns its output.
 func runCommand(t *testing.T, dir datadir.Layout, line string) string {
 	t.Helper()
-	out, _ := newCommand(t, dir, line).CombinedOutput()
-	return string(out)
-}
-
-func newCommand(t *testing.T, dir datadir.Layout, line string) *exec.Cmd {
-	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRunCommand$")
 	cmd.Env = append(os.Environ(), commandEnv+"="+line, "DROVER_DATA_DIR="+string(dir), "KUBECONFIG=")
-	return cmd
+	out, _ := cmd.CombinedOutput()
+	return string(out)
 }
 
 // othersDir is a data dir of a plain user, whose QEMU records the users that run it.
@@ -253,36 +247,6 @@ func TestLedAstray(t *testing.T) {
 		}
 	}
 	for _, path := range []string{own.Etcd(), own.Run(), own.Engines()} {
-		assert.NoError(t, assert.ErrorOf(os.Stat(path)))
-	}
-}
-
-// TestLedAstrayMeanwhile checks that what a user does to the path of a data dir while root is
-// asked does root's folders no harm.
-func TestLedAstrayMeanwhile(t *testing.T) {
-	base, user := framework.PublicDir(t), framework.PlainUser(t)
-	home, own := filepath.Join(base, "home"), datadir.Layout(filepath.Join(t.TempDir(), "own"))
-	dir := datadir.Layout(filepath.Join(home, "data"))
-	opened, err := datadir.Open(string(own))
-	assert.NoError(t, errors.Join(err, opened.Close(), os.Mkdir(home, 0o755)))
-	makeDataDir(t, dir, "", user)
-	assert.NoError(t, framework.ChownAll(home, user))
-	cmd := newCommand(t, dir, "purge --data")
-	in, err := cmd.StdinPipe()
-	assert.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	assert.NoError(t, errors.Join(err, cmd.Start()))
-	asked := bufio.NewReader(out)
-	question, err := asked.ReadString('?')
-	assert.NoError(t, errors.Join(err, os.Rename(string(dir), filepath.Join(home, "aside")), os.Symlink(string(own), string(dir))))
-	_, err = io.WriteString(in, "y\n")
-	assert.NoError(t, errors.Join(err, in.Close()))
-	rest, err := io.ReadAll(asked)
-	assert.NoError(t, errors.Join(err, cmd.Wait()))
-	if !strings.Contains(question, "Remove ") || !strings.Contains(string(rest), fmt.Sprintf("user: %d", user.Uid)) {
-		t.Errorf("it printed %s%s", question, rest)
-	}
-	for _, path := range []string{own.Etcd(), own.Run()} {
 		assert.NoError(t, assert.ErrorOf(os.Stat(path)))
 	}
 }

@@ -54,7 +54,7 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 // fields are the fields of the spec that it lacks.
 func ChangedError(pod types.NamespacedName, fields []string) error {
 	return driver.WithReason(reasonRefused, driver.Errorf(driver.ErrExhausted,
-		"the pod %s was changed while it was created, and has not the spec's %s: a webhook or policy of the cluster has to leave that as it is", pod, strings.Join(fields, ", ")))
+		"something in the cluster, such as a webhook, has changed fields of the pod %s as it was created: %s; it has to leave them as they are", pod, strings.Join(fields, ", ")))
 }
 
 func isDriverError(err error) bool {
