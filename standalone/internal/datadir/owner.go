@@ -82,10 +82,12 @@ func BecomeOwner(path string) error {
 		return nil
 	}
 	uid, folderGroup, err := Owner(path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && uid == 0 {
-		return nil // that it is missing is reported by who opens it
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return checkMakers(path) // that it is missing is reported by who opens it
+	case err == nil && uid == 0:
+		return nil
+	case err != nil:
 		return fmt.Errorf("root does not use %s: %w", path, err)
 	}
 	gid, groups, err := groupsOf(uid, folderGroup)
@@ -229,6 +231,19 @@ func checkSteps(found []step, uid uint32, path string) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// checkMakers fails if others than root can make what a path names, which does not exist.
+func checkMakers(path string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	above, err := Within(answerWithin, "looking at "+path, func() ([]step, error) { return walk(path) })
+	if !errors.Is(err, fs.ErrNotExist) || above[len(above)-1].checkWriters() != nil {
+		return fmt.Errorf("root does not use %s: others than root can make it", path)
 	}
 	return nil
 }

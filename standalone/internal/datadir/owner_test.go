@@ -116,7 +116,8 @@ func TestOwner(t *testing.T) {
 	if _, _, err := Owner(f.at("root/alice/none")); errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("what alice may make is missing: %v", err)
 	}
-	assert.NoError(t, CheckRoots(f.at("link/in")))
+	assert.ErrorSays(t, "what others may make", checkMakers(f.at("sticky/none")), "others than root can make it")
+	assert.NoError(t, errors.Join(checkMakers(f.at("root/none")), CheckRoots(f.at("link/in"))))
 	assert.ErrorSays(t, "a program of alice's", CheckRoots(f.at("root/alice/in")), fmt.Sprintf("root/alice/in belongs to user %d", alice))
 }
 
