@@ -5,7 +5,8 @@
 # Writes everything that is generated from the API types in apis/: deep copies
 # beside them, the CRD in config/crd and charts/drover, the reference docs/api.md, and
 # under client/ the apply configurations, clientset, listers and informers. It also
-# copies the roles of config/rbac that the chart installs.
+# copies the roles of config/ that the chart installs, and renders the rest of config/
+# from the chart.
 #
 #     hack/update-codegen.sh [DIR]
 #
@@ -54,6 +55,22 @@ cp config/crd/cloudnative.tw_virtualmachines.yaml charts/drover/files/crd.yaml
 cp config/rbac/user_roles.yaml charts/drover/files/
 cp config/pod/role.yaml charts/drover/files/pod_role.yaml
 cp config/pod/assertions.yaml charts/drover/files/pod_assertions.yaml
+
+echo "config/rbac, config/manager, config/streams" # the chart's, without Helm
+render() {
+	local file="$1"
+	shift
+	{
+		printf '# Copyright The Drover Authors.\n# SPDX-License-Identifier: Apache-2.0\n\n'
+		printf '# Rendered from charts/drover by hack/update-codegen.sh. DO NOT EDIT.\n'
+		tool helm template drover charts/drover --namespace drover-system --values config/values.yaml "$@" |
+			sed -E -e '/^(# Source: .*)?$/d' -e '/^ +(app.kubernetes.io\/(instance|version|managed-by)|helm.sh\/chart): /d'
+	} >"${file}"
+}
+mkdir -p config/rbac config/manager config/streams
+render config/rbac/rbac.yaml --show-only templates/rbac.yaml
+render config/manager/manager.yaml --show-only templates/deployment.yaml --show-only templates/network.yaml --show-only templates/availability.yaml
+render config/streams/streams.yaml --show-only templates/streams.yaml --set streams.enabled=true,streams.certSecret=drover-streams-tls
 
 echo "docs/api.md"
 mkdir -p docs

@@ -9,10 +9,10 @@ set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 readonly root
-readonly generated=(apis client config/crd charts/drover/files docs/api.md)
+readonly generated=(apis client config/crd charts/drover/files docs/api.md config/rbac/rbac.yaml config/manager/manager.yaml config/streams/streams.yaml)
 
 # What was found up to date once is so in every checkout of the same files.
-inputs="$(cd "${root}" && git ls-files -z --cached --others --exclude-standard -- "${generated[@]}" config/rbac config/pod hack/update-codegen.sh hack/tools/go.mod hack/tools/go.sum hack/boilerplate.go.txt hack/api-docs go.mod go.sum |
+inputs="$(cd "${root}" && git ls-files -z --cached --others --exclude-standard -- "${generated[@]}" config charts hack/update-codegen.sh hack/tools/go.mod hack/tools/go.sum hack/boilerplate.go.txt hack/api-docs go.mod go.sum |
 	xargs --null sha256sum | sha256sum | cut -c 1-16)"
 stamp="$("${root}/hack/cache.sh")/verified/codegen-${inputs}"
 if [[ -e "${stamp}" ]]; then
@@ -23,11 +23,7 @@ fi
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT
 
-mkdir -p "${work}/config/rbac" "${work}/config/pod"
-cp -R "${root}/apis" "${root}/go.mod" "${root}/go.sum" "${work}/"
-cp -R "${root}/config/crd" "${work}/config/"
-cp "${root}/config/rbac/user_roles.yaml" "${work}/config/rbac/"
-cp "${root}"/config/pod/{role,assertions}.yaml "${work}/config/pod/"
+cp -R "${root}/apis" "${root}/go.mod" "${root}/go.sum" "${root}/config" "${root}/charts" "${work}/"
 "${root}/hack/update-codegen.sh" "${work}" >/dev/null
 
 stale=0
