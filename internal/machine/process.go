@@ -166,19 +166,6 @@ func (m Machine) IsOwnProcess(pid int) bool {
 	return err == nil && os.SameFile(here, there) && m.isNamedBy(pid)
 }
 
-// FindAccelerator returns the accelerator that the machine runs under, by the command line of
-// its QEMU; empty if that cannot be read.
-func (m Machine) FindAccelerator() string {
-	pid := m.PID()
-	for _, accel := range []string{AccelKVM, AccelTCG} {
-		// Earlier versions of Drover passed the name alone.
-		if pid != 0 && (proc.HasOption(pid, "-accel", launch.AcceleratorOption(accel)) || proc.HasOption(pid, "-accel", accel)) {
-			return accel
-		}
-	}
-	return ""
-}
-
 // Kill ends the machine's QEMU at once and waits until it is gone.
 func (m Machine) Kill(ctx context.Context) error {
 	found := m.PID()

@@ -156,16 +156,6 @@ func TestShutDown(t *testing.T) {
 			},
 			reason: "Completed",
 		},
-		"old record": {
-			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
-				t.Helper()
-				r, err := d.InstanceOf(spec.UID).Load()
-				assert.NoError(t, err)
-				r.GraceSeconds = nil
-				assert.NoError(t, r.Save())
-			},
-			reason: driver.ExitHostShutdown,
-		},
 		"being changed": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()

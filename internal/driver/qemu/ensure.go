@@ -53,7 +53,7 @@ var errFetching = errors.New("its image is being fetched")
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance.Instance, error) {
 	s, err := d.findServer(ctx, spec.Target)
 	if err == nil {
-		err = s.SettleRoot(ctx, spec)
+		err = s.RenameImage(spec)
 	}
 	switch {
 	case err == nil && spec.Power == driver.PowerOff:
@@ -129,8 +129,8 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 		return instance.ContractError(err)
 	}
 	inst.Record = record.Record{
-		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: instance.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
-		GraceSeconds: new(graceSeconds(spec)), Settings: record.SettingsOf(spec, requested), Root: root,
+		Format: record.Format, ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: instance.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		GraceSeconds: graceSeconds(spec), Settings: record.SettingsOf(spec, requested), Root: root,
 	}
 	if err := inst.Save(); err != nil {
 		return err
@@ -294,7 +294,7 @@ func (d *Driver) prepareRestart(ctx context.Context, inst *instance.Instance, sp
 		return false, err
 	}
 	want := instance.DemandOf(inst, spec, on.Accelerator)
-	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.CurrentAccelerator())
+	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.Accelerator)
 	return false, instance.ContractError(d.Memory.Check(want, d.FindRoom))
 }
 

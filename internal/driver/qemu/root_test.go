@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"errors"
-	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,12 +14,6 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/disks"
-	"cloudnative.tw/drover/internal/driver/qemu/instance"
-	"cloudnative.tw/drover/internal/driver/qemu/record"
-	"cloudnative.tw/drover/internal/image/diskimage"
-	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -143,167 +136,4 @@ func TestFirstDisk(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	spec.Image.Source = e.other
 	wantRefused(t, reach(t, d, spec, driver.StateRunning))
-}
-
-// replacement is a machine whose root disk an older version was replacing.
-type replacement struct {
-	*instance.Instance
-	d        *Driver
-	old, new disks.Disk
-}
-
-// TestUnfinishedReplacement checks replacements of a root disk that an older version did
-// not finish. Wherever it was interrupted, the old disk is back, and the new one stays
-// once a run with it had begun.
-func TestUnfinishedReplacement(t *testing.T) {
-	t.Parallel()
-	// Each step does what the older version had done by then, after the previous step.
-	link := func(r *replacement) error {
-		return os.Link(r.File(instance.RootDiskFile), r.File(instance.OldRootFile))
-	}
-	noRoot := func(r *replacement) error {
-		r.Root, r.Old = disks.Disk{}, &r.old
-		return r.Save()
-	}
-	rename := func(r *replacement) error { return os.Rename(r.File("new"), r.File(instance.RootDiskFile)) }
-	newRoot := func(r *replacement) error {
-		r.Root = r.new
-		return r.Save()
-	}
-	starting := func(r *replacement) error {
-		r.Phase, r.Run, r.Settings.Image = record.PhaseStarting, instance.NewID(), r.new.Image.ImageSettings
-		return r.Save()
-	}
-	halted := func(r *replacement) error {
-		lock, err := r.ClaimRun()
-		disk, diskErr := os.OpenFile(r.File(instance.RootDiskFile), os.O_RDWR, 0)
-		image, imageErr := os.Open(r.new.Image.Path)
-		if err := errors.Join(err, diskErr, imageErr); err != nil {
-			return err
-		}
-		files := &launch.Files{}
-		defer files.Close()
-		err = r.Start(t.Context(), r.Host.Program, launch.Config{
-			Version: launch.Version,
-			UUID:    string(r.UID), ID: r.ID, Type: "q35", Accel: machine.AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
-			Root: &launch.Drive{FD: files.Add(disk), Backing: &launch.Layer{FD: files.Add(image), Format: diskimage.Raw}},
-		}, files, lock)
-		return errors.Join(err, lock.Close())
-	}
-	begun := func(r *replacement) error {
-		err := r.Kill(t.Context())
-		r.Phase, r.Old = record.PhaseOn, nil
-		return errors.Join(err, r.Save())
-	}
-	// The old image was requested again: the previous disk is linked back.
-	again := func(r *replacement) error {
-		return errors.Join(noRoot(r), os.Remove(r.File(instance.RootDiskFile)), os.Link(r.File(instance.OldRootFile), r.File(instance.RootDiskFile)))
-	}
-	oldRoot := func(r *replacement) error {
-		r.Root = r.old
-		return r.Save()
-	}
-	// A restoration that was interrupted itself.
-	removed := func(r *replacement) error { return errors.Join(noRoot(r), os.Remove(r.File(instance.RootDiskFile))) }
-	type steps []func(*replacement) error
-	e := newEngine(t)
-	for name, c := range map[string]struct {
-		done   steps
-		prints string
-	}{
-		"linked":              {steps{link}, "drover guest 2 A"},
-		"no root written":     {steps{link, noRoot}, "drover guest 2 A"},
-		"renamed":             {steps{link, noRoot, rename}, "drover guest 2 A"},
-		"new root written":    {steps{link, noRoot, rename, newRoot}, "drover guest 2 A"},
-		"start written":       {steps{link, noRoot, rename, newRoot, starting}, "drover guest 2 A"},
-		"QEMU halted":         {steps{link, noRoot, rename, newRoot, starting, halted}, "drover guest 2 A"},
-		"run begun":           {steps{link, noRoot, rename, newRoot, starting, halted, begun}, "drover guest 1 B"},
-		"old one again":       {steps{link, noRoot, rename, newRoot, again}, "drover guest 2 A"},
-		"old one written":     {steps{link, noRoot, rename, newRoot, again, oldRoot}, "drover guest 2 A"},
-		"restoration cut off": {steps{link, noRoot, rename, newRoot, removed}, "drover guest 2 A"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r, spec := e.replacement(t, e.open(t))
-			for _, step := range c.done {
-				assert.NoError(t, step(r))
-			}
-			d := e.open(t)
-			s := boots(t, d, spec, c.prints)
-			if strings.HasSuffix(c.prints, "B") {
-				if s.Refused != nil {
-					t.Errorf("the image of its disk is refused: %+v", *s.Refused)
-				}
-			} else {
-				wantRefused(t, s, e.other, "stands on "+e.plain)
-				wantRestored(t, d, spec)
-			}
-			assert.ErrorIs(t, "a second disk", assert.ErrorOf(os.Stat(d.InstanceOf(spec.UID).File(instance.OldRootFile))), fs.ErrNotExist)
-		})
-	}
-}
-
-// wantRestored checks that nothing is left of the replacement, including what older
-// versions read.
-func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
-	t.Helper()
-	h := d.InstanceOf(spec.UID)
-	r, err := h.Load()
-	assert.NoError(t, err)
-	if r.Old != nil || r.Root.Image.Source != r.Settings.Image.Source {
-		t.Errorf("the record is %+v", r)
-	}
-}
-
-// TestOldDiskIsKept checks that what an older version has put aside stays until a guest
-// runs with the disk that the record names.
-func TestOldDiskIsKept(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	broken, d := e.openBinary(t, fails(t, "echo broken; exit 1")), e.open(t)
-	disk, diskless := e.spec(), e.linuxSpec(t)
-	for _, spec := range []driver.ServerSpec{disk, diskless} {
-		off(t, d, spec)
-		assert.NoError(t, os.WriteFile(d.InstanceOf(spec.UID).File(instance.OldRootFile), []byte("old"), 0o600))
-	}
-	kept := func(spec driver.ServerSpec, while string) {
-		t.Helper()
-		if content, err := os.ReadFile(d.InstanceOf(spec.UID).File(instance.OldRootFile)); err != nil || string(content) != "old" {
-			t.Errorf("%s the old disk is %q, %v", while, content, err)
-		}
-	}
-	kept(disk, "of a machine that is off")
-	refuses(t, broken, disk, driver.ErrRetry, "broken")
-	kept(disk, "after a start that failed")
-	pause(t, d, disk)
-	kept(disk, "before the guest was resumed")
-	reach(t, d, diskless, driver.StateRunning)
-	kept(diskless, "of a machine without a disk")
-}
-
-// replacement makes a machine whose guest has written to its disk, a new disk beside
-// it, and the spec that asked for that.
-func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.ServerSpec) {
-	t.Helper()
-	spec := e.spec()
-	boots(t, d, spec, "drover guest 1 A")
-	off(t, d, spec)
-	spec.Image.Source = e.other
-	s, err := d.findServer(t.Context(), spec.Target)
-	assert.NoError(t, err)
-	made, err := d.Disks.Make(s.File("new"), instance.RootOrder(spec, disks.ImageSettings{Source: e.other}))
-	assert.NoError(t, err)
-	return &replacement{s, d, s.Root, made}, spec
-}
-
-// TestOldDiskMissing checks that, if the disk to be restored was taken away, nothing is
-// started in its place.
-func TestOldDiskMissing(t *testing.T) {
-	t.Parallel()
-	e, d := newDriver(t)
-	r, spec := e.replacement(t, d)
-	r.Root, r.Old = r.new, &r.old
-	assert.NoError(t, r.Save())
-	assert.ErrorSays(t, "Ensure", assert.ErrorOf(d.Ensure(t.Context(), spec)), r.File(instance.OldRootFile))
-	off(t, d, spec)
 }

@@ -168,10 +168,10 @@ func (d *Driver) pressUntilOff(ctx context.Context, inst *instance.Instance, wit
 // recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
 // server that is off, the next start records it.
 func (d *Driver) recordGracePeriod(inst *instance.Instance, spec driver.ServerSpec) {
-	if inst.GraceSeconds != nil && *inst.GraceSeconds == graceSeconds(spec) {
+	if inst.GraceSeconds == graceSeconds(spec) {
 		return
 	}
-	inst.GraceSeconds = new(graceSeconds(spec))
+	inst.GraceSeconds = graceSeconds(spec)
 	if !inst.IsAlive() {
 		return
 	}

@@ -216,80 +216,17 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 	return inst.Host.StateDir.Explain(inst.Save())
 }
 
-// SettleRoot brings the record of the root disk to the state that the other steps
-// require: one disk, and its image under the name that the spec has for it. A stop comes
-// before, and needs neither.
-func (inst *Instance) SettleRoot(ctx context.Context, spec driver.ServerSpec) error {
-	err := inst.restoreRoot(ctx)
-	if err != nil {
-		err = fmt.Errorf("restoring the root disk of server %s: %w", inst.UID, err)
-	} else {
-		err = inst.renameImage(spec)
-	}
-	if spec.Power == driver.PowerOff {
-		return nil
-	}
-	return inst.Host.StateDir.Explain(err)
-}
-
-// renameImage records another name of the image that the root disk stands on as soon as a
+// RenameImage records another name of the image that the root disk stands on as soon as a
 // spec has it: what a name stands for may change later.
-func (inst *Instance) renameImage(spec driver.ServerSpec) error {
+func (inst *Instance) RenameImage(spec driver.ServerSpec) error {
 	requested := inst.ImageOf(spec)
 	if inst.Root.Size == 0 || inst.Root.Image.ImageSettings == requested || !inst.Host.Disks.IsSame(inst.Root.Image, requested) {
 		return nil
 	}
 	inst.Root.Image.ImageSettings = requested
-	return inst.Save()
-}
-
-// restoreRoot undoes the replacement of a root disk. Older versions made a new disk for
-// another image. They kept the old one aside, recorded as Old, until a run with the new
-// one had begun. If none had, no guest has written to the new one. restoreRoot may be
-// interrupted anywhere: until the end, the record says that the old disk is aside.
-func (inst *Instance) restoreRoot(ctx context.Context) error {
-	if inst.Old == nil || inst.On && inst.Phase == record.PhaseOn {
-		return nil
+	err := inst.Save()
+	if spec.Power == driver.PowerOff {
+		return nil // a stop does not need it
 	}
-	if inst.On { // and halted: its guest was not resumed
-		if err := inst.Quit(ctx); err != nil {
-			return err
-		}
-		inst.On = false
-	}
-	if _, err := os.Stat(inst.File(OldRootFile)); err != nil {
-		return err
-	}
-	inst.Root = disks.Disk{} // for older versions, which take root.qcow2 for what Root says
-	if err := inst.Save(); err != nil {
-		return err
-	}
-	if err := os.Remove(inst.File(RootDiskFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.Link(inst.File(OldRootFile), inst.File(RootDiskFile)); err != nil {
-		return err
-	}
-	inst.Root, inst.Old, inst.Settings.Image = *inst.Old, nil, inst.Old.Image.ImageSettings
-	if err := inst.saveDisks(); err != nil {
-		return err
-	}
-	inst.Host.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", inst.UID)
-	return os.Remove(inst.File(OldRootFile))
-}
-
-// removeOldRoot removes what a replacement by an older version has left of the previous
-// disk, once a guest runs with the disk that the record names. While the record says that
-// the old disk is aside, or names none, that may still be needed.
-func (inst *Instance) removeOldRoot() {
-	if inst.Old != nil || inst.Root.Size == 0 {
-		return
-	}
-	err := os.Remove(inst.File(OldRootFile))
-	switch {
-	case err == nil:
-		inst.Host.Log.Info("Old root disk removed: an older version had replaced it, and the guest runs with the new one", "uid", inst.UID)
-	case !errors.Is(err, fs.ErrNotExist):
-		inst.Host.Log.Info("Old root disk could not be removed", "uid", inst.UID, "cause", err.Error())
-	}
+	return inst.Host.StateDir.Explain(err)
 }

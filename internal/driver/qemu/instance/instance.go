@@ -36,7 +36,6 @@ import (
 const (
 	RecordFile   = "server.json"
 	RootDiskFile = "root.qcow2"
-	OldRootFile  = "root.old.qcow2"
 )
 
 // maxFileSize is more than a record or an exit has: objects in etcd are smaller.
@@ -150,6 +149,10 @@ func (inst *Instance) Load() (*Instance, error) {
 	if err := json.Unmarshal(content, &r); err != nil {
 		return s, brokenError{fmt.Errorf("repair %s, or remove its folder: %w", inst.File(RecordFile), err)}
 	}
+	if r.Format != record.Format {
+		return s, brokenError{fmt.Errorf("%s has the format %d of another version of Drover, and this one reads %d: have that version delete the server, or remove its folder with the disks",
+			inst.File(RecordFile), r.Format, record.Format)}
+	}
 	if r.ClusterID == "" || r.ID == "" || CheckUID(r.UID) != nil {
 		return s, brokenError{fmt.Errorf("repair %s: clusterID, uid or id is missing", inst.File(RecordFile))}
 	}
@@ -226,7 +229,7 @@ func (inst *Instance) driverState() driver.State {
 func (inst *Instance) Report() driver.Server {
 	out := inst.describeServer()
 	if inst.IsAlive() {
-		out.Accelerator, out.Confinement = inst.CurrentAccelerator(), inst.findConfinement()
+		out.Accelerator, out.Confinement = inst.Accelerator, inst.findConfinement()
 	}
 	if !inst.IsAlive() && !inst.Retained && inst.Broken == nil {
 		inst.Host.ReportedExits.Store(inst.UID, inst.Run)

@@ -21,8 +21,6 @@ type remembered struct {
 	ReportedExits driver.SyncMap[types.UID, string]
 	// PowerPresses holds when the power button was pressed last.
 	PowerPresses driver.SyncMap[types.UID, PowerPress]
-	// accelerators holds the accelerator of a machine whose record does not name it.
-	accelerators driver.SyncMap[types.UID, runAccelerator]
 	// UnansweredQueries holds the directories of machines whose QEMU did not answer a List.
 	UnansweredQueries driver.SyncMap[string, bool]
 	// diskFaults holds, by directory, the disk error that a guest waits for.
@@ -39,9 +37,6 @@ type PowerPress struct {
 	At  time.Time
 }
 
-// runAccelerator is the accelerator of a run.
-type runAccelerator struct{ run, name string }
-
 // ForgetMissing removes what is remembered of servers that a complete list did not find,
 // whichever process removed them.
 func (r *remembered) ForgetMissing(found []*Instance) {
@@ -51,7 +46,6 @@ func (r *remembered) ForgetMissing(found []*Instance) {
 	}
 	deleteMissing(&r.ReportedExits, exists)
 	deleteMissing(&r.PowerPresses, exists)
-	deleteMissing(&r.accelerators, exists)
 	deleteMissing(&r.UnansweredQueries, exists)
 	deleteMissing(&r.diskFaults, exists)
 	deleteMissing(&r.DiskResumes, exists)
@@ -76,21 +70,6 @@ func (inst *Instance) ClaimPowerPress() (isDue bool) {
 		return PowerPress{inst.Run, now}, true
 	})
 	return isDue
-}
-
-// CurrentAccelerator returns the accelerator that the machine runs under.
-func (inst *Instance) CurrentAccelerator() string {
-	if inst.Accelerator != "" {
-		return inst.Accelerator
-	}
-	// An older version started the machine, so only its command line names the accelerator,
-	// which does not change within a run.
-	known, ok := inst.Host.accelerators.Load(inst.UID)
-	if !ok || known.run != inst.Run {
-		known = runAccelerator{inst.Run, inst.FindAccelerator()}
-		inst.Host.accelerators.Store(inst.UID, known)
-	}
-	return known.name
 }
 
 // recordDiskEvent remembers an error that pauses the guest, until the guest is resumed.

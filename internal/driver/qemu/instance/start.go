@@ -179,11 +179,7 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 	// Notify first, so that other processes supervise the machine even if this leader stops
 	// right after.
 	inst.NotifyWatchers()
-	if err := inst.Execute(ctx, "cont", nil, nil); err != nil {
-		return err
-	}
-	inst.removeOldRoot()
-	return nil
+	return inst.Execute(ctx, "cont", nil, nil)
 }
 
 // planCPUGroup sets where a run's control group will be, if its CPUs are not whole.

@@ -107,14 +107,8 @@ func (inst *Instance) QuitEnded(ctx context.Context) error {
 
 // GracePeriod returns how long the guest has to power off.
 func (inst *Instance) GracePeriod() time.Duration {
-	switch {
-	case inst.RunState == machine.StatusPrelaunch:
+	if inst.RunState == machine.StatusPrelaunch {
 		return 0 // it has not run yet
-	case inst.GraceSeconds == nil:
-		return defaultGrace
 	}
-	return time.Duration(*inst.GraceSeconds) * time.Second
+	return time.Duration(inst.GraceSeconds) * time.Second
 }
-
-// defaultGrace is for a record without a grace period, as of an older version.
-const defaultGrace = 30 * time.Second

@@ -4,9 +4,7 @@
 // Package record is what the qemu driver stores of a server, in a file of JSON beside its
 // disks.
 //
-// Start with Record. A field that an older version does not write has a zero value that
-// says so, since records of older versions are read, and those of newer ones by older
-// versions.
+// Start with Record.
 package record
 
 import (
@@ -34,8 +32,13 @@ const (
 	PhaseOn Phase = "on"
 )
 
+// Format is the format of records that this version reads and writes.
+const Format = 1
+
 // Record is what is stored of a server, by the holder of its lock.
 type Record struct {
+	// Format is that of the record.
+	Format    int       `json:"format"`
 	ClusterID string    `json:"clusterID"`
 	UID       types.UID `json:"uid"`
 	ID        string    `json:"id"`
@@ -48,28 +51,22 @@ type Record struct {
 	Run       string    `json:"run,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	Stop      *Stop     `json:"stop,omitempty"`
-	// GraceSeconds is the grace period of the spec, for a shutdown of the host; nil in a
-	// record of an older version.
-	GraceSeconds *int64 `json:"graceSeconds,omitempty"`
+	// GraceSeconds is the grace period of the spec, for a shutdown of the host.
+	GraceSeconds int64 `json:"graceSeconds"`
 	// CPUGroup is the control group that limits the run to a fraction of a CPU; CPUNote says
 	// why there is none.
 	CPUGroup string `json:"cpuGroup,omitempty"`
 	CPUNote  string `json:"cpuNote,omitempty"`
 
-	// MachineType is the machine type, which the server keeps for life. It is empty in a
-	// record of an older version until the next start, which takes the newest as that
-	// version did.
-	MachineType string `json:"machineType,omitempty"`
-	// Accelerator of the last run; empty where an older version started it.
+	// MachineType is the machine type, which the server keeps for life.
+	MachineType string `json:"machineType"`
+	// Accelerator of the last run.
 	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards are those of the last run.
 	Forwards []launch.Forward `json:"forwards,omitempty"`
 
 	Settings Settings   `json:"settings"`
 	Root     disks.Disk `json:"root"`
-	// Old is the previous root disk, of a replacement that an older version began and did
-	// not finish: see restoreRoot in package instance.
-	Old *disks.Disk `json:"old,omitempty"`
 	// Volumes are the volumes by name, including those that are not attached any more.
 	Volumes map[string]disks.Disk `json:"volumes,omitempty"`
 }
@@ -143,9 +140,6 @@ func (r Record) ImageOf(spec driver.ServerSpec) disks.ImageSettings {
 // once.
 func (r Record) BaseImageNames() []string {
 	names := []string{filepath.Base(r.Root.Image.Path)}
-	if r.Old != nil {
-		names = append(names, filepath.Base(r.Old.Image.Path))
-	}
 	for _, v := range r.Volumes {
 		names = append(names, filepath.Base(v.Image.Path))
 	}
