@@ -201,8 +201,7 @@ func (m Machine) connectAgent(ctx context.Context) (net.Conn, error) {
 	return agentConn{conn, unlock}, nil
 }
 
-// checkAgent finds out whether the machine has the device, and whether a program in the guest
-// has opened it.
+// checkAgent finds out whether a program in the guest has opened the device.
 func (m Machine) checkAgent(ctx context.Context) error {
 	var devices []struct {
 		Label  string `json:"label"`
@@ -212,14 +211,11 @@ func (m Machine) checkAgent(ctx context.Context) error {
 		return err
 	}
 	for _, d := range devices {
-		switch {
-		case d.Label == launch.AgentChardev && d.IsOpen:
+		if d.Label == launch.AgentChardev && d.IsOpen {
 			return nil
-		case d.Label == launch.AgentChardev:
-			return agent.ErrNoAgent
 		}
 	}
-	return agent.ErrNoDevice
+	return agent.ErrNoAgent
 }
 
 // claimAgent waits until no other client talks to the agent.

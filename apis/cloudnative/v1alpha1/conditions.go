@@ -140,8 +140,8 @@ const (
 	// ReasonConfined means that the server runs as another user than Drover's, or under
 	// Landlock.
 	ReasonConfined = "Confined"
-	// ReasonStartedBefore means that Drover does not know how the server was started, as an
-	// older version did, or would now start it as another user. A restart helps.
+	// ReasonStartedBefore means that Drover would now start the server as another user. A
+	// restart helps.
 	ReasonStartedBefore = "StartedBefore"
 	// ReasonNotConfined means that the server has Drover's user and no Landlock, so that only
 	// the filter of system calls confines it.

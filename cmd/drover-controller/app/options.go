@@ -33,6 +33,9 @@ type Options struct {
 	// ended.
 	DeadHolder func(identity string) bool
 
+	// StopTimeout is how long running calls may take to end after a stop; -1 means any time.
+	StopTimeout time.Duration
+
 	MetricsAddress string
 	MetricsSecure  bool
 	MetricsCertDir string
@@ -74,6 +77,7 @@ func NewOptions() *Options {
 	return &Options{
 		Threads: 16, VMDriver: registry.Auto,
 		LeaderElect: true, Election: leader.DefaultSettings(), LeaseLockName: "drover-controller",
+		StopTimeout:    5 * time.Second,
 		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", PprofAddress: "0", KubeAPIQPS: -1,
 		UsagePeriod: 30 * time.Second, ListPeriod: 30 * time.Second,
 		OrphanGrace: time.Minute, OrphanPolicy: string(inventory.OrphanDelete),

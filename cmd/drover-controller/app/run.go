@@ -35,8 +35,6 @@ import (
 )
 
 const (
-	// stopTimeout is how long running calls may take to end after a stop.
-	stopTimeout = 5 * time.Second
 	// closeTimeout is how long the drivers' background work, which is cancelled
 	// then, may take to end after that.
 	closeTimeout = 400 * time.Millisecond
@@ -155,7 +153,7 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 		Metrics:                 metricsOptions(o),
 		HealthProbeBindAddress:  o.HealthAddress,
 		PprofBindAddress:        o.PprofAddress,
-		GracefulShutdownTimeout: new(stopTimeout),
+		GracefulShutdownTimeout: &o.StopTimeout,
 	}
 	setElectionOptions(&options, o, lock)
 	mgr, err := managerAtFreePorts(ctx, o, cfg, options)

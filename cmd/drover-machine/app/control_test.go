@@ -248,7 +248,7 @@ func (g *guest) probe(t testing.TB, arguments ...string) (string, error) {
 	return string(bytes.TrimSpace(out)), err
 }
 
-func (g *guest) wantRefused(t *testing.T, says string, arguments ...string) {
+func (g *guest) wantRefused(t testing.TB, says string, arguments ...string) {
 	t.Helper()
 	if out, err := g.probe(t, arguments...); err == nil || !strings.Contains(out, says) {
 		t.Errorf("a probe of %q says %q, %v, want %q", arguments, out, err, says)
@@ -289,7 +289,10 @@ func (g *guest) checkProbes(t *testing.T) {
 	g.wantReadinessFollowed(t)
 	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
 	assert.NoError(t, m.Execute(t.Context(), "stop", nil, nil))
-	g.wantRefused(t, "took no connection", "-timeout", "1s", "80")
+	assert.Eventually(t, "a paused guest takes no connection", func(t testing.TB) error {
+		g.wantRefused(t, "took no connection", "-timeout", "1s", "80") // within which QEMU has to answer
+		return nil
+	})
 }
 
 // wantReadinessFollowed checks that a probe follows a file that changes, of a guest that answers at

@@ -180,7 +180,7 @@ var reasons = map[string]Advice{
 	api.ReasonObserved: {Need: Nothing, Means: "The engine answers."},
 	api.ReasonConfined: {Need: Nothing, Means: "The machine runs as another user than Drover's, or under Landlock."},
 	api.ReasonStartedBefore: {
-		Need: Nothing, Means: "An older Drover started the machine, or this one would start it as another user now.",
+		Need: Nothing, Means: "Drover would now start the machine as another user.",
 		Do: "To confine it as this Drover does: {program} restart {vm}",
 	},
 	api.ReasonNotConfined: {

@@ -151,11 +151,7 @@ func isRetained(name string) bool { return strings.HasSuffix(name, RetainedSuffi
 func portsText(ports []driver.Port) string {
 	texts := make([]string, 0, len(ports))
 	for _, p := range ports {
-		text := fmt.Sprintf("%d/%s:%d", p.Port, portProtocol(p), p.HostPort)
-		if p.HostIP != "" { // containers of older versions have none
-			text += "@" + p.HostIP
-		}
-		texts = append(texts, text)
+		texts = append(texts, fmt.Sprintf("%d/%s:%d@%s", p.Port, portProtocol(p), p.HostPort, p.HostIP))
 	}
 	slices.Sort(texts)
 	return strings.Join(texts, ",")

@@ -42,24 +42,6 @@ func mustConsole(t *testing.T, d *Driver, spec driver.ServerSpec) (io.ReadWriteC
 	return c, streams.ReadAll(t, c)
 }
 
-// TestConsoleOfOlderContainer has a container whose standard input is closed, as earlier
-// versions made them: it is neither replaced nor pending, and its console can be read.
-func TestConsoleOfOlderContainer(t *testing.T) {
-	t.Parallel()
-	d, spec := newServer(t, shellImage(t))
-	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
-	options.Config.OpenStdin = false
-	made, err := guestImages(t).client.ContainerCreate(t.Context(), options)
-	assert.NoError(t, err)
-	s := ensureState(t, d, spec, driver.StateRunning)
-	if s.ID != made.ID || len(s.Pending) > 0 || inspectRaw(t, s.ID).Config.OpenStdin {
-		t.Fatalf("it is %+v, want the container %s as it was", s, made.ID)
-	}
-	c, shown := mustConsole(t, d, spec)
-	shown.WaitForText(t, "the shell is up")
-	wantError(t, assert.ErrorOf(io.WriteString(c, "x\n")), driver.ErrUnsupported, "", "can only be read", "standard input")
-}
-
 // TestConsoleOfTerminal has a container with a terminal, which was made by hand.
 func TestConsoleOfTerminal(t *testing.T) {
 	t.Parallel()

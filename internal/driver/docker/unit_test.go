@@ -214,9 +214,6 @@ func TestHostIP(t *testing.T) {
 	if _, bindings := portMaps(ports("")); bindings[network.MustParsePort("80/tcp")][0].HostIP.IsValid() {
 		t.Error("without one it is published on one address")
 	}
-	if got := portsText(ports("")); got != "80/tcp:8080" { // as older versions wrote it
-		t.Errorf("the label is %s", got)
-	}
 	if got := pendingFields(&instance{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
 		t.Errorf("pending are %v", got)
 	}

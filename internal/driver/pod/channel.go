@@ -28,7 +28,7 @@ func (c *convergence) setPaused(ctx context.Context, paused bool) error {
 	}
 	at, ok := instance.MachineOf(c.Pod)
 	if !ok {
-		return driver.Errorf(driver.ErrRetry, "spec.action: the pod %s has no address, or is of an earlier version of Drover, which cannot pause it: restart it", c.Key)
+		return driver.Errorf(driver.ErrRetry, "spec.action: the pod %s has no address", c.Key)
 	}
 	if !paused {
 		if err := c.driver.machines.Resume(ctx, at); err != nil {
@@ -122,7 +122,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 			return probeError(port, d.machines.Probe(ctx, at, port))
 		}
 	}
-	return driver.Errorf(driver.ErrRetry, "the machine of UID %s does not run, or is of an earlier version of Drover, which cannot probe it: restart it", uid)
+	return driver.Errorf(driver.ErrRetry, "the machine of UID %s does not run", uid)
 }
 
 func probeError(port int32, err error) error {

@@ -137,8 +137,11 @@ var grantRole = sync.OnceValue(func() error {
 	if err != nil {
 		return err
 	}
-	out, err := exec.CommandContext(context.Background(), binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply",
-		"-f", filepath.Join(root, "config", "pod", "role.yaml"), "-f", filepath.Join(root, "config", "rbac", "cluster_role.yaml")).CombinedOutput()
+	args := []string{"kubectl", "--kubeconfig", shared.Kubeconfig, "apply"}
+	for _, file := range []string{"rbac/namespace.yaml", "rbac/rbac.yaml", "pod/role.yaml"} {
+		args = append(args, "-f", filepath.Join(root, "config", file))
+	}
+	out, err := exec.CommandContext(context.Background(), binary, args...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
 	}

@@ -563,8 +563,7 @@ func (c *convergence) replaceUnstarted(ctx context.Context) error {
 // replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
 // call makes another one; it has to wait if a failure is given.
 func (c *convergence) replacePod(ctx context.Context, failure error) error {
-	// An earlier version has recorded pods with their gate.
-	if r := c.recorded(objects.KindPod, c.Key.Name); c.End() != nil || c.IsGated() && r != nil && r.UID != "" {
+	if c.End() != nil {
 		if err := c.recordEnded(); err != nil {
 			return err
 		}

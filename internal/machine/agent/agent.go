@@ -26,8 +26,6 @@ import (
 
 // Kinds of failure; test with errors.Is. Their texts are for users.
 var (
-	// ErrNoDevice : the machine lacks the device that leads to the agent.
-	ErrNoDevice = errors.New("the machine has no device for a guest agent, because an earlier version of Drover started it: restart the VM once")
 	// ErrNoAgent : no agent has opened the device.
 	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
 	// ErrBusy : other clients have used the agent for as long as this one waited.
@@ -55,7 +53,7 @@ const (
 // Agent is the agent of one guest.
 type Agent struct {
 	// Connect returns a connection to the agent that no other client has, in this process or
-	// another. It fails with ErrNoDevice, ErrNoAgent or ErrBusy.
+	// another. It fails with ErrNoAgent or ErrBusy.
 	Connect func(context.Context) (net.Conn, error)
 	Clock   clock.Clock
 }

@@ -64,7 +64,7 @@ func (c *conversation) write(line []byte) error {
 	return nil
 }
 
-// request is a command. It has no ID, which agents of earlier versions refuse.
+// request is a command. It has no ID, which old agents refuse.
 type request struct {
 	Execute   string `json:"execute"`
 	Arguments any    `json:"arguments,omitempty"`

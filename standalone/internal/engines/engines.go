@@ -32,7 +32,7 @@ type Engine struct {
 	// Dir is the folder that the engine is; empty for one that is no folder.
 	Dir string
 	// ID is the engine's own id. It is empty if the engine did not answer when its
-	// driver was chosen, and in records that an older version has written.
+	// driver was chosen.
 	ID string
 }
 

@@ -204,8 +204,6 @@ func (c *console) openLine() (io.WriteCloser, error) {
 		return nil, context.Cause(c.ctx)
 	case c.line != nil:
 		return c.line, nil
-	case c.of.Config == nil || !c.of.Config.OpenStdin:
-		return nil, driver.Errorf(driver.ErrUnsupported, "the console of this server can only be read: container %s was made without an open standard input, by an earlier version of Drover; a new container has one", engine.ShortID(c.of.ID))
 	}
 	if holder, taken := writers.LoadOrStore(c.of.ID, c); taken && holder != c {
 		return nil, driver.ErrConsoleTaken

@@ -119,17 +119,15 @@ func (i *Instance) hasGuest() bool {
 }
 
 // HasMadeDisk reports whether the machine of the pod is known to have made a disk, in this run or before
-// it. The container of an earlier version's pod, which has no startup probe, shows that at its end alone.
+// it.
 func (i *Instance) HasMadeDisk(disk string) bool {
 	if i.Pod == nil {
 		return false
 	}
 	status := objects.MachineStatus(i.Pod)
 	last, _ := i.reader.LastStatus(i.Pod.UID)
-	container := objects.MachineContainer(i.Pod)
-	hasProbe := container != nil && container.StartupProbe != nil
 	switch {
-	case hasProbe && i.seenRun == string(i.Pod.UID): // after a crash of the node the kubelet may no longer report it
+	case i.seenRun == string(i.Pod.UID): // after a crash of the node the kubelet may no longer report it
 		return true
 	case status == nil:
 		return false
@@ -138,7 +136,7 @@ func (i *Instance) HasMadeDisk(disk string) bool {
 	case status.State.Terminated != nil:
 		return hasMadeDisk(status.State.Terminated, disk)
 	}
-	return status.Started != nil && *status.Started && hasProbe
+	return status.Started != nil && *status.Started
 }
 
 // diskText says how far the machine is that makes a disk, as was seen last.
@@ -306,8 +304,7 @@ func IsRunning(p *corev1.Pod) bool {
 	return status != nil && status.State.Running != nil
 }
 
-// MachineOf returns where the machine of a pod is reached. ok is false if it does not run, and for
-// the pod of an earlier version, which has no control channel.
+// MachineOf returns where the machine of a pod is reached. ok is false if it does not run.
 func MachineOf(p *corev1.Pod) (m machines.Machine, ok bool) {
 	if p.DeletionTimestamp != nil || p.Status.PodIP == "" || !IsRunning(p) {
 		return m, false

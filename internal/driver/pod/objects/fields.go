@@ -43,13 +43,6 @@ type Digests struct {
 	NetworkData string `json:"networkData,omitempty"`
 }
 
-// earlierDigest is the length of the digests, without a key, of pods that an earlier version has made. They
-// cannot be compared with keyed ones.
-const earlierDigest = 6
-
-// differsDigest reports whether two digests are known to be of different texts.
-func differsDigest(has, wants string) bool { return has != wants && len(has) != earlierDigest }
-
 // volumeSettings are what waits for a restart of a volume.
 type volumeSettings struct {
 	Name     string `json:"name"`
@@ -163,11 +156,11 @@ var fields = driver.Fields[settingsChange]{
 	},
 	{
 		Name: "userData", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return differsDigest(c.has.UserData, c.wants.UserData) },
+		Differs: func(c settingsChange) bool { return c.has.UserData != c.wants.UserData },
 	},
 	{
 		Name: "networkData", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return differsDigest(c.has.NetworkData, c.wants.NetworkData) },
+		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
 	},
 	{Name: "ephemeral", Support: driver.AppliedAtCreation},
 	{Name: "storageClassName", Support: driver.AppliedAtCreation},

@@ -42,7 +42,7 @@ const (
 
 	// diskVolume is the volume of the root disk.
 	diskVolume = "disk"
-	// secretVolume is the volume of the pod's Secret. Pods of earlier versions have none.
+	// secretVolume is the volume of the pod's Secret.
 	secretVolume = "secret"
 	// controlPortName is that of the container's port at which the machine is controlled.
 	controlPortName  = "drover-control"
@@ -371,7 +371,7 @@ func (t *Template) NewSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce stri
 	return s
 }
 
-// SecretOf returns the name of the Secret of a pod, "" for the pod of an earlier version.
+// SecretOf returns the name of the Secret of a pod, "" if it has none.
 func SecretOf(p *corev1.Pod) string {
 	for _, v := range p.Spec.Volumes {
 		if v.Name == secretVolume && v.Secret != nil {

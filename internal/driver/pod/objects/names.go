@@ -128,8 +128,8 @@ func inherited(labels map[string]string) map[string]string {
 	return all
 }
 
-// HasLabels reports whether a pod has the labels of its VirtualMachine, and none that this had before. A pod
-// of an earlier version has not recorded them, so it is not known to.
+// HasLabels reports whether a pod has the labels of its VirtualMachine, and none that this had before. Of
+// a pod that has lost the record of them that is not known.
 func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
 	wanted := inherited(ofVM)
 	if len(wanted) > 0 && p.Annotations[AnnotationLabels] == "" {

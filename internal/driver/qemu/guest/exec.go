@@ -19,7 +19,6 @@ import (
 // missing here, ErrEndUnknown, has no kind: the command may have been started.
 var agentErrors = []struct{ from, kind error }{
 	{agent.ErrCommand, driver.ErrInvalid},
-	{agent.ErrNoDevice, driver.ErrRetry},
 	{agent.ErrNoAgent, driver.ErrUnsupported},
 	{agent.ErrDisabled, driver.ErrUnsupported},
 	{agent.ErrOutputCut, driver.ErrUnsupported},
