@@ -74,10 +74,11 @@ func (e *Engine) startProcess(t testing.TB, args []string) *framework.Process {
 		defer func() { _ = file.Close() }()
 		files = append(files, file)
 	}
+	// containerd writes its stacks to TMPDIR when dockerd finds it slow.
 	process, err := framework.StartProcessWithFiles(files, "unshare", append([]string{
 		"--net", "--pid", "--mount", "--propagation", "private", "--fork", "--kill-child", "--mount-proc",
 		"dockerd", "--host", "fd://", "--bridge=none", "--iptables=false", "--ip6tables=false",
-	}, args...), []string{"LISTEN_PID=1", "LISTEN_FDS=2"})
+	}, args...), []string{"LISTEN_PID=1", "LISTEN_FDS=2", "TMPDIR=" + filepath.Dir(e.Socket)})
 	assert.NoError(t, err)
 	return process
 }
