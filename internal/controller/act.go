@@ -8,9 +8,9 @@ import (
 	"errors"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // outcome is the result of a call. It is partial if not all of the spec could be

@@ -11,10 +11,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/policytest"
 	"cloudnative.tw/drover/test/framework"
 )
 

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // ensureFinalizer puts the finalizer and the binding on a VirtualMachine before

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // recordedObjects returns what the status has recorded of the server's objects, for the driver.

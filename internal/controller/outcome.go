@@ -11,10 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 // recordOutcome records in the pass what came of a step, and reports whether the

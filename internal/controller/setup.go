@@ -23,12 +23,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions/recorder"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
+	"cloudnative.tw/drover/internal/controller/recorder"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // unassigned names the controller for VirtualMachines whose driver does not run

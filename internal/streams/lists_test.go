@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/test/assert"
 )
 

@@ -15,7 +15,7 @@ import (
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
-	"cloudnative.tw/drover/internal/controller/decisions"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 	"os"
 	"slices"
 
-	"cloudnative.tw/drover/internal/controller/decisions"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 // lastDecisions is how many FormatDecisions shows.

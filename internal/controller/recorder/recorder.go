@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/internal/controller/decisions"
-	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 // The bounds of what is kept in memory. A VirtualMachine without a record has each routine pass

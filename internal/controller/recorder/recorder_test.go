@@ -14,11 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 
-	"cloudnative.tw/drover/internal/controller/decisions"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
+	"cloudnative.tw/drover/internal/policy/policytest"
 )
 
 var key = types.NamespacedName{Namespace: "default", Name: "vm"}

@@ -17,10 +17,10 @@ import (
 	"pgregory.net/rapid"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/policytest"
 )
 
 // pool has the values that a field of a type may have. Values that decide compares with each

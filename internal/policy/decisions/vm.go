@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // maxBinding is how much of the annotation of the binding is kept. A longer one is no binding,

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // Record is a decision, with what it was made from and what came of it.

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/internal/controller/decisions"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 const (

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // Decision is what policy.Decide returned.

@@ -12,10 +12,10 @@ import (
 
 	"pgregory.net/rapid"
 
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/policytest"
 )
 
 func TestSentences(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"maps"
 	"slices"
 
-	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // Replay derives the decision again by this version of Drover. It returns what differs from the

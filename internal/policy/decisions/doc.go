@@ -17,5 +17,5 @@
 //	replay.go     derives a decision again
 //	sentences.go  a record as people read it
 //
-// Package recorder collects records while a controller runs.
+// Package recorder of the controller collects records while a controller runs.
 package decisions

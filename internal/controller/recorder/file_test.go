@@ -17,9 +17,9 @@ import (
 	"github.com/go-logr/logr/funcr"
 	testingclock "k8s.io/utils/clock/testing"
 
-	"cloudnative.tw/drover/internal/controller/decisions"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/policy/decisions"
+	"cloudnative.tw/drover/internal/policy/policytest"
 	"cloudnative.tw/drover/test/assert"
 )
 
