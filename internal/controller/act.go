@@ -26,7 +26,7 @@ type outcome struct {
 func (p *reconciliation) act(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
 	vm, action, target := p.vm.DeepCopy(), p.decision.Action, p.driverTarget()
-	mayCleanUp := policy.IsCleanupDue(p.observed.Observation)
+	mayCleanUp := policy.IsCleanupDue(observedFacts(&p.observed.Observation))
 	go func() { result <- p.r.callDriver(ctx, vm, action, target, mayCleanUp) }()
 	return result
 }
@@ -48,7 +48,7 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 		return outcome{err: err}
 	}
 	spec := serverSpec(vm)
-	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, action.Power, action.StopBy, action.EndRun
+	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, driver.Power(action.Power), action.StopBy, action.EndRun
 	spec.Objects = recordedObjects(vm)
 	missing := r.resolveSecrets(ctx, vm, &spec)
 	fails := missing != nil && !needsPowerOnly(action)
@@ -72,7 +72,7 @@ func needsPowerOnly(a policy.Action) bool {
 	case api.OperationStop, api.OperationPause, api.OperationResume:
 		return true
 	case api.OperationUpdate:
-		return a.FollowsUp && a.Power == driver.PowerOff
+		return a.FollowsUp && a.Power == policy.PowerOff
 	case api.OperationCreate, api.OperationStart, api.OperationRestart, api.OperationDelete, api.OperationRelease:
 	}
 	return false

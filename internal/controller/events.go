@@ -86,7 +86,7 @@ var observedReasons = map[string]string{
 func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
 	op := before.Operation
-	isOver := op != nil && after.Operation == nil && !policy.IsCrashing(op)
+	isOver := op != nil && after.Operation == nil && op.Failure != api.FailureExited
 	switch {
 	case p.done != "":
 	case isOver && len(p.events) == 0 && successReasons[op.Type] != "":
@@ -104,7 +104,7 @@ func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 // has proven stable.
 func (p *reconciliation) hasStarted(op *api.Operation) bool {
 	isStart := op == nil || op.Type == api.OperationCreate || op.Type == api.OperationStart
-	return isStart && p.wasStarting && policy.IsRunning(p.observed.Observation)
+	return isStart && p.wasStarting && p.observed.IsRunning()
 }
 
 // detectEnd records that the run of a server that was last reported as on ends or has ended without
@@ -129,7 +129,7 @@ func (p *reconciliation) disruptionEvent() *pendingEvent {
 	}
 	text := server.Disruption
 	if server.Exit != nil {
-		text = policy.EndText(server)
+		text = policy.EndText(serverFacts(&server))
 	}
 	return &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", text}
 }
@@ -139,7 +139,7 @@ func crashEvent(server driver.Server) *pendingEvent {
 	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.ByHost() {
 		return nil
 	}
-	text := policy.EndText(server)
+	text := policy.EndText(serverFacts(&server))
 	if server.Exit.Output != "" {
 		text += ": " + server.Exit.Output
 	}
@@ -156,7 +156,7 @@ func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == dri
 func (p *reconciliation) isEndedByDrover() bool {
 	op := p.vm.Status.Operation
 	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.observed.Server.Run
-	return restarted || p.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run)
+	return restarted || p.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(statusFacts(&p.vm.Status), p.observed.Server.Run)
 }
 
 // emitEvents sends the events of the pass.

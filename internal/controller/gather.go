@@ -92,7 +92,7 @@ func (r *Reconciler) gather(ctx context.Context, before, vm *api.VirtualMachine)
 		p.wasStarting = p.vm.Status.Server.State == string(driver.StateStarting)
 		p.passedGeneration = p.vm.Status.Server.Generation
 	}
-	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run) {
+	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(statusFacts(&p.vm.Status), p.observed.Server.Run) {
 		p.stoppedRun = p.observed.Server.Run
 	}
 	return p
@@ -115,10 +115,10 @@ func (p *reconciliation) observeCached() {
 // this leadership, so that the status may be the newer one.
 func (p *reconciliation) isDoubtful() bool {
 	inv, observed := p.r.Inventory, p.observed.Observation
-	if inv == nil || observed.Answer == inventory.Unknown || policy.IsOtherEngine(p.vm, observed.EngineID) {
+	if inv == nil || observed.Answer == inventory.Unknown || policy.IsOtherEngine(policy.BindingOf(p.vm), observed.EngineID) {
 		return false
 	}
-	return inv.IsOld(p.vm.UID) && !policy.IsAsReported(p.vm.Status.Server, observed)
+	return inv.IsOld(p.vm.UID) && !isAsReported(p.vm, observed)
 }
 
 // observeLive updates the observation by querying the engine. If the engine does
@@ -292,7 +292,7 @@ func importStatus(status *api.VirtualMachineStatus, observed inventory.Observati
 	if running == nil || running.Reason != api.ReasonStoppedAsAsked || status.Server == nil || observed.Answer != inventory.Present {
 		return
 	}
-	if !policy.HasRestarted(status, observed.Server) {
+	if !policy.HasRestarted(microTimeOf(status.StartTime), observed.Server.StartedAt) {
 		status.Server.StoppedRun = observed.Server.Run
 	}
 }

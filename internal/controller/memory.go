@@ -125,7 +125,7 @@ func factsOf(vm *api.VirtualMachine, observed inventory.Observation) []factTime 
 	if isOver {
 		add(factExit, observed.Server.Run)
 	}
-	if isOver || policy.IsRunning(observed) {
+	if isOver || observed.IsRunning() {
 		add(factRun, observed.Server.Run)
 		facts[len(facts)-1].onlyKnown = isOver
 	}

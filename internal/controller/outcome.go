@@ -52,12 +52,12 @@ func (p *reconciliation) finishDecision(result decisions.Result, err error) {
 	if p.r.Decisions == nil {
 		return
 	}
-	answer := ""
+	outcome := decisions.Outcome{At: p.r.Clock.Now().Round(0).UTC(), Result: result}
 	if result == decisions.Ended && !driver.MayNotAct(err) {
-		answer, err = string(cmp.Or(apierrors.ReasonForError(err), "an error")), nil
+		outcome.API = string(cmp.Or(apierrors.ReasonForError(err), "an error"))
+	} else {
+		outcome.Error = errorText(err)
 	}
-	outcome := decisions.NewOutcome(p.r.Clock.Now(), result, err)
-	outcome.API = answer
 	p.r.Decisions.Finish(keyOf(p.base), outcome)
 }
 
@@ -139,7 +139,7 @@ func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 			p.observed = failed // the cache may be older than the server, which another leader has created
 		}
 	}
-	if p.observed.Answer == inventory.Unknown || policy.IsOtherEngine(p.vm, p.observed.EngineID) {
+	if p.observed.Answer == inventory.Unknown || policy.IsOtherEngine(policy.BindingOf(p.vm), p.observed.EngineID) {
 		return // the next decision waits for the engine
 	}
 	status := &p.vm.Status
@@ -161,7 +161,7 @@ func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 // that says so.
 func (p *reconciliation) recordRestart(decision policy.Decision) {
 	if decision.Status.RestartHandled {
-		p.vm.Status.RestartedAt = policy.RestartRequest(p.vm)
+		p.vm.Status.RestartedAt = restartRequest(p.vm)
 	}
 }
 

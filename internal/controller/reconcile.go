@@ -111,7 +111,7 @@ func (p *reconciliation) decideStep(taken *policy.Decision) bool {
 func (p *reconciliation) decide() {
 	in := p.input()
 	p.decision = policy.Decide(in)
-	p.r.Decisions.Record(&in, &p.decision)
+	p.r.Decisions.Record(in, p.decision)
 }
 
 // takeStep takes the decided step, and records what came of it with the decision.
@@ -220,16 +220,4 @@ type reconciliation struct {
 	// server was starting then.
 	began       api.OperationType
 	wasStarting bool
-}
-
-// input returns what the next decision is made from. The readiness probe of a
-// server that the last step started begins here.
-func (p *reconciliation) input() policy.Input {
-	now := p.r.Clock.Now()
-	return policy.Input{
-		VM: p.vm, Observed: p.observed.Observation, Now: now, Done: p.done, PassedGeneration: p.passedGeneration,
-		Probe: p.r.probes.Check(p.base, p.observed.Observation),
-		Since: p.r.facts.update(p.vm, p.observed.Observation, now), DeletionBlocker: p.deletionBlocker,
-		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.leaderEpoch(),
-	}
 }

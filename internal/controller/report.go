@@ -113,7 +113,7 @@ func (p *reconciliation) awaitOutcome(ctx context.Context, result <-chan outcome
 // was changed meanwhile.
 func (p *reconciliation) writeIntent(ctx context.Context) error {
 	before, op := p.vm.Status.Operation, p.newOperation()
-	op.Run, op.RestartedAt = p.decision.Action.EndRun, policy.RestartRequest(p.vm)
+	op.Run, op.RestartedAt = p.decision.Action.EndRun, restartRequest(p.vm)
 	p.vm.Status.Operation = op
 	err := p.writeStatus(ctx)
 	if err != nil {

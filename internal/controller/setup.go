@@ -188,7 +188,7 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 	for _, vm := range r.listCached(ctx) {
 		priority := queue.PriorityRoutine
-		if observed := r.observeServer(vm); observed.Answer != inventory.Unknown && !policy.IsAsReported(vm.Status.Server, observed) {
+		if observed := r.observeServer(vm); observed.Answer != inventory.Unknown && !isAsReported(vm, observed) {
 			priority = queue.PriorityEngine
 		}
 		queue.Add(q, keyOf(vm), priority)

@@ -18,10 +18,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/internal/policy/policytest"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -86,8 +86,8 @@ func TestTakeOverBeginsWithUnfinishedWork(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		s.addObject(done(name, nothing))
 	}
-	s.addObject(done("crashed", policytest.WithServer("id-1", driver.StateRunning)))
-	s.addObject(done("failing", policytest.WithOperation(api.OperationUpdate, time.Second, "")))
+	s.addObject(done("crashed", vmtest.WithServer("id-1", driver.StateRunning)))
+	s.addObject(done("failing", vmtest.WithOperation(api.OperationUpdate, time.Second, "")))
 	s.addObject(framework.NewVM("new"))
 	leaving := s.addObject(done("leaving", nothing))
 	assert.NoError(t, s.api.Delete(t.Context(), leaving))

@@ -6,6 +6,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,19 +14,18 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/policy"
 )
 
 // serverSpec translates a VirtualMachine, without its secrets, for the driver.
 func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
-	r := policy.ResourcesOf(vm)
+	r := resourcesOf(vm)
 	spec := driver.ServerSpec{
 		Target:    driver.Target{UID: vm.UID},
 		Namespace: vm.Namespace, Name: vm.Name,
 		CPUMilli: r.CPUMilli, MemoryBytes: r.MemoryBytes, RootDiskBytes: r.RootDiskBytes,
 		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
 		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
-		GracePeriod:   policy.GracePeriodOf(vm),
+		GracePeriod:   gracePeriodOf(vm),
 
 		Ephemeral: vm.Spec.Ephemeral, StorageClassName: vm.Spec.StorageClassName,
 		BlockEviction:  vm.Spec.EvictionPolicy == api.EvictionBlock,
@@ -47,6 +47,21 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		spec.Ports = append(spec.Ports, driver.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	return spec
+}
+
+// resourcesOf returns spec.resource in the driver's units.
+func resourcesOf(vm *api.VirtualMachine) driver.Resources {
+	r := vm.Spec.Resource
+	cpu, memory, disk := r[api.ResourceCPU], r[api.ResourceMemory], r[api.ResourceRootDisk]
+	return driver.Resources{CPUMilli: cpu.MilliValue(), MemoryBytes: memory.Value(), RootDiskBytes: disk.Value()}
+}
+
+// gracePeriodOf returns how long a guest may take to shut down.
+func gracePeriodOf(vm *api.VirtualMachine) time.Duration {
+	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {
+		return time.Duration(*s) * time.Second
+	}
+	return 30 * time.Second
 }
 
 func probeOf(p *api.Probe) *driver.Probe {

@@ -29,10 +29,13 @@ func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 		next.Driver = p.r.Driver
 	}
 	if intent.RestartHandled {
-		next.RestartedAt = policy.RestartRequest(p.vm)
+		next.RestartedAt = restartRequest(p.vm)
 	}
 	next.Operation = p.statusOperation()
-	next.PendingFields, next.RefusedField = intent.Pending, intent.Refused
+	next.PendingFields, next.RefusedField = intent.Pending.Names(), nil
+	if intent.Refused.Field != "" {
+		next.RefusedField = &intent.Refused
+	}
 	if p.isObserved() {
 		p.copyServerState(&next)
 	}
@@ -63,6 +66,16 @@ func (p *reconciliation) statusOperation() *api.Operation {
 	return p.newOperation()
 }
 
+// restartRequest returns spec.restartedAt as a status keeps it: nil, or whole seconds. A status
+// with anything else would differ from what the API server has of it, and be written in every pass.
+func restartRequest(vm *api.VirtualMachine) *metav1.Time {
+	want := vm.Spec.RestartedAt
+	if want.IsZero() {
+		return nil
+	}
+	return &metav1.Time{Time: want.Truncate(time.Second)}
+}
+
 // withNextTry adds the time of the next try, and corrects one that was written by
 // another process's clock.
 func withNextTry(op *api.Operation, at time.Time) *api.Operation {
@@ -87,7 +100,7 @@ func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
 		return
 	}
 	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
-	if policy.HasRestarted(next, server) {
+	if policy.HasRestarted(microTimeOf(next.StartTime), server.StartedAt) {
 		next.RestartCount++
 		if p.done == "" && len(next.PendingFields) > 0 {
 			// The restart may have applied them: the driver is to be asked again.
@@ -201,13 +214,13 @@ func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
 	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
 	lost := p.observed.Server.State == driver.StateUnknown || p.observed.Server.HostLost
 	w.set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	w.set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown || lost), p.runningReason(*all), "")
+	w.set(api.ConditionRunning, triState(p.observed.IsRunning(), unknown || lost), p.runningReason(*all), "")
 	if unknown {
 		w.set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {
 		w.set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
 	}
-	w.setOnlyIf(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(p.vm, intent.Pending))
+	w.setOnlyIf(intent.Pending != "", api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(p.vm.Spec.Action, intent.Pending))
 	w.setOnlyIf(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
 	w.setOnlyIf(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
 	if c := p.observed.Server.Confinement; c != nil && !unknown && p.observed.Answer == inventory.Present {
@@ -235,7 +248,7 @@ func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	off := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped
 	known := meta.FindStatusCondition(have, api.ConditionRunning)
 	switch {
-	case policy.IsRunning(p.observed.Observation) && !p.decision.Status.Unobserved:
+	case p.observed.IsRunning() && !p.decision.Status.Unobserved:
 		return api.ReasonRunning
 	case slices.Contains(offReasons, p.decision.Status.Reason) || known == nil:
 		return p.decision.Status.Reason
@@ -245,8 +258,10 @@ func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	return p.decision.Status.Reason
 }
 
-// truncate cuts a text to what the CRD allows.
+// truncate returns a text as valid UTF-8, cut to what the CRD allows. A longer one does not stay
+// in memory.
 func truncate(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) <= maxText {
 		return text
 	}

@@ -14,10 +14,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/internal/policy/policytest"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -124,7 +124,7 @@ func TestRestartBesideAnOldList(t *testing.T) {
 			g.leadWithList(older)
 			g.edit(restartAtT0)
 			g.reconcile()
-			if at := g.vm().Status.RestartedAt; g.server().Run == run || at == nil || !at.Time.Equal(policytest.T0) {
+			if at := g.vm().Status.RestartedAt; g.server().Run == run || at == nil || !at.Time.Equal(vmtest.T0) {
 				t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, at)
 			}
 		})

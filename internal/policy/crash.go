@@ -8,7 +8,6 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
 )
 
 // stableRun is how long a run must last for the count of crashes in a row to start
@@ -24,27 +23,27 @@ const stableRun = 10 * time.Second
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Observed.Server.Exit
-	if exit == nil || exit.ByHost() || IsStoppedByDrover(&in.VM.Status, in.Observed.Server.Run) {
-		return planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
+	if !exit.HasEnded || exit.ByHost || IsStoppedByDrover(in.VM.Status, in.Observed.Server.Run) {
+		return planEnsure(in, api.OperationStart, PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.VM.Spec.RestartPolicy
 	switch {
 	case hasNeverRun(in):
-		return planStartAgain(in, driver.PowerOn)
+		return planStartAgain(in, PowerOn)
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
 		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: EndText(in.Observed.Server), Ready: true})
 	case exit.Code != 0 && policy == api.RestartNever:
 		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: EndText(in.Observed.Server), Stalled: true})
 	}
-	return planStartAgain(in, driver.PowerOn)
+	return planStartAgain(in, PowerOn)
 }
 
 // hasNeverRun reports whether no guest has run in the run that is over. A host that is back after a crash may
 // refuse a server that was seen to run, or know it no more.
 func hasNeverRun(in Input) bool {
 	server, known := in.Observed.Server, in.VM.Status.Server
-	wasSeen := known != nil && known.Run != "" && known.Run == server.Run || !in.Since.Run.IsZero()
-	return server.Exit != nil && server.Exit.NeverRan() && (!wasSeen || server.Exit.Reason == driver.ExitNotStarted)
+	wasSeen := known.Run != "" && known.Run == server.Run || !in.Since.Run.IsZero()
+	return server.Exit.NeverRan && (!wasSeen || server.Exit.NotStarted)
 }
 
 // planEnded leaves a server off that has ended. Work that the driver has left, such as removing the
@@ -52,24 +51,21 @@ func hasNeverRun(in Input) bool {
 func planEnded(in Input, status StatusIntent) Decision {
 	d := Decision{Status: status}
 	if in.Observed.Server.NeedsEnsure {
-		d.Action = planEnsure(in, api.OperationUpdate, driver.PowerOff, "", "").Action
+		d.Action = planEnsure(in, api.OperationUpdate, PowerOff, "", "").Action
 	}
 	return d
 }
 
 // IsStoppedByDrover reports whether a run is over because Drover ended it on
 // request, or is about to.
-func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
-	if op := status.Operation; op != nil && op.Type == api.OperationStop {
-		return true
-	}
-	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == run
+func IsStoppedByDrover(status Status, run string) bool {
+	return status.Operation.Type == api.OperationStop || status.Server.StoppedRun != "" && status.Server.StoppedRun == run
 }
 
 // planStartAgain starts a server that ended by itself, or never ran: at once after a stable run and
 // after the first that was too short, with growing delays after more of them.
 // A changed spec, which may help, does not wait.
-func planStartAgain(in Input, power driver.Power) Decision {
+func planStartAgain(in Input, power Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts, run := failedStarts(in), in.Observed.Server.Run
 	d.Action.ShortRuns, d.Action.CrashedRun = 1+starts, run
@@ -77,7 +73,7 @@ func planStartAgain(in Input, power driver.Power) Decision {
 		d.Action.ShortRuns = starts
 		return d
 	}
-	if starts > 0 && IsCrashing(in.VM.Status.Operation) && in.PassedGeneration == in.VM.Generation {
+	if starts > 0 && in.VM.Status.Operation.IsCrashing() && in.PassedGeneration == in.VM.Generation {
 		at := in.Since.Exit.Add(Backoff(starts, false))
 		if in.Now.Before(at) {
 			d.Action.Step, d.WakeAt, d.NextTry, d.Status.Phase = StepNone, at, at, api.PhaseFailed
@@ -86,15 +82,11 @@ func planStartAgain(in Input, power driver.Power) Decision {
 	return d
 }
 
-// IsCrashing reports whether an operation counts runs that ended too soon, rather
-// than failed calls.
-func IsCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.FailureExited }
-
 // failedStarts returns how many starts in a row have failed, or led to a run that was
 // too short. One in which no guest ran is too short, however long a fetch took in it.
 func failedStarts(in Input) int32 {
 	op := in.VM.Status.Operation
-	if op == nil || op.Type != api.OperationStart || !hasNeverRun(in) && runTime(in) >= stableRun {
+	if op.Type != api.OperationStart || !hasNeverRun(in) && runTime(in) >= stableRun {
 		return 0
 	}
 	return op.Attempts
@@ -107,7 +99,7 @@ func runTime(in Input) time.Duration {
 	switch {
 	case !in.Since.Run.IsZero():
 		return in.Since.Exit.Sub(in.Since.Run)
-	case in.Observed.Server.StartedAt.IsZero() && IsCrashing(in.VM.Status.Operation):
+	case in.Observed.Server.StartedAt.IsZero() && in.VM.Status.Operation.IsCrashing():
 		return 0
 	}
 	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)
@@ -115,7 +107,7 @@ func runTime(in Input) time.Duration {
 
 // EndText says how the last run of a server ended. A server whose run others have ended as well is not
 // said to have ended by itself.
-func EndText(server driver.Server) string {
+func EndText(server Server) string {
 	text := "the server " + exitText(server.Exit, server.Disruption != "")
 	if server.Disruption != "" {
 		text += ", and " + server.Disruption
@@ -123,11 +115,11 @@ func EndText(server driver.Server) string {
 	return text
 }
 
-func exitText(exit *driver.Exit, isDisrupted bool) string {
+func exitText(exit Exit, isDisrupted bool) string {
 	switch {
-	case exit.Code == 0 && exit.NeverRan():
+	case exit.Code == 0 && exit.NeverRan:
 		return "was removed before it ran"
-	case exit.Code == 0 && !isDisrupted && !exit.ByHost():
+	case exit.Code == 0 && !isDisrupted && !exit.ByHost:
 		return "ended by itself with code 0"
 	case exit.Code != 0 && exit.Reason != "" && exit.Reason != "Error":
 		return fmt.Sprintf("ended with code %d (%s)", exit.Code, exit.Reason)

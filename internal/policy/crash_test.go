@@ -1,17 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package policy
+package policy_test
 
 import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/policytest"
 )
 
@@ -20,12 +17,13 @@ import (
 func TestRunTime(t *testing.T) {
 	observed, crashing := policytest.ShortRun(1, 3, 0)
 	observed.Server.StartedAt = observed.Server.Exit.At.Add(-time.Hour) // by the engine's clock
-	in := Input{VM: policytest.ReportedVM().Status(crashing).Obj(), Observed: observed, Since: Instants{Exit: policytest.T0}}
-	if got := runTime(in); got != time.Hour {
+	in := policytest.ReportedVM().With(crashing).Observing(observed)
+	in.Since = policy.Instants{Exit: policytest.T0}
+	if got := policy.RunTime(in); got != time.Hour {
 		t.Errorf("a run that was not observed: %s", got)
 	}
-	in.Since = Instants{Run: policytest.T0.Add(time.Second), Exit: policytest.T0.Add(3 * time.Second)}
-	if got := runTime(in); got != 2*time.Second {
+	in.Since = policy.Instants{Run: policytest.T0.Add(time.Second), Exit: policytest.T0.Add(3 * time.Second)}
+	if got := policy.RunTime(in); got != 2*time.Second {
 		t.Errorf("a run that was observed: %s", got)
 	}
 }
@@ -41,8 +39,8 @@ func TestShortRuns(t *testing.T) {
 	}{
 		"the first":              {time.Second, 0, 1, 0},
 		"the third":              {time.Second, 2, 3, 2 * time.Second},
-		"almost stable":          {stableRun - 1, 2, 3, 2 * time.Second},
-		"stable":                 {stableRun, 2, 1, 0},
+		"almost stable":          {policy.StableRun - 1, 2, 3, 2 * time.Second},
+		"stable":                 {policy.StableRun, 2, 1, 0},
 		"a failed start between": {time.Second, 1, 2, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,15 +48,15 @@ func TestShortRuns(t *testing.T) {
 			observed.Server.StartedAt = policytest.T0.Add(-tc.ran)
 			vm := policytest.ReportedVM()
 			if tc.attempts > 0 {
-				vm = vm.Status(looping)
+				vm = vm.With(looping)
 			}
-			d := Decide(inputOf(vm.Obj(), observed))
+			d := policy.Decide(vm.Observing(observed))
 			var wake, next time.Time
 			if tc.wake > 0 {
 				wake = policytest.T0.Add(tc.wake)
 				next = wake
 			}
-			if d.Action.ShortRuns != tc.want || !d.WakeAt.Equal(wake) || !d.NextTry.Equal(next) || (d.Action.Step == StepEnsure) != (tc.wake == 0) {
+			if d.Action.ShortRuns != tc.want || !d.WakeAt.Equal(wake) || !d.NextTry.Equal(next) || (d.Action.Step == policy.StepEnsure) != (tc.wake == 0) {
 				t.Errorf("%s, %d short runs, wakes at %s, next try %s", summaryOf(d), d.Action.ShortRuns, d.WakeAt, d.NextTry)
 			}
 		})
@@ -68,22 +66,22 @@ func TestShortRuns(t *testing.T) {
 // TestFailedStartIsNoShortRun checks that attempts of another operation are not counted.
 func TestFailedStartIsNoShortRun(t *testing.T) {
 	observed, _ := policytest.ShortRun(1, 0, 0)
-	vm := policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 5, 0)).Obj()
-	if d := Decide(inputOf(vm, observed)); d.Action.ShortRuns != 1 || d.Action.Step != StepEnsure {
+	vm := policytest.ReportedVM().With(policytest.Failing(api.OperationUpdate, 5, 0))
+	if d := policy.Decide(vm.Observing(observed)); d.Action.ShortRuns != 1 || d.Action.Step != policy.StepEnsure {
 		t.Errorf("%s, %d short runs", summaryOf(d), d.Action.ShortRuns)
 	}
 }
 
 func TestEndText(t *testing.T) {
-	for want, server := range map[string]driver.Server{
-		"the server ended by itself with code 0":                         {Exit: &driver.Exit{Reason: "Completed"}},
-		"the server ended with code 137 (OOMKilled)":                     {Exit: &driver.Exit{Code: 137, Reason: "OOMKilled"}},
-		"the server ended with code 2":                                   {Exit: &driver.Exit{Code: 2}},
-		"the server ended with code 3":                                   {Exit: &driver.Exit{Code: 3, Reason: "Error"}},
-		"the server ended with code 0, and the pod was evicted":          {Exit: &driver.Exit{Reason: "Completed"}, Disruption: "the pod was evicted"},
-		"the server ended with code 6 (Forced), and the pod was deleted": {Exit: &driver.Exit{Code: 6, Reason: "Forced", StopRequested: true}, Disruption: "the pod was deleted"},
+	for want, server := range map[string]policy.Server{
+		"the server ended by itself with code 0":                         {Exit: policy.Exit{HasEnded: true, Reason: "Completed"}},
+		"the server ended with code 137 (OOMKilled)":                     {Exit: policy.Exit{HasEnded: true, Code: 137, Reason: "OOMKilled"}},
+		"the server ended with code 2":                                   {Exit: policy.Exit{HasEnded: true, Code: 2}},
+		"the server ended with code 3":                                   {Exit: policy.Exit{HasEnded: true, Code: 3, Reason: "Error"}},
+		"the server ended with code 0, and the pod was evicted":          {Exit: policy.Exit{HasEnded: true, Reason: "Completed"}, Disruption: "the pod was evicted"},
+		"the server ended with code 6 (Forced), and the pod was deleted": {Exit: policy.Exit{HasEnded: true, Code: 6, Reason: "Forced", ByHost: true}, Disruption: "the pod was deleted"},
 	} {
-		if got := EndText(server); got != want {
+		if got := policy.EndText(server); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
@@ -93,27 +91,25 @@ func TestEndText(t *testing.T) {
 // that of an ephemeral VM is, and that each run counts once.
 func TestCrashesOfAServerThatGoes(t *testing.T) {
 	ended, crashing := policytest.ShortRun(1, 3, 0)
-	counted := func(s *api.VirtualMachineStatus) {
-		crashing(s)
-		s.Operation.Run, s.Operation.LastError = "run-1", "the server ended with code 1"
+	counted := func(in *policy.Input) {
+		crashing(in)
+		in.VM.Status.Operation.Run, in.VM.Status.Operation.LastError = "run-1", "the server ended with code 1"
 	}
-	other := policytest.ChangeServer(ended, func(s *driver.Server) { s.Run = "run-2" })
+	other := policytest.ChangeServer(ended, func(s *policy.Server) { s.Run = "run-2" })
 	for name, tc := range map[string]struct {
-		observed inventory.Observation
+		observed policy.Observed
 		action   api.Action
 		want     string
 		runs     int32
 	}{
-		"it goes":               {policytest.Present(driver.StateRemoving), api.ActionActive, "wait Start => Creating Terminating", 0},
+		"it goes":               {policytest.Present(policy.StateRemoving), api.ActionActive, "wait Start => Creating Terminating", 0},
 		"it is gone":            {policytest.Gone(), api.ActionActive, "ensure On Start => Creating Restarting", 3},
 		"it is gone, to be off": {policytest.Gone(), api.ActionStopped, "ensure Off Create => Creating Creating", 0},
 		"it is counted":         {ended, api.ActionActive, "ensure On Start => Creating Restarting", 3},
 		"the next crash":        {other, api.ActionActive, "wait Start => Failed Restarting", 4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			vm := policytest.ReportedVM().Status(counted).Obj()
-			vm.Spec.Action = tc.action
-			d := Decide(inputOf(vm, tc.observed))
+			d := policy.Decide(policytest.ReportedVM().With(counted).Action(tc.action).Observing(tc.observed))
 			if got := summaryOf(d); got != tc.want || d.Action.ShortRuns != tc.runs {
 				t.Errorf("got %s, %d short runs, want %s, %d", got, d.Action.ShortRuns, tc.want, tc.runs)
 			}
@@ -124,25 +120,24 @@ func TestCrashesOfAServerThatGoes(t *testing.T) {
 // TestGuestThatEndedFirst checks that a guest which has ended by itself is not taken for one that Drover
 // stops, while other parts of its server have yet to end.
 func TestGuestThatEndedFirst(t *testing.T) {
-	observed := policytest.Present(driver.StateStopping)
-	observed.Server.Exit = &driver.Exit{Code: 1}
+	observed := policytest.Present(policy.StateStopping)
+	observed.Server.Exit = policy.Exit{HasEnded: true, Code: 1}
 	_, crashing := policytest.ShortRun(1, 2, 0)
-	nothing := func(*api.VirtualMachineStatus) {}
+	nothing := func(*policy.Input) {}
 	for name, tc := range map[string]struct {
-		spec   api.VirtualMachineSpec
-		status func(*api.VirtualMachineStatus)
+		spec   policy.Spec
+		status func(*policy.Input)
 		want   string
 	}{
-		"to be restarted": {api.VirtualMachineSpec{RestartedAt: &metav1.Time{Time: policytest.T0}}, nothing, "ensure Off Stop => Active Stopping"},
-		"by itself":       {api.VirtualMachineSpec{}, nothing, "wait => Active Stopping"},
-		"again":           {api.VirtualMachineSpec{}, crashing, "wait Start => Active Stopping"},
-		"stopped by then": {api.VirtualMachineSpec{Action: api.ActionStopped}, nothing, "ensure Off Stop => Active Stopping"},
-		"on request":      {api.VirtualMachineSpec{}, policytest.WithOperation(api.OperationStop, 0, ""), "ensure Off Stop => Active Stopping"},
+		"to be restarted": {policy.Spec{RestartedAt: policytest.T0}, nothing, "ensure Off Stop => Active Stopping"},
+		"by itself":       {policy.Spec{}, nothing, "wait => Active Stopping"},
+		"again":           {policy.Spec{}, crashing, "wait Start => Active Stopping"},
+		"stopped by then": {policy.Spec{Action: api.ActionStopped}, nothing, "ensure Off Stop => Active Stopping"},
+		"on request":      {policy.Spec{}, policytest.WithOperation(api.OperationStop, 0, ""), "ensure Off Stop => Active Stopping"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			vm := policytest.ReportedVM().Status(tc.status).Obj()
-			vm.Spec.Action, vm.Spec.RestartedAt = tc.spec.Action, tc.spec.RestartedAt
-			if got := summaryOf(Decide(inputOf(vm, observed))); got != tc.want {
+			vm := policytest.ReportedVM().With(tc.status).Action(tc.spec.Action).RestartedAt(tc.spec.RestartedAt)
+			if got := summaryOf(policy.Decide(vm.Observing(observed))); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})

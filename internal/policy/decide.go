@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package policy decides what to do about a VirtualMachine. It does no I/O and
-// reads no clock: Decide is a function of its Input.
+// reads no clock: Decide is a function of its Input, which is plain data (input.go).
 //
 // Start with Decide in decide.go, which chooses between:
 //
@@ -14,7 +14,8 @@
 //	update.go    the driver has yet to apply a change of the spec
 //
 // Functions named decide choose between decisions, and those named plan make one.
-// binding.go has the driver and the engine that a VirtualMachine belongs to.
+// binding.go has the driver and the engine that a VirtualMachine belongs to. Package
+// decisions has records of inputs and decisions, and derives decisions again.
 package policy
 
 import (
@@ -23,92 +24,64 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 )
 
 // OutageDelay is how long an outage lasts before a status reports it.
 const OutageDelay = 5 * time.Second
 
-// Input is everything that Decide considers.
-type Input struct {
-	VM *api.VirtualMachine
-	// Observed is the inventory's answer about the VM's server.
-	Observed inventory.Observation
-	Now      time.Time
-	// Driver is the driver of this controller; empty if the VM's driver does not
-	// run here.
-	Driver string
-	// Drivers are the drivers that run here, for messages.
-	Drivers []string
-	// Epoch is the epoch of the leader that decides.
-	Epoch int64
-	// Done is the operation that has just succeeded, if any.
-	Done api.OperationType
-	// PassedGeneration is the generation of the spec that was last passed to the driver.
-	PassedGeneration int64
-	// Probe is the readiness probe's result for a running server.
-	Probe ProbeResult
-	// Since has the instants that waits count from.
-	Since Instants
-	// DeletionBlocker says why the server of a VM without a binding may be on another
-	// driver's engine.
-	DeletionBlocker string
-}
-
 // Decision is what to do now, and what to report meanwhile.
 type Decision struct {
-	Action Action
+	Action Action `json:"action"`
 	// Status is reported while the action is taken or, if there is none, until
 	// something changes.
-	Status StatusIntent
+	Status StatusIntent `json:"status"`
 	// WakeAt is when to reconcile again even if nothing happens.
-	WakeAt time.Time
+	WakeAt time.Time `json:"wakeAt,omitzero"`
 	// NextTry is when the operation that failed is tried again.
-	NextTry time.Time
+	NextTry time.Time `json:"nextTry,omitzero"`
 }
 
 // Step is a kind of action.
-type Step int
+type Step string
 
 // The steps.
 const (
 	// StepNone waits.
-	StepNone Step = iota
+	StepNone Step = ""
 	// StepEnsure calls the driver's Ensure.
-	StepEnsure
+	StepEnsure Step = "ensure"
 	// StepDelete calls the driver's Delete.
-	StepDelete
+	StepDelete Step = "delete"
 	// StepFinish removes the finalizer.
-	StepFinish
+	StepFinish Step = "finish"
 )
 
 // Action is what to do now.
 type Action struct {
-	Step Step
+	Step Step `json:"step,omitzero"`
 	// Operation is under way, about to be taken, or failing. It is empty if the
 	// server is as specified.
-	Operation api.OperationType
-	Power     driver.Power
-	StopBy    time.Time
+	Operation api.OperationType `json:"operation,omitzero"`
+	Power     Power             `json:"power,omitzero"`
+	StopBy    time.Time         `json:"stopBy,omitzero"`
 	// EndRun is the run that a restart ends.
-	EndRun string
+	EndRun string `json:"endRun,omitzero"`
 	// RecordFirst writes the operation to the status before it is taken, because it
 	// cannot be repeated.
-	RecordFirst bool
+	RecordFirst bool `json:"recordFirst,omitzero"`
 	// BeginsStop is set for a restart whose stop has yet to begin.
-	BeginsStop bool
+	BeginsStop bool `json:"beginsStop,omitzero"`
 	// ShortRuns is set for a start that follows a run which ended by itself. It counts
 	// the starts in a row that have yet to lead to a stable run, this one included. CrashedRun
 	// is that run.
-	ShortRuns  int32
-	CrashedRun string
+	ShortRuns  int32  `json:"shortRuns,omitzero"`
+	CrashedRun string `json:"crashedRun,omitzero"`
 	// FollowsUp is set for an update that only the driver asks for: to a user, nothing changes.
-	FollowsUp bool
+	FollowsUp bool `json:"followsUp,omitzero"`
 	// Retain releases the server instead of removing it.
-	Retain bool
+	Retain bool `json:"retain,omitzero"`
 	// AllDrivers queries every driver before the finalizer is removed.
-	AllDrivers bool
+	AllDrivers bool `json:"allDrivers,omitzero"`
 }
 
 // IsSameStep reports whether another action is the same step for the same purpose.
@@ -119,37 +92,39 @@ func (a Action) IsSameStep(other Action) bool {
 // StatusIntent is what to report.
 type StatusIntent struct {
 	// Unchanged leaves the status as it is.
-	Unchanged       bool
-	Phase           api.Phase
-	Reason, Message string
-	Ready, Stalled  bool
+	Unchanged bool      `json:"unchanged,omitzero"`
+	Phase     api.Phase `json:"phase,omitzero"`
+	Reason    string    `json:"reason,omitzero"`
+	Message   string    `json:"message,omitzero"`
+	Ready     bool      `json:"ready,omitzero"`
+	Stalled   bool      `json:"stalled,omitzero"`
 	// Unobserved is set while the engine cannot be queried.
-	Unobserved bool
+	Unobserved bool `json:"unobserved,omitzero"`
 	// Blocked is set while a deletion waits for something to be repaired.
-	Blocked bool
+	Blocked bool `json:"blocked,omitzero"`
 	// Pending are the spec fields that wait for a restart. Refused is the field
 	// that the server cannot have.
-	Pending []string
-	Refused *api.RefusedField
+	Pending List             `json:"pending,omitzero"`
+	Refused api.RefusedField `json:"refused,omitzero"`
 	// RestartHandled marks spec.restartedAt as done.
-	RestartHandled bool
+	RestartHandled bool `json:"restartHandled,omitzero"`
 	// StoppedBySpec is set if the server is off because the spec says so.
-	StoppedBySpec bool
+	StoppedBySpec bool `json:"stoppedBySpec,omitzero"`
 }
 
 // Decide returns what to do about a VirtualMachine, given its observed server.
 func Decide(in Input) Decision {
 	var d Decision
 	switch {
-	case in.VM.DeletionTimestamp != nil:
+	case in.VM.IsDeleted:
 		d = decideDeletion(in)
 	case engineMismatch(in) != "":
 		d = decideMismatch(in)
-	case in.Observed.Answer == inventory.Unknown:
+	case in.Observed.Answer == Unknown:
 		d = decideUnknown(in)
-	case !IsBound(in.VM):
+	case !in.VM.IsBound:
 		d = Decision{Status: StatusIntent{Unchanged: true}, WakeAt: in.Now.Add(bindRetry)}
-	case len(in.Observed.Duplicates) > 0:
+	case in.Observed.Duplicates != "":
 		d = Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonDuplicate, Message: duplicateText(in)}}
 	case isOnHold(in):
 		d = decideHold(in)
@@ -165,36 +140,35 @@ func Decide(in Input) Decision {
 	d.Action.FollowsUp = d.Action.Operation == api.OperationUpdate && !hasChange(in)
 	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || hasNothingToRestart(in, d.Status)
 	d.Status.Pending, d.Status.Refused = pendingFields(in), refusedField(in)
-	if d.Status.Refused != nil && d.Status.Ready {
-		d.Status.Ready, d.Status.Stalled, d.Status.Reason, d.Status.Message = false, true, d.Status.Refused.Reason, d.Status.Refused.Message
+	if refused := d.Status.Refused; refused.Field != "" && d.Status.Ready {
+		d.Status.Ready, d.Status.Stalled, d.Status.Reason, d.Status.Message = false, true, refused.Reason, refused.Message
 	}
 	return d
 }
 
 // engineMismatch returns why the engine of this driver is not the VM's, or "".
 func engineMismatch(in Input) string {
-	bound := BindingOf(in.VM)
+	bound := in.VM.Binding
 	switch {
 	case in.Driver == "" && bound.Driver == "":
-		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers, ", "))
+		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers.Names(), ", "))
 	case in.Driver == "":
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", engineText(bound), bound.Driver, strings.Join(in.Drivers, ", "))
-	case IsOtherEngine(in.VM, in.Observed.EngineID):
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", engineText(bound), bound.Driver, strings.Join(in.Drivers.Names(), ", "))
+	case IsOtherEngine(bound, in.Observed.EngineID):
 		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", engineText(bound), in.Driver, in.Observed.EngineID)
 	}
 	return ""
 }
 
-// IsOtherEngine reports whether the engine that answers is not the one that a VM is bound to.
-func IsOtherEngine(vm *api.VirtualMachine, engineID string) bool {
-	bound := BindingOf(vm).EngineID
-	return bound != "" && engineID != "" && bound != engineID
+// IsOtherEngine reports whether the engine that answers is not that of a binding.
+func IsOtherEngine(bound api.Binding, engineID string) bool {
+	return bound.EngineID != "" && engineID != "" && bound.EngineID != engineID
 }
 
 // decideMismatch waits: another engine's answer proves nothing about the server.
 // Only a VM that was never bound is refused.
 func decideMismatch(in Input) Decision {
-	if BindingOf(in.VM).Driver == "" {
+	if in.VM.Binding.Driver == "" {
 		return Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonUnknownDriver, Message: engineMismatch(in), Stalled: true}}
 	}
 	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: api.ReasonEngineMismatch, Message: engineMismatch(in), Unobserved: true}}
@@ -206,7 +180,7 @@ func decideUnknown(in Input) Decision {
 	if d, short := decideShortOutage(in); short {
 		return d
 	}
-	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: unknownReason(in), Message: in.Observed.Cause.Error(), Unobserved: true}}
+	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: unknownReason(in), Message: in.Observed.Cause, Unobserved: true}}
 }
 
 func unknownReason(in Input) string {
@@ -230,37 +204,8 @@ func decideShortOutage(in Input) (Decision, bool) {
 }
 
 func duplicateText(in Input) string {
-	return fmt.Sprintf("%d servers carry the UID %s (%s): remove all but one", len(in.Observed.Duplicates), in.VM.UID, strings.Join(in.Observed.Duplicates, ", "))
-}
-
-// ProbeResult is the result of a readiness probe.
-type ProbeResult struct {
-	// Wanted is set if the spec has a probe.
-	Wanted bool
-	// Completed is set once the result is known: the server was probed, or cannot be
-	// because it does not run or has no address. OK is the last result, and Message
-	// says why it failed.
-	Completed, OK bool
-	Message       string
-}
-
-// Instants has the instants that waits count from, by this process's clock. The
-// zero time means that the fact does not hold.
-//
-// Times in objects and on servers were written by other clocks: the API server's,
-// the engine's, another replica's. They are displayed and compared for equality,
-// but no wait counts from them, since each may be an hour off. After a failover a
-// wait counts from when the new leader first observed its cause, so it at most
-// doubles.
-type Instants struct {
-	// Deletion is when the deletion of the object was first observed.
-	Deletion time.Time
-	// Operation is when status.operation was first observed, and Failure when its
-	// last failure was.
-	Operation, Failure time.Time
-	// Run is when the server's run was first observed running, and Exit when it was
-	// first observed over.
-	Run, Exit time.Time
+	ids := in.Observed.Duplicates.Names()
+	return fmt.Sprintf("%d servers carry the UID %s (%s): remove all but one", len(ids), in.VM.UID, strings.Join(ids, ", "))
 }
 
 // Earliest returns the earlier of two times, of which the second may be zero.

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 )
 
 const (
@@ -25,15 +23,15 @@ const (
 // gone. A failing stop or an earlier failed creation does not block it.
 func decideDeletion(in Input) Decision {
 	switch {
-	case in.Driver == "" && BindingOf(in.VM).Driver == "":
+	case in.Driver == "" && in.VM.Binding.Driver == "":
 		return decideDeletionElsewhere(in)
 	case engineMismatch(in) != "":
 		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
-	case in.Observed.Answer == inventory.Unknown:
+	case in.Observed.Answer == Unknown:
 		return decideDeletionUnknown(in)
-	case len(in.Observed.Duplicates) > 0:
+	case in.Observed.Duplicates != "":
 		return planBlocked(in, duplicateText(in))
-	case in.Observed.Answer == inventory.Gone:
+	case in.Observed.Answer == Gone:
 		return decideDeletionGone(in)
 	}
 	d := planTermination(api.OperationDelete, api.ReasonTerminating, in.Observed.Server.Progress)
@@ -50,7 +48,7 @@ func decideDeletionUnknown(in Input) Decision {
 	if d, short := decideShortOutage(in); short {
 		return d
 	}
-	d := planBlocked(in, "the server may still be there, and the deletion continues when the engine answers: "+in.Observed.Cause.Error())
+	d := planBlocked(in, "the server may still be there, and the deletion continues when the engine answers: "+in.Observed.Cause)
 	d.Status.Unobserved = true
 	return d
 }
@@ -69,7 +67,7 @@ func decideDeletionGone(in Input) Decision {
 	if in.DeletionBlocker != "" {
 		return planBlockedByDriver(in)
 	}
-	d.Action.Step, d.Action.AllDrivers = StepFinish, BindingOf(in.VM).EngineID == ""
+	d.Action.Step, d.Action.AllDrivers = StepFinish, in.VM.Binding.EngineID == ""
 	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {
 		d.Action.Step, d.Action.Retain = StepDelete, in.VM.Spec.DeletionPolicy == api.DeletionRetain
 	}
@@ -100,20 +98,20 @@ func planBlockedByDriver(in Input) Decision {
 // from the deletion, is over. A failed stop is retried until then.
 func decideDeletionStop(in Input) (Decision, bool) {
 	d := planTermination(api.OperationStop, api.ReasonStopping, in.Observed.Server.Progress)
-	d.Action.Power, d.Action.StopBy = driver.PowerOff, in.Since.Deletion.Add(GracePeriodOf(in.VM))
+	d.Action.Power, d.Action.StopBy = PowerOff, in.Since.Deletion.Add(gracePeriod(in))
 	if !in.Now.Before(d.Action.StopBy) {
 		return Decision{}, false
 	}
 	switch in.Observed.Server.State {
-	case driver.StateRunning, driver.StateStarting, driver.StatePaused:
+	case StateRunning, StateStarting, StatePaused:
 		return decideStopRetry(in, d), true
-	case driver.StateStopping:
+	case StateStopping:
 		if in.Observed.Server.NeedsEnsure {
 			return decideStopRetry(in, d), true
 		}
 		d.WakeAt = d.Action.StopBy
 		return d, true
-	case driver.StatePending, driver.StateStopped, driver.StateRestarting, driver.StateRemoving, driver.StateUnknown:
+	case StatePending, StateStopped, StateRestarting, StateRemoving, StateUnknown:
 	}
 	return Decision{}, false
 }
@@ -123,7 +121,7 @@ func decideDeletionStop(in Input) (Decision, bool) {
 func decideStopRetry(in Input, d Decision) Decision {
 	op := in.VM.Status.Operation
 	d.Action.Step = StepEnsure
-	if op == nil || op.Type != api.OperationStop || op.Generation != in.VM.Generation || op.NextRetryTime == nil {
+	if op.Type != api.OperationStop || op.Generation != in.VM.Generation || op.NextRetryTime.IsZero() {
 		return d
 	}
 	if next := nextTry(in); in.Now.Before(next) {
@@ -138,13 +136,13 @@ func decideStopRetry(in Input, d Decision) Decision {
 func waitForRemoval(in Input, d Decision) Decision {
 	op := in.VM.Status.Operation
 	switch {
-	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):
+	case op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):
 		d.Action.Step, d.WakeAt, d.NextTry, d.Status.Blocked = StepNone, nextTry(in), nextTry(in), true
 		d.Status.Reason = op.Reason
 		d.Status.Message = fmt.Sprintf("%s; next try at %s", op.LastError, d.WakeAt.UTC().Format(time.RFC3339))
-	case d.Action.Step == StepDelete && in.Done == d.Action.Operation, in.Observed.Server.State == driver.StateRemoving:
+	case d.Action.Step == StepDelete && in.Done == d.Action.Operation, in.Observed.Server.State == StateRemoving:
 		d.Action.Step, d.WakeAt = StepNone, in.Now.Add(removalPoll)
-		if in.Observed.Server.State == driver.StateStopping { // only its host can end it, which may be lost
+		if in.Observed.Server.State == StateStopping { // only its host can end it, which may be lost
 			d.WakeAt = in.Now.Add(DeletionCheckPeriod)
 		}
 	}
@@ -161,7 +159,7 @@ func planBlocked(in Input, message string) Decision {
 	switch {
 	case engineMismatch(in) != "":
 		d.Status.Reason, d.Status.Unobserved = api.ReasonEngineMismatch, true
-	case in.Observed.Answer == inventory.Unknown:
+	case in.Observed.Answer == Unknown:
 		d.Status.Reason = unknownReason(in)
 	case in.DeletionBlocker != "":
 		d.Status.Reason = api.ReasonEngineMismatch

@@ -6,64 +6,60 @@ package policy
 import (
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 )
 
 // decidePower compares the server with the desired power state.
 func decidePower(in Input) Decision {
-	power := powerOf(in.VM)
-	if in.Observed.Answer == inventory.Gone {
+	power := powerOf(in)
+	if in.Observed.Answer == Gone {
 		return planCreation(in, power)
 	}
 	switch in.Observed.Server.State {
-	case driver.StatePending:
+	case StatePending:
 		return decidePending(in, power)
-	case driver.StateRemoving:
+	case StateRemoving:
 		return planWait(in, creatingOperation(in, power), api.ReasonTerminating, "waits for the server that is being removed")
-	case driver.StateStopping:
+	case StateStopping:
 		return decideStopping(in, power)
-	case driver.StateUnknown:
+	case StateUnknown:
 		return decideLost(in, power)
-	case driver.StateRunning, driver.StateStarting, driver.StatePaused, driver.StateStopped, driver.StateRestarting:
+	case StateRunning, StateStarting, StatePaused, StateStopped, StateRestarting:
 	}
 	switch power {
-	case driver.PowerOff:
+	case PowerOff:
 		return decideOff(in)
-	case driver.PowerPaused:
+	case PowerPaused:
 		return decidePaused(in)
-	case driver.PowerOn:
+	case PowerOn:
 	}
 	return decideOn(in)
 }
 
 // decideLost asks the driver for a server that may run or not. The driver fails until that is
 // known again.
-func decideLost(in Input, power driver.Power) Decision {
+func decideLost(in Input, power Power) Decision {
 	operation := api.OperationStart
-	if power == driver.PowerOff {
+	if power == PowerOff {
 		operation = api.OperationStop
 	}
-	return planEnsure(in, operation, power, api.ReasonUnresponsive, in.Observed.Server.Err.Error())
+	return planEnsure(in, operation, power, api.ReasonUnresponsive, in.Observed.Server.Error)
 }
 
-func powerOf(vm *api.VirtualMachine) driver.Power {
-	switch vm.Spec.Action {
+func powerOf(in Input) Power {
+	switch in.VM.Spec.Action {
 	case api.ActionStopped:
-		return driver.PowerOff
+		return PowerOff
 	case api.ActionPaused:
-		return driver.PowerPaused
+		return PowerPaused
 	case api.ActionActive:
 	}
-	return driver.PowerOn
+	return PowerOn
 }
 
 // planCreation returns the decision to make the server. A start after a crash goes on: an ephemeral server
 // is gone between two runs, and its crashes still count.
-func planCreation(in Input, power driver.Power) Decision {
+func planCreation(in Input, power Power) Decision {
 	op := creatingOperation(in, power)
 	if op != api.OperationStart {
 		return planEnsure(in, op, power, api.ReasonCreating, "")
@@ -74,9 +70,9 @@ func planCreation(in Input, power driver.Power) Decision {
 }
 
 // creatingOperation returns the operation that makes a server which is gone, or about to be.
-func creatingOperation(in Input, power driver.Power) api.OperationType {
-	isPending := in.Observed.Answer == inventory.Present && in.Observed.Server.State == driver.StatePending
-	if power != driver.PowerOff && !isPending && IsCrashing(in.VM.Status.Operation) {
+func creatingOperation(in Input, power Power) api.OperationType {
+	isPending := in.Observed.Answer == Present && in.Observed.Server.State == StatePending
+	if power != PowerOff && !isPending && in.VM.Status.Operation.IsCrashing() {
 		return api.OperationStart
 	}
 	return api.OperationCreate
@@ -86,19 +82,19 @@ func creatingOperation(in Input, power driver.Power) api.OperationType {
 // engine has removed the last run. The existing server is unchanged meanwhile.
 func isWaiting(in Input, d Decision) bool {
 	server := in.Observed.Server
-	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.NeedsEnsure || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
+	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.NeedsEnsure || server.Progress == "" || server.Error != "" || server.State == StatePending || server.State == StateStopping {
 		return false
 	}
 	op := in.VM.Status.Operation
-	requested := op != nil && op.Type == d.Action.Operation && op.NextRetryTime == nil && in.PassedGeneration == in.VM.Generation
+	requested := op.Type == d.Action.Operation && op.NextRetryTime.IsZero() && in.PassedGeneration == in.VM.Generation
 	return in.Done == d.Action.Operation || requested
 }
 
 // decidePending waits for a fetch. It continues when the fetch has ended or the
 // spec has changed.
-func decidePending(in Input, power driver.Power) Decision {
+func decidePending(in Input, power Power) Decision {
 	server := in.Observed.Server
-	if server.Progress != "" && server.Err == nil && in.PassedGeneration == in.VM.Generation {
+	if server.Progress != "" && server.Error == "" && in.PassedGeneration == in.VM.Generation {
 		return planWait(in, api.OperationCreate, api.ReasonFetching, server.Progress)
 	}
 	return planCreation(in, power)
@@ -107,16 +103,16 @@ func decidePending(in Input, power driver.Power) Decision {
 // decideStopping waits for a stop, whatever requested it, and forces it when the
 // grace period is over. A guest that has ended by itself, while other parts of its server,
 // such as a sidecar, have not, is not being stopped.
-func decideStopping(in Input, power driver.Power) Decision {
+func decideStopping(in Input, power Power) Decision {
 	operation := api.OperationStop
 	end := ""
 	switch op := in.VM.Status.Operation; {
-	case op != nil && op.Type == api.OperationRestart:
+	case op.Type == api.OperationRestart:
 		operation, end = api.OperationRestart, op.Run
-	case in.Observed.Server.Exit != nil && power != driver.PowerOff && !isRestartWanted(in) && (op == nil || op.Type != api.OperationStop):
+	case in.Observed.Server.Exit.HasEnded && power != PowerOff && !isRestartWanted(in) && op.Type != api.OperationStop:
 		return planEndedGuest(in, power)
 	default:
-		power = driver.PowerOff
+		power = PowerOff
 	}
 	d := planEnsure(in, operation, power, api.ReasonStopping, in.Observed.Server.Progress)
 	d.Action.EndRun = end
@@ -124,7 +120,7 @@ func decideStopping(in Input, power driver.Power) Decision {
 		d.Action.StopBy = time.Time{}
 	}
 	switch wait := d.Action.StopBy; {
-	case in.Observed.Server.NeedsEnsure, in.Observed.Server.Exit != nil: // no guest is left to wait for
+	case in.Observed.Server.NeedsEnsure, in.Observed.Server.Exit.HasEnded: // no guest is left to wait for
 	case wait.IsZero():
 		d.Action.Step = StepNone
 	case in.Now.Before(wait):
@@ -134,62 +130,54 @@ func decideStopping(in Input, power driver.Power) Decision {
 }
 
 // planEndedGuest waits for the other parts of a server whose guest has ended by itself.
-func planEndedGuest(in Input, power driver.Power) Decision {
+func planEndedGuest(in Input, power Power) Decision {
 	server := in.Observed.Server
 	if server.NeedsEnsure {
 		return planEnsure(in, api.OperationUpdate, power, api.ReasonStopping, server.Progress)
 	}
-	return planWait(in, operationOf(in.VM), api.ReasonStopping, server.Progress)
-}
-
-// operationOf returns the operation that the status has recorded, if any.
-func operationOf(vm *api.VirtualMachine) api.OperationType {
-	if vm.Status.Operation == nil {
-		return ""
-	}
-	return vm.Status.Operation.Type
+	return planWait(in, in.VM.Status.Operation.Type, api.ReasonStopping, server.Progress)
 }
 
 // isEndedByOthers reports whether others than Drover end a run that the spec wants, as a drain does: with a
 // grace period of their own, which the engine keeps to.
 func isEndedByOthers(in Input, operation api.OperationType) bool {
-	return in.Observed.Server.Disruption != "" && operation == api.OperationStop && powerOf(in.VM) != driver.PowerOff
+	return in.Observed.Server.Disruption != "" && operation == api.OperationStop && powerOf(in) != PowerOff
 }
 
 func decideOff(in Input) Decision {
-	if in.Observed.Server.State != driver.StateStopped {
-		return planEnsure(in, api.OperationStop, driver.PowerOff, api.ReasonStopping, "")
+	if in.Observed.Server.State != StateStopped {
+		return planEnsure(in, api.OperationStop, PowerOff, api.ReasonStopping, "")
 	}
 	if needsUpdate(in) {
-		return planEnsure(in, api.OperationUpdate, driver.PowerOff, api.ReasonUpdating, "")
+		return planEnsure(in, api.OperationUpdate, PowerOff, api.ReasonUpdating, "")
 	}
 	return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonStoppedAsAsked, Ready: true, RestartHandled: true, StoppedBySpec: true, Message: in.Observed.Server.Note}}
 }
 
 func decidePaused(in Input) Decision {
 	switch in.Observed.Server.State {
-	case driver.StatePaused:
+	case StatePaused:
 		if needsUpdate(in) {
-			return planEnsure(in, api.OperationUpdate, driver.PowerPaused, api.ReasonUpdating, "")
+			return planEnsure(in, api.OperationUpdate, PowerPaused, api.ReasonUpdating, "")
 		}
 		return planPaused(in)
-	case driver.StateStarting:
-		return decideStarting(in, driver.PowerPaused)
-	case driver.StateStopped, driver.StateRestarting:
+	case StateStarting:
+		return decideStarting(in, PowerPaused)
+	case StateStopped, StateRestarting:
 		if hasNeverRun(in) {
-			return planStartAgain(in, driver.PowerPaused)
+			return planStartAgain(in, PowerPaused)
 		}
-		return planEnsure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
-	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving, driver.StateUnknown:
+		return planEnsure(in, api.OperationStart, PowerPaused, api.ReasonStarting, "")
+	case StateRunning, StatePending, StateStopping, StateRemoving, StateUnknown:
 	}
-	return planEnsure(in, api.OperationPause, driver.PowerPaused, api.ReasonUpdating, "")
+	return planEnsure(in, api.OperationPause, PowerPaused, api.ReasonUpdating, "")
 }
 
 // planPaused returns the decision for a server that is frozen as specified.
 func planPaused(in Input) Decision {
 	d := Decision{Status: StatusIntent{Phase: api.PhasePaused, Reason: api.ReasonPausedAsAsked, Ready: true, RestartHandled: true, Message: in.Observed.Server.Note}}
-	if len(pendingFields(in)) > 0 && refusedField(in) == nil {
-		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM, pendingFields(in))
+	if pendingFields(in) != "" && refusedField(in).Field == "" {
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM.Spec.Action, pendingFields(in))
 	}
 	return d
 }
@@ -204,18 +192,18 @@ func decideOn(in Input) Decision {
 // decideWithoutRestart handles a server that must be on and needs no restart.
 func decideWithoutRestart(in Input) Decision {
 	switch in.Observed.Server.State {
-	case driver.StatePaused:
-		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
-	case driver.StateStarting:
-		return decideStarting(in, driver.PowerOn)
-	case driver.StateStopped:
+	case StatePaused:
+		return planEnsure(in, api.OperationResume, PowerOn, api.ReasonStarting, "")
+	case StateStarting:
+		return decideStarting(in, PowerOn)
+	case StateStopped:
 		return decideEnded(in)
-	case driver.StateRunning, driver.StateRestarting, driver.StatePending, driver.StateStopping, driver.StateRemoving, driver.StateUnknown:
+	case StateRunning, StateRestarting, StatePending, StateStopping, StateRemoving, StateUnknown:
 	}
 	switch {
 	case needsUpdate(in):
-		return planEnsure(in, api.OperationUpdate, driver.PowerOn, api.ReasonUpdating, "")
-	case in.Observed.Server.State == driver.StateRestarting:
+		return planEnsure(in, api.OperationUpdate, PowerOn, api.ReasonUpdating, "")
+	case in.Observed.Server.State == StateRestarting:
 		return planEngineRestart(in)
 	}
 	return planRunning(in)
@@ -223,7 +211,7 @@ func decideWithoutRestart(in Input) Decision {
 
 // decideStarting waits for a start, unless the driver has yet to complete what it began. It gets a
 // changed spec at once: what the start waits for may be what was changed.
-func decideStarting(in Input, power driver.Power) Decision {
+func decideStarting(in Input, power Power) Decision {
 	server, reason := in.Observed.Server, api.ReasonStarting
 	if server.IsUnschedulable {
 		reason = api.ReasonUnschedulable
@@ -236,7 +224,7 @@ func decideStarting(in Input, power driver.Power) Decision {
 
 func planEngineRestart(in Input) Decision {
 	text := "the engine restarts the server"
-	if exit := in.Observed.Server.Exit; exit != nil {
+	if exit := in.Observed.Server.Exit; exit.HasEnded {
 		text += ", which " + exitText(exit, false)
 	}
 	return Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRestarting, Message: text}}
@@ -248,19 +236,19 @@ func planRunning(in Input) Decision {
 	server := in.Observed.Server
 	d := Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRunning, Message: server.Note, Ready: true}}
 	switch {
-	case server.Err != nil:
-		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonUnresponsive, server.Err.Error()
+	case server.Error != "":
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonUnresponsive, server.Error
 		if server.HostLost {
 			d.Status.Phase = api.PhaseUnknown
 		}
 	case in.Probe.Wanted && !in.Probe.OK && !hasProbePassed(in):
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonProbeFailing, in.Probe.Message
-	case refusedField(in) != nil: // Decide reports it, for every settled state
-	case len(pendingFields(in)) > 0:
-		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM, pendingFields(in))
+	case refusedField(in).Field != "": // Decide reports it, for every settled state
+	case pendingFields(in) != "":
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM.Spec.Action, pendingFields(in))
 	}
 	stable := in.Since.Run.Add(stableRun)
-	if IsCrashing(in.VM.Status.Operation) && in.Now.Before(stable) {
+	if in.VM.Status.Operation.IsCrashing() && in.Now.Before(stable) {
 		d.Action.Operation, d.WakeAt = api.OperationStart, stable
 	}
 	return d
@@ -269,30 +257,30 @@ func planRunning(in Input) Decision {
 // hasProbePassed reports whether a probe that is not complete yet had passed before
 // this controller started: the run is the same, and it was ready.
 func hasProbePassed(in Input) bool {
-	status := &in.VM.Status
-	return !in.Probe.Completed && meta.IsStatusConditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !HasRestarted(status, in.Observed.Server)
+	started := in.VM.Status.StartTime
+	return !in.Probe.Completed && in.VM.Status.Ready && !started.IsZero() && !HasRestarted(started, in.Observed.Server.StartedAt)
 }
 
 // planEnsure returns the decision to call the driver's Ensure.
-func planEnsure(in Input, operation api.OperationType, power driver.Power, reason, message string) Decision {
+func planEnsure(in Input, operation api.OperationType, power Power, reason, message string) Decision {
 	d := planWait(in, operation, reason, message)
 	d.Action.Step, d.Action.Power = StepEnsure, power
-	d.Action.StopBy = beganAt(in, operation).Add(GracePeriodOf(in.VM))
+	d.Action.StopBy = beganAt(in, operation).Add(gracePeriod(in))
 	return d
 }
 
 // planWait returns the decision to let an operation that is under way continue.
 func planWait(in Input, operation api.OperationType, reason, message string) Decision {
 	phase := api.PhaseCreating
-	if in.Observed.Answer == inventory.Present {
+	if in.Observed.Answer == Present {
 		switch in.Observed.Server.State {
-		case driver.StateRunning, driver.StateStopping, driver.StateRestarting:
+		case StateRunning, StateStopping, StateRestarting:
 			phase = api.PhaseActive
-		case driver.StatePaused:
+		case StatePaused:
 			phase = api.PhasePaused
-		case driver.StateUnknown:
+		case StateUnknown:
 			phase = api.PhaseUnknown
-		case driver.StateStopped, driver.StateStarting, driver.StatePending, driver.StateRemoving:
+		case StateStopped, StateStarting, StatePending, StateRemoving:
 		}
 	}
 	return Decision{Action: Action{Operation: operation}, Status: StatusIntent{Phase: phase, Reason: reason, Message: message}}
@@ -300,21 +288,13 @@ func planWait(in Input, operation api.OperationType, reason, message string) Dec
 
 // beganAt returns when the operation began, by this process's clock.
 func beganAt(in Input, operation api.OperationType) time.Time {
-	if op := in.VM.Status.Operation; op != nil && op.Type == operation {
+	if in.VM.Status.Operation.Type == operation {
 		return in.Since.Operation
 	}
 	return in.Now
 }
 
-// GracePeriodOf returns how long a guest may take to shut down.
-func GracePeriodOf(vm *api.VirtualMachine) time.Duration {
-	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {
-		return time.Duration(*s) * time.Second
-	}
-	return 30 * time.Second
-}
-
-// IsRunning reports whether a server's guest is running.
-func IsRunning(observed inventory.Observation) bool {
-	return observed.Answer == inventory.Present && observed.Server.State == driver.StateRunning
+// gracePeriod returns how long the guest may take to shut down.
+func gracePeriod(in Input) time.Duration {
+	return time.Duration(in.VM.Spec.GracePeriodSeconds) * time.Second
 }

@@ -6,11 +6,7 @@ package policy
 import (
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 )
 
 // isRestartWanted reports whether spec.restartedAt requests a restart that was not
@@ -18,7 +14,7 @@ import (
 func isRestartWanted(in Input) bool {
 	want, have := in.VM.Spec.RestartedAt, in.VM.Status.RestartedAt
 	if op := in.VM.Status.Operation; isRestartDone(in) {
-		if op.RestartedAt == nil {
+		if op.RestartedAt.IsZero() {
 			return false // begun by an older version
 		}
 		have = op.RestartedAt
@@ -30,33 +26,23 @@ func isRestartWanted(in Input) bool {
 // an ephemeral VM in the middle of each restart, or was just created. That another engine does not have it
 // says nothing.
 func hasNothingToRestart(in Input, status StatusIntent) bool {
-	return in.Observed.Answer == inventory.Gone && !status.Unobserved || in.Done == api.OperationCreate
+	return in.Observed.Answer == Gone && !status.Unobserved || in.Done == api.OperationCreate
 }
 
 // isSameRequest reports whether a spec's restartedAt is the one of a status, which has whole
 // seconds and no zero time. A spec has what its user wrote, with fractions perhaps.
-func isSameRequest(want, have *metav1.Time) bool {
+func isSameRequest(want, have time.Time) bool {
 	if want.IsZero() || have.IsZero() {
 		return want.IsZero() == have.IsZero()
 	}
-	return want.Truncate(time.Second).Equal(have.Time)
-}
-
-// RestartRequest returns spec.restartedAt as a status keeps it: nil, or whole seconds. A status
-// with anything else would differ from what the API server has of it, and be written in every pass.
-func RestartRequest(vm *api.VirtualMachine) *metav1.Time {
-	want := vm.Spec.RestartedAt
-	if want.IsZero() {
-		return nil
-	}
-	return &metav1.Time{Time: want.Truncate(time.Second)}
+	return want.Truncate(time.Second).Equal(have)
 }
 
 // isRestartDone reports whether the run that a restart must end is over and another
 // has begun, however that one ended.
 func isRestartDone(in Input) bool {
 	op, run := in.VM.Status.Operation, in.Observed.Server.Run
-	return op != nil && op.Type == api.OperationRestart && run != "" && run != op.Run
+	return op.Type == api.OperationRestart && run != "" && run != op.Run
 }
 
 // decideRestart continues a restart that the status records, or begins one. The run
@@ -64,23 +50,23 @@ func isRestartDone(in Input) bool {
 // restartedAt that requested it is recorded with it, so that a later one is not lost.
 func decideRestart(in Input) (Decision, bool) {
 	op := in.VM.Status.Operation
-	underWay := op != nil && op.Type == api.OperationRestart && !isRestartDone(in)
+	underWay := op.Type == api.OperationRestart && !isRestartDone(in)
 	if !underWay && (!isRestartWanted(in) || in.Done == api.OperationCreate) {
 		return Decision{}, false
 	}
-	d := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
+	d := planEnsure(in, api.OperationRestart, PowerOn, api.ReasonRestarting, "")
 	// The stop has yet to begin: what precedes it must not use up the grace period.
-	d.Action.BeginsStop, d.Action.StopBy = true, in.Now.Add(GracePeriodOf(in.VM))
+	d.Action.BeginsStop, d.Action.StopBy = true, in.Now.Add(gracePeriod(in))
 	d.Action.EndRun, d.Action.RecordFirst = in.Observed.Server.Run, true
 	if underWay {
-		d.Action.EndRun, d.Action.RecordFirst = op.Run, in.Observed.Server.Run == op.Run && isOutdated(in.VM)
+		d.Action.EndRun, d.Action.RecordFirst = op.Run, in.Observed.Server.Run == op.Run && isOutdated(in)
 	}
 	return d, true
 }
 
 // isOutdated reports whether an older restartedAt than the one in the spec requested
 // the restart under way. If its run has not ended yet, the restart satisfies both.
-func isOutdated(vm *api.VirtualMachine) bool {
-	want, have := vm.Spec.RestartedAt, vm.Status.Operation.RestartedAt
-	return !want.IsZero() && have != nil && !isSameRequest(want, have)
+func isOutdated(in Input) bool {
+	want, have := in.VM.Spec.RestartedAt, in.VM.Status.Operation.RestartedAt
+	return !want.IsZero() && !have.IsZero() && !isSameRequest(want, have)
 }

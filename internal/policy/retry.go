@@ -8,8 +8,6 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 )
 
 const (
@@ -34,7 +32,7 @@ func IsStuck(recordings int) bool { return recordings > maxRecordings }
 // settings, such as the allowed registries.
 func isOnHold(in Input) bool {
 	op := in.VM.Status.Operation
-	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || IsCrashing(op) || !isStillWaiting(in) {
+	if op.Type == "" || op.Type == api.OperationDelete || op.Type == api.OperationRelease || op.IsCrashing() || !isStillWaiting(in) {
 		return false
 	}
 	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !IsCleanupDue(in.Observed) || in.Now.Before(nextTry(in))
@@ -42,8 +40,8 @@ func isOnHold(in Input) bool {
 
 // IsCleanupDue reports whether the driver has to remove what the last run of a server that is off has left,
 // such as the finalizer of a pod that is being deleted. That does not depend on the spec.
-func IsCleanupDue(observed inventory.Observation) bool {
-	return observed.Answer == inventory.Present && observed.Server.State == driver.StateStopped && observed.Server.NeedsEnsure
+func IsCleanupDue(observed Observed) bool {
+	return observed.Answer == Present && observed.Server.State == StateStopped && observed.Server.NeedsEnsure
 }
 
 // isStillWaiting reports whether nothing has happened that ends the wait of a
@@ -54,14 +52,14 @@ func isStillWaiting(in Input) bool {
 	if in.VM.Generation != op.Generation || !IsAsReported(in.VM.Status.Server, in.Observed) {
 		return false
 	}
-	return op.NextRetryTime == nil || !in.Observed.BackSince.After(in.Since.Failure)
+	return op.NextRetryTime.IsZero() || !in.Observed.BackSince.After(in.Since.Failure)
 }
 
 // nextTry returns when a failed operation is retried, by this process's clock. It
 // is the zero time if no retry is planned.
 func nextTry(in Input) time.Time {
 	op := in.VM.Status.Operation
-	if op.NextRetryTime == nil && !IsCleanupDue(in.Observed) {
+	if op.NextRetryTime.IsZero() && !IsCleanupDue(in.Observed) {
 		return time.Time{}
 	}
 	return in.Since.Failure.Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted))
@@ -69,12 +67,12 @@ func nextTry(in Input) time.Time {
 
 // IsAsReported reports whether the server is as the status says. No server and a
 // server whose image is still being fetched count as the same.
-func IsAsReported(left *api.ServerStatus, observed inventory.Observation) bool {
-	none := observed.Answer == inventory.Gone || observed.Server.State == driver.StatePending
-	if left == nil || left.State == string(driver.StatePending) {
+func IsAsReported(left ServerStatus, observed Observed) bool {
+	none := observed.Answer == Gone || observed.Server.State == StatePending
+	if left == (ServerStatus{}) || left.State == StatePending {
 		return none
 	}
-	return !none && left.ID == observed.Server.ID && left.State == string(observed.Server.State)
+	return !none && left.ID == observed.Server.ID && left.State == observed.Server.State
 }
 
 func decideHold(in Input) Decision {
@@ -83,7 +81,7 @@ func decideHold(in Input) Decision {
 	if next := nextTry(in); in.Now.Before(next) {
 		d.WakeAt, d.NextTry = next, next
 	}
-	if in.Observed.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused, driver.StateUnknown}, in.Observed.Server.State) {
+	if in.Observed.Answer == Present && slices.Contains([]State{StateRunning, StatePaused, StateUnknown}, in.Observed.Server.State) {
 		d.Status.Phase = planWait(in, "", "", "").Status.Phase
 	}
 	d.Status.Stalled = op.Failure == api.FailureRefused

@@ -1,17 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package policy
+package policy_test
 
 import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/policytest"
 )
 
@@ -27,7 +24,7 @@ func TestBackoff(t *testing.T) {
 		10:  {5 * time.Minute, 5 * time.Minute},
 		100: {5 * time.Minute, 5 * time.Minute},
 	} {
-		if normal, slow := Backoff(n, false), Backoff(n, true); normal != want.normal || slow != want.slow {
+		if normal, slow := policy.Backoff(n, false), policy.Backoff(n, true); normal != want.normal || slow != want.slow {
 			t.Errorf("%d failures: %s, and %s if slow; want %s and %s", n, normal, slow, want.normal, want.slow)
 		}
 	}
@@ -36,33 +33,32 @@ func TestBackoff(t *testing.T) {
 // TestIsStuck checks that what a restart has recorded, its end and then the next run, is no failure.
 func TestIsStuck(t *testing.T) {
 	for recordings, want := range map[int]bool{1: false, 2: false, 3: false, 4: true, 100: true} {
-		if got := IsStuck(recordings); got != want {
+		if got := policy.IsStuck(recordings); got != want {
 			t.Errorf("%d recordings in a row: %v, want %v", recordings, got, want)
 		}
 	}
 }
 
 func TestIsAsReported(t *testing.T) {
-	running := &api.ServerStatus{ID: "id-1", State: string(driver.StateRunning)}
-	pending := &api.ServerStatus{State: string(driver.StatePending)}
+	running := policy.ServerStatus{ID: "id-1", State: policy.StateRunning}
+	pending, none := policy.ServerStatus{State: policy.StatePending}, policy.ServerStatus{}
 	for name, tc := range map[string]struct {
-		left     *api.ServerStatus
-		observed inventory.Observation
+		left     policy.ServerStatus
+		observed policy.Observed
 		want     bool
 	}{
-		"none, and none is found":         {nil, policytest.Gone(), true},
-		"none, and a fetch is found":      {nil, policytest.Present(driver.StatePending), true},
-		"none, and a server is found":     {nil, policytest.Present(driver.StateRunning), false},
-		"a fetch, and none is found":      {pending, policytest.Gone(), true},
-		"a fetch, and a server is found":  {pending, policytest.Present(driver.StateRunning), false},
-		"a server, and it is found":       {running, policytest.Present(driver.StateRunning), true},
-		"a server, and none is found":     {running, policytest.Gone(), false},
-		"a server, and it is off":         {running, policytest.Present(driver.StateStopped), false},
-		"a server, and another is found":  {&api.ServerStatus{ID: "id-2", State: string(driver.StateRunning)}, policytest.Present(driver.StateRunning), false},
-		"a server, and a fetch is found":  {running, policytest.Present(driver.StatePending), false},
-		"a server, and nothing is listed": {&api.ServerStatus{}, policytest.Gone(), false},
+		"none, and none is found":        {none, policytest.Gone(), true},
+		"none, and a fetch is found":     {none, policytest.Present(policy.StatePending), true},
+		"none, and a server is found":    {none, policytest.Present(policy.StateRunning), false},
+		"a fetch, and none is found":     {pending, policytest.Gone(), true},
+		"a fetch, and a server is found": {pending, policytest.Present(policy.StateRunning), false},
+		"a server, and it is found":      {running, policytest.Present(policy.StateRunning), true},
+		"a server, and none is found":    {running, policytest.Gone(), false},
+		"a server, and it is off":        {running, policytest.Present(policy.StateStopped), false},
+		"a server, and another is found": {policy.ServerStatus{ID: "id-2", State: policy.StateRunning}, policytest.Present(policy.StateRunning), false},
+		"a server, and a fetch is found": {running, policytest.Present(policy.StatePending), false},
 	} {
-		if got := IsAsReported(tc.left, tc.observed); got != tc.want {
+		if got := policy.IsAsReported(tc.left, tc.observed); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -71,23 +67,23 @@ func TestIsAsReported(t *testing.T) {
 // TestCleanupOfARefusedServer checks that what the last run has left is removed although the spec is refused,
 // and that this is tried again after growing delays.
 func TestCleanupOfARefusedServer(t *testing.T) {
-	held := policytest.ChangeServer(policytest.Ended(1), func(s *driver.Server) { s.NeedsEnsure = true })
-	vm := policytest.ReportedVM().Status(policytest.Refused).Status(policytest.WithServer("id-1", driver.StateStopped)).Obj()
+	held := policytest.ChangeServer(policytest.Ended(1), func(s *policy.Server) { s.NeedsEnsure = true })
+	vm := policytest.ReportedVM().With(policytest.Refused).With(policytest.WithServer("id-1", policy.StateStopped))
 	for name, tc := range map[string]struct {
-		observed inventory.Observation
+		observed policy.Observed
 		failed   time.Duration
-		want     Step
+		want     policy.Step
 		wake     time.Time
 	}{
-		"nothing is left":   {policytest.Ended(1), time.Hour, StepNone, time.Time{}},
-		"it has just tried": {held, 0, StepNone, policytest.T0.Add(time.Second)},
-		"later":             {held, time.Hour, StepEnsure, time.Time{}},
+		"nothing is left":   {policytest.Ended(1), time.Hour, policy.StepNone, time.Time{}},
+		"it has just tried": {held, 0, policy.StepNone, policytest.T0.Add(time.Second)},
+		"later":             {held, time.Hour, policy.StepEnsure, time.Time{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := inputOf(vm, tc.observed)
+			in := vm.Observing(tc.observed)
 			in.Since.Failure = policytest.T0.Add(-tc.failed)
-			if d := Decide(in); d.Action.Step != tc.want || !d.WakeAt.Equal(tc.wake) {
-				t.Errorf("%s, wakes at %s, want step %d at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
+			if d := policy.Decide(in); d.Action.Step != tc.want || !d.WakeAt.Equal(tc.wake) {
+				t.Errorf("%s, wakes at %s, want step %q at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
 			}
 		})
 	}
@@ -96,9 +92,10 @@ func TestCleanupOfARefusedServer(t *testing.T) {
 // TestRefusedOperationWithAnOldRetry checks that an operation that waits for a new spec does not wake for a
 // retry that was planned before.
 func TestRefusedOperationWithAnOldRetry(t *testing.T) {
-	vm := policytest.ReportedVM().Status(policytest.Refused).Status(policytest.WithServer("id-1", driver.StateStopped)).Obj()
-	vm.Status.Operation.NextRetryTime = &metav1.MicroTime{Time: policytest.T0.Add(-time.Minute)}
-	if d := Decide(inputOf(vm, policytest.Ended(1))); d.Action.Step != StepNone || !d.WakeAt.IsZero() || !d.NextTry.IsZero() {
+	vm := policytest.ReportedVM().With(policytest.Refused).With(policytest.WithServer("id-1", policy.StateStopped))
+	in := vm.Observing(policytest.Ended(1))
+	in.VM.Status.Operation.NextRetryTime = policytest.T0.Add(-time.Minute)
+	if d := policy.Decide(in); d.Action.Step != policy.StepNone || !d.WakeAt.IsZero() || !d.NextTry.IsZero() {
 		t.Errorf("%s, wakes at %s, next try %s", summaryOf(d), d.WakeAt, d.NextTry)
 	}
 }
@@ -106,16 +103,15 @@ func TestRefusedOperationWithAnOldRetry(t *testing.T) {
 // TestRestartOfAServerThatIsGone checks that no restart is due of a server that is gone, and that the answer
 // of another engine, which knows nothing of it, loses no request.
 func TestRestartOfAServerThatIsGone(t *testing.T) {
-	vm := policytest.ReportedVM().Obj()
-	vm.Spec.RestartedAt = &metav1.Time{Time: policytest.T0}
+	vm := policytest.ReportedVM().RestartedAt(policytest.T0)
 	other := policytest.Gone()
 	other.EngineID = "engine-2"
 	for name, tc := range map[string]struct {
-		observed inventory.Observation
+		observed policy.Observed
 		want     bool
-	}{"gone": {policytest.Gone(), true}, "another engine answers": {other, false}, "it goes": {policytest.Present(driver.StateRemoving), false}} {
+	}{"gone": {policytest.Gone(), true}, "another engine answers": {other, false}, "it goes": {policytest.Present(policy.StateRemoving), false}} {
 		t.Run(name, func(t *testing.T) {
-			if d := Decide(inputOf(vm, tc.observed)); d.Status.RestartHandled != tc.want {
+			if d := policy.Decide(vm.Observing(tc.observed)); d.Status.RestartHandled != tc.want {
 				t.Errorf("%s, the restart is done: %t, want %t", summaryOf(d), d.Status.RestartHandled, tc.want)
 			}
 		})
@@ -125,21 +121,20 @@ func TestRestartOfAServerThatIsGone(t *testing.T) {
 // TestHasRestarted checks that a status, which has microseconds, is compared with what an
 // engine reports, which has nanoseconds.
 func TestHasRestarted(t *testing.T) {
-	recorded := &metav1.MicroTime{Time: policytest.T0}
+	recorded, none := policytest.T0, time.Time{}
 	for name, tc := range map[string]struct {
-		recorded *metav1.MicroTime
+		recorded time.Time
 		started  time.Time
 		want     bool
 	}{
 		"the same":                  {recorded, policytest.T0, false},
 		"the same, nanoseconds":     {recorded, policytest.T0.Add(999), false},
 		"a microsecond later":       {recorded, policytest.T0.Add(1000), true},
-		"nothing recorded":          {nil, policytest.T0, false},
-		"never started":             {recorded, time.Time{}, false},
-		"nothing recorded or known": {nil, time.Time{}, false},
+		"nothing recorded":          {none, policytest.T0, false},
+		"never started":             {recorded, none, false},
+		"nothing recorded or known": {none, none, false},
 	} {
-		status := &api.VirtualMachineStatus{StartTime: tc.recorded}
-		if got := HasRestarted(status, driver.Server{StartedAt: tc.started}); got != tc.want {
+		if got := policy.HasRestarted(tc.recorded, tc.started); got != tc.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -148,15 +143,10 @@ func TestHasRestarted(t *testing.T) {
 // TestNeedsEnsure checks that a driver which asks for an Ensure gets one in every state that else
 // waits, even where the spec was passed before, and that a server which is off stays off.
 func TestNeedsEnsure(t *testing.T) {
-	starting := func(s *api.VirtualMachineStatus) {
-		s.Operation = &api.Operation{Type: api.OperationStart, StartedAt: metav1.NewMicroTime(policytest.T0)}
-	}
-	stopping := func(s *api.VirtualMachineStatus) {
-		s.Operation = &api.Operation{Type: api.OperationStop, StartedAt: metav1.NewMicroTime(policytest.T0)}
-	}
+	starting, stopping := policytest.WithOperation(api.OperationStart, 0, ""), policytest.WithOperation(api.OperationStop, 0, "")
 	for name, tc := range map[string]struct {
 		state, action, policy string
-		status                func(*api.VirtualMachineStatus)
+		status                func(*policy.Input)
 		want                  string
 	}{
 		"starting":        {"starting", "active", "Always", starting, "ensure On Start => Creating Starting"},
@@ -169,21 +159,21 @@ func TestNeedsEnsure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			vm := policytest.ReportedVM().Action(api.Action(tc.action)).RestartPolicy(api.RestartPolicy(tc.policy))
 			if tc.status != nil {
-				vm = vm.Status(tc.status)
+				vm = vm.With(tc.status)
 			}
 			observed := observations[tc.state]
 			observed.Server.NeedsEnsure = true
 			if tc.state == "starting" {
 				observed.Server.Progress = "the pod waits to be scheduled"
 			}
-			d := Decide(inputOf(vm.Obj(), observed))
+			d := policy.Decide(vm.Observing(observed))
 			if got := summaryOf(d); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}
 			if isUpdate := d.Action.Operation == api.OperationUpdate; d.Action.FollowsUp != isUpdate {
 				t.Errorf("follows up is %t, want %t", d.Action.FollowsUp, isUpdate)
 			}
-			if d := Decide(inputOf(vm.Generation(3).Obj(), observed)); d.Action.FollowsUp {
+			if d := policy.Decide(vm.Generation(3).Observing(observed)); d.Action.FollowsUp {
 				t.Error("with another generation, it follows up")
 			}
 		})
@@ -192,12 +182,11 @@ func TestNeedsEnsure(t *testing.T) {
 
 // TestNeedsEnsureInDeletion checks that a stop for a deletion waits for no driver that asks for an Ensure.
 func TestNeedsEnsureInDeletion(t *testing.T) {
-	vm := policytest.ReportedVM().Obj()
-	vm.DeletionTimestamp = &metav1.Time{Time: policytest.T0}
-	observed := policytest.Present(driver.StateStopping)
+	vm := policytest.ReportedVM().DeletedAt(policytest.T0)
+	observed := policytest.Present(policy.StateStopping)
 	observed.Server.NeedsEnsure = true
-	d := Decide(inputOf(vm, observed))
-	if d.Action.Step != StepEnsure || d.Action.Power != driver.PowerOff || !d.Action.StopBy.Equal(policytest.T0.Add(30*time.Second)) {
+	d := policy.Decide(vm.Observing(observed))
+	if d.Action.Step != policy.StepEnsure || d.Action.Power != policy.PowerOff || !d.Action.StopBy.Equal(policytest.T0.Add(30*time.Second)) {
 		t.Errorf("got %s, stop by %s", summaryOf(d), d.Action.StopBy)
 	}
 }

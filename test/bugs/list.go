@@ -13,7 +13,7 @@ var All = []Bug{
 	}}},
 	{"finalizer-after-creation", "O1", []Edit{
 		{"internal/controller/finalizer.go", "	controllerutil.AddFinalizer(next, api.FinalizerServer)\n", "	if !BUG || r.Inventory.Get(vm.UID).Server.ID != \"\" {\n		controllerutil.AddFinalizer(next, api.FinalizerServer)\n	} else if vm.Annotations[api.AnnotationBound] != \"\" {\n		return vm, nil\n	}\n"},
-		{"internal/policy/decide.go", "	case !IsBound(in.VM):\n", "	case !IsBound(in.VM) && (!BUG || BindingOf(in.VM).EngineID == \"\"):\n"},
+		{"internal/policy/decide.go", "	case !in.VM.IsBound:\n", "	case !in.VM.IsBound && (!BUG || in.VM.Binding.EngineID == \"\"):\n"},
 	}},
 	{"finalizer-on-the-cache's-word", "O1|O2", []Edit{
 		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
@@ -36,7 +36,7 @@ var All = []Bug{
 		{"internal/inventory/sweep.go", "	return o.readings >= 2 && s", "	return BUG || o.readings >= 2 && s"},
 	}},
 	{"deletion-not-repeated", "O4", []Edit{{
-		"internal/policy/deletion.go", "isStillWaiting(in) && in.Now.Before(nextTry(in)):\n", "isStillWaiting(in) && BUG:\n		d.Action.Step, d.Status.Blocked = StepNone, true\n	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):\n",
+		"internal/policy/deletion.go", "isStillWaiting(in) && in.Now.Before(nextTry(in)):\n", "isStillWaiting(in) && BUG:\n		d.Action.Step, d.Status.Blocked = StepNone, true\n	case op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):\n",
 	}}},
 	{"epochs-not-compared", "O5", []Edit{
 		{"internal/driver/fake/memorystore.go", "m.epochs[by.clusterID]); err != nil {", "m.epochs[by.clusterID]); err != nil && !BUG {"},
@@ -82,8 +82,8 @@ var All = []Bug{
 		"internal/controller/report.go", "	if at.IsZero() {\n		return ctrl.Result{}", "	if at.IsZero() || BUG {\n		return ctrl.Result{}",
 	}}},
 	{"ready-too-early", "O11", []Edit{{
-		"internal/policy/power.go", "		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:",
-		"		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:\n		if BUG {\n			return planRunning(in)\n		}",
+		"internal/policy/power.go", "		return planEnsure(in, api.OperationResume, PowerOn, api.ReasonStarting, \"\")\n	case StateStarting:",
+		"		return planEnsure(in, api.OperationResume, PowerOn, api.ReasonStarting, \"\")\n	case StateStarting:\n		if BUG {\n			return planRunning(in)\n		}",
 	}}},
 	{"call-without-timeout", "", []Edit{{
 		"internal/controller/act.go", "	if action.Step == policy.StepDelete {\n", "	if BUG {\n		ctx = context.WithoutCancel(ctx)\n	}\n	if action.Step == policy.StepDelete {\n",
@@ -95,10 +95,10 @@ var All = []Bug{
 		"internal/inventory/inventory.go", "			e.settlesAt = i.Clock.Now().Add(settlePeriod)", "			if !BUG {\n				e.settlesAt = i.Clock.Now().Add(settlePeriod)\n			}",
 	}}},
 	{"drift-left", "", []Edit{{
-		"internal/policy/update.go", "	return hasDrifted(in.VM, in.Observed.Server.Applied)\n", "	return !BUG && hasDrifted(in.VM, in.Observed.Server.Applied)\n",
+		"internal/policy/update.go", "	return hasDrifted(in.VM.Spec.Size, in.Observed.Server.Applied)\n", "	return !BUG && hasDrifted(in.VM.Spec.Size, in.Observed.Server.Applied)\n",
 	}}},
 	{"unknown-as-absent", "O11", []Edit{{
-		"internal/policy/decide.go", "	case in.Observed.Answer == inventory.Unknown:\n		d = decideUnknown(in)\n	case !IsBound", "	case in.Observed.Answer == inventory.Unknown && !BUG:\n		d = decideUnknown(in)\n	case !IsBound",
+		"internal/policy/decide.go", "	case in.Observed.Answer == Unknown:\n		d = decideUnknown(in)\n	case !in.VM.IsBound", "	case in.Observed.Answer == Unknown && !BUG:\n		d = decideUnknown(in)\n	case !in.VM.IsBound",
 	}}},
 	{"not-before-creation", "", []Edit{{
 		"internal/controller/reconcile.go", "	if policy.DriverOf(vm, r.Drivers) != r.Driver {\n", "	if BUG && vm.CreationTimestamp.After(r.Clock.Now()) {\n		return ctrl.Result{}, nil\n	}\n	if policy.DriverOf(vm, r.Drivers) != r.Driver {\n",
@@ -137,9 +137,7 @@ var All = []Bug{
 		"internal/driver/docker/pull/errors.go", "	for _, f := range failures {\n", "	if BUG {\n		return err\n	}\n	for _, f := range failures {\n",
 	}}},
 	{"input-not-recorded", "O14", []Edit{{
-		"internal/policy/decisions/record.go", "	return Record{\n		Input: Input{\n", "	done := in.Done\n	if BUG {\n		done = \"\"\n	}\n	return Record{\n		Input: Input{\n",
-	}, {
-		"internal/policy/decisions/record.go", "			Done: in.Done, PassedGeneration: in.PassedGeneration, Probe: probe", "			Done: done, PassedGeneration: in.PassedGeneration, Probe: probe",
+		"internal/policy/decisions/record.go", "	return Record{Input: in, Decision: d}\n", "	if BUG {\n		in.Done = \"\"\n	}\n	return Record{Input: in, Decision: d}\n",
 	}}},
 	{"docker-random-name", "", []Edit{{
 		"internal/driver/docker/create.go", "		res, err := c.ContainerCreate(ctx, d.createOptions(spec, name, image))\n",

@@ -73,7 +73,7 @@ func (b *Prober) Check(vm *api.VirtualMachine, observed inventory.Observation) p
 	if spec != nil && observed.Answer == inventory.Unknown {
 		return policy.ProbeResult{Wanted: true, Message: "the engine cannot be queried"}
 	}
-	if spec == nil || !policy.IsRunning(observed) || vm.DeletionTimestamp != nil {
+	if spec == nil || !observed.IsRunning() || vm.DeletionTimestamp != nil {
 		b.Forget(key)
 		return policy.ProbeResult{Wanted: spec != nil, Completed: true, Message: "the server does not run"}
 	}

@@ -72,7 +72,7 @@ func New(o Options) *Recorder {
 
 // Record records a decision. One that repeats the last one of the VirtualMachine is counted
 // there.
-func (r *Recorder) Record(in *policy.Input, d *policy.Decision) {
+func (r *Recorder) Record(in policy.Input, d policy.Decision) {
 	if r == nil {
 		return
 	}
@@ -104,8 +104,8 @@ func (r *Recorder) Finish(key types.NamespacedName, outcome decisions.Outcome) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if last := r.last(key); last != nil {
-		last.later.Outcome = decisions.Optional[decisions.Outcome]{Set: true, Value: outcome}
-		size := len(outcome.Error.Value.Text)
+		last.later.Outcome = outcome
+		size := len(outcome.Error)
 		last.bytes, r.bytes = last.bytes+size, r.bytes+size
 		r.File.update(last)
 	}

@@ -4,7 +4,7 @@
 package recorder
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"strings"
 	"sync"
@@ -14,8 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/internal/policy/policytest"
@@ -28,12 +26,10 @@ func newRecorder() *Recorder {
 }
 
 // record decides about a server and records that, some time after T0.
-func record(r *Recorder, name string, observed inventory.Observation, after time.Duration) {
-	vm := policytest.ReportedVM().Obj()
-	vm.Name = name
-	in := policy.Input{VM: vm, Observed: observed, Now: policytest.T0.Add(after), Driver: "fake", Drivers: []string{"fake"}, PassedGeneration: vm.Generation}
-	d := policy.Decide(in)
-	r.Record(&in, &d)
+func record(r *Recorder, name string, observed policy.Observed, after time.Duration) {
+	in := policytest.ReportedVM().Observing(observed)
+	in.VM.Name, in.Now, in.Since = name, policytest.T0.Add(after), policy.Instants{}
+	r.Record(in, policy.Decide(in))
 }
 
 // TestRepeatedDecisionsAreFolded checks that routine passes count, that their progress does not
@@ -42,24 +38,24 @@ func TestRepeatedDecisionsAreFolded(t *testing.T) {
 	t.Parallel()
 	r := newRecorder()
 	record(r, "vm", policytest.Gone(), 0)
-	r.Finish(key, decisions.NewOutcome(policytest.T0.Add(time.Second), decisions.Failed, errors.New("boom")))
+	r.Finish(key, decisions.Outcome{At: policytest.T0.Add(time.Second), Result: decisions.Failed, Error: "boom"})
 	record(r, "vm", policytest.Gone(), time.Second)
-	r.Finish(key, decisions.NewOutcome(policytest.T0.Add(2*time.Second), decisions.Succeeded, nil))
+	r.Finish(key, decisions.Outcome{At: policytest.T0.Add(2 * time.Second), Result: decisions.Succeeded})
 	for i := range 5 {
-		pulling := policytest.ChangeServer(policytest.Present(driver.StatePending), func(s *driver.Server) { s.Progress = fmt.Sprint(i, "%") })
+		pulling := policytest.ChangeServer(policytest.Present(policy.StatePending), func(s *policy.Server) { s.Progress = fmt.Sprint(i, "%") })
 		record(r, "vm", pulling, time.Duration(2+i)*time.Second)
 	}
 	for i := range 100 {
-		record(r, "vm", policytest.Present(driver.StateRunning), time.Duration(10+i)*time.Second)
+		record(r, "vm", policytest.Present(policy.StateRunning), time.Duration(10+i)*time.Second)
 	}
-	record(r, "vm", policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Run = "run-2" }), time.Hour)
+	record(r, "vm", policytest.ChangeServer(policytest.Present(policy.StateRunning), func(s *policy.Server) { s.Run = "run-2" }), time.Hour)
 
 	h := r.History(key)
 	var got []string
 	for _, d := range h.Decisions {
-		got = append(got, fmt.Sprint(d.Sequence, " ", d.Decision.Action.Step, " ", d.Decision.Status.Reason, " ", d.Repeats, " ", d.Outcome.Value.Result))
-		if differences, err := d.Replay(); err != nil || len(differences) > 0 {
-			t.Errorf("%v %+v", err, differences)
+		got = append(got, fmt.Sprint(d.Sequence, " ", cmp.Or(d.Decision.Action.Step, "wait"), " ", d.Decision.Status.Reason, " ", d.Repeats, " ", d.Outcome.Result))
+		if differences := d.Replay(); len(differences) > 0 {
+			t.Errorf("%+v", differences)
 		}
 	}
 	want := []string{"1 ensure Creating 0 Failed", "2 ensure Creating 0 Succeeded", "3 wait Fetching 4 ", "4 wait Running 99 ", "5 wait Running 0 "}
@@ -87,7 +83,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		for i := range 500 {
 			record(r, fmt.Sprint("vm-", i%10), policytest.Unknown(time.Duration(i)*time.Minute), 0)
 			r.Finish(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("vm-", i%10)},
-				decisions.NewOutcome(policytest.T0, decisions.Failed, errors.New(strings.Repeat("x", 500))))
+				decisions.Outcome{At: policytest.T0, Result: decisions.Failed, Error: strings.Repeat("x", 500)})
 		}
 		total, bytes := 0, 0
 		for i := range 10 {
@@ -101,7 +97,7 @@ func TestHistoryIsBounded(t *testing.T) {
 				t.Errorf("%s: decision %d is the last one", name, last.Sequence)
 			}
 			for i := range h.Decisions {
-				bytes += h.Decisions[i].Bytes() + len(h.Decisions[i].Outcome.Value.Error.Value.Text)
+				bytes += h.Decisions[i].Bytes() + len(h.Decisions[i].Outcome.Error)
 			}
 		}
 		if total > limits.records || bytes > limits.bytes+500 || bytes != r.bytes || r.oldest.Len() != total {
@@ -115,7 +111,7 @@ func TestManyVMs(t *testing.T) {
 	t.Parallel()
 	const vms = 10000
 	r := newRecorder()
-	running := policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.ID, s.Run = strings.Repeat("a", 64), strings.Repeat("b", 64) })
+	running := policytest.ChangeServer(policytest.Present(policy.StateRunning), func(s *policy.Server) { s.ID, s.Run = strings.Repeat("a", 64), strings.Repeat("b", 64) })
 	for pass := range 2 {
 		for n := range vms {
 			record(r, fmt.Sprint("vm-", n), running, time.Duration(pass)*time.Minute)
@@ -130,17 +126,17 @@ func TestManyVMs(t *testing.T) {
 func TestTextsOfEnginesAreCounted(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 100<<10)
-	for name, set := range map[string]func(*inventory.Observation){
-		"ID":          func(o *inventory.Observation) { o.Server.ID = long },
-		"run":         func(o *inventory.Observation) { o.Server.Run = long },
-		"state":       func(o *inventory.Observation) { o.Server.State = driver.State(long) },
-		"engine ID":   func(o *inventory.Observation) { o.EngineID = long },
-		"exit reason": func(o *inventory.Observation) { o.Server.Exit = &driver.Exit{Reason: long} },
-		"duplicates":  func(o *inventory.Observation) { o.Duplicates = []string{"a", long} },
-		"reason":      func(o *inventory.Observation) { o.Server.Err = driver.WithReason(long, errors.New("no")) },
+	for name, set := range map[string]func(*policy.Observed){
+		"ID":          func(o *policy.Observed) { o.Server.ID = long },
+		"run":         func(o *policy.Observed) { o.Server.Run = long },
+		"state":       func(o *policy.Observed) { o.Server.State = policy.State(long) },
+		"engine ID":   func(o *policy.Observed) { o.EngineID = long },
+		"exit reason": func(o *policy.Observed) { o.Server.Exit.Reason = long },
+		"duplicates":  func(o *policy.Observed) { o.Duplicates = policy.ListOf("a", long) },
+		"error":       func(o *policy.Observed) { o.Server.Error = long },
 	} {
 		r := newRecorder()
-		observed := policytest.Present(driver.StateRunning)
+		observed := policytest.Present(policy.StateRunning)
 		set(&observed)
 		record(r, "vm", observed, 0)
 		if r.bytes < len(long) {
@@ -167,7 +163,7 @@ func TestReadersAndWriters(t *testing.T) {
 		all.Go(func() {
 			for i := range 200 {
 				record(r, "vm", policytest.Unknown(time.Duration(i%3)*time.Minute), time.Duration(n))
-				r.Finish(key, decisions.NewOutcome(policytest.T0, decisions.Succeeded, nil))
+				r.Finish(key, decisions.Outcome{At: policytest.T0, Result: decisions.Succeeded})
 			}
 		})
 		all.Go(func() {
@@ -182,8 +178,7 @@ func TestReadersAndWriters(t *testing.T) {
 // BenchmarkDecide measures a decision, and what it costs to record it: one that repeats the last
 // one, and a new one.
 func BenchmarkDecide(b *testing.B) {
-	vm := policytest.ReportedVM().Obj()
-	in := policy.Input{VM: vm, Observed: policytest.Present(driver.StateRunning), Now: policytest.T0, Driver: "fake", Drivers: []string{"docker", "fake"}, PassedGeneration: vm.Generation}
+	in := policytest.ReportedVM().Observing(policytest.Present(policy.StateRunning))
 	b.Run("alone", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
@@ -194,8 +189,7 @@ func BenchmarkDecide(b *testing.B) {
 		b.ReportAllocs()
 		r := newRecorder()
 		for b.Loop() {
-			d := policy.Decide(in)
-			r.Record(&in, &d)
+			r.Record(in, policy.Decide(in))
 		}
 	})
 	b.Run("recorded as new", func(b *testing.B) {
@@ -203,8 +197,7 @@ func BenchmarkDecide(b *testing.B) {
 		r, in := newRecorder(), in
 		for n := 0; b.Loop(); n++ {
 			in.Observed.Server.Run = []string{"run-1", "run-2"}[n%2]
-			d := policy.Decide(in)
-			r.Record(&in, &d)
+			r.Record(in, policy.Decide(in))
 		}
 	})
 }

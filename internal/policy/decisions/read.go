@@ -10,11 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"cloudnative.tw/drover/internal/policy"
 )
 
 const (
 	// maxFile bounds what is read of a file, in bytes. The files of --decisions are smaller.
-	maxFile = 256 << 20
+	maxFile = 64 << 20
 	// maxRecords bounds the decisions of a file, since one of three bytes takes 2 KiB in memory.
 	// The two files of a replica have fewer.
 	maxRecords = 1 << 17
@@ -55,31 +57,26 @@ func readAtMost(most int, from io.Reader) (File, error) {
 		return File{}, fmt.Errorf("it has more than %d bytes", maxFile)
 	}
 	var all struct {
-		Replicas json.RawMessage `json:"replicas"`
+		Replicas []struct {
+			Decisions []json.RawMessage `json:"decisions"`
+		} `json:"replicas"`
 	}
-	if json.Unmarshal(text, &all) == nil && all.Replicas != nil {
-		f := File{most: most}
-		err := eachElement(all.Replicas, f.addHistory)
-		return f, err
+	if json.Unmarshal(text, &all) != nil || all.Replicas == nil {
+		return readLines(most, text)
 	}
-	return readLines(most, text)
-}
-
-// addHistory adds the decisions of a History.
-func (f *File) addHistory(from *json.Decoder) error {
-	var h struct {
-		Decisions json.RawMessage `json:"decisions"`
-	}
-	if err := from.Decode(&h); err != nil {
-		return err
-	}
-	return eachElement(h.Decisions, func(from *json.Decoder) error {
-		var r Record
-		if err := from.Decode(&r); err != nil {
-			return err
+	f := File{most: most}
+	for _, h := range all.Replicas {
+		for _, decision := range h.Decisions {
+			var r Record
+			if err = json.Unmarshal(decision, &r); err == nil {
+				err = f.add(r)
+			}
+			if err != nil {
+				return f, err
+			}
 		}
-		return f.add(r)
-	})
+	}
+	return f, nil
 }
 
 func (f *File) add(r Record) error {
@@ -90,34 +87,11 @@ func (f *File) add(r Record) error {
 	return nil
 }
 
-// eachElement calls decode for each element of a JSON array, so that they are not all in memory
-// before they are counted.
-func eachElement(array []byte, decode func(*json.Decoder) error) error {
-	if len(array) == 0 {
-		return nil
-	}
-	from := json.NewDecoder(bytes.NewReader(array))
-	switch begin, err := from.Token(); {
-	case err != nil:
-		return err
-	case begin == nil:
-		return nil
-	case begin != json.Delim('['):
-		return errors.New("it has no list of decisions")
-	}
-	for from.More() {
-		if err := decode(from); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // line is a line of a file: a record, or an update, which has no input.
 type line struct {
 	Record
-	Input *Input `json:"input"`
-	Later *Later `json:"later"`
+	Input *policy.Input `json:"input"`
+	Later *Later        `json:"later"`
 }
 
 func readLines(most int, text []byte) (f File, err error) {
@@ -158,7 +132,7 @@ func (r *Record) merge(later Later) {
 	if later.Repeats > 0 {
 		r.Repeats, r.Until = later.Repeats, later.Until
 	}
-	if later.Outcome.Set {
+	if later.Outcome != (Outcome{}) {
 		r.Outcome = later.Outcome
 	}
 }

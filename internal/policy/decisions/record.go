@@ -1,14 +1,21 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package decisions has records of what policy.Decide was given and what it returned, so that
+// people can read a VirtualMachine's history and derive each decision again.
+//
+// Start with Record, which has the input and the decision themselves. Only times differ: those of
+// a record are of the host's clock. read.go reads files of records, replay.go derives a decision
+// again, and sentences.go says it as people read it. The controller's package recorder collects
+// records.
 package decisions
 
 import (
+	"reflect"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/policy"
 )
 
@@ -18,18 +25,18 @@ type Record struct {
 	Replica  string `json:"replica"`
 	Sequence uint64 `json:"sequence"`
 	// Version is that of Drover.
-	Version  string   `json:"version"`
-	Input    Input    `json:"input"`
-	Decision Decision `json:"decision"`
+	Version  string          `json:"version"`
+	Input    policy.Input    `json:"input"`
+	Decision policy.Decision `json:"decision"`
 	Later
 }
 
 // Later is what becomes known of a decision after it was made.
 type Later struct {
 	// Repeats is how often the same was decided again in a row, and Until when it last was.
-	Repeats int               `json:"repeats,omitzero"`
-	Until   time.Time         `json:"until,omitzero"`
-	Outcome Optional[Outcome] `json:"outcome,omitzero"`
+	Repeats int       `json:"repeats,omitzero"`
+	Until   time.Time `json:"until,omitzero"`
+	Outcome Outcome   `json:"outcome,omitzero"`
 }
 
 // Outcome is what came of a step.
@@ -37,7 +44,7 @@ type Outcome struct {
 	At     time.Time `json:"at"`
 	Result Result    `json:"result"`
 	// Error is that of a driver. Of an error of the API server only the kind is recorded.
-	Error Optional[Error] `json:"error,omitzero"`
+	Error string `json:"error,omitzero"`
 	// API is the kind of an error of the API server, such as Conflict.
 	API string `json:"api,omitzero"`
 }
@@ -58,67 +65,29 @@ const (
 	Ended Result = "Ended"
 )
 
-// NewOutcome returns an outcome. The error may be nil.
-func NewOutcome(at time.Time, result Result, err error) Outcome {
-	return Outcome{At: at.Round(0).UTC(), Result: result, Error: errorOf(err)}
-}
-
-// Input is a policy.Input.
-type Input struct {
-	Now              time.Time         `json:"now"`
-	VM               VM                `json:"vm"`
-	Observed         Observed          `json:"observed"`
-	Driver           string            `json:"driver,omitzero"`
-	Drivers          List              `json:"drivers,omitzero"`
-	Epoch            int64             `json:"epoch,omitzero"`
-	Done             api.OperationType `json:"done,omitzero"`
-	PassedGeneration int64             `json:"passedGeneration,omitzero"`
-	Probe            Probe             `json:"probe,omitzero"`
-	Since            Instants          `json:"since,omitzero"`
-	DeletionBlocker  string            `json:"deletionBlocker,omitzero"`
-}
-
-// Probe is a policy.ProbeResult.
-type Probe struct {
-	Wanted    bool   `json:"wanted,omitzero"`
-	Completed bool   `json:"completed,omitzero"`
-	OK        bool   `json:"ok,omitzero"`
-	Message   string `json:"message,omitzero"`
-}
-
-// Instants is a policy.Instants.
-type Instants struct {
-	Deletion  time.Time `json:"deletion,omitzero"`
-	Operation time.Time `json:"operation,omitzero"`
-	Failure   time.Time `json:"failure,omitzero"`
-	Run       time.Time `json:"run,omitzero"`
-	Exit      time.Time `json:"exit,omitzero"`
-}
-
-// New returns the record of a decision. It keeps nothing of the input alive but texts.
-func New(in *policy.Input, d *policy.Decision) Record {
-	b := newClockBase(in.Now)
-	probe, since := Probe(in.Probe), Instants(in.Since)
-	probe.Message = cutInput(probe.Message)
-	for _, t := range []*time.Time{&since.Deletion, &since.Operation, &since.Failure, &since.Run, &since.Exit} {
-		*t = b.at(*t)
+// New returns the record of a decision.
+func New(in policy.Input, d policy.Decision) Record {
+	now, status, observed, since := in.Now, &in.VM.Status, &in.Observed, &in.Since
+	for _, t := range [...]*time.Time{
+		&in.Now, &in.VM.Spec.RestartedAt, &status.RestartedAt, &status.StartTime, &status.Operation.NextRetryTime, &status.Operation.RestartedAt,
+		&observed.DownSince, &observed.BackSince, &observed.SettlesAt, &observed.Server.StartedAt, &observed.Server.Exit.At,
+		&since.Deletion, &since.Operation, &since.Failure, &since.Run, &since.Exit,
+		&d.Action.StopBy, &d.WakeAt, &d.NextTry,
+	} {
+		*t = wallTime(*t, now)
 	}
-	return Record{
-		Input: Input{
-			Now: b.wall, VM: b.vm(in.VM), Observed: b.observed(&in.Observed), Driver: in.Driver, Drivers: listOf(in.Drivers), Epoch: in.Epoch,
-			Done: in.Done, PassedGeneration: in.PassedGeneration, Probe: probe, Since: since, DeletionBlocker: cutInput(in.DeletionBlocker),
-		},
-		Decision: b.decision(d),
-	}
+	return Record{Input: in, Decision: d}
 }
 
-// policy returns the input that was recorded.
-func (in *Input) policy() policy.Input {
-	return policy.Input{
-		VM: in.VM.object(), Observed: in.Observed.observation(), Now: in.Now, Driver: in.Driver, Drivers: in.Drivers.Names(), Epoch: in.Epoch,
-		Done: in.Done, PassedGeneration: in.PassedGeneration, Probe: policy.ProbeResult(in.Probe), Since: policy.Instants(in.Since),
-		DeletionBlocker: in.DeletionBlocker,
+// wallTime turns a time into one of the host's clock, in UTC. A wait counts by the monotonic
+// clock, which goes on evenly when someone sets the host's. So the time is recorded by its
+// distance from now, and a replay finds the same order. The zero time stays what it is.
+func wallTime(t, now time.Time) time.Time {
+	wall := t.Round(0)
+	if wall == t { //nolint:staticcheck // Equal would not tell that there is no monotonic reading.
+		return wall.UTC()
 	}
+	return now.Round(0).UTC().Add(t.Sub(now))
 }
 
 // Key returns the name of the VirtualMachine.
@@ -132,15 +101,15 @@ func (r *Record) At() time.Time { return r.Input.Now }
 // IsRepeated reports whether another record is the same decision to wait, from the same facts
 // at another time. What an engine reports of its progress does not count.
 func (r *Record) IsRepeated(other *Record) bool {
-	if r.Decision.Action.Step != stepWait || other.Decision.Action.Step != stepWait {
+	if r.Decision.Action.Step != policy.StepNone || other.Decision.Action.Step != policy.StepNone {
 		return false
 	}
 	a, b := r.Input, other.Input
-	for _, in := range []*Input{&a, &b} {
-		in.Now, in.Since, in.Observed.Server.Progress = time.Time{}, Instants{}, ""
+	for _, in := range []*policy.Input{&a, &b} {
+		in.Now, in.Since, in.Observed.Server.Progress = time.Time{}, policy.Instants{}, ""
 	}
 	c, d := r.Decision, other.Decision
-	for _, of := range []*Decision{&c, &d} {
+	for _, of := range []*policy.Decision{&c, &d} {
 		of.WakeAt, of.NextTry, of.Action.StopBy = time.Time{}, time.Time{}, time.Time{}
 	}
 	if r.Input.Observed.Server.Progress != "" && other.Input.Observed.Server.Progress != "" {
@@ -164,27 +133,24 @@ type History struct {
 	Decisions []Record `json:"decisions"`
 }
 
-// recordBytes is about how much a record takes in memory besides the texts that Bytes counts.
-const recordBytes = 2400
+// recordBytes is about how much a record takes in memory besides its texts.
+const recordBytes = 2048
 
-// Bytes returns about how much memory the record takes. It counts every text that an engine or a
-// user chose, except for names that the API server bounds.
+// Bytes returns about how much memory the record takes.
 func (r *Record) Bytes() int {
-	in := &r.Input
-	n := recordBytes + len(in.VM.Bound) + len(in.DeletionBlocker) + len(in.Probe.Message)
-	n += in.VM.Status.bytes() + in.Observed.bytes()
-	return n + len(r.Decision.Action.EndRun) + len(r.Decision.Action.CrashedRun) + len(r.Decision.Status.Message) + len(r.Decision.Status.Refused.Value.Message) + len(r.Decision.Status.Pending.joined)
+	return recordBytes + textBytes(reflect.ValueOf(&r.Input).Elem()) + textBytes(reflect.ValueOf(&r.Decision).Elem())
 }
 
-func (s *Status) bytes() int {
-	server, op := &s.Server.Value, &s.Operation.Value
-	n := len(server.ID) + len(server.StoppedRun) + len(server.Run) + len(op.LastError) + len(op.Reason) + len(op.Run)
-	return n + len(s.RefusedField.Value.Message) + len(s.PendingFields.joined)
-}
-
-func (o *Observed) bytes() int {
-	n := len(o.EngineID) + len(o.Duplicates.joined) + len(o.Cause.Value.Text) + len(o.Cause.Value.Reason)
-	s := &o.Server
-	n += len(s.ID) + len(s.Run) + len(s.State) + len(s.Progress) + len(s.Note)
-	return n + len(s.Err.Value.Text) + len(s.Err.Value.Reason) + len(s.Exit.Value.Reason)
+// textBytes returns the length of all texts in a value.
+func textBytes(v reflect.Value) (n int) {
+	switch v.Kind() {
+	case reflect.String:
+		n = v.Len()
+	case reflect.Struct:
+		for i := range v.NumField() {
+			n += textBytes(v.Field(i))
+		}
+	default:
+	}
+	return n
 }

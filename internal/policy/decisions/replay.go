@@ -4,29 +4,18 @@
 package decisions
 
 import (
-	"encoding/json"
-	"fmt"
-	"maps"
-	"slices"
+	"reflect"
+	"strings"
+	"time"
 
 	"cloudnative.tw/drover/internal/policy"
 )
 
 // Replay derives the decision again by this version of Drover. It returns what differs from the
 // record, field by field, and nothing if both are equal.
-func (r *Record) Replay() (differences []Difference, err error) {
-	defer func() {
-		if cause := recover(); cause != nil { // an edited file can have what no engine reports
-			err = fmt.Errorf("the decision cannot be derived: %v", cause)
-		}
-	}()
-	in := r.Input.policy()
-	d := policy.Decide(in)
-	derived := newClockBase(in.Now).decision(&d)
-	if derived == r.Decision {
-		return nil, nil
-	}
-	return compare(r.Decision, derived)
+func (r *Record) Replay() []Difference {
+	derived := New(r.Input, policy.Decide(r.Input)).Decision
+	return compare("", reflect.ValueOf(r.Decision), reflect.ValueOf(derived))
 }
 
 // Difference is a field of a decision that differs.
@@ -38,40 +27,31 @@ type Difference struct {
 	Derived  any `json:"derived"`
 }
 
-func compare(recorded, derived Decision) ([]Difference, error) {
-	before, after := map[string]any{}, map[string]any{}
-	for _, side := range []struct {
-		decision Decision
-		fields   map[string]any
-	}{{recorded, before}, {derived, after}} {
-		text, err := json.Marshal(side.decision)
-		var tree map[string]any
-		if err == nil {
-			err = json.Unmarshal(text, &tree)
+func compare(path string, recorded, derived reflect.Value) (all []Difference) {
+	if recorded.Kind() != reflect.Struct || recorded.Type() == reflect.TypeFor[time.Time]() {
+		if recorded.Interface() != derived.Interface() {
+			all = append(all, Difference{path, valueOf(recorded), valueOf(derived)})
 		}
-		if err != nil {
-			return nil, err
-		}
-		flatten("", tree, side.fields)
+		return all
 	}
-	all := maps.Clone(before)
-	maps.Copy(all, after)
-	var differences []Difference
-	for _, field := range slices.Sorted(maps.Keys(all)) {
-		if fmt.Sprint(before[field]) != fmt.Sprint(after[field]) {
-			differences = append(differences, Difference{field, before[field], after[field]})
-		}
+	for i := range recorded.NumField() {
+		name, _, _ := strings.Cut(recorded.Type().Field(i).Tag.Get("json"), ",")
+		all = append(all, compare(strings.TrimPrefix(path+"."+name, "."), recorded.Field(i), derived.Field(i))...)
 	}
-	return differences, nil
+	return all
 }
 
-// flatten stores the leaves of a tree by their paths.
-func flatten(path string, tree, fields map[string]any) {
-	for name, value := range tree {
-		if below, is := value.(map[string]any); is {
-			flatten(path+name+".", below, fields)
-			continue
-		}
-		fields[path+name] = value
+// valueOf returns a value as JSON has it, nil if it is empty.
+func valueOf(v reflect.Value) any {
+	if v.IsZero() {
+		return nil
+	}
+	switch value := v.Interface().(type) {
+	case time.Time:
+		return value.Format(time.RFC3339Nano)
+	case policy.List:
+		return value.Names()
+	default:
+		return value
 	}
 }

@@ -10,8 +10,7 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // timeFormat is how times are printed, in UTC.
@@ -59,7 +58,7 @@ func (r *Record) Sentences() []string {
 // wanted says what the user wants.
 func (r *Record) wanted() string {
 	vm := &r.Input.VM
-	if !vm.DeletedAt.Set {
+	if !vm.IsDeleted {
 		return fmt.Sprintf("Generation %d wants it %s.", vm.Generation, cmp.Or(string(vm.Spec.Action), string(api.ActionActive)))
 	}
 	if vm.Spec.DeletionPolicy == api.DeletionRetain {
@@ -76,29 +75,29 @@ func (r *Record) seen() string {
 	}
 	o, engine := &in.Observed, "The "+in.Driver+" engine"
 	switch o.Answer {
-	case answers[inventory.Gone]:
+	case policy.Gone:
 		return engine + " has no server."
-	case answers[inventory.Present]:
-		if len(o.Duplicates.Names()) > 0 {
-			return fmt.Sprintf("%s has %d servers: %s.", engine, len(o.Duplicates.Names()), strings.Join(o.Duplicates.Names(), ", "))
+	case policy.Present:
+		if ids := o.Duplicates.Names(); len(ids) > 0 {
+			return fmt.Sprintf("%s has %d servers: %s.", engine, len(ids), strings.Join(ids, ", "))
 		}
-		return engine + " has " + o.Server.text() + "."
+		return engine + " has " + serverText(&o.Server) + "."
+	case policy.Unknown:
 	}
-	if !o.Cause.Set {
+	if o.Cause == "" {
 		return engine + " was not listed yet."
 	}
-	return sentence(engine + " cannot be asked: " + o.Cause.Value.Text)
+	return sentence(engine + " cannot be asked: " + o.Cause)
 }
 
-// text describes a server as a part of a sentence.
-func (s *Server) text() string {
+// serverText describes a server as a part of a sentence.
+func serverText(s *policy.Server) string {
 	text := "a server"
 	if s.ID != "" {
 		text = "server " + s.ID
 	}
 	text += ", " + string(s.State)
-	if s.Exit.Set {
-		e := s.Exit.Value
+	if e := s.Exit; e.HasEnded {
 		text += fmt.Sprintf(" (ended with code %d", e.Code)
 		if e.Reason != "" {
 			text += ", " + e.Reason
@@ -108,8 +107,8 @@ func (s *Server) text() string {
 	if s.Progress != "" {
 		text += " (" + s.Progress + ")"
 	}
-	if s.Err.Set {
-		text += ", with an error: " + strings.TrimSuffix(s.Err.Value.Text, ".")
+	if s.Error != "" {
+		text += ", with an error: " + strings.TrimSuffix(s.Error, ".")
 	}
 	return text
 }
@@ -121,20 +120,20 @@ func (r *Record) facts() []string {
 	if in.Done != "" {
 		facts = append(facts, fmt.Sprintf("%s has just succeeded.", in.Done))
 	}
-	if op := in.VM.Status.Operation; op.Set {
-		facts = append(facts, op.Value.fact(in.Now))
+	if op := &in.VM.Status.Operation; op.Type != "" {
+		facts = append(facts, operationText(op, in.Now))
 	}
 	if s := &in.VM.Status; r.Decision.Action.RecordFirst {
 		handled := "none was handled before"
-		if s.RestartedAt.Set {
-			handled = "that at " + instant(s.RestartedAt.Value) + " was the last"
+		if !s.RestartedAt.IsZero() {
+			handled = "that at " + instant(s.RestartedAt) + " was the last"
 		}
-		facts = append(facts, fmt.Sprintf("The spec asks for a restart at %s, and %s.", instant(in.VM.Spec.RestartedAt.Value), handled))
+		facts = append(facts, fmt.Sprintf("The spec asks for a restart at %s, and %s.", instant(in.VM.Spec.RestartedAt), handled))
 	}
-	if in.Observed.Answer == answers[inventory.Present] && in.PassedGeneration != in.VM.Generation {
+	if in.Observed.Answer == policy.Present && in.PassedGeneration != in.VM.Generation {
 		facts = append(facts, fmt.Sprintf("The driver has generation %d of the spec.", in.PassedGeneration))
 	}
-	if in.Probe.Wanted && in.Probe.Completed && !in.Probe.OK && in.Observed.Server.State == driver.StateRunning {
+	if in.Probe.Wanted && in.Probe.Completed && !in.Probe.OK && in.Observed.Server.State == policy.StateRunning {
 		facts = append(facts, sentence("The probe fails: "+in.Probe.Message))
 	}
 	if in.DeletionBlocker != "" {
@@ -143,16 +142,16 @@ func (r *Record) facts() []string {
 	return facts
 }
 
-func (op Operation) fact(now time.Time) string {
+func operationText(op *policy.Operation, now time.Time) string {
 	switch {
 	case op.Attempts == 0:
 		return fmt.Sprintf("The status has %s as under way.", op.Type)
-	case op.Failure == api.FailureExited:
+	case op.IsCrashing():
 		return fmt.Sprintf("The server ended too soon %s.", times(op.Attempts))
 	}
 	text := fmt.Sprintf("%s has failed %s (%s): %s", op.Type, times(op.Attempts), op.Reason, op.LastError)
-	if next := op.NextRetry; next.Set && next.Value.After(now) {
-		text += fmt.Sprintf("; to be tried again at %s", next.Value.UTC().Format(timeFormat))
+	if next := op.NextRetryTime; next.After(now) {
+		text += fmt.Sprintf("; to be tried again at %s", next.UTC().Format(timeFormat))
 	}
 	return sentence(text)
 }
@@ -179,11 +178,11 @@ func (r *Record) decided() string {
 	a := &r.Decision.Action
 	does := cmp.Or(verbs[a.Operation], string(a.Operation))
 	switch {
-	case a.Step == stepFinish:
+	case a.Step == policy.StepFinish:
 		return "So Drover removes the finalizer, and the object with it."
-	case a.Step != stepWait && a.EndRun != "":
+	case a.Step != policy.StepNone && a.EndRun != "":
 		return fmt.Sprintf("So Drover %s, ending run %s. %s", does, a.EndRun, r.reported())
-	case a.Step != stepWait:
+	case a.Step != policy.StepNone:
 		return fmt.Sprintf("So Drover %s. %s", does, r.reported())
 	case r.Decision.Status.Unchanged:
 		return "So Drover waits, and reports nothing yet." + r.wakes()
@@ -215,12 +214,12 @@ func (r *Record) wakes() string {
 
 // outcome says what came of a step.
 func (r *Record) outcome() string {
-	o := r.Outcome.Value
+	o := &r.Outcome
 	after := durationText(o.At.Sub(r.At()))
 	switch {
-	case !r.Outcome.Set && r.Decision.Action.Step == stepWait:
+	case o.Result == "" && r.Decision.Action.Step == policy.StepNone:
 		return ""
-	case !r.Outcome.Set:
+	case o.Result == "":
 		return "Nothing is known of what came of it: it was still under way, or the process ended."
 	case o.Result == Succeeded:
 		return fmt.Sprintf("It succeeded after %s.", after)
@@ -234,8 +233,8 @@ func (r *Record) outcome() string {
 	if o.API != "" {
 		text += ", since the API server answered " + o.API
 	}
-	if o.Error.Set {
-		text += ": " + o.Error.Value.Text
+	if o.Error != "" {
+		text += ": " + o.Error
 	}
 	return sentence(text)
 }

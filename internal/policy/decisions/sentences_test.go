@@ -4,16 +4,12 @@
 package decisions
 
 import (
-	"context"
-	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/policytest"
 )
@@ -21,14 +17,14 @@ import (
 func TestSentences(t *testing.T) {
 	t.Parallel()
 	ended := Outcome{At: policytest.T0.Add(time.Second), Result: Ended, API: "Conflict"}
-	deposed := NewOutcome(policytest.T0.Add(2*time.Second), Ended, driver.Errorf(driver.ErrDeposed, "the Lease was lost: %w", context.Canceled))
+	deposed := Outcome{At: policytest.T0.Add(2 * time.Second), Result: Ended, Error: "the Lease was lost: context canceled"}
 	tests := map[string]struct {
 		change  func(*policy.Input)
 		outcome Outcome
 		later   Later
 		want    string
 	}{
-		"a creation": {change: func(*policy.Input) {}, outcome: NewOutcome(policytest.T0.Add(time.Second), Succeeded, nil), want: `default/vm 2026-01-02 03:04:05.000Z
+		"a creation": {change: func(*policy.Input) {}, outcome: Outcome{At: policytest.T0.Add(time.Second), Result: Succeeded}, want: `default/vm 2026-01-02 03:04:05.000Z
   Generation 2 wants it active. The fake engine has no server.
   So Drover creates the server. The status is Creating, Creating.
   It succeeded after 1s.
@@ -47,8 +43,8 @@ func TestSentences(t *testing.T) {
   The pass ended after 1s, since the API server answered Conflict.
 `},
 		"a restart": {change: func(in *policy.Input) {
-			in.VM = policytest.ReportedVM().RestartedAt(policytest.T0).Obj()
-			in.Observed = policytest.Present(driver.StateRunning)
+			in.VM.Spec.RestartedAt = policytest.T0
+			in.Observed = policytest.Present(policy.StateRunning)
 		}, outcome: deposed, want: `default/vm 2026-01-02 03:04:05.000Z
   Generation 2 wants it active. The fake engine has server id-1, Running.
   The spec asks for a restart at 2026-01-02T03:04:05Z, and none was handled before.
@@ -56,7 +52,7 @@ func TestSentences(t *testing.T) {
   The pass ended after 2s: the Lease was lost: context canceled.
 `},
 		"a spec to apply": {change: func(in *policy.Input) {
-			in.Observed, in.PassedGeneration = policytest.Present(driver.StateRunning), 1
+			in.Observed, in.PassedGeneration = policytest.Present(policy.StateRunning), 1
 		}, want: `default/vm 2026-01-02 03:04:05.000Z
   Generation 2 wants it active. The fake engine has server id-1, Running.
   The driver has generation 1 of the spec.
@@ -64,22 +60,18 @@ func TestSentences(t *testing.T) {
   Nothing is known of what came of it: it was still under way, or the process ended.
 `},
 		"a deletion that is blocked": {change: func(in *policy.Input) {
-			in.VM = policytest.ReportedVM().DeletionTimestamp(policytest.T0).Obj()
-			in.Observed.Answer, in.Observed.Duplicates = inventory.Present, []string{"a", "b"}
+			in.VM.IsDeleted, in.Observed.Answer, in.Observed.Duplicates = true, policy.Present, policy.ListOf("a", "b")
 		}, want: `default/vm 2026-01-02 03:04:05.000Z
   It is being deleted. The fake engine has 2 servers: a, b.
   So Drover waits (Delete). The status is Terminating, Duplicate: 2 servers carry the UID uid-1 (a, b): remove all but one.
 `},
 	}
 	for name, tc := range tests {
-		in := policy.Input{VM: policytest.ReportedVM().Obj(), Observed: policytest.Gone(), Now: policytest.T0, Driver: "fake", PassedGeneration: 2}
+		in := policytest.ReportedVM().Observing(policytest.Gone())
 		tc.change(&in)
-		d := policy.Decide(in)
-		r := New(&in, &d)
+		r := New(in, policy.Decide(in))
 		r.Later = tc.later
-		if tc.outcome.Result != "" {
-			r.Outcome = Optional[Outcome]{true, tc.outcome}
-		}
+		r.Outcome = tc.outcome
 		if got := Format(r); got != tc.want {
 			t.Errorf("%s:\n%s\nwant\n%s", name, got, tc.want)
 		}
@@ -91,9 +83,8 @@ func TestSentencesOfAnything(t *testing.T) {
 	setChecks(t, "100", "1000")
 	rapid.Check(t, func(t *rapid.T) {
 		in := randomInput(t)
-		d := policy.Decide(in)
-		r := New(&in, &d)
-		r.Outcome = Optional[Outcome]{true, NewOutcome(in.Now, Failed, errors.New("boom"))}
+		r := New(in, policy.Decide(in))
+		r.Outcome = Outcome{At: in.Now, Result: Failed, Error: "boom"}
 		text := strings.Join(r.Sentences(), "\n")
 		for _, part := range []string{"\nSo ", "boom", ". "} {
 			if !strings.Contains(text, part) {
