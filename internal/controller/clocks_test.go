@@ -30,7 +30,7 @@ var clockErrors = map[string]time.Duration{"ahead": time.Hour, "behind": -time.H
 func (g *rig) deletedAt(at time.Time) {
 	g.t.Helper()
 	g.delete()
-	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+	g.r.Client.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			err := c.Get(ctx, key, obj, opts...)
 			if obj.GetDeletionTimestamp() != nil {
@@ -197,8 +197,8 @@ func TestFactTimes(t *testing.T) {
 		t.Errorf("another VM of the same name: %+v", got)
 	}
 	vm.Status.Operation = nil
-	if got := s.update(vm, vmtest.Present(driver.StateRunning), vmtest.T0); got != (policy.Instants{}) || len(s.byVM) != 0 {
-		t.Errorf("at rest: %+v, %d recorded", got, len(s.byVM))
+	if got := s.update(vm, vmtest.Present(driver.StateRunning), vmtest.T0); got != (policy.Instants{}) || s.get(keyOf(vm)) != nil {
+		t.Errorf("at rest: %+v, %v recorded", got, s.get(keyOf(vm)))
 	}
 }
 

@@ -5,51 +5,16 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
 )
-
-// readObject returns the VirtualMachine, or nil if there is none. The cache may lag
-// behind this process's last write, so readObject returns the newer of the two.
-func (r *Reconciler) readObject(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
-	vm := &api.VirtualMachine{}
-	if err := r.Client.Get(ctx, key, vm); err != nil {
-		r.forgetObject(key)
-		return nil, client.IgnoreNotFound(err)
-	}
-	if r.writes.isDoubted(key) {
-		if err := r.verifyWrite(ctx, key); err != nil {
-			return nil, client.IgnoreNotFound(err)
-		}
-	}
-	return r.writes.newerOf(key, vm), nil
-}
-
-// verifyWrite replaces this process's last write of an object by what the API has.
-func (r *Reconciler) verifyWrite(ctx context.Context, key types.NamespacedName) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	now := &api.VirtualMachine{}
-	err := r.Live.Get(ctx, key, now)
-	switch {
-	case apierrors.IsNotFound(err):
-		r.forgetObject(key)
-	case err == nil:
-		r.writes.recordWrite(now)
-	}
-	return err
-}
 
 // observation is what is known of a VirtualMachine's server. It is live if the
 // engine itself has just answered, and nothing was done since.
@@ -79,7 +44,7 @@ func (r *Reconciler) gather(ctx context.Context, before, vm *api.VirtualMachine)
 	// What confirms a step is read after the object, so this answer does not count as live. No server can
 	// exist before the first binding, so there is nothing to query live.
 	p.observed.live = written && !policy.IsBound(before) && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
-	if left := r.writes.findUnreported(vm); left != nil {
+	if left := r.findUnreported(vm); left != nil {
 		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
 		importStatus(&p.vm.Status, p.observed.Observation)
@@ -177,18 +142,8 @@ func (p *reconciliation) confirmObject(ctx context.Context) error {
 	if p.baseLive {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	now := &api.VirtualMachine{}
-	err := p.r.Live.Get(ctx, keyOf(p.base), now)
-	switch {
-	case err != nil:
+	if err := p.r.Client.Confirm(ctx, p.base); err != nil {
 		return err
-	case now.UID != p.base.UID:
-		return apierrors.NewNotFound(api.Resource("virtualmachines"), p.base.Name)
-	case now.ResourceVersion != p.base.ResourceVersion:
-		p.r.writes.recordWrite(now)
-		return apierrors.NewConflict(api.Resource("virtualmachines"), p.base.Name, errors.New("the cache is behind"))
 	}
 	p.baseLive = true
 	return nil

@@ -13,11 +13,11 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/recorder"
+	"cloudnative.tw/drover/internal/controller/vmclient"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
@@ -40,10 +40,7 @@ const (
 
 // Reconciler reconciles the VirtualMachines of one driver with their servers.
 type Reconciler struct {
-	// Client reads VirtualMachines from the cache and writes to the API.
-	Client client.Client
-	// Live reads past the cache.
-	Live     client.Reader
+	Client   *vmclient.Client
 	Recorder events.EventRecorder
 	Clock    clock.WithTicker
 	// Driver names the driver; empty for VMs whose driver does not run here.
@@ -62,17 +59,22 @@ type Reconciler struct {
 	// Inventories are the inventories of all drivers that run here.
 	Inventories []*inventory.Inventory
 
-	writes ownWrites
-	facts  factTimes
-	probes *probe.Prober
+	unreported perVM[*unreportedWork]
+	stages     stages
+	facts      factTimes
+	probes     *probe.Prober
 }
 
 // Reconcile compares a VirtualMachine with its server and takes the step that makes
 // them agree. Up to maxSteps steps that end at once are taken in the same pass.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	vm, err := r.readObject(ctx, req.NamespacedName)
-	if err != nil || vm == nil || isFinalized(vm) {
+	vm, err := r.Client.Read(ctx, req.NamespacedName)
+	if err != nil || vm != nil && vmclient.IsFinalized(vm) {
 		return ctrl.Result{}, err
+	}
+	if vm == nil {
+		r.forgetObject(req.NamespacedName)
+		return ctrl.Result{}, nil
 	}
 	if policy.DriverOf(vm, r.Drivers) != r.Driver {
 		r.forgetObject(req.NamespacedName) // a late key, or the orphan of another driver with this name
@@ -87,7 +89,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	var taken *policy.Decision
 	//nolint:contextcheck // a readiness probe outlives the pass that starts it
 	for steps := 0; p.decideStep(taken) && steps < maxSteps; steps++ {
-		if taken, err = p.takeStep(ctx); err != nil || isFinalized(p.base) {
+		if taken, err = p.takeStep(ctx); err != nil || vmclient.IsFinalized(p.base) {
 			return resultForError(err)
 		}
 	}
@@ -123,7 +125,7 @@ func (p *reconciliation) takeStep(ctx context.Context) (taken *policy.Decision, 
 		p.finishDecision(decisions.Ended, err)
 	case p.failure != nil:
 		p.finishDecision(decisions.Failed, p.failure)
-	case taken != nil, isFinalized(p.base):
+	case taken != nil, vmclient.IsFinalized(p.base):
 		p.finishDecision(decisions.Succeeded, nil)
 	default:
 		p.finishDecision(decisions.Outdated, nil)

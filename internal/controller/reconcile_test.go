@@ -32,6 +32,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
+	"cloudnative.tw/drover/internal/controller/vmclient"
 	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
@@ -207,7 +208,7 @@ func (g *rig) newAPI() client.WithWatch {
 // newReconciler simulates a controller that starts: it knows nothing.
 func (g *rig) newReconciler() {
 	g.r = &Reconciler{
-		Client: g.api, Live: g.api, Recorder: g.events, Clock: g.clock,
+		Client: vmclient.New(g.api, g.api), Recorder: g.events, Clock: g.clock,
 		Driver: "fake", Drivers: []string{"fake"}, Inventory: g.inv, Epoch: func() uint64 { return 7 },
 		MayAct: func() error { return g.deposed }, Decisions: g.newHistory(),
 	}
@@ -1003,7 +1004,7 @@ func TestCrashAfterIntent(t *testing.T) {
 // crashInCall runs the pass's steps up to the driver call, and ends there.
 func crashInCall(t *testing.T, g *rig) {
 	t.Helper()
-	vm, err := g.r.readObject(t.Context(), key)
+	vm, err := g.r.Client.Read(t.Context(), key)
 	assert.NoError(t, err)
 	p := g.r.gather(t.Context(), vm, vm)
 	p.decideStep(nil)

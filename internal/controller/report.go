@@ -44,7 +44,7 @@ func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 		return resultAt(now, p.decision.WakeAt), nil
 	}
 	next := p.newStatus(now)
-	since := p.r.writes.progressSince(p.base, &next, now)
+	since := p.r.stages.since(p.base, &next, now)
 	if until := throttleUntil(&p.base.Status, &next, p.done != "" || len(p.events) > 0, since, now); now.Before(until) {
 		return resultAt(now, policy.Earliest(until, p.decision.WakeAt)), nil
 	}
@@ -75,14 +75,11 @@ func (p *reconciliation) writeStatus(ctx context.Context) error {
 	}
 	vm := p.base.DeepCopy()
 	vm.Status = next
-	p.r.writes.recordReport(vm, false)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	if err := p.r.Client.Status().Update(ctx, vm); err != nil {
+	isOvertaken, err := p.r.Client.UpdateStatus(ctx, vm)
+	if err != nil {
 		return err
 	}
-	p.r.writes.recordReport(vm, true)
-	p.isOvertaken = p.r.recordWrite(ctx, vm)
+	p.isOvertaken = isOvertaken
 	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
 	p.r.facts.update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
 	return nil

@@ -254,7 +254,7 @@ func TestStagesThatLastAreReported(t *testing.T) {
 	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 		s.Phase, s.Reason, s.LastUpdateTime = api.PhaseTerminating, api.ReasonStopping, &stamp
 	}).Obj()
-	var writes ownWrites
+	var seen stages
 	for _, step := range []struct {
 		after  time.Duration
 		reason string
@@ -268,14 +268,14 @@ func TestStagesThatLastAreReported(t *testing.T) {
 	} {
 		now, next := vmtest.T0.Add(step.after), vm.Status.DeepCopy()
 		next.Reason = step.reason
-		until := throttleUntil(&vm.Status, next, true, writes.progressSince(vm, next, now), now)
+		until := throttleUntil(&vm.Status, next, true, seen.since(vm, next, now), now)
 		if want := vmtest.T0.Add(step.want); step.want != 0 && !until.Equal(want) || step.want == 0 && until.After(now) {
 			t.Errorf("after %s, %s waits until %s, want %s", step.after, step.reason, until, want)
 		}
 	}
-	writes.forgetObject(keyOf(vm))
-	if len(writes.progress) > 0 {
-		t.Errorf("left of an object that is gone: %v", writes.progress)
+	seen.forget(keyOf(vm))
+	if left := seen.get(keyOf(vm)); left != (stage{}) {
+		t.Errorf("left of an object that is gone: %v", left)
 	}
 }
 
@@ -354,15 +354,6 @@ func TestOwnWriteCountsBeforeTheCache(t *testing.T) {
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
 }
 
-// TestWriteBeforeItsEvent checks that a write is not kept if the cache has it when the API answers.
-func TestWriteBeforeItsEvent(t *testing.T) {
-	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
-	g.wantPhase(api.PhaseActive, api.ReasonRunning)
-	if n := len(g.r.writes.written); n != 0 {
-		t.Errorf("%d writes are kept that the cache has", n)
-	}
-}
-
 // TestWriteThatTheAPIHasLost checks that a write counts no longer once the API does not have it, as after
 // etcd was restored from a backup, while an API server that is behind makes no difference.
 func TestWriteThatTheAPIHasLost(t *testing.T) {
@@ -385,7 +376,7 @@ func TestWriteThatTheAPIHasLost(t *testing.T) {
 		t.Errorf("after an old list the server has %d millicores, want 2000", got)
 	}
 
-	s.r.Live = interceptor.NewClient(s.api, interceptor.Funcs{
+	s.r.Client.Live = interceptor.NewClient(s.api, interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, vm client.Object, _ ...client.GetOption) error {
 			backup.DeepCopyInto(vm.(*api.VirtualMachine)) //nolint:forcetypeassert // It reads nothing else.
 			return nil
@@ -474,7 +465,7 @@ func TestStatusChangedAtOnce(t *testing.T) {
 			s.reconcile()
 			s.setAction(api.ActionStopped)
 			edited, changes := s.vm(), 0
-			s.r.Client = interceptor.NewClient(s.api, interceptor.Funcs{
+			s.r.Client.Client = interceptor.NewClient(s.api, interceptor.Funcs{
 				SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
 					vm := obj.(*api.VirtualMachine) //nolint:forcetypeassert // It writes nothing else.
 					if isStored {
@@ -509,7 +500,7 @@ func TestWriteConfirmsTheObject(t *testing.T) {
 	g.create(vmtest.ReportedVM())
 	p := reconciliationOf(g.vm(), vmtest.Gone())
 	p.r = g.r
-	p.r.Live = interceptor.NewClient(g.api, interceptor.Funcs{
+	p.r.Client.Live = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return errors.New("the API is away")
 		},
@@ -527,7 +518,7 @@ func TestStatusWriteIsBounded(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	var callErr func() error // of its context
 	var limit time.Duration
-	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+	g.r.Client.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
 			deadline, _ := ctx.Deadline()
 			callErr, limit = ctx.Err, time.Until(deadline)

@@ -157,8 +157,8 @@ func TestScansAreCombined(t *testing.T) {
 		s.addObject(framework.NewVM(name))
 	}
 	s.takeRequests(2)
-	c := &countingClient{Client: s.r.Client, running: make(chan struct{}, 100), proceed: make(chan struct{})}
-	s.r.Client = c
+	c := &countingClient{Client: s.r.Client.Client, running: make(chan struct{}, 100), proceed: make(chan struct{})}
+	s.r.Client.Client = c
 	assert.NoError(t, s.r.followInventory(t.Context(), s.q))
 	change := func(n int) {
 		uid := types.UID(fmt.Sprintf("uid-%d", n))

@@ -119,7 +119,7 @@ func (r *Reconciler) readSecret(ctx context.Context, namespace, field string, fr
 	}
 	ref := from.SecretKeyRef
 	var secret corev1.Secret
-	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, &secret); err != nil {
+	if err := r.Client.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, &secret); err != nil {
 		return driver.Secret{}, secretError(field, ref, err)
 	}
 	text, ok := secret.Data[ref.Key]

@@ -28,7 +28,7 @@ func (g *rig) takeOver() {
 	g.t.Helper()
 	g.cached = g.vm()
 	g.newReconciler()
-	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+	g.r.Client.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 			g.cached.DeepCopyInto(obj.(*api.VirtualMachine)) //nolint:forcetypeassert // there are no other Gets
 			return nil

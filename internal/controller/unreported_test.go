@@ -58,7 +58,7 @@ func TestEventAfterAFailedWrite(t *testing.T) {
 	if vm := g.vm(); vm.Status.Server.Generation != vm.Generation {
 		t.Errorf("the status has generation %d as passed, want %d", vm.Status.Server.Generation, vm.Generation)
 	}
-	if len(g.r.writes.unreported) != 0 {
+	if g.r.unreported.get(key) != nil {
 		t.Error("what was written is still recorded")
 	}
 }
@@ -254,7 +254,7 @@ func TestUnreportedServerOfAnotherEngine(t *testing.T) {
 		p := reconciliationOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateStarting))
 		p.unreported, p.decision.Status.Unobserved = true, isUnobserved
 		p.storeUnreported()
-		if left := p.r.writes.findUnreported(p.base); left == nil || (left.status.Server == nil) != isUnobserved {
+		if left := p.r.findUnreported(p.base); left == nil || (left.status.Server == nil) != isUnobserved {
 			t.Errorf("%s: what is left is %+v", name, left)
 		}
 	}

@@ -87,6 +87,7 @@ var packages = []testPackage{
 	{"internal/controller/probe", raced, 32},
 	{"internal/controller/queue", raced, 32},
 	{"internal/controller/recorder", raced, 32},
+	{"internal/controller/vmclient", raced, 32},
 	{"internal/driver/docker/engine", raced, 32},
 	{"internal/driver/docker/guest", raced, 32},
 	{"internal/driver/docker/pull", raced, 32},
