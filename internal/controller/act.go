@@ -23,11 +23,11 @@ type outcome struct {
 
 // act begins the decided action and returns the channel on which its outcome
 // arrives.
-func (p *reconciliation) act(ctx context.Context) <-chan outcome {
+func (s *step) act(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
-	vm, action, target := p.vm.DeepCopy(), p.decision.Action, p.driverTarget()
-	mayCleanUp := policy.IsCleanupDue(observedFacts(&p.observed.Observation))
-	go func() { result <- p.r.callDriver(ctx, vm, action, target, mayCleanUp) }()
+	vm, action, target := s.vm.DeepCopy(), s.decision.Action, s.driverTarget()
+	mayCleanUp := policy.IsCleanupDue(observedFacts(&s.observed.Observation))
+	go func() { result <- s.r.callDriver(ctx, vm, action, target, mayCleanUp) }()
 	return result
 }
 
@@ -80,10 +80,10 @@ func needsPowerOnly(a policy.Action) bool {
 
 // driverTarget returns the server that the decision was made for. If there is
 // another one by now, or none, the driver refuses.
-func (p *reconciliation) driverTarget() driver.Target {
-	t := driver.Target{UID: p.vm.UID, Epoch: p.r.Epoch()}
-	if p.observed.Answer == inventory.Present {
-		t.ID = p.observed.Server.ID
+func (s *step) driverTarget() driver.Target {
+	t := driver.Target{UID: s.vm.UID, Epoch: s.r.Epoch()}
+	if s.observed.Answer == inventory.Present {
+		t.ID = s.observed.Server.ID
 	}
 	return t
 }

@@ -5,7 +5,7 @@
 // as the object specifies.
 //
 // Start with Reconcile in reconcile.go. It reads top-down as five phases, each in
-// one place:
+// one place. Each takes values and returns one: facts, a decision, the facts after a step.
 //
 //	finalizer.go  ensureFinalizer: writes the finalizer and the binding first
 //	gather.go     the VM, its server, and live reads before a step that needs them;

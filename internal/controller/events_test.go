@@ -19,9 +19,9 @@ import (
 )
 
 // passOf returns a pass that has made an observation, of a VirtualMachine that is written as it is.
-func passOf(vm *framework.VMBuilder, o inventory.Observation) *reconciliation {
+func passOf(vm *framework.VMBuilder, o inventory.Observation) *pass {
 	object := vm.Obj()
-	return &reconciliation{r: &Reconciler{Driver: "pod"}, base: object, vm: object.DeepCopy(), observed: observation{Observation: o}}
+	return &pass{r: &Reconciler{Driver: "pod"}, facts: facts{base: object, vm: object.DeepCopy(), observed: observation{Observation: o}}}
 }
 
 // disrupted adds a disruption to what is observed of a server.
@@ -101,14 +101,14 @@ func TestSuccessEvents(t *testing.T) {
 			t.Parallel()
 			p := passOf(vmtest.ReportedVM(), vmtest.ChangeServer(vmtest.Present(tc.state), func(s *driver.Server) { s.Host = "n1" }))
 			p.began = tc.began
-			p.addSuccessEvent(policy.Decision{Action: tc.action}, false)
+			p.addSuccessEvent(tc.action, false)
 			wantEvent(t, onlyEvent(t, p), corev1.EventTypeNormal, tc.reason, tc.text)
 		})
 	}
 }
 
 // onlyEvent returns the event of a pass, nil if there is none.
-func onlyEvent(t *testing.T, p *reconciliation) *pendingEvent {
+func onlyEvent(t *testing.T, p *pass) *pendingEvent {
 	t.Helper()
 	switch len(p.events) {
 	case 0:

@@ -42,12 +42,12 @@ func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine
 
 // removeFinalizer removes the finalizer, with the resourceVersion as precondition.
 // confirmGone has proven that there is no server.
-func (p *reconciliation) removeFinalizer(ctx context.Context) error {
-	next := p.base.DeepCopy()
+func (s *step) removeFinalizer(ctx context.Context) error {
+	next := s.base.DeepCopy()
 	controllerutil.RemoveFinalizer(next, api.FinalizerServer)
-	if _, err := p.r.Client.PatchMetadata(ctx, p.base, next); err != nil && !apierrors.IsNotFound(err) {
+	if _, err := s.r.Client.PatchMetadata(ctx, s.base, next); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	p.base, p.unreported = next, false
+	s.base, s.unreported = next, false
 	return nil
 }

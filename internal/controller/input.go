@@ -20,15 +20,15 @@ import (
 // input returns what the next decision is made from, and what is recorded of it: facts of the
 // object and its server that are named here, and no others. The readiness probe of a server that
 // the last step started begins here.
-func (p *reconciliation) input() policy.Input {
-	now := p.r.Clock.Now()
-	probe := p.r.probes.Check(p.base, p.observed.Observation)
+func (r *Reconciler) input(known facts) policy.Input {
+	now := r.Clock.Now()
+	probe := r.probes.Check(known.base, known.observed.Observation)
 	probe.Message = truncate(probe.Message)
 	return policy.Input{
-		Now: now, VM: vmFacts(p.vm), Observed: observedFacts(&p.observed.Observation),
-		Driver: p.r.Driver, Drivers: policy.ListOf(p.r.Drivers...), Epoch: p.leaderEpoch(),
-		Done: p.done, PassedGeneration: p.passedGeneration, Probe: probe,
-		Since: p.r.facts.update(p.vm, p.observed.Observation, now), DeletionBlocker: truncate(p.deletionBlocker),
+		Now: now, VM: vmFacts(known.vm), Observed: observedFacts(&known.observed.Observation),
+		Driver: r.Driver, Drivers: policy.ListOf(r.Drivers...), Epoch: r.leaderEpoch(),
+		Done: known.done.operation, PassedGeneration: known.passedGeneration, Probe: probe,
+		Since: r.times.update(known.vm, known.observed.Observation, now), DeletionBlocker: truncate(known.deletionBlocker),
 	}
 }
 

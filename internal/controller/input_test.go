@@ -48,9 +48,9 @@ var recordedTexts = map[string]string{
 	"observed.server.disruption": "Observed.Server.Disruption",
 }
 
-// fullReconciliation returns a pass over an object and a server that have a value everywhere. Each
+// fullStep returns a step of an object and a server that have a value everywhere. Each
 // text in them is the path of its field.
-func fullReconciliation() *reconciliation {
+func fullStep() *step {
 	var vm api.VirtualMachine
 	var observed inventory.Observation
 	plant(reflect.ValueOf(&vm).Elem(), "VM")
@@ -59,7 +59,7 @@ func fullReconciliation() *reconciliation {
 	vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory] = resource.MustParse("1"), resource.MustParse("1Gi")
 	vm.Status.Conditions = []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, Message: "VM.Status.Conditions"}}
 	observed.Answer = inventory.Present
-	return reconciliationOf(&vm, observed)
+	return stepOf(&vm, observed)
 }
 
 // plant puts something into every field of a value that has a path.
@@ -113,7 +113,8 @@ func plant(v reflect.Value, path string) {
 // of them the record has.
 func TestOnlyAllowedTextsAreRecorded(t *testing.T) {
 	t.Parallel()
-	in := fullReconciliation().input()
+	p := fullStep()
+	in := p.r.input(p.facts)
 	text, err := json.Marshal(decisions.New(in, policy.Decide(in)).Input)
 	assert.NoError(t, err)
 	var tree map[string]any
@@ -153,8 +154,8 @@ func TestOnlyAllowedTextsAreRecorded(t *testing.T) {
 // is the source.
 func TestEveryFactIsFilledIn(t *testing.T) {
 	t.Parallel()
-	p := fullReconciliation()
-	in := p.input()
+	p := fullStep()
+	in := p.r.input(p.facts)
 	p.observed.Answer = inventory.Gone
 	var check func(path string, v reflect.Value)
 	check = func(path string, v reflect.Value) {
@@ -197,9 +198,9 @@ func TestTextsAreCut(t *testing.T) {
 	t.Parallel()
 	for _, letters := range []string{"a", "ä", "€", "𝄞", "a\xff"} {
 		for n := maxText/len(letters) - 3; n < maxText/len(letters)+3; n++ {
-			p := reconciliationOf(vmtest.ReportedVM().Obj(), vmtest.Unknown(time.Hour))
+			p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Unknown(time.Hour))
 			p.observed.Cause = errors.New(strings.Repeat(letters, n))
-			for _, text := range []string{p.input().Observed.Cause, policy.Decide(p.input()).Status.Message} {
+			for _, text := range []string{p.r.input(p.facts).Observed.Cause, policy.Decide(p.r.input(p.facts)).Status.Message} {
 				if len(text) > maxText || len(text) < maxText-4*len(letters) || !utf8.ValidString(text) {
 					t.Fatalf("%d of %q: %d bytes", n, letters, len(text))
 				}

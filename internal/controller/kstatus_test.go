@@ -22,7 +22,7 @@ import (
 
 // kstatusOf returns what kstatus, which kpt, Flux and others use to wait, computes
 // for a VM with the status that follows from an observation.
-func kstatusOf(t *testing.T, p *reconciliation, change func(*policy.Input)) status.Status {
+func kstatusOf(t *testing.T, p *step, change func(*policy.Input)) status.Status {
 	t.Helper()
 	vm := p.base.DeepCopy()
 	vm.Status = p.statusAfter(change)
@@ -74,7 +74,7 @@ func TestKstatus(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := reconciliationOf(tc.vm.Obj(), tc.observed)
+			p := stepOf(tc.vm.Obj(), tc.observed)
 			if got := kstatusOf(t, p, tc.change); got != tc.want {
 				t.Errorf("%s, want %s", got, tc.want)
 			}

@@ -172,16 +172,17 @@ func (r *Reconciler) findUnreported(vm *api.VirtualMachine) *unreportedWork {
 }
 
 // storeUnreported records what the pass did, unless that was written.
-func (p *reconciliation) storeUnreported() {
+func (r *Reconciler) storeUnreported(known facts, decision policy.Decision) {
+	p := pass{r, known, decision}
 	if !p.unreported {
-		p.r.unreported.forget(keyOf(p.base))
+		r.unreported.forget(keyOf(p.base))
 		return
 	}
 	status := p.vm.Status.DeepCopy()
 	if server := p.serverStatus(); server != nil && p.isObserved() {
 		status.Server = server
 	}
-	p.r.unreported.set(keyOf(p.base), &unreportedWork{p.base, status, p.allEvents()})
+	r.unreported.set(keyOf(p.base), &unreportedWork{p.base, status, p.allEvents()})
 }
 
 // forgetObject drops all state about an object that is gone or belongs to another
@@ -190,7 +191,7 @@ func (r *Reconciler) forgetObject(key types.NamespacedName) {
 	r.Client.Forget(key)
 	r.unreported.forget(key)
 	r.stages.forget(key)
-	r.facts.forget(key)
+	r.times.forget(key)
 	r.probes.Forget(key)
 }
 

@@ -29,7 +29,7 @@ func recordedObjects(vm *api.VirtualMachine) []driver.Object {
 }
 
 // setObjects records in the pass's status what the driver returned.
-func (p *reconciliation) setObjects(objects []driver.Object) {
+func (s *step) setObjects(objects []driver.Object) {
 	var all []api.ServerObject
 	for _, o := range objects {
 		one := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended, Made: o.Made}
@@ -38,32 +38,32 @@ func (p *reconciliation) setObjects(objects []driver.Object) {
 		}
 		all = append(all, one)
 	}
-	if !equality.Semantic.DeepEqual(all, p.vm.Status.Objects) {
-		p.vm.Status.Objects = all
+	if !equality.Semantic.DeepEqual(all, s.vm.Status.Objects) {
+		s.vm.Status.Objects = all
 	}
 }
 
 // recordObjects writes objects to the status before the driver creates them, so that after a
 // crash another process knows which of that name are the server's. The step is then decided
 // again, unless it has failed. The write fails with a conflict if the object was changed meanwhile.
-func (p *reconciliation) recordObjects(ctx context.Context, first *driver.RecordFirstError) (failure, err error) {
-	before, op := p.vm.Status.Objects, p.vm.Status.Operation
-	p.setObjects(first.Objects)
-	wanted := p.vm.Status.Objects
-	if p.decision.Action.ShortRuns > 0 {
-		p.countShortRun(p.decision) // an ephemeral server, whose run has ended, may be gone in the next step
+func (s *step) recordObjects(ctx context.Context, first *driver.RecordFirstError) (failure, err error) {
+	before, op := s.vm.Status.Objects, s.vm.Status.Operation
+	s.setObjects(first.Objects)
+	wanted := s.vm.Status.Objects
+	if s.decision.Action.ShortRuns > 0 {
+		s.countShortRun() // an ephemeral server, whose run has ended, may be gone in the next step
 	}
-	if err := p.writeStatus(ctx); err != nil {
-		p.vm.Status.Objects, p.vm.Status.Operation = before, op // what is not recorded is not passed to the driver
+	if _, err := s.writeStatus(ctx); err != nil {
+		s.vm.Status.Objects, s.vm.Status.Operation = before, op // what is not recorded is not passed to the driver
 		return nil, err
 	}
-	p.unreported = true
-	p.recordings++
+	s.unreported = true
+	s.recordings++
 	switch {
-	case !equality.Semantic.DeepEqual(p.vm.Status.Objects, wanted):
-		return fmt.Errorf("the API does not keep status.objects as it was written, which the %s driver needs: apply the CRD of this version of Drover", p.r.Driver), nil
-	case first.Failure == nil && policy.IsStuck(p.recordings):
-		return fmt.Errorf("the %s driver had objects recorded in the status %d times in a row, and made no server of them", p.r.Driver, p.recordings), nil
+	case !equality.Semantic.DeepEqual(s.vm.Status.Objects, wanted):
+		return fmt.Errorf("the API does not keep status.objects as it was written, which the %s driver needs: apply the CRD of this version of Drover", s.r.Driver), nil
+	case first.Failure == nil && policy.IsStuck(s.recordings):
+		return fmt.Errorf("the %s driver had objects recorded in the status %d times in a row, and made no server of them", s.r.Driver, s.recordings), nil
 	}
 	return first.Failure, nil
 }

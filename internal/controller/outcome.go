@@ -19,46 +19,46 @@ import (
 
 // recordOutcome records in the pass what came of a step, and reports whether the
 // step succeeded.
-func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o outcome) (succeeded bool) {
+func (s *step) recordOutcome(existed bool, o outcome) (succeeded bool) {
 	switch {
 	case o.err == nil:
-		if decision.Action.Step == policy.StepEnsure && !o.partial {
-			p.recordPassedSpec(o.server)
+		if s.decision.Action.Step == policy.StepEnsure && !o.partial {
+			s.recordPassedSpec(o.server)
 		}
-		p.recordSuccess(decision, existed)
+		s.recordSuccess(existed)
 		return true
-	case errors.Is(o.err, driver.ErrNotFound) && !p.vanished:
-		p.done, p.vanished = "", true // decide again
+	case errors.Is(o.err, driver.ErrNotFound) && !s.vanished:
+		s.done.operation, s.vanished = "", true // decide again
 	default:
-		p.recordFailure(decision, o.err)
+		s.recordFailure(o.err)
 	}
 	return false
 }
 
 // recordPassedSpec records what the driver answered about the spec that was passed
 // to it.
-func (p *reconciliation) recordPassedSpec(server driver.Server) {
-	p.setObjects(server.Objects)
-	p.passedGeneration = p.vm.Generation
-	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
+func (s *step) recordPassedSpec(server driver.Server) {
+	s.setObjects(server.Objects)
+	s.passedGeneration = s.vm.Generation
+	s.vm.Status.PendingFields, s.vm.Status.RefusedField = server.Pending, nil
 	if r := server.Refused; r != nil {
-		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
+		s.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
 	}
 }
 
 // finishDecision records what came of the decision. Of an error of the API server only the kind
 // is recorded, since its text may be that of something between.
-func (p *reconciliation) finishDecision(result decisions.Result, err error) {
-	if p.r.Decisions == nil {
+func (r *Reconciler) finishDecision(vm *api.VirtualMachine, result decisions.Result, err error) {
+	if r.Decisions == nil {
 		return
 	}
-	outcome := decisions.Outcome{At: p.r.Clock.Now().Round(0).UTC(), Result: result}
+	outcome := decisions.Outcome{At: r.Clock.Now().Round(0).UTC(), Result: result}
 	if result == decisions.Ended && !driver.MayNotAct(err) {
 		outcome.API = string(cmp.Or(apierrors.ReasonForError(err), "an error"))
 	} else {
 		outcome.Error = errorText(err)
 	}
-	p.r.Decisions.Finish(keyOf(p.base), outcome)
+	r.Decisions.Finish(keyOf(vm), outcome)
 }
 
 func stateText(observed inventory.Observation) string {
@@ -70,39 +70,39 @@ func stateText(observed inventory.Observation) string {
 
 // recordSuccess clears the operation's failures from the status. A start that
 // follows a crash is counted, since it has yet to prove stable.
-func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
-	status := &p.vm.Status
-	p.done, p.recordings = decision.Action.Operation, 0
-	p.addSuccessEvent(decision, existed)
-	p.recordRestart(decision)
+func (s *step) recordSuccess(existed bool) {
+	status, action := &s.vm.Status, s.decision.Action
+	s.done.operation, s.recordings = action.Operation, 0
+	s.addSuccessEvent(action, existed)
+	s.recordRestart()
 	op := status.Operation
-	if startsLater(decision.Action.Operation, p.observed.Observation) {
+	if startsLater(action.Operation, s.observed.Observation) {
 		if op != nil {
 			op.NextRetryTime = nil // the engine reports when the start can go on
 		}
 		return
 	}
-	if decision.Action.ShortRuns > 0 {
-		p.countShortRun(decision)
+	if action.ShortRuns > 0 {
+		s.countShortRun()
 		return
 	}
 	switch {
-	case op == nil || op.Type != decision.Action.Operation:
-	case decision.Action.Operation == api.OperationRestart:
-		if decision.Action.BeginsStop && p.observed.Server.State == driver.StateStopping {
-			op.StartedAt = p.microNow() // the stop has begun, and with it the grace period
+	case op == nil || op.Type != action.Operation:
+	case action.Operation == api.OperationRestart:
+		if action.BeginsStop && s.observed.Server.State == driver.StateStopping {
+			op.StartedAt = s.microNow() // the stop has begun, and with it the grace period
 		}
-	case !isUnderWay(p.observed.Observation):
+	case !isUnderWay(s.observed.Observation):
 		status.Operation = nil
 	}
 }
 
 // countShortRun records that a start follows a run that ended by itself.
-func (p *reconciliation) countShortRun(decision policy.Decision) {
-	op := p.newOperation()
-	op.Type, op.Attempts, op.Run = decision.Action.Operation, decision.Action.ShortRuns, decision.Action.CrashedRun
-	op.Failure, op.Reason, op.LastError = api.FailureExited, decision.Status.Reason, truncate(decision.Status.Message)
-	p.vm.Status.Operation = op
+func (s *step) countShortRun() {
+	op := s.newOperation()
+	op.Attempts, op.Run = s.decision.Action.ShortRuns, s.decision.Action.CrashedRun
+	op.Failure, op.Reason, op.LastError = api.FailureExited, s.decision.Status.Reason, truncate(s.decision.Status.Message)
+	s.vm.Status.Operation = op
 }
 
 // isUnderWay reports whether the engine is still carrying out a request, so that
@@ -131,45 +131,45 @@ func startsLater(operation api.OperationType, observed inventory.Observation) bo
 // unreachable, since that is no failure of the operation. Until the inventory has
 // noticed an outage, the call counts as a failure. Nor does it while another engine
 // answers, which knows nothing of the server.
-func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
-	p.done, p.failure = "", err
-	if failed := p.observed; failed.Answer == inventory.Unknown {
-		p.observeCached() // one failed query does not make the engine unreachable
-		if p.observed.Answer == inventory.Gone && p.vm.Status.Server != nil {
-			p.observed = failed // the cache may be older than the server, which another leader has created
+func (s *step) recordFailure(err error) {
+	s.done.operation, s.failure = "", err
+	if failed := s.observed; failed.Answer == inventory.Unknown {
+		s.observeCached() // one failed query does not make the engine unreachable
+		if s.observed.Answer == inventory.Gone && s.vm.Status.Server != nil {
+			s.observed = failed // the cache may be older than the server, which another leader has created
 		}
 	}
-	if p.observed.Answer == inventory.Unknown || policy.IsOtherEngine(policy.BindingOf(p.vm), p.observed.EngineID) {
+	if s.observed.Answer == inventory.Unknown || policy.IsOtherEngine(policy.BindingOf(s.vm), s.observed.EngineID) {
 		return // the next decision waits for the engine
 	}
-	status := &p.vm.Status
-	p.recordRestart(decision)
-	op := p.failedOperation(decision)
+	status := &s.vm.Status
+	s.recordRestart()
+	op := s.failedOperation()
 	op.Attempts++
-	op.Epoch = p.leaderEpoch()
+	op.Epoch = s.r.leaderEpoch()
 	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
 	op.NextRetryTime = nil
-	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {
-		next := metav1.NewMicroTime(p.r.Clock.Now().Add(policy.Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
+	if op.Failure != api.FailureRefused || s.vm.DeletionTimestamp != nil {
+		next := metav1.NewMicroTime(s.r.Clock.Now().Add(policy.Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
 		op.NextRetryTime = &next
 	}
-	status.Operation, status.Server = op, p.serverStatus()
-	p.addFailureEvent(decision.Action.Operation, err)
+	status.Operation, status.Server = op, s.serverStatus()
+	s.addFailureEvent(s.decision.Action.Operation, err)
 }
 
 // recordRestart records that a restart was done, before another operation takes the place of the one
 // that says so.
-func (p *reconciliation) recordRestart(decision policy.Decision) {
-	if decision.Status.RestartHandled {
-		p.vm.Status.RestartedAt = restartRequest(p.vm)
+func (s *step) recordRestart() {
+	if s.decision.Status.RestartHandled {
+		s.vm.Status.RestartedAt = restartRequest(s.vm)
 	}
 }
 
 // failedOperation returns the operation that failed, with its earlier attempts.
-func (p *reconciliation) failedOperation(decision policy.Decision) *api.Operation {
-	op := p.newOperation()
-	op.Type, op.Run = decision.Action.Operation, decision.Action.EndRun
-	switch have := p.vm.Status.Operation; {
+func (s *step) failedOperation() *api.Operation {
+	op := s.newOperation()
+	op.Run = s.decision.Action.EndRun
+	switch have := s.vm.Status.Operation; {
 	case have == nil || have.Type != op.Type:
 	case have.Generation == op.Generation:
 		return have.DeepCopy()
@@ -180,13 +180,13 @@ func (p *reconciliation) failedOperation(decision policy.Decision) *api.Operatio
 }
 
 // newOperation returns the decided operation as it begins.
-func (p *reconciliation) newOperation() *api.Operation {
-	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.microNow(), Epoch: p.leaderEpoch()}
+func (p *pass) newOperation() *api.Operation {
+	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.microNow(), Epoch: p.r.leaderEpoch()}
 }
 
-func (p *reconciliation) microNow() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
+func (p *pass) microNow() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
 
-func (p *reconciliation) leaderEpoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
+func (r *Reconciler) leaderEpoch() int64 { return int64(r.Epoch()) } //nolint:gosec // a resourceVersion
 
 // failureOf returns the kind of a failure, which decides when to retry.
 func failureOf(err error) api.OperationFailure {

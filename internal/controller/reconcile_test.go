@@ -1006,8 +1006,8 @@ func crashInCall(t *testing.T, g *rig) {
 	t.Helper()
 	vm, err := g.r.Client.Read(t.Context(), key)
 	assert.NoError(t, err)
-	p := g.r.gather(t.Context(), vm, vm)
-	p.decideStep(nil)
+	known := g.r.gather(t.Context(), vm, vm)
+	p := step{pass: pass{r: g.r, facts: known, decision: g.r.decide(known)}}
 	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")
 	}

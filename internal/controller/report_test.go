@@ -31,28 +31,29 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// reconciliationOf returns a pass over vm that observes a server.
-func reconciliationOf(vm *api.VirtualMachine, observed inventory.Observation) *reconciliation {
+// stepOf returns a step for vm whose server is observed.
+func stepOf(vm *api.VirtualMachine, observed inventory.Observation) *step {
 	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: framework.NewFakeClock(vmtest.T0), Epoch: func() uint64 { return 7 }}
-	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, passedGeneration: vm.Status.ObservedGeneration}
+	known := facts{base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, passedGeneration: vm.Status.ObservedGeneration}
+	return &step{pass: pass{r: r, facts: known}}
 }
 
 // statusOf returns the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, observed inventory.Observation) api.VirtualMachineStatus {
-	p := reconciliationOf(vm, observed)
+	p := stepOf(vm, observed)
 	return p.statusAfter(nil)
 }
 
 // statusAfter decides from the pass's input, as changed, and returns the status that
 // follows.
-func (p *reconciliation) statusAfter(change func(*policy.Input)) api.VirtualMachineStatus {
-	in := p.input()
+func (s *step) statusAfter(change func(*policy.Input)) api.VirtualMachineStatus {
+	in := s.r.input(s.facts)
 	in.Epoch = 0 // the leader of what vmtest has as refused
 	if change != nil {
 		change(&in)
 	}
-	p.r.Driver, p.decision = in.Driver, policy.Decide(in)
-	return p.newStatus(vmtest.T0)
+	s.r.Driver, s.decision = in.Driver, policy.Decide(in)
+	return s.newStatus(vmtest.T0)
 }
 
 func withRates(cpu, memory float64) inventory.Observation {
@@ -284,9 +285,9 @@ func TestStagesThatLastAreReported(t *testing.T) {
 func TestReportIsThrottled(t *testing.T) {
 	stamp := metav1.NewMicroTime(vmtest.T0.Add(-time.Second))
 	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
-	p := reconciliationOf(vm, vmtest.Present(driver.StateRestarting))
-	p.decideStep(nil)
-	result, err := p.report(t.Context())
+	p := stepOf(vm, vmtest.Present(driver.StateRestarting))
+	p.decision = p.r.decide(p.facts)
+	_, result, err := p.r.report(t.Context(), p.facts, p.decision)
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
 	}
@@ -296,12 +297,12 @@ func TestReportIsThrottled(t *testing.T) {
 // at once what could wait otherwise.
 func TestOwnStepsAreNotThrottled(t *testing.T) {
 	for name, tc := range map[string]struct {
-		change func(*reconciliation)
+		change func(*step)
 		writes int
 	}{
-		"nothing was done":  {func(*reconciliation) {}, 0},
-		"a step was taken":  {func(p *reconciliation) { p.done = api.OperationStart }, 1},
-		"a step has failed": {func(p *reconciliation) { p.addFailureEvent(api.OperationStart, errors.New("boom")) }, 1},
+		"nothing was done":  {func(*step) {}, 0},
+		"a step was taken":  {func(p *step) { p.done.operation = api.OperationStart }, 1},
+		"a step has failed": {func(p *step) { p.addFailureEvent(api.OperationStart, errors.New("boom")) }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
@@ -310,12 +311,12 @@ func TestOwnStepsAreNotThrottled(t *testing.T) {
 			stamp := metav1.NewMicroTime(vmtest.T0.Add(-time.Second))
 			vm.Status.LastUpdateTime, vm.Status.ObservedGeneration = &stamp, vm.Generation
 			assert.NoError(t, g.api.Status().Update(t.Context(), vm))
-			p := reconciliationOf(vm, vmtest.Present(driver.StateRestarting))
+			p := stepOf(vm, vmtest.Present(driver.StateRestarting))
 			p.r = g.r
-			p.decideStep(nil)
+			p.decision = p.r.decide(p.facts)
 			tc.change(p)
 			g.wantWrites(tc.writes, func() {
-				if _, err := p.report(t.Context()); err != nil {
+				if _, _, err := p.r.report(t.Context(), p.facts, p.decision); err != nil {
 					t.Error(err)
 				}
 			})
@@ -498,18 +499,19 @@ func TestStatusChangedAtOnce(t *testing.T) {
 func TestWriteConfirmsTheObject(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.ReportedVM())
-	p := reconciliationOf(g.vm(), vmtest.Gone())
+	p := stepOf(g.vm(), vmtest.Gone())
 	p.r = g.r
 	p.r.Client.Live = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return errors.New("the API is away")
 		},
 	})
-	p.decideStep(nil)
+	p.decision = p.r.decide(p.facts)
 	if err := p.confirmObject(t.Context()); err == nil {
 		t.Error("it was confirmed without a read")
 	}
-	assert.NoError(t, p.writeStatus(t.Context()))
+	_, err := p.writeStatus(t.Context())
+	assert.NoError(t, err)
 	assert.NoError(t, p.confirmObject(t.Context()))
 }
 
@@ -551,11 +553,11 @@ func awaitTimer(t *testing.T, timers *testingclock.FakeClock) {
 
 // TestProgressIsReportedAfterItsDelay checks the instant, and that no timer is left.
 func TestProgressIsReportedAfterItsDelay(t *testing.T) {
-	p := reconciliationOf(vmtest.ReportedVM().Obj(), vmtest.Gone())
+	p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Gone())
 	timers := framework.NewFakeClock(vmtest.T0)
 	refused := make(chan struct{}, 1)
 	p.r.Clock, p.r.MayAct = timers, func() error { refused <- struct{}{}; return errors.New("not now") }
-	p.decideStep(nil)
+	p.decision = p.r.decide(p.facts)
 	results, ended := make(chan outcome), make(chan struct{})
 	go func() { defer close(ended); p.awaitOutcome(t.Context(), results) }()
 	awaitTimer(t, timers)
@@ -582,10 +584,10 @@ func TestProgressThatMayWait(t *testing.T) {
 	vm := vmtest.ReportedVM().DeletionTimestamp(vmtest.T0).Status(func(s *api.VirtualMachineStatus) {
 		s.Phase = api.PhaseTerminating
 	})
-	p := reconciliationOf(vm.Obj(), vmtest.Present(driver.StateRunning))
+	p := stepOf(vm.Obj(), vmtest.Present(driver.StateRunning))
 	timers := framework.NewFakeClock(vmtest.T0)
 	p.r.Clock, p.r.MayAct = timers, func() error { t.Error("it is written"); return errors.New("not now") }
-	p.decideStep(nil)
+	p.decision = p.r.decide(p.facts)
 	results, failed := make(chan outcome), errors.New("stopping failed")
 	go func() {
 		awaitTimer(t, timers)
@@ -638,8 +640,9 @@ func TestReasonOf(t *testing.T) {
 // followed by another.
 func TestReportRequeuesWithStepsLeft(t *testing.T) {
 	r := &Reconciler{Clock: framework.NewFakeClock(vmtest.T0)}
-	p := &reconciliation{r: r, base: vmtest.ReportedVM().Obj(), decision: policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}}
-	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
+	known := facts{base: vmtest.ReportedVM().Obj()}
+	decision := policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}
+	if _, result, err := r.report(t.Context(), known, decision); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
 	}
 }
@@ -682,8 +685,9 @@ func TestPortsInStatus(t *testing.T) {
 // place of the VM's says nothing about the server, and does not count.
 func TestFailureWithAnotherEngine(t *testing.T) {
 	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: "fake-1"} }).Obj()
-	p := reconciliationOf(vm, inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"})
-	p.recordFailure(policy.Decision{Action: policy.Action{Step: policy.StepDelete, Operation: api.OperationDelete}}, errors.New("boom"))
+	p := stepOf(vm, inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"})
+	p.decision.Action = policy.Action{Step: policy.StepDelete, Operation: api.OperationDelete}
+	p.recordFailure(errors.New("boom"))
 	if p.vm.Status.Server == nil || p.vm.Status.Operation != nil {
 		t.Errorf("the status is %+v", p.vm.Status)
 	}

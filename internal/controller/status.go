@@ -20,7 +20,7 @@ import (
 
 // newStatus returns the status to write: a function of the current status, the
 // decision and the observation.
-func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
+func (p *pass) newStatus(now time.Time) api.VirtualMachineStatus {
 	base, intent := &p.base.Status, p.decision.Status
 	next := *p.vm.Status.DeepCopy()
 	next.ObservedGeneration = p.vm.Generation
@@ -48,13 +48,13 @@ func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 }
 
 // isObserved reports whether the VirtualMachine's engine has answered.
-func (p *reconciliation) isObserved() bool {
+func (p *pass) isObserved() bool {
 	return !p.decision.Status.Unobserved && p.observed.Answer != inventory.Unknown
 }
 
 // statusOperation returns the status's operation while it continues, and also while
 // it is unknown whether it does.
-func (p *reconciliation) statusOperation() *api.Operation {
+func (p *pass) statusOperation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
 	unknown := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
 	switch {
@@ -88,7 +88,7 @@ func withNextTry(op *api.Operation, at time.Time) *api.Operation {
 }
 
 // copyServerState copies what was observed of the server.
-func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
+func (p *pass) copyServerState(next *api.VirtualMachineStatus) {
 	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
 	if p.observed.Answer != inventory.Present {
 		return
@@ -102,7 +102,7 @@ func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
 	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
 	if policy.HasRestarted(microTimeOf(next.StartTime), server.StartedAt) {
 		next.RestartCount++
-		if p.done == "" && len(next.PendingFields) > 0 {
+		if p.done.operation == "" && len(next.PendingFields) > 0 {
 			// The restart may have applied them: the driver is to be asked again.
 			next.Server.Generation = 0
 		}
@@ -137,7 +137,7 @@ func indexOf(ports []api.Port, open api.PortStatus, hostPort int32) int {
 
 // serverStatus returns the server as observed. Usage that moved by less than a
 // point is left as it was, so that it alone causes no write.
-func (p *reconciliation) serverStatus() *api.ServerStatus {
+func (p *pass) serverStatus() *api.ServerStatus {
 	have, observed := p.base.Status.Server, p.observed
 	if observed.Answer != inventory.Present {
 		return nil
@@ -170,7 +170,7 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 
 // lastRun returns the last run that was seen to run. A status of an earlier version, which has none, is
 // not written for that alone.
-func (p *reconciliation) lastRun(isUp bool) string {
+func (p *pass) lastRun(isUp bool) string {
 	have, server := p.base.Status.Server, p.observed.Server
 	isNews := have == nil || have.Run != "" || have.State != string(server.State)
 	if isUp && isNews {
@@ -208,7 +208,7 @@ func (w conditionWriter) setOnlyIf(holds bool, kind, reason, message string) {
 	}
 }
 
-func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
+func (p *pass) setConditions(all *[]metav1.Condition, now time.Time) {
 	intent := p.decision.Status
 	w := conditionWriter{all, p.vm.Generation, metav1.NewTime(now)}
 	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
@@ -243,7 +243,7 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 // runningReason returns why the server is on or off. The reason for being off
 // stands until it is on again, whatever else happens: versions before
 // status.server.stoppedRun rely on it.
-func (p *reconciliation) runningReason(have []metav1.Condition) string {
+func (p *pass) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
 	off := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped
 	known := meta.FindStatusCondition(have, api.ConditionRunning)

@@ -251,9 +251,9 @@ func TestUpgradeOfAStoppedServer(t *testing.T) {
 func TestUnreportedServerOfAnotherEngine(t *testing.T) {
 	t.Parallel()
 	for name, isUnobserved := range map[string]bool{"its own engine": false, "another engine": true} {
-		p := reconciliationOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateStarting))
+		p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateStarting))
 		p.unreported, p.decision.Status.Unobserved = true, isUnobserved
-		p.storeUnreported()
+		p.r.storeUnreported(p.facts, p.decision)
 		if left := p.r.findUnreported(p.base); left == nil || (left.status.Server == nil) != isUnobserved {
 			t.Errorf("%s: what is left is %+v", name, left)
 		}

@@ -16,7 +16,7 @@ var All = []Bug{
 		{"internal/policy/decide.go", "	case !in.VM.IsBound:\n", "	case !in.VM.IsBound && (!BUG || in.VM.Binding.EngineID == \"\"):\n"},
 	}},
 	{"finalizer-on-the-cache's-word", "O1|O2", []Edit{
-		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
+		{"internal/controller/gather.go", "	if err := s.ensureLive(ctx); err != nil {\n		s.recordFailure(err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := s.ensureLive(ctx); err != nil {\n		s.recordFailure(err)\n		return false\n	}\n"},
 		{"internal/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
 	}},
 	{"error-as-absent", "O7|O11", []Edit{{
@@ -24,8 +24,8 @@ var All = []Bug{
 		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && !BUG {",
 	}}},
 	{"object-not-confirmed", "O1|O3|O7", []Edit{{
-		"internal/controller/gather.go", "	if p.baseLive {\n		return nil\n	}",
-		"	if p.baseLive || BUG {\n		return nil\n	}",
+		"internal/controller/gather.go", "	if s.baseLive {\n		return nil\n	}",
+		"	if s.baseLive || BUG {\n		return nil\n	}",
 	}}},
 	{"orphans-left", "O2", []Edit{{
 		"internal/inventory/sweep.go", "		if !s.isDue(server) {\n			continue\n		}\n		o := s.orphans",
@@ -59,14 +59,14 @@ var All = []Bug{
 		{"internal/driver/fake/driver.go", "		if old == nil || old.ClusterID != d.clusterID || (", "		if old == nil || old.ClusterID != d.clusterID && !BUG || ("},
 	}},
 	{"restart-recorded-late", "O7", []Edit{
-		{"internal/controller/reconcile.go", "	if decision.Action.RecordFirst {\n", "	if decision.Action.RecordFirst && !BUG {\n"},
-		{"internal/controller/reconcile.go", "	p.unreported = true\n", "	p.unreported = true\n	if decision.Action.RecordFirst && BUG {\n		if err := p.writeIntent(ctx); err != nil {\n			return nil, err\n		}\n	}\n"},
+		{"internal/controller/reconcile.go", "	if action.RecordFirst {\n", "	if action.RecordFirst && !BUG {\n"},
+		{"internal/controller/reconcile.go", "	s.unreported = true\n", "	s.unreported = true\n	if action.RecordFirst && BUG {\n		if err := s.writeIntent(ctx); err != nil {\n			return false, err\n		}\n	}\n"},
 	}},
 	{"retain-ignored", "O7", []Edit{{
 		"internal/controller/act.go", "r.Inventory.Delete(ctx, target, action.Retain)", "r.Inventory.Delete(ctx, target, action.Retain && !BUG)",
 	}}},
 	{"server-by-recorded-id", "O3|O7", []Edit{
-		{"internal/controller/gather.go", "	p.observed.live = written &&", "	if BUG && vm.Status.Server == nil {\n		p.observed.Answer, p.observed.Server, p.observed.live = inventory.Gone, driver.Server{}, true\n	}\n	p.observed.live = BUG && p.observed.live || written &&"},
+		{"internal/controller/gather.go", "	f.observed.live = written &&", "	if BUG && vm.Status.Server == nil {\n		f.observed.Answer, f.observed.Server, f.observed.live = inventory.Gone, driver.Server{}, true\n	}\n	f.observed.live = BUG && f.observed.live || written &&"},
 		{"internal/driver/fake/driver.go", "	case old == nil:\n		return d.simulation", "	case old == nil, BUG && spec.ID == \"\":\n		return d.simulation"},
 	}},
 	{"secret-logged", "", []Edit{{
@@ -101,10 +101,10 @@ var All = []Bug{
 		"internal/policy/decide.go", "	case in.Observed.Answer == Unknown:\n		d = decideUnknown(in)\n	case !in.VM.IsBound", "	case in.Observed.Answer == Unknown && !BUG:\n		d = decideUnknown(in)\n	case !in.VM.IsBound",
 	}}},
 	{"not-before-creation", "", []Edit{{
-		"internal/controller/reconcile.go", "	if policy.DriverOf(vm, r.Drivers) != r.Driver {\n", "	if BUG && vm.CreationTimestamp.After(r.Clock.Now()) {\n		return ctrl.Result{}, nil\n	}\n	if policy.DriverOf(vm, r.Drivers) != r.Driver {\n",
+		"internal/controller/reconcile.go", "	if vm == nil || policy.DriverOf(vm, r.Drivers) != r.Driver {\n", "	if BUG && vm != nil && vm.CreationTimestamp.After(r.Clock.Now()) {\n		return ctrl.Result{}, nil\n	}\n	if vm == nil || policy.DriverOf(vm, r.Drivers) != r.Driver {\n",
 	}}},
 	{"failed-report-forgotten", "", []Edit{{
-		"internal/controller/report.go", "	if err := p.writeStatus(ctx); err != nil {\n		return resultForError(err)\n", "	if err := p.writeStatus(ctx); err != nil && !BUG {\n		return resultForError(err)\n",
+		"internal/controller/report.go", "	isOvertaken, err := p.writeStatus(ctx)\n	if err != nil {\n", "	isOvertaken, err := p.writeStatus(ctx)\n	if err != nil && !BUG {\n",
 	}}},
 	{"sweep-never-frozen", "", []Edit{{
 		"internal/inventory/sweep.go", "	frozen := s.Policy == OrphanDelete && orphans > limit\n", "	frozen := s.Policy == OrphanDelete && orphans > limit && !BUG\n",
