@@ -4,7 +4,6 @@
 package controller
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,97 +34,45 @@ func (p *perVM[T]) set(key types.NamespacedName, value T) { p.values.Store(key, 
 
 func (p *perVM[T]) forget(key types.NamespacedName) { p.values.Delete(key) }
 
-// factTimes records the instants of each VirtualMachine that waits for something,
-// and nothing for one that does not wait.
-type factTimes struct{ perVM[[]factTime] }
-
-// factTime is when a fact was first observed. The fact is identified by its kind and
-// by a text that changes with the fact.
-type factTime struct {
-	kind  factKind
-	value string
-	at    time.Time
-	// onlyKnown leaves the fact out unless it was observed before.
-	onlyKnown bool
-}
-
-type factKind int
-
-const (
-	factDeletion factKind = iota
-	factOperation
-	factFailure
-	factRun
-	factExit
-)
+// factTimes records when each fact that a VirtualMachine waits for was first observed, and nothing
+// for one that does not wait. A fact is a text that changes with it.
+type factTimes struct{ perVM[map[string]time.Time] }
 
 // update returns since when the facts hold. It records new facts as of now, and
 // drops those that no longer hold.
-func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observation, now time.Time) policy.Instants {
-	facts, before := factsOf(vm, observed), s.get(keyOf(vm))
-	var next []factTime
-	for _, f := range facts {
-		n := slices.IndexFunc(before, func(b factTime) bool { return b.kind == f.kind && b.value == f.value })
-		switch {
-		case n >= 0:
-			f.at = before[n].at
-		case f.onlyKnown:
-			continue
-		default:
-			f.at = now
+func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observation, now time.Time) (since policy.Instants) {
+	before, next := s.get(keyOf(vm)), map[string]time.Time{}
+	record := func(instant *time.Time, at time.Time, of ...string) {
+		fact := strings.Join(append(of, string(vm.UID)), "/")
+		if known, ok := before[fact]; ok {
+			at = known
 		}
-		next = append(next, f)
-	}
-	if next == nil {
-		s.forget(keyOf(vm))
-	} else {
-		s.set(keyOf(vm), next)
-	}
-	return instantsOf(next)
-}
-
-func instantsOf(facts []factTime) policy.Instants {
-	var s policy.Instants
-	at := map[factKind]*time.Time{
-		factDeletion: &s.Deletion, factOperation: &s.Operation, factFailure: &s.Failure,
-		factRun: &s.Run, factExit: &s.Exit,
-	}
-	for _, f := range facts {
-		*at[f.kind] = f.at
-	}
-	return s
-}
-
-// factsOf returns the facts that a wait may count from.
-func factsOf(vm *api.VirtualMachine, observed inventory.Observation) []factTime {
-	var facts []factTime
-	add := func(kind factKind, of ...string) {
-		facts = append(facts, factTime{kind: kind, value: strings.Join(append(of, string(vm.UID)), "/")})
+		if !at.IsZero() {
+			*instant, next[fact] = at, at
+		}
 	}
 	if vm.DeletionTimestamp != nil {
-		add(factDeletion)
+		record(&since.Deletion, now, "deletion")
 	}
-	op := vm.Status.Operation
-	if op == nil {
-		return facts
+	if op := vm.Status.Operation; op != nil {
+		began := string(op.Type) + "/" + strconv.FormatInt(op.StartedAt.UnixMicro(), 10)
+		record(&since.Operation, now, "operation", began)
+		if op.Attempts > 0 {
+			record(&since.Failure, now, "failure", began, strconv.Itoa(int(op.Attempts)))
+		}
+		switch isCrashing := op.Failure == api.FailureExited && observed.Answer == inventory.Present; {
+		case isCrashing && (observed.Server.State == driver.StateStopped || observed.Server.State == driver.StateStopping && observed.Server.Exit != nil):
+			record(&since.Exit, now, "exit", observed.Server.Run)
+			record(&since.Run, time.Time{}, "run", observed.Server.Run) // only if it was observed before
+		case isCrashing && observed.IsRunning():
+			record(&since.Run, now, "run", observed.Server.Run)
+		}
 	}
-	began := string(op.Type) + "/" + strconv.FormatInt(op.StartedAt.UnixMicro(), 10)
-	add(factOperation, began)
-	if op.Attempts > 0 {
-		add(factFailure, began, strconv.Itoa(int(op.Attempts)))
+	s.forget(keyOf(vm))
+	if len(next) > 0 {
+		s.set(keyOf(vm), next)
 	}
-	if op.Failure != api.FailureExited || observed.Answer != inventory.Present {
-		return facts
-	}
-	isOver := observed.Server.State == driver.StateStopped || observed.Server.State == driver.StateStopping && observed.Server.Exit != nil
-	if isOver {
-		add(factExit, observed.Server.Run)
-	}
-	if isOver || observed.IsRunning() {
-		add(factRun, observed.Server.Run)
-		facts[len(facts)-1].onlyKnown = isOver
-	}
-	return facts
+	return since
 }
 
 // stage is a stage of a creation or deletion that is not written yet, and when it was first seen.

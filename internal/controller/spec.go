@@ -106,6 +106,19 @@ func volumeOf(v api.Volume) driver.Volume {
 	return out
 }
 
+// recordedObjects returns what the status has recorded of the server's objects, for the driver.
+func recordedObjects(vm *api.VirtualMachine) []driver.Object {
+	var all []driver.Object
+	for _, o := range vm.Status.Objects {
+		one := driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended, Made: o.Made}
+		for _, i := range o.Images {
+			one.Images = append(one.Images, driver.ResolvedImage(i))
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
 // readSecret reads the text of a data source, always live: a cache would need the
 // right to list Secrets.
 func (r *Reconciler) readSecret(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
