@@ -8,9 +8,9 @@ import (
 	"errors"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // outcome is the result of a call. It is partial if not all of the spec could be
@@ -23,11 +23,11 @@ type outcome struct {
 
 // act begins the decided action and returns the channel on which its outcome
 // arrives.
-func (p *reconciliation) act(ctx context.Context) <-chan outcome {
+func (s *step) act(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
-	vm, action, target := p.vm.DeepCopy(), p.decision.Action, p.driverTarget()
-	mayCleanUp := policy.IsCleanupDue(p.observed.Observation)
-	go func() { result <- p.r.callDriver(ctx, vm, action, target, mayCleanUp) }()
+	vm, action, target := s.vm.DeepCopy(), s.decision.Action, s.driverTarget()
+	mayCleanUp := policy.IsCleanupDue(observedFacts(&s.observed.Observation))
+	go func() { result <- s.r.callDriver(ctx, vm, action, target, mayCleanUp) }()
 	return result
 }
 
@@ -48,7 +48,7 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 		return outcome{err: err}
 	}
 	spec := serverSpec(vm)
-	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, action.Power, action.StopBy, action.EndRun
+	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, driver.Power(action.Power), action.StopBy, action.EndRun
 	spec.Objects = recordedObjects(vm)
 	missing := r.resolveSecrets(ctx, vm, &spec)
 	fails := missing != nil && !needsPowerOnly(action)
@@ -72,7 +72,7 @@ func needsPowerOnly(a policy.Action) bool {
 	case api.OperationStop, api.OperationPause, api.OperationResume:
 		return true
 	case api.OperationUpdate:
-		return a.FollowsUp && a.Power == driver.PowerOff
+		return a.FollowsUp && a.Power == policy.PowerOff
 	case api.OperationCreate, api.OperationStart, api.OperationRestart, api.OperationDelete, api.OperationRelease:
 	}
 	return false
@@ -80,10 +80,10 @@ func needsPowerOnly(a policy.Action) bool {
 
 // driverTarget returns the server that the decision was made for. If there is
 // another one by now, or none, the driver refuses.
-func (p *reconciliation) driverTarget() driver.Target {
-	t := driver.Target{UID: p.vm.UID, Epoch: p.r.Epoch()}
-	if p.observed.Answer == inventory.Present {
-		t.ID = p.observed.Server.ID
+func (s *step) driverTarget() driver.Target {
+	t := driver.Target{UID: s.vm.UID, Epoch: s.r.Epoch()}
+	if s.observed.Answer == inventory.Present {
+		t.ID = s.observed.Server.ID
 	}
 	return t
 }

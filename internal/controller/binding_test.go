@@ -13,12 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/controller/queue"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -181,8 +181,8 @@ func TestDeletionWithoutABinding(t *testing.T) {
 func TestCopiedObject(t *testing.T) {
 	copied := api.Binding{Driver: "fake", EngineID: "elsewhere", UID: "uid-2"}
 	reported := func(s *api.VirtualMachineStatus) {
-		policytest.WithServer("id-2", driver.StateStopped)(s)
-		policytest.WithOperation(api.OperationRestart, time.Hour, "run-2")(s)
+		vmtest.WithServer("id-2", driver.StateStopped)(s)
+		vmtest.WithOperation(api.OperationRestart, time.Hour, "run-2")(s)
 		s.ObservedGeneration, s.Driver, s.Binding = 9, "fake", &copied
 		s.RestartCount, s.PendingFields, s.Server.StoppedRun = 4, []string{"image"}, "run-2"
 	}

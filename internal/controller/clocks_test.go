@@ -15,10 +15,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -30,7 +30,7 @@ var clockErrors = map[string]time.Duration{"ahead": time.Hour, "behind": -time.H
 func (g *rig) deletedAt(at time.Time) {
 	g.t.Helper()
 	g.delete()
-	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+	g.r.Client.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			err := c.Get(ctx, key, obj, opts...)
 			if obj.GetDeletionTimestamp() != nil {
@@ -181,24 +181,24 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 // TestFactTimes covers what is recorded of a VM, and for how long.
 func TestFactTimes(t *testing.T) {
 	var s factTimes
-	vm := policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Obj()
-	first := s.update(vm, policytest.Gone(), policytest.T0)
-	again := s.update(vm, policytest.Gone(), policytest.T0.Add(time.Minute))
-	if first != again || !first.Failure.Equal(policytest.T0) || !first.Operation.Equal(policytest.T0) {
-		t.Errorf("%+v, later %+v: want both since %s", first, again, policytest.T0)
+	vm := vmtest.ReportedVM().Status(vmtest.Failing(api.OperationCreate, 1, time.Second)).Obj()
+	first := s.update(vm, vmtest.Gone(), vmtest.T0)
+	again := s.update(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute))
+	if first != again || !first.Failure.Equal(vmtest.T0) || !first.Operation.Equal(vmtest.T0) {
+		t.Errorf("%+v, later %+v: want both since %s", first, again, vmtest.T0)
 	}
 	vm.Status.Operation.Attempts++
-	if got := s.update(vm, policytest.Gone(), policytest.T0.Add(time.Minute)); !got.Failure.Equal(policytest.T0.Add(time.Minute)) || !got.Operation.Equal(policytest.T0) {
+	if got := s.update(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute)); !got.Failure.Equal(vmtest.T0.Add(time.Minute)) || !got.Operation.Equal(vmtest.T0) {
 		t.Errorf("another failure: %+v", got)
 	}
 	twin := vm.DeepCopy()
 	twin.UID = "uid-2"
-	if got := s.update(twin, policytest.Gone(), policytest.T0.Add(time.Hour)); !got.Operation.Equal(policytest.T0.Add(time.Hour)) {
+	if got := s.update(twin, vmtest.Gone(), vmtest.T0.Add(time.Hour)); !got.Operation.Equal(vmtest.T0.Add(time.Hour)) {
 		t.Errorf("another VM of the same name: %+v", got)
 	}
 	vm.Status.Operation = nil
-	if got := s.update(vm, policytest.Present(driver.StateRunning), policytest.T0); got != (policy.Instants{}) || len(s.byVM) != 0 {
-		t.Errorf("at rest: %+v, %d recorded", got, len(s.byVM))
+	if got := s.update(vm, vmtest.Present(driver.StateRunning), vmtest.T0); got != (policy.Instants{}) || s.get(keyOf(vm)) != nil {
+		t.Errorf("at rest: %+v, %v recorded", got, s.get(keyOf(vm)))
 	}
 }
 
@@ -206,13 +206,13 @@ func TestFactTimes(t *testing.T) {
 // run that was over by then has no time.
 func TestTimesOfARun(t *testing.T) {
 	var s factTimes
-	over, crashing := policytest.ShortRun(1, 3, 0)
-	vm := policytest.ReportedVM().Status(crashing).Obj()
-	if got := s.update(vm, over, policytest.T0); got.Exit != policytest.T0 || !got.Run.IsZero() {
+	over, crashing := vmtest.ShortRun(1, 3, 0)
+	vm := vmtest.ReportedVM().Status(crashing).Obj()
+	if got := s.update(vm, over, vmtest.T0); got.Exit != vmtest.T0 || !got.Run.IsZero() {
 		t.Errorf("a run that was not observed: %+v", got)
 	}
-	s.update(vm, policytest.Present(driver.StateRunning), policytest.T0.Add(time.Second))
-	got := s.update(vm, over, policytest.T0.Add(3*time.Second))
+	s.update(vm, vmtest.Present(driver.StateRunning), vmtest.T0.Add(time.Second))
+	got := s.update(vm, over, vmtest.T0.Add(3*time.Second))
 	if length := got.Exit.Sub(got.Run); length != 2*time.Second {
 		t.Errorf("a run that was observed lasted %s", length)
 	}

@@ -5,16 +5,18 @@
 // as the object specifies.
 //
 // Start with Reconcile in reconcile.go. It reads top-down as five phases, each in
-// one place:
+// one place. Each takes values and returns one: facts, a decision, the facts after a step.
 //
 //	finalizer.go  ensureFinalizer: writes the finalizer and the binding first
-//	gather.go     the VM, its server, and live reads before a step that needs them
-//	policy/       Decide: a pure function from these to an action and a status
+//	gather.go     the VM, its server, and live reads before a step that needs them;
+//	              input.go has the facts of both that a decision may depend on
+//	../policy     Decide: a pure function from these to an action and a status
 //	act.go        carries out the action through the driver
 //	report.go     one status write if something changed, then the events
 //
 // outcome.go records what came of an action, status.go builds the status, and
-// events.go the events. memory.go has what this process knows from earlier passes.
+// events.go the events. memory.go has what this process knows from earlier passes, and
+// vmclient/ what it has written itself.
 //
 // setup.go sets up a controller for each driver and fills the queue of a new
 // leader. The work queue is in queue/, and probe/ runs the readiness probes.

@@ -10,9 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // pendingEvent is an event that is sent once its status is written.
@@ -32,28 +32,28 @@ var successReasons = map[api.OperationType]string{
 
 // addSuccessEvent records what was done, once it is complete. A server that was created is that before it
 // is up, which may take long in a cluster; that it was started is an event of its own.
-func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool) {
-	reason, server := successReasons[decision.Action.Operation], p.observed.Server
-	isCreated := decision.Action.Operation == api.OperationCreate && server.State == driver.StateStarting
-	if decision.Action.Operation == api.OperationUpdate {
-		reason = p.updateReason(decision.Action.FollowsUp)
+func (p *pass) addSuccessEvent(action policy.Action, existed bool) {
+	reason, server := successReasons[action.Operation], p.observed.Server
+	isCreated := action.Operation == api.OperationCreate && server.State == driver.StateStarting
+	if action.Operation == api.OperationUpdate {
+		reason = p.updateReason(action.FollowsUp)
 	}
-	isIncomplete := isUnderWay(p.observed.Observation) && !isCreated || startsLater(decision.Action.Operation, p.observed.Observation)
+	isIncomplete := isUnderWay(p.observed.Observation) && !isCreated || startsLater(action.Operation, p.observed.Observation)
 	if reason == "" || isIncomplete || p.vm.DeletionTimestamp != nil {
 		return
 	}
-	if decision.Action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
+	if action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
 		reason = api.EventRecreated
 	}
 	text := fmt.Sprintf("%s server %s on %s", reason, shortID(server.ID), p.r.Driver)
 	if server.Host != "" {
 		text += ", host " + server.Host
 	}
-	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
+	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(action.Operation), text})
 }
 
 // updateReason returns the reason of the event of an update, "" if it has none.
-func (p *reconciliation) updateReason(followsUp bool) string {
+func (p *pass) updateReason(followsUp bool) string {
 	switch {
 	case p.base.Status.ObservedGeneration < 1:
 		return api.EventAdopted
@@ -65,7 +65,7 @@ func (p *reconciliation) updateReason(followsUp bool) string {
 	return api.EventUpdated
 }
 
-func (p *reconciliation) addFailureEvent(operation api.OperationType, err error) {
+func (p *pass) addFailureEvent(operation api.OperationType, err error) {
 	p.events = append(p.events, pendingEvent{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
 }
 
@@ -83,16 +83,16 @@ var observedReasons = map[string]string{
 
 // addChangeEvents records what the new status shows that no step of this pass did:
 // an operation that completed, and an observed reason.
-func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
+func (p *pass) addChangeEvents(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
 	op := before.Operation
-	isOver := op != nil && after.Operation == nil && !policy.IsCrashing(op)
+	isOver := op != nil && after.Operation == nil && op.Failure != api.FailureExited
 	switch {
-	case p.done != "":
+	case p.done.operation != "":
 	case isOver && len(p.events) == 0 && successReasons[op.Type] != "":
-		p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: op.Type}}, true)
+		p.addSuccessEvent(policy.Action{Operation: op.Type}, true)
 	case p.hasStarted(op):
-		p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: api.OperationStart}}, true)
+		p.addSuccessEvent(policy.Action{Operation: api.OperationStart}, true)
 	}
 	if kind := observedReasons[after.Reason]; kind != "" && before.Reason != after.Reason {
 		p.events = append(p.events, pendingEvent{kind, after.Reason, "Observe", after.Message})
@@ -102,34 +102,34 @@ func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 // hasStarted reports whether a server runs now that was starting when the pass began: after its creation,
 // of which the event may be due still, or after an end of its own, when the operation lasts until the run
 // has proven stable.
-func (p *reconciliation) hasStarted(op *api.Operation) bool {
+func (p *pass) hasStarted(op *api.Operation) bool {
 	isStart := op == nil || op.Type == api.OperationCreate || op.Type == api.OperationStart
-	return isStart && p.wasStarting && policy.IsRunning(p.observed.Observation)
+	return isStart && p.wasStarting && p.observed.IsRunning()
 }
 
 // detectEnd records that the run of a server that was last reported as on ends or has ended without
 // Drover: that it has failed by itself, or that others end it.
-func (p *reconciliation) detectEnd() {
-	had, server := p.vm.Status.Server, p.observed.Server
+func (f *facts) detectEnd() {
+	had, server := f.vm.Status.Server, f.observed.Server
 	switch {
-	case had == nil || had.ID != server.ID || isEnding(driver.State(had.State)) || p.isEndedByDrover():
+	case had == nil || had.ID != server.ID || isEnding(driver.State(had.State)) || f.isEndedByDrover():
 	case server.Disruption != "" && isEnding(server.State):
-		p.ended = p.disruptionEvent()
+		f.ended = f.disruptionEvent()
 	case isEnding(server.State):
-		p.ended = crashEvent(server)
+		f.ended = crashEvent(server)
 	}
 }
 
 // disruptionEvent returns the event of a run that others end or have ended, nil if that was Drover, which
 // has not reported it.
-func (p *reconciliation) disruptionEvent() *pendingEvent {
-	server := p.observed.Server
-	if p.vm.Spec.Action == api.ActionStopped {
+func (f *facts) disruptionEvent() *pendingEvent {
+	server := f.observed.Server
+	if f.vm.Spec.Action == api.ActionStopped {
 		return nil
 	}
 	text := server.Disruption
 	if server.Exit != nil {
-		text = policy.EndText(server)
+		text = policy.EndText(serverFacts(&server))
 	}
 	return &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", text}
 }
@@ -139,7 +139,7 @@ func crashEvent(server driver.Server) *pendingEvent {
 	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.ByHost() {
 		return nil
 	}
-	text := policy.EndText(server)
+	text := policy.EndText(serverFacts(&server))
 	if server.Exit.Output != "" {
 		text += ": " + server.Exit.Output
 	}
@@ -153,14 +153,14 @@ func isEnding(s driver.State) bool { return hasEnded(s) || s == driver.StateStop
 func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
 
 // isEndedByDrover reports whether Drover has ended the server's run, or is about to.
-func (p *reconciliation) isEndedByDrover() bool {
-	op := p.vm.Status.Operation
-	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.observed.Server.Run
-	return restarted || p.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run)
+func (f *facts) isEndedByDrover() bool {
+	op := f.vm.Status.Operation
+	restarted := op != nil && op.Type == api.OperationRestart && op.Run == f.observed.Server.Run
+	return restarted || f.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(statusFacts(&f.vm.Status), f.observed.Server.Run)
 }
 
 // emitEvents sends the events of the pass.
-func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
+func (p *pass) emitEvents(before *api.VirtualMachineStatus) {
 	p.addChangeEvents(before)
 	for _, n := range p.allEvents() {
 		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", truncateEvent(n.text))
@@ -169,11 +169,11 @@ func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
 }
 
 // allEvents returns the event of what was observed, then those of what was done.
-func (p *reconciliation) allEvents() []pendingEvent {
-	if p.ended == nil {
-		return p.events
+func (f *facts) allEvents() []pendingEvent {
+	if f.ended == nil {
+		return f.events
 	}
-	return append([]pendingEvent{*p.ended}, p.events...)
+	return append([]pendingEvent{*f.ended}, f.events...)
 }
 
 // truncateEvent truncates a text to the 1 kB that the events API accepts.

@@ -11,22 +11,22 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // passOf returns a pass that has made an observation, of a VirtualMachine that is written as it is.
-func passOf(vm *framework.VMBuilder, o inventory.Observation) *reconciliation {
+func passOf(vm *framework.VMBuilder, o inventory.Observation) *pass {
 	object := vm.Obj()
-	return &reconciliation{r: &Reconciler{Driver: "pod"}, base: object, vm: object.DeepCopy(), observed: observation{Observation: o}}
+	return &pass{r: &Reconciler{Driver: "pod"}, facts: facts{base: object, vm: object.DeepCopy(), observed: observation{Observation: o}}}
 }
 
 // disrupted adds a disruption to what is observed of a server.
 func disrupted(o inventory.Observation, by string) inventory.Observation {
-	return policytest.ChangeServer(o, func(s *driver.Server) { s.Disruption = by })
+	return vmtest.ChangeServer(o, func(s *driver.Server) { s.Disruption = by })
 }
 
 // wantEvent checks that an event has a kind, a reason and a text. None is wanted if the reason is
@@ -47,9 +47,9 @@ func TestDetectEnd(t *testing.T) {
 	t.Parallel()
 	const byDrain, byDeletion = "the pod was evicted", "the pod was deleted"
 	had := func(state driver.State) *framework.VMBuilder {
-		return policytest.ReportedVM().Status(policytest.WithServer("id-1", state))
+		return vmtest.ReportedVM().Status(vmtest.WithServer("id-1", state))
 	}
-	stopping := policytest.Present(driver.StateStopping)
+	stopping := vmtest.Present(driver.StateStopping)
 	tests := map[string]struct {
 		vm                 *framework.VMBuilder
 		observed           inventory.Observation
@@ -57,18 +57,18 @@ func TestDetectEnd(t *testing.T) {
 	}{
 		"is drained":                       {had(driver.StateRunning), disrupted(stopping, byDrain), corev1.EventTypeNormal, api.EventDisrupted, byDrain},
 		"is drained while it boots":        {had(driver.StateStarting), disrupted(stopping, byDrain), corev1.EventTypeNormal, api.EventDisrupted, byDrain},
-		"was drained":                      {had(driver.StateRunning), disrupted(policytest.Ended(0), byDrain), corev1.EventTypeNormal, api.EventDisrupted, "the server ended with code 0, and the pod was evicted"},
-		"was drained by force":             {had(driver.StateRunning), disrupted(policytest.Ended(137), byDrain), corev1.EventTypeNormal, api.EventDisrupted, "the server ended with code 137, and the pod was evicted"},
-		"fails by itself":                  {had(driver.StateRunning), policytest.Ended(1), corev1.EventTypeWarning, api.EventCrashed, "the server ended with code 1"},
-		"completes":                        {vm: had(driver.StateRunning), observed: policytest.Ended(0)},
-		"runs, and is not to go":           {vm: had(driver.StateRunning), observed: policytest.Present(driver.StateRunning)},
+		"was drained":                      {had(driver.StateRunning), disrupted(vmtest.Ended(0), byDrain), corev1.EventTypeNormal, api.EventDisrupted, "the server ended with code 0, and the pod was evicted"},
+		"was drained by force":             {had(driver.StateRunning), disrupted(vmtest.Ended(137), byDrain), corev1.EventTypeNormal, api.EventDisrupted, "the server ended with code 137, and the pod was evicted"},
+		"fails by itself":                  {had(driver.StateRunning), vmtest.Ended(1), corev1.EventTypeWarning, api.EventCrashed, "the server ended with code 1"},
+		"completes":                        {vm: had(driver.StateRunning), observed: vmtest.Ended(0)},
+		"runs, and is not to go":           {vm: had(driver.StateRunning), observed: vmtest.Present(driver.StateRunning)},
 		"was reported already":             {vm: had(driver.StateStopping), observed: disrupted(stopping, byDrain)},
-		"had ended before":                 {vm: had(driver.StateStopped), observed: disrupted(policytest.Ended(0), byDrain)},
-		"is stopped by Drover":             {vm: had(driver.StateRunning).Status(policytest.WithOperation(api.OperationStop, time.Second, "")), observed: disrupted(stopping, byDeletion)},
+		"had ended before":                 {vm: had(driver.StateStopped), observed: disrupted(vmtest.Ended(0), byDrain)},
+		"is stopped by Drover":             {vm: had(driver.StateRunning).Status(vmtest.WithOperation(api.OperationStop, time.Second, "")), observed: disrupted(stopping, byDeletion)},
 		"is stopped by another leader":     {vm: had(driver.StateRunning).Action(api.ActionStopped), observed: disrupted(stopping, byDeletion)},
-		"is restarted by Drover":           {vm: had(driver.StateRunning).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: disrupted(stopping, byDeletion)},
-		"is removed with its VM":           {vm: had(driver.StateRunning).DeletionTimestamp(policytest.T0), observed: disrupted(stopping, byDeletion)},
-		"is another one than was reported": {vm: policytest.ReportedVM().Status(policytest.WithServer("id-0", driver.StateRunning)), observed: disrupted(stopping, byDrain)},
+		"is restarted by Drover":           {vm: had(driver.StateRunning).Status(vmtest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: disrupted(stopping, byDeletion)},
+		"is removed with its VM":           {vm: had(driver.StateRunning).DeletionTimestamp(vmtest.T0), observed: disrupted(stopping, byDeletion)},
+		"is another one than was reported": {vm: vmtest.ReportedVM().Status(vmtest.WithServer("id-0", driver.StateRunning)), observed: disrupted(stopping, byDrain)},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -99,16 +99,16 @@ func TestSuccessEvents(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := passOf(policytest.ReportedVM(), policytest.ChangeServer(policytest.Present(tc.state), func(s *driver.Server) { s.Host = "n1" }))
+			p := passOf(vmtest.ReportedVM(), vmtest.ChangeServer(vmtest.Present(tc.state), func(s *driver.Server) { s.Host = "n1" }))
 			p.began = tc.began
-			p.addSuccessEvent(policy.Decision{Action: tc.action}, false)
+			p.addSuccessEvent(tc.action, false)
 			wantEvent(t, onlyEvent(t, p), corev1.EventTypeNormal, tc.reason, tc.text)
 		})
 	}
 }
 
 // onlyEvent returns the event of a pass, nil if there is none.
-func onlyEvent(t *testing.T, p *reconciliation) *pendingEvent {
+func onlyEvent(t *testing.T, p *pass) *pendingEvent {
 	t.Helper()
 	switch len(p.events) {
 	case 0:
@@ -144,8 +144,8 @@ func TestChangeEvents(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := passOf(policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { *s = tc.after }),
-				policytest.ChangeServer(policytest.Present(driver.State(tc.after.Server.State)), func(s *driver.Server) { s.Host = "n1" }))
+			p := passOf(vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { *s = tc.after }),
+				vmtest.ChangeServer(vmtest.Present(driver.State(tc.after.Server.State)), func(s *driver.Server) { s.Host = "n1" }))
 			p.wasStarting = tc.before.Server.State == string(driver.StateStarting)
 			p.addChangeEvents(&tc.before)
 			wantEvent(t, onlyEvent(t, p), tc.kind, tc.reason, tc.text)
@@ -158,7 +158,7 @@ func TestChangeEvents(t *testing.T) {
 func TestStartSoonAfterCreation(t *testing.T) {
 	t.Parallel()
 	for wasStarting, want := range map[bool][]string{true: {api.EventCreated, api.EventStarted}, false: {api.EventCreated}} {
-		p := passOf(policytest.ReportedVM(), policytest.Present(driver.StateRunning))
+		p := passOf(vmtest.ReportedVM(), vmtest.Present(driver.StateRunning))
 		p.events, p.wasStarting = []pendingEvent{{reason: api.EventCreated}}, wasStarting
 		p.addChangeEvents(&api.VirtualMachineStatus{Operation: &api.Operation{Type: api.OperationCreate}})
 		var got []string

@@ -5,51 +5,16 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
-
-// readObject returns the VirtualMachine, or nil if there is none. The cache may lag
-// behind this process's last write, so readObject returns the newer of the two.
-func (r *Reconciler) readObject(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
-	vm := &api.VirtualMachine{}
-	if err := r.Client.Get(ctx, key, vm); err != nil {
-		r.forgetObject(key)
-		return nil, client.IgnoreNotFound(err)
-	}
-	if r.writes.isDoubted(key) {
-		if err := r.verifyWrite(ctx, key); err != nil {
-			return nil, client.IgnoreNotFound(err)
-		}
-	}
-	return r.writes.newerOf(key, vm), nil
-}
-
-// verifyWrite replaces this process's last write of an object by what the API has.
-func (r *Reconciler) verifyWrite(ctx context.Context, key types.NamespacedName) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	now := &api.VirtualMachine{}
-	err := r.Live.Get(ctx, key, now)
-	switch {
-	case apierrors.IsNotFound(err):
-		r.forgetObject(key)
-	case err == nil:
-		r.writes.recordWrite(now)
-	}
-	return err
-}
 
 // observation is what is known of a VirtualMachine's server. It is live if the
 // engine itself has just answered, and nothing was done since.
@@ -62,40 +27,40 @@ type observation struct {
 // pass could not report. before is the VirtualMachine before this pass has bound it,
 // and vm itself if there was nothing to write. A status that was copied with the
 // object says nothing about this one and counts as empty.
-func (r *Reconciler) gather(ctx context.Context, before, vm *api.VirtualMachine) *reconciliation {
+func (r *Reconciler) gather(ctx context.Context, before, vm *api.VirtualMachine) facts {
 	written := before != vm
 	if policy.IsStatusCopied(vm) {
 		vm = vm.DeepCopy()
 		vm.Status = api.VirtualMachineStatus{}
 	}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), baseLive: written}
+	f := facts{base: vm, vm: vm.DeepCopy(), baseLive: written}
 	if r.Inventory != nil {
 		r.Inventory.BeginEpoch(r.Epoch())
 	}
-	p.observeCached()
-	if p.isDoubtful() {
-		_ = p.observeLive(ctx) // the observation has the error
+	f.observed.Observation = r.observeServer(vm)
+	if f.isDoubtful(r.Inventory) {
+		_ = f.observeLive(ctx, r.Inventory) // the observation has the error
 	}
 	// What confirms a step is read after the object, so this answer does not count as live. No server can
 	// exist before the first binding, so there is nothing to query live.
-	p.observed.live = written && !policy.IsBound(before) && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
-	if left := r.writes.findUnreported(vm); left != nil {
-		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
+	f.observed.live = written && !policy.IsBound(before) && f.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
+	if left := r.findUnreported(vm); left != nil {
+		f.vm.Status, f.events, f.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
-		importStatus(&p.vm.Status, p.observed.Observation)
-		p.detectEnd()
+		importStatus(&f.vm.Status, f.observed.Observation)
+		f.detectEnd()
 	}
 	if op := vm.Status.Operation; op != nil {
-		p.began = op.Type
+		f.began = op.Type
 	}
-	if p.vm.Status.Server != nil {
-		p.wasStarting = p.vm.Status.Server.State == string(driver.StateStarting)
-		p.passedGeneration = p.vm.Status.Server.Generation
+	if f.vm.Status.Server != nil {
+		f.wasStarting = f.vm.Status.Server.State == string(driver.StateStarting)
+		f.passedGeneration = f.vm.Status.Server.Generation
 	}
-	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run) {
-		p.stoppedRun = p.observed.Server.Run
+	if f.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(statusFacts(&f.vm.Status), f.observed.Server.Run) {
+		f.stoppedRun = f.observed.Server.Run
 	}
-	return p
+	return f
 }
 
 // observeServer returns the inventory's answer about a VirtualMachine's server.
@@ -107,133 +72,123 @@ func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation
 }
 
 // observeCached updates the observation from the inventory's cache.
-func (p *reconciliation) observeCached() {
-	p.observed = observation{Observation: p.r.observeServer(p.vm)}
+func (s *step) observeCached() {
+	s.observed = observation{Observation: s.r.observeServer(s.vm)}
 }
 
 // isDoubtful reports whether the inventory's answer differs from the status and is older than
 // this leadership, so that the status may be the newer one.
-func (p *reconciliation) isDoubtful() bool {
-	inv, observed := p.r.Inventory, p.observed.Observation
-	if inv == nil || observed.Answer == inventory.Unknown || policy.IsOtherEngine(p.vm, observed.EngineID) {
+func (f *facts) isDoubtful(inv *inventory.Inventory) bool {
+	observed := f.observed.Observation
+	if inv == nil || observed.Answer == inventory.Unknown || policy.IsOtherEngine(policy.BindingOf(f.vm), observed.EngineID) {
 		return false
 	}
-	return inv.IsOld(p.vm.UID) && !policy.IsAsReported(p.vm.Status.Server, observed)
+	return inv.IsOld(f.vm.UID) && !isAsReported(f.vm, observed)
 }
 
 // observeLive updates the observation by querying the engine. If the engine does
 // not answer, the server is unknown afterwards.
-func (p *reconciliation) observeLive(ctx context.Context) error {
+func (f *facts) observeLive(ctx context.Context, inv *inventory.Inventory) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	observed, err := p.r.Inventory.GetLive(ctx, p.vm.UID)
-	p.observed = observation{observed, err == nil}
+	observed, err := inv.GetLive(ctx, f.vm.UID)
+	f.observed = observation{observed, err == nil}
 	return err
 }
 
 // ensureLive queries the engine unless the observation is live already.
-func (p *reconciliation) ensureLive(ctx context.Context) error {
-	if p.observed.live || p.r.Inventory == nil {
+func (s *step) ensureLive(ctx context.Context) error {
+	if s.observed.live || s.r.Inventory == nil {
 		return nil
 	}
-	return p.observeLive(ctx)
+	return s.observeLive(ctx, s.r.Inventory)
 }
 
 // observeOutcome updates the observation after an action. After anything but a
 // clear success it queries the engine for what exists now. It returns the action's
 // error or, if a removal cannot be confirmed, that.
-func (p *reconciliation) observeOutcome(ctx context.Context, action policy.Action, err error) error {
-	if err == nil && action.Step != policy.StepDelete {
-		p.observeCached()
+func (s *step) observeOutcome(ctx context.Context, err error) error {
+	if err == nil && s.decision.Action.Step != policy.StepDelete {
+		s.observeCached()
 		return nil
 	}
-	if queryErr := p.observeLive(ctx); err == nil {
+	if queryErr := s.observeLive(ctx, s.r.Inventory); err == nil {
 		return queryErr
 	}
 	return err
 }
 
-// confirmStep verifies by live reads what the decided step depends on. Caches may
+// confirm verifies by live reads what the decided step depends on. Caches may
 // lag behind users and behind the previous leader, which may have created or deleted
 // the server or removed the finalizer. If confirmed is false, the pass decides again.
-func (p *reconciliation) confirmStep(ctx context.Context) (confirmed bool, err error) {
-	switch action := p.decision.Action; {
+func (s *step) confirm(ctx context.Context) (confirmed bool, err error) {
+	switch action := s.decision.Action; {
 	case action.Step == policy.StepFinish:
-		return p.confirmGone(ctx), nil
+		return s.confirmGone(ctx), nil
 	case action.RecordFirst:
-		return p.confirmRun(ctx) // the write that follows confirms the object
-	case action.Step == policy.StepEnsure && (action.Operation == api.OperationCreate || p.observed.Answer == inventory.Gone):
-		if err := p.confirmObject(ctx); err != nil {
+		return s.confirmRun(ctx) // the write that follows confirms the object
+	case action.Step == policy.StepEnsure && (action.Operation == api.OperationCreate || s.observed.Answer == inventory.Gone):
+		if err := s.confirmObject(ctx); err != nil {
 			return false, err
 		}
-		return p.confirmCreation(ctx), nil
+		return s.confirmCreation(ctx), nil
 	}
-	return true, p.confirmObject(ctx)
+	return true, s.confirmObject(ctx)
 }
 
 // confirmObject verifies that the object is as the pass has it. Once is enough,
 // since later writes fail with a conflict.
-func (p *reconciliation) confirmObject(ctx context.Context) error {
-	if p.baseLive {
+func (s *step) confirmObject(ctx context.Context) error {
+	if s.baseLive {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	now := &api.VirtualMachine{}
-	err := p.r.Live.Get(ctx, keyOf(p.base), now)
-	switch {
-	case err != nil:
+	if err := s.r.Client.Confirm(ctx, s.base); err != nil {
 		return err
-	case now.UID != p.base.UID:
-		return apierrors.NewNotFound(api.Resource("virtualmachines"), p.base.Name)
-	case now.ResourceVersion != p.base.ResourceVersion:
-		p.r.writes.recordWrite(now)
-		return apierrors.NewConflict(api.Resource("virtualmachines"), p.base.Name, errors.New("the cache is behind"))
 	}
-	p.baseLive = true
+	s.baseLive = true
 	return nil
 }
 
 // confirmCreation verifies that there is no server. If there is one, which may be
 // waiting for its image, the pass decides again, from a live observation.
-func (p *reconciliation) confirmCreation(ctx context.Context) bool {
-	if p.observed.live && p.observed.Answer == inventory.Present {
+func (s *step) confirmCreation(ctx context.Context) bool {
+	if s.observed.live && s.observed.Answer == inventory.Present {
 		return true
 	}
-	err := p.ensureLive(ctx)
-	if err == nil && p.observed.Answer == inventory.Gone {
-		err = p.r.checkOtherDrivers(p.vm)
+	err := s.ensureLive(ctx)
+	if err == nil && s.observed.Answer == inventory.Gone {
+		err = s.r.checkOtherDrivers(s.vm)
 	}
 	if err != nil {
-		p.recordFailure(p.decision, err)
+		s.recordFailure(err)
 	}
-	return err == nil && p.observed.Answer == inventory.Gone
+	return err == nil && s.observed.Answer == inventory.Gone
 }
 
 // confirmRun verifies that the run that a restart must end is the current one: an
 // older one would count as ended already. It returns an error if the engine does not
 // answer, since recording a failure would also record the run.
-func (p *reconciliation) confirmRun(ctx context.Context) (confirmed bool, err error) {
-	if err := p.ensureLive(ctx); err != nil {
+func (s *step) confirmRun(ctx context.Context) (confirmed bool, err error) {
+	if err := s.ensureLive(ctx); err != nil {
 		return false, err
 	}
-	return p.observed.Answer == inventory.Present && p.observed.Server.Run == p.decision.Action.EndRun, nil
+	return s.observed.Answer == inventory.Present && s.observed.Server.Run == s.decision.Action.EndRun, nil
 }
 
 // confirmGone verifies that there is no server, so that the finalizer may be
 // removed.
-func (p *reconciliation) confirmGone(ctx context.Context) bool {
-	if err := p.ensureLive(ctx); err != nil {
-		p.recordFailure(p.decision, err)
+func (s *step) confirmGone(ctx context.Context) bool {
+	if err := s.ensureLive(ctx); err != nil {
+		s.recordFailure(err)
 		return false
 	}
-	if p.observed.Answer != inventory.Gone && p.r.Inventory != nil {
+	if s.observed.Answer != inventory.Gone && s.r.Inventory != nil {
 		return false
 	}
-	if p.decision.Action.AllDrivers {
-		p.deletionBlocker = p.r.queryAllDrivers(ctx, p.vm)
+	if s.decision.Action.AllDrivers {
+		s.deletionBlocker = s.r.queryAllDrivers(ctx, s.vm)
 	}
-	return p.deletionBlocker == ""
+	return s.deletionBlocker == ""
 }
 
 // checkOtherDrivers refuses a creation while another driver's engine is known to
@@ -292,7 +247,7 @@ func importStatus(status *api.VirtualMachineStatus, observed inventory.Observati
 	if running == nil || running.Reason != api.ReasonStoppedAsAsked || status.Server == nil || observed.Answer != inventory.Present {
 		return
 	}
-	if !policy.HasRestarted(status, observed.Server) {
+	if !policy.HasRestarted(microTimeOf(status.StartTime), observed.Server.StartedAt) {
 		status.Server.StoppedRun = observed.Server.Run
 	}
 }

@@ -5,60 +5,103 @@ package controller
 
 import (
 	"cmp"
+	"context"
 	"errors"
+	"fmt"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 // recordOutcome records in the pass what came of a step, and reports whether the
 // step succeeded.
-func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o outcome) (succeeded bool) {
+func (s *step) recordOutcome(existed bool, o outcome) (succeeded bool) {
 	switch {
 	case o.err == nil:
-		if decision.Action.Step == policy.StepEnsure && !o.partial {
-			p.recordPassedSpec(o.server)
+		if s.decision.Action.Step == policy.StepEnsure && !o.partial {
+			s.recordPassedSpec(o.server)
 		}
-		p.recordSuccess(decision, existed)
+		s.recordSuccess(existed)
 		return true
-	case errors.Is(o.err, driver.ErrNotFound) && !p.vanished:
-		p.done, p.vanished = "", true // decide again
+	case errors.Is(o.err, driver.ErrNotFound) && !s.vanished:
+		s.done.operation, s.vanished = "", true // decide again
 	default:
-		p.recordFailure(decision, o.err)
+		s.recordFailure(o.err)
 	}
 	return false
 }
 
 // recordPassedSpec records what the driver answered about the spec that was passed
 // to it.
-func (p *reconciliation) recordPassedSpec(server driver.Server) {
-	p.setObjects(server.Objects)
-	p.passedGeneration = p.vm.Generation
-	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
+func (s *step) recordPassedSpec(server driver.Server) {
+	s.setObjects(server.Objects)
+	s.passedGeneration = s.vm.Generation
+	s.vm.Status.PendingFields, s.vm.Status.RefusedField = server.Pending, nil
 	if r := server.Refused; r != nil {
-		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
+		s.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
 	}
+}
+
+// setObjects records in the pass's status what the driver returned.
+func (s *step) setObjects(objects []driver.Object) {
+	var all []api.ServerObject
+	for _, o := range objects {
+		one := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended, Made: o.Made}
+		for _, i := range o.Images {
+			one.Images = append(one.Images, api.ResolvedImage(i))
+		}
+		all = append(all, one)
+	}
+	if !equality.Semantic.DeepEqual(all, s.vm.Status.Objects) {
+		s.vm.Status.Objects = all
+	}
+}
+
+// recordObjects writes objects to the status before the driver creates them, so that after a
+// crash another process knows which of that name are the server's. The step is then decided
+// again, unless it has failed. The write fails with a conflict if the object was changed meanwhile.
+func (s *step) recordObjects(ctx context.Context, first *driver.RecordFirstError) (failure, err error) {
+	before, op := s.vm.Status.Objects, s.vm.Status.Operation
+	s.setObjects(first.Objects)
+	wanted := s.vm.Status.Objects
+	if s.decision.Action.ShortRuns > 0 {
+		s.countShortRun() // an ephemeral server, whose run has ended, may be gone in the next step
+	}
+	if _, err := s.writeStatus(ctx); err != nil {
+		s.vm.Status.Objects, s.vm.Status.Operation = before, op // what is not recorded is not passed to the driver
+		return nil, err
+	}
+	s.unreported = true
+	s.recordings++
+	switch {
+	case !equality.Semantic.DeepEqual(s.vm.Status.Objects, wanted):
+		return fmt.Errorf("the API does not keep status.objects as it was written, which the %s driver needs: apply the CRD of this version of Drover", s.r.Driver), nil
+	case first.Failure == nil && policy.IsStuck(s.recordings):
+		return fmt.Errorf("the %s driver had objects recorded in the status %d times in a row, and made no server of them", s.r.Driver, s.recordings), nil
+	}
+	return first.Failure, nil
 }
 
 // finishDecision records what came of the decision. Of an error of the API server only the kind
 // is recorded, since its text may be that of something between.
-func (p *reconciliation) finishDecision(result decisions.Result, err error) {
-	if p.r.Decisions == nil {
+func (r *Reconciler) finishDecision(vm *api.VirtualMachine, result decisions.Result, err error) {
+	if r.Decisions == nil {
 		return
 	}
-	answer := ""
+	outcome := decisions.Outcome{At: r.Clock.Now().Round(0).UTC(), Result: result}
 	if result == decisions.Ended && !driver.MayNotAct(err) {
-		answer, err = string(cmp.Or(apierrors.ReasonForError(err), "an error")), nil
+		outcome.API = string(cmp.Or(apierrors.ReasonForError(err), "an error"))
+	} else {
+		outcome.Error = errorText(err)
 	}
-	outcome := decisions.NewOutcome(p.r.Clock.Now(), result, err)
-	outcome.API = answer
-	p.r.Decisions.Finish(keyOf(p.base), outcome)
+	r.Decisions.Finish(keyOf(vm), outcome)
 }
 
 func stateText(observed inventory.Observation) string {
@@ -70,39 +113,39 @@ func stateText(observed inventory.Observation) string {
 
 // recordSuccess clears the operation's failures from the status. A start that
 // follows a crash is counted, since it has yet to prove stable.
-func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
-	status := &p.vm.Status
-	p.done, p.recordings = decision.Action.Operation, 0
-	p.addSuccessEvent(decision, existed)
-	p.recordRestart(decision)
+func (s *step) recordSuccess(existed bool) {
+	status, action := &s.vm.Status, s.decision.Action
+	s.done.operation, s.recordings = action.Operation, 0
+	s.addSuccessEvent(action, existed)
+	s.recordRestart()
 	op := status.Operation
-	if startsLater(decision.Action.Operation, p.observed.Observation) {
+	if startsLater(action.Operation, s.observed.Observation) {
 		if op != nil {
 			op.NextRetryTime = nil // the engine reports when the start can go on
 		}
 		return
 	}
-	if decision.Action.ShortRuns > 0 {
-		p.countShortRun(decision)
+	if action.ShortRuns > 0 {
+		s.countShortRun()
 		return
 	}
 	switch {
-	case op == nil || op.Type != decision.Action.Operation:
-	case decision.Action.Operation == api.OperationRestart:
-		if decision.Action.BeginsStop && p.observed.Server.State == driver.StateStopping {
-			op.StartedAt = p.microNow() // the stop has begun, and with it the grace period
+	case op == nil || op.Type != action.Operation:
+	case action.Operation == api.OperationRestart:
+		if action.BeginsStop && s.observed.Server.State == driver.StateStopping {
+			op.StartedAt = s.microNow() // the stop has begun, and with it the grace period
 		}
-	case !isUnderWay(p.observed.Observation):
+	case !isUnderWay(s.observed.Observation):
 		status.Operation = nil
 	}
 }
 
 // countShortRun records that a start follows a run that ended by itself.
-func (p *reconciliation) countShortRun(decision policy.Decision) {
-	op := p.newOperation()
-	op.Type, op.Attempts, op.Run = decision.Action.Operation, decision.Action.ShortRuns, decision.Action.CrashedRun
-	op.Failure, op.Reason, op.LastError = api.FailureExited, decision.Status.Reason, truncate(decision.Status.Message)
-	p.vm.Status.Operation = op
+func (s *step) countShortRun() {
+	op := s.newOperation()
+	op.Attempts, op.Run = s.decision.Action.ShortRuns, s.decision.Action.CrashedRun
+	op.Failure, op.Reason, op.LastError = api.FailureExited, s.decision.Status.Reason, truncate(s.decision.Status.Message)
+	s.vm.Status.Operation = op
 }
 
 // isUnderWay reports whether the engine is still carrying out a request, so that
@@ -131,45 +174,45 @@ func startsLater(operation api.OperationType, observed inventory.Observation) bo
 // unreachable, since that is no failure of the operation. Until the inventory has
 // noticed an outage, the call counts as a failure. Nor does it while another engine
 // answers, which knows nothing of the server.
-func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
-	p.done, p.failure = "", err
-	if failed := p.observed; failed.Answer == inventory.Unknown {
-		p.observeCached() // one failed query does not make the engine unreachable
-		if p.observed.Answer == inventory.Gone && p.vm.Status.Server != nil {
-			p.observed = failed // the cache may be older than the server, which another leader has created
+func (s *step) recordFailure(err error) {
+	s.done.operation, s.failure = "", err
+	if failed := s.observed; failed.Answer == inventory.Unknown {
+		s.observeCached() // one failed query does not make the engine unreachable
+		if s.observed.Answer == inventory.Gone && s.vm.Status.Server != nil {
+			s.observed = failed // the cache may be older than the server, which another leader has created
 		}
 	}
-	if p.observed.Answer == inventory.Unknown || policy.IsOtherEngine(p.vm, p.observed.EngineID) {
+	if s.observed.Answer == inventory.Unknown || policy.IsOtherEngine(policy.BindingOf(s.vm), s.observed.EngineID) {
 		return // the next decision waits for the engine
 	}
-	status := &p.vm.Status
-	p.recordRestart(decision)
-	op := p.failedOperation(decision)
+	status := &s.vm.Status
+	s.recordRestart()
+	op := s.failedOperation()
 	op.Attempts++
-	op.Epoch = p.leaderEpoch()
+	op.Epoch = s.r.leaderEpoch()
 	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
 	op.NextRetryTime = nil
-	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {
-		next := metav1.NewMicroTime(p.r.Clock.Now().Add(policy.Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
+	if op.Failure != api.FailureRefused || s.vm.DeletionTimestamp != nil {
+		next := metav1.NewMicroTime(s.r.Clock.Now().Add(policy.Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
 		op.NextRetryTime = &next
 	}
-	status.Operation, status.Server = op, p.serverStatus()
-	p.addFailureEvent(decision.Action.Operation, err)
+	status.Operation, status.Server = op, s.serverStatus()
+	s.addFailureEvent(s.decision.Action.Operation, err)
 }
 
 // recordRestart records that a restart was done, before another operation takes the place of the one
 // that says so.
-func (p *reconciliation) recordRestart(decision policy.Decision) {
-	if decision.Status.RestartHandled {
-		p.vm.Status.RestartedAt = policy.RestartRequest(p.vm)
+func (s *step) recordRestart() {
+	if s.decision.Status.RestartHandled {
+		s.vm.Status.RestartedAt = restartRequest(s.vm)
 	}
 }
 
 // failedOperation returns the operation that failed, with its earlier attempts.
-func (p *reconciliation) failedOperation(decision policy.Decision) *api.Operation {
-	op := p.newOperation()
-	op.Type, op.Run = decision.Action.Operation, decision.Action.EndRun
-	switch have := p.vm.Status.Operation; {
+func (s *step) failedOperation() *api.Operation {
+	op := s.newOperation()
+	op.Run = s.decision.Action.EndRun
+	switch have := s.vm.Status.Operation; {
 	case have == nil || have.Type != op.Type:
 	case have.Generation == op.Generation:
 		return have.DeepCopy()
@@ -180,13 +223,13 @@ func (p *reconciliation) failedOperation(decision policy.Decision) *api.Operatio
 }
 
 // newOperation returns the decided operation as it begins.
-func (p *reconciliation) newOperation() *api.Operation {
-	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.microNow(), Epoch: p.leaderEpoch()}
+func (p *pass) newOperation() *api.Operation {
+	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.microNow(), Epoch: p.r.leaderEpoch()}
 }
 
-func (p *reconciliation) microNow() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
+func (p *pass) microNow() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
 
-func (p *reconciliation) leaderEpoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
+func (r *Reconciler) leaderEpoch() int64 { return int64(r.Epoch()) } //nolint:gosec // a resourceVersion
 
 // failureOf returns the kind of a failure, which decides when to retry.
 func failureOf(err error) api.OperationFailure {

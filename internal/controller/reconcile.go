@@ -13,15 +13,15 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions"
-	"cloudnative.tw/drover/internal/controller/decisions/recorder"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/controller/probe"
+	"cloudnative.tw/drover/internal/controller/recorder"
+	"cloudnative.tw/drover/internal/controller/vmclient"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 const (
@@ -40,10 +40,7 @@ const (
 
 // Reconciler reconciles the VirtualMachines of one driver with their servers.
 type Reconciler struct {
-	// Client reads VirtualMachines from the cache and writes to the API.
-	Client client.Client
-	// Live reads past the cache.
-	Live     client.Reader
+	Client   *vmclient.Client
 	Recorder events.EventRecorder
 	Clock    clock.WithTicker
 	// Driver names the driver; empty for VMs whose driver does not run here.
@@ -62,109 +59,163 @@ type Reconciler struct {
 	// Inventories are the inventories of all drivers that run here.
 	Inventories []*inventory.Inventory
 
-	writes ownWrites
-	facts  factTimes
-	probes *probe.Prober
+	unreported perVM[*unreportedWork]
+	stages     stages
+	times      factTimes
+	probes     *probe.Prober
 }
 
 // Reconcile compares a VirtualMachine with its server and takes the step that makes
 // them agree. Up to maxSteps steps that end at once are taken in the same pass.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	vm, err := r.readObject(ctx, req.NamespacedName)
-	if err != nil || vm == nil || isFinalized(vm) {
+	vm, err := r.Client.Read(ctx, req.NamespacedName)
+	if err != nil || vm != nil && vmclient.IsFinalized(vm) {
 		return ctrl.Result{}, err
 	}
-	if policy.DriverOf(vm, r.Drivers) != r.Driver {
-		r.forgetObject(req.NamespacedName) // a late key, or the orphan of another driver with this name
+	if vm == nil || policy.DriverOf(vm, r.Drivers) != r.Driver {
+		r.forgetObject(req.NamespacedName) // it is gone, or the orphan of another driver with this name
 		return ctrl.Result{}, nil
 	}
 	bound, err := r.ensureFinalizer(ctx, vm)
 	if err != nil {
 		return resultForError(err)
 	}
-	p := r.gather(ctx, vm, bound)
-	defer p.storeUnreported()
-	var taken *policy.Decision
-	//nolint:contextcheck // a readiness probe outlives the pass that starts it
-	for steps := 0; p.decideStep(taken) && steps < maxSteps; steps++ {
-		if taken, err = p.takeStep(ctx); err != nil || isFinalized(p.base) {
+	known := r.gather(ctx, vm, bound)
+	decision := r.decide(known) //nolint:contextcheck // a readiness probe outlives the pass that starts it
+	for steps := 0; decision.Action.Step != policy.StepNone && steps < maxSteps; steps++ {
+		var succeeded bool
+		if known, succeeded, err = r.takeStep(ctx, known, decision); err != nil || vmclient.IsFinalized(known.base) {
+			r.storeUnreported(known, decision)
 			return resultForError(err)
 		}
+		known, decision = r.decideNext(known, decision, succeeded) //nolint:contextcheck // as above
 	}
-	return p.report(ctx)
+	known, result, err := r.report(ctx, known, decision)
+	r.storeUnreported(known, decision)
+	return result, err
 }
 
-// decideStep decides what to do next and reports whether there is a step to take.
-// If the step that has just succeeded is due again, it had no effect, which counts
-// as a failure.
-func (p *reconciliation) decideStep(taken *policy.Decision) bool {
-	p.decide()
-	if taken != nil && p.decision.Action.IsSameStep(taken.Action) {
-		p.recordFailure(*taken, fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateText(p.observed.Observation)))
-		p.finishDecision(decisions.Failed, p.failure)
-		p.decide()
-	}
-	return p.decision.Action.Step != policy.StepNone
+// facts is what a pass knows: what gather returns, and what each step returns after it.
+type facts struct {
+	// base is the object as in the API. baseLive is set once the API itself has
+	// confirmed it in this pass.
+	base     *api.VirtualMachine
+	baseLive bool
+	// vm is base, with the status that follows from what was done.
+	vm *api.VirtualMachine
+	// observed is what is known of the server.
+	observed observation
+	// passedGeneration is the generation of the spec that was last passed to the driver.
+	passedGeneration int64
+	// stoppedRun is the run that had ended on request when the pass began.
+	stoppedRun string
+	// began is the operation that was under way when the pass began, and wasStarting is set if the
+	// server was starting then.
+	began       api.OperationType
+	wasStarting bool
+	// deletionBlocker says why the server may still be on another driver's engine.
+	deletionBlocker string
+	done
+}
+
+// done is what the steps of a pass have done.
+type done struct {
+	// operation is the one that has just succeeded.
+	operation api.OperationType
+	// recordings counts the steps in a row that had objects recorded and did nothing else.
+	recordings int
+	// vanished is set once the driver did not find the server that was observed.
+	vanished bool
+	// unreported is set while the status does not record what was done.
+	unreported bool
+	// events are those of what was done, and ended is the event of a run that was
+	// observed to end without Drover.
+	events []pendingEvent
+	ended  *pendingEvent
+}
+
+// pass is what a status and its events follow from: facts, and what was decided from them.
+type pass struct {
+	r *Reconciler
+	facts
+	decision policy.Decision
 }
 
 // decide decides from what is known now.
-func (p *reconciliation) decide() {
-	in := p.input()
-	p.decision = policy.Decide(in)
-	p.r.Decisions.Record(&in, &p.decision)
+func (r *Reconciler) decide(known facts) policy.Decision {
+	in := r.input(known)
+	decision := policy.Decide(in)
+	r.Decisions.Record(in, decision)
+	return decision
 }
 
-// takeStep takes the decided step, and records what came of it with the decision.
-func (p *reconciliation) takeStep(ctx context.Context) (taken *policy.Decision, err error) {
-	p.failure = nil
-	taken, err = p.tryStep(ctx)
+// decideNext decides again after a step. If the step that has just succeeded is due again, it had
+// no effect, which counts as a failure.
+func (r *Reconciler) decideNext(known facts, last policy.Decision, succeeded bool) (facts, policy.Decision) {
+	decision := r.decide(known)
+	if !succeeded || !decision.Action.IsSameStep(last.Action) {
+		return known, decision
+	}
+	s := step{pass: pass{r, known, last}}
+	s.recordFailure(fmt.Errorf("the %s driver reports success, and the server is %s still", r.Driver, stateText(known.observed.Observation)))
+	r.finishDecision(known.base, decisions.Failed, s.failure)
+	return s.facts, r.decide(s.facts)
+}
+
+// step is a step that a pass takes.
+type step struct {
+	pass
+	// failure is the error of the step, if it was tried and failed.
+	failure error
+}
+
+// takeStep takes the decided step, records what came of it with the decision, and returns what is
+// known then. What was known before is not valid any more. It returns an error if the API failed, if this process may not act, or if a restart
+// cannot be recorded; then the pass ends without a report.
+func (r *Reconciler) takeStep(ctx context.Context, known facts, decision policy.Decision) (_ facts, succeeded bool, err error) {
+	s := step{pass: pass{r, known, decision}}
+	succeeded, err = s.take(ctx)
 	switch {
 	case err != nil:
-		p.finishDecision(decisions.Ended, err)
-	case p.failure != nil:
-		p.finishDecision(decisions.Failed, p.failure)
-	case taken != nil, isFinalized(p.base):
-		p.finishDecision(decisions.Succeeded, nil)
+		r.finishDecision(s.base, decisions.Ended, err)
+	case s.failure != nil:
+		r.finishDecision(s.base, decisions.Failed, s.failure)
+	case succeeded, vmclient.IsFinalized(s.base):
+		r.finishDecision(s.base, decisions.Succeeded, nil)
 	default:
-		p.finishDecision(decisions.Outdated, nil)
+		r.finishDecision(s.base, decisions.Outdated, nil)
 	}
-	return taken, err
+	return s.facts, succeeded, err
 }
 
-// tryStep takes the decided step: it confirms what the step depends on, acts,
-// observes what exists now, and records the outcome in the pass. It returns the
-// decision if the step succeeded. It returns an error if the API failed, if this
-// process may not act, or if a restart cannot be recorded; then the pass ends
-// without a report.
-func (p *reconciliation) tryStep(ctx context.Context) (taken *policy.Decision, err error) {
-	decision := p.decision
-	if confirmed, err := p.confirmStep(ctx); !confirmed || err != nil {
-		return nil, err
+// take confirms what the step depends on, acts, observes what exists now, and records the outcome
+// in the facts.
+func (s *step) take(ctx context.Context) (succeeded bool, err error) {
+	action := s.decision.Action
+	if confirmed, err := s.confirm(ctx); !confirmed || err != nil {
+		return false, err
 	}
-	if decision.Action.Step == policy.StepFinish {
-		return nil, p.removeFinalizer(ctx)
+	if action.Step == policy.StepFinish {
+		return false, s.removeFinalizer(ctx)
 	}
-	if decision.Action.RecordFirst {
-		if err := p.writeIntent(ctx); err != nil {
-			return nil, err
+	if action.RecordFirst {
+		if err := s.writeIntent(ctx); err != nil {
+			return false, err
 		}
 	}
-	existed := p.observed.Answer == inventory.Present
-	result := p.awaitOutcome(ctx, p.act(ctx))
+	existed := s.observed.Answer == inventory.Present
+	result := s.awaitOutcome(ctx, s.act(ctx))
 	if first, ok := errors.AsType[*driver.RecordFirstError](result.err); ok {
-		if result.err, err = p.recordObjects(ctx, first); result.err == nil || err != nil {
-			return nil, err
+		if result.err, err = s.recordObjects(ctx, first); result.err == nil || err != nil {
+			return false, err
 		}
 	}
-	p.unreported = true
+	s.unreported = true
 	if driver.MayNotAct(result.err) {
-		return nil, result.err
+		return false, result.err
 	}
-	result.err = p.observeOutcome(ctx, decision.Action, result.err)
-	if p.recordOutcome(decision, existed, result) {
-		return &decision, nil
-	}
-	return nil, nil
+	result.err = s.observeOutcome(ctx, result.err)
+	return s.recordOutcome(existed, result), nil
 }
 
 // resultForError turns an error into a result. A conflict or a missing object is
@@ -179,57 +230,4 @@ func resultForError(err error) (ctrl.Result, error) {
 		return ctrl.Result{RequeueAfter: fencedRetry}, nil
 	}
 	return ctrl.Result{}, err
-}
-
-// reconciliation is one reconcile pass: what it observed, what it decided and what
-// it did.
-type reconciliation struct {
-	r *Reconciler
-	// base is the object as in the API. baseLive is set once the API itself has
-	// confirmed it in this pass.
-	base     *api.VirtualMachine
-	baseLive bool
-	// vm is base, with the status that follows from what was done.
-	vm *api.VirtualMachine
-	// observed is what is known of the server, and decision what follows from it.
-	observed observation
-	decision policy.Decision
-	// done is the operation that has just succeeded.
-	done api.OperationType
-	// passedGeneration is the generation of the spec that was last passed to the driver.
-	passedGeneration int64
-	// stoppedRun is the run that had ended on request when the pass began.
-	stoppedRun string
-	// deletionBlocker says why the server may still be on another driver's engine.
-	deletionBlocker string
-	// recordings counts the steps in a row that had objects recorded and did nothing else.
-	recordings int
-	// vanished is set once the driver did not find the server that was observed.
-	vanished bool
-	// isOvertaken is set if another process changed the status right after this pass wrote it.
-	isOvertaken bool
-	// unreported is set while the status does not record what was done.
-	unreported bool
-	// failure is the error of the last step, if it was tried and failed.
-	failure error
-	// events are those of what was done, and ended is the event of a run that was
-	// observed to end without Drover.
-	events []pendingEvent
-	ended  *pendingEvent
-	// began is the operation that was under way when the pass began, and wasStarting is set if the
-	// server was starting then.
-	began       api.OperationType
-	wasStarting bool
-}
-
-// input returns what the next decision is made from. The readiness probe of a
-// server that the last step started begins here.
-func (p *reconciliation) input() policy.Input {
-	now := p.r.Clock.Now()
-	return policy.Input{
-		VM: p.vm, Observed: p.observed.Observation, Now: now, Done: p.done, PassedGeneration: p.passedGeneration,
-		Probe: p.r.probes.Check(p.base, p.observed.Observation),
-		Since: p.r.facts.update(p.vm, p.observed.Observation, now), DeletionBlocker: p.deletionBlocker,
-		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.leaderEpoch(),
-	}
 }

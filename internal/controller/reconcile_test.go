@@ -30,13 +30,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
+	"cloudnative.tw/drover/internal/controller/vmclient"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -145,7 +146,7 @@ func (m *interceptedDriver) Delete(ctx context.Context, t driver.Target, retain 
 
 func newRig(t *testing.T, options fake.Options) *rig {
 	t.Helper()
-	g := &rig{t: t, clock: testingclock.NewFakeClock(policytest.T0), events: events.NewFakeRecorder(1000)}
+	g := &rig{t: t, clock: testingclock.NewFakeClock(vmtest.T0), events: events.NewFakeRecorder(1000)}
 	g.memory = fake.NewMemory(g.clock)
 	options.ClusterID, options.Memory, options.Clock, options.Log = "cluster", g.memory, g.clock, logr.Discard()
 	d, err := fake.New(options)
@@ -207,7 +208,7 @@ func (g *rig) newAPI() client.WithWatch {
 // newReconciler simulates a controller that starts: it knows nothing.
 func (g *rig) newReconciler() {
 	g.r = &Reconciler{
-		Client: g.api, Live: g.api, Recorder: g.events, Clock: g.clock,
+		Client: vmclient.New(g.api, g.api), Recorder: g.events, Clock: g.clock,
 		Driver: "fake", Drivers: []string{"fake"}, Inventory: g.inv, Epoch: func() uint64 { return 7 },
 		MayAct: func() error { return g.deposed }, Decisions: g.newHistory(),
 	}
@@ -338,7 +339,7 @@ func (g *rig) requestRestart() {
 	g.edit(restartAtT0)
 }
 
-func restartAtT0(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} }
+func restartAtT0(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: vmtest.T0} }
 
 // countWrites returns the writes that fn makes.
 func (g *rig) countWrites(fn func()) int {
@@ -463,7 +464,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 // TestClockOfTheAPI checks that an API server whose clock is an hour ahead delays nothing.
 func TestClockOfTheAPI(t *testing.T) {
 	t.Parallel()
-	ahead := metav1.NewTime(policytest.T0.Add(time.Hour))
+	ahead := metav1.NewTime(vmtest.T0.Add(time.Hour))
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm").Meta(func(m *metav1.ObjectMeta) { m.CreationTimestamp = ahead }))
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
@@ -993,7 +994,7 @@ func TestCrashAfterIntent(t *testing.T) {
 			if restarts := g.vm().Status.RestartCount; g.server().Run == run || restarts != 1 {
 				t.Errorf("run %s was %s, restartCount %d", g.server().Run, run, restarts)
 			}
-			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(policytest.T0) {
+			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(vmtest.T0) {
 				t.Errorf("status.restartedAt %v", at)
 			}
 		})
@@ -1003,10 +1004,10 @@ func TestCrashAfterIntent(t *testing.T) {
 // crashInCall runs the pass's steps up to the driver call, and ends there.
 func crashInCall(t *testing.T, g *rig) {
 	t.Helper()
-	vm, err := g.r.readObject(t.Context(), key)
+	vm, err := g.r.Client.Read(t.Context(), key)
 	assert.NoError(t, err)
-	p := g.r.gather(t.Context(), vm, vm)
-	p.decideStep(nil)
+	known := g.r.gather(t.Context(), vm, vm)
+	p := step{pass: pass{r: g.r, facts: known, decision: g.r.decide(known)}}
 	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")
 	}
@@ -1117,9 +1118,9 @@ func TestSecretCreatedLater(t *testing.T) {
 // TestRestartedAtAtCreation checks that a value that is present at creation causes
 // no restart, neither then nor in later passes.
 func TestRestartedAtAtCreation(t *testing.T) {
-	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartedAt(policytest.T0))
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartedAt(vmtest.T0))
 	run := g.server().Run
-	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(policytest.T0) {
+	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(vmtest.T0) {
 		t.Errorf("status.restartedAt %v", at)
 	}
 	g.clock.Step(time.Minute)

@@ -13,8 +13,8 @@ import (
 	logf "sigs.k8s.io/controller-runtime/pkg/log"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 const (
@@ -34,75 +34,74 @@ const (
 )
 
 // report writes the status if it changed, and then emits the events. A change that
-// can wait is delayed.
-func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
-	now := p.r.Clock.Now()
-	if p.decision.Action.Step != policy.StepNone {
-		p.decision.WakeAt = now // the next pass continues
+// can wait is delayed. It returns what is known then.
+func (r *Reconciler) report(ctx context.Context, known facts, decision policy.Decision) (facts, ctrl.Result, error) {
+	p, now := &pass{r, known, decision}, r.Clock.Now()
+	wake := decision.WakeAt
+	if decision.Action.Step != policy.StepNone {
+		wake = now // the next pass continues
 	}
-	if p.decision.Status.Unchanged {
-		return resultAt(now, p.decision.WakeAt), nil
+	if decision.Status.Unchanged {
+		return known, resultAt(now, wake), nil
 	}
 	next := p.newStatus(now)
-	since := p.r.writes.progressSince(p.base, &next, now)
-	if until := throttleUntil(&p.base.Status, &next, p.done != "" || len(p.events) > 0, since, now); now.Before(until) {
-		return resultAt(now, policy.Earliest(until, p.decision.WakeAt)), nil
+	since := r.stages.since(p.base, &next, now)
+	if until := throttleUntil(&p.base.Status, &next, p.done.operation != "" || len(p.events) > 0, since, now); now.Before(until) {
+		return known, resultAt(now, policy.Earliest(until, wake)), nil
 	}
 	before := p.base.Status
-	if err := p.writeStatus(ctx); err != nil {
-		return resultForError(err)
+	isOvertaken, err := p.writeStatus(ctx)
+	if err != nil {
+		result, err := resultForError(err)
+		return p.facts, result, err
 	}
 	p.emitEvents(&before)
 	p.unreported = false
-	if p.isOvertaken {
-		p.decision.WakeAt = now
+	if isOvertaken {
+		wake = now
 	}
-	return resultAt(now, p.decision.WakeAt), nil
+	return p.facts, resultAt(now, wake), nil
 }
 
 // writeStatus writes the pass's status to the API if it differs there in more than
-// its time. The record of what was done is written even if ctx has ended.
-func (p *reconciliation) writeStatus(ctx context.Context) error {
+// its time. The record of what was done is written even if ctx has ended. It reports whether
+// another process has changed the status right after that.
+func (p *pass) writeStatus(ctx context.Context) (isOvertaken bool, err error) {
 	now := p.r.Clock.Now()
 	next := p.newStatus(now)
 	if equality.Semantic.DeepEqual(&next, &p.base.Status) {
-		return nil
+		return false, nil
 	}
 	stamp := metav1.NewMicroTime(now)
 	next.LastUpdateTime = &stamp
 	if err := p.r.mayReport(); err != nil {
-		return err
+		return false, err
 	}
 	vm := p.base.DeepCopy()
 	vm.Status = next
-	p.r.writes.recordReport(vm, false)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	if err := p.r.Client.Status().Update(ctx, vm); err != nil {
-		return err
+	if isOvertaken, err = p.r.Client.UpdateStatus(ctx, vm); err != nil {
+		return false, err
 	}
-	p.r.writes.recordReport(vm, true)
-	p.isOvertaken = p.r.recordWrite(ctx, vm)
 	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
-	p.r.facts.update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
-	return nil
+	p.r.times.update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
+	return isOvertaken, nil
 }
 
 // awaitOutcome returns the outcome of an action. If it takes longer than
 // progressDelay, the status reports what is under way. If that write fails, the
 // pass's last write reports it.
-func (p *reconciliation) awaitOutcome(ctx context.Context, result <-chan outcome) outcome {
-	timer := p.r.Clock.NewTimer(progressDelay)
+func (s *step) awaitOutcome(ctx context.Context, result <-chan outcome) outcome {
+	timer := s.r.Clock.NewTimer(progressDelay)
 	defer timer.Stop()
 	select {
 	case o := <-result:
 		return o
 	case <-timer.C():
 	}
-	if next := p.newStatus(p.r.Clock.Now()); isProgress(&p.base.Status, &next) {
+	if next := s.newStatus(s.r.Clock.Now()); isProgress(&s.base.Status, &next) {
 		return <-result // report writes it if it lasts
 	}
-	if err := p.writeStatus(ctx); err != nil {
+	if _, err := s.writeStatus(ctx); err != nil {
 		logf.FromContext(ctx).V(1).Info("Progress not written", "cause", err.Error())
 	}
 	return <-result
@@ -111,13 +110,13 @@ func (p *reconciliation) awaitOutcome(ctx context.Context, result <-chan outcome
 // writeIntent records the operation before it is taken, so that after a crash
 // another process knows whether it was. It fails with a conflict if the object
 // was changed meanwhile.
-func (p *reconciliation) writeIntent(ctx context.Context) error {
-	before, op := p.vm.Status.Operation, p.newOperation()
-	op.Run, op.RestartedAt = p.decision.Action.EndRun, policy.RestartRequest(p.vm)
-	p.vm.Status.Operation = op
-	err := p.writeStatus(ctx)
+func (s *step) writeIntent(ctx context.Context) error {
+	before, op := s.vm.Status.Operation, s.newOperation()
+	op.Run, op.RestartedAt = s.decision.Action.EndRun, restartRequest(s.vm)
+	s.vm.Status.Operation = op
+	_, err := s.writeStatus(ctx)
 	if err != nil {
-		p.vm.Status.Operation = before // what is not recorded is not begun
+		s.vm.Status.Operation = before // what is not recorded is not begun
 	}
 	return err
 }

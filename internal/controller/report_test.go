@@ -22,47 +22,48 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
-// reconciliationOf returns a pass over vm that observes a server.
-func reconciliationOf(vm *api.VirtualMachine, observed inventory.Observation) *reconciliation {
-	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: framework.NewFakeClock(policytest.T0), Epoch: func() uint64 { return 7 }}
-	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, passedGeneration: vm.Status.ObservedGeneration}
+// stepOf returns a step for vm whose server is observed.
+func stepOf(vm *api.VirtualMachine, observed inventory.Observation) *step {
+	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: framework.NewFakeClock(vmtest.T0), Epoch: func() uint64 { return 7 }}
+	known := facts{base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, passedGeneration: vm.Status.ObservedGeneration}
+	return &step{pass: pass{r: r, facts: known}}
 }
 
 // statusOf returns the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, observed inventory.Observation) api.VirtualMachineStatus {
-	p := reconciliationOf(vm, observed)
+	p := stepOf(vm, observed)
 	return p.statusAfter(nil)
 }
 
 // statusAfter decides from the pass's input, as changed, and returns the status that
 // follows.
-func (p *reconciliation) statusAfter(change func(*policy.Input)) api.VirtualMachineStatus {
-	in := p.input()
-	in.Epoch = 0 // the leader of what policytest has as refused
+func (s *step) statusAfter(change func(*policy.Input)) api.VirtualMachineStatus {
+	in := s.r.input(s.facts)
+	in.Epoch = 0 // the leader of what vmtest has as refused
 	if change != nil {
 		change(&in)
 	}
-	p.r.Driver, p.decision = in.Driver, policy.Decide(in)
-	return p.newStatus(policytest.T0)
+	s.r.Driver, s.decision = in.Driver, policy.Decide(in)
+	return s.newStatus(vmtest.T0)
 }
 
 func withRates(cpu, memory float64) inventory.Observation {
-	o := policytest.Present(driver.StateRunning)
+	o := vmtest.Present(driver.StateRunning)
 	o.Rates = &inventory.Rates{CPU: cpu, Memory: memory}
 	return o
 }
 
 func withUsage() *framework.VMBuilder {
-	return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
+	return vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: 10, Memory: 20}}
 	})
 }
@@ -73,16 +74,16 @@ func TestUsageInStatus(t *testing.T) {
 		observed inventory.Observation
 		want     *api.Usage
 	}{
-		"rounded to 0.01":               {policytest.ReportedVM(), withRates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
-		"zero is shown":                 {policytest.ReportedVM(), withRates(0, 0), &api.Usage{}},
+		"rounded to 0.01":               {vmtest.ReportedVM(), withRates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
+		"zero is shown":                 {vmtest.ReportedVM(), withRates(0, 0), &api.Usage{}},
 		"unchanged if it moved little":  {withUsage(), withRates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
 		"new when cpu moved a point":    {withUsage(), withRates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
 		"new when memory moved a point": {withUsage(), withRates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
-		"unchanged without a sample":    {withUsage(), policytest.Present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
-		"dropped when it is off":        {withUsage(), policytest.Ended(1), nil},
-		"dropped with another server":   {withUsage(), policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
-		"dropped if the server is gone": {withUsage(), policytest.Gone(), nil},
-		"unchanged in an outage":        {withUsage(), policytest.Unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
+		"unchanged without a sample":    {withUsage(), vmtest.Present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
+		"dropped when it is off":        {withUsage(), vmtest.Ended(1), nil},
+		"dropped with another server":   {withUsage(), vmtest.ChangeServer(vmtest.Present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
+		"dropped if the server is gone": {withUsage(), vmtest.Gone(), nil},
+		"unchanged in an outage":        {withUsage(), vmtest.Unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
 		"unchanged with another engine": {withUsage(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
 	}
 	for name, tc := range tests {
@@ -100,10 +101,10 @@ func TestUsageInStatus(t *testing.T) {
 
 func TestRestartCount(t *testing.T) {
 	started := func(at time.Time) inventory.Observation {
-		return policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
+		return vmtest.ChangeServer(vmtest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
 	}
 	had := func(at time.Time) *framework.VMBuilder {
-		return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
+		return vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 			stamp := metav1.NewMicroTime(at)
 			s.StartTime, s.RestartCount = &stamp, 4
 		})
@@ -113,13 +114,13 @@ func TestRestartCount(t *testing.T) {
 		observed inventory.Observation
 		want     int64
 	}{
-		"the first start is none":       {policytest.ReportedVM(), started(policytest.T0), 0},
-		"the same run":                  {had(policytest.T0), started(policytest.T0), 4},
-		"the same run, nanoseconds":     {had(policytest.T0), started(policytest.T0.Add(999 * time.Nanosecond)), 4},
-		"another run":                   {had(policytest.T0), started(policytest.T0.Add(time.Second)), 5},
-		"off, the last run is the same": {had(policytest.T0.Add(-time.Hour)), policytest.Ended(0), 4},
-		"gone":                          {had(policytest.T0), policytest.Gone(), 4},
-		"never started":                 {had(policytest.T0), started(time.Time{}), 4},
+		"the first start is none":       {vmtest.ReportedVM(), started(vmtest.T0), 0},
+		"the same run":                  {had(vmtest.T0), started(vmtest.T0), 4},
+		"the same run, nanoseconds":     {had(vmtest.T0), started(vmtest.T0.Add(999 * time.Nanosecond)), 4},
+		"another run":                   {had(vmtest.T0), started(vmtest.T0.Add(time.Second)), 5},
+		"off, the last run is the same": {had(vmtest.T0.Add(-time.Hour)), vmtest.Ended(0), 4},
+		"gone":                          {had(vmtest.T0), vmtest.Gone(), 4},
+		"never started":                 {had(vmtest.T0), started(time.Time{}), 4},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -139,18 +140,18 @@ func TestConditions(t *testing.T) {
 		observed inventory.Observation
 		want     string
 	}{
-		"running":                {policytest.ReportedVM(), policytest.Present(driver.StateRunning), "TTT---"},
-		"stopped on purpose":     {policytest.ReportedVM().Action(api.ActionStopped), policytest.Ended(0), "TFT---"},
-		"being made":             {policytest.ReportedVM(), policytest.Gone(), "FFT---"},
-		"a change waits":         {policytest.ReportedVM().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), "FTTT--"},
-		"the engine is away":     {policytest.ReportedVM(), policytest.Unknown(time.Minute), "UUF---"},
-		"another engine answers": {policytest.ReportedVM(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
-		"stalled":                {policytest.ReportedVM().Status(policytest.Refused), policytest.Gone(), "FFT--T"},
-		"deletion, engine away":  {policytest.ReportedVM().DeletionTimestamp(policytest.T0), policytest.Unknown(time.Minute), "FUF-T-"},
-		"deletion under way":     {policytest.ReportedVM().DeletionTimestamp(policytest.T0), policytest.Present(driver.StateStopping), "FFT---"},
-		"deletion is blocked no more": {policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
+		"running":                {vmtest.ReportedVM(), vmtest.Present(driver.StateRunning), "TTT---"},
+		"stopped on purpose":     {vmtest.ReportedVM().Action(api.ActionStopped), vmtest.Ended(0), "TFT---"},
+		"being made":             {vmtest.ReportedVM(), vmtest.Gone(), "FFT---"},
+		"a change waits":         {vmtest.ReportedVM().Status(vmtest.PendingRestart), vmtest.Present(driver.StateRunning), "FTTT--"},
+		"the engine is away":     {vmtest.ReportedVM(), vmtest.Unknown(time.Minute), "UUF---"},
+		"another engine answers": {vmtest.ReportedVM(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
+		"stalled":                {vmtest.ReportedVM().Status(vmtest.Refused), vmtest.Gone(), "FFT--T"},
+		"deletion, engine away":  {vmtest.ReportedVM().DeletionTimestamp(vmtest.T0), vmtest.Unknown(time.Minute), "FUF-T-"},
+		"deletion under way":     {vmtest.ReportedVM().DeletionTimestamp(vmtest.T0), vmtest.Present(driver.StateStopping), "FFT---"},
+		"deletion is blocked no more": {vmtest.ReportedVM().DeletionTimestamp(vmtest.T0).Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions = []metav1.Condition{{Type: api.ConditionDeletionBlocked, Status: metav1.ConditionTrue}}
-		}), policytest.Present(driver.StateStopping), "FFT---"},
+		}), vmtest.Present(driver.StateStopping), "FFT---"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -174,21 +175,21 @@ func TestConditions(t *testing.T) {
 }
 
 func TestOperationInStatus(t *testing.T) {
-	if op := statusOf(policytest.ReportedVM().Obj(), policytest.Present(driver.StateRunning)).Operation; op != nil {
+	if op := statusOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateRunning)).Operation; op != nil {
 		t.Errorf("at rest: %+v", op)
 	}
-	if op := statusOf(policytest.ReportedVM().Obj(), policytest.Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(policytest.T0) {
+	if op := statusOf(vmtest.ReportedVM().Obj(), vmtest.Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(vmtest.T0) {
 		t.Errorf("a new one: %+v", op)
 	}
-	vm := policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.WithOperation(api.OperationStop, time.Second, "")).Obj()
-	if op := statusOf(vm, policytest.Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(policytest.T0.Add(-time.Second)) {
+	vm := vmtest.ReportedVM().Action(api.ActionStopped).Status(vmtest.WithOperation(api.OperationStop, time.Second, "")).Obj()
+	if op := statusOf(vm, vmtest.Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(vmtest.T0.Add(-time.Second)) {
 		t.Errorf("one that continues: %+v", op)
 	}
 }
 
 func TestThrottleUntil(t *testing.T) {
 	status := func(phase api.Phase, reason string, change ...func(*api.VirtualMachineStatus)) *api.VirtualMachineStatus {
-		stamp := metav1.NewMicroTime(policytest.T0)
+		stamp := metav1.NewMicroTime(vmtest.T0)
 		s := &api.VirtualMachineStatus{Phase: phase, Reason: reason, LastUpdateTime: &stamp}
 		for _, fn := range change {
 			fn(s)
@@ -196,7 +197,7 @@ func TestThrottleUntil(t *testing.T) {
 		return s
 	}
 	waits := func(s *api.VirtualMachineStatus) {
-		retry := metav1.NewMicroTime(policytest.T0.Add(time.Second))
+		retry := metav1.NewMicroTime(vmtest.T0.Add(time.Second))
 		s.Operation = &api.Operation{Type: api.OperationCreate, NextRetryTime: &retry}
 	}
 	running := status(api.PhaseActive, api.ReasonRunning)
@@ -212,7 +213,7 @@ func TestThrottleUntil(t *testing.T) {
 		"the engine restarted it":  {restarting, running, false, restartPeriod},
 		"it was restarted unseen":  {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
 		"we started it":            {restarting, running, true, 0},
-		"a requested restart":      {status(api.PhaseActive, api.ReasonRestarting, policytest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
+		"a requested restart":      {status(api.PhaseActive, api.ReasonRestarting, vmtest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
 		"a creation goes well":     {status(api.PhaseCreating, api.ReasonCreating), status(api.PhaseCreating, api.ReasonStarting), true, progressPeriod},
 		"a creation finds no node": {status(api.PhaseCreating, api.ReasonCreating), status(api.PhaseCreating, api.ReasonUnschedulable), true, progressPeriod},
 		"a node is found":          {status(api.PhaseCreating, api.ReasonUnschedulable), status(api.PhaseCreating, api.ReasonStarting), true, progressPeriod},
@@ -229,7 +230,7 @@ func TestThrottleUntil(t *testing.T) {
 		"a fetch of another kind":  {status(api.PhaseActive, api.ReasonFetching), fetching, false, 0},
 		"a new spec":               {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
 		"written by a clock ahead": {status(api.PhaseCreating, api.ReasonFetching, func(s *api.VirtualMachineStatus) {
-			ahead := metav1.NewMicroTime(policytest.T0.Add(time.Hour))
+			ahead := metav1.NewMicroTime(vmtest.T0.Add(time.Hour))
 			s.LastUpdateTime = &ahead
 		}), fetching, false, 0},
 		"nothing was written before": {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, false, 0},
@@ -237,8 +238,8 @@ func TestThrottleUntil(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got time.Duration
-			if until := throttleUntil(tc.base, tc.next, tc.acted, policytest.T0, policytest.T0); !until.IsZero() {
-				got = until.Sub(policytest.T0)
+			if until := throttleUntil(tc.base, tc.next, tc.acted, vmtest.T0, vmtest.T0); !until.IsZero() {
+				got = until.Sub(vmtest.T0)
 			}
 			if got != tc.want {
 				t.Errorf("waits %s, want %s", got, tc.want)
@@ -250,11 +251,11 @@ func TestThrottleUntil(t *testing.T) {
 // TestStagesThatLastAreReported checks that a stage counts from when it was first seen, however
 // long ago the status was written, and that the next one is counted from its own beginning.
 func TestStagesThatLastAreReported(t *testing.T) {
-	stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Hour))
-	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
+	stamp := metav1.NewMicroTime(vmtest.T0.Add(-time.Hour))
+	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 		s.Phase, s.Reason, s.LastUpdateTime = api.PhaseTerminating, api.ReasonStopping, &stamp
 	}).Obj()
-	var writes ownWrites
+	var seen stages
 	for _, step := range []struct {
 		after  time.Duration
 		reason string
@@ -266,27 +267,27 @@ func TestStagesThatLastAreReported(t *testing.T) {
 		{4 * time.Second, api.ReasonStopping, 0},
 		{5 * time.Second, "Removing", 5*time.Second + progressPeriod},
 	} {
-		now, next := policytest.T0.Add(step.after), vm.Status.DeepCopy()
+		now, next := vmtest.T0.Add(step.after), vm.Status.DeepCopy()
 		next.Reason = step.reason
-		until := throttleUntil(&vm.Status, next, true, writes.progressSince(vm, next, now), now)
-		if want := policytest.T0.Add(step.want); step.want != 0 && !until.Equal(want) || step.want == 0 && until.After(now) {
+		until := throttleUntil(&vm.Status, next, true, seen.since(vm, next, now), now)
+		if want := vmtest.T0.Add(step.want); step.want != 0 && !until.Equal(want) || step.want == 0 && until.After(now) {
 			t.Errorf("after %s, %s waits until %s, want %s", step.after, step.reason, until, want)
 		}
 	}
-	writes.forgetObject(keyOf(vm))
-	if len(writes.progress) > 0 {
-		t.Errorf("left of an object that is gone: %v", writes.progress)
+	seen.forget(keyOf(vm))
+	if left := seen.get(keyOf(vm)); left != (stage{}) {
+		t.Errorf("left of an object that is gone: %v", left)
 	}
 }
 
 // TestReportIsThrottled checks that a change that can wait is written at its time,
 // not before.
 func TestReportIsThrottled(t *testing.T) {
-	stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Second))
-	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
-	p := reconciliationOf(vm, policytest.Present(driver.StateRestarting))
-	p.decideStep(nil)
-	result, err := p.report(t.Context())
+	stamp := metav1.NewMicroTime(vmtest.T0.Add(-time.Second))
+	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
+	p := stepOf(vm, vmtest.Present(driver.StateRestarting))
+	p.decision = p.r.decide(p.facts)
+	_, result, err := p.r.report(t.Context(), p.facts, p.decision)
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
 	}
@@ -296,26 +297,26 @@ func TestReportIsThrottled(t *testing.T) {
 // at once what could wait otherwise.
 func TestOwnStepsAreNotThrottled(t *testing.T) {
 	for name, tc := range map[string]struct {
-		change func(*reconciliation)
+		change func(*step)
 		writes int
 	}{
-		"nothing was done":  {func(*reconciliation) {}, 0},
-		"a step was taken":  {func(p *reconciliation) { p.done = api.OperationStart }, 1},
-		"a step has failed": {func(p *reconciliation) { p.addFailureEvent(api.OperationStart, errors.New("boom")) }, 1},
+		"nothing was done":  {func(*step) {}, 0},
+		"a step was taken":  {func(p *step) { p.done.operation = api.OperationStart }, 1},
+		"a step has failed": {func(p *step) { p.addFailureEvent(api.OperationStart, errors.New("boom")) }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
-			g.create(policytest.ReportedVM())
+			g.create(vmtest.ReportedVM())
 			vm := g.vm()
-			stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Second))
+			stamp := metav1.NewMicroTime(vmtest.T0.Add(-time.Second))
 			vm.Status.LastUpdateTime, vm.Status.ObservedGeneration = &stamp, vm.Generation
 			assert.NoError(t, g.api.Status().Update(t.Context(), vm))
-			p := reconciliationOf(vm, policytest.Present(driver.StateRestarting))
+			p := stepOf(vm, vmtest.Present(driver.StateRestarting))
 			p.r = g.r
-			p.decideStep(nil)
+			p.decision = p.r.decide(p.facts)
 			tc.change(p)
 			g.wantWrites(tc.writes, func() {
-				if _, err := p.report(t.Context()); err != nil {
+				if _, _, err := p.r.report(t.Context(), p.facts, p.decision); err != nil {
 					t.Error(err)
 				}
 			})
@@ -354,15 +355,6 @@ func TestOwnWriteCountsBeforeTheCache(t *testing.T) {
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
 }
 
-// TestWriteBeforeItsEvent checks that a write is not kept if the cache has it when the API answers.
-func TestWriteBeforeItsEvent(t *testing.T) {
-	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
-	g.wantPhase(api.PhaseActive, api.ReasonRunning)
-	if n := len(g.r.writes.written); n != 0 {
-		t.Errorf("%d writes are kept that the cache has", n)
-	}
-}
-
 // TestWriteThatTheAPIHasLost checks that a write counts no longer once the API does not have it, as after
 // etcd was restored from a backup, while an API server that is behind makes no difference.
 func TestWriteThatTheAPIHasLost(t *testing.T) {
@@ -385,7 +377,7 @@ func TestWriteThatTheAPIHasLost(t *testing.T) {
 		t.Errorf("after an old list the server has %d millicores, want 2000", got)
 	}
 
-	s.r.Live = interceptor.NewClient(s.api, interceptor.Funcs{
+	s.r.Client.Live = interceptor.NewClient(s.api, interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, vm client.Object, _ ...client.GetOption) error {
 			backup.DeepCopyInto(vm.(*api.VirtualMachine)) //nolint:forcetypeassert // It reads nothing else.
 			return nil
@@ -474,7 +466,7 @@ func TestStatusChangedAtOnce(t *testing.T) {
 			s.reconcile()
 			s.setAction(api.ActionStopped)
 			edited, changes := s.vm(), 0
-			s.r.Client = interceptor.NewClient(s.api, interceptor.Funcs{
+			s.r.Client.Client = interceptor.NewClient(s.api, interceptor.Funcs{
 				SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
 					vm := obj.(*api.VirtualMachine) //nolint:forcetypeassert // It writes nothing else.
 					if isStored {
@@ -506,19 +498,20 @@ func TestStatusChangedAtOnce(t *testing.T) {
 // its status.
 func TestWriteConfirmsTheObject(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(policytest.ReportedVM())
-	p := reconciliationOf(g.vm(), policytest.Gone())
+	g.create(vmtest.ReportedVM())
+	p := stepOf(g.vm(), vmtest.Gone())
 	p.r = g.r
-	p.r.Live = interceptor.NewClient(g.api, interceptor.Funcs{
+	p.r.Client.Live = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
 			return errors.New("the API is away")
 		},
 	})
-	p.decideStep(nil)
+	p.decision = p.r.decide(p.facts)
 	if err := p.confirmObject(t.Context()); err == nil {
 		t.Error("it was confirmed without a read")
 	}
-	assert.NoError(t, p.writeStatus(t.Context()))
+	_, err := p.writeStatus(t.Context())
+	assert.NoError(t, err)
 	assert.NoError(t, p.confirmObject(t.Context()))
 }
 
@@ -527,7 +520,7 @@ func TestStatusWriteIsBounded(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	var callErr func() error // of its context
 	var limit time.Duration
-	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+	g.r.Client.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
 			deadline, _ := ctx.Deadline()
 			callErr, limit = ctx.Err, time.Until(deadline)
@@ -560,11 +553,11 @@ func awaitTimer(t *testing.T, timers *testingclock.FakeClock) {
 
 // TestProgressIsReportedAfterItsDelay checks the instant, and that no timer is left.
 func TestProgressIsReportedAfterItsDelay(t *testing.T) {
-	p := reconciliationOf(policytest.ReportedVM().Obj(), policytest.Gone())
-	timers := framework.NewFakeClock(policytest.T0)
+	p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Gone())
+	timers := framework.NewFakeClock(vmtest.T0)
 	refused := make(chan struct{}, 1)
 	p.r.Clock, p.r.MayAct = timers, func() error { refused <- struct{}{}; return errors.New("not now") }
-	p.decideStep(nil)
+	p.decision = p.r.decide(p.facts)
 	results, ended := make(chan outcome), make(chan struct{})
 	go func() { defer close(ended); p.awaitOutcome(t.Context(), results) }()
 	awaitTimer(t, timers)
@@ -588,13 +581,13 @@ func TestProgressIsReportedAfterItsDelay(t *testing.T) {
 // TestProgressThatMayWait checks that what a deletion has come to is not written while an action
 // lasts, and that its outcome is returned.
 func TestProgressThatMayWait(t *testing.T) {
-	vm := policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
+	vm := vmtest.ReportedVM().DeletionTimestamp(vmtest.T0).Status(func(s *api.VirtualMachineStatus) {
 		s.Phase = api.PhaseTerminating
 	})
-	p := reconciliationOf(vm.Obj(), policytest.Present(driver.StateRunning))
-	timers := framework.NewFakeClock(policytest.T0)
+	p := stepOf(vm.Obj(), vmtest.Present(driver.StateRunning))
+	timers := framework.NewFakeClock(vmtest.T0)
 	p.r.Clock, p.r.MayAct = timers, func() error { t.Error("it is written"); return errors.New("not now") }
-	p.decideStep(nil)
+	p.decision = p.r.decide(p.facts)
 	results, failed := make(chan outcome), errors.New("stopping failed")
 	go func() {
 		awaitTimer(t, timers)
@@ -608,8 +601,8 @@ func TestProgressThatMayWait(t *testing.T) {
 
 // TestPastWakeUpIsAtOnce checks that a time that has passed is not taken for none.
 func TestPastWakeUpIsAtOnce(t *testing.T) {
-	for _, at := range []time.Time{policytest.T0.Add(-time.Second), policytest.T0} {
-		if got := resultAt(policytest.T0, at).RequeueAfter; got != time.Millisecond {
+	for _, at := range []time.Time{vmtest.T0.Add(-time.Second), vmtest.T0} {
+		if got := resultAt(vmtest.T0, at).RequeueAfter; got != time.Millisecond {
 			t.Errorf("for %s: after %s", at, got)
 		}
 	}
@@ -646,9 +639,10 @@ func TestReasonOf(t *testing.T) {
 // TestReportRequeuesWithStepsLeft checks that a pass that ran out of steps is
 // followed by another.
 func TestReportRequeuesWithStepsLeft(t *testing.T) {
-	r := &Reconciler{Clock: framework.NewFakeClock(policytest.T0)}
-	p := &reconciliation{r: r, base: policytest.ReportedVM().Obj(), decision: policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}}
-	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
+	r := &Reconciler{Clock: framework.NewFakeClock(vmtest.T0)}
+	known := facts{base: vmtest.ReportedVM().Obj()}
+	decision := policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}
+	if _, result, err := r.report(t.Context(), known, decision); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
 	}
 }
@@ -667,8 +661,8 @@ func TestPortsInStatus(t *testing.T) {
 		{Protocol: "TCP", Port: 80, HostPort: 32768},
 		{Protocol: "TCP", Port: 90, HostPort: 9191},
 	}
-	vm := policytest.ReportedVM().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
-	up := policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Ports = open })
+	vm := vmtest.ReportedVM().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
+	up := vmtest.ChangeServer(vmtest.Present(driver.StateRunning), func(s *driver.Server) { s.Ports = open })
 	status := statusOf(vm, up)
 	want := []string{" TCP 53 5353", "dns UDP 53 5354", "fixed TCP 80 8080", "any TCP 80 32768", " TCP 90 9191"}
 	var got []string
@@ -679,10 +673,10 @@ func TestPortsInStatus(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	vm.Status = status
-	if off := statusOf(vm, policytest.Present(driver.StateStopped)); off.Ports != nil {
+	if off := statusOf(vm, vmtest.Present(driver.StateStopped)); off.Ports != nil {
 		t.Errorf("off it has %+v", off.Ports)
 	}
-	if away := statusOf(vm, policytest.Unknown(time.Minute)); len(away.Ports) != len(want) {
+	if away := statusOf(vm, vmtest.Unknown(time.Minute)); len(away.Ports) != len(want) {
 		t.Errorf("while the engine is away it has %+v, want what was known", away.Ports)
 	}
 }
@@ -690,9 +684,10 @@ func TestPortsInStatus(t *testing.T) {
 // TestFailureWithAnotherEngine checks that a call which fails while another engine has taken the
 // place of the VM's says nothing about the server, and does not count.
 func TestFailureWithAnotherEngine(t *testing.T) {
-	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: "fake-1"} }).Obj()
-	p := reconciliationOf(vm, inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"})
-	p.recordFailure(policy.Decision{Action: policy.Action{Step: policy.StepDelete, Operation: api.OperationDelete}}, errors.New("boom"))
+	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: "fake-1"} }).Obj()
+	p := stepOf(vm, inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"})
+	p.decision.Action = policy.Action{Step: policy.StepDelete, Operation: api.OperationDelete}
+	p.recordFailure(errors.New("boom"))
 	if p.vm.Status.Server == nil || p.vm.Status.Operation != nil {
 		t.Errorf("the status is %+v", p.vm.Status)
 	}

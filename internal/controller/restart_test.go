@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/assert"
@@ -45,12 +45,12 @@ func (g *rig) wantRestarts(want int64) {
 // TestRestartedAtIsWrittenOnce checks that the status of a VM is the same in each pass, also with
 // a spec.restartedAt that the API server does not keep in a status as it is.
 func TestRestartedAtIsWrittenOnce(t *testing.T) {
-	for _, at := range []time.Time{{}, policytest.T0, policytest.T0.Add(123 * time.Millisecond)} {
-		vm := policytest.ReportedVM().RestartedAt(at).Obj()
-		vm.Status.RestartedAt = &metav1.Time{Time: policytest.T0}
+	for _, at := range []time.Time{{}, vmtest.T0, vmtest.T0.Add(123 * time.Millisecond)} {
+		vm := vmtest.ReportedVM().RestartedAt(at).Obj()
+		vm.Status.RestartedAt = &metav1.Time{Time: vmtest.T0}
 		var first api.VirtualMachineStatus
 		for pass := range 2 {
-			status := statusOf(vm, policytest.Present(driver.StateRunning))
+			status := statusOf(vm, vmtest.Present(driver.StateRunning))
 			if pass == 1 && !equality.Semantic.DeepEqual(first, status) {
 				t.Errorf("%s is handled as %v, and then as %v", at, first.RestartedAt, status.RestartedAt)
 			}

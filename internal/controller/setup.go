@@ -23,12 +23,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions/recorder"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
+	"cloudnative.tw/drover/internal/controller/recorder"
+	"cloudnative.tw/drover/internal/controller/vmclient"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // unassigned names the controller for VirtualMachines whose driver does not run
@@ -71,7 +72,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, err
 	}
 	for _, inv := range append(slices.Clone(o.Inventories), nil) {
 		r := &Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: o.Recorder,
+			Client: vmclient.New(mgr.GetClient(), mgr.GetAPIReader()), Recorder: o.Recorder,
 			Clock: o.Clock, Drivers: names, Inventory: inv, Inventories: o.Inventories, Epoch: o.Epoch, MayAct: o.MayAct,
 			Decisions: o.Decisions,
 		}
@@ -124,11 +125,10 @@ func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachin
 			r.enqueueObject(q, e.Object, queue.CreatePriority(e))
 		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue.Queue) {
-			r.writes.dropOutdated(e.ObjectNew)
-			isDoubted := r.writes.doubt(e.ObjectOld, e.ObjectNew)
+			isForeign := r.Client.IsForeign(e.ObjectOld, e.ObjectNew)
 			if priority, ok := queue.UpdatePriority(e.ObjectOld, e.ObjectNew); ok {
 				r.enqueueObject(q, e.ObjectNew, priority)
-			} else if isDoubted || r.writes.isForeign(e.ObjectOld, e.ObjectNew) {
+			} else if isForeign {
 				r.enqueueObject(q, e.ObjectNew, queue.PriorityRoutine)
 			}
 		},
@@ -188,7 +188,7 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 	for _, vm := range r.listCached(ctx) {
 		priority := queue.PriorityRoutine
-		if observed := r.observeServer(vm); observed.Answer != inventory.Unknown && !policy.IsAsReported(vm.Status.Server, observed) {
+		if observed := r.observeServer(vm); observed.Answer != inventory.Unknown && !isAsReported(vm, observed) {
 			priority = queue.PriorityEngine
 		}
 		queue.Add(q, keyOf(vm), priority)

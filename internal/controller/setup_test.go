@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
@@ -86,8 +86,8 @@ func TestTakeOverBeginsWithUnfinishedWork(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		s.addObject(done(name, nothing))
 	}
-	s.addObject(done("crashed", policytest.WithServer("id-1", driver.StateRunning)))
-	s.addObject(done("failing", policytest.WithOperation(api.OperationUpdate, time.Second, "")))
+	s.addObject(done("crashed", vmtest.WithServer("id-1", driver.StateRunning)))
+	s.addObject(done("failing", vmtest.WithOperation(api.OperationUpdate, time.Second, "")))
 	s.addObject(framework.NewVM("new"))
 	leaving := s.addObject(done("leaving", nothing))
 	assert.NoError(t, s.api.Delete(t.Context(), leaving))
@@ -157,8 +157,8 @@ func TestScansAreCombined(t *testing.T) {
 		s.addObject(framework.NewVM(name))
 	}
 	s.takeRequests(2)
-	c := &countingClient{Client: s.r.Client, running: make(chan struct{}, 100), proceed: make(chan struct{})}
-	s.r.Client = c
+	c := &countingClient{Client: s.r.Client.Client, running: make(chan struct{}, 100), proceed: make(chan struct{})}
+	s.r.Client.Client = c
 	assert.NoError(t, s.r.followInventory(t.Context(), s.q))
 	change := func(n int) {
 		uid := types.UID(fmt.Sprintf("uid-%d", n))

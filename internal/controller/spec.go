@@ -6,26 +6,26 @@ package controller
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 )
 
 // serverSpec translates a VirtualMachine, without its secrets, for the driver.
 func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
-	r := policy.ResourcesOf(vm)
+	r := resourcesOf(vm)
 	spec := driver.ServerSpec{
 		Target:    driver.Target{UID: vm.UID},
 		Namespace: vm.Namespace, Name: vm.Name,
 		CPUMilli: r.CPUMilli, MemoryBytes: r.MemoryBytes, RootDiskBytes: r.RootDiskBytes,
 		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
 		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
-		GracePeriod:   policy.GracePeriodOf(vm),
+		GracePeriod:   gracePeriodOf(vm),
 
 		Ephemeral: vm.Spec.Ephemeral, StorageClassName: vm.Spec.StorageClassName,
 		BlockEviction:  vm.Spec.EvictionPolicy == api.EvictionBlock,
@@ -47,6 +47,21 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		spec.Ports = append(spec.Ports, driver.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	return spec
+}
+
+// resourcesOf returns spec.resource in the driver's units.
+func resourcesOf(vm *api.VirtualMachine) driver.Resources {
+	r := vm.Spec.Resource
+	cpu, memory, disk := r[api.ResourceCPU], r[api.ResourceMemory], r[api.ResourceRootDisk]
+	return driver.Resources{CPUMilli: cpu.MilliValue(), MemoryBytes: memory.Value(), RootDiskBytes: disk.Value()}
+}
+
+// gracePeriodOf returns how long a guest may take to shut down.
+func gracePeriodOf(vm *api.VirtualMachine) time.Duration {
+	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {
+		return time.Duration(*s) * time.Second
+	}
+	return 30 * time.Second
 }
 
 func probeOf(p *api.Probe) *driver.Probe {
@@ -91,6 +106,19 @@ func volumeOf(v api.Volume) driver.Volume {
 	return out
 }
 
+// recordedObjects returns what the status has recorded of the server's objects, for the driver.
+func recordedObjects(vm *api.VirtualMachine) []driver.Object {
+	var all []driver.Object
+	for _, o := range vm.Status.Objects {
+		one := driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended, Made: o.Made}
+		for _, i := range o.Images {
+			one.Images = append(one.Images, driver.ResolvedImage(i))
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
 // readSecret reads the text of a data source, always live: a cache would need the
 // right to list Secrets.
 func (r *Reconciler) readSecret(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
@@ -104,7 +132,7 @@ func (r *Reconciler) readSecret(ctx context.Context, namespace, field string, fr
 	}
 	ref := from.SecretKeyRef
 	var secret corev1.Secret
-	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, &secret); err != nil {
+	if err := r.Client.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, &secret); err != nil {
 		return driver.Secret{}, secretError(field, ref, err)
 	}
 	text, ok := secret.Data[ref.Key]

@@ -13,14 +13,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // newStatus returns the status to write: a function of the current status, the
 // decision and the observation.
-func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
+func (p *pass) newStatus(now time.Time) api.VirtualMachineStatus {
 	base, intent := &p.base.Status, p.decision.Status
 	next := *p.vm.Status.DeepCopy()
 	next.ObservedGeneration = p.vm.Generation
@@ -29,10 +29,13 @@ func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 		next.Driver = p.r.Driver
 	}
 	if intent.RestartHandled {
-		next.RestartedAt = policy.RestartRequest(p.vm)
+		next.RestartedAt = restartRequest(p.vm)
 	}
 	next.Operation = p.statusOperation()
-	next.PendingFields, next.RefusedField = intent.Pending, intent.Refused
+	next.PendingFields, next.RefusedField = intent.Pending.Names(), nil
+	if intent.Refused.Field != "" {
+		next.RefusedField = &intent.Refused
+	}
 	if p.isObserved() {
 		p.copyServerState(&next)
 	}
@@ -45,13 +48,13 @@ func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 }
 
 // isObserved reports whether the VirtualMachine's engine has answered.
-func (p *reconciliation) isObserved() bool {
+func (p *pass) isObserved() bool {
 	return !p.decision.Status.Unobserved && p.observed.Answer != inventory.Unknown
 }
 
 // statusOperation returns the status's operation while it continues, and also while
 // it is unknown whether it does.
-func (p *reconciliation) statusOperation() *api.Operation {
+func (p *pass) statusOperation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
 	unknown := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
 	switch {
@@ -61,6 +64,16 @@ func (p *reconciliation) statusOperation() *api.Operation {
 		return nil
 	}
 	return p.newOperation()
+}
+
+// restartRequest returns spec.restartedAt as a status keeps it: nil, or whole seconds. A status
+// with anything else would differ from what the API server has of it, and be written in every pass.
+func restartRequest(vm *api.VirtualMachine) *metav1.Time {
+	want := vm.Spec.RestartedAt
+	if want.IsZero() {
+		return nil
+	}
+	return &metav1.Time{Time: want.Truncate(time.Second)}
 }
 
 // withNextTry adds the time of the next try, and corrects one that was written by
@@ -75,7 +88,7 @@ func withNextTry(op *api.Operation, at time.Time) *api.Operation {
 }
 
 // copyServerState copies what was observed of the server.
-func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
+func (p *pass) copyServerState(next *api.VirtualMachineStatus) {
 	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
 	if p.observed.Answer != inventory.Present {
 		return
@@ -87,9 +100,9 @@ func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
 		return
 	}
 	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
-	if policy.HasRestarted(next, server) {
+	if policy.HasRestarted(microTimeOf(next.StartTime), server.StartedAt) {
 		next.RestartCount++
-		if p.done == "" && len(next.PendingFields) > 0 {
+		if p.done.operation == "" && len(next.PendingFields) > 0 {
 			// The restart may have applied them: the driver is to be asked again.
 			next.Server.Generation = 0
 		}
@@ -124,7 +137,7 @@ func indexOf(ports []api.Port, open api.PortStatus, hostPort int32) int {
 
 // serverStatus returns the server as observed. Usage that moved by less than a
 // point is left as it was, so that it alone causes no write.
-func (p *reconciliation) serverStatus() *api.ServerStatus {
+func (p *pass) serverStatus() *api.ServerStatus {
 	have, observed := p.base.Status.Server, p.observed
 	if observed.Answer != inventory.Present {
 		return nil
@@ -157,7 +170,7 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 
 // lastRun returns the last run that was seen to run. A status of an earlier version, which has none, is
 // not written for that alone.
-func (p *reconciliation) lastRun(isUp bool) string {
+func (p *pass) lastRun(isUp bool) string {
 	have, server := p.base.Status.Server, p.observed.Server
 	isNews := have == nil || have.Run != "" || have.State != string(server.State)
 	if isUp && isNews {
@@ -195,19 +208,19 @@ func (w conditionWriter) setOnlyIf(holds bool, kind, reason, message string) {
 	}
 }
 
-func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
+func (p *pass) setConditions(all *[]metav1.Condition, now time.Time) {
 	intent := p.decision.Status
 	w := conditionWriter{all, p.vm.Generation, metav1.NewTime(now)}
 	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
 	lost := p.observed.Server.State == driver.StateUnknown || p.observed.Server.HostLost
 	w.set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	w.set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown || lost), p.runningReason(*all), "")
+	w.set(api.ConditionRunning, triState(p.observed.IsRunning(), unknown || lost), p.runningReason(*all), "")
 	if unknown {
 		w.set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {
 		w.set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
 	}
-	w.setOnlyIf(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(p.vm, intent.Pending))
+	w.setOnlyIf(intent.Pending != "", api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(p.vm.Spec.Action, intent.Pending))
 	w.setOnlyIf(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
 	w.setOnlyIf(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
 	if c := p.observed.Server.Confinement; c != nil && !unknown && p.observed.Answer == inventory.Present {
@@ -230,12 +243,12 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 // runningReason returns why the server is on or off. The reason for being off
 // stands until it is on again, whatever else happens: versions before
 // status.server.stoppedRun rely on it.
-func (p *reconciliation) runningReason(have []metav1.Condition) string {
+func (p *pass) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
 	off := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped
 	known := meta.FindStatusCondition(have, api.ConditionRunning)
 	switch {
-	case policy.IsRunning(p.observed.Observation) && !p.decision.Status.Unobserved:
+	case p.observed.IsRunning() && !p.decision.Status.Unobserved:
 		return api.ReasonRunning
 	case slices.Contains(offReasons, p.decision.Status.Reason) || known == nil:
 		return p.decision.Status.Reason
@@ -245,8 +258,10 @@ func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	return p.decision.Status.Reason
 }
 
-// truncate cuts a text to what the CRD allows.
+// truncate returns a text as valid UTF-8, cut to what the CRD allows. A longer one does not stay
+// in memory.
 func truncate(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) <= maxText {
 		return text
 	}

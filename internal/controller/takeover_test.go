@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
@@ -28,7 +28,7 @@ func (g *rig) takeOver() {
 	g.t.Helper()
 	g.cached = g.vm()
 	g.newReconciler()
-	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+	g.r.Client.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 			g.cached.DeepCopyInto(obj.(*api.VirtualMachine)) //nolint:forcetypeassert // there are no other Gets
 			return nil
@@ -124,7 +124,7 @@ func TestRestartBesideAnOldList(t *testing.T) {
 			g.leadWithList(older)
 			g.edit(restartAtT0)
 			g.reconcile()
-			if at := g.vm().Status.RestartedAt; g.server().Run == run || at == nil || !at.Time.Equal(policytest.T0) {
+			if at := g.vm().Status.RestartedAt; g.server().Run == run || at == nil || !at.Time.Equal(vmtest.T0) {
 				t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, at)
 			}
 		})

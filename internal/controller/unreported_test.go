@@ -13,8 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/assert"
@@ -59,7 +58,7 @@ func TestEventAfterAFailedWrite(t *testing.T) {
 	if vm := g.vm(); vm.Status.Server.Generation != vm.Generation {
 		t.Errorf("the status has generation %d as passed, want %d", vm.Status.Server.Generation, vm.Generation)
 	}
-	if len(g.r.writes.unreported) != 0 {
+	if g.r.unreported.get(key) != nil {
 		t.Error("what was written is still recorded")
 	}
 }
@@ -185,7 +184,7 @@ func TestImportedStatus(t *testing.T) {
 	}
 	older := func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped)}
-		s.StartTime = &metav1.MicroTime{Time: policytest.T0.Add(-time.Hour)}
+		s.StartTime = &metav1.MicroTime{Time: vmtest.T0.Add(-time.Hour)}
 		if s.Operation != nil {
 			s.Operation.Failure, s.Operation.Reason = "", ""
 		}
@@ -199,32 +198,32 @@ func TestImportedStatus(t *testing.T) {
 		"waits": {condition(api.ConditionRestartRequired, api.ReasonChangePending, "image, ports: applied at the next restart (change ...)"), func(s *api.VirtualMachineStatus) bool {
 			return slices.Equal(s.PendingFields, []string{"image", "ports"})
 		}},
-		"failing": {policytest.Failing(api.OperationStart, 2, time.Second), func(s *api.VirtualMachineStatus) bool {
+		"failing": {vmtest.Failing(api.OperationStart, 2, time.Second), func(s *api.VirtualMachineStatus) bool {
 			return s.Operation.Failure == api.FailureFailed && s.Operation.Reason == api.ReasonOperationFailed
 		}},
 		"exhausted": {func(s *api.VirtualMachineStatus) {
-			policytest.Failing(api.OperationStart, 2, time.Second)(s)
+			vmtest.Failing(api.OperationStart, 2, time.Second)(s)
 			s.Reason = api.ReasonExhausted
 		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExhausted }},
-		"refused": {func(s *api.VirtualMachineStatus) { policytest.Refused(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
+		"refused": {func(s *api.VirtualMachineStatus) { vmtest.Refused(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
 		"crashing, waits": {func(s *api.VirtualMachineStatus) {
 			s.Reason, s.Operation = api.ReasonRestarting, &api.Operation{Type: api.OperationStart, Attempts: 2}
-		}, func(s *api.VirtualMachineStatus) bool { return policy.IsCrashing(s.Operation) }},
+		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExited }},
 		"crashing, runs": {func(s *api.VirtualMachineStatus) {
 			s.Reason, s.Operation = api.ReasonRunning, &api.Operation{Type: api.OperationStart, Attempts: 2}
-		}, func(s *api.VirtualMachineStatus) bool { return policy.IsCrashing(s.Operation) }},
+		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExited }},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			status := policytest.ReportedVM().Status(tc.status).Status(older).Obj().Status
-			importStatus(&status, policytest.Ended(1))
+			status := vmtest.ReportedVM().Status(tc.status).Status(older).Obj().Status
+			importStatus(&status, vmtest.Ended(1))
 			if !tc.check(&status) {
 				t.Errorf("got %+v, operation %+v, server %+v", status, status.Operation, status.Server)
 			}
 			before := *status.DeepCopy()
-			status.Binding = &api.Binding{Driver: "fake", EngineID: policytest.EngineID}
+			status.Binding = &api.Binding{Driver: "fake", EngineID: vmtest.EngineID}
 			condition(api.ConditionRestartRequired, "x", "other: x")(&status)
-			importStatus(&status, policytest.Ended(1))
+			importStatus(&status, vmtest.Ended(1))
 			if !slices.Equal(status.PendingFields, before.PendingFields) {
 				t.Error("imported twice")
 			}
@@ -252,10 +251,10 @@ func TestUpgradeOfAStoppedServer(t *testing.T) {
 func TestUnreportedServerOfAnotherEngine(t *testing.T) {
 	t.Parallel()
 	for name, isUnobserved := range map[string]bool{"its own engine": false, "another engine": true} {
-		p := reconciliationOf(policytest.ReportedVM().Obj(), policytest.Present(driver.StateStarting))
+		p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateStarting))
 		p.unreported, p.decision.Status.Unobserved = true, isUnobserved
-		p.storeUnreported()
-		if left := p.r.writes.findUnreported(p.base); left == nil || (left.status.Server == nil) != isUnobserved {
+		p.r.storeUnreported(p.facts, p.decision)
+		if left := p.r.findUnreported(p.base); left == nil || (left.status.Server == nil) != isUnobserved {
 			t.Errorf("%s: what is left is %+v", name, left)
 		}
 	}

@@ -66,6 +66,11 @@ type Observation struct {
 	SettlesAt time.Time
 }
 
+// IsRunning reports whether the server's guest is running.
+func (o Observation) IsRunning() bool {
+	return o.Answer == Present && o.Server.State == driver.StateRunning
+}
+
 // Change notifies a subscriber of what may need a reconcile pass.
 type Change struct {
 	// All is set when the whole engine appeared or disappeared; the rest is empty

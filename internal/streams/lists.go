@@ -17,8 +17,8 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 // serveServers answers with all servers, to those who may see all of them.

@@ -18,8 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -89,7 +90,7 @@ func TestDecisions(t *testing.T) {
 	f := newFixture(t, func(h *Handler) {
 		h.Decisions = func(key types.NamespacedName) decisions.History {
 			record := func(sequence uint64, uid types.UID) decisions.Record {
-				return decisions.Record{Sequence: sequence, Input: decisions.Input{VM: decisions.VM{UID: uid}}}
+				return decisions.Record{Sequence: sequence, Input: policy.Input{VM: policy.VM{UID: uid}}}
 			}
 			known := map[string][]decisions.Record{"demo/gone": {record(1, "uid-0")}, "demo/vm": {record(2, "uid-0"), record(3, "uid-1")}}
 			return decisions.History{Replica: "r", Leads: leads.Load(), Decisions: known[key.String()]}

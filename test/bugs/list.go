@@ -13,19 +13,19 @@ var All = []Bug{
 	}}},
 	{"finalizer-after-creation", "O1", []Edit{
 		{"internal/controller/finalizer.go", "	controllerutil.AddFinalizer(next, api.FinalizerServer)\n", "	if !BUG || r.Inventory.Get(vm.UID).Server.ID != \"\" {\n		controllerutil.AddFinalizer(next, api.FinalizerServer)\n	} else if vm.Annotations[api.AnnotationBound] != \"\" {\n		return vm, nil\n	}\n"},
-		{"internal/controller/policy/decide.go", "	case !IsBound(in.VM):\n", "	case !IsBound(in.VM) && (!BUG || BindingOf(in.VM).EngineID == \"\"):\n"},
+		{"internal/policy/decide.go", "	case !in.VM.IsBound:\n", "	case !in.VM.IsBound && (!BUG || in.VM.Binding.EngineID == \"\"):\n"},
 	}},
 	{"finalizer-on-the-cache's-word", "O1|O2", []Edit{
-		{"internal/controller/gather.go", "	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := p.ensureLive(ctx); err != nil {\n		p.recordFailure(p.decision, err)\n		return false\n	}\n"},
-		{"internal/controller/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
+		{"internal/controller/gather.go", "	if err := s.ensureLive(ctx); err != nil {\n		s.recordFailure(err)\n		return false\n	}\n", "	if BUG {\n		return true\n	}\n	if err := s.ensureLive(ctx); err != nil {\n		s.recordFailure(err)\n		return false\n	}\n"},
+		{"internal/policy/deletion.go", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {", "	if in.Done != api.OperationDelete && in.Done != api.OperationRelease && !BUG {"},
 	}},
 	{"error-as-absent", "O7|O11", []Edit{{
 		"internal/inventory/inventory.go", "	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil {",
 		"	servers, err := i.Driver.List(ctx, uids...)\n	if err != nil && !BUG {",
 	}}},
 	{"object-not-confirmed", "O1|O3|O7", []Edit{{
-		"internal/controller/gather.go", "	if p.baseLive {\n		return nil\n	}",
-		"	if p.baseLive || BUG {\n		return nil\n	}",
+		"internal/controller/gather.go", "	if s.baseLive {\n		return nil\n	}",
+		"	if s.baseLive || BUG {\n		return nil\n	}",
 	}}},
 	{"orphans-left", "O2", []Edit{{
 		"internal/inventory/sweep.go", "		if !s.isDue(server) {\n			continue\n		}\n		o := s.orphans",
@@ -36,7 +36,7 @@ var All = []Bug{
 		{"internal/inventory/sweep.go", "	return o.readings >= 2 && s", "	return BUG || o.readings >= 2 && s"},
 	}},
 	{"deletion-not-repeated", "O4", []Edit{{
-		"internal/controller/policy/deletion.go", "isStillWaiting(in) && in.Now.Before(nextTry(in)):\n", "isStillWaiting(in) && BUG:\n		d.Action.Step, d.Status.Blocked = StepNone, true\n	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):\n",
+		"internal/policy/deletion.go", "isStillWaiting(in) && in.Now.Before(nextTry(in)):\n", "isStillWaiting(in) && BUG:\n		d.Action.Step, d.Status.Blocked = StepNone, true\n	case op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):\n",
 	}}},
 	{"epochs-not-compared", "O5", []Edit{
 		{"internal/driver/fake/memorystore.go", "m.epochs[by.clusterID]); err != nil {", "m.epochs[by.clusterID]); err != nil && !BUG {"},
@@ -59,14 +59,14 @@ var All = []Bug{
 		{"internal/driver/fake/driver.go", "		if old == nil || old.ClusterID != d.clusterID || (", "		if old == nil || old.ClusterID != d.clusterID && !BUG || ("},
 	}},
 	{"restart-recorded-late", "O7", []Edit{
-		{"internal/controller/reconcile.go", "	if decision.Action.RecordFirst {\n", "	if decision.Action.RecordFirst && !BUG {\n"},
-		{"internal/controller/reconcile.go", "	p.unreported = true\n", "	p.unreported = true\n	if decision.Action.RecordFirst && BUG {\n		if err := p.writeIntent(ctx); err != nil {\n			return nil, err\n		}\n	}\n"},
+		{"internal/controller/reconcile.go", "	if action.RecordFirst {\n", "	if action.RecordFirst && !BUG {\n"},
+		{"internal/controller/reconcile.go", "	s.unreported = true\n", "	s.unreported = true\n	if action.RecordFirst && BUG {\n		if err := s.writeIntent(ctx); err != nil {\n			return false, err\n		}\n	}\n"},
 	}},
 	{"retain-ignored", "O7", []Edit{{
 		"internal/controller/act.go", "r.Inventory.Delete(ctx, target, action.Retain)", "r.Inventory.Delete(ctx, target, action.Retain && !BUG)",
 	}}},
 	{"server-by-recorded-id", "O3|O7", []Edit{
-		{"internal/controller/gather.go", "	p.observed.live = written &&", "	if BUG && vm.Status.Server == nil {\n		p.observed.Answer, p.observed.Server, p.observed.live = inventory.Gone, driver.Server{}, true\n	}\n	p.observed.live = BUG && p.observed.live || written &&"},
+		{"internal/controller/gather.go", "	f.observed.live = written &&", "	if BUG && vm.Status.Server == nil {\n		f.observed.Answer, f.observed.Server, f.observed.live = inventory.Gone, driver.Server{}, true\n	}\n	f.observed.live = BUG && f.observed.live || written &&"},
 		{"internal/driver/fake/driver.go", "	case old == nil:\n		return d.simulation", "	case old == nil, BUG && spec.ID == \"\":\n		return d.simulation"},
 	}},
 	{"secret-logged", "", []Edit{{
@@ -82,8 +82,8 @@ var All = []Bug{
 		"internal/controller/report.go", "	if at.IsZero() {\n		return ctrl.Result{}", "	if at.IsZero() || BUG {\n		return ctrl.Result{}",
 	}}},
 	{"ready-too-early", "O11", []Edit{{
-		"internal/controller/policy/power.go", "		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:",
-		"		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, \"\")\n	case driver.StateStarting:\n		if BUG {\n			return planRunning(in)\n		}",
+		"internal/policy/power.go", "		return planEnsure(in, api.OperationResume, PowerOn, api.ReasonStarting, \"\")\n	case StateStarting:",
+		"		return planEnsure(in, api.OperationResume, PowerOn, api.ReasonStarting, \"\")\n	case StateStarting:\n		if BUG {\n			return planRunning(in)\n		}",
 	}}},
 	{"call-without-timeout", "", []Edit{{
 		"internal/controller/act.go", "	if action.Step == policy.StepDelete {\n", "	if BUG {\n		ctx = context.WithoutCancel(ctx)\n	}\n	if action.Step == policy.StepDelete {\n",
@@ -95,16 +95,16 @@ var All = []Bug{
 		"internal/inventory/inventory.go", "			e.settlesAt = i.Clock.Now().Add(settlePeriod)", "			if !BUG {\n				e.settlesAt = i.Clock.Now().Add(settlePeriod)\n			}",
 	}}},
 	{"drift-left", "", []Edit{{
-		"internal/controller/policy/update.go", "	return hasDrifted(in.VM, in.Observed.Server.Applied)\n", "	return !BUG && hasDrifted(in.VM, in.Observed.Server.Applied)\n",
+		"internal/policy/update.go", "	return hasDrifted(in.VM.Spec.Size, in.Observed.Server.Applied)\n", "	return !BUG && hasDrifted(in.VM.Spec.Size, in.Observed.Server.Applied)\n",
 	}}},
 	{"unknown-as-absent", "O11", []Edit{{
-		"internal/controller/policy/decide.go", "	case in.Observed.Answer == inventory.Unknown:\n		d = decideUnknown(in)\n	case !IsBound", "	case in.Observed.Answer == inventory.Unknown && !BUG:\n		d = decideUnknown(in)\n	case !IsBound",
+		"internal/policy/decide.go", "	case in.Observed.Answer == Unknown:\n		d = decideUnknown(in)\n	case !in.VM.IsBound", "	case in.Observed.Answer == Unknown && !BUG:\n		d = decideUnknown(in)\n	case !in.VM.IsBound",
 	}}},
 	{"not-before-creation", "", []Edit{{
-		"internal/controller/reconcile.go", "	if policy.DriverOf(vm, r.Drivers) != r.Driver {\n", "	if BUG && vm.CreationTimestamp.After(r.Clock.Now()) {\n		return ctrl.Result{}, nil\n	}\n	if policy.DriverOf(vm, r.Drivers) != r.Driver {\n",
+		"internal/controller/reconcile.go", "	if vm == nil || policy.DriverOf(vm, r.Drivers) != r.Driver {\n", "	if BUG && vm != nil && vm.CreationTimestamp.After(r.Clock.Now()) {\n		return ctrl.Result{}, nil\n	}\n	if vm == nil || policy.DriverOf(vm, r.Drivers) != r.Driver {\n",
 	}}},
 	{"failed-report-forgotten", "", []Edit{{
-		"internal/controller/report.go", "	if err := p.writeStatus(ctx); err != nil {\n		return resultForError(err)\n", "	if err := p.writeStatus(ctx); err != nil && !BUG {\n		return resultForError(err)\n",
+		"internal/controller/report.go", "	isOvertaken, err := p.writeStatus(ctx)\n	if err != nil {\n", "	isOvertaken, err := p.writeStatus(ctx)\n	if err != nil && !BUG {\n",
 	}}},
 	{"sweep-never-frozen", "", []Edit{{
 		"internal/inventory/sweep.go", "	frozen := s.Policy == OrphanDelete && orphans > limit\n", "	frozen := s.Policy == OrphanDelete && orphans > limit && !BUG\n",
@@ -137,9 +137,7 @@ var All = []Bug{
 		"internal/driver/docker/pull/errors.go", "	for _, f := range failures {\n", "	if BUG {\n		return err\n	}\n	for _, f := range failures {\n",
 	}}},
 	{"input-not-recorded", "O14", []Edit{{
-		"internal/controller/decisions/record.go", "	return Record{\n		Input: Input{\n", "	done := in.Done\n	if BUG {\n		done = \"\"\n	}\n	return Record{\n		Input: Input{\n",
-	}, {
-		"internal/controller/decisions/record.go", "			Done: in.Done, PassedGeneration: in.PassedGeneration, Probe: probe", "			Done: done, PassedGeneration: in.PassedGeneration, Probe: probe",
+		"internal/policy/decisions/record.go", "	return Record{Input: in, Decision: d}\n", "	if BUG {\n		in.Done = \"\"\n	}\n	return Record{Input: in, Decision: d}\n",
 	}}},
 	{"docker-random-name", "", []Edit{{
 		"internal/driver/docker/create.go", "		res, err := c.ContainerCreate(ctx, d.createOptions(spec, name, image))\n",

@@ -14,10 +14,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/decisions"
-	"cloudnative.tw/drover/internal/controller/decisions/recorder"
+	"cloudnative.tw/drover/internal/controller/recorder"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/test/framework/rules"
 )
 

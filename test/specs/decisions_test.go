@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"cloudnative.tw/drover/internal/controller/decisions"
+	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/test/framework/rules"
 )
 

@@ -54,7 +54,7 @@ var shards = []shard{
 	},
 	{
 		name:  "schedules",
-		steps: []step{{of: "test/schedules", isRaced: true}, {of: "internal/controller/decisions"}},
+		steps: []step{{of: "test/schedules", isRaced: true}, {of: "internal/policy/decisions"}},
 		short: step{of: "test/schedules", pattern: "TestSchedules"},
 		paths: slices.Concat(controller, []string{"test/schedules", "test/bugs"}),
 	},

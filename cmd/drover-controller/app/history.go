@@ -7,7 +7,7 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
-	"cloudnative.tw/drover/internal/controller/decisions/recorder"
+	"cloudnative.tw/drover/internal/controller/recorder"
 	"cloudnative.tw/drover/internal/leader"
 )
 

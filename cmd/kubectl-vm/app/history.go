@@ -15,12 +15,12 @@ import (
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
-	"cloudnative.tw/drover/internal/controller/decisions"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 const (
 	// maxHistory limits the answer of a replica, in bytes.
-	maxHistory = 4 << 20
+	maxHistory = 8 << 20
 	// historyTries is how often the service of streams is asked until the replica answers that
 	// leads. Each connection may reach another replica.
 	historyTries = 12
@@ -181,15 +181,12 @@ func (e *explainOptions) replay(path string) error {
 
 // replayRecord derives a decision again, and reports whether it differs.
 func (e *explainOptions) replayRecord(b *strings.Builder, s screen, r *decisions.Record) bool {
-	differences, err := r.Replay()
-	if err == nil && len(differences) == 0 {
+	differences := r.Replay()
+	if len(differences) == 0 {
 		return false
 	}
 	b.WriteString(s.paint(printable.Line(r.Key().String()), bold))
 	writeRecords(b, s, []decisions.Record{*r}, true)
-	if err != nil {
-		writeIndented(b, s, "  ", printable.Line(err.Error()))
-	}
 	for _, d := range differences {
 		writeIndented(b, s, "  ", printable.Line(fmt.Sprintf("%s differs:", d.Field)))
 		writeIndented(b, s, "    ", printable.Line(fmt.Sprintf("Drover %s decided %s", r.Version, valueText(d.Recorded))))

@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 )
 
 // Prober runs the readiness probes of running servers in the background, so that no
@@ -73,7 +73,7 @@ func (b *Prober) Check(vm *api.VirtualMachine, observed inventory.Observation) p
 	if spec != nil && observed.Answer == inventory.Unknown {
 		return policy.ProbeResult{Wanted: true, Message: "the engine cannot be queried"}
 	}
-	if spec == nil || !policy.IsRunning(observed) || vm.DeletionTimestamp != nil {
+	if spec == nil || !observed.IsRunning() || vm.DeletionTimestamp != nil {
 		b.Forget(key)
 		return policy.ProbeResult{Wanted: spec != nil, Completed: true, Message: "the server does not run"}
 	}

@@ -14,10 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/internal/controller/policy"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -35,7 +35,7 @@ func (a echoProber) Probe(ctx context.Context, uid types.UID, port int32) error 
 func awaitResult(t *testing.T, d driver.Prober, port int32, server driver.Server) (result policy.ProbeResult) {
 	t.Helper()
 	b := New(t.Context(), clock.RealClock{}, d, func(types.NamespacedName) {})
-	vm := policytest.ReportedVM().ReadinessProbe(port).Obj()
+	vm := vmtest.ReportedVM().ReadinessProbe(port).Obj()
 	server.UID, server.State, server.Run = "uid-1", driver.StateRunning, "run-1"
 	observed := inventory.Observation{Answer: inventory.Present, Server: server}
 	assert.Eventually(t, "the probe has a result", func(testing.TB) error {

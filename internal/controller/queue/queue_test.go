@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -199,7 +199,7 @@ func TestFreeWorkerIsFound(t *testing.T) {
 // priority, and once.
 func TestDelays(t *testing.T) {
 	t.Parallel()
-	c := testingclock.NewFakeClock(policytest.T0)
+	c := testingclock.NewFakeClock(vmtest.T0)
 	q := newTestQueue(1, c)
 	defer q.ShutDown()
 	q.AddWithOpts(priorityqueue.AddOpts{After: time.Minute, Priority: new(PriorityUser)}, request(1))
@@ -257,7 +257,7 @@ func TestCreatePriority(t *testing.T) {
 // TestUpdatePriorityOfARestoredBinding checks that the annotation that
 // DeletionBlocked requests enqueues the VM with the driver that it names.
 func TestUpdatePriorityOfARestoredBinding(t *testing.T) {
-	now := metav1.Time{Time: policytest.T0}
+	now := metav1.Time{Time: vmtest.T0}
 	old := framework.NewVM("vm").UID("uid-1").Generation(2).Obj()
 	old.Finalizers, old.DeletionTimestamp = []string{api.FinalizerServer}, &now
 	old.Status.ObservedGeneration, old.Status.Driver = 1, "fake"

@@ -1,0 +1,166 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package recorder collects the records of decisions while a controller runs: the last ones in
+// memory, and all of them in a file if one is named.
+//
+// Start with Recorder. It never waits for anything but a lock that is held for a moment: records
+// are encoded when someone reads them, and file.go writes them in a goroutine of its own.
+package recorder
+
+import (
+	"container/list"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
+)
+
+// The bounds of what is kept in memory. A VirtualMachine without a record has each routine pass
+// recorded again, so there has to be room for one of each of 10,000.
+const (
+	maxPerVM   = 32
+	maxRecords = 16384
+	maxBytes   = 32 << 20
+)
+
+// Options are the settings of a Recorder.
+type Options struct {
+	// Replica names this process, and Version is that of Drover.
+	Replica, Version string
+	// Epoch returns the epoch of this leader, 0 on a standby.
+	Epoch func() uint64
+	Clock clock.Clock
+	// File, if not nil, gets all records too.
+	File *File
+}
+
+// Recorder has the last decisions of each VirtualMachine. A nil Recorder records nothing.
+type Recorder struct {
+	Options
+	since  time.Time
+	limits limits
+
+	mu       sync.Mutex
+	sequence uint64
+	dropped  uint64
+	bytes    int
+	oldest   *list.List // of *entry, the oldest first
+	byVM     map[types.NamespacedName][]*list.Element
+}
+
+type limits struct{ perVM, records, bytes int }
+
+// entry is a record. What became known later is beside it, so that the record never changes.
+type entry struct {
+	record *decisions.Record
+	later  decisions.Later
+	bytes  int
+}
+
+// New returns a Recorder.
+func New(o Options) *Recorder {
+	return &Recorder{
+		Options: o, since: o.Clock.Now(), limits: limits{maxPerVM, maxRecords, maxBytes},
+		oldest: list.New(), byVM: map[types.NamespacedName][]*list.Element{},
+	}
+}
+
+// Record records a decision. One that repeats the last one of the VirtualMachine is counted
+// there.
+func (r *Recorder) Record(in policy.Input, d policy.Decision) {
+	if r == nil {
+		return
+	}
+	record := decisions.New(in, d)
+	record.Replica, record.Version = r.Replica, r.Version
+	key := record.Key()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := r.last(key)
+	if last != nil && last.record.IsRepeated(&record) {
+		last.later.Repeats++
+		last.later.Until = record.At()
+		return
+	}
+	if last != nil && last.later.Repeats > 0 {
+		r.File.update(last)
+	}
+	r.sequence++
+	kept := record // a repeated one stays on the stack
+	kept.Sequence = r.sequence
+	r.add(key, &kept)
+}
+
+// Finish records what came of the last decision of a VirtualMachine.
+func (r *Recorder) Finish(key types.NamespacedName, outcome decisions.Outcome) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if last := r.last(key); last != nil {
+		last.later.Outcome = outcome
+		size := len(outcome.Error)
+		last.bytes, r.bytes = last.bytes+size, r.bytes+size
+		r.File.update(last)
+	}
+}
+
+// last returns the last record of a VirtualMachine, or nil.
+func (r *Recorder) last(key types.NamespacedName) *entry {
+	all := r.byVM[key]
+	if len(all) == 0 {
+		return nil
+	}
+	return all[len(all)-1].Value.(*entry)
+}
+
+// add adds a record, and drops old ones to stay within the limits.
+func (r *Recorder) add(key types.NamespacedName, record *decisions.Record) {
+	e := &entry{record: record, bytes: record.Bytes()}
+	if all := r.byVM[key]; len(all) >= r.limits.perVM {
+		r.drop(all[0])
+	}
+	for r.oldest.Len() > 0 && (r.oldest.Len() >= r.limits.records || r.bytes+e.bytes > r.limits.bytes) {
+		r.drop(r.oldest.Front())
+	}
+	r.bytes += e.bytes
+	r.byVM[key] = append(r.byVM[key], r.oldest.PushBack(e))
+	r.File.add(record)
+}
+
+// drop drops a record, which is the oldest one of its VirtualMachine.
+func (r *Recorder) drop(element *list.Element) {
+	e := r.oldest.Remove(element).(*entry)
+	key := e.record.Key()
+	r.bytes -= e.bytes
+	r.dropped++
+	if r.byVM[key] = r.byVM[key][1:]; len(r.byVM[key]) == 0 {
+		delete(r.byVM, key)
+	}
+}
+
+// History returns what there is of a VirtualMachine's decisions, also of former ones of its
+// name.
+func (r *Recorder) History(key types.NamespacedName) decisions.History {
+	epoch := r.Epoch()
+	h := decisions.History{
+		Replica: r.Replica, Version: r.Version, Leads: epoch != 0, Epoch: epoch, Since: r.since.Round(0).UTC(),
+		Decisions: []decisions.Record{},
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h.Dropped = r.dropped
+	for _, element := range r.byVM[key] {
+		e := element.Value.(*entry)
+		record := *e.record
+		record.Later = e.later
+		h.Decisions = append(h.Decisions, record)
+	}
+	return h
+}

@@ -1,0 +1,259 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package vmclient reads and writes VirtualMachines, and knows what this process itself has
+// written. Start with Client: the cache may lag behind its writes, and events may bring them back.
+package vmclient
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+// callTimeout bounds one call to the API.
+const callTimeout = 30 * time.Second
+
+// Client has this process's last write of each object until the cache has it.
+type Client struct {
+	// Client reads from the cache and writes to the API.
+	client.Client
+	// Live reads past the cache.
+	Live client.Reader
+
+	mu      sync.Mutex
+	written map[types.NamespacedName]*api.VirtualMachine
+	// doubted are the objects whose last write the API may have lost.
+	doubted map[types.NamespacedName]bool
+	// reported are the last statuses that were written, answered or not.
+	reported map[types.NamespacedName]reportedStatus
+}
+
+// New returns a Client.
+func New(cached client.Client, live client.Reader) *Client {
+	return &Client{
+		Client: cached, Live: live, written: map[types.NamespacedName]*api.VirtualMachine{},
+		doubted: map[types.NamespacedName]bool{}, reported: map[types.NamespacedName]reportedStatus{},
+	}
+}
+
+// reportedStatus identifies a status that this process has written.
+type reportedStatus struct {
+	at int64 // in microseconds, as the API has it
+	// digest is the digest of the status in the API's answer, and zero before the answer.
+	// Then the time alone is compared, since the API may store more or less than it was sent.
+	digest [sha256.Size]byte
+}
+
+// Read returns the VirtualMachine, or nil if there is none. The cache may lag behind this
+// process's last write, so Read returns the newer of the two.
+func (c *Client) Read(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
+	vm := &api.VirtualMachine{}
+	if err := c.Get(ctx, key, vm); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	if c.isDoubted(key) {
+		now, err := c.readLive(ctx, key)
+		if err != nil {
+			return nil, client.IgnoreNotFound(err)
+		}
+		c.recordWrite(now)
+	}
+	return c.newerOf(vm), nil
+}
+
+func (c *Client) readLive(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	now := &api.VirtualMachine{}
+	return now, c.Live.Get(ctx, key, now)
+}
+
+// Confirm verifies by a live read that an object is as in the API. It returns a conflict if not.
+func (c *Client) Confirm(ctx context.Context, vm *api.VirtualMachine) error {
+	now, err := c.readLive(ctx, keyOf(vm))
+	switch {
+	case err != nil:
+		return err
+	case now.UID != vm.UID:
+		return apierrors.NewNotFound(api.Resource("virtualmachines"), vm.Name)
+	case now.ResourceVersion != vm.ResourceVersion:
+		c.recordWrite(now)
+		return apierrors.NewConflict(api.Resource("virtualmachines"), vm.Name, errors.New("the cache is behind"))
+	}
+	return nil
+}
+
+// UpdateStatus writes a status, even if ctx has ended. It reports whether another process has
+// written a status right after that.
+func (c *Client) UpdateStatus(ctx context.Context, vm *api.VirtualMachine) (isOvertaken bool, err error) {
+	c.recordReport(vm, false)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	if err := c.Status().Update(ctx, vm); err != nil {
+		return false, err
+	}
+	c.recordReport(vm, true)
+	return c.keep(ctx, vm), nil
+}
+
+// PatchMetadata writes an object's finalizers and binding, the only metadata that Drover changes,
+// and returns it as written. It fails with a conflict if the object was changed meanwhile.
+func (c *Client) PatchMetadata(ctx context.Context, from, to *api.VirtualMachine) (*api.VirtualMachine, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	change := map[string]any{"resourceVersion": from.ResourceVersion, "finalizers": to.Finalizers}
+	if bound := to.Annotations[api.AnnotationBound]; bound != from.Annotations[api.AnnotationBound] {
+		change["annotations"] = map[string]string{api.AnnotationBound: bound}
+	}
+	content, err := json.Marshal(map[string]any{"metadata": change})
+	if err != nil {
+		return from, err
+	}
+	if err := c.Patch(ctx, to, client.RawPatch(types.MergePatchType, content)); err != nil {
+		return from, err
+	}
+	_ = c.keep(ctx, to) // a changed status has an event of its own
+	return to, nil
+}
+
+// IsForeign reports whether an event brings what this process has not written, or a write of its
+// own that the API may have lost.
+func (c *Client) IsForeign(old, cached *api.VirtualMachine) bool {
+	_ = c.newerOf(cached) // drops what the cache has by now
+	isDoubted := c.doubt(old, cached)
+	return isDoubted || c.isForeignStatus(old, cached)
+}
+
+// Forget drops what is known of an object.
+func (c *Client) Forget(key types.NamespacedName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.written, key)
+	delete(c.doubted, key)
+	delete(c.reported, key)
+}
+
+// IsFinalized reports whether the VirtualMachine is being deleted and no longer has
+// Drover's finalizer.
+func IsFinalized(vm *api.VirtualMachine) bool {
+	return vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer)
+}
+
+// newerOf returns the newer of the cached object and this process's last write.
+func (c *Client) newerOf(cached *api.VirtualMachine) *api.VirtualMachine {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := keyOf(cached)
+	own := c.written[key]
+	if own == nil {
+		return cached
+	}
+	if own.UID == cached.UID && IsFinalized(own) {
+		return own // the object goes with this write, which has no version of its own
+	}
+	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
+	if err != nil || order <= 0 || own.UID != cached.UID {
+		delete(c.written, key)
+		delete(c.doubted, key)
+		return cached
+	}
+	return own.DeepCopy()
+}
+
+// keep keeps an object that was just written, until the cache has it. The cache may have it already,
+// if the event came before the answer. It reports whether the cache has a status by now that another
+// process wrote after that.
+func (c *Client) keep(ctx context.Context, vm *api.VirtualMachine) (isOvertaken bool) {
+	c.recordWrite(vm)
+	cached := &api.VirtualMachine{}
+	if err := c.Get(ctx, keyOf(vm), cached); err != nil {
+		return false
+	}
+	_ = c.newerOf(cached)
+	return c.isForeignStatus(vm, cached)
+}
+
+// recordWrite keeps an object that the API has just returned.
+func (c *Client) recordWrite(vm *api.VirtualMachine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := keyOf(vm)
+	c.written[key] = vm
+	delete(c.doubted, key)
+}
+
+// doubt has the next read verify the last write of an object, if there is one that the cache does not
+// have. An event that brings nothing newer comes from a list: of an API server that is behind, or of an
+// API that was restored and has lost the write.
+func (c *Client) doubt(old, cached *api.VirtualMachine) (doubted bool) {
+	order, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, old.ResourceVersion)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := keyOf(cached)
+	if err != nil || order > 0 || c.written[key] == nil {
+		return false
+	}
+	c.doubted[key] = true
+	return true
+}
+
+func (c *Client) isDoubted(key types.NamespacedName) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.doubted[key]
+}
+
+// recordReport notes a status that is about to be written, or that the API has stored.
+func (c *Client) recordReport(vm *api.VirtualMachine, isStored bool) {
+	r := reportedStatus{at: vm.Status.LastUpdateTime.UnixMicro()}
+	if isStored {
+		r.digest = digestOf(&vm.Status)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reported[keyOf(vm)] = r
+}
+
+// isForeignStatus reports whether an event brings a status that this process has not written: that of
+// a leader of before, since passes that had an older status may have found nothing to write, or
+// one that was changed by hand.
+func (c *Client) isForeignStatus(old, cached *api.VirtualMachine) bool {
+	if equality.Semantic.DeepEqual(&old.Status, &cached.Status) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := keyOf(cached)
+	if c.written[key] != nil {
+		return false // a later write of this process
+	}
+	own, ok := c.reported[key]
+	if at := cached.Status.LastUpdateTime; !ok || at == nil || at.UnixMicro() != own.at {
+		return true
+	}
+	return own.digest != [sha256.Size]byte{} && own.digest != digestOf(&cached.Status)
+}
+
+// digestOf returns the digest of a status as the API sends it.
+func digestOf(status *api.VirtualMachineStatus) [sha256.Size]byte {
+	content, err := json.Marshal(status)
+	if err != nil {
+		content = nil // a status that came from JSON can be encoded
+	}
+	return sha256.Sum256(content)
+}
+
+func keyOf(vm *api.VirtualMachine) types.NamespacedName { return client.ObjectKeyFromObject(vm) }

@@ -1,0 +1,136 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// boundVM is a VirtualMachine with a binding.
+func boundVM() *framework.VMBuilder {
+	return framework.NewVM("vm").UID("uid-1").Bound("fake/engine-1/uid-1")
+}
+
+// withServer puts a server into the status.
+func withServer(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: "id"} }
+
+// TestEngineOfTheStatus checks that the status names the server's engine, even if the annotation
+// agrees with the engine that answers.
+func TestEngineOfTheStatus(t *testing.T) {
+	other := api.Binding{Driver: "fake", EngineID: "engine-2", UID: "uid-1"}
+	vm := boundVM().Status(func(s *api.VirtualMachineStatus) { s.Binding = &other }).Obj()
+	if got := policy.BindingOf(vm); got != other || !policy.IsOtherEngine(got, "engine-1") {
+		t.Errorf("the engine is %+v", got)
+	}
+	if policy.IsBound(vm) {
+		t.Error("the annotation counts although the status says another engine")
+	}
+	if got := policy.DriverOf(vm, []string{"qemu", "fake"}); got != "fake" {
+		t.Errorf("the VM belongs to %q", got)
+	}
+}
+
+// TestDriverOf covers how the driver of a VM is chosen.
+func TestDriverOf(t *testing.T) {
+	status := func(s *api.VirtualMachineStatus) { s.Driver = "fake" }
+	tests := map[string]struct {
+		vm   *framework.VMBuilder
+		want string
+	}{
+		"new, no driver named":              {framework.NewVM("vm"), "docker"},
+		"new, a driver named":               {framework.NewVM("vm").Driver("fake"), "fake"},
+		"a driver that does not run":        {framework.NewVM("vm").Driver("xen"), ""},
+		"bound":                             {framework.NewVM("vm").Bound("fake/x"), "fake"},
+		"bound to one that does not run":    {framework.NewVM("vm").Bound("qemu/x"), ""},
+		"older status, had a server":        {framework.NewVM("vm").Status(status).Status(withServer), "fake"},
+		"older status, never had a server":  {framework.NewVM("vm").Status(status), "docker"},
+		"an annotation that says nothing":   {framework.NewVM("vm").Bound("nonsense"), "docker"},
+		"the status against the annotation": {framework.NewVM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},
+	}
+	for name, tc := range tests {
+		if got := policy.DriverOf(tc.vm.Obj(), []string{"docker", "fake"}); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+// TestBindingOf checks what is known of the engine: the VirtualMachine's own binding counts, then one
+// of an earlier version, which has no UID, and never that of another object or one that is too
+// long for a status.
+func TestBindingOf(t *testing.T) {
+	longDriver, longEngine := strings.Repeat("d", policy.MaxDriver), strings.Repeat("e", policy.MaxEngineID)
+	status := func(s *api.VirtualMachineStatus) { s.Driver = "fake" }
+	inStatus := func(engine string, uid types.UID) func(*api.VirtualMachineStatus) {
+		return func(s *api.VirtualMachineStatus) {
+			s.Binding = &api.Binding{Driver: "fake", EngineID: engine, UID: uid}
+		}
+	}
+	own := func(engine string) api.Binding { return api.Binding{Driver: "fake", EngineID: engine, UID: "uid-1"} }
+	vm := func() *framework.VMBuilder { return framework.NewVM("vm").UID("uid-1") }
+	for name, tc := range map[string]struct {
+		vm   *framework.VMBuilder
+		want api.Binding
+	}{
+		"none":                          {vm().Status(status), api.Binding{}},
+		"the annotation":                {vm().Bound("fake/e/uid-1"), own("e")},
+		"the annotation, without a UID": {vm().Bound("fake/e"), own("e")},
+		"that of another object":        {vm().Bound("fake/e/uid-2"), api.Binding{}},
+		"all of another object":         {vm().Bound("fake/e/uid-2").Status(status).Status(inStatus("e", "uid-2")).Status(withServer), api.Binding{}},
+		"two of its own":                {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-1")), own("f")},
+		"its own and an earlier one":    {vm().Bound("fake/e/uid-1").Status(inStatus("f", "")), own("e")},
+		"an earlier one and its own":    {vm().Bound("fake/e").Status(inStatus("f", "uid-1")), own("f")},
+		"its own, another's status":     {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-2")), own("e")},
+		"its own, another's annotation": {vm().Bound("fake/e/uid-2").Status(inStatus("f", "uid-1")), own("f")},
+		"an earlier one, and another's": {vm().Bound("fake/e/uid-2").Status(inStatus("f", "")), own("f")},
+		"two earlier ones":              {vm().Bound("fake/e").Status(inStatus("f", "")), own("f")},
+		"as long as may be":             {vm().Bound(longDriver + "/" + longEngine + "/uid-1"), api.Binding{Driver: longDriver, EngineID: longEngine, UID: "uid-1"}},
+		"a driver that is too long":     {vm().Bound("d" + longDriver + "/e").Status(status), api.Binding{Driver: "fake"}},
+		"an engine's id that is":        {vm().Bound("d/e" + longEngine).Status(status), api.Binding{Driver: "fake"}},
+		"no driver":                     {vm().Bound("/e").Status(status), api.Binding{Driver: "fake"}},
+		"no engine":                     {vm().Bound("d//uid-1").Status(status), api.Binding{Driver: "fake"}},
+		"an empty UID":                  {vm().Bound("d/e/").Status(status), api.Binding{Driver: "fake"}},
+		"more than a UID":               {vm().Bound("d/e/uid-1/x").Status(status), api.Binding{Driver: "fake"}},
+		"a server, and no finalizer":    {vm().Status(status).Status(withServer), api.Binding{Driver: "fake"}},
+	} {
+		if got := policy.BindingOf(tc.vm.Obj()); got != tc.want {
+			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
+		}
+	}
+}
+
+func TestIsBound(t *testing.T) {
+	for name, tc := range map[string]struct {
+		vm   *framework.VMBuilder
+		want bool
+	}{
+		"bound":        {boundVM(), true},
+		"earlier form": {boundVM().Bound("fake/engine-1"), true},
+		"another's":    {boundVM().Bound("fake/engine-1/uid-2"), false},
+		"another's, and its own in the status": {boundVM().Bound("fake/engine-1/uid-2").Status(func(s *api.VirtualMachineStatus) {
+			s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-1", UID: "uid-1"}
+		}), false},
+		"no finalizer":  {boundVM().Meta(func(m *metav1.ObjectMeta) { m.Finalizers = nil }), false},
+		"no annotation": {boundVM().Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil }), false},
+		"no annotation, and no engine in the status": {boundVM().Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil }).Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{} }), false},
+	} {
+		if got := policy.IsBound(tc.vm.Obj()); got != tc.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestDriverWithoutDrivers checks that no driver is chosen where none runs.
+func TestDriverWithoutDrivers(t *testing.T) {
+	if got := policy.DriverOf(framework.NewVM("vm").Obj(), nil); got != "" {
+		t.Errorf("got %q", got)
+	}
+}

@@ -1,0 +1,128 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+// stableRun is how long a run must last for the count of crashes in a row to start
+// from zero at its end.
+//
+// recordSuccess (outcome.go) counts a start after a crash in status.operation, whose
+// failure is then Exited. When the run is stable, planRunning sets no Operation, which
+// ends the count. memory.go measures the run by this process's clock. Only starts by
+// Drover count: under docker the engine itself restarts a container that ended, and a
+// server gets here where the engine does not, or has given up.
+const stableRun = 10 * time.Second
+
+// decideEnded applies the restart policy to a server that is off.
+func decideEnded(in Input) Decision {
+	exit := in.Observed.Server.Exit
+	if !exit.HasEnded || exit.ByHost || IsStoppedByDrover(in.VM.Status, in.Observed.Server.Run) {
+		return planEnsure(in, api.OperationStart, PowerOn, api.ReasonStarting, "")
+	}
+	policy := in.VM.Spec.RestartPolicy
+	switch {
+	case hasNeverRun(in):
+		return planStartAgain(in, PowerOn)
+	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
+		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: EndText(in.Observed.Server), Ready: true})
+	case exit.Code != 0 && policy == api.RestartNever:
+		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: EndText(in.Observed.Server), Stalled: true})
+	}
+	return planStartAgain(in, PowerOn)
+}
+
+// hasNeverRun reports whether no guest has run in the run that is over. A host that is back after a crash may
+// refuse a server that was seen to run, or know it no more.
+func hasNeverRun(in Input) bool {
+	server, known := in.Observed.Server, in.VM.Status.Server
+	wasSeen := known.Run != "" && known.Run == server.Run || !in.Since.Run.IsZero()
+	return server.Exit.NeverRan && (!wasSeen || server.Exit.NotStarted)
+}
+
+// planEnded leaves a server off that has ended. Work that the driver has left, such as removing the
+// finalizer of a pod that a drain deletes, changes nothing of the status.
+func planEnded(in Input, status StatusIntent) Decision {
+	d := Decision{Status: status}
+	if in.Observed.Server.NeedsEnsure {
+		d.Action = planEnsure(in, api.OperationUpdate, PowerOff, "", "").Action
+	}
+	return d
+}
+
+// IsStoppedByDrover reports whether a run is over because Drover ended it on
+// request, or is about to.
+func IsStoppedByDrover(status Status, run string) bool {
+	return status.Operation.Type == api.OperationStop || status.Server.StoppedRun != "" && status.Server.StoppedRun == run
+}
+
+// planStartAgain starts a server that ended by itself, or never ran: at once after a stable run and
+// after the first that was too short, with growing delays after more of them.
+// A changed spec, which may help, does not wait.
+func planStartAgain(in Input, power Power) Decision {
+	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
+	starts, run := failedStarts(in), in.Observed.Server.Run
+	d.Action.ShortRuns, d.Action.CrashedRun = 1+starts, run
+	if op := in.VM.Status.Operation; starts > 0 && run != "" && op.Run == run { // the operation counts this run already, and its delay is over
+		d.Action.ShortRuns = starts
+		return d
+	}
+	if starts > 0 && in.VM.Status.Operation.IsCrashing() && in.PassedGeneration == in.VM.Generation {
+		at := in.Since.Exit.Add(Backoff(starts, false))
+		if in.Now.Before(at) {
+			d.Action.Step, d.WakeAt, d.NextTry, d.Status.Phase = StepNone, at, at, api.PhaseFailed
+		}
+	}
+	return d
+}
+
+// failedStarts returns how many starts in a row have failed, or led to a run that was
+// too short. One in which no guest ran is too short, however long a fetch took in it.
+func failedStarts(in Input) int32 {
+	op := in.VM.Status.Operation
+	if op.Type != api.OperationStart || !hasNeverRun(in) && runTime(in) >= stableRun {
+		return 0
+	}
+	return op.Attempts
+}
+
+// runTime returns how long the run that is over has lasted: by this process's clock
+// if it observed the run, else by the engine's. Of one that follows a crash, and whose
+// start is not known any more, nothing has proven that it was stable.
+func runTime(in Input) time.Duration {
+	switch {
+	case !in.Since.Run.IsZero():
+		return in.Since.Exit.Sub(in.Since.Run)
+	case in.Observed.Server.StartedAt.IsZero() && in.VM.Status.Operation.IsCrashing():
+		return 0
+	}
+	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)
+}
+
+// EndText says how the last run of a server ended. A server whose run others have ended as well is not
+// said to have ended by itself.
+func EndText(server Server) string {
+	text := "the server " + exitText(server.Exit, server.Disruption != "")
+	if server.Disruption != "" {
+		text += ", and " + server.Disruption
+	}
+	return text
+}
+
+func exitText(exit Exit, isDisrupted bool) string {
+	switch {
+	case exit.Code == 0 && exit.NeverRan:
+		return "was removed before it ran"
+	case exit.Code == 0 && !isDisrupted && !exit.ByHost:
+		return "ended by itself with code 0"
+	case exit.Code != 0 && exit.Reason != "" && exit.Reason != "Error":
+		return fmt.Sprintf("ended with code %d (%s)", exit.Code, exit.Reason)
+	}
+	return fmt.Sprintf("ended with code %d", exit.Code)
+}

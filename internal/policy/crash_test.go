@@ -1,0 +1,145 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy_test
+
+import (
+	"testing"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/policytest"
+)
+
+// TestRunTime checks that the length of a run is measured by this process's clock
+// if it observed the run.
+func TestRunTime(t *testing.T) {
+	observed, crashing := policytest.ShortRun(1, 3, 0)
+	observed.Server.StartedAt = observed.Server.Exit.At.Add(-time.Hour) // by the engine's clock
+	in := policytest.ReportedVM().With(crashing).Observing(observed)
+	in.Since = policy.Instants{Exit: policytest.T0}
+	if got := policy.RunTime(in); got != time.Hour {
+		t.Errorf("a run that was not observed: %s", got)
+	}
+	in.Since = policy.Instants{Run: policytest.T0.Add(time.Second), Exit: policytest.T0.Add(3 * time.Second)}
+	if got := policy.RunTime(in); got != 2*time.Second {
+		t.Errorf("a run that was observed: %s", got)
+	}
+}
+
+// TestShortRuns checks how many runs in a row are counted as too short, and when the server
+// starts again, by how long the last run took and how many starts went before.
+func TestShortRuns(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ran      time.Duration
+		attempts int32 // 0: no operation
+		want     int32
+		wake     time.Duration
+	}{
+		"the first":              {time.Second, 0, 1, 0},
+		"the third":              {time.Second, 2, 3, 2 * time.Second},
+		"almost stable":          {policy.StableRun - 1, 2, 3, 2 * time.Second},
+		"stable":                 {policy.StableRun, 2, 1, 0},
+		"a failed start between": {time.Second, 1, 2, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			observed, looping := policytest.ShortRun(1, tc.attempts, 0) // just now
+			observed.Server.StartedAt = policytest.T0.Add(-tc.ran)
+			vm := policytest.ReportedVM()
+			if tc.attempts > 0 {
+				vm = vm.With(looping)
+			}
+			d := policy.Decide(vm.Observing(observed))
+			var wake, next time.Time
+			if tc.wake > 0 {
+				wake = policytest.T0.Add(tc.wake)
+				next = wake
+			}
+			if d.Action.ShortRuns != tc.want || !d.WakeAt.Equal(wake) || !d.NextTry.Equal(next) || (d.Action.Step == policy.StepEnsure) != (tc.wake == 0) {
+				t.Errorf("%s, %d short runs, wakes at %s, next try %s", summaryOf(d), d.Action.ShortRuns, d.WakeAt, d.NextTry)
+			}
+		})
+	}
+}
+
+// TestFailedStartIsNoShortRun checks that attempts of another operation are not counted.
+func TestFailedStartIsNoShortRun(t *testing.T) {
+	observed, _ := policytest.ShortRun(1, 0, 0)
+	vm := policytest.ReportedVM().With(policytest.Failing(api.OperationUpdate, 5, 0))
+	if d := policy.Decide(vm.Observing(observed)); d.Action.ShortRuns != 1 || d.Action.Step != policy.StepEnsure {
+		t.Errorf("%s, %d short runs", summaryOf(d), d.Action.ShortRuns)
+	}
+}
+
+func TestEndText(t *testing.T) {
+	for want, server := range map[string]policy.Server{
+		"the server ended by itself with code 0":                         {Exit: policy.Exit{HasEnded: true, Reason: "Completed"}},
+		"the server ended with code 137 (OOMKilled)":                     {Exit: policy.Exit{HasEnded: true, Code: 137, Reason: "OOMKilled"}},
+		"the server ended with code 2":                                   {Exit: policy.Exit{HasEnded: true, Code: 2}},
+		"the server ended with code 3":                                   {Exit: policy.Exit{HasEnded: true, Code: 3, Reason: "Error"}},
+		"the server ended with code 0, and the pod was evicted":          {Exit: policy.Exit{HasEnded: true, Reason: "Completed"}, Disruption: "the pod was evicted"},
+		"the server ended with code 6 (Forced), and the pod was deleted": {Exit: policy.Exit{HasEnded: true, Code: 6, Reason: "Forced", ByHost: true}, Disruption: "the pod was deleted"},
+	} {
+		if got := policy.EndText(server); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// TestCrashesOfAServerThatGoes checks that crashes count although the server is gone between two runs, as
+// that of an ephemeral VM is, and that each run counts once.
+func TestCrashesOfAServerThatGoes(t *testing.T) {
+	ended, crashing := policytest.ShortRun(1, 3, 0)
+	counted := func(in *policy.Input) {
+		crashing(in)
+		in.VM.Status.Operation.Run, in.VM.Status.Operation.LastError = "run-1", "the server ended with code 1"
+	}
+	other := policytest.ChangeServer(ended, func(s *policy.Server) { s.Run = "run-2" })
+	for name, tc := range map[string]struct {
+		observed policy.Observed
+		action   api.Action
+		want     string
+		runs     int32
+	}{
+		"it goes":               {policytest.Present(policy.StateRemoving), api.ActionActive, "wait Start => Creating Terminating", 0},
+		"it is gone":            {policytest.Gone(), api.ActionActive, "ensure On Start => Creating Restarting", 3},
+		"it is gone, to be off": {policytest.Gone(), api.ActionStopped, "ensure Off Create => Creating Creating", 0},
+		"it is counted":         {ended, api.ActionActive, "ensure On Start => Creating Restarting", 3},
+		"the next crash":        {other, api.ActionActive, "wait Start => Failed Restarting", 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := policy.Decide(policytest.ReportedVM().With(counted).Action(tc.action).Observing(tc.observed))
+			if got := summaryOf(d); got != tc.want || d.Action.ShortRuns != tc.runs {
+				t.Errorf("got %s, %d short runs, want %s, %d", got, d.Action.ShortRuns, tc.want, tc.runs)
+			}
+		})
+	}
+}
+
+// TestGuestThatEndedFirst checks that a guest which has ended by itself is not taken for one that Drover
+// stops, while other parts of its server have yet to end.
+func TestGuestThatEndedFirst(t *testing.T) {
+	observed := policytest.Present(policy.StateStopping)
+	observed.Server.Exit = policy.Exit{HasEnded: true, Code: 1}
+	_, crashing := policytest.ShortRun(1, 2, 0)
+	nothing := func(*policy.Input) {}
+	for name, tc := range map[string]struct {
+		spec   policy.Spec
+		status func(*policy.Input)
+		want   string
+	}{
+		"to be restarted": {policy.Spec{RestartedAt: policytest.T0}, nothing, "ensure Off Stop => Active Stopping"},
+		"by itself":       {policy.Spec{}, nothing, "wait => Active Stopping"},
+		"again":           {policy.Spec{}, crashing, "wait Start => Active Stopping"},
+		"stopped by then": {policy.Spec{Action: api.ActionStopped}, nothing, "ensure Off Stop => Active Stopping"},
+		"on request":      {policy.Spec{}, policytest.WithOperation(api.OperationStop, 0, ""), "ensure Off Stop => Active Stopping"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			vm := policytest.ReportedVM().With(tc.status).Action(tc.spec.Action).RestartedAt(tc.spec.RestartedAt)
+			if got := summaryOf(policy.Decide(vm.Observing(observed))); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+		})
+	}
+}

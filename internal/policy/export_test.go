@@ -1,0 +1,15 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+// What the tests look at.
+const (
+	BindRetry   = bindRetry
+	MaxDriver   = maxDriver
+	MaxEngineID = maxEngineID
+	RemovalPoll = removalPoll
+	StableRun   = stableRun
+)
+
+var RunTime = runTime

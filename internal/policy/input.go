@@ -1,0 +1,270 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+// Input is everything that Decide considers, as plain data: two inputs compare with ==, and the
+// JSON of one is its record. It is an allowlist, which the controller fills in: a record has no
+// user-data, command line, label or annotation, because no field is for them. An empty value
+// means that there is none.
+type Input struct {
+	Now time.Time `json:"now"`
+	VM  VM        `json:"vm"`
+	// Observed is the inventory's answer about the VM's server.
+	Observed Observed `json:"observed,omitzero"`
+	// Driver is the driver of this controller; empty if the VM's driver does not run
+	// here.
+	Driver string `json:"driver,omitzero"`
+	// Drivers are the drivers that run here, for messages.
+	Drivers List `json:"drivers,omitzero"`
+	// Epoch is the epoch of the leader that decides.
+	Epoch int64 `json:"epoch,omitzero"`
+	// Done is the operation that has just succeeded, if any.
+	Done api.OperationType `json:"done,omitzero"`
+	// PassedGeneration is the generation of the spec that was last passed to the driver.
+	PassedGeneration int64 `json:"passedGeneration,omitzero"`
+	// Probe is the readiness probe's result for a running server.
+	Probe ProbeResult `json:"probe,omitzero"`
+	// Since has the instants that waits count from.
+	Since Instants `json:"since,omitzero"`
+	// DeletionBlocker says why the server of a VM without a binding may be on another
+	// driver's engine.
+	DeletionBlocker string `json:"deletionBlocker,omitzero"`
+}
+
+// VM has the facts of a VirtualMachine.
+type VM struct {
+	Namespace  string    `json:"namespace"`
+	Name       string    `json:"name"`
+	UID        types.UID `json:"uid"`
+	Generation int64     `json:"generation"`
+	// IsDeleted is set once the deletion of the object was requested.
+	IsDeleted bool `json:"deleted,omitzero"`
+	// Binding is that of BindingOf, and IsBound that of the function of this name.
+	Binding api.Binding `json:"binding,omitzero"`
+	IsBound bool        `json:"bound"`
+	Spec    Spec        `json:"spec"`
+	Status  Status      `json:"status"`
+}
+
+// Spec has the facts of a spec. The grace period and the sizes have their defaults.
+type Spec struct {
+	Action             api.Action         `json:"action,omitzero"`
+	Driver             string             `json:"driver,omitzero"`
+	DeletionPolicy     api.DeletionPolicy `json:"deletionPolicy,omitzero"`
+	RestartPolicy      api.RestartPolicy  `json:"restartPolicy,omitzero"`
+	RestartedAt        time.Time          `json:"restartedAt,omitzero"`
+	GracePeriodSeconds int64              `json:"shutdownGracePeriodSeconds"`
+	Size
+}
+
+// Size is the size of a server. Zero means unknown.
+type Size struct {
+	CPUMilli    int64 `json:"cpuMilli,omitzero"`
+	MemoryBytes int64 `json:"memoryBytes,omitzero"`
+}
+
+// Status has the facts of a status.
+type Status struct {
+	ObservedGeneration int64            `json:"observedGeneration,omitzero"`
+	Server             ServerStatus     `json:"server,omitzero"`
+	Operation          Operation        `json:"operation,omitzero"`
+	PendingFields      List             `json:"pendingFields,omitzero"`
+	RefusedField       api.RefusedField `json:"refusedField,omitzero"`
+	RestartedAt        time.Time        `json:"restartedAt,omitzero"`
+	StartTime          time.Time        `json:"startTime,omitzero"`
+	// Ready is set if condition Ready is true.
+	Ready bool `json:"ready,omitzero"`
+}
+
+// ServerStatus has the facts of status.server.
+type ServerStatus struct {
+	ID         string `json:"id,omitzero"`
+	State      State  `json:"state,omitzero"`
+	StoppedRun string `json:"stoppedRun,omitzero"`
+	Run        string `json:"run,omitzero"`
+}
+
+// Operation has the facts of status.operation. Without a type there is none.
+type Operation struct {
+	Type          api.OperationType    `json:"type"`
+	Generation    int64                `json:"generation,omitzero"`
+	Attempts      int32                `json:"attempts,omitzero"`
+	NextRetryTime time.Time            `json:"nextRetryTime,omitzero"`
+	Failure       api.OperationFailure `json:"failure,omitzero"`
+	Reason        string               `json:"reason,omitzero"`
+	LastError     string               `json:"lastError,omitzero"`
+	Run           string               `json:"run,omitzero"`
+	RestartedAt   time.Time            `json:"restartedAt,omitzero"`
+	Epoch         int64                `json:"epoch,omitzero"`
+}
+
+// IsCrashing reports whether an operation counts runs that ended too soon, rather
+// than failed calls.
+func (o Operation) IsCrashing() bool { return o.Failure == api.FailureExited }
+
+// Observed has the facts of the inventory's answer.
+type Observed struct {
+	Answer Answer `json:"answer,omitzero"`
+	// Server is the server of a Present answer.
+	Server Server `json:"server,omitzero"`
+	// Duplicates are the IDs of the servers if there is more than one.
+	Duplicates List   `json:"duplicates,omitzero"`
+	EngineID   string `json:"engineID,omitzero"`
+	// DownSince, Cause, BackSince, Fenced and SettlesAt are those of an inventory.Observation.
+	DownSince time.Time `json:"downSince,omitzero"`
+	Cause     string    `json:"cause,omitzero"`
+	BackSince time.Time `json:"backSince,omitzero"`
+	Fenced    bool      `json:"fenced,omitzero"`
+	SettlesAt time.Time `json:"settlesAt,omitzero"`
+}
+
+// Answer is what is known of a server.
+type Answer string
+
+// The answers.
+const (
+	Unknown Answer = ""
+	Gone    Answer = "gone"
+	Present Answer = "present"
+)
+
+// Server has the facts of a driver's server.
+type Server struct {
+	ID       string `json:"id,omitzero"`
+	Run      string `json:"run,omitzero"`
+	State    State  `json:"state,omitzero"`
+	Progress string `json:"progress,omitzero"`
+	Note     string `json:"note,omitzero"`
+	// Error is the text of a failure in the background.
+	Error     string    `json:"error,omitzero"`
+	Exit      Exit      `json:"exit,omitzero"`
+	StartedAt time.Time `json:"startedAt,omitzero"`
+	// Applied is the size that the server has.
+	Applied         Size   `json:"applied,omitzero"`
+	NeedsEnsure     bool   `json:"needsEnsure,omitzero"`
+	HostLost        bool   `json:"hostLost,omitzero"`
+	Disruption      string `json:"disruption,omitzero"`
+	IsUnschedulable bool   `json:"unschedulable,omitzero"`
+	IsLeaving       bool   `json:"leaving,omitzero"`
+}
+
+// Exit is how a run ended, without any output.
+type Exit struct {
+	// HasEnded is set if a run, or its guest, has ended.
+	HasEnded bool      `json:"ended"`
+	Code     int       `json:"code"`
+	Reason   string    `json:"reason,omitzero"`
+	At       time.Time `json:"at,omitzero"`
+	// ByHost is set if not the guest has ended the run, and NeverRan if there was none.
+	// NotStarted is set if it never ran because its start has failed.
+	ByHost     bool `json:"byHost,omitzero"`
+	NeverRan   bool `json:"neverRan,omitzero"`
+	NotStarted bool `json:"notStarted,omitzero"`
+}
+
+// State is the state of a server, in the words of package driver.
+type State string
+
+// The states.
+const (
+	StatePending    State = "Pending"
+	StateStarting   State = "Starting"
+	StateRunning    State = "Running"
+	StatePaused     State = "Paused"
+	StateStopping   State = "Stopping"
+	StateStopped    State = "Stopped"
+	StateRestarting State = "Restarting"
+	StateRemoving   State = "Removing"
+	StateUnknown    State = "Unknown"
+)
+
+// Power is what a driver is to do with a server, in the words of package driver.
+type Power string
+
+// The power states.
+const (
+	PowerOn     Power = "On"
+	PowerOff    Power = "Off"
+	PowerPaused Power = "Paused"
+)
+
+// ProbeResult is the result of a readiness probe.
+type ProbeResult struct {
+	// Wanted is set if the spec has a probe.
+	Wanted bool `json:"wanted,omitzero"`
+	// Completed is set once the result is known: the server was probed, or cannot be
+	// because it does not run or has no address. OK is the last result, and Message
+	// says why it failed.
+	Completed bool   `json:"completed,omitzero"`
+	OK        bool   `json:"ok,omitzero"`
+	Message   string `json:"message,omitzero"`
+}
+
+// Instants has the instants that waits count from, by this process's clock. The
+// zero time means that the fact does not hold.
+//
+// Times in objects and on servers were written by other clocks: the API server's,
+// the engine's, another replica's. They are displayed and compared for equality,
+// but no wait counts from them, since each may be an hour off. After a failover a
+// wait counts from when the new leader first observed its cause, so it at most
+// doubles.
+type Instants struct {
+	// Deletion is when the deletion of the object was first observed.
+	Deletion time.Time `json:"deletion,omitzero"`
+	// Operation is when status.operation was first observed, and Failure when its
+	// last failure was.
+	Operation time.Time `json:"operation,omitzero"`
+	Failure   time.Time `json:"failure,omitzero"`
+	// Run is when the server's run was first observed running, and Exit when it was
+	// first observed over.
+	Run  time.Time `json:"run,omitzero"`
+	Exit time.Time `json:"exit,omitzero"`
+}
+
+// List is a list of names that compares with ==. Each name ends with nameEnd.
+type List string
+
+const (
+	nameEnd = "\x00"
+	// maxNames bounds a list. A status has at most 64 fields.
+	maxNames = 64
+)
+
+// ListOf returns the list of the first names.
+func ListOf(names ...string) List {
+	var l strings.Builder
+	for _, name := range names[:min(len(names), maxNames)] {
+		l.WriteString(name + nameEnd)
+	}
+	return List(l.String())
+}
+
+// Names returns the list as a slice, nil if it is empty.
+func (l List) Names() []string {
+	if l == "" {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(l), nameEnd), nameEnd)
+}
+
+// MarshalJSON implements json.Marshaler.
+func (l List) MarshalJSON() ([]byte, error) { return json.Marshal(l.Names()) }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *List) UnmarshalJSON(text []byte) error {
+	var names []string
+	err := json.Unmarshal(text, &names)
+	*l = ListOf(names...)
+	return err
+}
