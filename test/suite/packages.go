@@ -137,7 +137,6 @@ var packages = []testPackage{
 	{"test/cluster", full, 1},
 	{"test/cluster/deployment", full, 1},
 	{"test/cluster/internal/cgroups", full, 1},
-	{"test/upgrade", full, 1},
 }
 
 // modules are the Go modules of the repository, the nested ones first.
