@@ -68,7 +68,6 @@ var packages = []testPackage{
 	{"standalone/internal/purge", cached, 32},
 	{"standalone/internal/runstate", cached, 32},
 	{"standalone/internal/status", cached, 32},
-	{"standalone/internal/watchcache", cached, 32},
 	{"test/assert", cached, 32},
 	{"test/bench", cached, 32},
 	{"test/bugs", cached, 32},
