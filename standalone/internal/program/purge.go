@@ -135,7 +135,7 @@ func (o *purgeOptions) checkDoubt(doubt error) error {
 func unprovenError(err error) error {
 	return fmt.Errorf("nothing was removed, since servers may be on engines that were not checked:\n%w\n"+
 		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine of which no id is stored "+
-		"(it did not answer drover up, or that was an older version) counts as found if it has servers of this installation. "+
+		"(it did not answer drover up) counts as found if it has servers of this installation. "+
 		"Or give up the servers on an engine with --skip-engine and its name", err)
 }
 
