@@ -122,10 +122,6 @@ soak: build ## thousands of VMs live and end while faults occur, and what the co
 test-debian: ## the shard of make test-full that boots a Debian and a Drover in it
 	@$(MAKE) test-full SHARD=debian
 
-.PHONY: test-upgrade
-test-upgrade: build ## exchange Drover for this version and back, beside servers in every state; BEFORE=bin/drover or FROM=revision
-	@FROM="$(FROM)" hack/test-upgrade.sh $(BEFORE)
-
 .PHONY: cluster
 cluster: ## start a Kubernetes cluster of several nodes on this host, in the background; root; NODES=3
 	@hack/cluster-deps.sh

@@ -320,7 +320,7 @@ func (s *Sweep) updateFreeze(orphans, servers int) bool {
 	}
 	if frozen && !s.frozen {
 		s.Report(Finding{Frozen: true, Message: fmt.Sprintf(
-			"%d of %d %s servers have no VirtualMachine, more than the %d that are removed without asking: review them, then remove them by hand (drover orphans delete) or allow it with --orphan-max=%d",
+			"%d of %d %s servers have no VirtualMachine, more than the %d that are removed without asking: review them, then remove them by hand (kubectl vm orphans delete) or allow it with --orphan-max=%d",
 			orphans, servers, s.Inventory.Name, limit, orphans)})
 	}
 	s.frozen = frozen

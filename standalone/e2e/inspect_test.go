@@ -257,9 +257,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"doctor", "now"}, 2, "now"},
 		{[]string{"status", "--nonsense"}, 2, "unknown flag"},
 		{[]string{"status", "--data-dir", missing}, 3, ""},
-		{[]string{"orphans", "list", "--data-dir", missing}, 1, "is no Drover data dir"},
-		{[]string{"orphans", "delete", "--data-dir", missing}, 2, "name at least one UID: drover orphans list shows them"},
-		{[]string{"orphans", "delete", "--timeout", "-1s", "x"}, 2, "--timeout is -1s: it must be positive"},
+		{[]string{"vm", "orphans", "list", "--kubeconfig", missing}, 1, missing},
 		{[]string{"retained", "list", "-o", "wide"}, 2, "it must be json"},
 		{[]string{"retained", "delete"}, 2, "name at least one ID: drover retained list shows them"},
 		{[]string{"image", "list", "-o", "x"}, 2, "it must be json"},
@@ -272,11 +270,19 @@ func TestUsage(t *testing.T) {
 	assert.ErrorIs(t, "a data dir", assert.ErrorOf(os.Stat(missing)), os.ErrNotExist)
 }
 
+// onDataDir returns a command line on the data dir, by its kubeconfig for what asks the controller.
+func (c inspected) onDataDir(args ...string) []string {
+	if args[0] == "orphans" {
+		return append([]string{"vm", "--kubeconfig", filepath.Join(c.DataDir, "kubeconfig")}, args...)
+	}
+	return append(args, "--data-dir", c.DataDir)
+}
+
 // wantRun runs a command on the data dir and requires an exit code, and a text on either
 // output.
 func (c inspected) wantRun(t *testing.T, stdin string, code int, says string, args ...string) {
 	t.Helper()
-	got := runDrover(t, stdin, nil, append(args, "--data-dir", c.DataDir)...)
+	got := runDrover(t, stdin, nil, c.onDataDir(args...)...)
 	if got.code != code || !strings.Contains(got.out+got.errOut, says) {
 		t.Errorf("%v: %+v, want code %d and %q", args, got, code, says)
 	}
@@ -285,7 +291,7 @@ func (c inspected) wantRun(t *testing.T, stdin string, code int, says string, ar
 // wantList compares the UIDs of orphans or of released servers, and returns their IDs.
 func (c inspected) wantList(t *testing.T, kind string, want ...string) (ids []string) {
 	t.Helper()
-	got := runDrover(t, "", nil, kind, "list", "-o", "json", "--data-dir", c.DataDir)
+	got := runDrover(t, "", nil, c.onDataDir(kind, "list", "-o", "json")...)
 	var all []struct{ UID, ID string }
 	if err := json.Unmarshal([]byte(got.out), &all); err != nil || got.code != 0 {
 		t.Fatalf("%v: %+v", err, got)
@@ -314,8 +320,8 @@ func (c inspected) checkOrphans(t *testing.T) {
 	c.wantRun(t, "y\n", 1, "belongs to the VirtualMachine default/test-vm", "orphans", "delete", owned)
 	c.wantRun(t, "y\n", 1, "no server of this installation has the UID", "orphans", "delete", foreign)
 	c.wantRun(t, "y\n", 1, "no server of this installation has the UID", "orphans", "delete", lost, "x")
-	c.wantRun(t, "n\n", 1, "nothing was removed", "orphans", "delete", lost)
-	c.wantRun(t, "y\n", 0, "Removed: fake server", "orphans", "delete", lost)
+	c.wantRun(t, "y\n", 1, "no terminal to ask on", "orphans", "delete", lost)
+	c.wantRun(t, "", 0, "Removed: fake server", "orphans", "delete", "--yes", lost)
 	c.wantList(t, "orphans", also)
 	c.wantRun(t, "", 0, "Removed: fake server", "orphans", "delete", "--yes", also)
 	approvals := newConfigMap("kube-system", "drover-orphan-approvals")
@@ -350,7 +356,6 @@ func (c inspected) checkRelease(t *testing.T) string {
 // checkRetained checks that released servers are removed by name, without a Drover that runs.
 func (c inspected) checkRetained(t *testing.T, id string) {
 	t.Helper()
-	c.wantRun(t, "", 1, "only its API knows", "orphans", "list")
 	c.wantRun(t, "y\n", 1, `no released server has the id "nonsense"`, "retained", "delete", "nonsense")
 	c.wantRun(t, "", 1, "nothing was removed", "retained", "delete", id)
 	c.wantRun(t, "", 0, "Removed: fake server", "retained", "delete", "--yes", id[:10])

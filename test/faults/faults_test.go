@@ -10,7 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -80,22 +79,6 @@ func buildController(name string, flags ...string) (string, error) {
 	return binary, framework.BuildProgram(binary, "cmd/drover-controller", append(flags, "-ldflags=-s -w")...)
 }
 
-// previousController is a controller with crash points of the version before: see
-// hack/previous.sh.
-var previousController = sync.OnceValues(func() (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	dir, binary := filepath.Join(programs, "previous-source"), filepath.Join(programs, "previous")
-	script := `top="$(git rev-parse --show-toplevel)"; from="$("${top}/hack/previous.sh")" &&
-mkdir -p "$1" && git -C "${top}" archive "${from}" | tar -x -C "$1" &&
-go -C "$1" build -buildvcs=false -tags=faults -o "$2" ./cmd/drover-controller`
-	out, err := exec.CommandContext(ctx, "bash", "-o", "pipefail", "-c", script, "previous", dir, binary).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build the version before: %w\n%s", err, out)
-	}
-	return binary, nil
-})
-
 // openLab opens a lab for a controller.
 func openLab(t *testing.T, build func() (string, error)) *lab.Lab {
 	t.Helper()
@@ -128,7 +111,7 @@ func newLab(t *testing.T, build func() (string, error)) (*lab.Lab, error) {
 func TestFaults(t *testing.T) {
 	explored := make([]*lab.Result, len(kinds))
 	t.Cleanup(func() { printTable(explored) })
-	sharedLab := sync.OnceValues(func() (*lab.Lab, error) { return newSharedLab(t) })
+	sharedLab := sync.OnceValues(func() (*lab.Lab, error) { return newLab(t, faultsController) })
 	for n, k := range kinds {
 		t.Run(k.Name, func(t *testing.T) {
 			if !k.IsIn(size) && *caseFlag == "" {
@@ -193,15 +176,6 @@ func labFor(t *testing.T, k lab.Kind, shared func() (*lab.Lab, error)) (*lab.Lab
 		return nil, err
 	}
 	return l.With(), nil
-}
-
-// newSharedLab returns a lab for many kinds, with the version before if there is time for its build.
-func newSharedLab(t *testing.T) (*lab.Lab, error) {
-	l, err := newLab(t, faultsController)
-	if err == nil && (size != lab.SizeShort || *caseFlag != "") {
-		l.Previous, err = previousController()
-	}
-	return l, err
 }
 
 func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {

@@ -68,7 +68,6 @@ var packages = []testPackage{
 	{"standalone/internal/purge", cached, 32},
 	{"standalone/internal/runstate", cached, 32},
 	{"standalone/internal/status", cached, 32},
-	{"standalone/internal/watchcache", cached, 32},
 	{"test/assert", cached, 32},
 	{"test/bench", cached, 32},
 	{"test/bugs", cached, 32},
@@ -138,7 +137,6 @@ var packages = []testPackage{
 	{"test/cluster", full, 1},
 	{"test/cluster/deployment", full, 1},
 	{"test/cluster/internal/cgroups", full, 1},
-	{"test/upgrade", full, 1},
 }
 
 // modules are the Go modules of the repository, the nested ones first.

@@ -85,8 +85,8 @@ func assertedOffIn(find func(types.UID) *api.VirtualMachine) func(types.UID) typ
 	}
 }
 
-// LiveOwners does the same from the API, as metadata and page by page.
-func LiveOwners(reader client.Reader) inventory.Owners {
+// liveOwners does the same from the API, as metadata and page by page.
+func liveOwners(reader client.Reader) inventory.Owners {
 	return func(ctx context.Context) (map[types.UID]bool, error) {
 		uids := map[types.UID]bool{}
 		var page metav1.PartialObjectMetadataList

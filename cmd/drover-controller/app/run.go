@@ -263,6 +263,6 @@ func addInventory(mgr ctrl.Manager, o *Options, r *controller.Reconciler) error 
 		Inventory: r.Inventory, Epoch: r.Epoch, Report: r.ReportFinding,
 		Policy: inventory.OrphanPolicy(o.OrphanPolicy), Grace: o.OrphanGrace, Max: o.OrphanMax,
 		Cached: cachedOwners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
-		Live:   LiveOwners(mgr.GetAPIReader()), Approved: approvedOrphans(mgr.GetAPIReader()),
+		Live:   liveOwners(mgr.GetAPIReader()), Approved: approvedOrphans(mgr.GetAPIReader()),
 	})
 }

@@ -209,7 +209,7 @@ func (s *serversOptions) openServers(ctx context.Context) (io.ReadCloser, error)
 }
 
 func (s *serversOptions) lookAt(list streamsapi.ServerList) *servers.Look {
-	look := &servers.Look{Drivers: []string{}}
+	look := &servers.Look{}
 	for _, d := range list.Drivers {
 		look.Drivers = append(look.Drivers, d.Driver)
 		if d.Error != "" {

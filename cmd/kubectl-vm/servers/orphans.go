@@ -109,14 +109,13 @@ func (r *Remover) explain(look *Look, uid types.UID) error {
 // checkDriver refuses a server whose driver the controller does not run, since that never
 // removes it.
 func checkDriver(look *Look, s Server) error {
-	if look.Drivers == nil || slices.Contains(look.Drivers, s.Driver) {
+	if slices.Contains(look.Drivers, s.Driver) {
 		return nil
 	}
 	return fmt.Errorf("%s is a server of driver %s, which Drover does not run: start it with --vm-driver=%s", s.UID, s.Driver, strings.Join(append(slices.Clone(look.Drivers), s.Driver), ","))
 }
 
-// approve adds approvals, and removes those of servers that are gone, and others that need
-// none.
+// approve adds approvals, and removes those of servers that are gone.
 func approve(ctx context.Context, look *Look, chosen, done []Server) error {
 	const resource = "configmaps"
 	approvals := &corev1.ConfigMap{}
@@ -127,8 +126,7 @@ func approve(ctx context.Context, look *Look, chosen, done []Server) error {
 	exists := err == nil
 	data, added := map[string]any{}, map[string]string{}
 	for uid := range approvals.Data {
-		named := func(s Server) bool { return string(s.UID) == uid }
-		if slices.ContainsFunc(done, named) || look.Complete && !slices.ContainsFunc(look.Servers, named) {
+		if slices.ContainsFunc(done, func(s Server) bool { return string(s.UID) == uid }) {
 			data[uid] = nil
 		}
 	}

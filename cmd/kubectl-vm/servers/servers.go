@@ -41,11 +41,9 @@ type Look struct {
 	// Servers are those of the engines that Answered.
 	Servers  []Server
 	Answered []Engine
-	// Complete is set if these are all engines of the cluster.
-	Complete bool
 	// Owners are the UIDs of all VirtualMachines.
 	Owners map[types.UID]bool
-	// Drivers are those that the controller runs, nil if that is not known.
+	// Drivers are those that the controller runs.
 	Drivers []string
 	// Core is a client of the API's core group.
 	Core rest.Interface

@@ -5,7 +5,7 @@
 // from another process than the one that runs it.
 //
 // Start with Program.Commands; each command has its own file. output.go has what they print
-// in common, servers.go the servers that orphans and retained show.
+// in common, servers.go the servers that retained shows.
 package command
 
 import (
@@ -32,7 +32,7 @@ type Program struct {
 
 // Commands returns the commands.
 func (p Program) Commands() []*cobra.Command {
-	all := []*cobra.Command{p.newStatusCommand(), p.newDoctorCommand(), p.newImageCommand(), p.newOrphansCommand(), p.newRetainedCommand()}
+	all := []*cobra.Command{p.newStatusCommand(), p.newDoctorCommand(), p.newImageCommand(), p.newRetainedCommand()}
 	for _, cmd := range all {
 		useUsageCode(cmd)
 	}

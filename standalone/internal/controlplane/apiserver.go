@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -17,9 +16,6 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
-	"k8s.io/utils/clock"
-
-	"cloudnative.tw/drover/standalone/internal/watchcache"
 )
 
 // issuer of the service-account tokens.
@@ -106,17 +102,11 @@ func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	}
 }
 
-// serveAPI is app.Run, except that watch caches of custom resources shrink in calm periods,
-// and that streams are served.
+// serveAPI is app.Run, except that streams are served.
 func (c *Config) serveAPI(ctx context.Context, opts options.CompletedOptions) error {
 	config, err := app.NewConfig(opts)
 	if err != nil {
 		return err
-	}
-	custom := &config.ApiExtensions.ExtraConfig
-	custom.CRDRESTOptionsGetter = watchcache.Options{
-		RESTOptionsGetter: custom.CRDRESTOptionsGetter,
-		Trimmer:           watchcache.Trimmer{Clock: clock.RealClock{}, Trimmed: func() { go debug.FreeOSMemory() }},
 	}
 	markStreamsLong(config.Aggregator)
 	completed, err := config.Complete()

@@ -38,7 +38,11 @@ const (
 	clusterIDFile  = "cluster-id"
 	etcdFile       = "etcd-started"
 	enginesFile    = "engines.json"
+	formatFile     = "format"
 )
+
+// format is the format of data dirs that this version makes and reads.
+const format = "1"
 
 // Layout is the path of a data dir; its methods name the files there.
 type Layout string
@@ -100,13 +104,37 @@ func (l Layout) IsEmpty() (bool, error) {
 	return err == nil && len(entries) == 0, err
 }
 
-// Exists reports whether there is a Drover data dir at the path.
+// Exists reports whether there is a Drover data dir at the path. It fails for one of another
+// format.
 func (l Layout) Exists() (bool, error) {
 	_, err := os.Lstat(filepath.Join(string(l), lockFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil, err
+	return err == nil, errors.Join(err, l.checkFormat())
+}
+
+// checkFormat refuses a data dir that another version of Drover has begun.
+func (l Layout) checkFormat() error {
+	word, err := l.readWord(formatFile)
+	if err != nil || word == format {
+		return err
+	}
+	begun, err := l.isBegun()
+	if err != nil || word == "" && !begun {
+		return err
+	}
+	return fmt.Errorf("data dir %s has format %q of another version of Drover, and this one reads %s: purge it with that version (drover purge --data), or name another by --data-dir", l, word, format)
+}
+
+// isBegun reports whether etcd has ever come up.
+func (l Layout) isBegun() (bool, error) {
+	for _, name := range []string{etcdFile, clusterIDFile} {
+		if word, err := l.readWord(name); err != nil || word != "" {
+			return true, err
+		}
+	}
+	return false, nil
 }
 
 func (l Layout) readWord(name string) (string, error) {
@@ -329,7 +357,7 @@ func (d *Dir) prepareFolder() error {
 	if err := d.checkSpace(); err != nil {
 		return err
 	}
-	if err := errors.Join(os.RemoveAll(d.Run()), d.removeUninitializedEtcd()); err != nil {
+	if err := errors.Join(d.writeWord(formatFile, format), os.RemoveAll(d.Run()), d.removeUninitializedEtcd()); err != nil {
 		return err
 	}
 	for _, dir := range []string{d.Run(), d.Logs(), d.Etcd(), d.Drivers()} {
@@ -344,10 +372,8 @@ func (d *Dir) prepareFolder() error {
 // the entry that makes it a member of its own cluster; then it would wait for a
 // leader for ever. No write to it was ever acknowledged.
 func (d *Dir) removeUninitializedEtcd() error {
-	for _, name := range []string{etcdFile, clusterIDFile} {
-		if word, err := d.readWord(name); err != nil || word != "" {
-			return err
-		}
+	if begun, err := d.isBegun(); err != nil || begun {
+		return err
 	}
 	return os.RemoveAll(d.Etcd())
 }
@@ -407,7 +433,7 @@ func (d *Dir) writeWord(name, word string) error {
 // is in it and this user may remove it. It returns the names of what is left.
 func (d *Dir) Remove() ([]string, error) {
 	names := []string{
-		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, etcdFile, enginesFile,
+		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, etcdFile, enginesFile, formatFile,
 		lockFile, // last: until then a purge that was cut short can be repeated
 	}
 	for _, name := range names {

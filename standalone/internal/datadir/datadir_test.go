@@ -248,6 +248,28 @@ func TestDefault(t *testing.T) {
 	}
 }
 
+// TestFormat checks that a data dir of another format is refused, and left as it is.
+func TestFormat(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	d, err := Open(path)
+	assert.NoError(t, err)
+	assert.NoError(t, d.SetEtcdStarted())
+	assert.NoError(t, d.Close())
+	for name, change := range map[string]func() error{
+		"none":    func() error { return os.Remove(filepath.Join(path, formatFile)) },
+		"another": func() error { return os.WriteFile(filepath.Join(path, formatFile), []byte("2\n"), 0o600) },
+	} {
+		assert.NoError(t, change())
+		_, err := Open(path)
+		assert.ErrorSays(t, name, err, "of another version of Drover, and this one reads 1: purge it with that version")
+		assert.ErrorSays(t, name, assert.ErrorOf(OpenExisting(path)), "purge it with that version")
+	}
+	assert.NoError(t, os.WriteFile(filepath.Join(path, formatFile), []byte(format), 0o600))
+	d, err = Open(path)
+	assert.NoError(t, err)
+	assert.NoError(t, d.Close())
+}
+
 // TestUninitializedEtcdIsRemoved checks that the data of an etcd that never came up is
 // removed, and that data which may include acknowledged writes stays.
 func TestUninitializedEtcdIsRemoved(t *testing.T) {

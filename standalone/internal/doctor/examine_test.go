@@ -42,7 +42,7 @@ func makeDataDir(t *testing.T) datadir.Layout {
 	t.Helper()
 	dir, err := datadir.Open(filepath.Join(t.TempDir(), "d"))
 	assert.NoError(t, err)
-	assert.NoError(t, errors.Join(dir.SetPort(freePort(t)), dir.SetClusterID("cluster-1"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "fakeDir": "/nowhere"}]`), 0o600)))
+	assert.NoError(t, errors.Join(dir.SetPort(freePort(t)), dir.SetClusterID("cluster-1"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "dir": "/nowhere"}]`), 0o600)))
 	_, err = (&pki.Store{Dir: dir.PKI(), Clock: clock.RealClock{}, Hosts: []string{"localhost"}}).Ensure()
 	assert.NoError(t, err)
 	assert.NoError(t, dir.Close())

@@ -28,39 +28,16 @@ import (
 
 // Engine is an engine that a driver has run servers on.
 type Engine struct {
-	Driver string
+	Driver string `json:"driver"`
 	// Dir is the folder that the engine is; empty for one that is no folder.
-	Dir string
+	Dir string `json:"dir,omitempty"`
 	// ID is the engine's own id. It is empty if the engine did not answer when its
-	// driver was chosen.
-	ID string
+	// driver was chosen, which an engine that is a folder always does.
+	ID string `json:"engineID,omitempty"`
 }
 
 // String returns the name that people use for the engine.
 func (e Engine) String() string { return e.Driver + "/" + cmp.Or(e.ID, "unknown") }
-
-// MarshalJSON writes the folder under a key that has the driver's name: "fakeDir".
-func (e Engine) MarshalJSON() ([]byte, error) {
-	record := map[string]string{"driver": e.Driver}
-	if e.Dir != "" {
-		record[e.Driver+"Dir"] = e.Dir
-	}
-	if e.ID != "" {
-		record["engineID"] = e.ID
-	}
-	return json.Marshal(record)
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (e *Engine) UnmarshalJSON(data []byte) error {
-	var record map[string]string
-	if err := json.Unmarshal(data, &record); err != nil {
-		return err
-	}
-	e.Driver, e.ID = record["driver"], record["engineID"]
-	e.Dir = record[e.Driver+"Dir"]
-	return nil
-}
 
 // Choose resolves the --vm-driver list to names; for auto it queries the engines. It
 // records them in file before any server can be made, together with the engines that
@@ -77,10 +54,12 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 		if used[i], err = newEngine(d.Name, o.Settings); err != nil {
 			return nil, err
 		}
-		// An engine that does not answer yet is recorded without its id.
-		used[i].ID, _ = engineID(ctx, used[i], d.Driver)
+		// An engine that is no folder may not answer yet, and is recorded without its id.
+		if used[i].ID, err = engineID(ctx, used[i], d.Driver); err != nil && used[i].Dir != "" {
+			return nil, err
+		}
 	}
-	return names, recordEngines(ctx, file, used, bound, o.Settings)
+	return names, recordEngines(file, used, bound, o.Settings)
 }
 
 // engineID returns the engine's id. That of a folder needs no driver.
@@ -91,13 +70,13 @@ func engineID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
 	return registry.Identify(ctx, d)
 }
 
-func recordEngines(ctx context.Context, file string, used []Engine, bound []api.Binding, s registry.Settings) error {
+func recordEngines(file string, used []Engine, bound []api.Binding, s registry.Settings) error {
 	known, err := loadEngines(file)
 	if err != nil {
 		return err
 	}
 	var all []Engine
-	for _, e := range append(addEngineIDs(ctx, known, bound, s), used...) {
+	for _, e := range slices.Concat(known, boundEngines(bound, s), used) {
 		if !slices.Contains(all, e) {
 			all = append(all, e)
 		}
@@ -109,16 +88,10 @@ func recordEngines(ctx context.Context, file string, used []Engine, bound []api.
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
 }
 
-// addEngineIDs returns the engines that are known or bound to. For a folder without an id it
-// reads that. Any other engine without one stays so: even if no VirtualMachine is bound
-// to it, it may have servers, such as orphans.
-func addEngineIDs(ctx context.Context, known []Engine, bound []api.Binding, s registry.Settings) []Engine {
-	all := slices.Clone(known)
-	for n, e := range all {
-		if e.ID == "" && e.Dir != "" {
-			all[n].ID, _ = engineID(ctx, e, nil)
-		}
-	}
+// boundEngines returns the engines that are bound to and are no folders. One that did not
+// answer when its driver was chosen gets its id so; it stays recorded without too, since it may
+// have servers to which no VirtualMachine is bound, such as orphans.
+func boundEngines(bound []api.Binding, s registry.Settings) (all []Engine) {
 	for _, b := range bound {
 		if o := s[b.Driver]; o == nil || o.DataDir() == nil {
 			all = append(all, Engine{Driver: b.Driver, ID: b.EngineID})
@@ -215,9 +188,9 @@ func reopenEngine(ctx context.Context, e Engine, o registry.Options) (Reopened, 
 	switch {
 	case err != nil:
 		return r, fmt.Errorf("%s cannot be asked: %w", e, adviseGroup(e, err))
-	case e.ID == "" && e.Dir == "":
+	case e.ID == "":
 		r.Doubt = fmt.Errorf("%s: no id is kept of the engine that was used, and the one that answers, %s/%s, has no servers of this installation", e, e.Driver, id)
-	case e.ID != "" && e.ID != id:
+	case e.ID != id:
 		return r, fmt.Errorf("%s does not answer, but another engine in its place: %s/%s", e, e.Driver, id)
 	}
 	return r, nil

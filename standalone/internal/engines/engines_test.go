@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/go-logr/logr"
@@ -128,31 +127,22 @@ func TestChooseNamesAnUnknownDriver(t *testing.T) {
 	assert.ErrorSays(t, "an unknown driver", err, `"vmware" is not a driver`)
 }
 
-// TestIdentify covers records of an older version, which have no ids. A folder has its own.
-// Any other engine may have servers of deleted VMs, whatever the existing VMs are bound to.
-func TestIdentify(t *testing.T) {
+// TestBoundEngines checks that an engine that did not answer gets its id from the VMs bound to
+// it, and stays recorded without, since it may have servers of deleted VMs.
+func TestBoundEngines(t *testing.T) {
 	dir := t.TempDir()
-	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
-	content, err := os.ReadFile(filepath.Join(dir, "engine-id"))
+	file := filepath.Join(dir, "engines.json")
+	before := []Engine{{Driver: "docker"}, {Driver: "fake", Dir: filepath.Join(dir, "old"), ID: "old"}}
+	content, err := json.Marshal(before)
+	assert.NoError(t, errors.Join(err, os.WriteFile(file, content, 0o600)))
+	bound := []api.Binding{{Driver: "docker", EngineID: "A"}, {Driver: "fake", EngineID: "F"}, {Driver: "docker", EngineID: "B"}}
+	_, err = Choose(t.Context(), file, "fake", bound, options(filepath.Join(dir, "new")))
 	assert.NoError(t, err)
-	id := strings.TrimSpace(string(content))
-	older := []Engine{{Driver: "docker"}, {Driver: "fake", Dir: dir}, {Driver: "fake", Dir: "/gone"}}
-	kept := []Engine{{Driver: "docker"}, {Driver: "fake", Dir: dir, ID: id}, {Driver: "fake", Dir: "/gone"}}
-	for name, c := range map[string]struct {
-		bound []api.Binding
-		added []Engine
-	}{
-		"bound to two": {
-			[]api.Binding{{Driver: "docker", EngineID: "A"}, {Driver: "fake", EngineID: id}, {Driver: "docker", EngineID: "B"}},
-			[]Engine{{Driver: "docker", ID: "A"}, {Driver: "docker", ID: "B"}},
-		},
-		"no VMs": {nil, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got, want := addEngineIDs(t.Context(), older, c.bound, registry.DefaultSettings()), slices.Concat(kept, c.added); !slices.Equal(got, want) {
-				t.Errorf("got %+v, want %+v", got, want)
-			}
-		})
+	known, err := Known(file)
+	id, _ := registry.IdentifyDataDir("fake", filepath.Join(dir, "new"))
+	want := append(before, Engine{Driver: "docker", ID: "A"}, Engine{Driver: "docker", ID: "B"}, Engine{Driver: "fake", Dir: filepath.Join(dir, "new"), ID: id})
+	if err != nil || id == "" || !slices.Equal(known, want) {
+		t.Errorf("got %+v, %v, want %+v", known, err, want)
 	}
 }
 
@@ -177,27 +167,6 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	}
 }
 
-// TestRecordsOfOtherVersions checks the form of the file: this version reads what the ones
-// before it wrote, and writes what they read.
-func TestRecordsOfOtherVersions(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "engines.json")
-	before := `[{"driver":"docker","engineID":"A"},{"driver":"fake","fakeDir":"/f","engineID":"B"},{"driver":"qemu","qemuDir":"/q"}]`
-	assert.NoError(t, os.WriteFile(file, []byte(before), 0o600))
-	known, err := loadEngines(file)
-	want := []Engine{{Driver: "docker", ID: "A"}, {Driver: "fake", Dir: "/f", ID: "B"}, {Driver: "qemu", Dir: "/q"}}
-	if err != nil || !slices.Equal(known, want) {
-		t.Fatalf("read %+v, %v, want %+v", known, err, want)
-	}
-	written, err := json.Marshal(known)
-	assert.NoError(t, err)
-	// The fields as those versions read them.
-	var older []struct{ Driver, FakeDir, QEMUDir, EngineID string }
-	assert.NoError(t, json.Unmarshal(written, &older))
-	if older[0].EngineID != "A" || older[1].FakeDir != "/f" || older[1].EngineID != "B" || older[2].QEMUDir != "/q" {
-		t.Errorf("wrote %s", written)
-	}
-}
-
 // TestSurvey checks that each engine is identified by its id, that one which does not answer
 // hides no other, and that none is made.
 func TestSurvey(t *testing.T) {
@@ -217,7 +186,7 @@ func TestSurvey(t *testing.T) {
 		assert.NoError(t, err)
 	}
 	known := []Engine{
-		{Driver: "fake", Dir: dir}, // as an older version recorded it
+		{Driver: "fake", Dir: dir}, // an engine that did not answer at first
 		{Driver: "fake", Dir: dir, ID: ids[dir]},
 		{Driver: "fake", Dir: other, ID: "another"},
 		{Driver: "fake", Dir: gone, ID: "gone"},

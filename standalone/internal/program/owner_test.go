@@ -154,7 +154,7 @@ func (d othersDir) run(t *testing.T, line string) (out, users string) {
 func TestOthersDataDir(t *testing.T) {
 	d := makeOthersDir(t)
 	plain := strconv.Itoa(int(d.user.Uid))
-	for _, line := range []string{"doctor", "status", "orphans list", "retained list", "image list"} {
+	for _, line := range []string{"doctor", "status", "retained list", "image list"} {
 		out, users := d.run(t, line)
 		if !strings.Contains(out, "user: "+plain) {
 			t.Errorf("%s did not become user %s:\n%s", line, plain, out)
@@ -226,7 +226,7 @@ func TestDockerOfService(t *testing.T) {
 }
 
 // changingCommands are commands that root runs on a data dir, which it must not be led away from.
-var changingCommands = []string{"purge --yes --data", "machines shutdown", "image prune", "status", "orphans list", "retained list", "doctor"}
+var changingCommands = []string{"purge --yes --data", "machines shutdown", "image prune", "status", "retained list", "doctor"}
 
 // TestLedAstray checks that root acts on no data dir to which another user's link leads, such as
 // that of root's own installation.

@@ -238,13 +238,13 @@ func TestPurgeOfAnotherEngine(t *testing.T) {
 		flags       []string
 		refused     string
 	}{
-		"the same":            {`[{"driver": "docker", "engineID": "USED"}]`, used, nil, ""},
-		"another":             {`[{"driver": "docker", "engineID": "USED"}]`, other, nil, "docker/USED does not answer, but another engine in its place: docker/OTHER"},
-		"none":                {`[{"driver": "docker", "engineID": "USED"}]`, "unix:///none.sock", nil, "docker/USED cannot be asked"},
-		"another, given up":   {`[{"driver": "docker", "engineID": "USED"}]`, other, []string{"--skip-engine", "docker/USED"}, ""},
-		"one of two":          {`[{"driver": "docker", "engineID": "USED"}, {"driver": "docker", "engineID": "OTHER"}]`, used, nil, "docker/OTHER does not answer"},
-		"of an older version": {`[{"driver": "docker"}]`, used, nil, "docker/unknown: no id is kept"},
-		"older, given up":     {`[{"driver": "docker"}]`, used, []string{"--skip-engine", "docker/unknown"}, ""},
+		"the same":          {`[{"driver": "docker", "engineID": "USED"}]`, used, nil, ""},
+		"another":           {`[{"driver": "docker", "engineID": "USED"}]`, other, nil, "docker/USED does not answer, but another engine in its place: docker/OTHER"},
+		"none":              {`[{"driver": "docker", "engineID": "USED"}]`, "unix:///none.sock", nil, "docker/USED cannot be asked"},
+		"another, given up": {`[{"driver": "docker", "engineID": "USED"}]`, other, []string{"--skip-engine", "docker/USED"}, ""},
+		"one of two":        {`[{"driver": "docker", "engineID": "USED"}, {"driver": "docker", "engineID": "OTHER"}]`, used, nil, "docker/OTHER does not answer"},
+		"no id is known":    {`[{"driver": "docker"}]`, used, nil, "docker/unknown: no id is kept"},
+		"no id, given up":   {`[{"driver": "docker"}]`, used, []string{"--skip-engine", "docker/unknown"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("DOCKER_HOST", c.host)

@@ -43,7 +43,7 @@ func newVMCommand(o *app.Options) *cobra.Command {
 // useHostCommands gives drover vm the commands of drover that look at this host, in place of
 // the verbs that ask a controller. They do without a Drover that runs where they can.
 func (p Program) useHostCommands(vm *cobra.Command) {
-	names := []string{"image", "orphans", "retained"}
+	names := []string{"image", "retained"}
 	group := "" // that of the verbs which are replaced
 	for _, verb := range vm.Commands() {
 		if slices.Contains(names, verb.Name()) {

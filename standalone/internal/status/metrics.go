@@ -28,7 +28,7 @@ const (
 // that means.
 var alarms = map[string]string{
 	"drover_engine_fenced":       "the engine refuses the leader, because a higher epoch has acted on it: nothing is done about its VMs (docs/high-availability.md)",
-	"drover_orphan_sweep_frozen": "suspiciously many servers have no VM, and none is removed: drover orphans list shows them",
+	"drover_orphan_sweep_frozen": "suspiciously many servers have no VM, and none is removed: drover vm orphans list shows them",
 }
 
 // readMetrics adds to the warnings what the controller's metrics show, where they are served

@@ -115,13 +115,9 @@ func (r *runner) run(ctx context.Context, c Case, in Injector, want *lab.State) 
 func (r *runner) planOf(c Case, work workload, engine lab.Engine) lab.Plan {
 	plan := lab.Plan{Engine: engine, Learn: true, Recovery: c.Recovery, Unprotected: work.unprotected}
 	if r.source == nil {
-		plan.Crashes = make([]string, work.firstCrash)
 		for _, p := range c.crashes {
 			plan.Crashes = append(plan.Crashes, string(p))
 		}
-	}
-	if work.programs != nil {
-		plan.Programs = work.programs(r.Lab)
 	}
 	return plan
 }
@@ -195,9 +191,7 @@ func (s *stage) learn(setup []int, o *outcome) {
 		if n < len(setup) {
 			points = points[min(setup[n], len(points)):]
 		}
-		if n >= s.work.firstCrash {
-			o.learned = append(o.learned, slices.DeleteFunc(points, unstable.MatchString))
-		}
+		o.learned = append(o.learned, slices.DeleteFunc(points, unstable.MatchString))
 	}
 }
 

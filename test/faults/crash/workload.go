@@ -53,18 +53,7 @@ type workload struct {
 	unprotected bool
 	// moves is set if the VirtualMachine moves to the second engine of a Pair.
 	moves bool
-	// programs returns the programs of the processes, of which the first is replaced by
-	// the second; nil means that all are the same.
-	programs func(*lab.Lab) []string
-	// firstCrash is the number of the process that crashes first.
-	firstCrash int
 }
-
-// isPossible reports whether the programs of a workload are there.
-func (w workload) isPossible(l *lab.Lab) bool { return w.programs == nil || l.Previous != "" }
-
-func upgrade(l *lab.Lab) []string  { return []string{l.Previous, l.Program} }
-func rollback(l *lab.Lab) []string { return []string{l.Previous, l.Program, l.Previous} }
 
 // withoutChance returns a state without what depends on the moment: a server that is deleted
 // early may never have been created.
@@ -99,13 +88,6 @@ var workloads = []workload{
 	{name: "move", moves: true, setup: created, act: []step{remove, waitGone, createElsewhere, waitApplied}},
 	{name: "move-outage", moves: true, setup: created, act: []step{duringOutage(false, remove), waitGone, createElsewhere, waitApplied}},
 	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
-	{name: "upgrade-restart", programs: upgrade, firstCrash: 1, setup: created, act: []step{restart, replaceProgram, waitApplied}},
-	{name: "upgrade-delete", programs: upgrade, firstCrash: 1, setup: created, act: []step{remove, replaceProgram, waitGone}},
-	{name: "upgrade-crash-create", programs: upgrade, act: []step{create, waitApplied, upgradeInTheEnd, waitApplied}},
-	{name: "upgrade-crash-restart", programs: upgrade, setup: created, act: []step{restart, waitApplied, upgradeInTheEnd, waitApplied}},
-	{name: "upgrade-crash-delete", programs: upgrade, setup: created, act: []step{remove, waitGone, upgradeInTheEnd, waitGone}},
-	{name: "rollback-restart", programs: rollback, firstCrash: 1, setup: created, act: []step{replaceProgram, restart, waitApplied}},
-	{name: "rollback-create", programs: rollback, firstCrash: 1, act: []step{replaceProgram, create, waitApplied}},
 }
 
 var created = []step{create, waitApplied}
@@ -189,18 +171,6 @@ func duringOutage(exchanged bool, do step) step {
 		time.Sleep(outageDuration)
 		return errors.Join(err, back())
 	}
-}
-
-// replaceProgram has the next version go on, in the midst of what a user requested.
-func replaceProgram(_ context.Context, s *stage) error { return s.replicas.Replace() }
-
-// upgradeInTheEnd has the next version go on after all was done, unless the first process has
-// crashed before.
-func upgradeInTheEnd(ctx context.Context, s *stage) error {
-	time.Sleep(quietTime) // for points that come late, such as events
-	return errors.Join(s.replicas.Replace(), s.WaitFor(ctx, "the next version", func(map[string]*api.VirtualMachine) error {
-		return s.replicas.CheckLed(1)
-	}))
 }
 
 func breakImage(ctx context.Context, s *stage) (err error) {

@@ -38,8 +38,6 @@ type Lab struct {
 	Kube kubernetes.Interface
 	// Program is a drover-controller with crash points.
 	Program string
-	// Previous is the same of the version before; empty leaves out the upgrades.
-	Previous string
 	// DecidesOtherwise is set if Program has another policy than these tests, so that its
 	// decisions cannot be derived again.
 	DecidesOtherwise bool

@@ -35,9 +35,6 @@ const (
 // Plan says which processes run in a world.
 type Plan struct {
 	Engine Engine
-	// Programs are those of the first process, the second and so on; after the last, the
-	// last. Empty means the lab's.
-	Programs []string
 	// Crashes are the points at which the first process ends, the second and so on.
 	Crashes []string
 	// Learn has every process record its points.
@@ -104,14 +101,7 @@ func (w *World) LearnFile(n int) string { return filepath.Join(w.Dir, fmt.Sprint
 // command returns how a process is started.
 func (r *Replicas) command(_ string, n int) (fleet.Command, error) {
 	args, err := r.world.Args(r.plan.Engine, n)
-	args = append(args, "--usage-period=1h", "--metrics-bind-address=0")
-	program := r.world.Program
-	if len(r.plan.Programs) > 0 {
-		program = r.plan.Programs[min(n, len(r.plan.Programs)-1)]
-	}
-	if program != r.world.Previous { // which may not have the flag
-		args = append(args, r.world.RecordDecisions(n))
-	}
+	args = append(args, "--usage-period=1h", "--metrics-bind-address=0", r.world.RecordDecisions(n))
 	env := slices.Concat(r.world.Environment, r.plan.Engine.Environment(r.world))
 	if point := r.plan.crash(n); point != "" {
 		env = append(env, "DROVER_CRASHPOINT="+point)
@@ -119,7 +109,7 @@ func (r *Replicas) command(_ string, n int) (fleet.Command, error) {
 	if r.plan.Learn {
 		env = append(env, "DROVER_CRASHPOINT_LEARN="+r.world.LearnFile(n))
 	}
-	return fleet.Command{Program: program, Args: args, Env: env}, err
+	return fleet.Command{Program: r.world.Program, Args: args, Env: env}, err
 }
 
 // crash returns the point at which a process ends, or nothing.
