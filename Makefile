@@ -110,10 +110,6 @@ faults: ## the shards of make test-full that kill controllers and cut the power 
 faults-full: build ## the same at every point of every workload, and at many pairs; root, three hours; ARGS
 	@hack/faults.sh full $(ARGS)
 
-.PHONY: mutants
-mutants: ## try small changes of the code that decides, and print which of them no unit test notices; PKG=internal/leader
-	@nice -n 10 go run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0 unleash --timeout-coefficient 30 $(ARGS) ./$(or $(PKG),internal/policy)
-
 .PHONY: soak
 soak: build ## thousands of VMs live and end while faults occur, and what the controllers need is plotted; root, an hour; ENGINES="fake qemu"
 	@hack/soak.sh $(ENGINES)

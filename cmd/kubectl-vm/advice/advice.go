@@ -7,7 +7,12 @@
 // test checks.
 package advice
 
-import "strings"
+import (
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+)
 
 // Need is what a reason needs to end.
 type Need int
@@ -49,6 +54,34 @@ func ForEvent(reason string) (Advice, bool) {
 		return a, true
 	}
 	return For(reason)
+}
+
+// All returns the reasons about which there is something to do, of VMs and then of events, each
+// in the order of the alphabet.
+func All() iter.Seq2[string, Advice] {
+	return func(yield func(string, Advice) bool) {
+		for _, table := range []map[string]Advice{reasons, events} {
+			for _, reason := range slices.Sorted(maps.Keys(table)) {
+				if a := table[reason]; a.Do+a.byDriver() != "" && !yield(reason, a) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// AllSteps returns what to do about a VM of any driver.
+func (a Advice) AllSteps(n Names) string {
+	a.Do += a.byDriver()
+	return a.Steps(n)
+}
+
+// byDriver returns what to do in addition, with the name of each driver.
+func (a Advice) byDriver() (text string) {
+	for _, driver := range slices.Sorted(maps.Keys(a.ByDriver)) {
+		text += " With " + driver + ": " + a.ByDriver[driver]
+	}
+	return text
 }
 
 // Names are the words of a VM's advice.

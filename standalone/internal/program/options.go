@@ -64,10 +64,17 @@ environment variable DROVER_<FLAG>, for example DROVER_VM_DRIVER.`,
 	return cmd
 }
 
+// UpFlags returns the flags of drover up, with their defaults.
+func UpFlags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("up", pflag.ContinueOnError)
+	newUpOptions().addFlags(f)
+	return f
+}
+
 func (o *UpOptions) addFlags(f *pflag.FlagSet) {
 	addDataDirFlag(f, &o.DataDir)
 	f.StringVar(&o.BindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
-	f.IntVar(&o.Port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts (first start: 6443 if free, else a free one)")
+	f.IntVar(&o.Port, "port", 0, "port that the API is served on, this one or an error; 0 prefers that of the last start and else takes a free one (first start: 6443 if free)")
 	f.BoolVar(&o.WithoutController, "without-controller", false, "run only the API, for tests or for a controller of your own")
 	f.IntVarP(&o.Verbosity, "verbosity", "v", 0, "verbosity of the log in DIR/logs")
 	f.BoolVar(&o.UnsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests only, a crash of the host loses data")

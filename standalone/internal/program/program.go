@@ -80,7 +80,7 @@ func (p Program) sharedCommands() []*cobra.Command {
 // addDataDirFlag is for every command that uses the data dir.
 func addDataDirFlag(f *pflag.FlagSet, dir *string) {
 	f.StringVar(dir, "data-dir", datadir.Default(os.Getenv, os.Getuid()),
-		"folder of all data (also from DROVER_DATA_DIR)")
+		"folder of all data: /var/lib/drover for root, ~/.local/share/drover for others (also from DROVER_DATA_DIR)")
 }
 
 // CloseDir closes the data dir of a run, in which nothing is ready any more, and returns the error

@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
@@ -28,7 +27,7 @@ import (
 func TestUpHelp(t *testing.T) {
 	out, err := runDrover(t, "up", "--help")
 	assert.NoError(t, err)
-	sets := app.GroupFlags(flagsOfUp())
+	sets := app.GroupFlags(UpFlags())
 	if other := sets.FlagSets["Other"]; other != nil && other.HasFlags() {
 		t.Errorf("flags without a heading:\n%s", other.FlagUsages())
 	}
@@ -40,12 +39,6 @@ func TestUpHelp(t *testing.T) {
 	if strings.Contains(out, "--unsafe-no-fsync") {
 		t.Error("hidden flags are shown")
 	}
-}
-
-func flagsOfUp() *pflag.FlagSet {
-	f := pflag.NewFlagSet("up", pflag.ContinueOnError)
-	newUpOptions().addFlags(f)
-	return f
 }
 
 // TestSettings checks that the flags of the last run count, and the environment only for a
