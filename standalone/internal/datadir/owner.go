@@ -24,6 +24,20 @@ const answerWithin = 5 * time.Second
 
 // Within calls f, and gives up on it after a time, as on a file system that does not answer.
 func Within[T any](limit time.Duration, what string, f func() (T, error)) (T, error) {
+	return callUntil(time.After(limit), what, f)
+}
+
+// Until is Within for a call that has a context: once that ends, the error is always what it ended
+// with, whether or not the call has noticed.
+func Until[T any](ctx context.Context, what string, f func() (T, error)) (T, error) {
+	value, err := callUntil(ctx.Done(), what, f)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%s: %w", what, ctx.Err())
+	}
+	return value, err
+}
+
+func callUntil[T, S any](over <-chan S, what string, f func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
@@ -36,7 +50,7 @@ func Within[T any](limit time.Duration, what string, f func() (T, error)) (T, er
 	select {
 	case r := <-done:
 		return r.value, r.err
-	case <-time.After(limit):
+	case <-over:
 		var none T
 		return none, fmt.Errorf("%s: %w", what, context.DeadlineExceeded)
 	}

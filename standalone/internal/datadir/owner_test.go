@@ -208,3 +208,26 @@ func TestWithin(t *testing.T) {
 	assert.ErrorIs(t, "what does not answer", err, context.DeadlineExceeded)
 	assert.ErrorSays(t, "what does not answer", err, "reading it: ")
 }
+
+// TestUntil checks that a call ends with its context, and that it fails then with what the context ended with,
+// even if the call itself has noticed and says so in its own words.
+func TestUntil(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	if got, err := Until(ctx, "it", func() (int, error) { return 1, fs.ErrExist }); got != 1 || !errors.Is(err, fs.ErrExist) {
+		t.Errorf("got %d, %v", got, err)
+	}
+	cancel()
+	silent := make(chan struct{})
+	defer close(silent)
+	for name, f := range map[string]func() (int, error){
+		"silent": func() (int, error) { <-silent; return 1, nil },
+		"ended":  func() (int, error) { return 0, errors.New("the connection was closed") },
+	} {
+		for range 20 {
+			_, err := Until(ctx, "reading it", f)
+			assert.ErrorIs(t, name, err, context.Canceled)
+			assert.ErrorSays(t, name, err, "reading it: ")
+		}
+	}
+}

@@ -51,7 +51,7 @@ func Survey(ctx context.Context, file string, env driver.Environment) ([]Surveye
 			ctx, cancel := context.WithTimeout(ctx, surveyTimeout)
 			defer cancel()
 			all[i] = Surveyed{Engine: e}
-			all[i].Survey, all[i].Err = datadir.Within(surveyTimeout, "looking at "+e.String(), func() (driver.Survey, error) {
+			all[i].Survey, all[i].Err = datadir.Until(ctx, "looking at "+e.String(), func() (driver.Survey, error) {
 				return surveyEngine(ctx, e, env)
 			})
 			return nil

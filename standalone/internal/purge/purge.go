@@ -23,6 +23,7 @@ import (
 )
 
 const (
+	// listTimeout is for one engine.
 	listTimeout = 30 * time.Second
 	// removeTimeout is for one server.
 	removeTimeout = 2 * time.Minute
@@ -63,11 +64,9 @@ type foundServer struct {
 // Find lists the servers on all engines. An engine that does not answer is an
 // error, because servers may be on it.
 func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
 	all, seen := &Found{}, map[driver.Target]error{}
 	for _, e := range engines {
-		servers, err := datadir.Within(listTimeout, "no answer", func() ([]driver.Server, error) { return e.Engine.List(ctx) })
+		servers, err := e.list(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("driver %s cannot list its servers: %w", e.Name, err)
 		}
@@ -79,6 +78,13 @@ func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
 		}
 	}
 	return all, nil
+}
+
+// list lists the servers of the engine, whose folder may be on storage that does not answer.
+func (e NamedEngine) list(ctx context.Context) ([]driver.Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	return datadir.Until(ctx, "no answer", func() ([]driver.Server, error) { return e.Engine.List(ctx) })
 }
 
 // addServer adds a server, unless it is listed twice because its engine is recorded both

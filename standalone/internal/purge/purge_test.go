@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -100,6 +102,39 @@ func TestFindFailsIfAnEngineDoesNotAnswer(t *testing.T) {
 	if !errors.Is(err, driver.ErrUnavailable) || !strings.HasPrefix(err.Error(), "driver docker ") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// slowEngine has no servers, and takes a time to say so.
+type slowEngine struct {
+	fakeEngine
+
+	takes time.Duration
+}
+
+func (e *slowEngine) List(ctx context.Context, _ ...types.UID) ([]driver.Server, error) {
+	select {
+	case <-time.After(e.takes):
+		return nil, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// TestTimeOfAnEngine checks that every engine has the whole time, and that the call of one that does
+// not answer in it ends.
+func TestTimeOfAnEngine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // fails if a call is left
+		slow := docker(&slowEngine{takes: listTimeout - 1})
+		find(t, slow, slow)
+		for range 20 {
+			_, err := Find(t.Context(), []NamedEngine{slow, docker(&slowEngine{takes: time.Hour})})
+			const want = "driver docker cannot list its servers: no answer: context deadline exceeded"
+			if err == nil || err.Error() != want {
+				t.Errorf("got %v, want %s", err, want)
+			}
+		}
+	})
 }
 
 func TestRemoveContinuesAfterAFailure(t *testing.T) {

@@ -21,7 +21,8 @@ import (
 	"cloudnative.tw/drover/standalone/internal/runstate"
 )
 
-// Print prints the status for people.
+// Print prints the status for people. Every cell is fit for a terminal by itself, since the
+// warnings have colors, and a tab in a cell would move columns.
 func (s *Status) Print(out io.Writer, now time.Time, style findings.Style) error {
 	var text bytes.Buffer
 	fmt.Fprintln(&text, printable.Line(s.headline(now)))
@@ -30,10 +31,7 @@ func (s *Status) Print(out io.Writer, now time.Time, style findings.Style) error
 		s.printComponents(&text, now)
 		s.printDrivers(&text)
 	}
-	plain := printable.Text(text.String())
-	text.Reset()
-	text.WriteString(plain)
-	if err := s.printWarnings(&text, style); err != nil { // which may have colors
+	if err := s.printWarnings(&text, style); err != nil {
 		return err
 	}
 	_, err := printable.Raw(out).Write(text.Bytes())

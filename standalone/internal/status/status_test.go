@@ -90,34 +90,40 @@ Warnings
 	}
 }
 
-// TestPrintOfOthers checks that a terminal finds nothing to obey in what files of other users, and
-// servers and engines, have to say, and that it gets the colors of warnings.
-func TestPrintOfOthers(t *testing.T) {
-	t.Parallel()
-	const hostile = "x\x1b]0;a\x07\u202e\u009b31m\n"
+// printOfOthers returns what a terminal gets of a status that has a text wherever others may have a say.
+func printOfOthers(t *testing.T, text string) string {
+	t.Helper()
 	s := &Status{
-		State: StateReady, Version: hostile, DataDir: "/data" + hostile, API: &API{URL: hostile, Error: hostile},
-		Leader: &Leader{Identity: hostile}, VMs: &VMs{Total: 1, Phases: map[string]int{hostile: 1}},
-		Components: []runstate.Component{{Name: hostile, State: hostile}},
-		Drivers:    []Driver{{Driver: hostile, EngineID: hostile, Version: hostile, Error: hostile}},
-		Warnings:   []findings.Finding{{Level: findings.LevelWarning, Name: hostile, Group: hostile, Observed: hostile}},
+		State: StateReady, Version: text, DataDir: "/data" + text, API: &API{URL: text, Error: text},
+		Leader: &Leader{Identity: text}, VMs: &VMs{Total: 1, Phases: map[string]int{text: 1}},
+		Components: []runstate.Component{{Name: text, State: text}},
+		Drivers:    []Driver{{Driver: text, EngineID: text, Version: text, Error: text}},
+		Warnings:   []findings.Finding{{Level: findings.LevelWarning, Name: text, Group: text, Observed: text}},
 	}
 	var raw bytes.Buffer
 	assert.NoError(t, s.Print(printable.NewWriter(&raw), now, findings.Style{Width: 80, Color: true}))
-	colors := 0
-	for line := range strings.Lines(raw.String()) {
+	return raw.String()
+}
+
+// TestPrintOfOthers checks that a terminal finds nothing to obey in what files of other users, and
+// servers and engines, have to say, and that it gets the lines and the colors of any other status.
+func TestPrintOfOthers(t *testing.T) {
+	t.Parallel()
+	got, plain := printOfOthers(t, "x\x1b]0;a\x07\u202e\u009b31m\n"), printOfOthers(t, "x")
+	for line := range strings.Lines(got) {
 		for part := range strings.SplitSeq(strings.TrimSuffix(line, "\n"), "\x1b[") {
 			if printable.Line(part) != part {
 				t.Errorf("a terminal gets %q", line)
 			}
 		}
-		colors += strings.Count(line, "\x1b[")
 	}
-	if colors == 0 {
-		t.Error("there are no colors")
+	for _, one := range []string{"\n", "\x1b["} {
+		if n, want := strings.Count(got, one), strings.Count(plain, one); n != want || n == 0 {
+			t.Errorf("a terminal gets %d times %q, want %d:\n%q", n, one, want, got)
+		}
 	}
-	if strings.Contains(raw.String(), "\x1b]") {
-		t.Errorf("a terminal gets %q", raw.String())
+	if strings.Contains(got, "\x1b]") {
+		t.Errorf("a terminal gets %q", got)
 	}
 }
 
