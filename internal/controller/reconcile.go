@@ -170,7 +170,7 @@ type step struct {
 }
 
 // takeStep takes the decided step, records what came of it with the decision, and returns what is
-// known then. What was known before is not valid any more. It returns an error if the API failed, if this process may not act, or if a restart
+// known then. It returns an error if the API failed, if this process may not act, or if a restart
 // cannot be recorded; then the pass ends without a report.
 func (r *Reconciler) takeStep(ctx context.Context, known facts, decision policy.Decision) (_ facts, succeeded bool, err error) {
 	s := step{pass: pass{r, known, decision}}
