@@ -25,50 +25,13 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
 
-// beforeAgent returns a QEMU that gets the command line of an earlier version of Drover,
-// without the device of the guest's agent.
-func beforeAgent(t *testing.T) string {
-	t.Helper()
-	return framework.QEMUScript(t, `case $1 in -nodefaults) ;; *) exec qemu-system-x86_64 "$@";; esac
-n=$#
-while [ "$n" -gt 0 ]; do
-	option=$1; shift; n=$((n - 1))
-	case $option in
-	-chardev | -device)
-		value=$1; shift; n=$((n - 1))
-		case $value in
-		socket,id=agent,* | *virtio-serial-pci* | *virtserialport*) ;;
-		*) set -- "$@" "$option" "$value" ;;
-		esac ;;
-	*) set -- "$@" "$option" ;;
-	esac
-done
-exec qemu-system-x86_64 "$@"`)
-}
-
-// checkBeforeAgent checks that a machine which runs without the agent's device is left as it is, and that
-// what needs the device says so.
-func (g *linuxGuest) checkBeforeAgent(t *testing.T) {
-	wantError(t, assert.ErrorOf(g.d.Exec(t.Context(), g.spec.UID, driver.ExecRequest{Command: []string{"echo"}})), driver.ErrRetry, "earlier version of Drover", "restart the VM")
-	wantError(t, assert.ErrorOf(g.d.Interfaces(t.Context(), g.spec.UID)), driver.ErrRetry, "restart the VM")
-	if s := reach(t, g.d, g.spec, driver.StateRunning); s.Run != g.server.Run {
-		t.Errorf("it is %+v", s)
-	}
-}
-
 // checkDevices checks that a guest finds its devices, and its network interface among them, at the
-// addresses at which it found them before machines had the agent's device.
+// same addresses at each start.
 func checkDevices(t *testing.T, before, after *guestReport) {
-	const agent = "0000:00:1e.0"
-	if !strings.HasPrefix(after.PCI[agent], "0x1af4 0x1003 ") || before.PCI[agent] != "" {
-		t.Errorf("at %s there was %q, and is %q", agent, before.PCI[agent], after.PCI[agent])
-	}
-	delete(after.PCI, agent)
-	if len(before.PCI) < 9 || !maps.Equal(before.PCI, after.PCI) {
+	if len(before.PCI) < 10 || !maps.Equal(before.PCI, after.PCI) {
 		t.Errorf("before the guest had %v, and now %v", before.PCI, after.PCI)
 	}
 	if len(before.Network) != 1 || !maps.Equal(before.Network, after.Network) {

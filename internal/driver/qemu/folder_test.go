@@ -33,7 +33,7 @@ func TestBrokenRecord(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
 	content := framework.ReadFile(t, path)
-	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": "{}"} {
+	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": `{"format": 1}`} {
 		assert.NoError(t, os.WriteFile(path, []byte(broken), 0o600))
 		wantBroken(t, d, spec, name, driver.StateRunning)
 		wantBroken(t, e.openAs(t, "cluster-2", e.dir), spec, name, driver.StateRunning)

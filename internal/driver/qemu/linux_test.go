@@ -109,14 +109,11 @@ func (g *linuxGuest) tryAsk(t testing.TB, path string) (string, error) {
 }
 
 // TestLinux checks all that needs a guest with a kernel and a network. It is one guest, since its
-// boots take most of the time: the first, by an earlier version of Drover, ends with its host, the
-// second when memory runs out, and the third by the power button.
+// boots take most of the time: the first ends with its host, the second when memory runs out, and the third by the power button.
 func TestLinux(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.Binary = beforeAgent(t)
-	g := &linuxGuest{e: e, d: openWith(t, o), spec: e.linuxSpec(t)}
+	g := &linuxGuest{e: e, d: e.open(t), spec: e.linuxSpec(t)}
 	g.spec.CPUMilli, g.spec.GracePeriod = 1500, time.Hour
 	g.spec.Image.Source, g.spec.RootDiskBytes = filepath.Join(e.images, "disk.img"), 64<<20
 	makeFS(t, g.spec.Image.Source, "", "32M")
@@ -136,11 +133,9 @@ func TestLinux(t *testing.T) {
 	}
 
 	before := g.boot(t, 1)
-	g.d = e.open(t)
 	t.Run("Report", func(t *testing.T) { checkReport(t, before) })
 	t.Run("Seed", func(t *testing.T) { g.checkSeed(t, before.Seed) })
 	t.Run("Volumes", func(t *testing.T) { g.checkVolumes(t, before) })
-	t.Run("BeforeAgent", g.checkBeforeAgent)
 	if ended := e.shutDown(t, time.Hour); len(ended) != 1 || ended[0].Err != nil || ended[0].Forced {
 		t.Errorf("ended: %+v", ended)
 	}
