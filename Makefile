@@ -145,7 +145,7 @@ vulncheck: ## look for known vulnerabilities in what is linked; asks vuln.go.dev
 	hack/vulncheck.sh
 
 .PHONY: generate
-generate: ## write what is generated from the API types: deep copies, CRD, docs/api.md, client/
+generate: ## write what is generated from API types, chart, flags and advice: deep copies, CRD, config/, client/, docs/{api,flags,troubleshooting}.md
 	hack/update-codegen.sh
 
 .PHONY: verify
