@@ -4,6 +4,7 @@
 package controller
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -84,14 +85,14 @@ func (g *rig) replace(change func(*api.VirtualMachine)) {
 // TestReplacedManifest checks that a lost binding is restored from the status, even
 // if the default driver has changed.
 func TestReplacedManifest(t *testing.T) {
-	older := func(vm *api.VirtualMachine) { vm.Status.Binding = nil }
+	lost := func(vm *api.VirtualMachine) { vm.Status.Binding = nil }
 	tests := map[string]struct {
 		change func(*api.VirtualMachine)
 		status func(*api.VirtualMachine)
 	}{
-		"all of it lost":               {func(*api.VirtualMachine) {}, nil},
-		"another binding":              {func(vm *api.VirtualMachine) { vm.Annotations = map[string]string{api.AnnotationBound: "other/x"} }, nil},
-		"a status of an older version": {func(*api.VirtualMachine) {}, older},
+		"all of it lost":         {func(*api.VirtualMachine) {}, nil},
+		"another binding":        {func(vm *api.VirtualMachine) { vm.Annotations = map[string]string{api.AnnotationBound: "other/x"} }, nil},
+		"that of the status too": {func(*api.VirtualMachine) {}, lost},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +151,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		}
 		// The solution that the message names.
 		vm = g.vm()
-		vm.Annotations = map[string]string{api.AnnotationBound: "other/" + other.Get("x").EngineID}
+		vm.Annotations = map[string]string{api.AnnotationBound: "other/" + other.Get("x").EngineID + "/uid-1"}
 		assert.NoError(t, g.api.Update(t.Context(), vm))
 		g.asOther(other, func() {
 			g.eventually("the VM is gone", func() bool {
@@ -276,33 +277,50 @@ func TestDeletedCopy(t *testing.T) {
 	}
 }
 
-// TestBindingOfAnEarlierVersion checks that a binding without a UID counts, and gets the UID in
-// one pass that changes nothing else and causes no other.
-func TestBindingOfAnEarlierVersion(t *testing.T) {
+// TestBindingWithoutUID checks that a binding without a UID is refused, and never counts as none:
+// no server is created, changed or removed and no finalizer goes until the UID is set. The message
+// says how, and to do it is enough.
+func TestBindingWithoutUID(t *testing.T) {
 	for name, hasStatus := range map[string]bool{"in annotation and status": true, "in the annotation alone": false} {
-		t.Run(name, func(t *testing.T) {
-			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
-			run := g.server().Run
-			g.makeEarlier(hasStatus)
-			g.newReconciler()
-			before := g.vm()
-			calls := g.engine.calls
-			g.wantWrites(2, func() { g.reconcile() })
-			g.wantOwnBinding()
-			if priority, ok := queue.UpdatePriority(before, g.vm()); ok {
-				t.Errorf("the writes queue the object, with priority %d", priority)
-			}
-			g.wantWrites(0, func() { g.reconcile() })
-			g.wantPhase(api.PhaseActive, api.ReasonRunning)
-			if g.server().Run != run || g.engine.calls != calls {
-				t.Errorf("run %s was %s, %d calls", g.server().Run, run, g.engine.calls-calls)
-			}
-		})
+		for _, isDeleted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, deleted %v", name, isDeleted), func(t *testing.T) {
+				g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+				run, calls := g.server().Run, g.engine.calls
+				own := g.vm().Annotations[api.AnnotationBound]
+				g.removeUID(hasStatus)
+				g.newReconciler()
+				if isDeleted {
+					g.delete()
+				}
+				g.reconcile()
+				g.wantWrites(0, func() { g.reconcile() })
+				refused := g.vm()
+				if refused.Status.Reason != api.ReasonEngineMismatch && !isDeleted || !strings.Contains(refused.Status.Message, "set the annotation cloudnative.tw/bound to <driver>/<engine id>/uid-1") {
+					t.Errorf("the status says %s: %s", refused.Status.Reason, refused.Status.Message)
+				}
+				if g.server().Run != run || g.engine.calls != calls || g.vm().Annotations[api.AnnotationBound] == own {
+					t.Errorf("run %s was %s, %d calls, bound to %q", g.server().Run, run, g.engine.calls-calls, g.vm().Annotations[api.AnnotationBound])
+				}
+				vm := g.vm()
+				vm.Annotations[api.AnnotationBound] = own
+				assert.NoError(t, g.api.Update(t.Context(), vm))
+				if _, ok := queue.UpdatePriority(refused, g.vm()); !ok {
+					t.Error("the annotation that was set queues nothing")
+				}
+				g.reconcile()
+				if isDeleted {
+					g.wantNothing()
+					return
+				}
+				g.wantPhase(api.PhaseActive, api.ReasonRunning)
+				g.wantOwnBinding()
+			})
+		}
 	}
 }
 
-// makeEarlier removes the UID from the binding, as an earlier version writes it.
-func (g *rig) makeEarlier(hasStatus bool) {
+// removeUID removes the UID from the binding.
+func (g *rig) removeUID(hasStatus bool) {
 	g.t.Helper()
 	vm := g.vm()
 	vm.Annotations[api.AnnotationBound] = "fake/" + g.inv.Get("").EngineID
@@ -313,26 +331,11 @@ func (g *rig) makeEarlier(hasStatus bool) {
 	assert.NoError(g.t, g.api.Status().Update(g.t.Context(), vm))
 }
 
-// TestEarlierBindingOfAnotherEngine checks that an earlier version's binding to another engine
-// still is one: nothing is created here, and a deletion waits.
-func TestEarlierBindingOfAnotherEngine(t *testing.T) {
-	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").Bound("fake/elsewhere"))
-	g.reconcile()
-	g.wantPhase(api.PhaseUnknown, api.ReasonEngineMismatch)
-	if got := g.vm().Annotations[api.AnnotationBound]; got != "fake/elsewhere/uid-1" || len(g.memory.Records()) != 0 {
-		t.Errorf("bound to %q, servers %v", got, g.memory.Records())
-	}
-	g.delete()
-	g.reconcile()
-	g.wantCondition(api.ConditionDeletionBlocked, "True")
-}
-
-// TestCreationAfterAnEarlierBinding checks that a server that an earlier version has created, and not
+// TestCreationAfterABinding checks that a server that another leader has created, and not
 // reported, is looked for before one is created.
-func TestCreationAfterAnEarlierBinding(t *testing.T) {
+func TestCreationAfterABinding(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("").EngineID))
+	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("").EngineID + "/uid-1"))
 	g.engine.failQueries.Store(true)
 	g.reconcile()
 	if g.engine.calls != 0 {

@@ -16,18 +16,17 @@ import (
 
 // ensureFinalizer puts the finalizer and the binding on a VirtualMachine before
 // anything exists for it outside of the API. It restores them if a user's manifest
-// has dropped them, binds a copy of another object afresh, and adds the UID to a
-// binding of an earlier version. It returns the object as written. While the engine's
-// identity is unknown it leaves an unbound object unchanged, and nothing is created
-// either.
+// has dropped them, and binds a copy of another object afresh. It returns the object as
+// written. While the engine's identity is unknown it leaves an unbound object unchanged, and
+// one whose binding has no UID until that is set; nothing is created either.
 func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine) (*api.VirtualMachine, error) {
 	if vm.DeletionTimestamp != nil || r.Inventory == nil {
 		return vm, nil
 	}
-	bound := policy.BindingOf(vm)
-	if policy.IsBound(vm) && vm.Annotations[api.AnnotationBound] == policy.AnnotationOf(bound) {
+	if policy.IsBound(vm) || policy.LacksUID(policy.BindingOf(vm)) {
 		return vm, nil
 	}
+	bound := policy.BindingOf(vm)
 	if bound.EngineID == "" {
 		bound = api.Binding{Driver: r.Driver, EngineID: r.Inventory.Get(vm.UID).EngineID, UID: vm.UID}
 	}

@@ -6,9 +6,7 @@ package controller
 import (
 	"context"
 	"fmt"
-	"strings"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
@@ -47,7 +45,6 @@ func (r *Reconciler) gather(ctx context.Context, before, vm *api.VirtualMachine)
 	if left := r.findUnreported(vm); left != nil {
 		f.vm.Status, f.events, f.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
-		importStatus(&f.vm.Status, f.observed.Observation)
 		f.detectEnd()
 	}
 	if op := vm.Status.Operation; op != nil {
@@ -230,42 +227,4 @@ func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine
 func deletionBlockerText(vm *api.VirtualMachine, cause string) string {
 	return fmt.Sprintf("the annotation %s is lost or another object's, and %s: set the annotation to <driver>/<engine id>/%s, with the server's engine, or remove the finalizer %s by hand if there is no server",
 		api.AnnotationBound, cause, vm.UID, api.FinalizerServer)
-}
-
-// importStatus fills in, once, what versions before status.binding recorded only in
-// conditions and reasons. Nothing else reads those.
-func importStatus(status *api.VirtualMachineStatus, observed inventory.Observation) {
-	if status.Binding != nil || status.Server == nil && status.Operation == nil {
-		return
-	}
-	importOperation(status)
-	if c := meta.FindStatusCondition(status.Conditions, api.ConditionRestartRequired); c != nil && status.PendingFields == nil {
-		fields, _, _ := strings.Cut(c.Message, ":")
-		status.PendingFields = strings.Split(fields, ", ")
-	}
-	running := meta.FindStatusCondition(status.Conditions, api.ConditionRunning)
-	if running == nil || running.Reason != api.ReasonStoppedAsAsked || status.Server == nil || observed.Answer != inventory.Present {
-		return
-	}
-	if !policy.HasRestarted(microTimeOf(status.StartTime), observed.Server.StartedAt) {
-		status.Server.StoppedRun = observed.Server.Run
-	}
-}
-
-func importOperation(status *api.VirtualMachineStatus) {
-	op := status.Operation
-	if op == nil || op.Attempts == 0 || op.Failure != "" {
-		return
-	}
-	op.Reason = status.Reason
-	switch {
-	case meta.IsStatusConditionTrue(status.Conditions, api.ConditionStalled):
-		op.Failure = api.FailureRefused
-	case status.Reason == api.ReasonExhausted:
-		op.Failure = api.FailureExhausted
-	case status.Reason == api.ReasonRestarting, op.Type == api.OperationStart && op.NextRetryTime == nil:
-		op.Failure, op.Reason = api.FailureExited, api.ReasonRestarting
-	default:
-		op.Failure = api.FailureFailed
-	}
 }

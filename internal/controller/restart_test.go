@@ -227,15 +227,6 @@ func TestRestartRequestedAgain(t *testing.T) {
 			g.clock.Step(time.Second) // the runs have different times
 			g.requestAgain()
 		}, 2},
-		"while an older version was at it": {3 * time.Second, func(g *rig) {
-			g.reconcile()
-			vm := g.vm()
-			vm.Status.Operation.RestartedAt = nil
-			assert.NoError(g.t, g.api.Status().Update(g.t.Context(), vm))
-			g.newReconciler()
-			g.requestAgain()
-			g.shutDown()
-		}, 1},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

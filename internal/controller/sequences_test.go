@@ -94,7 +94,7 @@ func TestForgedAnnotation(t *testing.T) {
 	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		s, err := live()
 		vm := g.vm() // a tenant who watches the VM, in those milliseconds
-		vm.Annotations[api.AnnotationBound] = "other/" + other.Get("").EngineID
+		vm.Annotations[api.AnnotationBound] = "other/" + other.Get("").EngineID + "/uid-1"
 		if e := g.api.Update(context.Background(), vm); e != nil {
 			t.Error(e)
 		}
@@ -107,7 +107,7 @@ func TestForgedAnnotation(t *testing.T) {
 		t.Errorf("two servers of one UID: %v and %v; status.binding %v", g.memory.Records(), memory.Records(), g.vm().Status.Binding)
 	}
 	// The solution that the message names.
-	right := "fake/" + g.inv.Get("").EngineID
+	right := "fake/" + g.inv.Get("").EngineID + "/uid-1"
 	g.engine.ensure = nil
 	vm := g.vm()
 	if !strings.Contains(vm.Status.Message, right) {

@@ -168,15 +168,13 @@ func (p *pass) serverStatus() *api.ServerStatus {
 	return next
 }
 
-// lastRun returns the last run that was seen to run. A status of an earlier version, which has none, is
-// not written for that alone.
+// lastRun returns the last run that was seen to run.
 func (p *pass) lastRun(isUp bool) string {
-	have, server := p.base.Status.Server, p.observed.Server
-	isNews := have == nil || have.Run != "" || have.State != string(server.State)
-	if isUp && isNews {
-		return server.Run
-	}
-	if have == nil {
+	have := p.base.Status.Server
+	switch {
+	case isUp:
+		return p.observed.Server.Run
+	case have == nil:
 		return ""
 	}
 	return have.Run

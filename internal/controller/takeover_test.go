@@ -72,7 +72,7 @@ func TestDeletedMeanwhile(t *testing.T) {
 func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("none").EngineID))
+	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("none").EngineID + "/uid-1"))
 	g.delete()
 	g.reconcile()
 	if vm := g.vm(); vm != nil {

@@ -9,14 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -172,78 +170,6 @@ func TestRefusedField(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	g.wantCondition(api.ConditionReady, metav1.ConditionTrue)
 	g.wantCondition(api.ConditionStalled, "")
-}
-
-// TestImportedStatus checks that what versions before status.binding recorded in
-// conditions and reasons is imported once, with the same meaning.
-func TestImportedStatus(t *testing.T) {
-	condition := func(kind, reason, message string) func(*api.VirtualMachineStatus) {
-		return func(s *api.VirtualMachineStatus) {
-			meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: message})
-		}
-	}
-	older := func(s *api.VirtualMachineStatus) {
-		s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped)}
-		s.StartTime = &metav1.MicroTime{Time: vmtest.T0.Add(-time.Hour)}
-		if s.Operation != nil {
-			s.Operation.Failure, s.Operation.Reason = "", ""
-		}
-	}
-	tests := map[string]struct {
-		status func(*api.VirtualMachineStatus)
-		check  func(*api.VirtualMachineStatus) bool
-	}{
-		"stopped on request": {condition(api.ConditionRunning, api.ReasonStoppedAsAsked, ""), func(s *api.VirtualMachineStatus) bool { return s.Server.StoppedRun == "run-1" }},
-		"completed":          {condition(api.ConditionRunning, api.ReasonCompleted, ""), func(s *api.VirtualMachineStatus) bool { return s.Server.StoppedRun == "" }},
-		"waits": {condition(api.ConditionRestartRequired, api.ReasonChangePending, "image, ports: applied at the next restart (change ...)"), func(s *api.VirtualMachineStatus) bool {
-			return slices.Equal(s.PendingFields, []string{"image", "ports"})
-		}},
-		"failing": {vmtest.Failing(api.OperationStart, 2, time.Second), func(s *api.VirtualMachineStatus) bool {
-			return s.Operation.Failure == api.FailureFailed && s.Operation.Reason == api.ReasonOperationFailed
-		}},
-		"exhausted": {func(s *api.VirtualMachineStatus) {
-			vmtest.Failing(api.OperationStart, 2, time.Second)(s)
-			s.Reason = api.ReasonExhausted
-		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExhausted }},
-		"refused": {func(s *api.VirtualMachineStatus) { vmtest.Refused(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
-		"crashing, waits": {func(s *api.VirtualMachineStatus) {
-			s.Reason, s.Operation = api.ReasonRestarting, &api.Operation{Type: api.OperationStart, Attempts: 2}
-		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExited }},
-		"crashing, runs": {func(s *api.VirtualMachineStatus) {
-			s.Reason, s.Operation = api.ReasonRunning, &api.Operation{Type: api.OperationStart, Attempts: 2}
-		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExited }},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			status := vmtest.ReportedVM().Status(tc.status).Status(older).Obj().Status
-			importStatus(&status, vmtest.Ended(1))
-			if !tc.check(&status) {
-				t.Errorf("got %+v, operation %+v, server %+v", status, status.Operation, status.Server)
-			}
-			before := *status.DeepCopy()
-			status.Binding = &api.Binding{Driver: "fake", EngineID: vmtest.EngineID}
-			condition(api.ConditionRestartRequired, "x", "other: x")(&status)
-			importStatus(&status, vmtest.Ended(1))
-			if !slices.Equal(status.PendingFields, before.PendingFields) {
-				t.Error("imported twice")
-			}
-		})
-	}
-}
-
-// TestUpgradeOfAStoppedServer checks that a server that an older version stopped on
-// request starts again under this version, whatever its restart policy.
-func TestUpgradeOfAStoppedServer(t *testing.T) {
-	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
-	g.setAction(api.ActionStopped)
-	g.reconcile()
-	vm := g.vm()
-	vm.Status.Binding, vm.Status.Server.StoppedRun = nil, ""
-	assert.NoError(t, g.api.Status().Update(t.Context(), vm))
-	g.newReconciler()
-	g.setAction(api.ActionActive)
-	g.reconcile()
-	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
 // TestUnreportedServerOfAnotherEngine checks that what another engine has created is not kept for the

@@ -21,10 +21,10 @@ const (
 
 // BindingOf returns where the server of a VirtualMachine is, according to the
 // object. The status takes precedence over the annotation, since a user's manifest
-// cannot change it, and a binding with the VirtualMachine's UID over one without,
-// as earlier versions wrote it. A binding of another UID came with a copied object
-// and is ignored. A status of an older version has only the driver, and then
-// the engine's id is empty. Both are empty if nothing is known.
+// cannot change it. A binding of another UID came with a copied object and is
+// ignored. One without a UID proves nothing and is not ignored either: LacksUID. If
+// all is lost but that the VirtualMachine had a server, the engine's id is empty.
+// Both are empty if nothing is known.
 func BindingOf(vm *api.VirtualMachine) api.Binding {
 	status, annotation := vm.Status.Binding, parseAnnotation(vm.Annotations[api.AnnotationBound])
 	for _, b := range []*api.Binding{status, annotation} {
@@ -34,7 +34,7 @@ func BindingOf(vm *api.VirtualMachine) api.Binding {
 	}
 	for _, b := range []*api.Binding{status, annotation} {
 		if b != nil && b.UID == "" {
-			return api.Binding{Driver: b.Driver, EngineID: b.EngineID, UID: vm.UID}
+			return *b
 		}
 	}
 	if !IsStatusCopied(vm) && (vm.Status.Server != nil || hasFinalizer(vm)) {
@@ -50,8 +50,11 @@ func IsStatusCopied(vm *api.VirtualMachine) bool {
 	return b != nil && b.UID != "" && b.UID != vm.UID
 }
 
+// LacksUID reports whether all that is known of the engine is a binding without a UID.
+// It may be that of the VirtualMachine, or have come with a copy of another.
+func LacksUID(bound api.Binding) bool { return bound.EngineID != "" && bound.UID == "" }
+
 // parseAnnotation returns the binding that an annotation has, or nil if it has none.
-// Earlier versions wrote it without the UID.
 func parseAnnotation(value string) *api.Binding {
 	name, rest, _ := strings.Cut(value, "/")
 	engine, uid, hasUID := strings.Cut(rest, "/")
@@ -83,9 +86,8 @@ func engineText(b api.Binding) string {
 // IsBound reports whether a server may exist for the VirtualMachine: it has the
 // finalizer, and the annotation agrees with the status.
 func IsBound(vm *api.VirtualMachine) bool {
-	bound, annotation := BindingOf(vm), parseAnnotation(vm.Annotations[api.AnnotationBound])
-	return hasFinalizer(vm) && annotation != nil && (annotation.UID == "" || annotation.UID == vm.UID) &&
-		annotation.Driver == bound.Driver && annotation.EngineID == bound.EngineID
+	bound := BindingOf(vm)
+	return hasFinalizer(vm) && bound.UID != "" && vm.Annotations[api.AnnotationBound] == AnnotationOf(bound)
 }
 
 // DriverOf returns the driver that a VirtualMachine belongs to: the one that it is

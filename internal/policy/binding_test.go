@@ -49,10 +49,11 @@ func TestDriverOf(t *testing.T) {
 		"new, no driver named":              {framework.NewVM("vm"), "docker"},
 		"new, a driver named":               {framework.NewVM("vm").Driver("fake"), "fake"},
 		"a driver that does not run":        {framework.NewVM("vm").Driver("xen"), ""},
-		"bound":                             {framework.NewVM("vm").Bound("fake/x"), "fake"},
-		"bound to one that does not run":    {framework.NewVM("vm").Bound("qemu/x"), ""},
-		"older status, had a server":        {framework.NewVM("vm").Status(status).Status(withServer), "fake"},
-		"older status, never had a server":  {framework.NewVM("vm").Status(status), "docker"},
+		"bound":                             {framework.NewVM("vm").UID("u").Bound("fake/x/u"), "fake"},
+		"bound to one that does not run":    {framework.NewVM("vm").UID("u").Bound("qemu/x/u"), ""},
+		"bound, without a UID":              {framework.NewVM("vm").Bound("fake/x"), "fake"},
+		"all lost, had a server":            {framework.NewVM("vm").Status(status).Status(withServer), "fake"},
+		"all lost, never had a server":      {framework.NewVM("vm").Status(status), "docker"},
 		"an annotation that says nothing":   {framework.NewVM("vm").Bound("nonsense"), "docker"},
 		"the status against the annotation": {framework.NewVM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},
 	}
@@ -64,8 +65,8 @@ func TestDriverOf(t *testing.T) {
 }
 
 // TestBindingOf checks what is known of the engine: the VirtualMachine's own binding counts, then one
-// of an earlier version, which has no UID, and never that of another object or one that is too
-// long for a status.
+// without a UID, which stays without, and never that of another object or one that is too long for a
+// status.
 func TestBindingOf(t *testing.T) {
 	longDriver, longEngine := strings.Repeat("d", policy.MaxDriver), strings.Repeat("e", policy.MaxEngineID)
 	status := func(s *api.VirtualMachineStatus) { s.Driver = "fake" }
@@ -74,6 +75,7 @@ func TestBindingOf(t *testing.T) {
 			s.Binding = &api.Binding{Driver: "fake", EngineID: engine, UID: uid}
 		}
 	}
+	bare := func(engine string) api.Binding { return api.Binding{Driver: "fake", EngineID: engine} }
 	own := func(engine string) api.Binding { return api.Binding{Driver: "fake", EngineID: engine, UID: "uid-1"} }
 	vm := func() *framework.VMBuilder { return framework.NewVM("vm").UID("uid-1") }
 	for name, tc := range map[string]struct {
@@ -82,16 +84,16 @@ func TestBindingOf(t *testing.T) {
 	}{
 		"none":                          {vm().Status(status), api.Binding{}},
 		"the annotation":                {vm().Bound("fake/e/uid-1"), own("e")},
-		"the annotation, without a UID": {vm().Bound("fake/e"), own("e")},
+		"the annotation, without a UID": {vm().Bound("fake/e"), bare("e")},
 		"that of another object":        {vm().Bound("fake/e/uid-2"), api.Binding{}},
 		"all of another object":         {vm().Bound("fake/e/uid-2").Status(status).Status(inStatus("e", "uid-2")).Status(withServer), api.Binding{}},
 		"two of its own":                {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-1")), own("f")},
-		"its own and an earlier one":    {vm().Bound("fake/e/uid-1").Status(inStatus("f", "")), own("e")},
-		"an earlier one and its own":    {vm().Bound("fake/e").Status(inStatus("f", "uid-1")), own("f")},
+		"its own and one without a UID": {vm().Bound("fake/e/uid-1").Status(inStatus("f", "")), own("e")},
+		"one without a UID and its own": {vm().Bound("fake/e").Status(inStatus("f", "uid-1")), own("f")},
 		"its own, another's status":     {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-2")), own("e")},
 		"its own, another's annotation": {vm().Bound("fake/e/uid-2").Status(inStatus("f", "uid-1")), own("f")},
-		"an earlier one, and another's": {vm().Bound("fake/e/uid-2").Status(inStatus("f", "")), own("f")},
-		"two earlier ones":              {vm().Bound("fake/e").Status(inStatus("f", "")), own("f")},
+		"one without, and another's":    {vm().Bound("fake/e/uid-2").Status(inStatus("f", "")), bare("f")},
+		"two without a UID":             {vm().Bound("fake/e").Status(inStatus("f", "")), bare("f")},
 		"as long as may be":             {vm().Bound(longDriver + "/" + longEngine + "/uid-1"), api.Binding{Driver: longDriver, EngineID: longEngine, UID: "uid-1"}},
 		"a driver that is too long":     {vm().Bound("d" + longDriver + "/e").Status(status), api.Binding{Driver: "fake"}},
 		"an engine's id that is":        {vm().Bound("d/e" + longEngine).Status(status), api.Binding{Driver: "fake"}},
@@ -112,9 +114,9 @@ func TestIsBound(t *testing.T) {
 		vm   *framework.VMBuilder
 		want bool
 	}{
-		"bound":        {boundVM(), true},
-		"earlier form": {boundVM().Bound("fake/engine-1"), true},
-		"another's":    {boundVM().Bound("fake/engine-1/uid-2"), false},
+		"bound":         {boundVM(), true},
+		"without a UID": {boundVM().Bound("fake/engine-1"), false},
+		"another's":     {boundVM().Bound("fake/engine-1/uid-2"), false},
 		"another's, and its own in the status": {boundVM().Bound("fake/engine-1/uid-2").Status(func(s *api.VirtualMachineStatus) {
 			s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-1", UID: "uid-1"}
 		}), false},

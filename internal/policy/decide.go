@@ -150,6 +150,9 @@ func Decide(in Input) Decision {
 func engineMismatch(in Input) string {
 	bound := in.VM.Binding
 	switch {
+	case LacksUID(bound):
+		return fmt.Sprintf("the binding %s has no UID, so it may be another VirtualMachine's: set the annotation %s to <driver>/<engine id>/%s, with the engine that has the server",
+			engineText(bound), api.AnnotationBound, in.VM.UID)
 	case in.Driver == "" && bound.Driver == "":
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers.Names(), ", "))
 	case in.Driver == "":
@@ -160,9 +163,9 @@ func engineMismatch(in Input) string {
 	return ""
 }
 
-// IsOtherEngine reports whether the engine that answers is not that of a binding.
+// IsOtherEngine reports whether the engine that answers is not known to be that of a binding.
 func IsOtherEngine(bound api.Binding, engineID string) bool {
-	return bound.EngineID != "" && engineID != "" && bound.EngineID != engineID
+	return LacksUID(bound) || bound.EngineID != "" && engineID != "" && bound.EngineID != engineID
 }
 
 // decideMismatch waits: another engine's answer proves nothing about the server.

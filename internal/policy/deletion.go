@@ -25,6 +25,8 @@ func decideDeletion(in Input) Decision {
 	switch {
 	case in.Driver == "" && in.VM.Binding.Driver == "":
 		return decideDeletionElsewhere(in)
+	case LacksUID(in.VM.Binding):
+		return planBlocked(in, engineMismatch(in))
 	case engineMismatch(in) != "":
 		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
 	case in.Observed.Answer == Unknown:

@@ -14,9 +14,6 @@ import (
 func isRestartWanted(in Input) bool {
 	want, have := in.VM.Spec.RestartedAt, in.VM.Status.RestartedAt
 	if op := in.VM.Status.Operation; isRestartDone(in) {
-		if op.RestartedAt.IsZero() {
-			return false // begun by an older version
-		}
 		have = op.RestartedAt
 	}
 	return !want.IsZero() && !isSameRequest(want, have) && in.VM.Status.ObservedGeneration > 0
@@ -68,5 +65,5 @@ func decideRestart(in Input) (Decision, bool) {
 // the restart under way. If its run has not ended yet, the restart satisfies both.
 func isOutdated(in Input) bool {
 	want, have := in.VM.Spec.RestartedAt, in.VM.Status.Operation.RestartedAt
-	return !want.IsZero() && !have.IsZero() && !isSameRequest(want, have)
+	return !want.IsZero() && !isSameRequest(want, have)
 }

@@ -70,7 +70,7 @@ func UpdatePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
 		return PriorityUser, true
 	case vm.DeletionTimestamp != nil && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
 		return PriorityDeletion, true // changed by hand, as DeletionBlocked requests
-	case policy.IsBound(old) && policy.BindingOf(old) != policy.BindingOf(vm):
+	case (policy.IsBound(old) || policy.LacksUID(policy.BindingOf(old))) && policy.BindingOf(old) != policy.BindingOf(vm):
 		return PriorityUser, true
 	case policy.IsBound(old) && !policy.IsBound(vm):
 		return PriorityUser, vm.DeletionTimestamp == nil

@@ -89,6 +89,9 @@ func WithServer(id string, state driver.State) func(*api.VirtualMachineStatus) {
 func WithOperation(kind api.OperationType, ago time.Duration, run string) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
 		s.Operation = &api.Operation{Type: kind, StartedAt: metav1.NewMicroTime(T0.Add(-ago)), Run: run}
+		if kind == api.OperationRestart {
+			s.Operation.RestartedAt = &metav1.Time{Time: T0}
+		}
 	}
 }
 

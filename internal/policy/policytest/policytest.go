@@ -150,6 +150,9 @@ func WithServer(id string, state policy.State) func(*policy.Input) {
 func WithOperation(kind api.OperationType, ago time.Duration, run string) func(*policy.Input) {
 	return func(in *policy.Input) {
 		in.VM.Status.Operation, in.Since.Operation = policy.Operation{Type: kind, Run: run}, T0.Add(-ago)
+		if kind == api.OperationRestart {
+			in.VM.Status.Operation.RestartedAt = T0
+		}
 	}
 }
 
