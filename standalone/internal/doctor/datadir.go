@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
-	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
@@ -34,10 +33,11 @@ type dataDirFacts struct {
 	foreign error  // why it is no data dir
 	access  error  // why Drover may not write there
 	again   string // the command that runs the checks as root
+	ignored error  // why the settings of the last drover up are not taken
 }
 
 func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
-	f := dataDirFacts{path: string(h.Layout), user: h.User, again: h.command("doctor")}
+	f := dataDirFacts{path: string(h.Layout), user: h.User, again: h.command("doctor"), ignored: errors.Join(h.PIDErr, h.StateErr)}
 	info, err := os.Stat(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		f.missing, f.parent = true, nearestFolder(f.path)
@@ -94,6 +94,10 @@ func judgeDataDir(f dataDirFacts) []findings.Finding {
 	case f.access != nil && !isOther:
 		return one(findings.Error("user %s may not write to %s: %v", f.user.Name, f.path, f.access).Means("drover up does not start.").
 			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", f.user.Name, quote(f.path)))
+	case errors.Is(f.ignored, fs.ErrPermission):
+		return one(findings.Note("%v", f.ignored).Means("Whether Drover runs is unknown, and its settings are not taken.").FixedByCommand("%s", f.again))
+	case f.ignored != nil:
+		return one(findings.Warning("%v", f.ignored).Means("The settings of the last drover up are not taken. The next start writes them again."))
 	case f.mode&others != 0:
 		return one(findings.Warning("other users can look into %s, whose mode is %#o", f.path, f.mode).
 			Means("It has keys with all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", quote(f.path)))
@@ -322,18 +326,4 @@ func FormatBytes(n uint64) string {
 		unit, name = 1<<30, "Gi"
 	}
 	return resource.NewQuantity(int64(n/unit), resource.DecimalExponent).String() + " " + name + "B" //nolint:gosec // small
-}
-
-// socketFacts are about the paths of sockets.
-type socketFacts struct{ err error }
-
-func gatherSockets(_ context.Context, h *Host) socketFacts {
-	return socketFacts{qemu.CheckSocketPaths(h.QEMU.Dir)}
-}
-
-func judgeSockets(f socketFacts) []findings.Finding {
-	if f.err != nil {
-		return one(findings.Error("%v", f.err).Means("The qemu driver does not start.").FixedBy("choose a folder with a shorter path: --qemu-dir, or --data-dir"))
-	}
-	return one(findings.OK("the paths of machines' sockets are short enough"))
 }

@@ -112,7 +112,6 @@ const (
 	groupHost         = "Host"
 	groupEngines      = "Engines"
 	groupInstallation = "Installation"
-	groupAPI          = "API"
 )
 
 // check is a row of the table.
@@ -130,28 +129,16 @@ const slow = 25 * time.Second
 
 // table has all checks, in the order in which they are shown.
 var table = []check{
-	{group: groupHost, name: "clock", cheap: true, run: both(gatherClock, judgeClock)},
 	{group: groupHost, name: "kvm", within: slow, run: both(gatherKVM, judgeKVM)},
 	{group: groupHost, name: "cgroup", run: both(gatherCgroup, judgeCgroup)},
 	{group: groupHost, name: "confinement", within: slow, run: both(gatherConfinement, judgeConfinement)},
 	{group: groupHost, name: "machine-user", cheap: true, run: both(gatherMachineUser, judgeMachineUser)},
-	{group: groupHost, name: "open-files", cheap: true, run: both(gatherOpenFiles, judgeOpenFiles)},
-	{group: groupHost, name: "inotify", cheap: true, run: both(gatherInotify, judgeInotify)},
 	{group: groupEngines, name: "qemu", within: slow, run: both(gatherQEMU, judgeQEMU)},
 	{group: groupEngines, name: "docker", within: 2 * findings.DefaultWithin, run: both(gatherDocker, judgeDocker)},
-	{group: groupEngines, name: "used-engines", within: 2 * findings.DefaultWithin, run: both(gatherUsed, judgeUsed)},
-	{group: groupInstallation, name: "user", run: both(gatherUser, judgeUser)},
 	{group: groupInstallation, name: "data-dir", cheap: true, run: both(gatherDataDir, judgeDataDir)},
 	{group: groupInstallation, name: "files", within: 2 * findings.DefaultWithin, run: both(gatherFiles, judgeFiles)},
 	{group: groupInstallation, name: "disk", cheap: true, run: both(gatherDisks, judgeDisks)},
-	{group: groupInstallation, name: "sockets", cheap: true, run: both(gatherSockets, judgeSockets)},
-	{group: groupInstallation, name: "process", cheap: true, run: both(gatherProcess, judgeProcess)},
 	{group: groupInstallation, name: "ports", run: both(gatherPorts, judgePorts)},
-	{group: groupInstallation, name: "certificates", cheap: true, run: both(gatherCertificates, judgeCertificates)},
-	{group: groupInstallation, name: "kubeconfig", cheap: true, run: both(gatherKubeconfig, judgeKubeconfig)},
-	{group: groupAPI, name: "api-server", run: both(gatherAPI, judgeAPI)},
-	{group: groupAPI, name: "crd", run: both(gatherCRD, judgeCRD)},
-	{group: groupAPI, name: "leader", cheap: true, run: both(gatherLeader, judgeLeader)},
 }
 
 // both returns a check of facts that are gathered and then judged.

@@ -13,11 +13,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
-	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/qemu"
@@ -166,66 +164,9 @@ func judgeDocker(f dockerFacts) []findings.Finding {
 	return one(findings.OK("Engine %s (API %s) at %s", f.versions.Engine, f.versions.API, strings.TrimPrefix(f.address, "unix://")))
 }
 
-// usedFacts are about the engines that this installation has used.
-type usedFacts struct {
-	engines []engines.Surveyed
-	err     error
-	never   bool // nothing has run here yet
-}
-
-func gatherUsed(ctx context.Context, h *Host) usedFacts {
-	cluster, err := h.Layout.ClusterID()
-	if err != nil || cluster == "" {
-		return usedFacts{err: err, never: true}
-	}
-	all, err := engines.Survey(ctx, h.Layout.Engines(), driver.Environment{ClusterID: cluster, Clock: h.Clock, Log: logr.Discard()})
-	return usedFacts{engines: all, err: err}
-}
-
-func judgeUsed(f usedFacts) []findings.Finding {
-	switch {
-	case errors.Is(f.err, os.ErrPermission):
-		return one(findings.Note("%v", f.err).Means("Which engines were used is unknown."))
-	case f.err != nil:
-		return one(findings.Error("%v", f.err).
-			Means("It is not known which engines have servers of this installation: drover up and drover purge refuse to go on.").
-			FixedBy("restore the file from a backup, or remove it: the next drover up writes the engines that VMs are bound to"))
-	case f.never || len(f.engines) == 0:
-		return nil
-	}
-	var all []findings.Finding
-	for _, e := range f.engines {
-		all = append(all, judgeUsedEngine(e))
-	}
-	return all
-}
-
 // ShortName returns the name of an engine with the beginning of its id.
 func ShortName(e engines.Engine) string {
 	const shown = 13 // two parts of a UUID
 	e.ID = e.ID[:min(len(e.ID), shown)]
 	return e.String()
-}
-
-func judgeUsedEngine(e engines.Surveyed) findings.Finding {
-	switch {
-	case errors.Is(e.Err, os.ErrPermission):
-		return findings.Note("%s: %v", ShortName(e.Engine), e.Err).Means("What servers it has is unknown to this user.")
-	case errors.Is(e.Err, engines.ErrAnotherEngine):
-		return findings.Error("%s: %v", ShortName(e.Engine), e.Err).
-			Means("The servers there are unknown, and nothing is done about the VMs that are bound to it.").
-			FixedBy("give Drover the engine that it had: DOCKER_HOST for Docker, the mount of the folder for others")
-	case e.IsGone():
-		return findings.Warning("%s: its folder %s is gone", ShortName(e.Engine), e.Dir).
-			Means("VMs that are bound to it wait. If it is gone for good, delete them.").FixedBy("mount or restore the folder")
-	case e.Err != nil:
-		return findings.Error("%s: %v", ShortName(e.Engine), e.Err).Means("Its servers are unknown until it answers; they go on running.").
-			FixedBy("start the engine, or give Drover the settings that reach it")
-	}
-	text := fmt.Sprintf("%s answers", ShortName(e.Engine))
-	if broken := slices.DeleteFunc(slices.Clone(e.Servers), func(s driver.Server) bool { return s.Err == nil }); len(broken) > 0 {
-		return findings.Warning("%s; %d of its servers cannot be read, such as %s: %v", text, len(broken), broken[0].UID, broken[0].Err).
-			Means("Nothing is done about these servers until that is repaired.")
-	}
-	return findings.OK("%s", text)
 }

@@ -14,11 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/internal/machine"
@@ -27,51 +24,6 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
-
-// clockFacts are about the host's time.
-type clockFacts struct {
-	now       time.Time
-	installed time.Time // of this program's file
-	synced    bool
-	err       error // of the question whether it is synchronised
-}
-
-func gatherClock(_ context.Context, h *Host) clockFacts {
-	f := clockFacts{now: h.Clock.Now()}
-	if path, err := os.Executable(); err == nil {
-		if info, err := os.Stat(path); err == nil {
-			f.installed = info.ModTime()
-		}
-	}
-	var answer unix.Timex // without modes, so it sets nothing
-	state, err := unix.Adjtimex(&answer)
-	f.synced, f.err = state != timeError && answer.Status&unix.STA_UNSYNC == 0, err
-	return f
-}
-
-// timeError is the state of a clock that is not synchronised: TIME_ERROR of Linux.
-const timeError = 5
-
-// clockSlack is how far the clock may be behind the program's file: the file's time may be
-// another host's.
-const clockSlack = 24 * time.Hour
-
-func judgeClock(f clockFacts) []findings.Finding {
-	now := f.now.UTC().Format(time.RFC3339)
-	switch {
-	case f.now.Before(f.installed.Add(-clockSlack)):
-		return one(findings.Error("it is %s by the clock, and this program's file is from %s", now, f.installed.UTC().Format(time.RFC3339)).
-			Means("The clock is wrong. Certificates are not valid yet, so that Drover does not start or cannot fetch images.").
-			FixedBy("set the clock").FixedByCommand("sudo timedatectl set-ntp true"))
-	case f.err != nil:
-		return one(findings.Note("%s; whether it is synchronised cannot be read: %v", now, f.err))
-	case !f.synced:
-		return one(findings.Warning("no time service keeps the clock right, which shows %s", now).
-			Means("Drover measures its waits without it, but times in logs and status drift, and once they are off by minutes, TLS to other hosts fails.").
-			FixedBy("run a time service, such as systemd-timesyncd or chrony").FixedByCommand("sudo timedatectl set-ntp true"))
-	}
-	return one(findings.OK("%s, synchronised", now))
-}
 
 // kvmFacts are about the acceleration of machines.
 type kvmFacts struct {
@@ -292,109 +244,4 @@ func judgeConfinement(f confinementFacts) []findings.Finding {
 		all = append(all, findings.Warning("%s", exposure).Means("This gives away more of the host than the confinement of machines makes up for."))
 	}
 	return all
-}
-
-// openFilesFacts are about the limit of open files.
-type openFilesFacts struct {
-	limit uint64
-	runs  bool
-	err   error
-}
-
-func gatherOpenFiles(_ context.Context, h *Host) openFilesFacts {
-	if h.runs() {
-		process, err := procfs.NewProc(h.PID)
-		if err == nil {
-			var limits procfs.ProcLimits
-			limits, err = process.Limits()
-			return openFilesFacts{limit: limits.OpenFiles, runs: true, err: err}
-		}
-		return openFilesFacts{runs: true, err: err}
-	}
-	var limit unix.Rlimit
-	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	return openFilesFacts{limit: limit.Max, err: err} // Go raises the soft limit to it
-}
-
-// Limits of open files: etcd and the API server take some hundreds, and each machine and each
-// client some more.
-const (
-	fewFiles  = 1024
-	someFiles = 8192
-)
-
-func judgeOpenFiles(f openFilesFacts) []findings.Finding {
-	of := "this shell"
-	if f.runs {
-		of = "Drover"
-	}
-	const fix = "raise it: LimitNOFILE= of the service, or the hard limit of the shell"
-	switch {
-	case f.err != nil:
-		return one(findings.Note("the limit of %s cannot be read: %v", of, f.err))
-	case f.limit < fewFiles:
-		return one(findings.Error("%s may open %d files, and at least %d are needed", of, f.limit, fewFiles).
-			Means("Drover fails with \"too many open files\".").FixedBy(fix).FixedByCommand("ulimit -Hn %d", 1<<16))
-	case f.limit < someFiles:
-		return one(findings.Warning("%s may open %d files", of, f.limit).
-			Means("That is too few for hundreds of VMs or clients.").FixedBy(fix).FixedByCommand("ulimit -Hn %d", 1<<16))
-	}
-	return one(findings.OK("%s may open %d files", of, f.limit))
-}
-
-// inotifyFacts are about the kernel's notifications of changed files.
-type inotifyFacts struct {
-	user               User
-	instances, watches int
-	err                error // why the user gets no instance
-}
-
-func gatherInotify(_ context.Context, h *Host) inotifyFacts {
-	f := inotifyFacts{
-		user: h.User, instances: readNumber("/proc/sys/fs/inotify/max_user_instances"), watches: readNumber("/proc/sys/fs/inotify/max_user_watches"),
-	}
-	f.err = h.User.try(func() error {
-		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
-		if err != nil {
-			return err
-		}
-		return unix.Close(fd)
-	})
-	return f
-}
-
-// readNumber returns the number in a file, or -1.
-func readNumber(path string) int {
-	text, err := os.ReadFile(path) //nolint:gosec // of the kernel
-	if err != nil {
-		return -1
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return -1
-	}
-	return n
-}
-
-// Limits of inotify: each driver with a folder and each certificate takes an instance.
-const (
-	fewInstances = 32
-	fewWatches   = 4096
-)
-
-func judgeInotify(f inotifyFacts) []findings.Finding {
-	text := fmt.Sprintf("a user may have %d instances with %d watches", f.instances, f.watches)
-	const command = "sudo sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
-	switch {
-	case errors.Is(f.err, syscall.EMFILE):
-		return one(findings.Error("user %s gets no inotify instance: it has all %d that a user may have", f.user.Name, f.instances).
-			Means("Drivers are not notified of changes, and report their engine as unavailable.").
-			FixedBy("end what uses them, or raise the limit").FixedByCommand(command))
-	case f.err != nil && !errors.Is(f.err, errOtherUser):
-		return one(findings.Warning("user %s gets no inotify instance: %v", f.user.Name, f.err).
-			Means("Drivers are not notified of changes, and report their engine as unavailable."))
-	case f.instances >= 0 && f.instances < fewInstances || f.watches >= 0 && f.watches < fewWatches:
-		return one(findings.Warning("%s", text).Means("Other programs of the user may leave too few for Drover.").FixedByCommand(command))
-	}
-	return one(findings.OK("%s", text))
 }

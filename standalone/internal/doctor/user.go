@@ -143,26 +143,6 @@ func (h *Host) machineUsers() (*launch.Users, error) {
 	return launch.NewUsers(h.QEMU.User, h.QEMU.UserIDs)
 }
 
-// userFacts are about the user who runs the checks.
-type userFacts struct {
-	user             User
-	isRoot, isCaller bool
-	again            string // the command that runs the checks as root
-}
-
-func gatherUser(_ context.Context, h *Host) userFacts {
-	return userFacts{user: h.User, isRoot: os.Geteuid() == 0, isCaller: h.User.isCaller(), again: h.command("doctor")}
-}
-
-func judgeUser(f userFacts) []findings.Finding {
-	if !f.isCaller && !f.isRoot {
-		return one(findings.Note("%s %s, and you are another user", f.user.Name, f.user.By).
-			Means("What depends on Drover's rights could not be checked, or was checked with yours.").
-			FixedBy("run this as root").FixedByCommand("%s", f.again))
-	}
-	return one(findings.OK("%s %s", f.user.Name, f.user.By))
-}
-
 // machineUserFacts are about the users that machines run as.
 type machineUserFacts struct {
 	user User

@@ -246,7 +246,7 @@ func (s *Status) askAPI(ctx context.Context, h *doctor.Host, config *rest.Config
 }
 
 func (s *Status) readLeader(ctx context.Context, h *doctor.Host, config *rest.Config) error {
-	lease, _, err := doctor.Lease(ctx, config)
+	lease, err := doctor.Lease(ctx, config)
 	if err != nil || lease == nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
 		return err
 	}

@@ -13,111 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/prometheus/procfs"
-	"k8s.io/apimachinery/pkg/util/duration"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/standalone/internal/port"
-	"cloudnative.tw/drover/standalone/internal/runstate"
 )
-
-// processFacts are about the Drover that runs, or ran last.
-type processFacts struct {
-	pid      int
-	err      error // why it is not known whether one runs
-	state    *runstate.State
-	stateErr error
-	ready    bool
-	version  string // of this program
-	now      time.Time
-	exists   bool // there is a data dir
-}
-
-func gatherProcess(_ context.Context, h *Host) processFacts {
-	_, notReady := os.Stat(h.Layout.Ready())
-	exists, _ := h.Layout.Exists()
-	return processFacts{
-		pid: h.PID, err: h.PIDErr, state: h.State, stateErr: h.StateErr, ready: notReady == nil,
-		version: h.Version, now: h.Clock.Now(), exists: exists,
-	}
-}
-
-// startTakes is how long a start may take on a slow host.
-const startTakes = 2 * time.Minute
-
-func judgeProcess(f processFacts) []findings.Finding {
-	switch {
-	case errors.Is(f.err, fs.ErrPermission):
-		return one(findings.Note("%v", f.err).Means("Whether Drover runs is unknown."))
-	case f.err != nil:
-		return one(findings.Warning("%v", f.err).Means("Whether Drover runs is unknown."))
-	case f.pid == 0:
-		return f.judgeStopped()
-	}
-	return f.judgeRunning()
-}
-
-func (f processFacts) judgeStopped() []findings.Finding {
-	const text = "no Drover runs with this data dir"
-	switch {
-	case !f.exists:
-		return nil
-	case errors.Is(f.stateErr, fs.ErrPermission):
-		return one(findings.Note(text))
-	case f.stateErr != nil:
-		return one(findings.Note("%s; %v", text, f.stateErr).Means("The next start writes it again."))
-	case f.state == nil:
-		return one(findings.Note(text))
-	case f.state.Failure != "":
-		return one(findings.Warning("%s; the last run ended after a failure: %s", text, f.state.Failure).
-			Means("Servers go on running. VMs are not looked after until it runs again.").FixedBy("look into the log, then start it"))
-	case f.state.EndedAt.IsZero():
-		return one(findings.Note("%s; the last run, process %d, was killed or the host went down", text, f.state.PID).
-			Means("Nothing that was acknowledged is lost. The next start completes unfinished steps."))
-	}
-	return one(findings.Note("%s; it was stopped %s ago", text, duration.HumanDuration(f.now.Sub(f.state.EndedAt))).
-		Means("Servers go on running. VMs are not looked after until it runs again."))
-}
-
-func (f processFacts) judgeRunning() []findings.Finding {
-	text := fmt.Sprintf("Drover runs as process %d", f.pid)
-	if f.state == nil {
-		if f.ready {
-			return one(findings.OK("%s, and is ready", text))
-		}
-		return one(findings.Note("%s, and is not ready", text))
-	}
-	since := f.now.Sub(f.state.StartedAt)
-	text = fmt.Sprintf("Drover %s runs as process %d, for %s", f.state.Version, f.pid, duration.HumanDuration(since))
-	switch {
-	case !f.ready && since > startTakes:
-		return one(findings.Error("%s, and is not ready: %s", text, f.unready()).
-			Means("VMs are not looked after.").FixedBy("look into the log; a restart of Drover leaves servers running"))
-	case !f.ready:
-		return one(findings.Note("%s, and is not ready yet: %s", text, f.unready()))
-	case f.state.Version != f.version:
-		return one(findings.Note("%s; this program is %s", text, f.version).
-			Means("The version that is installed runs after the next start of Drover. Servers go on running meanwhile.").
-			FixedByCommand("sudo systemctl restart drover"))
-	}
-	return one(findings.OK("%s", text))
-}
-
-// unready names the components that are not ready.
-func (f processFacts) unready() string {
-	var names []string
-	for _, c := range f.state.Components {
-		if c.State != runstate.StateReady && c.State != runstate.StateWaiting {
-			names = append(names, c.Name+" is "+c.State)
-		}
-	}
-	if len(names) == 0 {
-		return "its components are"
-	}
-	return strings.Join(names, ", ")
-}
 
 // portFacts are about an address that Drover listens on, or would.
 type portFacts struct {
