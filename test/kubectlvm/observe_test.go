@@ -99,7 +99,7 @@ func TestShow(t *testing.T) {
 	u := newUser(t)
 	u.create("web", "--cpu=2", "--memory=64Mi", "--disk=1G", "--port=http=18092:80", "--port=81", "--labels=app=web")
 	out := u.must("show", "web", "vm/web")
-	if strings.Count(out, "web  Active, ready\n") != 1 {
+	if strings.Count(out, "web is ready: Active, Running.\n") != 1 {
 		t.Errorf("it is not shown once:\n%s", out)
 	}
 	want(t, out, "Wanted      active", "fake, engine ", "CPU         2", "Memory      64Mi", "root 1G", "http 18092:80, tcp-81 81 (not open)", "app=web", "removed when the VM is deleted", u.namespace)

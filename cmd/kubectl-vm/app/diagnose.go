@@ -203,14 +203,21 @@ func (o *Options) conditionFacts(vm *api.VirtualMachine) []string {
 	if c := conditionOf(vm, api.ConditionDeletionBlocked); c.Status == metav1.ConditionTrue {
 		facts = append(facts, "Condition DeletionBlocked is True: the deletion cannot complete.")
 	}
-	if c := conditionOf(vm, api.ConditionRestartRequired); c.Status == metav1.ConditionTrue && vm.Status.Reason != api.ReasonChangePending {
-		facts = append(facts, "Waiting for the next restart: "+strings.Join(vm.Status.PendingFields, ", ")+".")
+	facts = append(facts, o.pendingFacts(vm)...)
+	if c := conditionOf(vm, api.ConditionConfined); c.Status == metav1.ConditionFalse {
+		facts = append(facts, "Condition Confined is False: "+printable.Line(c.Message))
+	}
+	return facts
+}
+
+// pendingFacts returns which fields of the spec the server does not have yet, or cannot have.
+func (o *Options) pendingFacts(vm *api.VirtualMachine) []string {
+	var facts []string
+	if fields := vm.Status.PendingFields; len(fields) > 0 {
+		facts = append(facts, fmt.Sprintf("Waiting for the next restart (%s restart %s): %s.", o.Program, vm.Name, strings.Join(fields, ", ")))
 	}
 	if r := vm.Status.RefusedField; r != nil && r.Message != vm.Status.Message {
 		facts = append(facts, "Refused is "+printable.Line(r.Field+": "+r.Message))
-	}
-	if c := conditionOf(vm, api.ConditionConfined); c.Status == metav1.ConditionFalse {
-		facts = append(facts, "Condition Confined is False: "+printable.Line(c.Message))
 	}
 	return facts
 }

@@ -23,12 +23,8 @@ import (
 // cluster, wrong flags.
 const exitUnexplained = 3
 
-const (
-	// mostEvents is how many events explain prints.
-	mostEvents = 6
-	// mostColumns is how wide a text may be that is easy to read.
-	mostColumns = 100
-)
+// mostEvents is how many events explain prints.
+const mostEvents = 6
 
 type explainOptions struct {
 	*Options
@@ -124,38 +120,12 @@ func (e *explainOptions) run(ctx context.Context, arg string) error {
 	return nil
 }
 
-// explain prints what there is to say of a VM.
+// explain prints why a VM is as it is, and what to do.
 func (o *Options) explain(ctx context.Context, vm *api.VirtualMachine) (verdict, error) {
-	events, eventsErr := o.eventsOf(ctx, vm)
-	d := o.diagnose(vm)
-	s := screenOf(o.Out)
-	s.width = min(s.width, mostColumns)
-	var b strings.Builder
-	b.WriteString(s.paint(d.headline, bold+verdictStyles[d.verdict]) + ".\n")
-	if d.message != "" {
-		b.WriteString("\n")
-		writeIndented(&b, s, "  ", d.message)
-	}
-	b.WriteString("\n")
-	for _, fact := range d.facts {
-		writeIndented(&b, s, "", fact)
-	}
-	writeSteps(&b, s, d.steps)
-	o.writeEvents(&b, s, events, eventsErr)
-	_, err := fmt.Fprint(o.Out, b.String())
-	return d.verdict, err
-}
-
-var verdictStyles = map[verdict]style{verdictHealthy: green, verdictWaiting: yellow, verdictNeedsYou: red}
-
-func writeSteps(b *strings.Builder, s screen, steps []string) {
-	if len(steps) == 0 {
-		return
-	}
-	fmt.Fprintf(b, "\n%s\n", s.paint("What to do:", bold))
-	for _, step := range steps {
-		writeIndented(b, s, "  ", step)
-	}
+	v := o.viewOf(vm)
+	v.table = nil
+	v.events, v.eventsErr = o.eventsOf(ctx, vm)
+	return v.verdict, o.printView(v)
 }
 
 // eventsOf returns the last events about a VM, the newest first.

@@ -4,7 +4,6 @@
 package app
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 )
 
@@ -90,64 +88,16 @@ func (s *showOptions) showOne(ctx context.Context, namespace, name string, separ
 	if separate {
 		_, _ = fmt.Fprintln(s.Out)
 	}
-	return s.print(vm)
+	v := s.viewOf(vm)
+	v.facts, v.steps = nil, nil
+	return s.printView(v)
 }
 
-// fact is a line of show.
-type fact struct{ name, value string }
-
-// factIndent is where the values of facts begin.
-const factIndent = 14
-
-func (s *showOptions) print(vm *api.VirtualMachine) error {
-	screen := screenOf(s.Out)
-	state := stateOf(vm)
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %s, %s\n", screen.paint(vm.Name, bold), screen.paint(state.text, state.style), readyText(vm))
-	if m := printable.Line(vm.Status.Message); m != "" {
-		writeIndented(&b, screen, "  ", m)
-	}
-	for _, f := range s.facts(vm) {
-		if f.value == "" {
-			continue
-		}
-		lines := printable.Wrap(printable.Line(f.value), max(screen.width-factIndent, 0))
-		fmt.Fprintf(&b, "  %s%s\n", screen.paint(fmt.Sprintf("%-*s", factIndent-2, f.name), faint), lines[0])
-		for _, line := range lines[1:] {
-			b.WriteString(strings.Repeat(" ", factIndent) + line + "\n")
-		}
-	}
-	_, err := fmt.Fprint(s.Out, b.String())
-	return err
-}
-
-// writeIndented writes a text that is as wide as the screen.
-func writeIndented(b *strings.Builder, s screen, indent, text string) {
-	for _, line := range printable.Wrap(text, max(s.width-len(indent), 0)) {
-		b.WriteString(indent + line + "\n")
-	}
-}
-
-// readyText says whether a VM is ready, in a few words.
-func readyText(vm *api.VirtualMachine) string {
-	switch reason := cmp.Or(vm.Status.Reason, "no controller has seen it yet"); {
-	case !isObserved(vm) && vm.Status.ObservedGeneration > 0:
-		return "its last change is not seen yet"
-	case isReady(vm) && reason == string(api.ReasonRunning):
-		return "ready"
-	case isReady(vm):
-		return "ready (" + reason + ")"
-	case vm.Status.Reason == "":
-		return reason
-	default:
-		return "not ready: " + reason
-	}
-}
-
-func (s *showOptions) facts(vm *api.VirtualMachine) []fact {
-	return []fact{
+// tableOf returns what a VM is, where it runs, how it is reached and what it uses.
+func (o *Options) tableOf(vm *api.VirtualMachine) []row {
+	return []row{
 		{"Wanted", wantedText(vm)},
-		{"Since", s.sinceText(vm)},
+		{"Since", o.sinceText(vm)},
 		{"Runs on", placeText(vm)},
 		{"Image", imageText(vm)},
 		{"CPU", cpuText(vm)},
@@ -157,11 +107,10 @@ func (s *showOptions) facts(vm *api.VirtualMachine) []fact {
 		{"Ports", portsText(vm)},
 		{"Probe", probeText(vm)},
 		{"At its end", endText(vm)},
-		{"In progress", s.operationText(vm)},
-		{"At restart", s.pendingText(vm)},
-		{"Refused", refusedText(vm)},
+		{"In progress", strings.Join(o.operationFacts(vm), " ")},
+		{"Not applied", strings.Join(o.pendingFacts(vm), " ")},
 		{"Labels", labelsText(vm.Labels)},
-		{"Created", s.ageOf(vm.CreationTimestamp.Time) + " ago, in namespace " + vm.Namespace},
+		{"Created", o.ageOf(vm.CreationTimestamp.Time) + " ago, in namespace " + vm.Namespace},
 	}
 }
 
@@ -172,11 +121,11 @@ func wantedText(vm *api.VirtualMachine) string {
 	return string(vm.Spec.Action)
 }
 
-func (s *showOptions) sinceText(vm *api.VirtualMachine) string {
+func (o *Options) sinceText(vm *api.VirtualMachine) string {
 	if vm.Status.StartTime == nil || vm.Status.Server == nil {
 		return ""
 	}
-	text := fmt.Sprintf("last started %s ago, at %s", s.ageOf(vm.Status.StartTime.Time), instantText(vm.Status.StartTime.Time))
+	text := fmt.Sprintf("last started %s ago, at %s", o.ageOf(vm.Status.StartTime.Time), instantText(vm.Status.StartTime.Time))
 	if n := vm.Status.RestartCount; n > 0 {
 		text += ", after " + servers.Count(int(n), "restart")
 	}
@@ -286,44 +235,6 @@ func endText(vm *api.VirtualMachine) string {
 		texts = append(texts, "removed when the VM is deleted")
 	}
 	return strings.Join(texts, ", ")
-}
-
-func (s *showOptions) operationText(vm *api.VirtualMachine) string {
-	op := vm.Status.Operation
-	if op == nil {
-		return ""
-	}
-	text := string(op.Type) + ", since " + s.ageOf(op.StartedAt.Time)
-	if op.Attempts > 0 {
-		text += ", failed " + servers.Count(int(op.Attempts), "time")
-	}
-	return text + s.nextTryText(op)
-}
-
-// nextTryText says when a step is tried again.
-func (o *Options) nextTryText(op *api.Operation) string {
-	if op.NextRetryTime == nil {
-		return ""
-	}
-	wait := op.NextRetryTime.Sub(o.Clock.Now()).Round(time.Second)
-	if wait <= 0 {
-		return ", next try due now"
-	}
-	return fmt.Sprintf(", next try in %s", wait)
-}
-
-func (s *showOptions) pendingText(vm *api.VirtualMachine) string {
-	if len(vm.Status.PendingFields) == 0 {
-		return ""
-	}
-	return strings.Join(vm.Status.PendingFields, ", ") + ": " + s.Program + " restart " + vm.Name
-}
-
-func refusedText(vm *api.VirtualMachine) string {
-	if r := vm.Status.RefusedField; r != nil {
-		return r.Field + ": " + r.Message
-	}
-	return ""
 }
 
 func labelsText(labels map[string]string) string {

@@ -1,0 +1,90 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+)
+
+// mostColumns is how wide a text may be that is easy to read.
+const mostColumns = 100
+
+// view is what show and explain print of a VM. A part that is empty is left out.
+type view struct {
+	diagnosis
+	// table says what the VM is.
+	table     []row
+	events    []corev1.Event
+	eventsErr error
+}
+
+// row is a line of the table.
+type row struct{ name, value string }
+
+// viewOf returns what there is to say of a VM, but for its events.
+func (o *Options) viewOf(vm *api.VirtualMachine) view {
+	return view{diagnosis: o.diagnose(vm), table: o.tableOf(vm)}
+}
+
+var verdictStyles = map[verdict]style{verdictHealthy: green, verdictWaiting: yellow, verdictNeedsYou: red}
+
+func (o *Options) printView(v view) error {
+	s := screenOf(o.Out)
+	s.width = min(s.width, mostColumns)
+	var b strings.Builder
+	b.WriteString(s.paint(v.headline, bold+verdictStyles[v.verdict]) + ".\n")
+	if v.message != "" {
+		writeIndented(&b, s, "  ", v.message)
+	}
+	writeTable(&b, s, v.table)
+	if len(v.facts) > 0 {
+		b.WriteString("\n")
+	}
+	for _, fact := range v.facts {
+		writeIndented(&b, s, "", fact)
+	}
+	writeSteps(&b, s, v.steps)
+	o.writeEvents(&b, s, v.events, v.eventsErr)
+	_, err := fmt.Fprint(o.Out, b.String())
+	return err
+}
+
+// valueColumn is where the values of the table begin.
+const valueColumn = 14
+
+func writeTable(b *strings.Builder, s screen, table []row) {
+	for _, r := range table {
+		if r.value == "" {
+			continue
+		}
+		lines := printable.Wrap(printable.Line(r.value), max(s.width-valueColumn, 0))
+		fmt.Fprintf(b, "  %s%s\n", s.paint(fmt.Sprintf("%-*s", valueColumn-2, r.name), faint), lines[0])
+		for _, line := range lines[1:] {
+			b.WriteString(strings.Repeat(" ", valueColumn) + line + "\n")
+		}
+	}
+}
+
+func writeSteps(b *strings.Builder, s screen, steps []string) {
+	if len(steps) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n%s\n", s.paint("What to do:", bold))
+	for _, step := range steps {
+		writeIndented(b, s, "  ", step)
+	}
+}
+
+// writeIndented writes a text that is as wide as the screen.
+func writeIndented(b *strings.Builder, s screen, indent, text string) {
+	for _, line := range printable.Wrap(text, max(s.width-len(indent), 0)) {
+		b.WriteString(indent + line + "\n")
+	}
+}
