@@ -191,6 +191,9 @@ func TestDecide(t *testing.T) {
 		"deletion, another engine answers":         {vm: policytest.ReportedVM().DeletedAt(policytest.T0), observed: policy.Observed{Answer: policy.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBoth(wantBlocked("remove the finalizer"), wantUnobserved)},
 		"unknown driver":                           {vm: policytest.NewVM().Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: wantBoth(wantStalled, wantBoth(wantMessage(`"xen"`), wantMessage("fake, docker")))},
 		"bound to a driver that does not run here": {vm: policytest.ReportedVM(), change: withoutDriver, want: "wait => Unknown EngineMismatch", check: wantMessage("bound to fake/engine-1")},
+		"a binding without a UID":                  {vm: policytest.ReportedVM().With(withoutUID), observed: policytest.Gone(), want: "wait => Unknown EngineMismatch", check: wantMessage("set the annotation cloudnative.tw/bound to <driver>/<engine id>/uid-1")},
+		"deletion, a binding without a UID":        {vm: policytest.ReportedVM().DeletedAt(policytest.T0).With(withoutUID), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("has no UID")},
+		"no such driver, a binding without a UID":  {vm: policytest.ReportedVM().DeletedAt(policytest.T0).With(withoutUID), change: withoutDriver, want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("has no UID")},
 		"two servers of one UID":                   {vm: policytest.ReportedVM(), observed: twins, want: "wait => Failed Duplicate", check: wantMessage("2 servers carry the UID uid-1 (id-1, id-2)")},
 		"two servers of one UID, deletion":         {vm: policytest.ReportedVM().DeletedAt(policytest.T0), observed: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
 
@@ -473,6 +476,9 @@ func fencedOut() policy.Observed {
 	o.Fenced, o.Cause = true, "epoch 9 has acted"
 	return o
 }
+
+// withoutUID removes the UID from the binding.
+func withoutUID(in *policy.Input) { in.VM.Binding.UID, in.VM.IsBound = "", false }
 
 // withoutBinding is a VM under deletion whose binding is lost.
 func withoutBinding() *policytest.Builder {
