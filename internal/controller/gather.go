@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
