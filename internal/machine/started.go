@@ -45,8 +45,7 @@ func (m Machine) recordStarted(qemu *launch.Started) error {
 }
 
 // findStarted returns the QEMU that was started last, if its process still exists; nil if
-// that is not known, as where another version of Drover, which writes no such file, started
-// the last one.
+// that is not known, as where Drover ended before it could record it.
 func (m Machine) findStarted() (*startedProcess, error) {
 	content, _, err := atomicfile.Read(m.File(StartedFile), maxFileSize)
 	if errors.Is(err, fs.ErrNotExist) {

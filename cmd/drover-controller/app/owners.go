@@ -106,7 +106,7 @@ func liveOwners(reader client.Reader) inventory.Owners {
 }
 
 // approvedOrphans returns a function that reads the approvals. A controller that may not read
-// them, as with RBAC of an older version, has none.
+// them, as under RBAC of one's own, has none.
 func approvedOrphans(reader client.Reader) func(context.Context) (map[driver.Target]bool, error) {
 	return func(ctx context.Context) (map[driver.Target]bool, error) {
 		var found corev1.ConfigMap

@@ -128,6 +128,26 @@ func TestDiagnosis(t *testing.T) {
 	}
 }
 
+// TestOneView checks that show and explain say the same of the state, of the step in progress and of
+// what waits for a restart.
+func TestOneView(t *testing.T) {
+	vm := vmWith(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(withAttempts(7)).Status(func(s *api.VirtualMachineStatus) {
+		s.Message, s.PendingFields = "not found", []string{"ports"}
+	}).Obj()
+	o, _ := newOptions()
+	v := o.viewOf(vm)
+	table := ""
+	for _, r := range v.table {
+		table += r.value + "\n"
+	}
+	facts := strings.Join(v.facts, " ")
+	for _, want := range []string{"creating the server for 60s", "failed 7 times in a row", "next try is in 42s", "restart web): ports."} {
+		if !strings.Contains(table, want) || !strings.Contains(facts, want) {
+			t.Errorf("not both say %q:\n%s\n%s", want, table, facts)
+		}
+	}
+}
+
 func TestPowerChanges(t *testing.T) {
 	running := vmWith(api.PhaseActive, api.ReasonRunning, "True")
 	tests := map[string]struct {

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -170,9 +169,6 @@ const maxServers = 64 << 20
 // readServers asks a controller for all servers.
 func (s *serversOptions) readServers(ctx context.Context) (*servers.Look, error) {
 	body, err := s.openServers(ctx)
-	if apierrors.IsNotFound(err) {
-		return nil, errors.New("the controller is older than this program, and does not list servers")
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -121,7 +121,7 @@ func (o *UpOptions) UseDataDir(dir datadir.Layout) {
 // environment. It takes over which engine that one used.
 func settingsOf(h *doctor.Host) (doctor.Settings, error) {
 	up, f := newUpOptions(), pflag.NewFlagSet("up", pflag.ContinueOnError)
-	f.ParseErrorsAllowlist.UnknownFlags = true // those of another version
+	f.ParseErrorsAllowlist.UnknownFlags = true // the program may have been replaced since
 	up.addFlags(f)
 	if h.State != nil {
 		_ = f.Parse(h.State.Args)                       // else the defaults remain

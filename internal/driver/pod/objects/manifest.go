@@ -204,8 +204,8 @@ func controlPort(spec driver.ServerSpec) int32 {
 	return port
 }
 
-// ControlPortOf returns the port at which the machine of a pod is controlled. The pod of an earlier
-// version has none.
+// ControlPortOf returns the port at which the machine of a pod is controlled. Another's pod may
+// have none.
 func ControlPortOf(p *corev1.Pod) (port int32, ok bool) {
 	c := MachineContainer(p)
 	if c == nil {
