@@ -34,7 +34,7 @@ func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
 	return name
 }
 
-// edit changes a server's record, to look like one of an older version.
+// edit changes a server's record, to look like one of another version.
 func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[string]any)) {
 	t.Helper()
 	framework.EditJSON(t, d.InstanceOf(spec.UID).File(instance.RecordFile), func(r *map[string]any) { change(*r) })

@@ -171,7 +171,7 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(CheckSocketPaths(dir.Path()), disks.CheckDirs(o.ImageDirs, dir.Path(imagesDir), append([]string{dir.Path()}, o.Private...))); err != nil {
+	if err := errors.Join(checkSocketPaths(dir.Path()), disks.CheckDirs(o.ImageDirs, dir.Path(imagesDir), append([]string{dir.Path()}, o.Private...))); err != nil {
 		return nil, err
 	}
 	ports, badPorts := hostports.Parse(o.HostPorts)
@@ -242,9 +242,9 @@ func (o Options) withDefaults() Options {
 // maxSocketPath is the longest path that fits into a Unix socket's address.
 const maxSocketPath = 107
 
-// CheckSocketPaths rejects a folder whose sockets would have paths too long for people's
+// checkSocketPaths rejects a folder whose sockets would have paths too long for people's
 // tools. The driver itself does not depend on the limit.
-func CheckSocketPaths(folder string) error {
+func checkSocketPaths(folder string) error {
 	longest := filepath.Join(folder, instance.VMsDir, string(uuid.NewUUID()), machine.EventsSocket)
 	if len(longest) <= maxSocketPath {
 		return nil
