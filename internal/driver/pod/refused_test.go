@@ -107,18 +107,6 @@ func TestPodThatIsChangedAtItsCreation(t *testing.T) {
 	}
 }
 
-// TestPortsOfOneNumber checks that a VirtualMachine of an earlier version whose ports have one number and
-// protocol runs in its first pod.
-func TestPortsOfOneNumber(t *testing.T) {
-	t.Parallel()
-	_, s := newServer(t)
-	s.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}, {Name: "web", Protocol: "TCP", Port: 80}}
-	if got := s.reach(t, driver.StateRunning); len(got.Pending) > 0 {
-		t.Errorf("its pod lacks %v", got.Pending)
-	}
-	s.deleteAll(t)
-}
-
 // TestSecretThatIsTaken checks that a Secret which a tenant has made before the driver is a failure that
 // names it.
 func TestSecretThatIsTaken(t *testing.T) {

@@ -4,7 +4,6 @@
 package objects
 
 import (
-	"cmp"
 	"encoding/json"
 	"slices"
 	"unicode/utf8"
@@ -82,21 +81,16 @@ func ReadSettings(p *corev1.Pod) (s Settings) {
 	return s
 }
 
-// containerPortName returns the name that a port has in the pod, by which Services can select it. Of several
-// with one number, that of the same name is meant.
-func containerPortName(p *corev1.Pod, port driver.Port) (name string) {
+// containerPortName returns the name that a port has in the pod, by which Services can select it.
+func containerPortName(p *corev1.Pod, port driver.Port) string {
 	for _, c := range p.Spec.Containers {
 		for _, have := range c.Ports {
-			if c.Name != ContainerName || have.ContainerPort != port.Port || string(have.Protocol) != port.Protocol {
-				continue
-			}
-			if have.Name == port.Name {
+			if c.Name == ContainerName && have.ContainerPort == port.Port && string(have.Protocol) == port.Protocol {
 				return have.Name
 			}
-			name = cmp.Or(name, have.Name)
 		}
 	}
-	return name
+	return ""
 }
 
 // Settings returns what the pod of a spec is made from, but for its disks.
