@@ -88,7 +88,7 @@ func (p *pass) addChangeEvents(before *api.VirtualMachineStatus) {
 	op := before.Operation
 	isOver := op != nil && after.Operation == nil && op.Failure != api.FailureExited
 	switch {
-	case p.done.operation != "":
+	case p.operation != "":
 	case isOver && len(p.events) == 0 && successReasons[op.Type] != "":
 		p.addSuccessEvent(policy.Action{Operation: op.Type}, true)
 	case p.hasStarted(op):

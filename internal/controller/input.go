@@ -27,7 +27,7 @@ func (r *Reconciler) input(known facts) policy.Input {
 	return policy.Input{
 		Now: now, VM: vmFacts(known.vm), Observed: observedFacts(&known.observed.Observation),
 		Driver: r.Driver, Drivers: policy.ListOf(r.Drivers...), Epoch: r.leaderEpoch(),
-		Done: known.done.operation, PassedGeneration: known.passedGeneration, Probe: probe,
+		Done: known.operation, PassedGeneration: known.passedGeneration, Probe: probe,
 		Since: r.times.update(known.vm, known.observed.Observation, now), DeletionBlocker: truncate(known.deletionBlocker),
 	}
 }

@@ -31,7 +31,7 @@ func (s *step) recordOutcome(existed bool, o outcome) (succeeded bool) {
 		s.recordSuccess(existed)
 		return true
 	case errors.Is(o.err, driver.ErrNotFound) && !s.vanished:
-		s.done.operation, s.vanished = "", true // decide again
+		s.operation, s.vanished = "", true // decide again
 	default:
 		s.recordFailure(o.err)
 	}
@@ -115,7 +115,7 @@ func stateText(observed inventory.Observation) string {
 // follows a crash is counted, since it has yet to prove stable.
 func (s *step) recordSuccess(existed bool) {
 	status, action := &s.vm.Status, s.decision.Action
-	s.done.operation, s.recordings = action.Operation, 0
+	s.operation, s.recordings = action.Operation, 0
 	s.addSuccessEvent(action, existed)
 	s.recordRestart()
 	op := status.Operation
@@ -175,7 +175,7 @@ func startsLater(operation api.OperationType, observed inventory.Observation) bo
 // noticed an outage, the call counts as a failure. Nor does it while another engine
 // answers, which knows nothing of the server.
 func (s *step) recordFailure(err error) {
-	s.done.operation, s.failure = "", err
+	s.operation, s.failure = "", err
 	if failed := s.observed; failed.Answer == inventory.Unknown {
 		s.observeCached() // one failed query does not make the engine unreachable
 		if s.observed.Answer == inventory.Gone && s.vm.Status.Server != nil {

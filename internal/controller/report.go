@@ -46,7 +46,7 @@ func (r *Reconciler) report(ctx context.Context, known facts, decision policy.De
 	}
 	next := p.newStatus(now)
 	since := r.stages.since(p.base, &next, now)
-	if until := throttleUntil(&p.base.Status, &next, p.done.operation != "" || len(p.events) > 0, since, now); now.Before(until) {
+	if until := throttleUntil(&p.base.Status, &next, p.operation != "" || len(p.events) > 0, since, now); now.Before(until) {
 		return known, resultAt(now, policy.Earliest(until, wake)), nil
 	}
 	before := p.base.Status

@@ -301,7 +301,7 @@ func TestOwnStepsAreNotThrottled(t *testing.T) {
 		writes int
 	}{
 		"nothing was done":  {func(*step) {}, 0},
-		"a step was taken":  {func(p *step) { p.done.operation = api.OperationStart }, 1},
+		"a step was taken":  {func(p *step) { p.operation = api.OperationStart }, 1},
 		"a step has failed": {func(p *step) { p.addFailureEvent(api.OperationStart, errors.New("boom")) }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {

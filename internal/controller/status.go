@@ -102,7 +102,7 @@ func (p *pass) copyServerState(next *api.VirtualMachineStatus) {
 	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
 	if policy.HasRestarted(microTimeOf(next.StartTime), server.StartedAt) {
 		next.RestartCount++
-		if p.done.operation == "" && len(next.PendingFields) > 0 {
+		if p.operation == "" && len(next.PendingFields) > 0 {
 			// The restart may have applied them: the driver is to be asked again.
 			next.Server.Generation = 0
 		}

@@ -64,8 +64,8 @@ func fill(v reflect.Value, of func(n int) int) {
 	if v.Kind() != reflect.Struct {
 		panic("there are no values of type " + v.Type().String())
 	}
-	for i := range v.NumField() {
-		fill(v.Field(i), of)
+	for _, field := range v.Fields() {
+		fill(field, of)
 	}
 }
 

@@ -147,8 +147,8 @@ func textBytes(v reflect.Value) (n int) {
 	case reflect.String:
 		n = v.Len()
 	case reflect.Struct:
-		for i := range v.NumField() {
-			n += textBytes(v.Field(i))
+		for _, field := range v.Fields() {
+			n += textBytes(field)
 		}
 	default:
 	}

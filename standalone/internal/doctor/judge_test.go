@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
@@ -53,7 +52,6 @@ func wantJudged(t *testing.T, cases map[string]judged) {
 var (
 	root  = User{Name: "root", By: "runs this command"}
 	plain = User{ID: 998, GroupID: 998, Name: "drover", By: "owns /data"}
-	now   = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 )
 
 const (

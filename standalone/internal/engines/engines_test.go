@@ -140,7 +140,7 @@ func TestBoundEngines(t *testing.T) {
 	assert.NoError(t, err)
 	known, err := Known(file)
 	id, _ := registry.IdentifyDataDir("fake", filepath.Join(dir, "new"))
-	want := append(before, Engine{Driver: "docker", ID: "A"}, Engine{Driver: "docker", ID: "B"}, Engine{Driver: "fake", Dir: filepath.Join(dir, "new"), ID: id})
+	want := append(slices.Clone(before), Engine{Driver: "docker", ID: "A"}, Engine{Driver: "docker", ID: "B"}, Engine{Driver: "fake", Dir: filepath.Join(dir, "new"), ID: id})
 	if err != nil || id == "" || !slices.Equal(known, want) {
 		t.Errorf("got %+v, %v, want %+v", known, err, want)
 	}
