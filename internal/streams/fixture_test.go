@@ -72,7 +72,7 @@ func newFixture(t testing.TB, change func(*Handler)) *fixture {
 	f.Handler = New(Options{
 		Authorizer: f.rules, Cached: f.objects, Live: f.objects, Clock: clock.RealClock{},
 		Drivers: map[string]driver.Driver{"stub": fencing.Wrap("stub", f.driver, nil, logr.Discard(), nil), "bare": bare{id: "engine-1"}},
-		PerVM:   4, Total: 6, Log: funcr.New(f.log.add, funcr.Options{}),
+		PerVM:   4, Total: 8, Log: funcr.New(f.log.add, funcr.Options{}),
 	})
 	if change != nil {
 		change(f.Handler)

@@ -40,7 +40,7 @@ type Options struct {
 	// Decisions returns what this replica has of a VirtualMachine's decisions.
 	Decisions func(types.NamespacedName) decisions.History
 	// PerVM and Total are how many streams may be open at a time. A user has a quarter of
-	// Total, and at least PerVM.
+	// Total and a namespace three quarters, and each at least PerVM.
 	PerVM, Total int
 	Clock        clock.WithTickerAndDelayedExecution
 	Log          logr.Logger
@@ -164,7 +164,7 @@ func (c *call) serve(ctx context.Context) error {
 
 // enter counts the stream and gives it its context, until leave is called.
 func (c *call) enter(ctx context.Context) (own context.Context, leave func(), err error) {
-	lifetime, exit, err := c.admission.enter(c.vm.UID, c.user.GetName())
+	lifetime, exit, err := c.admission.enter(c.vm.UID, c.namespace, c.user.GetName())
 	if err != nil {
 		return nil, nil, err
 	}

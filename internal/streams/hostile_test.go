@@ -279,7 +279,7 @@ func TestInputThatIsNotRead(t *testing.T) {
 // TestLimits checks how many streams may be open, and that each gives its place back.
 func TestLimits(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, nil) // 4 for a VM, 6 in all
+	f := newFixture(t, nil) // 4 for a VM, 8 in all, 6 of them for a namespace
 	f.create(t, framework.NewVM("other").Namespace("demo").UID("uid-2").Bound("stub/engine-1"))
 	other := f.url(streams.Console, "", "other")
 	var open []*websocket.Conn
@@ -289,7 +289,7 @@ func TestLimits(t *testing.T) {
 	f.expectTooMany(t, f.url(streams.Console, ""), "this VirtualMachine has 4 open streams")
 	f.dial(t, "bob", other)
 	f.dial(t, "bob", other)
-	f.expectTooMany(t, other, "this controller has 6 open streams")
+	f.expectTooMany(t, other, "namespace demo has 6 open streams")
 	_ = open[0].Close()
 	f.waitForEnds(t, 1)
 	f.waitForOpen(t, 5)
@@ -451,18 +451,40 @@ func TestLimitPerUser(t *testing.T) {
 	t.Parallel()
 	a := newAdmission(1, 8)
 	a.open(t.Context())
-	_, exit, err := a.enter(types.UID("1"), "alice")
-	_, _, err2 := a.enter(types.UID("2"), "alice")
+	_, exit, err := a.enter("1", "demo", "alice")
+	_, _, err2 := a.enter("2", "demo", "alice")
 	if err != nil || err2 != nil {
 		t.Fatal(err, err2)
 	}
-	if _, _, err := a.enter(types.UID("3"), "alice"); err == nil || !strings.Contains(err.Error(), `"alice" has 2 open streams`) {
+	if _, _, err := a.enter("3", "demo", "alice"); err == nil || !strings.Contains(err.Error(), `"alice" has 2 open streams`) {
 		t.Errorf("the third: %v", err)
 	}
-	_, _, err = a.enter(types.UID("3"), "bob")
+	_, _, err = a.enter("3", "demo", "bob")
 	exit()
-	_, _, err2 = a.enter(types.UID("1"), "alice")
+	_, _, err2 = a.enter("1", "demo", "alice")
 	if err != nil || err2 != nil {
 		t.Error(err, err2)
 	}
+}
+
+// TestLimitPerNamespace checks that the users of one namespace, whose tenants can make any number of them,
+// leave streams to other namespaces, and that its places come back.
+func TestLimitPerNamespace(t *testing.T) {
+	t.Parallel()
+	a := newAdmission(1, 8)
+	a.open(t.Context())
+	var leave []func()
+	enter := func(namespace string, n int) error {
+		_, exit, err := a.enter(types.UID(fmt.Sprint(namespace, n)), namespace, fmt.Sprint(namespace, n))
+		leave = append(leave, exit)
+		return err
+	}
+	for n := range 6 {
+		assert.NoError(t, enter("demo", n))
+	}
+	assert.ErrorSays(t, "the seventh", enter("demo", 6), "namespace demo has 6 open streams")
+	assert.NoError(t, errors.Join(enter("other", 0), enter("other", 1)))
+	assert.ErrorSays(t, "the ninth", enter("other", 2), "this controller has 8 open streams")
+	leave[0]()
+	assert.NoError(t, enter("demo", 6))
 }

@@ -14,22 +14,25 @@ import (
 
 // admission counts the open streams, and lets them begin only while the Handler runs.
 type admission struct {
-	maxPerVM, maxPerUser, maxTotal int
+	maxPerVM, maxPerUser, maxPerNamespace, maxTotal int
 
 	mu       sync.Mutex
 	lifetime context.Context // nil before the Handler runs
 	closed   bool            // no stream enters any more
 	perVM    map[types.UID]int
 	perUser  map[string]int
-	total    int
-	all      sync.WaitGroup
+	// perNamespace counts beside perUser, since who may edit a namespace can make any number of users there.
+	perNamespace map[string]int
+	total        int
+	all          sync.WaitGroup
 }
 
-// newAdmission allows a user a quarter of all streams, so that one alone does not take them.
+// newAdmission allows a user a quarter of all streams, and the VirtualMachines of a namespace three quarters,
+// so that neither alone takes them all.
 func newAdmission(perVM, total int) admission {
 	return admission{
-		maxPerVM: perVM, maxPerUser: max(perVM, total/4), maxTotal: total,
-		perVM: map[types.UID]int{}, perUser: map[string]int{},
+		maxPerVM: perVM, maxPerUser: max(perVM, total/4), maxPerNamespace: max(perVM, 3*total/4), maxTotal: total,
+		perVM: map[types.UID]int{}, perUser: map[string]int{}, perNamespace: map[string]int{},
 	}
 }
 
@@ -49,7 +52,7 @@ func (a *admission) wait() {
 }
 
 // enter counts a stream until exit is called. The stream has to end with lifetime.
-func (a *admission) enter(uid types.UID, user string) (lifetime context.Context, exit func(), err error) {
+func (a *admission) enter(uid types.UID, namespace, user string) (lifetime context.Context, exit func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
@@ -61,17 +64,20 @@ func (a *admission) enter(uid types.UID, user string) (lifetime context.Context,
 		return nil, nil, tooMany("this VirtualMachine has %d open streams, the most that are allowed", a.maxPerVM)
 	case a.total >= a.maxTotal:
 		return nil, nil, tooMany("this controller has %d open streams, the most that are allowed", a.maxTotal)
+	case a.perNamespace[namespace] >= a.maxPerNamespace:
+		return nil, nil, tooMany("namespace %s has %d open streams, the most that this controller allows one namespace", namespace, a.maxPerNamespace)
 	case a.perUser[user] >= a.maxPerUser:
 		return nil, nil, tooMany("user %.200q has %d open streams, the most that this controller allows one user", user, a.maxPerUser)
 	}
 	a.perVM[uid]++
 	a.perUser[user]++
+	a.perNamespace[namespace]++
 	a.total++
 	a.all.Add(1)
-	return a.lifetime, func() { a.exit(uid, user) }, nil
+	return a.lifetime, func() { a.exit(uid, namespace, user) }, nil
 }
 
-func (a *admission) exit(uid types.UID, user string) {
+func (a *admission) exit(uid types.UID, namespace, user string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.total--
@@ -80,6 +86,9 @@ func (a *admission) exit(uid types.UID, user string) {
 	}
 	if a.perUser[user]--; a.perUser[user] == 0 {
 		delete(a.perUser, user)
+	}
+	if a.perNamespace[namespace]--; a.perNamespace[namespace] == 0 {
+		delete(a.perNamespace, namespace)
 	}
 	a.all.Done()
 }

@@ -44,7 +44,7 @@ func (o *StreamsOptions) addEndpointFlags(fs *pflag.FlagSet) {
 
 func (o *StreamsOptions) addLimitFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.PerVM, "streams-per-vm", o.PerVM, "number of consoles, logs, commands and ports that may be open at a time for one VM")
-	fs.IntVar(&o.Total, "streams-max", o.Total, "number of consoles, logs, commands and ports that may be open at a time for all VMs; one user may open a quarter of them, and at least --streams-per-vm")
+	fs.IntVar(&o.Total, "streams-max", o.Total, "number of consoles, logs, commands and ports that may be open at a time for all VMs; one user may open a quarter of them and one namespace three quarters, and each at least --streams-per-vm")
 }
 
 func (o *StreamsOptions) validate() error {
