@@ -30,6 +30,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/config/crd"
 )
 
@@ -90,9 +91,7 @@ func (d *doctorOptions) run(ctx context.Context) error {
 		{Group: you, Name: "rights", Run: func(ctx context.Context) []findings.Finding { return judgeRights(d.gatherRights(ctx, namespace)) }},
 	})
 	if d.output == "json" {
-		encoder := json.NewEncoder(d.Out)
-		encoder.SetIndent("", "  ")
-		err = encoder.Encode(findings.NewReport(found))
+		err = printable.JSON(d.Out, findings.NewReport(found))
 	} else {
 		s := screenOf(d.Out)
 		if !s.terminal {

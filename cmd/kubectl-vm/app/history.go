@@ -46,11 +46,7 @@ func (e *explainOptions) showHistory(ctx context.Context, name string) error {
 		e.warn("not every replica answers, and decisions of the one that leads may be missing: " + printable.Line(at.describe(ctx, err).Error()))
 	}
 	if e.output == "json" {
-		text, err := json.MarshalIndent(decisions.Histories{Replicas: all}, "", "    ")
-		if err == nil {
-			_, err = fmt.Fprintln(e.Out, string(text))
-		}
-		return err
+		return printable.JSON(e.Out, decisions.Histories{Replicas: all})
 	}
 	return e.printHistories(at, all)
 }

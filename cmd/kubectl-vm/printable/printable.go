@@ -6,9 +6,13 @@
 package printable
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
 	"io"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 )
 
 // Line returns a text as one line, in which a terminal finds nothing to obey and which shows
@@ -34,6 +38,30 @@ func Text(text string) string {
 		lines[n] = Line(line)
 	}
 	return strings.Join(lines, "\n")
+}
+
+// JSON prints a value as JSON. What Line replaces in texts is escaped, so that nothing is lost: encoding/json
+// escapes neither C1 control characters nor those that change the direction of writing.
+func JSON(out io.Writer, value any) error {
+	var plain bytes.Buffer
+	encoder := json.NewEncoder(&plain)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(value); err != nil {
+		return err
+	}
+	var text strings.Builder
+	for _, r := range plain.String() {
+		if r == '\n' || unicode.IsPrint(r) {
+			text.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			fmt.Fprintf(&text, "\\u%04x", unit)
+		}
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
 }
 
 // writer is an output to which everything goes by Text.

@@ -5,6 +5,8 @@ package printable
 
 import (
 	"bytes"
+	"encoding/json"
+	"strings"
 	"testing"
 )
 
@@ -52,5 +54,26 @@ func TestWriter(t *testing.T) {
 	}
 	if Raw(w) != &raw || Raw(&raw) != &raw {
 		t.Error("the output behind it is another")
+	}
+}
+
+// TestJSON checks that a terminal finds nothing to obey in JSON, and a program the same texts.
+func TestJSON(t *testing.T) {
+	want := "<größe>\t\x1b[31m\u009b31m\x7f\u202e\u00a0\u2028\U000e0001 ✓ \U0001f600"
+	var out bytes.Buffer
+	if err := JSON(&out, []string{want}); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if plain := strings.TrimSuffix(line, "\n"); Line(plain) != plain {
+			t.Errorf("it prints %q", line)
+		}
+	}
+	var got []string
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got) != 1 || got[0] != want {
+		t.Errorf("a program reads %q, %v; want %q", got, err, want)
+	}
+	if !strings.Contains(out.String(), "<größe>") {
+		t.Errorf("plain characters are escaped: %s", out.String())
 	}
 }

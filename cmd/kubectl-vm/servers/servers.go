@@ -9,7 +9,6 @@
 package servers
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -110,10 +109,7 @@ func PrintTable(out io.Writer, all []Server, key Key, now time.Time, none string
 
 // PrintJSON prints servers as JSON.
 func PrintJSON(out io.Writer, all []Server) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(append([]Server{}, all...))
+	return printable.JSON(out, append([]Server{}, all...))
 }
 
 func nameOf(s Server) string { return printable.Line(s.Namespace + "/" + s.Name) }

@@ -65,7 +65,7 @@ func (o *doctorOptions) run(ctx context.Context) error {
 	}
 	found := host.Examine(ctx)
 	if o.output == outputJSON {
-		err = printJSON(o.out, findings.NewReport(found))
+		err = printable.JSON(o.out, findings.NewReport(found))
 	} else {
 		err = findings.Print(printable.Raw(o.out), found, styleOf(o.out))
 	}

@@ -126,7 +126,7 @@ func (o *imageOptions) listImages(_ context.Context, caches []*folder.Folder) er
 	})
 	switch {
 	case o.output == outputJSON:
-		return printJSON(o.out, describeImages(images))
+		return printable.JSON(o.out, describeImages(images))
 	case len(images) == 0:
 		return o.printf("No images.\n")
 	}

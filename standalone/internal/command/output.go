@@ -4,7 +4,6 @@
 package command
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -86,14 +85,6 @@ func (o *outputFormat) String() string { return string(*o) }
 
 // Type returns the word for the value in the help text.
 func (o *outputFormat) Type() string { return "format" }
-
-// printJSON prints a value as people can read it too.
-func printJSON(out io.Writer, value any) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(value)
-}
 
 // The widths of text that is printed for people: without a terminal, and at most, since longer
 // lines are hard to read.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/standalone/internal/status"
 )
 
@@ -53,7 +54,7 @@ func (o *statusOptions) run(ctx context.Context) error {
 		return err
 	}
 	if o.output == outputJSON {
-		err = printJSON(o.out, s)
+		err = printable.JSON(o.out, s)
 	} else {
 		err = s.Print(o.out, o.Clock.Now(), styleOf(o.out))
 	}
