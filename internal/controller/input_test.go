@@ -176,7 +176,7 @@ func TestEveryFactIsFilledIn(t *testing.T) {
 	check("Observed", reflect.ValueOf(in.Observed))
 }
 
-// TestExitFacts checks what is told of the reasons that drivers have for the end of a run.
+// TestExitFacts checks which facts follow from the reason that a driver gives for the end of a run.
 func TestExitFacts(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string]policy.Exit{

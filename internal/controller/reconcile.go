@@ -128,7 +128,7 @@ type done struct {
 	vanished bool
 	// unreported is set while the status does not record what was done.
 	unreported bool
-	// events are those of what was done, and ended is the event of a run that was
+	// events report what was done, and ended reports a run that was
 	// observed to end without Drover.
 	events []pendingEvent
 	ended  *pendingEvent

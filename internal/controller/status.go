@@ -239,8 +239,7 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 }
 
 // runningReason returns why the server is on or off. The reason for being off
-// stands until it is on again, whatever else happens: versions before
-// status.server.stoppedRun rely on it.
+// stays until it is on again, whatever else happens, so that users still see it.
 func (p *pass) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
 	off := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped

@@ -28,7 +28,7 @@ type view struct {
 // row is a line of the table.
 type row struct{ name, value string }
 
-// viewOf returns what there is to say of a VM, but for its events.
+// viewOf returns the view of a VM, without its events.
 func (o *Options) viewOf(vm *api.VirtualMachine) view {
 	return view{diagnosis: o.diagnose(vm), table: o.tableOf(vm)}
 }

@@ -30,7 +30,7 @@ const (
 
 // Options are the settings of a Recorder.
 type Options struct {
-	// Replica names this process, and Version is that of Drover.
+	// Replica names this process, and Version is the version of Drover.
 	Replica, Version string
 	// Epoch returns the epoch of this leader, 0 on a standby.
 	Epoch func() uint64

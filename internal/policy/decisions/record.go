@@ -24,7 +24,7 @@ type Record struct {
 	// Replica made the decision, and Sequence numbers all decisions of it.
 	Replica  string `json:"replica"`
 	Sequence uint64 `json:"sequence"`
-	// Version is that of Drover.
+	// Version is the version of Drover.
 	Version  string          `json:"version"`
 	Input    policy.Input    `json:"input"`
 	Decision policy.Decision `json:"decision"`
@@ -43,7 +43,7 @@ type Later struct {
 type Outcome struct {
 	At     time.Time `json:"at"`
 	Result Result    `json:"result"`
-	// Error is that of a driver. Of an error of the API server only the kind is recorded.
+	// Error is the text of a driver's error. API has the kind of an API server's error instead.
 	Error string `json:"error,omitzero"`
 	// API is the kind of an error of the API server, such as Conflict.
 	API string `json:"api,omitzero"`

@@ -249,14 +249,17 @@ func checkSteps(found []step, uid uint32, path string) error {
 	return nil
 }
 
-// checkMakers fails if others than root can make what a path names, which does not exist.
+// checkMakers fails if others than root can create what a path names, which did not exist.
 func checkMakers(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return err
 	}
 	above, err := Within(answerWithin, "looking at "+path, func() ([]step, error) { return walk(path) })
-	if !errors.Is(err, fs.ErrNotExist) || above[len(above)-1].checkWriters() != nil {
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("root does not use %s: %w", path, err)
+	case err == nil || above[len(above)-1].checkWriters() != nil: // by now it exists, or may at any time
 		return fmt.Errorf("root does not use %s: others than root can make it", path)
 	}
 	return nil

@@ -64,7 +64,7 @@ const (
 // EngineVariables are the variables that decide which engine is used.
 var EngineVariables = []string{"DOCKER_HOST", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "DOCKER_API_VERSION"}
 
-// Read reads the file. It returns nil if there is none, as at the begin of a start. It refuses
+// Read reads the file. It returns nil if there is none, as at the beginning of a first start. It refuses
 // a file that another user may have written, since its settings name programs to run.
 func Read(path string) (*State, error) {
 	content, info, err := datadir.Read(path)

@@ -37,7 +37,7 @@ const Format = 1
 
 // Record is what is stored of a server, by the holder of its lock.
 type Record struct {
-	// Format is that of the record.
+	// Format is the format of the record.
 	Format    int       `json:"format"`
 	ClusterID string    `json:"clusterID"`
 	UID       types.UID `json:"uid"`
