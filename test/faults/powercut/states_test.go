@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -134,6 +135,19 @@ func TestUnknownCall(t *testing.T) {
 	t.Parallel()
 	if _, err := recordWriter(t, "by a link"); !errors.Is(err, errUnknown) {
 		t.Errorf("got error %v", err)
+	}
+}
+
+// TestReadCalls checks which lines of strace are calls, and that an unknown line is not passed over.
+func TestReadCalls(t *testing.T) {
+	t.Parallel()
+	var names []string
+	err := readCalls(strings.NewReader("7 sync() = 0\n28564 ???(\n7  fsync(3<\\x2f>) = 0\n+++\n"), func(c call) error {
+		names = append(names, c.name)
+		return nil
+	})
+	if want := []string{"sync", "fsync"}; !slices.Equal(names, want) || err == nil {
+		t.Errorf("got the calls %q and error %v, not %q and an error about the last line", names, err, want)
 	}
 }
 

@@ -33,11 +33,18 @@ type call struct {
 // callPattern matches a line such as 7 openat(AT_FDCWD<\x2f>, "\x61", O_RDONLY) = 3<\x2f\x61>.
 var callPattern = regexp.MustCompile(`^\d+ +(\w+)\((.*)\) += (0x[0-9a-f]+|\d+)`)
 
+// killedPattern matches what strace prints for a thread that the end of its program killed between
+// the stop at a system call and strace's reading of it, such as 7 ???(: that call has not run.
+var killedPattern = regexp.MustCompile(`^\d+ +\?+\(`)
+
 // readCalls calls each with every system call that succeeded, in the order of their ends.
 func readCalls(r io.Reader, each func(call) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
+		if killedPattern.MatchString(lines.Text()) {
+			continue
+		}
 		match := callPattern.FindStringSubmatch(lines.Text())
 		if match == nil {
 			return fmt.Errorf("strace printed %.200s", lines.Text())
