@@ -76,6 +76,15 @@ func (g *rig) endAs(exit fake.Exit) {
 	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 }
 
+// stopByOthers has the server's run end, which Drover has not asked for.
+func (g *rig) stopByOthers() {
+	g.t.Helper()
+	assert.NoError(g.t, g.memory.Edit("uid-1", func(r *fake.Record) {
+		r.State, r.StopsAt = driver.StateStopping, g.clock.Now().Add(time.Hour)
+	}))
+	g.eventually("the stop is observed", func() bool { return g.server().State == driver.StateStopping })
+}
+
 // crashAndRestart ends the server's run and returns how long it took until the next one.
 func (g *rig) crashAndRestart(off time.Duration) time.Duration {
 	g.t.Helper()
@@ -89,6 +98,47 @@ func (g *rig) untilNextRun() time.Duration {
 	run, began := g.server().Run, g.clock.Now()
 	g.runWhile(func() bool { return g.server().Run == run }, time.Hour)
 	return g.server().StartedAt.Sub(began).Truncate(time.Second)
+}
+
+// TestRunsEndedByOthers checks that a server whose runs others end at once is started again whatever its
+// restart policy, and ever later, as one whose guest crashes.
+func TestRunsEndedByOthers(t *testing.T) {
+	forced, byHost := fake.Exit{Code: 137}, fake.Exit{Reason: driver.ExitHostShutdown}
+	tests := map[string]struct {
+		action     api.Action
+		isStopSeen bool
+		exit       fake.Exit
+	}{
+		"the stop is seen":            {api.ActionActive, true, forced},
+		"the stop is not seen":        {api.ActionActive, false, forced},
+		"the host ends it":            {api.ActionActive, false, byHost},
+		"paused":                      {api.ActionPaused, false, forced},
+		"paused and the stop is seen": {api.ActionPaused, true, forced},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			vm := framework.NewVM("vm").RestartPolicy(api.RestartNever)
+			g := newRunning(t, fake.Options{}, vm)
+			g.setAction(tc.action)
+			g.reconcile()
+			g.engine.disrupts.Store(tc.exit == forced)
+			var waits []time.Duration
+			for range 4 {
+				if tc.isStopSeen {
+					g.stopByOthers()
+					g.reconcile()
+					g.wantPhase(api.PhaseActive, api.ReasonStopping)
+				}
+				exit := tc.exit
+				exit.At = g.clock.Now()
+				g.endAs(exit)
+				waits = append(waits, g.untilNextRun())
+			}
+			if want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}; !slices.Equal(waits, want) {
+				t.Errorf("it was started again after %v, want %v", waits, want)
+			}
+		})
+	}
 }
 
 // TestCrashesByAnotherClock checks that a crash-looping server is started as often

@@ -64,7 +64,7 @@ func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observatio
 		case isCrashing && (observed.Server.State == driver.StateStopped || observed.Server.State == driver.StateStopping && observed.Server.Exit != nil):
 			record(&since.Exit, now, "exit", observed.Server.Run)
 			record(&since.Run, time.Time{}, "run", observed.Server.Run) // only if it was observed before
-		case isCrashing && observed.IsRunning():
+		case isCrashing && (observed.IsRunning() || observed.Server.State == driver.StatePaused):
 			record(&since.Run, now, "run", observed.Server.Run)
 		}
 	}

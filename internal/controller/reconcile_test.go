@@ -91,6 +91,8 @@ type interceptedDriver struct {
 	leaving atomic.Bool
 	// hasLeftovers makes lists show that the driver has to remove something of servers that are off.
 	hasLeftovers atomic.Bool
+	// disrupts makes lists show that others have ended the runs of servers that are off, or end them.
+	disrupts atomic.Bool
 }
 
 func (m *interceptedDriver) Unwrap() driver.Driver { return m.Driver }
@@ -106,6 +108,9 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 	for n := range servers {
 		if m.fetching.Load() {
 			servers[n].State = driver.StatePending
+		}
+		if m.disrupts.Load() && isEnding(servers[n].State) {
+			servers[n].Disruption = "the pod was evicted"
 		}
 		servers[n].NeedsEnsure = servers[n].NeedsEnsure || m.hasLeftovers.Load() && servers[n].State == driver.StateStopped
 		if m.leaving.Load() && servers[n].State == driver.StateStopped {

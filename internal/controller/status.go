@@ -53,13 +53,15 @@ func (p *pass) isObserved() bool {
 }
 
 // statusOperation returns the status's operation while it continues, and also while
-// it is unknown whether it does.
+// it is unknown whether it does. A count of short runs outlasts updates and stops by others.
 func (p *pass) statusOperation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
 	unknown := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
 	switch {
 	case have != nil && (have.Type == wanted || wanted == "" && unknown):
 		return withNextTry(have, p.decision.NextTry)
+	case have != nil && have.Failure == api.FailureExited && (wanted == api.OperationUpdate || wanted == api.OperationStop && p.vm.Spec.Action != api.ActionStopped):
+		return have
 	case wanted == "":
 		return nil
 	}

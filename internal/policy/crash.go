@@ -23,19 +23,33 @@ const stableRun = 10 * time.Second
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Observed.Server.Exit
-	if !exit.HasEnded || exit.ByHost || IsStoppedByDrover(in.VM.Status, in.Observed.Server.Run) {
+	if !hasEndedUnasked(in) {
 		return planEnsure(in, api.OperationStart, PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.VM.Spec.RestartPolicy
 	switch {
-	case hasNeverRun(in):
-		return planStartAgain(in, PowerOn)
+	case hasNeverRun(in), wasEndedByOthers(in):
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
 		return planEnded(in, StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: EndText(in.Observed.Server), Ready: true})
 	case exit.Code != 0 && policy == api.RestartNever:
 		return planEnded(in, StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: EndText(in.Observed.Server), Stalled: true})
 	}
 	return planStartAgain(in, PowerOn)
+}
+
+// hasEndedUnasked reports whether a run is over that Drover was not asked to end. The operation Stop
+// is also that of a stop by others, which a disruption shows.
+func hasEndedUnasked(in Input) bool {
+	server := in.Observed.Server
+	return server.Exit.HasEnded && (server.Disruption != "" || !IsStoppedByDrover(in.VM.Status, server.Run))
+}
+
+// wasEndedByOthers reports whether not the guest but its host, or who empties that, has ended the run. A
+// disruption that follows an end which was reported, such as the drain of a pod that had failed, has not.
+func wasEndedByOthers(in Input) bool {
+	server, known, operation := in.Observed.Server, in.VM.Status.Server, in.VM.Status.Operation.Type
+	isSettled := known.State == StateStopped && known.Run == server.Run && operation != api.OperationStart
+	return server.Exit.ByHost || operation == api.OperationStop || server.Disruption != "" && server.Exit.Code != 0 && !isSettled
 }
 
 // hasNeverRun reports whether no guest has run in the run that is over. A host that is back after a crash may
@@ -62,7 +76,7 @@ func IsStoppedByDrover(status Status, run string) bool {
 	return status.Operation.Type == api.OperationStop || status.Server.StoppedRun != "" && status.Server.StoppedRun == run
 }
 
-// planStartAgain starts a server that ended by itself, or never ran: at once after a stable run and
+// planStartAgain starts a server that was ended by its guest or by others, or never ran: at once after a stable run and
 // after the first that was too short, with growing delays after more of them.
 // A changed spec, which may help, does not wait.
 func planStartAgain(in Input, power Power) Decision {

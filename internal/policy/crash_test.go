@@ -87,6 +87,42 @@ func TestEndText(t *testing.T) {
 	}
 }
 
+// TestRunsEndedByOthers checks that a run which others end is followed by another whatever the restart
+// policy, that it counts if it was short, and that nothing is started again since a drain removes what is
+// left of a run that was over before.
+func TestRunsEndedByOthers(t *testing.T) {
+	killed, looping := policytest.ShortRun(137, 5, 0)
+	killed.Server.Run, killed.Server.Disruption = "run-6", "the pod was deleted"
+	done := policytest.ChangeServer(killed, func(s *policy.Server) { s.Exit.Code = 0 })
+	byHost := policytest.ChangeServer(killed, func(s *policy.Server) { s.Exit.ByHost, s.Disruption = true, "" })
+	stopping := policytest.WithOperation(api.OperationStop, time.Second, "")
+	reported := func(in *policy.Input) {
+		in.VM.Status.Server = policy.ServerStatus{ID: "id-1", State: policy.StateStopped, Run: "run-6"}
+	}
+	for name, tc := range map[string]struct {
+		observed policy.Observed
+		status   func(*policy.Input)
+		want     string
+		runs     int32
+	}{
+		"the first":                       {killed, func(*policy.Input) {}, "ensure On Start => Creating Restarting", 1},
+		"the first, whose stop was seen":  {killed, stopping, "ensure On Start => Creating Restarting", 1},
+		"the sixth":                       {killed, looping, "wait Start => Failed Restarting", 6},
+		"the sixth, by its host":          {byHost, looping, "wait Start => Failed Restarting", 6},
+		"the sixth, which waits":          {killed, func(in *policy.Input) { looping(in); reported(in) }, "wait Start => Failed Restarting", 6},
+		"a guest that was done":           {done, looping, "wait => Stopped Completed ready", 0},
+		"a failed guest, drained later":   {killed, reported, "wait => Failed Exited", 0},
+		"one that Drover stopped as well": {policytest.ChangeServer(killed, func(s *policy.Server) { s.Disruption = "" }), stopping, "ensure On Start => Creating Starting", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := policy.Decide(policytest.ReportedVM().RestartPolicy(api.RestartNever).With(tc.status).Observing(tc.observed))
+			if got := summaryOf(d); got != tc.want || d.Action.ShortRuns != tc.runs {
+				t.Errorf("got %s, %d short runs, want %s, %d", got, d.Action.ShortRuns, tc.want, tc.runs)
+			}
+		})
+	}
+}
+
 // TestCrashesOfAServerThatGoes checks that crashes count although the server is gone between two runs, as
 // that of an ephemeral VM is, and that each run counts once.
 func TestCrashesOfAServerThatGoes(t *testing.T) {

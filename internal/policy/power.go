@@ -164,7 +164,7 @@ func decidePaused(in Input) Decision {
 	case StateStarting:
 		return decideStarting(in, PowerPaused)
 	case StateStopped, StateRestarting:
-		if hasNeverRun(in) {
+		if hasEndedUnasked(in) {
 			return planStartAgain(in, PowerPaused)
 		}
 		return planEnsure(in, api.OperationStart, PowerPaused, api.ReasonStarting, "")
@@ -179,7 +179,7 @@ func planPaused(in Input) Decision {
 	if pendingFields(in) != "" && refusedField(in).Field == "" {
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM.Spec.Action, pendingFields(in))
 	}
-	return d
+	return countUntilStable(in, d)
 }
 
 func decideOn(in Input) Decision {
@@ -230,8 +230,7 @@ func planEngineRestart(in Input) Decision {
 	return Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRestarting, Message: text}}
 }
 
-// planRunning returns the decision for a server that runs as specified. After short
-// runs the count continues until the run has proven stable.
+// planRunning returns the decision for a server that runs as specified.
 func planRunning(in Input) Decision {
 	server := in.Observed.Server
 	d := Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRunning, Message: server.Note, Ready: true}}
@@ -247,6 +246,11 @@ func planRunning(in Input) Decision {
 	case pendingFields(in) != "":
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM.Spec.Action, pendingFields(in))
 	}
+	return countUntilStable(in, d)
+}
+
+// countUntilStable keeps the count of short runs until the run has proven stable.
+func countUntilStable(in Input, d Decision) Decision {
 	stable := in.Since.Run.Add(stableRun)
 	if in.VM.Status.Operation.IsCrashing() && in.Now.Before(stable) {
 		d.Action.Operation, d.WakeAt = api.OperationStart, stable
