@@ -9,7 +9,7 @@
 //
 //	finalizer.go  ensureFinalizer: writes the finalizer and the binding first
 //	gather.go     the VM, its server, and live reads before a step that needs them;
-//	              input.go has the facts of both that a decision may depend on
+//	              translate/ has the facts of both that a decision may depend on
 //	../policy     Decide: a pure function from these to an action and a status
 //	act.go        carries out the action through the driver
 //	report.go     one status write if something changed, then the events

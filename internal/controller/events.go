@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
@@ -129,7 +130,7 @@ func (f *facts) disruptionEvent() *pendingEvent {
 	}
 	text := server.Disruption
 	if server.Exit != nil {
-		text = policy.EndText(serverFacts(&server))
+		text = policy.EndText(translate.Server(&server))
 	}
 	return &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", text}
 }
@@ -139,7 +140,7 @@ func crashEvent(server driver.Server) *pendingEvent {
 	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.ByHost() {
 		return nil
 	}
-	text := policy.EndText(serverFacts(&server))
+	text := policy.EndText(translate.Server(&server))
 	if server.Exit.Output != "" {
 		text += ": " + server.Exit.Output
 	}
@@ -156,7 +157,7 @@ func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == dri
 func (f *facts) isEndedByDrover() bool {
 	op := f.vm.Status.Operation
 	restarted := op != nil && op.Type == api.OperationRestart && op.Run == f.observed.Server.Run
-	return restarted || f.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(statusFacts(&f.vm.Status), f.observed.Server.Run)
+	return restarted || f.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(translate.Status(&f.vm.Status), f.observed.Server.Run)
 }
 
 // emitEvents sends the events of the pass.

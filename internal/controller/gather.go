@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
@@ -53,7 +54,7 @@ func (r *Reconciler) gather(ctx context.Context, before, vm *api.VirtualMachine)
 		f.wasStarting = f.vm.Status.Server.State == string(driver.StateStarting)
 		f.passedGeneration = f.vm.Status.Server.Generation
 	}
-	if f.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(statusFacts(&f.vm.Status), f.observed.Server.Run) {
+	if f.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(translate.Status(&f.vm.Status), f.observed.Server.Run) {
 		f.stoppedRun = f.observed.Server.Run
 	}
 	return f
@@ -79,7 +80,7 @@ func (f *facts) isDoubtful(inv *inventory.Inventory) bool {
 	if inv == nil || observed.Answer == inventory.Unknown || policy.IsOtherEngine(policy.BindingOf(f.vm), observed.EngineID) {
 		return false
 	}
-	return inv.IsOld(f.vm.UID) && !isAsReported(f.vm, observed)
+	return inv.IsOld(f.vm.UID) && !translate.IsAsReported(f.vm, observed)
 }
 
 // observeLive updates the observation by querying the engine. If the engine does
@@ -226,4 +227,19 @@ func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine
 func deletionBlockerText(vm *api.VirtualMachine, cause string) string {
 	return fmt.Sprintf("the annotation %s is lost or another object's, and %s: set the annotation to <driver>/<engine id>/%s, with the server's engine, or remove the finalizer %s by hand if there is no server",
 		api.AnnotationBound, cause, vm.UID, api.FinalizerServer)
+}
+
+// input returns what the next decision is made from, and what is recorded of it: facts of the
+// object and its server that are named here, and no others. The readiness probe of a server that
+// the last step started begins here.
+func (r *Reconciler) input(known facts) policy.Input {
+	now := r.Clock.Now()
+	probe := r.probes.Check(known.base, known.observed.Observation)
+	probe.Message = translate.Truncate(probe.Message)
+	return policy.Input{
+		Now: now, VM: translate.VM(known.vm), Observed: translate.Observed(&known.observed.Observation),
+		Driver: r.Driver, Drivers: policy.ListOf(r.Drivers...), Epoch: r.leaderEpoch(),
+		Done: known.operation, PassedGeneration: known.passedGeneration, Probe: probe,
+		Since: r.times.update(known.vm, known.observed.Observation, now), DeletionBlocker: translate.Truncate(known.deletionBlocker),
+	}
 }

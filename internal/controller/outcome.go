@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
@@ -45,21 +46,13 @@ func (s *step) recordPassedSpec(server driver.Server) {
 	s.passedGeneration = s.vm.Generation
 	s.vm.Status.PendingFields, s.vm.Status.RefusedField = server.Pending, nil
 	if r := server.Refused; r != nil {
-		s.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
+		s.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: translate.Truncate(r.Message)}
 	}
 }
 
 // setObjects records in the pass's status what the driver returned.
 func (s *step) setObjects(objects []driver.Object) {
-	var all []api.ServerObject
-	for _, o := range objects {
-		one := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended, Made: o.Made}
-		for _, i := range o.Images {
-			one.Images = append(one.Images, api.ResolvedImage(i))
-		}
-		all = append(all, one)
-	}
-	if !equality.Semantic.DeepEqual(all, s.vm.Status.Objects) {
+	if all := translate.ObjectStatuses(objects); !equality.Semantic.DeepEqual(all, s.vm.Status.Objects) {
 		s.vm.Status.Objects = all
 	}
 }
@@ -99,7 +92,7 @@ func (r *Reconciler) finishDecision(vm *api.VirtualMachine, result decisions.Res
 	if result == decisions.Ended && !driver.MayNotAct(err) {
 		outcome.API = string(cmp.Or(apierrors.ReasonForError(err), "an error"))
 	} else {
-		outcome.Error = errorText(err)
+		outcome.Error = translate.ErrorText(err)
 	}
 	r.Decisions.Finish(keyOf(vm), outcome)
 }
@@ -144,7 +137,7 @@ func (s *step) recordSuccess(existed bool) {
 func (s *step) countShortRun() {
 	op := s.newOperation()
 	op.Attempts, op.Run = s.decision.Action.ShortRuns, s.decision.Action.CrashedRun
-	op.Failure, op.Reason, op.LastError = api.FailureExited, s.decision.Status.Reason, truncate(s.decision.Status.Message)
+	op.Failure, op.Reason, op.LastError = api.FailureExited, s.decision.Status.Reason, translate.Truncate(s.decision.Status.Message)
 	s.vm.Status.Operation = op
 }
 
@@ -190,7 +183,7 @@ func (s *step) recordFailure(err error) {
 	op := s.failedOperation()
 	op.Attempts++
 	op.Epoch = s.r.leaderEpoch()
-	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
+	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), translate.Truncate(err.Error())
 	op.NextRetryTime = nil
 	if op.Failure != api.FailureRefused || s.vm.DeletionTimestamp != nil {
 		next := metav1.NewMicroTime(s.r.Clock.Now().Add(policy.Backoff(op.Attempts, op.Failure == api.FailureExhausted)))

@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// maxText, maxAddresses and maxPorts bound the status, as the CRD does.
-	maxText      = 4096
+	// maxAddresses and maxPorts bound the status, as the CRD does.
 	maxAddresses = 64
 	maxPorts     = 64
 	// progressDelay is how long a step may take before the status reports it.

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
@@ -609,11 +610,11 @@ func TestPastWakeUpIsAtOnce(t *testing.T) {
 }
 
 func TestTruncate(t *testing.T) {
-	long := truncate(strings.Repeat("é", maxText))
-	if len(long) > maxText || !utf8.ValidString(long) || !strings.HasSuffix(long, "...") {
+	long := translate.Truncate(strings.Repeat("é", translate.MaxText))
+	if len(long) > translate.MaxText || !utf8.ValidString(long) || !strings.HasSuffix(long, "...") {
 		t.Errorf("%d bytes, valid %v", len(long), utf8.ValidString(long))
 	}
-	if truncate("short") != "short" {
+	if translate.Truncate("short") != "short" {
 		t.Error("a short text was changed")
 	}
 	if n := truncateEvent(strings.Repeat("x", 5000)); len(n) != 1024 {

@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
 	"cloudnative.tw/drover/internal/controller/recorder"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/controller/vmclient"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
@@ -188,7 +189,7 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 	for _, vm := range r.listCached(ctx) {
 		priority := queue.PriorityRoutine
-		if observed := r.observeServer(vm); observed.Answer != inventory.Unknown && !isAsReported(vm, observed) {
+		if observed := r.observeServer(vm); observed.Answer != inventory.Unknown && !translate.IsAsReported(vm, observed) {
 			priority = queue.PriorityEngine
 		}
 		queue.Add(q, keyOf(vm), priority)

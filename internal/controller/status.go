@@ -6,13 +6,13 @@ package controller
 import (
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
@@ -24,7 +24,7 @@ func (p *pass) newStatus(now time.Time) api.VirtualMachineStatus {
 	base, intent := &p.base.Status, p.decision.Status
 	next := *p.vm.Status.DeepCopy()
 	next.ObservedGeneration = p.vm.Generation
-	next.Phase, next.Reason, next.Message = intent.Phase, intent.Reason, truncate(intent.Message)
+	next.Phase, next.Reason, next.Message = intent.Phase, intent.Reason, translate.Truncate(intent.Message)
 	if p.r.Driver != "" && policy.IsBound(p.vm) {
 		next.Driver = p.r.Driver
 	}
@@ -97,12 +97,12 @@ func (p *pass) copyServerState(next *api.VirtualMachineStatus) {
 	}
 	server := p.observed.Server
 	next.Addresses = server.Addresses[:min(len(server.Addresses), maxAddresses)]
-	next.Ports = portStatuses(p.vm.Spec.Ports, server.Ports[:min(len(server.Ports), maxPorts)])
+	next.Ports = translate.PortStatuses(p.vm.Spec.Ports, server.Ports[:min(len(server.Ports), maxPorts)])
 	if server.StartedAt.IsZero() {
 		return
 	}
 	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
-	if policy.HasRestarted(microTimeOf(next.StartTime), server.StartedAt) {
+	if policy.HasRestarted(translate.MicroTime(next.StartTime), server.StartedAt) {
 		next.RestartCount++
 		if p.operation == "" && len(next.PendingFields) > 0 {
 			// The restart may have applied them: the driver is to be asked again.
@@ -110,31 +110,6 @@ func (p *pass) copyServerState(next *api.VirtualMachineStatus) {
 		}
 	}
 	next.StartTime = &started
-}
-
-// portStatuses gives open ports the names that the spec has for them.
-func portStatuses(requested []api.Port, open []driver.Port) []api.PortStatus {
-	var all []api.PortStatus
-	unused := slices.Clone(requested)
-	for _, o := range open {
-		next := api.PortStatus{Protocol: api.Protocol(o.Protocol), Port: o.Port, HostPort: o.HostPort, HostIP: o.HostIP}
-		n := indexOf(unused, next, o.HostPort)
-		if n < 0 {
-			n = indexOf(unused, next, 0)
-		}
-		if n >= 0 {
-			next.Name = unused[n].Name
-			unused = slices.Delete(unused, n, n+1)
-		}
-		all = append(all, next)
-	}
-	return all
-}
-
-func indexOf(ports []api.Port, open api.PortStatus, hostPort int32) int {
-	return slices.IndexFunc(ports, func(p api.Port) bool {
-		return p.Protocol == open.Protocol && p.Port == open.Port && p.HostPort == hostPort
-	})
 }
 
 // serverStatus returns the server as observed. Usage that moved by less than a
@@ -194,7 +169,7 @@ type conditionWriter struct {
 
 func (w conditionWriter) set(kind string, status metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(w.all, metav1.Condition{
-		Type: kind, Status: status, Reason: reason, Message: truncate(message),
+		Type: kind, Status: status, Reason: reason, Message: translate.Truncate(message),
 		ObservedGeneration: w.generation, LastTransitionTime: w.now,
 	})
 }
@@ -255,14 +230,4 @@ func (p *pass) runningReason(have []metav1.Condition) string {
 		return known.Reason
 	}
 	return p.decision.Status.Reason
-}
-
-// truncate returns a text as valid UTF-8, cut to what the CRD allows. A longer one does not stay
-// in memory.
-func truncate(text string) string {
-	text = strings.ToValidUTF8(text, "\uFFFD")
-	if len(text) <= maxText {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxText-len("...")], "") + "..."
 }

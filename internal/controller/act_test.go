@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -48,7 +49,7 @@ func completeSpec() api.VirtualMachineSpec {
 // it.
 func TestServerSpecIsComplete(t *testing.T) {
 	vm := &api.VirtualMachine{Spec: completeSpec()}
-	spec := serverSpec(vm)
+	spec := translate.ServerSpec(vm)
 	assert.NoError(t, new(Reconciler).resolveSecrets(t.Context(), vm, &spec))
 	spec.Power = driver.PowerOn // the decision's
 	for _, name := range driver.SpecFields() {

@@ -1,23 +1,20 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package translate
 
 import (
-	"context"
-	"fmt"
+	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// serverSpec translates a VirtualMachine, without its secrets, for the driver.
-func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
+// ServerSpec translates a VirtualMachine, without its secrets, for the driver.
+func ServerSpec(vm *api.VirtualMachine) driver.ServerSpec {
 	r := resourcesOf(vm)
 	spec := driver.ServerSpec{
 		Target:    driver.Target{UID: vm.UID},
@@ -106,8 +103,8 @@ func volumeOf(v api.Volume) driver.Volume {
 	return out
 }
 
-// recordedObjects returns what the status has recorded of the server's objects, for the driver.
-func recordedObjects(vm *api.VirtualMachine) []driver.Object {
+// Objects returns what the status has recorded of the server's objects, for the driver.
+func Objects(vm *api.VirtualMachine) []driver.Object {
 	var all []driver.Object
 	for _, o := range vm.Status.Objects {
 		one := driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended, Made: o.Made}
@@ -119,33 +116,40 @@ func recordedObjects(vm *api.VirtualMachine) []driver.Object {
 	return all
 }
 
-// readSecret reads the text of a data source, always live: a cache would need the
-// right to list Secrets.
-func (r *Reconciler) readSecret(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
-	switch {
-	case from == nil:
-		return driver.Secret{}, nil
-	case from.Inline != nil:
-		return driver.NewSecret(*from.Inline), nil
-	case from.SecretKeyRef == nil:
-		return driver.Secret{}, nil
+// ObjectStatuses returns the objects of a server as a status records them.
+func ObjectStatuses(objects []driver.Object) []api.ServerObject {
+	var all []api.ServerObject
+	for _, o := range objects {
+		one := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended, Made: o.Made}
+		for _, i := range o.Images {
+			one.Images = append(one.Images, api.ResolvedImage(i))
+		}
+		all = append(all, one)
 	}
-	ref := from.SecretKeyRef
-	var secret corev1.Secret
-	if err := r.Client.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, &secret); err != nil {
-		return driver.Secret{}, secretError(field, ref, err)
-	}
-	text, ok := secret.Data[ref.Key]
-	if !ok {
-		return driver.Secret{}, driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry,
-			"spec.%s: Secret %q has no key %q", field, ref.Name, ref.Key))
-	}
-	return driver.NewSecret(string(text)), nil
+	return all
 }
 
-func secretError(field string, ref *api.SecretKeyRef, err error) error {
-	if apierrors.IsNotFound(err) {
-		err = fmt.Errorf("Secret %q does not exist in the VirtualMachine's namespace", ref.Name) //nolint:staticcheck // Secret is a kind's name
+// PortStatuses gives open ports the names that the spec has for them.
+func PortStatuses(requested []api.Port, open []driver.Port) []api.PortStatus {
+	var all []api.PortStatus
+	unused := slices.Clone(requested)
+	for _, o := range open {
+		next := api.PortStatus{Protocol: api.Protocol(o.Protocol), Port: o.Port, HostPort: o.HostPort, HostIP: o.HostIP}
+		n := indexOf(unused, next, o.HostPort)
+		if n < 0 {
+			n = indexOf(unused, next, 0)
+		}
+		if n >= 0 {
+			next.Name = unused[n].Name
+			unused = slices.Delete(unused, n, n+1)
+		}
+		all = append(all, next)
 	}
-	return driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry, "spec.%s: %w", field, err))
+	return all
+}
+
+func indexOf(ports []api.Port, open api.PortStatus, hostPort int32) int {
+	return slices.IndexFunc(ports, func(p api.Port) bool {
+		return p.Protocol == open.Protocol && p.Port == open.Port && p.HostPort == hostPort
+	})
 }

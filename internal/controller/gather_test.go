@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
@@ -187,7 +188,7 @@ func TestExitFacts(t *testing.T) {
 		driver.ExitNotStarted:   {NeverRan: true, NotStarted: true},
 	} {
 		want.HasEnded, want.Reason = true, reason
-		if got := serverFacts(&driver.Server{Exit: &driver.Exit{Reason: reason}}).Exit; got != want {
+		if got := translate.Server(&driver.Server{Exit: &driver.Exit{Reason: reason}}).Exit; got != want {
 			t.Errorf("%+v, want %+v", got, want)
 		}
 	}
@@ -197,11 +198,11 @@ func TestExitFacts(t *testing.T) {
 func TestTextsAreCut(t *testing.T) {
 	t.Parallel()
 	for _, letters := range []string{"a", "ä", "€", "𝄞", "a\xff"} {
-		for n := maxText/len(letters) - 3; n < maxText/len(letters)+3; n++ {
+		for n := translate.MaxText/len(letters) - 3; n < translate.MaxText/len(letters)+3; n++ {
 			p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Unknown(time.Hour))
 			p.observed.Cause = errors.New(strings.Repeat(letters, n))
 			for _, text := range []string{p.r.input(p.facts).Observed.Cause, policy.Decide(p.r.input(p.facts)).Status.Message} {
-				if len(text) > maxText || len(text) < maxText-4*len(letters) || !utf8.ValidString(text) {
+				if len(text) > translate.MaxText || len(text) < translate.MaxText-4*len(letters) || !utf8.ValidString(text) {
 					t.Fatalf("%d of %q: %d bytes", n, letters, len(text))
 				}
 			}
