@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command codestats prints figures about the language and the structure of
-// Drover's production code: how functions are named, how long they are, how
-// often some words occur, and how large packages are.
+// Command codestats prints figures about the size and the structure of Drover: lines of
+// code, words of documents, how functions are named, how long they are, and how large
+// packages are.
 //
 //	go run ./hack/codestats [ROOT]
 //
@@ -11,7 +11,7 @@
 // they are for comparing two checkouts and for reviews.
 //
 // Production code is what lies under apis, cmd, internal and standalone, without
-// generated files, tests, and packages that only tests use (named ...test).
+// generated files, tests, and what lies in folders that only tests use (named ...test).
 // Start reading at main; scan.go reads the files, print.go has the tables.
 package main
 

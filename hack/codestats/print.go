@@ -11,10 +11,11 @@ import (
 	"unicode/utf8"
 )
 
-// What a package may have at most; larger ones are marked.
+// What a package and a receiver may have at most; larger ones are marked.
 const (
-	maxFiles = 12
-	maxLines = 2000
+	maxFiles   = 12
+	maxLines   = 2000
+	maxMethods = 30
 )
 
 func (s *stats) print(out io.Writer) {
@@ -27,13 +28,28 @@ func (s *stats) print(out io.Writer) {
 	}
 	printf := func(format string, args ...any) { _, _ = fmt.Fprintf(out, format, args...) }
 
-	printf("Production code: %d packages, %d files, %d lines\n\n", len(s.packages), all.files, all.lines)
+	printf("%-22s %6s %7s %7s\n", "", "files", "lines", "words")
+	printf("%-22s %6d %7d          in %d packages\n", "Go of the programs", all.files, all.lines, len(s.packages))
+	for _, row := range []struct {
+		name string
+		size
+	}{
+		{"Go of tests", s.tests}, {"shell", s.shell}, {"YAML", s.yaml},
+		{"README", s.readme}, {"ADRs", s.decisions}, {"other pages", s.pages}, {"generated pages", s.generated},
+	} {
+		printf("%-22s %6d %7d %7d\n", row.name, row.files, row.lines, row.words)
+	}
+	printf("\n%d flags, %d reasons of conditions and events\n", s.flags, s.reasons)
+	printf("Receivers with more than %d methods:", maxMethods)
+	for _, name := range slices.Sorted(maps.Keys(s.receivers)) {
+		if s.receivers[name] > maxMethods {
+			printf(" %s %d;", name, s.receivers[name])
+		}
+	}
+	printf("\n\n")
 	printf("Unexported functions and methods\n")
 	printf("  one-word names       %4d of %d, %.0f %%\n", all.oneWordNames(), len(all.names), all.oneWordShare())
 	printf("  length of a name     %4d letters in the median\n\n", percentile(nameLengths(all.names), 50))
-	printf("Lines with told, tells, nobody, somebody or mend\n")
-	printf("  production comments  %4d\n  test comments        %4d\n  docs                 %4d\n\n",
-		s.productionLines, s.testLines, s.docLines)
 	printf("Lines of a function's body\n")
 	printf("  median               %4d\n  99th percentile      %4d\n  longest              %4d\n\n",
 		percentile(all.lengths, 50), percentile(all.lengths, 99), percentile(all.lengths, 100))

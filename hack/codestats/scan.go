@@ -13,20 +13,22 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 )
 
-// counted are the words whose lines are counted: they give things a will of
-// their own, or leave out who does what.
-var counted = regexp.MustCompile(`(?i)\b(told|tells|nobody|somebody|mend(s|ed|ing)?)\b`)
-
 // stats is what was read from one checkout.
 type stats struct {
-	packages map[string]*packageStats // by folder
-	// Lines with a counted word.
-	productionLines, testLines, docLines int
+	packages  map[string]*packageStats // by folder
+	receivers map[string]int           // methods of production code, by folder and type
+	// tests are Go files of tests and of packages that only tests use. generated and pages are Markdown.
+	tests, shell, yaml, generated, pages, decisions, readme size
+	flags, reasons                                          int
 }
+
+// size is how large files of one kind are together.
+type size struct{ files, lines, words int }
 
 // packageStats is what was read from one package of production code.
 type packageStats struct {
@@ -35,9 +37,9 @@ type packageStats struct {
 	lengths      []int    // of function bodies, in lines
 }
 
-// scanCheckout reads all Go files and Markdown pages below root.
+// scanCheckout reads all Go files, scripts, YAML and Markdown pages below root.
 func scanCheckout(root string) (*stats, error) {
-	s := &stats{packages: map[string]*packageStats{}}
+	s := &stats{packages: map[string]*packageStats{}, receivers: map[string]int{}}
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -65,23 +67,49 @@ func isSkipped(relative string) bool {
 }
 
 func (s *stats) scanFile(path, relative string) error {
-	isGo := strings.HasSuffix(path, ".go")
-	if !isGo && !strings.HasSuffix(path, ".md") {
+	kind := s.kindOf(relative)
+	if kind == nil && !strings.HasSuffix(path, ".go") {
 		return nil
 	}
 	text, err := os.ReadFile(path)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if isGo {
+	case kind == nil:
 		return s.scanGo(relative, text)
+	case relative == "docs/flags.md":
+		s.flags = len(flagRow.FindAll(text, -1))
 	}
-	for line := range bytes.Lines(text) {
-		if counted.Match(line) {
-			s.docLines++
-		}
-	}
+	kind.add(text)
 	return nil
+}
+
+// flagRow begins the row of a flag in docs/flags.md.
+var flagRow = regexp.MustCompile("(?m)^\\| `--")
+
+// kindOf returns where a file that is not Go is counted, nil if nowhere.
+func (s *stats) kindOf(relative string) *size {
+	switch extension := filepath.Ext(relative); {
+	case extension == ".sh":
+		return &s.shell
+	case extension == ".yaml", extension == ".yml":
+		return &s.yaml
+	case extension != ".md":
+		return nil
+	case relative == "docs/api.md", relative == "docs/flags.md", relative == "docs/troubleshooting.md":
+		return &s.generated
+	case relative == "README.md":
+		return &s.readme
+	case strings.HasPrefix(relative, "docs/adr/"):
+		return &s.decisions
+	}
+	return &s.pages
+}
+
+func (n *size) add(text []byte) {
+	n.files++
+	n.lines += bytes.Count(text, []byte("\n"))
+	n.words += len(bytes.Fields(text))
 }
 
 func (s *stats) scanGo(relative string, text []byte) error {
@@ -93,37 +121,68 @@ func (s *stats) scanGo(relative string, text []byte) error {
 	if ast.IsGenerated(file) {
 		return nil
 	}
-	if !isProduction(relative, file.Name.Name) {
-		s.testLines += countLines(file)
+	folder := filepath.Dir(relative)
+	if !isProduction(relative) {
+		if !strings.HasPrefix(relative, "hack/") || strings.HasSuffix(relative, "_test.go") {
+			s.tests.add(text)
+		}
 		return nil
 	}
-	s.productionLines += countLines(file)
-	s.packageAt(filepath.Dir(relative)).add(files, file, bytes.Count(text, []byte("\n")))
+	s.packageAt(folder).add(files, file, bytes.Count(text, []byte("\n")))
+	s.reasons += countReasons(relative, file)
+	for _, declaration := range file.Decls {
+		if method, ok := declaration.(*ast.FuncDecl); ok && method.Recv != nil {
+			s.receivers[folder+" "+receiverOf(method)]++
+		}
+	}
 	return nil
 }
 
 // isProduction reports whether a file is part of a program that users run.
-func isProduction(relative, packageName string) bool {
-	if strings.HasSuffix(relative, "_test.go") || strings.HasSuffix(packageName, "test") {
+func isProduction(relative string) bool {
+	if strings.HasSuffix(relative, "_test.go") {
 		return false
 	}
-	top, _, _ := strings.Cut(relative, "/")
-	return top == "apis" || top == "cmd" || top == "internal" || top == "standalone"
+	folders := strings.Split(filepath.Dir(relative), "/")
+	if slices.ContainsFunc(folders, func(folder string) bool { return strings.HasSuffix(folder, "test") }) {
+		return false
+	}
+	return slices.Contains([]string{"apis", "cmd", "internal", "standalone"}, folders[0])
 }
 
-// countLines returns the number of comment lines with a counted word.
-func countLines(file *ast.File) int {
-	lines := 0
-	for _, group := range file.Comments {
-		for _, comment := range group.List {
-			for line := range strings.Lines(comment.Text) {
-				if counted.MatchString(line) {
-					lines++
-				}
-			}
+// countReasons returns how many reasons of conditions and events a file of the API types declares.
+func countReasons(relative string, file *ast.File) int {
+	if !strings.HasPrefix(relative, "apis/") {
+		return 0
+	}
+	count := 0
+	ast.Inspect(file, func(n ast.Node) bool {
+		if declared, ok := n.(*ast.ValueSpec); ok && reasonName.MatchString(declared.Names[0].Name) {
+			count++
+		}
+		return true
+	})
+	return count
+}
+
+// reasonName is the name of a constant that is a reason.
+var reasonName = regexp.MustCompile(`^(Reason|Event)[A-Z]`)
+
+// receiverOf returns the name of the type that a method is of.
+func receiverOf(method *ast.FuncDecl) string {
+	kind := method.Recv.List[0].Type
+	for {
+		switch t := kind.(type) {
+		case *ast.StarExpr:
+			kind = t.X
+		case *ast.IndexExpr:
+			kind = t.X
+		case *ast.Ident:
+			return t.Name
+		default:
+			return ""
 		}
 	}
-	return lines
 }
 
 func (s *stats) packageAt(folder string) *packageStats {
