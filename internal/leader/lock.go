@@ -88,10 +88,12 @@ func NewLock(o Options) *Lock {
 	if o.Conflict == nil {
 		o.Conflict = func(string) {}
 	}
-	return &Lock{
+	l := &Lock{
 		opts: o, guard: NewGuard(o.Clock, o.Boot),
 		lost: make(chan struct{}), changed: make(chan struct{}), elected: make(chan struct{}),
 	}
+	l.claim.opts, l.claim.lease = &l.opts, l.Describe()
+	return l
 }
 
 // Guard returns the guard, which is open while this process holds the Lease.

@@ -30,8 +30,11 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	c.lock.mu.Lock()
-	leading, transitions, rival := c.lock.leading, c.lock.observed.transitions(), c.lock.claim.reported
+	leading, transitions := c.lock.leading, c.lock.observed.transitions()
 	c.lock.mu.Unlock()
+	c.lock.claim.mu.Lock()
+	rival := c.lock.claim.reported
+	c.lock.claim.mu.Unlock()
 	refusals, age := c.lock.guard.metricValues()
 	leads, conflict := 0.0, 0.0
 	if rival != "" {
