@@ -32,8 +32,7 @@ var errRival = errors.New("another Drover leads in this cluster")
 // claim is the cluster's claim as one replica sees and renews it. It names the Lease that leads:
 // all replicas that elect on one Lease share it, and those of another Lease may not lead.
 type claim struct {
-	opts  *Options
-	lease string // the Lease of this replica
+	opts *Options
 
 	mu        sync.Mutex
 	observed  observedLease
@@ -46,7 +45,7 @@ type claim struct {
 
 // ensureClaim returns once this Lease may lead in the cluster.
 func (l *Lock) ensureClaim(ctx context.Context) error {
-	if l.opts.Claims == nil || l.hasRecentRenewal() {
+	if l.opts.Claims == nil || l.lease.hasRecentRenewal() {
 		return nil
 	}
 	for {
@@ -54,18 +53,10 @@ func (l *Lock) ensureClaim(ctx context.Context) error {
 		if err != nil || wait <= 0 {
 			return err
 		}
-		if err := l.waitFor(ctx, nil, min(wait, l.opts.Settings.Retry)); err != nil {
+		if err := l.lease.waitFor(ctx, nil, min(wait, l.opts.Settings.Retry)); err != nil {
 			return err
 		}
 	}
-}
-
-// hasRecentRenewal reports whether another replica was observed to renew this Lease so
-// recently that the claim cannot have expired.
-func (l *Lock) hasRecentRenewal() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.observed.renewedTerm == l.opts.Settings.Lease && l.opts.Boot()-l.observed.renewedAt <= l.opts.Settings.Lease+Spare
 }
 
 // term returns how long a claim lasts.
@@ -149,7 +140,7 @@ func (c *claim) observe(lease *coordinationv1.Lease) (remaining time.Duration, r
 	now, s := c.opts.Boot(), &c.observed
 	s.update(lease, 0, now, c.term())
 	rival = cmp.Or(s.holder(), c.rival) // the claim may have been deleted by hand
-	if rival == "" || rival == c.lease {
+	if rival == "" || rival == c.opts.lease() {
 		return 0, ""
 	}
 	return s.availableAt(c.term()) - now, rival
@@ -162,7 +153,7 @@ func (c *claim) write(ctx context.Context, observed *coordinationv1.Lease) error
 		next = observed.DeepCopy()
 	}
 	now := metav1.NewMicroTime(c.opts.Clock.Now())
-	next.Spec.HolderIdentity, next.Spec.RenewTime = new(c.lease), &now
+	next.Spec.HolderIdentity, next.Spec.RenewTime = new(c.opts.lease()), &now
 	next.Spec.LeaseDurationSeconds = new(int32(c.term() / time.Second)) //nolint:gosec // validated
 	if observed == nil {
 		_, err := c.opts.Claims.Create(ctx, next, metav1.CreateOptions{})
@@ -184,15 +175,15 @@ func (l *Lock) keepClaim(ctx context.Context) {
 		if l.renewClaim(ctx) != nil {
 			again = l.opts.Settings.Retry
 		}
-		if l.waitFor(ctx, nil, again) != nil {
+		if l.lease.waitFor(ctx, nil, again) != nil {
 			return
 		}
 	}
 }
 
 func (l *Lock) isLeading() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
 	return l.leading
 }
 
@@ -204,8 +195,8 @@ func (c *claim) hasRival() bool {
 
 // loseLeadership ends leadership as if the Lease had been lost.
 func (l *Lock) loseLeadership(cause error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
 	if l.leading {
 		l.loseLeadershipLocked(fmt.Errorf("%w: %w", ErrLost, cause))
 	}
@@ -225,12 +216,12 @@ func (c *claim) setRival(rival string) {
 	c.mu.Unlock()
 	switch {
 	case now != reported && now == "":
-		c.opts.Log.Info("No other Drover leads in this cluster any more", "lease", c.lease, "other", reported)
+		c.opts.Log.Info("No other Drover leads in this cluster any more", "lease", c.opts.lease(), "other", reported)
 	case now != reported:
-		c.opts.Log.Error(errRival, "Two Drovers run in this cluster: this one does not act while the other one's claim lasts", "lease", c.lease, "other", rival)
-		c.opts.Conflict(fmt.Sprintf("two Drovers run in this cluster, by the Leases %s and %s: only the latter acts, until its claim has not been renewed for a while. Remove one, or give all replicas the same --lease-lock-namespace and --lease-lock-name", c.lease, rival))
+		c.opts.Log.Error(errRival, "Two Drovers run in this cluster: this one does not act while the other one's claim lasts", "lease", c.opts.lease(), "other", rival)
+		c.opts.Conflict(fmt.Sprintf("two Drovers run in this cluster, by the Leases %s and %s: only the latter acts, until its claim has not been renewed for a while. Remove one, or give all replicas the same --lease-lock-namespace and --lease-lock-name", c.opts.lease(), rival))
 	case rival != before && rival != "":
-		c.opts.Log.Info("Waiting for the cluster's claim of another Drover to expire", "lease", c.lease, "other", rival)
+		c.opts.Log.Info("Waiting for the cluster's claim of another Drover to expire", "lease", c.opts.lease(), "other", rival)
 	}
 }
 

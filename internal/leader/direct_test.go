@@ -162,8 +162,8 @@ func checkWrittenLease(t *testing.T) {
 		check("renewed", "me", 15, acquired, time.Now())
 	}
 	advance(time.Second)
-	if err := d.Update(t.Context(), resourcelock.LeaderElectionRecord{}); err != nil || d.isHolder() {
-		t.Errorf("the release ended with %v, and it is the holder: %v", err, d.isHolder())
+	if err := d.Update(t.Context(), resourcelock.LeaderElectionRecord{}); err != nil || d.lease.isHolder() {
+		t.Errorf("the release ended with %v, and it is the holder: %v", err, d.lease.isHolder())
 	}
 	lease, _ = d.api.get()
 	check("released", "", 1, time.Now(), time.Now())
@@ -308,7 +308,7 @@ func TestLostRace(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				d := newDirectLock(t)
 				tc.before(d)
-				assert.NoError(t, d.readLease(t.Context()))
+				assert.NoError(t, d.lease.read(t.Context()))
 				tc.meanwhile(d)
 				ended := begin(d.update)
 				if tc.wait > 0 {
@@ -467,7 +467,7 @@ func TestLossBeforeTheAnswer(t *testing.T) {
 		d.leases.setHooks(nil, func(verb string) error {
 			if verb == "create" {
 				d.api.edit(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new("stranger") })
-				return d.readLease(t.Context())
+				return d.lease.read(t.Context())
 			}
 			return nil
 		})

@@ -5,7 +5,7 @@
 //
 // Start with Lock in lock.go. It is a resourcelock.Interface for client-go's
 // elector. For a replica that does not lead, Lock.Get returns only when the Lease
-// is available (wait.go). A released Lease is therefore acquired at once, and an
+// is available (view.go). A released Lease is therefore acquired at once, and an
 // expired one when it falls due. Lock.Watch (watch.go) follows the Lease on the
 // leader and on standbys. observed.go holds what a replica knows of the Lease, as a
 // plain value.

@@ -5,10 +5,8 @@ package leader
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -55,6 +53,9 @@ type Options struct {
 	Conflict func(text string)
 }
 
+// lease returns the namespace and name of the Lease.
+func (o *Options) lease() string { return o.Namespace + "/" + o.Name }
+
 // ErrLost is wrapped by an error of Lock.Err if the Lease was lost.
 var ErrLost = errors.New("the Lease was lost")
 
@@ -65,12 +66,11 @@ type Lock struct {
 	guard *Guard
 	lost  chan struct{}
 
-	mu       sync.Mutex
-	observed observedLease
-	changed  chan struct{} // closed when observed changes
+	lease view
+	claim claim
+	// leading and endCause, which says why this process can no longer lead, are behind lease.mu.
 	leading  bool
-	endCause error // why this process can no longer lead
-	claim    claim
+	endCause error
 
 	elected chan struct{} // closed when this process has become the leader
 }
@@ -90,9 +90,10 @@ func NewLock(o Options) *Lock {
 	}
 	l := &Lock{
 		opts: o, guard: NewGuard(o.Clock, o.Boot),
-		lost: make(chan struct{}), changed: make(chan struct{}), elected: make(chan struct{}),
+		lost: make(chan struct{}), elected: make(chan struct{}),
 	}
-	l.claim.opts, l.claim.lease = &l.opts, l.Describe()
+	l.lease.opts, l.lease.onObserved, l.lease.changed = &l.opts, l.followHolder, make(chan struct{})
+	l.claim.opts = &l.opts
 	return l
 }
 
@@ -104,16 +105,16 @@ func (l *Lock) Lost() <-chan struct{} { return l.lost }
 
 // Err returns the reason, once Lost is closed.
 func (l *Lock) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
 	return l.endCause
 }
 
 // Healthy returns an error for a leader that can no longer renew.
 func (l *Lock) Healthy() error {
-	l.mu.Lock()
+	l.lease.mu.Lock()
 	over, leading := l.endCause, l.leading
-	l.mu.Unlock()
+	l.lease.mu.Unlock()
 	switch {
 	case errors.Is(over, ErrLost):
 		return over
@@ -126,11 +127,11 @@ func (l *Lock) Healthy() error {
 // Confirm reads the Lease live and reports whether this process still leads. If it
 // does not, leadership is lost as if the watch had shown it.
 func (l *Lock) Confirm(ctx context.Context) (leads bool, err error) {
-	if err := l.readLease(ctx); err != nil {
+	if err := l.lease.read(ctx); err != nil {
 		return false, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
 	return l.leading, nil
 }
 
@@ -138,7 +139,7 @@ func (l *Lock) Confirm(ctx context.Context) (leads bool, err error) {
 func (l *Lock) Identity() string { return l.opts.Identity }
 
 // Describe implements resourcelock.Interface.
-func (l *Lock) Describe() string { return l.opts.Namespace + "/" + l.opts.Name }
+func (l *Lock) Describe() string { return l.opts.lease() }
 
 // RecordEvent implements resourcelock.Interface. It does nothing: the log and the
 // metrics report.
@@ -152,93 +153,33 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 		err = l.opts.Warm(ctx)
 	}
 	if err == nil {
-		err = l.readLease(ctx)
+		err = l.lease.read(ctx)
 	}
 	if err == nil && !leading {
-		err = l.awaitAvailable(ctx)
+		err = l.lease.awaitAvailable(ctx)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	return l.electionRecord(leading)
+	return l.lease.electionRecord(leading)
 }
 
 // leadingState reports whether this process leads. It fails if the process can no longer
 // lead.
 func (l *Lock) leadingState() (leading bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
 	return l.leading, l.endCause
 }
 
-// electionRecord returns the Lease as last read. The raw form is the whole spec:
-// client-go's own truncates times to seconds, so a renewal could look like no
-// change.
-func (l *Lock) electionRecord(leading bool) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.observed.lease == nil {
-		return nil, nil, apierrors.NewNotFound(coordinationv1.Resource("leases"), l.opts.Name)
-	}
-	raw, err := json.Marshal(l.observed.lease.Spec)
-	if err != nil {
-		return nil, nil, fmt.Errorf("the Lease's spec: %w", err)
-	}
-	record := resourcelock.LeaseSpecToLeaderElectionRecord(&l.observed.lease.Spec)
-	if !leading {
-		record.HolderIdentity = ""
-	}
-	return record, raw, nil
-}
-
-// readLease reads the Lease live from the API.
-func (l *Lock) readLease(ctx context.Context) error {
-	l.mu.Lock()
-	before := l.observed.version
-	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, l.opts.Settings.Request)
-	defer cancel()
-	lease, err := l.opts.Leases.Get(ctx, l.opts.Name, metav1.GetOptions{})
-	version := before
-	switch {
-	case apierrors.IsNotFound(err):
-		lease = nil
-	case err != nil:
-		return fmt.Errorf("read the Lease: %w", err)
-	default:
-		if version, err = versionOf(lease); err != nil {
-			return err
-		}
-	}
-	l.observe(func(s *observedLease, now time.Duration) bool {
-		return s.updateLive(lease, version, before, now, l.opts.Settings.Lease)
-	})
-	return nil
-}
-
-// observe records an observation and notifies waiters. For a leader that no longer
-// holds the Lease, it ends leadership.
-func (l *Lock) observe(update func(s *observedLease, now time.Duration) bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.observeLocked(update)
-}
-
-func (l *Lock) observeLocked(update func(s *observedLease, now time.Duration) bool) {
-	before := l.observed.holder()
-	if update(&l.observed, l.opts.Boot()) {
-		close(l.changed)
-		l.changed = make(chan struct{})
-	}
-	holder := l.observed.holder()
-	if !l.leading {
-		if holder != before && holder != "" && holder != l.opts.Identity {
-			l.opts.Log.Info("Standing by: another replica leads", "lease", l.Describe(), "leader", holder)
-		}
-		return
-	}
-	switch {
-	case l.observed.lease == nil:
+// followHolder ends the leadership of a leader that no longer holds the Lease, after each observation.
+// The caller holds the lock.
+func (l *Lock) followHolder(before string) {
+	switch holder := l.lease.observed.holder(); {
+	case !l.leading && holder != before && holder != "" && holder != l.opts.Identity:
+		l.opts.Log.Info("Standing by: another replica leads", "lease", l.Describe(), "leader", holder)
+	case !l.leading:
+	case l.lease.observed.lease == nil:
 		l.loseLeadershipLocked(fmt.Errorf("%w: it was deleted", ErrLost))
 	case holder != l.opts.Identity:
 		l.loseLeadershipLocked(fmt.Errorf("%w: its holder is %q", ErrLost, holder))
@@ -292,10 +233,10 @@ func (l *Lock) acquire(ctx context.Context) error {
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
-		if err := l.readLease(ctx); err != nil {
+		if err := l.lease.read(ctx); err != nil {
 			return err
 		}
-		if err := l.awaitAvailable(ctx); err != nil {
+		if err := l.lease.awaitAvailable(ctx); err != nil {
 			return err
 		}
 	}
@@ -303,9 +244,9 @@ func (l *Lock) acquire(ctx context.Context) error {
 
 // tryAcquire writes this process as the holder of a Lease that is available.
 func (l *Lock) tryAcquire(ctx context.Context) error {
-	l.mu.Lock()
-	observed, wait := l.observed, l.untilAvailable()
-	l.mu.Unlock()
+	l.lease.mu.Lock()
+	observed, wait := l.lease.observed, l.lease.untilAvailable()
+	l.lease.mu.Unlock()
 	if wait > 0 {
 		return apierrors.NewConflict(coordinationv1.Resource("leases"), l.opts.Name, errors.New("another process holds it"))
 	}
@@ -320,8 +261,8 @@ func (l *Lock) tryAcquire(ctx context.Context) error {
 	sent, now := l.opts.Boot(), metav1.NewMicroTime(l.opts.Clock.Now())
 	next.Spec.HolderIdentity, next.Spec.LeaseTransitions = &l.opts.Identity, &transitions
 	next.Spec.AcquireTime, next.Spec.RenewTime = &now, &now
-	next.Spec.LeaseDurationSeconds = l.leaseSeconds()
-	answer, version, err := l.writeLease(ctx, next)
+	next.Spec.LeaseDurationSeconds = l.opts.Settings.leaseSeconds()
+	answer, version, err := l.lease.write(ctx, next)
 	if err != nil {
 		return err
 	}
@@ -329,26 +270,18 @@ func (l *Lock) tryAcquire(ctx context.Context) error {
 	return nil
 }
 
-func (l *Lock) leaseSeconds() *int32 { return new(int32(l.opts.Settings.Lease / time.Second)) } //nolint:gosec // validated
+func (s Settings) leaseSeconds() *int32 { return new(int32(s.Lease / time.Second)) } //nolint:gosec // validated
 
 // becomeLeader records that this process leads. The epoch is the resourceVersion of the
 // write that acquired the Lease.
 func (l *Lock) becomeLeader(answer *coordinationv1.Lease, epoch uint64, sent time.Duration) {
 	l.opts.Log.Info("Became leader", "lease", l.Describe(), "identity", l.opts.Identity, "epoch", epoch)
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
 	l.leading = true
 	close(l.elected)
 	l.guard.open(epoch, sent, l.opts.Settings.guardTerm())
-	l.observeLocked(l.updateWith(answer, epoch)) // the Lease may have been lost meanwhile
-}
-
-// updateWith returns a function that records a Lease if it is newer than what was
-// observed.
-func (l *Lock) updateWith(lease *coordinationv1.Lease, version uint64) func(*observedLease, time.Duration) bool {
-	return func(s *observedLease, now time.Duration) bool {
-		return s.updateIfNewer(lease, version, now, l.opts.Settings.Lease)
-	}
+	l.lease.observeLocked(l.lease.updateWith(answer, epoch)) // the Lease may have been lost meanwhile
 }
 
 // renew renews the Lease, and extends the guard from the moment of sending.
@@ -361,27 +294,27 @@ func (l *Lock) renew(ctx context.Context) error {
 		return err
 	}
 	sent, now := l.opts.Boot(), metav1.NewMicroTime(l.opts.Clock.Now())
-	next.Spec.RenewTime, next.Spec.LeaseDurationSeconds = &now, l.leaseSeconds()
-	answer, version, err := l.writeLease(ctx, next)
+	next.Spec.RenewTime, next.Spec.LeaseDurationSeconds = &now, l.opts.Settings.leaseSeconds()
+	answer, version, err := l.lease.write(ctx, next)
 	if err != nil {
 		return err
 	}
 	l.guard.extend(sent, l.opts.Settings.guardTerm())
-	l.observe(l.updateWith(answer, version))
+	l.lease.observe(l.lease.updateWith(answer, version))
 	return nil
 }
 
 // ownLease returns a copy of the Lease as last read, which must name this process.
 func (l *Lock) ownLease() (*coordinationv1.Lease, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
 	if errors.Is(l.endCause, ErrLost) {
 		return nil, l.endCause
 	}
-	if l.observed.holder() != l.opts.Identity {
+	if l.lease.observed.holder() != l.opts.Identity {
 		return nil, ErrNotLeading
 	}
-	return l.observed.lease.DeepCopy(), nil
+	return l.lease.observed.lease.DeepCopy(), nil
 }
 
 // releaseTries bounds how often a release is sent. A try can meet a renewal under
@@ -402,7 +335,7 @@ func (l *Lock) release(ctx context.Context) error {
 		if err = l.clearHolder(ctx); err == nil || errors.Is(err, ErrLost) {
 			return err
 		}
-		if readErr := l.readLease(ctx); readErr == nil && !l.isHolder() {
+		if readErr := l.lease.read(ctx); readErr == nil && !l.lease.isHolder() {
 			return nil // the answer to an earlier try was lost
 		}
 	}
@@ -417,50 +350,21 @@ func (l *Lock) clearHolder(ctx context.Context) error {
 	now := metav1.NewMicroTime(l.opts.Clock.Now())
 	next.Spec.HolderIdentity, next.Spec.LeaseDurationSeconds = new(""), new(int32(1))
 	next.Spec.AcquireTime, next.Spec.RenewTime = &now, &now
-	answer, version, err := l.writeLease(ctx, next)
+	answer, version, err := l.lease.write(ctx, next)
 	if err != nil {
 		return err
 	}
 	l.opts.Log.Info("Released leadership", "lease", l.Describe(), "identity", l.opts.Identity)
-	l.observe(l.updateWith(answer, version))
+	l.lease.observe(l.lease.updateWith(answer, version))
 	return nil
 }
 
 // endLeadership ends leadership before a release is sent, so that the Lock does not treat
 // its own release as a loss. It cannot be undone.
 func (l *Lock) endLeadership() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
 	if l.leading {
 		l.leading, l.endCause = false, ErrReleasing
 	}
-}
-
-func (l *Lock) isHolder() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.observed.holder() == l.opts.Identity
-}
-
-// writeLease creates or updates the Lease. Once the request is sent, it waits for the
-// answer even if ctx ends: a process that is stopping must know whether it has the
-// Lease, in order to release it.
-func (l *Lock) writeLease(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.opts.Settings.Request)
-	defer cancel()
-	var answer *coordinationv1.Lease
-	var err error
-	if next.ResourceVersion == "" {
-		answer, err = l.opts.Leases.Create(ctx, next, metav1.CreateOptions{})
-		if apierrors.IsNotFound(err) { // the namespace is missing: this is not a lost race
-			err = fmt.Errorf("create the Lease %s: %w", l.Describe(), errors.New(err.Error()))
-		}
-	} else {
-		answer, err = l.opts.Leases.Update(ctx, next, metav1.UpdateOptions{})
-	}
-	if err != nil {
-		return nil, 0, err
-	}
-	version, err := versionOf(answer)
-	return answer, version, err
 }

@@ -29,9 +29,9 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(out chan<- prometheus.Metric) {
-	c.lock.mu.Lock()
-	leading, transitions := c.lock.leading, c.lock.observed.transitions()
-	c.lock.mu.Unlock()
+	c.lock.lease.mu.Lock()
+	leading, transitions := c.lock.leading, c.lock.lease.observed.transitions()
+	c.lock.lease.mu.Unlock()
 	c.lock.claim.mu.Lock()
 	rival := c.lock.claim.reported
 	c.lock.claim.mu.Unlock()

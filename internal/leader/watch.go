@@ -36,7 +36,7 @@ func (l *Lock) Watch(ctx context.Context) {
 	pause, reported := rewatchDelay, false
 	for ctx.Err() == nil {
 		began := l.opts.Boot()
-		err := l.listAndWatch(ctx)
+		err := l.lease.listAndWatch(ctx)
 		if l.opts.Boot()-began > l.opts.Settings.Retry {
 			pause, reported = rewatchDelay, false
 		}
@@ -44,23 +44,23 @@ func (l *Lock) Watch(ctx context.Context) {
 			l.opts.Log.Info("The Lease cannot be watched, so a release may be observed late", "lease", l.Describe(), "cause", err.Error())
 			reported = true
 		}
-		_ = l.waitFor(ctx, nil, pause)
+		_ = l.lease.waitFor(ctx, nil, pause)
 		pause = min(2*pause, max(rewatchDelay, l.opts.Settings.Retry))
 	}
 }
 
-func (l *Lock) listAndWatch(ctx context.Context) error {
-	from, err := l.listLease(ctx)
+func (v *view) listAndWatch(ctx context.Context) error {
+	from, err := v.list(ctx)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := l.opts.Clock.AfterFunc(l.opts.Settings.Lease, func() { cancel(errSilent) })
+	silence := v.opts.Clock.AfterFunc(v.opts.Settings.Lease, func() { cancel(errSilent) })
 	defer silence.Stop()
-	opts := l.nameSelector()
+	opts := v.nameSelector()
 	opts.ResourceVersion, opts.TimeoutSeconds = from, new(int64(watchTimeoutSeconds))
-	w, err := l.opts.Leases.Watch(ctx, opts)
+	w, err := v.opts.Leases.Watch(ctx, opts)
 	if err != nil {
 		return err
 	}
@@ -73,26 +73,26 @@ func (l *Lock) listAndWatch(ctx context.Context) error {
 			if !open {
 				return nil
 			}
-			silence.Reset(l.opts.Settings.Lease)
-			if err := l.observeEvent(event); err != nil {
+			silence.Reset(v.opts.Settings.Lease)
+			if err := v.observeEvent(event); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-func (l *Lock) nameSelector() metav1.ListOptions {
-	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, l.opts.Name).String()}
+func (v *view) nameSelector() metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, v.opts.Name).String()}
 }
 
-// listLease returns the resourceVersion to watch from.
-func (l *Lock) listLease(ctx context.Context) (from string, err error) {
-	l.mu.Lock()
-	before := l.observed.version
-	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, l.opts.Settings.Request)
+// list returns the resourceVersion to watch from.
+func (v *view) list(ctx context.Context) (from string, err error) {
+	v.mu.Lock()
+	before := v.observed.version
+	v.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, v.opts.Settings.Request)
 	defer cancel()
-	all, err := l.opts.Leases.List(ctx, l.nameSelector())
+	all, err := v.opts.Leases.List(ctx, v.nameSelector())
 	if err != nil {
 		return "", err
 	}
@@ -107,13 +107,13 @@ func (l *Lock) listLease(ctx context.Context) (from string, err error) {
 			return "", err
 		}
 	}
-	l.observe(func(s *observedLease, now time.Duration) bool {
-		return s.updateLive(lease, version, before, now, l.opts.Settings.Lease)
+	v.observe(func(s *observedLease, now time.Duration) bool {
+		return s.updateLive(lease, version, before, now, v.opts.Settings.Lease)
 	})
 	return all.ResourceVersion, nil
 }
 
-func (l *Lock) observeEvent(e watch.Event) error {
+func (v *view) observeEvent(e watch.Event) error {
 	if e.Type == watch.Error {
 		return apierrors.FromObject(e.Object)
 	}
@@ -121,7 +121,7 @@ func (l *Lock) observeEvent(e watch.Event) error {
 	if !ok {
 		return fmt.Errorf("the watch of the Lease sent a %T", e.Object)
 	}
-	if lease.Name != l.opts.Name {
+	if lease.Name != v.opts.Name {
 		return errors.New("the watch of the Lease sent another one")
 	}
 	version, err := versionOf(lease)
@@ -131,6 +131,6 @@ func (l *Lock) observeEvent(e watch.Event) error {
 	if e.Type == watch.Deleted {
 		lease = nil
 	}
-	l.observe(l.updateWith(lease, version))
+	v.observe(v.updateWith(lease, version))
 	return nil
 }

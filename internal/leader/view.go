@@ -1,0 +1,201 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// view is the Lease as one replica sees it, by a watch and by live reads, and writes it.
+type view struct {
+	opts *Options
+	// onObserved is called after each observation, with mu locked. before was the holder.
+	onObserved func(before string)
+
+	mu       sync.Mutex
+	observed observedLease
+	changed  chan struct{} // closed when observed changes
+}
+
+// read reads the Lease live from the API.
+func (v *view) read(ctx context.Context) error {
+	v.mu.Lock()
+	before := v.observed.version
+	v.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, v.opts.Settings.Request)
+	defer cancel()
+	lease, err := v.opts.Leases.Get(ctx, v.opts.Name, metav1.GetOptions{})
+	version := before
+	switch {
+	case apierrors.IsNotFound(err):
+		lease = nil
+	case err != nil:
+		return fmt.Errorf("read the Lease: %w", err)
+	default:
+		if version, err = versionOf(lease); err != nil {
+			return err
+		}
+	}
+	v.observe(func(s *observedLease, now time.Duration) bool {
+		return s.updateLive(lease, version, before, now, v.opts.Settings.Lease)
+	})
+	return nil
+}
+
+// observe records an observation and notifies waiters and the Lock.
+func (v *view) observe(update func(s *observedLease, now time.Duration) bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.observeLocked(update)
+}
+
+func (v *view) observeLocked(update func(s *observedLease, now time.Duration) bool) {
+	before := v.observed.holder()
+	if update(&v.observed, v.opts.Boot()) {
+		close(v.changed)
+		v.changed = make(chan struct{})
+	}
+	v.onObserved(before)
+}
+
+// updateWith returns a function that records a Lease if it is newer than what was
+// observed.
+func (v *view) updateWith(lease *coordinationv1.Lease, version uint64) func(*observedLease, time.Duration) bool {
+	return func(s *observedLease, now time.Duration) bool {
+		return s.updateIfNewer(lease, version, now, v.opts.Settings.Lease)
+	}
+}
+
+// write creates or updates the Lease. Once the request is sent, it waits for the
+// answer even if ctx ends: a process that is stopping must know whether it has the
+// Lease, in order to release it.
+func (v *view) write(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.opts.Settings.Request)
+	defer cancel()
+	var answer *coordinationv1.Lease
+	var err error
+	if next.ResourceVersion == "" {
+		answer, err = v.opts.Leases.Create(ctx, next, metav1.CreateOptions{})
+		if apierrors.IsNotFound(err) { // the namespace is missing: this is not a lost race
+			err = fmt.Errorf("create the Lease %s: %w", v.opts.lease(), errors.New(err.Error()))
+		}
+	} else {
+		answer, err = v.opts.Leases.Update(ctx, next, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	version, err := versionOf(answer)
+	return answer, version, err
+}
+
+// electionRecord returns the Lease as last read. The raw form is the whole spec:
+// client-go's own truncates times to seconds, so a renewal could look like no
+// change.
+func (v *view) electionRecord(leading bool) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.observed.lease == nil {
+		return nil, nil, apierrors.NewNotFound(coordinationv1.Resource("leases"), v.opts.Name)
+	}
+	raw, err := json.Marshal(v.observed.lease.Spec)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the Lease's spec: %w", err)
+	}
+	record := resourcelock.LeaseSpecToLeaderElectionRecord(&v.observed.lease.Spec)
+	if !leading {
+		record.HolderIdentity = ""
+	}
+	return record, raw, nil
+}
+
+func (v *view) isHolder() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.observed.holder() == v.opts.Identity
+}
+
+// hasRecentRenewal reports whether another replica was observed to renew this Lease so
+// recently that the claim cannot have expired.
+func (v *view) hasRecentRenewal() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.observed.renewedTerm == v.opts.Settings.Lease && v.opts.Boot()-v.observed.renewedAt <= v.opts.Settings.Lease+Spare
+}
+
+// awaitAvailable returns when the Lease is available: it has no holder, or it has expired
+// and a live read has just confirmed that it was not renewed.
+func (v *view) awaitAvailable(ctx context.Context) error {
+	for {
+		if err := v.awaitObservedAvailable(ctx); err != nil {
+			return err
+		}
+		if v.hasNoHolder() {
+			return nil
+		}
+		if err := v.read(ctx); err != nil {
+			return err
+		}
+		v.mu.Lock()
+		wait := v.untilAvailable()
+		v.mu.Unlock()
+		if wait <= 0 {
+			return nil
+		}
+	}
+}
+
+// hasNoHolder reports whether the Lease has no holder.
+func (v *view) hasNoHolder() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.observed.holder() == ""
+}
+
+func (v *view) awaitObservedAvailable(ctx context.Context) error {
+	for {
+		v.mu.Lock()
+		wait, changed := v.untilAvailable(), v.changed
+		v.mu.Unlock()
+		if wait <= 0 {
+			return nil
+		}
+		// Timers stand still while the host is suspended.
+		if err := v.waitFor(ctx, changed, min(wait, checkPeriod)); err != nil {
+			return err
+		}
+	}
+}
+
+// untilAvailable returns the time until the Lease is available. The caller holds the
+// lock.
+func (v *view) untilAvailable() time.Duration {
+	if holder := v.observed.holder(); holder != "" && (holder == v.opts.Identity || v.opts.HolderGone(holder)) {
+		return 0
+	}
+	return v.observed.availableAt(v.opts.Settings.Lease) - v.opts.Boot()
+}
+
+// waitFor waits for d. It returns early when early is readable or ctx ends.
+func (v *view) waitFor(ctx context.Context, early <-chan struct{}, d time.Duration) error {
+	timer := v.opts.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-early:
+	case <-timer.C():
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
