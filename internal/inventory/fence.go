@@ -33,18 +33,6 @@ type refusal struct {
 	reported bool
 }
 
-// fenceError returns ErrFenced while the engine refuses this process.
-func (i *Inventory) fenceError() error {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.refusal == nil {
-		return nil
-	}
-	return driver.Errorf(driver.ErrFenced, "nothing was done, because the engine has refused this process: %w", i.refusal.cause)
-}
-
-func (i *Inventory) isSuspended() bool { return i.fenceError() != nil }
-
 // suspendIfFenced suspends the driver if the engine has refused a call.
 func (i *Inventory) suspendIfFenced(err error) {
 	if !errors.Is(err, driver.ErrFenced) {

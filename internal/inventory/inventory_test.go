@@ -586,7 +586,7 @@ func TestListOfAnotherRunForgetsRates(t *testing.T) {
 	g := newFixture(t).listEngine()
 	s := g.ensureServer()
 	g.clock.Step(time.Second)
-	g.inv.recordUsage([]driver.Usage{{UID: "a", Run: s.Run, CPU: time.Second, At: g.clock.Now()}})
+	g.inv.recordUsage([]driver.Usage{{UID: "a", Run: s.Run, CPU: time.Second, At: g.clock.Now()}}, 2*g.inv.UsagePeriod)
 	if g.inv.entries["a"].rates == nil {
 		t.Fatal("no rates")
 	}

@@ -110,33 +110,6 @@ func (i *Inventory) readEngineID(ctx context.Context) (string, error) {
 	return i.id.EngineID(ctx)
 }
 
-// setEngine drops all that is known of another engine, its outage included, and
-// reports whether there was another one.
-func (i *Inventory) setEngine(id string) (replaced bool) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.engineID == id {
-		return false
-	}
-	replaced = i.engineID != ""
-	i.known, i.engineID = false, id
-	if !replaced {
-		return false
-	}
-	sendSignal(i.replaced)
-	i.seq++
-	i.replacedSeq = i.seq
-	i.failed, i.downSince, i.cause = false, time.Time{}, errNotListed
-	i.listingSince = i.Clock.Now()
-	i.backSince = i.listingSince
-	for uid, e := range i.entries {
-		e.servers = nil
-		e.forgetUsage()
-		i.pruneEntry(uid, e)
-	}
-	return true
-}
-
 // shortGap is how long an event stream may have been closed without that being worth a look at every VM. A pass
 // that found the engine unreachable then waits for longer before it reports that.
 const shortGap = time.Second
@@ -250,16 +223,6 @@ func pauseAfterRefresh(took time.Duration) time.Duration {
 	return min(3*took, maxRefreshPause)
 }
 
-func (i *Inventory) markChanged(uid types.UID) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	e := i.entryFor(uid)
-	e.changed, i.changedUIDs[uid] = true, true
-	if e.busy == 0 {
-		sendSignal(i.refreshDue)
-	}
-}
-
 // refreshChanged lists the changed UIDs: in one call, but each of those alone whose last refresh has failed, once
 // it is held back no longer. A UID with an action under way is left to the end of the action.
 func (i *Inventory) refreshChanged(ctx context.Context) error {
@@ -273,58 +236,6 @@ func (i *Inventory) refreshChanged(ctx context.Context) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// takeChanged returns the changed UIDs that are to be refreshed, by call.
-func (i *Inventory) takeChanged() [][]types.UID {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	var together []types.UID
-	var calls [][]types.UID
-	now := i.Clock.Now()
-	for uid := range i.changedUIDs {
-		e, until := i.entryFor(uid), i.held.until[uid]
-		if e.busy > 0 || now.Before(until) {
-			continue
-		}
-		e.changed = false
-		delete(i.changedUIDs, uid)
-		if until.IsZero() {
-			together = append(together, uid)
-		} else {
-			calls = append(calls, []types.UID{uid})
-		}
-	}
-	if len(together) > 0 {
-		calls = append(calls, together)
-	}
-	return calls
-}
-
-// noteRefresh holds UIDs back whose refresh has failed.
-func (i *Inventory) noteRefresh(uids []types.UID, err error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	for _, uid := range uids {
-		i.held.note(uid, err, i.Clock.Now())
-	}
-}
-
-// nextHoldOver returns a channel that is readable once a changed UID is held back no longer, nil if none is held
-// back.
-func (i *Inventory) nextHoldOver() <-chan time.Time {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	var next time.Time
-	for uid := range i.changedUIDs {
-		if until, ok := i.held.until[uid]; ok && (next.IsZero() || until.Before(next)) {
-			next = until
-		}
-	}
-	if next.IsZero() {
-		return nil
-	}
-	return i.Clock.After(next.Sub(i.Clock.Now()))
 }
 
 // holds are the UIDs that the engine failed to list. Each is listed again only after a time that doubles with

@@ -8,8 +8,6 @@ import (
 	"math"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -58,43 +56,10 @@ func (i *Inventory) sampleUsage(ctx context.Context) {
 		i.Log.V(1).Info("Usage not sampled", "driver", i.Name, "cause", err.Error())
 		return
 	}
-	i.publishChanges(i.recordUsage(usages))
-}
-
-func (i *Inventory) runningUIDs() []types.UID {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if !i.known {
-		return nil
-	}
-	uids := make([]types.UID, 0, len(i.entries))
-	for uid, e := range i.entries {
-		if len(e.servers) == 1 && hasRun(e.servers[0].State) {
-			uids = append(uids, uid)
-		}
-	}
-	return uids
+	i.publishChanges(i.recordUsage(usages, 2*i.UsagePeriod))
 }
 
 func hasRun(s driver.State) bool { return s == driver.StateRunning || s == driver.StatePaused }
-
-func (i *Inventory) recordUsage(usages []driver.Usage) []Change {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	var changes []Change
-	for _, u := range usages {
-		e := i.entries[u.UID]
-		if e == nil || len(e.servers) != 1 || e.servers[0].Run != u.Run {
-			continue
-		}
-		if e.updateRates(u, 2*i.UsagePeriod) {
-			s := e.servers[0]
-			vm := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-			changes = append(changes, Change{UID: u.UID, VM: vm, Routine: true})
-		}
-	}
-	return changes
-}
 
 // updateRates turns a sample into rates and reports whether they are to be published. The
 // first sample of a run that began less than fresh ago counts from the run's start.

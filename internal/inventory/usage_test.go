@@ -80,7 +80,7 @@ func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
 		"another run": {UID: "a", Run: "past", CPU: time.Second, At: late},
 		"no server":   {UID: "b", Run: s.Run, CPU: time.Second, At: late},
 	} {
-		if changes := g.inv.recordUsage([]driver.Usage{u}); len(changes) != 0 || g.inv.Get("a").Rates != nil {
+		if changes := g.inv.recordUsage([]driver.Usage{u}, 2*g.inv.UsagePeriod); len(changes) != 0 || g.inv.Get("a").Rates != nil {
 			t.Errorf("%s: reported %+v, rates %+v", name, changes, g.inv.Get("a").Rates)
 		}
 	}
