@@ -12,27 +12,16 @@ import (
 	"syscall"
 	"time"
 
+	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 )
 
-// stopSignals returns a context that ends with the first SIGTERM, Ctrl-C or
-// loss of the terminal. A second one ends the process immediately, which loses nothing
-// that was acknowledged.
-func stopSignals(ctx context.Context) context.Context {
-	ctx, cancel := context.WithCancel(ctx)
-	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // nohup
-		signals = append(signals, syscall.SIGHUP)
+// stopContext returns a context that ends with the first SIGTERM, Ctrl-C or loss of the terminal.
+func stopContext(ctx context.Context) context.Context {
+	if signal.Ignored(syscall.SIGHUP) { // nohup
+		return app.StopContext(ctx)
 	}
-	got := make(chan os.Signal, 2)
-	signal.Notify(got, signals...)
-	go func() {
-		<-got
-		cancel()
-		<-got
-		os.Exit(130)
-	}()
-	return ctx
+	return app.StopContext(ctx, syscall.SIGHUP)
 }
 
 // progress shows on the terminal what happens, in a few lines.

@@ -31,7 +31,7 @@ type upRun struct {
 
 // runUp starts all parts and stops them when ctx ends.
 func runUp(ctx context.Context, o *program.UpOptions, flags *pflag.FlagSet) error {
-	return (&upRun{UpOptions: o}).run(stopSignals(ctx), flags)
+	return (&upRun{UpOptions: o}).run(stopContext(ctx), flags)
 }
 
 func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {

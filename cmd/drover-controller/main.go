@@ -10,9 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"runtime/debug"
-	"syscall"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 )
@@ -25,12 +23,8 @@ func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process immediately
-	if err := app.NewCommand().ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
+	if err := app.NewCommand().ExecuteContext(app.StopContext(context.Background())); err != nil && !errors.Is(err, context.Canceled) {
 		fmt.Fprintln(os.Stderr, "drover-controller:", err)
-		stop()
-		os.Exit(1) //nolint:gocritic // stop was called
+		os.Exit(1)
 	}
 }

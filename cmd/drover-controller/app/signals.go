@@ -1,0 +1,28 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// StopContext returns a context that ends with the first Ctrl-C, SIGTERM or other of the signals. A
+// Ctrl-C after that ends the process immediately, which loses nothing that was acknowledged. Another
+// SIGTERM does not: service managers and container engines send several.
+func StopContext(parent context.Context, others ...os.Signal) context.Context {
+	ctx, cancel := context.WithCancel(parent)
+	got := make(chan os.Signal, 2)
+	signal.Notify(got, append(others, os.Interrupt, syscall.SIGTERM)...)
+	go func() {
+		<-got
+		cancel()
+		for <-got != os.Interrupt { //nolint:revive // only waits
+		}
+		os.Exit(130)
+	}()
+	return ctx
+}
