@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 )
 
@@ -67,5 +68,5 @@ Next, in another terminal:
   kubectl get vms --watch
 
 (no kubectl? "%s kubectl" is one). Ctrl-C stops Drover.
-`, time.Since(p.begin).Seconds(), plane.URL(), path, path, example, os.Args[0])
+`, time.Since(p.begin).Seconds(), plane.URL(), path, printable.ShellWord(path), printable.ShellWord(example), printable.ShellWord(os.Args[0]))
 }

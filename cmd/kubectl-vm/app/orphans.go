@@ -304,14 +304,14 @@ func (s *serversOptions) explainRemoval(ctx context.Context, ids []string) error
 func removalOf(s servers.Server) string {
 	switch s.Driver {
 	case "docker":
-		return "docker rm --force --volumes -- " + quoteShell(s.ID)
+		return "docker rm --force --volumes -- " + printable.ShellWord(s.ID)
 	case "qemu":
 		folder := fmt.Sprintf("./retained/%s.%s", s.UID, s.ID)
 		return fmt.Sprintf("in --qemu-dir: sudo pkill --full --pidfile %s -- %s; sudo rm -r %s",
-			quoteShell(folder+"/pid"), quoteShell("-uuid "+string(s.UID)), quoteShell(folder))
+			printable.ShellWord(folder+"/pid"), printable.ShellWord("-uuid "+string(s.UID)), printable.ShellWord(folder))
 	case driverPod:
 		return fmt.Sprintf("kubectl --namespace %s delete pods,persistentvolumeclaims --selector %s",
-			quoteShell(s.Namespace), quoteShell("cloudnative.tw/retained,cloudnative.tw/uid="+string(s.UID)))
+			printable.ShellWord(s.Namespace), printable.ShellWord("cloudnative.tw/retained,cloudnative.tw/uid="+string(s.UID)))
 	}
 	return fmt.Sprintf("remove %s server %s of %s/%s", s.Driver, s.ID, s.Namespace, s.Name)
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // endDelay is how long ssh may take to end after Ctrl-C.
@@ -245,13 +247,10 @@ func knownHostsFile() (string, error) {
 func quoteCommand(words []string) string {
 	quoted := make([]string, len(words))
 	for i, word := range words {
-		quoted[i] = quoteShell(word)
+		quoted[i] = printable.ShellWord(word)
 	}
 	return strings.ReplaceAll(strings.Join(quoted, " "), "%", "%%")
 }
-
-// quoteShell quotes a word for a shell.
-func quoteShell(word string) string { return "'" + strings.ReplaceAll(word, "'", "'\\''") + "'" }
 
 // quoteWord quotes a path in ssh's configuration, where a space would end it.
 func quoteWord(path string) string {

@@ -143,7 +143,7 @@ func TestRemovalOf(t *testing.T) {
 	for driver, want := range map[string]string{
 		"docker": `docker rm --force --volumes -- 'i'\''d'`,
 		"qemu":   `in --qemu-dir: sudo pkill --full --pidfile './retained/u1.i'\''d/pid' -- '-uuid u1'; sudo rm -r './retained/u1.i'\''d'`,
-		"pod":    `kubectl --namespace 'n' delete pods,persistentvolumeclaims --selector 'cloudnative.tw/retained,cloudnative.tw/uid=u1'`,
+		"pod":    `kubectl --namespace n delete pods,persistentvolumeclaims --selector cloudnative.tw/retained,cloudnative.tw/uid=u1`,
 		"fake":   "remove fake server i'd of n/a",
 	} {
 		s := servers.Server{Driver: driver, Server: streams.Server{UID: "u1", ID: "i'd", Namespace: "n", Name: "a"}}

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -103,4 +104,15 @@ func Wrap(text string, width int) []string {
 		line, length = line+word, length+size
 	}
 	return append(lines, line)
+}
+
+// plainWord matches what no shell interprets.
+var plainWord = regexp.MustCompile(`^[\w@%+=:,./-]+$`)
+
+// ShellWord returns a word as a person can paste it into a shell.
+func ShellWord(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

@@ -6,6 +6,7 @@ package printable
 import (
 	"bytes"
 	"encoding/json"
+	"os/exec"
 	"strings"
 	"testing"
 )
@@ -75,5 +76,21 @@ func TestJSON(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "<größe>") {
 		t.Errorf("plain characters are escaped: %s", out.String())
+	}
+}
+
+// TestShellWord checks that a shell reads each word as it is.
+func TestShellWord(t *testing.T) {
+	t.Parallel()
+	for word, want := range map[string]string{
+		"/var/lib/drover": "/var/lib/drover", "/home/ann's data/x": `'/home/ann'\''s data/x'`, "": "''", "a;b": "'a;b'", "~": "'~'",
+	} {
+		if got := ShellWord(word); got != want {
+			t.Errorf("%q: got %s, want %s", word, got, want)
+		}
+		out, err := exec.CommandContext(t.Context(), "sh", "-c", "printf %s "+ShellWord(word)).Output()
+		if err != nil || string(out) != word {
+			t.Errorf("%q: the shell has %q, %v", word, out, err)
+		}
 	}
 }

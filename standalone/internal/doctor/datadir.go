@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
@@ -93,14 +94,14 @@ func judgeDataDir(f dataDirFacts) []findings.Finding {
 			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err"))
 	case f.access != nil && !isOther:
 		return one(findings.Error("user %s may not write to %s: %v", f.user.Name, f.path, f.access).Means("drover up does not start.").
-			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", f.user.Name, quote(f.path)))
+			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", f.user.Name, printable.ShellWord(f.path)))
 	case errors.Is(f.ignored, fs.ErrPermission):
 		return one(findings.Note("%v", f.ignored).Means("Whether Drover runs is unknown, and its settings are not taken.").FixedByCommand("%s", f.again))
 	case f.ignored != nil:
 		return one(findings.Warning("%v", f.ignored).Means("The settings of the last drover up are not taken. The next start writes them again."))
 	case f.mode&others != 0:
 		return one(findings.Warning("other users can look into %s, whose mode is %#o", f.path, f.mode).
-			Means("It has keys with all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", quote(f.path)))
+			Means("It has keys with all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", printable.ShellWord(f.path)))
 	}
 	return one(findings.OK("%s, private to its owner", f.path))
 }
@@ -166,7 +167,7 @@ func judgeFiles(f filesFacts) []findings.Finding {
 	if len(f.foreign) > 0 {
 		all = append(all, findings.Warning("%s not user %s's: %s", countFiles(len(f.foreign), "is", "are"), f.owner.Name, shorten(f.foreign)).
 			Means("Drover may not be able to read or replace them. A command that was run as another user has made them.").
-			FixedByCommand("sudo chown --recursive --from %s %s %s", ownerOf(f.foreign[0]), f.owner.Name, quote(f.path)))
+			FixedByCommand("sudo chown --recursive --from %s %s %s", ownerOf(f.foreign[0]), f.owner.Name, printable.ShellWord(f.path)))
 	}
 	if len(f.exposed) > 0 {
 		all = append(all, findings.Warning("%s secrets that others may read: %s", countFiles(len(f.exposed), "has", "have"), shorten(f.exposed)).
@@ -189,7 +190,7 @@ func judgeFiles(f filesFacts) []findings.Finding {
 func quoteAll(paths []string) string {
 	words := make([]string, len(paths))
 	for i, path := range paths {
-		words[i] = quote(path)
+		words[i] = printable.ShellWord(path)
 	}
 	return strings.Join(words, " ")
 }

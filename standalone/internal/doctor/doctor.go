@@ -12,13 +12,12 @@ package doctor
 import (
 	"context"
 	"os"
-	"regexp"
-	"strings"
 	"time"
 
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
@@ -91,20 +90,9 @@ func (h *Host) command(verb string) string {
 		line, usual = "drover "+verb, datadir.Default(os.Getenv, h.User.ID)
 	}
 	if string(h.Layout) != usual {
-		line += " --data-dir " + quote(string(h.Layout))
+		line += " --data-dir " + printable.ShellWord(string(h.Layout))
 	}
 	return line
-}
-
-// plainWord matches what no shell interprets.
-var plainWord = regexp.MustCompile(`^[\w@%+=:,./-]+$`)
-
-// quote returns a word for a shell.
-func quote(word string) string {
-	if plainWord.MatchString(word) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 // Headings of the findings.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/qemu"
@@ -83,7 +84,7 @@ func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
 	f := qemuFacts{wanted: h.isWanted(qemu.Name), name: h.QEMU.Binary, install: installCommand("qemu-system-x86", "qemu-system-x86")}
 	program, err := h.program(&launch.Users{})
 	if err != nil {
-		f.refused, f.user, f.asUser = err, h.User, fmt.Sprintf("sudo --user %s drover doctor --data-dir %s", datadir.SudoUser(h.User.ID), quote(string(h.Layout)))
+		f.refused, f.user, f.asUser = err, h.User, fmt.Sprintf("sudo --user %s drover doctor --data-dir %s", datadir.SudoUser(h.User.ID), printable.ShellWord(string(h.Layout)))
 		return f
 	}
 	if f.version, f.missing = program.Version(ctx); f.missing == nil {
