@@ -203,7 +203,7 @@ type VirtualMachineSpec struct {
 
 	// evictionPolicy is what happens when the server is to be evicted from its
 	// node, as kubectl drain does:
-	// - Allow: the guest is shut down and comes up on another node.
+	// - Allow: the guest is shut down and comes up on another node, if its disks can follow.
 	// - Block: the eviction is refused, by a PodDisruptionBudget.
 	//
 	// Without it, evictions are allowed.
@@ -304,7 +304,7 @@ type EvictionPolicy string
 
 // The eviction policies.
 const (
-	// EvictionAllow shuts the guest down, and it comes up on another node.
+	// EvictionAllow shuts the guest down, and it comes up on another node, if its disks can follow.
 	EvictionAllow EvictionPolicy = "Allow"
 	// EvictionBlock refuses the eviction.
 	EvictionBlock EvictionPolicy = "Block"

@@ -84,7 +84,7 @@ type VirtualMachineSpecApplyConfiguration struct {
 	StorageClassName *string `json:"storageClassName,omitempty"`
 	// evictionPolicy is what happens when the server is to be evicted from its
 	// node, as kubectl drain does:
-	// - Allow: the guest is shut down and comes up on another node.
+	// - Allow: the guest is shut down and comes up on another node, if its disks can follow.
 	// - Block: the eviction is refused, by a PodDisruptionBudget.
 	//
 	// Without it, evictions are allowed.
