@@ -79,7 +79,7 @@ test: build ## test what must pass before a change lands, 12 minutes; installs w
 	@$(SUITE) gate $(PKG)
 
 .PHONY: test-full
-test-full: build ## run what is too slow for make test, in shards of at most 15 minutes; root; SHARD=qemu: one of them, make shards lists them
+test-full: build ## run what is too slow for make test, in shards of about 15 minutes or less; root; SHARD=qemu: one of them, make shards lists them
 	@hack/test-deps.sh
 	@$(SUITE) full $(SHARD)
 

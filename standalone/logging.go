@@ -19,6 +19,7 @@ import (
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/etcdlog"
 )
 
 // logging sends the log lines of all parts to one file, to keep the terminal
@@ -36,6 +37,7 @@ func startLogging(ctx context.Context, dir *datadir.Dir, verbosity int) *logging
 		dir:    dir,
 		writer: &lumberjack.Logger{Filename: dir.LogFile(), MaxSize: 20, MaxBackups: 3},
 	}
+	etcdlog.SetOutput(l.writer)
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
 	_ = flags.Set("v", strconv.Itoa(verbosity))

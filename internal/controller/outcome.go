@@ -165,7 +165,7 @@ func startsLater(operation api.OperationType, observed inventory.Observation) bo
 // recordFailure records the operation's failure in the pass's status, where the next
 // decision finds it. It records nothing while the inventory has the engine as
 // unreachable, since that is no failure of the operation. Until the inventory has
-// noticed an outage, the call counts as a failure. Nor does it while another engine
+// noticed an outage, the call counts as a failure. It also records nothing while another engine
 // answers, which knows nothing of the server.
 func (s *step) recordFailure(err error) {
 	s.operation, s.failure = "", err

@@ -36,8 +36,9 @@ type Driver interface {
 	// and left alone until the server is started or RestartRun asks for a restart.
 	//
 	// Errors: ErrInvalid or ErrUnsupported for a spec that cannot be honoured,
-	// ErrRetry for a missing image, ErrExhausted, ErrUnavailable, ErrFenced. After
-	// any other error the mutation may have been done: look before repeating it.
+	// ErrNotFound if there is no server of spec.ID, ErrRetry for a missing image,
+	// ErrExhausted, ErrUnavailable, ErrFenced, and a RecordFirstError. After any other
+	// error the mutation may have been done: look before repeating it.
 	Ensure(ctx context.Context, spec ServerSpec) (Server, error)
 
 	// Delete removes the server and everything that belongs to it, at once. With
@@ -69,8 +70,8 @@ type Driver interface {
 // Identifier reports which engine a driver talks to. Every driver implements it;
 // it is separate from Driver because only the inventory needs it.
 type Identifier interface {
-	// EngineID is the engine's lasting identity: Docker's own id, a UUID file in
-	// the fake driver's folder. At most 128 characters of [A-Za-z0-9:._-].
+	// EngineID is the engine's lasting identity: Docker's own id, a UUID file in the
+	// folder of fake and qemu, a cluster's namespace kube-system. At most 128 characters of [A-Za-z0-9:._-].
 	EngineID(ctx context.Context) (string, error)
 }
 
@@ -553,8 +554,8 @@ type Exit struct {
 	StopRequested bool
 }
 
-// ByHost reports whether not the guest has ended the run, but its host, or who empties that. Such a
-// server is started again whatever its restart policy.
+// ByHost reports whether the host, or someone who drains it, has ended the run, and not the guest. Such
+// a server is started again whatever its restart policy.
 func (e *Exit) ByHost() bool { return e.StopRequested || e.Reason == ExitHostShutdown }
 
 // NeverRan reports whether no guest has run.

@@ -61,8 +61,9 @@ func (g *Guard) Epoch() uint64 {
 }
 
 // Enter begins a call. It fails when the guard is closed or about to lapse. The
-// returned context ends when the guard closes. The caller must call leave when the
-// call ends.
+// returned context ends when the guard lapses or is revoked, which package fencing turns
+// into driver.ErrDeposed; a release lets calls finish. The caller must call leave when
+// the call ends.
 func (g *Guard) Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -13,11 +13,11 @@ import (
 // stableRun is how long a run must last for the count of crashes in a row to start
 // from zero at its end.
 //
-// recordSuccess (outcome.go) counts a start after a crash in status.operation, whose
-// failure is then Exited. When the run is stable, planRunning sets no Operation, which
-// ends the count. memory.go measures the run by this process's clock. Only starts by
-// Drover count: under docker the engine itself restarts a container that ended, and a
-// server gets here where the engine does not, or has given up.
+// countShortRun (internal/controller/outcome.go) counts a start after a crash in
+// status.operation, whose failure is then Exited, and countUntilStable (power.go) keeps the
+// count until the run is stable, which internal/controller/memory.go measures by this
+// process's clock. Only starts by Drover count: under docker the engine itself restarts a
+// container that ended, and a server gets here where the engine does not, or has given up.
 const stableRun = 10 * time.Second
 
 // decideEnded applies the restart policy to a server that is off.
@@ -44,8 +44,8 @@ func hasEndedUnasked(in Input) bool {
 	return server.Exit.HasEnded && (server.Disruption != "" || !IsStoppedByDrover(in.VM.Status, server.Run))
 }
 
-// wasEndedByOthers reports whether not the guest but its host, or who empties that, has ended the run. A
-// disruption that follows an end which was reported, such as the drain of a pod that had failed, has not.
+// wasEndedByOthers reports whether the host, or someone who drains it, has ended the run, and not the guest. A
+// disruption after a reported end, such as the drain of a pod that had failed, does not count.
 func wasEndedByOthers(in Input) bool {
 	server, known, operation := in.Observed.Server, in.VM.Status.Server, in.VM.Status.Operation.Type
 	isSettled := known.State == StateStopped && known.Run == server.Run && operation != api.OperationStart
@@ -53,7 +53,7 @@ func wasEndedByOthers(in Input) bool {
 }
 
 // hasNeverRun reports whether no guest has run in the run that is over. A host that is back after a crash may
-// refuse a server that was seen to run, or know it no more.
+// refuse a server that was seen to run, or no longer know it.
 func hasNeverRun(in Input) bool {
 	server, known := in.Observed.Server, in.VM.Status.Server
 	wasSeen := known.Run != "" && known.Run == server.Run || !in.Since.Run.IsZero()
@@ -77,7 +77,7 @@ func IsStoppedByDrover(status Status, run string) bool {
 }
 
 // planStartAgain starts a server that was ended by its guest or by others, or never ran: at once after a stable run and
-// after the first that was too short, with growing delays after more of them.
+// after the first that was too short, with growing delays (Backoff) after more of them.
 // A changed spec, which may help, does not wait.
 func planStartAgain(in Input, power Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
@@ -107,8 +107,8 @@ func failedStarts(in Input) int32 {
 }
 
 // runTime returns how long the run that is over has lasted: by this process's clock
-// if it observed the run, else by the engine's. Of one that follows a crash, and whose
-// start is not known any more, nothing has proven that it was stable.
+// if it observed the run, else by the engine's. A run after a crash whose start is unknown
+// counts as 0: nothing proves that it was stable.
 func runTime(in Input) time.Duration {
 	switch {
 	case !in.Since.Run.IsZero():

@@ -47,12 +47,12 @@ var All = []Bug{
 		"	guarded, epoch, leave, err = gate.Enter(ctx)\n	if BUG && err != nil {\n		return ctx, gate.(interface{ Epoch() uint64 }).Epoch(), func() {}, nil\n	}\n	return guarded, epoch, leave, err\n",
 	}}},
 	{"lease-taken-early", "O5", []Edit{{
-		"internal/leader/wait.go", "	return l.observed.availableAt(l.opts.Settings.Lease) - l.opts.Boot()",
-		"	if BUG {\n		return l.observed.availableAt(l.opts.Settings.Lease) - l.opts.Boot() - 9*time.Second\n	}\n	return l.observed.availableAt(l.opts.Settings.Lease) - l.opts.Boot()",
+		"internal/leader/view.go", "	return v.observed.availableAt(v.opts.Settings.Lease) - v.opts.Boot()",
+		"	if BUG {\n		return v.observed.availableAt(v.opts.Settings.Lease) - v.opts.Boot() - 9*time.Second\n	}\n	return v.observed.availableAt(v.opts.Settings.Lease) - v.opts.Boot()",
 	}}},
 	{"release-of-the-successor", "O5", []Edit{
-		{"internal/leader/lock.go", "	if l.observed.holder() != l.opts.Identity {\n		return nil, ErrNotLeading", "	if l.observed.holder() != l.opts.Identity && !BUG {\n		return nil, ErrNotLeading"},
-		{"internal/leader/lock.go", "readErr == nil && !l.isHolder() {", "readErr == nil && !l.isHolder() && !BUG {"},
+		{"internal/leader/lock.go", "	if l.lease.observed.holder() != l.opts.Identity {\n		return nil, ErrNotLeading", "	if l.lease.observed.holder() != l.opts.Identity && !BUG {\n		return nil, ErrNotLeading"},
+		{"internal/leader/lock.go", "readErr == nil && !l.lease.isHolder() {", "readErr == nil && !l.lease.isHolder() && !BUG {"},
 	}},
 	{"foreign-servers", "O6", []Edit{
 		{"internal/driver/fake/driver.go", "		if r.ClusterID == d.clusterID {\n			servers", "		if r.ClusterID == d.clusterID || BUG {\n			servers"},

@@ -26,8 +26,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// Images of the demo guest (examples/demo-guest) that GuestImages puts into the
-// Docker engine.
+// Images of the demo guest (examples/demo-guest) that tests put into the Docker engine.
 var (
 	// GuestPlain ends on SIGTERM.
 	GuestPlain = ImageName("plain")

@@ -62,6 +62,7 @@ var packages = []testPackage{
 	{"internal/policy/decisions", cached, 32},
 	{"standalone/internal/command", cached, 32},
 	{"standalone/internal/datadir", cached, 32},
+	{"standalone/internal/etcdlog", cached, 32},
 	{"standalone/internal/kubeconfig", cached, 32},
 	{"standalone/internal/pki", cached, 32},
 	{"standalone/internal/port", cached, 32},

@@ -97,9 +97,8 @@ type VirtualMachineSpec struct {
 	// +required
 	Resource corev1.ResourceList `json:"resource"`
 
-	// driver is the name of the driver that runs the server, for example docker,
-	// qemu or fake. Empty means the first driver of the controller. It is
-	// immutable.
+	// driver is the name of the driver that runs the server: docker, qemu, pod or
+	// fake. Empty means the first driver of the controller. It is immutable.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`

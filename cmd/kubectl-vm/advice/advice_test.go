@@ -75,7 +75,7 @@ func checkAdvice(t *testing.T, name, reason string, table map[string]Advice) {
 	case a.Need >= Attention && a.Do == "":
 		t.Errorf("%s needs a person, and there is nothing to do", name)
 	}
-	for _, driver := range []string{"", docker, qemu} {
+	for _, driver := range []string{"", docker, qemu, pod} {
 		if left := placeholder.FindString(a.Steps(names(driver))); left != "" {
 			t.Errorf("%s: %s is not replaced", name, left)
 		}

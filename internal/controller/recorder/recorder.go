@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package recorder collects the records of decisions while a controller runs: the last ones in
-// memory, and all of them in a file if one is named.
+// memory, and the last 32 to 64 MiB in a file if one is named.
 //
 // Start with Recorder. It never waits for anything but a lock that is held for a moment: records
 // are encoded when someone reads them, and file.go writes them in a goroutine of its own.

@@ -88,8 +88,8 @@ func (d *Driver) newConvergence(spec driver.ServerSpec) *convergence {
 	return &convergence{writer: &writer{Instance: d.reader.New(spec), client: d.Client, epoch: spec.Epoch}, driver: d, spec: spec}
 }
 
-// recordUnknown has the objects of a server recorded of which nothing is recorded or known yet. What
-// there is all the same is found by the next call, which refuses what has not that nonce.
+// recordUnknown records the objects of a server of which nothing is recorded or known yet. If one
+// exists anyway, the next call finds it, and refuses it unless it has that nonce.
 func (c *convergence) recordUnknown(ctx context.Context) error {
 	if c.spec.ID != "" || len(c.spec.Objects) > 0 {
 		return nil
@@ -300,7 +300,7 @@ func (c *convergence) setMeta(p *corev1.Pod) {
 	}
 }
 
-// readPod reads a pod whose name was taken, by an earlier try or another leader, or by what is foreign.
+// readPod reads a pod whose name was taken, by an earlier try or another leader, or by an object that is not Drover's.
 func (c *convergence) readPod(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err

@@ -131,8 +131,8 @@ func seedArguments(fd int) []string {
 	return []string{"-blockdev", node.Text(), "-device", diskDevice("seed", Object{"serial": SeedSerial})}
 }
 
-// Arguments returns the command line of a description and the files that it names. It refuses
-// what QEMU would misunderstand.
+// Arguments returns QEMU's arguments for a description; files are those that it names, opened. It
+// refuses what QEMU would misunderstand.
 func (c Config) Arguments(files *Files) ([]string, error) {
 	if err := c.check(files); err != nil {
 		return nil, err

@@ -29,9 +29,8 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// - rootDisk: the size of the root disk in bytes, 1Mi to 1Pi. It may only
 	// grow. Without it, the driver chooses the size.
 	Resource *v1.ResourceList `json:"resource,omitempty"`
-	// driver is the name of the driver that runs the server, for example docker,
-	// qemu or fake. Empty means the first driver of the controller. It is
-	// immutable.
+	// driver is the name of the driver that runs the server: docker, qemu, pod or
+	// fake. Empty means the first driver of the controller. It is immutable.
 	Driver *string `json:"driver,omitempty"`
 	// image is what the server boots. Without it, the driver's default is used, if
 	// the driver has one. The image of a machine (qemu) that has a root disk

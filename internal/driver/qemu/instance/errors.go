@@ -80,8 +80,8 @@ func IsBroken(err error) bool {
 	return broken
 }
 
-// ClassifyObserveError classifies the error of a failed observation: a broken server's
-// own is ErrRetry, any other is ErrUnavailable.
+// ClassifyObserveError classifies the error of a failed observation: fs.ErrNotExist stays as
+// it is, a broken server's own is ErrRetry, any other is ErrUnavailable.
 func ClassifyObserveError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -53,7 +53,7 @@ type Instance struct {
 	// RunState is QEMU's run state, empty if QEMU does not answer; silence says why.
 	RunState string
 	QueryErr error
-	// Exit is how the last run ended; nil during a run and before the first. exitErr is why
+	// Exit is how the last run ended; nil during a run and before the first. ExitErr is why
 	// it could not be recorded.
 	Exit    *driver.Exit
 	ExitErr error

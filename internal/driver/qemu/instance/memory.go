@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// DefaultReserve is the minimum that is reserved of the host's memory, and reservePart
+// DefaultReserve is the minimum that is reserved of the host's memory, and ReservePart
 // the divisor that gives the reserve of a larger host.
 const (
 	DefaultReserve = 512 << 20
