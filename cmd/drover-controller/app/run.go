@@ -101,7 +101,7 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, guard *lead
 // configFor returns the client configuration of this program.
 func configFor(o *Options, cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = o.KubeAPIQPS
+	cfg.QPS = -1 // the server's priority and fairness limit it
 	addCrashPoints(cfg)
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
@@ -147,6 +147,9 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 			return nil, err
 		}
 	}
+	if err := o.skipAddressesInUse(ctx); err != nil {
+		return nil, err
+	}
 	options := ctrl.Options{
 		Scheme: scheme, Logger: ctrl.Log,
 		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
@@ -156,7 +159,7 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 		GracefulShutdownTimeout: &o.StopTimeout,
 	}
 	setElectionOptions(&options, o, lock)
-	mgr, err := managerAtFreePorts(ctx, o, cfg, options)
+	mgr, err := ctrl.NewManager(cfg, options)
 	if err != nil {
 		return nil, err
 	}

@@ -3,8 +3,8 @@
 
 // Package status shows an installation at a glance: what runs, since when, on which engines.
 //
-// Start with Gather. It only reads: the data dir, the API server, the engines, and the
-// controller's metrics where they are served. print.go shows the result to people.
+// Start with Gather. It only reads: the data dir, the API server and the engines. print.go
+// shows the result to people.
 package status
 
 import (
@@ -139,7 +139,6 @@ func Gather(ctx context.Context, h *doctor.Host) (*Status, error) {
 	surveyed := s.survey(ctx, h) // before the API: a VirtualMachine that is new then owns its server
 	owners := s.readAPI(ctx, h)
 	s.setDrivers(h, surveyed, owners)
-	s.readMetrics(ctx, h)
 	s.Warnings = append(s.Warnings, <-warnings...)
 	return s, nil
 }

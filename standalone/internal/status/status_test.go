@@ -7,12 +7,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -166,48 +163,6 @@ func TestDrivers(t *testing.T) {
 	if d := s.Drivers[0]; d.Orphans != nil {
 		t.Errorf("without the API: %d orphans", *d.Orphans)
 	}
-}
-
-// TestMetrics checks what the controller's metrics add to the warnings, and that an endpoint
-// which fails, or answers without end, adds nothing.
-func TestMetrics(t *testing.T) {
-	t.Parallel()
-	endless := make(chan struct{})
-	t.Cleanup(func() { close(endless) })
-	for name, c := range map[string]struct {
-		handle http.HandlerFunc
-		want   []string
-	}{
-		"all well": {answer("# TYPE drover_engine_up gauge\ndrover_engine_up{driver=\"docker\"} 1\ndrover_engine_fenced{driver=\"docker\"} 0\n"), nil},
-		"alarms": {answer("# TYPE drover_engine_up gauge\ndrover_engine_up{driver=\"docker\"} 0\ndrover_engine_up{driver=\"qemu\"} 1\n" +
-			"# TYPE drover_engine_fenced gauge\ndrover_engine_fenced{driver=\"qemu\"} 1\n# TYPE drover_orphan_sweep_frozen gauge\ndrover_orphan_sweep_frozen{driver=\"fake\"} 1\n"), []string{"docker", "fake", "qemu"}},
-		"garbage":       {answer("<html>"), nil},
-		"wants a login": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, nil},
-		"hangs":         {func(http.ResponseWriter, *http.Request) { <-endless }, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := httptest.NewServer(c.handle)
-			if name != "hangs" {
-				t.Cleanup(server.Close)
-			}
-			s, h := &Status{State: StateReady}, &doctor.Host{}
-			h.Addresses = map[string]string{"--metrics-bind-address": strings.TrimPrefix(server.URL, "http://")}
-			s.readMetrics(t.Context(), h)
-			var got []string
-			for _, f := range s.Warnings {
-				got = append(got, f.Name)
-			}
-			slices.Sort(got)
-			if !slices.Equal(got, c.want) {
-				t.Errorf("got %q, want %q", got, c.want)
-			}
-		})
-	}
-}
-
-func answer(text string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(text)) }
 }
 
 // gather reads the status as the command does.
