@@ -67,8 +67,6 @@ type Options struct {
 	// Started, if not nil, is called once the cache is filled and this process
 	// leads or stands by.
 	Started func()
-	// Elected, if not nil, is called once this process leads, with its epoch.
-	Elected func(epoch uint64)
 }
 
 // NewOptions returns the defaults.

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -78,7 +77,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	if err := addRunnables(ctx, mgr, o, guard, controller.Options{
+	if err := addRunnables(ctx, mgr, o, controller.Options{
 		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
 		Epoch: guard.Epoch, MayAct: guard.Check, Decisions: history,
 	}); err != nil {
@@ -88,14 +87,14 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 }
 
 // addRunnables adds what this process runs to the manager.
-func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, guard *leader.Guard, of controller.Options) error {
+func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
 	if err := addDriverControllers(ctx, mgr, o, of); err != nil {
 		return err
 	}
 	if err := addStreams(ctx, mgr, o, of); err != nil {
 		return err
 	}
-	return addHooks(mgr, o, guard)
+	return mgr.Add(&starter{mgr: mgr, started: o.Started})
 }
 
 // configFor returns the client configuration of this program.
@@ -121,18 +120,6 @@ func (s *starter) Start(ctx context.Context) error {
 		s.started()
 	}
 	return nil
-}
-
-// addHooks has the manager call Started, and on the leader Elected.
-func addHooks(mgr ctrl.Manager, o *Options, guard *leader.Guard) error {
-	err := mgr.Add(&starter{mgr: mgr, started: o.Started})
-	if err != nil || o.Elected == nil {
-		return err
-	}
-	return mgr.Add(manager.RunnableFunc(func(context.Context) error {
-		o.Elected(guard.Epoch())
-		return nil
-	}))
 }
 
 func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, error) {
