@@ -43,7 +43,7 @@ func (o *upRun) controllerComponents(plane *controlplane.Config, console *progre
 
 func (o *upRun) controllerComponent(plane *controlplane.Config) supervisor.Component {
 	started := make(chan struct{})
-	o.Controller.Started, o.Controller.Elected = func() { close(started) }, o.recorder.SetEpoch
+	o.Controller.Started = func() { close(started) }
 	return supervisor.Component{
 		Name: "drover-controller", Within: time.Minute, StopBy: controllerStopTimeout,
 		Run: func(ctx context.Context) error {

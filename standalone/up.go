@@ -48,7 +48,6 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	if err != nil {
 		return dir.Describe(err)
 	}
-	context.AfterFunc(ctx, func() { _ = dir.ClearReady() })
 	console := &progress{out: o.Out, begin: begin}
 	o.recorder = runstate.NewRecorder(droverVersion, clock.RealClock{}, dir.SetRunState)
 	parts, err := o.components(plane, console)
@@ -56,9 +55,13 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 		return err
 	}
 	console.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
-	o.recorder.Begin(plane.URL(), flags, os.Getenv, parts)
+	o.recorder.Begin(plane.URL(), flags, os.Getenv)
+	context.AfterFunc(ctx, func() {
+		_ = dir.ClearReady()
+		o.recorder.Stopping()
+	})
 	defer func() { o.recorder.End(err) }()
-	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: supervisor.Observers{console, o.recorder}}
+	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: console}
 	err = runner.Run(ctx, parts, func() error {
 		console.printNextSteps(plane, o.ExampleManifest())
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage

@@ -56,7 +56,7 @@ func TestHiddenProcess(t *testing.T) {
 	m := Machine{Path: t.TempDir(), UUID: "0c6f2f4a-0000-4000-8000-000000000001", Staging: folder(t.TempDir())}
 	lock, err := m.ClaimRun()
 	assert.NoError(t, err)
-	config := launch.Config{Version: launch.Version, UUID: m.UUID, ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
+	config := launch.Config{UUID: m.UUID, ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
 	program := &Program{Name: hides, Users: users, Log: logr.Discard()}
 	ended, err := m.startProcess(t.Context(), program, config, &launch.Files{}, lock)
 	assert.NoError(t, err)

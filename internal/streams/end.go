@@ -89,6 +89,8 @@ func asFailure(err error) *apierrors.StatusError {
 	switch {
 	case errors.Is(err, driver.ErrNotFound):
 		return failure(http.StatusConflict, metav1.StatusReasonConflict, "there is no server: %v", err)
+	case errors.Is(err, driver.ErrConsoleTaken):
+		return failure(http.StatusConflict, streams.ReasonConsoleTaken, "%v", err)
 	case errors.Is(err, driver.ErrRetry):
 		return failure(http.StatusConflict, metav1.StatusReasonConflict, "%v", err)
 	case errors.Is(err, driver.ErrCommandNotFound):

@@ -52,7 +52,6 @@ type Handler struct {
 	Options
 	times     times
 	admission admission
-	holders   holders
 }
 
 // times are how long things may take.

@@ -125,8 +125,8 @@ func TestCommandEndsWithClient(t *testing.T) {
 	f.wantEnd(t, `"end"="the client left"`)
 }
 
-// TestConsole checks that both of two callers read, that the second to write is refused by
-// name, and that the end of the server has a reason of its own.
+// TestConsole checks that both of two callers read, that the second to write is refused, and
+// that the end of the server has a reason of its own.
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
@@ -139,7 +139,7 @@ func TestConsole(t *testing.T) {
 	bob.expect(t, "again")
 	bob.write(t, "me too")
 	status := statusError(<-bob.end)
-	if status.Reason != streams.ReasonConsoleTaken || !strings.HasPrefix(status.Message, "alice has been writing to this console since 20") {
+	if status.Reason != streams.ReasonConsoleTaken {
 		t.Errorf("the second to write sees %+v", status)
 	}
 
@@ -150,18 +150,6 @@ func TestConsole(t *testing.T) {
 	f.waitForEnds(t, 2)
 	if f.console.closed != 2 {
 		t.Errorf("%d consoles were closed, of 2", f.console.closed)
-	}
-}
-
-// TestConsoleTakenElsewhere checks the refusal if the writer is not known here.
-func TestConsoleTakenElsewhere(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, nil)
-	f.console.writer = &echoCaller{}
-	bob := f.startConsole(t, "bob")
-	bob.write(t, "x")
-	if status := statusError(<-bob.end); status.Reason != streams.ReasonConsoleTaken || !strings.HasPrefix(status.Message, "another session writes") {
-		t.Errorf("the end is %+v", status)
 	}
 }
 

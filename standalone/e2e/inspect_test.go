@@ -86,12 +86,8 @@ type statusReport struct {
 	State, Version, Failure string
 	PID                     int
 	API                     *struct{ URL, Version, Error string }
-	Leader                  *struct {
-		Identity string
-		Epoch    uint64
-	}
-	Components []struct{ Name, State string }
-	Drivers    []struct {
+	Leader                  *struct{ Identity string }
+	Drivers                 []struct {
 		Driver, EngineID, Error string
 		IsDefault, IsOff        bool
 		Servers, Running        int
@@ -121,7 +117,7 @@ func (s statusReport) summarize() string {
 		text += ", API " + s.API.Version + s.API.Error
 	}
 	if s.Leader != nil {
-		text += fmt.Sprintf(", leads %t", s.Leader.Epoch > 0)
+		text += fmt.Sprintf(", leads %t", strings.HasPrefix(s.Leader.Identity, "drover_up_"))
 	}
 	for _, d := range s.Drivers {
 		orphans := "?"

@@ -4,7 +4,6 @@
 package kubectlvm
 
 import (
-	"context"
 	"encoding/json"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -124,25 +123,6 @@ func TestTop(t *testing.T) {
 		t.Errorf("by name, the first is not big:\n%s", out)
 	}
 	u.fails(1, []string{"allowed are cpu, memory and name"}, "top", "--sort-by=age")
-}
-
-// TestTopFollows reads what is printed where there is no terminal.
-func TestTopFollows(t *testing.T) {
-	t.Parallel()
-	u := newUser(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	top := u.start(ctx, "top", "--watch")
-	u.create("web")
-	top.out.waitFor(t, "1 VM (1 Active)")
-	u.must("stop", "web")
-	top.out.waitFor(t, "1 VM (1 Stopped)")
-	u.must("delete", "web", "--yes")
-	top.out.waitFor(t, "0 VMs  CPU")
-	cancel()
-	if code := top.wait(t); code != 0 || top.errs.String() != "" || strings.Contains(top.out.String(), "\x1b") {
-		t.Errorf("it ended with %d: %q", code, top.errs.String())
-	}
 }
 
 func TestExplain(t *testing.T) {

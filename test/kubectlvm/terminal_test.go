@@ -121,28 +121,6 @@ func TestQuestionEndsByCtrlC(t *testing.T) {
 	tty.close()
 }
 
-// TestTopOnATerminal draws on a screen of its own, and leaves it.
-func TestTopOnATerminal(t *testing.T) {
-	t.Parallel()
-	u := newUser(t)
-	for _, name := range []string{"a", "b", "c", "d"} {
-		u.must("create", name, "--driver=fake")
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	tty := newTerminal(t, 40, 6)
-	tty.start(ctx, u, "top", "--watch", "--sort-by=name")
-	tty.text.waitFor(t, "(2 more)")
-	cancel()
-	if code := tty.wait(t); code != 0 {
-		t.Errorf("it ended with %d", code)
-	}
-	text := tty.close()
-	if !strings.HasPrefix(text, "\x1b[?1049h\x1b[?25l") || !strings.HasSuffix(text, "\x1b[?25h\x1b[?1049l") {
-		t.Errorf("it began with %q and ended with %q", text[:20], text[len(text)-20:])
-	}
-}
-
 // TestColors looks for sequences that only a terminal may get.
 func TestColors(t *testing.T) {
 	u := newUser(t)
@@ -201,7 +179,7 @@ func TestCompletion(t *testing.T) {
 		"db\tActive\n:4\n":              {"stop", n, "web", ""},
 		":4\n":                          {"explain", n, "web", ""},
 		"http\t18095:80\n:4\n":          {"port", "rm", n, "web", ""},
-		"docker\nfake\npod\nqemu\n:4\n": {"create", n, "--driver", ""},
+		"docker\nqemu\npod\nfake\n:4\n": {"create", n, "--driver", ""},
 		"bash\nzsh\nfish\n:4\n":         {"completion", ""},
 	} {
 		assert.Eventually(t, "a completion by an API server that answers in time", func(testing.TB) error {

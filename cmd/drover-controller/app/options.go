@@ -43,8 +43,7 @@ type Options struct {
 	PprofAddress   string
 	// explicit records which addresses were set by a flag or a variable: if one of
 	// these is in use, that is an error.
-	explicit   struct{ metrics, health bool }
-	KubeAPIQPS float32
+	explicit struct{ metrics, health bool }
 
 	UsagePeriod  time.Duration
 	ListPeriod   time.Duration
@@ -68,8 +67,6 @@ type Options struct {
 	// Started, if not nil, is called once the cache is filled and this process
 	// leads or stands by.
 	Started func()
-	// Elected, if not nil, is called once this process leads, with its epoch.
-	Elected func(epoch uint64)
 }
 
 // NewOptions returns the defaults.
@@ -78,7 +75,7 @@ func NewOptions() *Options {
 		Threads: 16, VMDriver: registry.Auto,
 		LeaderElect: true, Election: leader.DefaultSettings(), LeaseLockName: "drover-controller",
 		StopTimeout:    5 * time.Second,
-		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", PprofAddress: "0", KubeAPIQPS: -1,
+		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", PprofAddress: "0",
 		UsagePeriod: 30 * time.Second, ListPeriod: 30 * time.Second,
 		OrphanGrace: time.Minute, OrphanPolicy: string(inventory.OrphanDelete),
 		Streams: defaultStreams(), Drivers: registry.DefaultSettings(),
@@ -115,7 +112,6 @@ func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MetricsCertDir, "metrics-cert-dir", o.MetricsCertDir, "folder with tls.crt and tls.key for --metrics-secure; empty means a self-signed certificate")
 	fs.Var(address{&o.HealthAddress, &o.explicit.health}, "health-probe-bind-address", "address of /healthz and /readyz; 0 turns them off, and a default address that is in use is skipped")
 	fs.StringVar(&o.PprofAddress, "pprof-bind-address", o.PprofAddress, "address of /debug/pprof, which shows the program's internals without authentication; 0 turns it off")
-	fs.Float32Var(&o.KubeAPIQPS, "kube-api-qps", o.KubeAPIQPS, "requests per second to the API server; negative leaves the limit to the server's priority and fairness")
 	fs.DurationVar(&o.UsagePeriod, "usage-period", o.UsagePeriod, "time between usage samples")
 	fs.DurationVar(&o.ListPeriod, "list-period", o.ListPeriod, "time between complete lists of an engine; its events are watched in between")
 	fs.DurationVar(&o.OrphanGrace, "orphan-grace", o.OrphanGrace, "how long a server must have been without a VirtualMachine before it is removed")

@@ -36,7 +36,8 @@ func listen(t *testing.T) string {
 func startTestManager(t *testing.T, o *Options, fails bool) error {
 	t.Helper()
 	cfg := &rest.Config{Host: "127.0.0.1:1"}
-	mgr, err := managerAtFreePorts(t.Context(), o, cfg, ctrl.Options{
+	assert.NoError(t, o.skipAddressesInUse(t.Context()))
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Metrics: metricsOptions(o), HealthProbeBindAddress: o.HealthAddress,
 	})
 	if err != nil {

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -78,7 +77,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	if err := addRunnables(ctx, mgr, o, guard, controller.Options{
+	if err := addRunnables(ctx, mgr, o, controller.Options{
 		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
 		Epoch: guard.Epoch, MayAct: guard.Check, Decisions: history,
 	}); err != nil {
@@ -88,20 +87,20 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 }
 
 // addRunnables adds what this process runs to the manager.
-func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, guard *leader.Guard, of controller.Options) error {
+func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
 	if err := addDriverControllers(ctx, mgr, o, of); err != nil {
 		return err
 	}
 	if err := addStreams(ctx, mgr, o, of); err != nil {
 		return err
 	}
-	return addHooks(mgr, o, guard)
+	return mgr.Add(&starter{mgr: mgr, started: o.Started})
 }
 
 // configFor returns the client configuration of this program.
 func configFor(o *Options, cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = o.KubeAPIQPS
+	cfg.QPS = -1 // the server's priority and fairness limit it
 	addCrashPoints(cfg)
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
@@ -123,18 +122,6 @@ func (s *starter) Start(ctx context.Context) error {
 	return nil
 }
 
-// addHooks has the manager call Started, and on the leader Elected.
-func addHooks(mgr ctrl.Manager, o *Options, guard *leader.Guard) error {
-	err := mgr.Add(&starter{mgr: mgr, started: o.Started})
-	if err != nil || o.Elected == nil {
-		return err
-	}
-	return mgr.Add(manager.RunnableFunc(func(context.Context) error {
-		o.Elected(guard.Epoch())
-		return nil
-	}))
-}
-
 func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, api.AddToScheme} {
@@ -147,6 +134,9 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 			return nil, err
 		}
 	}
+	if err := o.skipAddressesInUse(ctx); err != nil {
+		return nil, err
+	}
 	options := ctrl.Options{
 		Scheme: scheme, Logger: ctrl.Log,
 		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
@@ -156,7 +146,7 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 		GracefulShutdownTimeout: &o.StopTimeout,
 	}
 	setElectionOptions(&options, o, lock)
-	mgr, err := managerAtFreePorts(ctx, o, cfg, options)
+	mgr, err := ctrl.NewManager(cfg, options)
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,6 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
@@ -36,7 +35,6 @@ type options struct {
 	description string
 	runFolder   string
 	termination string
-	program     string
 	version     bool
 }
 
@@ -45,7 +43,6 @@ func parseOptions(arguments []string) (options, error) {
 	flags := flag.NewFlagSet("drover-machine", flag.ContinueOnError)
 	o.addPlaces(flags)
 	flags.StringVar(&o.termination, "termination-message", "/dev/termination-log", "file that gets, as JSON, why the program has ended")
-	flags.StringVar(&o.program, "qemu", machine.DefaultProgram, "QEMU to run")
 	flags.BoolVar(&o.version, "version", false, "print the version and exit")
 	if err := flags.Parse(arguments); err != nil {
 		return o, err

@@ -177,7 +177,7 @@ func (r *run) openOutput() (write *os.File, err error) {
 
 func (r *run) newProgram() (*machine.Program, error) {
 	users, err := launch.NewUsers("", "") // a container has no other
-	return &machine.Program{Name: r.options.program, Users: users, Log: r.log}, err
+	return &machine.Program{Name: machine.DefaultProgram, Users: users, Log: r.log}, err
 }
 
 // prepare makes what the machine needs, and opens the files that QEMU is to get.

@@ -206,53 +206,6 @@ func TestRestartHasAlwaysANewTime(t *testing.T) {
 	}
 }
 
-func TestForeignOwner(t *testing.T) {
-	entry := func(manager, subresource string, operation metav1.ManagedFieldsOperationType, fields string) metav1.ManagedFieldsEntry {
-		return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, Operation: operation, FieldsV1: metav1.NewFieldsV1(fields)}
-	}
-	tests := map[string]struct {
-		entry metav1.ManagedFieldsEntry
-		want  bool
-	}{
-		"applied by another":  {entry("flux", "", metav1.ManagedFieldsOperationApply, `{"f:spec":{"f:action":{}}}`), true},
-		"another field":       {entry("flux", "", metav1.ManagedFieldsOperationApply, `{"f:spec":{"f:resource":{}}}`), false},
-		"by a user's edit":    {entry("kubectl-edit", "", metav1.ManagedFieldsOperationUpdate, `{"f:spec":{"f:action":{}}}`), false},
-		"by this program":     {entry(fieldManager, "", metav1.ManagedFieldsOperationApply, `{"f:spec":{"f:action":{}}}`), false},
-		"what cannot be read": {entry("flux", "", metav1.ManagedFieldsOperationApply, `[`), false},
-	}
-	for name, test := range tests {
-		vm := vmWith(api.PhaseActive, api.ReasonRunning, "True").Meta(func(m *metav1.ObjectMeta) { m.ManagedFields = []metav1.ManagedFieldsEntry{test.entry} }).Obj()
-		if got := foreignOwner(vm, "action"); (got != "") != test.want {
-			t.Errorf("%s: %q", name, got)
-		}
-	}
-}
-
-func TestDownloadRate(t *testing.T) {
-	var d download
-	at := now
-	for _, message := range []string{"pulling nginx", "pulling nginx: 10% (10.0/100.0 MB)", "pulling nginx: 30% (30.0/100.0 MB)", "fetching https://x/34.5 MB.img: 50% (50.0/100.0 MB)"} {
-		d.sample(message, at)
-		at = at.Add(2 * time.Second)
-	}
-	if got := d.rateText(at); got != ", 10.0MB/s" || d.size() != 100e6 {
-		t.Errorf("the rate is %q of %g, want 10 MB/s of 100 MB", got, d.size())
-	}
-	if got := d.describe("fetching https://x/34.5 MB.img: 50% (50.0/100.0 MB)", at); got != "■■■■■····· 50% of 100MB, 10.0MB/s, 5s left  fetching https://x/34.5 MB.img" {
-		t.Errorf("it is described as %q", got)
-	}
-	if got := d.rateText(at.Add(time.Minute)); got != "" {
-		t.Errorf("a download that has not moved for a minute has the rate %q", got)
-	}
-	d.sample("fetching other: 2.0 MB", at)
-	if got := d.rateText(at); got != "" {
-		t.Errorf("a download that began again has the rate %q", got)
-	}
-	if got := d.describe("fetching other: 2.0 MB", at); got != "2.00MB  fetching other" {
-		t.Errorf("one of an unknown size is described as %q", got)
-	}
-}
-
 func TestGoalReady(t *testing.T) {
 	restarting := vmWith(api.PhaseActive, api.ReasonRunning, "True").RestartedAt(now)
 	tests := map[string]struct {

@@ -54,15 +54,11 @@ type specChange struct {
 // changeOptions change the spec of one VM, and say what applies at once.
 type changeOptions struct {
 	*Options
-	output  outputFlag
-	dryRun  dryRun
 	wait    bool
 	timeout time.Duration
 }
 
 func (c *changeOptions) addFlags(cmd *cobra.Command) {
-	c.output.add(cmd)
-	c.dryRun.addFlag(cmd)
 	cmd.Flags().BoolVar(&c.wait, "wait", true, "wait for the controller to say what applies at once")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", defaultEffectWait, "how long to wait for that")
 }
@@ -70,7 +66,7 @@ func (c *changeOptions) addFlags(cmd *cobra.Command) {
 // run changes a VM. done is what happened to it, such as resized.
 func (c *changeOptions) run(ctx context.Context, arg, done string, change func(vm *api.VirtualMachine) (*specChange, error)) error {
 	name, err := parseName(arg)
-	if err := errors.Join(err, c.output.check(), c.dryRun.check()); err != nil {
+	if err != nil {
 		return err
 	}
 	namespace, err := c.Namespace()
@@ -81,14 +77,11 @@ func (c *changeOptions) run(ctx context.Context, arg, done string, change func(v
 	if err != nil {
 		return err
 	}
-	if c.output.printsObjects() {
-		return c.output.print(c.Options, vm)
-	}
 	if len(made.fields) == 0 {
-		_, err := fmt.Fprintf(c.Out, "%s unchanged%s\n", vmName(name), c.dryRun.suffix())
+		_, err := fmt.Fprintf(c.Out, "%s unchanged\n", vmName(name))
 		return err
 	}
-	if _, err := fmt.Fprintf(c.Out, "%s %s%s\n", vmName(name), done, c.dryRun.suffix()); err != nil {
+	if _, err := fmt.Fprintf(c.Out, "%s %s\n", vmName(name), done); err != nil {
 		return err
 	}
 	return c.reportEffect(ctx, vm, made)
@@ -107,11 +100,11 @@ func (c *changeOptions) apply(ctx context.Context, namespace, name string, chang
 		if made, err = change(vm); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		if len(made.fields) == 0 || c.dryRun.client() {
+		if len(made.fields) == 0 {
 			return nil
 		}
 		body := map[string]any{"metadata": map[string]any{"resourceVersion": vm.ResourceVersion}, "spec": made.patch}
-		next, err := c.patchVM(ctx, &selected{namespace: namespace, name: name}, body, c.dryRun.options())
+		next, err := c.patchVM(ctx, &selected{namespace: namespace, name: name}, body)
 		if err == nil {
 			vm = next
 		}
@@ -142,7 +135,7 @@ func whenPassed(generation int64) goal {
 
 // reportEffect says of each field whether it applies already.
 func (c *changeOptions) reportEffect(ctx context.Context, vm *api.VirtualMachine, made *specChange) error {
-	if c.dryRun.enabled() || !c.wait {
+	if !c.wait {
 		return c.printFields(made, func(changedField) string { return "" })
 	}
 	ctx, cancel := withTimeout(ctx, c.timeout)

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // completionTimeout is how long a completion may ask the API server. A shell that hangs is worse
@@ -24,10 +23,17 @@ var knownDrivers = []string{"docker", "qemu", "pod", "fake"}
 
 // CompleteVMs proposes the VMs of the namespace that are not named yet.
 func (o *Options) CompleteVMs(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := completionContext(cmd)
+	defer cancel()
+	namespace, err := o.Namespace()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	vms, _ := o.listForTable(ctx, namespace, metav1.ListOptions{}) // a completion has no place for an error
 	var names []string
-	for _, vm := range o.vmsForCompletion(cmd) {
-		if !slices.Contains(args, vm.name) {
-			names = append(names, vm.name+"\t"+vm.state)
+	for i := range vms {
+		if name := vms[i].Name; !slices.Contains(args, name) {
+			names = append(names, name+"\t"+stateOf(&vms[i]).text)
 		}
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
@@ -41,40 +47,8 @@ func (o *Options) CompleteVM(cmd *cobra.Command, args []string, prefix string) (
 	return o.CompleteVMs(cmd, args, prefix)
 }
 
-// completeDrivers proposes the drivers.
-func (o *Options) completeDrivers(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	drivers := sets.New(knownDrivers...)
-	for _, vm := range o.vmsForCompletion(cmd) {
-		if vm.driver != "" {
-			drivers.Insert(vm.driver)
-		}
-	}
-	return sets.List(drivers), cobra.ShellCompDirectiveNoFileComp
-}
-
 func completionContext(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(cmd.Context(), completionTimeout)
-}
-
-// proposed is a VM that a completion proposes.
-type proposed struct{ name, state, driver string }
-
-func (o *Options) vmsForCompletion(cmd *cobra.Command) []proposed {
-	ctx, cancel := completionContext(cmd)
-	defer cancel()
-	namespace, err := o.Namespace()
-	if err != nil {
-		return nil
-	}
-	vms, err := o.listForTable(ctx, namespace, metav1.ListOptions{})
-	if err != nil {
-		return nil
-	}
-	all := make([]proposed, len(vms))
-	for i := range vms {
-		all[i] = proposed{name: vms[i].Name, state: stateOf(&vms[i]).text, driver: driverOf(&vms[i])}
-	}
-	return all
 }
 
 // completeContexts proposes the contexts of the kubeconfig.

@@ -13,11 +13,10 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
-// consoleOptions are the flags of console.
-type consoleOptions struct {
-	connection
-	giveUp time.Duration
-}
+// giveUpAfter is how long console tries to connect again after the connection is lost.
+const giveUpAfter = 5 * time.Minute
+
+type consoleOptions struct{ connection }
 
 // NewConsoleCommand returns the verb console.
 func NewConsoleCommand(o *Options) *cobra.Command {
@@ -30,7 +29,6 @@ func NewConsoleCommand(o *Options) *cobra.Command {
 		Args: oneName(noCommand), Example: o.examples("console web"),
 		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
 	})
-	cmd.Flags().DurationVar(&c.giveUp, "give-up", 5*time.Minute, "how long to try to reconnect after the connection is lost")
 	return cmd
 }
 
@@ -41,7 +39,7 @@ func (c *consoleOptions) run(ctx context.Context, name string) error {
 	}
 	session := streams.ConsoleSession{
 		Client: at.client, Namespace: at.namespace, Name: at.name,
-		In: c.In, Out: c.Out, Notes: c.ErrOut, Clock: c.Clock, GiveUp: c.giveUp,
+		In: c.In, Out: c.Out, Notes: c.ErrOut, Clock: c.Clock, GiveUp: giveUpAfter,
 	}
 	return at.describe(ctx, session.Run(ctx))
 }

@@ -78,7 +78,7 @@ func (c *createOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&c.restartPolicy, "restart-policy", "", "Always (default), OnFailure or Never: what happens when the server ends by itself")
 	f.Int32Var(&c.probe, "probe", 0, "port of the VM that must answer before it is ready")
 	f.StringSliceVarP(&c.labels, "labels", "l", nil, "labels, for example app=web,tier=front")
-	_ = cmd.RegisterFlagCompletionFunc("driver", c.completeDrivers)
+	_ = cmd.RegisterFlagCompletionFunc("driver", cobra.FixedCompletions(knownDrivers, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("restart-policy", cobra.FixedCompletions(
 		[]string{string(api.RestartAlways), string(api.RestartOnFailure), string(api.RestartNever)}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("ssh-key", cobra.FixedCompletions([]string{keyAuto}, cobra.ShellCompDirectiveDefault))

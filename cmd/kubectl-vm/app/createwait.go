@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -20,13 +18,9 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-const (
-	// plainPeriod is the least time between two lines that only report progress, where no
-	// terminal redraws one.
-	plainPeriod = 10 * time.Second
-	// rateWindow is the time over which the rate of a download is measured.
-	rateWindow = 12 * time.Second
-)
+// plainPeriod is the least time between two lines that only report progress, where no terminal
+// redraws one.
+const plainPeriod = 10 * time.Second
 
 // awaitReady shows the progress of a VM until it is ready.
 func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) error {
@@ -109,7 +103,6 @@ type createProgress struct {
 	printed   time.Time
 	attempts  int32
 	hasEnded  bool // the server, by itself
-	download  download
 }
 
 // stepNames say what a step has brought about when it is over.
@@ -124,9 +117,6 @@ func (p *createProgress) see(vm *api.VirtualMachine) {
 	defer p.mu.Unlock()
 	now, before := p.clock.Now(), p.step
 	p.vm, p.step = vm, vm.Status.Reason
-	if p.step == api.ReasonFetching {
-		p.download.sample(vm.Status.Message, now)
-	}
 	failed := p.reportFailure(vm, now)
 	switch {
 	case p.step == before:
@@ -138,7 +128,7 @@ func (p *createProgress) see(vm *api.VirtualMachine) {
 	}
 	if !p.screen.terminal && !failed && !isReady(vm) && p.mayPrint(before, now) {
 		p.printed = now
-		p.print("  " + p.text(now))
+		p.print("  " + p.text())
 	}
 }
 
@@ -158,9 +148,6 @@ func (p *createProgress) endStep(step string, now time.Time) {
 	name := stepNames[step]
 	if name == "" || !p.screen.terminal {
 		return
-	}
-	if step == api.ReasonFetching && p.download.known() {
-		name += ", " + bytesText(p.download.size(), decimalBytes) + "B"
 	}
 	p.print(fmt.Sprintf("  %s %-28s %s", p.screen.paint("✓", green), name, p.screen.paint(elapsedText(took), faint)))
 }
@@ -206,101 +193,13 @@ func (p *createProgress) describe() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.clock.Now()
-	return fmt.Sprintf("%s  %s", elapsedText(now.Sub(p.began).Truncate(time.Second)), p.text(now))
+	return fmt.Sprintf("%s  %s", elapsedText(now.Sub(p.began).Truncate(time.Second)), p.text())
 }
 
 // text returns what goes on. The caller has the lock.
-func (p *createProgress) text(now time.Time) string {
+func (p *createProgress) text() string {
 	if p.step == "" {
 		return "waiting for a controller"
 	}
-	text := doing(p.vm)
-	switch {
-	case p.step != api.ReasonFetching:
-		return text
-	case p.screen.terminal && p.download.known():
-		return p.download.describe(p.vm.Status.Message, now)
-	}
-	return text + p.download.rateText(now)
-}
-
-// download is what is known of a download from its messages. They are for people, so one that
-// has no such numbers is shown as it is.
-type download struct {
-	total   float64 // 0 if it is not known
-	samples []downloadSample
-}
-
-type downloadSample struct {
-	at    time.Time
-	bytes float64
-}
-
-// megabytes finds the numbers of a message such as "fetching X: 34% (12.3/36.1 MB)".
-var megabytes = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`: (?:\d+% \()?(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))? MB\)?$`)
-})
-
-// sample takes the numbers of a message.
-func (d *download) sample(message string, now time.Time) {
-	found := megabytes().FindStringSubmatch(message)
-	if found == nil {
-		return
-	}
-	received, _ := strconv.ParseFloat(found[1], 64)
-	total, _ := strconv.ParseFloat(found[2], 64)
-	d.total = total * 1e6
-	if n := len(d.samples); n > 0 && received*1e6 < d.samples[n-1].bytes {
-		d.samples = nil // it began again, or another image did
-	}
-	d.samples = append(d.samples, downloadSample{now, received * 1e6})
-	for len(d.samples) > 2 && now.Sub(d.samples[0].at) > rateWindow {
-		d.samples = d.samples[1:]
-	}
-}
-
-// known reports whether a message had numbers.
-func (d *download) known() bool { return len(d.samples) > 0 }
-
-// size returns the size of what was downloaded.
-func (d *download) size() float64 {
-	if !d.known() {
-		return 0
-	}
-	return max(d.total, d.samples[len(d.samples)-1].bytes)
-}
-
-// rate returns the bytes per second of the last moments, or 0.
-func (d *download) rate(now time.Time) float64 {
-	n := len(d.samples)
-	if n < 2 || now.Sub(d.samples[n-1].at) > rateWindow {
-		return 0
-	}
-	first, last := d.samples[0], d.samples[n-1]
-	if took := last.at.Sub(first.at).Seconds(); took > 0 {
-		return (last.bytes - first.bytes) / took
-	}
-	return 0
-}
-
-// rateText returns the rate, if it is known.
-func (d *download) rateText(now time.Time) string {
-	if rate := d.rate(now); rate > 0 {
-		return ", " + bytesText(rate, decimalBytes) + "B/s"
-	}
-	return ""
-}
-
-// describe returns a bar and the numbers, and what is downloaded, which may be cut off.
-func (d *download) describe(message string, now time.Time) string {
-	received := d.samples[len(d.samples)-1].bytes
-	text := bytesText(received, decimalBytes) + "B"
-	if d.total > 0 {
-		text = fmt.Sprintf("%s %.0f%% of %sB", bar(received/d.total*100, barLength).text, received/d.total*100, bytesText(d.total, decimalBytes))
-	}
-	text += d.rateText(now)
-	if rate := d.rate(now); rate > 0 && d.total > received {
-		text += fmt.Sprintf(", %s left", time.Duration((d.total-received)/rate*float64(time.Second)).Round(time.Second))
-	}
-	return text + "  " + megabytes().ReplaceAllString(message, "")
+	return doing(p.vm)
 }

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,20 +21,14 @@ import (
 )
 
 type deleteOptions struct {
-	*Options
-	selection
-	dryRun     dryRun
-	keepServer bool
-	yes        bool
-	wait       bool
-	timeout    time.Duration
-	failed     bool
-	blocked    map[types.UID]string
+	batch
+	keepServer, yes bool
+	blocked         map[types.UID]string
 }
 
 // NewDeleteCommand returns the verb delete.
 func NewDeleteCommand(o *Options) *cobra.Command {
-	d := &deleteOptions{Options: o, blocked: map[types.UID]string{}}
+	d := &deleteOptions{batch: batch{Options: o}, blocked: map[types.UID]string{}}
 	cmd := &cobra.Command{
 		Use:     "delete (NAME... | -l SELECTOR | --all)",
 		Aliases: []string{"rm"},
@@ -50,7 +43,6 @@ func NewDeleteCommand(o *Options) *cobra.Command {
 		ValidArgsFunction: o.CompleteVMs,
 	}
 	d.addFlags(cmd)
-	d.dryRun.addFlag(cmd)
 	cmd.Flags().BoolVar(&d.keepServer, "keep-server", false, "release the servers: they go on running, with their data, and Drover no longer manages them")
 	cmd.Flags().BoolVarP(&d.yes, "yes", "y", false, "do not ask")
 	cmd.Flags().BoolVar(&d.wait, "wait", true, "wait until the VMs are gone")
@@ -59,7 +51,7 @@ func NewDeleteCommand(o *Options) *cobra.Command {
 }
 
 func (d *deleteOptions) run(ctx context.Context, args []string) error {
-	if err := errors.Join(d.parse(args), d.dryRun.check()); err != nil {
+	if err := d.parse(args); err != nil {
 		return err
 	}
 	found, err := d.find(ctx, d.Options)
@@ -78,8 +70,8 @@ func (d *deleteOptions) run(ctx context.Context, args []string) error {
 		switch {
 		case one.err != nil:
 			d.fail(one.name, one.err)
-		case d.dryRun.enabled() || !d.wait:
-			_, _ = fmt.Fprintf(d.Out, "%s %s%s\n", d.nameOf(one.vm), d.word(), d.dryRun.suffix())
+		case !d.wait:
+			_, _ = fmt.Fprintf(d.Out, "%s deletion requested\n", d.nameOf(one.vm))
 		default:
 			w.open[one.vm.UID] = &awaited{vm: one.vm, gone: true}
 		}
@@ -88,36 +80,6 @@ func (d *deleteOptions) run(ctx context.Context, args []string) error {
 		return err
 	}
 	return d.result()
-}
-
-func (d *deleteOptions) result() error {
-	if d.failed {
-		return &ExitError{Code: 1}
-	}
-	return nil
-}
-
-// word says what happens to a VM.
-func (d *deleteOptions) word() string {
-	if d.wait && !d.dryRun.enabled() {
-		return "deleted"
-	}
-	return "deletion requested"
-}
-
-func (d *deleteOptions) fail(name string, err error) {
-	d.failed = true
-	if !errors.Is(err, context.Canceled) {
-		_, _ = fmt.Fprintf(d.ErrOut, "error: %s\n", d.describeFor(name, err))
-	}
-}
-
-// nameOf returns the name of a VM as kubectl prints it.
-func (s *selection) nameOf(vm *api.VirtualMachine) string {
-	if s.allNamespaces {
-		return vmName(vm.Name) + " in namespace " + vm.Namespace
-	}
-	return vmName(vm.Name)
 }
 
 // reportMissing reports VMs that were not found, and returns the others.
@@ -140,10 +102,6 @@ var (
 
 // confirm shows what is removed, and asks.
 func (d *deleteOptions) confirm(ctx context.Context, found []*selected) error {
-	if d.dryRun.enabled() {
-		d.printRemovals(found)
-		return nil
-	}
 	if d.yes {
 		return nil
 	}
@@ -237,14 +195,11 @@ func disksText(vm *api.VirtualMachine) string {
 
 // deleteOne requests the deletion of the VM that was shown, and of no other one of its name.
 func (d *deleteOptions) deleteOne(ctx context.Context, one *selected) error {
-	if d.dryRun.client() {
-		return nil
-	}
 	vms, err := d.VMs(one.namespace)
 	if err != nil {
 		return err
 	}
-	opts := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &one.vm.UID}, DryRun: d.dryRun.options()}
+	opts := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &one.vm.UID}}
 	if d.keepServer {
 		return d.release(ctx, one, opts)
 	}
@@ -267,13 +222,11 @@ func (d *deleteOptions) release(ctx context.Context, one *selected, opts metav1.
 	}
 	patch := map[string]any{"metadata": map[string]any{"uid": one.vm.UID}, "spec": map[string]any{"deletionPolicy": api.DeletionRetain}}
 	return retryOnConflict(func() error {
-		kept, err := d.patchVM(ctx, one, patch, opts.DryRun)
+		kept, err := d.patchVM(ctx, one, patch)
 		if err != nil {
 			return err
 		}
-		if !d.dryRun.enabled() {
-			opts.Preconditions.ResourceVersion = &kept.ResourceVersion
-		}
+		opts.Preconditions.ResourceVersion = &kept.ResourceVersion
 		return vms.Delete(ctx, one.name, opts)
 	})
 }

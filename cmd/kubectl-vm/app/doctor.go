@@ -11,23 +11,19 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 
-	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
@@ -55,12 +51,13 @@ func NewDoctorCommand(o *Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "doctor",
 		GroupID: groupObserve,
-		Short:   "Check whether Drover works in this cluster, and what you may do",
+		Short:   "Check whether Drover works in this cluster",
 		Long: "Check what a user of the cluster can see of Drover: the VirtualMachine API and its version, the\n" +
-			"controller, the server of consoles and logs, and your own rights. It changes nothing.\n\n" +
+			"controller, and the server of consoles and logs. It changes nothing. \"kubectl auth can-i --list\"\n" +
+			"shows your own rights.\n\n" +
 			"The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. On the host itself,\n" +
 			"\"drover doctor\" checks much more.",
-		Example: o.examples("doctor", "doctor -n team-a -o json"),
+		Example: o.examples("doctor", "doctor -o json"),
 		Args: func(cmd *cobra.Command, args []string) error {
 			return usage(cobra.NoArgs(cmd, args))
 		},
@@ -78,18 +75,14 @@ func NewDoctorCommand(o *Options) *cobra.Command {
 }
 
 func (d *doctorOptions) run(ctx context.Context) error {
-	namespace, err := d.Namespace()
-	if err != nil {
-		return err
-	}
-	const server, drover, you = "API server", "Drover", "You"
+	const server, drover = "API server", "Drover"
 	found := findings.Run(ctx, []findings.Check{
 		{Group: server, Name: "version", Run: func(ctx context.Context) []findings.Finding { return judgeServer(d.gatherServer(ctx)) }},
 		{Group: server, Name: "crd", Run: func(ctx context.Context) []findings.Finding { return judgeCRD(d.gatherCRD(ctx)) }},
 		{Group: drover, Name: "controller", Run: func(ctx context.Context) []findings.Finding { return judgeController(d.gatherController(ctx)) }},
 		{Group: drover, Name: "streams", Run: func(ctx context.Context) []findings.Finding { return judgeStreams(d.gatherStreams(ctx)) }},
-		{Group: you, Name: "rights", Run: func(ctx context.Context) []findings.Finding { return judgeRights(d.gatherRights(ctx, namespace)) }},
 	})
+	var err error
 	if d.output == "json" {
 		err = printable.JSON(d.Out, findings.NewReport(found))
 	} else {
@@ -105,19 +98,19 @@ func (d *doctorOptions) run(ctx context.Context) error {
 	return err
 }
 
-// groupClient returns a client that knows one API group, which initializes faster than a
+// leaseClient returns a client that knows one API group, which initializes faster than a
 // clientset.
-func (d *doctorOptions) groupClient(gv schema.GroupVersion, add func(*runtime.Scheme) error) (rest.Interface, error) {
+func (d *doctorOptions) leaseClient() (rest.Interface, error) {
 	config, err := d.RESTConfig()
 	if err != nil {
 		return nil, err
 	}
 	known := runtime.NewScheme()
-	if err := add(known); err != nil {
+	if err := coordinationv1.AddToScheme(known); err != nil {
 		return nil, err
 	}
 	config.Timeout = findings.DefaultWithin
-	config.APIPath, config.GroupVersion = "/apis", &gv
+	config.APIPath, config.GroupVersion = "/apis", &coordinationv1.SchemeGroupVersion
 	config.NegotiatedSerializer = serializer.NewCodecFactory(known).WithoutConversion()
 	return rest.RESTClientFor(config)
 }
@@ -207,7 +200,7 @@ type controllerFacts struct {
 // else looks where that usually is.
 func (d *doctorOptions) gatherController(ctx context.Context) controllerFacts {
 	f := controllerFacts{program: d.Program, where: d.droverNamespace + "/drover-controller", now: d.Clock.Now()}
-	c, err := d.groupClient(coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme)
+	c, err := d.leaseClient()
 	if err != nil {
 		f.err = err
 		return f
@@ -350,91 +343,6 @@ func judgeStreams(f streamsFacts) []findings.Finding {
 			FixedBy("check the network and the Service of the streams"))
 	}
 	return one(findings.OK("consoles and logs are served by %s", where))
-}
-
-// right is something that a user may do with VMs.
-type right struct {
-	verb, subresource string
-}
-
-func (r right) String() string {
-	if r.subresource != "" {
-		return r.subresource
-	}
-	return r.verb
-}
-
-// rights are what the verbs of this program need.
-var rights = []right{
-	{"get", ""},
-	{"list", ""},
-	{"watch", ""},
-	{"create", ""},
-	{"update", ""},
-	{"patch", ""},
-	{"delete", ""},
-	{"create", string(streams.Console)},
-	{"get", string(streams.Log)},
-	{"create", string(streams.Exec)},
-	{"create", string(streams.PortForward)},
-	{"get", string(streams.Interfaces)},
-	{"get", string(streams.Decisions)},
-}
-
-type rightsFacts struct {
-	namespace string
-	may, lack []right
-	err       error
-}
-
-func (d *doctorOptions) gatherRights(ctx context.Context, namespace string) rightsFacts {
-	f := rightsFacts{namespace: namespace}
-	c, err := d.groupClient(authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme)
-	if err != nil {
-		f.err = err
-		return f
-	}
-	for _, r := range rights {
-		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-			ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Namespace: namespace, Verb: r.verb, Group: api.SchemeGroupVersion.Group, Resource: "virtualmachines", Subresource: r.subresource,
-			},
-		}}
-		if err := c.Post().Resource("selfsubjectaccessreviews").Body(review).Do(ctx).Into(review); err != nil {
-			f.err = err
-			return f
-		}
-		if review.Status.Allowed {
-			f.may = append(f.may, r)
-		} else {
-			f.lack = append(f.lack, r)
-		}
-	}
-	return f
-}
-
-func judgeRights(f rightsFacts) []findings.Finding {
-	const ask = "ask an admin for the role drover-view, drover-edit or drover-admin there, or name another namespace with --namespace"
-	switch {
-	case isAway(f.err):
-		return nil
-	case f.err != nil:
-		return one(findings.Warning("your rights cannot be read: %v", f.err).Means("What you may do with VMs is unknown."))
-	case slices.Contains(f.lack, right{"list", ""}):
-		return one(findings.Error("you may not list VMs in namespace %s", f.namespace).Means("You can do next to nothing with VMs there.").FixedBy(ask))
-	case len(f.lack) > 0:
-		return one(findings.Note("in namespace %s you may %s", f.namespace, joinRights(f.may)).
-			Means("You may not %s.", joinRights(f.lack)).FixedBy(ask))
-	}
-	return one(findings.OK("you may do everything with VMs in namespace %s", f.namespace))
-}
-
-func joinRights(all []right) string {
-	words := make([]string, len(all))
-	for i, r := range all {
-		words[i] = r.String()
-	}
-	return strings.Join(words, ", ")
 }
 
 func one(f findings.Finding) []findings.Finding { return []findings.Finding{f} }

@@ -31,7 +31,6 @@ func TestDoctorJudgements(t *testing.T) {
 	led := func(l *coordinationv1.Lease) []findings.Finding {
 		return judgeController(controllerFacts{where: "drover-system/drover-controller", lease: l, now: now})
 	}
-	list, console := right{"list", ""}, right{"create", "console"}
 	const ok, note, warning, mistaken = findings.LevelOK, findings.LevelNote, findings.LevelWarning, findings.LevelError
 	for name, c := range map[string]struct {
 		found []findings.Finding
@@ -57,10 +56,6 @@ func TestDoctorJudgements(t *testing.T) {
 		"streams none":           {judgeStreams(streamsFacts{none: true, err: errors.New("not found")}), note, "--streams-address"},
 		"streams hidden":         {judgeStreams(streamsFacts{forbidden: true, err: errors.New("forbidden")}), warning, "RBAC"},
 		"streams away":           {judgeStreams(streamsFacts{address: "https://s:1", err: errors.New("no route")}), warning, "no route"},
-		"all rights":             {judgeRights(rightsFacts{namespace: "a", may: rights}), ok, "everything"},
-		"some rights":            {judgeRights(rightsFacts{namespace: "a", may: []right{list}, lack: []right{console}}), note, "may not console"},
-		"no rights":              {judgeRights(rightsFacts{namespace: "a", lack: []right{list, console}}), mistaken, "drover-view"},
-		"rights unknown":         {judgeRights(rightsFacts{err: errors.New("timeout")}), warning, "timeout"},
 	} {
 		if len(c.found) != 1 || c.found[0].Level != c.level || !strings.Contains(fmt.Sprintf("%+v", c.found), c.says) {
 			t.Errorf("%s: got %+v, want %s, %q", name, c.found, c.level, c.says)

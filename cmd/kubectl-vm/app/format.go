@@ -178,9 +178,6 @@ func bytesText(bytes float64, like resource.Quantity) string {
 	return strconv.FormatFloat(bytes, 'f', digits, 64) + units[n]
 }
 
-// decimalBytes is a quantity whose units are those of memory: 4G.
-var decimalBytes = resource.Quantity{Format: resource.DecimalSI}
-
 // usageOf returns what a VM uses: CPUs and bytes, and both in per cent of what it has.
 func usageOf(vm *api.VirtualMachine) (u usage, known bool) {
 	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {

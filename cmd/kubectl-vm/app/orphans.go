@@ -6,11 +6,9 @@ package app
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -56,8 +54,8 @@ func NewOrphansCommand(o *Options) *cobra.Command {
 			"until the controller has removed them. It first reads the engine and the API live twice,\n" +
 			"--orphan-grace apart, so this takes a minute or two. A server that has a VM by then\n" +
 			"stays. You need the right to write ConfigMap " + streamsapi.OrphanApprovalsName + " in kube-system.",
-		Args: atLeastOne("UID"), Example: o.examples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
-		ValidArgsFunction: s.complete(s.look, (*servers.Look).Orphans, servers.ByUID),
+		Args: needUIDs, Example: o.examples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
+		ValidArgsFunction: s.completeOrphans,
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.removeOrphans(cmd.Context(), args) },
 	}
 	f := remove.Flags()
@@ -75,7 +73,8 @@ func NewRetainedCommand(o *Options) *cobra.Command {
 		Use: "retained", GroupID: groupAdmin,
 		Short: "Show servers that were released",
 		Long: "Show the servers that were released when their VM was deleted with deletionPolicy Retain.\n" +
-			"They go on running, and Drover does not touch them any more.",
+			"They go on running, and no controller touches them any more: remove them on the engine's host,\n" +
+			"by \"drover retained delete\" or as docs/kubectl-vm.md says.",
 		Args: unknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	list := &cobra.Command{
@@ -83,26 +82,15 @@ func NewRetainedCommand(o *Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.listRetained(cmd.Context()) },
 	}
 	s.addOutputFlag(list)
-	remove := &cobra.Command{
-		Use: "delete ID...", Short: "Say how to remove servers that were released",
-		Long: "Say how to remove servers that were released. No controller touches them, so that is done\n" +
-			"on the engine's host.",
-		Args: atLeastOne("ID"), Example: o.examples("retained delete 0123456789ab"),
-		ValidArgsFunction: s.complete(s.readServers, (*servers.Look).Retained, servers.ByID),
-		RunE:              func(cmd *cobra.Command, args []string) error { return s.explainRemoval(cmd.Context(), args) },
-	}
-	cmd.AddCommand(list, remove)
+	cmd.AddCommand(list)
 	return cmd
 }
 
-// atLeastOne requires an argument, which is called what.
-func atLeastOne(what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return fmt.Errorf("no %s is given: %s list shows them", what, cmd.Parent().CommandPath())
-		}
-		return nil
+func needUIDs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("no UID is given: %s list shows them", cmd.Parent().CommandPath())
 	}
+	return nil
 }
 
 func (s *serversOptions) addOutputFlag(cmd *cobra.Command) {
@@ -255,63 +243,20 @@ func (s *serversOptions) readUIDs(ctx context.Context) (map[types.UID]bool, erro
 	}
 }
 
-// complete proposes the keys of servers.
-func (s *serversOptions) complete(look func(context.Context) (*servers.Look, error), choose func(*servers.Look) []servers.Server, key servers.Key) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		ctx, cancel := completionContext(cmd)
-		defer cancel()
-		s.warned = true
-		found, err := look(ctx)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		var all []string
-		for _, one := range choose(found) {
-			if id := key.Of(one); !slices.Contains(args, id) {
-				all = append(all, printable.Line(id)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
-			}
-		}
-		return all, cobra.ShellCompDirectiveNoFileComp
-	}
-}
-
-// minPrefix is the least length of the beginning of an id.
-const minPrefix = 4
-
-// explainRemoval says what to do on the engine's host, which is not done here: exit code 1.
-func (s *serversOptions) explainRemoval(ctx context.Context, ids []string) error {
-	look, err := s.readServers(ctx)
+// completeOrphans proposes the UIDs of orphans.
+func (s *serversOptions) completeOrphans(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := completionContext(cmd)
+	defer cancel()
+	s.warned = true
+	found, err := s.look(ctx)
 	if err != nil {
-		return err
+		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	lines := []string{"nothing was removed: no controller touches a released server. On the engine's host:"}
-	for _, id := range ids {
-		before := len(lines)
-		for _, one := range look.Retained() {
-			if one.ID == id || len(id) >= minPrefix && strings.HasPrefix(one.ID, id) {
-				lines = append(lines, "  "+printable.Line(removalOf(one)))
-			}
-		}
-		if len(lines) == before {
-			return fmt.Errorf("no released server has the id %q: %s retained list shows them", id, s.Program)
+	var all []string
+	for _, one := range found.Orphans() {
+		if id := servers.ByUID.Of(one); !slices.Contains(args, id) {
+			all = append(all, printable.Line(id)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
 		}
 	}
-	return errors.New(strings.Join(lines, "\n"))
-}
-
-// removalOf returns how a person removes a released server. What an engine says is quoted for
-// the shell. The process that has the number of a machine's QEMU may be another one by now.
-func removalOf(s servers.Server) string {
-	switch s.Driver {
-	case "docker":
-		return "docker rm --force --volumes -- " + printable.ShellWord(s.ID)
-	case "qemu":
-		folder := fmt.Sprintf("./retained/%s.%s", s.UID, s.ID)
-		return fmt.Sprintf("in --qemu-dir: sudo pkill --full --pidfile %s -- %s; sudo rm -r %s",
-			printable.ShellWord(folder+"/pid"), printable.ShellWord("-uuid "+string(s.UID)), printable.ShellWord(folder))
-	case driverPod:
-		return fmt.Sprintf("kubectl --namespace %s delete pods,persistentvolumeclaims --selector %s",
-			printable.ShellWord(s.Namespace), printable.ShellWord("cloudnative.tw/retained,cloudnative.tw/uid="+string(s.UID)))
-	}
-	return fmt.Sprintf("remove %s server %s of %s/%s", s.Driver, s.ID, s.Namespace, s.Name)
+	return all, cobra.ShellCompDirectiveNoFileComp
 }

@@ -4,13 +4,13 @@
 package app
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"slices"
 	"strconv"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -41,43 +41,12 @@ func (o *Options) connectToPod(config *rest.Config, vm *api.VirtualMachine, s st
 	case streamsapi.Console, streamsapi.Log, streamsapi.PortForward:
 		return streams.ForPod(config, pod)
 	case streamsapi.Interfaces:
-		return nil, o.interfacesError(vm, pod)
+		return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot ask for the interfaces: its ports answer at %s, and its console has the rest:\n  %s console %s",
+			vm.Name, cmp.Or(strings.Join(vm.Status.Addresses, ", "), "no address now"), o.Program, vm.Name)
 	case streamsapi.Exec, streamsapi.Decisions:
 	}
 	return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot run anything: log in with %s ssh %s, or at its console:\n  %s console %s",
 		vm.Name, o.Program, vm.Name, o.Program, vm.Name)
-}
-
-// interfacesError says where a VM that is a pod answers.
-func (o *Options) interfacesError(vm *api.VirtualMachine, pod string) error {
-	text := vm.Name + " is a pod, in whose guest Drover cannot ask for the interfaces. "
-	if len(vm.Status.Addresses) == 0 {
-		text += "It has no address now."
-	} else {
-		text += "Its ports answer at the pod's address, which changes with each start: " + strings.Join(vm.Status.Addresses, ", ")
-	}
-	if port, ok := firstTCPPort(vm); ok {
-		text += "\n" + o.serviceText(vm, pod, port)
-	}
-	return fmt.Errorf("%s\nTo see the guest's own interfaces, log in at its console:\n  %s console %s", text, o.Program, vm.Name)
-}
-
-func firstTCPPort(vm *api.VirtualMachine) (int32, bool) {
-	n := slices.IndexFunc(vm.Spec.Ports, func(p api.Port) bool { return p.Protocol != api.ProtocolUDP })
-	if n < 0 {
-		return 0, false
-	}
-	return vm.Spec.Ports[n].Port, true
-}
-
-// serviceText says how a Service is made. The next pods have the labels that it selects.
-func (o *Options) serviceText(vm *api.VirtualMachine, pod string, port int32) string {
-	name := vm.Name
-	if len(validation.IsDNS1035Label(name)) > 0 {
-		name = "NAME"
-	}
-	return fmt.Sprintf("In the cluster a Service leads to each of its pods. If it has none:\n  %s -n %s expose pod %s --name %s --port %d",
-		o.Kubectl, vm.Namespace, pod, name, port)
 }
 
 // checkTCPPort fails if a VM does not list a port, where only those that it lists can be reached.

@@ -66,7 +66,7 @@ func TestWaysToPods(t *testing.T) {
 		want []string
 	}{
 		"port-forward, other port": {forwards.check(place{vm: podVM()}, []streams.Forward{{Remote: 22}, {Remote: 2022}}), []string{"port 2022", "kubectl vm port add web 2022"}},
-		"ip":                       {refusal(streamsapi.Interfaces), []string{"10.244.1.5", "  kubectl -n blue expose pod web-1a2b3c4d --name web --port 22", "  kubectl vm console web"}},
+		"ip":                       {refusal(streamsapi.Interfaces), []string{"10.244.1.5", "  kubectl vm console web"}},
 		"exec":                     {refusal(streamsapi.Exec), []string{"kubectl vm ssh web", "  kubectl vm console web"}},
 	}
 	for name, tc := range tests {

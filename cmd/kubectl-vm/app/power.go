@@ -41,31 +41,17 @@ type powerChange struct {
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
 }
 
-// field returns the field of the spec that is changed.
-func (c *powerChange) field() string {
-	if c.RestartedAt != nil {
-		return "restartedAt"
-	}
-	return "action"
-}
-
 // errDeleting means that a VM is being deleted.
 var errDeleting = errors.New("it is being deleted")
 
 type powerOptions struct {
-	*Options
-	selection
-	verb    powerVerb
-	output  outputFlag
-	dryRun  dryRun
-	wait    bool
-	timeout time.Duration
-	failed  bool
+	batch
+	verb powerVerb
 }
 
 // newPowerCommand returns a power verb.
 func newPowerCommand(o *Options, verb powerVerb) *cobra.Command {
-	p := &powerOptions{Options: o, verb: verb}
+	p := &powerOptions{batch: batch{Options: o}, verb: verb}
 	cmd := &cobra.Command{
 		Use:     verb.use + " (NAME... | -l SELECTOR | --all)",
 		GroupID: groupLifecycle,
@@ -77,15 +63,13 @@ func newPowerCommand(o *Options, verb powerVerb) *cobra.Command {
 		ValidArgsFunction: o.CompleteVMs,
 	}
 	p.addFlags(cmd)
-	p.output.add(cmd)
-	p.dryRun.addFlag(cmd)
 	cmd.Flags().BoolVar(&p.wait, "wait", false, "wait until it is done")
 	cmd.Flags().DurationVar(&p.timeout, "timeout", defaultWait, "with --wait: how long to wait, 0 without an end")
 	return cmd
 }
 
 func (p *powerOptions) run(ctx context.Context, args []string) error {
-	if err := errors.Join(p.parse(args), p.output.check(), p.dryRun.check()); err != nil {
+	if err := p.parse(args); err != nil {
 		return err
 	}
 	found, err := p.find(ctx, p.Options)
@@ -94,17 +78,14 @@ func (p *powerOptions) run(ctx context.Context, args []string) error {
 	}
 	w := &waiter{open: map[types.UID]*awaited{}}
 	forEach(found, func(one *selected) { p.change(ctx, one) }, func(one *selected) {
-		if p.report(one); one.err == nil && p.wait && !p.dryRun.enabled() {
-			w.open[one.vm.UID] = &awaited{vm: one.vm, reached: whenPowered(one.vm.Generation), unchanged: one.outcome.unchanged != ""}
+		if p.report(one); one.err == nil && p.wait {
+			w.open[one.vm.UID] = &awaited{vm: one.vm, reached: whenPowered(one.vm.Generation), unchanged: one.unchanged != ""}
 		}
 	})
 	if err := errors.Join(ctx.Err(), p.await(ctx, w)); err != nil {
 		return err
 	}
-	if p.failed {
-		return &ExitError{Code: 1}
-	}
-	return nil
+	return p.result()
 }
 
 // change changes one VM.
@@ -118,14 +99,10 @@ func (p *powerOptions) change(ctx context.Context, one *selected) {
 	}
 	change, unchanged, err := p.verb.change(one.vm, p.Clock.Now())
 	if change == nil || err != nil {
-		one.outcome.unchanged, one.err = unchanged, err
+		one.unchanged, one.err = unchanged, err
 		return
 	}
-	one.outcome.warning = foreignOwner(one.vm, change.field())
-	if p.dryRun.client() {
-		return
-	}
-	patched, err := p.patchVM(ctx, one, map[string]any{"spec": change}, p.dryRun.options())
+	patched, err := p.patchVM(ctx, one, map[string]any{"spec": change})
 	if err != nil {
 		one.err = err
 		return
@@ -136,7 +113,7 @@ func (p *powerOptions) change(ctx context.Context, one *selected) {
 // patchVM changes fields of a VM. It is a merge patch and no server-side apply, as with kubectl
 // scale: the user's word counts, and those who apply the field get a conflict that names
 // this program.
-func (o *Options) patchVM(ctx context.Context, one *selected, change any, dryRun []string) (*api.VirtualMachine, error) {
+func (o *Options) patchVM(ctx context.Context, one *selected, change any) (*api.VirtualMachine, error) {
 	body, err := json.Marshal(change)
 	if err != nil {
 		return nil, fmt.Errorf("write the change: %w", err)
@@ -145,7 +122,7 @@ func (o *Options) patchVM(ctx context.Context, one *selected, change any, dryRun
 	if err != nil {
 		return nil, err
 	}
-	vm, err := vms.Patch(ctx, one.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager, DryRun: dryRun})
+	vm, err := vms.Patch(ctx, one.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return nil, describeVMError(err, one.namespace, one.name)
 	}
@@ -157,30 +134,11 @@ func (p *powerOptions) report(one *selected) {
 	switch {
 	case one.err != nil:
 		p.fail(one.name, one.err)
-		return
-	case one.outcome.warning != "":
-		p.warn(one.outcome.warning)
+	case one.unchanged != "":
+		_, _ = fmt.Fprintf(p.Out, "%s unchanged (%s)\n", p.nameOf(one.vm), one.unchanged)
+	case !p.wait:
+		_, _ = fmt.Fprintf(p.Out, "%s %s\n", p.nameOf(one.vm), p.verb.begun)
 	}
-	switch {
-	case p.output.printsObjects():
-		if err := p.output.print(p.Options, one.vm); err != nil {
-			p.fail(one.name, err)
-		}
-	case one.outcome.unchanged != "":
-		_, _ = fmt.Fprintf(p.Out, "%s unchanged (%s)%s\n", p.nameOf(one.vm), one.outcome.unchanged, p.dryRun.suffix())
-	case !p.wait || p.dryRun.enabled():
-		_, _ = fmt.Fprintf(p.Out, "%s %s%s\n", p.nameOf(one.vm), p.verb.begun, p.dryRun.suffix())
-	}
-}
-
-// fail reports the failure of one VM, with which the others go on. After Ctrl-C there is nothing
-// to report.
-func (p *powerOptions) fail(name string, err error) {
-	p.failed = true
-	if errors.Is(err, context.Canceled) {
-		return
-	}
-	_, _ = fmt.Fprintf(p.ErrOut, "error: %s\n", p.describeFor(name, err))
 }
 
 // await waits for the VMs, and reports each.
@@ -198,7 +156,7 @@ func (p *powerOptions) await(ctx context.Context, w *waiter) error {
 			p.failed = true
 			line.print(p.ErrOut, "error: %s", p.describeFor(one.vm.Name, err))
 		default:
-			if !p.output.printsObjects() && !one.unchanged {
+			if !one.unchanged {
 				line.print(p.Out, "%s %s", p.nameOf(one.vm), p.verb.done)
 			}
 			if text := p.unappliedText(one.vm); text != "" {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +29,40 @@ func (s *selection) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&s.selector, "selector", "l", "", "the VMs with these labels, for example app=web")
 	cmd.Flags().BoolVar(&s.all, "all", false, "all VMs of the namespace")
 	cmd.Flags().BoolVarP(&s.allNamespaces, "all-namespaces", "A", false, "with --all or -l: those of all namespaces")
+}
+
+// nameOf returns the name of a VM as kubectl prints it.
+func (s *selection) nameOf(vm *api.VirtualMachine) string {
+	if s.allNamespaces {
+		return vmName(vm.Name) + " in namespace " + vm.Namespace
+	}
+	return vmName(vm.Name)
+}
+
+// batch is what verbs share that change several VMs and may wait for them.
+type batch struct {
+	*Options
+	selection
+	wait    bool
+	timeout time.Duration
+	failed  bool
+}
+
+// fail reports the failure of one VM, with which the others go on. After Ctrl-C there is nothing
+// to report.
+func (b *batch) fail(name string, err error) {
+	b.failed = true
+	if !errors.Is(err, context.Canceled) {
+		_, _ = fmt.Fprintf(b.ErrOut, "error: %s\n", b.describeFor(name, err))
+	}
+}
+
+// result returns the error of a run in which a VM has failed.
+func (b *batch) result() error {
+	if b.failed {
+		return &ExitError{Code: 1}
+	}
+	return nil
 }
 
 // parse takes the names from the arguments.
@@ -78,14 +113,8 @@ func parseName(arg string) (string, error) {
 type selected struct {
 	namespace, name string
 	vm              *api.VirtualMachine
-	outcome         outcome
+	unchanged       string // why nothing was to do
 	err             error
-}
-
-// outcome is what happened to a VM.
-type outcome struct {
-	unchanged string // why nothing was to do
-	warning   string
 }
 
 // vmName returns the name of a VM as kubectl prints it.

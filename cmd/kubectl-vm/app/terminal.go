@@ -6,7 +6,6 @@ package app
 import (
 	"io"
 	"os"
-	"strings"
 
 	"golang.org/x/term"
 )
@@ -15,8 +14,8 @@ import (
 type screen struct {
 	// terminal is set if people look at it.
 	terminal bool
-	// width and height are those of the terminal; 0 if there is none.
-	width, height int
+	// width is that of the terminal; 0 if there is none.
+	width int
 	// color is set if it may be colored.
 	color bool
 }
@@ -27,9 +26,9 @@ func screenOf(w io.Writer) screen {
 	if !ok || !term.IsTerminal(int(file.Fd())) {
 		return screen{}
 	}
-	s := screen{terminal: true, width: 80, height: 24, color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
-	if width, height, err := term.GetSize(int(file.Fd())); err == nil && width > 0 && height > 0 {
-		s.width, s.height = width, height
+	s := screen{terminal: true, width: 80, color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
+		s.width = width
 	}
 	return s
 }
@@ -60,19 +59,6 @@ func (s screen) paint(text string, with style) string {
 		return text
 	}
 	return string(with) + text + reset
-}
-
-// bar returns a bar of a length for a share in per cent, and its style.
-func bar(share float64, length int) cell {
-	filled := min(max(int(share/100*float64(length)+0.5), 0), length)
-	c := cell{text: strings.Repeat("■", filled) + strings.Repeat("·", length-filled), style: green}
-	switch {
-	case share >= 90:
-		c.style = red
-	case share >= 70:
-		c.style = yellow
-	}
-	return c
 }
 
 // shorten cuts a text to a width.

@@ -98,22 +98,6 @@ func TestBytesText(t *testing.T) {
 	}
 }
 
-func TestBar(t *testing.T) {
-	tests := map[float64]cell{
-		0:    {text: "··········", style: green},
-		34:   {text: "■■■·······", style: green},
-		75:   {text: "■■■■■■■■··", style: yellow},
-		100:  {text: "■■■■■■■■■■", style: red},
-		1234: {text: "■■■■■■■■■■", style: red},
-		-5:   {text: "··········", style: green},
-	}
-	for share, want := range tests {
-		if got := bar(share, 10); got != want {
-			t.Errorf("%g is %+v, want %+v", share, got, want)
-		}
-	}
-}
-
 // TestEventsOfOddReasons checks that a reason, which anyone may write, is counted in characters and
 // obeyed by no terminal.
 func TestEventsOfOddReasons(t *testing.T) {

@@ -102,7 +102,7 @@ func (o *Options) await(ctx context.Context, w *waiter) error {
 		return nil
 	}
 	namespace, opts := w.scope()
-	err := o.follow(ctx, namespace, opts, observer{all: w.seeAll, one: w.seeOne, patient: true})
+	err := o.follow(ctx, namespace, opts, observer{all: w.seeAll, one: w.seeOne})
 	if errors.Is(err, context.Canceled) {
 		return err
 	}

@@ -35,12 +35,6 @@ type observer struct {
 	all func([]api.VirtualMachine) bool
 	// one sees a VM that was added, changed or deleted.
 	one func(kind watch.EventType, vm *api.VirtualMachine) bool
-	// patient is set if the cluster is known to have answered before, so that the first list is
-	// tried again too.
-	patient bool
-	// lost, if any, is called with the error when the API server does not answer, and with
-	// nil when it does again.
-	lost func(error)
 }
 
 // follower lists and watches VMs until its observer has seen enough. It outlasts an API server
@@ -53,8 +47,8 @@ type follower struct {
 	list, watch client.VirtualMachineInterface
 }
 
-// follow calls an observer with the VMs of a namespace, or of all with "". It ends with an
-// error if the first list fails, unless the observer is patient, or if ctx ends.
+// follow calls an observer with the VMs of a namespace, or of all with "", until that has seen
+// enough or ctx ends. The cluster has answered before, so no failure of it is final.
 func (o *Options) follow(ctx context.Context, namespace string, opts metav1.ListOptions, see observer) (err error) {
 	f := &follower{Options: o, namespace: namespace, opts: opts, observer: see}
 	if f.list, err = o.VMs(namespace); err != nil {
@@ -68,19 +62,17 @@ func (o *Options) follow(ctx context.Context, namespace string, opts metav1.List
 
 func (f *follower) run(ctx context.Context) error {
 	pause := time.Duration(0)
-	for listed := f.patient; ; {
-		enough, err := f.listAndWatch(ctx, &listed)
+	for {
+		enough, err := f.listAndWatch(ctx)
 		switch {
 		case enough:
 			return nil
 		case ctx.Err() != nil:
 			return endOf(ctx)
-		case err != nil && (!listed || !isTransient(err)):
+		case err != nil && !isTransient(err):
 			return err
 		case err == nil:
 			pause = 0
-		case f.lost != nil:
-			f.lost(err)
 		}
 		pause = min(max(2*pause, firstRetry), lastRetry)
 		select {
@@ -103,14 +95,10 @@ func isTransient(err error) bool {
 }
 
 // listAndWatch lists once, and watches until the watch ends.
-func (f *follower) listAndWatch(ctx context.Context, listed *bool) (enough bool, err error) {
+func (f *follower) listAndWatch(ctx context.Context) (enough bool, err error) {
 	list, err := f.list.List(ctx, f.opts)
 	if err != nil {
 		return false, err
-	}
-	*listed = true
-	if f.lost != nil {
-		f.lost(nil)
 	}
 	if f.all(list.Items) {
 		return true, nil

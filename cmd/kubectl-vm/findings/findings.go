@@ -8,6 +8,7 @@
 package findings
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -99,8 +100,7 @@ type Check struct {
 const DefaultWithin = 5 * time.Second
 
 // Run runs all checks at the same time and returns their findings, in the order of the
-// checks. A check that panics or hangs becomes a finding, and does not keep the others from
-// ending.
+// checks. A check that hangs becomes a finding, and does not keep the others from ending.
 func Run(ctx context.Context, checks []Check) []Finding {
 	results := make([]<-chan []Finding, len(checks))
 	for i, c := range checks {
@@ -116,54 +116,28 @@ func Run(ctx context.Context, checks []Check) []Finding {
 	return all
 }
 
+// graceful is how long a check that notices the end of its time may take to report that
+// in its own words.
+const graceful = 200 * time.Millisecond
+
 // start runs the check in the background. What it found is sent at the latest when its time
 // is over, even if it is stuck then.
 func (c Check) start(ctx context.Context) <-chan []Finding {
-	within := c.Within
-	if within == 0 {
-		within = DefaultWithin
-	}
-	ctx, cancel := context.WithTimeout(ctx, within)
+	within := cmp.Or(c.Within, DefaultWithin)
 	found, result := make(chan []Finding, 1), make(chan []Finding, 1)
-	go func() {
-		defer recoverPanic(found)
-		found <- c.Run(ctx)
-	}()
+	ctx, cancel := context.WithTimeout(ctx, within)
+	go func() { found <- c.Run(ctx) }()
 	go func() {
 		defer cancel()
 		select {
 		case f := <-found:
 			result <- f
-		case <-ctx.Done():
-			result <- c.waitLast(found, within)
+		case <-time.After(within + graceful):
+			result <- []Finding{Warning("the check did not end within %v", within).
+				Means("What it looks at does not answer, such as a file system, a program or an engine. Nothing is known about it; the other checks are not affected.")}
 		}
 	}()
 	return result
-}
-
-// graceful is how long a check that notices the end of its time may take to report that
-// in its own words.
-const graceful = 200 * time.Millisecond
-
-// waitLast returns the findings of a check whose time is over, or that it hangs.
-func (c Check) waitLast(found <-chan []Finding, within time.Duration) []Finding {
-	timer := time.NewTimer(graceful)
-	defer timer.Stop()
-	select {
-	case f := <-found:
-		return f
-	case <-timer.C:
-	}
-	return []Finding{Warning("the check did not end within %v", within).
-		Means("What it looks at does not answer, such as a file system, a program or an engine. Nothing is known about it; the other checks are not affected.")}
-}
-
-func recoverPanic(found chan<- []Finding) {
-	if cause := recover(); cause != nil {
-		found <- []Finding{Warning("the check failed: %v", cause).
-			Means("This is a fault of the check, not of what it looks at. Nothing is known about that.").
-			FixedBy("report it, with this line")}
-	}
 }
 
 // Worst returns the worst level among findings.

@@ -96,7 +96,7 @@ func (r *Remover) explain(look *Look, uid types.UID) error {
 		switch {
 		case s.UID != uid:
 		case s.Retained:
-			return fmt.Errorf("%s was released, and is no orphan: %s retained delete %s", uid, r.Program, ShortID(s.ID))
+			return fmt.Errorf("%s was released, and is no orphan: docs/kubectl-vm.md says how to remove it", uid)
 		case look.Owners[uid]:
 			return fmt.Errorf("%s belongs to the VirtualMachine %s: delete that", uid, nameOf(s))
 		case s.Error != "":

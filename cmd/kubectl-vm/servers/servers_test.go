@@ -52,7 +52,7 @@ func TestChoose(t *testing.T) {
 	}
 	r := &Remover{Program: "kubectl vm"}
 	for uid, says := range map[string]string{
-		"owned": "belongs to the VirtualMachine default/a", "kept": "kubectl vm retained delete 333333333333", "broken": "repair it",
+		"owned": "belongs to the VirtualMachine default/a", "kept": "was released, and is no orphan", "broken": "repair it",
 		"none": `has the UID "none"`, "off": "start it with --vm-driver=docker,qemu",
 	} {
 		assert.ErrorSays(t, uid, assert.ErrorOf(r.choose(look, []string{uid})), says)

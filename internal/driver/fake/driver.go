@@ -65,10 +65,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.BootTime, "fake-boot-time", o.BootTime, "fake: how long a server takes to boot")
 	fs.DurationVar(&o.ShutdownTime, "fake-shutdown-time", o.ShutdownTime, "fake: how long a server takes to stop when it is asked to")
 	fs.DurationVar(&o.Latency, "fake-latency", o.Latency, "fake: how long each call takes")
-	fs.Float64Var(&o.FailureRate, "fake-failure-rate", o.FailureRate, "fake: share of calls that fail, 0 to 1")
 	fs.StringVar(&o.FaultsFile, "fake-faults", o.FaultsFile, "fake: file that names faults by VirtualMachine, read when it changes")
 	fs.StringVar(&o.JournalFile, "fake-journal", o.JournalFile, "fake: file to which every change of a server is appended as a line of JSON, for tests; empty means none")
-	for _, forTests := range []string{"fake-boot-time", "fake-shutdown-time", "fake-latency", "fake-failure-rate", "fake-faults", "fake-journal"} {
+	for _, forTests := range []string{"fake-boot-time", "fake-shutdown-time", "fake-latency", "fake-faults", "fake-journal"} {
 		_ = fs.MarkHidden(forTests)
 	}
 }

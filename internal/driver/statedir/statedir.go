@@ -195,13 +195,8 @@ type Lock struct {
 // TryLock locks a file, shared (syscall.LOCK_SH) or exclusively (LOCK_EX), and
 // creates it if it is missing. It does not wait: EWOULDBLOCK means that another
 // caller has the lock.
-func TryLock(path string, how int) (*Lock, error) { return tryLock(path, os.O_CREATE, how) }
-
-// TryLockExisting is TryLock, except that a missing file is an error.
-func TryLockExisting(path string, how int) (*Lock, error) { return tryLock(path, 0, how) }
-
-func tryLock(path string, create, how int) (*Lock, error) {
-	f, err := os.OpenFile(path, create|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
+func TryLock(path string, how int) (*Lock, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
 	if err != nil {
 		return nil, err
 	}

@@ -161,7 +161,7 @@ func (m *Machine) setDefaults() {
 // Config returns the machine without its files.
 func (m *Machine) Config(accelerator, machineType string) launch.Config {
 	c := launch.Config{
-		Version: launch.Version, UUID: m.UUID, ID: m.Name,
+		UUID: m.UUID, ID: m.Name,
 		Type: machineType, Accel: accelerator, CPUs: m.CPUs, MemoryBytes: m.MemoryBytes,
 	}
 	for _, f := range m.Forwards {

@@ -4,12 +4,8 @@
 package launch
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/netip"
 	"regexp"
@@ -17,21 +13,6 @@ import (
 	"strings"
 	"unicode/utf8"
 )
-
-// Parse reads a description of a machine as JSON. It refuses fields that it does not know:
-// a machine must not run without something that its description asks for.
-func Parse(text []byte) (Config, error) {
-	var c Config
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&c); err != nil {
-		return Config{}, fmt.Errorf("the description of the machine: %w", err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return Config{}, errors.New("the description of the machine: there is text after the JSON object")
-	}
-	return c, nil
-}
 
 const (
 	maxVolumes  = 100
@@ -77,8 +58,6 @@ func (c Config) check(files *Files) error {
 
 func (c Config) checkMachine() error {
 	switch {
-	case c.Version != Version:
-		return fmt.Errorf("version is %d: this program knows %d", c.Version, Version)
 	case !uuidPattern.MatchString(c.UUID):
 		return fmt.Errorf("uuid is %.80q: it must be a UUID in small letters", c.UUID)
 	case !namePattern.MatchString(c.ID):

@@ -13,14 +13,9 @@ import (
 	"time"
 )
 
-// Version is the version of the descriptions that this package writes and reads.
-const Version = 1
-
-// Config describes a machine: all that QEMU's command line depends on. As JSON it may come
-// from another program: see Parse. It names files by the numbers of their descriptors in
-// QEMU, and no path.
+// Config describes a machine: all that QEMU's command line depends on. It names files by the
+// numbers of their descriptors in QEMU, and no path.
 type Config struct {
-	Version     int       `json:"version"`
 	UUID        string    `json:"uuid"`
 	ID          string    `json:"id"`          // part of QEMU's name
 	Type        string    `json:"type"`        // of the machine, with its version
@@ -33,9 +28,7 @@ type Config struct {
 	Forwards    []Forward `json:"forwards,omitempty"`
 	// SeedFD is the disk that cloud-init reads, 0 for none.
 	SeedFD int `json:"seedFD,omitempty"`
-	// AgentFD is a listening socket that leads to the guest's agent, 0 for none. A description
-	// of a program that does not know the field has none, and describes the same machine as
-	// before. A program that does not know it refuses a description that has one.
+	// AgentFD is a listening socket that leads to the guest's agent, 0 for none.
 	AgentFD int `json:"agentFD,omitempty"`
 }
 

@@ -34,7 +34,6 @@ func (p Program) Main() int {
 	root := p.newRootCommand()
 	o := newVMOptions()
 	vm := newVMCommand(o)
-	p.useHostCommands(vm)
 	root.AddCommand(vm)
 	cmd, err := root.ExecuteC()
 	switch {
@@ -69,12 +68,8 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |", "FlagUsagesWrapped 80 |"))
 	root.AddCommand(p.newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), p.newVersionCommand())
-	root.AddCommand(p.sharedCommands()...)
+	root.AddCommand(command.Program{Version: p.Version, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}.Commands()...)
 	return root
-}
-
-func (p Program) sharedCommands() []*cobra.Command {
-	return command.Program{Version: p.Version, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}.Commands()
 }
 
 // addDataDirFlag is for every command that uses the data dir.

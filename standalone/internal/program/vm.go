@@ -7,7 +7,6 @@ import (
 	"context"
 	"os"
 	"os/signal"
-	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -38,25 +37,6 @@ func newVMCommand(o *app.Options) *cobra.Command {
 		cmd.SetContext(ctx)
 	}
 	return cmd
-}
-
-// useHostCommands gives drover vm the commands of drover that look at this host, in place of
-// the verbs that ask a controller. They do without a Drover that runs where they can.
-func (p Program) useHostCommands(vm *cobra.Command) {
-	names := []string{"image", "retained"}
-	group := "" // that of the verbs which are replaced
-	for _, verb := range vm.Commands() {
-		if slices.Contains(names, verb.Name()) {
-			group = verb.GroupID
-			vm.RemoveCommand(verb)
-		}
-	}
-	for _, cmd := range p.sharedCommands() {
-		if slices.Contains(names, cmd.Name()) {
-			cmd.GroupID = group
-			vm.AddCommand(cmd)
-		}
-	}
 }
 
 // isBelow reports whether a command is another one, or one of its subcommands.

@@ -21,7 +21,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
-	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
 // State is the content of the file.
@@ -39,27 +38,9 @@ type State struct {
 	Args        []string          `json:"args,omitempty"`
 	Environment map[string]string `json:"environment,omitempty"`
 	Drivers     []string          `json:"drivers,omitempty"`
-	// Epoch is that of the leader, 0 while it does not lead.
-	Epoch      uint64      `json:"epoch,omitempty"`
-	Components []Component `json:"components,omitempty"`
+	// Stopping is set from when a stop was requested.
+	Stopping bool `json:"stopping,omitempty"`
 }
-
-// Component is a part of the program.
-type Component struct {
-	Name  string    `json:"name"`
-	State string    `json:"state"`
-	Since time.Time `json:"since"`
-}
-
-// States of a component.
-const (
-	StateWaiting    = "waiting" // for those before it
-	StateStarting   = "starting"
-	StateReady      = "ready"
-	StateStopping   = "stopping"
-	StateStopped    = "stopped"
-	StateLeftBehind = "left behind"
-)
 
 // EngineVariables are the variables that decide which engine is used.
 var EngineVariables = []string{"DOCKER_HOST", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "DOCKER_API_VERSION"}
@@ -85,7 +66,7 @@ func Read(path string) (*State, error) {
 	return s, nil
 }
 
-// Recorder writes the file whenever something changes. It implements supervisor.Observer.
+// Recorder writes the file whenever something changes.
 type Recorder struct {
 	clock clock.PassiveClock
 	write func([]byte) error
@@ -110,19 +91,15 @@ func (r *Recorder) update(change func(s *State, now time.Time)) {
 	}
 }
 
-// Begin records the settings and the components before they start.
-func (r *Recorder) Begin(url string, flags *pflag.FlagSet, getenv func(string) string, parts []supervisor.Component) {
-	r.update(func(s *State, now time.Time) {
+// Begin records the settings.
+func (r *Recorder) Begin(url string, flags *pflag.FlagSet, getenv func(string) string) {
+	r.update(func(s *State, _ time.Time) {
 		s.URL, s.Args, s.Environment = url, changedFlags(flags), map[string]string{}
 		for _, name := range EngineVariables {
 			if value := getenv(name); value != "" {
 				s.Environment[name] = value
 			}
 		}
-		for _, p := range parts {
-			s.Components = append(s.Components, Component{Name: p.Name, State: StateWaiting, Since: now})
-		}
-		startNext(s, 0, now)
 	})
 }
 
@@ -141,70 +118,22 @@ func changedFlags(flags *pflag.FlagSet) []string {
 	return args
 }
 
-// startNext records that the component at an index starts, since each waits for the one
-// before it.
-func startNext(s *State, i int, now time.Time) {
-	if i < len(s.Components) && s.Components[i].State == StateWaiting {
-		s.Components[i].State, s.Components[i].Since = StateStarting, now
-	}
-}
-
-func (s *State) find(name string) int {
-	return slices.IndexFunc(s.Components, func(c Component) bool { return c.Name == name })
-}
-
-func (r *Recorder) setState(name, state string) {
-	r.update(func(s *State, now time.Time) {
-		i := s.find(name)
-		if i < 0 {
-			return
-		}
-		s.Components[i].State, s.Components[i].Since = state, now
-		if state == StateReady {
-			startNext(s, i+1, now)
-		}
-	})
-}
-
-// Ready implements supervisor.Observer.
-func (r *Recorder) Ready(name string, _ time.Duration) { r.setState(name, StateReady) }
-
-// Stopping implements supervisor.Observer.
+// Stopping records that a stop was requested.
 func (r *Recorder) Stopping() {
-	r.update(func(s *State, now time.Time) {
-		for i := range s.Components {
-			s.Components[i].State, s.Components[i].Since = StateStopping, now
-		}
-	})
+	r.update(func(s *State, _ time.Time) { s.Stopping = true })
 }
-
-// Stopped implements supervisor.Observer.
-func (r *Recorder) Stopped(name string, _ time.Duration) { r.setState(name, StateStopped) }
-
-// LeftBehind implements supervisor.Observer.
-func (r *Recorder) LeftBehind(name string, _ time.Duration) { r.setState(name, StateLeftBehind) }
 
 // SetDrivers records the drivers that run; the first is the default.
 func (r *Recorder) SetDrivers(names []string) {
 	r.update(func(s *State, _ time.Time) { s.Drivers = slices.Clone(names) })
 }
 
-// SetEpoch records the epoch under which this process leads.
-func (r *Recorder) SetEpoch(epoch uint64) {
-	r.update(func(s *State, _ time.Time) { s.Epoch = epoch })
-}
-
 // End records that the process ends, and why.
 func (r *Recorder) End(cause error) {
 	r.update(func(s *State, now time.Time) {
-		s.EndedAt, s.Epoch = now, 0
+		s.EndedAt = now
 		if cause != nil {
 			s.Failure = cause.Error()
-		}
-		for i := range s.Components {
-			if s.Components[i].State != StateLeftBehind {
-				s.Components[i].State = StateStopped
-			}
 		}
 	})
 }

@@ -18,7 +18,6 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/engines"
-	"cloudnative.tw/drover/standalone/internal/runstate"
 )
 
 // Print prints the status for people. Every cell is fit for a terminal by itself, since the
@@ -28,7 +27,6 @@ func (s *Status) Print(out io.Writer, now time.Time, style findings.Style) error
 	fmt.Fprintln(&text, printable.Line(s.headline(now)))
 	if s.State != StateAbsent {
 		s.printBasics(&text, now)
-		s.printComponents(&text, now)
 		s.printDrivers(&text)
 	}
 	if err := s.printWarnings(&text, style); err != nil {
@@ -86,20 +84,12 @@ func (s *Status) printBasics(text *bytes.Buffer, now time.Time) {
 		row("API", "%s (Kubernetes %s)", s.API.URL, s.API.Version)
 	}
 	if l := s.Leader; l != nil {
-		row("leader", "%s, renewed %s ago", l, age(now, l.RenewedAt))
+		row("leader", "%s, renewed %s ago", l.Identity, age(now, l.RenewedAt))
 	}
 	if s.VMs != nil {
 		row("VMs", "%s", s.VMs)
 	}
 	_ = table.Flush()
-}
-
-// String returns who leads. Only the process that runs here reports its epoch.
-func (l *Leader) String() string {
-	if l.Epoch == 0 {
-		return l.Identity
-	}
-	return fmt.Sprintf("this process, epoch %d", l.Epoch)
 }
 
 // String returns the numbers by phase.
@@ -112,22 +102,6 @@ func (v *VMs) String() string {
 		parts = append(parts, fmt.Sprintf("%d %s", v.Phases[phase], cmp.Or(phase, "not observed yet")))
 	}
 	return strings.Join(parts, ", ")
-}
-
-func (s *Status) printComponents(text *bytes.Buffer, now time.Time) {
-	if len(s.Components) == 0 {
-		return
-	}
-	table := tabwriter.NewWriter(text, 0, 0, 3, ' ', 0)
-	_, _ = fmt.Fprintln(table, "\nCOMPONENT\tSTATE\tFOR")
-	for _, c := range s.Components {
-		since := age(now, c.Since)
-		if c.State == runstate.StateWaiting {
-			since = "-"
-		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", printable.Line(c.Name), printable.Line(c.State), since)
-	}
-	_ = table.Flush()
 }
 
 func (s *Status) printDrivers(text *bytes.Buffer) {

@@ -3,8 +3,8 @@
 
 // Package status shows an installation at a glance: what runs, since when, on which engines.
 //
-// Start with Gather. It only reads: the data dir, the API server, the engines, and the
-// controller's metrics where they are served. print.go shows the result to people.
+// Start with Gather. It only reads: the data dir, the API server and the engines. print.go
+// shows the result to people.
 package status
 
 import (
@@ -31,7 +31,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/engines"
-	"cloudnative.tw/drover/standalone/internal/runstate"
 )
 
 // State says whether Drover runs.
@@ -54,16 +53,15 @@ type Status struct {
 	PID       int       `json:"pid,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	// EndedAt and Failure are of the last run, while none runs.
-	EndedAt    time.Time            `json:"endedAt,omitzero"`
-	Failure    string               `json:"failure,omitempty"`
-	DataDir    string               `json:"dataDir"`
-	API        *API                 `json:"api,omitempty"`
-	Leader     *Leader              `json:"leader,omitempty"`
-	Components []runstate.Component `json:"components,omitempty"`
-	Drivers    []Driver             `json:"drivers"`
-	VMs        *VMs                 `json:"virtualMachines,omitempty"`
-	Disk       *Disk                `json:"disk,omitempty"`
-	Warnings   []findings.Finding   `json:"warnings"`
+	EndedAt  time.Time          `json:"endedAt,omitzero"`
+	Failure  string             `json:"failure,omitempty"`
+	DataDir  string             `json:"dataDir"`
+	API      *API               `json:"api,omitempty"`
+	Leader   *Leader            `json:"leader,omitempty"`
+	Drivers  []Driver           `json:"drivers"`
+	VMs      *VMs               `json:"virtualMachines,omitempty"`
+	Disk     *Disk              `json:"disk,omitempty"`
+	Warnings []findings.Finding `json:"warnings"`
 }
 
 // API is the API server.
@@ -77,7 +75,6 @@ type API struct {
 // Leader is the controller that acts.
 type Leader struct {
 	Identity    string    `json:"identity"`
-	Epoch       uint64    `json:"epoch,omitempty"`
 	RenewedAt   time.Time `json:"renewedAt,omitzero"`
 	Transitions int32     `json:"transitions"`
 }
@@ -139,7 +136,6 @@ func Gather(ctx context.Context, h *doctor.Host) (*Status, error) {
 	surveyed := s.survey(ctx, h) // before the API: a VirtualMachine that is new then owns its server
 	owners := s.readAPI(ctx, h)
 	s.setDrivers(h, surveyed, owners)
-	s.readMetrics(ctx, h)
 	s.Warnings = append(s.Warnings, <-warnings...)
 	return s, nil
 }
@@ -165,12 +161,9 @@ func (s *Status) readRun(h *doctor.Host) error {
 	if h.State == nil {
 		return nil
 	}
-	s.Version, s.StartedAt, s.EndedAt, s.Failure, s.Components = h.State.Version, h.State.StartedAt, h.State.EndedAt, h.State.Failure, h.State.Components
-	if s.State == StateStarting && slices.ContainsFunc(s.Components, func(c runstate.Component) bool { return c.State == runstate.StateStopping }) {
+	s.Version, s.StartedAt, s.EndedAt, s.Failure = h.State.Version, h.State.StartedAt, h.State.EndedAt, h.State.Failure
+	if s.State == StateStarting && h.State.Stopping {
 		s.State = StateStopping
-	}
-	if s.State == StateStopped {
-		s.Components = nil
 	}
 	return nil
 }
@@ -238,14 +231,14 @@ func (s *Status) askAPI(ctx context.Context, h *doctor.Host, config *rest.Config
 		return nil, fmt.Errorf("not ready: %s", failed)
 	}
 	if !h.WithoutController {
-		if err := s.readLeader(ctx, h, config); err != nil {
+		if err := s.readLeader(ctx, config); err != nil {
 			return nil, err
 		}
 	}
 	return s.readVMs(ctx, config)
 }
 
-func (s *Status) readLeader(ctx context.Context, h *doctor.Host, config *rest.Config) error {
+func (s *Status) readLeader(ctx context.Context, config *rest.Config) error {
 	lease, err := doctor.Lease(ctx, config)
 	if err != nil || lease == nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
 		return err
@@ -256,9 +249,6 @@ func (s *Status) readLeader(ctx context.Context, h *doctor.Host, config *rest.Co
 	}
 	if n := lease.Spec.LeaseTransitions; n != nil {
 		s.Leader.Transitions = *n
-	}
-	if h.State != nil {
-		s.Leader.Epoch = h.State.Epoch
 	}
 	return nil
 }

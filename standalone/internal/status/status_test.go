@@ -7,12 +7,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,11 +37,10 @@ func TestPrint(t *testing.T) {
 	warned.Name, warned.Group = "clock", "Host"
 	full := &Status{
 		State: StateReady, Version: "v1", PID: 42, StartedAt: now.Add(-2 * time.Hour), DataDir: "/data",
-		Disk:       &Disk{FreeBytes: 60 << 30, TotalBytes: 251 << 30},
-		API:        &API{URL: "https://127.0.0.1:6443", Version: "v1.36.3"},
-		Leader:     &Leader{Identity: "drover_up_x", Epoch: 285, RenewedAt: now.Add(-5 * time.Second)},
-		VMs:        &VMs{Total: 4, Phases: map[string]int{"Active": 3, "": 1}},
-		Components: []runstate.Component{{Name: "etcd", State: runstate.StateReady, Since: now.Add(-2 * time.Hour)}},
+		Disk:   &Disk{FreeBytes: 60 << 30, TotalBytes: 251 << 30},
+		API:    &API{URL: "https://127.0.0.1:6443", Version: "v1.36.3"},
+		Leader: &Leader{Identity: "drover_up_x", RenewedAt: now.Add(-5 * time.Second)},
+		VMs:    &VMs{Total: 4, Phases: map[string]int{"Active": 3, "": 1}},
 		Drivers: []Driver{
 			{Driver: "docker", EngineID: "3f6c8a52-8e1b-4f9a-a2c5-2f0b8a1c9d10", Version: "28.2.2", IsDefault: true, Servers: 3, Running: 2, Orphans: &two, Retained: 1},
 			{Driver: "qemu", Error: "its folder is gone"},
@@ -56,11 +52,8 @@ func TestPrint(t *testing.T) {
   data dir   /data
   disk       60 GiB free of 251 GiB
   API        https://127.0.0.1:6443 (Kubernetes v1.36.3)
-  leader     this process, epoch 285, renewed 5s ago
+  leader     drover_up_x, renewed 5s ago
   VMs        1 not observed yet, 3 Active
-
-COMPONENT   STATE   FOR
-etcd        ready   120m
 
 DRIVER   ENGINE          VERSION   STATE       RUNNING   ORPHANS   RETAINED
 docker   3f6c8a52-8e1b   28.2.2    default     2/3       2         1
@@ -96,9 +89,8 @@ func printOfOthers(t *testing.T, text string) string {
 	s := &Status{
 		State: StateReady, Version: text, DataDir: "/data" + text, API: &API{URL: text, Error: text},
 		Leader: &Leader{Identity: text}, VMs: &VMs{Total: 1, Phases: map[string]int{text: 1}},
-		Components: []runstate.Component{{Name: text, State: text}},
-		Drivers:    []Driver{{Driver: text, EngineID: text, Version: text, Error: text}},
-		Warnings:   []findings.Finding{{Level: findings.LevelWarning, Name: text, Group: text, Observed: text}},
+		Drivers:  []Driver{{Driver: text, EngineID: text, Version: text, Error: text}},
+		Warnings: []findings.Finding{{Level: findings.LevelWarning, Name: text, Group: text, Observed: text}},
 	}
 	var raw bytes.Buffer
 	assert.NoError(t, s.Print(printable.NewWriter(&raw), now, findings.Style{Width: 80, Color: true}))
@@ -166,48 +158,6 @@ func TestDrivers(t *testing.T) {
 	if d := s.Drivers[0]; d.Orphans != nil {
 		t.Errorf("without the API: %d orphans", *d.Orphans)
 	}
-}
-
-// TestMetrics checks what the controller's metrics add to the warnings, and that an endpoint
-// which fails, or answers without end, adds nothing.
-func TestMetrics(t *testing.T) {
-	t.Parallel()
-	endless := make(chan struct{})
-	t.Cleanup(func() { close(endless) })
-	for name, c := range map[string]struct {
-		handle http.HandlerFunc
-		want   []string
-	}{
-		"all well": {answer("# TYPE drover_engine_up gauge\ndrover_engine_up{driver=\"docker\"} 1\ndrover_engine_fenced{driver=\"docker\"} 0\n"), nil},
-		"alarms": {answer("# TYPE drover_engine_up gauge\ndrover_engine_up{driver=\"docker\"} 0\ndrover_engine_up{driver=\"qemu\"} 1\n" +
-			"# TYPE drover_engine_fenced gauge\ndrover_engine_fenced{driver=\"qemu\"} 1\n# TYPE drover_orphan_sweep_frozen gauge\ndrover_orphan_sweep_frozen{driver=\"fake\"} 1\n"), []string{"docker", "fake", "qemu"}},
-		"garbage":       {answer("<html>"), nil},
-		"wants a login": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }, nil},
-		"hangs":         {func(http.ResponseWriter, *http.Request) { <-endless }, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := httptest.NewServer(c.handle)
-			if name != "hangs" {
-				t.Cleanup(server.Close)
-			}
-			s, h := &Status{State: StateReady}, &doctor.Host{}
-			h.Addresses = map[string]string{"--metrics-bind-address": strings.TrimPrefix(server.URL, "http://")}
-			s.readMetrics(t.Context(), h)
-			var got []string
-			for _, f := range s.Warnings {
-				got = append(got, f.Name)
-			}
-			slices.Sort(got)
-			if !slices.Equal(got, c.want) {
-				t.Errorf("got %q, want %q", got, c.want)
-			}
-		})
-	}
-}
-
-func answer(text string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(text)) }
 }
 
 // gather reads the status as the command does.

@@ -39,37 +39,6 @@ type Observer interface {
 	LeftBehind(name string, after time.Duration)
 }
 
-// Observers notifies each of several observers.
-type Observers []Observer
-
-// Ready implements Observer.
-func (all Observers) Ready(name string, took time.Duration) {
-	for _, o := range all {
-		o.Ready(name, took)
-	}
-}
-
-// Stopping implements Observer.
-func (all Observers) Stopping() {
-	for _, o := range all {
-		o.Stopping()
-	}
-}
-
-// Stopped implements Observer.
-func (all Observers) Stopped(name string, took time.Duration) {
-	for _, o := range all {
-		o.Stopped(name, took)
-	}
-}
-
-// LeftBehind implements Observer.
-func (all Observers) LeftBehind(name string, after time.Duration) {
-	for _, o := range all {
-		o.LeftBehind(name, after)
-	}
-}
-
 // Runner runs components.
 type Runner struct {
 	Clock    clock.WithTicker

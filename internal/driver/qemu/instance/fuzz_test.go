@@ -217,7 +217,7 @@ func expectedShapes(t *testing.T, x choices) []string {
 	fd := 8
 	next := func() int { fd++; return fd - 1 }
 	c := launch.Config{
-		Version: launch.Version, UUID: "0c6f2f4a-0000-4000-8000-000000000000", ID: "plain", Type: "pc-q35-7.2", Accel: launch.AccelTCG, CPUs: 1, MemoryBytes: 64 << 20,
+		UUID: "0c6f2f4a-0000-4000-8000-000000000000", ID: "plain", Type: "pc-q35-7.2", Accel: launch.AccelTCG, CPUs: 1, MemoryBytes: 64 << 20,
 		Volumes:  []launch.Volume{{Name: "plain", Drive: launch.Drive{FD: next()}}, {Name: "data", Drive: launch.Drive{FD: next(), ReadOnly: true}}},
 		Forwards: []launch.Forward{{Protocol: "tcp", HostPort: 1, Port: 1}},
 		Kernel:   &launch.Kernel{FD: next()}, SeedFD: next(),

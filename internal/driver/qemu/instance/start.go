@@ -117,8 +117,7 @@ func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 		return launch.Config{}, err
 	}
 	return launch.Config{
-		Version: launch.Version,
-		UUID:    string(inst.UID), ID: inst.ID, Type: on.MachineType, Accel: on.Accelerator, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
+		UUID: string(inst.UID), ID: inst.ID, Type: on.MachineType, Accel: on.Accelerator, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
 		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, SeedFD: seed,
 	}, nil
 }
