@@ -38,7 +38,7 @@ help: ## print this list
 
 .PHONY: demo
 demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up; DRIVER=qemu: as a machine, pod: as a pod of a cluster
-	@DRIVER="$(DRIVER)" hack/demo.sh $(ARGS)
+	@hack/demo.sh "$(DRIVER)" $(ARGS)
 
 .PHONY: up
 up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C stops it
