@@ -24,6 +24,8 @@ ARGS ?=
 DRIVER ?= docker
 # What make soak runs on: fake, docker and qemu unless some are named.
 ENGINES ?=
+# How often make bench-cluster measures each fault.
+RUNS ?= 10
 # How many nodes make cluster starts, from 1 to 9.
 NODES ?= 3
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
@@ -38,7 +40,7 @@ help: ## print this list
 
 .PHONY: demo
 demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up; DRIVER=qemu: as a machine, pod: as a pod of a cluster
-	@DRIVER="$(DRIVER)" hack/demo.sh $(ARGS)
+	@hack/demo.sh "$(DRIVER)" $(ARGS)
 
 .PHONY: up
 up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C stops it
@@ -155,58 +157,63 @@ verify: build ## fail when generated files or the docs are stale, or a program i
 	hack/verify-size.sh
 
 .PHONY: bench
-bench: bench-build ## measure speed and cost beside floors, with up to 1,000 VMs; 20 minutes
-	bin/bench-perf --sizes 1,100,1000 --docker-pairs 5 --samples 20 --barest=false $(ARGS)
+bench: bench-build ## measure speed and cost beside floors, with up to 1,000 VMs; 20 minutes; ARGS="--turns 1"
+	@hack/dockerd.sh
+	bin/bench/bench apiserver fake idle restart writes slow docker up $(ARGS)
 
 .PHONY: bench-full
-bench-full: bench ## bench, then 5,000 and 10,000 VMs with longer rests, and plots; an hour
-	cp bin/bench/perf.json bin/bench/perf-full.json
-	$(MAKE) bench-big
+bench-full: bench-build ## bench with 5,000 and 10,000 VMs, too; an hour
+	@hack/dockerd.sh
+	bin/bench/bench apiserver writes slow docker up $(ARGS)
+	bin/bench/bench fake idle restart --vms 1,100,1000,5000,10000 $(ARGS)
 
 .PHONY: bench-big
-bench-big: bench-build ## the part of bench-full with many VMs, added to bin/bench/perf-full.json
-	bin/bench-perf --suites fake,idle,restart --sizes 5000,10000 --big-pairs 2 --samples 60 --rest 2m --barest=false --keep --json bin/bench/perf-full.json $(ARGS)
-	GOFLAGS= go -C hack/plot run -buildvcs=false . "$(CURDIR)/bin/bench/perf-full.json" "$(CURDIR)/bin/bench/perf-full.png"
+bench-big: bench-build ## the part of bench-full with many VMs
+	bin/bench/bench fake idle restart --vms 1000,5000,10000 $(ARGS)
 
 .PHONY: bench-build
 bench-build: build
-	@hack/dockerd.sh
-	go build -buildvcs=false -o bin/bench-perf ./test/bench/perf
+	@mkdir -p bin/bench
+	go build -o bin/bench/bench ./test/bench/cmd
 
 .PHONY: bench-up
 bench-up: bench-build ## print how long drover up takes, cold and warm, and how much memory
-	bin/bench-perf --suites up --json bin/bench/up.json $(ARGS)
+	@hack/dockerd.sh
+	bin/bench/bench up $(ARGS)
 
 .PHONY: bench-burst
 bench-burst: bench-build ## print what drover up keeps in memory five minutes after 10,000 VMs; 10 minutes
-	bin/bench-perf --suites burst --json bin/bench/burst.json $(ARGS)
+	bin/bench/bench burst $(ARGS)
 
 .PHONY: bench-failover
-bench-failover: build ## print how fast a standby takes over, beside a plain elector, with 0 and 10,000 VMs; ARGS
-	@mkdir -p bin/bench
-	go build -buildvcs=false -o bin/bench/failover ./test/bench/failover
-	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/failover $(ARGS)
+bench-failover: bench-build ## print how fast a standby takes over, beside a plain elector, with 0 and 10,000 VMs; ARGS
+	bin/bench/bench failover $(ARGS)
 
 .PHONY: bench-qemu
-bench-qemu: build ## print how long a QEMU machine takes, beside QEMU alone, and the memory it adds; ARGS
+bench-qemu: bench-build ## print how long a QEMU machine takes, beside QEMU alone, and the memory it adds; ARGS
 	@hack/qemu.sh
-	@mkdir -p bin/bench
-	go build -buildvcs=false -o bin/bench/qemu ./test/bench/qemu
-	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/qemu $(ARGS)
+	bin/bench/bench qemu qemu-memory $(ARGS)
 
 .PHONY: bench-cli
-bench-cli: build ## print how long kubectl-vm takes to start and to list 1,000 VMs, beside kubectl; ARGS
-	@mkdir -p bin/bench
-	go build -buildvcs=false -o bin/bench/cli ./test/bench/cli
-	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/cli $(ARGS)
+bench-cli: bench-build ## print how long kubectl-vm takes to start and to list 1,000 VMs, beside kubectl; ARGS
+	bin/bench/bench cli $(ARGS)
 
 .PHONY: bench-fleet
-bench-fleet: build ## print how driver pod scales on 1,000 nodes that kwok simulates, beside bare pods; root; FLAGS="--vms 1000", an hour
-	@hack/bench-fleet.sh $(FLAGS)
+bench-fleet: build ## print how driver pod scales on 1,000 nodes that kwok simulates, beside bare pods; root; ARGS="--vms 1000", an hour
+	@hack/cluster-deps.sh
+	@hack/cluster-binaries.sh >/dev/null
+	@mkdir -p bin/bench
+	CGO_ENABLED=0 GOWORK=off go -C test/cluster/kwok build -o "$(CURDIR)/bin/bench/kwok" tool
+	go -C test/cluster build -o "$(CURDIR)/bin/bench/fleet" ./fleet
+	bin/bench/fleet fleet $(ARGS)
 
 .PHONY: bench-cluster
-bench-cluster: build ## print what VMs as pods take beside pods, and how long a deployment is without a leader; root; RUNS=10, ONLY=pods; 40 minutes
-	@RUNS="$(RUNS)" ONLY="$(ONLY)" DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" hack/bench-cluster.sh
+bench-cluster: bench-build ## print what VMs as pods take beside pods, and how long a deployment is without a leader; root; RUNS=10; 40 minutes
+	@hack/cluster-deps.sh engine
+	@hack/cluster-binaries.sh >/dev/null
+	go -C test/cluster test -count 1 -timeout 1h -v -run '^TestBenchmarkPods$$' . -rounds "$$((3 * $(RUNS)))"
+	go -C test/cluster test -count 1 -timeout 3h -v -run '^TestBenchmark$$' ./deployment -runs "$(RUNS)"
+	bin/bench/bench failover-default --turns "$(RUNS)"
 
 .PHONY: clean
 clean: ## remove bin/ (built programs and tools)

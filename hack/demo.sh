@@ -2,275 +2,413 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Shows Drover at work on this host, and checks all that it shows: starts it on
-# a temporary data dir, applies examples/test-vm.yaml, shows the VM and its
-# container, puts load on it, deletes it, and cleans up. make demo calls it.
+# Shows Drover at work on this host, and checks all that it shows: starts it on a temporary data
+# dir, makes a VM by kubectl apply, shows what runs it, uses it, deletes it, and cleans up.
+# make demo DRIVER=... calls it.
 #
-#     [DRIVER=docker|qemu|pod|fake] hack/demo.sh [FLAG...]
+#     hack/demo.sh docker|fake|qemu|pod [FLAG...]
 #
-# It needs Go, make, and root or sudo for what is missing (a Docker engine). On
-# a host that cannot have one it continues with simulated servers and reports that. With
-# DRIVER=qemu or pod it runs hack/demo-qemu.sh or hack/demo-pod.sh instead. Flags go to
-# drover up.
+# With docker the VM is a container with a small web server, with fake it is simulated. With qemu
+# it is a machine with a small Linux, which is also shut down and booted again with its disk; with
+# pod the same in a pod of a Kubernetes that this starts, as root, and builds for 15 minutes the
+# first time. It needs Go, make, and root or sudo for what is missing. Flags go to drover up.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[[ "${DRIVER:-}" != qemu && "${DRIVER:-}" != pod ]] || exec "hack/demo-${DRIVER}.sh" "$@"
-source hack/demo-lib.sh
 
-readonly more_flags=("$@")
+readonly driver="${1:-docker}" up_flags=("${@:2}")
+readonly usage_period=5   # seconds; the default of 30 is too long for a demo
+readonly ready_within=300 # seconds: a guest may be emulated
+readonly test_manifest=examples/test-vm.yaml
+readonly guest_image=drover.test/guest:demo machine_image=drover.test/drover-machine:demo controller_image=drover.test/drover-controller
 
-readonly image=drover-demo-guest:latest
-readonly manifest=examples/test-vm.yaml # what it requests, in the units of its driver:
-readonly cpus=2 nano_cpus=2000000000 cpu_milli=2000 memory=4000000000
+vm=linux-vm                          # its name
+uid=""                               # its UID
+work=""                              # folder of this run
+docker_image=""                      # the container's, which this run builds
+binaries=""                          # folder of the programs of a Kubernetes
+engine_started="${engine_started:-}" # set when this run starts the Docker engine
+up_pid=""
+watch_pid=""
+out="" # of the last command
+begun=0
 
-driver="${DRIVER:-docker}"
-reachable=yes   # container addresses can be reached from here
-cluster=""      # marks the containers of this run
-image_before="" # image of that name that was there already
-image_made=""
-engine_started="" # set when this run started the Docker engine
-uid=""
-id=""
+bold="" dim="" plain=""
+if [[ -t 1 ]]; then
+	bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'
+fi
 
 main() {
-	[[ "${driver}" == docker || "${driver}" == fake ]] || fail "DRIVER is ${driver}: it must be docker, qemu, pod or fake"
-	create_work_dir
-	[[ "${driver}" == fake ]] || choose_driver
-	build_programs
-	start_demo
-	apply_manifest
-	show_vm
-	load_vm
+	[[ "${driver}" =~ ^(docker|fake|qemu|pod)$ ]] || fail "DRIVER is ${driver}: it must be docker, fake, qemu or pod"
+	command -v go >/dev/null || fail "there is no Go on this machine: https://go.dev/doc/install"
+	trap cleanup EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM HUP
+	work="$(mktemp -d "${TMPDIR:-/tmp}/drover-demo-XXXXXX")"
+	print_step "Build Drover" "The first time, Go compiles a whole Kubernetes API server: that takes minutes."
+	run make --no-print-directory build
+	"start_${driver}"
+	create_vm
+	"show_${driver}"
+	"use_${driver}"
 	delete_vm
-	stop_drover
+	if [[ "${driver}" == pod ]]; then stop_cluster; else stop_drover; fi
 	echo
-	echo "${bold}All of it worked${plain}, with the ${driver} driver, in $((SECONDS - begun)) s after the build. Next: make up, and README.md."
+	echo "${bold}All of it worked${plain}, with the ${driver} driver, in $((SECONDS - begun)) s after the builds. Next: make up, and docs/drivers.md."
 }
 
-# Docker.
+# What the demo prints.
 
-engine_answers() { command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1; }
-
-dockerd_runs() { [[ -r /var/run/docker.pid && -d "/proc/$(</var/run/docker.pid)" ]]; }
-
-as_root() {
-	if [[ "$(id -u)" -eq 0 ]]; then "$@"; else sudo -- "$@"; fi
+print_step() {
+	echo
+	echo "${bold}== $1${plain}"
+	shift
+	[[ $# -eq 0 ]] || printf '   %s\n' "$@"
 }
 
-choose_driver() {
-	print_step "Find a Docker engine, and install or start one if there is none"
-	local ran=""
-	if engine_answers || dockerd_runs; then ran=yes; fi
-	print_command hack/dockerd.sh
-	if hack/dockerd.sh 2>&1 | indent; then
-		driver=docker
-	elif docker_by_group; then
-		record_engine "${ran}"
-		rerun_in_group
-	else
-		driver=fake
-		print_note "No Docker engine is available here, for the reason above."
-	fi
-	record_engine "${ran}"
-	[[ "${driver}" == fake ]] || check_host
-	[[ "${driver}" == docker ]] || print_note "${bold}Continuing with the fake driver: servers are simulated, one file each.${plain}"
+indent() { sed -u 's/^/   /'; }
+
+fail() {
+	echo "${bold}demo: $*${plain}" >&2
+	[[ ! -s "${work}/up.log" ]] || tail -n 20 "${work}/up.log" "${work}/data/logs/drover.log" | indent >&2
+	exit 1
 }
 
-# record_engine records an engine that was not there before, to stop it later.
-record_engine() {
-	if [[ -z "$1" && -z "${DOCKER_HOST:-}" ]] && dockerd_runs; then engine_started=yes; fi
+# print_command writes a command as it would be typed.
+print_command() {
+	local word line=""
+	for word in "$@"; do
+		[[ "${word}" =~ ^([A-Za-z0-9_./:=,@%+-]+|&)$ ]] || word="'${word}'"
+		line+=" ${word}"
+	done
+	echo "   ${dim}\$${plain}${bold}${line}${plain}"
 }
 
-# docker_by_group reports whether the engine answers this user as a member of its
-# group, which sudo can grant without changing the group's members.
-docker_by_group() {
-	[[ "$(id -u)" -ne 0 && -z "${DROVER_DEMO_IN_GROUP:-}" ]] && command -v sudo >/dev/null &&
-		in_group timeout 10 docker info >/dev/null 2>&1
+# run shows a command and its output, and stores the output in $out.
+run() {
+	print_command "$@"
+	"$@" 2>&1 | tee "${work}/out" | indent || fail "that command failed"
+	out="$(<"${work}/out")"
 }
 
-in_group() {
-	sudo -E -u "$(id -un)" -g docker -- env PATH="${PATH}" HOME="${HOME}" DROVER_DEMO_IN_GROUP=yes "$@"
+# wants TEXT requires it in the output of the last command.
+wants() { [[ "${out}" == *"$1"* ]] || fail "the output does not have: $1"; }
+
+# until_within SECONDS COMMAND... waits for the command to succeed.
+until_within() {
+	local deadline=$((SECONDS + $1))
+	shift
+	until "$@"; do
+		[[ "${SECONDS}" -lt "${deadline}" ]] || return 1
+		sleep 0.2
+	done
 }
 
-rerun_in_group() {
-	print_note "Your user may not talk to the engine. This run borrows its group, docker, by sudo."
-	local status=0
-	in_group hack/demo.sh "${more_flags[@]}" || status=$?
-	exit "${status}"
+field() { bin/drover kubectl get vm "${vm}" --output "jsonpath={$1}"; }
+
+# start_watch shows the VMs from now on, a row whenever one changes.
+start_watch() {
+	print_command bin/drover kubectl get vms --watch "&"
+	bin/drover kubectl get vms --watch > >(indent) 2>/dev/null &
+	watch_pid=$!
+	sleep 1 # for the watch to begin
 }
 
-# check_host checks that the host has what the manifest requests.
-check_host() {
-	local have_cpus have_memory options
-	read -r have_cpus have_memory options < <(docker info --format '{{.NCPU}} {{.MemTotal}} {{.SecurityOptions}}')
-	if [[ "${have_cpus}" -lt "${cpus}" || "${have_memory}" -lt "${memory}" ]]; then
-		print_note "${manifest} requests ${cpus} CPUs and ${memory} bytes of memory, and the Docker host has ${have_cpus} and ${have_memory}:" \
-			"the VM would be Failed, reason Exhausted."
-		driver=fake
-	fi
-	if [[ "${options}" == *rootless* || "${DOCKER_HOST:-unix://}" != unix://* ]]; then reachable=""; fi
+stop_watch() {
+	[[ -n "${watch_pid}" ]] || return 0
+	sleep 0.3 # for the last row to be shown
+	kill "${watch_pid}" 2>/dev/null || true
+	wait "${watch_pid}" 2>/dev/null || true
+	watch_pid=""
 }
 
-# The demo.
+# What is the same with all drivers.
 
-build_programs() {
-	build_drover
-	[[ "${driver}" == docker ]] || return 0
-	print_step "Build a small guest image: a static Go HTTP server, no registry needed"
-	image_before="$(docker image ls --quiet --no-trunc "${image}")"
-	image_made=yes
-	run hack/demo-guest.sh "${image}"
+# start_drover starts it with further flags.
+start_drover() {
+	begun="${SECONDS}"
+	print_step "Start Drover" "etcd, kube-apiserver and the controller in one process, on a temporary data dir."
+	local flags=(--data-dir "${work}/data" --port 0 --usage-period "${usage_period}s" --vm-driver "${driver}" "$@" "${up_flags[@]}")
+	print_command bin/drover up "${flags[@]}"
+	# A session of its own: Ctrl-C is for this script, which stops it in order.
+	setsid bin/drover up "${flags[@]}" >"${work}/up.log" 2>&1 </dev/null &
+	up_pid=$!
+	until_within 180 up_is_ready || fail "drover up was not ready within 180 s"
+	indent <"${work}/up.log"
+	export KUBECONFIG="${work}/data/kubeconfig"
+	print_command export "KUBECONFIG=${KUBECONFIG}"
 }
 
-start_demo() {
-	local flags=(--vm-driver fake --fake-dir "${work}/fake" --fake-boot-time 1s)
-	[[ "${driver}" == fake ]] || flags=(--vm-driver docker --docker-image "${image}")
-	start_drover "${flags[@]}" "${more_flags[@]}"
-	cluster="$(kubectl get namespace kube-system --output jsonpath='{.metadata.uid}')"
+up_is_ready() {
+	kill -0 "${up_pid}" 2>/dev/null || fail "drover up ended"
+	[[ -e "${work}/data/run/ready" ]]
 }
 
-apply_manifest() {
-	print_step "Create a virtual machine and watch its status"
+stop_drover() {
+	print_step "Stop Drover" "Servers would continue to run, and the next start would take them over."
+	print_command kill "${up_pid}"
+	kill "${up_pid}"
+	wait "${up_pid}" || fail "drover up ended with exit status $?"
+	up_pid=""
+}
+
+create_vm() {
+	local manifest="${work}/${vm}.yaml"
+	[[ "${vm}" != test-vm ]] || manifest="${test_manifest}"
+	print_step "Create a virtual machine, and watch it until it is ready"
 	run cat "${manifest}"
 	start_watch
 	run bin/drover kubectl apply -f "${manifest}"
-	until_within 60 watched Active || fail "test-vm was not Active within 60 s"
+	bin/drover kubectl wait --for=condition=Ready --timeout="${ready_within}s" "vm/${vm}" >/dev/null || fail "$(field .status.message)"
 	stop_watch
-	run bin/drover kubectl wait --for=condition=Ready --timeout=30s vm/test-vm
 	uid="$(field .metadata.uid)"
-	id="$(field .status.server.id)"
+	run bin/drover vm show "${vm}"
 }
 
-show_vm() {
-	if [[ "${driver}" == docker ]]; then show_container; else show_file; fi
-	print_step "Show the virtual machine" "CPU is per cent of one CPU, MEMORY per cent of the VM's. They are sampled" \
-		"every ${usage_period} s here, and every 30 s by default."
-	until_within $((2 * usage_period + 5)) has_usage || fail "no usage was reported"
+delete_vm() {
+	print_step "Delete it: the object stays until what runs it is gone"
+	run bin/drover vm delete "${vm}" --yes --timeout 150s
 	run bin/drover kubectl get vms
-	run bin/drover vm show "${vm}"
+	wants "No resources found"
+	case "${driver}" in
+	docker) run docker ps --all --quiet --filter "name=${vm}.default.${uid:0:8}" ;;
+	pod) run bin/drover kubectl get pods,pvc --selector "cloudnative.tw/name=${vm}" --output name ;;
+	*) run find "${work}/data/drivers/${driver}" -name "${uid}*" -not -path "*/locks/*" ;;
+	esac
+	[[ -z "${out}" ]] || fail "something of it is left: ${out}"
+}
+
+# get PATH asks the guest's web server, without curl, which a fresh machine may not have.
+get() {
+	print_command bin/drover vm port-forward "${vm}" 8080:80 "&"
+	print_command curl "http://127.0.0.1:8080$1"
+	out="$({ printf 'GET %s HTTP/1.0\r\n\r\n' "$1"; sleep 2; } | timeout 60 bin/drover vm port-forward --stdio "${vm}" 80 2>&1)" ||
+		fail "the guest does not answer: ${out}"
+	indent <<<"${out##*$'\r\n\r\n'}"
+}
+
+# Containers, and simulated servers of the same size.
+
+start_docker() {
+	vm=test-vm
+	print_step "Find a Docker engine, and install or start one if there is none"
+	[[ -e /var/run/docker.pid || -n "${DOCKER_HOST:-}" ]] || export engine_started=yes
+	if ! hack/dockerd.sh 2>&1 | indent; then
+		[[ "$(id -u)" -ne 0 && -z "${in_group:-}" ]] || fail "there is no Docker engine, for the reason above: make demo DRIVER=fake needs none"
+		echo "   Your user may not talk to the engine. This run borrows its group, docker, by sudo."
+		rm -rf "${work}"
+		exec sudo -E -u "$(id -un)" -g docker -- env PATH="${PATH}" HOME="${HOME}" in_group=yes hack/demo.sh "${driver}" "${up_flags[@]}"
+	fi
+	print_step "Build a small guest image: a static Go HTTP server, no registry needed"
+	CGO_ENABLED=0 run go build -trimpath -buildvcs=false -ldflags "-s -w" -o "${work}/image/demo-guest" ./examples/demo-guest
+	docker_image="drover-demo-guest:$$"
+	tar -C "${work}/image" -c demo-guest |
+		docker import --change 'ENTRYPOINT ["/demo-guest"]' --change 'EXPOSE 80/tcp' - "${docker_image}" >/dev/null
+	start_drover --docker-image "${docker_image}"
+}
+
+start_fake() {
+	vm=test-vm
+	start_drover --fake-boot-time 1s
+}
+
+show_docker() {
+	print_step "Show the container that runs it" "cpu: 2 is 2000000000 NanoCpus, memory: 4G is 4000000000 bytes."
+	run docker ps --filter "name=${vm}"
+	wants "${vm}.default.${uid:0:8}"
+	run docker inspect --format 'Memory {{.HostConfig.Memory}} NanoCpus {{.HostConfig.NanoCpus}}' "$(field .status.server.id)"
+	wants "Memory 4000000000 NanoCpus 2000000000"
 	run bin/drover vm logs "${vm}" --tail 3
 }
 
-show_container() {
-	print_step "Show the container that runs it" "cpu: 2 is ${nano_cpus} NanoCpus, memory: 4G is ${memory} bytes."
-	run docker ps --filter name=test-vm
-	[[ "${out}" == *"test-vm.default.${uid:0:8}"* ]] || fail "docker ps does not show container test-vm.default.${uid:0:8}"
-	run docker inspect --format 'Memory {{.HostConfig.Memory}} NanoCpus {{.HostConfig.NanoCpus}}' "${id}"
-	[[ "${out}" == "Memory ${memory} NanoCpus ${nano_cpus}" ]] || fail "the container has the wrong size"
+show_fake() {
+	print_step "Show the file of the simulated server" "cpu: 2 is cpuMilli 2000, memory: 4G is 4000000000 bytes."
+	run cat "${work}/data/drivers/fake/${uid}.json"
+	wants '"cpuMilli": 2000,'
+	wants '"memoryBytes": 4000000000,'
 }
 
-show_file() {
-	print_step "Show the file of the simulated server" "cpu: 2 is cpuMilli ${cpu_milli}, memory: 4G is ${memory} bytes."
-	run cat "${work}/fake/${uid}.json"
-	[[ "${out}" == *"\"cpuMilli\": ${cpu_milli},"* && "${out}" == *"\"memoryBytes\": ${memory},"* ]] ||
-		fail "the server has the wrong size"
-}
+use_docker() { use_test_vm get "/load?seconds=20"; }
 
-load_vm() {
-	print_step "Put load on it and see CPU rise"
-	if [[ "${driver}" == docker && -z "${reachable}" ]]; then
-		print_note "Left out: the engine is rootless or on another host, so its containers cannot be reached from here."
-		return
-	fi
+use_fake() { use_test_vm run sed -i 's/"load": 0,/"load": 0.9,/' "${work}/data/drivers/fake/${uid}.json"; }
+
+# use_test_vm puts load on it by a command.
+use_test_vm() {
+	print_step "Put load on it and see CPU rise" "CPU is per cent of one CPU, MEMORY per cent of the VM's. They are sampled" \
+		"every ${usage_period} s here, and every 30 s by default."
+	until_within $((2 * usage_period + 5)) cpu_above 0 || fail "no usage was reported"
 	local before
 	before="$(cpu)"
 	start_watch
-	if [[ "${driver}" == docker ]]; then
-		http_get "$(field '.status.addresses[0]')" "/load?seconds=20"
-	else
-		run sed -i 's/"load": 0,/"load": 0.9,/' "${work}/fake/${uid}.json"
-	fi
-	local from="${SECONDS}"
+	"$@"
 	# A busy host leaves the guest little, so a clear rise is enough.
 	until_within $((2 * usage_period + 10)) cpu_above $((before + 10)) || fail "CPU was ${before} and did not rise by 10: it is $(cpu)"
-	print_note "CPU rose within $((SECONDS - from)) s."
-	# The first sample with load in it may be half idle.
-	until_within $((usage_period + 2)) cpu_above 150 || true
-	sleep 0.3 # for the row to be shown
+	until_within $((usage_period + 2)) cpu_above 150 || true # the first sample with load in it may be half idle
 	stop_watch
 }
 
 # cpu is the CPU column without its fraction.
-cpu() {
-	local cpu
-	cpu="$(field .status.server.usage.cpu)"
-	echo "${cpu%.*}"
+cpu() { field .status.server.usage.cpu | cut -d . -f 1; }
+
+cpu_above() { [[ -n "$(cpu)" && "$(cpu)" -ge "$1" ]]; }
+
+# Machines, on this host and in pods.
+
+start_qemu() {
+	print_step "Find QEMU, and install it if it is missing"
+	run hack/qemu.sh
+	build_guest
+	write_manifest "${PWD}/bin/guest/vmlinuz" "${PWD}/bin/guest/initrd"
+	start_drover --qemu-image-dirs "${PWD}/bin/guest"
 }
 
-cpu_above() { [[ "$(cpu)" -ge "$1" ]]; }
-
-# http_get does without curl, which a fresh machine may not have.
-http_get() {
-	print_command curl "http://$1$2"
-	out="$(timeout 10 bash -c 'exec 3<>"/dev/tcp/$0/80" && printf "GET %s HTTP/1.0\r\nHost: %s\r\n\r\n" "$1" "$0" >&3 && cat <&3' "$1" "$2" 2>&1)" ||
-		fail "the guest does not answer at http://$1: ${out}"
-	out="${out##*$'\r\n\r\n'}"
-	indent <<<"${out}"
-	[[ "${out}" == burning* ]] || fail "the guest did not take the load"
+start_pod() {
+	[[ "$(id -u)" -eq 0 ]] || fail "DRIVER=pod needs root, for the namespaces, network and control groups of nodes"
+	[[ "${#up_flags[@]}" -eq 0 ]] || fail "DRIVER=pod takes no flags: ${up_flags[*]}"
+	print_step "Build a Kubernetes of several nodes: etcd, control plane, containerd, kubelet"
+	run hack/cluster-deps.sh
+	print_command hack/cluster-binaries.sh
+	binaries="$(hack/cluster-binaries.sh)"
+	build_guest
+	print_step "Build the images: the controller, QEMU with drover-machine, and the guest"
+	run make image IMAGE="${controller_image}:demo"
+	run make image-machine MACHINE_IMAGE="${machine_image}"
+	# A blank disk, with the signature by which it is known to be one.
+	printf '%510s\x55\xaa' '' | tr ' ' '\0' >"${work}/disk.img"
+	truncate --size 1M "${work}/disk.img"
+	run "${binaries}/drover-cluster" image "${guest_image}" "${work}/guest.tar" \
+		vmlinuz=bin/guest/vmlinuz initrd=bin/guest/initrd disk/disk.img="${work}/disk.img"
+	write_manifest /vmlinuz /initrd
+	printf '    %s\n' "source: oci://${guest_image}" "pullPolicy: Never" >>"${work}/${vm}.yaml"
+	start_cluster
 }
 
-delete_vm() {
-	print_step "Delete it: the object stays until the server is gone"
-	start_watch
-	run bin/drover kubectl delete -f "${manifest}" --timeout=60s
-	stop_watch
-	run bin/drover kubectl get vms
-	[[ "${out}" == "No resources found"* ]] || fail "there still is a VM"
-	if [[ "${driver}" == docker ]]; then
-		run docker ps --all --filter name=test-vm
-		[[ -z "$(docker ps --all --quiet --filter "id=${id}")" ]] || fail "the container is still there"
-	else
-		run ls "${work}/fake"
-		[[ "${out}" != *"${uid}.json"* ]] || fail "the server's file is still there"
-	fi
+build_guest() {
+	print_step "Build a small guest: Debian's kernel, and a static Go program as its init" "It serves HTTP and reacts to the power button."
+	run hack/linux-guest.sh bin/guest
 }
 
-# Cleaning up. It ends what this run started and nothing else.
+# write_manifest KERNEL INITRD writes the VM's manifest, whose last field is the image.
+write_manifest() {
+	cat >"${work}/${vm}.yaml" <<-EOF
+		apiVersion: cloudnative.tw/v1alpha1
+		kind: VirtualMachine
+		metadata:
+		  name: ${vm}
+		spec:
+		  driver: ${driver}
+		  resource:
+		    cpu: 1
+		    memory: 256Mi
+		    rootDisk: 64Mi
+		  userData:
+		    inline: "hello from user-data"
+		  ports:
+		  - name: http
+		    port: 80
+		  readinessProbe:
+		    tcpSocket:
+		      port: 80
+		  shutdownGracePeriodSeconds: 120
+		  image:
+		    kernel:
+		      source: $1
+		      initrd: $2
+		      cmdline: console=ttyS0 quiet panic=-1 agent=honest
+	EOF
+}
 
+start_cluster() {
+	begun="${SECONDS}"
+	print_step "Start a cluster of two nodes, each with a kubelet and a containerd of its own"
+	local images="bin/image/drover-controller-linux-amd64.tar,bin/image/drover-machine-linux-amd64.tar,${work}/guest.tar"
+	run "${binaries}/drover-cluster" up --dir "${work}/cluster" --nodes 2 --image "${images}"
+	export KUBECONFIG="${work}/cluster/kubeconfig"
+	run bin/drover kubectl get nodes
+	print_step "Install Drover by its chart, with driver pod"
+	run env HELM_CACHE_HOME="${work}" HELM_CONFIG_HOME="${work}" HELM_DATA_HOME="${work}" \
+		"$(hack/tool.sh helm)" install drover charts/drover --namespace drover-system --create-namespace --wait --timeout 3m \
+		--set "image.repository=${controller_image},image.tag=demo" --set "vmDriver=pod,pod.machineImage=${machine_image}"
+	run bin/drover kubectl -n drover-system get pods
+}
+
+show_qemu() {
+	print_step "Show the process that runs it, and its serial console"
+	run cat "${work}/data/drivers/qemu/vms/${uid}/pid"
+	[[ -e "/proc/${out}" ]] || fail "no process runs the machine"
+	show_console "drover linux guest 1 is up"
+}
+
+show_pod() {
+	print_step "Show the pod that the scheduler has placed, its disk, and the machine's serial console"
+	run bin/drover kubectl get pods,pvc --selector "cloudnative.tw/name=${vm}" --output wide
+	wants Bound
+	show_console "drover linux guest 1 is up"
+}
+
+# show_console requires a text on it.
+show_console() {
+	run bin/drover vm logs "${vm}" --tail 20
+	wants "$1"
+}
+
+use_qemu() {
+	query_guest 1
+	print_step "Run a command in it, by the guest agent, and list its network interfaces"
+	run bin/drover vm exec "${vm}" -- echo "hello from the guest"
+	wants "hello from the guest"
+	run bin/drover vm ip "${vm}"
+	print_step "Power it off: Drover presses its power button, and the guest shuts down"
+	run bin/drover vm stop "${vm}" --wait --timeout 150s
+	show_console "drover linux guest powers off"
+	power_on
+}
+
+use_pod() {
+	query_guest 1
+	print_step "Power it off: the kubelet ends the pod, and the guest shuts down by its power button"
+	run bin/drover vm stop "${vm}" --wait --timeout 150s
+	run bin/drover kubectl wait --for=delete pod --selector "cloudnative.tw/name=${vm}" --timeout=60s
+	power_on
+}
+
+power_on() {
+	print_step "Power it on again: the guest counts its boots on its disk"
+	run bin/drover vm start "${vm}" --wait --timeout "${ready_within}s"
+	query_guest 2
+}
+
+# query_guest requires the number of boots of the guest.
+query_guest() {
+	print_step "Ask its web server"
+	get /
+	wants "\"boots\":$1,"
+	wants "hello from user-data"
+}
+
+stop_cluster() {
+	print_step "End the cluster"
+	run "${binaries}/drover-cluster" down --dir "${work}/cluster"
+}
+
+# cleanup ends what this run started and nothing else.
 cleanup() {
 	local status=$?
 	trap - EXIT
 	trap '' INT TERM HUP
 	set +o errexit
 	stop_watch
-	stop_up
-	if [[ -n "${cluster}" && "${driver}" == docker ]]; then remove_containers; fi
-	[[ -z "${image_made}" ]] || remove_image
-	[[ -z "${engine_started}" ]] || stop_engine
-	[[ -z "${work}" ]] || rm -rf "${work}"
+	if [[ -n "${up_pid}" ]]; then
+		kill "${up_pid}" 2>/dev/null
+		wait "${up_pid}" 2>/dev/null
+	fi
+	# Servers of an interrupted run outlive Drover.
+	[[ ! -e "${work}/data/kubeconfig" ]] || bin/drover purge --data-dir "${work}/data" --data --yes >/dev/null
+	[[ ! -e "${work}/cluster" ]] || "${binaries}/drover-cluster" down --dir "${work}/cluster"
+	[[ -z "${docker_image}" ]] || docker image rm "${docker_image}" >/dev/null 2>&1
+	[[ -z "${engine_started}" || -n "$(docker ps --quiet 2>/dev/null)" ]] || hack/dockerd.sh stop
+	rm -rf "${work}"
 	exit "${status}"
 }
-
-# remove_containers removes the containers of an interrupted run.
-remove_containers() {
-	local left
-	left="$(docker ps --all --quiet --filter "label=cloudnative.tw/cluster=${cluster}")"
-	# shellcheck disable=SC2086 # one word for each container
-	[[ -z "${left}" ]] || docker rm --force --volumes ${left} >/dev/null
-}
-
-# remove_image keeps the tag if it existed before this run, and removes the older
-# image that lost its tag.
-remove_image() {
-	local gone="${image_before}"
-	[[ -n "${gone}" ]] || gone="${image}"
-	[[ "${gone}" == "$(docker image ls --quiet --no-trunc "${image}")" ]] || docker image rm "${gone}" >/dev/null 2>&1
-}
-
-stop_engine() {
-	if [[ -n "$(docker ps --quiet 2>/dev/null)" ]]; then
-		echo "The Docker engine that this run started keeps running: it has running containers."
-	elif [[ -d /run/systemd/system ]]; then
-		echo "Stopping the Docker engine, which was not running before."
-		as_root systemctl stop docker.socket docker.service
-	elif dockerd_runs; then
-		echo "Stopping the Docker engine, which was not running before."
-		as_root kill "$(</var/run/docker.pid)"
-		until_within 30 dockerd_has_ended
-	fi
-}
-
-dockerd_has_ended() { ! dockerd_runs; }
 
 main

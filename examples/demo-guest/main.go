@@ -3,7 +3,7 @@
 
 // Command demo-guest is a small guest for demonstrations and tests: one static
 // program that serves HTTP and does on request what guests do by themselves,
-// such as burning CPU or crashing. hack/demo-guest.sh makes an image of it.
+// such as burning CPU or crashing. hack/demo.sh makes an image of it.
 //
 //	/                     shows which guest answers
 //	/load?seconds=30      burns CPU, for ever without seconds

@@ -1,21 +1,18 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Program plot draws what VMs cost against their number, from the figures of
-// the benchmarks (test/bench/perf), or what controllers need in the course of a soak
-// (test/faults/soak):
+// Program plot draws what controllers need in the course of a soak (test/faults/soak):
 //
-//	plot FIGURES.json PICTURE.png
 //	plot SAMPLES.csv PICTURE.png
 package main
 
 import (
-	"encoding/json"
+	"encoding/csv"
 	"errors"
 	"fmt"
+	"image/color"
 	"os"
-	"path/filepath"
-	"slices"
+	"strconv"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -25,67 +22,42 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 )
 
-// row is the part of a figure that plot uses.
-type row struct {
-	Suite string    `json:"suite"`
-	What  string    `json:"what"`
-	VMs   int       `json:"vms"`
-	Ours  measured  `json:"ours"`
-	Floor *measured `json:"floor"`
-}
-
-type measured struct {
-	Median float64 `json:"median"`
-}
-
-// panel is one plot: a figure against the number of VMs, and its floor.
-type panel struct {
-	title, y    string
-	suite, what string
-	floor       string  // its name; empty where there is none
-	perVM       bool    // the figure is divided by the number of VMs
-	top         float64 // of the y axis, where the figures should not set it
-}
-
+// panels are the plots: a column of the table against the time.
 var panels = [][]panel{
-	{
-		{title: "Create to Active, per VM", y: "ms", suite: "fake", what: "create to Active", floor: "noop", perVM: true},
-		{title: "A new VM among others, p95", y: "ms", suite: "idle", what: "create to Active, p95, among others", floor: "alone"},
-	},
-	{
-		{title: "Resident memory", y: "MB", suite: "restart", what: "resident memory", floor: "bare cache"},
-		{title: "CPU at rest", y: "% of one core", suite: "idle", what: "CPU at rest", top: 1},
-	},
+	{{title: "VirtualMachines", column: "vms", unit: 1}, {title: "Heap in use, MB", column: "heap", unit: 1e6}},
+	{{title: "Goroutines", column: "goroutines", unit: 1}, {title: "Open descriptors", column: "descriptors", unit: 1}},
+}
+
+type panel struct {
+	title, column string
+	unit          float64
+}
+
+// table is a table by its columns.
+type table struct {
+	columns map[string]int
+	rows    [][]string
 }
 
 func main() {
-	if err := runPlot(os.Args[1:]); err != nil {
+	if err := plotSoak(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "plot:", err)
 		os.Exit(1)
 	}
 }
 
-func runPlot(args []string) error {
+func plotSoak(args []string) error {
 	if len(args) != 2 {
-		return errors.New("usage: plot FIGURES.json|SAMPLES.csv PICTURE.png")
+		return errors.New("usage: plot SAMPLES.csv PICTURE.png")
 	}
-	if filepath.Ext(args[0]) == ".csv" {
-		return plotSoak(args[0], args[1])
-	}
-	content, err := os.ReadFile(args[0])
+	t, err := readSoak(args[0])
 	if err != nil {
-		return err
-	}
-	var report struct {
-		Figures []row `json:"figures"`
-	}
-	if err := json.Unmarshal(content, &report); err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)
 	}
 	plots := make([][]*plot.Plot, len(panels))
 	for y, line := range panels {
 		for _, p := range line {
-			drawn, err := p.drawPanel(report.Figures)
+			drawn, err := p.draw(t)
 			if err != nil {
 				return fmt.Errorf("%s: %w", p.title, err)
 			}
@@ -95,46 +67,77 @@ func runPlot(args []string) error {
 	return savePNG(plots, args[1])
 }
 
-// drawPanel draws one panel, from 0 on.
-func (p panel) drawPanel(rows []row) (*plot.Plot, error) {
-	ours, floor := p.dataPoints(rows)
-	if len(ours) < 2 {
-		return nil, errors.New("there are figures for fewer than two numbers of VMs")
+func readSoak(path string) (table, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return table{}, err
 	}
+	defer func() { _ = f.Close() }()
+	rows, err := csv.NewReader(f).ReadAll()
+	if err != nil || len(rows) < 2 {
+		return table{}, fmt.Errorf("it has %d lines: %w", len(rows), err)
+	}
+	t := table{columns: map[string]int{}, rows: rows[1:]}
+	for n, name := range rows[0] {
+		t.columns[name] = n
+	}
+	return t, nil
+}
+
+// number returns a number of a row.
+func (t table) number(row []string, column string) float64 {
+	value, err := strconv.ParseFloat(row[t.columns[column]], 64)
+	if err != nil {
+		return 0
+	}
+	return value
+}
+
+// draw draws every replica as a line, and what it needed at rest as dots.
+func (p panel) draw(t table) (*plot.Plot, error) {
 	drawn := plot.New()
-	drawn.Title.Text, drawn.X.Label.Text, drawn.Y.Label.Text = p.title, "VMs", p.y
-	drawn.Legend.Top, drawn.Legend.Left = true, true
-	lines := []any{"Drover", ours}
-	if p.floor != "" {
-		lines = append(lines, p.floor, floor)
-	}
+	drawn.Title.Text, drawn.X.Label.Text = p.title, "minutes"
+	drawn.Legend.Top = true
 	drawn.Add(plotter.NewGrid())
-	if err := plotutil.AddLinePoints(drawn, lines...); err != nil {
-		return nil, err
+	for n, replica := range []string{"replica-0", "replica-1"} {
+		all, rest := p.points(t, replica)
+		line, err := plotter.NewLine(all)
+		if err != nil {
+			return nil, err
+		}
+		dots, err := plotter.NewScatter(rest)
+		if err != nil {
+			return nil, err
+		}
+		line.Color, line.Width = fade(plotutil.Color(n)), vg.Points(0.5)
+		dots.Color, dots.Shape, dots.Radius = plotutil.Color(n), plotutil.Shape(n), vg.Points(2)
+		drawn.Add(line, dots)
+		drawn.Legend.Add(replica+", at rest", dots)
 	}
 	drawn.X.Min, drawn.Y.Min = 0, 0
-	drawn.Y.Max = max(1.3*drawn.Y.Max, p.top) // room for the legend
+	drawn.Y.Max *= 1.3 // room for the legend
 	return drawn, nil
 }
 
-func (p panel) dataPoints(rows []row) (ours, floor plotter.XYs) {
-	for _, r := range rows {
-		if r.Suite != p.suite || r.What != p.what || r.VMs < 100 && p.perVM {
+func (p panel) points(t table, replica string) (all, rest plotter.XYs) {
+	for _, row := range t.rows {
+		if row[t.columns["replica"]] != replica {
 			continue
 		}
-		over := 1.0
-		if p.perVM {
-			over = float64(r.VMs)
-		}
-		ours = append(ours, plotter.XY{X: float64(r.VMs), Y: r.Ours.Median / over})
-		if r.Floor != nil {
-			floor = append(floor, plotter.XY{X: float64(r.VMs), Y: r.Floor.Median / over})
+		point := plotter.XY{X: t.number(row, "seconds") / 60, Y: t.number(row, p.column) / p.unit}
+		all = append(all, point)
+		if row[t.columns["rest"]] == "true" {
+			rest = append(rest, point)
 		}
 	}
-	byX := func(a, b plotter.XY) int { return int(a.X - b.X) }
-	slices.SortFunc(ours, byX)
-	slices.SortFunc(floor, byX)
-	return ours, floor
+	return all, rest
+}
+
+// fade returns a color for what is in the background.
+func fade(c color.Color) color.Color {
+	faded := color.NRGBAModel.Convert(c).(color.NRGBA)
+	faded.A = 90
+	return faded
 }
 
 // savePNG puts the plots beside and below each other.

@@ -15,6 +15,8 @@ import (
 )
 
 const (
+	// controllerBinary is the program that is measured.
+	controllerBinary = "bin/drover-controller"
 	// requestTimeout bounds a request to a controller.
 	requestTimeout = 10 * time.Second
 	// readyTimeout is how long a process may take until its caches are filled.
@@ -25,12 +27,11 @@ const (
 type Controller struct {
 	*framework.Process
 	metrics string
-	check   func() error
 }
 
-// StartController starts a replica; env is added to this process's environment, args
-// to the flags of its addresses.
-func StartController(ctx context.Context, binary string, env []string, args ...string) (*Controller, error) {
+// StartController starts a controller, which is the only one unless args say otherwise, and waits
+// until it is ready; env is added to this process's environment.
+func (e *Environment) StartController(ctx context.Context, env []string, args ...string) (*Controller, error) {
 	health, err := framework.FindFreeAddress(ctx)
 	if err != nil {
 		return nil, err
@@ -39,16 +40,26 @@ func StartController(ctx context.Context, binary string, env []string, args ...s
 	if err != nil {
 		return nil, err
 	}
-	p, err := framework.StartProcess(binary, append([]string{
-		"--health-probe-bind-address=" + health, "--metrics-bind-address=" + metrics,
+	p, err := framework.StartProcess(controllerBinary, append([]string{
+		"--health-probe-bind-address=" + health, "--metrics-bind-address=" + metrics, "--kubeconfig=" + e.Kubeconfig, "--leader-elect=false",
 	}, args...), env)
 	if err != nil {
 		return nil, err
 	}
-	return &Controller{Process: p, metrics: "http://" + metrics + "/metrics", check: func() error {
-		_, err := get(context.Background(), "http://"+health+"/readyz")
+	c := &Controller{Process: p, metrics: "http://" + metrics + "/metrics"}
+	return c, c.awaitReady(func() error {
+		_, err := get(ctx, "http://"+health+"/readyz")
 		return err
-	}}, nil
+	})
+}
+
+// WithController runs a controller while do measures it.
+func (e *Environment) WithController(ctx context.Context, do func(*Controller) error, args ...string) error {
+	c, err := e.StartController(ctx, nil, args...)
+	if err != nil {
+		return err
+	}
+	return c.StopWith(do(c))
 }
 
 // get reads a page.
@@ -70,19 +81,21 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return io.ReadAll(response.Body)
 }
 
-// Ready returns nil once the process's caches are filled.
-func (c *Controller) Ready() error {
+// awaitReady stops a process that does not become ready.
+func (c *Controller) awaitReady(check func() error) error {
+	_, err := Poll(readyTimeout, func() error {
+		if c.HasEnded() {
+			return nil
+		}
+		return check()
+	})
 	if c.HasEnded() {
-		return errors.New("it has ended")
+		err = errors.New("it has ended")
 	}
-	return c.check()
-}
-
-func (c *Controller) waitUntilReady() error {
-	if _, err := Poll(readyTimeout, c.Ready); err != nil {
-		return fmt.Errorf("not ready: %w", c.StopWith(err))
+	if err != nil {
+		err = fmt.Errorf("not ready: %w", c.StopWith(err))
 	}
-	return nil
+	return err
 }
 
 // Metrics of the controller.

@@ -18,35 +18,49 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// Environment is an API server, and what else a benchmark needs.
+// Namespaces of the VMs.
+const (
+	Namespace     = "bench"
+	idleNamespace = "idle"
+)
+
+// Environment is an API server with VMs, and the report of what is measured there.
 type Environment struct {
 	*framework.Cluster
+	*Report
 	Kube   kubernetes.Interface
 	Client versioned.Interface
+	// VMs are measured, and Idle are others that are there meanwhile.
+	VMs, Idle *VMs
 	// Temp is a folder for what is measured.
 	Temp string
 
 	pids []int // of the API server
 }
 
-// NewEnvironment starts an API server whose data are on a disk, and creates namespaces.
-func NewEnvironment(ctx context.Context, opts framework.ClusterOptions, namespaces ...string) (*Environment, error) {
+// In returns the measurement of a suite beside an API server of its own, whose data are on a disk.
+func In(opts framework.ClusterOptions, measure func(context.Context, *Environment) error) func(context.Context, *Report) error {
 	opts.Durable = true
-	cluster, err := framework.NewCluster(opts)
-	if err != nil {
-		return nil, err
+	return func(ctx context.Context, r *Report) (err error) {
+		cluster, err := framework.NewCluster(opts)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, cluster.Close()) }()
+		e, err := OpenEnvironment(ctx, cluster, r)
+		if err != nil {
+			return err
+		}
+		e.pids = []int{cluster.PID()}
+		measuring, cancel := context.WithCancel(ctx)
+		defer cancel() // the watches, before what they watch
+		return errors.Join(measure(measuring, e), e.Close())
 	}
-	e, err := OpenEnvironment(ctx, cluster, namespaces...)
-	if err != nil {
-		return nil, errors.Join(err, cluster.Close())
-	}
-	e.pids = []int{cluster.PID()}
-	return e, nil
 }
 
-// OpenEnvironment is the same with a cluster that runs.
-func OpenEnvironment(ctx context.Context, cluster *framework.Cluster, namespaces ...string) (e *Environment, err error) {
-	e = &Environment{Cluster: cluster}
+// OpenEnvironment uses a cluster that runs.
+func OpenEnvironment(ctx context.Context, cluster *framework.Cluster, r *Report) (e *Environment, err error) {
+	e = &Environment{Cluster: cluster, Report: r}
 	config := rest.CopyConfig(cluster.Config)
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	if e.Kube, err = kubernetes.NewForConfig(config); err != nil {
@@ -55,7 +69,8 @@ func OpenEnvironment(ctx context.Context, cluster *framework.Cluster, namespaces
 	if e.Client, err = versioned.NewForConfig(cluster.Config); err != nil {
 		return nil, err
 	}
-	for _, name := range namespaces {
+	e.VMs, e.Idle = e.vmsIn(Namespace), e.vmsIn(idleNamespace)
+	for _, name := range []string{Namespace, idleNamespace} {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if _, err := e.Kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
 			return nil, err
@@ -65,17 +80,8 @@ func OpenEnvironment(ctx context.Context, cluster *framework.Cluster, namespaces
 	return e, err
 }
 
-// Close ends the API server.
-func (e *Environment) Close() error { return errors.Join(e.Cluster.Close(), os.RemoveAll(e.Temp)) }
-
-// StartController starts a controller, which is the only one, and waits until it is ready.
-func (e *Environment) StartController(ctx context.Context, program string, env []string, args ...string) (*Controller, error) {
-	c, err := StartController(ctx, program, env, append([]string{"--kubeconfig=" + e.Kubeconfig, "--leader-elect=false"}, args...)...)
-	if err != nil {
-		return nil, err
-	}
-	return c, c.waitUntilReady()
-}
+// Close removes what is not of the cluster.
+func (e *Environment) Close() error { return os.RemoveAll(e.Temp) }
 
 // AwaitQuiet waits until neither the API server nor the process has work left.
 func (e *Environment) AwaitQuiet(ctx context.Context, c *Controller) error {

@@ -23,41 +23,40 @@ import (
 
 // Floor is a process that does a part of a controller's necessary work, and nothing
 // else. It runs as the benchmark's program with the floor's name as first argument.
-type Floor func(context.Context, *rest.Config) error
+type Floor func(ctx context.Context, cfg *rest.Config, args []string) error
 
 // floorReady is what a floor prints when its caches are filled.
-const floorReady = "caches filled"
+const floorReady = "the floor is ready"
 
-// Verb makes a floor a verb of a program.
-func (f Floor) Verb(ctx context.Context, args []string) error {
-	if len(args) != 1 {
-		return errors.New("a floor takes the path of a kubeconfig")
-	}
-	cfg, err := clientcmd.BuildConfigFromFlags("", args[0])
+// SayReady is called by a floor when it is.
+func SayReady() { fmt.Println(floorReady) }
+
+func (f Floor) run(ctx context.Context, kubeconfig string, args []string) error {
+	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return err
 	}
 	cfg.QPS = -1 // as drover-controller
-	return f(ctx, cfg)
+	return f(ctx, cfg, args)
 }
 
-// StartFloor starts this program as a floor, and waits until its caches are filled.
-func (e *Environment) StartFloor(name string) (*Controller, error) {
+// StartFloor starts this program as a floor, and waits until it is ready.
+func (e *Environment) StartFloor(name string, args ...string) (*Controller, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	p, err := framework.StartProcess(self, []string{name, e.Kubeconfig}, nil)
+	p, err := framework.StartProcess(self, append([]string{name, e.Kubeconfig}, args...), nil)
 	if err != nil {
 		return nil, err
 	}
-	c := &Controller{Process: p, check: func() error {
+	c := &Controller{Process: p}
+	return c, c.awaitReady(func() error {
 		if !strings.Contains(p.Output(), floorReady) {
-			return errors.New("its caches are not filled")
+			return errors.New("the floor does not say so")
 		}
 		return nil
-	}}
-	return c, c.waitUntilReady()
+	})
 }
 
 // NewInformers are typed informers of VMs with stripped objects.
@@ -87,7 +86,7 @@ func FillCaches(ctx context.Context, all ...informers) error {
 			}
 		}
 	}
-	fmt.Println(floorReady)
+	SayReady()
 	return nil
 }
 

@@ -73,7 +73,7 @@ func (l *Log[T]) recordEvent(e watch.Event, now time.Time) {
 		l.appendEvent(nil, fmt.Errorf("the watch sent %s, a %T", e.Type, e.Object))
 		return
 	}
-	version, err := VersionOf(object)
+	version, err := versionOf(object)
 	l.appendEvent(&Event[T]{Type: e.Type, Object: object, Version: version, At: now}, err)
 }
 
@@ -131,8 +131,8 @@ func (l *Log[T]) Await(ctx context.Context, from int, match func(Event[T]) bool)
 	}
 }
 
-// VersionOf returns an object's resourceVersion, which is a number here.
-func VersionOf(object runtime.Object) (uint64, error) {
+// versionOf returns an object's resourceVersion, which is a number here.
+func versionOf(object runtime.Object) (uint64, error) {
 	about, err := meta.Accessor(object)
 	if err != nil {
 		return 0, err

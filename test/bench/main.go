@@ -9,58 +9,125 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 )
 
-// Benchmark is what a program measures, by its flags.
-type Benchmark interface {
-	AddFlags(flags *pflag.FlagSet)
-	Validate() error
-	Run(ctx context.Context) error
+// bigVMs is the number of VMs above which two turns are enough, each of which takes minutes.
+const bigVMs = 1000
+
+// Suite measures something, beside a floor where there is one.
+type Suite struct {
+	Name string
+	// Turns is how often compared programs take turns, and VMs the numbers of VMs, unless flags
+	// say otherwise.
+	Turns int
+	VMs   []int
+	// Measure adds rows to the report.
+	Measure func(context.Context, *Report) error
 }
 
-// Verbs are what the program does in place of the benchmark if one is its first argument.
-type Verbs map[string]func(ctx context.Context, args []string) error
-
-// Main runs a benchmark with its arguments until it ends or is interrupted.
-func Main(name string, b Benchmark, verbs Verbs) {
+// Main runs the suites that are named by its arguments, until they end or are interrupted. It
+// is a floor, which a suite has started, if that is its first argument.
+func Main(suites []Suite, floors map[string]Floor) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := runMain(ctx, name, os.Args[1:], b, verbs)
+	err := runMain(ctx, os.Args[1:], suites, floors)
 	stop()
 	if err != nil && !errors.Is(err, pflag.ErrHelp) {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func runMain(ctx context.Context, name string, args []string, b Benchmark, verbs Verbs) error {
-	if len(args) > 0 && verbs[args[0]] != nil {
-		return verbs[args[0]](ctx, args[1:])
+func runMain(ctx context.Context, args []string, suites []Suite, floors map[string]Floor) error {
+	if len(args) > 1 && floors[args[0]] != nil {
+		return floors[args[0]].run(ctx, args[1], args[2:])
 	}
-	flags := pflag.NewFlagSet(name, pflag.ContinueOnError)
-	b.AddFlags(flags)
-	if err := errors.Join(flags.Parse(args), b.Validate()); err != nil {
+	flags := pflag.NewFlagSet("bench", pflag.ContinueOnError)
+	turns := flags.Int("turns", 0, "how often compared programs take turns, in place of each suite's own number")
+	vms := flags.IntSlice("vms", nil, "numbers of VMs, in rising order, in place of each suite's own")
+	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	return b.Run(ctx)
-}
-
-// CheckAtLeast checks that flags are not smaller than a limit.
-func CheckAtLeast(least int, values map[string]int) (err error) {
-	for flag, n := range values {
-		if n < least {
-			err = errors.Join(err, fmt.Errorf("--%s is %d: it must be at least %d", flag, n, least))
+	chosen, err := chooseSuites(suites, flags.Args())
+	if err != nil {
+		return err
+	}
+	for n, s := range chosen {
+		if flags.Changed("turns") {
+			chosen[n].Turns = *turns
+		}
+		if flags.Changed("vms") && s.VMs != nil {
+			chosen[n].VMs = *vms
+		}
+		if err := chosen[n].validate(s); err != nil {
+			return err
 		}
 	}
-	return err
+	for _, s := range chosen {
+		if err := s.run(ctx); err != nil {
+			return fmt.Errorf("suite %s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+// chooseSuites returns those of these names, in their order.
+func chooseSuites(suites []Suite, names []string) (chosen []Suite, err error) {
+	var known []string
+	for _, s := range suites {
+		known = append(known, s.Name)
+		if slices.Contains(names, s.Name) {
+			chosen = append(chosen, s)
+		}
+	}
+	if len(names) == 0 || len(chosen) < len(names) {
+		return nil, fmt.Errorf("the suites are %q: they must be some of %s, each once", names, strings.Join(known, ", "))
+	}
+	return chosen, nil
+}
+
+// validate compares it with what it was before flags.
+func (s Suite) validate(own Suite) error {
+	if s.Turns < 1 {
+		return fmt.Errorf("--turns is %d: it must be at least 1", s.Turns)
+	}
+	if own.VMs == nil {
+		return nil
+	}
+	if least := min(own.VMs[0], 1); len(s.VMs) == 0 || s.VMs[0] < least || !slices.IsSorted(s.VMs) {
+		return fmt.Errorf("--vms is %v: it must be rising numbers, for suite %s from %d", s.VMs, s.Name, least)
+	}
+	return nil
+}
+
+func (s Suite) run(ctx context.Context) error {
+	begin := time.Now()
+	r := NewReport()
+	r.Turns, r.Sizes = s.Turns, s.VMs
+	if err := s.Measure(ctx, r); err != nil {
+		return err
+	}
+	Logf("Suite %s took %s", s.Name, time.Since(begin).Round(time.Second))
+	fmt.Println(r)
+	return r.write("bin/bench/" + s.Name + ".json")
 }
 
 // Logf reports progress on stderr.
 func Logf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
+}
+
+// TurnsWith returns how many turns are taken with that many VMs.
+func (r *Report) TurnsWith(vms int) int {
+	if vms > bigVMs {
+		return min(r.Turns, 2)
+	}
+	return r.Turns
 }
 
 // Contender is one of the compared programs.

@@ -39,6 +39,20 @@ func AwaitQuiet(ctx context.Context, pids ...int) error {
 	return err
 }
 
+// pollPeriod is how exact a measurement by Poll is.
+const pollPeriod = 25 * time.Millisecond
+
+// Poll calls check until it succeeds, and returns how long that took, or check's last error
+// if it takes too long. It checks as often at the end of a long wait as at its beginning.
+func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
+	for begin := time.Now(); ; time.Sleep(pollPeriod) {
+		err = check()
+		if took = time.Since(begin); err == nil || took > within {
+			return took, err
+		}
+	}
+}
+
 // Pause sleeps, unless ctx ends.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
@@ -66,12 +80,10 @@ func CPUTime(pids ...int) (sum time.Duration, err error) {
 		if err != nil {
 			return 0, err
 		}
-		sum += seconds(stat.CPUTime())
+		sum += time.Duration(stat.CPUTime() * float64(time.Second))
 	}
 	return sum, nil
 }
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // Memory is how much of a process is in memory, in bytes.
 type Memory struct {

@@ -3,7 +3,10 @@
 
 package bench
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // newRuns returns 1 to n, not in order.
 func newRuns(n int) (runs []float64) {
@@ -37,18 +40,17 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-func TestTable(t *testing.T) {
-	table := NewTable("what", "how long")
-	table.Row("a", "1.2 ms")
-	table.Row("longer", "1234 ms")
-	table.Row("nothing")
+// TestReport checks that a report says what was measured, and whether aims are met.
+func TestReport(t *testing.T) {
+	r := NewReport()
+	r.AddRow("create", 10, "ms", 30, 10, 20).CompareWith("noop", 10, 10, 10).RatioAtMost(1.5)
+	r.AddRow("writes at rest", 10, "a minute", 0).AtMost(0)
 	want := "" +
-		"| what    | how long |\n" +
-		"| ---     | ---      |\n" +
-		"| a       | 1.2 ms   |\n" +
-		"| longer  | 1234 ms  |\n" +
-		"| nothing |          |\n"
-	if got := table.String(); got != want {
+		"| what           | VMs | Drover        | unit     | beside | takes         | ratio      | aim                   |\n" +
+		"| ---            | --- | ---           | ---      | ---    | ---           | ---        | ---                   |\n" +
+		"| create         | 10  | 20 (10 to 30) | ms       | noop   | 10 (10 to 10) | 2 (1 to 3) | at most 1.5 x: missed |\n" +
+		"| writes at rest | 10  | 0             | a minute |        |               |            | at most 0: met        |\n"
+	if got := r.String(); !strings.HasSuffix(got, want) {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
 }

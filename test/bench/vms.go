@@ -22,6 +22,8 @@ import (
 )
 
 const (
+	// usersAtOnce is how many requests users send at a time.
+	usersAtOnce = 16
 	// callTimeout bounds one request of a benchmark.
 	callTimeout = 30 * time.Second
 	// timeoutPerObject and minTimeout bound operations on many.
@@ -38,9 +40,9 @@ type VMs struct {
 	New func(name string) *api.VirtualMachine
 }
 
-// VMsIn returns those of a namespace: small ones.
-func (e *Environment) VMsIn(namespace string, atOnce int) *VMs {
-	return &VMs{e.Client.CloudnativeV1alpha1().VirtualMachines(namespace), atOnce, func(name string) *api.VirtualMachine {
+// vmsIn returns those of a namespace: small ones.
+func (e *Environment) vmsIn(namespace string) *VMs {
+	return &VMs{e.Client.CloudnativeV1alpha1().VirtualMachines(namespace), usersAtOnce, func(name string) *api.VirtualMachine {
 		return framework.NewVM(name).Namespace(namespace).Obj()
 	}}
 }
@@ -78,7 +80,7 @@ func (v *VMs) DeleteNth(ctx context.Context, n int) error {
 
 // CreateMany creates VMs, and returns how long it took until all were Active.
 func (v *VMs) CreateMany(ctx context.Context, count int) (time.Duration, error) {
-	return v.EachUntil(ctx, count, IsActive, v.CreateNth)
+	return v.EachUntil(ctx, count, IsActive, (*VMs).CreateNth)
 }
 
 // CreateSettled creates VMs, and returns when all have reported their usage, after which
@@ -86,14 +88,14 @@ func (v *VMs) CreateMany(ctx context.Context, count int) (time.Duration, error) 
 func (v *VMs) CreateSettled(ctx context.Context, count int) error {
 	took, err := v.EachUntil(ctx, count, func(e watch.EventType, vm *api.VirtualMachine) bool {
 		return IsActive(e, vm) && vm.Status.Server != nil && vm.Status.Server.Usage != nil
-	}, v.CreateNth)
+	}, (*VMs).CreateNth)
 	Logf("%d VMs have settled after %s", count, took.Round(time.Millisecond))
 	return err
 }
 
 // DeleteMany deletes those VMs, and returns how long it took until all were gone.
 func (v *VMs) DeleteMany(ctx context.Context, count int) (time.Duration, error) {
-	return v.EachUntil(ctx, count, IsGone[*api.VirtualMachine], v.DeleteNth)
+	return v.EachUntil(ctx, count, IsGone[*api.VirtualMachine], (*VMs).DeleteNth)
 }
 
 // NewOne creates one more VM and deletes it, and returns how long it took until it was Active, and
@@ -113,9 +115,19 @@ func (v *VMs) NewOne(ctx context.Context, name string, quiet func(context.Contex
 	return active, gone, err
 }
 
+// Step is what is done to the VM of a number.
+type Step func(v *VMs, ctx context.Context, n int) error
+
+// Each does something to each VM, several at a time.
+func (v *VMs) Each(ctx context.Context, count int, do Step) error {
+	ctx, cancel := WithTimeout(ctx, count)
+	defer cancel()
+	return ForEach(ctx, count, v.AtOnce, func(ctx context.Context, n int) error { return do(v, ctx, n) })
+}
+
 // EachUntil does something to each VM, and returns how long it took until all match.
-func (v *VMs) EachUntil(ctx context.Context, count int, match Match[*api.VirtualMachine], do func(ctx context.Context, n int) error) (time.Duration, error) {
-	return WaitForAll(ctx, WatchVMs(v), count, match, func(ctx context.Context) error { return ForEach(ctx, count, v.AtOnce, do) })
+func (v *VMs) EachUntil(ctx context.Context, count int, match Match[*api.VirtualMachine], do Step) (time.Duration, error) {
+	return WaitForAll(ctx, WatchVMs(v), count, match, func(ctx context.Context) error { return v.Each(ctx, count, do) })
 }
 
 // Match reports whether an object of a watch is as it should be.

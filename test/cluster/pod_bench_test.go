@@ -74,7 +74,7 @@ func TestBenchmarkPods(t *testing.T) {
 
 func newPodBench(t *testing.T) *podBench {
 	t.Helper()
-	b := &podBench{podWorld: newPodWorld(t), report: bench.NewReport(nil)}
+	b := &podBench{podWorld: newPodWorld(t), report: bench.NewReport()}
 	var err error
 	b.pods, err = bench.StartLog[*corev1.Pod](t.Context(), cache.NewListWatchFromClient(
 		shared.Client.CoreV1().RESTClient(), "pods", podNamespace, fields.Everything()))
@@ -236,7 +236,7 @@ func (b *podBench) measureStarts(t *testing.T, rounds int) {
 	for kind, name := range barePods {
 		for _, f := range startFigures {
 			of := func(s start) float64 { return bench.Milliseconds(f.took(s)) }
-			row := b.report.AddRow("beside a "+name, f.what, 1, "ms", bench.Figures(vms, of)...).CompareWith(name, bench.Figures(pods[kind], of)...)
+			row := b.report.AddRow(f.what, 1, "ms", bench.Figures(vms, of)...).CompareWith(name, bench.Figures(pods[kind], of)...)
 			if kind == 0 && f.what == startFigures[len(startFigures)-1].what {
 				row.RatioAtMost(maxStartRatio)
 			}
@@ -262,7 +262,7 @@ func (b *podBench) measureMemory(t *testing.T) {
 		g.delete(t)
 	}
 	for _, name := range slices.Sorted(maps.Keys(sizes)) {
-		row := b.report.AddRow("memory", "resident: "+name, 1, "MB", sizes[name]...)
+		row := b.report.AddRow("resident: "+name, 1, "MB", sizes[name]...)
 		if name == "all but QEMU" {
 			row.PercentileAtMost(100, maxOverhead)
 		}
@@ -324,7 +324,7 @@ func (b *podBench) measureCopies(t *testing.T) {
 		floor = append(floor, bench.Milliseconds(copyPlainly(t, image, filepath.Join(node.Dir, "copy"))))
 		copies = append(copies, bench.Milliseconds(b.copyToClaim(t, fmt.Sprintf("copied-%d", n), node)))
 	}
-	b.report.AddRow("copy", fmt.Sprintf("%d MiB to the root disk of a VM", copyBytes>>20), 1, "ms", copies...).
+	b.report.AddRow(fmt.Sprintf("%d MiB to the root disk of a VM", copyBytes>>20), 1, "ms", copies...).
 		CompareWith("a plain program, with a sync", floor...)
 }
 

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package failover
 
 import (
 	"syscall"
@@ -17,9 +17,6 @@ const (
 	gracefulAim    = 250 * time.Millisecond // p99, from the release
 	crashAllowance = time.Second            // the most, on top of the Lease
 )
-
-// suite is the name of all figures.
-const suite = "failover"
 
 // circumstances are the conditions under which a handover is measured.
 type circumstances struct {
@@ -74,32 +71,23 @@ func (f figure) of(seen []handover) (times []float64) {
 	return times
 }
 
-// vmCounts are the numbers of VMs that are measured with.
-func (b *benchmark) vmCounts() []int {
-	if b.VMs == 0 {
-		return []int{0}
-	}
-	return []int{0, b.VMs}
-}
-
 // addRows makes rows of what was seen, and of what the VMs added to it.
 func (b *benchmark) addRows() {
-	for _, f := range newFigures(b.Settings.Lease) {
+	for _, f := range newFigures(b.settings.Lease) {
 		what := unix.SignalName(f.sig) + ": " + f.what
 		times := map[circumstances][]float64{}
-		for _, vms := range b.vmCounts() {
+		for _, vms := range b.Sizes {
 			ours, plain := circumstances{nameDrover, vms, f.sig}, circumstances{namePlain, vms, f.sig}
 			times[ours], times[plain] = f.of(b.handovers[ours]), f.of(b.handovers[plain])
 			b.addRow(f, what, ours, times[ours], times[plain])
-		}
-		for _, name := range []string{nameDrover, namePlain} {
-			bare, full := times[circumstances{name, 0, f.sig}], times[circumstances{name, b.VMs, f.sig}]
-			if b.VMs == 0 || len(bare) == 0 || len(full) == 0 {
-				continue
-			}
-			row := b.report.AddDifference(suite, what+", added by VMs to "+name, b.VMs, "ms", full, bare)
-			if name == nameDrover {
-				row.RatioAtMost(1) // nothing to be seen
+			for _, name := range []string{nameDrover, namePlain} {
+				bare, full := times[circumstances{name, 0, f.sig}], times[circumstances{name, vms, f.sig}]
+				if vms == 0 || len(bare) == 0 || len(full) == 0 {
+					continue
+				}
+				if row := b.AddDifference(what+", added by VMs to "+name, vms, "ms", full, bare); name == nameDrover {
+					row.RatioAtMost(1) // nothing to be seen
+				}
 			}
 		}
 	}
@@ -107,15 +95,15 @@ func (b *benchmark) addRows() {
 
 func (b *benchmark) addRow(f figure, what string, at circumstances, ours, plain []float64) {
 	if all := len(b.handovers[at]); len(ours) < all {
-		b.report.Notef("%s with %d VMs: %d of %d runs have no such time: the Lease was not released, or the VM did not fall into the gap",
+		b.Notef("%s with %d VMs: %d of %d runs have no such time: the Lease was not released, or the VM did not fall into the gap",
 			what, at.vms, all-len(ours), all)
 	}
 	if len(ours) == 0 {
 		return
 	}
-	row := b.report.AddRow(suite, what, at.vms, "ms", ours...).CompareWith(namePlain, plain...)
+	row := b.AddRow(what, at.vms, "ms", ours...).CompareWith(namePlain, plain...)
 	if f.aim > 0 {
 		row.PercentileAtMost(f.percentile, bench.Milliseconds(f.aim))
-		*row.Met = *row.Met && len(ours) == len(b.handovers[at])
+		row.Met = row.Met && len(ours) == len(b.handovers[at])
 	}
 }

@@ -1,10 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package failover
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // steadyTimeout is how long it may take until replicas run, are ready and have a
@@ -26,24 +24,22 @@ type leaseEvent = bench.Event[*coordinationv1.Lease]
 type fleet struct {
 	name     string
 	log      *bench.Log[*coordinationv1.Lease]
-	launch   func(ctx context.Context, identity string) (*replica, error)
+	launch   func(identity string) (*bench.Controller, error)
 	replicas []*replica
-	want     int
 	started  int
 	lost     int // ended without being stopped
 }
 
 // replica is a process that takes part in an election.
 type replica struct {
-	*framework.Process
+	*bench.Controller
 	identity string
-	ready    func() error
 	// stopRequested is set when its end is requested.
 	stopRequested bool
 }
 
-// startReplicas starts replicas until there are as many as wanted.
-func (f *fleet) startReplicas(ctx context.Context) error {
+// complete starts replicas until all take part in the election.
+func (f *fleet) complete() error {
 	alive := f.replicas[:0]
 	for _, r := range f.replicas {
 		if !r.HasEnded() {
@@ -53,32 +49,16 @@ func (f *fleet) startReplicas(ctx context.Context) error {
 			bench.Logf("%s ended unexpectedly: %s", r.identity, lastLine(r.Output()))
 		}
 	}
-	for f.replicas = alive; len(f.replicas) < f.want; {
+	for f.replicas = alive; len(f.replicas) < replicas; {
 		f.started++
-		r, err := f.launch(ctx, fmt.Sprintf("%s-%d", f.name, f.started))
+		identity := fmt.Sprintf("%s-%d", f.name, f.started)
+		c, err := f.launch(identity)
 		if err != nil {
-			return fmt.Errorf("start a replica of %s: %w", f.name, err)
+			return fmt.Errorf("start %s: %w", identity, err)
 		}
-		f.replicas = append(f.replicas, r)
+		f.replicas = append(f.replicas, &replica{Controller: c, identity: identity})
 	}
 	return nil
-}
-
-// waitUntilReady waits until there are as many replicas as wanted, and all of them
-// take part in the election.
-func (f *fleet) waitUntilReady(ctx context.Context) error {
-	_, err := bench.Poll(steadyTimeout, func() error {
-		if err := f.startReplicas(ctx); err != nil {
-			return err
-		}
-		for _, r := range f.replicas {
-			if err := r.ready(); err != nil {
-				return fmt.Errorf("%s is not ready: %w; it printed:\n%s", r.identity, err, r.Output())
-			}
-		}
-		return ctx.Err()
-	})
-	return err
 }
 
 func lastLine(output string) string {
@@ -110,19 +90,11 @@ func holderOf(e leaseEvent) string {
 	return name
 }
 
-// stopProcess ends it, and returns its errors.
-func (r *replica) stopProcess() error {
-	if err := r.Stop(); err != nil {
-		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", r.identity, err, r.Output())
-	}
-	return nil
-}
-
 // stopAll ends all replicas.
 func (f *fleet) stopAll() (err error) {
 	for _, r := range f.replicas {
 		if !r.HasEnded() {
-			err = errors.Join(err, r.stopProcess())
+			err = errors.Join(err, r.StopWith(nil))
 		}
 	}
 	f.replicas = nil

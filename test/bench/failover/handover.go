@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package failover
 
 import (
 	"context"
@@ -52,10 +52,10 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 		return handover{}, err
 	}
 	// Kills should come at any time between two renewals.
-	if err := bench.Pause(ctx, rand.N(b.Settings.Retry)); err != nil { //nolint:gosec // no secret
+	if err := bench.Pause(ctx, rand.N(b.settings.Retry)); err != nil { //nolint:gosec // no secret
 		return handover{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, b.Settings.Lease+handoverTimeout, errors.New("not seen in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, b.settings.Lease+handoverTimeout, errors.New("not seen in time"))
 	defer cancel()
 	w := &handoverObserver{b: b, ctx: ctx, old: leader.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
 	leader.stopRequested = true
@@ -64,7 +64,7 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 		return handover{}, err
 	}
 	if name != "" {
-		err = b.gapVMs.CreateOne(ctx, name, metav1.CreateOptions{})
+		err = b.VMs.CreateOne(ctx, name, metav1.CreateOptions{})
 	}
 	err = errors.Join(err, w.waitForNewLeader())
 	if err == nil && name != "" {
@@ -78,12 +78,16 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 
 // waitUntilSteady waits until all replicas run and no work is left.
 func (b *benchmark) waitUntilSteady(ctx context.Context) error {
+	pids := []int{b.PID()}
 	for _, f := range b.fleets {
-		if err := f.waitUntilReady(ctx); err != nil {
+		if err := f.complete(); err != nil {
 			return err
 		}
+		for _, r := range f.replicas {
+			pids = append(pids, r.PID())
+		}
 	}
-	return bench.AwaitQuiet(ctx, b.runningPIDs()...)
+	return bench.AwaitQuiet(ctx, pids...)
 }
 
 // checkExit checks that a stopped leader ended cleanly.
@@ -142,7 +146,7 @@ func (w *handoverObserver) waitForReconcile(name string) error {
 	}
 	w.Reconciled = touched.At.Sub(w.signalled)
 	w.InGap = made.Version < w.elected && w.elected < touched.Version
-	if err := w.b.gapVMs.Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
+	if err := w.b.VMs.Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
 	_, err = w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && e.Type == watch.Deleted })

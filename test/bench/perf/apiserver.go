@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package perf
 
 import (
 	"context"
@@ -10,40 +10,32 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// rateVMs is how many VMs the rates are measured with.
-const rateVMs = 1000
-
 // measureAPIServer measures how fast the API server accepts writes like those of users and
 // controllers, without any watch.
-func (b *benchmark) measureAPIServer(ctx context.Context) error {
-	w, err := b.sharedEnvironment(ctx)
-	if err != nil {
-		return err
-	}
+func measureAPIServer(ctx context.Context, e *bench.Environment) error {
 	steps := []struct {
 		what string
-		do   func(*bench.VMs, context.Context, int) error
+		do   bench.Step
 	}{
 		{"create", (*bench.VMs).CreateNth},
-		{"patch", patchFunc(`{"metadata":{"annotations":{"example.org/note":"patched"}}}`)},
-		{"patch of the status", patchFunc(`{"status":{"phase":"Active","observedGeneration":1}}`, "status")},
+		{"patch", patchWith(`{"metadata":{"annotations":{"example.org/note":"patched"}}}`)},
+		{"patch of the status", patchWith(`{"status":{"phase":"Active","observedGeneration":1}}`, "status")},
 		{"delete", (*bench.VMs).DeleteNth},
 	}
-	rates := make([][]float64, len(steps))
-	for range b.Runs {
-		for n, step := range steps {
-			begin := time.Now()
-			ctx, cancel := bench.WithTimeout(ctx, rateVMs)
-			err := bench.ForEach(ctx, rateVMs, noopWorkers, func(ctx context.Context, n int) error { return step.do(w.vms, ctx, n) })
-			cancel()
-			if err != nil {
-				return err
+	for _, count := range e.Sizes {
+		rates := make([]bench.Runs, len(steps))
+		for range e.Turns {
+			for n, step := range steps {
+				begin := time.Now()
+				if err := e.VMs.Each(ctx, count, step.do); err != nil {
+					return err
+				}
+				rates[n] = append(rates[n], float64(count)/time.Since(begin).Seconds())
 			}
-			rates[n] = append(rates[n], rateVMs/time.Since(begin).Seconds())
 		}
-	}
-	for n, step := range steps {
-		b.report.AddRow("apiserver", step.what+", 16 at a time", rateVMs, "1/s", rates[n]...)
+		for n, step := range steps {
+			e.AddRow(step.what+", 16 at a time", count, "1/s", rates[n]...)
+		}
 	}
 	return nil
 }

@@ -1,93 +1,150 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package perf
 
 import (
 	"context"
 	"fmt"
+	"sync"
+	"time"
 
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/framework"
 )
 
-// runDockerSuite measures how long containers take, beside the Docker API alone:
+// dockerImage is the flag that makes VMs of the same image as the floor's containers.
+var dockerImage = "--docker-image=" + framework.GuestPlain
+
+const (
+	// engineAtOnce is how many containers the floor works on at a time.
+	engineAtOnce = 8
+	// floorLabel marks the floor's containers.
+	floorLabel = "cloudnative.tw/bench-floor"
+	// singles is how many VMs are made one after the other in each turn.
+	singles = 4
+	// cleanTimeout bounds the removal of containers at the end.
+	cleanTimeout = 2 * time.Minute
+)
+
+// engine is the floor of the docker driver: the Docker API's own calls, for containers like
+// Drover's.
+type engine struct{ *client.Client }
+
+// withEngine opens the engine for a measurement. It removes the containers of an earlier run, and
+// those that are there at the end because something failed.
+func withEngine(measure func(context.Context, *bench.Environment, *engine) error) func(context.Context, *bench.Environment) error {
+	return func(ctx context.Context, e *bench.Environment) error {
+		c, err := framework.OpenDockerClient()
+		if err != nil {
+			return err
+		}
+		system, err := e.Kube.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		clean := func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+			defer cancel()
+			removeLabelled(ctx, c, floorLabel)
+			removeLabelled(ctx, c, docker.LabelCluster+"="+string(system.UID))
+		}
+		clean()
+		defer clean()
+		return measure(ctx, e, &engine{c})
+	}
+}
+
+// measureDocker measures how long containers take, beside the Docker API alone:
 // one, one among many, and many.
-func (b *benchmark) runDockerSuite(ctx context.Context) error {
-	w, err := b.sharedEnvironment(ctx)
-	if err != nil {
+func measureDocker(ctx context.Context, e *bench.Environment, floor *engine) error {
+	return e.WithController(ctx, func(p *bench.Controller) error {
+		d := &dockerSuite{e, floor, p}
+		alone, err := d.measureSingles(ctx, 1, "")
+		for _, n := range e.Sizes {
+			if err == nil {
+				err = d.measureMany(ctx, n, alone)
+			}
+		}
 		return err
-	}
-	e, err := openDockerFloor()
-	if err != nil {
-		return err
-	}
-	e.removeLeftovers(ctx)
-	defer e.removeLeftovers(ctx)
-	p, err := w.startDrover(ctx, nil, "--vm-driver=docker")
-	if err != nil {
-		return err
-	}
-	return p.StopWith(b.measureDocker(ctx, &dockerSuite{w, e, p}))
+	}, "--vm-driver=docker", dockerImage)
 }
 
 // dockerSuite is what takes turns.
 type dockerSuite struct {
-	*environment
-	engine     *dockerFloor
+	*bench.Environment
+	engine     *engine
 	controller *bench.Controller
 }
 
-func (b *benchmark) measureDocker(ctx context.Context, d *dockerSuite) error {
-	alone, floor, err := d.measureSingles(ctx)
+// measureMany makes many at a time, and then one among as many.
+func (d *dockerSuite) measureMany(ctx context.Context, n int, alone []round) error {
+	var ours, floor []round
+	if err := bench.TakeTurns(d.Turns, func(int) error {
+		r, err := runRound(ctx, d.Environment, d.controller, n)
+		ours = append(ours, r)
+		return err
+	}, func(int) error { return d.measureContainers(ctx, n, &floor) }); err != nil {
+		return err
+	}
+	if active, gone := d.reportTurns(ours, floor, [2]string{activeText, goneText}, "engine", n); n == 100 {
+		active.RatioAtMost(1.15)
+		gone.RatioAtMost(1.2)
+	}
+	if _, err := d.Idle.CreateMany(ctx, n); err != nil {
+		return err
+	}
+	among, err := d.measureSingles(ctx, n, ", among others")
 	if err != nil {
 		return err
 	}
-	active, _ := b.reportTurns(alone, floor, [2]string{activeText, "delete"}, "create and start", 1)
-	active.RatioAtMost(1.25)
-	if err := b.measureMany(ctx, d); err != nil {
-		return err
-	}
-	if _, err := d.idle.CreateMany(ctx, b.DockerVMs); err != nil {
-		return err
-	}
-	among, floor, err := d.measureSingles(ctx)
-	if err != nil {
-		return err
-	}
-	b.reportTurns(among, floor, [2]string{activeText + ", among others", "delete, among others"}, "create and start", b.DockerVMs)
-	if row := b.reportAmong("docker", alone, among, b.DockerVMs); b.DockerVMs == 100 {
+	if row := reportAmong(d.Environment, alone, among, n); n == 100 {
 		row.RatioAtMost(1.2)
 	}
-	_, err = d.idle.DeleteMany(ctx, b.DockerVMs)
+	_, err = d.Idle.DeleteMany(ctx, n)
 	return err
 }
 
 // reportTurns reports how long VMs took to Active and until they were gone, beside containers.
-func (b *benchmark) reportTurns(ours, floor []round, names [2]string, beside string, vms int) (active, gone *bench.Row) {
+func (d *dockerSuite) reportTurns(ours, floor []round, names [2]string, beside string, vms int) (active, gone *bench.Row) {
 	row := func(what, beside string, of func(round) float64) *bench.Row {
-		return b.report.AddRow("docker", what, vms, "ms", bench.Figures(ours, of)...).CompareWith(beside, bench.Figures(floor, of)...)
+		return d.AddRow(what, vms, "ms", bench.Figures(ours, of)...).CompareWith(beside, bench.Figures(floor, of)...)
 	}
 	return row(names[0], beside, activeMS), row(names[1], "stop and remove", goneMS)
 }
 
-// measureSingles makes one VM, and one container, at a time.
-func (d *dockerSuite) measureSingles(ctx context.Context) (ours, floor []round, err error) {
-	if _, err := d.newVM(ctx, "warm"); err != nil {
-		return nil, nil, err
+// measureSingles makes one VM, and one container, at a time, while there are so many.
+func (d *dockerSuite) measureSingles(ctx context.Context, vms int, suffix string) (ours []round, err error) {
+	if _, err := newVM(ctx, d.Environment, "warm"); err != nil {
+		return nil, err
 	}
-	err = bench.TakeTurns(d.benchmark.Samples, func(turn int) error {
+	var floor []round
+	err = bench.TakeTurns(singles*d.Turns, func(turn int) error {
 		if err := d.AwaitQuiet(ctx, d.controller); err != nil {
 			return err
 		}
-		r, err := d.newVM(ctx, fmt.Sprintf("one-%d", turn))
+		r, err := newVM(ctx, d.Environment, fmt.Sprintf("one-%d", turn))
 		ours = append(ours, r)
 		return err
 	}, func(int) error { return d.measureContainers(ctx, 1, &floor) })
-	return ours, floor, err
+	if err != nil {
+		return nil, err
+	}
+	if active, _ := d.reportTurns(ours, floor, [2]string{activeText + suffix, "delete" + suffix}, "create and start", vms); suffix == "" {
+		active.RatioAtMost(1.25)
+	}
+	return ours, nil
 }
 
 // measureContainers creates and deletes containers through the Docker API.
 func (d *dockerSuite) measureContainers(ctx context.Context, count int, rounds *[]round) (err error) {
+	ctx, cancel := bench.WithTimeout(ctx, count)
+	defer cancel()
 	if err := d.AwaitQuiet(ctx, d.controller); err != nil {
 		return err
 	}
@@ -104,21 +161,60 @@ func (d *dockerSuite) measureContainers(ctx context.Context, count int, rounds *
 	return err
 }
 
-// measureMany makes many at a time.
-func (b *benchmark) measureMany(ctx context.Context, d *dockerSuite) error {
-	var ours, floor []round
-	n := b.DockerVMs
-	err := bench.TakeTurns(b.DockerPairs, func(int) error {
-		r, err := d.runRound(ctx, d.controller, n)
-		ours = append(ours, r)
+// createContainers creates and starts containers.
+func (e *engine) createContainers(ctx context.Context, count int) (took time.Duration, ids []string, err error) {
+	var mu sync.Mutex
+	begin := time.Now()
+	err = bench.ForEach(ctx, count, engineAtOnce, func(ctx context.Context, n int) error {
+		made, err := e.ContainerCreate(ctx, containerLikeDrovers(n))
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		ids = append(ids, made.ID)
+		mu.Unlock()
+		_, err = e.ContainerStart(ctx, made.ID, client.ContainerStartOptions{})
 		return err
-	}, func(int) error { return d.measureContainers(ctx, n, &floor) })
+	})
+	return time.Since(begin), ids, err
+}
+
+// containerLikeDrovers returns the container that Drover creates for a VM of this
+// benchmark.
+func containerLikeDrovers(n int) client.ContainerCreateOptions {
+	const cpus, memory = 2, 4e9
+	return client.ContainerCreateOptions{
+		Name: fmt.Sprintf("drover-bench-%05d", n),
+		Config: &container.Config{
+			Image: framework.GuestPlain, Hostname: bench.VMName(n), Labels: map[string]string{floorLabel: "true"},
+		},
+		HostConfig: &container.HostConfig{
+			Resources:     container.Resources{NanoCPUs: cpus * 1e9, Memory: memory, MemorySwap: memory},
+			RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyUnlessStopped},
+		},
+	}
+}
+
+// deleteContainers stops and removes containers.
+func (e *engine) deleteContainers(ctx context.Context, ids []string) (time.Duration, error) {
+	begin := time.Now()
+	err := bench.ForEach(ctx, len(ids), engineAtOnce, func(ctx context.Context, n int) error {
+		if _, err := e.ContainerStop(ctx, ids[n], client.ContainerStopOptions{}); err != nil {
+			return err
+		}
+		_, err := e.ContainerRemove(ctx, ids[n], client.ContainerRemoveOptions{RemoveVolumes: true})
+		return err
+	})
+	return time.Since(begin), err
+}
+
+// removeLabelled removes the containers that have a label.
+func removeLabelled(ctx context.Context, c *client.Client, label string) {
+	all, err := c.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", label)})
 	if err != nil {
-		return err
+		return // without an engine there are no containers
 	}
-	if active, gone := b.reportTurns(ours, floor, [2]string{activeText, goneText}, "engine", n); n == 100 {
-		active.RatioAtMost(1.15)
-		gone.RatioAtMost(1.2)
+	for _, one := range all.Items {
+		_, _ = c.ContainerRemove(ctx, one.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	}
-	return nil
 }

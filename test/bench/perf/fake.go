@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package perf
 
 import (
 	"context"
@@ -37,61 +37,60 @@ const (
 	goneText   = "delete all"
 )
 
-// measureFake measures how long fake VMs take to Active and to their end, beside noop. To
-// compare 10,000 with 1,000, per VM, turns of both are taken in this run.
-func (b *benchmark) measureFake(ctx context.Context) error {
-	w, err := b.sharedEnvironment(ctx)
-	if err != nil {
-		return err
-	}
-	for _, n := range b.Sizes {
-		if err := b.measureFakeSize(ctx, w, n); err != nil {
-			return err
+// measureFake measures how long fake VMs take to Active and to their end, beside floors. Many
+// are compared with 1,000, per VM, where this run has both.
+func measureFake(floors ...string) func(context.Context, *bench.Environment) error {
+	return func(ctx context.Context, e *bench.Environment) error {
+		perVM := map[int]float64{}
+		for _, n := range e.Sizes {
+			ours, err := measureFakeSize(ctx, e, n, floors)
+			if err != nil {
+				return err
+			}
+			perVM[n] = bench.Median(bench.Figures(ours, activeMS)) / float64(n)
+			if n <= 1000 || perVM[1000] == 0 {
+				continue
+			}
+			row := e.AddRow("create to Active, per VM", n, "ms", perVM[n]).CompareWith("1,000 VMs", perVM[1000])
+			if n == 10000 {
+				row.RatioAtMost(1.2)
+			}
 		}
+		return nil
 	}
-	b.compareTimePerVM()
-	return nil
 }
 
-func (b *benchmark) measureFakeSize(ctx context.Context, w *environment, n int) error {
-	floors := []string{floorNoop}
-	if b.Barest {
-		floors = append(floors, floorBare)
-	}
-	var ours []round
-	contenders := []bench.Contender{w.takeRound(ctx, n, &ours, func() (*bench.Controller, error) {
-		return w.startDrover(ctx, nil, "--vm-driver=fake")
+func measureFakeSize(ctx context.Context, e *bench.Environment, n int, floors []string) (ours []round, err error) {
+	contenders := []bench.Contender{takeRound(ctx, e, n, &ours, func() (*bench.Controller, error) {
+		return e.StartController(ctx, nil, "--vm-driver=fake")
 	})}
-	rounds := map[string]*[]round{}
-	for _, floor := range floors {
-		rounds[floor] = &[]round{}
-		contenders = append(contenders, w.takeRound(ctx, n, rounds[floor], func() (*bench.Controller, error) { return w.StartFloor(floor) }))
+	rounds := make([][]round, len(floors))
+	for at, floor := range floors {
+		contenders = append(contenders, takeRound(ctx, e, n, &rounds[at], func() (*bench.Controller, error) { return e.StartFloor(floor) }))
 	}
-	if err := bench.TakeTurns(b.turnsFor(n), contenders...); err != nil {
-		return err
+	if err := bench.TakeTurns(e.TurnsWith(n), contenders...); err != nil {
+		return nil, err
 	}
-	for _, floor := range floors {
-		suffix := map[string]string{floorBare: ", beside the barest"}[floor]
+	for at, floor := range floors {
 		for _, f := range roundFigures {
 			of := func(r round) float64 { return f.of(r, n) }
-			row := b.report.AddRow("fake", f.what+suffix, n, "ms", bench.Figures(ours, of)...).
-				CompareWith(floor, bench.Figures(*rounds[floor], of)...)
-			if n == 1000 && f.what == activeText {
+			row := e.AddRow(f.what, n, "ms", bench.Figures(ours, of)...).CompareWith(floor, bench.Figures(rounds[at], of)...)
+			if n == 1000 && floor == floorNoop && f.what == activeText {
 				row.RatioAtMost(1.2)
 			}
 		}
 	}
-	return nil
+	return ours, nil
 }
 
 // takeRound is the turn of a process.
-func (w *environment) takeRound(ctx context.Context, n int, rounds *[]round, start func() (*bench.Controller, error)) bench.Contender {
+func takeRound(ctx context.Context, e *bench.Environment, n int, rounds *[]round, start func() (*bench.Controller, error)) bench.Contender {
 	return func(int) error {
 		p, err := start()
 		if err != nil {
 			return err
 		}
-		r, err := w.runRound(ctx, p, n)
+		r, err := runRound(ctx, e, p, n)
 		*rounds = append(*rounds, r)
 		return p.StopWith(err)
 	}
@@ -99,42 +98,42 @@ func (w *environment) takeRound(ctx context.Context, n int, rounds *[]round, sta
 
 // runRound creates VMs and deletes them. One is created before, so that connections are
 // open.
-func (w *environment) runRound(ctx context.Context, p *bench.Controller, n int) (r round, err error) {
-	if err := w.openConnections(ctx, p); err != nil {
+func runRound(ctx context.Context, e *bench.Environment, p *bench.Controller, n int) (r round, err error) {
+	if err := openConnections(ctx, e, p); err != nil {
 		return r, err
 	}
-	if r.cpu, r.cpuAll, err = w.measureCPU(p, func() (err error) {
-		r.active, err = w.vms.CreateMany(ctx, n)
+	if r.cpu, r.cpuAll, err = measureCPU(e, p, func() (err error) {
+		r.active, err = e.VMs.CreateMany(ctx, n)
 		return err
 	}); err != nil {
 		return r, err
 	}
-	if err := w.AwaitQuiet(ctx, p); err != nil {
+	if err := e.AwaitQuiet(ctx, p); err != nil {
 		return r, err
 	}
-	_, r.cpuGone, err = w.measureCPU(p, func() (err error) {
-		r.gone, err = w.vms.DeleteMany(ctx, n)
+	_, r.cpuGone, err = measureCPU(e, p, func() (err error) {
+		r.gone, err = e.VMs.DeleteMany(ctx, n)
 		return err
 	})
 	return r, err
 }
 
-func (w *environment) openConnections(ctx context.Context, p *bench.Controller) error {
-	if _, err := w.vms.CreateMany(ctx, 1); err != nil {
+func openConnections(ctx context.Context, e *bench.Environment, p *bench.Controller) error {
+	if _, err := e.VMs.CreateMany(ctx, 1); err != nil {
 		return err
 	}
-	if _, err := w.vms.DeleteMany(ctx, 1); err != nil {
+	if _, err := e.VMs.DeleteMany(ctx, 1); err != nil {
 		return err
 	}
-	return w.AwaitQuiet(ctx, p)
+	return e.AwaitQuiet(ctx, p)
 }
 
 // measureCPU returns the CPU time of the controller, and of it, the API server and this
 // program together, during an operation.
-func (w *environment) measureCPU(p *bench.Controller, do func() error) (own, all time.Duration, err error) {
+func measureCPU(e *bench.Environment, p *bench.Controller, do func() error) (own, all time.Duration, err error) {
 	read := func() (own, all time.Duration, err error) {
 		own, err = bench.CPUTime(p.PID())
-		others, othersErr := bench.CPUTime(w.PID(), os.Getpid())
+		others, othersErr := bench.CPUTime(e.PID(), os.Getpid())
 		return own, own + others, errors.Join(err, othersErr)
 	}
 	ownBefore, allBefore, err := read()
@@ -146,20 +145,4 @@ func (w *environment) measureCPU(p *bench.Controller, do func() error) (own, all
 	}
 	own, all, err = read()
 	return own - ownBefore, all - allBefore, err
-}
-
-// compareTimePerVM compares the time per VM of many with that of 1,000.
-func (b *benchmark) compareTimePerVM() {
-	base, ok := b.report.FindFigure("fake", activeText, 1000)
-	for _, n := range b.Sizes {
-		have, found := b.report.FindFigure("fake", activeText, n)
-		if !ok || !found || n <= 1000 {
-			continue
-		}
-		row := b.report.AddRow("fake", "create to Active, per VM", n, "ms", have.Median/float64(n)).
-			CompareWith("1,000 VMs", base.Median/1000)
-		if n == 10000 {
-			row.RatioAtMost(1.2)
-		}
-	}
 }

@@ -1,17 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package perf
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -25,59 +23,37 @@ const (
 )
 
 // measureRestart measures how long a starting controller takes to know every VM's server,
-// and its memory, beside a bare cache. Servers are in a folder, because those in
-// memory end with the controller.
-func (b *benchmark) measureRestart(ctx context.Context) error {
-	for _, n := range append([]int{0}, b.Sizes...) {
-		if n != 0 && n < 1000 {
-			continue
-		}
-		if err := b.measureRestartSize(ctx, n); err != nil {
+// and its memory, beside a bare cache. Each number of VMs has a cluster of its own, so that they
+// need not be deleted.
+func measureRestart(ctx context.Context, r *bench.Report) error {
+	for _, n := range r.Sizes {
+		if err := bench.In(noController, func(ctx context.Context, e *bench.Environment) error {
+			return measureStarts(ctx, e, n)
+		})(ctx, r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// startInFolder starts a controller that its servers outlive.
-func (w *environment) startInFolder(ctx context.Context) (*bench.Controller, error) {
-	return w.startDrover(ctx, nil, "--vm-driver=fake", "--fake-dir="+filepath.Join(w.Temp, "servers"))
-}
-
-// measureRestartSize uses a cluster of its own, so that VMs need not be deleted.
-func (b *benchmark) measureRestartSize(ctx context.Context, n int) (err error) {
-	w, err := b.newEnvironment(ctx, framework.ClusterOptions{})
-	if err != nil {
+func measureStarts(ctx context.Context, e *bench.Environment, n int) error {
+	// Servers are in a folder, because those in memory end with the controller.
+	args := []string{"--vm-driver=fake", "--fake-dir=" + filepath.Join(e.Temp, "servers")}
+	if err := e.WithController(ctx, func(p *bench.Controller) error { return createIdleVMs(ctx, e, p, n) }, args...); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.close()) }()
-	p, err := w.startInFolder(ctx)
-	if err != nil {
-		return err
-	}
-	if n > 0 {
-		err = w.createIdleVMs(ctx, p, n)
-	}
-	if err := p.StopWith(err); err != nil {
-		return err
-	}
-	starts := map[string][]start{}
-	measure := func(name string, run func() (*bench.Controller, error)) bench.Contender {
-		return func(int) error {
-			s, err := measureStart(ctx, run)
-			starts[name] = append(starts[name], s)
-			return err
-		}
-	}
-	err = bench.TakeTurns(min(b.Runs, b.turnsFor(n)), measure("", func() (*bench.Controller, error) {
-		p, err := w.startInFolder(ctx)
+	var ours, floor []start
+	err := bench.TakeTurns(e.TurnsWith(n), measureStart(ctx, &ours, func() (*bench.Controller, error) {
+		p, err := e.StartController(ctx, nil, args...)
 		if err == nil {
-			_, err = bench.Poll(knownTimeout, func() error { return checkAllReconciled(ctx, p, n) })
+			if _, err = bench.Poll(knownTimeout, func() error { return checkAllReconciled(ctx, p, n) }); err != nil {
+				err = p.StopWith(err)
+			}
 		}
 		return p, err
-	}), measure(floorCache, func() (*bench.Controller, error) { return w.StartFloor(floorCache) }))
+	}), measureStart(ctx, &floor, func() (*bench.Controller, error) { return e.StartFloor(floorCache) }))
 	if err == nil {
-		b.reportStarts(n, starts[""], starts[floorCache])
+		reportStarts(e.Report, n, ours, floor)
 	}
 	return err
 }
@@ -89,20 +65,20 @@ type start struct {
 }
 
 // measureStart runs a process until it knows all, and a while longer.
-func measureStart(ctx context.Context, run func() (*bench.Controller, error)) (s start, err error) {
-	begin := time.Now()
-	p, err := run()
-	s.known = time.Since(begin)
-	if p == nil {
-		return s, err
+func measureStart(ctx context.Context, starts *[]start, run func() (*bench.Controller, error)) bench.Contender {
+	return func(int) error {
+		begin := time.Now()
+		p, err := run()
+		if err != nil {
+			return err
+		}
+		s := start{known: time.Since(begin)}
+		if err = bench.Pause(ctx, settleDelay); err == nil {
+			s.memory, err = bench.MemoryOf(p.PID())
+		}
+		*starts = append(*starts, s)
+		return p.StopWith(err)
 	}
-	if err == nil {
-		err = bench.Pause(ctx, settleDelay)
-	}
-	if err == nil {
-		s.memory, err = bench.MemoryOf(p.PID())
-	}
-	return s, p.StopWith(err)
 }
 
 // checkAllReconciled returns nil once the engine was listed and every VM was reconciled.
@@ -121,7 +97,7 @@ func checkAllReconciled(ctx context.Context, p *bench.Controller, n int) error {
 	return nil
 }
 
-func (b *benchmark) reportStarts(n int, ours, floor []start) {
+func reportStarts(r *bench.Report, n int, ours, floor []start) {
 	for _, f := range []struct {
 		what, unit string
 		of         func(start) float64
@@ -130,7 +106,7 @@ func (b *benchmark) reportStarts(n int, ours, floor []start) {
 		{residentText, "MB", func(s start) float64 { return bench.Megabytes(s.memory.Resident) }},
 		{"of this, heap and stacks", "MB", func(s start) float64 { return bench.Megabytes(s.memory.Anonymous) }},
 	} {
-		row := b.report.AddRow("restart", f.what, n, f.unit, bench.Figures(ours, f.of)...).CompareWith(floorCache, bench.Figures(floor, f.of)...)
+		row := r.AddRow(f.what, n, f.unit, bench.Figures(ours, f.of)...).CompareWith(floorCache, bench.Figures(floor, f.of)...)
 		if n == 10000 && f.what == residentText {
 			row.RatioAtMost(1.3)
 		}

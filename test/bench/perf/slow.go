@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package perf
 
 import (
 	"context"
@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
@@ -20,10 +18,10 @@ import (
 const (
 	// slowVMs is larger than the number of workers of a per-driver controller.
 	slowVMs = 32
+	// slowWorkers is how many of them may work for the namespace: three quarters.
+	slowWorkers = noopWorkers * 3 / 4
 	// slowDelay is how long each answer of the slow engine takes.
 	slowDelay = 5 * time.Second
-	// quickVMs is how many of the quick engine's VMs are measured.
-	quickVMs = 300
 	// blockedTimeout is how long it may take until all workers wait for the slow engine.
 	blockedTimeout = 2 * time.Minute
 )
@@ -31,93 +29,84 @@ const (
 // measureSlowEngine measures VMs of the fake engine while the other engine, Docker, takes
 // 5 s for every answer and has more VMs to create than its controller has workers. It
 // compares them with the same VMs without Docker's.
-func (b *benchmark) measureSlowEngine(ctx context.Context) (err error) {
-	w, err := b.sharedEnvironment(ctx)
+func measureSlowEngine(ctx context.Context, e *bench.Environment, docker *engine) error {
+	e.Idle.New = func(name string) *api.VirtualMachine {
+		return framework.NewVM(name).Driver("docker").Namespace("").Obj()
+	}
+	proxy := framework.OpenDockerProxy(filepath.Join(e.Temp, "slow.sock"), docker.DaemonHost(), bench.Logf)
+	defer proxy.Disconnect()
+	p, err := e.StartController(ctx, proxy.Env(), "--vm-driver=fake,docker", dockerImage, "--usage-period=1h")
 	if err != nil {
 		return err
 	}
-	docker, err := framework.OpenDockerClient()
-	if err != nil {
-		return err
+	if err := openConnections(ctx, e, p); err != nil {
+		return p.StopWith(err)
 	}
-	engine := framework.OpenDockerProxy(filepath.Join(w.Temp, "slow.sock"), docker.DaemonHost(), bench.Logf)
-	defer engine.Disconnect()
-	p, err := w.startDrover(ctx, engine.Env(), "--vm-driver=fake,docker", "--usage-period=1h")
-	if err != nil {
-		return err
+	for _, n := range e.Sizes {
+		err = errors.Join(err, measureSlowTurns(ctx, e, proxy, p, n))
 	}
-	return p.StopWith(b.measureSlowTurns(ctx, w, engine, p))
+	return p.StopWith(err)
 }
 
-func (b *benchmark) measureSlowTurns(ctx context.Context, w *environment, engine *framework.DockerProxy, p *bench.Controller) error {
-	if err := w.openConnections(ctx, p); err != nil {
-		return err
-	}
+func measureSlowTurns(ctx context.Context, e *bench.Environment, proxy *framework.DockerProxy, p *bench.Controller, n int) error {
 	var beside, alone []round
-	err := bench.TakeTurns(b.Runs, func(turn int) error {
-		if err := w.blockWorkers(ctx, engine, p, turn); err != nil {
+	err := bench.TakeTurns(e.Turns, func(int) error {
+		if err := blockWorkers(ctx, e, proxy, p); err != nil {
 			return err
 		}
-		err := w.quickRound(ctx, &beside)
-		return errors.Join(err, w.unblockWorkers(ctx, engine, p))
+		err := quickRound(ctx, e, n, &beside)
+		return errors.Join(err, unblockWorkers(ctx, e, proxy, p))
 	}, func(int) error {
-		if err := w.AwaitQuiet(ctx, p); err != nil {
+		if err := e.AwaitQuiet(ctx, p); err != nil {
 			return err
 		}
-		return w.quickRound(ctx, &alone)
+		return quickRound(ctx, e, n, &alone)
 	})
 	if err != nil {
 		return err
 	}
 	for _, f := range roundFigures[:2] { // the times
-		figure := func(r round) float64 { return f.of(r, quickVMs) }
-		b.report.AddRow("slow", f.what+" beside a slow engine", quickVMs, "ms", bench.Figures(beside, figure)...).
+		figure := func(r round) float64 { return f.of(r, n) }
+		e.AddRow(f.what+" beside a slow engine", n, "ms", bench.Figures(beside, figure)...).
 			CompareWith("without the slow one's VMs", bench.Figures(alone, figure)...).RatioAtMost(1.1)
 	}
 	return nil
 }
 
 // quickRound creates and deletes the quick engine's VMs.
-func (w *environment) quickRound(ctx context.Context, rounds *[]round) (err error) {
+func quickRound(ctx context.Context, e *bench.Environment, n int, rounds *[]round) (err error) {
 	var r round
-	if r.active, err = w.vms.CreateMany(ctx, quickVMs); err != nil {
+	if r.active, err = e.VMs.CreateMany(ctx, n); err != nil {
 		return err
 	}
-	r.gone, err = w.vms.DeleteMany(ctx, quickVMs)
+	r.gone, err = e.VMs.DeleteMany(ctx, n)
 	*rounds = append(*rounds, r)
 	return err
 }
 
 // blockWorkers makes the engine slow, and gives it VMs until its workers are blocked.
-func (w *environment) blockWorkers(ctx context.Context, engine *framework.DockerProxy, p *bench.Controller, turn int) error {
-	engine.DelayReplies(slowDelay)
-	err := bench.ForEach(ctx, slowVMs, w.benchmark.AtOnce, func(ctx context.Context, n int) error {
-		vm := framework.NewVM(fmt.Sprintf("slow-%d-%d", turn, n)).Driver("docker").Namespace("").Obj()
-		_, err := w.idle.Create(ctx, vm, metav1.CreateOptions{})
-		return err
-	})
-	if err != nil {
+func blockWorkers(ctx context.Context, e *bench.Environment, proxy *framework.DockerProxy, p *bench.Controller) error {
+	proxy.DelayReplies(slowDelay)
+	if err := e.Idle.Each(ctx, slowVMs, (*bench.VMs).CreateNth); err != nil {
 		return err
 	}
-	_, err = bench.Poll(blockedTimeout, func() error { return checkBlocked(ctx, p) })
+	_, err := bench.Poll(blockedTimeout, func() error { return checkBlocked(ctx, p) })
 	return err
 }
 
-// checkBlocked returns nil if all workers of the slow engine's VMs are at work.
+// checkBlocked returns nil if all workers that may do so work for the slow engine's VMs.
 func checkBlocked(ctx context.Context, p *bench.Controller) error {
 	page, err := p.Metrics(ctx)
-	if busy := page.Sum("controller_runtime_active_workers", `controller="virtualmachine-docker"`); err == nil && busy < noopWorkers {
+	if busy := page.Sum("controller_runtime_active_workers", `controller="virtualmachine-docker"`); err == nil && busy < slowWorkers {
 		err = fmt.Errorf("%v workers wait for the engine: nothing is measured", busy)
 	}
 	return err
 }
 
 // unblockWorkers makes the engine quick again and removes its VMs.
-func (w *environment) unblockWorkers(ctx context.Context, engine *framework.DockerProxy, p *bench.Controller) error {
+func unblockWorkers(ctx context.Context, e *bench.Environment, proxy *framework.DockerProxy, p *bench.Controller) error {
 	err := checkBlocked(ctx, p)
-	engine.Restore()
-	_, goneErr := bench.WaitForAll(ctx, bench.WatchVMs(w.idle), slowVMs, bench.IsGone[*api.VirtualMachine], func(ctx context.Context) error {
-		return w.idle.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
-	})
+	proxy.Restore()
+	_, goneErr := e.Idle.DeleteMany(ctx, slowVMs)
 	return errors.Join(err, goneErr)
 }

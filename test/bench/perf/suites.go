@@ -1,96 +1,46 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package perf measures how fast Drover is and what it costs, beside floors: what the same
+// machine takes, in the same run, for the part that every controller must do.
+//
+// Start with Suites: each has a file of its own. The floors are in floors.go and docker.go.
+package perf
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"slices"
-	"time"
-
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 )
 
-// suites in the order in which they run.
-var suites = []struct {
-	name string
-	run  func(*benchmark, context.Context) error
-}{
-	{"apiserver", (*benchmark).measureAPIServer},
-	{"fake", (*benchmark).measureFake},
-	{"idle", (*benchmark).measureIdle},
-	{"restart", (*benchmark).measureRestart},
-	{"writes", (*benchmark).measureWrites},
-	{"slow", (*benchmark).measureSlowEngine},
-	{"docker", (*benchmark).runDockerSuite},
-	{"up", (*benchmark).measureUp},
-	{"burst", (*benchmark).measureBurst},
+// Suites in the order in which they run.
+var Suites = []bench.Suite{
+	{Name: "apiserver", Turns: 5, VMs: []int{1000}, Measure: bench.In(noController, measureAPIServer)},
+	{Name: "fake", Turns: 10, VMs: []int{1, 100, 1000}, Measure: bench.In(noController, measureFake(floorNoop))},
+	{Name: "bare", Turns: 10, VMs: []int{1000}, Measure: bench.In(noController, measureFake(floorNoop, floorBare))},
+	{Name: "idle", Turns: 40, VMs: []int{100, 1000}, Measure: bench.In(noController, measureIdle)},
+	{Name: "restart", Turns: 5, VMs: []int{0, 1000}, Measure: measureRestart},
+	{Name: "writes", Turns: 1, VMs: []int{100}, Measure: bench.In(noController, withEngine(measureWrites))},
+	{Name: "slow", Turns: 5, VMs: []int{300}, Measure: bench.In(noController, withEngine(measureSlowEngine))},
+	{Name: "docker", Turns: 5, VMs: []int{100}, Measure: bench.In(noController, withEngine(measureDocker))},
+	{Name: "up", Turns: 5, Measure: measureUp},
+	{Name: "burst", Turns: 1, VMs: []int{10000}, Measure: bench.In(framework.ClusterOptions{WithController: true, Args: []string{"--vm-driver=fake"}}, measureBurst)},
+	{Name: "cli", Turns: 30, VMs: []int{1000}, Measure: bench.In(framework.ClusterOptions{WithController: true, Args: []string{
+		"--vm-driver=fake", "--usage-period=1s", "--metrics-bind-address=0", "--health-probe-bind-address=0",
+	}}, measureCLI)},
 }
 
-func suiteNames() []string {
-	names := make([]string, len(suites))
-	for n, s := range suites {
-		names[n] = s.name
-	}
-	return names
+// noController starts an API server alone.
+var noController framework.ClusterOptions
+
+// Floors are processes that do a part of a controller's necessary work, and nothing else.
+var Floors = map[string]bench.Floor{
+	floorNoop:  runNoopController(activeStatus),
+	floorBare:  runNoopController(bareStatus),
+	floorCache: runCacheFloor,
 }
 
-// defaultSuites are all but the one that takes ten minutes for one figure.
-func defaultSuites() []string {
-	return slices.DeleteFunc(suiteNames(), func(name string) bool { return name == "burst" })
-}
-
-// benchmark is one run of the program.
-type benchmark struct {
-	*options
-	report *bench.Report
-	shared *environment
-}
-
-// Run implements bench.Benchmark.
-func (o *options) Run(ctx context.Context) (err error) {
-	b := &benchmark{options: o, report: bench.NewReport(o)}
-	defer func() {
-		if b.shared != nil {
-			err = errors.Join(err, b.shared.close())
-		}
-	}()
-	if o.Keep {
-		if err := b.report.LoadRows(o.JSON); err != nil {
-			return err
-		}
-	}
-	for _, s := range suites {
-		if !slices.Contains(o.Suites, s.name) {
-			continue
-		}
-		begin := time.Now()
-		if err := s.run(b, ctx); err != nil {
-			return fmt.Errorf("suite %s: %w", s.name, err)
-		}
-		bench.Logf("Suite %s took %s", s.name, time.Since(begin).Round(time.Second))
-		if err := bench.WriteJSON(o.JSON, b.report); err != nil {
-			return err
-		}
-	}
-	return b.report.Finish(o.JSON)
-}
-
-// sharedEnvironment returns the environment shared by suites that leave it empty.
-func (b *benchmark) sharedEnvironment(ctx context.Context) (w *environment, err error) {
-	if b.shared == nil {
-		b.shared, err = b.newEnvironment(ctx, framework.ClusterOptions{})
-	}
-	return b.shared, err
-}
-
-// turnsFor returns how many turns are taken with that many VMs.
-func (b *benchmark) turnsFor(vms int) int {
-	if vms > 1000 {
-		return b.BigPairs
-	}
-	return b.Pairs
-}
+const (
+	floorNoop  = "noop"
+	floorBare  = "bare-noop"
+	floorCache = "cache"
+)

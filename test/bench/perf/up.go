@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package perf
 
 import (
 	"context"
@@ -15,9 +15,9 @@ import (
 
 // measureUp measures how long drover up takes until everything is ready, controller
 // included: cold, with an empty data folder, and warm, with the same again.
-func (b *benchmark) measureUp(ctx context.Context) error {
+func measureUp(ctx context.Context, r *bench.Report) error {
 	var cold, warm, memory []float64
-	for range b.Runs {
+	for range r.Turns {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -27,9 +27,9 @@ func (b *benchmark) measureUp(ctx context.Context) error {
 		}
 		cold, warm, memory = append(cold, one.Seconds()), append(warm, two.Seconds()), append(memory, bench.Megabytes(size.Resident))
 	}
-	b.report.AddRow("up", "drover up, cold, until ready", 0, "s", cold...)
-	b.report.AddRow("up", "drover up, warm, until ready", 0, "s", warm...)
-	b.report.AddRow("up", "resident memory of drover up, then", 0, "MB", memory...)
+	r.AddRow("drover up, cold, until ready", 0, "s", cold...)
+	r.AddRow("drover up, warm, until ready", 0, "s", warm...)
+	r.AddRow("resident memory of drover up, then", 0, "MB", memory...)
 	return nil
 }
 
@@ -56,4 +56,40 @@ func startTwice() (cold, warm time.Duration, memory bench.Memory, err error) {
 	warm = time.Since(begin)
 	memory, err = bench.MemoryOf(c.PID())
 	return cold, warm, memory, err
+}
+
+// measureBurst measures what many VMs leave behind in the memory of one drover up, which
+// contains Drover, etcd and kube-apiserver in one process: before them, while they
+// are Active, when they are gone, and after rests.
+func measureBurst(ctx context.Context, e *bench.Environment) error {
+	pause := func(d time.Duration) func() (time.Duration, error) {
+		return func() (time.Duration, error) { return 0, bench.Pause(ctx, d) }
+	}
+	for _, n := range e.Sizes {
+		for _, stage := range []struct {
+			what string
+			do   func() (time.Duration, error)
+		}{
+			{"ready", func() (time.Duration, error) { return 0, bench.AwaitQuiet(ctx, e.PID()) }},
+			{"all Active", func() (time.Duration, error) { return e.VMs.CreateMany(ctx, n) }},
+			{"all gone", func() (time.Duration, error) { return e.VMs.DeleteMany(ctx, n) }},
+			{"a minute later", pause(time.Minute)},
+			{"five minutes after", pause(4 * time.Minute)},
+		} {
+			took, err := stage.do()
+			if err != nil {
+				return err
+			}
+			m, err := bench.MemoryOf(e.PID())
+			if err != nil {
+				return err
+			}
+			if took > 0 {
+				e.AddRow("until "+stage.what, n, "s", took.Seconds())
+			}
+			e.AddRow("resident memory of drover up, "+stage.what, n, "MB", bench.Megabytes(m.Resident))
+			e.AddRow("of this, heap and stacks, "+stage.what, n, "MB", bench.Megabytes(m.Anonymous))
+		}
+	}
+	return nil
 }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package qemu
 
 import (
 	"context"
@@ -54,7 +54,7 @@ func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
 	if err := copyFiles(m.dir, dir); err != nil {
 		return m, err
 	}
-	b.report.Notef("Started directly: %s", strings.Join(m.args, " "))
+	b.Notef("Started directly: %s", strings.Join(m.args, " "))
 	return m, b.deleteVM(ctx, name)
 }
 

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package qemu
 
 import (
 	"context"
@@ -23,54 +23,48 @@ func (b *benchmark) measureMemory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	bench.Logf("Creating %d machines", b.Machines)
-	if err := b.withController(ctx, b.vms.CreateMany); err != nil {
-		return err
+	b.AddRow("heap and stacks of the controller", 0, "MB", without...)
+	for _, n := range b.Sizes {
+		if err := b.withAll(ctx, n, b.VMs.CreateMany); err != nil {
+			return err
+		}
+		with, err := b.measureStarts(ctx)
+		if err != nil {
+			return err
+		}
+		b.AddRow("heap and stacks of the controller", n, "MB", with...)
+		b.AddRow("of these, for each machine", n, "KB", 1000*(bench.Median(with)-bench.Median(without))/float64(n))
+		if err := b.withAll(ctx, n, b.VMs.DeleteMany); err != nil {
+			return err
+		}
 	}
-	with, err := b.measureStarts(ctx)
-	if err != nil {
-		return err
-	}
-	b.report.AddRow(suite, "heap and stacks of the controller", 0, "MB", without...)
-	b.report.AddRow(suite, "heap and stacks of the controller", b.Machines, "MB", with...)
-	each := 1000 * (bench.Median(with) - bench.Median(without)) / float64(b.Machines)
-	b.report.AddRow(suite, "of these, for each machine", b.Machines, "KB", each)
-	return b.withController(ctx, b.vms.DeleteMany)
+	return nil
 }
 
-// withController runs a controller during an operation on all machines.
-func (b *benchmark) withController(ctx context.Context, do func(context.Context, int) (time.Duration, error)) error {
-	c, err := b.startController(ctx)
-	if err != nil {
+// withAll runs a controller during an operation on all machines.
+func (b *benchmark) withAll(ctx context.Context, n int, do func(context.Context, int) (time.Duration, error)) error {
+	return b.WithController(ctx, func(*bench.Controller) error {
+		_, err := do(ctx, n)
 		return err
-	}
-	_, err = do(ctx, b.Machines)
-	return c.StopWith(err)
+	}, b.args...)
 }
 
 // measureStarts returns the memory of several controllers, in MB: heap and stacks.
-func (b *benchmark) measureStarts(ctx context.Context) ([]float64, error) {
-	var all []float64
-	for range b.Starts {
-		c, err := b.startController(ctx)
-		if err != nil {
+func (b *benchmark) measureStarts(ctx context.Context) (all []float64, err error) {
+	for range b.Turns {
+		if err := b.WithController(ctx, func(c *bench.Controller) error {
+			if err := bench.Pause(ctx, settleDelay); err != nil {
+				return err
+			}
+			if err := b.AwaitQuiet(ctx, c); err != nil {
+				return err
+			}
+			memory, err := bench.MemoryOf(c.PID())
+			all = append(all, bench.Megabytes(memory.Anonymous))
+			return err
+		}, b.args...); err != nil {
 			return nil, err
 		}
-		memory, err := b.measureStart(ctx, c)
-		if err := c.StopWith(err); err != nil {
-			return nil, err
-		}
-		all = append(all, bench.Megabytes(memory.Anonymous))
 	}
 	return all, nil
-}
-
-func (b *benchmark) measureStart(ctx context.Context, c *bench.Controller) (bench.Memory, error) {
-	if err := bench.Pause(ctx, settleDelay); err != nil {
-		return bench.Memory{}, err
-	}
-	if err := b.AwaitQuiet(ctx, c); err != nil {
-		return bench.Memory{}, err
-	}
-	return bench.MemoryOf(c.PID())
 }

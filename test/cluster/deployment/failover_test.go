@@ -25,7 +25,7 @@ func TestFailover(t *testing.T) {
 	t.Parallel()
 	d := Start(t)
 	settle := d.KeepBusy(t, busyUsers)
-	report := bench.NewReport(nil)
+	report := bench.NewReport()
 	for _, fault := range Faults() {
 		h, err := d.MeasureHandover(t.Context(), fault)
 		if err != nil {
@@ -42,7 +42,7 @@ func TestFailover(t *testing.T) {
 // addFigures reports how long no replica led, and how long it took to the first reconcile.
 func addFigures(r *bench.Report, fault Fault, seen []Handover) {
 	add := func(what string, of func(Handover) time.Duration) {
-		r.AddRow(fault.Name, what, 1, "ms", bench.Figures(seen, func(h Handover) float64 { return bench.Milliseconds(of(h)) })...)
+		r.AddRow(fault.Name+": "+what, 1, "ms", bench.Figures(seen, func(h Handover) float64 { return bench.Milliseconds(of(h)) })...)
 	}
 	if fault.ChangesLeader {
 		add("without a leader", func(h Handover) time.Duration { return h.Leaderless })
@@ -57,7 +57,7 @@ func TestBenchmark(t *testing.T) {
 		t.Skip("-runs is not set: it is for make bench-cluster")
 	}
 	d := Start(t)
-	report := bench.NewReport(nil)
+	report := bench.NewReport()
 	for _, fault := range Faults() {
 		var seen []Handover
 		for range *runs {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -26,12 +27,17 @@ import (
 )
 
 const (
-	namespace = "fleet"
 	// simulatedNode is the label and annotation of nodes that kwok simulates.
 	simulatedNode = "kwok.x-k8s.io/node"
 	simulated     = "fake"
+	// vmsPerNode is how many there are at most.
+	vmsPerNode = 10
 	// parallel is how many requests a user sends at the same time.
 	parallel = 32
+	// kwokBinary is the program that simulates kubelets.
+	kwokBinary = "bin/bench/kwok"
+	// crds is the kustomization of the CRDs.
+	crds = "config/crd"
 )
 
 //go:embed stages.yaml
@@ -45,49 +51,50 @@ const (
 
 // fleet is a cluster with nodes that kwok simulates, and a controller.
 type fleet struct {
-	*options
 	*bench.Environment
-	vms        *bench.VMs
 	controller *bench.Controller
-	report     *bench.Report
 }
 
-// Run implements bench.Benchmark.
-func (o *options) Run(ctx context.Context) (err error) {
+func measureFleet(ctx context.Context, r *bench.Report) (err error) {
 	c, err := cluster.New(ctx, cluster.Options{Nodes: 1, Simulated: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	e, err := bench.OpenEnvironment(ctx, &framework.Cluster{Config: c.Config, Kubeconfig: c.Kubeconfig}, namespace)
+	e, err := bench.OpenEnvironment(ctx, &framework.Cluster{Config: c.Config, Kubeconfig: c.Kubeconfig}, r)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	f := &fleet{options: o, Environment: e, vms: e.VMsIn(namespace, parallel), report: bench.NewReport(o)}
-	f.vms.New = newVM
-	args := []string{"kubectl", "--kubeconfig", c.Kubeconfig, "apply", "--server-side", "-k", o.CRDs}
-	if out, err := exec.CommandContext(ctx, o.Drover, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("apply the CRDs: %w\n%s", err, out)
+	f := &fleet{Environment: e}
+	f.VMs.New, f.VMs.AtOnce = newVM, parallel
+	if err := applyCRDs(ctx, c.Kubeconfig); err != nil {
+		return err
 	}
 	kwok, err := f.startKwok()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, kwok.Kill()) }()
-	if err := f.addNodes(ctx); err != nil {
+	if err := f.addNodes(ctx, (slices.Max(r.Sizes)+vmsPerNode-1)/vmsPerNode); err != nil {
 		return fmt.Errorf("%w; kwok has printed %s", err, kwok.Output())
 	}
-	f.controller, err = e.StartController(ctx, o.Controller, nil, append([]string{
-		"--vm-driver=pod", "--pod-machine-image=" + machineImage, "--metrics-bind-address=0",
-	}, o.Flags...)...)
+	return f.WithController(ctx, func(c *bench.Controller) error {
+		f.controller = c
+		return f.measureRounds(ctx)
+	}, "--vm-driver=pod", "--pod-machine-image="+machineImage, "--metrics-bind-address=0")
+}
+
+func applyCRDs(ctx context.Context, kubeconfig string) error {
+	drover, err := framework.DroverBinary()
 	if err != nil {
 		return err
 	}
-	if err := f.controller.StopWith(f.measureRounds(ctx)); err != nil {
-		return err
+	out, err := exec.CommandContext(ctx, drover, "kubectl", "--kubeconfig", kubeconfig, "apply", "--server-side", "-k", crds).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("apply the CRDs: %w\n%s", err, out)
 	}
-	return f.report.Finish(o.JSON)
+	return nil
 }
 
 // startKwok starts the program that simulates kubelets.
@@ -96,7 +103,7 @@ func (f *fleet) startKwok() (*framework.Process, error) {
 	if err := os.WriteFile(config, stages, 0o600); err != nil {
 		return nil, err
 	}
-	return framework.StartProcess(f.Kwok, []string{
+	return framework.StartProcess(kwokBinary, []string{
 		"--kubeconfig=" + f.Kubeconfig, "--config=" + config,
 		"--manage-nodes-with-annotation-selector=" + simulatedNode + "=" + simulated,
 		// Loopback addresses for pods: the controller connects to each to sample usage.
@@ -107,16 +114,16 @@ func (f *fleet) startKwok() (*framework.Process, error) {
 }
 
 // addNodes adds the nodes that kwok simulates, and waits until they are ready.
-func (f *fleet) addNodes(ctx context.Context) error {
-	took, err := bench.WaitForAll(ctx, f.watched("nodes", metav1.NamespaceAll), f.Nodes, func(_ watch.EventType, node *corev1.Node) bool {
+func (f *fleet) addNodes(ctx context.Context, count int) error {
+	took, err := bench.WaitForAll(ctx, f.watched("nodes", metav1.NamespaceAll), count, func(_ watch.EventType, node *corev1.Node) bool {
 		return node.Labels[simulatedNode] != "" && cluster.IsReady(node)
 	}, func(ctx context.Context) error {
-		return bench.ForEach(ctx, f.Nodes, parallel, func(ctx context.Context, n int) error {
+		return bench.ForEach(ctx, count, parallel, func(ctx context.Context, n int) error {
 			_, err := f.Kube.CoreV1().Nodes().Create(ctx, newNode(n), metav1.CreateOptions{})
 			return err
 		})
 	})
-	bench.Logf("%d nodes are ready after %s", f.Nodes, took)
+	bench.Logf("%d nodes are ready after %s", count, took)
 	return err
 }
 
@@ -139,7 +146,7 @@ func newNode(n int) *corev1.Node {
 
 // newVM is a VM without a disk that lasts.
 func newVM(name string) *api.VirtualMachine {
-	return framework.NewVM(name).Namespace(namespace).Driver("pod").Image(guestImage).
+	return framework.NewVM(name).Namespace(bench.Namespace).Driver("pod").Image(guestImage).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "128Mi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Ephemeral = true
 		spec.NodeSelector = map[string]string{simulatedNode: simulated}

@@ -23,16 +23,17 @@ import (
 )
 
 const (
-	suite = "fleet"
 	// floorName, as first argument, makes this program two bare informers.
 	floorName = "informers"
+	// restTime is how long writes at rest are counted.
+	restTime = time.Minute
 	// settlePause is how long memory is left alone before it is measured.
 	settlePause = 10 * time.Second
 )
 
 // runInformers keeps all VirtualMachines and pods in memory, as any controller for both does,
 // and does nothing else.
-func runInformers(ctx context.Context, config *rest.Config) error {
+func runInformers(ctx context.Context, config *rest.Config, _ []string) error {
 	ofVMs := externalversions.NewSharedInformerFactory(versioned.NewForConfigOrDie(config), 0)
 	ofPods := informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(config), 0)
 	ofVMs.Cloudnative().V1alpha1().VirtualMachines().Informer()
@@ -88,12 +89,12 @@ func (f *fleet) measureRounds(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, count := range f.VMs {
+	for _, count := range f.Sizes {
 		podsUp, podsDown, err := f.measurePods(ctx, count)
 		if err != nil {
 			return err
 		}
-		up, err := f.measure(ctx, "the VMs are Active", func() (time.Duration, error) { return f.vms.CreateMany(ctx, count) })
+		up, err := f.measure(ctx, "the VMs are Active", func() (time.Duration, error) { return f.VMs.CreateMany(ctx, count) })
 		if err != nil {
 			return err
 		}
@@ -101,8 +102,8 @@ func (f *fleet) measureRounds(ctx context.Context) error {
 			return err
 		}
 		down, err := f.measure(ctx, "the VMs are gone", func() (time.Duration, error) {
-			return bench.WaitForAll(ctx, bench.WatchVMs(f.vms), count, bench.IsGone[*api.VirtualMachine], func(ctx context.Context) error {
-				return f.vms.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+			return bench.WaitForAll(ctx, bench.WatchVMs(f.VMs), count, bench.IsGone[*api.VirtualMachine], func(ctx context.Context) error {
+				return f.VMs.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 			})
 		})
 		if err != nil {
@@ -117,20 +118,20 @@ func (f *fleet) measureRounds(ctx context.Context) error {
 func (f *fleet) addRows(count int, up, down, podsUp, podsDown phase) {
 	n := float64(count)
 	add := func(what, unit string, vm, pod float64) {
-		f.report.AddRow(suite, what, count, unit, vm/n).CompareWith("bare pod", pod/n)
+		f.AddRow(what, count, unit, vm/n).CompareWith("bare pod", pod/n)
 	}
 	add("create to Active, each", "ms", bench.Milliseconds(up.took), bench.Milliseconds(podsUp.took))
 	add("delete, each", "ms", bench.Milliseconds(down.took), bench.Milliseconds(podsDown.took))
 	add("writes of its pod, up and down", "", up.pods+down.pods, podsUp.pods+podsDown.pods)
 	add("requests, up", "", up.requests, podsUp.requests)
 	add("requests, down", "", down.requests, podsDown.requests)
-	f.report.AddRow(suite, "writes of a VM to Active, with the user's", count, "", up.vms/n)
-	f.report.AddRow(suite, "writes of a VM until gone, with the user's", count, "", down.vms/n)
+	f.AddRow("writes of a VM to Active, with the user's", count, "", up.vms/n)
+	f.AddRow("writes of a VM until gone, with the user's", count, "", down.vms/n)
 }
 
 // measurePods measures pods like those of the VMs that nothing but Kubernetes looks after.
 func (f *fleet) measurePods(ctx context.Context, count int) (up, down phase, err error) {
-	pods, watched := f.Kube.CoreV1().Pods(namespace), f.watched("pods", namespace)
+	pods, watched := f.Kube.CoreV1().Pods(bench.Namespace), f.watched("pods", bench.Namespace)
 	up, err = f.measure(ctx, "bare pods run", func() (time.Duration, error) {
 		return bench.WaitForAll(ctx, watched, count, func(_ watch.EventType, p *corev1.Pod) bool {
 			return p.Status.Phase == corev1.PodRunning
@@ -154,11 +155,11 @@ func (f *fleet) measurePods(ctx context.Context, count int) (up, down phase, err
 
 // measureRest measures what happens while nothing should, the memory, and what one more VM takes.
 func (f *fleet) measureRest(ctx context.Context, count int, alone []float64) error {
-	rest, err := f.measure(ctx, "a rest ends", func() (time.Duration, error) { return f.Rest, bench.Pause(ctx, f.Rest) })
+	rest, err := f.measure(ctx, "a rest ends", func() (time.Duration, error) { return restTime, bench.Pause(ctx, restTime) })
 	if err != nil {
 		return err
 	}
-	f.report.AddRow(suite, "writes at rest", count, "", rest.vms+rest.pods).AtMost(0)
+	f.AddRow("writes at rest", count, "", rest.vms+rest.pods).AtMost(0)
 	controller, err := bench.MemoryOf(f.controller.PID())
 	if err != nil {
 		return err
@@ -167,10 +168,10 @@ func (f *fleet) measureRest(ctx context.Context, count int, alone []float64) err
 	if err != nil {
 		return err
 	}
-	f.report.AddRow(suite, "resident memory of the controller", count, "MB", bench.Megabytes(controller.Resident)).
+	f.AddRow("resident memory of the controller", count, "MB", bench.Megabytes(controller.Resident)).
 		CompareWith("two bare informers", bench.Megabytes(floor.Resident)).RatioAtMost(1.5)
 	among, err := f.measureMore(ctx, "more")
-	f.report.AddRow(suite, "one more VM, p95", count, "ms", bench.Percentile(among, 95)).
+	f.AddRow("one more VM, p95", count, "ms", bench.Percentile(among, 95)).
 		CompareWith("alone", bench.Percentile(alone, 95)).RatioAtMost(1.2)
 	return err
 }
@@ -178,8 +179,8 @@ func (f *fleet) measureRest(ctx context.Context, count int, alone []float64) err
 // measureMore creates one VM after the other, and returns how long each took to Active.
 func (f *fleet) measureMore(ctx context.Context, name string) (times []float64, err error) {
 	quiet := func(ctx context.Context) error { return bench.AwaitQuiet(ctx, f.controller.PID()) }
-	for n := range f.More {
-		active, _, err := f.vms.NewOne(ctx, fmt.Sprintf("%s-%d", name, n), quiet)
+	for n := range f.Turns {
+		active, _, err := f.VMs.NewOne(ctx, fmt.Sprintf("%s-%d", name, n), quiet)
 		if err != nil {
 			return nil, err
 		}

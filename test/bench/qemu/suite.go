@@ -1,7 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package qemu measures how long a QEMU machine takes from kubectl apply to Active and to the first
+// byte that its guest prints, beside the same QEMU command line started directly, and what a
+// machine adds to the controller's memory.
+//
+// Start with Suites in suite.go, which has a turn of Drover's. direct.go has one of QEMU alone, and
+// memory.go the memory. The guest is that of one boot sector, which prints as soon as the BIOS is
+// done.
+package qemu
 
 import (
 	"context"
@@ -29,88 +36,64 @@ const (
 	pollPeriod = time.Millisecond
 )
 
-// suite is the name of all figures.
-const suite = "qemu"
-
-// benchmark is one run of the program.
-type benchmark struct {
-	*options
-	*bench.Environment
-	guest  string
-	vms    *bench.VMs
-	log    *bench.Log[*api.VirtualMachine]
-	report *bench.Report
+// Suites are that of machines by turns, and that of several at rest.
+var Suites = []bench.Suite{
+	{Name: "qemu", Turns: 20, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).compareStarts))},
+	{Name: "qemu-memory", Turns: 5, VMs: []int{20}, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).measureMemory))},
 }
 
-// Run implements bench.Benchmark.
-func (o *options) Run(ctx context.Context) (err error) {
-	e, err := bench.NewEnvironment(ctx, framework.ClusterOptions{}, "bench")
-	if err != nil {
-		return err
+// benchmark is one run.
+type benchmark struct {
+	*bench.Environment
+	guest string
+	log   *bench.Log[*api.VirtualMachine]
+	args  []string // of a controller
+}
+
+// withGuest prepares a measurement: the guest's image, and a log of the VMs.
+func withGuest(measure func(*benchmark, context.Context) error) func(context.Context, *bench.Environment) error {
+	return func(ctx context.Context, e *bench.Environment) (err error) {
+		images := filepath.Join(e.Temp, "images")
+		b := &benchmark{Environment: e, guest: filepath.Join(images, "guest.img")}
+		b.args = []string{
+			"--metrics-bind-address=0", "--vm-driver=qemu", "--qemu-dir=" + b.engineDir(), "--qemu-image-dirs=" + images, "--qemu-image=" + b.guest,
+		}
+		// Machines are there at the end only if something failed.
+		defer func() { err = errors.Join(err, killProcessesIn(b.Temp)) }()
+		b.VMs.AtOnce = parallelMachines
+		b.VMs.New = func(name string) *api.VirtualMachine {
+			return framework.NewVM(name).Namespace("").Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Obj()
+		}
+		if err := os.Mkdir(images, 0o700); err != nil {
+			return err
+		}
+		if err := framework.AssembleBootGuest(ctx, b.guest); err != nil {
+			return err
+		}
+		if b.log, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.VMs)); err != nil {
+			return err
+		}
+		return measure(b, ctx)
 	}
-	b := &benchmark{options: o, Environment: e, vms: e.VMsIn("bench", parallelMachines), report: bench.NewReport(o)}
-	// Machines are there at the end only if something failed.
-	defer func() { err = errors.Join(err, killProcessesIn(b.Temp), b.Close()) }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // the watch, before what it watches
-	b.vms.New = func(name string) *api.VirtualMachine {
-		return framework.NewVM(name).Namespace("").Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Obj()
-	}
-	if err := os.Mkdir(b.imagesDir(), 0o700); err != nil {
-		return err
-	}
-	b.guest = filepath.Join(b.imagesDir(), "guest.img")
-	if err := framework.AssembleBootGuest(ctx, b.guest); err != nil {
-		return err
-	}
-	if b.log, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.vms)); err != nil {
-		return err
-	}
-	if err := b.runMeasurements(ctx); err != nil {
-		return err
-	}
-	return b.report.Finish(o.JSON)
 }
 
 // engineDir is the folder of the machines.
 func (b *benchmark) engineDir() string { return filepath.Join(b.Temp, "engine") }
 
-// imagesDir is the folder of the guest's image.
-func (b *benchmark) imagesDir() string { return filepath.Join(b.Temp, "images") }
-
-// startController starts a controller, which is the only one, and waits until it is ready.
-func (b *benchmark) startController(ctx context.Context) (*bench.Controller, error) {
-	return b.StartController(ctx, b.Controller, nil, "--metrics-bind-address=0", "--vm-driver=qemu",
-		"--qemu-dir="+b.engineDir(), "--qemu-image-dirs="+b.imagesDir(), "--qemu-image="+b.guest,
-		"--qemu-accel="+b.Accel, "--qemu-binary="+b.Binary)
-}
-
-func (b *benchmark) runMeasurements(ctx context.Context) error {
-	c, err := b.startController(ctx)
-	if err != nil {
-		return err
-	}
-	if err := c.StopWith(b.compareStarts(ctx, c)); err != nil || b.Machines == 0 {
-		return err
-	}
-	return b.measureMemory(ctx)
-}
-
 // compareStarts lets both take turns.
-func (b *benchmark) compareStarts(ctx context.Context, c *bench.Controller) error {
-	bench.Logf("Creating the machine whose command line is used")
-	m, err := b.newModel(ctx)
-	if err != nil {
-		return err
-	}
+func (b *benchmark) compareStarts(ctx context.Context) error {
 	var ours, direct times
-	err = bench.TakeTurns(b.Turns, func(turn int) error {
-		return ours.addTimes(b.startByDrover(ctx, c, fmt.Sprintf("vm-%d", turn)))
-	}, func(turn int) error {
-		bench.Logf("Turn %d of %d", turn+1, b.Turns)
-		return direct.addTimes(b.startDirectly(ctx, c, m, turn))
-	})
-	if err != nil {
+	if err := b.WithController(ctx, func(c *bench.Controller) error {
+		m, err := b.newModel(ctx)
+		if err != nil {
+			return err
+		}
+		return bench.TakeTurns(b.Turns, func(turn int) error {
+			return ours.addTimes(b.startByDrover(ctx, c, fmt.Sprintf("vm-%d", turn)))
+		}, func(turn int) error {
+			return direct.addTimes(b.startDirectly(ctx, c, m, turn))
+		})
+	}, b.args...); err != nil {
 		return err
 	}
 	b.reportTimes("apply to Active", ours.up, "start to an answer by QMP", direct.up)
@@ -123,8 +106,8 @@ func (b *benchmark) compareStarts(ctx context.Context, c *bench.Controller) erro
 const aim = 100
 
 func (b *benchmark) reportTimes(what string, ours []float64, beside string, alone []float64) {
-	b.report.AddRow(suite, what, 1, "ms", ours...).CompareWith(beside, alone...)
-	b.report.AddDifference(suite, what+", longer than QEMU alone", 1, "ms", ours, alone).AtMost(aim)
+	b.AddRow(what, 1, "ms", ours...).CompareWith(beside, alone...)
+	b.AddDifference(what+", longer than QEMU alone", 1, "ms", ours, alone).AtMost(aim)
 }
 
 // times holds what several turns took, in ms.
@@ -189,9 +172,9 @@ func (b *benchmark) startByDrover(ctx context.Context, c *bench.Controller, name
 
 // createVM makes a VM that runs, or waits before its guest's first step.
 func (b *benchmark) createVM(ctx context.Context, name string, action api.Action) (*api.VirtualMachine, error) {
-	vm := b.vms.New(name)
+	vm := b.VMs.New(name)
 	vm.Spec.Action = action
-	return b.vms.Create(ctx, vm, metav1.CreateOptions{})
+	return b.VMs.Create(ctx, vm, metav1.CreateOptions{})
 }
 
 // waitForPhase waits until a VM is in a phase, and returns when that was seen.
@@ -205,7 +188,7 @@ func (b *benchmark) waitForPhase(ctx context.Context, from int, name string, pha
 // deleteVM waits until a VM is gone.
 func (b *benchmark) deleteVM(ctx context.Context, name string) error {
 	from := b.log.Len()
-	if err := b.vms.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+	if err := b.VMs.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
 	_, err := b.log.Await(ctx, from, func(e bench.Event[*api.VirtualMachine]) bool {

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package perf
 
 import (
 	"context"
@@ -25,19 +25,6 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// floors are processes that do a part of a controller's necessary work, and nothing else.
-var floors = bench.Verbs{
-	floorNoop:  bench.Floor(func(ctx context.Context, cfg *rest.Config) error { return runNoopController(ctx, cfg, activeStatus) }).Verb,
-	floorBare:  bench.Floor(func(ctx context.Context, cfg *rest.Config) error { return runNoopController(ctx, cfg, bareStatus) }).Verb,
-	floorCache: bench.Floor(runCacheFloor).Verb,
-}
-
-const (
-	floorNoop  = "noop"
-	floorBare  = "bare-noop"
-	floorCache = "cache"
-)
-
 const (
 	// noopWorkers is the number of workers of drover-controller.
 	noopWorkers = 16
@@ -46,7 +33,7 @@ const (
 )
 
 // runCacheFloor is a typed informer with stripped objects.
-func runCacheFloor(ctx context.Context, cfg *rest.Config) error {
+func runCacheFloor(ctx context.Context, cfg *rest.Config, _ []string) error {
 	_, informers, err := bench.NewInformers(cfg)
 	if err != nil {
 		return err
@@ -70,16 +57,22 @@ type noopController struct {
 	status func(*api.VirtualMachine) api.VirtualMachineStatus
 }
 
-func runNoopController(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMachine) api.VirtualMachineStatus) error {
+func runNoopController(status func(*api.VirtualMachine) api.VirtualMachineStatus) bench.Floor {
+	return func(ctx context.Context, cfg *rest.Config, _ []string) error {
+		n := &noopController{
+			status: status, queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName]()),
+		}
+		return n.run(ctx, cfg)
+	}
+}
+
+func (n *noopController) run(ctx context.Context, cfg *rest.Config) error {
 	c, informers, err := bench.NewInformers(cfg)
 	if err != nil {
 		return err
 	}
 	vms := informers.Cloudnative().V1alpha1().VirtualMachines()
-	n := &noopController{
-		client: c, lister: vms.Lister(), status: status,
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName]()),
-	}
+	n.client, n.lister = c, vms.Lister()
 	if _, err := vms.Informer().AddEventHandler(n.eventHandler()); err != nil {
 		return err
 	}

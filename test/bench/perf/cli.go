@@ -1,0 +1,126 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package perf
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// The aims: start in 25 ms, and list 1,000 VMs in 110 ms on a machine where kubectl takes
+// 133 ms, so in that share of kubectl's time on this one.
+const (
+	startAim  = 25
+	listShare = 110.0 / 133
+)
+
+// runTimeout bounds a run on a slow machine.
+const runTimeout = time.Minute
+
+// kubectlVM is the program that is measured.
+const kubectlVM = "bin/kubectl-vm"
+
+// measureCLI measures how long kubectl-vm takes to start, and to list many VMs, beside
+// kubectl: the programs as users start them.
+func measureCLI(ctx context.Context, e *bench.Environment) error {
+	for _, n := range e.Sizes {
+		if err := e.VMs.CreateSettled(ctx, n); err != nil {
+			return err
+		}
+		commands, err := newCommands(n)
+		if err != nil {
+			return err
+		}
+		if err := measureCommands(ctx, e, commands); err != nil {
+			return err
+		}
+		compare := func(at int) *bench.Row {
+			ours, kubectl := commands[at], commands[at+1]
+			e.AddRow(ours.name+", CPU", n, "ms", ours.cpu...).CompareWith(kubectl.name, kubectl.cpu...)
+			return e.AddRow(ours.name, n, "ms", ours.wall...).CompareWith(kubectl.name, kubectl.wall...)
+		}
+		compare(help).AtMost(startAim)
+		compare(list).RatioAtMost(listShare)
+		if _, err := e.VMs.DeleteMany(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// The commands that are measured, each before the one that it is compared with.
+const (
+	help = 2 * iota
+	list
+)
+
+// command is what is measured.
+type command struct {
+	name string
+	args []string
+	// lines are how many it prints at least.
+	lines int
+	// wall and cpu are what it took in each turn, in ms.
+	wall, cpu []float64
+}
+
+// newCommands falls back to bin/drover kubectl if there is no kubectl.
+func newCommands(vms int) ([]*command, error) {
+	kubectl := []string{"kubectl"}
+	if _, err := exec.LookPath(kubectl[0]); err != nil {
+		drover, err := framework.DroverBinary()
+		if err != nil {
+			return nil, err
+		}
+		kubectl = []string{drover, "kubectl"}
+	}
+	in := "--namespace=" + bench.Namespace
+	return []*command{
+		help:     {name: "kubectl vm --help", args: []string{kubectlVM, "--help"}, lines: 10},
+		help + 1: {name: "kubectl --help", args: append(slices.Clip(kubectl), "--help"), lines: 10},
+		list:     {name: "kubectl vm list", args: []string{kubectlVM, "list", in}, lines: vms + 1},
+		list + 1: {name: "kubectl get vms", args: append(slices.Clip(kubectl), "get", "vms", in), lines: vms + 1},
+	}, nil
+}
+
+// measureCommands runs the commands in turns, so that a machine that becomes slower affects all.
+func measureCommands(ctx context.Context, e *bench.Environment, commands []*command) error {
+	var contenders []bench.Contender
+	for _, c := range commands {
+		if err := c.measure(ctx, e.Kubeconfig); err != nil {
+			return err
+		}
+		c.wall, c.cpu = nil, nil // the first run fills caches
+		contenders = append(contenders, func(int) error { return c.measure(ctx, e.Kubeconfig) })
+	}
+	return bench.TakeTurns(e.Turns, contenders...)
+}
+
+func (c *command) measure(ctx context.Context, kubeconfig string) error {
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.args[0], c.args[1:]...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	begin := time.Now()
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(c.args, " "), err, errs.String())
+	}
+	c.wall = append(c.wall, bench.Milliseconds(time.Since(begin)))
+	c.cpu = append(c.cpu, bench.Milliseconds(cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()))
+	if lines := bytes.Count(out.Bytes(), []byte("\n")); lines < c.lines {
+		return fmt.Errorf("%s printed %d lines, want %d", strings.Join(c.args, " "), lines, c.lines)
+	}
+	return nil
+}
