@@ -4,6 +4,7 @@
 package controller
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 	"sync"
@@ -60,12 +61,14 @@ func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observatio
 		if op.Attempts > 0 {
 			record(&since.Failure, now, "failure", began, strconv.Itoa(int(op.Attempts)))
 		}
-		switch isCrashing := op.Failure == api.FailureExited && observed.Answer == inventory.Present; {
-		case isCrashing && (observed.Server.State == driver.StateStopped || observed.Server.State == driver.StateStopping && observed.Server.Exit != nil):
-			record(&since.Exit, now, "exit", observed.Server.Run)
-			record(&since.Run, time.Time{}, "run", observed.Server.Run) // only if it was observed before
-		case isCrashing && (observed.IsRunning() || observed.Server.State == driver.StatePaused):
-			record(&since.Run, now, "run", observed.Server.Run)
+		server, run := observed.Server, cmp.Or(observed.Server.Run, op.Run)
+		isOver := observed.Answer == inventory.Gone || server.State == driver.StateRemoving || server.State == driver.StateStopped || server.State == driver.StateStopping && server.Exit != nil
+		switch isCrashing := op.Type == api.OperationStart && op.Attempts > 0 && observed.Answer != inventory.Unknown; {
+		case isCrashing && isOver:
+			record(&since.Exit, now, "exit", run)
+			record(&since.Run, time.Time{}, "run", run) // only if it was observed before
+		case isCrashing && (observed.IsRunning() || server.State == driver.StatePaused):
+			record(&since.Run, now, "run", run)
 		}
 	}
 	s.forget(keyOf(vm))

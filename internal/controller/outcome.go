@@ -136,6 +136,7 @@ func (s *step) recordSuccess(existed bool) {
 // countShortRun records that a start follows a run that ended by itself.
 func (s *step) countShortRun() {
 	op := s.newOperation()
+	op.Type = api.OperationStart
 	op.Attempts, op.Run = s.decision.Action.ShortRuns, s.decision.Action.CrashedRun
 	op.Failure, op.Reason, op.LastError = api.FailureExited, s.decision.Status.Reason, translate.Truncate(s.decision.Status.Message)
 	s.vm.Status.Operation = op
@@ -206,6 +207,8 @@ func (s *step) failedOperation() *api.Operation {
 	op := s.newOperation()
 	op.Run = s.decision.Action.EndRun
 	switch have := s.vm.Status.Operation; {
+	case isCounting(have) && isOfRun(op.Type):
+		return have.DeepCopy()
 	case have == nil || have.Type != op.Type:
 	case have.Generation == op.Generation:
 		return have.DeepCopy()

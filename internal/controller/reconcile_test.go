@@ -93,6 +93,10 @@ type interceptedDriver struct {
 	hasLeftovers atomic.Bool
 	// disrupts makes lists show that others have ended the runs of servers that are off, or end them.
 	disrupts atomic.Bool
+	// needs makes lists show that servers that run ask for an Ensure.
+	needs atomic.Bool
+	// guestEnd is that of a guest whose server is stopping still.
+	guestEnd atomic.Pointer[driver.Exit]
 }
 
 func (m *interceptedDriver) Unwrap() driver.Driver { return m.Driver }
@@ -109,6 +113,10 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 		if m.fetching.Load() {
 			servers[n].State = driver.StatePending
 		}
+		if e := m.guestEnd.Load(); e != nil && servers[n].State == driver.StateStopping {
+			servers[n].Exit = e
+		}
+		servers[n].NeedsEnsure = servers[n].NeedsEnsure || m.needs.Load() && servers[n].State == driver.StateRunning
 		if m.disrupts.Load() && isEnding(servers[n].State) {
 			servers[n].Disruption = "the pod was evicted"
 		}

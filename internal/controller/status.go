@@ -60,12 +60,22 @@ func (p *pass) statusOperation() *api.Operation {
 	switch {
 	case have != nil && (have.Type == wanted || wanted == "" && unknown):
 		return withNextTry(have, p.decision.NextTry)
-	case have != nil && have.Failure == api.FailureExited && (wanted == api.OperationUpdate || wanted == api.OperationStop && p.vm.Spec.Action != api.ActionStopped):
+	case isCounting(have) && (isOfRun(wanted) || wanted == api.OperationStop && p.vm.Spec.Action != api.ActionStopped && p.observed.Server.Disruption != ""):
 		return have
 	case wanted == "":
 		return nil
 	}
 	return p.newOperation()
+}
+
+// isCounting reports whether an operation counts starts that have yet to lead to a stable run.
+func isCounting(op *api.Operation) bool {
+	return op != nil && op.Type == api.OperationStart && op.Attempts > 0
+}
+
+// isOfRun reports whether an operation changes a run, and neither begins nor ends one.
+func isOfRun(operation api.OperationType) bool {
+	return operation == api.OperationUpdate || operation == api.OperationPause || operation == api.OperationResume
 }
 
 // restartRequest returns spec.restartedAt as a status keeps it: nil, or whole seconds. A status
@@ -120,7 +130,8 @@ func (p *pass) serverStatus() *api.ServerStatus {
 		return nil
 	}
 	var stopped string
-	if p.decision.Status.StoppedBySpec || p.stoppedRun == observed.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == observed.Server.Run {
+	isStopping := observed.Server.State == driver.StateStopping && p.decision.Action.Operation == api.OperationStop
+	if isStopping || p.decision.Status.StoppedBySpec || p.stoppedRun == observed.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == observed.Server.Run {
 		stopped = observed.Server.Run
 	}
 	next := &api.ServerStatus{

@@ -23,6 +23,9 @@ const stableRun = 10 * time.Second
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Observed.Server.Exit
+	if !exit.HasEnded && in.VM.Status.Operation.IsCrashing() {
+		return planCreation(in, PowerOn)
+	}
 	if !hasEndedUnasked(in) {
 		return planEnsure(in, api.OperationStart, PowerOn, api.ReasonStarting, "")
 	}
@@ -48,8 +51,8 @@ func hasEndedUnasked(in Input) bool {
 // disruption after a reported end, such as the drain of a pod that had failed, does not count.
 func wasEndedByOthers(in Input) bool {
 	server, known, operation := in.Observed.Server, in.VM.Status.Server, in.VM.Status.Operation.Type
-	isSettled := known.State == StateStopped && known.Run == server.Run && operation != api.OperationStart
-	return server.Exit.ByHost || operation == api.OperationStop || server.Disruption != "" && server.Exit.Code != 0 && !isSettled
+	isSettled := known.State == StateStopped && !HasRestarted(in.VM.Status.StartTime, server.StartedAt) && operation != api.OperationStart
+	return server.Exit.ByHost || IsStoppedByDrover(in.VM.Status, server.Run) || server.Disruption != "" && server.Exit.Code != 0 && !isSettled
 }
 
 // hasNeverRun reports whether no guest has run in the run that is over. A host that is back after a crash may
@@ -83,15 +86,26 @@ func planStartAgain(in Input, power Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts, run := failedStarts(in), in.Observed.Server.Run
 	d.Action.ShortRuns, d.Action.CrashedRun = 1+starts, run
-	if op := in.VM.Status.Operation; starts > 0 && run != "" && op.Run == run { // the operation counts this run already, and its delay is over
-		d.Action.ShortRuns = starts
+	delays := starts
+	if starts > 0 && run != "" && in.VM.Status.Operation.Run == run { // the operation counts this run already
+		d.Action.ShortRuns, delays = starts, starts-1
+	}
+	return delayStart(in, d, delays)
+}
+
+// delayStart has a start wait after short runs, from when the last of them was first seen to be over. What a
+// drain waits for is removed meanwhile, which counts the run: nothing may be left that shows it.
+func delayStart(in Input, d Decision, shortRuns int32) Decision {
+	at, passed := in.Since.Exit.Add(Backoff(shortRuns, false)), in.PassedGeneration
+	if in.Observed.Answer == Gone {
+		passed = in.VM.Status.Operation.Generation
+	}
+	if shortRuns < 1 || !in.VM.Status.Operation.IsCrashing() || passed != in.VM.Generation || !in.Now.Before(at) {
 		return d
 	}
-	if starts > 0 && in.VM.Status.Operation.IsCrashing() && in.PassedGeneration == in.VM.Generation {
-		at := in.Since.Exit.Add(Backoff(starts, false))
-		if in.Now.Before(at) {
-			d.Action.Step, d.WakeAt, d.NextTry, d.Status.Phase = StepNone, at, at, api.PhaseFailed
-		}
+	d.WakeAt, d.NextTry, d.Status.Phase = at, at, api.PhaseFailed
+	if d.Action.Step = StepNone; in.Observed.Server.NeedsEnsure {
+		d.Action.Step, d.Action.Operation, d.Action.Power = StepEnsure, api.OperationUpdate, PowerOff
 	}
 	return d
 }

@@ -112,6 +112,7 @@ func TestRunsEndedByOthers(t *testing.T) {
 		"the sixth, which waits":          {killed, func(in *policy.Input) { looping(in); reported(in) }, "wait Start => Failed Restarting", 6},
 		"a guest that was done":           {done, looping, "wait => Stopped Completed ready", 0},
 		"a failed guest, drained later":   {killed, reported, "wait => Failed Exited", 0},
+		"one that Drover stopped before":  {killed, func(in *policy.Input) { in.VM.Status.Server.StoppedRun = "run-6" }, "ensure On Start => Creating Restarting", 1},
 		"one that Drover stopped as well": {policytest.ChangeServer(killed, func(s *policy.Server) { s.Disruption = "" }), stopping, "ensure On Start => Creating Starting", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,6 +132,7 @@ func TestCrashesOfAServerThatGoes(t *testing.T) {
 		crashing(in)
 		in.VM.Status.Operation.Run, in.VM.Status.Operation.LastError = "run-1", "the server ended with code 1"
 	}
+	before := policytest.ChangeServer(ended, func(s *policy.Server) { s.Exit.At = policytest.T0.Add(-time.Minute) })
 	other := policytest.ChangeServer(ended, func(s *policy.Server) { s.Run = "run-2" })
 	for name, tc := range map[string]struct {
 		observed policy.Observed
@@ -141,7 +143,8 @@ func TestCrashesOfAServerThatGoes(t *testing.T) {
 		"it goes":               {policytest.Present(policy.StateRemoving), api.ActionActive, "wait Start => Creating Terminating", 0},
 		"it is gone":            {policytest.Gone(), api.ActionActive, "ensure On Start => Creating Restarting", 3},
 		"it is gone, to be off": {policytest.Gone(), api.ActionStopped, "ensure Off Create => Creating Creating", 0},
-		"it is counted":         {ended, api.ActionActive, "ensure On Start => Creating Restarting", 3},
+		"it is counted":         {before, api.ActionActive, "ensure On Start => Creating Restarting", 3},
+		"it is counted, now":    {ended, api.ActionActive, "wait Start => Failed Restarting", 3},
 		"the next crash":        {other, api.ActionActive, "wait Start => Failed Restarting", 4},
 	} {
 		t.Run(name, func(t *testing.T) {

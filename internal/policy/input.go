@@ -111,7 +111,7 @@ type Operation struct {
 
 // IsCrashing reports whether an operation counts runs that ended too soon, rather
 // than failed calls.
-func (o Operation) IsCrashing() bool { return o.Failure == api.FailureExited }
+func (o Operation) IsCrashing() bool { return o.Type == api.OperationStart && o.Attempts > 0 }
 
 // Observed has the facts of the inventory's answer.
 type Observed struct {

@@ -66,7 +66,7 @@ func planCreation(in Input, power Power) Decision {
 	}
 	d := planEnsure(in, op, power, api.ReasonRestarting, in.VM.Status.Operation.LastError)
 	d.Action.ShortRuns, d.Action.CrashedRun = in.VM.Status.Operation.Attempts, in.VM.Status.Operation.Run
-	return d
+	return delayStart(in, d, d.Action.ShortRuns-1)
 }
 
 // creatingOperation returns the operation that makes a server which is gone, or about to be.
@@ -120,7 +120,7 @@ func decideStopping(in Input, power Power) Decision {
 		d.Action.StopBy = time.Time{}
 	}
 	switch wait := d.Action.StopBy; {
-	case in.Observed.Server.NeedsEnsure, in.Observed.Server.Exit.HasEnded: // no guest is left to wait for
+	case in.Observed.Server.NeedsEnsure, in.Observed.Server.Exit.HasEnded && in.Observed.Server.Disruption == "": // no guest is left to wait for
 	case wait.IsZero():
 		d.Action.Step = StepNone
 	case in.Now.Before(wait):

@@ -14,6 +14,8 @@ const (
 	firstBackoff = time.Second
 	maxBackoff   = 5 * time.Minute
 	slowBackoff  = 30 * time.Second
+	// maxCleanupDelay bounds the wait while a drain waits for the driver.
+	maxCleanupDelay = 5 * time.Second
 	// bindRetry is the delay before retrying a VM that could not be bound because
 	// the engine became known a moment too late.
 	bindRetry = time.Second
@@ -32,7 +34,7 @@ func IsStuck(recordings int) bool { return recordings > maxRecordings }
 // settings, such as the allowed registries.
 func isOnHold(in Input) bool {
 	op := in.VM.Status.Operation
-	if op.Type == "" || op.Type == api.OperationDelete || op.Type == api.OperationRelease || op.IsCrashing() || !isStillWaiting(in) {
+	if op.Type == "" || op.Type == api.OperationDelete || op.Type == api.OperationRelease || op.Failure == api.FailureExited || !isStillWaiting(in) {
 		return false
 	}
 	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !IsCleanupDue(in.Observed) || in.Now.Before(nextTry(in))
@@ -62,7 +64,11 @@ func nextTry(in Input) time.Time {
 	if op.NextRetryTime.IsZero() && !IsCleanupDue(in.Observed) {
 		return time.Time{}
 	}
-	return in.Since.Failure.Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted))
+	wait := Backoff(op.Attempts, op.Failure == api.FailureExhausted)
+	if IsCleanupDue(in.Observed) {
+		wait = min(wait, maxCleanupDelay)
+	}
+	return in.Since.Failure.Add(wait)
 }
 
 // IsAsReported reports whether the server is as the status says. No server and a

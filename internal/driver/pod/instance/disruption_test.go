@@ -11,10 +11,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -121,6 +123,27 @@ func TestUnschedulable(t *testing.T) {
 		s := (&Instance{reader: reader, Pod: tc.pod, Asserted: "other"}).Server()
 		if s.State != driver.StateStarting || s.IsUnschedulable != tc.want {
 			t.Errorf("%s: the server is %+v", name, s)
+		}
+	}
+}
+
+// TestEndOfAGuestBesideASidecar checks that the end of a guest is shown while a sidecar runs on, also if
+// the pod is deleted then.
+func TestEndOfAGuestBesideASidecar(t *testing.T) {
+	t.Parallel()
+	reader := &Reader{
+		Clock:       testingclock.NewFakePassiveClock(time.Unix(0, 0)),
+		AssertedOff: func(types.UID) types.UID { return "" }, LastStatus: func(types.UID) (s control.Status, ok bool) { return s, false },
+	}
+	for _, isDeleted := range []bool{false, true} {
+		pod := onNode(withStatuses(terminated(3, "Error", ""), corev1.ContainerStatus{Name: "added", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}))
+		pod.UID = "run"
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: "added"})
+		if isDeleted {
+			pod.DeletionTimestamp = new(metav1.Now())
+		}
+		if s := (&Instance{reader: reader, Pod: pod}).Server(); s.State != driver.StateStopping || s.Exit == nil || s.Exit.Code != 3 {
+			t.Errorf("deleted %t: %s, %+v", isDeleted, s.State, s.Exit)
 		}
 	}
 }

@@ -77,6 +77,9 @@ func (i *Instance) describeRun(s *driver.Server) {
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
+		if status != nil && status.State.Terminated != nil {
+			s.Exit = exitOf(status.State.Terminated)
+		}
 	case status != nil && status.State.Terminated != nil:
 		s.State, s.Progress = driver.StateStopping, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
 		s.Exit = exitOf(status.State.Terminated)

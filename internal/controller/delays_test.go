@@ -1,0 +1,405 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"testing"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// wantGrowing checks that each wait but the first is longer than the one before.
+func wantGrowing(t *testing.T, waits []time.Duration) {
+	t.Helper()
+	for n := 2; n < len(waits); n++ {
+		if waits[n] <= waits[n-1] {
+			t.Errorf("the waits are %v: they do not grow", waits)
+			return
+		}
+	}
+}
+
+func (g *rig) killed() fake.Exit { return fake.Exit{Code: 137, At: g.clock.Now()} }
+
+// ephemeral has the server be gone between two runs, as that of an ephemeral VM.
+func (g *rig) ephemeral(fails func() bool) {
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
+		s := g.server()
+		if s.ID != "" && s.State == driver.StateStopped && spec.Power != driver.PowerOff {
+			if len(spec.Objects) == 0 || spec.Objects[0].Nonce != s.Run {
+				return driver.Server{}, &driver.RecordFirstError{Objects: []driver.Object{{Kind: "Pod", Name: "vm", Nonce: s.Run}}}
+			}
+			g.memory.Remove("uid-1")
+			spec.Target.ID = ""
+			if fails() {
+				return driver.Server{}, driver.Errorf(driver.ErrRetry, "quota")
+			}
+			s, err := g.engine.Driver.Ensure(g.t.Context(), spec)
+			s.Objects = spec.Objects
+			return s, err
+		}
+		s, err := live()
+		s.Objects = spec.Objects
+		return s, err
+	}
+}
+
+// TestStartAfterAStopThatOthersForced checks that a VM which a user has stopped can be started,
+// although others have ended its run as well.
+func TestStartAfterAStopThatOthersForced(t *testing.T) {
+	g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.clock.Step(time.Minute)
+	g.setAction(api.ActionStopped)
+	g.reconcile()
+	g.engine.disrupts.Store(true)
+	g.endAs(g.killed())
+	g.reconcile()
+	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+	g.setAction(api.ActionActive)
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+// TestDrainOfAFailedRun checks that a guest which has failed for good, before it was seen to run,
+// stays so when it is drained later.
+func TestDrainOfAFailedRun(t *testing.T) {
+	g := newRunning(t, fake.Options{BootTime: time.Hour}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	g.endAs(fake.Exit{Code: 1, At: g.clock.Now()})
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonExited)
+	g.clock.Step(time.Hour)
+	g.reconcile()
+	run := g.server().Run
+	g.engine.disrupts.Store(true)
+	assert.NoError(t, g.memory.Edit("uid-1", func(*fake.Record) {}))
+	g.eventually("the drain is seen", func() bool { return g.server().Disruption != "" })
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonExited)
+	if g.server().Run != run {
+		t.Error("the failed guest was started again by a drain")
+	}
+}
+
+// TestStartThatFailsLate checks the delays of a server whose guest starts although the call fails.
+func TestStartThatFailsLate(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
+		s, err := live()
+		if err == nil {
+			err = driver.Errorf(driver.ErrRetry, "the disk cannot grow")
+		}
+		return s, err
+	}
+	var waits []time.Duration
+	for range 6 {
+		waits = append(waits, g.crashAndRestart(0))
+	}
+	wantGrowing(t, waits)
+}
+
+// TestUpdateThatFailsInEachRun checks that a failed update takes no count of short runs away.
+func TestUpdateThatFailsInEachRun(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
+		if g.server().State == driver.StateRunning {
+			return driver.Server{}, driver.Errorf(driver.ErrRetry, "boom")
+		}
+		return live()
+	}
+	g.engine.needs.Store(true)
+	var waits []time.Duration
+	for range 6 {
+		waits = append(waits, g.crashAndRestart(0))
+		g.eventually("asks for update", func() bool { return g.server().NeedsEnsure })
+		g.reconcile()
+	}
+	wantGrowing(t, waits)
+}
+
+// TestPauseThatTakesLong checks that a pause which is reported while it is under way takes no count of
+// short runs away.
+func TestPauseThatTakesLong(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.setAction(api.ActionPaused)
+	g.reconcile()
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
+		if g.server().State == driver.StateRunning { // a pause: takes long
+			before := g.writes
+			g.clock.Step(progressDelay)
+			for n := 0; g.writes == before && n < 200; n++ {
+				time.Sleep(time.Millisecond)
+			}
+			return live()
+		}
+		spec.Power = driver.PowerOn // starts first, pauses in the next call
+		return g.engine.Driver.Ensure(t.Context(), spec)
+	}
+	var waits []time.Duration
+	for range 4 {
+		waits = append(waits, g.crashAndRestart(0))
+		if s := g.server().State; s != driver.StatePaused {
+			t.Fatalf("state %s", s)
+		}
+	}
+	wantGrowing(t, waits)
+}
+
+// TestStopThatIsTakenBackUnreported checks that a stop is forced after its grace period, and the
+// server started again, if the stop was taken back before its status was written.
+func TestStopThatIsTakenBackUnreported(t *testing.T) {
+	for _, counted := range []bool{false, true} {
+		g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm").RestartPolicy(api.RestartNever).GracePeriod(30))
+		if counted {
+			g.endAs(fake.Exit{Reason: driver.ExitHostShutdown, At: g.clock.Now()})
+			g.reconcile()
+		}
+		g.statusErr = errConflict
+		g.setAction(api.ActionStopped)
+		g.passes(2)
+		g.statusErr = nil
+		if s := g.server().State; s != driver.StateStopping {
+			t.Fatalf("it is %s", s)
+		}
+		g.setAction(api.ActionActive)
+		run := g.server().Run
+		took := g.runWhile(func() bool { return g.server().Run == run && g.vm().Status.Phase != api.PhaseFailed }, 10*time.Minute)
+		if g.server().Run == run || took > time.Minute {
+			t.Errorf("counted %t: after %v: %s %s %s %+v", counted, took, g.server().State, g.vm().Status.Phase, g.vm().Status.Reason, g.vm().Status.Operation)
+		}
+	}
+}
+
+// TestForcedStopThatIsTakenBack checks that a stop which was taken back before it was forced leads to
+// another run, whatever the restart policy.
+func TestForcedStopThatIsTakenBack(t *testing.T) {
+	g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm").RestartPolicy(api.RestartNever).GracePeriod(30))
+	g.clock.Step(time.Minute)
+	g.setAction(api.ActionStopped)
+	g.reconcile()
+	g.setAction(api.ActionActive)
+	run := g.server().Run
+	g.runWhile(func() bool { return g.server().Run == run && g.vm().Status.Phase != api.PhaseFailed }, 10*time.Minute)
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+// TestStopsByOthersAfterAShortRun checks that a run which others have ended is followed by another,
+// whatever came before.
+func TestStopsByOthersAfterAShortRun(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.endAs(fake.Exit{Reason: driver.ExitHostShutdown, At: g.clock.Now()})
+	g.reconcile()
+	g.stopByOthers()
+	g.reconcile()
+	g.endAs(g.killed())
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+// TestStopsByOthersWithCodeZero checks the same if the guest ends with code 0.
+func TestStopsByOthersWithCodeZero(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.engine.disrupts.Store(true)
+	for n := range 3 {
+		run := g.server().Run
+		g.stopByOthers()
+		g.reconcile()
+		g.endAs(fake.Exit{At: g.clock.Now()})
+		g.runWhile(func() bool { return g.server().Run == run && g.vm().Status.Reason != api.ReasonCompleted }, time.Minute)
+		if g.server().Run == run {
+			t.Fatalf("end %d: %s %s", n, g.vm().Status.Phase, g.vm().Status.Reason)
+		}
+	}
+}
+
+// TestFailedStartAfterAStopByOthers checks that a failed start does not change who ended the run
+// before.
+func TestFailedStartAfterAStopByOthers(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	g.engine.disrupts.Store(true)
+	run := g.server().Run
+	g.stopByOthers()
+	g.reconcile()
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "boom"))
+	g.endAs(fake.Exit{At: g.clock.Now()})
+	g.reconcile()
+	g.engine.ensure = nil
+	g.clock.Step(2 * time.Second)
+	g.reconcile()
+	if g.server().Run == run {
+		t.Errorf("%s %s", g.vm().Status.Phase, g.vm().Status.Reason)
+	}
+}
+
+// TestDrainInBackoff checks that what a drain waits for is removed while a start is delayed, which it
+// does not hasten.
+func TestDrainInBackoff(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	for range 8 {
+		g.crashAndRestart(0)
+	}
+	g.crashNow(0)
+	g.reconcile()
+	calls := g.engine.calls
+	g.engine.hasLeftovers.Store(true)
+	assert.NoError(t, g.memory.Edit("uid-1", func(*fake.Record) {}))
+	g.eventually("the drain is seen", func() bool { return g.server().NeedsEnsure })
+	began, run := g.clock.Now(), g.server().Run
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
+		g.engine.hasLeftovers.Store(false)
+		s, err := live()
+		_ = g.memory.Edit("uid-1", func(r *fake.Record) { r.Load += 0.01 })
+		return s, err
+	}
+	took := g.runWhile(func() bool { return g.engine.calls == calls }, time.Hour)
+	if took > 0 {
+		t.Errorf("the driver was asked to release the pod after %v", took)
+	}
+	g.eventually("released", func() bool { return !g.server().NeedsEnsure })
+	if g.server().Run != run {
+		t.Error("started at once")
+	}
+	g.runWhile(func() bool { return g.server().Run == run }, time.Hour)
+	if wait := g.clock.Since(began); wait != 128*time.Second {
+		t.Errorf("the next run was after %v", wait)
+	}
+}
+
+// TestDrainInBackoffOfEphemeral checks the same for an ephemeral server, which is gone after that or
+// has another pod that has never run.
+func TestDrainInBackoffOfEphemeral(t *testing.T) {
+	for name, gated := range map[string]bool{"gone": false, "gated": true} {
+		t.Run(name, func(t *testing.T) {
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+			for range 8 {
+				g.crashAndRestart(0)
+			}
+			g.crashNow(0)
+			g.reconcile()
+			calls, began, run := g.engine.calls, g.clock.Now(), g.server().Run
+			g.engine.hasLeftovers.Store(true)
+			assert.NoError(t, g.memory.Edit("uid-1", func(r *fake.Record) { r.Load += 0.01 }))
+			g.eventually("the drain is seen", func() bool { return g.server().NeedsEnsure })
+			g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
+				if !g.engine.hasLeftovers.Load() {
+					return live()
+				}
+				if spec.Power != driver.PowerOff {
+					t.Errorf("it is started at once")
+				}
+				if len(spec.Objects) == 0 {
+					return driver.Server{}, &driver.RecordFirstError{Objects: []driver.Object{{Kind: "Pod", Name: "vm", Nonce: "x"}}}
+				}
+				g.engine.hasLeftovers.Store(false)
+				g.memory.Remove("uid-1")
+				if !gated {
+					return driver.Server{UID: "uid-1", ID: spec.Target.ID, State: driver.StateRemoving, Objects: spec.Objects}, nil
+				}
+				spec.Target.ID = ""
+				s, err := g.engine.Driver.Ensure(t.Context(), spec)
+				s.Objects = spec.Objects
+				return s, err
+			}
+			took := g.runWhile(func() bool { return g.engine.calls == calls }, time.Hour)
+			if took > 0 {
+				t.Errorf("the driver was asked to release the pod after %v", took)
+			}
+			g.eventually("the pod goes", func() bool { return g.server().Run != run })
+			g.runWhile(func() bool { return g.server().State != driver.StateRunning }, time.Hour)
+			if wait := g.clock.Since(began); wait < 127*time.Second || wait > 129*time.Second {
+				t.Errorf("the next run was after %v", wait)
+			}
+		})
+	}
+}
+
+// TestDrainInHold checks that what a drain waits for is removed soon while a failed start waits.
+func TestDrainInHold(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "boom"))
+	g.crashNow(0)
+	g.runFor(5 * time.Minute)
+	g.reconcile()
+	g.engine.ensure = nil
+	calls := g.engine.calls
+	g.engine.hasLeftovers.Store(true)
+	assert.NoError(t, g.memory.Edit("uid-1", func(*fake.Record) {}))
+	g.eventually("the drain is seen", func() bool { return g.server().NeedsEnsure })
+	took := g.runWhile(func() bool { return g.engine.calls == calls }, time.Hour)
+	if took > 5*time.Second {
+		t.Errorf("the driver was asked to release the pod after %v", took)
+	}
+}
+
+// TestEphemeralCreationFails checks the delays of an ephemeral server whose creation fails after each
+// short run.
+func TestEphemeralCreationFails(t *testing.T) {
+	for name, fail := range map[string]bool{"works": false, "fails": true} {
+		t.Run(name, func(t *testing.T) {
+			g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+			g.ephemeral(func() bool { return fail })
+			var waits []time.Duration
+			for range 6 {
+				g.crashNow(0)
+				began := g.clock.Now()
+				run := g.server().Run
+				g.runWhile(func() bool { return g.server().Run == run || g.server().ID == "" }, time.Hour)
+				waits = append(waits, g.clock.Since(began).Truncate(time.Second))
+			}
+			wantGrowing(t, waits)
+		})
+	}
+}
+
+// TestEphemeralStartThatFailsLate checks the delays of an ephemeral server whose guest starts although
+// the call fails.
+func TestEphemeralStartThatFailsLate(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.ephemeral(func() bool { return false })
+	inner := g.engine.ensure
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
+		s, err := inner(spec, live)
+		if err == nil && len(spec.Objects) > 0 {
+			err = driver.Errorf(driver.ErrRetry, "the budget cannot be made")
+		}
+		return s, err
+	}
+	var waits []time.Duration
+	for range 6 {
+		g.crashNow(0)
+		began, run := g.clock.Now(), g.server().Run
+		g.runWhile(func() bool { return g.server().Run == run || g.server().ID == "" }, time.Hour)
+		waits = append(waits, g.clock.Since(began).Truncate(time.Second))
+	}
+	wantGrowing(t, waits)
+}
+
+// TestGuestThatEndsFirstInAStop checks that the end of a guest, whose server has yet to stop, is
+// waited for.
+func TestGuestThatEndsFirstInAStop(t *testing.T) {
+	for _, action := range []api.Action{api.ActionActive, api.ActionStopped} {
+		g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm"))
+		g.clock.Step(time.Minute)
+		g.setAction(action)
+		g.engine.disrupts.Store(true)
+		if action == api.ActionActive {
+			g.stopByOthers()
+		}
+		g.reconcile()
+		g.engine.guestEnd.Store(&driver.Exit{Code: 137, At: g.clock.Now()})
+		assert.NoError(t, g.memory.Edit("uid-1", func(r *fake.Record) { r.Load = 0.1 }))
+		g.eventually("guest ended", func() bool { return g.server().Exit != nil })
+		g.engine.ensure = func(driver.ServerSpec, call) (driver.Server, error) { return g.server(), nil }
+		g.reconcile()
+		g.wantPhase(api.PhaseActive, api.ReasonStopping)
+	}
+}
