@@ -41,10 +41,14 @@ func decideEnded(in Input) Decision {
 }
 
 // hasEndedUnasked reports whether a run is over that Drover was not asked to end. The operation Stop
-// is also that of a stop by others, which a disruption shows.
+// is also that of a stop by others, which a disruption shows; driver pod shows one for each deletion
+// of a pod. A stop that has led to a server which is off as asked has no operation any more.
 func hasEndedUnasked(in Input) bool {
-	server := in.Observed.Server
-	return server.Exit.HasEnded && (server.Disruption != "" || !IsStoppedByDrover(in.VM.Status, server.Run))
+	server, status := in.Observed.Server, in.VM.Status
+	if !IsStoppedByDrover(status, server.Run) {
+		return server.Exit.HasEnded
+	}
+	return server.Exit.HasEnded && server.Disruption != "" && status.Operation.Type != ""
 }
 
 // wasEndedByOthers reports whether the host, or someone who drains it, has ended the run, and not the guest. A

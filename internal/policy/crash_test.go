@@ -112,7 +112,7 @@ func TestRunsEndedByOthers(t *testing.T) {
 		"the sixth, which waits":          {killed, func(in *policy.Input) { looping(in); reported(in) }, "wait Start => Failed Restarting", 6},
 		"a guest that was done":           {done, looping, "wait => Stopped Completed ready", 0},
 		"a failed guest, drained later":   {killed, reported, "wait => Failed Exited", 0},
-		"one that Drover stopped before":  {killed, func(in *policy.Input) { in.VM.Status.Server.StoppedRun = "run-6" }, "ensure On Start => Creating Restarting", 1},
+		"one that Drover stopped before":  {killed, func(in *policy.Input) { in.VM.Status.Server.StoppedRun = "run-6" }, "ensure On Start => Creating Starting", 0},
 		"one that Drover stopped as well": {policytest.ChangeServer(killed, func(s *policy.Server) { s.Disruption = "" }), stopping, "ensure On Start => Creating Starting", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
