@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 const (
@@ -32,18 +33,13 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if len(uids) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	running, err := d.listRunning(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
-	samples := make([]*driver.Usage, len(running))
-	errs := make([]error, len(running))
-	inParallel(ctx, statsLimit, len(running), func(n int) {
-		samples[n], errs[n] = running[n].sampleUsage(ctx)
-	})
-	return collectSamples(samples, errs)
+	return collectSamples(kit.Each(ctx, statsLimit, running, func(i *instance) (*driver.Usage, error) { return i.sampleUsage(ctx) }))
 }
 
 func (d *Driver) listRunning(ctx context.Context, uids []types.UID) ([]*instance, error) {

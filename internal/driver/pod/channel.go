@@ -58,7 +58,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if len(uids) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	pods, err := d.knownPods(ctx, uids...)
 	if err != nil {
@@ -84,11 +84,7 @@ func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage
 	for n := range samples {
 		samples[n].MemoryBytes = min(samples[n].MemoryBytes, memory[samples[n].UID])
 	}
-	for _, uid := range changed {
-		for _, queue := range d.watches.Keys() {
-			queue.Add(uid)
-		}
-	}
+	d.watches.Notify(changed...)
 	return samples, err
 }
 
@@ -111,7 +107,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	if err := driver.CheckUID(uid); err != nil {
 		return err
 	}
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	pods, err := d.knownPods(ctx, uid)
 	if err != nil {

@@ -18,16 +18,11 @@ import (
 
 // Delete implements driver.Driver.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	if err := driver.CheckUID(t.UID); err != nil {
-		return err
-	}
-	ctx, cancel := d.withCallTimeout(ctx)
-	defer cancel()
-	unlock, err := d.lockServer(ctx, t.UID)
+	ctx, end, err := d.calls.BeginChange(ctx, t.UID)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer end()
 	return retryConflicts(func() error { return d.delete(ctx, t, retain) })
 }
 
@@ -130,7 +125,7 @@ func (w *writer) release(p *corev1.Pod) {
 // are gone, once their end is proven. Which pods those may be is known from the informers; what is
 // done is decided from a live read.
 func (d *Driver) ReleaseEnded(ctx context.Context, gone ...types.UID) error {
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	pods, err := d.reader.ListReleased(ctx, gone)
 	if err != nil {

@@ -32,17 +32,11 @@ const (
 
 // Ensure implements driver.Driver.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := checkArguments(spec); err != nil {
-		return driver.Server{}, err
-	}
-	ctx, cancel := d.withCallTimeout(ctx)
-	defer cancel()
-	unlock, err := d.lockServer(ctx, spec.UID)
+	ctx, end, err := d.calls.BeginChange(ctx, spec.UID)
 	if err != nil {
 		return driver.Server{}, err
 	}
-	defer unlock()
-
+	defer end()
 	var s driver.Server
 	err = retryConflicts(func() error {
 		c := d.newConvergence(spec)
@@ -59,14 +53,6 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		return nil
 	})
 	return s, err
-}
-
-// checkArguments rejects arguments that are invalid for any server.
-func checkArguments(spec driver.ServerSpec) error {
-	if err := driver.CheckUID(spec.UID); err != nil {
-		return err
-	}
-	return driver.CheckPower(spec.Power)
 }
 
 // convergence is one call of Ensure.
