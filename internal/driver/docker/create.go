@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -99,6 +100,21 @@ func containerLabels(spec driver.ServerSpec, cluster, image string) map[string]s
 		LabelPorts:     portsText(spec.Ports),
 		LabelRootDisk:  strconv.FormatInt(spec.RootDiskBytes, 10),
 	}
+}
+
+// portsText writes ports in a fixed order, so that texts can be compared. A port's
+// name is used only by Drover and is left out.
+func portsText(ports []driver.Port) string {
+	texts := make([]string, 0, len(ports))
+	for _, p := range ports {
+		texts = append(texts, fmt.Sprintf("%d/%s:%d@%s", p.Port, portProtocol(p), p.HostPort, p.HostIP))
+	}
+	slices.Sort(texts)
+	return strings.Join(texts, ",")
+}
+
+func portProtocol(p driver.Port) string {
+	return strings.ToLower(cmp.Or(p.Protocol, "tcp"))
 }
 
 // containerName is for people. Its uniqueness matters only against a second leader

@@ -35,6 +35,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -115,7 +116,11 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{Options: o, engine: e, calls: kit.Calls{Timeout: o.CallTimeout}}
-	d.Access = guest.New(guest.Options{Engine: e, Find: d.findID, CallTimeout: d.CallTimeout, Clock: d.Clock, Log: d.Log})
+	find := func(ctx context.Context, uid types.UID) (string, error) {
+		s, err := d.findSummary(ctx, driver.Target{UID: uid})
+		return s.ID, err
+	}
+	d.Access = guest.New(guest.Options{Engine: e, Find: find, CallTimeout: d.CallTimeout, Clock: d.Clock, Log: d.Log})
 	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.watches.Notify}
 	return d, nil
 }

@@ -111,11 +111,6 @@ func (d *Driver) inspectContainer(ctx context.Context, id string) (*instance, er
 	return d.newInstance(in), nil
 }
 
-func (d *Driver) findID(ctx context.Context, uid types.UID) (string, error) {
-	s, err := d.findSummary(ctx, driver.Target{UID: uid})
-	return s.ID, err
-}
-
 func (d *Driver) newInstance(in container.InspectResponse) *instance {
 	i := &instance{driver: d, id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
 	if in.Config != nil {

@@ -93,21 +93,16 @@ func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached 
 		d.cache.storeInspection(entry, i, d.Clock.Now())
 	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded),
 		ctx.Err() == nil && !errdefs.IsNotFound(err) && !errors.Is(err, driver.ErrUnavailable):
-		return d.unresponsiveInstance(s, known, err), nil
+		// The engine lists it and cannot inspect it: it is as it was last inspected, if it ever was.
+		i = d.instanceFromSummary(s)
+		if known != nil {
+			*i = *known
+			i.state = s.State
+		}
+		i.inspectErr = err
+		return i, nil
 	}
 	return i, err
-}
-
-// unresponsiveInstance returns a container that the engine lists but cannot inspect, as
-// it was last inspected if it ever was.
-func (d *Driver) unresponsiveInstance(s container.Summary, known *instance, err error) *instance {
-	i := d.instanceFromSummary(s)
-	if known != nil {
-		*i = *known
-		i.state = s.State
-	}
-	i.inspectErr = err
-	return i
 }
 
 // forgetMissing removes what is held for containers that are not in a complete list.

@@ -4,7 +4,6 @@
 package docker
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -64,21 +63,6 @@ const (
 const RetainedSuffix = ".retained"
 
 func isRetained(name string) bool { return strings.HasSuffix(name, RetainedSuffix) }
-
-// portsText writes ports in a fixed order, so that texts can be compared. A port's
-// name is used only by Drover and is left out.
-func portsText(ports []driver.Port) string {
-	texts := make([]string, 0, len(ports))
-	for _, p := range ports {
-		texts = append(texts, fmt.Sprintf("%d/%s:%d@%s", p.Port, portProtocol(p), p.HostPort, p.HostIP))
-	}
-	slices.Sort(texts)
-	return strings.Join(texts, ",")
-}
-
-func portProtocol(p driver.Port) string {
-	return strings.ToLower(cmp.Or(p.Protocol, "tcp"))
-}
 
 func uidFilter(uid types.UID) string { return LabelUID + "=" + string(uid) }
 

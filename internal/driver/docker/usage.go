@@ -35,22 +35,18 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	}
 	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
-	running, err := d.listRunning(ctx, uids)
-	if err != nil {
-		return nil, err
-	}
-	return collectSamples(kit.Each(ctx, statsLimit, running, func(i *instance) (*driver.Usage, error) { return i.sampleUsage(ctx) }))
-}
-
-func (d *Driver) listRunning(ctx context.Context, uids []types.UID) ([]*instance, error) {
 	summaries, err := d.listContainers(ctx, false, uids...)
 	if err != nil {
 		return nil, err
 	}
-	instances, err := d.inspectAll(ctx, summaries, true)
-	return slices.DeleteFunc(instances, func(i *instance) bool {
+	running, err := d.inspectAll(ctx, summaries, true)
+	if err != nil {
+		return nil, err
+	}
+	running = slices.DeleteFunc(running, func(i *instance) bool {
 		return i.runID() == "" || i.state != container.StateRunning && i.state != container.StatePaused
-	}), err
+	})
+	return collectSamples(kit.Each(ctx, statsLimit, running, func(i *instance) (*driver.Usage, error) { return i.sampleUsage(ctx) }))
 }
 
 // collectSamples skips containers without a sample. It fails only if none has one.

@@ -25,7 +25,11 @@ var watchedActions = []string{
 // Watch implements driver.Driver: it sends the engine's events of this cluster's
 // containers, and the progress and ends of fetches.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	since, err := d.readEngineTime(ctx)
+	// Events are requested from the engine's own time on, because an engine answers the request
+	// slightly before it begins to listen.
+	limited, end := d.calls.Limit(ctx)
+	since, err := d.engine.SystemTime(limited)
+	end()
 	if err != nil {
 		return nil, err
 	}
@@ -49,14 +53,6 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return uids, nil
 }
 
-// readEngineTime returns the engine's own time. Events are requested from that time on,
-// because an engine answers the request slightly before it begins to listen.
-func (d *Driver) readEngineTime(ctx context.Context) (string, error) {
-	ctx, cancel := d.calls.Limit(ctx)
-	defer cancel()
-	return d.engine.SystemTime(ctx)
-}
-
 // openEventStream returns when the engine has answered. Only that is limited in time;
 // the stream lasts as long as ctx.
 func (d *Driver) openEventStream(ctx context.Context, cancel context.CancelFunc, since string) (stream client.EventsResult, err error) {
@@ -64,18 +60,15 @@ func (d *Driver) openEventStream(ctx context.Context, cancel context.CancelFunc,
 	defer stop()
 	answered := context.AfterFunc(answerCtx, cancel)
 	defer answered()
-	err = d.engine.Read(ctx, "follow events", func(ctx context.Context, c *client.Client) error {
-		stream = c.Events(ctx, client.EventsListOptions{Since: since, Filters: d.eventFilter()})
-		return answerCtx.Err()
-	})
-	return stream, err
-}
-
-func (d *Driver) eventFilter() client.Filters {
-	return client.Filters{}.
+	filter := client.Filters{}.
 		Add("type", string(events.ContainerEventType)).
 		Add("label", LabelCluster+"="+d.ClusterID).
 		Add("event", watchedActions...)
+	err = d.engine.Read(ctx, "follow events", func(ctx context.Context, c *client.Client) error {
+		stream = c.Events(ctx, client.EventsListOptions{Since: since, Filters: filter})
+		return answerCtx.Err()
+	})
+	return stream, err
 }
 
 // followEvents reads as fast as it can, because an engine drops events for a slow reader.
