@@ -32,25 +32,17 @@ func (c *convergence) setPaused(ctx context.Context, paused bool) error {
 	}
 	if !paused {
 		if err := c.driver.machines.Resume(ctx, at); err != nil {
-			return resumeError(err)
+			return driver.Errorf(driver.ErrRetry, "spec.action: resuming the machine: %w", err)
 		}
 		return c.annotatePod(ctx, objects.AnnotationPaused, "")
 	}
 	if err := c.annotatePod(ctx, objects.AnnotationPaused, "true"); err != nil {
 		return err
 	}
-	return pauseError(c.driver.machines.Pause(ctx, at))
-}
-
-func pauseError(err error) error {
-	if err == nil {
-		return nil
+	if err := c.driver.machines.Pause(ctx, at); err != nil {
+		return driver.Errorf(driver.ErrRetry, "spec.action: pausing the machine: %w", err)
 	}
-	return driver.Errorf(driver.ErrRetry, "spec.action: pausing the machine: %w", err)
-}
-
-func resumeError(err error) error {
-	return driver.Errorf(driver.ErrRetry, "spec.action: resuming the machine: %w", err)
+	return nil
 }
 
 // Usage implements driver.Driver. Machines that cannot be reached are missing.

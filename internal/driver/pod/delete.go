@@ -54,10 +54,7 @@ func (d *Driver) delete(ctx context.Context, t driver.Target, retain bool) error
 // goes while a machine may use it.
 func (w *writer) remove(ctx context.Context) error {
 	if w.Pod != nil && w.End() == nil {
-		if err := w.deletePod(ctx, objects.MinimalGrace); err != nil {
-			return err
-		}
-		if err := w.Read(ctx); err != nil {
+		if err := w.endPod(ctx, objects.MinimalGrace); err != nil {
 			return err
 		}
 	}
@@ -83,9 +80,7 @@ func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolume
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion},
-	})
+	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, onlyAs(claim))
 	return objects.Explain("delete", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, objects.IgnoreNotFound(err))
 }
 

@@ -7,9 +7,10 @@
 //
 // Start with Ensure in ensure.go. Package objects makes the manifests, and package instance reads
 // what there is of a server and says what it proves. The other files have one concern each:
-// writer.go changes objects, disks.go has PVCs and their growth, budget.go the PodDisruptionBudget,
-// delete.go removes a server, list.go and watch.go observe all. channel.go asks running machines, by
-// package machines.
+// record.go has what the status has recorded, writer.go changes objects, disks.go has PVCs and their
+// growth, made.go which disks were made, images.go the digests of images, budget.go the
+// PodDisruptionBudget, delete.go removes a server, list.go and watch.go observe all. channel.go asks
+// running machines, by package machines, and package tags asks registries.
 //
 // What keeps two machines of one VirtualMachine apart:
 //
@@ -32,6 +33,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -52,6 +54,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/kvm"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/tags"
 	"cloudnative.tw/drover/internal/image"
 )
 
@@ -95,7 +98,7 @@ type Driver struct {
 	machines machines.Machines
 	kvm      kvm.Chooser
 	reader   *instance.Reader
-	images   resolver
+	images   tags.Resolver
 	// secrets are the Secrets that this process has made, by pod, since the record of one may fail. It
 	// is nil for a pod that is known to have one of another process.
 	secrets driver.SyncMap[types.UID, *corev1.Secret]
@@ -141,11 +144,8 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	// The API server has pods ready in this form for the watches of others.
 	cluster.ContentType, cluster.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	client, err := corev1client.NewForConfig(cluster)
-	if err != nil {
-		return nil, fmt.Errorf("connect to the cluster: %w", err)
-	}
-	policy, err := policyv1client.NewForConfig(cluster)
-	if err != nil {
+	policy, failed := policyv1client.NewForConfig(cluster)
+	if err := errors.Join(err, failed); err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	opened := *o
