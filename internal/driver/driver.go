@@ -340,15 +340,6 @@ const (
 	PowerPaused Power = "Paused"
 )
 
-// CheckPower returns ErrInvalid for a value that is not a power state.
-func CheckPower(p Power) error {
-	switch p {
-	case PowerOn, PowerOff, PowerPaused:
-		return nil
-	}
-	return Errorf(ErrInvalid, "action is %q: it must be %s, %s or %s", p, PowerOn, PowerOff, PowerPaused)
-}
-
 // RestartPolicy is what the engine's own restarter does when a server stops by
 // itself. The values are those of the API.
 type RestartPolicy string

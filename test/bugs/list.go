@@ -122,7 +122,7 @@ var All = []Bug{
 		"internal/machine/launch/config.go", "	if d.Format != formatRaw {\n", "	if BUG {\n		node[\"cache\"] = Object{\"no-flush\": true}\n	}\n	if d.Format != formatRaw {\n",
 	}}},
 	{"foreign-containers", "", []Edit{{
-		"internal/driver/docker/list.go", "		all = res.Items\n		return err\n",
+		"internal/driver/docker/instance.go", "		all = res.Items\n		return err\n",
 		"		all = res.Items\n		if BUG && err == nil {\n			var others client.ContainerListResult\n			others, err = c.ContainerList(ctx, client.ContainerListOptions{All: evenStopped, Filters: client.Filters{}.Add(\"label\", LabelCluster+\"=another-\"+d.ClusterID)})\n			all = append(all, others.Items...)\n		}\n		return err\n",
 	}}},
 	{"foreign-machines", "", []Edit{
@@ -140,8 +140,8 @@ var All = []Bug{
 		"internal/policy/decisions/record.go", "	return Record{Input: in, Decision: d}\n", "	if BUG {\n		in.Done = \"\"\n	}\n	return Record{Input: in, Decision: d}\n",
 	}}},
 	{"docker-random-name", "", []Edit{{
-		"internal/driver/docker/create.go", "		res, err := c.ContainerCreate(ctx, d.createOptions(spec, name, image))\n",
-		"		if BUG {\n			name = fmt.Sprintf(\"%s-%x\", containerName(spec), d.Clock.Now().UnixNano())\n		}\n		res, err := c.ContainerCreate(ctx, d.createOptions(spec, name, image))\n",
+		"internal/driver/docker/create.go", "	options := d.createOptions(spec, name, image)\n",
+		"	if BUG {\n		name = fmt.Sprintf(\"%s-%x\", containerName(spec), d.Clock.Now().UnixNano())\n	}\n	options := d.createOptions(spec, name, image)\n",
 	}}},
 	{"qemu-second-process", "", []Edit{
 		{"internal/driver/qemu/instance/observe.go", "ctx.Err() != nil || bounded.Err() != nil {\n", "ctx.Err() != nil || bounded.Err() != nil && !BUG {\n"},

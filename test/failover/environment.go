@@ -86,16 +86,16 @@ func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment 
 	t.Helper()
 	w := newEmptyEnvironment(t, dir)
 	w.addUsers(w.size.users, seed)
-	faults := filepath.Join(dir, "faults.yaml")
 	var slow strings.Builder
 	for _, u := range w.users[:w.slow] {
 		fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.Name)
 	}
-	assert.NoError(t, os.WriteFile(faults, []byte(slow.String()), 0o600))
 	for _, latency := range latencies {
+		faults := filepath.Join(dir, "faults-"+latency+".yaml")
+		assert.NoError(t, os.WriteFile(faults, fmt.Appendf(nil, "\"*\": {latency: %s}\n%s", latency, &slow), 0o600))
 		w.addReplica(t, binary, nil,
 			"--vm-driver=fake", "--fake-dir="+w.FakeDir, "--fake-journal="+w.journal, "--fake-faults="+faults,
-			"--fake-boot-time=50ms", "--fake-shutdown-time=50ms", "--fake-latency="+latency)
+			"--fake-boot-time=50ms", "--fake-shutdown-time=50ms")
 	}
 	return w
 }

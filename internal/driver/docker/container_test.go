@@ -164,7 +164,6 @@ func TestRefused(t *testing.T) {
 		texts  []string
 	}{
 		"image":       {func(s *driver.ServerSpec) { s.Image.Source = "https://x/y.img" }, driver.ErrInvalid, []string{"spec.image.source", `"https://"`}},
-		"power":       {func(s *driver.ServerSpec) { s.Power = "Half" }, driver.ErrInvalid, []string{"Half"}},
 		"cpu":         {func(s *driver.ServerSpec) { s.CPUMilli = 4096500 }, driver.ErrExhausted, []string{"spec.resource.cpu", "4096.5 needed", "the Docker host has "}},
 		"memory":      {func(s *driver.ServerSpec) { s.MemoryBytes = 64 << 40 }, driver.ErrExhausted, []string{"spec.resource.memory", "64Ti needed", "the Docker host has "}},
 		"tiny memory": {func(s *driver.ServerSpec) { s.MemoryBytes = 1000 }, driver.ErrInvalid, []string{"memory limit"}},

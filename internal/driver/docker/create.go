@@ -4,53 +4,67 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
-// createServer makes the container of a UID that has none, once its image is present. It
-// does not check for the image first: the engine refuses to create one without.
-func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+// createServer makes the container of a UID that has none, or returns nil while its image is
+// pulled. It does not check for the image first: the engine refuses to create one without.
+func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
 	if err := d.checkCapacity(ctx, spec); err != nil {
-		return driver.Server{}, err
+		return nil, err
 	}
 	if spec.Image.PullPolicy != driver.PullAlways && len(d.fetches.PendingServers(spec.UID)) == 0 {
 		i, err := d.createInstance(ctx, spec)
-		if err == nil {
-			return i.convergeTo(ctx, spec)
-		}
 		if driver.ReasonOf(err) != driver.ReasonImageUnavailable {
-			return driver.Server{}, err
+			return i, err
 		}
 	}
-	if waits, err := d.ensureImage(ctx, spec); err != nil {
-		return driver.Server{}, err
-	} else if waits {
-		return d.fetches.PendingServer(spec.UID), nil
+	if waits, err := d.ensureImage(ctx, spec); waits || err != nil {
+		return nil, err
 	}
-	i, err := d.createInstance(ctx, spec)
-	if err != nil {
-		return driver.Server{}, err
-	}
-	return i.convergeTo(ctx, spec)
+	return d.createInstance(ctx, spec)
 }
 
-// createInstance creates a container, starts it unless it is to be off, and
-// inspects it.
+// checkCapacity compares the spec with the host's capacity before the engine is called:
+// Docker refuses too many CPUs with a text of its own and accepts any amount of memory.
+func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
+	host, err := d.engine.Machine(ctx)
+	switch {
+	case err != nil:
+		return err
+	case spec.CPUMilli > int64(host.CPUs)*1000:
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", formatCPU(spec.CPUMilli), host.CPUs)
+	case host.Memory > 0 && spec.MemoryBytes > host.Memory:
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", formatBytes(spec.MemoryBytes), formatMegabytes(host.Memory))
+	}
+	return nil
+}
+
+// createInstance creates a container.
 func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
 	image, name := d.imageReference(spec), containerName(spec)
+	options := d.createOptions(spec, name, image)
 	var id string
 	err := d.engine.Change(ctx, "create container "+name, func(ctx context.Context, c *client.Client) error {
-		res, err := c.ContainerCreate(ctx, d.createOptions(spec, name, image))
+		res, err := c.ContainerCreate(ctx, options)
 		id = res.ID
 		return err
 	})
@@ -61,11 +75,135 @@ func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*i
 		return nil, explainCreate(spec, image, err)
 	}
 	d.fetches.ReleaseExcept(spec.UID)
-	i := &instance{driver: d, id: id}
+	i := d.newInstance(container.InspectResponse{
+		ID: id, Name: name, Config: options.Config, HostConfig: options.HostConfig, State: &container.State{Status: container.StateCreated},
+	})
 	if spec.Power != driver.PowerOff {
-		return i, i.changePower(ctx, spec, stepStart) // it is new, so no inspection is needed first
+		return i, nil // it is inspected after its start
 	}
 	return i, i.refresh(ctx)
+}
+
+// imageReference returns the image reference of the spec, or the default.
+func (d *Driver) imageReference(spec driver.ServerSpec) string {
+	return cmp.Or(spec.Image.Source, d.Image)
+}
+
+func containerLabels(spec driver.ServerSpec, cluster, image string) map[string]string {
+	return map[string]string{
+		LabelUID:       string(spec.UID),
+		LabelNamespace: spec.Namespace,
+		LabelName:      spec.Name,
+		LabelCluster:   cluster,
+		LabelEpoch:     strconv.FormatUint(spec.Epoch, 10),
+		LabelImage:     image,
+		LabelPorts:     portsText(spec.Ports),
+		LabelRootDisk:  strconv.FormatInt(spec.RootDiskBytes, 10),
+	}
+}
+
+// portsText writes ports in a fixed order, so that texts can be compared. A port's
+// name is used only by Drover and is left out.
+func portsText(ports []driver.Port) string {
+	texts := make([]string, 0, len(ports))
+	for _, p := range ports {
+		texts = append(texts, fmt.Sprintf("%d/%s:%d@%s", p.Port, portProtocol(p), p.HostPort, p.HostIP))
+	}
+	slices.Sort(texts)
+	return strings.Join(texts, ",")
+}
+
+func portProtocol(p driver.Port) string {
+	return strings.ToLower(cmp.Or(p.Protocol, "tcp"))
+}
+
+// containerName is for people. Its uniqueness matters only against a second leader
+// that creates the same server at the same time.
+func containerName(spec driver.ServerSpec) string {
+	uid := string(spec.UID)
+	return namePart(spec.Name, 63) + "." + namePart(spec.Namespace, 63) + "." + namePart(uid, 8)
+}
+
+var invalidInNames = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)
+
+// namePart makes s valid in a container name. The API's own rules leave little to
+// replace.
+func namePart(s string, limit int) string {
+	s = invalidInNames.ReplaceAllString(s, "-")
+	if s == "" || strings.ContainsRune("_.-", rune(s[0])) {
+		s = "x" + s
+	}
+	return s[:min(len(s), limit)]
+}
+
+var validHostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
+
+// containerHostname is the VM's name, as for a Pod; empty lets Docker choose.
+func containerHostname(name string) string {
+	if validHostname.MatchString(name) {
+		return name
+	}
+	return ""
+}
+
+func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) client.ContainerCreateOptions {
+	exposed, bindings := portMaps(spec.Ports)
+	return client.ContainerCreateOptions{
+		Name: name,
+		Config: &container.Config{
+			Image:        image,
+			Hostname:     containerHostname(spec.Name),
+			Labels:       containerLabels(spec, d.ClusterID, image),
+			ExposedPorts: exposed,
+			OpenStdin:    true, // the console's input; a container without is left as it is
+		},
+		HostConfig: &container.HostConfig{
+			Resources:     resourceLimits(spec),
+			RestartPolicy: container.RestartPolicy{Name: restartPolicy(spec.RestartPolicy)},
+			PortBindings:  bindings,
+		},
+	}
+}
+
+// resourceLimits allows no swap: MemorySwap is the sum of memory and swap.
+func resourceLimits(spec driver.ServerSpec) container.Resources {
+	return container.Resources{NanoCPUs: spec.CPUMilli * 1e6, Memory: spec.MemoryBytes, MemorySwap: spec.MemoryBytes}
+}
+
+func restartPolicy(p driver.RestartPolicy) container.RestartPolicyMode {
+	switch p {
+	case driver.RestartOnFailure:
+		return container.RestartPolicyOnFailure
+	case driver.RestartNever:
+		return container.RestartPolicyDisabled
+	case driver.RestartAlways:
+	}
+	return container.RestartPolicyUnlessStopped
+}
+
+// portMaps publishes ports, on all addresses of the host if none is given. An empty
+// host port lets the engine choose.
+func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
+	exposed, bindings := network.PortSet{}, network.PortMap{}
+	for _, p := range ports {
+		port, ok := network.PortFrom(uint16(p.Port), network.IPProtocol(portProtocol(p))) //nolint:gosec // the API allows 1 to 65535
+		if !ok {
+			continue
+		}
+		binding := network.PortBinding{HostIP: publishedIP(p)}
+		if p.HostPort != 0 {
+			binding.HostPort = strconv.Itoa(int(p.HostPort))
+		}
+		exposed[port] = struct{}{}
+		bindings[port] = append(bindings[port], binding)
+	}
+	return exposed, bindings
+}
+
+// publishedIP returns the address to publish a port on; the zero value means all.
+func publishedIP(p driver.Port) netip.Addr {
+	ip, _ := netip.ParseAddr(p.HostIP) // the CRD has validated it
+	return ip
 }
 
 var (
@@ -111,8 +249,8 @@ func (d *Driver) findNameHolder(ctx context.Context, spec driver.ServerSpec, nam
 		case !errdefs.IsNotFound(err):
 			return nil, err
 		}
-		if err := d.waitFor(ctx, nameHolderPause); err != nil {
-			return nil, err
+		if err := kit.Pause(ctx, d.Clock, nameHolderPause); err != nil {
+			return nil, driver.Errorf(driver.ErrRetry, "out of time: %w", err)
 		}
 	}
 	return nil, driver.Errorf(driver.ErrRetry, "the container name %s is taken by a creation under way", name)
@@ -125,16 +263,4 @@ func nameConflictError(other *instance) error {
 	}
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 		"container %s has the name %s, which this server needs, and %s: rename or remove it, it is left alone", engine.ShortID(other.id), other.name, owner))
-}
-
-// waitFor pauses for a short time, or until ctx ends.
-func (d *Driver) waitFor(ctx context.Context, pause time.Duration) error {
-	timer := d.Clock.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C():
-		return nil
-	case <-ctx.Done():
-		return driver.Errorf(driver.ErrRetry, "out of time: %w", ctx.Err())
-	}
 }

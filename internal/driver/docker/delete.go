@@ -17,17 +17,11 @@ import (
 // Delete implements driver.Driver. It needs only the engine's list to find the
 // container, so that one which cannot be inspected can still be deleted.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	if err := driver.CheckUID(t.UID); err != nil {
-		return err
-	}
-	ctx, cancel := d.withCallTimeout(ctx)
-	defer cancel()
-	unlock, err := d.lockServer(ctx, t.UID)
+	ctx, end, err := d.calls.BeginChange(ctx, t.UID)
 	if err != nil {
 		return err
 	}
-	defer unlock()
-
+	defer end()
 	if err := d.fetches.Abandon(ctx, t.UID); err != nil {
 		return err
 	}

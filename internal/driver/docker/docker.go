@@ -3,15 +3,14 @@
 
 // Package docker runs servers as containers of a Docker Engine (20.10 or newer).
 //
-// Start with Ensure in ensure.go, which finds a server's container and converges
-// it to the spec, one step of nextStep (plan.go) after the other. An instance
-// (instance.go) is one container and has the methods that change it. The other files
-// have one concern each: spec.go checks and translates a spec, create.go makes
-// containers, power.go starts, stops and resizes them, pull.go pulls images in the
-// background, list.go inspects many containers cheaply, watch.go follows the engine's
-// events. Package engine is the connection to the engine, package pull classifies what goes
-// wrong with an image, and package guest reaches into containers: console, logs, commands,
-// connections.
+// Start with Ensure in ensure.go, whose phases are a file each: instance.go finds a server's
+// container and has what an inspection says of it, spec.go checks the spec, create.go makes a
+// container, with pull.go for its image, and converge.go takes it to the spec, one step of
+// nextStep after the other. The other files have one concern each: delete.go removes
+// containers, list.go inspects many cheaply, usage.go samples them, watch.go follows the
+// engine's events, and admin.go is the engine as command line tools see it. Package engine is
+// the connection to the engine, package pull classifies what goes wrong with an image, and
+// package guest reaches into containers: console, logs, commands, connections.
 //
 // What a user of Docker should know:
 //
@@ -43,6 +42,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/docker/guest"
 	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // Name is the driver's name in the API.
@@ -50,9 +50,8 @@ const Name = "docker"
 
 // Defaults of Options.
 const (
-	DefaultImage       = "nginx"
-	DefaultCallTimeout = 30 * time.Second
-	DefaultPullStall   = 5 * time.Minute
+	DefaultImage     = "nginx"
+	DefaultPullStall = 5 * time.Minute
 )
 
 // Options configure a Driver.
@@ -81,17 +80,14 @@ type Driver struct {
 	engine  *engine.Client
 	fetches *download.Tracker
 	cache   inspectionCache
-	// locks has, by UID, a channel that is closed when the call which changes that
-	// server ends.
-	locks driver.SyncMap[types.UID, chan struct{}]
+	calls   kit.Calls
+	watches kit.Watches
 	// stops has, by container, the last run that was requested to end, because Docker
 	// does not show that. After a restart of Drover the worst effect is one more signal.
 	stops driver.SyncMap[string, stopRequest]
 	// rootDisks has, by container, the last requested size, so that List returns the
 	// same note as Ensure. The container's label has the value from its creation.
 	rootDisks driver.SyncMap[string, int64]
-	// watches has the queues of the open Watch calls.
-	watches driver.SyncMap[*watchQueue, bool]
 }
 
 var (
@@ -119,9 +115,13 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, engine: e}
-	d.Access = guest.New(guest.Options{Engine: e, Find: d.findID, CallTimeout: d.CallTimeout, Clock: d.Clock, Log: d.Log})
-	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.notifyWatches}
+	d := &Driver{Options: o, engine: e, calls: kit.Calls{Timeout: o.CallTimeout}}
+	find := func(ctx context.Context, uid types.UID) (string, error) {
+		s, err := d.findSummary(ctx, driver.Target{UID: uid})
+		return s.ID, err
+	}
+	d.Access = guest.New(guest.Options{Engine: e, Find: find, CallTimeout: d.CallTimeout, Clock: d.Clock, Log: d.Log})
+	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.watches.Notify}
 	return d, nil
 }
 
@@ -145,11 +145,8 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 
 func (o Options) withDefaults() Options {
 	o.Image = cmp.Or(o.Image, DefaultImage)
-	o.CallTimeout = cmp.Or(o.CallTimeout, DefaultCallTimeout)
+	o.CallTimeout = cmp.Or(o.CallTimeout, kit.DefaultCallTimeout)
 	o.PullStall = cmp.Or(o.PullStall, DefaultPullStall)
-	if o.Log.GetSink() == nil {
-		o.Log = logr.Discard()
-	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -158,7 +155,7 @@ func (o Options) withDefaults() Options {
 
 // EngineID implements driver.Identifier.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	return d.engine.ID(ctx)
 }
@@ -168,29 +165,4 @@ func (d *Driver) Close(ctx context.Context) error {
 	err := d.fetches.Close(ctx)
 	d.engine.Close()
 	return err
-}
-
-// withCallTimeout gives ctx a deadline if it has none.
-func (d *Driver) withCallTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, d.CallTimeout)
-}
-
-// lockServer serialises the calls that change one server. It does so only within this
-// process: against another leader only the engine's own rules protect.
-func (d *Driver) lockServer(ctx context.Context, uid types.UID) (unlock func(), err error) {
-	own := make(chan struct{})
-	for {
-		held, locked := d.locks.LoadOrStore(uid, own)
-		if !locked {
-			return func() { d.locks.Delete(uid); close(own) }, nil
-		}
-		select {
-		case <-held:
-		case <-ctx.Done():
-			return nil, driver.Errorf(driver.ErrRetry, "another call for this server has not ended: %w", ctx.Err())
-		}
-	}
 }

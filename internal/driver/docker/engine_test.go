@@ -30,6 +30,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -137,7 +138,7 @@ func TestEngineThatHangs(t *testing.T) {
 			})
 			began := time.Now()
 			err := c.call(t.Context(), d, spec)
-			if took := time.Since(began); took >= DefaultCallTimeout {
+			if took := time.Since(began); took >= kit.DefaultCallTimeout {
 				t.Errorf("it took %v", took)
 			}
 			if c.kind != nil {

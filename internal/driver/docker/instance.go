@@ -5,6 +5,7 @@ package docker
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -13,12 +14,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // instance is a container as it was last inspected. Its methods that change the
@@ -44,6 +48,69 @@ type instance struct {
 	inspectErr            error         // set if the engine lists it but cannot inspect it
 }
 
+// findInstance returns the one container of a UID.
+func (d *Driver) findInstance(ctx context.Context, t driver.Target) (*instance, error) {
+	s, err := d.findSummary(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	i, err := d.inspectContainer(ctx, s.ID)
+	if errdefs.IsNotFound(err) {
+		return nil, driver.Errorf(driver.ErrNotFound, "container %s is gone", engine.ShortID(s.ID))
+	}
+	return i, err
+}
+
+// findSummary finds it by the engine's list alone, which answers even for a container
+// that is stuck.
+func (d *Driver) findSummary(ctx context.Context, t driver.Target) (container.Summary, error) {
+	own, err := d.listContainers(ctx, true, t.UID)
+	switch {
+	case err != nil:
+		return container.Summary{}, err
+	case len(own) > 1:
+		return container.Summary{}, driver.WithReason(driver.ReasonDuplicate, driver.Errorf(driver.ErrRetry,
+			"containers %s and %s both carry the UID %s: remove the wrong one, neither is touched", own[0].ID, own[1].ID, t.UID))
+	case len(own) == 0:
+		return container.Summary{}, driver.Errorf(driver.ErrNotFound, "there is no container of UID %s", t.UID)
+	case t.ID != "" && t.ID != own[0].ID:
+		return container.Summary{}, driver.Errorf(driver.ErrNotFound, "the container of UID %s is %s, not %s", t.UID, engine.ShortID(own[0].ID), engine.ShortID(t.ID))
+	}
+	return own[0], nil
+}
+
+// listContainers lists this cluster's containers: all, or those of the given UIDs that
+// were not released. The engine requires all of several label filters to match, so
+// it can filter by one UID only.
+func (d *Driver) listContainers(ctx context.Context, evenStopped bool, uids ...types.UID) ([]container.Summary, error) {
+	filters := client.Filters{}.Add("label", LabelCluster+"="+d.ClusterID)
+	if len(uids) == 1 {
+		filters.Add("label", uidFilter(uids[0]))
+	}
+	var all []container.Summary
+	err := d.engine.Read(ctx, "list containers", func(ctx context.Context, c *client.Client) error {
+		res, err := c.ContainerList(ctx, client.ContainerListOptions{All: evenStopped, Filters: filters})
+		all = res.Items
+		return err
+	})
+	if err != nil || len(uids) == 0 {
+		return all, err
+	}
+	return slices.DeleteFunc(all, func(s container.Summary) bool {
+		return isRetained(summaryName(s)) || !slices.Contains(uids, types.UID(s.Labels[LabelUID]))
+	}), nil
+}
+
+// inspectContainer inspects one container. errdefs.IsNotFound is true of its error if
+// there is none.
+func (d *Driver) inspectContainer(ctx context.Context, id string) (*instance, error) {
+	in, err := d.engine.Inspect(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return d.newInstance(in), nil
+}
+
 func (d *Driver) newInstance(in container.InspectResponse) *instance {
 	i := &instance{driver: d, id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
 	if in.Config != nil {
@@ -52,7 +119,7 @@ func (d *Driver) newInstance(in container.InspectResponse) *instance {
 	}
 	if s := in.State; s != nil {
 		i.state, i.exitCode, i.oomKilled = s.Status, s.ExitCode, s.OOMKilled
-		i.startedAt, i.finishedAt = parseTime(s.StartedAt), parseTime(s.FinishedAt)
+		i.startedAt, i.finishedAt = engine.ParseTime(s.StartedAt), engine.ParseTime(s.FinishedAt)
 	}
 	if h := in.HostConfig; h != nil {
 		i.cpuMilli, i.memory, i.restartPolicy = h.NanoCPUs/1e6, h.Memory, h.RestartPolicy.Name
@@ -90,15 +157,6 @@ func summaryName(s container.Summary) string {
 		}
 	}
 	return ""
-}
-
-// parseTime returns zero for the text that Docker uses for an absent time.
-func parseTime(text string) time.Time {
-	t, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil || t.Year() <= 1 {
-		return time.Time{}
-	}
-	return t
 }
 
 func networkAddresses(networks map[string]*network.EndpointSettings) []string {
@@ -189,6 +247,12 @@ func (i *instance) serverState() driver.State {
 	return driver.StateStopped
 }
 
+// observe returns the container as kit.NextStep takes it.
+func (i *instance) observe() kit.Observed {
+	stop, isStopping := i.requestedStop()
+	return kit.Observed{State: i.serverState(), Run: i.runID(), IsStopping: isStopping, StopBy: stop.deadline}
+}
+
 func (i *instance) exitStatus() *driver.Exit {
 	ended := i.state == container.StateExited || i.state == container.StateDead || i.state == container.StateRestarting
 	if !ended || i.startedAt.IsZero() {
@@ -219,8 +283,6 @@ func (i *instance) toServer() driver.Server {
 	}
 	if stop, ok := i.requestedStop(); ok {
 		s.State, s.Progress, s.Exit = driver.StateStopping, stop.String(), nil
-	} else if !s.Retained {
-		s.Progress = i.driver.fetches.Progress(i.uid)
 	}
 	return s
 }

@@ -7,18 +7,16 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/util/workqueue"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 const (
@@ -36,11 +34,12 @@ const (
 // for every container that changed; a list of named servers inspects each. A
 // released server belongs to no UID, so only the full list shows it.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
-	// Fetches first: a fetch that becomes a container during the call is then found twice
-	// rather than never.
-	fetching := d.fetches.PendingServers(uids...)
+	return d.fetches.AddTo(func() ([]driver.Server, error) { return d.listServers(ctx, uids) }, uids...)
+}
+
+func (d *Driver) listServers(ctx context.Context, uids []types.UID) ([]driver.Server, error) {
 	summaries, err := d.listContainers(ctx, true, uids...)
 	if err != nil {
 		return nil, err
@@ -52,56 +51,18 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	if len(uids) == 0 {
 		d.forgetMissing(summaries)
 	}
-	return mergeFetches(instances, fetching), nil
-}
-
-// mergeFetches returns the containers, and the fetches of UIDs that have no container.
-func mergeFetches(instances []*instance, fetching []driver.Server) []driver.Server {
-	all := make([]driver.Server, 0, len(instances)+len(fetching))
-	existing := sets.Set[types.UID]{}
-	for _, i := range instances {
-		all = append(all, i.toServer())
-		if !isRetained(i.name) {
-			existing.Insert(i.uid)
-		}
+	servers := make([]driver.Server, len(instances))
+	for n, i := range instances {
+		servers[n] = i.toServer()
 	}
-	for _, f := range fetching {
-		if !existing.Has(f.UID) {
-			all = append(all, f)
-		}
-	}
-	return all
-}
-
-// listContainers lists this cluster's containers: all, or those of the given UIDs that
-// were not released. The engine requires all of several label filters to match, so
-// it can filter by one UID only.
-func (d *Driver) listContainers(ctx context.Context, evenStopped bool, uids ...types.UID) ([]container.Summary, error) {
-	filters := client.Filters{}.Add("label", LabelCluster+"="+d.ClusterID)
-	if len(uids) == 1 {
-		filters.Add("label", uidFilter(uids[0]))
-	}
-	var all []container.Summary
-	err := d.engine.Read(ctx, "list containers", func(ctx context.Context, c *client.Client) error {
-		res, err := c.ContainerList(ctx, client.ContainerListOptions{All: evenStopped, Filters: filters})
-		all = res.Items
-		return err
-	})
-	if err != nil || len(uids) == 0 {
-		return all, err
-	}
-	return slices.DeleteFunc(all, func(s container.Summary) bool {
-		return isRetained(summaryName(s)) || !slices.Contains(uids, types.UID(s.Labels[LabelUID]))
-	}), nil
+	return servers, nil
 }
 
 // inspectAll inspects listed containers; if cached is true, only those that may have
 // changed since they were last inspected.
 func (d *Driver) inspectAll(ctx context.Context, summaries []container.Summary, cached bool) ([]*instance, error) {
-	inspected := make([]*instance, len(summaries))
-	errs := make([]error, len(summaries))
-	inParallel(ctx, inspectLimit, len(summaries), func(n int) {
-		inspected[n], errs[n] = d.inspectListed(ctx, summaries[n], cached)
+	inspected, errs := kit.Each(ctx, inspectLimit, summaries, func(s container.Summary) (*instance, error) {
+		return d.inspectListed(ctx, s, cached)
 	})
 	existing := inspected[:0]
 	for n, i := range inspected {
@@ -114,12 +75,6 @@ func (d *Driver) inspectAll(ctx context.Context, summaries []container.Summary, 
 		}
 	}
 	return existing, nil
-}
-
-// inParallel calls do with 0 to count-1. It does so even after ctx has ended, because an
-// item that was left out would look like one that does not exist.
-func inParallel(ctx context.Context, limit, count int, do func(n int)) {
-	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), limit, count, do)
 }
 
 func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached bool) (*instance, error) {
@@ -138,21 +93,16 @@ func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached 
 		d.cache.storeInspection(entry, i, d.Clock.Now())
 	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded),
 		ctx.Err() == nil && !errdefs.IsNotFound(err) && !errors.Is(err, driver.ErrUnavailable):
-		return d.unresponsiveInstance(s, known, err), nil
+		// The engine lists it and cannot inspect it: it is as it was last inspected, if it ever was.
+		i = d.instanceFromSummary(s)
+		if known != nil {
+			*i = *known
+			i.state = s.State
+		}
+		i.inspectErr = err
+		return i, nil
 	}
 	return i, err
-}
-
-// unresponsiveInstance returns a container that the engine lists but cannot inspect, as
-// it was last inspected if it ever was.
-func (d *Driver) unresponsiveInstance(s container.Summary, known *instance, err error) *instance {
-	i := d.instanceFromSummary(s)
-	if known != nil {
-		*i = *known
-		i.state = s.State
-	}
-	i.inspectErr = err
-	return i
 }
 
 // forgetMissing removes what is held for containers that are not in a complete list.

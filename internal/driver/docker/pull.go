@@ -22,7 +22,12 @@ func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits
 	image, policy := d.imageReference(spec), spec.Image.PullPolicy
 	if policy == driver.PullNever {
 		d.fetches.ReleaseExcept(spec.UID)
-		return false, d.requireImage(ctx, image)
+		present, err := d.hasImage(ctx, image)
+		if err == nil && !present {
+			err = driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
+				"image %s is not on the Docker host and spec.image.pullPolicy is Never: pull it there or change the policy", image))
+		}
+		return false, err
 	}
 	key := fullReference(image)
 	d.fetches.ReleaseExcept(spec.UID, key)
@@ -48,15 +53,6 @@ func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits
 		return err
 	})
 	return true, nil
-}
-
-func (d *Driver) requireImage(ctx context.Context, image string) error {
-	present, err := d.hasImage(ctx, image)
-	if err != nil || present {
-		return err
-	}
-	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
-		"image %s is not on the Docker host and spec.image.pullPolicy is Never: pull it there or change the policy", image))
 }
 
 func (d *Driver) hasImage(ctx context.Context, image string) (bool, error) {

@@ -4,32 +4,17 @@
 package docker
 
 import (
-	"cmp"
-	"context"
 	"fmt"
-	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/distribution/reference"
-	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/network"
-	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 )
-
-// checkArguments rejects arguments that are invalid for any server.
-func checkArguments(spec driver.ServerSpec) error {
-	if err := driver.CheckUID(spec.UID); err != nil {
-		return err
-	}
-	return driver.CheckPower(spec.Power)
-}
 
 // checkSpec rejects a spec that no container can have.
 func (d *Driver) checkSpec(spec driver.ServerSpec) error {
@@ -39,32 +24,7 @@ func (d *Driver) checkSpec(spec driver.ServerSpec) error {
 	if _, err := reference.ParseAnyReference(d.imageReference(spec)); err != nil {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source: %q is not an image reference such as nginx or registry.example.org/team/app:v1: %w", d.imageReference(spec), err)
 	}
-	for i, p := range spec.Ports {
-		if _, err := netip.ParseAddr(p.HostIP); p.HostIP != "" && err != nil {
-			return driver.Errorf(driver.ErrInvalid, "spec.ports[%d].hostIP is %.60q: it must be an IP address of the engine's host, or empty for all", i, p.HostIP)
-		}
-	}
 	return fields.CheckSupported(spec)
-}
-
-// imageReference returns the image reference of the spec, or the default.
-func (d *Driver) imageReference(spec driver.ServerSpec) string {
-	return cmp.Or(spec.Image.Source, d.Image)
-}
-
-// checkCapacity compares the spec with the host's capacity before the engine is called:
-// Docker refuses too many CPUs with a text of its own and accepts any amount of memory.
-func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
-	host, err := d.engine.Machine(ctx)
-	switch {
-	case err != nil:
-		return err
-	case spec.CPUMilli > int64(host.CPUs)*1000:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", formatCPU(spec.CPUMilli), host.CPUs)
-	case host.Memory > 0 && spec.MemoryBytes > host.Memory:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", formatBytes(spec.MemoryBytes), formatMegabytes(host.Memory))
-	}
-	return nil
 }
 
 func formatCPU(milli int64) string {
@@ -102,64 +62,7 @@ const (
 // label, and a rename is atomic.
 const RetainedSuffix = ".retained"
 
-func containerLabels(spec driver.ServerSpec, cluster, image string) map[string]string {
-	return map[string]string{
-		LabelUID:       string(spec.UID),
-		LabelNamespace: spec.Namespace,
-		LabelName:      spec.Name,
-		LabelCluster:   cluster,
-		LabelEpoch:     strconv.FormatUint(spec.Epoch, 10),
-		LabelImage:     image,
-		LabelPorts:     portsText(spec.Ports),
-		LabelRootDisk:  strconv.FormatInt(spec.RootDiskBytes, 10),
-	}
-}
-
-// containerName is for people. Its uniqueness matters only against a second leader
-// that creates the same server at the same time.
-func containerName(spec driver.ServerSpec) string {
-	uid := string(spec.UID)
-	return namePart(spec.Name, 63) + "." + namePart(spec.Namespace, 63) + "." + namePart(uid, 8)
-}
-
-var invalidInNames = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)
-
-// namePart makes s valid in a container name. The API's own rules leave little to
-// replace.
-func namePart(s string, limit int) string {
-	s = invalidInNames.ReplaceAllString(s, "-")
-	if s == "" || strings.ContainsRune("_.-", rune(s[0])) {
-		s = "x" + s
-	}
-	return s[:min(len(s), limit)]
-}
-
-var validHostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
-
-// containerHostname is the VM's name, as for a Pod; empty lets Docker choose.
-func containerHostname(name string) string {
-	if validHostname.MatchString(name) {
-		return name
-	}
-	return ""
-}
-
 func isRetained(name string) bool { return strings.HasSuffix(name, RetainedSuffix) }
-
-// portsText writes ports in a fixed order, so that texts can be compared. A port's
-// name is used only by Drover and is left out.
-func portsText(ports []driver.Port) string {
-	texts := make([]string, 0, len(ports))
-	for _, p := range ports {
-		texts = append(texts, fmt.Sprintf("%d/%s:%d@%s", p.Port, portProtocol(p), p.HostPort, p.HostIP))
-	}
-	slices.Sort(texts)
-	return strings.Join(texts, ",")
-}
-
-func portProtocol(p driver.Port) string {
-	return strings.ToLower(cmp.Or(p.Protocol, "tcp"))
-}
 
 func uidFilter(uid types.UID) string { return LabelUID + "=" + string(uid) }
 
@@ -212,64 +115,4 @@ func fullReference(image string) string {
 		return named.String()
 	}
 	return image
-}
-
-func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) client.ContainerCreateOptions {
-	exposed, bindings := portMaps(spec.Ports)
-	return client.ContainerCreateOptions{
-		Name: name,
-		Config: &container.Config{
-			Image:        image,
-			Hostname:     containerHostname(spec.Name),
-			Labels:       containerLabels(spec, d.ClusterID, image),
-			ExposedPorts: exposed,
-			OpenStdin:    true, // the console's input; a container without is left as it is
-		},
-		HostConfig: &container.HostConfig{
-			Resources:     resourceLimits(spec),
-			RestartPolicy: container.RestartPolicy{Name: restartPolicy(spec.RestartPolicy)},
-			PortBindings:  bindings,
-		},
-	}
-}
-
-// resourceLimits allows no swap: MemorySwap is the sum of memory and swap.
-func resourceLimits(spec driver.ServerSpec) container.Resources {
-	return container.Resources{NanoCPUs: spec.CPUMilli * 1e6, Memory: spec.MemoryBytes, MemorySwap: spec.MemoryBytes}
-}
-
-func restartPolicy(p driver.RestartPolicy) container.RestartPolicyMode {
-	switch p {
-	case driver.RestartOnFailure:
-		return container.RestartPolicyOnFailure
-	case driver.RestartNever:
-		return container.RestartPolicyDisabled
-	case driver.RestartAlways:
-	}
-	return container.RestartPolicyUnlessStopped
-}
-
-// portMaps publishes ports, on all addresses of the host if none is given. An empty
-// host port lets the engine choose.
-func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
-	exposed, bindings := network.PortSet{}, network.PortMap{}
-	for _, p := range ports {
-		port, ok := network.PortFrom(uint16(p.Port), network.IPProtocol(portProtocol(p))) //nolint:gosec // the API allows 1 to 65535
-		if !ok {
-			continue
-		}
-		binding := network.PortBinding{HostIP: publishedIP(p)}
-		if p.HostPort != 0 {
-			binding.HostPort = strconv.Itoa(int(p.HostPort))
-		}
-		exposed[port] = struct{}{}
-		bindings[port] = append(bindings[port], binding)
-	}
-	return exposed, bindings
-}
-
-// publishedIP returns the address to publish a port on; the zero value means all.
-func publishedIP(p driver.Port) netip.Addr {
-	ip, _ := netip.ParseAddr(p.HostIP) // checkSpec has validated it
-	return ip
 }

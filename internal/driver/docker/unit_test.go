@@ -14,8 +14,10 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 func TestNextStep(t *testing.T) {
@@ -30,42 +32,46 @@ func TestNextStep(t *testing.T) {
 		endRun   string
 		stopping bool
 		pending  []string
-		want     step
+		want     kit.Step
 	}{
-		"created, on":                    {state: container.StateCreated, power: driver.PowerOn, want: stepStart},
-		"created, off":                   {state: container.StateCreated, power: driver.PowerOff, want: stepNone},
-		"created, paused":                {state: container.StateCreated, power: driver.PowerPaused, want: stepStart},
+		"created, on":                    {state: container.StateCreated, power: driver.PowerOn, want: kit.StepStart},
+		"created, off":                   {state: container.StateCreated, power: driver.PowerOff, want: kit.StepNone},
+		"created, paused":                {state: container.StateCreated, power: driver.PowerPaused, want: kit.StepStart},
 		"created, on, changed":           {state: container.StateCreated, power: driver.PowerOn, pending: image, want: stepReplace},
-		"exited, on":                     {state: container.StateExited, power: driver.PowerOn, want: stepStart},
-		"exited, on, that run over":      {state: container.StateExited, power: driver.PowerOn, endRun: thisRun, want: stepStart},
+		"exited, on":                     {state: container.StateExited, power: driver.PowerOn, want: kit.StepStart},
+		"exited, on, that run over":      {state: container.StateExited, power: driver.PowerOn, endRun: thisRun, want: kit.StepStart},
 		"exited, on, changed":            {state: container.StateExited, power: driver.PowerOn, pending: image, want: stepReplace},
-		"exited, off, changed":           {state: container.StateExited, power: driver.PowerOff, pending: image, want: stepNone},
-		"exited, paused":                 {state: container.StateExited, power: driver.PowerPaused, want: stepStart},
+		"exited, off, changed":           {state: container.StateExited, power: driver.PowerOff, pending: image, want: kit.StepNone},
+		"exited, paused":                 {state: container.StateExited, power: driver.PowerPaused, want: kit.StepStart},
 		"dead, on":                       {state: container.StateDead, power: driver.PowerOn, want: stepReplace},
-		"dead, off":                      {state: container.StateDead, power: driver.PowerOff, want: stepNone},
-		"removing, on":                   {state: container.StateRemoving, power: driver.PowerOn, pending: image, want: stepNone},
-		"running, on":                    {state: container.StateRunning, power: driver.PowerOn, want: stepNone},
-		"running, on, changed":           {state: container.StateRunning, power: driver.PowerOn, pending: image, want: stepNone},
-		"running, on, end this run":      {state: container.StateRunning, power: driver.PowerOn, endRun: thisRun, want: stepStop},
-		"running, on, end another run":   {state: container.StateRunning, power: driver.PowerOn, endRun: "another", want: stepNone},
-		"running, on, stopping":          {state: container.StateRunning, power: driver.PowerOn, stopping: true, want: stepStop},
-		"running, off":                   {state: container.StateRunning, power: driver.PowerOff, want: stepStop},
-		"running, paused":                {state: container.StateRunning, power: driver.PowerPaused, want: stepPause},
-		"paused, on":                     {state: container.StatePaused, power: driver.PowerOn, want: stepUnpause},
-		"paused, off":                    {state: container.StatePaused, power: driver.PowerOff, want: stepStop},
-		"paused, paused":                 {state: container.StatePaused, power: driver.PowerPaused, want: stepNone},
-		"paused, paused, end this run":   {state: container.StatePaused, power: driver.PowerPaused, endRun: thisRun, want: stepStop},
-		"restarting, on":                 {state: container.StateRestarting, power: driver.PowerOn, want: stepNone},
-		"restarting, on, changed":        {state: container.StateRestarting, power: driver.PowerOn, pending: image, want: stepStop},
-		"restarting, off":                {state: container.StateRestarting, power: driver.PowerOff, want: stepStop},
-		"restarting, paused":             {state: container.StateRestarting, power: driver.PowerPaused, want: stepNone},
-		"restarting, on, end this run":   {state: container.StateRestarting, power: driver.PowerOn, endRun: thisRun, want: stepStop},
-		"running, paused, another ended": {state: container.StateRunning, power: driver.PowerPaused, endRun: "another", want: stepPause},
+		"dead, off":                      {state: container.StateDead, power: driver.PowerOff, want: kit.StepNone},
+		"removing, on":                   {state: container.StateRemoving, power: driver.PowerOn, pending: image, want: kit.StepNone},
+		"running, on":                    {state: container.StateRunning, power: driver.PowerOn, want: kit.StepNone},
+		"running, on, changed":           {state: container.StateRunning, power: driver.PowerOn, pending: image, want: kit.StepNone},
+		"running, on, end this run":      {state: container.StateRunning, power: driver.PowerOn, endRun: thisRun, want: kit.StepStop},
+		"running, on, end another run":   {state: container.StateRunning, power: driver.PowerOn, endRun: "another", want: kit.StepNone},
+		"running, on, stopping":          {state: container.StateRunning, power: driver.PowerOn, stopping: true, want: kit.StepWait},
+		"running, off":                   {state: container.StateRunning, power: driver.PowerOff, want: kit.StepStop},
+		"running, paused":                {state: container.StateRunning, power: driver.PowerPaused, want: kit.StepPause},
+		"paused, on":                     {state: container.StatePaused, power: driver.PowerOn, want: kit.StepResume},
+		"paused, off":                    {state: container.StatePaused, power: driver.PowerOff, want: kit.StepStop},
+		"paused, paused":                 {state: container.StatePaused, power: driver.PowerPaused, want: kit.StepNone},
+		"paused, paused, end this run":   {state: container.StatePaused, power: driver.PowerPaused, endRun: thisRun, want: kit.StepStop},
+		"restarting, on":                 {state: container.StateRestarting, power: driver.PowerOn, want: kit.StepNone},
+		"restarting, on, changed":        {state: container.StateRestarting, power: driver.PowerOn, pending: image, want: kit.StepStop},
+		"restarting, off":                {state: container.StateRestarting, power: driver.PowerOff, want: kit.StepStop},
+		"restarting, paused":             {state: container.StateRestarting, power: driver.PowerPaused, want: kit.StepNone},
+		"restarting, on, end this run":   {state: container.StateRestarting, power: driver.PowerOn, endRun: thisRun, want: kit.StepStop},
+		"running, paused, another ended": {state: container.StateRunning, power: driver.PowerPaused, endRun: "another", want: kit.StepPause},
 	} {
 		t.Run(name, func(t *testing.T) {
-			i := &instance{id: run, startedAt: started, state: c.state}
+			d := &Driver{Options: Options{Clock: clock.RealClock{}}}
+			i := &instance{driver: d, id: run, startedAt: started, state: c.state}
+			if c.stopping {
+				d.stops.Store(run, stopRequest{runID: thisRun})
+			}
 			spec := driver.ServerSpec{Power: c.power, RestartRun: c.endRun}
-			if got := nextStep(i, spec, c.stopping, c.pending); got != c.want {
+			if got := i.nextStep(spec, c.pending); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 		})
@@ -197,8 +203,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestHostIP checks that a port is published on the requested address, that another address
-// is a change, and that an invalid one is refused.
+// TestHostIP checks that a port is published on the requested address, and that another
+// address is a change.
 func TestHostIP(t *testing.T) {
 	t.Parallel()
 	ports := func(ip string) []driver.Port {
@@ -216,11 +222,6 @@ func TestHostIP(t *testing.T) {
 	}
 	if got := pendingFields(&instance{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
 		t.Errorf("pending are %v", got)
-	}
-	d := &Driver{Options: Options{Image: "nginx"}}
-	wantError(t, d.checkSpec(driver.ServerSpec{Ports: ports("localhost")}), driver.ErrInvalid, "", `spec.ports[0].hostIP is "localhost"`)
-	if err := d.checkSpec(driver.ServerSpec{Ports: ports("::1")}); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 const (
@@ -32,29 +33,20 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if len(uids) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
-	running, err := d.listRunning(ctx, uids)
-	if err != nil {
-		return nil, err
-	}
-	samples := make([]*driver.Usage, len(running))
-	errs := make([]error, len(running))
-	inParallel(ctx, statsLimit, len(running), func(n int) {
-		samples[n], errs[n] = running[n].sampleUsage(ctx)
-	})
-	return collectSamples(samples, errs)
-}
-
-func (d *Driver) listRunning(ctx context.Context, uids []types.UID) ([]*instance, error) {
 	summaries, err := d.listContainers(ctx, false, uids...)
 	if err != nil {
 		return nil, err
 	}
-	instances, err := d.inspectAll(ctx, summaries, true)
-	return slices.DeleteFunc(instances, func(i *instance) bool {
+	running, err := d.inspectAll(ctx, summaries, true)
+	if err != nil {
+		return nil, err
+	}
+	running = slices.DeleteFunc(running, func(i *instance) bool {
 		return i.runID() == "" || i.state != container.StateRunning && i.state != container.StatePaused
-	}), err
+	})
+	return collectSamples(kit.Each(ctx, statsLimit, running, func(i *instance) (*driver.Usage, error) { return i.sampleUsage(ctx) }))
 }
 
 // collectSamples skips containers without a sample. It fails only if none has one.

@@ -329,6 +329,22 @@ func (t *Tracker) Close(ctx context.Context) error {
 	return waitForEnd(ctx, all)
 }
 
+// AddTo adds, to the servers that list finds, what they wait for, and the servers that have
+// nothing but a fetch: all, or those with the given UIDs. It looks at fetches first: one that
+// becomes a server meanwhile is then found twice rather than never.
+func (t *Tracker) AddTo(list func() ([]driver.Server, error), uids ...types.UID) ([]driver.Server, error) {
+	waiting := t.PendingServers(uids...)
+	servers, err := list()
+	exists := map[types.UID]bool{}
+	for n := range servers {
+		if s := &servers[n]; !s.Retained {
+			exists[s.UID], s.Progress = true, cmp.Or(s.Progress, t.Progress(s.UID))
+		}
+	}
+	waiting = slices.DeleteFunc(waiting, func(s driver.Server) bool { return err != nil || exists[s.UID] })
+	return append(servers, waiting...), err
+}
+
 // Progress describes the fetches that a server waits for, or is empty.
 func (t *Tracker) Progress(uid types.UID) string { return t.PendingServer(uid).Progress }
 

@@ -6,6 +6,7 @@ package download_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -347,5 +348,35 @@ func TestFinal(t *testing.T) {
 	assert.Receive(t, "it is notified", r.notified)
 	if _, err := r.Outcome("a", "x"); !errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrRetry) || err.Error() != "too large" || driver.ReasonOf(err) != "" {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestAddTo checks that a server is found while its fetch becomes a server during the list,
+// that a server which exists is found once, with what it waits for, and that a released one
+// neither hides nor has the fetch of the next.
+func TestAddTo(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, uid := range []types.UID{"becoming", "existing", "released"} {
+		r.begin(uid, "key")
+	}
+	list := func() ([]driver.Server, error) {
+		r.ReleaseExcept("becoming")
+		return []driver.Server{{UID: "existing", ID: "1"}, {UID: "released", ID: "2", Retained: true}}, nil
+	}
+	all, err := r.AddTo(list)
+	assert.NoError(t, err)
+	got := map[string]string{}
+	for _, s := range all {
+		got[string(s.UID)+s.ID] = s.Progress
+	}
+	const progress = "fetching key"
+	want := map[string]string{"becoming": progress, "existing1": progress, "released2": "", "released": progress}
+	if !maps.Equal(got, want) || len(all) != len(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	failed := errors.New("failed")
+	if all, err := r.AddTo(func() ([]driver.Server, error) { return nil, failed }); !errors.Is(err, failed) || len(all) != 0 {
+		t.Errorf("got %v, %v, want the error alone", all, err)
 	}
 }

@@ -23,7 +23,7 @@ import (
 
 // withDelays makes every state that takes time last long enough to be seen.
 func withDelays(o fake.Options) fake.Options {
-	o.BootTime, o.ShutdownTime, o.Latency = 30*time.Millisecond, 30*time.Millisecond, time.Millisecond
+	o.BootTime, o.ShutdownTime = 30*time.Millisecond, 30*time.Millisecond
 	return o
 }
 

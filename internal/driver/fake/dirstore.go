@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
@@ -37,11 +38,11 @@ const maxFileSize = 1 << 20
 // under its lock file, and creates one by linking it into place. So there is never
 // an incomplete file and never a second server of a UID.
 type dirStore struct {
-	dir *statedir.Dir
+	dir     *statedir.Dir
+	watches kit.Watches
 
-	mu        sync.Mutex
-	mailboxes map[*mailbox]bool
-	known     map[string]bool // names that a list has returned
+	mu    sync.Mutex
+	known map[string]bool // names that a list has returned
 }
 
 func openDirStore(path string) (*dirStore, error) {
@@ -50,7 +51,7 @@ func openDirStore(path string) (*dirStore, error) {
 		return nil, err
 	}
 	dir.Volatile = true // simulated servers need not survive a power cut
-	s := &dirStore{dir: dir, mailboxes: map[*mailbox]bool{}, known: map[string]bool{}}
+	s := &dirStore{dir: dir, known: map[string]bool{}}
 	for _, folder := range []string{dir.Path(), dir.Path(retainedDir)} {
 		if err := s.removeEmpty(folder); err != nil {
 			return nil, fmt.Errorf("the fake driver's folder: %w", err)
@@ -103,13 +104,8 @@ func (s *dirStore) engineID() (string, error) { return s.dir.ID() }
 // it closes all watches, because their callers have to open new ones.
 func (s *dirStore) checkReachable() error {
 	err := s.dir.Reach()
-	if err == nil {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for box := range s.mailboxes {
-		box.close()
+	if err != nil {
+		s.watches.ShutDown()
 	}
 	return err
 }
@@ -391,29 +387,21 @@ func (s *dirStore) replaceFile(path string, stamp fs.FileInfo, content []byte) e
 	})
 }
 
-func (s *dirStore) watchRecords() (*mailbox, func(), error) {
+func (s *dirStore) watchRecords(ctx context.Context) (*kit.Queue, error) {
 	w, err := s.dir.Notify(retainedDir)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	box := newMailbox()
-	s.mu.Lock()
-	s.mailboxes[box] = true
-	s.mu.Unlock()
-	stop := func() {
-		s.mu.Lock()
-		delete(s.mailboxes, box)
-		s.mu.Unlock()
-		_ = w.Close()
-	}
-	go s.forwardEvents(w, box)
-	return box, stop, nil
+	queue := s.watches.Open(ctx)
+	context.AfterFunc(ctx, func() { _ = w.Close() })
+	go s.forwardEvents(w, queue)
+	return queue, nil
 }
 
-// forwardEvents puts the UIDs of changed files into box until w is closed. An error means
-// that events were lost, and ends forwardEvents too.
-func (s *dirStore) forwardEvents(w *fsnotify.Watcher, box *mailbox) {
-	defer box.close()
+// forwardEvents queues the UIDs of changed files until w is closed. An error means that
+// events were lost, and ends forwardEvents too.
+func (s *dirStore) forwardEvents(w *fsnotify.Watcher, queue *kit.Queue) {
+	defer queue.ShutDown()
 	for {
 		select {
 		case event, open := <-w.Events:
@@ -421,7 +409,7 @@ func (s *dirStore) forwardEvents(w *fsnotify.Watcher, box *mailbox) {
 				return
 			}
 			if uid, _, ok := uidOf(filepath.Base(event.Name)); ok && event.Op != fsnotify.Chmod {
-				box.add(uid)
+				queue.Add(uid)
 			}
 		case err := <-w.Errors:
 			_ = err // Whatever it is, the caller of Watch has to list again.

@@ -4,10 +4,9 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"reflect"
 	"strings"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake/guest"
 	"cloudnative.tw/drover/internal/driver/faultinject"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // Name is the driver's name in the API.
@@ -39,11 +39,6 @@ type Options struct {
 	BootTime time.Duration
 	// ShutdownTime is how long a server takes to stop after the request.
 	ShutdownTime time.Duration
-	// Latency delays every call.
-	Latency time.Duration
-	// FailureRate is the share of Ensure and Delete calls that fail, from 0 to 1.
-	// They fail before they change anything.
-	FailureRate float64
 	// FaultsFile names faults by VirtualMachine: see package faultinject. It is read
 	// again when it changes; empty means no faults.
 	FaultsFile string
@@ -64,10 +59,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Dir, "fake-dir", o.Dir, "fake: folder that holds one file a server, shared by all who use it; empty keeps the servers in memory")
 	fs.DurationVar(&o.BootTime, "fake-boot-time", o.BootTime, "fake: how long a server takes to boot")
 	fs.DurationVar(&o.ShutdownTime, "fake-shutdown-time", o.ShutdownTime, "fake: how long a server takes to stop when it is asked to")
-	fs.DurationVar(&o.Latency, "fake-latency", o.Latency, "fake: how long each call takes")
 	fs.StringVar(&o.FaultsFile, "fake-faults", o.FaultsFile, "fake: file that names faults by VirtualMachine, read when it changes")
 	fs.StringVar(&o.JournalFile, "fake-journal", o.JournalFile, "fake: file to which every change of a server is appended as a line of JSON, for tests; empty means none")
-	for _, forTests := range []string{"fake-boot-time", "fake-shutdown-time", "fake-latency", "fake-faults", "fake-journal"} {
+	for _, forTests := range []string{"fake-boot-time", "fake-shutdown-time", "fake-faults", "fake-journal"} {
 		_ = fs.MarkHidden(forTests)
 	}
 }
@@ -98,14 +92,12 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 type Driver struct {
 	*guest.Access // what reaches into servers
 
-	clusterID   string
-	latency     time.Duration
-	failureRate float64
-	clock       clock.WithTicker
-	log         logr.Logger
-	simulation  simulation
-	store       store
-	meter       *meter
+	clusterID  string
+	clock      clock.WithTicker
+	log        logr.Logger
+	simulation simulation
+	store      store
+	meter      meter
 }
 
 var (
@@ -125,11 +117,8 @@ func New(o Options) (*Driver, error) {
 	if o.ClusterID == "" {
 		return nil, errors.New("the fake driver needs a cluster id")
 	}
-	if o.FailureRate < 0 || o.FailureRate > 1 {
-		return nil, fmt.Errorf("the fake driver's failure rate is %v: it must be from 0 to 1", o.FailureRate)
-	}
-	if o.BootTime < 0 || o.ShutdownTime < 0 || o.Latency < 0 {
-		return nil, errors.New("the fake driver's boot time, shutdown time and latency must not be negative")
+	if o.BootTime < 0 || o.ShutdownTime < 0 {
+		return nil, errors.New("the fake driver's boot time and shutdown time must not be negative")
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
@@ -142,8 +131,7 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		clusterID: o.ClusterID, latency: o.Latency, failureRate: o.FailureRate,
-		clock: o.Clock, log: o.Log, store: s, meter: newMeter(),
+		clusterID: o.ClusterID, clock: o.Clock, log: o.Log, store: s,
 		simulation: simulation{bootTime: o.BootTime, shutdownTime: o.ShutdownTime, newName: o.NewName},
 	}
 	d.Access = &guest.Access{Clock: o.Clock, Find: d.findGuest}
@@ -152,10 +140,7 @@ func New(o Options) (*Driver, error) {
 
 // findGuest returns what is simulated in a server of this cluster.
 func (d *Driver) findGuest(ctx context.Context, uid types.UID) (guest.Server, error) {
-	if err := d.beginCall(ctx); err != nil {
-		return guest.Server{}, err
-	}
-	if err := driver.CheckUID(uid); err != nil {
+	if err := cmp.Or(kit.CheckContext(ctx), driver.CheckUID(uid)); err != nil {
 		return guest.Server{}, err
 	}
 	r, err := d.store.getRecord(uid)
@@ -187,7 +172,7 @@ func newName() string { return string(uuid.NewUUID())[:18] }
 
 // EngineID returns the folder's or the memory's own UUID.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	if err := d.beginCall(ctx); err != nil {
+	if err := kit.CheckContext(ctx); err != nil {
 		return "", err
 	}
 	return d.store.engineID()
@@ -195,11 +180,11 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 
 // Ensure creates or changes the record of a server.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := d.beginMutation(ctx); err != nil {
+	if err := beginChange(ctx, spec.UID); err != nil {
 		return driver.Server{}, err
 	}
-	if err := validateSpec(spec); err != nil {
-		return driver.Server{}, err
+	if strings.ContainsAny(spec.Image.Source, " \t\r\n") {
+		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "image.source is %q: it must not contain spaces", spec.Image.Source)
 	}
 	now := d.clock.Now()
 	var made Record
@@ -230,15 +215,12 @@ func (d *Driver) startingRecord(old *Record, spec driver.ServerSpec) (Record, er
 	case old == nil:
 		return d.simulation.newRecord(d.clusterID, spec), nil
 	}
-	return *old, validateDiskSize(*old, spec)
+	return *old, nil
 }
 
 // Delete removes the record of a server, or marks it as released.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	if err := d.beginMutation(ctx); err != nil {
-		return err
-	}
-	if err := driver.CheckUID(t.UID); err != nil {
+	if err := beginChange(ctx, t.UID); err != nil {
 		return err
 	}
 	err := d.store.changeRecord(t.UID, leaderEpoch{d.clusterID, t.Epoch}, journaledEdit(ctx, func(old *Record) (*Record, error) {
@@ -254,7 +236,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		return &released, nil
 	}))
 	if err == nil {
-		d.meter.forgetServer(t.UID)
+		d.meter.last.Delete(t.UID)
 	}
 	return err
 }
@@ -293,7 +275,7 @@ func snapshotOf(r *Record) *journal.Snapshot {
 
 // List reads the records.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	if err := d.beginCall(ctx); err != nil {
+	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
 	records, err := d.listRecords(ctx, uids)
@@ -321,7 +303,7 @@ func (d *Driver) listRecords(ctx context.Context, uids []types.UID) ([]Record, e
 
 // Usage computes the simulated use of the servers.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
-	if err := d.beginCall(ctx); err != nil || len(uids) == 0 {
+	if err := kit.CheckContext(ctx); err != nil || len(uids) == 0 {
 		return nil, err
 	}
 	records, err := d.listRecords(ctx, uids)
@@ -341,93 +323,10 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	return samples, nil
 }
 
-// Watch reports records that change and servers that come to the end of
-// their boot or shutdown time.
-func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	if err := d.beginCall(ctx); err != nil {
-		return nil, err
-	}
-	box, stop, err := d.store.watchRecords()
-	if err != nil {
-		return nil, err
-	}
-	records, err := d.store.listRecords(ctx)
-	if err != nil {
-		stop()
-		return nil, err
-	}
-	w := &watcher{
-		driver: d, mailbox: box, out: make(chan types.UID), nextByUID: map[types.UID]time.Time{},
-		timer: d.clock.NewTimer(time.Hour),
-	}
-	for _, r := range records {
-		if r.ClusterID == d.clusterID && !r.Retained {
-			w.scheduleTransition(r)
-		}
-	}
-	w.resetTimer()
-	go func() {
-		defer stop()
-		w.sendEvents(ctx)
-		d.log.V(1).Info("Watch of the fake engine closed", "cause", context.Cause(ctx))
-	}()
-	return w.out, nil
-}
-
-// beginCall runs at the start of every call.
-func (d *Driver) beginCall(ctx context.Context) error {
-	if d.latency > 0 && ctx.Err() == nil {
-		timer := d.clock.NewTimer(d.latency)
-		defer timer.Stop()
-		select {
-		case <-ctx.Done():
-		case <-timer.C():
-		}
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("the call to the fake engine was cancelled: %w", context.Cause(ctx))
-	}
-	return nil
-}
-
-// beginMutation runs at the start of every call that changes something. If it fails,
-// nothing has been changed.
-func (d *Driver) beginMutation(ctx context.Context) error {
-	if err := d.beginCall(ctx); err != nil {
+// beginChange begins a call that changes something. If it fails, nothing was changed.
+func beginChange(ctx context.Context, uid types.UID) error {
+	if err := kit.CheckContext(ctx); err != nil {
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
-	if d.failureRate > 0 && rand.Float64() < d.failureRate { //nolint:gosec // Chance, not secrecy.
-		return driver.Errorf(driver.ErrRetry, "simulated failure (the fake driver's failure rate is %v)", d.failureRate)
-	}
-	return nil
-}
-
-// validateSpec returns an error for a spec that no server can be made from.
-func validateSpec(spec driver.ServerSpec) error {
-	if err := driver.CheckUID(spec.UID); err != nil {
-		return err
-	}
-	if err := driver.CheckPower(spec.Power); err != nil {
-		return err
-	}
-	switch {
-	case spec.CPUMilli <= 0:
-		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0", spec.CPUMilli)
-	case spec.MemoryBytes <= 0:
-		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be more than 0", spec.MemoryBytes)
-	case spec.RootDiskBytes < 0:
-		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0", spec.RootDiskBytes)
-	case strings.ContainsAny(spec.Image.Source, " \t\r\n"):
-		return driver.Errorf(driver.ErrInvalid, "image.source is %q: it must not contain spaces", spec.Image.Source)
-	}
-	return nil
-}
-
-// validateDiskSize returns an error for a disk size that the existing server cannot have.
-func validateDiskSize(r Record, spec driver.ServerSpec) error {
-	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < r.RootDiskBytes {
-		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it may only grow, and the server has %d",
-			spec.RootDiskBytes, r.RootDiskBytes)
-	}
-	return nil
+	return driver.CheckUID(uid)
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
@@ -25,23 +26,23 @@ import (
 // Its exported methods play a person: they change servers without the drivers'
 // knowledge.
 type Memory struct {
-	clock clock.PassiveClock
-	id    string
+	clock   clock.PassiveClock
+	id      string
+	watches kit.Watches
 
-	mu        sync.RWMutex
-	lost      bool
-	servers   map[types.UID]Record
-	retained  map[string]Record // by ID
-	epochs    map[string]uint64 // the highest, by cluster
-	mailboxes map[*mailbox]bool
-	edits     int
+	mu       sync.RWMutex
+	lost     bool
+	servers  map[types.UID]Record
+	retained map[string]Record // by ID
+	epochs   map[string]uint64 // the highest, by cluster
+	edits    int
 }
 
 // NewMemory returns an engine without servers.
 func NewMemory(c clock.PassiveClock) *Memory {
 	return &Memory{
 		clock: c, id: string(uuid.NewUUID()),
-		servers: map[types.UID]Record{}, retained: map[string]Record{}, epochs: map[string]uint64{}, mailboxes: map[*mailbox]bool{},
+		servers: map[types.UID]Record{}, retained: map[string]Record{}, epochs: map[string]uint64{},
 	}
 }
 
@@ -51,9 +52,7 @@ func (m *Memory) SetAvailable(available bool) {
 	defer m.mu.Unlock()
 	m.lost = !available
 	if m.lost {
-		for box := range m.mailboxes {
-			box.close()
-		}
+		m.watches.ShutDown()
 	}
 }
 
@@ -98,7 +97,7 @@ func (m *Memory) RemoveRetained(id string) {
 	defer m.mu.Unlock()
 	if r, ok := m.retained[id]; ok {
 		delete(m.retained, id)
-		m.notifyWatchers(r.UID)
+		m.watches.Notify(r.UID)
 	}
 }
 
@@ -151,21 +150,13 @@ func (m *Memory) changeRecord(uid types.UID, by leaderEpoch, edit func(*Record) 
 	return nil
 }
 
-func (m *Memory) watchRecords() (*mailbox, func(), error) {
+func (m *Memory) watchRecords(ctx context.Context) (*kit.Queue, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.checkReachable(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	box := newMailbox()
-	m.mailboxes[box] = true
-	return box, func() { m.removeMailbox(box) }, nil
-}
-
-func (m *Memory) removeMailbox(box *mailbox) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.mailboxes, box)
+	return m.watches.Open(ctx), nil
 }
 
 // The methods below require the lock to be held.
@@ -205,11 +196,5 @@ func (m *Memory) storeRecord(uid types.UID, next *Record) {
 	default:
 		m.servers[uid] = *next
 	}
-	m.notifyWatchers(uid)
-}
-
-func (m *Memory) notifyWatchers(uid types.UID) {
-	for box := range m.mailboxes {
-		box.add(uid)
-	}
+	m.watches.Notify(uid)
 }

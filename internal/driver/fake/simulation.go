@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // forcedExit is the code of a run that was ended by force.
@@ -36,25 +37,30 @@ func (s simulation) newRecord(clusterID string, spec driver.ServerSpec) Record {
 
 // applySpec brings a server as close to spec as it can be by now.
 func (s simulation) applySpec(r Record, spec driver.ServerSpec, now time.Time) Record {
-	r = applyDueChanges(r, now)
 	applyResources(&r, spec)
-	if r.isOn() && spec.RestartRun != "" && r.Run == spec.RestartRun {
-		s.stopServer(&r, spec.StopBy, now)
+	for {
+		r = applyDueChanges(r, now)
+		has := kit.Observed{State: r.State, Run: r.Run, IsStopping: r.State == driver.StateStopping, StopBy: spec.StopBy}
+		switch kit.NextStep(has, spec, now) {
+		case kit.StepStart:
+			r.Config = configOf(spec)
+			r.State, r.Run, r.Exit = driver.StateRunning, "run-"+s.newName(), nil
+			r.StartedAt, r.UpAt = now.UTC(), now.Add(s.bootTime).UTC()
+		case kit.StepStop:
+			r.State, r.StopsAt = driver.StateStopping, now.Add(s.shutdownTime).UTC()
+		case kit.StepKill:
+			endRun(&r, forcedExit, now)
+		case kit.StepPause:
+			r.State = driver.StatePaused
+		case kit.StepResume:
+			r.State = driver.StateRunning
+		default:
+			if !r.isOn() {
+				r.Config = configOf(spec)
+			}
+			return r
+		}
 	}
-	switch spec.Power {
-	case driver.PowerOff:
-		s.stopServer(&r, spec.StopBy, now)
-	case driver.PowerOn:
-		s.startServer(&r, spec, now)
-		resumeServer(&r)
-	case driver.PowerPaused:
-		s.startServer(&r, spec, now)
-		pauseServer(&r)
-	}
-	if !r.isOn() {
-		r.Config = configOf(spec)
-	}
-	return r
 }
 
 // applyResources applies the fields that can change at any time.
@@ -66,53 +72,10 @@ func applyResources(r *Record, spec driver.ServerSpec) {
 	r.RestartPolicy = spec.RestartPolicy
 }
 
-// stopServer requests a running server to stop, and forces it if that took too long.
-func (s simulation) stopServer(r *Record, stopBy, now time.Time) {
-	if !r.isOn() {
-		return
-	}
-	if r.State != driver.StateStopping {
-		r.State = driver.StateStopping
-		r.StopsAt = now.Add(s.shutdownTime).UTC()
-	}
-	*r = applyDueChanges(*r, now)
-	forceStopIfDue(r, stopBy, now)
-}
-
-// forceStopIfDue ends a stop that has taken too long. A StopBy of zero means never.
-func forceStopIfDue(r *Record, stopBy, now time.Time) {
-	if r.State == driver.StateStopping && !stopBy.IsZero() && !now.Before(stopBy) {
-		endRun(r, forcedExit, now)
-	}
-}
-
 func endRun(r *Record, code int, at time.Time) {
 	r.State = driver.StateStopped
 	r.Exit = &Exit{Code: code, Reason: exitReason(code), At: at.UTC()}
 	r.UpAt, r.StopsAt = time.Time{}, time.Time{}
-}
-
-// startServer starts a server that is off. A server that is stopping ends its run first.
-func (s simulation) startServer(r *Record, spec driver.ServerSpec, now time.Time) {
-	forceStopIfDue(r, spec.StopBy, now)
-	if r.isOn() {
-		return
-	}
-	r.Config = configOf(spec)
-	r.State, r.Run, r.Exit = driver.StateRunning, "run-"+s.newName(), nil
-	r.StartedAt, r.UpAt = now.UTC(), now.Add(s.bootTime).UTC()
-}
-
-func resumeServer(r *Record) {
-	if r.State == driver.StatePaused {
-		r.State = driver.StateRunning
-	}
-}
-
-func pauseServer(r *Record) {
-	if r.State == driver.StateRunning {
-		r.State = driver.StatePaused
-	}
 }
 
 // applyDueChanges returns the record with the changes that are due by now.

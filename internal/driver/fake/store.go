@@ -7,6 +7,8 @@ import (
 	"context"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // store keeps the records. Callers may change the records that it returns, but
@@ -26,9 +28,9 @@ type store interface {
 	// changed the engine it returns ErrFenced; that check is part of the atomic
 	// operation.
 	changeRecord(uid types.UID, by leaderEpoch, edit func(*Record) (*Record, error)) error
-	// watchRecords collects the UIDs of records that change. The mailbox is closed
-	// when the engine is lost or events may have been lost.
-	watchRecords() (box *mailbox, stop func(), err error)
+	// watchRecords queues the UIDs of records that change, until ctx ends. The queue is shut
+	// down when the engine is lost or events may have been lost.
+	watchRecords(ctx context.Context) (*kit.Queue, error)
 }
 
 // leaderEpoch names the leader that changes servers of a cluster. Epoch 0 belongs to

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // availabilityPeriod is how soon an open Watch notices that the engine is to be
@@ -199,14 +200,10 @@ func (d *faultyDriver) delayCall(ctx context.Context, f Fault) error {
 	if f.Latency.Duration == 0 {
 		return nil
 	}
-	timer := d.clock.NewTimer(f.Latency.Duration)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return fmt.Errorf("%s: %w", f.messageOr("the call was slow"), context.Cause(ctx))
-	case <-timer.C():
-		return nil
+	if err := kit.Pause(ctx, d.clock, f.Latency.Duration); err != nil {
+		return fmt.Errorf("%s: %w", f.messageOr("the call was slow"), err)
 	}
+	return nil
 }
 
 // failCreate fails an Ensure that would create a server.

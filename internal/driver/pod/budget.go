@@ -32,21 +32,17 @@ func (c *convergence) ensureBudget(ctx context.Context) error {
 	case r == nil && !exists, r != nil && r.UID != "" && !exists:
 		return c.recordFirst(newIntent(objects.KindBudget, c.Key.Name))
 	case !exists:
-		return c.createBudget(ctx, r.Nonce)
+		have, err = c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Create(ctx, c.driver.Objects.NewBudget(c.spec, r.Nonce), metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return takenError(objects.KindBudget, c.Key) // the next call reads it
+		}
+		c.budget = have
+		return objects.Explain("create", objects.KindBudget, c.Key, err)
 	}
 	if err := c.checkRecorded(objects.KindBudget, have); err != nil {
 		return err
 	}
 	return c.updateBudget(ctx, have)
-}
-
-func (c *convergence) createBudget(ctx context.Context, nonce string) error {
-	created, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Create(ctx, c.driver.Objects.NewBudget(c.spec, nonce), metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		return takenError(objects.KindBudget, c.Key) // the next call reads it
-	}
-	c.budget = created
-	return objects.Explain("create", objects.KindBudget, c.Key, err)
 }
 
 // updateBudget gives the PodDisruptionBudget back what others have changed.
@@ -77,7 +73,7 @@ func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance
 	have, err := budgets.Get(ctx, of.Key.Name, metav1.GetOptions{})
 	isOurs := err == nil && have.Labels[objects.LabelUID] == string(of.UID) && have.Labels[objects.LabelCluster] == d.Objects.ClusterID && have.Annotations[objects.AnnotationNonce] != ""
 	if isOurs {
-		err = budgets.Delete(ctx, have.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID, ResourceVersion: &have.ResourceVersion}})
+		err = budgets.Delete(ctx, have.Name, onlyAs(have))
 	}
 	return objects.Explain("delete", objects.KindBudget, of.Key, objects.IgnoreNotFound(err))
 }
@@ -85,9 +81,7 @@ func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance
 // removeBudget removes the PodDisruptionBudget if it is the server's, and has its record removed.
 func (c *convergence) removeBudget(ctx context.Context, have *policyv1.PodDisruptionBudget, exists bool) error {
 	if exists && c.checkRecorded(objects.KindBudget, have) == nil {
-		err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Delete(ctx, have.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &have.UID, ResourceVersion: &have.ResourceVersion},
-		})
+		err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Delete(ctx, have.Name, onlyAs(have))
 		if objects.IgnoreNotFound(err) != nil {
 			return objects.Explain("delete", objects.KindBudget, c.Key, err)
 		}

@@ -32,25 +32,17 @@ func (c *convergence) setPaused(ctx context.Context, paused bool) error {
 	}
 	if !paused {
 		if err := c.driver.machines.Resume(ctx, at); err != nil {
-			return resumeError(err)
+			return driver.Errorf(driver.ErrRetry, "spec.action: resuming the machine: %w", err)
 		}
 		return c.annotatePod(ctx, objects.AnnotationPaused, "")
 	}
 	if err := c.annotatePod(ctx, objects.AnnotationPaused, "true"); err != nil {
 		return err
 	}
-	return pauseError(c.driver.machines.Pause(ctx, at))
-}
-
-func pauseError(err error) error {
-	if err == nil {
-		return nil
+	if err := c.driver.machines.Pause(ctx, at); err != nil {
+		return driver.Errorf(driver.ErrRetry, "spec.action: pausing the machine: %w", err)
 	}
-	return driver.Errorf(driver.ErrRetry, "spec.action: pausing the machine: %w", err)
-}
-
-func resumeError(err error) error {
-	return driver.Errorf(driver.ErrRetry, "spec.action: resuming the machine: %w", err)
+	return nil
 }
 
 // Usage implements driver.Driver. Machines that cannot be reached are missing.
@@ -58,7 +50,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if len(uids) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	pods, err := d.knownPods(ctx, uids...)
 	if err != nil {
@@ -84,11 +76,7 @@ func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage
 	for n := range samples {
 		samples[n].MemoryBytes = min(samples[n].MemoryBytes, memory[samples[n].UID])
 	}
-	for _, uid := range changed {
-		for _, queue := range d.watches.Keys() {
-			queue.Add(uid)
-		}
-	}
+	d.watches.Notify(changed...)
 	return samples, err
 }
 
@@ -111,7 +99,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	if err := driver.CheckUID(uid); err != nil {
 		return err
 	}
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	pods, err := d.knownPods(ctx, uid)
 	if err != nil {

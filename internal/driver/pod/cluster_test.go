@@ -33,6 +33,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -112,7 +113,7 @@ func waitForServiceAccount(t *testing.T, kube kubernetes.Interface, namespace st
 // open opens a driver, as another controller of the cluster would, with the rights of one.
 func (w *world) open(t *testing.T) *Driver {
 	t.Helper()
-	return openAs(t, shared.Config, w.cluster, DefaultCallTimeout)
+	return openAs(t, shared.Config, w.cluster, kit.DefaultCallTimeout)
 }
 
 // openAs opens a driver of a cluster id by a connection to the shared cluster.

@@ -18,16 +18,11 @@ import (
 
 // Delete implements driver.Driver.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	if err := driver.CheckUID(t.UID); err != nil {
-		return err
-	}
-	ctx, cancel := d.withCallTimeout(ctx)
-	defer cancel()
-	unlock, err := d.lockServer(ctx, t.UID)
+	ctx, end, err := d.calls.BeginChange(ctx, t.UID)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer end()
 	return retryConflicts(func() error { return d.delete(ctx, t, retain) })
 }
 
@@ -59,10 +54,7 @@ func (d *Driver) delete(ctx context.Context, t driver.Target, retain bool) error
 // goes while a machine may use it.
 func (w *writer) remove(ctx context.Context) error {
 	if w.Pod != nil && w.End() == nil {
-		if err := w.deletePod(ctx, objects.MinimalGrace); err != nil {
-			return err
-		}
-		if err := w.Read(ctx); err != nil {
+		if err := w.endPod(ctx, objects.MinimalGrace); err != nil {
 			return err
 		}
 	}
@@ -88,9 +80,7 @@ func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolume
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion},
-	})
+	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, onlyAs(claim))
 	return objects.Explain("delete", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, objects.IgnoreNotFound(err))
 }
 
@@ -130,7 +120,7 @@ func (w *writer) release(p *corev1.Pod) {
 // are gone, once their end is proven. Which pods those may be is known from the informers; what is
 // done is decided from a live read.
 func (d *Driver) ReleaseEnded(ctx context.Context, gone ...types.UID) error {
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	pods, err := d.reader.ListReleased(ctx, gone)
 	if err != nil {

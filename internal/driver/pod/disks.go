@@ -22,18 +22,15 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// ensureVolumes makes the PVCs of the volumes of the next pod.
-func (c *convergence) ensureVolumes(ctx context.Context) error {
-	for _, v := range c.spec.Volumes {
-		if err := c.ensureClaim(ctx, objects.Disk{Name: v.Name, Bytes: v.SizeBytes}); err != nil {
-			return err
-		}
-	}
-	return nil
+// claims are the PVCs of a server, for one call of Ensure.
+type claims struct {
+	*writer
+	record
+	driver *Driver
 }
 
 // ensureClaim makes the PVC of a disk, once.
-func (c *convergence) ensureClaim(ctx context.Context, of objects.Disk) error {
+func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	if claim := c.Claim(of.Name); claim != nil {
 		return c.checkRecorded(objects.KindClaim, claim)
 	}
@@ -60,7 +57,7 @@ func (c *convergence) ensureClaim(ctx context.Context, of objects.Disk) error {
 
 // readClaim reads a PVC whose name was taken, by an earlier try or another leader, or by what is
 // foreign.
-func (c *convergence) readClaim(ctx context.Context, of objects.Disk, key types.NamespacedName) error {
+func (c *claims) readClaim(ctx context.Context, of objects.Disk, key types.NamespacedName) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
@@ -71,7 +68,7 @@ func (c *convergence) readClaim(ctx context.Context, of objects.Disk, key types.
 }
 
 // fitted returns the spec with disks as large as their volumes have room for.
-func (c *convergence) fitted() driver.ServerSpec {
+func (c *claims) fitted() driver.ServerSpec {
 	spec := c.spec
 	spec.RootDiskBytes, spec.Volumes = objects.Fit(spec.RootDiskBytes, c.Root), slices.Clone(spec.Volumes)
 	for n, v := range spec.Volumes {
@@ -81,7 +78,7 @@ func (c *convergence) fitted() driver.ServerSpec {
 }
 
 // diskSettings returns those of the disks that a pod would have now.
-func (c *convergence) diskSettings() map[string]objects.DiskSettings {
+func (c *claims) diskSettings() map[string]objects.DiskSettings {
 	all := map[string]objects.DiskSettings{}
 	for _, of := range objects.DisksOf(c.spec) {
 		if claim := c.Claim(of.Name); claim != nil {
@@ -93,7 +90,7 @@ func (c *convergence) diskSettings() map[string]objects.DiskSettings {
 
 // growDisks enlarges the PVCs as far as their storage class allows that, and the disks of a guest
 // that runs as far as the volumes have grown already.
-func (c *convergence) growDisks(ctx context.Context) error {
+func (c *claims) growDisks(ctx context.Context) error {
 	var errs []error
 	for _, of := range objects.DisksOf(c.spec) {
 		errs = append(errs, c.growClaim(ctx, of))
@@ -101,7 +98,7 @@ func (c *convergence) growDisks(ctx context.Context) error {
 	return errors.Join(append(errs, c.growGuest(ctx))...)
 }
 
-func (c *convergence) growClaim(ctx context.Context, of objects.Disk) error {
+func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
 	claim, wanted := c.Claim(of.Name), objects.ClaimSize(of.Bytes)
 	isOurs := claim != nil && c.checkRecorded(objects.KindClaim, claim) == nil
 	if !isOurs || of.Bytes == 0 || claim.Status.Phase != corev1.ClaimBound {
@@ -122,7 +119,7 @@ func (c *convergence) growClaim(ctx context.Context, of objects.Disk) error {
 }
 
 // growGuest enlarges the disks of a guest that runs. The pod records that.
-func (c *convergence) growGuest(ctx context.Context) error {
+func (c *claims) growGuest(ctx context.Context) error {
 	if c.Pod == nil {
 		return nil
 	}
@@ -151,7 +148,7 @@ func (c *convergence) growGuest(ctx context.Context) error {
 // nextDisks returns what the disks of a pod should have now, and the sizes of those that are to
 // grow. A disk that has left the spec is kept until it is recorded as made, so that no other one is made in
 // its place.
-func (c *convergence) nextDisks(has map[string]objects.DiskSettings) (next map[string]objects.DiskSettings, sizes control.Sizes) {
+func (c *claims) nextDisks(has map[string]objects.DiskSettings) (next map[string]objects.DiskSettings, sizes control.Sizes) {
 	wanted := c.diskSettings()
 	next, sizes.Volumes = map[string]objects.DiskSettings{}, map[string]int64{}
 	for name, before := range has {
@@ -174,4 +171,66 @@ func (c *convergence) nextDisks(has map[string]objects.DiskSettings) (next map[s
 		}
 	}
 	return next, sizes
+}
+
+// markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
+func (c *claims) markClaims(ctx context.Context) error {
+	for _, claim := range c.Volumes() {
+		if claim.Annotations[objects.AnnotationClaim] != "" {
+			continue
+		}
+		updated, err := c.updateClaim(ctx, claim, objects.MarkClaim)
+		if err != nil {
+			return err
+		}
+		c.SetClaim(claim.Labels[objects.LabelVolume], updated)
+	}
+	if c.Root == nil || c.Root.Annotations[objects.AnnotationRun] == string(c.Pod.UID) {
+		return nil
+	}
+	return c.updateRoot(ctx, func(root *corev1.PersistentVolumeClaim) {
+		objects.MarkClaim(root)
+		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationRun, string(c.Pod.UID))
+	})
+}
+
+// claimUID returns the UID of the PVC that an object is the record of, "" if there is none.
+func (c *claims) claimUID(o driver.Object) types.UID {
+	for _, of := range objects.DisksOf(c.spec) {
+		if claim := c.Claim(of.Name); claim != nil && claim.Name == o.Name && claim.Annotations[objects.AnnotationNonce] == o.Nonce {
+			return claim.UID
+		}
+	}
+	return ""
+}
+
+// recordClaims has the UIDs of PVCs recorded before a failure is reported: without them, an empty disk
+// could replace one that is gone.
+func (c *claims) recordClaims(failure error) error {
+	if _, ok := errors.AsType[*driver.RecordFirstError](failure); ok || apierrors.IsConflict(failure) || driver.MayNotAct(failure) {
+		return failure
+	}
+	var found []driver.Object
+	for _, o := range c.spec.Objects {
+		if uid := c.claimUID(o); o.Kind == objects.KindClaim && uid != "" && uid != o.UID {
+			o.UID = uid
+			found = append(found, o)
+		}
+	}
+	if len(found) == 0 {
+		return failure
+	}
+	return c.recordAndFail(failure, found...)
+}
+
+// owners returns the owner of the pod: drain evicts only pods that have one. It is the
+// VirtualMachine, unless the pod has to outlive that.
+func (c *claims) owners() []metav1.OwnerReference {
+	switch {
+	case !c.spec.RetainOnDelete:
+		return []metav1.OwnerReference{objects.OwnerReference(c.spec)}
+	case c.Root != nil:
+		return []metav1.OwnerReference{objects.ClaimReference(c.Root)}
+	}
+	return nil
 }

@@ -6,7 +6,6 @@ package pod
 import (
 	"cmp"
 	"context"
-	"errors"
 	"math"
 	"slices"
 	"time"
@@ -17,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/instance"
@@ -32,17 +30,11 @@ const (
 
 // Ensure implements driver.Driver.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := checkArguments(spec); err != nil {
-		return driver.Server{}, err
-	}
-	ctx, cancel := d.withCallTimeout(ctx)
-	defer cancel()
-	unlock, err := d.lockServer(ctx, spec.UID)
+	ctx, end, err := d.calls.BeginChange(ctx, spec.UID)
 	if err != nil {
 		return driver.Server{}, err
 	}
-	defer unlock()
-
+	defer end()
 	var s driver.Server
 	err = retryConflicts(func() error {
 		c := d.newConvergence(spec)
@@ -61,19 +53,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return s, err
 }
 
-// checkArguments rejects arguments that are invalid for any server.
-func checkArguments(spec driver.ServerSpec) error {
-	if err := driver.CheckUID(spec.UID); err != nil {
-		return err
-	}
-	return driver.CheckPower(spec.Power)
-}
-
 // convergence is one call of Ensure.
 type convergence struct {
-	*writer
-	driver *Driver
-	spec   driver.ServerSpec
+	claims
 	// digests are those of the spec. If noDigests is set, they are not known.
 	digests   objects.Digests
 	noDigests error
@@ -85,7 +67,8 @@ type convergence struct {
 }
 
 func (d *Driver) newConvergence(spec driver.ServerSpec) *convergence {
-	return &convergence{writer: &writer{Instance: d.reader.New(spec), client: d.Client, epoch: spec.Epoch}, driver: d, spec: spec}
+	w := &writer{Instance: d.reader.New(spec), client: d.Client, epoch: spec.Epoch}
+	return &convergence{claims: claims{writer: w, driver: d, record: record{spec: spec, base: w.Key.Name}}}
 }
 
 // recordUnknown records the objects of a server of which nothing is recorded or known yet. If one
@@ -102,14 +85,10 @@ func (c *convergence) recordUnknown(ctx context.Context) error {
 
 // begin reads what there is, and refuses what Ensure must not touch.
 func (c *convergence) begin(ctx context.Context) error {
-	if err := c.Read(ctx); err != nil {
-		return err
-	}
-	if err := c.checkServer(); err != nil {
-		return err
-	}
-	if err := c.checkIdentity(ctx); err != nil {
-		return err
+	for _, check := range []func(context.Context) error{c.Read, c.checkServer, c.checkIdentity} {
+		if err := check(ctx); err != nil {
+			return err
+		}
 	}
 	c.noteMade()
 	if err := c.recordRefusal(ctx); err != nil {
@@ -120,7 +99,7 @@ func (c *convergence) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	c.noDigests = c.digestSecrets(ctx)
+	c.digests, c.noDigests = c.driver.digestSecrets(ctx, c.spec)
 	if c.Exists() && c.spec.Power == driver.PowerOff { // which needs neither digests nor a spec that can run
 		return nil
 	}
@@ -128,7 +107,7 @@ func (c *convergence) begin(ctx context.Context) error {
 }
 
 // checkServer refuses a server that is not the one meant, was released, or has a later epoch.
-func (c *convergence) checkServer() error {
+func (c *convergence) checkServer(context.Context) error {
 	exists := c.Exists()
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.ID() || !exists):
@@ -140,13 +119,12 @@ func (c *convergence) checkServer() error {
 	return c.fence()
 }
 
-// digestSecrets computes the digests of the spec's user-data and network data.
-func (c *convergence) digestSecrets(ctx context.Context) (err error) {
-	if c.digests.UserData, err = c.driver.machines.Digest(ctx, c.UID, c.spec.UserData); err != nil {
-		return err
+// digestSecrets returns the digests of a spec's user-data and network data.
+func (d *Driver) digestSecrets(ctx context.Context, spec driver.ServerSpec) (digests objects.Digests, err error) {
+	if digests.UserData, err = d.machines.Digest(ctx, spec.UID, spec.UserData); err == nil {
+		digests.NetworkData, err = d.machines.Digest(ctx, spec.UID, spec.NetworkData)
 	}
-	c.digests.NetworkData, err = c.driver.machines.Digest(ctx, c.UID, c.spec.NetworkData)
-	return err
+	return digests, err
 }
 
 // checkIdentity refuses objects other than those that the VirtualMachine's status has recorded. A
@@ -169,27 +147,6 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 		return err
 	}
 	return driver.Errorf(driver.ErrRetry, "the pod %s is not this VirtualMachine's, and its kubelet has yet to remove it", c.Key)
-}
-
-func (c *convergence) checkRecorded(kind string, o metav1.Object) error {
-	recorded := c.recorded(kind, o.GetName())
-	switch {
-	case recorded != nil && recorded.UID == o.GetUID():
-		return nil
-	case recorded != nil && recorded.UID == "" && recorded.Nonce != "" && recorded.Nonce == o.GetAnnotations()[objects.AnnotationNonce] && !c.isNonceUsed(recorded):
-		return nil
-	}
-	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
-		"%s with UID %s was not made for this VirtualMachine, whose status does not have it: delete it, or delete the VirtualMachine", objects.Describe(kind, o), o.GetUID()))
-}
-
-// recorded returns what the VirtualMachine's status has recorded of an object, or nil.
-func (c *convergence) recorded(kind, name string) *driver.Object {
-	n := slices.IndexFunc(c.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == name })
-	if n < 0 {
-		return nil
-	}
-	return &c.spec.Objects[n]
 }
 
 // converge takes the steps that are possible without waiting. That a disk cannot grow keeps nothing
@@ -244,8 +201,10 @@ func (c *convergence) convergePod(ctx context.Context) error {
 		return c.removeGate(ctx)
 	case c.isToStop():
 		return c.stop(ctx)
-	case !c.spec.PowerOnly && !c.HasContainer() && c.isOutdated():
-		return c.replaceUnstarted(ctx)
+	case !c.spec.PowerOnly && !c.HasContainer() && len(c.pendingFields()) > 0:
+		// The next one is made for the spec as it is now: this one may wait for what that no longer asks
+		// for. If its node starts it all the same, the guest is shut down.
+		return c.endPod(ctx, c.Settings().GraceSecs)
 	}
 	if c.spec.Ephemeral && !c.spec.PowerOnly {
 		if err := c.ensureSecret(ctx); err != nil {
@@ -264,40 +223,27 @@ func (c *convergence) isToStop() bool {
 	return c.spec.Power == driver.PowerOff || restart || c.Pod.DeletionTimestamp != nil
 }
 
-// owners returns the owner of the pod: drain evicts only pods that have one. It is the
-// VirtualMachine, unless the pod has to outlive that.
-func (c *convergence) owners() []metav1.OwnerReference {
-	switch {
-	case !c.spec.RetainOnDelete:
-		return []metav1.OwnerReference{objects.OwnerReference(c.spec)}
-	case c.Root != nil:
-		return []metav1.OwnerReference{objects.ClaimReference(c.Root)}
-	}
-	return nil
-}
-
 // updateMeta gives the pod the VirtualMachine's labels, its owner, whether evictions are refused,
 // what its probe asks, and in which boot of its node it runs.
 func (c *convergence) updateMeta(ctx context.Context) error {
+	set := func(p *corev1.Pod) {
+		c.driver.Objects.SetLabels(p, c.spec)
+		p.OwnerReferences = c.owners()
+		delete(p.Annotations, objects.AnnotationEviction)
+		if c.spec.BlockEviction {
+			metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationEviction, objects.EvictionBlock)
+		}
+		objects.SetReadiness(p, c.spec)
+		if boot := c.UnrecordedBoot(); boot != "" {
+			metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationBoot, boot)
+		}
+	}
 	wanted := c.Pod.DeepCopy()
-	c.setMeta(wanted)
+	set(wanted)
 	if equality.Semantic.DeepEqual(c.Pod.ObjectMeta, wanted.ObjectMeta) {
 		return nil
 	}
-	return c.updatePod(ctx, c.setMeta)
-}
-
-func (c *convergence) setMeta(p *corev1.Pod) {
-	c.driver.Objects.SetLabels(p, c.spec)
-	p.OwnerReferences = c.owners()
-	delete(p.Annotations, objects.AnnotationEviction)
-	if c.spec.BlockEviction {
-		metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationEviction, objects.EvictionBlock)
-	}
-	objects.SetReadiness(p, c.spec)
-	if boot := c.UnrecordedBoot(); boot != "" {
-		metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationBoot, boot)
-	}
+	return c.updatePod(ctx, set)
 }
 
 // readPod reads a pod whose name was taken, by an earlier try or another leader, or by an object that is not Drover's.
@@ -349,12 +295,6 @@ func (c *convergence) checkRejection() error {
 	return nil
 }
 
-// isEndRecorded reports whether the status of the VirtualMachine has that the pod has ended.
-func (c *convergence) isEndRecorded() bool {
-	r := c.recorded(objects.KindPod, c.Key.Name)
-	return r == nil || r.Ended
-}
-
 // recordEnded has the status of the VirtualMachine record that the pod has ended.
 func (c *convergence) recordEnded() error {
 	if c.isEndRecorded() {
@@ -384,13 +324,6 @@ func lostError(cause string) error {
 		"%s: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", cause))
 }
 
-// hasGate reports whether the next pod is made with a scheduling gate. The pod of an ephemeral server
-// that is to run has none, which saves a write of each pod: no kubelet starts it before its Secret
-// exists, which is made for that very pod.
-func (c *convergence) hasGate() bool {
-	return !c.spec.Ephemeral || c.spec.Power == driver.PowerOff || c.spec.PowerOnly
-}
-
 // createPod makes a pod that runs nothing yet. The intent has to be recorded before.
 func (c *convergence) createPod(ctx context.Context) error {
 	if c.noDigests != nil {
@@ -399,8 +332,10 @@ func (c *convergence) createPod(ctx context.Context) error {
 	if !c.isPodIntended() {
 		return c.recordFirst(c.intents(ctx)...)
 	}
-	if err := c.ensureVolumes(ctx); err != nil {
-		return err
+	for _, v := range c.spec.Volumes {
+		if err := c.ensureClaim(ctx, objects.Disk{Name: v.Name, Bytes: v.SizeBytes}); err != nil {
+			return err
+		}
 	}
 	if err := c.ensureBudget(ctx); err != nil {
 		return err
@@ -458,14 +393,11 @@ func (c *convergence) removeGate(ctx context.Context) error {
 	return c.updatePod(ctx, objects.RemoveGate)
 }
 
-// isOutdated reports whether the pod differs from the one that would be made for the spec.
-func (c *convergence) isOutdated() bool { return len(c.pendingFields()) > 0 }
-
 // pendingFields names the fields of the spec that wait for the next pod. Another image than that of a disk
 // which was made is none: see refusedImage.
 func (c *convergence) pendingFields() []string {
 	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec, c.digests)
-	if has.Kernel == nil && wants.Kernel == nil && c.isRootMade() {
+	if r := c.recorded(objects.KindClaim, c.base); has.Kernel == nil && wants.Kernel == nil && r != nil && r.Made {
 		wants.Image, wants.Checksum = has.Image, has.Checksum
 	}
 	return objects.PendingFields(has, wants)
@@ -475,7 +407,7 @@ func (c *convergence) pendingFields() []string {
 // an ephemeral server has stood for it while it was off.
 func (c *convergence) isGatedOutdated(ctx context.Context) bool {
 	switch {
-	case c.isOutdated():
+	case len(c.pendingFields()) > 0:
 		return true
 	case !c.spec.Ephemeral:
 		return false
@@ -485,27 +417,6 @@ func (c *convergence) isGatedOutdated(ctx context.Context) bool {
 	return c.driver.kvm.Choose(ctx, c.spec.Placement).Resource != objects.RequestedOf(c.Pod, c.driver.kvm.Resource)
 }
 
-// markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
-func (c *convergence) markClaims(ctx context.Context) error {
-	for _, claim := range c.Volumes() {
-		if claim.Annotations[objects.AnnotationClaim] != "" {
-			continue
-		}
-		updated, err := c.updateClaim(ctx, claim, objects.MarkClaim)
-		if err != nil {
-			return err
-		}
-		c.SetClaim(claim.Labels[objects.LabelVolume], updated)
-	}
-	if c.Root == nil || c.Root.Annotations[objects.AnnotationRun] == string(c.Pod.UID) {
-		return nil
-	}
-	return c.updateRoot(ctx, func(root *corev1.PersistentVolumeClaim) {
-		objects.MarkClaim(root)
-		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationRun, string(c.Pod.UID))
-	})
-}
-
 // ensureSecret makes the Secret of a pod. It reads no Secret. If one of the name exists and is not
 // recorded, a tenant may have made it, so the call fails, and the pod is replaced by one whose Secret has
 // another name.
@@ -513,8 +424,6 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	name := objects.SecretOf(c.Pod)
 	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
 	switch {
-	case name == "":
-		return nil
 	case r != nil && r.UID != "", c.machineHasSecret(pod):
 		c.driver.secrets.LoadOrStore(c.Pod.UID, nil)
 		return nil
@@ -550,16 +459,6 @@ func (c *convergence) machineHasSecret(recorded *driver.Object) bool {
 	return c.driver.machines.HasAnswered(c.Pod.UID) || !c.IsGated() && recorded != nil && recorded.UID == c.Pod.UID
 }
 
-// replaceUnstarted has a pod end whose container was not created, so that the next one is made for the
-// spec as it is now: the old one may wait for what the spec no longer asks for. If its node starts it all
-// the same, the guest is shut down.
-func (c *convergence) replaceUnstarted(ctx context.Context) error {
-	if err := c.deletePod(ctx, c.Settings().GraceSecs); err != nil {
-		return err
-	}
-	return c.Read(ctx)
-}
-
 // replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
 // call makes another one; it has to wait if a failure is given.
 func (c *convergence) replacePod(ctx context.Context, failure error) error {
@@ -574,98 +473,6 @@ func (c *convergence) replacePod(ctx context.Context, failure error) error {
 	return c.recordAndFail(failure, c.podIntents(ctx)...)
 }
 
-// intents returns the objects that the next steps create, with new nonces.
-func (c *convergence) intents(ctx context.Context) []driver.Object {
-	var all []driver.Object
-	if r := c.recorded(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
-		all = append(all, newIntent(objects.KindClaim, c.Key.Name))
-	}
-	if c.spec.BlockEviction && c.recorded(objects.KindBudget, c.Key.Name) == nil {
-		all = append(all, newIntent(objects.KindBudget, c.Key.Name))
-	}
-	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.Pod != nil {
-		return all
-	}
-	if !c.isPodIntended() {
-		all = append(all, c.podIntents(ctx)...)
-	}
-	for _, v := range c.spec.Volumes {
-		if name := objects.ClaimName(c.Key.Name, v.Name); c.recorded(objects.KindClaim, name) == nil {
-			all = append(all, newIntent(objects.KindClaim, name))
-		}
-	}
-	return all
-}
-
-// isNonceUsed reports whether the pod with a recorded nonce was made and removed. The record is old then: another
-// leader may have recorded the next pod since.
-func (c *convergence) isNonceUsed(r *driver.Object) bool {
-	return r.Kind == objects.KindPod && c.Root != nil && c.Root.Annotations[objects.AnnotationUsedNonce] == r.Nonce
-}
-
-// isPodIntended reports whether the next pod and its Secret are recorded.
-func (c *convergence) isPodIntended() bool {
-	r := c.recorded(objects.KindPod, c.Key.Name)
-	return r != nil && !r.Ended && r.UID == "" && !c.isNonceUsed(r) && c.hasResolved(r) && c.recorded(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
-}
-
-// podIntents returns the next pod, with the digests of its images, and its Secret.
-func (c *convergence) podIntents(ctx context.Context) []driver.Object {
-	pod := newIntent(objects.KindPod, c.Key.Name)
-	pod.Images = c.resolveImages(ctx)
-	return []driver.Object{pod, newIntent(objects.KindSecret, objects.SecretName(c.Key.Name, pod.Nonce))}
-}
-
-// claimUID returns the UID of the PVC that an object is the record of, "" if there is none.
-func (c *convergence) claimUID(o driver.Object) types.UID {
-	for _, of := range objects.DisksOf(c.spec) {
-		if claim := c.Claim(of.Name); claim != nil && claim.Name == o.Name && claim.Annotations[objects.AnnotationNonce] == o.Nonce {
-			return claim.UID
-		}
-	}
-	return ""
-}
-
-func newIntent(kind, name string) driver.Object {
-	return driver.Object{Kind: kind, Name: name, Nonce: string(uuid.NewUUID())}
-}
-
-// recordClaims has the UIDs of PVCs recorded before a failure is reported: without them, an empty disk
-// could replace one that is gone.
-func (c *convergence) recordClaims(failure error) error {
-	if _, ok := errors.AsType[*driver.RecordFirstError](failure); ok || apierrors.IsConflict(failure) || driver.MayNotAct(failure) {
-		return failure
-	}
-	var found []driver.Object
-	for _, o := range c.spec.Objects {
-		if uid := c.claimUID(o); o.Kind == objects.KindClaim && uid != "" && uid != o.UID {
-			o.UID = uid
-			found = append(found, o)
-		}
-	}
-	if len(found) == 0 {
-		return failure
-	}
-	return c.recordAndFail(failure, found...)
-}
-
-// recordFirst ends the call: the caller records the objects, and calls again.
-func (c *convergence) recordFirst(changed ...driver.Object) error {
-	return c.recordAndFail(nil, changed...)
-}
-
-// recordAndFail ends the call, which has failed if a failure is given: the caller records the objects.
-func (c *convergence) recordAndFail(failure error, changed ...driver.Object) error {
-	all := slices.Clone(c.spec.Objects)
-	for _, o := range changed {
-		all = slices.DeleteFunc(all, func(have driver.Object) bool {
-			return have.Kind == o.Kind && (have.Name == o.Name || o.Kind == objects.KindSecret) // there is one Secret
-		})
-		all = append(all, o)
-	}
-	return &driver.RecordFirstError{Objects: all, Failure: failure}
-}
-
 // stop asks the guest to shut down, until the time at which a stop is forced.
 func (c *convergence) stop(ctx context.Context) error {
 	grace := int64(objects.MinimalGrace)
@@ -677,10 +484,7 @@ func (c *convergence) stop(ctx context.Context) error {
 		grace = int64(math.Ceil(c.spec.StopBy.Sub(now).Seconds())) + objects.QuitMargin
 	}
 	c.setGracePeriod(ctx, grace)
-	if err := c.deletePod(ctx, grace); err != nil {
-		return err
-	}
-	return c.Read(ctx)
+	return c.endPod(ctx, grace)
 }
 
 // setGracePeriod has a machine keep to another grace period than the one that its pod was made with.

@@ -4,7 +4,6 @@
 package pod
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -257,7 +256,7 @@ func TestUnresolvedTags(t *testing.T) {
 	if wantNote("did not answer in time"); r.asked.Load() != asked {
 		t.Error("a registry was asked again at once")
 	}
-	silence.SetTime(silence.Now().Add(silentFor))
+	silence.SetTime(silence.Now().Add(time.Hour))
 	s.Image.Source = "oci://" + r.host + "/disks/missing:1"
 	s.restart(t)
 	wantNote("404")
@@ -267,32 +266,4 @@ func TestUnresolvedTags(t *testing.T) {
 	}
 	s.wantImages(t, map[string]string{"image": r.host + "/disks/debian@" + digest})
 	s.deleteAll(t)
-}
-
-// TestSlowRepository checks that a repository of which a registry does not answer in time is not asked
-// for again soon, while others of that registry are resolved, and that few are remembered.
-func TestSlowRepository(t *testing.T) {
-	t.Parallel()
-	const slow, fast, digest = "oci://registry.example/mirror/slow:1", "oci://registry.example/disks/debian:12", "sha256:1"
-	var asked atomic.Int32
-	r := &resolver{Clock: testingclock.NewFakePassiveClock(time.Now())}
-	r.Resolve = func(ctx context.Context, source string) (string, error) {
-		if asked.Add(1); source == fast {
-			return digest, nil
-		}
-		<-ctx.Done()
-		return "", ctx.Err()
-	}
-	for _, want := range []int32{2, 3} { // the slow one once
-		got := r.resolve(t.Context(), []string{slow, fast})
-		if got[0].Digest != "" || got[0].Message != errSilent.Error() || got[1].Digest != digest || asked.Load() != want {
-			t.Errorf("the images are %+v, and the registry was asked %d times, want %d", got, asked.Load(), want)
-		}
-	}
-	for n := range maxSilent + 1 {
-		r.markSilent(fmt.Sprint("registry.example/", n))
-	}
-	if n := r.silent.Len(); n != maxSilent {
-		t.Errorf("%d repositories are remembered, want %d", n, maxSilent)
-	}
 }

@@ -18,7 +18,7 @@ import (
 // List implements driver.Driver. It reads a single server live, and others from the informers of an
 // open watch, if these have all that this process has read and written.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	found, err := d.reader.List(ctx, uids...)
 	if err != nil {

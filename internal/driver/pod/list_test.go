@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -167,7 +168,7 @@ func (c *requests) wantRequests(t *testing.T, what string, call func() error, wa
 // watchAs has a server's driver connect by config, know its VirtualMachine, and follow all servers.
 func (s *server) watchAs(t *testing.T, config *rest.Config) {
 	t.Helper()
-	s.d = openAs(t, config, clusterID, DefaultCallTimeout)
+	s.d = openAs(t, config, clusterID, kit.DefaultCallTimeout)
 	s.d.reader.Owner = s.owner
 	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
 }
@@ -227,7 +228,7 @@ func TestReadsOfReleased(t *testing.T) {
 	w := newIsolatedWorld(t)
 	config, count := w.countRequests()
 	s := w.newRetained(t, "web")
-	s.d = openAs(t, config, w.cluster, DefaultCallTimeout)
+	s.d = openAs(t, config, w.cluster, kit.DefaultCallTimeout)
 	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
 	release := func() error { return s.d.ReleaseEnded(t.Context()) }
 	count.wantRequests(t, "a look at a released pod that runs", release, map[string]int{})
@@ -258,7 +259,7 @@ func TestServerThatCannotBeRead(t *testing.T) {
 		if fails.Load() && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/pods/"+broken.base()) {
 			response.StatusCode = http.StatusInternalServerError
 		}
-	}), w.cluster, DefaultCallTimeout)
+	}), w.cluster, kit.DefaultCallTimeout)
 	d.reader.Owner = broken.owner
 	events, err := d.Watch(t.Context())
 	assert.NoError(t, err)

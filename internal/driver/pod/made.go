@@ -16,7 +16,7 @@ import (
 // noteMade notes in the record of the server's objects which disks the machine of the pod has made, and from
 // which image the root disk. From then on no other disk is made in their place, also if a volume comes
 // back empty.
-func (c *convergence) noteMade() {
+func (c *claims) noteMade() {
 	if c.spec.Ephemeral {
 		return
 	}
@@ -34,39 +34,33 @@ func (c *convergence) noteMade() {
 		r.Made = true
 		if name == objects.RootDisk {
 			digest := cmp.Or(c.Server().ImageID, kept.Checksum) // drover-machine has verified the checksum before it made the disk
-			r.Images = []driver.ResolvedImage{{Source: kept.Image, Digest: sha256Only(digest)}}
+			if !image.IsDigest(digest) {                        // it is from an annotation of the pod, which users may change
+				digest = ""
+			}
+			r.Images = []driver.ResolvedImage{{Source: kept.Image, Digest: digest}}
 		}
 	}
 }
 
 // noteMadeByLostPod notes that the disks are made where the pod is gone without a proof of its end, and its
 // guest was seen to run. From which image the root disk was made is not known any more.
-func (c *convergence) noteMadeByLostPod() {
-	pod := c.recorded(objects.KindPod, c.Key.Name)
-	if pod == nil || pod.UID == "" || pod.Ended || string(pod.UID) != c.spec.SeenRun {
+func (s *record) noteMadeByLostPod() {
+	pod := s.recorded(objects.KindPod, s.base)
+	if pod == nil || pod.UID == "" || pod.Ended || string(pod.UID) != s.spec.SeenRun {
 		return
 	}
-	for n, o := range c.spec.Objects {
+	for n, o := range s.spec.Objects {
 		if o.Kind == objects.KindClaim && o.UID != "" {
-			c.spec.Objects[n].Made = true
+			s.spec.Objects[n].Made = true
 		}
 	}
 }
 
-// sha256Only returns a digest, or "" if it is no SHA-256 digest, for which the status has no room. It comes
-// from an annotation of the pod, which users may change.
-func sha256Only(digest string) string {
-	if !image.IsDigest(digest) {
-		return ""
-	}
-	return digest
-}
-
 // madeDisks returns the disks of the spec that an earlier run has made, by name.
-func (c *convergence) madeDisks() map[string]driver.ResolvedImage {
+func (s *record) madeDisks() map[string]driver.ResolvedImage {
 	made := map[string]driver.ResolvedImage{}
-	for _, of := range objects.DisksOf(c.spec) {
-		r := c.recorded(objects.KindClaim, objects.ClaimName(c.Key.Name, of.Name))
+	for _, of := range objects.DisksOf(s.spec) {
+		r := s.recorded(objects.KindClaim, objects.ClaimName(s.base, of.Name))
 		if r == nil || !r.Made {
 			continue
 		}
@@ -78,15 +72,10 @@ func (c *convergence) madeDisks() map[string]driver.ResolvedImage {
 	return made
 }
 
-func (c *convergence) isRootMade() bool {
-	r := c.recorded(objects.KindClaim, c.Key.Name)
-	return r != nil && r.Made
-}
-
 // refusedImage returns why a root disk that was made does not get the image of the spec, nil if it has that
 // one, or that is not known, or the spec names none. With a kernel the image is also where that comes from.
-func (c *convergence) refusedImage() *driver.Refused {
-	r, wants := c.recorded(objects.KindClaim, c.Key.Name), c.spec.Image
+func (s *record) refusedImage() *driver.Refused {
+	r, wants := s.recorded(objects.KindClaim, s.base), s.spec.Image
 	if r == nil || !r.Made || len(r.Images) == 0 {
 		return nil
 	}
@@ -96,12 +85,5 @@ func (c *convergence) refusedImage() *driver.Refused {
 	}
 	return &driver.Refused{Field: "image", Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
 		"spec.image.source is %s: the root disk was made from %s and holds data; name that one, or delete the VirtualMachine and create it again",
-		image.Redact(wants.Source), describeSource(from.Source))}
-}
-
-func describeSource(source string) string {
-	if source == "" {
-		return "no image"
-	}
-	return image.Redact(source)
+		image.Redact(wants.Source), cmp.Or(image.Redact(from.Source), "no image"))}
 }

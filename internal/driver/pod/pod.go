@@ -7,9 +7,10 @@
 //
 // Start with Ensure in ensure.go. Package objects makes the manifests, and package instance reads
 // what there is of a server and says what it proves. The other files have one concern each:
-// writer.go changes objects, disks.go has PVCs and their growth, budget.go the PodDisruptionBudget,
-// delete.go removes a server, list.go and watch.go observe all. channel.go asks running machines, by
-// package machines.
+// record.go has what the status has recorded, writer.go changes objects, disks.go has PVCs and their
+// growth, made.go which disks were made, images.go the digests of images, budget.go the
+// PodDisruptionBudget, delete.go removes a server, list.go and watch.go observe all. channel.go asks
+// running machines, by package machines, and package tags asks registries.
 //
 // What keeps two machines of one VirtualMachine apart:
 //
@@ -32,6 +33,7 @@ package pod
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -44,22 +46,20 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	policyv1client "k8s.io/client-go/kubernetes/typed/policy/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/kvm"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/tags"
 	"cloudnative.tw/drover/internal/image"
 )
 
 // Name is the driver's name in the API.
 const Name = "pod"
-
-// DefaultCallTimeout limits a call whose context has no deadline.
-const DefaultCallTimeout = 30 * time.Second
 
 // Options configure a Driver.
 type Options struct {
@@ -93,19 +93,17 @@ type Options struct {
 // Driver runs servers as pods.
 type Driver struct {
 	Options
-	// locks has, by UID, a channel that is closed when the call which changes that server ends.
-	locks    driver.SyncMap[types.UID, chan struct{}]
+	calls    kit.Calls
+	watches  kit.Watches
 	machines machines.Machines
 	kvm      kvm.Chooser
 	reader   *instance.Reader
-	images   resolver
+	images   tags.Resolver
 	// secrets are the Secrets that this process has made, by pod, since the record of one may fail. It
 	// is nil for a pod that is known to have one of another process.
 	secrets driver.SyncMap[types.UID, *corev1.Secret]
 	// rejectedSince is when the rejection of a pod, whose guest had run, was first seen.
 	rejectedSince driver.SyncMap[types.UID, time.Time]
-	// watches are the queues of open watches.
-	watches driver.SyncMap[workqueue.TypedInterface[types.UID], bool]
 }
 
 var (
@@ -119,7 +117,7 @@ var (
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
 	return &Options{
-		CallTimeout: DefaultCallTimeout, KVM: string(kvm.Auto), KVMResource: kvm.DefaultResource, Fetch: &image.Policy{},
+		CallTimeout: kit.DefaultCallTimeout, KVM: string(kvm.Auto), KVMResource: kvm.DefaultResource, Fetch: &image.Policy{},
 		Objects: objects.Template{MachineImage: "drover-machine", AccessMode: string(corev1.ReadWriteOncePod), MemoryOverheadBytes: 192 << 20},
 	}
 }
@@ -146,11 +144,8 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	// The API server has pods ready in this form for the watches of others.
 	cluster.ContentType, cluster.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	client, err := corev1client.NewForConfig(cluster)
-	if err != nil {
-		return nil, fmt.Errorf("connect to the cluster: %w", err)
-	}
-	policy, err := policyv1client.NewForConfig(cluster)
-	if err != nil {
+	policy, failed := policyv1client.NewForConfig(cluster)
+	if err := errors.Join(err, failed); err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	opened := *o
@@ -176,14 +171,11 @@ func New(o Options) (*Driver, error) {
 	if err := kvm.CheckFlags(kvm.Mode(o.KVM), o.KVMResource); err != nil {
 		return nil, err
 	}
-	o.CallTimeout = cmp.Or(o.CallTimeout, DefaultCallTimeout)
-	if o.Log.GetSink() == nil {
-		o.Log = logr.Discard()
-	}
+	o.CallTimeout = cmp.Or(o.CallTimeout, kit.DefaultCallTimeout)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	d := &Driver{Options: o, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock}}
+	d := &Driver{Options: o, calls: kit.Calls{Timeout: o.CallTimeout}, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock}}
 	d.kvm.Mode, d.kvm.Resource, d.kvm.Nodes, d.kvm.Clock, d.kvm.Log = kvm.Mode(o.KVM), corev1.ResourceName(o.KVMResource), o.Client.Nodes(), o.Clock, o.Log
 	d.images.Clock = o.Clock
 	if o.Fetch != nil {
@@ -203,35 +195,11 @@ func New(o Options) (*Driver, error) {
 // EngineID implements driver.Identifier: the UID of namespace kube-system, which stands for the
 // cluster.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	ctx, cancel := d.withCallTimeout(ctx)
+	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
 	system, err := d.Client.Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
 	if err != nil {
 		return "", driver.Errorf(driver.ErrUnavailable, "read namespace %s for the cluster's id: %w", metav1.NamespaceSystem, err)
 	}
 	return string(system.UID), nil
-}
-
-// withCallTimeout gives ctx a deadline if it has none.
-func (d *Driver) withCallTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, d.CallTimeout)
-}
-
-// lockServer serialises the calls that change one server within this process.
-func (d *Driver) lockServer(ctx context.Context, uid types.UID) (unlock func(), err error) {
-	own := make(chan struct{})
-	for {
-		held, locked := d.locks.LoadOrStore(uid, own)
-		if !locked {
-			return func() { d.locks.Delete(uid); close(own) }, nil
-		}
-		select {
-		case <-held:
-		case <-ctx.Done():
-			return nil, driver.Errorf(driver.ErrRetry, "another call for this server has not ended: %w", ctx.Err())
-		}
-	}
 }

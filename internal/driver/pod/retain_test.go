@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/assert"
@@ -310,7 +311,7 @@ func TestConcurrentChange(t *testing.T) {
 					}
 				})
 			}
-		}, nil), clusterID, DefaultCallTimeout)
+		}, nil), clusterID, kit.DefaultCallTimeout)
 		assert.ErrorIs(t, "after a change by another "+name, assert.ErrorOf(s.ensure(t)), c.want)
 		now := s.claims(t)[objects.RootDisk].Annotations
 		if now[c.annotation] != "7" || (now[objects.AnnotationRun] != "") != (c.want == nil) {

@@ -11,21 +11,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
 // Watch implements driver.Driver: it follows the pods and PVCs of this cluster's servers. Informers
 // list again after a connection was lost, so that no change is missed.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	queue := workqueue.NewTyped[types.UID]()
 	informers, err := d.reader.NewInformers()
 	if err != nil {
 		return nil, err
 	}
 	running, stop := context.WithCancel(ctx)
+	queue := d.watches.Open(running)
 	var following sync.WaitGroup
 	var synced []cache.InformerSynced
 	for _, informer := range []cache.SharedIndexInformer{informers.Pods, informers.Claims} {
@@ -43,15 +43,13 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	}
 	uids := make(chan types.UID)
 	d.reader.Watched.Store(informers)
-	d.watches.Store(queue, true)
 	following.Go(func() { d.sampleFirst(running) })
 	go func() {
 		defer close(uids)
 		defer following.Wait()
 		defer stop()
 		defer d.reader.Watched.CompareAndSwap(informers, nil)
-		defer d.watches.Delete(queue)
-		deliver(ctx, queue, uids)
+		kit.Send(ctx, queue, uids, nil)
 	}()
 	return uids, nil
 }
@@ -67,7 +65,7 @@ func (d *Driver) waitForSync(ctx context.Context, synced []cache.InformerSynced)
 }
 
 // handler queues the UID of each object that changes.
-func handler(queue workqueue.TypedInterface[types.UID]) cache.ResourceEventHandler {
+func handler(queue *kit.Queue) cache.ResourceEventHandler {
 	add := func(o any) {
 		if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
 			o = unknown.Obj
@@ -77,21 +75,4 @@ func handler(queue workqueue.TypedInterface[types.UID]) cache.ResourceEventHandl
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, o any) { add(o) }, DeleteFunc: add}
-}
-
-// deliver sends what is queued until ctx ends.
-func deliver(ctx context.Context, queue workqueue.TypedInterface[types.UID], uids chan<- types.UID) {
-	defer context.AfterFunc(ctx, queue.ShutDown)()
-	for {
-		uid, shutDown := queue.Get()
-		if shutDown {
-			return
-		}
-		queue.Done(uid) // now, so that an event during the sending queues it again
-		select {
-		case uids <- uid:
-		case <-ctx.Done():
-			return
-		}
-	}
 }

@@ -116,6 +116,20 @@ func (w *writer) deletePod(ctx context.Context, grace int64) error {
 	return objects.Explain("delete", objects.KindPod, w.Key, objects.IgnoreNotFound(err))
 }
 
+// endPod deletes the pod, and reads again what there is.
+func (w *writer) endPod(ctx context.Context, grace int64) error {
+	if err := w.deletePod(ctx, grace); err != nil {
+		return err
+	}
+	return w.Read(ctx)
+}
+
+// onlyAs limits a deletion to the object, in the version that was read.
+func onlyAs(o metav1.Object) metav1.DeleteOptions {
+	uid, version := o.GetUID(), o.GetResourceVersion()
+	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}
+}
+
 // annotatePod sets an annotation of the pod, or removes it if the value is empty.
 func (w *writer) annotatePod(ctx context.Context, key, value string) error {
 	if w.Pod.Annotations[key] == value {
@@ -135,11 +149,7 @@ func (w *writer) recordRefusal(ctx context.Context) error {
 	if !differs {
 		return nil
 	}
-	value := ""
-	if refuses {
-		value = "true"
-	}
-	return w.annotatePod(ctx, objects.AnnotationAssertionRefused, value)
+	return w.annotatePod(ctx, objects.AnnotationAssertionRefused, map[bool]string{true: "true"}[refuses])
 }
 
 // recordEnd records on the PVC how the pod has ended, or that it never ran.
@@ -166,10 +176,7 @@ func (w *writer) recordEnd(ctx context.Context) error {
 // that had a node exists until its kubelet has unmounted its volumes.
 func (w *writer) forgetPod(ctx context.Context) error {
 	if w.Pod.DeletionTimestamp == nil || w.AssertedEnd() != nil {
-		if err := w.deletePod(ctx, 0); err != nil {
-			return err
-		}
-		if err := w.Read(ctx); err != nil || w.Pod == nil {
+		if err := w.endPod(ctx, 0); err != nil || w.Pod == nil {
 			return err
 		}
 	}

@@ -6,7 +6,6 @@ package qemu
 import (
 	"cmp"
 	"net/netip"
-	"regexp"
 	"strings"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -17,17 +16,8 @@ import (
 // Limits of a machine.
 const (
 	maxCPUs   = 255
-	minMemory = 1 << 20
 	maxMemory = 1 << 42
 )
-
-// checkPower refuses an invalid UID or power state. A stop needs no more of the spec.
-func checkPower(spec driver.ServerSpec) error {
-	if err := instance.CheckUID(spec.UID); err != nil {
-		return err
-	}
-	return driver.CheckPower(spec.Power)
-}
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
 func (d *Driver) checkSpec(inst *instance.Instance, spec driver.ServerSpec) error {
@@ -39,11 +29,18 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 	if err := cmp.Or(fields.CheckSupported(spec), checkSizes(spec)); err != nil {
 		return err
 	}
-	if err := checkPorts(spec.Ports); err != nil {
-		return err
+	for i, p := range spec.Ports {
+		if err := checkHostIP(i, p.HostIP); err != nil {
+			return err
+		}
 	}
-	if err := checkVolumes(spec.Volumes); err != nil {
-		return err
+	for i, v := range spec.Volumes {
+		if v.Image == nil {
+			continue
+		}
+		if err := disks.CheckRef(instance.VolumeField(i), *v.Image); err != nil {
+			return err
+		}
 	}
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
 		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
@@ -53,52 +50,10 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 
 func checkSizes(spec driver.ServerSpec) error {
 	switch {
-	case spec.CPUMilli <= 0 || spec.CPUMilli > maxCPUs*1000:
-		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0 and at most %d", spec.CPUMilli, maxCPUs)
-	case spec.MemoryBytes < minMemory || spec.MemoryBytes > maxMemory:
-		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be from %d to %d", spec.MemoryBytes, minMemory, maxMemory)
-	case spec.RootDiskBytes < 0 || spec.RootDiskBytes > disks.MaxSize:
-		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0 and at most 1Pi", spec.RootDiskBytes)
-	}
-	return nil
-}
-
-var volumeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$`)
-
-func checkVolumes(volumes []driver.Volume) error {
-	names := map[string]bool{}
-	for i, v := range volumes {
-		switch {
-		case !volumeName.MatchString(v.Name):
-			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
-		case names[v.Name]:
-			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %s, as another's is", i, v.Name)
-		case v.SizeBytes < 1<<20 || v.SizeBytes > disks.MaxSize:
-			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: it must be from 1Mi to 1Pi", i, v.Name, v.SizeBytes)
-		}
-		names[v.Name] = true
-		if v.Image != nil {
-			if err := disks.CheckRef(instance.VolumeField(i), *v.Image); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func checkPorts(ports []driver.Port) error {
-	for i, p := range ports {
-		if err := checkHostIP(i, p.HostIP); err != nil {
-			return err
-		}
-		switch {
-		case p.Protocol != "" && p.Protocol != "TCP" && p.Protocol != "UDP":
-			return driver.Errorf(driver.ErrInvalid, "ports[%d].protocol is %q: it must be TCP or UDP", i, p.Protocol)
-		case p.Port < 1 || p.Port > 65535:
-			return driver.Errorf(driver.ErrInvalid, "ports[%d].port is %d: it must be from 1 to 65535", i, p.Port)
-		case p.HostPort < 0 || p.HostPort > 65535:
-			return driver.Errorf(driver.ErrInvalid, "ports[%d].hostPort is %d: it must be from 0 to 65535", i, p.HostPort)
-		}
+	case spec.CPUMilli > maxCPUs*1000:
+		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be at most %d", spec.CPUMilli, maxCPUs)
+	case spec.MemoryBytes > maxMemory:
+		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be at most %d", spec.MemoryBytes, maxMemory)
 	}
 	return nil
 }
@@ -109,12 +64,12 @@ func checkHostIP(i int, text string) error {
 	if text == "" {
 		return nil
 	}
-	ip, err := netip.ParseAddr(text)
+	ip, _ := netip.ParseAddr(text) // the CRD has validated it
 	switch {
-	case err != nil, ip.Is4() && (ip.IsMulticast() || ip == netip.AddrFrom4([4]byte{255, 255, 255, 255})):
-		return driver.Errorf(driver.ErrInvalid, "ports[%d].hostIP is %.60q: it must be an IPv4 address of the host, or empty for all", i, text)
 	case !ip.Is4():
-		return driver.Errorf(driver.ErrUnsupported, "ports[%d].hostIP is %s: the network of a QEMU machine takes IPv4 addresses only; name one, or leave it out for all", i, text)
+		return driver.Errorf(driver.ErrUnsupported, "ports[%d].hostIP is %.60q: the network of a QEMU machine takes IPv4 addresses only; name one, or leave it out for all", i, text)
+	case ip.IsMulticast(), ip == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return driver.Errorf(driver.ErrInvalid, "ports[%d].hostIP is %.60q: it must be an IPv4 address of the host, or empty for all", i, text)
 	}
 	return nil
 }

@@ -26,9 +26,6 @@ const maxSteps = 6
 
 // Ensure creates a server or takes it to what the spec says.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := checkPower(spec); err != nil {
-		return driver.Server{}, err
-	}
 	lock, err := d.beginChange(ctx, spec.Target)
 	if err != nil {
 		return driver.Server{}, err

@@ -172,8 +172,7 @@ func TestStopOfWhatIsInvalid(t *testing.T) {
 		"resource.cpu":      func(s *driver.ServerSpec) { s.CPUMilli = 300_000 },
 		"resource.rootDisk": func(s *driver.ServerSpec) { s.RootDiskBytes = 1 << 20 },
 		"image.checksum":    func(s *driver.ServerSpec) { s.Image.Checksum = "sha256:x" },
-		"volumes[0].name":   func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "_"}} },
-		"ports[0].hostPort": func(s *driver.ServerSpec) { s.Ports = []driver.Port{{Port: 80, HostPort: 70_000}} },
+		"ports[0].hostIP":   func(s *driver.ServerSpec) { s.Ports = []driver.Port{{Port: 80, HostIP: "224.0.0.1"}} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()

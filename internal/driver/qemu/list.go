@@ -4,15 +4,14 @@
 package qemu
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io/fs"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
 
@@ -21,27 +20,20 @@ const maxConcurrent = 16
 
 // List returns the servers of the UIDs, or all where none is named.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	found, err := d.observeServers(ctx, uids)
-	if err != nil {
-		return nil, err
-	}
-	if len(uids) == 0 {
-		d.ForgetMissing(found)
-	}
-	servers := make([]driver.Server, 0, len(found))
-	met := map[types.UID]bool{}
-	for _, s := range found {
-		out := s.Report()
-		out.Progress = cmp.Or(out.Progress, d.fetches.Progress(s.UID))
-		servers = append(servers, out)
-		met[s.UID] = met[s.UID] || !s.Retained
-	}
-	for _, p := range d.fetches.PendingServers(uids...) {
-		if !met[p.UID] {
-			servers = append(servers, p)
+	return d.fetches.AddTo(func() ([]driver.Server, error) {
+		found, err := d.observeServers(ctx, uids)
+		if err != nil {
+			return nil, err
 		}
-	}
-	return servers, nil
+		if len(uids) == 0 {
+			d.ForgetMissing(found)
+		}
+		servers := make([]driver.Server, len(found))
+		for n, s := range found {
+			servers[n] = s.Report()
+		}
+		return servers, nil
+	}, uids...)
 }
 
 // observeServers observes this cluster's servers: those of the UIDs, or all where none is
@@ -78,7 +70,7 @@ func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*insta
 // listInstances returns the servers that have a directory, of the UIDs or all. The released
 // ones are last, so that a server that is being released is found in at least one place.
 func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instance.Instance, error) {
-	if err := instance.CheckContext(ctx); err != nil {
+	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
 	if err := d.StateDir.Reach(); err != nil {
@@ -93,19 +85,13 @@ func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instan
 // observeEach observes servers, and leaves out those that are gone meanwhile. A broken
 // server does not prevent the others from being listed.
 func (d *Driver) observeEach(ctx context.Context, instances []*instance.Instance) ([]*instance.Instance, error) {
-	servers, errs := make([]*instance.Instance, len(instances)), make([]error, len(instances))
-	var all errgroup.Group
-	all.SetLimit(maxConcurrent)
-	for i, inst := range instances {
-		all.Go(func() error {
-			servers[i], errs[i] = inst.ObserveWithin(ctx, instance.ListQueryWithin)
-			if servers[i].QueryErr != nil {
-				d.UnansweredQueries.Store(inst.Path, true)
-			}
-			return nil
-		})
-	}
-	_ = all.Wait()
+	servers, errs := kit.Each(ctx, maxConcurrent, instances, func(inst *instance.Instance) (*instance.Instance, error) {
+		s, err := inst.ObserveWithin(ctx, instance.ListQueryWithin)
+		if s.QueryErr != nil {
+			d.UnansweredQueries.Store(inst.Path, true)
+		}
+		return s, err
+	})
 	found := servers[:0]
 	for i, s := range servers {
 		switch {

@@ -172,9 +172,9 @@ func TestCheckHostIP(t *testing.T) {
 	for ip, want := range map[string]error{
 		"": nil, "127.0.0.1": nil, "0.0.0.0": nil, "192.0.2.1": nil,
 		"::1": driver.ErrUnsupported, "::": driver.ErrUnsupported, "::ffff:127.0.0.1": driver.ErrUnsupported,
-		"localhost": driver.ErrInvalid, "127.0.0.1,x": driver.ErrInvalid, "224.0.0.1": driver.ErrInvalid, "255.255.255.255": driver.ErrInvalid, "127.1": driver.ErrInvalid,
+		"127.0.0.1,x": driver.ErrUnsupported, "224.0.0.1": driver.ErrInvalid, "255.255.255.255": driver.ErrInvalid,
 	} {
-		err := checkPorts([]driver.Port{{Port: 80, HostIP: ip}})
+		err := checkForAnyMachine(driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostIP: ip}}})
 		if want == nil {
 			assert.NoError(t, err)
 			continue

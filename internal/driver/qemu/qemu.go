@@ -61,6 +61,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/guest"
@@ -140,6 +141,7 @@ type Driver struct {
 	*instance.Host
 	*guest.Guests
 
+	watches   kit.Watches
 	fetches   *download.Tracker
 	hostPorts *hostports.Ports
 }
@@ -233,9 +235,6 @@ func (o Options) withDefaults() Options {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	if o.Log.GetSink() == nil {
-		o.Log = logr.Discard()
-	}
 	return o
 }
 
@@ -255,7 +254,7 @@ func checkSocketPaths(folder string) error {
 
 // EngineID returns the folder's own UUID, if there is a QEMU to run machines on.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	if err := instance.CheckContext(ctx); err != nil {
+	if err := kit.CheckContext(ctx); err != nil {
 		return "", err
 	}
 	if err := d.Program.Check(ctx); err != nil {
@@ -267,7 +266,7 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 // beginChange begins a change of a server and returns the server's lock. If it fails,
 // nothing was changed.
 func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
-	if err := instance.CheckContext(ctx); err != nil {
+	if err := kit.CheckContext(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	if err := instance.CheckUID(t.UID); err != nil {

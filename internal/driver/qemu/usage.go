@@ -7,10 +7,10 @@ import (
 	"context"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -20,23 +20,14 @@ import (
 // guests report.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if len(uids) == 0 {
-		return nil, instance.CheckContext(ctx)
+		return nil, kit.CheckContext(ctx)
 	}
 	servers, err := d.observeServers(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
 	servers = slices.DeleteFunc(servers, func(s *instance.Instance) bool { return !s.IsAlive() || s.Phase != record.PhaseOn })
-	samples, errs := make([]driver.Usage, len(servers)), make([]error, len(servers))
-	var all errgroup.Group
-	all.SetLimit(maxConcurrent)
-	for i := range servers {
-		all.Go(func() error {
-			samples[i], errs[i] = d.sampleUsage(ctx, servers[i])
-			return nil
-		})
-	}
-	_ = all.Wait()
+	samples, errs := kit.Each(ctx, maxConcurrent, servers, func(s *instance.Instance) (driver.Usage, error) { return d.sampleUsage(ctx, s) })
 	found := samples[:0]
 	for i, u := range samples {
 		if errs[i] == nil { // else it has ended meanwhile

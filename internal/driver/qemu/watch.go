@@ -6,17 +6,19 @@ package qemu
 import (
 	"context"
 	"path/filepath"
+	"sync"
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
 
 // Watch reports servers whose notification file is written, whose directory comes or
 // goes, and for which QEMU itself reports a change.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	if err := instance.CheckContext(ctx); err != nil {
+	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
 	files, err := d.StateDir.Notify(instance.VMsDir, instance.RetainedDir, instance.NotificationsDir)
@@ -28,29 +30,30 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 		_ = files.Close()
 		return nil, err
 	}
-	w := &watch{
-		driver: d, files: files, out: make(chan types.UID), ended: make(chan string),
-		queued: map[types.UID]bool{}, supervisors: map[string]*supervisor{},
-	}
-	go w.run(ctx, instances)
-	return w.out, nil
+	ctx, cancel := context.WithCancel(ctx)
+	w := &watch{driver: d, files: files, queue: d.watches.Open(ctx), ended: make(chan string), supervisors: map[string]*supervisor{}}
+	uids := make(chan types.UID)
+	go func() {
+		defer close(uids)
+		var following sync.WaitGroup
+		following.Go(func() { w.run(ctx, cancel, instances) })
+		kit.Send(ctx, w.queue, uids, nil)
+		following.Wait()
+	}()
+	return uids, nil
 }
 
 // watch serves one call of Watch.
 type watch struct {
 	driver *Driver
 	files  *fsnotify.Watcher
-	out    chan types.UID
+	queue  *kit.Queue
 	ended  chan string // the paths of supervisors that have ended
 
-	order       []types.UID // to be sent, each once
-	queued      map[types.UID]bool
 	supervisors map[string]*supervisor // by directory
 }
 
-func (w *watch) run(ctx context.Context, instances []*instance.Instance) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer close(w.out)
+func (w *watch) run(ctx context.Context, cancel context.CancelFunc, instances []*instance.Instance) {
 	defer w.waitSupervisors()
 	defer cancel()
 	defer func() { _ = w.files.Close() }()
@@ -65,12 +68,6 @@ func (w *watch) run(ctx context.Context, instances []*instance.Instance) {
 
 // handleNext handles one event, and reports whether the watch goes on.
 func (w *watch) handleNext(ctx context.Context) bool {
-	// A nil channel is never ready: there is nothing to send.
-	var out chan types.UID
-	var head types.UID
-	if len(w.order) > 0 {
-		out, head = w.out, w.order[0]
-	}
 	select {
 	case <-ctx.Done():
 		return false
@@ -84,9 +81,6 @@ func (w *watch) handleNext(ctx context.Context) bool {
 		return false
 	case path := <-w.ended:
 		w.replaceSupervisor(ctx, path)
-	case out <- head:
-		delete(w.queued, head)
-		w.order = w.order[1:]
 	}
 	return true
 }
@@ -103,7 +97,7 @@ func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 	if w.isOtherCluster(inst) {
 		return
 	}
-	w.enqueue(uid)
+	w.queue.Add(uid)
 	w.startSupervisor(ctx, inst)
 }
 
@@ -111,13 +105,6 @@ func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 func (w *watch) isOtherCluster(inst *instance.Instance) bool {
 	r, err := inst.Load()
 	return err == nil && r.ClusterID != w.driver.ClusterID
-}
-
-func (w *watch) enqueue(uid types.UID) {
-	if !w.queued[uid] {
-		w.queued[uid] = true
-		w.order = append(w.order, uid)
-	}
 }
 
 // supervisor follows one server while its QEMU runs. Of several supervisors, in this and in

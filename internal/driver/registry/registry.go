@@ -19,7 +19,6 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
-	dockeradmin "cloudnative.tw/drover/internal/driver/docker/admin"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fencing"
 	"cloudnative.tw/drover/internal/driver/metrics"
@@ -55,7 +54,7 @@ var rows = []struct {
 	// admin opens an engine for command line tools. dir is its folder, if it is one.
 	admin func(dir string, env driver.Environment) (driver.Admin, error)
 }{
-	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }, openDockerAdmin},
+	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }, docker.OpenAdmin},
 	{qemu.Name, func() DriverOptions { return qemu.DefaultOptions() }, openQEMUAdmin},
 	{fake.Name, func() DriverOptions { return fake.DefaultOptions() }, fake.OpenAdmin},
 	{pod.Name, func() DriverOptions { return pod.DefaultOptions() }, openPodAdmin},
@@ -63,10 +62,6 @@ var rows = []struct {
 
 func openPodAdmin(string, driver.Environment) (driver.Admin, error) {
 	return nil, errors.New("the servers of driver pod are pods and PersistentVolumeClaims: use kubectl")
-}
-
-func openDockerAdmin(_ string, env driver.Environment) (driver.Admin, error) {
-	return dockeradmin.Open(env)
 }
 
 func openQEMUAdmin(dir string, env driver.Environment) (driver.Admin, error) {

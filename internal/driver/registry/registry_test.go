@@ -145,8 +145,8 @@ func TestNamed(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	o := options()
-	o.Settings[fake.Name].(*fake.Options).FailureRate = 2
-	assert.ErrorSays(t, "Open", assert.ErrorOf(Open(t.Context(), "fake", o)), "failure rate is 2")
+	o.Settings[fake.Name].(*fake.Options).BootTime = -1
+	assert.ErrorSays(t, "Open", assert.ErrorOf(Open(t.Context(), "fake", o)), "negative")
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	assert.ErrorSays(t, "Open", assert.ErrorOf(Open(t.Context(), Auto, o)), "no engine answers")
 }

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/system"
 	"github.com/moby/moby/client"
 	"github.com/moby/moby/client/pkg/versions"
@@ -202,6 +203,25 @@ func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
 		})
 	}
 	return info, err
+}
+
+// Inspect returns a container. errdefs.IsNotFound is true of its error if there is none.
+func (e *Client) Inspect(ctx context.Context, id string) (in container.InspectResponse, err error) {
+	err = e.Read(ctx, "inspect container "+ShortID(id), func(ctx context.Context, c *client.Client) error {
+		res, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+		in = res.Container
+		return err
+	})
+	return in, err
+}
+
+// ParseTime returns zero for the text that Docker uses for an absent time.
+func ParseTime(text string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil || t.Year() <= 1 {
+		return time.Time{}
+	}
+	return t
 }
 
 // ShortID returns the beginning of a container's ID, which names it as docker ps does.

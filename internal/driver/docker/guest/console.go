@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // noDetachKeys replaces Ctrl-P Ctrl-Q, by which the engine leaves a terminal and which it
@@ -152,7 +153,7 @@ func (c *console) explainEnd(ctx context.Context, cause error) error {
 			return context.Cause(ctx)
 		case errors.Is(err, driver.ErrRetry), errors.Is(err, driver.ErrNotFound):
 			return io.EOF
-		case err == nil && c.access.pause(limited, endEvery):
+		case err == nil && kit.Pause(limited, c.access.options.Clock, endEvery) == nil:
 			continue
 		case err == nil:
 			err = cmp.Or(cause, errConnectionEnded)
@@ -162,18 +163,6 @@ func (c *console) explainEnd(ctx context.Context, cause error) error {
 }
 
 var errConnectionEnded = errors.New("the engine has ended the connection")
-
-// pause waits, and reports whether ctx goes on.
-func (a *Access) pause(ctx context.Context, d time.Duration) bool {
-	timer := a.options.Clock.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C():
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
 
 // Read implements io.Reader.
 func (c *console) Read(p []byte) (int, error) { return c.screen.Read(p) }

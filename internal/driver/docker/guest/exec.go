@@ -21,6 +21,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // execution is a command in a container.
@@ -254,8 +255,8 @@ func (x *execution) awaitState(ctx context.Context, reached func(client.ExecInsp
 		if err != nil || reached(state) {
 			return state, err
 		}
-		if !x.access.pause(ctx, stateEvery) {
-			return state, context.Cause(ctx)
+		if err := kit.Pause(ctx, x.access.options.Clock, stateEvery); err != nil {
+			return state, err
 		}
 	}
 }

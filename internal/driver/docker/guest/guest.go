@@ -72,16 +72,11 @@ func (a *Access) withTimeout(ctx context.Context) (context.Context, context.Canc
 }
 
 func (a *Access) inspect(ctx context.Context, id string) (found, error) {
-	var c found
-	err := a.options.Engine.Read(ctx, "inspect container "+engine.ShortID(id), func(ctx context.Context, e *client.Client) error {
-		res, err := e.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
-		c = found(res.Container)
-		return err
-	})
+	c, err := a.options.Engine.Inspect(ctx, id)
 	if errdefs.IsNotFound(err) {
 		err = driver.Errorf(driver.ErrNotFound, "container %s is gone", engine.ShortID(id))
 	}
-	return c, err
+	return found(c), err
 }
 
 // findRunning is findContainer for what needs a process in the container that runs.

@@ -34,7 +34,7 @@ func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 	if err != nil {
 		return nil, err
 	}
-	if c.State == nil || parseTime(c.State.StartedAt).IsZero() {
+	if c.State == nil || engine.ParseTime(c.State.StartedAt).IsZero() {
 		return nil, driver.Errorf(driver.ErrRetry, "the server has not run yet, and has no log")
 	}
 	if o.Previous {
@@ -59,7 +59,7 @@ const (
 // which the engine says the run began. The engine writes the end of a run over that of the
 // run before.
 func runBegin(s *container.State) time.Time {
-	began, ended := parseTime(s.StartedAt), parseTime(s.FinishedAt)
+	began, ended := engine.ParseTime(s.StartedAt), engine.ParseTime(s.FinishedAt)
 	switch between := began.Sub(ended); {
 	case ended.IsZero():
 		return time.Time{}
@@ -67,15 +67,6 @@ func runBegin(s *container.State) time.Time {
 		return began.Add(-min(between/2, longestStart))
 	}
 	return began.Add(-shortestStart)
-}
-
-// parseTime returns zero for the text that Docker uses for an absent time.
-func parseTime(text string) time.Time {
-	t, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil || t.Year() <= 1 {
-		return time.Time{}
-	}
-	return t
 }
 
 func formatTime(t time.Time) string {

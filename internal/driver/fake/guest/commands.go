@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // execution is a command that runs.
@@ -126,14 +127,7 @@ func (x *execution) sleep(ctx context.Context, args []string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	timer := x.access.Clock.NewTimer(time.Duration(seconds) * time.Second)
-	defer timer.Stop()
-	select {
-	case <-timer.C():
-		return 0, nil
-	case <-ctx.Done():
-		return 0, context.Cause(ctx)
-	}
+	return 0, kit.Pause(ctx, x.access.Clock, time.Duration(seconds)*time.Second)
 }
 
 // numberIn returns the only argument, a number that can be an exit code.

@@ -156,13 +156,13 @@ func (i *Instance) diskText() string {
 	return text
 }
 
-// megabyte is that of messages.
+// megabyte is the unit of sizes in messages.
 const megabyte = 1_000_000
 
 // mayLackSecret reports whether a pod that was made without a gate may have no Secret yet: the call
 // that made it may have ended before it made that too, in this process or another. Ensure finds out.
 func (i *Instance) mayLackSecret() bool {
-	return objects.IsEphemeral(i.Pod) && objects.SecretOf(i.Pod) != "" && (i.reader.HasSecret == nil || !i.reader.HasSecret(i.Pod.UID))
+	return objects.IsEphemeral(i.Pod) && (i.reader.HasSecret == nil || !i.reader.HasSecret(i.Pod.UID))
 }
 
 // describeMachine adds what was last seen of a machine that runs.

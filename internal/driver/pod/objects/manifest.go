@@ -371,7 +371,7 @@ func (t *Template) NewSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce stri
 	return s
 }
 
-// SecretOf returns the name of the Secret of a pod, "" if it has none.
+// SecretOf returns the name of the Secret of a pod, "" if others have removed that from its volumes.
 func SecretOf(p *corev1.Pod) string {
 	for _, v := range p.Spec.Volumes {
 		if v.Name == secretVolume && v.Secret != nil {

@@ -108,14 +108,10 @@ func CheckUnwritten(path string) error {
 	return err
 }
 
-const (
-	// MaxSize is larger than any disk in use.
-	MaxSize = 1 << 50
-	// maxOvercommit is how many times the size of the host's file system one disk may have.
-	// Disks take only the room of what was written to them, so their sum may exceed the
-	// host, but a guest relies on its disk's size.
-	maxOvercommit = 10
-)
+// maxOvercommit is how many times the size of the host's file system one disk may have.
+// Disks take only the room of what was written to them, so their sum may exceed the
+// host, but a guest relies on its disk's size.
+const maxOvercommit = 10
 
 // Capacity is what the file system of the machines' disks holds, and has free.
 type Capacity struct{ Total, Available int64 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/agent"
@@ -67,7 +68,7 @@ func (g *Guests) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 
 // find returns a server of this cluster as look finds it.
 func (g *Guests) find(ctx context.Context, uid types.UID, look func(*instance.Instance) (*instance.Instance, error)) (*instance.Instance, error) {
-	if err := instance.CheckContext(ctx); err != nil {
+	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
 	if err := instance.CheckUID(uid); err != nil {

@@ -4,7 +4,6 @@
 package instance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -90,12 +89,4 @@ func ClassifyObserveError(err error) error {
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	return driver.Errorf(driver.ErrUnavailable, "%w", err)
-}
-
-// CheckContext begins every call. It fails if ctx is done.
-func CheckContext(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("the call to the qemu driver was cut short: %w", context.Cause(ctx))
-	}
-	return nil
 }

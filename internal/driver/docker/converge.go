@@ -17,14 +17,72 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/kit"
 )
 
-// changeContainer calls a method of Docker's client that changes a container.
-func changeContainer[O, R any](ctx context.Context, i *instance, action string, method func(*client.Client, context.Context, string, O) (R, error), options O) error {
-	return i.driver.engine.Change(ctx, action, func(ctx context.Context, c *client.Client) error {
-		_, err := method(c, ctx, i.id, options)
-		return err
-	})
+// maxSteps is more than any server needs. It ends a conflict with another program
+// that undoes each step.
+const maxSteps = 8
+
+// convergeTo changes a container to match the spec, or as far as possible without waiting.
+func (i *instance) convergeTo(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	i.driver.rootDisks.Store(i.id, spec.RootDiskBytes)
+	for range maxSteps {
+		done, err := i.takeNextStep(ctx, spec)
+		if err != nil {
+			return driver.Server{}, err
+		}
+		if done {
+			s := i.toServer()
+			s.Pending, s.Progress = pendingFields(i, spec), cmp.Or(s.Progress, i.driver.fetches.Progress(i.uid))
+			return s, nil
+		}
+	}
+	return driver.Server{}, driver.Errorf(driver.ErrRetry, "container %s does not settle: it is %s again and again", engine.ShortID(i.id), i.state)
+}
+
+// takeNextStep takes one step and inspects the container again. A stop comes first, so
+// that a size which the host cannot provide does not keep the container on.
+func (i *instance) takeNextStep(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
+	pending := pendingFields(i, spec)
+	switch next := i.nextStep(spec, pending); next {
+	case kit.StepStop, kit.StepKill, kit.StepWait:
+		if _, isStopping := i.requestedStop(); len(pending) > 0 && spec.Power != driver.PowerOff && !isStopping {
+			if waits, err := i.driver.ensureImage(ctx, spec); waits || err != nil {
+				return true, err
+			}
+		}
+		return i.stop(ctx, spec, next)
+	case stepReplace:
+		return i.replace(ctx, spec)
+	case kit.StepNone:
+		if len(pending) == 0 {
+			i.driver.fetches.ReleaseExcept(spec.UID) // in case of a change that was reverted
+		}
+		return true, i.updateContainer(ctx, spec)
+	default:
+		if err := i.updateContainer(ctx, spec); err != nil {
+			return false, err
+		}
+		return false, i.changePower(ctx, spec, next)
+	}
+}
+
+// stepReplace makes another container, with the fields that the present one cannot get.
+const stepReplace kit.Step = "replace"
+
+// nextStep returns the step that brings a container closer to its spec. The pause between two
+// tries of the engine's restarter is used for a change that waits for a restart, which may be
+// what repairs the guest.
+func (i *instance) nextStep(spec driver.ServerSpec, pending []string) kit.Step {
+	if i.state == container.StateRestarting && len(pending) > 0 {
+		spec.RestartRun = i.runID()
+	}
+	next := kit.NextStep(i.observe(), spec, i.driver.Clock.Now())
+	if next == kit.StepStart && (len(pending) > 0 || i.state == container.StateDead) {
+		return stepReplace
+	}
+	return next
 }
 
 // stopRequest is a stop that has begun.
@@ -45,30 +103,19 @@ func (s stopRequest) String() string {
 	return "stopping, forced at " + s.deadline.UTC().Format(time.RFC3339) // up to days ahead
 }
 
-func (s stopRequest) isDue(now time.Time) bool {
-	return !s.deadline.IsZero() && !now.Before(s.deadline)
-}
-
 // requestedStop returns the stop of the current run, if its stop was requested. Stops
 // of earlier runs are ignored: this run has a grace period of its own.
 func (i *instance) requestedStop() (stopRequest, bool) {
 	s, ok := i.driver.stops.Load(i.id)
-	if !ok || !i.hasRun() || s.runID != i.runID() {
-		return stopRequest{runID: i.runID()}, false
-	}
-	return s, true
+	return s, ok && i.hasRun() && s.runID == i.runID()
 }
 
-// stop sends the signal once, and SIGKILL when StopBy has passed. It uses the
-// engine's kill rather than its stop, which would block for the whole grace period.
-// Either one keeps the engine's restarter from starting the container again.
-func (i *instance) stop(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
-	request, stopping := i.requestedStop()
-	if !stopping || spec.Power == driver.PowerOff || endsRun(i, spec) {
-		request.deadline = spec.StopBy
-	}
-	request.forced = request.forced || request.isDue(i.driver.Clock.Now())
-	if request.forced || !stopping {
+// stop sends the signal, or SIGKILL for a stop that is forced. It uses the engine's kill
+// rather than its stop, which would block for the whole grace period. Either one keeps the
+// engine's restarter from starting the container again.
+func (i *instance) stop(ctx context.Context, spec driver.ServerSpec, next kit.Step) (done bool, err error) {
+	request := stopRequest{runID: i.runID(), deadline: kit.StopDeadline(i.observe(), spec), forced: next == kit.StepKill}
+	if next != kit.StepWait {
 		if err := i.sendSignal(ctx, request.forced); err != nil {
 			return true, err
 		}
@@ -79,7 +126,7 @@ func (i *instance) stop(ctx context.Context, spec driver.ServerSpec) (done bool,
 	if err := i.refresh(ctx); err != nil {
 		return true, err
 	}
-	_, stopping = i.requestedStop()
+	_, stopping := i.requestedStop()
 	return stopping, nil
 }
 
@@ -110,19 +157,19 @@ func (i *instance) ignoreStateConflict(err error) error {
 var stateConflict = regexp.MustCompile(`is not running|is not paused|already paused|no such process|process already finished`)
 
 // changePower starts, pauses or resumes a container.
-func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next step) (err error) {
+func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next kit.Step) (err error) {
 	action := string(next) + " container " + engine.ShortID(i.id)
 	switch next {
-	case stepStart:
+	case kit.StepStart:
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerStart, client.ContainerStartOptions{})
 		if err != nil {
 			return explainStart(spec, err)
 		}
-	case stepPause:
+	case kit.StepPause:
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerPause, client.ContainerPauseOptions{})
-	case stepUnpause:
+	case kit.StepResume:
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerUnpause, client.ContainerUnpauseOptions{})
-	case stepNone, stepStop, stepReplace:
+	default:
 	}
 	if err := i.ignoreStateConflict(err); err != nil {
 		return err
@@ -236,4 +283,24 @@ func (i *instance) checkMemoryInUse(ctx context.Context, limit int64) error {
 		return driver.Errorf(driver.ErrRetry, "spec.resource.memory: %s is less than the %s in use: stop the server to shrink it, or free memory in it", formatBytes(limit), formatMegabytes(used))
 	}
 	return nil
+}
+
+// changeContainer calls a method of Docker's client that changes a container.
+func changeContainer[O, R any](ctx context.Context, i *instance, action string, method func(*client.Client, context.Context, string, O) (R, error), options O) error {
+	return i.driver.engine.Change(ctx, action, func(ctx context.Context, c *client.Client) error {
+		_, err := method(c, ctx, i.id, options)
+		return err
+	})
+}
+
+// refresh inspects the container again.
+func (i *instance) refresh(ctx context.Context) error {
+	now, err := i.driver.inspectContainer(ctx, i.id)
+	if errdefs.IsNotFound(err) {
+		return i.goneError()
+	}
+	if err == nil {
+		*i = *now
+	}
+	return err
 }

@@ -1,0 +1,147 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kit has what several drivers do in the same way.
+//
+// Start with NextStep in step.go, which decides what to do to a server. Calls limits calls
+// in time and keeps two from changing one server, Each makes calls at the same time, and
+// Watches has the queues of Driver.Watch.
+package kit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// DefaultCallTimeout limits a call whose context has no deadline.
+const DefaultCallTimeout = 30 * time.Second
+
+// Calls are the calls of a driver.
+type Calls struct {
+	// Timeout limits a call whose context has no deadline.
+	Timeout time.Duration
+	// changing has, by UID, a channel that is closed when the call which changes that server
+	// ends.
+	changing driver.SyncMap[types.UID, chan struct{}]
+}
+
+// CheckContext begins a call that does not wait. It fails if ctx is done.
+func CheckContext(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("the call to the driver was cut short: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// Limit gives ctx a deadline if it has none.
+func (c *Calls) Limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, c.Timeout)
+}
+
+// BeginChange begins a call that changes a server, after other such calls of this process
+// have ended. It checks the UID. Against another process only the engine's own rules protect.
+func (c *Calls) BeginChange(ctx context.Context, uid types.UID) (limited context.Context, end func(), err error) {
+	if err := driver.CheckUID(uid); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := c.Limit(ctx)
+	own := make(chan struct{})
+	for {
+		other, isChanging := c.changing.LoadOrStore(uid, own)
+		if !isChanging {
+			return ctx, func() { c.changing.Delete(uid); close(own); cancel() }, nil
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			cancel()
+			return nil, nil, driver.Errorf(driver.ErrRetry, "another call for this server has not ended: %w", ctx.Err())
+		}
+	}
+}
+
+// Each calls do for each item, some at a time, and returns the results in the order of the
+// items. It does so even after ctx has ended, because an item that was left out would look
+// like one that does not exist.
+func Each[T, R any](ctx context.Context, limit int, items []T, do func(T) (R, error)) ([]R, []error) {
+	results, errs := make([]R, len(items)), make([]error, len(items))
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), limit, len(items), func(n int) {
+		results[n], errs[n] = do(items[n])
+	})
+	return results, errs
+}
+
+// Queue has the UIDs that one Watch has to send, each of them once, so it loses no UID and
+// cannot grow beyond the number of servers.
+type Queue = workqueue.Typed[types.UID]
+
+// Watches are the open watches of a driver. The zero value has none.
+type Watches struct {
+	queues driver.SyncMap[*Queue, bool]
+}
+
+// Open opens a watch, which lasts until ctx ends.
+func (w *Watches) Open(ctx context.Context) *Queue {
+	queue := workqueue.NewTyped[types.UID]()
+	w.queues.Store(queue, true)
+	context.AfterFunc(ctx, func() { w.queues.Delete(queue); queue.ShutDown() })
+	return queue
+}
+
+// Notify has every open watch send the UIDs.
+func (w *Watches) Notify(uids ...types.UID) {
+	for _, queue := range w.queues.Keys() {
+		for _, uid := range uids {
+			queue.Add(uid)
+		}
+	}
+}
+
+// ShutDown ends all watches, whose callers have to list again.
+func (w *Watches) ShutDown() {
+	for _, queue := range w.queues.Keys() {
+		queue.ShutDown()
+	}
+}
+
+// Send sends what is queued until the watch ends, except the UIDs for which isSent returns
+// false. A nil isSent sends all.
+func Send(ctx context.Context, queue *Queue, uids chan<- types.UID, isSent func(types.UID) bool) {
+	for {
+		uid, shutDown := queue.Get()
+		if shutDown {
+			return
+		}
+		queue.Done(uid) // now, so that an event during the sending queues it again
+		if isSent != nil && !isSent(uid) {
+			continue
+		}
+		select {
+		case uids <- uid:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Pause waits for a while, or returns the cause of the end of ctx if that comes before.
+func Pause(ctx context.Context, c clock.Clock, d time.Duration) error {
+	timer := c.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,119 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+)
+
+// record is what the spec says of a server, and what the VirtualMachine's status has recorded of
+// its objects.
+type record struct {
+	spec driver.ServerSpec
+	base string // the name of the pod and of the root disk's PVC
+}
+
+// recorded returns what the VirtualMachine's status has recorded of an object, or nil.
+func (s *record) recorded(kind, name string) *driver.Object {
+	n := slices.IndexFunc(s.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == name })
+	if n < 0 {
+		return nil
+	}
+	return &s.spec.Objects[n]
+}
+
+// isEndRecorded reports whether the status of the VirtualMachine has that the pod has ended.
+func (s *record) isEndRecorded() bool {
+	r := s.recorded(objects.KindPod, s.base)
+	return r == nil || r.Ended
+}
+
+// hasGate reports whether the next pod is made with a scheduling gate. The pod of an ephemeral server
+// that is to run has none, which saves a write of each pod: no kubelet starts it before its Secret
+// exists, which is made for that very pod.
+func (s *record) hasGate() bool {
+	return !s.spec.Ephemeral || s.spec.Power == driver.PowerOff || s.spec.PowerOnly
+}
+
+// recordFirst ends the call: the caller records the objects, and calls again.
+func (s *record) recordFirst(changed ...driver.Object) error {
+	return s.recordAndFail(nil, changed...)
+}
+
+// recordAndFail ends the call, which has failed if a failure is given: the caller records the objects.
+func (s *record) recordAndFail(failure error, changed ...driver.Object) error {
+	all := slices.Clone(s.spec.Objects)
+	for _, o := range changed {
+		all = slices.DeleteFunc(all, func(have driver.Object) bool {
+			return have.Kind == o.Kind && (have.Name == o.Name || o.Kind == objects.KindSecret) // there is one Secret
+		})
+		all = append(all, o)
+	}
+	return &driver.RecordFirstError{Objects: all, Failure: failure}
+}
+
+func (c *claims) checkRecorded(kind string, o metav1.Object) error {
+	recorded := c.recorded(kind, o.GetName())
+	switch {
+	case recorded != nil && recorded.UID == o.GetUID():
+		return nil
+	case recorded != nil && recorded.UID == "" && recorded.Nonce != "" && recorded.Nonce == o.GetAnnotations()[objects.AnnotationNonce] && !c.isNonceUsed(recorded):
+		return nil
+	}
+	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+		"%s with UID %s was not made for this VirtualMachine, whose status does not have it: delete it, or delete the VirtualMachine", objects.Describe(kind, o), o.GetUID()))
+}
+
+// isNonceUsed reports whether the pod with a recorded nonce was made and removed. The record is old then: another
+// leader may have recorded the next pod since.
+func (c *claims) isNonceUsed(r *driver.Object) bool {
+	return r.Kind == objects.KindPod && c.Root != nil && c.Root.Annotations[objects.AnnotationUsedNonce] == r.Nonce
+}
+
+// intents returns the objects that the next steps create, with new nonces.
+func (c *claims) intents(ctx context.Context) []driver.Object {
+	var all []driver.Object
+	if r := c.recorded(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
+		all = append(all, newIntent(objects.KindClaim, c.Key.Name))
+	}
+	if c.spec.BlockEviction && c.recorded(objects.KindBudget, c.Key.Name) == nil {
+		all = append(all, newIntent(objects.KindBudget, c.Key.Name))
+	}
+	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.Pod != nil {
+		return all
+	}
+	if !c.isPodIntended() {
+		all = append(all, c.podIntents(ctx)...)
+	}
+	for _, v := range c.spec.Volumes {
+		if name := objects.ClaimName(c.Key.Name, v.Name); c.recorded(objects.KindClaim, name) == nil {
+			all = append(all, newIntent(objects.KindClaim, name))
+		}
+	}
+	return all
+}
+
+// podIntents returns the next pod, with the digests of its images, and its Secret.
+func (c *claims) podIntents(ctx context.Context) []driver.Object {
+	pod := newIntent(objects.KindPod, c.Key.Name)
+	pod.Images = c.resolveImages(ctx)
+	return []driver.Object{pod, newIntent(objects.KindSecret, objects.SecretName(c.Key.Name, pod.Nonce))}
+}
+
+// isPodIntended reports whether the next pod and its Secret are recorded.
+func (c *claims) isPodIntended() bool {
+	r := c.recorded(objects.KindPod, c.Key.Name)
+	return r != nil && !r.Ended && r.UID == "" && !c.isNonceUsed(r) && c.hasResolved(r) && c.recorded(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
+}
+
+func newIntent(kind, name string) driver.Object {
+	return driver.Object{Kind: kind, Name: name, Nonce: string(uuid.NewUUID())}
+}

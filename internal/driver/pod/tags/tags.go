@@ -1,0 +1,94 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tags resolves the tags of images to digests, by asking registries.
+//
+// Start with Resolver.
+package tags
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
+)
+
+const (
+	// resolveWithin bounds the time that a call waits for registries. Nodes resolve the tags that
+	// were not resolved by then.
+	resolveWithin = 4 * time.Second
+	// silentFor is how long a registry is not asked again for images of a repository of which it did
+	// not answer in time, so that it delays few servers. It may be fast with others, such as those of
+	// which it is no proxy.
+	silentFor = 30 * time.Second
+	// maxSilent bounds how many such repositories are remembered.
+	maxSilent = 1000
+	// maxAsked bounds the questions of a call at a time.
+	maxAsked = 4
+)
+
+// Resolver finds the digests of tags.
+type Resolver struct {
+	// Resolve returns the digest of an image. Its errors are for users.
+	Resolve func(ctx context.Context, source string) (digest string, err error)
+	Clock   clock.PassiveClock
+
+	underway singleflight.Group
+	silent   driver.SyncMap[string, time.Time] // by repository, until when
+}
+
+// Digests returns what the tags of images are resolved to, in their order.
+func (r *Resolver) Digests(ctx context.Context, sources []string) []driver.ResolvedImage {
+	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
+	defer cancel()
+	all, _ := kit.Each(ctx, maxAsked, sources, func(source string) (driver.ResolvedImage, error) {
+		digest, err := r.ask(ctx, source)
+		found := driver.ResolvedImage{Source: source, Digest: digest, Unproven: digest != ""}
+		if err != nil {
+			found.Message = err.Error()
+		}
+		return found, nil
+	})
+	return all
+}
+
+var errSilent = errors.New("the registry did not answer in time")
+
+// ask asks for the digest of an image. Calls that need the same share a question.
+func (r *Resolver) ask(ctx context.Context, source string) (string, error) {
+	repository := objects.RepositoryOf(source)
+	if until, ok := r.silent.Load(repository); ok && r.Clock.Now().Before(until) {
+		return "", errSilent
+	}
+	shared := r.underway.DoChan(source, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveWithin)
+		defer cancel()
+		digest, err := r.Resolve(ctx, source)
+		if ctx.Err() != nil {
+			r.markSilent(repository)
+			err = errSilent
+		}
+		return digest, err
+	})
+	select {
+	case result := <-shared:
+		digest, _ := result.Val.(string)
+		return digest, result.Err
+	case <-ctx.Done():
+		return "", errSilent
+	}
+}
+
+func (r *Resolver) markSilent(repository string) {
+	now := r.Clock.Now()
+	r.silent.DeleteFunc(func(_ string, until time.Time) bool { return !now.Before(until) })
+	if r.silent.Len() < maxSilent {
+		r.silent.Store(repository, now.Add(silentFor))
+	}
+}

@@ -1,0 +1,42 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package tags
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	testingclock "k8s.io/utils/clock/testing"
+)
+
+// TestSlowRepository checks that a repository of which a registry does not answer in time is not asked
+// for again soon, while others of that registry are resolved, and that few are remembered.
+func TestSlowRepository(t *testing.T) {
+	t.Parallel()
+	const slow, fast, digest = "oci://registry.example/mirror/slow:1", "oci://registry.example/disks/debian:12", "sha256:1"
+	var asked atomic.Int32
+	r := &Resolver{Clock: testingclock.NewFakePassiveClock(time.Now())}
+	r.Resolve = func(ctx context.Context, source string) (string, error) {
+		if asked.Add(1); source == fast {
+			return digest, nil
+		}
+		<-ctx.Done()
+		return "", ctx.Err()
+	}
+	for _, want := range []int32{2, 3} { // the slow one once
+		got := r.Digests(t.Context(), []string{slow, fast})
+		if got[0].Digest != "" || got[0].Message != errSilent.Error() || got[1].Digest != digest || asked.Load() != want {
+			t.Errorf("the images are %+v, and the registry was asked %d times, want %d", got, asked.Load(), want)
+		}
+	}
+	for n := range maxSilent + 1 {
+		r.markSilent(fmt.Sprint("registry.example/", n))
+	}
+	if n := r.silent.Len(); n != maxSilent {
+		t.Errorf("%d repositories are remembered, want %d", n, maxSilent)
+	}
+}
