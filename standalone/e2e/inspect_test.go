@@ -198,7 +198,7 @@ func (c inspected) checkRunning(t *testing.T) {
 	t.Helper()
 	c.wantDoctor(t, map[string]string{"ports": "ok", "data-dir": "ok", "files": "ok"})
 	c.wantStatus(t, 0, "ready, API "+serverVersion(t, c.Cluster)+", leads true, fake default true 1/1 0 0, VMs 1 map[Active:1]",
-		fmt.Sprintf(" runs (process %d, for ", c.PID()), c.Config.Host, "COMPONENT", "DRIVER", "1 Active")
+		fmt.Sprintf(" runs (process %d, for ", c.PID()), c.Config.Host, "DRIVER", "1 Active")
 }
 
 // checkStopped checks that both commands say so, and change nothing.
