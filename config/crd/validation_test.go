@@ -147,6 +147,10 @@ func memoryIs(value string) string {
 	return `spec.resource: Invalid value: memory is ` + value + `: it must be a quantity from 6Mi to 64Ti, for example 4G or 512Mi`
 }
 
+func hostIPIs(value string) string {
+	return fmt.Sprintf(`spec.ports[0].hostIP: Invalid value: %q: hostIP is %s: it must be an IP address, for example 127.0.0.1 or ::1`, value, value)
+}
+
 func rootDiskIs(value string) string {
 	return `spec.resource: Invalid value: rootDisk is ` + value + `: it must be a quantity from 1Mi to 1Pi, for example 40G`
 }
@@ -215,6 +219,13 @@ var specCases = map[string]createCase{
 	"hostPort 0": {`ports: [{name: http, port: 80, hostPort: 0}]`, []string{
 		`spec.ports[0].hostPort: Invalid value: 0: spec.ports[0].hostPort in body should be greater than or equal to 1`,
 	}},
+	"hostPort 65536": {`ports: [{name: http, port: 80, hostPort: 65536}]`, []string{
+		`spec.ports[0].hostPort: Invalid value: 65536: spec.ports[0].hostPort in body should be less than or equal to 65535`,
+	}},
+	"hostIP of a name": {`ports: [{name: http, port: 80, hostIP: localhost}]`, []string{hostIPIs("localhost")}},
+	"hostIP and more":  {`ports: [{name: http, port: 80, hostIP: "127.0.0.1,x"}]`, []string{hostIPIs("127.0.0.1,x")}},
+	"hostIP 127.1":     {`ports: [{name: http, port: 80, hostIP: "127.1"}]`, []string{hostIPIs("127.1")}},
+	"hostIP of a zone": {`ports: [{name: http, port: 80, hostIP: "fe80::1%eth0"}]`, []string{hostIPIs("fe80::1%eth0")}},
 	"protocol SCTP": {`ports: [{name: http, port: 80, protocol: SCTP}]`, []string{
 		`spec.ports[0].protocol: Unsupported value: "SCTP": supported values: "TCP", "UDP"`,
 	}},
@@ -248,6 +259,18 @@ var specCases = map[string]createCase{
 	}},
 	"volume of size big": {`volumes: [{name: data, size: big}]`, []string{
 		`spec.volumes[0].size: Invalid value: "big": size is big: it must be a quantity from 1Mi to 1Pi, for example 10G`,
+	}},
+	"volume of size 2Pi": {`volumes: [{name: data, size: 2Pi}]`, []string{
+		`spec.volumes[0].size: Invalid value: "2Pi": size is 2Pi: it must be a quantity from 1Mi to 1Pi, for example 10G`,
+	}},
+	"volume of a path": {`volumes: [{name: ../x, size: 1G}]`, []string{
+		`spec.volumes[0].name: Invalid value: "../x": spec.volumes[0].name in body should match '^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'`,
+	}},
+	"volume of the seed's name": {`volumes: [{name: CIDATA, size: 1G}]`, []string{
+		`spec.volumes[0].name: Invalid value: "CIDATA": spec.volumes[0].name in body should match '^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'`,
+	}},
+	"volume of a long name": {`volumes: [{name: ` + strings.Repeat("x", 21) + `, size: 1G}]`, []string{
+		`spec.volumes[0].name: Too long: may not be more than 20 bytes`,
 	}},
 	"two volumes of one name": {`volumes: [{name: data, size: 1G}, {name: data, size: 1G}]`, []string{
 		`spec.volumes[1]: Duplicate value: {"name":"data"}`,
