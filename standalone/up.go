@@ -55,7 +55,7 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 		return err
 	}
 	console.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
-	o.recorder.Begin(plane.URL(), flags, os.Getenv)
+	o.recorder.Begin(flags, os.Getenv)
 	context.AfterFunc(ctx, func() {
 		_ = dir.ClearReady()
 		o.recorder.Stopping()

@@ -105,10 +105,7 @@ func TestExpiredLeaseIsAcquired(t *testing.T) {
 func TestRenewalsWithinASecond(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
-		s := Settings{
-			Lease: 3 * time.Second, Renew: 400 * time.Millisecond, Retry: 100 * time.Millisecond,
-			Request: 100 * time.Millisecond, Margin: 100 * time.Millisecond,
-		}
+		s := Settings{Lease: 3 * time.Second, Renew: 400 * time.Millisecond, Retry: 100 * time.Millisecond}
 		leader := startReplica(t, api, "leader", s)
 		advance(handoverLimit)
 		standby := startReplica(t, api, "standby", s)

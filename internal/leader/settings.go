@@ -4,7 +4,6 @@
 package leader
 
 import (
-	"errors"
 	"fmt"
 	"time"
 )
@@ -32,67 +31,52 @@ type Settings struct {
 	Renew time.Duration
 	// Retry is the time from one try to the next.
 	Retry time.Duration
-	// Request is how long one request may take.
-	Request time.Duration
-	// Margin is how long before the Lease expires the guard closes.
-	Margin time.Duration
 }
 
-// DefaultSettings returns the durations of Kubernetes' own controllers, and values
-// for the rest that fit them.
+// DefaultSettings returns the durations of Kubernetes' own controllers.
 func DefaultSettings() Settings {
-	return Settings{
-		Lease: 15 * time.Second, Renew: 10 * time.Second, Retry: 2 * time.Second,
-		Request: time.Second, Margin: time.Second,
-	}
+	return Settings{Lease: 15 * time.Second, Renew: 10 * time.Second, Retry: 2 * time.Second}
 }
+
+// Margin is how long before the Lease expires the guard closes. It allows for clocks that drift,
+// which they do in proportion to the Lease.
+func (s Settings) Margin() time.Duration { return s.Lease / 15 }
+
+// RequestTimeout is how long one request may take. The leader gives up before another process may
+// lead: retry period + renew deadline + two requests + margin are at most the Lease. And calls can
+// start at any time while renewals succeed: from the sending of one to the answer to the next are
+// up to two requests.
+func (s Settings) RequestTimeout() time.Duration {
+	untilExpiry := s.Lease - s.Retry - s.Margin()
+	return min(s.Renew, untilExpiry-s.Renew, untilExpiry-Spare) / 2
+}
+
+// minRequest is the shortest time for a request that an API server can keep to.
+const minRequest = 100 * time.Millisecond
 
 // Validate returns an error that names the rule that is broken, with its numbers.
 func (s Settings) Validate() error {
 	for _, d := range []struct {
 		name  string
 		value time.Duration
-	}{{"lease", s.Lease}, {"renew deadline", s.Renew}, {"retry period", s.Retry}, {"request timeout", s.Request}} {
+	}{{"lease", s.Lease}, {"renew deadline", s.Renew}, {"retry period", s.Retry}} {
 		if d.value <= 0 {
 			return fmt.Errorf("the %s is %s: it must be more than 0", d.name, d.value)
 		}
 	}
-	if s.Margin < 0 {
-		return fmt.Errorf("the margin is %s: it must not be negative", s.Margin)
-	}
-	if s.Lease%time.Second != 0 {
+	switch {
+	case s.Lease%time.Second != 0:
 		return fmt.Errorf("the lease is %s: it must be whole seconds, for a Lease holds no less", s.Lease)
-	}
-	if s.Lease > MaxLease {
+	case s.Lease > MaxLease:
 		return fmt.Errorf("the lease is %s: it must be at most %s", s.Lease, MaxLease)
-	}
-	if s.Renew <= time.Duration(jitter*float64(s.Retry)) {
+	case s.Renew <= time.Duration(jitter*float64(s.Retry)):
 		return fmt.Errorf("renew deadline > %v x retry period does not hold: %s is not more than %v x %s", jitter, s.Renew, jitter, s.Retry)
+	case s.RequestTimeout() < minRequest:
+		return fmt.Errorf("retry period + margin + the longer of renew deadline and %s + %s <= lease does not hold: %s + %s + %s + %s is more than %s",
+			Spare, 2*minRequest, s.Retry, s.Margin(), max(s.Renew, Spare), 2*minRequest, s.Lease)
 	}
-	return errors.Join(s.checkLeaderGivesUpFirst(), s.checkGuardStaysOpen())
-}
-
-// checkLeaderGivesUpFirst checks that a leader gives up before another process may lead.
-func (s Settings) checkLeaderGivesUpFirst() error {
-	sum := s.Retry + s.Renew + 2*s.Request + s.Margin
-	if sum <= s.Lease {
-		return nil
-	}
-	return fmt.Errorf("retry period + renew deadline + 2 x request timeout + margin <= lease does not hold: %s + %s + 2 x %s + %s = %s is more than %s",
-		s.Retry, s.Renew, s.Request, s.Margin, sum, s.Lease)
-}
-
-// checkGuardStaysOpen checks that calls can start at any time while renewals succeed.
-// Between sending one renewal and the answer to the next there are up to two
-// requests.
-func (s Settings) checkGuardStaysOpen() error {
-	sum := s.Retry + 2*s.Request + s.Margin + Spare
-	if sum <= s.Lease {
-		return nil
-	}
-	return fmt.Errorf("retry period + 2 x request timeout + margin + %s <= lease does not hold: %s + 2 x %s + %s + %s = %s is more than %s",
-		Spare, s.Retry, s.Request, s.Margin, Spare, sum, s.Lease)
+	return nil
 }
 
 // guardTerm returns how long a renewal keeps the guard open, counted from its sending.
-func (s Settings) guardTerm() time.Duration { return s.Lease - s.Margin }
+func (s Settings) guardTerm() time.Duration { return s.Lease - s.Margin() }

@@ -7,14 +7,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 )
 
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	with := func(lease, renew, retry time.Duration) Settings {
-		s := DefaultSettings()
-		s.Lease, s.Renew, s.Retry = lease, renew, retry
-		return s
+		return Settings{Lease: lease, Renew: renew, Retry: retry}
 	}
 	for name, c := range map[string]struct {
 		settings Settings
@@ -24,24 +24,17 @@ func TestSettings(t *testing.T) {
 		"the tutorials": {with(60*time.Second, 15*time.Second, 5*time.Second), ""},
 		"too tight": {
 			with(3*time.Second, 2900*time.Millisecond, 500*time.Millisecond),
-			"retry period + renew deadline + 2 x request timeout + margin <= lease does not hold: 500ms + 2.9s + 2 x 1s + 1s = 6.4s is more than 3s",
+			"<= lease does not hold: 500ms + 200ms + 2.9s + 200ms is more than 3s",
 		},
-		"a second too long":      {with(15*time.Second, 11*time.Second, 2*time.Second), "= 16s is more than 15s"},
+		"a second too long":      {with(15*time.Second, 12*time.Second, 2*time.Second), "is more than 15s"},
 		"not whole seconds":      {with(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
 		"the longest":            {with(time.Hour, 10*time.Second, 2*time.Second), ""},
 		"longer":                 {with(time.Hour+time.Second, 10*time.Second, 2*time.Second), "the lease is 1h0m1s: it must be at most 1h0m0s"},
 		"no lease":               {with(0, 10*time.Second, 2*time.Second), "the lease is 0s"},
 		"no retries":             {with(15*time.Second, 10*time.Second, 0), "the retry period is 0s"},
 		"renewed less than once": {with(60*time.Second, 10*time.Second, 9*time.Second), "renew deadline > 1.2 x retry period does not hold"},
-		"negative margin":        {Settings{Lease: time.Second, Renew: 2, Retry: 1, Request: 1, Margin: -1}, "margin"},
-		"3 s lease": {Settings{
-			Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
-			Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond,
-		}, ""},
-		"guard shut in between": {Settings{
-			Lease: 3 * time.Second, Renew: time.Second, Retry: 500 * time.Millisecond,
-			Request: 250 * time.Millisecond, Margin: 500 * time.Millisecond,
-		}, "retry period + 2 x request timeout + margin + 2s <= lease does not hold"},
+		"3 s lease":              {with(3*time.Second, 1500*time.Millisecond, 250*time.Millisecond), ""},
+		"guard shut in between":  {with(3*time.Second, time.Second, 700*time.Millisecond), "700ms + 200ms + 2s + 200ms is more than 3s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -54,6 +47,29 @@ func TestSettings(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRequestTimeout checks that both rules hold, whatever the durations are, and what the defaults
+// give.
+func TestRequestTimeout(t *testing.T) {
+	t.Parallel()
+	if got := DefaultSettings().RequestTimeout(); got != time.Second || DefaultSettings().Margin() != time.Second {
+		t.Errorf("the default is %s", got)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		seconds := rapid.Int64Range(1, 3600).Draw(t, "lease")
+		part := func(name string) time.Duration {
+			return time.Duration(rapid.Int64Range(1, seconds*1000).Draw(t, name)) * time.Millisecond
+		}
+		s := Settings{Lease: time.Duration(seconds) * time.Second, Renew: part("renew"), Retry: part("retry")}
+		if s.Validate() != nil {
+			return
+		}
+		used := s.Retry + 2*s.RequestTimeout() + s.Margin()
+		if used+s.Renew > s.Lease || used+Spare > s.Lease || s.RequestTimeout() > s.Renew {
+			t.Fatalf("%+v leaves requests %s", s, s.RequestTimeout())
+		}
+	})
 }
 
 func TestIdentity(t *testing.T) {

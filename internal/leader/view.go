@@ -33,7 +33,7 @@ func (v *view) read(ctx context.Context) error {
 	v.mu.Lock()
 	before := v.observed.version
 	v.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, v.opts.Settings.Request)
+	ctx, cancel := context.WithTimeout(ctx, v.opts.Settings.RequestTimeout())
 	defer cancel()
 	lease, err := v.opts.Leases.Get(ctx, v.opts.Name, metav1.GetOptions{})
 	version := before
@@ -81,7 +81,7 @@ func (v *view) updateWith(lease *coordinationv1.Lease, version uint64) func(*obs
 // answer even if ctx ends: a process that is stopping must know whether it has the
 // Lease, in order to release it.
 func (v *view) write(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.opts.Settings.Request)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.opts.Settings.RequestTimeout())
 	defer cancel()
 	var answer *coordinationv1.Lease
 	var err error

@@ -90,7 +90,7 @@ func (v *view) list(ctx context.Context) (from string, err error) {
 	v.mu.Lock()
 	before := v.observed.version
 	v.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, v.opts.Settings.Request)
+	ctx, cancel := context.WithTimeout(ctx, v.opts.Settings.RequestTimeout())
 	defer cancel()
 	all, err := v.opts.Leases.List(ctx, v.nameSelector())
 	if err != nil {

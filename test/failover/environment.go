@@ -48,8 +48,8 @@ type size struct {
 
 var (
 	// gateSize has leases that a busy host keeps, too.
-	gateSize = size{6, 2, leader.Settings{Lease: 8 * time.Second, Renew: 3 * time.Second, Retry: 500 * time.Millisecond, Request: 1500 * time.Millisecond, Margin: 500 * time.Millisecond}}
-	fullSize = size{14, 4, leader.Settings{Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond, Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond}}
+	gateSize = size{6, 2, leader.Settings{Lease: 8 * time.Second, Renew: 3 * time.Second, Retry: 500 * time.Millisecond}}
+	fullSize = size{14, 4, leader.Settings{Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond}}
 )
 
 func currentSize() size {
@@ -136,7 +136,7 @@ func (w *environment) commonArgs(more ...string) []string {
 	return append(more,
 		"--orphan-grace=24h",
 		"--leader-elect-lease-duration="+w.lease.Lease.String(), "--leader-elect-renew-deadline="+w.lease.Renew.String(),
-		"--leader-elect-retry-period="+w.lease.Retry.String(), "--leader-elect-request-timeout="+w.lease.Request.String(), "--leader-elect-margin="+w.lease.Margin.String(),
+		"--leader-elect-retry-period="+w.lease.Retry.String(),
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
 	)
 }

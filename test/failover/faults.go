@@ -206,9 +206,9 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, p *fleet.Proc
 // randomDelay returns, half of the time, a delay that a renewal may survive.
 func (s *faultInjector) randomDelay() time.Duration {
 	if s.random.Float64() < 0.5 {
-		return users.UpTo(s.random, s.lease.Request)
+		return users.UpTo(s.random, s.lease.RequestTimeout())
 	}
-	return s.lease.Request + users.UpTo(s.random, s.lease.Lease)
+	return s.lease.RequestTimeout() + users.UpTo(s.random, s.lease.Lease)
 }
 
 func (s *faultInjector) killAPI(ctx context.Context) error {

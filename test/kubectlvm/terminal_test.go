@@ -163,7 +163,7 @@ func TestCreateOnATerminal(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web", "--port=http=18095:80")
+	u.create("web")
 	u.create("db")
 	complete := func(args ...string) string {
 		var out buffer
@@ -178,7 +178,6 @@ func TestCompletion(t *testing.T) {
 		"db\tActive\nweb\tActive\n:4\n": {"stop", n, ""},
 		"db\tActive\n:4\n":              {"stop", n, "web", ""},
 		":4\n":                          {"explain", n, "web", ""},
-		"http\t18095:80\n:4\n":          {"port", "rm", n, "web", ""},
 		"docker\nqemu\npod\nfake\n:4\n": {"create", n, "--driver", ""},
 		"bash\nzsh\nfish\n:4\n":         {"completion", ""},
 	} {

@@ -96,8 +96,6 @@ func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&e.Lease, "leader-elect-lease-duration", e.Lease, "how long standbys wait after the last renewal that they observed; whole seconds, at most 1h")
 	fs.DurationVar(&e.Renew, "leader-elect-renew-deadline", e.Renew, "how long a leader tries to renew before it exits")
 	fs.DurationVar(&e.Retry, "leader-elect-retry-period", e.Retry, "time between attempts to get or renew the Lease")
-	fs.DurationVar(&e.Request, "leader-elect-request-timeout", e.Request, "how long one request about the Lease may take")
-	fs.DurationVar(&e.Margin, "leader-elect-margin", e.Margin, "how long before the Lease expires a leader stops acting; allows for clock drift")
 	fs.StringVar(&o.HolderIdentity, "holder-identity", o.HolderIdentity, "this replica's name in the Lease, made unique by a suffix; empty means POD_NAME, or else the host's name")
 	fs.StringVar(&o.LeaseLockName, "lease-lock-name", o.LeaseLockName, "name of the Lease")
 	fs.StringVar(&o.LeaseLockNamespace, "lease-lock-namespace", o.LeaseLockNamespace, "namespace of the Lease; empty means the pod's namespace, or default outside a pod and with --kubeconfig")

@@ -30,7 +30,7 @@ func TestValidate(t *testing.T) {
 		"a long election":   {setElectionTimes(60*time.Second, 15*time.Second, 5*time.Second), ""},
 		"a tight election": {
 			setElectionTimes(3*time.Second, 2900*time.Millisecond, 500*time.Millisecond),
-			"leader election: retry period + renew deadline + 2 x request timeout + margin <= lease does not hold: 500ms + 2.9s + 2 x 1s + 1s = 6.4s is more than 3s",
+			"leader election: retry period + margin + the longer of renew deadline and 2s + 200ms <= lease does not hold: 500ms + 200ms + 2.9s + 200ms is more than 3s",
 		},
 		"streams":                 {setStreams(StreamsOptions{":9444", "/certs", "https://drover.example:9444", 1, 1, nil}), ""},
 		"streams without a limit": {setStreams(StreamsOptions{PerVM: 0, Total: 1}), "--streams-per-vm is 0: it must be at least 1"},

@@ -19,7 +19,7 @@ type Need int
 
 // The needs.
 const (
-	// Nothing is needed: the server is as the spec says, or the reason is an event of success.
+	// Nothing is needed: the server is as the spec says.
 	Nothing Need = iota
 	// Time is all that is needed: the step is in progress, or is tried again.
 	Time
@@ -46,14 +46,6 @@ type Advice struct {
 func For(reason string) (Advice, bool) {
 	a, ok := reasons[reason]
 	return a, ok
-}
-
-// ForEvent is For, for the reason of an event.
-func ForEvent(reason string) (Advice, bool) {
-	if a, ok := events[reason]; ok {
-		return a, true
-	}
-	return For(reason)
 }
 
 // All returns the reasons about which there is something to do, of VMs and then of events, each

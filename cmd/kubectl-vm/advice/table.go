@@ -189,16 +189,9 @@ var reasons = map[string]Advice{
 	},
 }
 
-// events are the reasons of events that are no reason of a status.
+// events are the reasons of events about which there is something to do, and that are no reason
+// of a status.
 var events = map[string]Advice{
-	api.EventCreated:   {Means: "The server was created."},
-	api.EventStarted:   {Means: "The server was started."},
-	api.EventStopped:   {Means: "The server was stopped."},
-	api.EventPaused:    {Means: "The server was paused."},
-	api.EventResumed:   {Means: "The server was resumed."},
-	api.EventAdopted:   {Means: "An existing server was taken over."},
-	api.EventRestarted: {Means: "The server was restarted."},
-	api.EventUpdated:   {Means: "The server was changed."},
 	api.EventRecreated: {
 		Need: Attention, Means: "The server had disappeared and was created again.",
 		Do: "Who removed it? What was written in a container is lost.",
@@ -211,9 +204,7 @@ var events = map[string]Advice{
 		Need: Time, Means: "Something other than Drover and the guest ends or has ended the run: an eviction, a preemption, a deletion of the pod. Drover starts the server again, whatever its restart policy.",
 		Do: "The message says what was seen. For a VM that a drain is not to end, set evictionPolicy to Block.",
 	},
-	api.EventOrphanFound:    {Need: Person, Means: "A server without a VM was found.", Do: "Remove it on the engine's host if it is not needed."},
-	api.EventOrphanReleased: {Means: "A server without a VM was released, since the VM had deletionPolicy Retain. It is yours to remove."},
-	api.EventOrphanDeleted:  {Means: "A server without a VM was removed."},
+	api.EventOrphanFound: {Need: Person, Means: "A server without a VM was found.", Do: "Remove it on the engine's host if it is not needed."},
 	api.EventEngineFenced: {
 		Need: Person, Means: "The engine refuses the leader, and its VMs wait.",
 		Do: "See \"After etcd was restored\" in docs/high-availability.md.",

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
@@ -61,7 +60,6 @@ func NewCommand(o *Options) *cobra.Command {
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Config.AddFlags(cmd.PersistentFlags())
-	normalizeFlags(cmd)
 	o.setUsage(cmd)
 	cmd.AddGroup(
 		&cobra.Group{ID: groupLifecycle, Title: "Create and change:"},
@@ -107,13 +105,6 @@ func newVerbs(o *Options) []*cobra.Command {
 		NewSSHCommand(o), NewCopyCommand(o), NewPortForwardCommand(o),
 		NewOrphansCommand(o), NewRetainedCommand(o),
 	}
-}
-
-// normalizeFlags makes --dry_run mean --dry-run, as in kubectl.
-func normalizeFlags(cmd *cobra.Command) {
-	cmd.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
-	})
 }
 
 // examples returns the examples of a verb's help.

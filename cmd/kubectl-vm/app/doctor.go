@@ -5,8 +5,6 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,17 +14,14 @@ import (
 
 	"github.com/spf13/cobra"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/version"
-	"k8s.io/client-go/rest"
 
-	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 	"cloudnative.tw/drover/config/crd"
 )
 
@@ -96,23 +91,6 @@ func (d *doctorOptions) run(ctx context.Context) error {
 		return &ExitError{Code: 1} // what there is to say has been printed
 	}
 	return err
-}
-
-// leaseClient returns a client that knows one API group, which initializes faster than a
-// clientset.
-func (d *doctorOptions) leaseClient() (rest.Interface, error) {
-	config, err := d.RESTConfig()
-	if err != nil {
-		return nil, err
-	}
-	known := runtime.NewScheme()
-	if err := coordinationv1.AddToScheme(known); err != nil {
-		return nil, err
-	}
-	config.Timeout = findings.DefaultWithin
-	config.APIPath, config.GroupVersion = "/apis", &coordinationv1.SchemeGroupVersion
-	config.NegotiatedSerializer = serializer.NewCodecFactory(known).WithoutConversion()
-	return rest.RESTClientFor(config)
 }
 
 type serverFacts struct {
@@ -200,7 +178,7 @@ type controllerFacts struct {
 // else looks where that usually is.
 func (d *doctorOptions) gatherController(ctx context.Context) controllerFacts {
 	f := controllerFacts{program: d.Program, where: d.droverNamespace + "/drover-controller", now: d.Clock.Now()}
-	c, err := d.leaseClient()
+	c, err := d.clientOf("/apis", coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme)
 	if err != nil {
 		f.err = err
 		return f
@@ -262,87 +240,45 @@ func judgeController(f controllerFacts) []findings.Finding {
 const clockSlack = 15 * time.Second
 
 type streamsFacts struct {
-	where     string // the ConfigMap
-	none      bool
-	forbidden bool
-	address   string // "" if the API server serves them
-	err       error  // why they cannot be reached
+	host string // "" if it was not found
+	err  error  // why they cannot be reached
 }
 
 func (d *doctorOptions) gatherStreams(ctx context.Context) streamsFacts {
-	f := streamsFacts{where: streams.ConfigMapNamespace + "/" + streams.ConfigMapName}
-	c, err := d.Core()
+	config, err := d.RESTConfig()
 	if err != nil {
-		f.err = err
-		return f
+		return streamsFacts{err: err}
 	}
-	found := &corev1.ConfigMap{}
-	err = c.Get().Namespace(streams.ConfigMapNamespace).Resource("configmaps").Name(streams.ConfigMapName).Do(ctx).Into(found)
-	f.none, f.forbidden = apierrors.IsNotFound(err), apierrors.IsForbidden(err)
+	c, err := streams.Discover(ctx, config)
 	if err != nil {
-		f.err = err
-		return f
+		return streamsFacts{err: err}
 	}
-	if f.address = found.Data[streams.AddressKey]; f.address != "" {
-		f.err = tryTLS(ctx, f.address, found.Data[streams.CAKey])
-		return f
-	}
-	// Any answer but a refusal shows that the path is served.
-	if err := c.Get().AbsPath(streams.PathPrefix).Do(ctx).Error(); apierrors.IsForbidden(err) || !isAnswer(err) {
-		f.err = err
+	defer c.Close()
+	f := streamsFacts{host: c.Host()}
+	body, err := c.GetPath(ctx, streamsapi.PathPrefix)
+	switch status := apierrors.APIStatus(nil); {
+	case err == nil:
+		_ = body.Close()
+	case !errors.As(err, &status), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		f.err = err // any other answer shows that the path is served
 	}
 	return f
 }
 
-// isAnswer reports whether an error, or none, is an answer of a server.
-func isAnswer(err error) bool {
-	status := apierrors.APIStatus(nil)
-	return err == nil || errors.As(err, &status)
-}
-
-// tryTLS connects without any credentials, and checks the server's certificate.
-func tryTLS(ctx context.Context, address, ca string) error {
-	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
-		return fmt.Errorf("the address %q is no https URL", address)
-	}
-	port := u.Port()
-	if port == "" {
-		port = "443"
-	}
-	config := &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12}
-	if ca != "" {
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM([]byte(ca)) {
-			return errors.New("its certificates cannot be read")
-		}
-	}
-	connection, err := (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", u.Hostname()+":"+port)
-	if err != nil {
-		return err
-	}
-	return connection.Close()
-}
-
 func judgeStreams(f streamsFacts) []findings.Finding {
 	const without = "Consoles, logs, commands and port-forward do not work; everything else does."
-	where := f.address
-	if where == "" {
-		where = "the API server"
-	}
-	switch {
-	case isAway(f.err):
+	switch unknown := f.host == ""; {
+	case unknown && isAway(f.err):
 		return nil
-	case f.none:
-		return one(findings.Note("there is no ConfigMap %s", f.where).Means(without).
-			FixedBy("start drover-controller with --streams-address"))
-	case f.forbidden:
-		return one(findings.Warning("you may not read the ConfigMap %s", f.where).Means(without).FixedBy("apply Drover's RBAC, which lets every user read it"))
+	case unknown && apierrors.IsNotFound(f.err):
+		return one(findings.Note("%v", f.err).Means(without))
+	case unknown && apierrors.IsForbidden(f.err):
+		return one(findings.Warning("%v", f.err).Means(without).FixedBy("apply Drover's RBAC, which lets every user read the ConfigMap"))
 	case f.err != nil:
-		return one(findings.Warning("consoles and logs are served by %s, which cannot be reached: %v", where, f.err).Means(without).
+		return one(findings.Warning("consoles and logs cannot be reached: %v", f.err).Means(without).
 			FixedBy("check the network and the Service of the streams"))
 	}
-	return one(findings.OK("consoles and logs are served by %s", where))
+	return one(findings.OK("consoles and logs are served at %s", f.host))
 }
 
 func one(f findings.Finding) []findings.Finding { return []findings.Finding{f} }

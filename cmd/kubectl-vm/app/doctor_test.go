@@ -4,21 +4,19 @@
 package app
 
 import (
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
-	"cloudnative.tw/drover/test/assert"
 )
 
 // TestDoctorJudgements checks each check's good and bad branches.
@@ -31,6 +29,7 @@ func TestDoctorJudgements(t *testing.T) {
 	led := func(l *coordinationv1.Lease) []findings.Finding {
 		return judgeController(controllerFacts{where: "drover-system/drover-controller", lease: l, now: now})
 	}
+	configMaps := corev1.Resource("configmaps")
 	const ok, note, warning, mistaken = findings.LevelOK, findings.LevelNote, findings.LevelWarning, findings.LevelError
 	for name, c := range map[string]struct {
 		found []findings.Finding
@@ -51,11 +50,11 @@ func TestDoctorJudgements(t *testing.T) {
 		"controller none":        {led(nil), mistaken, "--drover-namespace"},
 		"controller hidden":      {judgeController(controllerFacts{program: "drover vm", forbidden: true}), note, "drover vm explain NAME"},
 		"controller unknown":     {judgeController(controllerFacts{err: errors.New("timeout")}), warning, "timeout"},
-		"streams":                {judgeStreams(streamsFacts{}), ok, "the API server"},
-		"streams elsewhere":      {judgeStreams(streamsFacts{address: "https://s:1"}), ok, "https://s:1"},
-		"streams none":           {judgeStreams(streamsFacts{none: true, err: errors.New("not found")}), note, "--streams-address"},
-		"streams hidden":         {judgeStreams(streamsFacts{forbidden: true, err: errors.New("forbidden")}), warning, "RBAC"},
-		"streams away":           {judgeStreams(streamsFacts{address: "https://s:1", err: errors.New("no route")}), warning, "no route"},
+		"streams":                {judgeStreams(streamsFacts{host: "s:1"}), ok, "s:1"},
+		"streams none":           {judgeStreams(streamsFacts{err: apierrors.NewNotFound(configMaps, "drover-streams")}), note, "not found"},
+		"streams hidden":         {judgeStreams(streamsFacts{err: apierrors.NewForbidden(configMaps, "drover-streams", nil)}), warning, "RBAC"},
+		"streams away":           {judgeStreams(streamsFacts{host: "s:1", err: &url.Error{Err: errors.New("no route")}}), warning, "no route"},
+		"streams, no login":      {judgeStreams(streamsFacts{host: "s:1", err: apierrors.NewUnauthorized("no login")}), warning, "no login"},
 	} {
 		if len(c.found) != 1 || c.found[0].Level != c.level || !strings.Contains(fmt.Sprintf("%+v", c.found), c.says) {
 			t.Errorf("%s: got %+v, want %s, %q", name, c.found, c.level, c.says)
@@ -78,25 +77,5 @@ func TestDoctorWithoutServer(t *testing.T) {
 	exit, is := errors.AsType[*ExitError](err)
 	if !is || exit.Code != 1 || exit.Err != nil || strings.Count(out.String(), "refused") != 1 || !strings.Contains(out.String(), "\n1 error; 0 ok.\n") {
 		t.Errorf("got %v and\n%s", err, out)
-	}
-}
-
-// TestTryTLS checks that a server is reached only if its certificate is one of the CA's, and
-// that nothing is sent to it.
-func TestTryTLS(t *testing.T) {
-	t.Parallel()
-	server := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a request was sent") }))
-	t.Cleanup(server.Close)
-	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
-	for name, c := range map[string]struct{ address, ca, says string }{
-		"right":             {server.URL, ca, ""},
-		"another authority": {server.URL, "", "unknown authority"},
-		"no certificates":   {server.URL, "garbage", "cannot be read"},
-		"no URL":            {"drover.example:9444", ca, "no https URL"},
-		"plain":             {"http://127.0.0.1:1", ca, "no https URL"},
-		"away":              {"https://127.0.0.1:1", ca, "refused"},
-	} {
-		err := tryTLS(t.Context(), c.address, c.ca)
-		assert.ErrorSays(t, name, err, c.says)
 	}
 }

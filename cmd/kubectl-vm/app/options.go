@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -140,18 +141,23 @@ func (o *Options) WatchVMs(namespace string) (client.VirtualMachineInterface, er
 	return c.VirtualMachines(namespace), nil
 }
 
-// Core returns a client for events, Secrets and ConfigMaps. It knows API group core/v1 alone,
-// because a whole clientset takes longer to initialize than most verbs to run.
+// Core returns a client for events, Secrets and ConfigMaps.
 func (o *Options) Core() (rest.Interface, error) {
+	return o.clientOf("/api", corev1.SchemeGroupVersion, corev1.AddToScheme)
+}
+
+// clientOf returns a client that knows one API group, because a whole clientset takes longer to
+// initialize than most verbs to run.
+func (o *Options) clientOf(path string, group schema.GroupVersion, addTo func(*runtime.Scheme) error) (rest.Interface, error) {
 	config, err := o.RESTConfig()
 	if err != nil {
 		return nil, err
 	}
 	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("register the core API: %w", err)
+	if err := addTo(scheme); err != nil {
+		return nil, fmt.Errorf("register API %s: %w", group, err)
 	}
-	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	config.APIPath, config.GroupVersion = path, &group
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c, err := rest.RESTClientFor(config)
 	if err != nil {

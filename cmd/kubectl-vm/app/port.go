@@ -60,7 +60,7 @@ func newPortRemoveCommand(o *Options) *cobra.Command {
 				return portsChange(left, removed, "close "), err
 			})
 		},
-		ValidArgsFunction: o.completePortRemoval,
+		ValidArgsFunction: o.CompleteVM,
 	}
 	c.addFlags(cmd)
 	return cmd
@@ -80,26 +80,4 @@ func portsChange(ports, changed []api.Port, verb string) *specChange {
 		made.fields = append(made.fields, changedField{path: "ports", text: verb + specPortText(p)})
 	}
 	return made
-}
-
-// completePortRemoval proposes VMs, and then the names of the VM's ports.
-func (o *Options) completePortRemoval(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	if len(args) == 0 {
-		return o.CompleteVM(cmd, args, prefix)
-	}
-	ctx, cancel := completionContext(cmd)
-	defer cancel()
-	namespace, err := o.Namespace()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	vm, err := o.GetVM(ctx, namespace, args[0])
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []string
-	for _, p := range vm.Spec.Ports {
-		names = append(names, p.Name+"\t"+portText(p.HostIP, p.HostPort, p.Port, p.Protocol))
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
 }

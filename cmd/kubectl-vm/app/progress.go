@@ -23,7 +23,7 @@ const spinner = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 // progressLine is a line at the end of a terminal that is redrawn in place. Where there is no
 // terminal, it prints only what is printed above it.
 type progressLine struct {
-	out, err io.Writer
+	err      io.Writer
 	clock    clock.WithTicker
 	describe func() string
 
@@ -37,7 +37,7 @@ type progressLine struct {
 // newProgressLine begins a line with what describe returns, which must be safe to call at any
 // time. The caller stops it.
 func (o *Options) newProgressLine(describe func() string) *progressLine {
-	p := &progressLine{out: o.Out, err: o.ErrOut, clock: o.Clock, describe: describe}
+	p := &progressLine{err: o.ErrOut, clock: o.Clock, describe: describe}
 	if screenOf(o.ErrOut).terminal {
 		p.stopped, p.ended = make(chan struct{}), make(chan struct{})
 		go p.run()

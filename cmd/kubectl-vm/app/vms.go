@@ -127,8 +127,7 @@ func (l *listedVM) vm() api.VirtualMachine {
 	}
 }
 
-// listForTable returns VMs with the fields of listedVM alone. It reads them while the API
-// server still sends.
+// listForTable returns VMs with the fields of listedVM alone.
 func (o *Options) listForTable(ctx context.Context, namespace string, opts metav1.ListOptions) ([]api.VirtualMachine, error) {
 	c, err := o.vmClient()
 	if err != nil {
@@ -146,47 +145,22 @@ func (o *Options) listForTable(ctx context.Context, namespace string, opts metav
 	return vms, nil
 }
 
-// readList reads the items of a list, whatever comes before them.
-func readList(r io.Reader) ([]api.VirtualMachine, error) {
-	d := json.NewDecoder(r)
-	if err := enterItems(d); err != nil {
-		return nil, err
-	}
-	var vms []api.VirtualMachine
-	for d.More() {
-		var next listedVM
-		if err := d.Decode(&next); err != nil {
-			return nil, err
-		}
-		vms = append(vms, next.vm())
-	}
-	_, err := d.Token() // a list that was cut off has no end
-	return vms, err
-}
-
 // errNoList means that an answer is no list.
 var errNoList = errors.New("it is no list")
 
-// enterItems reads up to the first item.
-func enterItems(d *json.Decoder) error {
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return errors.Join(errNoList, err)
+func readList(r io.Reader) ([]api.VirtualMachine, error) {
+	var list struct {
+		Items []listedVM `json:"items"`
 	}
-	for d.More() {
-		key, err := d.Token()
-		if err != nil {
-			return err
-		}
-		if key == "items" {
-			if t, err := d.Token(); err != nil || t != json.Delim('[') {
-				return errors.Join(errNoList, err)
-			}
-			return nil
-		}
-		var other json.RawMessage
-		if err := d.Decode(&other); err != nil {
-			return err
-		}
+	if err := json.NewDecoder(r).Decode(&list); err != nil {
+		return nil, err
 	}
-	return errNoList
+	if list.Items == nil {
+		return nil, errNoList
+	}
+	vms := make([]api.VirtualMachine, len(list.Items))
+	for i := range list.Items {
+		vms[i] = list.Items[i].vm()
+	}
+	return vms, nil
 }

@@ -41,8 +41,7 @@ type observer struct {
 // that restarts.
 type follower struct {
 	*Options
-	namespace string
-	opts      metav1.ListOptions
+	opts metav1.ListOptions
 	observer
 	list, watch client.VirtualMachineInterface
 }
@@ -50,7 +49,7 @@ type follower struct {
 // follow calls an observer with the VMs of a namespace, or of all with "", until that has seen
 // enough or ctx ends. The cluster has answered before, so no failure of it is final.
 func (o *Options) follow(ctx context.Context, namespace string, opts metav1.ListOptions, see observer) (err error) {
-	f := &follower{Options: o, namespace: namespace, opts: opts, observer: see}
+	f := &follower{Options: o, opts: opts, observer: see}
 	if f.list, err = o.VMs(namespace); err != nil {
 		return err
 	}

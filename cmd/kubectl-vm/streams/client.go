@@ -91,6 +91,9 @@ func newClient(config *rest.Config) (*Client, error) {
 	return &Client{config: config, base: base, http: client}, nil
 }
 
+// Host returns the server that serves streams.
+func (c *Client) Host() string { return c.base.Host }
+
 // Close closes connections that no response uses.
 func (c *Client) Close() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
 
@@ -107,7 +110,7 @@ func readConfigMap(ctx context.Context, config *rest.Config) (*corev1.ConfigMap,
 	body, err := get(ctx, transport, path)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("this cluster serves no consoles, logs, commands and ports of VMs: there is no ConfigMap %s in %s; start drover-controller with --streams-address", streams.ConfigMapName, streams.ConfigMapNamespace)
+		return nil, fmt.Errorf("this cluster serves no consoles, logs, commands and ports of VMs; start drover-controller with --streams-address: %w in %s", err, streams.ConfigMapNamespace)
 	case err != nil:
 		return nil, fmt.Errorf("find where streams are served: %w", err)
 	}

@@ -30,7 +30,6 @@ type dataDirFacts struct {
 	missing bool
 	parent  string // the nearest folder that exists, if it is missing
 	mode    fs.FileMode
-	owner   int
 	foreign error  // why it is no data dir
 	access  error  // why Drover may not write there
 	again   string // the command that runs the checks as root
@@ -53,7 +52,6 @@ func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
 		return f
 	}
 	f.mode = info.Mode().Perm()
-	f.owner = datadir.OwnerOf(info)
 	f.foreign = h.Layout.RefuseForeign()
 	f.access = h.User.try(func() error { return checkWritable(f.path) })
 	return f

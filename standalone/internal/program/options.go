@@ -162,10 +162,7 @@ const leaseHolder = "drover_up"
 // process matters little. What matters is that a slow disk does not end this process,
 // and the API with it.
 func relaxedElection() leader.Settings {
-	return leader.Settings{
-		Lease: time.Minute, Renew: 40 * time.Second, Retry: 5 * time.Second,
-		Request: 5 * time.Second, Margin: time.Second,
-	}
+	return leader.Settings{Lease: time.Minute, Renew: 40 * time.Second, Retry: 5 * time.Second}
 }
 
 // newControllerOptions returns the controller's options for a program that shares its

@@ -32,7 +32,6 @@ type State struct {
 	// was not asked for.
 	EndedAt time.Time `json:"endedAt,omitzero"`
 	Failure string    `json:"failure,omitempty"`
-	URL     string    `json:"url,omitempty"`
 	// Args are the flags that were given or set by the environment, and Environment has the
 	// further variables that decide which engine is used.
 	Args        []string          `json:"args,omitempty"`
@@ -92,9 +91,9 @@ func (r *Recorder) update(change func(s *State, now time.Time)) {
 }
 
 // Begin records the settings.
-func (r *Recorder) Begin(url string, flags *pflag.FlagSet, getenv func(string) string) {
+func (r *Recorder) Begin(flags *pflag.FlagSet, getenv func(string) string) {
 	r.update(func(s *State, _ time.Time) {
-		s.URL, s.Args, s.Environment = url, changedFlags(flags), map[string]string{}
+		s.Args, s.Environment = changedFlags(flags), map[string]string{}
 		for _, name := range EngineVariables {
 			if value := getenv(name); value != "" {
 				s.Environment[name] = value

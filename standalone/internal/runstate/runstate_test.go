@@ -62,7 +62,7 @@ func TestRecordedSettings(t *testing.T) {
 	getenv := func(name string) string {
 		return map[string]string{"DOCKER_HOST": "tcp://engine:1", "PASSWORD": "secret"}[name]
 	}
-	r.Begin("", flags, getenv)
+	r.Begin(flags, getenv)
 	s := mustRead(t, path)
 	if !reflect.DeepEqual(s.Environment, map[string]string{"DOCKER_HOST": "tcp://engine:1"}) {
 		t.Errorf("environment %v", s.Environment)
@@ -75,11 +75,10 @@ func TestRecordedSettings(t *testing.T) {
 // TestRecorder checks that the file shows each step of a run.
 func TestRecorder(t *testing.T) {
 	r, clock, path := newRecorder(t)
-	r.Begin("https://127.0.0.1:1", (&settings{}).flags(), os.Getenv)
+	r.Begin((&settings{}).flags(), os.Getenv)
 	r.SetDrivers([]string{"qemu", "fake"})
 	s := mustRead(t, path)
-	if s.Version != "v1" || s.PID != os.Getpid() || !s.StartedAt.Equal(clock.Now()) || !s.EndedAt.IsZero() || s.URL != "https://127.0.0.1:1" ||
-		s.Stopping || !slices.Equal(s.Drivers, []string{"qemu", "fake"}) {
+	if s.Version != "v1" || s.PID != os.Getpid() || !s.StartedAt.Equal(clock.Now()) || !s.EndedAt.IsZero() || s.Stopping || !slices.Equal(s.Drivers, []string{"qemu", "fake"}) {
 		t.Errorf("got %+v", s)
 	}
 	clock.Step(time.Second)
@@ -107,7 +106,7 @@ func TestReadRefuses(t *testing.T) {
 // TestFullDisk checks that a run goes on if the file cannot be written.
 func TestFullDisk(*testing.T) {
 	r := NewRecorder("v1", clocktesting.NewFakeClock(time.Unix(1000, 0)), func([]byte) error { return errors.New("full") })
-	r.Begin("", (&settings{}).flags(), os.Getenv)
+	r.Begin((&settings{}).flags(), os.Getenv)
 	r.Stopping()
 	r.End(nil)
 }

@@ -74,9 +74,8 @@ type API struct {
 
 // Leader is the controller that acts.
 type Leader struct {
-	Identity    string    `json:"identity"`
-	RenewedAt   time.Time `json:"renewedAt,omitzero"`
-	Transitions int32     `json:"transitions"`
+	Identity  string    `json:"identity"`
+	RenewedAt time.Time `json:"renewedAt,omitzero"`
 }
 
 // Driver is a driver and its engine.
@@ -246,9 +245,6 @@ func (s *Status) readLeader(ctx context.Context, config *rest.Config) error {
 	s.Leader = &Leader{Identity: *lease.Spec.HolderIdentity}
 	if t := lease.Spec.RenewTime; t != nil {
 		s.Leader.RenewedAt = t.Time
-	}
-	if n := lease.Spec.LeaseTransitions; n != nil {
-		s.Leader.Transitions = *n
 	}
 	return nil
 }

@@ -36,7 +36,6 @@ import (
 var Suites = []bench.Suite{
 	{Name: "failover", Turns: 20, VMs: []int{0, 10000}, Measure: bench.In(framework.ClusterOptions{}, measureWith(leader.Settings{
 		Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
-		Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond,
 	}))},
 	{Name: "failover-default", Turns: 10, VMs: []int{0}, Measure: bench.In(framework.ClusterOptions{}, measureWith(leader.DefaultSettings()))},
 }
@@ -92,8 +91,7 @@ func (b *benchmark) openFleets(ctx context.Context) error {
 			return b.StartController(ctx, nil, append(b.args(),
 				"--leader-elect", "--holder-identity="+identity, "--lease-lock-name="+nameDrover, "--lease-lock-namespace="+metav1.NamespaceDefault,
 				fmt.Sprintf("--leader-elect-lease-duration=%s", b.settings.Lease), fmt.Sprintf("--leader-elect-renew-deadline=%s", b.settings.Renew),
-				fmt.Sprintf("--leader-elect-retry-period=%s", b.settings.Retry), fmt.Sprintf("--leader-elect-request-timeout=%s", b.settings.Request),
-				fmt.Sprintf("--leader-elect-margin=%s", b.settings.Margin))...)
+				fmt.Sprintf("--leader-elect-retry-period=%s", b.settings.Retry))...)
 		},
 		namePlain: func(identity string) (*bench.Controller, error) {
 			return b.StartFloor(floorElector, namePlain, identity, string(settings))

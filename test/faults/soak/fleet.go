@@ -28,12 +28,12 @@ const (
 )
 
 // longLease is not lost, even on a machine with much else to do.
-var longLease = []string{"--leader-elect-lease-duration=180s", "--leader-elect-renew-deadline=120s", "--leader-elect-request-timeout=20s"}
+var longLease = []string{"--leader-elect-lease-duration=180s", "--leader-elect-renew-deadline=120s"}
 
 // shortLease lets a standby take over soon. On a busy machine its leader may lose it.
 var shortLease = []string{
 	"--leader-elect-lease-duration=5s", "--leader-elect-renew-deadline=2s",
-	"--leader-elect-retry-period=500ms", "--leader-elect-request-timeout=500ms", "--leader-elect-margin=500ms",
+	"--leader-elect-retry-period=500ms",
 }
 
 // replicas are a leader and a standby, which are started again whenever they end.
