@@ -165,7 +165,9 @@ bench: bench-build ## measure speed and cost beside floors, with up to 1,000 VMs
 bench-full: bench-build ## bench with 5,000 and 10,000 VMs, too; an hour
 	@hack/dockerd.sh
 	bin/bench/bench apiserver writes slow docker up $(ARGS)
-	bin/bench/bench fake idle restart --vms 1,100,1000,5000,10000 $(ARGS)
+	bin/bench/bench fake --vms 1,100,1000,5000,10000 $(ARGS)
+	bin/bench/bench idle --vms 100,1000,5000,10000 $(ARGS)
+	bin/bench/bench restart --vms 0,1000,5000,10000 $(ARGS)
 
 .PHONY: bench-big
 bench-big: bench-build ## the part of bench-full with many VMs
