@@ -137,8 +137,8 @@ func openWatches(t *testing.T, c *framework.Cluster, count int) {
 func checkSecondCtrlCEndsImmediately(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	openWatches(t, c, 1)
-	assert.NoError(t, syscall.Kill(c.PID(), syscall.SIGINT))
-	assert.ErrorSays(t, "the stop", c.Stop(), "exit status 130")
+	assert.NoError(t, syscall.Kill(c.PID(), syscall.SIGTERM))
+	assert.ErrorSays(t, "the stop", c.Interrupt(), "exit status 130")
 }
 
 // TestFirstStartIsInterrupted kills first starts at several moments, stops one by Ctrl-C, and

@@ -199,6 +199,9 @@ func (c *Cluster) Stop() error {
 	return nil
 }
 
+// Interrupt ends the cluster as Ctrl-C does, and returns how it ended.
+func (c *Cluster) Interrupt() error { return c.process.stopBySignal(syscall.SIGINT) }
+
 // Kill ends the cluster as a crash does. Its data stays for Start.
 func (c *Cluster) Kill() error { return c.process.kill() }
 
