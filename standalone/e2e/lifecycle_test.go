@@ -137,7 +137,15 @@ func openWatches(t *testing.T, c *framework.Cluster, count int) {
 func checkSecondCtrlCEndsImmediately(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	openWatches(t, c, 1)
+	countStops := func() int { return strings.Count(c.Output(), "Stopping;") }
+	before := countStops()
 	assert.NoError(t, syscall.Kill(c.PID(), syscall.SIGTERM))
+	assert.Eventually(t, "the stop begins", func(testing.TB) error { // of two signals at once, SIGINT comes first
+		if countStops() == before {
+			return errors.New("it does not stop")
+		}
+		return nil
+	})
 	assert.ErrorSays(t, "the stop", c.Interrupt(), "exit status 130")
 }
 

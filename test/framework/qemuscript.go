@@ -5,6 +5,7 @@ package framework
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,11 +17,12 @@ import (
 const QEMUAsked = "--version) echo version 7.2;; -machine) echo 'q35  PC (alias of pc-q35-7.2)';" +
 	" echo 'pc-q35-7.2  PC'; echo 'pc-q35-6.2  PC (deprecated)';;"
 
-// QEMUScript returns a script that any user can run in place of QEMU.
+// QEMUScript returns a script that any user can run in place of QEMU, by its path or, with its folder
+// first in PATH, by its name. It finds the real one by that name.
 func QEMUScript(t testing.TB, body string) string {
 	t.Helper()
-	path := filepath.Join(PublicDir(t), "qemu")
-	assert.NoError(t, WriteProgram(path, []byte("#!/bin/sh\n"+body+"\n")))
+	path := filepath.Join(PublicDir(t), "qemu-system-x86_64")
+	assert.NoError(t, WriteProgram(path, []byte("#!/bin/sh\nPATH='"+os.Getenv("PATH")+"'\n"+body+"\n")))
 	return path
 }
 

@@ -108,7 +108,7 @@ func (h *host) start(t *testing.T) *guest {
 	g.Cmd = exec.CommandContext(t.Context(), program, "-description", filepath.Join(run, "machine.json"),
 		"-run-folder", filepath.Join(run, "run"), "-termination-message", filepath.Join(run, "ended"))
 	if h.qemu != "" {
-		g.Args = append(g.Args, "-qemu", h.qemu)
+		g.Env = append(os.Environ(), "PATH="+filepath.Dir(h.qemu)+":"+os.Getenv("PATH"))
 	}
 	g.Stdout, g.Stderr = lockedWriter{&g.mu, &g.console}, lockedWriter{&g.mu, &g.errors}
 	g.Cancel = func() error { return nil } // the cleanup below ends QEMU too
