@@ -109,8 +109,8 @@ type Operation struct {
 	Epoch         int64                `json:"epoch,omitzero"`
 }
 
-// IsCrashing reports whether an operation counts runs that ended too soon, rather
-// than failed calls.
+// IsCrashing reports whether an operation counts starts that have yet to lead to a
+// stable run.
 func (o Operation) IsCrashing() bool { return o.Type == api.OperationStart && o.Attempts > 0 }
 
 // Observed has the facts of the inventory's answer.

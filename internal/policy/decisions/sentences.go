@@ -146,7 +146,7 @@ func operationText(op *policy.Operation, now time.Time) string {
 	switch {
 	case op.Attempts == 0:
 		return fmt.Sprintf("The status has %s as under way.", op.Type)
-	case op.IsCrashing():
+	case op.Failure == api.FailureExited:
 		return fmt.Sprintf("The server ended too soon %s.", times(op.Attempts))
 	}
 	text := fmt.Sprintf("%s has failed %s (%s): %s", op.Type, times(op.Attempts), op.Reason, op.LastError)
