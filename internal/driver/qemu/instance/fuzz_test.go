@@ -130,6 +130,10 @@ func FuzzSpec(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, name, image, checksum, kernel, initrd, cmdline, volume, hostIP, protocol, key string, hostPort, port int32, cpu, memory, disk, size int64) {
 		x := choices{name, image, checksum, kernel, initrd, cmdline, volume, hostIP, protocol, key, hostPort, port, cpu, memory, disk, size}
+		isSize := func(bytes int64) bool { return bytes >= 1<<20 && bytes <= 1<<50 }
+		if port < 1 || port > 65535 || hostPort < 0 || hostPort > 65535 || cpu < 10 || memory < 6<<20 || disk != 0 && !isSize(disk) || !isSize(size) || volume == "plain" {
+			return // the API has none
+		}
 		if strings.Contains(cmdline+name+key+image+kernel+initrd, secret) {
 			return
 		}
