@@ -6,6 +6,7 @@ package qemu
 import (
 	"cmp"
 	"net/netip"
+	"regexp"
 	"strings"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -35,6 +36,9 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 		}
 	}
 	for i, v := range spec.Volumes {
+		if !volumeName.MatchString(v.Name) {
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
+		}
 		if v.Image == nil {
 			continue
 		}
@@ -47,6 +51,9 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 	}
 	return disks.CheckRef(instance.RootField, spec.Image)
 }
+
+// volumeName is checked here too, as a UID is: it becomes part of a path and of QEMU's options.
+var volumeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$`)
 
 func checkSizes(spec driver.ServerSpec) error {
 	switch {

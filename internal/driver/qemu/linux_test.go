@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -335,8 +336,11 @@ func TestBadVolumes(t *testing.T) {
 		kind    error
 		says    string
 	}{
-		"small":   {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.big(t)}}}, driver.ErrInvalid, "needs 5242880"},
-		"missing": {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.images + "/none"}}}, driver.ErrRetry, "no such file"},
+		"name":     {[]driver.Volume{{Name: "../x", SizeBytes: 1 << 20}}, driver.ErrInvalid, "volumes[0].name"},
+		"long":     {[]driver.Volume{{Name: strings.Repeat("x", 21), SizeBytes: 1 << 20}}, driver.ErrInvalid, "volumes[0].name"},
+		"reserved": {[]driver.Volume{{Name: launch.SeedSerial, SizeBytes: 1 << 20}}, driver.ErrInvalid, launch.SeedSerial},
+		"small":    {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.big(t)}}}, driver.ErrInvalid, "needs 5242880"},
+		"missing":  {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.images + "/none"}}}, driver.ErrRetry, "no such file"},
 		"nowhere": {
 			[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "y", SizeBytes: 1 << 20, Image: &driver.Image{Source: "nginx"}}},
 			driver.ErrInvalid,

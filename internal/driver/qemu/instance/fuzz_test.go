@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -35,18 +34,6 @@ type choices struct {
 	name, image, checksum, kernel, initrd, cmdline, volume, hostIP, protocol, key string
 	hostPort, port                                                                int32
 	cpu, memory, disk, size                                                       int64
-}
-
-// volumeName is the pattern that the CRD has for volumes[].name.
-var volumeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$`)
-
-// isValid reports whether the CRD allows a spec with these names, numbers and addresses.
-func (x choices) isValid() bool {
-	_, err := netip.ParseAddr(x.hostIP)
-	isSize := func(n int64) bool { return n >= 1<<20 && n <= 1<<50 }
-	return volumeName.MatchString(x.volume) && x.volume != "plain" && (err == nil || x.hostIP == "") && slices.Contains([]string{"TCP", "UDP"}, x.protocol) &&
-		x.port >= 1 && x.port <= 65535 && x.hostPort >= 0 && x.hostPort <= 65535 &&
-		x.cpu >= 10 && x.memory >= 6<<20 && isSize(x.disk) && isSize(x.size)
 }
 
 // spec returns a spec with everything that a machine can have.
@@ -128,10 +115,11 @@ func FuzzSpec(f *testing.F) {
 	for _, change := range []func(*choices){
 		func(*choices) {},
 		func(x *choices) { x.cmdline = "-device,x=y\n-monitor stdio,\"a\\" },
+		func(x *choices) { x.volume = "a,b=c" },
 		func(x *choices) { x.hostIP = "::1" },
 		func(x *choices) { x.image = "../key" },
 		func(x *choices) { x.image, x.kernel, x.initrd = "link", "self/../../key", "" },
-		func(x *choices) { x.protocol, x.hostIP = "UDP", "" },
+		func(x *choices) { x.protocol = "tcp::1-:2,hostfwd=tcp" },
 		func(x *choices) { x.name, x.key = "a,b=c\nd", "\x7f" },
 		func(x *choices) { x.cpu, x.memory = 255_000, 1<<42 },
 		func(x *choices) { x.checksum, x.initrd = "sha256:x", "" },
@@ -142,7 +130,11 @@ func FuzzSpec(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, name, image, checksum, kernel, initrd, cmdline, volume, hostIP, protocol, key string, hostPort, port int32, cpu, memory, disk, size int64) {
 		x := choices{name, image, checksum, kernel, initrd, cmdline, volume, hostIP, protocol, key, hostPort, port, cpu, memory, disk, size}
-		if strings.Contains(cmdline+name+key+image+kernel+initrd, secret) || !x.isValid() {
+		isSize := func(bytes int64) bool { return bytes >= 1<<20 && bytes <= 1<<50 }
+		if port < 1 || port > 65535 || hostPort < 0 || hostPort > 65535 || cpu < 10 || memory < 6<<20 || disk != 0 && !isSize(disk) || !isSize(size) || volume == "plain" {
+			return // the API has none
+		}
+		if strings.Contains(cmdline+name+key+image+kernel+initrd, secret) {
 			return
 		}
 		h.check(t, x)
