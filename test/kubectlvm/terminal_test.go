@@ -233,7 +233,7 @@ func TestPlugin(t *testing.T) {
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 3 {
 		t.Errorf("kubectl vm explain: %v: %s", err, out)
 	}
-	if out, err = run(path, "version"); err != nil || !strings.HasPrefix(out, "kubectl-vm ") {
+	if out, err = run(path, "--version"); err != nil || !strings.HasPrefix(out, "kubectl-vm ") {
 		t.Errorf("version: %v: %s", err, out)
 	}
 }

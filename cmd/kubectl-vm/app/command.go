@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -28,10 +29,10 @@ func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams
 	o := NewOptions(streams)
 	cmd := NewCommand(o) //nolint:contextcheck // cobra passes ctx on to the verbs
 	cmd.Version = Version
-	cmd.SetVersionTemplate(versionText() + "\n")
+	cmd.SetVersionTemplate(fmt.Sprintf("kubectl-vm %s (%s, %s/%s)\n", Version, runtime.Version(), runtime.GOOS, runtime.GOARCH))
 	cmd.Flags().Bool("version", false, "print the version of this program") // -v is for something else in kubectl
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.AddCommand(NewCompletionCommand(o), NewVersionCommand(o))
+	cmd.AddCommand(NewCompletionCommand(o))
 	cmd.SetArgs(args[1:])
 	if strings.HasPrefix(filepath.Base(args[0]), completerPrefix) {
 		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, args[1:]...))

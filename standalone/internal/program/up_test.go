@@ -31,7 +31,7 @@ func TestUpHelp(t *testing.T) {
 	if other := sets.FlagSets["Other"]; other != nil && other.HasFlags() {
 		t.Errorf("flags without a heading:\n%s", other.FlagUsages())
 	}
-	for _, want := range []string{"\nAPI server:\n  --data-dir string\n", "\nDriver qemu:\n", "\nLogging:\n  -v, --verbosity int\n"} {
+	for _, want := range []string{"\nAPI server flags:\n", "--data-dir string", "\nDriver qemu flags:\n", "\nLogging flags:\n", "-v, --verbosity int"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing in\n%s", want, out)
 		}
