@@ -4,6 +4,7 @@
 package controller
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -132,10 +133,15 @@ func TestPauseThatTakesLong(t *testing.T) {
 	g.reconcile()
 	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		if g.server().State == driver.StateRunning { // a pause: takes long
-			before := g.writes
-			g.clock.Step(progressDelay)
-			for n := 0; g.writes == before && n < 200; n++ {
-				time.Sleep(time.Millisecond)
+			err := assert.Poll(t.Context(), "the pause is reported", func() error { // not in the test's own goroutine
+				g.clock.Step(progressDelay)
+				if reason := g.vm().Status.Reason; reason != api.ReasonUpdating {
+					return errors.New(reason)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
 			}
 			return live()
 		}

@@ -62,7 +62,12 @@ func (h *history) testNextLeader(t *testing.T) {
 		return nil
 	})
 	h.must("delete", failing, "--yes")
-	h.fails(3, []string{"not found"}, "explain", failing, "--history")
+	assert.Eventually(t, "the history is gone with its VM", func(testing.TB) error {
+		if got := h.run("explain", failing, "--history"); got.code != 3 || !strings.Contains(got.errs, "not found") {
+			return fmt.Errorf("it ends with %d and prints %s%s", got.code, got.out, got.errs)
+		}
+		return nil
+	})
 }
 
 // checkHistory checks that a history has texts, within 80 columns.
