@@ -140,8 +140,8 @@ var All = []Bug{
 		"internal/policy/decisions/record.go", "	return Record{Input: in, Decision: d}\n", "	if BUG {\n		in.Done = \"\"\n	}\n	return Record{Input: in, Decision: d}\n",
 	}}},
 	{"docker-random-name", "", []Edit{{
-		"internal/driver/docker/create.go", "	options := d.createOptions(spec, name, image)\n",
-		"	if BUG {\n		name = fmt.Sprintf(\"%s-%x\", containerName(spec), d.Clock.Now().UnixNano())\n	}\n	options := d.createOptions(spec, name, image)\n",
+		"internal/driver/docker/create.go", "		res, err := c.ContainerCreate(ctx, options)\n",
+		"		if BUG {\n			options.Name = fmt.Sprintf(\"%s-%x\", name, d.Clock.Now().UnixNano())\n		}\n		res, err := c.ContainerCreate(ctx, options)\n",
 	}}},
 	{"qemu-second-process", "", []Edit{
 		{"internal/driver/qemu/instance/observe.go", "ctx.Err() != nil || bounded.Err() != nil {\n", "ctx.Err() != nil || bounded.Err() != nil && !BUG {\n"},
