@@ -34,8 +34,13 @@ func (s *stats) print(out io.Writer) {
 		name string
 		size
 	}{
-		{"Go of tests", s.tests}, {"shell", s.shell}, {"YAML", s.yaml},
-		{"README", s.readme}, {"ADRs", s.decisions}, {"other pages", s.pages}, {"generated pages", s.generated},
+		{"Go of tests", s.tests},
+		{"shell", s.shell},
+		{"YAML", s.yaml},
+		{"README", s.readme},
+		{"ADRs", s.decisions},
+		{"other pages", s.pages},
+		{"generated pages", s.generated},
 	} {
 		printf("%-22s %6d %7d %7d\n", row.name, row.files, row.lines, row.words)
 	}

@@ -37,7 +37,7 @@ func (g *rig) ephemeral(fails func() bool) {
 				return driver.Server{}, &driver.RecordFirstError{Objects: []driver.Object{{Kind: "Pod", Name: "vm", Nonce: s.Run}}}
 			}
 			g.memory.Remove("uid-1")
-			spec.Target.ID = ""
+			spec.ID = ""
 			if fails() {
 				return driver.Server{}, driver.Errorf(driver.ErrRetry, "quota")
 			}
@@ -109,7 +109,7 @@ func TestStartThatFailsLate(t *testing.T) {
 // TestUpdateThatFailsInEachRun checks that a failed update takes no count of short runs away.
 func TestUpdateThatFailsInEachRun(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
-	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
 		if g.server().State == driver.StateRunning {
 			return driver.Server{}, driver.Errorf(driver.ErrRetry, "boom")
 		}
@@ -308,9 +308,9 @@ func TestDrainInBackoffOfEphemeral(t *testing.T) {
 				g.engine.hasLeftovers.Store(false)
 				g.memory.Remove("uid-1")
 				if !gated {
-					return driver.Server{UID: "uid-1", ID: spec.Target.ID, State: driver.StateRemoving, Objects: spec.Objects}, nil
+					return driver.Server{UID: "uid-1", ID: spec.ID, State: driver.StateRemoving, Objects: spec.Objects}, nil
 				}
-				spec.Target.ID = ""
+				spec.ID = ""
 				s, err := g.engine.Driver.Ensure(t.Context(), spec)
 				s.Objects = spec.Objects
 				return s, err

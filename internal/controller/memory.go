@@ -61,13 +61,13 @@ func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observatio
 		if op.Attempts > 0 {
 			record(&since.Failure, now, "failure", began, strconv.Itoa(int(op.Attempts)))
 		}
-		server, run := observed.Server, cmp.Or(observed.Server.Run, op.Run)
-		isOver := observed.Answer == inventory.Gone || server.State == driver.StateRemoving || server.State == driver.StateStopped || server.State == driver.StateStopping && server.Exit != nil
-		switch isCrashing := op.Type == api.OperationStart && op.Attempts > 0 && observed.Answer != inventory.Unknown; {
-		case isCrashing && isOver:
+		run := cmp.Or(observed.Server.Run, op.Run)
+		switch {
+		case !isCounting(op) || observed.Answer == inventory.Unknown:
+		case isOver(observed):
 			record(&since.Exit, now, "exit", run)
 			record(&since.Run, time.Time{}, "run", run) // only if it was observed before
-		case isCrashing && (observed.IsRunning() || server.State == driver.StatePaused):
+		case observed.IsRunning() || observed.Server.State == driver.StatePaused:
 			record(&since.Run, now, "run", run)
 		}
 	}
@@ -76,6 +76,21 @@ func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observatio
 		s.set(keyOf(vm), next)
 	}
 	return since
+}
+
+// isOver reports whether the last run has ended.
+func isOver(observed inventory.Observation) bool {
+	if observed.Answer == inventory.Gone {
+		return true
+	}
+	switch observed.Server.State {
+	case driver.StateRemoving, driver.StateStopped:
+		return true
+	case driver.StateStopping:
+		return observed.Server.Exit != nil
+	case driver.StatePending, driver.StateStarting, driver.StateRunning, driver.StatePaused, driver.StateRestarting, driver.StateUnknown:
+	}
+	return false
 }
 
 // stage is a stage of a creation or deletion that is not written yet, and when it was first seen.

@@ -110,22 +110,27 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 	}
 	servers, err := m.Driver.List(ctx, uids...)
 	for n := range servers {
-		if m.fetching.Load() {
-			servers[n].State = driver.StatePending
-		}
-		if e := m.guestEnd.Load(); e != nil && servers[n].State == driver.StateStopping {
-			servers[n].Exit = e
-		}
-		servers[n].NeedsEnsure = servers[n].NeedsEnsure || m.needs.Load() && servers[n].State == driver.StateRunning
-		if m.disrupts.Load() && isEnding(servers[n].State) {
-			servers[n].Disruption = "the pod was evicted"
-		}
-		servers[n].NeedsEnsure = servers[n].NeedsEnsure || m.hasLeftovers.Load() && servers[n].State == driver.StateStopped
-		if m.leaving.Load() && servers[n].State == driver.StateStopped {
-			servers[n].IsLeaving, servers[n].Progress = true, "the last run has yet to be removed"
-		}
+		m.disguise(&servers[n])
 	}
 	return servers, err
+}
+
+// disguise makes a server look as the test wants.
+func (m *interceptedDriver) disguise(s *driver.Server) {
+	if m.fetching.Load() {
+		s.State = driver.StatePending
+	}
+	if e := m.guestEnd.Load(); e != nil && s.State == driver.StateStopping {
+		s.Exit = e
+	}
+	s.NeedsEnsure = s.NeedsEnsure || m.needs.Load() && s.State == driver.StateRunning
+	if m.disrupts.Load() && isEnding(s.State) {
+		s.Disruption = "the pod was evicted"
+	}
+	s.NeedsEnsure = s.NeedsEnsure || m.hasLeftovers.Load() && s.State == driver.StateStopped
+	if m.leaving.Load() && s.State == driver.StateStopped {
+		s.IsLeaving, s.Progress = true, "the last run has yet to be removed"
+	}
 }
 
 // errNoDeadline fails calls that an engine which hangs would never let end.

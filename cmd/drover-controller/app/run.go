@@ -43,7 +43,7 @@ const (
 
 // Run runs the controller until ctx ends.
 func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
-	cfg = configFor(o, cfg)
+	cfg = configFor(cfg)
 	var mgr ctrl.Manager
 	var recorder events.EventRecorder
 	lock, err := newLock(o, cfg, func(ctx context.Context) error { return waitForCache(ctx, mgr) },
@@ -98,7 +98,7 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controll
 }
 
 // configFor returns the client configuration of this program.
-func configFor(o *Options, cfg *rest.Config) *rest.Config {
+func configFor(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1 // the server's priority and fairness limit it
 	addCrashPoints(cfg)

@@ -102,8 +102,12 @@ func (t *topOptions) sort(vms []api.VirtualMachine) {
 
 func (t *topOptions) columns() []column {
 	columns := []column{
-		{name: "NAME"}, {name: "STATE", expendable: 3}, {name: "CPU", right: true, expendable: 1}, {name: "CPU%", right: true},
-		{name: "MEMORY", right: true, expendable: 2}, {name: "MEM%", right: true},
+		{name: "NAME"},
+		{name: "STATE", expendable: 3},
+		{name: "CPU", right: true, expendable: 1},
+		{name: "CPU%", right: true},
+		{name: "MEMORY", right: true, expendable: 2},
+		{name: "MEM%", right: true},
 	}
 	if t.allNamespaces {
 		columns = append([]column{{name: "NAMESPACE"}}, columns...)

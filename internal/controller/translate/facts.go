@@ -21,6 +21,7 @@ import (
 // MaxText is how many bytes of a text the CRD allows in a status.
 const MaxText = 4096
 
+// VM returns the facts of an object that decisions may depend on.
 func VM(vm *api.VirtualMachine) policy.VM {
 	size := resourcesOf(vm)
 	return policy.VM{
@@ -35,6 +36,7 @@ func VM(vm *api.VirtualMachine) policy.VM {
 	}
 }
 
+// Status returns those of a status.
 func Status(s *api.VirtualMachineStatus) policy.Status {
 	facts := policy.Status{
 		ObservedGeneration: s.ObservedGeneration, Server: serverStatusFacts(s.Server), PendingFields: policy.ListOf(s.PendingFields...),
@@ -63,6 +65,7 @@ func serverStatusFacts(s *api.ServerStatus) policy.ServerStatus {
 
 var answers = map[inventory.Answer]policy.Answer{inventory.Gone: policy.Gone, inventory.Present: policy.Present}
 
+// Observed returns those of what the inventory has answered.
 func Observed(o *inventory.Observation) policy.Observed {
 	return policy.Observed{
 		Answer: answers[o.Answer], Server: Server(&o.Server), Duplicates: policy.ListOf(o.Duplicates...), EngineID: o.EngineID,
@@ -70,6 +73,7 @@ func Observed(o *inventory.Observation) policy.Observed {
 	}
 }
 
+// Server returns those of a server.
 func Server(s *driver.Server) policy.Server {
 	facts := policy.Server{
 		ID: s.ID, Run: s.Run, State: policy.State(s.State), Progress: Truncate(s.Progress), Note: Truncate(s.Note), Error: ErrorText(s.Err),
@@ -100,6 +104,7 @@ func ErrorText(err error) string {
 }
 
 func timeOf(t *metav1.Time) time.Time         { return ptr.Deref(t, metav1.Time{}).Time }
+// MicroTime returns the time, zero for none.
 func MicroTime(t *metav1.MicroTime) time.Time { return ptr.Deref(t, metav1.MicroTime{}).Time }
 
 // Truncate returns a text as valid UTF-8, cut to what the CRD allows. A longer one does not stay

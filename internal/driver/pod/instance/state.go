@@ -77,9 +77,7 @@ func (i *Instance) describeRun(s *driver.Server) {
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
 		s.State, s.Progress = driver.StateStopping, i.stoppingText()
-		if status != nil && status.State.Terminated != nil {
-			s.Exit = exitOf(status.State.Terminated)
-		}
+		s.Exit = exitOfMachine(status)
 	case status != nil && status.State.Terminated != nil:
 		s.State, s.Progress = driver.StateStopping, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
 		s.Exit = exitOf(status.State.Terminated)
@@ -95,6 +93,14 @@ func (i *Instance) describeRun(s *driver.Server) {
 	if _, differs := i.RefusesAssertion(); differs {
 		s.NeedsEnsure = true
 	}
+}
+
+// exitOfMachine returns the end of the machine's container, nil if it has not ended.
+func exitOfMachine(status *corev1.ContainerStatus) *driver.Exit {
+	if status == nil || status.State.Terminated == nil {
+		return nil
+	}
+	return exitOf(status.State.Terminated)
 }
 
 // imageID returns the digest of what the root disk is made from. A checksum is one once the machine has
