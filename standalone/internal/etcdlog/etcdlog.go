@@ -37,12 +37,13 @@ func SetOutput(to io.Writer) {
 	output.to = to
 }
 
-// sink is where zap writes.
+// sink implements zap.Sink.
 type sink struct {
 	mu sync.Mutex
 	to io.Writer
 }
 
+// Write writes a line.
 func (s *sink) Write(line []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,5 +53,8 @@ func (s *sink) Write(line []byte) (int, error) {
 	return s.to.Write(line)
 }
 
-func (*sink) Sync() error  { return nil }
+// Sync does nothing: the log belongs to others.
+func (*sink) Sync() error { return nil }
+
+// Close does nothing.
 func (*sink) Close() error { return nil }
