@@ -103,7 +103,8 @@ func ErrorText(err error) string {
 	return Truncate(cmp.Or(err.Error(), "unknown error"))
 }
 
-func timeOf(t *metav1.Time) time.Time         { return ptr.Deref(t, metav1.Time{}).Time }
+func timeOf(t *metav1.Time) time.Time { return ptr.Deref(t, metav1.Time{}).Time }
+
 // MicroTime returns the time, zero for none.
 func MicroTime(t *metav1.MicroTime) time.Time { return ptr.Deref(t, metav1.MicroTime{}).Time }
 
