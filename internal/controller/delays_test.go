@@ -125,6 +125,21 @@ func TestUpdateThatFailsInEachRun(t *testing.T) {
 	wantGrowing(t, waits)
 }
 
+// TestUpdateOfANewSpecThatFails checks that a failed update waits for its next try, also if the spec has
+// changed in a run that counts.
+func TestUpdateOfANewSpecThatFails(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.crashAndRestart(0)
+	g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "boom"))
+	g.edit(func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(int64(77)) })
+	calls := g.engine.calls
+	g.reconcile()
+	g.reconcile()
+	if got := g.engine.calls - calls; got != 1 {
+		t.Errorf("it was tried %d times at once, want 1", got)
+	}
+}
+
 // TestPauseThatTakesLong checks that a pause which is reported while it is under way takes no count of
 // short runs away.
 func TestPauseThatTakesLong(t *testing.T) {

@@ -133,7 +133,7 @@ func (s *step) recordSuccess(existed bool) {
 	}
 }
 
-// countShortRun records that a start follows a run that ended by itself.
+// countShortRun records that a start follows a short run, whoever has ended that.
 func (s *step) countShortRun() {
 	op := s.newOperation()
 	op.Type = api.OperationStart
@@ -202,13 +202,16 @@ func (s *step) recordRestart() {
 	}
 }
 
-// failedOperation returns the operation that failed, with its earlier attempts.
+// failedOperation returns the operation that failed, with its earlier attempts. If an operation
+// counts starts, it goes on to count, with the failure of what was to change the run.
 func (s *step) failedOperation() *api.Operation {
 	op := s.newOperation()
 	op.Run = s.decision.Action.EndRun
 	switch have := s.vm.Status.Operation; {
-	case isCounting(have) && isOfRun(op.Type):
-		return have.DeepCopy()
+	case isCounting(have) && changesRun(op.Type):
+		counting := have.DeepCopy()
+		counting.Generation = op.Generation // else the failure would not wait for its next try
+		return counting
 	case have == nil || have.Type != op.Type:
 	case have.Generation == op.Generation:
 		return have.DeepCopy()

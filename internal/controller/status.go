@@ -53,14 +53,14 @@ func (p *pass) isObserved() bool {
 }
 
 // statusOperation returns the status's operation while it continues, and also while
-// it is unknown whether it does. A count of short runs outlasts updates and stops by others.
+// it is unknown whether it does. A count of starts outlasts what changes a run, and stops by others.
 func (p *pass) statusOperation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
 	unknown := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
 	switch {
 	case have != nil && (have.Type == wanted || wanted == "" && unknown):
 		return withNextTry(have, p.decision.NextTry)
-	case isCounting(have) && (isOfRun(wanted) || wanted == api.OperationStop && p.vm.Spec.Action != api.ActionStopped && p.observed.Server.Disruption != ""):
+	case isCounting(have) && (changesRun(wanted) || wanted == api.OperationStop && p.vm.Spec.Action != api.ActionStopped && p.observed.Server.Disruption != ""):
 		return have
 	case wanted == "":
 		return nil
@@ -70,11 +70,11 @@ func (p *pass) statusOperation() *api.Operation {
 
 // isCounting reports whether an operation counts starts that have yet to lead to a stable run.
 func isCounting(op *api.Operation) bool {
-	return op != nil && op.Type == api.OperationStart && op.Attempts > 0
+	return op != nil && policy.Operation{Type: op.Type, Attempts: op.Attempts}.IsCounting()
 }
 
-// isOfRun reports whether an operation changes a run, and neither begins nor ends one.
-func isOfRun(operation api.OperationType) bool {
+// changesRun reports whether an operation changes a run, and neither begins nor ends one.
+func changesRun(operation api.OperationType) bool {
 	return operation == api.OperationUpdate || operation == api.OperationPause || operation == api.OperationResume
 }
 

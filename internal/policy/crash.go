@@ -23,8 +23,8 @@ const stableRun = 10 * time.Second
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Observed.Server.Exit
-	if !exit.HasEnded && in.VM.Status.Operation.IsCrashing() {
-		return planCreation(in, PowerOn)
+	if !exit.HasEnded && in.VM.Status.Operation.IsCounting() {
+		return planCreation(in, PowerOn) // a pod that stands for an ephemeral server: the run before it is gone
 	}
 	if !hasEndedUnasked(in) {
 		return planEnsure(in, api.OperationStart, PowerOn, api.ReasonStarting, "")
@@ -83,9 +83,9 @@ func IsStoppedByDrover(status Status, run string) bool {
 	return status.Operation.Type == api.OperationStop || status.Server.StoppedRun != "" && status.Server.StoppedRun == run
 }
 
-// planStartAgain starts a server that was ended by its guest or by others, or never ran: at once after a stable run and
-// after the first that was too short, with growing delays (Backoff) after more of them.
-// A changed spec, which may help, does not wait.
+// planStartAgain starts a server that was ended by its guest or by others, or never ran: at once after a
+// stable run and after the first short one, with growing delays (Backoff) after more of them. A changed
+// spec, which may help, does not wait.
 func planStartAgain(in Input, power Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts, run := failedStarts(in), in.Observed.Server.Run
@@ -97,14 +97,14 @@ func planStartAgain(in Input, power Power) Decision {
 	return delayStart(in, d, delays)
 }
 
-// delayStart has a start wait after short runs, from when the last of them was first seen to be over. What a
-// drain waits for is removed meanwhile, which counts the run: nothing may be left that shows it.
+// delayStart delays a start after short runs, from when the end of the last one was first seen. What a drain
+// waits for is removed meanwhile, and the run is counted with that, since nothing may be left of it.
 func delayStart(in Input, d Decision, shortRuns int32) Decision {
 	at, passed := in.Since.Exit.Add(Backoff(shortRuns, false)), in.PassedGeneration
 	if in.Observed.Answer == Gone {
 		passed = in.VM.Status.Operation.Generation
 	}
-	if shortRuns < 1 || !in.VM.Status.Operation.IsCrashing() || passed != in.VM.Generation || !in.Now.Before(at) {
+	if shortRuns < 1 || !in.VM.Status.Operation.IsCounting() || passed != in.VM.Generation || !in.Now.Before(at) {
 		return d
 	}
 	d.WakeAt, d.NextTry, d.Status.Phase = at, at, api.PhaseFailed
@@ -131,7 +131,7 @@ func runTime(in Input) time.Duration {
 	switch {
 	case !in.Since.Run.IsZero():
 		return in.Since.Exit.Sub(in.Since.Run)
-	case in.Observed.Server.StartedAt.IsZero() && in.VM.Status.Operation.IsCrashing():
+	case in.Observed.Server.StartedAt.IsZero() && in.VM.Status.Operation.IsCounting():
 		return 0
 	}
 	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)

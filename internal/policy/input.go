@@ -109,9 +109,9 @@ type Operation struct {
 	Epoch         int64                `json:"epoch,omitzero"`
 }
 
-// IsCrashing reports whether an operation counts starts that have yet to lead to a
+// IsCounting reports whether an operation counts starts that have yet to lead to a
 // stable run.
-func (o Operation) IsCrashing() bool { return o.Type == api.OperationStart && o.Attempts > 0 }
+func (o Operation) IsCounting() bool { return o.Type == api.OperationStart && o.Attempts > 0 }
 
 // Observed has the facts of the inventory's answer.
 type Observed struct {

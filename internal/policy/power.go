@@ -72,7 +72,7 @@ func planCreation(in Input, power Power) Decision {
 // creatingOperation returns the operation that makes a server which is gone, or about to be.
 func creatingOperation(in Input, power Power) api.OperationType {
 	isPending := in.Observed.Answer == Present && in.Observed.Server.State == StatePending
-	if power != PowerOff && !isPending && in.VM.Status.Operation.IsCrashing() {
+	if power != PowerOff && !isPending && in.VM.Status.Operation.IsCounting() {
 		return api.OperationStart
 	}
 	return api.OperationCreate
@@ -252,7 +252,7 @@ func planRunning(in Input) Decision {
 // countUntilStable keeps the count of short runs until the run has proven stable.
 func countUntilStable(in Input, d Decision) Decision {
 	stable := in.Since.Run.Add(stableRun)
-	if in.VM.Status.Operation.IsCrashing() && in.Now.Before(stable) {
+	if in.VM.Status.Operation.IsCounting() && in.Now.Before(stable) {
 		d.Action.Operation, d.WakeAt = api.OperationStart, stable
 	}
 	return d
