@@ -95,7 +95,7 @@ type interceptedDriver struct {
 	disrupts atomic.Bool
 	// needs makes lists show that servers that run ask for an Ensure.
 	needs atomic.Bool
-	// guestEnd is that of a guest whose server is stopping still.
+	// guestEnd is how a guest has ended whose server is still stopping.
 	guestEnd atomic.Pointer[driver.Exit]
 }
 

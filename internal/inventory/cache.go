@@ -107,7 +107,7 @@ func (c *cache) observationOf(uid types.UID) Observation {
 }
 
 // BeginEpoch notes that this process leads with an epoch. What was observed before is old from
-// then on, since an earlier leader may have changed it later. The loop lists the engine anew.
+// then on, since an earlier leader may have changed it later. The loop lists the engine again.
 func (c *cache) BeginEpoch(epoch uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// bigVMs is the number of VMs above which two turns are enough, each of which takes minutes.
+// bigVMs is the number of VMs above which a suite takes two turns, since each takes minutes.
 const bigVMs = 1000
 
 // Suite measures something, beside a floor where there is one.

@@ -14,7 +14,7 @@ import (
 type screen struct {
 	// terminal is set if people look at it.
 	terminal bool
-	// width is that of the terminal; 0 if there is none.
+	// width is the width of the terminal in columns, 0 without one.
 	width int
 	// color is set if it may be colored.
 	color bool

@@ -71,8 +71,8 @@ func (d *Driver) newConvergence(spec driver.ServerSpec) *convergence {
 	return &convergence{claims: claims{writer: w, driver: d, record: record{spec: spec, base: w.Key.Name}}}
 }
 
-// recordUnknown records the objects of a server of which nothing is recorded or known yet. If one
-// exists anyway, the next call finds it, and refuses it unless it has that nonce.
+// recordUnknown records the objects of a new server before it looks for any. If one exists already,
+// the next call finds it, and refuses it unless it has the recorded nonce.
 func (c *convergence) recordUnknown(ctx context.Context) error {
 	if c.spec.ID != "" || len(c.spec.Objects) > 0 {
 		return nil

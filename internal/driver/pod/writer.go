@@ -116,7 +116,7 @@ func (w *writer) deletePod(ctx context.Context, grace int64) error {
 	return objects.Explain("delete", objects.KindPod, w.Key, objects.IgnoreNotFound(err))
 }
 
-// endPod deletes the pod, and reads again what there is.
+// endPod deletes the pod and reads the objects again.
 func (w *writer) endPod(ctx context.Context, grace int64) error {
 	if err := w.deletePod(ctx, grace); err != nil {
 		return err

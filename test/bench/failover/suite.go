@@ -40,7 +40,7 @@ var Suites = []bench.Suite{
 	{Name: "failover-default", Turns: 10, VMs: []int{0}, Measure: bench.In(framework.ClusterOptions{}, measureWith(leader.DefaultSettings()))},
 }
 
-// Names of the fleets, which are those of their Leases too.
+// The names of the fleets and of their Leases.
 const (
 	nameDrover = "drover"
 	namePlain  = "client-go"

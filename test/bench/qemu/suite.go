@@ -5,9 +5,8 @@
 // byte that its guest prints, beside the same QEMU command line started directly, and what a
 // machine adds to the controller's memory.
 //
-// Start with Suites in suite.go, which has a turn of Drover's. direct.go has one of QEMU alone, and
-// memory.go the memory. The guest is that of one boot sector, which prints as soon as the BIOS is
-// done.
+// Start with Suites in suite.go, which measures Drover. direct.go measures QEMU alone, and memory.go
+// the controller's memory. The guest is one boot sector, which prints as soon as the BIOS is done.
 package qemu
 
 import (

@@ -23,9 +23,9 @@ const (
 	// resolveWithin bounds the time that a call waits for registries. Nodes resolve the tags that
 	// were not resolved by then.
 	resolveWithin = 4 * time.Second
-	// silentFor is how long a registry is not asked again for images of a repository of which it did
-	// not answer in time, so that it delays few servers. It may be fast with others, such as those of
-	// which it is no proxy.
+	// silentFor is how long a repository is skipped after its registry did not answer in time, so
+	// that it delays few servers. The registry may answer fast about other repositories, for
+	// example those that it does not proxy.
 	silentFor = 30 * time.Second
 	// maxSilent bounds how many such repositories are remembered.
 	maxSilent = 1000

@@ -13,8 +13,8 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 )
 
-// TestSlowRepository checks that a repository of which a registry does not answer in time is not asked
-// for again soon, while others of that registry are resolved, and that few are remembered.
+// TestSlowRepository checks that a repository is skipped for a while after its registry did not answer in
+// time, that others of that registry are resolved, and that few are remembered.
 func TestSlowRepository(t *testing.T) {
 	t.Parallel()
 	const slow, fast, digest = "oci://registry.example/mirror/slow:1", "oci://registry.example/disks/debian:12", "sha256:1"
