@@ -73,6 +73,7 @@ var packages = []testPackage{
 	{"test/bench", cached, 32},
 	{"test/cluster/internal/failure", cached, 32},
 	{"test/cluster/internal/plan", cached, 32},
+	{"test/faults/apifaults", cached, 32},
 	{"test/faults/lab", cached, 32},
 	{"test/faults/outside", cached, 32},
 	{"test/faults/powercut", cached, 32},

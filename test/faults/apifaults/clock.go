@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/watch"
+
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
@@ -47,6 +49,9 @@ type timeChange struct{ real, seen string }
 func (f *steppedClock) occur(s *stream, e event) error {
 	f.mu.Lock()
 	f.since = time.Now()
+	if created := e.metadata().CreationTimestamp.Time; e.Type == string(watch.Added) {
+		f.since = created // this object counts, in whatever second its event arrives
+	}
 	f.mu.Unlock()
 	return s.deliver(e)
 }

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/rules"
 )
@@ -55,7 +57,7 @@ var foreignMachines = foreignFiles{
 }
 
 func foreignMachine(uid string) string {
-	return `{"clusterID": "another", "uid": "` + uid + `", "id": "another", "namespace": "default", "name": "vm-1", "epoch": 1}`
+	return `{"format": ` + strconv.Itoa(record.Format) + `, "clusterID": "another", "uid": "` + uid + `", "id": "another", "namespace": "default", "name": "vm-1", "epoch": 1}`
 }
 
 // write puts the files into an engine's folder.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/rules"
 )
@@ -33,6 +34,25 @@ func TestForeignFiles(t *testing.T) {
 			if got := files.check(dir); len(got) != 1 {
 				t.Errorf("%s: after the removal of %s they are %v", name, file, got)
 			}
+		}
+	}
+}
+
+// TestForeignMachinesAreUnderstood checks that the driver reads the records of those machines: one
+// that it refuses would be left alone whomever it belonged to.
+func TestForeignMachinesAreUnderstood(t *testing.T) {
+	dir := t.TempDir()
+	assert.NoError(t, foreignMachines.write(dir))
+	records, err := filepath.Glob(filepath.Join(dir, "*", "*", instance.RecordFile))
+	assert.NoError(t, err)
+	if len(records) != 2 {
+		t.Errorf("the records are %v, not 2", records)
+	}
+	for _, path := range records {
+		machine, err := (&instance.Host{}).InstanceAt(filepath.Dir(path)).Load()
+		assert.NoError(t, err)
+		if machine.ClusterID != "another" {
+			t.Errorf("%s is of the cluster %q", path, machine.ClusterID)
 		}
 	}
 }

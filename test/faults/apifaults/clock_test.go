@@ -1,0 +1,30 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifaults
+
+import (
+	"io"
+	"strings"
+	"testing"
+)
+
+// TestSteppedClock checks that the object whose creation steps the clock has a stepped time, even
+// if its event arrives seconds later, and that an older object keeps its own.
+func TestSteppedClock(t *testing.T) {
+	const before, created, stepped = "2020-01-01T00:00:00Z", "2020-01-01T00:00:01Z", "2020-01-01T01:00:01Z"
+	f := ClockSteps.byName["ahead"]()
+	object := func(uid, at string) event {
+		return event{Type: "ADDED", Object: []byte(`{"metadata":{"uid":"` + uid + `","creationTimestamp":"` + at + `"}}`)}
+	}
+	read, written := io.Pipe()
+	go func() { _, _ = io.Copy(io.Discard, read) }()
+	if err := f.occur(&stream{to: written, injector: &injector{fault: f}}, object("new", created)); err != nil {
+		t.Fatal(err)
+	}
+	for uid, times := range map[string][2]string{"new": {created, stepped}, "old": {before, before}} {
+		if got := string(f.translate(object(uid, times[0])).Object); !strings.Contains(got, times[1]) {
+			t.Errorf("%s: %s, not %s", uid, got, times[1])
+		}
+	}
+}
