@@ -49,8 +49,9 @@ type timeChange struct{ real, seen string }
 func (f *steppedClock) occur(s *stream, e event) error {
 	f.mu.Lock()
 	f.since = time.Now()
-	if created := e.metadata().CreationTimestamp.Time; e.Type == string(watch.Added) {
-		f.since = created // this object counts, in whatever second its event arrives
+	if o := e.metadata(); e.Type == string(watch.Added) { // this object counts, in whatever second its event arrives
+		f.since = o.CreationTimestamp.Time
+		delete(f.times, string(o.UID)+" creationTimestamp") // a user may have been answered before
 	}
 	f.mu.Unlock()
 	return s.deliver(e)

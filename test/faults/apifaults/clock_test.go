@@ -10,13 +10,15 @@ import (
 )
 
 // TestSteppedClock checks that the object whose creation steps the clock has a stepped time, even
-// if its event arrives seconds later, and that an older object keeps its own.
+// if its event arrives seconds later and somebody has read it before, and that an older object keeps
+// its own.
 func TestSteppedClock(t *testing.T) {
 	const before, created, stepped = "2020-01-01T00:00:00Z", "2020-01-01T00:00:01Z", "2020-01-01T01:00:01Z"
 	f := ClockSteps.byName["ahead"]()
 	object := func(uid, at string) event {
 		return event{Type: "ADDED", Object: []byte(`{"metadata":{"uid":"` + uid + `","creationTimestamp":"` + at + `"}}`)}
 	}
+	f.translate(object("new", created))
 	read, written := io.Pipe()
 	go func() { _, _ = io.Copy(io.Discard, read) }()
 	if err := f.occur(&stream{to: written, injector: &injector{fault: f}}, object("new", created)); err != nil {
