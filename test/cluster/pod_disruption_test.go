@@ -330,7 +330,7 @@ func testStreams(t *testing.T, g *guest) {
 		want string
 	}{
 		"exec":         {[]string{"--", "uname"}, "console " + g.name},
-		"ip":           {nil, "-n " + podNamespace + " expose pod " + g.pod(t).Name},
+		"ip":           {nil, "--namespace " + podNamespace + " console " + g.name},
 		"port-forward": {[]string{":81"}, "port 81"},
 	} {
 		args := append([]string{"-n", podNamespace, verb, g.name}, tc.args...)

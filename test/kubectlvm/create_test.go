@@ -138,7 +138,7 @@ func TestRefusedVMLeavesNoSecret(t *testing.T) {
 func TestCreateEndsWhenItStalls(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.fails(2, []string{"web created", "web is not ready: Failed, Invalid", "image.source", "What to do:", "kubectl edit vm web"},
+	u.fails(2, []string{"web created", "web is not ready: Failed, Invalid", "image.source", "What to do:", " edit vm web"},
 		"create", "web", "--driver=fake", "--image=an image with spaces", "--wait")
 }
 
@@ -160,7 +160,7 @@ func TestWaitSurvivesAnOutage(t *testing.T) {
 	proxy := environment.NewAPIProxy(t)
 	environment.CreateVM(t, framework.NewVM("web").Namespace(u.namespace).Driver("fake").UserDataSecret("later", "user-data"))
 	u.waitFor("web", framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable))
-	u.fails(2, []string{"SecretUnavailable", "kubectl create secret"}, "explain", "web")
+	u.fails(2, []string{"SecretUnavailable", " create secret"}, "explain", "web")
 	u.flags = []string{"--kubeconfig=" + proxy.Kubeconfig}
 	wait := u.start(t.Context(), "start", "web", "--wait")
 	wait.out.waitFor(t, "web unchanged")

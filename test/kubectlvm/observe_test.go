@@ -132,7 +132,7 @@ func TestExplain(t *testing.T) {
 	u.fails(0, []string{"good is ready: Active, Running.", "answers: server fake-", "Last events:", "Started"}, "explain", "good")
 	u.must("create", "bad", "--driver=fake", "--image=a b")
 	u.waitFor("bad", framework.HasPhase(api.PhaseFailed, api.ReasonInvalid))
-	u.fails(2, []string{"bad is not ready: Failed, Invalid.", "failed once.", "tried again when the spec changes", "Stalled is True", "kubectl edit vm bad"}, "explain", "vm/bad")
+	u.fails(2, []string{"bad is not ready: Failed, Invalid.", "failed once.", "tried again when the spec changes", "Stalled is True", " edit vm bad"}, "explain", "vm/bad")
 	u.must("create", "elsewhere", "--driver=not-here")
 	u.waitFor("elsewhere", framework.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver))
 	u.fails(2, []string{"UnknownDriver", "--vm-driver"}, "explain", "elsewhere")

@@ -137,13 +137,13 @@ func TestResizeSaysWhatApplies(t *testing.T) {
 	u.fails(1, []string{"nothing to change"}, "resize", "web")
 	u.fails(1, []string{`--memory "x"`}, "resize", "web", "--memory=x")
 	out = u.must("port", "add", "web", "18082:443", "53/udp", patient)
-	want(t, out, "web changed\n", "open tcp-443 18082:443   waits for a restart: kubectl vm restart web\n", "open udp-53 53/udp")
+	want(t, out, "web changed\n", "open tcp-443 18082:443   waits for a restart: "+u.program()+" restart web\n", "open udp-53 53/udp")
 	want(t, u.must("port", "rm", "web", "http", patient), "close http 18081:80", "waits for a restart")
 	u.fails(1, []string{"no such port: it has tcp-443 18082:443, udp-53 53/udp"}, "port", "rm", "web", "80")
-	u.fails(2, []string{"ChangePending", "kubectl vm restart web"}, "explain", "web")
+	u.fails(2, []string{"ChangePending", u.program() + " restart web"}, "explain", "web")
 	u.must("pause", "web", "--wait")
 	r := u.run("resume", "web", "--wait") // which does not await the ports
-	if want(t, r.out+r.errs, "web resumed\n", "Warning: ports of web waits for a restart: kubectl vm restart web"); r.code != 0 {
+	if want(t, r.out+r.errs, "web resumed\n", "Warning: ports of web waits for a restart: "+u.program()+" restart web"); r.code != 0 {
 		t.Errorf("resume ended with %d", r.code)
 	}
 	u.must("restart", "web", "--wait")

@@ -111,6 +111,12 @@ func (u *user) args(args []string) []string {
 	return slices.Concat([]string{"kubectl-vm"}, args[:end], []string{"--namespace=" + u.namespace}, u.flags, args[end:])
 }
 
+// program begins the commands that are printed for this user, who names the cluster and a namespace by
+// flags.
+func (u *user) program() string {
+	return "kubectl vm " + strings.Replace(strings.Join(u.flags, " "), "=", " ", 1) + " --namespace " + u.namespace
+}
+
 // must is run for what must succeed, and returns the output.
 func (u *user) must(args ...string) string {
 	u.t.Helper()

@@ -12,7 +12,10 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // Groups of verbs in the help.
@@ -56,6 +59,8 @@ func NewCommand(o *Options) *cobra.Command {
 
 		Args: unknownVerb,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) { o.repeatPlace(cmd.Flags()) },
 	}
 	cmd.SetIn(o.In)
 	cmd.SetOut(o.Out)
@@ -73,6 +78,16 @@ func NewCommand(o *Options) *cobra.Command {
 	_ = cmd.RegisterFlagCompletionFunc("namespace", o.completeNamespaces)
 	_ = cmd.RegisterFlagCompletionFunc("context", o.completeContexts)
 	return cmd
+}
+
+// repeatPlace makes the commands that are printed name the place that the user has named by flags.
+func (o *Options) repeatPlace(flags *pflag.FlagSet) {
+	for _, name := range []string{"kubeconfig", "context", "namespace"} {
+		if f := flags.Lookup(name); f != nil && f.Changed {
+			flag := " --" + name + " " + printable.ShellWord(f.Value.String())
+			o.Program, o.Kubectl = o.Program+flag, o.Kubectl+flag
+		}
+	}
 }
 
 // unknownVerb reports a verb that does not exist, and those that are meant perhaps.
