@@ -541,3 +541,58 @@ func TestLateSecondLeader(t *testing.T) {
 		t.Errorf("the second got %+v, want %+v", s, won)
 	}
 }
+
+// TestLimitsOfContainer checks on the engine that a container gets the limits of its creation and
+// keeps them: one from before them is neither replaced nor changed.
+func TestLimitsOfContainer(t *testing.T) {
+	t.Parallel()
+	d, spec := newServer(t, guestImages(t).plain)
+	before := ensureState(t, d, spec, driver.StateRunning)
+	limited := newDriver(t, Options{ClusterID: d.ClusterID, PIDs: 99, LogSize: "64Ki", LogFiles: 2})
+	spec.CPUMilli = 700
+	if s := mustEnsure(t, limited, spec); s.ID != before.ID || s.Run != before.Run || len(s.Pending) > 0 {
+		t.Errorf("from before the limits it is %+v, want %+v", s, before)
+	}
+	spec = newSpec(t, limited, guestImages(t).plain)
+	s := ensureState(t, limited, spec, driver.StateRunning)
+	spec.CPUMilli, spec.MemoryBytes = 700, 48e6
+	mustEnsure(t, limited, spec)
+	host := inspectRaw(t, s.ID).HostConfig
+	if host.PidsLimit == nil || *host.PidsLimit != 99 || host.NanoCPUs != 7e8 {
+		t.Errorf("resized it has %+v, want 99 processes at most", host.Resources)
+	}
+	if info, err := guestImages(t).client.Info(t.Context(), client.InfoOptions{}); err != nil || info.Info.LoggingDriver == "json-file" && host.LogConfig.Config["max-size"] != "65536" {
+		t.Errorf("its log is %+v, %v", host.LogConfig, err)
+	}
+}
+
+// TestBadImage checks that an image that cannot run is refused in words that help, and that the
+// container, in which nothing has run, does not keep a repaired image from being used.
+func TestBadImage(t *testing.T) {
+	t.Parallel()
+	g := guestImages(t)
+	for change, want := range map[string]string{
+		`ENTRYPOINT ["/nope"]`: `runs the command "/nope", which does not exist in it`,
+		`ENTRYPOINT ["nope"]`:  `runs the command "nope", which is in no folder of its PATH`,
+		`ENTRYPOINT ["/"]`:     `runs the command "/", which is not an executable file`,
+		"USER nosuch":          "runs as the user nosuch, which its /etc/passwd does not have",
+	} {
+		t.Run(change, func(t *testing.T) {
+			t.Parallel()
+			image := "drover-test:bad-" + randomText()
+			assert.NoError(t, framework.ImportImage(t.Context(), g.client, g.rootfs, image, `ENTRYPOINT ["/guest"]`, change))
+			t.Cleanup(func() {
+				_, _ = g.client.ImageRemove(context.WithoutCancel(t.Context()), image, client.ImageRemoveOptions{Force: true})
+			})
+			d, spec := newServer(t, image)
+			err := assert.ErrorOf(d.Ensure(t.Context(), spec))
+			wantError(t, err, driver.ErrInvalid, "", "spec.image.source: image "+image+" "+want)
+			if strings.Contains(err.Error(), "runc") {
+				t.Errorf("it has runc's text: %v", err)
+			}
+			if all := mustList(t, d, spec.UID); len(all) != 0 {
+				t.Errorf("it left %+v", all)
+			}
+		})
+	}
+}

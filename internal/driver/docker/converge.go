@@ -163,7 +163,7 @@ func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next
 	case kit.StepStart:
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerStart, client.ContainerStartOptions{})
 		if err != nil {
-			return explainStart(spec, err)
+			return i.handleStartError(ctx, spec, err)
 		}
 	case kit.StepPause:
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerPause, client.ContainerPauseOptions{})
@@ -179,10 +179,26 @@ func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next
 
 var portTaken = regexp.MustCompile(`port is already allocated|address already in use`)
 
-// explainStart classifies a failed start. The container is left as it is, so that
-// the next try only has to start it.
-func explainStart(spec driver.ServerSpec, err error) error {
-	switch text := err.Error(); {
+// handleStartError classifies a failed start. The container is left as it is, so that the next try
+// only has to start it, unless its image is bad and nothing has ever run in it: then it is removed,
+// so that a restart takes the image as it is by then.
+func (i *instance) handleStartError(ctx context.Context, spec driver.ServerSpec, err error) error {
+	err = explainStart(spec, i.image, err)
+	if errors.Is(err, driver.ErrInvalid) && i.startedAt.IsZero() {
+		if removal := i.remove(ctx, false); removal != nil && !errors.Is(removal, driver.ErrNotFound) {
+			return removal
+		}
+	}
+	return err
+}
+
+// explainStart classifies a failed start.
+func explainStart(spec driver.ServerSpec, image string, err error) error {
+	text := err.Error()
+	if bad := badImageError(image, text); bad != nil {
+		return bad
+	}
+	switch {
 	case portTaken.MatchString(text):
 		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "%s is taken by another program or container: %w", takenPort(spec.Ports, text), err))
 	case diskFull.MatchString(text):

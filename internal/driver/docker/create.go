@@ -60,10 +60,15 @@ func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) erro
 
 // createInstance creates a container.
 func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
+	host, err := d.engine.Machine(ctx)
+	if err != nil {
+		return nil, err
+	}
 	image, name := d.imageReference(spec), containerName(spec)
 	options := d.createOptions(spec, name, image)
+	options.HostConfig.LogConfig = d.logConfig(host.LogDriver)
 	var id string
-	err := d.engine.Change(ctx, "create container "+name, func(ctx context.Context, c *client.Client) error {
+	err = d.engine.Change(ctx, "create container "+name, func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerCreate(ctx, options)
 		id = res.ID
 		return err
@@ -148,6 +153,10 @@ func containerHostname(name string) string {
 
 func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) client.ContainerCreateOptions {
 	exposed, bindings := portMaps(spec.Ports)
+	limits := resourceLimits(spec)
+	if d.PIDs > 0 {
+		limits.PidsLimit = &d.PIDs
+	}
 	return client.ContainerCreateOptions{
 		Name: name,
 		Config: &container.Config{
@@ -158,14 +167,26 @@ func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) clien
 			OpenStdin:    true, // the console's input; a container without is left as it is
 		},
 		HostConfig: &container.HostConfig{
-			Resources:     resourceLimits(spec),
+			Resources:     limits,
 			RestartPolicy: container.RestartPolicy{Name: restartPolicy(spec.RestartPolicy)},
 			PortBindings:  bindings,
 		},
 	}
 }
 
-// resourceLimits allows no swap: MemorySwap is the sum of memory and swap.
+// logConfig limits the log of a container where the engine's log driver keeps it in files. Any
+// other driver refuses these options, and the engine bounds what it keeps beside one itself.
+func (d *Driver) logConfig(logDriver string) container.LogConfig {
+	if d.logSize == 0 || logDriver != "json-file" && logDriver != "local" {
+		return container.LogConfig{}
+	}
+	return container.LogConfig{Type: logDriver, Config: map[string]string{
+		"max-size": strconv.FormatInt(d.logSize, 10), "max-file": strconv.Itoa(d.LogFiles),
+	}}
+}
+
+// resourceLimits are the limits that the spec names, and can change at any time. It allows no
+// swap: MemorySwap is the sum of memory and swap.
 func resourceLimits(spec driver.ServerSpec) container.Resources {
 	return container.Resources{NanoCPUs: spec.CPUMilli * 1e6, Memory: spec.MemoryBytes, MemorySwap: spec.MemoryBytes}
 }
@@ -209,12 +230,44 @@ func publishedIP(p driver.Port) netip.Addr {
 var (
 	diskFull       = regexp.MustCompile(`no space left on device`)
 	missingCommand = regexp.MustCompile(`(?i)no command specified`)
+	badCommand     = regexp.MustCompile(`exec: "((?:[^"\\]|\\.)*)": (?:stat .*: )?(executable file not found in \$PATH|no such file or directory|permission denied|is a directory|not a directory|exec format error)`)
+	missingUser    = regexp.MustCompile(`unable to find (user|group) (.+): no matching entries in (passwd|group) file`)
+	badDirectory   = regexp.MustCompile(`(?i)cannot mkdir: (.+) is not a directory|chdir to cwd \("([^"]*)"\)`)
 	cpuOutOfRange  = regexp.MustCompile(`(?i)range of CPUs is from`)
 )
 
+// badImageError returns the error of an image whose own settings name what it does not have, or nil
+// if the engine's message is of something else. Another try of the same image cannot help.
+func badImageError(image, text string) error {
+	what := ""
+	if m := badCommand.FindStringSubmatch(text); m != nil {
+		what = fmt.Sprintf(`runs the command "%s", which %s`, m[1], commandFaults[m[2]])
+	} else if m := missingUser.FindStringSubmatch(text); m != nil {
+		what = fmt.Sprintf("runs as the %s %s, which its /etc/%s does not have", m[1], m[2], m[3])
+	} else if m := badDirectory.FindStringSubmatch(text); m != nil {
+		what = fmt.Sprintf("has the working directory %s, which cannot be entered", m[1]+m[2])
+	} else {
+		return nil
+	}
+	return driver.Errorf(driver.ErrInvalid, "spec.image.source: image %s %s; once the image is repaired, restart the VM, or name another image", image, what)
+}
+
+var commandFaults = map[string]string{
+	`executable file not found in $PATH`: "is in no folder of its PATH",
+	"no such file or directory":          "does not exist in it",
+	"permission denied":                  "is not an executable file",
+	"is a directory":                     "is a folder",
+	"not a directory":                    "does not exist in it",
+	"exec format error":                  "is not a program for this host's CPU",
+}
+
 // explainCreate classifies the engine's refusal to create a container.
 func explainCreate(spec driver.ServerSpec, image string, err error) error {
-	switch text := err.Error(); {
+	text := err.Error()
+	if bad := badImageError(image, text); bad != nil {
+		return bad
+	}
+	switch {
 	case errdefs.IsNotFound(err):
 		return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "image %s: %w", image, err))
 	case missingCommand.MatchString(text):

@@ -35,6 +35,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -52,6 +53,11 @@ const Name = "docker"
 const (
 	DefaultImage     = "nginx"
 	DefaultPullStall = 5 * time.Minute
+	// DefaultPIDs keeps a fork bomb from the host, and is more than servers of a small host need.
+	DefaultPIDs = 4096
+	// DefaultLogSize and DefaultLogFiles are the kubelet's.
+	DefaultLogSize  = "10Mi"
+	DefaultLogFiles = 5
 )
 
 // Options configure a Driver.
@@ -61,6 +67,12 @@ type Options struct {
 	ClusterID string
 	// Image is the image of a server without image.source.
 	Image string
+	// PIDs is how many processes and threads a new container may have. 0 means no limit.
+	PIDs int64
+	// LogSize is at which size the log file of a new container is rotated, a quantity, and LogFiles
+	// how many are kept. An empty size means what the engine's own settings say.
+	LogSize  string
+	LogFiles int
 	// Host overrides DOCKER_HOST.
 	Host string
 	// CallTimeout limits a call whose context has no deadline.
@@ -78,6 +90,7 @@ type Driver struct {
 	*guest.Access // what reaches into containers
 
 	engine  *engine.Client
+	logSize int64 // of LogSize, in bytes
 	fetches *download.Tracker
 	cache   inspectionCache
 	calls   kit.Calls
@@ -111,11 +124,15 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("docker: a cluster id is needed")
 	}
 	o = o.withDefaults()
+	logSize, err := o.parseLimits()
+	if err != nil {
+		return nil, err
+	}
 	e, err := engine.New(o.Host, o.Clock)
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, engine: e, calls: kit.Calls{Timeout: o.CallTimeout}}
+	d := &Driver{Options: o, engine: e, logSize: logSize, calls: kit.Calls{Timeout: o.CallTimeout}}
 	find := func(ctx context.Context, uid types.UID) (string, error) {
 		s, err := d.findSummary(ctx, driver.Target{UID: uid})
 		return s.ID, err
@@ -126,11 +143,17 @@ func New(o Options) (*Driver, error) {
 }
 
 // DefaultOptions returns the options that flags can change.
-func DefaultOptions() *Options { return &Options{Image: DefaultImage} }
+func DefaultOptions() *Options {
+	return &Options{Image: DefaultImage, PIDs: DefaultPIDs, LogSize: DefaultLogSize, LogFiles: DefaultLogFiles}
+}
 
 // AddFlags adds the flags of the driver.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Image, "docker-image", o.Image, "docker: image of a VirtualMachine that names none")
+	fs.Int64Var(&o.PIDs, "docker-pids-limit", o.PIDs, "docker: most processes and threads of a new container; 0 means no limit")
+	fs.StringVar(&o.LogSize, "docker-log-max-size", o.LogSize, "docker: size at which the log of a new container is rotated, such as 10Mi, where the engine's "+
+		"log driver is json-file or local; empty leaves it to the engine's settings")
+	fs.IntVar(&o.LogFiles, "docker-log-max-file", o.LogFiles, "docker: most log files that are kept of a container, if --docker-log-max-size is set")
 }
 
 // DataDir returns nil: the engine keeps the containers.
@@ -152,6 +175,27 @@ func (o Options) withDefaults() Options {
 	}
 	return o
 }
+
+// parseLimits checks the limits of new containers, and returns the size of a log file in bytes.
+func (o Options) parseLimits() (logSize int64, err error) {
+	if o.PIDs < 0 {
+		return 0, fmt.Errorf("--docker-pids-limit is %d: it must be 0, for no limit, or more", o.PIDs)
+	}
+	if o.LogSize == "" {
+		return 0, nil
+	}
+	q, err := resource.ParseQuantity(o.LogSize)
+	switch {
+	case err != nil || q.Value() < minLogSize:
+		return 0, fmt.Errorf("--docker-log-max-size is %q: it must be a quantity of %d or more, such as 10Mi; empty leaves it to the engine", o.LogSize, minLogSize)
+	case o.LogFiles < 1:
+		return 0, fmt.Errorf("--docker-log-max-file is %d: it must be 1 or more", o.LogFiles)
+	}
+	return q.Value(), nil
+}
+
+// minLogSize has room for the engine's longest line and its frame.
+const minLogSize = 64 << 10
 
 // EngineID implements driver.Identifier.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {

@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestNextStep(t *testing.T) {
@@ -247,11 +248,64 @@ func TestExplainStart(t *testing.T) {
 			"failed to set up container networking: driver failed programming external connectivity on endpoint x (8f): failed to bind host port for 0.0.0.0:8080:172.17.0.2:81/tcp: address already in use",
 			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[1].hostPort: host port 8080 is taken",
 		},
+		"command that does not exist": {
+			`failed to create shim: OCI runtime create failed: container_linux.go:380: starting container process caused: exec: "/nope": stat /nope: no such file or directory: unknown`,
+			driver.ErrInvalid, "", `spec.image.source: image img runs the command "/nope", which does not exist in it;`,
+		},
+		"command that is in no PATH": {
+			`failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: exec: "a \"b\"": executable file not found in $PATH: unknown`,
+			driver.ErrInvalid, "", `runs the command "a \"b\"", which is in no folder of its PATH;`,
+		},
+		"command that is no program": {
+			`failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: exec: "/etc": permission denied: unknown`,
+			driver.ErrInvalid, "", `runs the command "/etc", which is not an executable file;`,
+		},
+		"user":  {"unable to find user nosuch: no matching entries in passwd file", driver.ErrInvalid, "", "image img runs as the user nosuch, which its /etc/passwd does not have;"},
+		"group": {"unable to find group nosuch: no matching entries in group file", driver.ErrInvalid, "", "image img runs as the group nosuch, which its /etc/group does not have;"},
+		"working directory": {
+			`OCI runtime create failed: runc create failed: unable to start container process: chdir to cwd ("/root/x") set in config.json failed: permission denied: unknown`,
+			driver.ErrInvalid, "", "image img has the working directory /root/x, which cannot be entered;",
+		},
 		"full disk": {"mkdir /var/lib/docker/x: no space left on device", driver.ErrExhausted, "", "no space left"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			wantError(t, explainStart(spec, errors.New(c.err)), c.kind, c.reason, c.want, c.err)
+			err := explainStart(spec, "img", errors.New(c.err))
+			wantError(t, err, c.kind, c.reason, c.want)
+			if isRaw := strings.Contains(err.Error(), c.err); isRaw != (c.kind != driver.ErrInvalid) {
+				t.Errorf("the engine's own text is in it: %v: %v", isRaw, err)
+			}
 		})
+	}
+}
+
+// TestLimits checks that the log is limited only where the engine's log driver knows the options.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	o := *DefaultOptions()
+	o.ClusterID = "c"
+	d := newDriver(t, o)
+	for logDriver, wants := range map[string]bool{"json-file": true, "local": true, "journald": false, "none": false, "": false} {
+		c := d.logConfig(logDriver)
+		if wants && (c.Type != logDriver || c.Config["max-size"] != "10485760" || c.Config["max-file"] != "5") || !wants && (c.Type != "" || c.Config != nil) {
+			t.Errorf("with the log driver %q of the engine it is %+v", logDriver, c)
+		}
+	}
+	if limit := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit; limit == nil || *limit != DefaultPIDs {
+		t.Errorf("the limit of processes is %v, want %d", limit, DefaultPIDs)
+	}
+	o.PIDs, o.LogSize = 0, ""
+	d = newDriver(t, o)
+	if limit, c := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit, d.logConfig("json-file"); limit != nil || c.Config != nil {
+		t.Errorf("without limits they are %v and %+v", *limit, c)
+	}
+	for want, o := range map[string]Options{
+		"--docker-pids-limit is -1":         {PIDs: -1},
+		"--docker-log-max-size is \"1k\"":   {LogSize: "1k", LogFiles: 1},
+		"--docker-log-max-size is \"much\"": {LogSize: "much", LogFiles: 1},
+		"--docker-log-max-file is 0":        {LogSize: "1Mi"},
+	} {
+		o.ClusterID = "c"
+		assert.ErrorSays(t, want, assert.ErrorOf(New(o)), want)
 	}
 }
 

@@ -50,6 +50,7 @@ type Machine struct {
 	CPUs                          int
 	Memory                        int64 // bytes
 	Name, Kernel, OperatingSystem string
+	LogDriver                     string // of containers that name none
 
 	readAt time.Time
 }
@@ -199,7 +200,7 @@ func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
 	if err == nil {
 		e.machine.Store(&Machine{
 			CPUs: info.NCPU, Memory: info.MemTotal, Name: info.Name, Kernel: info.KernelVersion,
-			OperatingSystem: info.OperatingSystem, readAt: e.clock.Now(),
+			OperatingSystem: info.OperatingSystem, LogDriver: info.LoggingDriver, readAt: e.clock.Now(),
 		})
 	}
 	return info, err
