@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"net/netip"
 	"regexp"
+	"runtime"
 	"strings"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -99,8 +100,12 @@ func checkDisks(inst *instance.Instance, spec driver.ServerSpec) error {
 	return nil
 }
 
-// checkNewSizes refuses sizes that disks cannot be made with or grown to.
+// checkNewSizes refuses sizes that disks cannot be made with or grown to, and more CPUs than the
+// host has: virtual ones that wait for each other slow a guest down. A machine that has them keeps them.
 func (d *Driver) checkNewSizes(inst *instance.Instance, spec driver.ServerSpec) error {
+	if has := int64(runtime.NumCPU()); spec.CPUMilli > max(inst.Settings.CPUMilli, has*1000) {
+		return driver.Errorf(driver.ErrExhausted, "resource.cpu: needed %dm, and the host has %d CPUs", spec.CPUMilli, has)
+	}
 	if spec.RootDiskBytes > inst.Root.Size {
 		if err := d.Disks.CheckSize(instance.RootOrder(spec, disks.ImageSettings{}).SizeField, spec.RootDiskBytes); err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -226,4 +227,19 @@ func TestNoGroups(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMoreCPUsThanTheHost checks that a machine gets no more CPUs than the host has, and that one that
+// has them already, from a host that had more, is left as it is.
+func TestMoreCPUsThanTheHost(t *testing.T) {
+	t.Parallel()
+	_, d := newDriver(t)
+	host := int64(runtime.NumCPU()) * 1000
+	spec := driver.ServerSpec{CPUMilli: host + 1}
+	wantError(t, d.checkNewSizes(&instance.Instance{}, spec), driver.ErrExhausted, fmt.Sprintf("resource.cpu: needed %dm, and the host has %d CPUs", host+1, host/1000))
+	had := &instance.Instance{}
+	had.Settings.CPUMilli = spec.CPUMilli
+	assert.NoError(t, d.checkNewSizes(had, spec))
+	spec.CPUMilli = host
+	assert.NoError(t, d.checkNewSizes(&instance.Instance{}, spec))
 }
