@@ -235,6 +235,9 @@ func deletionBlockerText(vm *api.VirtualMachine, cause string) string {
 func (r *Reconciler) input(known facts) policy.Input {
 	now := r.Clock.Now()
 	probe := r.probes.Check(known.base, known.observed.Observation)
+	if text := known.observed.Server.NotReady; text != "" && known.vm.Spec.ReadinessProbe == nil {
+		probe = policy.ProbeResult{Wanted: true, Completed: true, Message: text}
+	}
 	probe.Message = translate.Truncate(probe.Message)
 	return policy.Input{
 		Now: now, VM: translate.VM(known.vm), Observed: translate.Observed(&known.observed.Observation),

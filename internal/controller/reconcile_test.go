@@ -417,6 +417,21 @@ func TestProbeBeginsWithTheServer(t *testing.T) {
 	}
 }
 
+// TestEngineCheckPreventsReady checks that the engine's own check of a server counts for Ready, unless
+// the spec has a probe.
+func TestEngineCheckPreventsReady(t *testing.T) {
+	t.Parallel()
+	unhealthy := vmtest.ChangeServer(vmtest.Present(driver.StateRunning), func(s *driver.Server) { s.NotReady = "the check fails" })
+	p := stepOf(vmtest.ReportedVM().Obj(), unhealthy)
+	if got := policy.Decide(p.r.input(p.facts)).Status; got.Ready || got.Reason != api.ReasonProbeFailing || got.Message != "the check fails" || got.Phase != api.PhaseActive {
+		t.Errorf("without a probe it is %+v", got)
+	}
+	p = stepOf(vmtest.ReportedVM().ReadinessProbe(80).Obj(), unhealthy)
+	if got := p.r.input(p.facts).Probe; strings.Contains(got.Message, "the check fails") {
+		t.Errorf("with a probe that is %+v", got)
+	}
+}
+
 // TestWritesPerAction checks exact counts: a create writes the finalizer and the
 // status, a delete removes the finalizer, and so on.
 func TestWritesPerAction(t *testing.T) {

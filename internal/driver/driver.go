@@ -460,6 +460,9 @@ type Server struct {
 	Note string
 	// Err is a failure in the background.
 	Err error
+	// NotReady describes why a server that runs is not ready by a check of the engine's own, for
+	// people. It is empty if the engine checks nothing.
+	NotReady string
 	// Exit describes how the last run, or its guest, ended; nil during a run.
 	Exit      *Exit
 	StartedAt time.Time

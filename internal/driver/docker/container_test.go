@@ -596,3 +596,35 @@ func TestBadImage(t *testing.T) {
 		})
 	}
 }
+
+// TestHealthcheck checks that the HEALTHCHECK of an image says whether its container is ready, and
+// that a change of that is an event.
+func TestHealthcheck(t *testing.T) {
+	t.Parallel()
+	g := guestImages(t)
+	rootfs, err := shellArchive(t.Context(), g.rootfs)
+	assert.NoError(t, err)
+	image := "drover-test:health-" + randomText()
+	assert.NoError(t, framework.ImportImage(t.Context(), g.client, rootfs, image, `ENTRYPOINT ["/bin/sh", "/shell.sh"]`,
+		`HEALTHCHECK --interval=100ms --retries=1 --start-period=1h CMD ["/bin/cat", "/healthy"]`))
+	t.Cleanup(func() {
+		_, _ = g.client.ImageRemove(context.WithoutCancel(t.Context()), image, client.ImageRemoveOptions{Force: true})
+	})
+	d, spec := newServer(t, image)
+	events, err := d.Watch(t.Context())
+	assert.NoError(t, err)
+	s := ensureState(t, d, spec, driver.StateRunning)
+	if s.NotReady != "the HEALTHCHECK of the image has not succeeded yet" {
+		t.Errorf("at first it is not ready because of %q", s.NotReady)
+	}
+	mustList(t, d) // caches what the event has to discard
+	drainEvents(events)
+	runInContainer(t, g.client, s.ID, "echo >/healthy")
+	awaitEvent(t, events, spec.UID)
+	assert.Eventually(t, "the check succeeds", func(testing.TB) error {
+		if all := mustList(t, d); len(all) != 1 || all[0].NotReady != "" {
+			return fmt.Errorf("listed as %+v", all)
+		}
+		return nil
+	})
+}

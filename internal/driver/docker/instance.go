@@ -37,6 +37,7 @@ type instance struct {
 	startedAt, finishedAt time.Time
 	exitCode              int
 	oomKilled             bool
+	health                container.HealthStatus // empty if the image has no check
 	cpuMilli, memory      int64
 	restartPolicy         container.RestartPolicyMode
 	stopSignal            string
@@ -119,6 +120,9 @@ func (d *Driver) newInstance(in container.InspectResponse) *instance {
 	}
 	if s := in.State; s != nil {
 		i.state, i.exitCode, i.oomKilled = s.Status, s.ExitCode, s.OOMKilled
+		if s.Health != nil {
+			i.health = s.Health.Status
+		}
 		i.startedAt, i.finishedAt = engine.ParseTime(s.StartedAt), engine.ParseTime(s.FinishedAt)
 	}
 	if h := in.HostConfig; h != nil {
@@ -279,12 +283,26 @@ func (i *instance) toServer() driver.Server {
 		Ports:     i.published,
 		Retained:  isRetained(i.name),
 		Note:      i.rootDiskNote(),
+		NotReady:  i.healthText(),
 		Err:       i.inspectErr,
 	}
 	if stop, ok := i.requestedStop(); ok {
 		s.State, s.Progress, s.Exit = driver.StateStopping, stop.String(), nil
 	}
 	return s
+}
+
+// healthText says why a container is not ready by its image's HEALTHCHECK. What the check has
+// printed is the guest's, and left out.
+func (i *instance) healthText() string {
+	switch {
+	case i.state != container.StateRunning:
+	case i.health == container.Starting:
+		return "the HEALTHCHECK of the image has not succeeded yet"
+	case i.health == container.Unhealthy:
+		return "the HEALTHCHECK of the image fails"
+	}
+	return ""
 }
 
 func (i *instance) rootDiskNote() string {

@@ -98,6 +98,28 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
+// TestHealthText checks what a check of the image says of a container in each state.
+func TestHealthText(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		state  container.ContainerState
+		health *container.Health
+		want   string
+	}{
+		"no check":  {container.StateRunning, nil, ""},
+		"starting":  {container.StateRunning, &container.Health{Status: container.Starting}, "has not succeeded yet"},
+		"healthy":   {container.StateRunning, &container.Health{Status: container.Healthy}, ""},
+		"unhealthy": {container.StateRunning, &container.Health{Status: container.Unhealthy}, "HEALTHCHECK of the image fails"},
+		"none":      {container.StateRunning, &container.Health{Status: container.NoHealthcheck}, ""},
+		"is off":    {container.StateExited, &container.Health{Status: container.Unhealthy}, ""},
+	} {
+		i := (&Driver{}).newInstance(container.InspectResponse{State: &container.State{Status: c.state, Health: c.health}})
+		if got := i.toServer().NotReady; (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: it is not ready because of %q, want %q", name, got, c.want)
+		}
+	}
+}
+
 func TestPendingFields(t *testing.T) {
 	t.Parallel()
 	http := driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
