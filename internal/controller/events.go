@@ -85,6 +85,7 @@ var observedReasons = map[string]string{
 // addChangeEvents records what the new status shows that no step of this pass did:
 // an operation that completed, and an observed reason.
 func (p *pass) addChangeEvents(before *api.VirtualMachineStatus) {
+	p.detectFirstCrash(before)
 	after := &p.base.Status
 	op := before.Operation
 	isOver := op != nil && after.Operation == nil && op.Failure != api.FailureExited
@@ -145,6 +146,15 @@ func crashEvent(server driver.Server) *pendingEvent {
 		text += ": " + server.Exit.Output
 	}
 	return &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
+}
+
+// detectFirstCrash records that a server which this pass has made failed at once, so that no status
+// has it as on: detectEnd finds only the ends of runs that were reported.
+func (p *pass) detectFirstCrash(before *api.VirtualMachineStatus) {
+	server, isNew := p.observed.Server, before.Server == nil || before.Server.ID != p.observed.Server.ID
+	if p.ended == nil && isNew && p.decision.Action.Operation == api.OperationCreate && hasEnded(server.State) && !p.isEndedByDrover() {
+		p.ended = crashEvent(server)
+	}
 }
 
 // isEnding reports whether the run has ended in this state, or ends.

@@ -80,6 +80,36 @@ func TestDetectEnd(t *testing.T) {
 	}
 }
 
+// TestFirstCrash checks that a server that fails as soon as it is made has an event of that, once.
+func TestFirstCrash(t *testing.T) {
+	t.Parallel()
+	restarting := vmtest.ChangeServer(vmtest.Ended(3), func(s *driver.Server) { s.State = driver.StateRestarting })
+	const text = "the server ended with code 3"
+	reported := vmtest.ReportedVM().Status(vmtest.WithServer("id-1", driver.StateRestarting))
+	for name, tc := range map[string]struct {
+		vm           *framework.VMBuilder
+		operation    api.OperationType
+		observed     inventory.Observation
+		reason, text string
+	}{
+		"is restarted by its engine": {framework.NewVM("vm"), api.OperationCreate, restarting, api.EventCrashed, text},
+		"stays off":                  {framework.NewVM("vm"), api.OperationCreate, vmtest.Ended(3), api.EventCrashed, text},
+		"takes another's place":      {vmtest.ReportedVM().Status(vmtest.WithServer("id-0", driver.StateRunning)), api.OperationCreate, restarting, api.EventCrashed, text},
+		"completes":                  {vm: framework.NewVM("vm"), operation: api.OperationCreate, observed: vmtest.Ended(0)},
+		"runs":                       {vm: framework.NewVM("vm"), operation: api.OperationCreate, observed: vmtest.Present(driver.StateRunning)},
+		"was reported already":       {vm: reported, observed: restarting},
+		"is adopted":                 {vm: framework.NewVM("vm"), operation: api.OperationUpdate, observed: restarting},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := passOf(tc.vm, tc.observed)
+			p.decision.Action.Operation = tc.operation
+			p.addChangeEvents(&p.base.Status)
+			wantEvent(t, p.ended, corev1.EventTypeWarning, tc.reason, tc.text)
+		})
+	}
+}
+
 // TestSuccessEvents checks the events of steps whose end takes longer than the step.
 func TestSuccessEvents(t *testing.T) {
 	t.Parallel()

@@ -103,3 +103,16 @@ func TestStepsNameTheVM(t *testing.T) {
 		t.Error("the driver makes no difference")
 	}
 }
+
+// TestCrashesLeadToTheLog checks that what a server has printed is shown by this program, with every
+// driver that keeps it, and not by one that needs the engine's host.
+func TestCrashesLeadToTheLog(t *testing.T) {
+	for _, reason := range []string{"Restarting", "Exited"} {
+		a, _ := For(reason)
+		for driver, want := range map[string]string{docker: "kubectl vm logs --previous web", qemu: "kubectl vm logs web", pod: "kubectl vm logs web"} {
+			if got := a.Steps(names(driver)); !strings.Contains(got, want) || strings.Contains(got, "docker logs") {
+				t.Errorf("%s with %s leads to %q, want %q in it", reason, driver, got, want)
+			}
+		}
+	}
+}

@@ -15,6 +15,13 @@ const (
 // lostNode says what to do about a node that does not come back.
 const lostNode = "If it is gone for good, see \"When a node is gone for good\" in docs/cluster.md."
 
+// printed says where to read what a server has printed.
+var printed = map[string]string{
+	docker: "Its last run: {program} logs {vm}. Those before: {program} logs --previous {vm}",
+	qemu:   "{program} logs {vm} has the serial console. QEMU's own messages are in qemu.log, in the machine's folder on Drover's host.",
+	pod:    "{program} logs {vm} has the serial console.",
+}
+
 // reasons are the reasons of statuses and conditions. {program}, {kubectl} and {vm} stand for
 // how this program and kubectl are called, and for the VM's name.
 var reasons = map[string]Advice{
@@ -29,6 +36,7 @@ var reasons = map[string]Advice{
 		Need: Person, Means: "The server failed by itself, and restartPolicy Never leaves it off.",
 		Do: "The exit code is in the message above, and event Crashed may have more. To run it again: {program} start {vm}. " +
 			"To have it started again after a failure, set spec.restartPolicy to OnFailure or Always.",
+		ByDriver: printed,
 	},
 	api.ReasonStarting: {
 		Need: Time, Means: "The server is being started, or boots.",
@@ -47,17 +55,17 @@ var reasons = map[string]Advice{
 	api.ReasonReleasing:   {Need: Time, Means: "The server is being released: it goes on running without a VM (deletionPolicy Retain)."},
 	api.ReasonRestarting: {
 		Need: Attention, Means: "The server is being restarted.",
-		Do: "If it ends again and again, the message above has its exit code; look at what it prints before it ends.",
-		ByDriver: map[string]string{
-			docker: "On the engine's host: docker logs, with the server's ID.",
-			qemu:   "On Drover's host: serial.log and qemu.log in the machine's folder.",
-		},
+		Do:       "If it ends again and again, the message above has its exit code; look at what it prints before it ends.",
+		ByDriver: printed,
 	},
 	api.ReasonProbeFailing: {
-		Need: Attention, Means: "The server runs, and the readiness probe gets no answer at its port.",
+		Need: Attention, Means: "The server runs, and the readiness probe gets no answer at its port, or, if the spec has none, the image's own check does not succeed.",
 		Do: "A guest that boots needs a while. If it should have booted: does a program in it listen on the port of " +
 			"spec.readinessProbe, on all addresses and not on localhost alone, and does its firewall admit the port?",
-		ByDriver: map[string]string{qemu: "The port must also be one of spec.ports. An emulated machine boots slowly: {program} show {vm} says whether this one is."},
+		ByDriver: map[string]string{
+			docker: "If the message above names the HEALTHCHECK of the image: docker inspect on the engine's host has what it printed, and spec.readinessProbe takes its place.",
+			qemu:   "The port must also be one of spec.ports. An emulated machine boots slowly: {program} show {vm} says whether this one is.",
+		},
 	},
 	api.ReasonEngineUnavailable: {
 		Need: Attention, Means: "The engine cannot be reached, so nothing is known of the server. It is neither changed nor removed meanwhile.",
@@ -198,7 +206,7 @@ var events = map[string]Advice{
 	},
 	api.EventCrashed: {
 		Need: Attention, Means: "The server failed by itself.",
-		Do: "Look at what it printed before its end.",
+		Do: "Look at what it printed before its end.", ByDriver: printed,
 	},
 	api.EventDisrupted: {
 		Need: Time, Means: "Something other than Drover and the guest ends or has ended the run: an eviction, a preemption, a deletion of the pod. Drover starts the server again, whatever its restart policy.",
