@@ -414,6 +414,33 @@ func TestPreviousLog(t *testing.T) {
 	}
 }
 
+// TestRotatedLog checks that the log of a container whose oldest output is gone can be read to its
+// end, and is that of the previous run after a restart.
+func TestRotatedLog(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{LogSize: "64Ki", LogFiles: 2})
+	spec, s := startShell(t, d)
+	runInContainer(t, guestImages(t).client, s.ID,
+		`x=0123456789abcdef; while [ ${#x} -lt 1024 ]; do x=$x$x; done; { i=0; while [ $i -lt 400 ]; do echo "$i $x"; i=$((i+1)); done; echo last; } >/proc/1/fd/1`)
+	awaitLog(t, d, spec, "last\n")
+	read := func(previous bool) string {
+		l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Previous: previous})
+		assert.NoError(t, err)
+		text, err := io.ReadAll(l)
+		assert.NoError(t, errors.Join(err, l.Close()))
+		return string(text)
+	}
+	if text := read(false); !strings.HasSuffix(text, "last\n") || strings.Contains(text, "the shell is up") || len(text) > 256<<10 {
+		t.Errorf("%d bytes are kept: %.80q", len(text), text)
+	}
+	spec.RestartRun, spec.StopBy = s.Run, time.Now().Add(time.Hour)
+	ensureNewRun(t, d, spec, s.Run)
+	awaitLog(t, d, spec, "the shell is up\n")
+	if text := read(true); !strings.HasSuffix(text, "last\n") {
+		t.Errorf("the previous log has %d bytes: %.80q", len(text), text)
+	}
+}
+
 // TestDialWithoutNetwork has a container without an address.
 func TestDialWithoutNetwork(t *testing.T) {
 	t.Parallel()
