@@ -4,10 +4,7 @@
 package program
 
 import (
-	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -32,9 +29,7 @@ func newVMCommand(o *app.Options) *cobra.Command {
 	cmd := app.NewCommand(o)
 	cmd.Use, cmd.Short = "vm", "Use virtual machines: create, list, start, stop and so on"
 	cmd.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
-		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-		context.AfterFunc(ctx, stop) // a second signal ends the process immediately
-		cmd.SetContext(ctx)
+		cmd.SetContext(app.StopContext(cmd.Context()))
 	}
 	return cmd
 }
